@@ -5,26 +5,23 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from auditor import __version__
+from auditor import __version__, console
+from auditor.console import Many
 from auditor.errors import AuditError
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from auditor.outcomes import Run
     from auditor.papers import Paper
     from auditor.plan import Plan
     from auditor.policy import Policy
     from auditor.rulings import Decision
-    from auditor.types import Measurement
 
 app = typer.Typer(
     add_completion=False,
@@ -34,9 +31,6 @@ app = typer.Typer(
     epilog="Exit codes: 0 done or gate held, 1 gate failed, 2 wrong usage or bad input, 3 unexpected failure, "
     "4 gate inconclusive, 130 interrupted.",
 )
-err = Console(stderr=True)
-
-Many = list[str] | None
 
 
 @app.command()
@@ -175,7 +169,7 @@ def run(
 
         policy, base = _policy(gate), _run_at(baseline)
         gates.check_policy(policy, base)  # refused now rather than after hours
-    _quiet()
+    console.quiet()
     from auditor.folder import RunFolder
     from auditor.run import check
     from auditor.types import to_json
@@ -208,11 +202,11 @@ def _audit(plan: Plan, folder: Any) -> None:
     from auditor.run import run as walk
     from auditor.submission import submit
 
-    with _terminal() as reporter:
+    with console.terminal() as reporter:
         try:
             result = walk(plan, folder, reporter)
         except KeyboardInterrupt:
-            _say(f"interrupted; finished secrets are kept. Continue with: audit run --resume {folder.path}", 130)
+            console.say(f"interrupted; finished secrets are kept. Continue with: audit run --resume {folder.path}", 130)
             raise
         except AuditError:
             folder.discard_if_empty()
@@ -257,28 +251,13 @@ def _sweep(points: list[Any], out: Path | None, config: Path | None) -> None:
     from auditor.folder import new_folder
 
     folder = out or new_folder(f"sweep-{config.stem if config else 'flags'}")
-    failures = _resumably(folder, lambda reporter: sweeps.walk(points, folder, reporter, _command()))
+    failures = console.resumably(folder, lambda reporter: sweeps.walk(points, folder, reporter, console.command()))
     table = sweeps.table(f"{len(points)} runs in {folder}", sweeps.places(folder))
     sweeps.write_table(folder, table)
-    _show(table)
+    console.show(table)
     if failures:
         name, why = next(iter(failures.items()))
         raise AuditError(f"{len(failures)} of {len(points)} points failed; {name}: {why}")
-
-
-def _resumably(folder: Path, walk: Callable[[Terminal], Any]) -> Any:
-    with _terminal() as reporter:
-        try:
-            return walk(reporter)
-        except KeyboardInterrupt:
-            _say(f"interrupted; finished points are kept in {folder}: the same command with -o {folder} goes on", 130)
-            raise
-
-
-def _show(table: Any, styles: Sequence[str] = ()) -> None:
-    from auditor.reports.tables import to_rich
-
-    Console().print(to_rich(table, styles))
 
 
 @app.command()
@@ -320,17 +299,17 @@ def reproduce(
 
 
 def _reproduce(paper: Paper, plans: list[str], scale: str, flags: Mapping[str, Any], out: Path) -> None:
-    _quiet()
+    console.quiet()
     from auditor import reproduce as reproducing
 
-    def walk(reporter: Terminal) -> Any:
-        return reproducing.reproduce(paper, plans, scale, flags, out, reporter, _command())
+    def walk(reporter: console.Terminal) -> Any:
+        return reproducing.reproduce(paper, plans, scale, flags, out, reporter, console.command())
 
-    shown, entries = _resumably(out, walk)
+    shown, entries = console.resumably(out, walk)
     for table in shown:
-        _show(table)
+        console.show(table)
     styles = {"holds": "green", "refuted": "red"}
-    _show(reproducing.brief(paper, entries), [styles.get(entry.verdict, "") for entry in entries])
+    console.show(reproducing.brief(paper, entries), [styles.get(entry.verdict, "") for entry in entries])
     typer.echo(f"ledger: {out}/ledger.md, .csv, .tex, .json")
 
 
@@ -350,15 +329,15 @@ def list_plugins(
     plugin: Annotated[Many, typer.Option(help="Python file with attacks or defenses of your own; repeatable.")] = None,
 ) -> None:
     """Show attacks, probes, defenses and benchmarks with their options."""
-    _quiet()
+    console.quiet()
     from auditor import plugins
     from auditor.listing import tables
 
     for path in plugin or []:
         plugins.load_file(Path(path))
-    console = Console()
+    out = Console()
     for table in tables():
-        console.print(table)
+        out.print(table)
 
 
 @app.command()
@@ -548,9 +527,9 @@ def compare(
     from auditor.reports import files
 
     found = comparing.compare([read_run(folder) for folder in folders], metric or [])
-    console = Console()
+    out = Console()
     for block in reports.terminal(found):
-        console.print(block)
+        out.print(block)
     for path, render in ((markdown, reports.markdown), (html, reports.page), (csv, reports.sheet)):
         if path is not None:
             files.replace(path, render(found))
@@ -579,21 +558,16 @@ def call(arguments: list[str]) -> int:
         code = app(arguments or ["--help"], standalone_mode=False)
         return code if isinstance(code, int) else 0
     except AuditError as error:
-        return _say(f"error: {error}", 2)
+        return console.say(f"error: {error}", 2)
     except _UsageError as error:
-        return _say(f"error: {error.format_message()}", 2)
+        return console.say(f"error: {error.format_message()}", 2)
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except typer.Exit as leave:
         return leave.exit_code
     except Exception:
-        err.print_exception(show_locals=False)
-        return _say("this is a bug of ours, not of your input; please report it with the lines above", 3)
-
-
-def _say(text: str, code: int) -> int:
-    err.print(text, markup=False, highlight=False, soft_wrap=True)
-    return code
+        console.err.print_exception(show_locals=False)
+        return console.say("this is a bug of ours, not of your input; please report it with the lines above", 3)
 
 
 # --- plans from flags ---
@@ -622,12 +596,8 @@ def _flags(given: Mapping[str, Any], options: Mapping[str, Many], base: Mapping[
         ),
         "defense_options": plans.parse_options("-D", options["defense_options"] or [], list(plugins.defenses())),
         "model_args": plans.parse_options("--model-arg", options["model_args"] or [], []).get("", {}),
-        "command": _command(),
+        "command": console.command(),
     }
-
-
-def _command() -> str:
-    return "audit " + " ".join(_quoted(word) for word in sys.argv[1:])
 
 
 def _stored_plan(values: dict[str, Any]) -> Plan:
@@ -636,12 +606,6 @@ def _stored_plan(values: dict[str, Any]) -> Plan:
 
     plan: Plan = from_json(Plan, values, "plan")
     return plan
-
-
-def _quoted(word: str) -> str:
-    import shlex
-
-    return shlex.quote(word)
 
 
 def _batch_size(value: str | None) -> int | str | None:
@@ -655,61 +619,6 @@ def _batch_size(value: str | None) -> int | str | None:
 def _name(plan: Plan) -> str:
     what = "lab" if plan.lab else Path(str(plan.model)).name
     return "-".join([what, *plan.attack, *plan.defense])[:80]
-
-
-# --- the terminal ---
-
-
-def _quiet() -> None:
-    """Libraries speak through us: their own bars and advice would bury the report."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    import warnings
-
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-    warnings.filterwarnings("ignore", category=UserWarning, module="peft")
-
-
-class Terminal:
-    """Progress on stderr: bars on a terminal, one line a stage elsewhere."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._task: Any = None
-        self._live = err.is_terminal
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        import time
-
-        start = time.perf_counter()
-        self._task = task = self._progress.add_task(name, total=None)
-        try:
-            yield
-        finally:
-            self._progress.remove_task(task)
-        err.print(f"{time.perf_counter() - start:7.1f} s  {name}", markup=False, highlight=False)
-
-    def progress(self, what: str, done: int, total: int) -> None:
-        if self._task is not None:
-            self._progress.update(self._task, description=what, completed=done, total=total)
-
-    def greedy(self, recall: Mapping[str, Measurement]) -> None:
-        parts = [f"{key} → {m.value:.0%}" for key, m in recall.items()]
-        err.print(f"           greedy recall by repeats: {', '.join(parts)}", markup=False, highlight=False)
-
-
-@contextmanager
-def _terminal() -> Iterator[Terminal]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
-        yield Terminal(progress)
 
 
 if __name__ == "__main__":

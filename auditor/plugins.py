@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from auditor.errors import AuditError, unknown
-from auditor.types import Attack, Benchmark, Defense, Probe
+from auditor.types import Attack, Benchmark, Defense, Probe, Trainer
 
 ENTRY_POINTS = "audit.plugins"
-Plugin = TypeVar("Plugin", Attack, Probe, Defense)
+Plugin = TypeVar("Plugin", Attack, Probe, Defense, Trainer)
 _extra: dict[Path, types.ModuleType] = {}
 
 
@@ -60,6 +60,10 @@ def attacks_and_probes() -> dict[str, type[Attack] | type[Probe]]:
 
 def defenses() -> dict[str, type[Defense]]:
     return _find(Defense, "auditor.defenses")
+
+
+def trainers() -> dict[str, type[Trainer]]:
+    return _find(Trainer, "auditor.defenses")
 
 
 def benchmarks() -> dict[str, type[Benchmark]]:

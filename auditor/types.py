@@ -6,8 +6,9 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from auditor.errors import AuditError
@@ -266,6 +267,43 @@ class Defense:
     def companions(self) -> tuple[Defense, ...]:
         """Defenses that should be shown beside this one, so that its effect is credited to the right cause."""
         return ()
+
+
+@dataclass(frozen=True)
+class TrainingRecord:
+    """One private record to fine-tune on; copies are records of their own."""
+
+    text: str
+    tokens: Tokens
+    unit: str  # whose it is: the user or group column, else the name of the record's own content
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """What `audit train` hands to a `Trainer`: the data as tokens, a way to load the base, and where to write."""
+
+    base: str  # hub id or folder
+    load: Callable[[], Any]  # a fresh transformers model, with its LoRA adapter where one was asked for
+    tokenizer: Any
+    records: tuple[TrainingRecord, ...]
+    public: LanguageModel | None  # for trainers that judge records by a public model
+    out: Path
+    seed: int
+    device: str
+    progress: Callable[[str, int, int], None]  # (what, done, of how many)
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Base of what `audit train` offers: one way to fine-tune. A frozen dataclass like an `Attack`.
+
+    `train` writes a model folder (or a folder of them) to `job.out`; where part of it is already there, it goes on.
+    """
+
+    name: ClassVar[str] = ""
+
+    def train(self, job: TrainingJob) -> None:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)

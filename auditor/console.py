@@ -1,0 +1,100 @@
+"""The terminal, for every command: what is said and shown, progress on stderr, quiet libraries.
+
+Knows nothing of commands, and imports nothing heavy before it is needed.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from auditor.types import Measurement
+
+err = Console(stderr=True)
+Many = list[str] | None  # a repeatable option
+
+
+def say(text: str, code: int) -> int:
+    err.print(text, markup=False, highlight=False, soft_wrap=True)
+    return code
+
+
+def command() -> str:
+    return "audit " + " ".join(shlex.quote(word) for word in sys.argv[1:])
+
+
+def show(table: Any, styles: Sequence[str] = ()) -> None:
+    from auditor.reports.tables import to_rich
+
+    Console().print(to_rich(table, styles))
+
+
+def resumably(folder: Path, walk: Callable[[Terminal], Any]) -> Any:
+    with terminal() as reporter:
+        try:
+            return walk(reporter)
+        except KeyboardInterrupt:
+            say(f"interrupted; finished points are kept in {folder}: the same command with -o {folder} goes on", 130)
+            raise
+
+
+def quiet() -> None:
+    """Libraries speak through us: their own bars and advice would bury the report."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    import warnings
+
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    warnings.filterwarnings("ignore", category=UserWarning, module="peft")
+
+
+class Terminal:
+    """Progress on stderr: bars on a terminal, one line a stage elsewhere."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task: Any = None
+        self._live = err.is_terminal
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        import time
+
+        start = time.perf_counter()
+        self._task = task = self._progress.add_task(name, total=None)
+        try:
+            yield
+        finally:
+            self._progress.remove_task(task)
+        err.print(f"{time.perf_counter() - start:7.1f} s  {name}", markup=False, highlight=False)
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        if self._task is not None:
+            self._progress.update(self._task, description=what, completed=done, total=total)
+
+    def greedy(self, recall: Mapping[str, Measurement]) -> None:
+        parts = [f"{key} → {m.value:.0%}" for key, m in recall.items()]
+        err.print(f"           greedy recall by repeats: {', '.join(parts)}", markup=False, highlight=False)
+
+
+@contextmanager
+def terminal() -> Iterator[Terminal]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+        yield Terminal(progress)
