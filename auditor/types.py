@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from auditor.errors import AuditError
 
 if TYPE_CHECKING:
-    from auditor.models import LanguageModel
+    from auditor.models import HuggingFaceModel, LanguageModel
+    from auditor.privacy import PrivacyRecord
     from auditor.view import View
 
 SCHEMA_VERSION = 1
 Tokens = tuple[int, ...]
 SettingName = Literal["claim", "worst"]
+ANY_ACCESS = "any access, the weights included"  # of a claim about a trained model
 
 
 # --- what is attacked ---------------------------------------------------------------------------------------------
@@ -220,7 +222,7 @@ class Claim:
     delta: float
     relation: str  # the relation the defense was set up for
     unit: str  # of protection: "shard", "any two models"
-    queries: int  # T: the drawn tokens the epsilons cover
+    queries: int | None  # T: the drawn tokens the epsilons cover; None: any number, nothing is spent by asking
     theorem: str
     status: str  # "sound" | "claim; proof has gaps" | ...
     access: str = "sampled tokens only"
@@ -239,13 +241,22 @@ class Scenario:
     ensemble: Any  # auditor.ensemble.Ensemble, or None
     queries: int  # tokens the claim row will draw
     answer_length: int  # tokens of one answer
+    trained: TrainedModel | None = None
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model that was trained to be private, and what it promises (`privacy.json`), as far as it says."""
+
+    model: LanguageModel
+    privacy: PrivacyRecord | None
 
 
 @dataclass(frozen=True)
 class Defense:
     """Base of all defenses. `protect` returns a model that holds others; `claim` says what it promises.
 
-    `needs` names what the scenario must hold beyond the target: "public", "ensemble".
+    `needs` names what the scenario must hold beyond the target: "public", "ensemble", "trained".
     """
 
     name: ClassVar[str] = ""
@@ -263,6 +274,10 @@ class Defense:
     def budget(self, scenario: Scenario) -> Budget | None:
         """The fixed number of tokens this defense answers, None where it answers as many as the row will draw."""
         return None
+
+    def notes(self, scenario: Scenario) -> tuple[str, ...]:
+        """What a reader must know of this target beside its claim: sentences."""
+        return ()
 
     def companions(self) -> tuple[Defense, ...]:
         """Defenses that should be shown beside this one, so that its effect is credited to the right cause."""
@@ -290,7 +305,7 @@ class TrainingJob:
     end: int  # the token that ends a record
     block: int  # tokens of a training sequence, at most
     records: tuple[TrainingRecord, ...]
-    public: LanguageModel  # judges records for trainers that ask; the base where no other was named
+    public: HuggingFaceModel  # judges records for trainers that ask; the base where no other was named
     out: Path
     seed: int
     progress: Callable[[str, int, int], None]  # (what, done, of how many)
