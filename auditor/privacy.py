@@ -70,11 +70,13 @@ class PrivacyRecord:
         )
 
     def notes(self) -> tuple[str, ...]:
-        """What a reader must know where no claim says it: that the numbers a paper would print promise nothing."""
-        if self.epsilon is not None:
-            return ()
-        numbers = "; ".join(f"{what}: ε {value:.3g}" for what, value in self.nominal.items())
-        return (f"{self.method}: {self.status}" + (f" (nominal, no guarantee: {numbers})" if numbers else ""),)
+        """What a reader must know beside the claim: sentences."""
+        if self.epsilon is None:
+            numbers = "; ".join(f"{what}: ε {value:.3g}" for what, value in self.nominal.items())
+            return (f"{self.method}: {self.status}" + (f" (nominal, no guarantee: {numbers})" if numbers else ""),)
+        if self.unit == "record":
+            return ("the claim is for one record: a text that occurs k times is protected at the group size k only",)
+        return ("the claim is for one user or group: for all of its records together",)
 
 
 def write(folder: Path, record: PrivacyRecord) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import importlib.metadata
 import json
 import os
@@ -23,7 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from auditor import __version__, metrics, outcomes, plugins
+from auditor import __version__, metrics, outcomes, plugins, privacy
 from auditor.benchmarks.files import Files
 from auditor.benchmarks.lab import Lab, LabRecipe
 from auditor.benchmarks.lm_extraction import LMExtraction, is_lm_extraction
@@ -33,10 +34,12 @@ from auditor.errors import AuditError, NotApplicable, unknown
 from auditor.folder import RunFolder, batched, cell_name
 from auditor.models import HuggingFaceModel, LanguageModel, load, perplexity_nll
 from auditor.plan import Plan, check_general, options_for
+from auditor.privacy import PrivacyRecord
 from auditor.sampling import GREEDY, by_shape, sample
 from auditor.streams import CHANNELS, generator
 from auditor.submission import check_submission
 from auditor.types import (
+    ANY_ACCESS,
     Attack,
     AuditResult,
     Benchmark,
@@ -54,6 +57,8 @@ from auditor.types import (
     Scenario,
     Secret,
     TargetRecord,
+    TrainedModel,
+    Trainer,
     from_json,
     to_json,
 )
@@ -94,12 +99,20 @@ class Target:
     meter: Meter = field(default_factory=Meter)
     seconds: float = 0.0
     drawn: int = 0
+    privacy: PrivacyRecord | None = None  # of an undefended model that was trained privately
 
     def budget(self) -> Budget | None:
         return self.defense.budget(self.scenario) if self.defense and self.scenario else None
 
     def claim(self) -> Claim | None:
-        return self.defense.claim(self.scenario, sum(self.spent.values())) if self.defense and self.scenario else None
+        if self.defense and self.scenario:
+            return self.defense.claim(self.scenario, sum(self.spent.values()))
+        return self.privacy.claim() if self.privacy else None
+
+    def notes(self) -> tuple[str, ...]:
+        if self.defense and self.scenario:
+            return self.defense.notes(self.scenario)
+        return self.privacy.notes() if self.privacy else ()
 
 
 class Shelf:
@@ -194,7 +207,9 @@ class _Run:
                     f"expected {flag} to share the target's vocabulary of {model.vocab_size}, "
                     f"but {other.name} has {other.vocab_size}"
                 )
-        return benchmark, public, reference, Target(UNDEFENDED, "Undefended", model, f"{plan.model}, as it is")
+        undefended = Target(UNDEFENDED, "Undefended", model, f"{plan.model}, as it is")
+        undefended.privacy = privacy.read(Path(plan.model))
+        return benchmark, public, reference, undefended
 
     def _load(self, kind: str, name: str, main: bool = False) -> HuggingFaceModel:
         plan = self.plan
@@ -253,6 +268,8 @@ class _Run:
                 seconds = time.perf_counter() - start
             if isinstance(self.benchmark, Lab) and scenario.ensemble is not None:
                 seconds = self.benchmark.training_seconds["public"] + self.benchmark.training_seconds["ensemble"]
+            if isinstance(self.benchmark, Lab) and isinstance(defense, Trainer):
+                seconds = self.benchmark.training_seconds["public"] + self.benchmark.seconds_of(defense)
             description = plugins.description(type(defense))
             title, companion = plugins.title(type(defense)), defense not in defenses
             yield Target(defense.name, title, model, description, defense, scenario, seconds, companion)
@@ -261,7 +278,33 @@ class _Run:
         queries = sum(self._planned(undefended, CLAIM).values())
         length = max(query.length for query in self.challenge.queries)
         ensemble = self._ensemble(defense) if "ensemble" in defense.needs else None
-        return Scenario(undefended.model, self.public, ensemble, queries, length)
+        trained = self._trained(undefended, defense) if "trained" in defense.needs else None
+        return Scenario(undefended.model, self.public, ensemble, queries, length, trained)
+
+    def _trained(self, undefended: Target, defense: Defense) -> TrainedModel:
+        """The model that this defense trains: in the lab on demand, elsewhere from its folder."""
+        if isinstance(self.benchmark, Lab):
+            assert isinstance(defense, Trainer)
+            made: TrainedModel = self.shelf.get("trained", (self._data_key(), defense), self._train(defense))
+            return made
+        folder = str(getattr(defense, "model", ""))
+        if not Path(folder).is_dir():
+            raise AuditError(f"expected -D model= of {defense.name} to be a folder that was trained, got {folder!r}")
+        record = privacy.read(Path(folder))
+        if record is None or record.method != defense.name:
+            found = "no privacy.json" if record is None else f"a model trained by {record.method}"
+            raise AuditError(f"expected {folder!r} to be trained by audit train {defense.name}, got {found}")
+        model = self._load("trained", folder)
+        if model.vocab_size != undefended.model.vocab_size:
+            raise AuditError(
+                f"expected {folder!r} to share the target's vocabulary of {undefended.model.vocab_size}, "
+                f"but it has {model.vocab_size}"
+            )
+        return TrainedModel(model, record)
+
+    def _train(self, defense: Trainer) -> Callable[[], TrainedModel]:
+        assert isinstance(self.benchmark, Lab)
+        return functools.partial(self.benchmark.trained, defense)
 
     def _ensemble(self, defense: Defense) -> Ensemble:
         if isinstance(self.benchmark, Lab):
@@ -477,6 +520,11 @@ def check(plan: Plan) -> tuple[dict[str, type[Attack] | type[Probe]], dict[str, 
             )
         if "public" in defense.needs and plan.public is None:
             raise AuditError(f"--defense {defense.name} outside the lab needs --public MODEL, the base of its members")
+        if "trained" in defense.needs and not getattr(defense, "model", ""):
+            raise AuditError(
+                f"--defense {defense.name} outside the lab needs -D {defense.name}.model=DIR, a folder made by "
+                f"audit train {defense.name}"
+            )
     return attacks, defenses
 
 
@@ -605,6 +653,8 @@ def _applies(target: Target, setting: Setting) -> tuple[bool | None, str]:
     claim = target.claim()
     if claim is None:
         return None, "no claim is made"
+    if claim.access == ANY_ACCESS:
+        return True, f"{claim.access}; {claim.status}"
     if setting is CLAIM:
         return True, f"text access, ancestral; {claim.status}"
     return False, "gradients, log-probabilities, the attack's own decoding"
@@ -667,7 +717,7 @@ def _record(target: Target, perplexity: Measurement | None) -> TargetRecord:
         peak_memory_mb=_peak_memory_mb(target.model.device),
         training_seconds=target.training_seconds,
         claim=target.claim(),
-        notes=() if perplexity else ("no held-out perplexity: give --nonmembers FILE",),
+        notes=target.notes() + (() if perplexity else ("no held-out perplexity: give --nonmembers FILE",)),
     )
 
 

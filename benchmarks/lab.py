@@ -7,6 +7,7 @@ cached by the hash of its recipe, library versions included. No hub, no download
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
@@ -15,7 +16,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -29,12 +30,13 @@ from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPTNeoXForCausalLM, PreTrainedTokenizerFast
 
-from auditor.ensemble import LoraEnsemble, write_shard
+from auditor import privacy
+from auditor.ensemble import LoraEnsemble, record_names, write_shard
 from auditor.errors import AuditError
 from auditor.models import HuggingFaceModel
 from auditor.streams import generator
 from auditor.training import fit, untrained
-from auditor.types import Benchmark, Pair, Secret, Tokens
+from auditor.types import Benchmark, Pair, Secret, Tokens, TrainedModel, Trainer, TrainingJob, TrainingRecord
 
 Progress = Callable[[str, int, int], None]  # (what, done, of how many)
 REPEATS = (1, 2, 4, 8, 16)
@@ -103,7 +105,11 @@ class Lab(Benchmark):
         }
     )
     # A small ensemble asked some 64,000 tokens buys little privacy-preserving utility at any q; most at this one.
-    defense_defaults = MappingProxyType({"pmixed": {"q": 0.01}})
+    # Trained privately, the lab's noise may be known: its records are made up, and runs can be repeated.
+    defense_defaults = MappingProxyType(
+        {"pmixed": {"q": 0.01}}
+        | {name: {"epochs": 2, "learning_rate": 3e-3, "noise": "seeded"} for name in ("dp-sgd", "adp", "adp-sound")}
+    )
 
     def __init__(
         self,
@@ -173,6 +179,41 @@ class Lab(Benchmark):
         return self._part(
             "ensemble", self._build_ensemble, lambda path: LoraEnsemble(public, sorted(path.glob("member-*")))
         )
+
+    def trained(self, trainer: Trainer) -> TrainedModel:
+        """The public model, fine-tuned on the private records by this trainer, with what it promises."""
+        public = self.public()
+
+        def build(path: Path) -> None:
+            job = TrainingJob(
+                base=str(self.folder / "public"),
+                load=lambda: GPTNeoXForCausalLM.from_pretrained(self.folder / "public").train(),
+                tokenizer=self.tokenizer,
+                end=0,
+                block=self.recipe.block,
+                records=tuple(self._records()),
+                public=public,
+                out=path,
+                seed=self.recipe.seed,
+                progress=lambda what, done, total: self.progress(f"{trainer.name}: {what}", done, total),
+            )
+            trainer.check(job)
+            trainer.train(job)
+
+        def load(path: Path) -> TrainedModel:
+            return TrainedModel(self._model(path, f"lab model by {trainer.name}"), privacy.read(path))
+
+        made: TrainedModel = self._part(_part_name(trainer), build, load)
+        return made
+
+    def seconds_of(self, trainer: Trainer) -> float:
+        """What its training took."""
+        return self.training_seconds[_part_name(trainer)]
+
+    def _records(self) -> Iterator[TrainingRecord]:
+        texts = self.private_copies()
+        for text, ids in zip(texts, self.tokenizer(texts)["input_ids"], strict=True):
+            yield TrainingRecord(text, tuple(ids), record_names([text])[0])
 
     def _model(self, path: Path, name: str) -> HuggingFaceModel:
         return HuggingFaceModel(GPTNeoXForCausalLM.from_pretrained(path), self.tokenizer, name)
@@ -408,6 +449,16 @@ def _digest(recipe: LabRecipe, texts: LabTexts) -> str:
     recipe = dataclasses.replace(recipe, prefix_length=default.prefix_length, suffix_length=default.suffix_length)
     text = json.dumps([dataclasses.asdict(recipe), versions, dataclasses.asdict(texts)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _part_name(trainer: Trainer) -> str:
+    """Of what a trainer makes: its options and the libraries it stands on count."""
+    found = {}
+    for name in ("opacus", "dp-accounting"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    text = json.dumps([dataclasses.asdict(trainer), found], sort_keys=True)
+    return f"{trainer.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def _load_tokenizer(path: Path) -> PreTrainedTokenizerFast:

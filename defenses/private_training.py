@@ -27,12 +27,6 @@ from auditor.types import Claim, Defense, Scenario, Tokens, Trainer, TrainingJob
 if TYPE_CHECKING:
     from auditor.private_training import Trained
 
-_UNITS = {
-    "record": "record (a copy is a record of its own: k copies are protected at the group size k only)",
-    "user": "user or group: all of its records together",
-}
-
-
 @dataclass(frozen=True)
 class Judgement:
     """How each unit is treated. shares: of the clipping norm; noise_scale: of a batch, by its units; None: all 1."""
@@ -194,7 +188,7 @@ class Terms:
             clip=trainer.clip,
             sampling_rate=self.rate,
             steps=trained.steps,
-            unit=_UNITS[trainer.unit],
+            unit=trainer.unit,
             noise=trainer.noise,
             epsilon_rdp=rdp_epsilon(self.sigma, self.rate, trained.steps, self.delta) if trained.moved else None,
             details={"expected_batch": float(trainer.batch), "learning_rate": trainer.learning_rate},
@@ -232,7 +226,7 @@ def _told(record: PrivacyRecord, cut: int, units: int) -> tuple[str, ...]:
             f"ε {record.epsilon:.3f} at δ {record.delta:g} ({record.adjacency}, PLD; {record.epsilon_rdp:.3f} by RDP): "
             f"σ {record.noise_multiplier:.3f}, C {record.clip:g}, q {record.sampling_rate:.4g}, {record.steps:,} steps"
         )
-        told.append(f"unit of protection: {record.unit}; {record.status}")
+        told.append(record.status)
     if record.delta * units >= 1:
         told.append(f"δ {record.delta:g} is no smaller than one in {units:,} units: it allows giving one of them away")
     if cut:

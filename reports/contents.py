@@ -244,7 +244,7 @@ def _claim(claim: Claim | None) -> Facts:
         *by_relation,
         ("δ", words.number(claim.delta)),
         ("Set up for", f"{words.relation(claim.relation)}; unit of protection: {claim.unit}"),
-        ("Covers", f"{claim.access}, {claim.decoding} decoding, {claim.queries:,} drawn tokens"),
+        ("Covers", f"{claim.access}, {claim.decoding} decoding, {words.covers(claim)}"),
         ("Spent by this audit", words.spent(claim)),
         *((words.plain(name), words.number(value)) for name, value in claim.details.items()),
     )

@@ -282,13 +282,21 @@ def epsilon_line(claim: Claim) -> str:
     others = ", ".join(
         f"{relation(name)} {number(eps)}" for name, eps in claim.epsilon.items() if name != claim.relation
     )
-    parts = [f"{claim.unit}, {relation(claim.relation)}", others, f"δ {number(claim.delta)}", f"T {claim.queries:,}"]
+    covered = "" if claim.queries is None else f"T {claim.queries:,}"
+    parts = [f"{claim.unit}, {relation(claim.relation)}", others, f"δ {number(claim.delta)}", covered]
     return f"ε {number(claimed(claim))} ({'; '.join(filter(None, parts))}) · spent {spent(claim)}"
+
+
+def covers(claim: Claim) -> str:
+    """`1,024 drawn tokens`, or that there is no end of them."""
+    return "any number of drawn tokens" if claim.queries is None else f"{claim.queries:,} drawn tokens"
 
 
 def spent(claim: Claim) -> str:
     """`ε 7.9, 102,400 tokens`, and aloud when more was drawn than the claim covers."""
     epsilon = claim.spent_epsilon.get(claim.relation)
+    if claim.queries is None:
+        return "in training: asking the model costs nothing more"
     tokens = f"{claim.spent_queries:,} tokens"
     over = f", more than the {claim.queries:,} covered" if claim.spent_queries > claim.queries else ""
     return (f"ε {number(epsilon)}, {tokens}" if epsilon is not None else tokens) + over
