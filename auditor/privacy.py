@@ -15,6 +15,7 @@ from auditor.folder import write_private
 from auditor.types import ANY_ACCESS, Claim, from_json, to_json
 
 FILE = "privacy.json"
+NOMINAL = "if its scale were constant, the mean"  # of the epsilons that promise nothing, the one that papers print
 
 
 @dataclass(frozen=True)

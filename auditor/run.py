@@ -109,10 +109,10 @@ class Target:
             return self.defense.claim(self.scenario, sum(self.spent.values()))
         return self.privacy.claim() if self.privacy else None
 
-    def notes(self) -> tuple[str, ...]:
-        if self.defense and self.scenario:
-            return self.defense.notes(self.scenario)
-        return self.privacy.notes() if self.privacy else ()
+    def trained(self) -> PrivacyRecord | None:
+        """What the training of this model promised, if it was private."""
+        held = self.scenario.trained if self.scenario else None
+        return held.privacy if held else self.privacy
 
 
 class Shelf:
@@ -708,6 +708,7 @@ def _compared(finding: Finding, outcome: metrics.Outcome | None, base: metrics.O
 
 
 def _record(target: Target, perplexity: Measurement | None) -> TargetRecord:
+    trained = target.trained()
     return TargetRecord(
         name=target.name,
         title=target.title,
@@ -717,7 +718,11 @@ def _record(target: Target, perplexity: Measurement | None) -> TargetRecord:
         peak_memory_mb=_peak_memory_mb(target.model.device),
         training_seconds=target.training_seconds,
         claim=target.claim(),
-        notes=target.notes() + (() if perplexity else ("no held-out perplexity: give --nonmembers FILE",)),
+        nominal_epsilon=trained.nominal.get(privacy.NOMINAL) if trained else None,
+        notes=(
+            *(trained.notes() if trained else ()),
+            *(() if perplexity else ("no held-out perplexity: give --nonmembers FILE",)),
+        ),
     )
 
 

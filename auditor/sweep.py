@@ -20,7 +20,7 @@ from auditor.grid import Point, called
 from auditor.ledger import Place, ranges
 from auditor.reports import files, tables, words
 from auditor.run import Reporter, Shelf, check, run
-from auditor.types import AuditResult, Finding, Measurement, to_json
+from auditor.types import AuditResult, Finding, Measurement, TargetRecord, to_json
 
 SWEEP = "sweep.json"
 COLUMNS = ("recall", "recall_at_100_errors", "any_of_k")
@@ -175,16 +175,27 @@ def _cells(finished: Mapping[int, tuple[AuditResult, Mapping[str, Any]]]) -> Ite
         outcomes, measured = {}, {}
         for seed, finding in findings.items():
             result, judged = finished[seed]
-            record = judged.get("/".join((target, setting, attack)))
-            if record is None or "hit" not in record:  # a probe judges no guesses
+            if finding.not_applicable:
                 continue
-            outcome = metrics.from_record(record)
-            outcomes[seed] = outcome.only(outcome.member)
-            held = result.target(target).perplexity
-            measured[seed] = {m.name: m for m in (*finding.measurements, *((held,) if held else ()))}
+            record = judged.get("/".join((target, setting, attack)))
+            if record is not None and "hit" in record:  # a probe judges no guesses
+                outcome = metrics.from_record(record)
+                outcomes[seed] = outcome.only(outcome.member)
+            measured[seed] = {m.name: m for m in (*finding.measurements, *_of_target(result.target(target)))}
+            measured[seed] |= {f"{m.name}(count={count})": m for count, m in finding.by_repeats.items()}
         one = next(iter(findings.values()))
-        why = "" if outcomes else one.not_applicable
+        why = "" if measured else one.not_applicable
         yield Cell(target, setting, attack, outcomes, measured, one.options, why)
+
+
+def _of_target(target: TargetRecord) -> Iterator[Measurement]:
+    """Its held-out perplexity and what it claims; epsilons, which are exact, as intervals of no width."""
+    if target.perplexity:
+        yield target.perplexity
+    claimed = target.claim.epsilon.get(target.claim.relation) if target.claim else None
+    for name, epsilon in (("epsilon", claimed), ("nominal_epsilon", target.nominal_epsilon)):
+        if epsilon is not None:
+            yield Measurement(name, epsilon, epsilon, epsilon, 1, "nats")
 
 
 def _about(result: AuditResult) -> str:
@@ -243,7 +254,8 @@ def _rows(held: Sequence[Place]) -> Iterator[_Row]:
             yield _Row(place, None, nothing, f"failed: {place.failure}")
         for cell in place.cells:
             if not cell.outcomes:
-                yield _Row(place, cell, nothing, f"not applicable: {cell.not_applicable}")
+                why = f"not applicable: {cell.not_applicable}" if cell.not_applicable else ""
+                yield _Row(place, cell, nothing, why or "a probe: see its runs")
                 continue
             numbers = [contrast(name, [Part(1.0, name, cell)]) for name in COLUMNS]
             base = first.setdefault(cell.setting, cell)

@@ -275,10 +275,6 @@ class Defense:
         """The fixed number of tokens this defense answers, None where it answers as many as the row will draw."""
         return None
 
-    def notes(self, scenario: Scenario) -> tuple[str, ...]:
-        """What a reader must know of this target beside its claim: sentences."""
-        return ()
-
     def companions(self) -> tuple[Defense, ...]:
         """Defenses that should be shown beside this one, so that its effect is credited to the right cause."""
         return ()
@@ -396,6 +392,7 @@ class TargetRecord:
     peak_memory_mb: float | None = None
     training_seconds: float | None = None
     claim: Claim | None = None
+    nominal_epsilon: float | None = None  # as a paper prints it; promises nothing (the notes say why)
     notes: tuple[str, ...] = ()
 
 

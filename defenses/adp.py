@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from auditor.defenses.gaussian import pld_epsilon, quick_epsilon
+from auditor.defenses.gaussian import quick_epsilon, reported_epsilon
 from auditor.defenses.privacy_probability import Normalisation, log_perplexities, normalise
 from auditor.defenses.private_training import Judgement, PrivateTraining, Terms
-from auditor.privacy import PrivacyRecord
+from auditor.privacy import NOMINAL, PrivacyRecord
 from auditor.types import Tokens, TrainingJob
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ NO_GUARANTEE = (
     "no guarantee at any epsilon: the noise scale depends on which records are in a batch, so that the noise itself "
     "tells neighbouring data sets apart"
 )
-_PLD_FROM = 0.3  # smallest noise multiplier whose privacy loss distribution is small enough to compute
 
 
 @dataclass(frozen=True)
@@ -49,18 +48,16 @@ class Adp(PrivateTraining):
     def promise(self, trained: Trained, judgement: Judgement, terms: Terms) -> PrivacyRecord:
         """Nothing, with the numbers that a data-independent noise scale of gamma's size would give (formulas B4)."""
         would_be = super().promise(trained, judgement, terms)
+        if not trained.moved:
+            return would_be
         gammas = np.array(trained.noise_scales)
 
-        def constant(gamma: float) -> float:
-            if gamma <= 0 or not trained.moved:
-                return math.inf
-            mechanism = (gamma * terms.sigma, terms.rate, trained.steps, terms.delta)
-            return pld_epsilon(*mechanism) if mechanism[0] >= _PLD_FROM else quick_epsilon(*mechanism)
-
+        rest = (terms.rate, trained.steps, terms.delta)
+        mean, least = float(gammas.mean()) * terms.sigma, float(gammas.min()) * terms.sigma
         nominal = {
-            "of sigma, which does not apply": would_be.epsilon or 0.0,
-            "if gamma were a constant, its mean": constant(float(gammas.mean())),
-            "if gamma were a constant, its least": constant(float(gammas.min())),
+            "if the noise were not scaled": would_be.epsilon or 0.0,
+            NOMINAL: reported_epsilon(mean, *rest)[0] if mean else math.inf,
+            "if its scale were constant, the least": quick_epsilon(least, *rest) if least else math.inf,
         }
         return dataclasses.replace(
             would_be,

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from auditor.defenses.gaussian import check_mechanism, noise_for, pld_epsilon, quick_epsilon, rdp_epsilon
+from auditor.defenses.gaussian import check_mechanism, noise_for, quick_epsilon, rdp_epsilon, reported_epsilon
 from auditor.errors import AuditError
 from auditor.models import LanguageModel
 from auditor.privacy import PrivacyRecord, write
@@ -26,6 +26,7 @@ from auditor.types import Claim, Defense, Scenario, Tokens, Trainer, TrainingJob
 
 if TYPE_CHECKING:
     from auditor.private_training import Trained
+
 
 @dataclass(frozen=True)
 class Judgement:
@@ -158,10 +159,6 @@ class PrivateTraining(Defense, Trainer):
         privacy = scenario.trained.privacy if scenario.trained else None
         return privacy.claim() if privacy else None
 
-    def notes(self, scenario: Scenario) -> tuple[str, ...]:
-        privacy = scenario.trained.privacy if scenario.trained else None
-        return privacy.notes() if privacy else ()
-
 
 @dataclass(frozen=True)
 class Terms:
@@ -174,7 +171,8 @@ class Terms:
 
     def record(self, trainer: PrivateTraining, trained: Trained) -> PrivacyRecord:
         """The guarantee of the steps that were taken; none where no parameter moved: nothing was learnt."""
-        epsilon, status = pld_epsilon(self.sigma, self.rate, trained.steps, self.delta), "sound"
+        mechanism = (self.sigma, self.rate, trained.steps, self.delta)
+        (epsilon, accountant), status = reported_epsilon(*mechanism), "sound"
         if trainer.noise == "seeded":
             status = "sound for those who do not know the seed of its noise"
         if not trained.moved:
@@ -190,7 +188,8 @@ class Terms:
             steps=trained.steps,
             unit=trainer.unit,
             noise=trainer.noise,
-            epsilon_rdp=rdp_epsilon(self.sigma, self.rate, trained.steps, self.delta) if trained.moved else None,
+            accountant=accountant,
+            epsilon_rdp=rdp_epsilon(*mechanism) if trained.moved else None,
             details={"expected_batch": float(trainer.batch), "learning_rate": trainer.learning_rate},
             versions={name: importlib.metadata.version(name) for name in ("opacus", "dp-accounting", "torch")},
         )
@@ -223,8 +222,9 @@ def _told(record: PrivacyRecord, cut: int, units: int) -> tuple[str, ...]:
     told = list(record.notes())
     if record.epsilon is not None:
         told.append(
-            f"ε {record.epsilon:.3f} at δ {record.delta:g} ({record.adjacency}, PLD; {record.epsilon_rdp:.3f} by RDP): "
-            f"σ {record.noise_multiplier:.3f}, C {record.clip:g}, q {record.sampling_rate:.4g}, {record.steps:,} steps"
+            f"ε {record.epsilon:.3f} at δ {record.delta:g}, {record.adjacency} ({record.accountant}; by RDP "
+            f"{record.epsilon_rdp:.3f}): σ {record.noise_multiplier:.3f}, C {record.clip:g}, "
+            f"q {record.sampling_rate:.4g}, {record.steps:,} steps"
         )
         told.append(record.status)
     if record.delta * units >= 1:

@@ -221,7 +221,7 @@ def _greedy_table(result: AuditResult) -> Table:
 
 
 def _targets(result: AuditResult) -> list[Block]:
-    cards = (Card(t.title, t.description, (*_cost(t), *_claim(t.claim)), t.notes) for t in result.targets)
+    cards = (Card(t.title, t.description, (*_cost(t), *_nominal(t), *_claim(t.claim)), t.notes) for t in result.targets)
     return [Cards(tuple(cards))] if result.targets else []
 
 
@@ -233,6 +233,13 @@ def _cost(target: TargetRecord) -> Facts:
         ("Peak memory", words.NOTHING if memory is None else words.memory(memory)),
         ("Training time", words.NOTHING if training is None else words.duration(training)),
     )
+
+
+def _nominal(target: TargetRecord) -> Facts:
+    """An epsilon that promises nothing is named as such."""
+    if target.nominal_epsilon is None:
+        return ()
+    return (("Nominal ε, no guarantee", words.number(target.nominal_epsilon)),)
 
 
 def _claim(claim: Claim | None) -> Facts:
