@@ -240,7 +240,7 @@ def padded(batch: Sequence[Tokens], pad: int, device: torch.device | str = "cpu"
 def record_losses(model: Any, tokens: Tensor, labels: Tensor) -> Tensor:
     """(b,) mean nll in nats of each sequence's tokens, its first one given."""
     # Position ids of full batch size: GPT-2's own are (1, n), and their embedding would have no per-sample gradient.
-    positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
+    positions = torch.arange(tokens.shape[1], device=tokens.device).repeat(len(tokens), 1)
     logits = model(input_ids=tokens, position_ids=positions, use_cache=False).logits[:, :-1].float()
     wanted = labels[:, 1:]
     nll = nn.functional.cross_entropy(logits.transpose(1, 2), wanted, ignore_index=_IGNORED, reduction="none")

@@ -189,10 +189,14 @@ class Terms:
             unit=trainer.unit,
             noise=trainer.noise,
             accountant=accountant,
-            epsilon_rdp=rdp_epsilon(*mechanism) if trained.moved else None,
+            epsilon_rdp=_cross_check(epsilon, accountant, mechanism) if trained.moved else None,
             details={"expected_batch": float(trainer.batch), "learning_rate": trainer.learning_rate},
             versions={name: importlib.metadata.version(name) for name in ("opacus", "dp-accounting", "torch")},
         )
+
+
+def _cross_check(epsilon: float, accountant: str, mechanism: tuple[float, float, int, float]) -> float:
+    return rdp_epsilon(*mechanism) if accountant.endswith("PLD") else epsilon
 
 
 class _Progress:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from auditor import private_training as loops
 from auditor.errors import AuditError
@@ -38,6 +38,12 @@ def neox_untied() -> Any:
     return tiny().model.requires_grad_(True)
 
 
+def gpt2_untied() -> Any:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 61, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64, "bos_token_id": 0}
+    return GPT2LMHeadModel(GPT2Config(**sizes, eos_token_id=0, tie_word_embeddings=False))
+
+
 def llama() -> Any:
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
@@ -58,7 +64,7 @@ def adapted(model: Any, transposed: bool) -> Any:
     return get_peft_model(model, config)
 
 
-MODELS = {f.__name__: f for f in (neox, neox_untied, gpt2, llama, gpt2_lora, neox_lora)}
+MODELS = {f.__name__: f for f in (neox, neox_untied, gpt2, gpt2_untied, llama, gpt2_lora, neox_lora)}
 GHOSTS = {name: f for name, f in MODELS.items() if name not in ("neox", "gpt2")}  # those two have tied embeddings
 LOSSES = (-1, 1, 2.5)
 
