@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from auditor import plugins
+from auditor import plugins, sweep
 from auditor import private_training as loops
 from auditor import train as training
 from auditor.cli import call
@@ -314,3 +314,28 @@ def test_what_is_no_trained_folder_is_refused(
     assert call(run(trained, tmp_path / "run", "--model", str(trained / "neox"), *words)) == 2
     assert sentence in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "run").exists()
+
+
+def test_the_lab_trains_its_defenses_on_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dp-sgd is covered in both settings, ADP claims nothing; a ledger finds perplexities and epsilons of both."""
+    monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
+    tiny_lab = {"vocab_size": 300, "layers": 1, "hidden": 32, "heads": 2, "secrets_per_repeat": 2, "batch": 8}
+    tiny_lab |= {"known_per_repeat": 1, "nonmembers": 4, "public_records": 20, "public_epochs": 1, "private_epochs": 1}
+    fields = "".join(f"{name} = {value}\n" for name, value in tiny_lab.items())
+    options = 'attack = ["extraction-probability"]\ndefense = ["dp-sgd", "adp"]\nseeds = [0]\n'
+    options += '[defense_options.""]\nepochs = 1\nbatch = 16\nnoise_multiplier = 3.0\n'
+    (tmp_path / "plan.toml").write_text(f"{options}[lab_recipe]\n{fields}")
+    out = tmp_path / "sweep"
+    assert call(["run", "--config", str(tmp_path / "plan.toml"), "-o", str(out)]) == 0
+    (place,) = sweep.places(out)
+    cells = {(cell.target, cell.setting): cell for cell in place.cells if cell.measured}
+    assert {target for target, _ in cells} == {"undefended", "dp-sgd", "adp"}
+    private, nominal = (cells[target, "worst"].measured[0] for target in ("dp-sgd", "adp"))
+    assert private["epsilon"].value > 0 and "nominal_epsilon" not in private and private["perplexity"].value > 1
+    assert nominal["nominal_epsilon"].value > private["epsilon"].value and "epsilon" not in nominal
+    (run_folder,) = (path.parent for path in out.glob("*/result.json"))
+    result = json.loads((run_folder / "result.json").read_text())
+    applies = {(f["target"], f["setting"]): f["claim_applies"] for f in result["findings"]}
+    assert applies["dp-sgd", "claim"] is applies["dp-sgd", "worst"] is True
+    assert applies["adp", "worst"] is None
+    assert next(t for t in result["targets"] if t["name"] == "dp-sgd")["training_seconds"] > 0
