@@ -123,7 +123,9 @@ def run(
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(help="Continue an interrupted run from its folder; takes no other option but those of the gate."),
+        typer.Option(
+            help="Continue an interrupted run from its folder; takes only --reveal and the options of the gate."
+        ),
     ] = None,
     gate: Annotated[
         Path | None,
@@ -132,6 +134,7 @@ def run(
     baseline: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Run folder that the policy compares with; goes with --gate.")
     ] = None,
+    reveal: Annotated[bool, typer.Option("--reveal", help="Show the private text in the reports.")] = False,
 ) -> None:
     """Attack a model, with and without defenses, and report what it leaks. Without --model: the built-in lab."""
     given = {
@@ -178,6 +181,8 @@ def run(
     if points := _points(given, options, config, sweep, seeds, resume):
         if gate is not None:
             raise AuditError("--gate holds a single run to a policy, got a grid of them; gate its runs one by one")
+        if reveal:
+            raise AuditError("--reveal shows the text of a single run, got a grid of them; audit report RUN --reveal")
         if any("submission" in point.plan for point in points):
             raise AuditError("--submission holds the guesses of a single run, got a grid of them")
         _sweep(points, resume or out, config)
@@ -190,14 +195,14 @@ def run(
         plan = _plan(given, options, config)
         check(plan)
         folder = RunFolder.create(out, _name(plan), to_json(plan))
-    _audit(plan, folder)
+    _audit(plan, folder, reveal)
     if gate is not None:
         decision = gates.decide(gates.read_run(folder.path, base is not None), policy, base)
         _tell(decision)
         raise typer.Exit(decision.exit_code)
 
 
-def _audit(plan: Plan, folder: Any) -> None:
+def _audit(plan: Plan, folder: Any, reveal: bool) -> None:
     from auditor.reports import files
     from auditor.reports.terminal import summary
     from auditor.run import run as walk
@@ -212,8 +217,10 @@ def _audit(plan: Plan, folder: Any) -> None:
         except AuditError:
             folder.discard_if_empty()
             raise
-    files.write(folder.path, result)
+    files.write(folder.path, result, reveal)
     Console().print(summary(result, folder.path))
+    if reveal:
+        _revealed(folder.path)
     if plan.submission is not None:
         cell, guesses = submit(plan, folder)
         what = f"{guesses:,} guesses of {cell}; token ids of private text, readable by you only"
@@ -345,12 +352,23 @@ def list_plugins(
 
 
 @app.command()
-def report(folder: Annotated[Path, typer.Argument(help="Run folder.")]) -> None:
+def report(
+    folder: Annotated[Path, typer.Argument(help="Run folder.")],
+    reveal: Annotated[
+        bool, typer.Option("--reveal", help="Show the private text: prefixes, suffixes and guesses, by secret.")
+    ] = False,
+) -> None:
     """Render the reports of a run again, without the model."""
     from auditor.reports import files
 
-    for path in files.render_all(folder):
+    for path in files.render_all(folder, reveal):
         typer.echo(path)
+    if reveal:
+        _revealed(folder)
+
+
+def _revealed(folder: Path) -> None:
+    console.say(f"the reports show private text (--reveal); audit report {folder} takes it out again", 0)
 
 
 @app.command()
@@ -542,7 +560,11 @@ def compare(
 @app.callback(invoke_without_command=True)
 def version(
     show: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Print the messages of unexpected errors; they may quote private text.")
+    ] = False,
 ) -> None:
+    console.debugging = debug
     if show:
         typer.echo(f"audit {__version__}")
         raise typer.Exit
@@ -569,8 +591,8 @@ def call(arguments: list[str]) -> int:
         return 130
     except typer.Exit as leave:
         return leave.exit_code
-    except Exception:
-        console.err.print_exception(show_locals=False)
+    except Exception as error:
+        console.trace(error)
         return console.say("this is a bug of ours, not of your input; please report it with the lines above", 3)
 
 

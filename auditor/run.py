@@ -24,6 +24,8 @@ import numpy as np
 import torch
 
 from auditor import __version__, metrics, outcomes, plugins
+from auditor.aliases import aliases, renamed, salt
+from auditor.aliases import fingerprint as salt_fingerprint
 from auditor.benchmarks.files import Files
 from auditor.benchmarks.lab import Lab, LabRecipe
 from auditor.benchmarks.lm_extraction import LMExtraction, is_lm_extraction
@@ -33,6 +35,7 @@ from auditor.errors import AuditError, NotApplicable, unknown
 from auditor.folder import RunFolder, batched, cell_name
 from auditor.models import HuggingFaceModel, LanguageModel, load, perplexity_nll
 from auditor.plan import Plan, check_general, options_for
+from auditor.reports import texts
 from auditor.sampling import GREEDY, by_shape, sample
 from auditor.streams import CHANNELS, generator
 from auditor.submission import check_submission
@@ -54,6 +57,7 @@ from auditor.types import (
     Scenario,
     Secret,
     TargetRecord,
+    Tokens,
     from_json,
     to_json,
 )
@@ -129,6 +133,7 @@ class _Run:
         self.states: dict[tuple[str, str], dict[str, Any]] = {}
         self.ensembles: dict[str, Ensemble] = {}
         self.outcomes: dict[str, Any] = {}  # what each cell found out about each secret
+        self.guessed: dict[str, dict[str, Tokens]] = {}  # the first guess of each cell and secret
 
     def walk(self) -> AuditResult:
         attack_types, defense_types = check(self.plan)
@@ -139,6 +144,8 @@ class _Run:
         self.attacks = [attack for attack in asked if isinstance(attack, Attack)]
         defenses = _chosen("defense", self.plan, defense_types, self.benchmark)
         self.secrets = {secret.id: secret for secret in self.benchmark.secrets}
+        key = salt()
+        self.aliases = aliases(self.benchmark.secrets, key)
         self.challenge = self.benchmark.challenge()
         self.folder.pin(fingerprint(self.benchmark.secrets))
         self._check_room(undefended)
@@ -166,6 +173,9 @@ class _Run:
                     findings.append(_compared(finding, outcome, base) if target is not undefended else finding)
             targets.append(_record(target, held))
         self.folder.save_outcomes(self.outcomes)
+        texts.write_ids(self.folder.path, self.aliases, salt_fingerprint(key))
+        texts.write_texts(self.folder.path, self.benchmark.secrets, self.guessed, _decoder(self.benchmark.tokenizer))
+        findings = [renamed(finding, self.aliases) for finding in findings]
         return self._result(targets, findings, greedy, undefended.model.family)
 
     # --- what is attacked ---
@@ -330,7 +340,9 @@ class _Run:
         members = outcome.only(outcome.member)
         if not len(members.ids):
             return dataclasses.replace(finding, not_applicable="the budget covers no member"), None
-        self.outcomes[cell_name(target.name, setting.name, attack.name)] = metrics.to_record(outcome)
+        cell = cell_name(target.name, setting.name, attack.name)
+        self.outcomes[cell] = metrics.to_record(outcome)
+        self.guessed[cell] = {g.secret: g.ranked[0].suffix for g in guesses}
         return dataclasses.replace(
             finding,
             measurements=tuple(metrics.extraction(outcome)),
@@ -688,6 +700,15 @@ def _benchmark_record(benchmark: Benchmark, greedy: dict[str, Measurement]) -> B
         digest=fingerprint(benchmark.secrets),
         near_duplicates=len(metrics.near_duplicates(members, benchmark.known)),
         notes=benchmark.notes,
+    )
+
+
+def _decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
+    """Tokens as text, as they are; their ids where there is no tokenizer."""
+    if tokenizer is None:
+        return lambda tokens: "".join(f"{token} " for token in tokens)
+    return lambda tokens: str(
+        tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
     )
 
 

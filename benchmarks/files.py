@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 _BATCH = 1000  # rows tokenised at once: offsets of a whole data set need not fit in memory
 _COLUMNS = ("prefix", "suffix", "text", "repeats")  # all that is ever looked at
+_USUAL = {
+    *(*_COLUMNS, "id", "label", "content", "body", "sentence", "document", "messages", "conversations", "context"),
+    *("prompt", "completion", "instruction", "input", "output", "question", "answer", "response", "title", "url"),
+}
 _ABSENT = object()  # a JSON object without this key
 _OTHER_FILES = (".txt", ".tsv", ".npy", ".npz", ".arrow", ".feather", ".xlsx", ".xls", ".gz", ".zip", ".zst")
 
@@ -250,10 +254,11 @@ def _layout(table: _Table) -> tuple[str, ...]:
 
 
 def _named(columns: Sequence[str]) -> str:
-    """Column names for an error. In a CSV without a header they are private text, so only plain names are shown."""
+    """Column names for an error. In a CSV without a header they are private text: none is shown without a usual one."""
     if not columns:
         return "no columns"
-    shown = [name for name in columns if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", name)][:20]
+    header = any(name.lower() in _USUAL for name in columns)
+    shown = [name for name in columns if header and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", name)][:20]
     hidden = len(columns) - len(shown)
     words = [", ".join(shown)] if shown else []
     if hidden:
@@ -433,6 +438,7 @@ def _read_hub(where: str, name: str) -> _Table:
 
     from auditor.benchmarks.lab import cache_folder  # late: the lab brings torch and peft
 
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs rows that it cannot read
     cache = cache_folder() / "datasets"
     try:
         cache.mkdir(exist_ok=True, mode=0o700)

@@ -27,27 +27,34 @@ def read(folder: Path) -> AuditResult:
     return result
 
 
-def write(folder: Path, result: AuditResult) -> None:
-    """result.json, report.md and report.html. All are rendered before one is written, and each is replaced whole."""
+def write(folder: Path, result: AuditResult, reveal: bool = False) -> None:
+    """result.json, report.md and report.html. All are rendered before one is written, and each is replaced whole.
+
+    reveal: whether the reports show the private text that lies in the folder.
+    """
     text = json.dumps(to_json(result), indent=1, allow_nan=False) + "\n"
-    rendered = _rendered(result)
+    rendered = _rendered(folder, result, reveal)
     replace(folder / RESULT, text)
     for name, report in rendered.items():
         replace(folder / name, report)
 
 
-def render_all(folder: Path) -> tuple[Path, ...]:
-    """Renders the reports of a run folder anew from its result alone; returns their paths, the HTML first."""
-    rendered = _rendered(read(folder))
+def render_all(folder: Path, reveal: bool = False) -> tuple[Path, ...]:
+    """Renders the reports of a run folder anew; returns their paths, the HTML first.
+
+    They say what `result.json` says; with `reveal` also the private text that lies beside it.
+    """
+    rendered = _rendered(folder, read(folder), reveal)
     for name, report in rendered.items():
         replace(folder / name, report)
     return tuple(folder / name for name in rendered)
 
 
-def _rendered(result: AuditResult) -> dict[str, str]:
-    from auditor.reports import html, markdown  # jinja2 and matplotlib: only for who renders
+def _rendered(folder: Path, result: AuditResult, reveal: bool) -> dict[str, str]:
+    from auditor.reports import html, markdown, texts  # jinja2 and matplotlib: only for who renders
 
-    return {HTML: html.render(result), MARKDOWN: markdown.render(result)}
+    shown = texts.by_alias(folder) if reveal else None
+    return {HTML: html.render(result, shown), MARKDOWN: markdown.render(result, shown)}
 
 
 def _load(folder: Path, path: Path) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from auditor.reports.blocks import (
     Block,
@@ -20,17 +20,19 @@ from auditor.reports.blocks import (
 )
 from auditor.reports.contents import document
 from auditor.reports.inert import markdown as escape
+from auditor.reports.texts import Text
 from auditor.types import AuditResult
 
 
-def render(result: AuditResult) -> str:
-    """The whole report as GitHub-flavoured Markdown."""
-    return page(document(result))
+def render(result: AuditResult, texts: Mapping[str, Text] | None = None) -> str:
+    """The whole report as GitHub-flavoured Markdown. texts: the private text to show, by alias; none by default."""
+    return page(document(result, texts))
 
 
 def page(doc: Document) -> str:
     """A document as GitHub-flavoured Markdown."""
-    parts = [f"# {escape(doc.title)}", _facts(doc.facts)]
+    warning = f"**{escape(doc.warning)}**" if doc.warning else ""
+    parts = [f"# {escape(doc.title)}", warning, _facts(doc.facts)]
     parts += [f"## {escape(doc.lead)}", f"**{escape(doc.headline)}**", escape(doc.verdict)]
     for section in doc.sections:
         parts += [f"## {escape(section.title)}", *map(_block, section.blocks)]
