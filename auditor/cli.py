@@ -171,7 +171,7 @@ def run(
         gates.check_policy(policy, base)  # refused now rather than after hours
     console.quiet()
     from auditor.folder import RunFolder
-    from auditor.run import check
+    from auditor.run import check, rows
     from auditor.types import to_json
 
     if points := _points(given, options, config, sweep, seeds, resume):
@@ -184,10 +184,12 @@ def run(
     if resume is not None:
         folder = RunFolder.reopen(resume)
         plan = _stored_plan(folder.plan())
-        check(plan)
     else:
         plan = _plan(given, options, config)
-        check(plan)
+    check(plan)
+    if gate is not None:
+        gates.check_rows(policy, rows(plan))
+    if resume is None:
         folder = RunFolder.create(out, _name(plan), to_json(plan))
     _audit(plan, folder)
     if gate is not None:
@@ -305,12 +307,16 @@ def _reproduce(paper: Paper, plans: list[str], scale: str, flags: Mapping[str, A
     def walk(reporter: console.Terminal) -> Any:
         return reproducing.reproduce(paper, plans, scale, flags, out, reporter, console.command())
 
-    shown, entries = console.resumably(out, walk)
+    shown, entries, failures = console.resumably(out, walk)
     for table in shown:
         console.show(table)
     styles = {"holds": "green", "refuted": "red"}
     console.show(reproducing.brief(paper, entries), [styles.get(entry.verdict, "") for entry in entries])
     typer.echo(f"ledger: {out}/ledger.md, .csv, .tex, .json")
+    if failures:
+        name, why = next(iter(failures.items()))
+        points = "1 point" if len(failures) == 1 else f"{len(failures)} points"
+        raise AuditError(f"{points} failed, which the ledger calls not run; {name}: {why}")
 
 
 def _listing(paper: Paper) -> str:

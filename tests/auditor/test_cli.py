@@ -322,6 +322,19 @@ def test_a_run_and_its_gate_in_one_step(full: Path, world: Path, tmp_path: Path,
     for flags in (["--gate", str(policy)], ["--gate", str(lone)], ["--baseline", str(base)]):
         assert call(command(world, tmp_path / "refused", *audit, *flags)) == 2
         assert not (tmp_path / "refused").exists(), flags
+    scopes = {
+        'attack = "perplexiti"': "did you mean 'perplexity'",
+        'target = "pmixed"': "unknown target 'pmixed'",
+        'setting = "claim"': "unknown setting 'claim'",
+        'target = "ensemble-unmixed"\nsetting = "claim"': "a row this run does not have",
+    }
+    defended = [*pmixed(world), "--attack", "perplexity"]
+    for scope, message in scopes.items():
+        lone.write_text(f'[[rule]]\nrule = "recall <= 1"\n{scope}\n')
+        more = defended if "ensemble" in scope else audit
+        assert call(command(world, tmp_path / "refused", *more, "--gate", str(lone))) == 2
+        assert message in said.readouterr().err
+        assert not (tmp_path / "refused").exists(), scope
     assert (
         call(
             command(world, tmp_path / "grid", *audit, "--gate", str(policy), "--baseline", str(base), "--seeds", "0,1")
@@ -739,6 +752,7 @@ REFUSED: dict[str, tuple[Case, str]] = {
     "pmixed without ensemble": (with_flags("--defense", "pmixed"), "needs -D ensemble=DIR"),
     "ensemble without public": (with_flags("--defense", "pmixed", "-D", "ensemble=x"), "needs --public MODEL"),
     "fraction": (with_flags("--known-fraction", "1.5"), "expected --known-fraction in [0, 1), got 1.5"),
+    "samples of a search": (with_flags("-a", "exact", "--samples", "5"), "expected an attack that draws samples"),
     "limit": (with_flags("--limit", "0"), "expected --limit >= 1, got 0"),
     "batch size": (with_flags("--batch-size", "0"), "expected --batch-size"),
     "setting": (with_flags("--setting", "claims"), "got 'claims'"),
