@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from auditor import __version__, console
+from auditor.commands.export import export
 from auditor.console import Many
 from auditor.errors import AuditError
 
@@ -333,8 +334,14 @@ def _seeds(text: str | None) -> list[int] | None:
 @app.command("list")
 def list_plugins(
     plugin: Annotated[Many, typer.Option(help="Python file with attacks or defenses of your own; repeatable.")] = None,
+    schema: Annotated[bool, typer.Option("--schema", help="Say where the JSON Schema of result.json lies.")] = False,
 ) -> None:
     """Show attacks, probes, defenses and benchmarks with their options."""
+    if schema:
+        from auditor.reports.schema import PATH
+
+        typer.echo(PATH)
+        return
     console.quiet()
     from auditor import plugins
     from auditor.listing import tables
@@ -539,6 +546,9 @@ def compare(
     for path, render in ((markdown, reports.markdown), (html, reports.page), (csv, reports.sheet)):
         if path is not None:
             files.replace(path, render(found))
+
+
+app.command()(export)
 
 
 @app.callback(invoke_without_command=True)

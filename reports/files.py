@@ -20,9 +20,11 @@ def read(folder: Path) -> AuditResult:
     raw = _load(folder, path)
     if not isinstance(raw, dict):
         raise AuditError(f"{path}: expected an object, got {type(raw).__name__}")
-    if raw.get("schema_version") != SCHEMA_VERSION:
-        found = raw.get("schema_version", "none")
-        raise AuditError(f"{path}: expected schema_version {SCHEMA_VERSION}, got {found!r}; re-run the audit")
+    found = raw.get("schema_version", "none")
+    if type(found) is not int or found != SCHEMA_VERSION:
+        newer = type(found) is int and found > SCHEMA_VERSION
+        then = "a newer audit made it, update this one" if newer else "re-run the audit"
+        raise AuditError(f"{path}: expected schema_version {SCHEMA_VERSION}, got {found!r}; {then}")
     result: AuditResult = from_json(AuditResult, raw, str(path))
     return result
 
@@ -72,14 +74,14 @@ def append(path: Path, text: str) -> None:
         raise AuditError(f"{path}: cannot be written: {error.strerror}") from error
 
 
-def replace(path: Path, text: str) -> None:
+def replace(path: Path, content: str | bytes) -> None:
     """Writes the file whole or not at all, readable by its owner only (mkstemp's 0600): it tells what leaks."""
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with open(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+        with open(handle, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
         os.replace(temporary, path)
     except OSError as error:
         raise AuditError(f"{path}: cannot be written: {error.strerror}") from error

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -29,6 +30,7 @@ from auditor import plugins
 from auditor.cli import call
 from auditor.folder import RunFolder
 from auditor.types import Guesses, Observation
+from tests.conftest import fits_schema
 
 Said = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -210,6 +212,28 @@ def test_a_run_measures_every_target_setting_and_attack(full: Path) -> None:
 
 
 ATTACKS = ("ethicist", "perplexity")
+
+
+def test_results_fit_the_published_schema(full: Path, budgeted: Path, measured: Path) -> None:
+    assert all(map(fits_schema, (full, budgeted, measured)))
+
+
+def test_runs_are_exported(full: Path, tmp_path: Path, said: Said) -> None:
+    written = {kind: str(tmp_path / f"out.{kind}") for kind in ("csv", "parquet", "latex")}
+    secrets = ["--secrets", str(tmp_path / "secrets.csv")]
+    assert (
+        call(["export", str(full), *(word for k, path in written.items() for word in (f"--{k}", path)), *secrets]) == 0
+    )
+    table = pandas.read_csv(written["csv"])
+    recall = table[(table["measurement"] == "recall") & table["repeats"].isna()]
+    row = recall[(recall["target"] == "undefended") & (recall["setting"] == "worst")].set_index("attack")["value"]
+    assert row["perplexity"] == value(finding(full, "undefended", "worst", "perplexity"), "recall")
+    by_secret = pandas.read_csv(tmp_path / "secrets.csv")
+    mine = by_secret[by_secret["member"] & by_secret["attack"].eq("perplexity") & by_secret["target"].eq("undefended")]
+    assert mine["recall"].mean() == pytest.approx(row["perplexity"]) and len(mine) == 24
+    assert PLANTED not in said.readouterr().out and all(
+        PLANTED not in p.read_text("latin-1") for p in tmp_path.iterdir()
+    )
 
 
 def test_nothing_known_is_attacked_and_nobody_is_counted_twice(full: Path, world: Path) -> None:

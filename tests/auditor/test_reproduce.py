@@ -23,7 +23,7 @@ from auditor.errors import AuditError
 from auditor.folder import RunFolder
 from auditor.grid import Point, expand
 from auditor.plan import make
-from tests.conftest import tiny
+from tests.conftest import fits_schema, tiny
 
 Said = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -106,6 +106,7 @@ def test_a_sweep_runs_every_point_once_and_resumes(world: Path, tmp_path: Path, 
     assert walked[3:] == ["hot_seed-1", "cold_seed-1"]
     assert (out / "hot_seed-0" / "result.json").read_bytes() == before
     assert call(command) == 0 and len(walked) == 5  # finished: nothing is run again
+    assert all(fits_schema(path.parent) for path in out.glob("*/result.json"))
     table = rows(out / "sweep.csv")
     assert [(row["variant"], row["seeds"], row["n"]) for row in table] == [
         ("hot", "0, 1", "24"),
