@@ -18,6 +18,7 @@ from auditor.console import Many
 from auditor.errors import AuditError
 
 if TYPE_CHECKING:
+    from auditor.compare import Comparison
     from auditor.outcomes import Run
     from auditor.papers import Paper
     from auditor.plan import Plan
@@ -172,6 +173,7 @@ def run(
         gates.check_policy(policy, base)  # refused now rather than after hours
     console.quiet()
     from auditor.folder import RunFolder
+    from auditor.reports import files
     from auditor.run import check, rows
     from auditor.types import to_json
 
@@ -195,7 +197,9 @@ def run(
     _audit(plan, folder)
     if gate is not None:
         decision = gates.decide(gates.read_run(folder.path, base is not None), policy, base)
-        _tell(decision)
+        if baseline is not None:
+            files.render_all(folder.path, _changes(baseline, folder.path))
+        _tell(decision, folder.path / "gate.xml", folder.path / "gate.md")
         raise typer.Exit(decision.exit_code)
 
 
@@ -354,12 +358,31 @@ def list_plugins(
 
 
 @app.command()
-def report(folder: Annotated[Path, typer.Argument(help="Run folder.")]) -> None:
+def report(
+    folder: Annotated[Path, typer.Argument(help="Run folder.")],
+    baseline: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Run folder to compare with: the Markdown says what changed.")
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the Markdown here too, for a pull request.")
+    ] = None,
+) -> None:
     """Render the reports of a run again, without the model."""
     from auditor.reports import files
 
-    for path in files.render_all(folder):
+    written = files.render_all(folder, None if baseline is None else _changes(baseline, folder))
+    if markdown is not None:
+        files.replace(markdown, (folder / files.MARKDOWN).read_bytes())
+        written = (*written, markdown)
+    for path in written:
         typer.echo(path)
+
+
+def _changes(baseline: Path, folder: Path) -> Comparison:
+    from auditor.compare import compare
+    from auditor.gate import read_run
+
+    return compare([read_run(baseline), read_run(folder)])
 
 
 @app.command()

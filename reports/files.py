@@ -6,8 +6,10 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from auditor.compare import Comparison
 from auditor.errors import AuditError
 from auditor.types import SCHEMA_VERSION, AuditResult, from_json, to_json
 
@@ -38,18 +40,21 @@ def write(folder: Path, result: AuditResult) -> None:
         replace(folder / name, report)
 
 
-def render_all(folder: Path) -> tuple[Path, ...]:
-    """Renders the reports of a run folder anew from its result alone; returns their paths, the HTML first."""
-    rendered = _rendered(read(folder))
+def render_all(folder: Path, comparison: Comparison | None = None) -> tuple[Path, ...]:
+    """Renders the reports of a run folder anew from its result alone; returns their paths, the HTML first.
+
+    comparison: of a baseline with this run; the Markdown then says what changed.
+    """
+    rendered = _rendered(read(folder), comparison)
     for name, report in rendered.items():
         replace(folder / name, report)
     return tuple(folder / name for name in rendered)
 
 
-def _rendered(result: AuditResult) -> dict[str, str]:
+def _rendered(result: AuditResult, comparison: Comparison | None = None) -> dict[str, str]:
     from auditor.reports import html, markdown  # jinja2 and matplotlib: only for who renders
 
-    return {HTML: html.render(result), MARKDOWN: markdown.render(result)}
+    return {HTML: html.render(result), MARKDOWN: markdown.render(result, comparison)}
 
 
 def _load(folder: Path, path: Path) -> Any:
