@@ -14,10 +14,12 @@ from rich.console import Console
 
 from auditor import __version__, console
 from auditor.commands import train as train_command
+from auditor.commands.export import export
 from auditor.console import Many
 from auditor.errors import AuditError
 
 if TYPE_CHECKING:
+    from auditor.compare import Comparison
     from auditor.outcomes import Run
     from auditor.papers import Paper
     from auditor.plan import Plan
@@ -175,7 +177,8 @@ def run(
         gates.check_policy(policy, base)  # refused now rather than after hours
     console.quiet()
     from auditor.folder import RunFolder
-    from auditor.run import check
+    from auditor.reports import files
+    from auditor.run import check, rows
     from auditor.types import to_json
 
     if points := _points(given, options, config, sweep, seeds, resume):
@@ -190,15 +193,19 @@ def run(
     if resume is not None:
         folder = RunFolder.reopen(resume)
         plan = _stored_plan(folder.plan())
-        check(plan)
     else:
         plan = _plan(given, options, config)
-        check(plan)
+    check(plan)
+    if gate is not None:
+        gates.check_rows(policy, rows(plan))
+    if resume is None:
         folder = RunFolder.create(out, _name(plan), to_json(plan))
     _audit(plan, folder, reveal)
     if gate is not None:
         decision = gates.decide(gates.read_run(folder.path, base is not None), policy, base)
-        _tell(decision)
+        if baseline is not None:
+            files.render_all(folder.path, _changes(baseline, folder.path), reveal)
+        _tell(decision, folder.path / "gate.xml", folder.path / "gate.md")
         raise typer.Exit(decision.exit_code)
 
 
@@ -313,12 +320,16 @@ def _reproduce(paper: Paper, plans: list[str], scale: str, flags: Mapping[str, A
     def walk(reporter: console.Terminal) -> Any:
         return reproducing.reproduce(paper, plans, scale, flags, out, reporter, console.command())
 
-    shown, entries = console.resumably(out, walk)
+    shown, entries, failures = console.resumably(out, walk)
     for table in shown:
         console.show(table)
     styles = {"holds": "green", "refuted": "red"}
     console.show(reproducing.brief(paper, entries), [styles.get(entry.verdict, "") for entry in entries])
     typer.echo(f"ledger: {out}/ledger.md, .csv, .tex, .json")
+    if failures:
+        name, why = next(iter(failures.items()))
+        points = "1 point" if len(failures) == 1 else f"{len(failures)} points"
+        raise AuditError(f"{points} failed, which the ledger calls not run; {name}: {why}")
 
 
 def _listing(paper: Paper) -> str:
@@ -338,8 +349,14 @@ app.command("train")(train_command.train)
 @app.command("list")
 def list_plugins(
     plugin: Annotated[Many, typer.Option(help="Python file with attacks or defenses of your own; repeatable.")] = None,
+    schema: Annotated[bool, typer.Option("--schema", help="Say where the JSON Schema of result.json lies.")] = False,
 ) -> None:
     """Show attacks, probes, defenses and benchmarks with their options."""
+    if schema:
+        from auditor.reports.schema import PATH
+
+        typer.echo(PATH)
+        return
     console.quiet()
     from auditor import plugins
     from auditor.listing import tables
@@ -354,6 +371,12 @@ def list_plugins(
 @app.command()
 def report(
     folder: Annotated[Path, typer.Argument(help="Run folder.")],
+    baseline: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Run folder to compare with: the Markdown says what changed.")
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the Markdown here too, for a pull request.")
+    ] = None,
     reveal: Annotated[
         bool, typer.Option("--reveal", help="Show the private text: prefixes, suffixes and guesses, by secret.")
     ] = False,
@@ -361,7 +384,11 @@ def report(
     """Render the reports of a run again, without the model."""
     from auditor.reports import files
 
-    for path in files.render_all(folder, reveal):
+    written = files.render_all(folder, None if baseline is None else _changes(baseline, folder), reveal)
+    if markdown is not None:
+        files.replace(markdown, (folder / files.MARKDOWN).read_bytes())
+        written = (*written, markdown)
+    for path in written:
         typer.echo(path)
     if reveal:
         _revealed(folder)
@@ -369,6 +396,13 @@ def report(
 
 def _revealed(folder: Path) -> None:
     console.say(f"the reports show private text (--reveal); audit report {folder} takes it out again", 0)
+
+
+def _changes(baseline: Path, folder: Path) -> Comparison:
+    from auditor.compare import compare
+    from auditor.gate import read_run
+
+    return compare([read_run(baseline), read_run(folder)])
 
 
 @app.command()
@@ -555,6 +589,9 @@ def compare(
     for path, render in ((markdown, reports.markdown), (html, reports.page), (csv, reports.sheet)):
         if path is not None:
             files.replace(path, render(found))
+
+
+app.command()(export)
 
 
 @app.callback(invoke_without_command=True)

@@ -36,19 +36,21 @@ def reproduce(
     out: Path,
     reporter: Reporter,
     command: str,
-) -> tuple[list[tables.Grid], list[Entry]]:
-    """Runs these plans, or goes on with them; returns a table each, and the ledger of all plans found in `out`.
+) -> tuple[list[tables.Grid], list[Entry], dict[str, str]]:
+    """Runs these plans, or goes on with them; returns a table each, the ledger of all plans found in `out`, failures.
 
-    Every plan and claim is checked before the first run. A point that cannot run is a row that says why.
+    Every plan and claim is checked before the first run. A point that cannot run is a row that says why, and one of the
+    failures: why, by plan and point.
     """
     grids = {plan: points(paper, plan, scale, flags) for plan in plans}
     claims = {plan: statements(paper, plan, scale) for plan in paper.plans}
     for plan, grid in grids.items():
         for statement in claims[plan]:
             ledger.check(statement, sweep.planned(grid))
-    shown = []
+    shown, failures = [], {}
     for plan, grid in grids.items():
-        sweep.walk(grid, out / plan, reporter, command, refuse=False)
+        failed = sweep.walk(grid, out / plan, reporter, command, refuse=False)
+        failures.update({f"{plan}/{point}": why for point, why in failed.items()})
         table = sweep.table(str(paper.plans[plan].get("title", plan)), sweep.places(out / plan))
         sweep.write_table(out / plan, table)
         shown.append(table)
@@ -58,7 +60,7 @@ def reproduce(
             held = sweep.places(out / plan)
             entries += [ledger.entry(plan, statement, held) for statement in claims[plan]]
     write(out, paper, scale, entries)
-    return shown, entries
+    return shown, entries, failures
 
 
 def statements(paper: Paper, plan: str, scale: str) -> list[ledger.Statement]:

@@ -34,6 +34,7 @@ from auditor.ensemble import Ensemble, load_ensemble
 from auditor.errors import AuditError, NotApplicable, unknown
 from auditor.folder import RunFolder, batched, cell_name
 from auditor.models import HuggingFaceModel, LanguageModel, load, perplexity_nll
+from auditor.outcomes import Row
 from auditor.plan import Plan, check_general, options_for
 from auditor.reports import texts
 from auditor.sampling import GREEDY, by_shape, sample
@@ -492,6 +493,17 @@ def check(plan: Plan) -> tuple[dict[str, type[Attack] | type[Probe]], dict[str, 
     return attacks, defenses
 
 
+def rows(plan: Plan) -> list[Row]:
+    """Every row (target, setting, attack) the plan will have, known before anything is built. Raises as `check`."""
+    attacks, defenses = check(plan)
+    asked = [attack.name for attack in _chosen("attack", plan, attacks, None)]
+    chosen = _chosen("defense", plan, defenses, None)
+    companions = {shown.name for defense in chosen for shown in defense.companions()} - {d.name for d in chosen}
+    settings = [name for name in SETTINGS if plan.setting in (name, "both")]
+    where = {UNDEFENDED: settings, **{d.name: settings for d in chosen}, **dict.fromkeys(companions, settings[-1:])}
+    return [(target, name, attack) for target, names in where.items() for name in names for attack in asked]
+
+
 def lab_recipe(plan: Plan) -> LabRecipe:
     """The lab the plan asks for. Raises AuditError for a field that a lab does not have."""
     given: dict[str, Any] = dict(plan.lab_recipe)
@@ -515,14 +527,19 @@ def _chosen(kind: str, plan: Plan, known: Mapping[str, type], benchmark: Benchma
     sized: Any = Lab if plan.sizes == "lab" else benchmark
     defaults = {} if benchmark is None else getattr(sized, f"{kind}_defaults")
     fields = {name: list(plugins.options_of(known[name])) for name in names if name in known}
-    if kind == "attack" and plan.samples is not None and not any("samples" in own for own in fields.values()):
-        raise AuditError(f"expected an attack that draws samples beside --samples, got {', '.join(names)}")
     chosen = []
     for name in names:
         own = options_for(name, options, defaults.get(name, {}), fields.get(name, []))
         chosen.append(plugins.build(kind, known, name, own))
+    if kind == "attack" and plan.samples is not None and not any(map(_draws_samples, chosen)):
+        raise AuditError(f"expected an attack that draws samples beside --samples, got {', '.join(names)}")
     check_general(f"-{kind[0].upper()}", getattr(plan, f"{kind}_options"), fields)
     return chosen
+
+
+def _draws_samples(attack: Attack | Probe) -> bool:
+    """Whether a number of samples says anything to it: a search has the option too, and draws nothing."""
+    return hasattr(attack, "samples") and getattr(attack, "search", "sample") == "sample"
 
 
 def _load_data(plan: Plan, model: HuggingFaceModel) -> Benchmark:
