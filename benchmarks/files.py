@@ -195,6 +195,20 @@ def _decode(tokenizer: Any, ids: Sequence[int]) -> str:
     return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
+# --- whole texts ----------------------------------------------------------------------------------------------------
+
+
+def read_texts(flag: str, name: str) -> list[str]:
+    """Every row's text, prefix and suffix joined where those are the columns; each row once, whatever its `repeats`.
+
+    Raises AuditError for whatever a user can mend.
+    """
+    table = _read(flag, name)
+    if not table.rows:
+        raise AuditError(f"{table.where} is empty: expected at least one row")
+    return ["".join(parts) for parts in zip(*(_texts(table, column) for column in _layout(table)), strict=True)]
+
+
 # --- columns --------------------------------------------------------------------------------------------------------
 
 
