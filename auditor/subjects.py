@@ -156,14 +156,14 @@ class Subject(ABC, Generic[Model]):
             progress(done, self.restarts * len(self.texts))
         return nll, lost
 
-    def slowdown(self, model: Model) -> Measurement:
-        """Median of a few paired timings, with the smallest and the largest."""
-        ratios = []
+    def slowdowns(self, models: Sequence[Model]) -> list[Measurement]:
+        """The time each takes for a law, over that of the bare model: median, smallest and largest of a few rounds."""
+        rounds = []
         for _ in range(_TIMINGS):
             own = self._seconds(self.bare)
-            ratios.append(self._seconds(model) / own)
-        low, middle, high = np.quantile(ratios, [0, 0.5, 1])
-        return Measurement("slowdown", float(middle), float(low), float(high), _TIMINGS, "times", "range, no interval")
+            rounds.append([self._seconds(model) / own for model in models])
+        quantiles = np.quantile(np.array(rounds), [0.5, 0, 1], axis=0).T.tolist()
+        return [Measurement("slowdown", *each, _TIMINGS, "times", "range of timings") for each in quantiles]
 
     def _seconds(self, model: Model) -> float:
         for asked in (self.target, self.public):

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from auditor.contrasts import Cell
 from auditor.errors import AuditError
 from auditor.ledger import Place
 from auditor.reports import files, plots, tables, words
+from auditor.run import Reporter
 from auditor.subjects import Example
 from auditor.types import Measurement, from_json, to_json
-from auditor.utility import Point, Row, Utility, label
+from auditor.utility import Asking, Point, Row, Utility, labels, measure
 
 NAME = "utility"  # of the files, and of the one "attack" in the ledger's cells
-_MEAN = "not a guarantee: ε at the mean number of predicted tokens, as Majmudar et al. 2022 report it"
 
 
 def title(result: Utility) -> str:
@@ -30,8 +30,8 @@ def about(result: Utility) -> str:
     longest = f"max T = {result.longest} predicted tokens of a text, mean T = {result.mean_tokens:.3g}"
     lines = [
         f"{result.texts:,} texts{how}; |V| = {result.vocab_size:,}; {longest}.",
-        "Perplexity: corpus level, mean over restarts; 95% intervals resample texts, ratios are paired by text.",
-        f"ε at max T is what is claimed of one text; at mean T is {_MEAN}.",
+        "Perplexity of the corpus, mean over restarts; 95% intervals resample texts, ratios are paired by text.",
+        "ε at max T is claimed of one text of T tokens; at mean T, as the paper reports it, nothing is guaranteed.",
         *result.notes,
     ]
     statuses = dict.fromkeys(f"{row.title}: {row.status}." for row in result.rows if row.epsilon is not None)
@@ -41,7 +41,7 @@ def about(result: Utility) -> str:
 def table(result: Utility) -> tables.Grid:
     """A row a point; for programs with bounds, restarts and timings in columns of their own."""
     partly = any(row.covered < 1 for row in result.rows)
-    head = ("point", "perplexity", "× undefended", "ε a token", "ε at max T", "ε at mean T (no guarantee)")
+    head = ("point", "perplexity", "× undefended", "ε a token", "ε at max T", "ε at mean T: not a guarantee")
     keys = list(dict.fromkeys(key for row in result.rows for key in row.at))
     bounds = [f"{name}{end}" for name in ("perplexity", "ratio") for end in ("", "_low", "_high")]
     restarts = [f"perplexity_restart_{i}" for i in range(result.restarts)]
@@ -49,17 +49,22 @@ def table(result: Utility) -> tables.Grid:
     return tables.Grid(
         title(result),
         (*head, *["tokens covered"] * partly),
-        tuple(_read(row, partly) for row in result.rows),
+        tuple(
+            (name, *_read(row, partly, result.longest))
+            for name, row in zip(labels(result.rows), result.rows, strict=True)
+        ),
         about(result),
         ("target", *keys, *bounds, *restarts, *epsilons, "covered", "slowdown", "texts"),
         tuple(_raw(row, keys, result.texts) for row in result.rows),
     )
 
 
-def _read(row: Row, partly: bool) -> tuple[str, ...]:
+def _read(row: Row, partly: bool, longest: int) -> tuple[str, ...]:
     perplexity, ratio = (words.with_bounds(m) if math.isfinite(m.value) else "∞" for m in (row.perplexity, row.ratio))
-    epsilons = (_epsilon(e) for e in (row.epsilon_per_token, row.epsilon, row.epsilon_mean))
-    return (label(row), perplexity, ratio, *epsilons, *[f"{words.percent(row.covered)}%"] * partly)
+    each, most, mean = (_epsilon(e) for e in (row.epsilon_per_token, row.epsilon, row.epsilon_mean))
+    if row.tokens not in (None, longest):  # a defense set up for a fixed number
+        most += f" (T = {row.tokens:,})"
+    return (perplexity, ratio, each, most, mean, *[f"{words.percent(row.covered)}%"] * partly)
 
 
 def _epsilon(value: float | None) -> str:
@@ -79,25 +84,28 @@ def _raw(row: Row, keys: Sequence[str], texts: int) -> tuple[object, ...]:
 def lines(result: Utility) -> tuple[list[plots.Line], str]:
     """The finite points as lines, and what their horizontal axis is.
 
-    Epsilon where it differs from point to point, else the one option that is swept. A claim that adds up over tokens is
+    Epsilon where it differs from point to point, else the option that is swept. A claim that adds up over tokens is
     drawn at max T and, as the paper does, at mean T.
     """
     defended = [row for row in result.rows if row.epsilon is not None and math.isfinite(row.perplexity.value)]
     names = dict.fromkeys(row.title for row in defended)
     if len({row.epsilon for row in defended}) > 1 or not defended:
-        drawn = [
-            plots.Line(name, _points((row.epsilon, row) for row in defended if row.title == name)) for name in names
-        ]
-        means = [(row.epsilon_mean, row) for row in defended if row.epsilon_mean is not None]
-        if result.longest != result.mean_tokens:
-            drawn += [plots.Line("at mean T: not a guarantee", _points(means), faint=True)] * bool(means)
+        drawn = []
+        for name in names:
+            mine = [row for row in defended if row.title == name]
+            means = [(row.epsilon_mean, row) for row in mine if row.epsilon_mean is not None]
+            drawn.append(
+                plots.Line(f"{name}, at max T" if means else name, _points((row.epsilon, row) for row in mine))
+            )
+            if means:
+                drawn.append(plots.Line("at mean T: not a guarantee", _points(means), faint=True))
         return drawn, "ε"
     key = next(iter(defended[0].at), "")
     swept = [(float(row.at[key]), row) for row in defended if isinstance(row.at.get(key), int | float)]
     return [plots.Line(name, _points(pair for pair in swept if pair[1].title == name)) for name in names], key
 
 
-def _points(pairs: Iterator[tuple[float | None, Row]] | Any) -> tuple[tuple[float, float, float, float], ...]:
+def _points(pairs: Iterable[tuple[float | None, Row]]) -> tuple[tuple[float, float, float, float], ...]:
     """(x, perplexity, low, high) in the order of x, the finite ones."""
     made = [
         (x, m.value, m.low, m.high if math.isfinite(m.high) else m.value)
@@ -128,6 +136,24 @@ def write(folder: Path, result: Utility, examples: Sequence[Example] = ()) -> li
         plots.save_tradeoff(path, drawn, axis, result.rows[0].perplexity.value, title(result))
         made[path.name] = ""
     return [folder / name for name in made]
+
+
+def measured(folder: Path) -> bool:
+    return (folder / f"{NAME}.json").is_file()
+
+
+def walk(asked: Asking, folder: Path, reporter: Reporter, command: str) -> Utility:
+    """What the folder holds, measured first where it holds nothing. Raises AuditError where it holds something else."""
+    if not measured(folder):
+        result, _ = measure(replace(asked, plan=replace(asked.plan, command=command)), reporter)
+        write(folder, result)
+        return result
+    held, mine = read(folder), to_json(asked)
+    for name in ("plan", "settings", "sweep"):
+        theirs = to_json(getattr(held, name))
+        if {**theirs, "command": ""} != {**mine[name], "command": ""}:
+            raise AuditError(f"expected a new folder for -o, but {str(folder)!r} was measured with another {name}")
+    return held
 
 
 def read(folder: Path) -> Utility:

@@ -28,11 +28,11 @@ from auditor.grid import called
 from auditor.masked import kind_of, load_masked
 from auditor.metrics import CONFIDENCE
 from auditor.models import HuggingFaceModel, load
-from auditor.plan import Plan, check_general, options_for
+from auditor.plan import Plan, check_general, make, options_for
 from auditor.run import UNDEFENDED, Reporter, check_needs, environment, lab_recipe
 from auditor.streams import generator
 from auditor.subjects import Asked, CausalSubject, Example, MaskedSubject, Subject
-from auditor.types import Claim, Defense, Measurement, to_json
+from auditor.types import Claim, Defense, Measurement, from_json, to_json
 
 _RESAMPLES = 2000
 _OF_ATTACKS = ("known", "known_limit", "nonmembers", "reference", "samples", "submission", "attack_options")
@@ -63,6 +63,27 @@ class Settings:
             raise AuditError(f"expected --mask-share in (0, 1), got {self.mask_share}")
         if self.max_length < 2:
             raise AuditError(f"expected --max-length >= 2, got {self.max_length}")
+
+
+@dataclass(frozen=True)
+class Asking:
+    """One `audit utility`: whose perplexity, of what, at which points."""
+
+    plan: Plan
+    settings: Settings
+    sweep: Mapping[str, Sequence[Any]]
+
+
+def asking(raw: Mapping[str, Any]) -> Asking:
+    """From the raw values of a plan file: the fields of a plan, `[sweep]` and `[utility]`. Raises AuditError."""
+    given = dict(raw)
+    settings = from_json(Settings, given.pop("utility", {}), "utility")
+    sweep, seeds = given.pop("sweep", {}), given.pop("seeds", [0])
+    if "variant" in given:
+        raise AuditError("expected a [utility] plan without variants: it has a sweep")
+    if len(seeds) > 1:
+        raise AuditError(f"expected one seed for a [utility] plan, whose restarts mask anew, got {seeds}")
+    return Asking(make({"seed": seeds[0], **given}, {}), settings, sweep)
 
 
 @dataclass(frozen=True)
@@ -235,9 +256,7 @@ def _no_ensemble(defense: Defense) -> Any:
 
 
 def measure(
-    plan: Plan,
-    settings: Settings,
-    sweep: Mapping[str, Sequence[Any]],
+    asking: Asking,
     reporter: Reporter,
     shown: Sequence[str] = (),
     reveal: int = 0,
@@ -246,8 +265,8 @@ def measure(
 
     Raises AuditError for bad input before a model is asked anything.
     """
-    start = time.perf_counter()
-    wanted = points(plan, sweep)
+    plan, settings, start = asking.plan, asking.settings, time.perf_counter()
+    wanted = points(plan, asking.sweep)
     with reporter.stage("prepare"):
         subject, ensemble_of = prepare(plan, settings, reporter)
         models, claims = _protected(subject, ensemble_of, wanted)
@@ -257,15 +276,15 @@ def measure(
     with reporter.stage(f"perplexity of {len(models)} points on {len(subject.texts):,} texts"):
         nll, lost = subject.scores(models, lambda done, total: reporter.progress("scoring", done, total))
     with reporter.stage("time of a law"):
-        slower = [subject.slowdown(model) for model in models]
+        slower = subject.slowdowns(models)
     rows = _rows(subject, wanted, claims, nll, lost, slower)
-    names = dict(zip(map(label, rows), models, strict=True))
+    names = dict(zip(labels(rows), models, strict=True))
     with reporter.stage("examples") if asked else nullcontext():
         examples = [subject.predict(names, text) for text in asked]
     result = Utility(
         kind=subject.kind,
         model=plan.model or "lab",
-        data=Path(plan.data).name if plan.data else f"the lab's {settings.on or 'heldout'} records",
+        data=Path(plan.data).name if plan.data else f"{'member' if settings.on == 'members' else 'held-out'} records",
         texts=len(subject.texts),
         vocab_size=subject.target.vocab_size,
         restarts=subject.restarts,
@@ -278,7 +297,7 @@ def measure(
         command=plan.command,
         plan=to_json(plan),
         settings=to_json(settings),
-        sweep={key: tuple(values) for key, values in sweep.items()},
+        sweep={key: tuple(values) for key, values in asking.sweep.items()},
         environment=environment(plan.device),
         seconds=time.perf_counter() - start,
     )
@@ -379,6 +398,7 @@ def _interval(name: str, drawn: NDArray[np.float64], n: int, unit: str) -> Measu
     return Measurement(name, float(drawn[0]), float(low), float(high), n, unit)
 
 
-def label(row: Row) -> str:
-    """`Uniform mixing, weight=0.3`."""
-    return called(row.title, row.at)
+def labels(rows: Sequence[Row]) -> list[str]:
+    """`weight=0.3`, or where several defenses are compared `Uniform mixing, weight=0.3`."""
+    short = len({row.target for row in rows if row.options}) == 1
+    return [called("" if short and row.at else row.title, row.at) for row in rows]

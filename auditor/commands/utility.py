@@ -99,7 +99,8 @@ def utility(
     settings = measuring.Settings(kind, on, restarts, mask_share, max_length)  # type: ignore[arg-type]
     points = measuring.points(wanted, swept)
     with console.terminal() as reporter:
-        result, examples = measuring.measure(wanted, settings, swept, reporter, text or [], reveal)
+        asked = measuring.Asking(wanted, settings, swept)
+        result, examples = measuring.measure(asked, reporter, text or [], reveal)
     paths = tradeoff.write(out or new_folder(tradeoff.name_of(points)), result, examples)
     console.show(tradeoff.table(result))
     for line in tradeoff.examples_lines(examples):
