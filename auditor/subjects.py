@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -76,8 +76,10 @@ class Subject(ABC, Generic[Model]):
                 f"expected --public to share the target's vocabulary of {target.vocab_size}, "
                 f"but {public.name} has {public.vocab_size}"
             )
-        self.bare, self.tokenizer, self.asked = target, tokenizer, asked
-        self.target, self.public = self._once(target), None if public is None else self._once(public)
+        self.bare: Model = target
+        self.target: Model = self._once(target)
+        self.public: Model | None = None if public is None else self._once(public)
+        self.tokenizer, self.asked = tokenizer, asked
         self.room = min(asked.max_length, target.max_positions or asked.max_length)
         self.notes: list[str] = []
         self.texts = self._limited(self._usable(texts), asked.limit)
@@ -162,16 +164,23 @@ class Subject(ABC, Generic[Model]):
         for _ in range(_TIMINGS):
             own = self._seconds(self.bare)
             rounds.append([self._seconds(model) / own for model in models])
-        quantiles = np.quantile(np.array(rounds), [0.5, 0, 1], axis=0).T.tolist()
-        return [Measurement("slowdown", *each, _TIMINGS, "times", "range of timings") for each in quantiles]
+        made = []
+        for middle, low, high in np.quantile(np.array(rounds), [0.5, 0, 1], axis=0).T.tolist():
+            made.append(Measurement("slowdown", middle, low, high, _TIMINGS, "times", "range of timings"))
+        return made
 
     def _seconds(self, model: Model) -> float:
         for asked in (self.target, self.public):
-            if asked is not None:
-                asked.forget()  # type: ignore[attr-defined]
+            if isinstance(asked, _Once | _OnceMasked):
+                asked.forget()
         start = time.perf_counter()
         self.law(model)
         return time.perf_counter() - start
+
+
+def _token_log_probs(first: Tensor, second: Tensor, model: Any) -> Tensor:
+    answer: Tensor = model.token_log_probs(first, second)
+    return answer
 
 
 class CausalSubject(Subject[LanguageModel]):
@@ -197,7 +206,7 @@ class CausalSubject(Subject[LanguageModel]):
     def batches(self) -> Iterator[tuple[int, list[int], Callable[[Any], Tensor]]]:
         for batch in by_shape([(1, len(text.tokens)) for text in self.texts], self.batch_size):
             tokens = torch.tensor([self.texts[i].tokens for i in batch], device=self.target.device)
-            yield 0, batch, lambda model, t=tokens: model.token_log_probs(t[:, :1], t[:, 1:])
+            yield 0, batch, partial(_token_log_probs, tokens[:, :1], tokens[:, 1:])
 
     @torch.no_grad()
     def law(self, model: LanguageModel) -> Tensor:
@@ -256,7 +265,7 @@ class MaskedSubject(Subject[MaskedModel]):
             for batch in by_shape(shapes, self.batch_size):
                 tokens = torch.tensor([self.texts[i].tokens for i in batch])
                 gaps = torch.tensor([self.gaps(self.texts[i], restart) for i in batch])
-                yield restart, batch, lambda model, t=tokens, g=gaps: model.token_log_probs(t, g)
+                yield restart, batch, partial(_token_log_probs, tokens, gaps)
 
     def law(self, model: MaskedModel) -> Tensor:
         text = self.texts[0]
@@ -305,7 +314,6 @@ class _Once(LanguageModel):
         self.name, self.family, self.vocab_size = model.name, model.family, model.vocab_size
         self.max_positions, self.parts = model.max_positions, model.parts
         self.eos, self.device = model.eos, model.device
-        self.capabilities = model.capabilities  # type: ignore[misc]
         self.forget()
 
     def forget(self) -> None:

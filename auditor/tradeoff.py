@@ -40,7 +40,7 @@ def about(result: Utility) -> str:
 
 def table(result: Utility) -> tables.Grid:
     """A row a point; for programs with bounds, restarts and timings in columns of their own."""
-    partly = any(row.covered < 1 for row in result.rows)
+    partly = any(row.covered.value < 1 for row in result.rows)
     head = ("point", "perplexity", "× undefended", "ε a token", "ε at max T", "ε at mean T: not a guarantee")
     keys = list(dict.fromkeys(key for row in result.rows for key in row.at))
     bounds = [f"{name}{end}" for name in ("perplexity", "ratio") for end in ("", "_low", "_high")]
@@ -64,7 +64,7 @@ def _read(row: Row, partly: bool, longest: int) -> tuple[str, ...]:
     each, most, mean = (_epsilon(e) for e in (row.epsilon_per_token, row.epsilon, row.epsilon_mean))
     if row.tokens not in (None, longest):  # a defense set up for a fixed number
         most += f" (T = {row.tokens:,})"
-    return (perplexity, ratio, each, most, mean, *[f"{words.percent(row.covered)}%"] * partly)
+    return (perplexity, ratio, each, most, mean, *[words.with_bounds(row.covered)] * partly)
 
 
 def _epsilon(value: float | None) -> str:
@@ -75,7 +75,7 @@ def _raw(row: Row, keys: Sequence[str], texts: int) -> tuple[object, ...]:
     bounds = [bound for m in (row.perplexity, row.ratio) for bound in (m.value, m.low, m.high)]
     epsilons = (row.epsilon_per_token, row.epsilon, row.tokens, row.epsilon_mean, row.delta, row.relation, row.status)
     at = [row.at.get(key) for key in keys]
-    return (row.target, *at, *bounds, *row.restarts, *epsilons, row.covered, row.slowdown.value, texts)
+    return (row.target, *at, *bounds, *row.restarts, *epsilons, row.covered.value, row.slowdown.value, texts)
 
 
 # --- the plot ---------------------------------------------------------------------------------------------------------
@@ -212,12 +212,12 @@ def _measured(row: Row, vocab_size: int) -> Mapping[str, Measurement]:
         "epsilon_per_token": row.epsilon_per_token,
         "epsilon": row.epsilon,
         "epsilon_mean": row.epsilon_mean,
-        "covered": row.covered,
     }
     return {
         "perplexity": m,
         "perplexity_ratio": row.ratio,
         "perplexity_over_vocabulary": share,
+        "covered": row.covered,
         "slowdown": row.slowdown,
         **{name: Measurement(name, e, e, e, m.n, "nats") for name, e in exact.items() if e is not None},
     }

@@ -115,7 +115,7 @@ class Row:
     perplexity: Measurement
     ratio: Measurement
     restarts: tuple[float, ...]
-    covered: float
+    covered: Measurement
     slowdown: Measurement
     epsilon_per_token: float | None = None
     epsilon: float | None = None
@@ -327,7 +327,7 @@ def _rows(
     slower: Sequence[Measurement],
 ) -> list[Row]:
     tokens, mean = subject.predicted, float(subject.predicted.mean())
-    drawn = perplexities(nll, lost, tokens)
+    drawn, covered = perplexities(nll, lost, tokens), 1 - per_token(lost.astype(float), tokens).mean(1)
     rows = []
     for i, (point, claim) in enumerate(zip(wanted, claims, strict=True)):
         with np.errstate(invalid="ignore"):
@@ -340,7 +340,7 @@ def _rows(
             perplexity=_interval("perplexity", drawn[i], len(tokens), "perplexity"),
             ratio=_interval("perplexity_ratio", ratio, len(tokens), "times"),
             restarts=tuple(_of_restart(nll[i], lost[i], tokens)),
-            covered=1 - float(lost[i].sum()) / (nll.shape[1] * int(tokens.sum())),
+            covered=_interval("covered", covered[i], len(tokens), "probability"),
             slowdown=slower[i],
         )
         rows.append(row if claim is None else _with_claim(row, claim, mean))
@@ -376,20 +376,21 @@ def perplexities(
     restart, and all models are read at the same resample: the interval is over texts and masks, differences are paired.
     inf where a token that counts has no probability.
     """
-    models, restarts, n = nll.shape
-    sums, never = nll.reshape(-1, n).T, lost.reshape(-1, n).T > 0
-    found = np.empty((models, 1 + resamples))
-    rng = generator("bootstrap", "utility", n)
-    step = max(1, 2**22 // n)
+    never = per_token(lost.astype(float), tokens, resamples) > 0
+    return np.where(never, np.inf, np.exp(per_token(nll, tokens, resamples))).mean(1)
+
+
+def per_token(sums: NDArray[np.float64], tokens: NDArray[np.int64], resamples: int = _RESAMPLES) -> NDArray[np.float64]:
+    """(models, restarts, 1 + resamples): the mean over tokens of sums over texts, (models, restarts, texts)."""
+    n, columns = len(tokens), sums.reshape(-1, len(tokens)).T
+    found = np.empty((1 + resamples, columns.shape[1]))
+    rng, step = generator("bootstrap", "utility", n), max(1, 2**22 // n)
     for at in range(0, 1 + resamples, step):
-        size = min(step, 1 + resamples - at)
-        draws = rng.multinomial(n, np.full(n, 1 / n), size=size)
+        draws = rng.multinomial(n, np.full(n, 1 / n), size=min(step, 1 + resamples - at))
         if at == 0:
             draws[0] = 1
-        mean = (draws @ sums) / (draws @ tokens)[:, None]
-        each = np.where(draws @ never > 0, np.inf, np.exp(mean))
-        found[:, at : at + size] = each.reshape(size, models, restarts).mean(-1).T
-    return found
+        found[at : at + len(draws)] = (draws @ columns) / (draws @ tokens)[:, None]
+    return found.T.reshape(*sums.shape[:2], -1)
 
 
 def _interval(name: str, drawn: NDArray[np.float64], n: int, unit: str) -> Measurement:

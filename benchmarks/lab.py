@@ -282,7 +282,15 @@ class Lab(Benchmark):
 
     def _build_masked_public(self, path: Path) -> None:
         recipe, tokenizer = self.masked_recipe, with_mask(self.tokenizer, END)
-        model = untrained_masked(recipe, len(tokenizer), positions=512, end=0, seed=self.recipe.seed)
+        model = untrained_masked(
+            vocab_size=len(tokenizer),
+            layers=recipe.layers,
+            hidden=self.recipe.hidden,
+            heads=self.recipe.heads,
+            positions=512,
+            end=0,
+            seed=self.recipe.seed,
+        )
         self._fit_masked(model, self._texts.public, recipe.public_epochs, recipe.public_rate, "masked public model")
         model.save_pretrained(path)
         tokenizer.save_pretrained(path)

@@ -22,11 +22,9 @@ _IGNORED = -100
 
 @dataclass(frozen=True)
 class MaskedRecipe:
-    """What the masked parts of a lab depend on beside its recipe and texts. Its hash names them."""
+    """What the masked parts of a lab depend on beside its recipe (width, heads) and texts. Its hash names them."""
 
     layers: int = 3
-    hidden: int = 128
-    heads: int = 4
     share: float = 0.15
     batch: int = 8
     block: int = 64
@@ -40,16 +38,20 @@ class MaskedRecipe:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:8]
 
 
-def untrained_masked(recipe: MaskedRecipe, vocab_size: int, positions: int, end: int, seed: int) -> Any:
+def untrained_masked(
+    *, vocab_size: int, layers: int, hidden: int, heads: int, positions: int, end: int, seed: int
+) -> Any:
     torch.manual_seed(seed)
-    ends = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), end)
+    ends: dict[str, Any] = dict.fromkeys(
+        ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), end
+    )
     return ModernBertForMaskedLM(
         ModernBertConfig(
             vocab_size=vocab_size,
-            hidden_size=recipe.hidden,
-            num_hidden_layers=recipe.layers,
-            num_attention_heads=recipe.heads,
-            intermediate_size=2 * recipe.hidden,
+            hidden_size=hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            intermediate_size=2 * hidden,
             max_position_embeddings=positions,
             sparse_prediction=True,  # training asks for the law of hidden tokens only
             **ends,

@@ -122,11 +122,14 @@ class Mixing:
         return uniform_mixing_epsilon(self.weight, self.top_k or self.vocab_size, tokens)
 
     def of(self, law: Tensor, public: Tensor | None) -> Tensor:
-        """(..., V) nats, from the private law and, where it is needed, the public one."""
+        """(..., V) nats, from the private law and, where it is needed, the public one.
+
+        On a support in float64: a few tokens and a small weight make claims that float32's rounding would break.
+        """
         if not self.top_k:
             return mix_with_uniform(law, self.weight, self.vocab_size)
         assert public is not None  # `UniformMixing` has seen to it
-        return mix_on_support(law, public.to(law), self.weight, self.top_k, self.tail)
+        return mix_on_support(law.double(), public.to(law.device).double(), self.weight, self.top_k, self.tail)
 
 
 class UniformMixingModel(LanguageModel):
