@@ -7,6 +7,7 @@ defenses that say so (`Defense.protect_masked`) accept one. Knows nothing of tex
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -93,18 +94,22 @@ def load_masked(
     return HuggingFaceMaskedModel(model, tokenizer, name)
 
 
-def kind_of(name: str, revision: str | None = None, trust_remote_code: bool = False) -> str:
-    """`causal` or `masked`, as the configuration of a model says.
+def kind_of(name: str, given: str = "auto", revision: str | None = None, trust_remote_code: bool = False) -> str:
+    """`causal` or `masked`: what was given, else what the configuration of the model says.
 
     Raises AuditError for an encoder-decoder, which is neither, and for a model that does not say.
     """
+    if (Path(name) / "adapter_config.json").is_file():
+        return "causal" if given == "auto" else given
     with load_errors(name, "model", "cpu"):
         config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
     if getattr(config, "is_encoder_decoder", False):
         raise AuditError(f"expected a causal or a masked LM, got {name!r}, an encoder-decoder ({config.model_type})")
     said = " ".join(getattr(config, "architectures", None) or ())
+    if given != "auto":
+        return given
     if "MaskedLM" in said or "ForPreTraining" in said:
         return "masked"
     if "CausalLM" in said or "LMHead" in said:
         return "causal"
-    raise AuditError(f"{name!r} does not say whether it is a causal or a masked LM ({said or 'no name'}): give --kind")
+    raise AuditError(f"{name!r} does not say whether it is a causal or a masked LM ({said or 'nothing'}): give --kind")

@@ -230,8 +230,7 @@ def _of_ones_own(plan: Plan, settings: Settings) -> tuple[Subject[Any], Callable
         "trust_remote_code": plan.trust_remote_code,
     }
     own: dict[str, Any] = {**shared, "revision": plan.revision, "model_args": dict(plan.model_args)}
-    said = kind_of(plan.model, plan.revision, plan.trust_remote_code)
-    if (said if settings.kind == "auto" else settings.kind) == "masked":
+    if kind_of(plan.model, settings.kind, plan.revision, plan.trust_remote_code) == "masked":
         masked = load_masked(plan.model, **own)
         beside = load_masked(plan.public, **shared) if plan.public else None
         return MaskedSubject(masked, beside, masked.tokenizer, texts, asked), _no_ensemble

@@ -95,6 +95,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         bert(len(masking), seed).save_pretrained(folder / name)
         words.save_pretrained(folder / name)
     T5Config().save_pretrained(folder / "seq2seq")
+    BertConfig().save_pretrained(folder / "nameless")
     (folder / "data.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts()))
     (folder / "empty.jsonl").write_text("")
     return folder
@@ -359,7 +360,8 @@ def said(capsys: Said) -> Said:
         (["--model", "W/masked", "--sweep", "pmixed.q=0.5"], "unknown defense in the sweep of 'pmixed.q'"),
         (["--model", "W/maskless"], "expected a masked LM with a mask token"),
         (["--model", "W/seq2seq"], "an encoder-decoder (t5)"),
-        (["--model", "W/causal", "--kind", "masked"], "W/causal"),
+        (["--model", "W/causal", "--kind", "masked"], "as a Hugging Face masked LM on cpu"),
+        (["--model", "W/nameless"], "give --kind"),
         (["--model", "W/masked", "--data", "W/empty.jsonl"], "is empty: expected at least one row"),
         (["--model", "W/masked", "--mask-share", "0"], "expected --mask-share in (0, 1), got 0"),
         (["--model", "W/masked", "--restarts", "0"], "expected --restarts >= 1"),
