@@ -14,6 +14,7 @@ from rich.console import Console
 
 from auditor import __version__, console
 from auditor.commands import train as train_command
+from auditor.commands import utility as utility_command
 from auditor.commands.export import export
 from auditor.console import Many
 from auditor.errors import AuditError
@@ -116,7 +117,8 @@ def run(
     sweep: Annotated[
         Many,
         typer.Option(
-            metavar="KEY=V1,V2", help="Run every value of a plan field or ATTACK.OPTION; wins over it; repeatable."
+            metavar="KEY=V1,V2|KEY=START:STOP:STEP",
+            help="Run every value of a plan field or ATTACK.OPTION; wins over it; repeatable.",
         ),
     ] = None,
     seeds: Annotated[str | None, typer.Option(metavar="0-4|0,2", help="Run at each of these seeds.")] = None,
@@ -273,6 +275,9 @@ def _sweep(points: list[Any], out: Path | None, config: Path | None) -> None:
     if failures:
         name, why = next(iter(failures.items()))
         raise AuditError(f"{len(failures)} of {len(points)} points failed; {name}: {why}")
+
+
+app.command("utility")(utility_command.utility)
 
 
 @app.command()

@@ -482,14 +482,8 @@ def check(plan: Plan) -> tuple[dict[str, type[Attack] | type[Probe]], dict[str, 
         lab_recipe(plan)
     _chosen("attack", plan, attacks, None)
     for defense in _chosen("defense", plan, defenses, None):
-        if plan.lab:
-            continue
-        if "ensemble" in defense.needs and not getattr(defense, "ensemble", ""):
-            raise AuditError(
-                f"--defense {defense.name} outside the lab needs -D ensemble=DIR, a folder of member adapters"
-            )
-        if "public" in defense.needs and plan.public is None:
-            raise AuditError(f"--defense {defense.name} outside the lab needs --public MODEL, the base of its members")
+        if not plan.lab:
+            check_needs(defense, plan.public)
     return attacks, defenses
 
 
@@ -502,6 +496,14 @@ def rows(plan: Plan) -> list[Row]:
     settings = [name for name in SETTINGS if plan.setting in (name, "both")]
     where = {UNDEFENDED: settings, **{d.name: settings for d in chosen}, **dict.fromkeys(companions, settings[-1:])}
     return [(target, name, attack) for target, names in where.items() for name in names for attack in asked]
+
+
+def check_needs(defense: Defense, public: str | None) -> None:
+    """Refuses a defense whose needs only the lab would see to. Raises AuditError."""
+    if "ensemble" in defense.needs and not getattr(defense, "ensemble", ""):
+        raise AuditError(f"--defense {defense.name} outside the lab needs -D ensemble=DIR, a folder of member adapters")
+    if "public" in defense.needs and public is None:
+        raise AuditError(f"--defense {defense.name} outside the lab needs --public MODEL, the base of its members")
 
 
 def lab_recipe(plan: Plan) -> LabRecipe:

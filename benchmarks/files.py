@@ -199,7 +199,26 @@ def _decode(tokenizer: Any, ids: Sequence[int]) -> str:
     return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
-# --- whole texts, to train on ---------------------------------------------------------------------------------------
+# --- whole texts ----------------------------------------------------------------------------------------------------
+
+
+def read_texts(flag: str, name: str) -> list[str]:
+    """Every row's text, prefix and suffix joined where those are the columns; each row once, whatever its `repeats`.
+
+    Raises AuditError for whatever a user can mend.
+    """
+    table = _filled(_read(flag, name))
+    return _joined(table, _layout(table))
+
+
+def _filled(table: _Table) -> _Table:
+    if not table.rows:
+        raise AuditError(f"{table.where} is empty: expected at least one row")
+    return table
+
+
+def _joined(table: _Table, layout: Sequence[str]) -> list[str]:
+    return ["".join(parts) for parts in zip(*(_texts(table, column) for column in layout), strict=True)]
 
 
 def training_texts(
@@ -210,15 +229,13 @@ def training_texts(
     Also whose each text is, where `unit_column` says so. Raises AuditError for whatever a user can mend.
     """
     named = tuple(column for column in (text_column, unit_column) if column is not None)
-    table = _read("--data", name, (*_COLUMNS, *named))
-    if not table.rows:
-        raise AuditError(f"{table.where} is empty: expected at least one row")
+    table = _filled(_read("--data", name, (*_COLUMNS, *named)))
     for column in named:
         if table.columns.count(column) != 1:
             found = table.columns.count(column)
             raise AuditError(f"{table.where}: expected one column {column!r}, got {found or _named(table.columns)}")
     layout = (text_column,) if text_column is not None else _layout(table)
-    texts = ["".join(parts) for parts in zip(*(_texts(table, column) for column in layout), strict=True)]
+    texts = _joined(table, layout)
     if "" in texts:
         raise AuditError(f"{table.where}, row {texts.index('')} (counted from 0): expected text, got an empty one")
     rows = [row for row, count in enumerate(_repeats(table)) for _ in range(count)]
