@@ -2,6 +2,7 @@
 
 import csv
 import json
+import logging
 import stat
 from pathlib import Path
 from types import SimpleNamespace
@@ -481,6 +482,26 @@ def test_what_datasets_raises_becomes_one_sentence(
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     assert refusal("someone/letters").endswith(expected)
+
+
+def test_rows_that_datasets_logs_are_not_heard(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    heard: list[logging.LogRecord] = []
+    listener = logging.Handler()
+    listener.emit = heard.append  # type: ignore[method-assign]
+
+    def load_dataset(name: str, **options: Any) -> None:
+        logger = datasets.logging.get_logger("datasets.packaged_modules.csv")
+        logger.addHandler(listener)
+        logger.error(f"Failed to read file with error: {SECRET}")  # as its readers do
+        logger.removeHandler(listener)
+        raise RuntimeError
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    datasets.logging.set_verbosity_warning()
+    refusal("someone/letters")
+    assert not heard
 
 
 def test_folders_that_datasets_cannot_read(tmp_path: Path, cache: Path) -> None:
