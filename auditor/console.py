@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from auditor.types import Measurement
 
 err = Console(stderr=True)
+debugging = False  # whether unexpected errors are shown whole (`audit --debug`)
 Many = list[str] | None  # a repeatable option
 
 
@@ -31,6 +33,20 @@ def say(text: str, code: int) -> int:
     """One line on stderr; its parts may come from files and arguments. Returns the exit code that goes with it."""
     err.print(inert.terminal(text), soft_wrap=True)
     return code
+
+
+def trace(error: BaseException) -> None:
+    """Where an unexpected error came from. Its message may quote private text, so it is shown on request only."""
+    if debugging:
+        err.print_exception(show_locals=False)
+        return
+    chain = [error]
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
+        chain.append(cause)
+    for one in reversed(chain):
+        for frame in traceback.extract_tb(one.__traceback__):
+            say(f"  {frame.filename}:{frame.lineno} in {frame.name}", 3)
+        say(f"{type(one).__module__}.{type(one).__name__} (its message may quote private text: audit --debug)", 3)
 
 
 def command() -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from auditor.errors import AuditError
 
 if TYPE_CHECKING:
+    from auditor.masked import MaskedModel
     from auditor.models import HuggingFaceModel, LanguageModel
     from auditor.privacy import PrivacyRecord
     from auditor.view import View
@@ -253,6 +254,15 @@ class TrainedModel:
 
 
 @dataclass(frozen=True)
+class MaskedScenario:
+    """The same for a masked LM: what stands around it, and how many gaps it fills at most in one text."""
+
+    target: MaskedModel
+    public: MaskedModel | None
+    queries: int
+
+
+@dataclass(frozen=True)
 class Defense:
     """Base of all defenses. `protect` returns a model that holds others; `claim` says what it promises.
 
@@ -270,6 +280,10 @@ class Defense:
     def claim(self, scenario: Scenario, spent: int) -> Claim | None:
         """What is promised, with `spent` drawn tokens accounted for; None where nothing is."""
         return None
+
+    def protect_masked(self, scenario: MaskedScenario) -> tuple[MaskedModel, Claim | None]:
+        """The same in front of a masked LM, and what is promised of it. Raises AuditError where there is no such."""
+        raise AuditError(f"expected a causal LM behind {self.name}, which draws token by token, got a masked one")
 
     def budget(self, scenario: Scenario) -> Budget | None:
         """The fixed number of tokens this defense answers, None where it answers as many as the row will draw."""
@@ -294,9 +308,7 @@ class TrainingJob:
     """What `audit train` hands to a `Trainer`: the data as tokens, a way to load the base, and where to write."""
 
     base: str  # hub id or folder
-    load: Callable[
-        [], Any
-    ]  # a fresh transformers model on the device, its parameters free to train (LoRA: the adapter)
+    load: Callable[[], Any]  # a fresh transformers model, its parameters (LoRA: the adapter's) free to train
     tokenizer: Any
     end: int  # the token that ends a record
     block: int  # tokens of a training sequence, at most

@@ -12,12 +12,18 @@ from auditor.reports import inert
 from auditor.reports.blocks import Document, Figure
 from auditor.reports.contents import document
 from auditor.reports.plots import svg
+from auditor.reports.texts import Text
 from auditor.types import AuditResult
 
 
-def render(result: AuditResult) -> str:
-    """The whole report; styles and plots are inline, and a content security policy forbids everything else."""
-    return page(document(result), {inert.clean(target.name): inert.clean(target.title) for target in result.targets})
+def render(result: AuditResult, texts: Mapping[str, Text] | None = None) -> str:
+    """The whole report; styles and plots are inline, and a content security policy forbids everything else.
+
+    texts: the private text to show, by alias; none by default.
+    """
+    return page(
+        document(result, texts), {inert.clean(target.name): inert.clean(target.title) for target in result.targets}
+    )
 
 
 def page(doc: Document, titles: Mapping[str, str] | None = None) -> str:

@@ -54,6 +54,8 @@ _LATEX = {
     "≥": r"$\geq$",
     "≤": r"$\leq$",
     "×": r"$\times$",
+    "∞": r"$\infty$",
+    "·": r"\textperiodcentered{}",
 }
 
 
