@@ -83,6 +83,7 @@ class ScaledOptimizer(DPOptimizer):
     accounting where it depends on the data; the first leaves the sensitivity at C (formulas B4, variant B).
     """
 
+    noise_multiplier: float
     noise_scale: float = 1.0
 
     def clip_and_add(self, shares: Tensor) -> None:
@@ -337,7 +338,7 @@ def check_gradients(wrapped: Any, examples: Sequence[Tokens], pad: int) -> None:
     Two examples are enough to see a layer that mixes up records. Raises AuditError with the layer that is wrong.
     """
     model = wrapped._module
-    named = trained_parameters(model)
+    named: dict[str, Any] = dict(trained_parameters(model))  # Any: Opacus hangs its own attributes on parameters
     device = next(iter(named.values())).device
     found: dict[str, Tensor] = {}
     try:
