@@ -74,6 +74,18 @@ def test_the_record_says_what_was_done_and_what_it_is_worth(world: Path, tmp_pat
     assert claim is not None and claim.queries is None and claim.epsilon == {"add_remove": record.epsilon}
 
 
+def test_nothing_of_the_data_is_kept_beside_the_weights(world: Path, tmp_path: Path) -> None:
+    """Not even a digest, which differs between data sets that the promise says cannot be told apart."""
+    training.train(asked(world, tmp_path / "out"), silent)
+    assert "data" not in json.loads((tmp_path / "out" / "training.json").read_text())["configuration"]
+    (told,) = training.train(asked(world, tmp_path / "out"), silent)
+    assert "already trained with this configuration (which records it was, is not kept)" in told
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {name for name in names if not name.startswith("tokenizer")} == {
+        *("config.json", "generation_config.json", "model.safetensors", "privacy.json", "training.json")
+    }
+
+
 def test_a_users_records_are_one_unit(world: Path, tmp_path: Path) -> None:
     options = {"unit": "user", "batch": 2}
     training.train(asked(world, tmp_path / "out", options=options, user_column="who", block=96), silent)
