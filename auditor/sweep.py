@@ -254,8 +254,7 @@ def _rows(held: Sequence[Place]) -> Iterator[_Row]:
             yield _Row(place, None, nothing, f"failed: {place.failure}")
         for cell in place.cells:
             if not cell.outcomes:
-                why = f"not applicable: {cell.not_applicable}" if cell.not_applicable else ""
-                yield _Row(place, cell, nothing, why or "a probe: see its runs")
+                yield _Row(place, cell, nothing, f"not applicable: {cell.not_applicable}")
                 continue
             numbers = [contrast(name, [Part(1.0, name, cell)]) for name in COLUMNS]
             base = first.setdefault(cell.setting, cell)
