@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.text import Text
+
+from auditor.reports import inert
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -25,7 +28,8 @@ Many = list[str] | None  # a repeatable option
 
 
 def say(text: str, code: int) -> int:
-    err.print(text, markup=False, highlight=False, soft_wrap=True)
+    """One line on stderr; its parts may come from files and arguments. Returns the exit code that goes with it."""
+    err.print(inert.terminal(text), soft_wrap=True)
     return code
 
 
@@ -75,16 +79,16 @@ class Terminal:
         import time
 
         start = time.perf_counter()
-        self._task = task = self._progress.add_task(name, total=None)
+        self._task = task = self._progress.add_task(inert.clean(name), total=None)
         try:
             yield
         finally:
             self._progress.remove_task(task)
-        err.print(f"{time.perf_counter() - start:7.1f} s  {name}", markup=False, highlight=False)
+        err.print(Text(f"{time.perf_counter() - start:7.1f} s  ").append(inert.terminal(name)))
 
     def progress(self, what: str, done: int, total: int) -> None:
         if self._task is not None:
-            self._progress.update(self._task, description=what, completed=done, total=total)
+            self._progress.update(self._task, description=inert.clean(what), completed=done, total=total)
 
     def greedy(self, recall: Mapping[str, Measurement]) -> None:
         parts = [f"{key} → {m.value:.0%}" for key, m in recall.items()]
@@ -95,6 +99,6 @@ class Terminal:
 def terminal() -> Iterator[Terminal]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         yield Terminal(progress)

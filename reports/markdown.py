@@ -27,11 +27,8 @@ from auditor.reports.blocks import (
     Table,
 )
 from auditor.reports.contents import document
+from auditor.reports.inert import markdown as escape
 from auditor.types import AuditResult
-
-_SPECIAL = re.compile(r"[\\`*|~$]|(?<!\w)_|_(?!\w)|\](?=[(\[:])")  # a `]` matters only where a link could follow
-_LINE_START = re.compile(r"^(\d*)([#+=-]|(?<=\d)[.)](?=\s|$))")  # headings, rules, list items
-
 
 MOST = 32_000  # characters of a report; GitHub takes 65,536 in a comment, so a gate's decision has room beside it
 _MOST_TABLE, _MOST_TEXT, _MOST_CELL, _MOST_CLAIMS = 7_000, 500, 160, 3
@@ -94,12 +91,6 @@ def page(doc: Document) -> str:
     for section in doc.sections:
         parts += [f"## {escape(section.title)}", *map(_block, section.blocks)]
     return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def escape(text: str) -> str:
-    """Plain text that Markdown shows as it stands: no HTML, no links, no emphasis, no table cells, no mathematics."""
-    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return _LINE_START.sub(r"\1\\\2", _SPECIAL.sub(r"\\\g<0>", text))
 
 
 def _block(block: Block) -> str:

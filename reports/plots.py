@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from xml.sax.saxutils import escape
 
 from auditor.errors import AuditError
-from auditor.reports import words
+from auditor.reports import inert, words
 from auditor.reports.blocks import Figure as Block
 from auditor.types import Finding
 
@@ -240,7 +239,7 @@ def _inline(file: str, block: Block) -> str:
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r"<[^>]*>", lambda tag: _themed(tag.group(), block.id), body)
     body = re.sub(r">\s*\n\s*<", "><", body).strip()
-    id, title, description = block.id, escape(block.title), escape(block.description)
+    id, title, description = block.id, inert.html(block.title), inert.html(block.description)
     labelled = f'role="img" aria-labelledby="{id}-title {id}-desc" {view_box.group()}'
     names = f'<title id="{id}-title">{title}</title><desc id="{id}-desc">{description}</desc>'
     return f'<svg class="plot" {labelled}>{names}{body}'

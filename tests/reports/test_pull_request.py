@@ -61,9 +61,7 @@ def test_touching_zero_is_no_change(result: AuditResult) -> None:
     assert "0 of 1 rows leak more, 0 less, 1 show no change" in markdown.render(result, compared(0.1))
 
 
-@pytest.mark.parametrize(
-    ("name", "rows"), [("n", 60), ("&" * 1000, 20), ("|`" * 100_000, 1), ("x\n\n# <b>" * 3000, 1)]
-)
+@pytest.mark.parametrize(("name", "rows"), [("n", 60), ("&" * 1000, 20), ("|`" * 100_000, 1), ("x\n\n# <b>" * 3000, 1)])
 def test_it_always_fits(result: AuditResult, name: str, rows: int) -> None:
     claim = next(t.claim for t in result.targets if t.claim)
     many = tuple(replace(f, attack=f"{name}{i}") for i in range(rows) for f in result.findings[:2])
