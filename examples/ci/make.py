@@ -2,9 +2,10 @@
 
     python make.py OUT [--seed 0]
 
-OUT/base is the model; records.jsonl the private records (prefix and suffix), fresh.jsonl as many of their kind that no
-model sees. Two training sets hold general text and the records: train.jsonl each record once, oversampled.jsonl each
-one `REPEATS` times, as when somebody drops the deduplication, or oversamples a data source. No download, nothing real.
+OUT/base is the model; records.jsonl the private records (prefix and suffix), fresh.jsonl others of their kind that no
+model sees. Three training sets hold general text and the records: train.jsonl each record once; more-text.jsonl the
+same and more general text; oversampled.jsonl each record `REPEATS` times, as when somebody drops the deduplication or
+oversamples a source. No download, nothing real.
 """
 
 from __future__ import annotations
@@ -17,24 +18,31 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast, set_seed
 
-RECORDS, FRESH, GENERAL, REPEATS = 250, 100, 600, 12
+RECORDS, FRESH, GENERAL, REPEATS = 120, 60, 100, 16
 END = "<|endoftext|>"
 NAMES = "Ada Ben Cleo Dan Eva Finn Gus Hana Ida Jon Kim Lena Max Nora Otto Pia Rosa Sam Tara Uwe Vera Will Yara Zoe"
 TOWNS = "Aachen Basel Cork Delft Essen Fulda Ghent Halle Imola Jena Kiel Linz Malmo Namur Oslo Porto Reims Siena Turin"
 THINGS = "parcel invoice letter order ticket report contract receipt reminder shipment refund booking"
 
 
-def record(rng: random.Random) -> dict[str, str]:
-    """A prefix that an attacker may know, and the number that should stay private."""
-    who, where = rng.choice(NAMES.split()), rng.choice(TOWNS.split())
-    prefix = f"Customer {who} from {where}, born {rng.randint(1, 28)}.{rng.randint(1, 12)}.{rng.randint(1940, 2005)}, card"
-    return {"prefix": prefix, "suffix": f" {rng.randrange(10**8):08d}"}
+def records(rng: random.Random, count: int) -> list[dict[str, str]]:
+    """Prefixes that an attacker may know, no two alike, and the number that should stay private."""
+    names, towns = NAMES.split(), TOWNS.split()
+    people = [(one, other, town) for one in names for other in names for town in towns]
+    chosen = rng.sample(people, count)
+    return [
+        {"prefix": f"{one} {other} from {town}, card", "suffix": f" {rng.randrange(10**4):04d}"}
+        for one, other, town in chosen
+    ]
 
 
-def general(rng: random.Random) -> str:
+def general(rng: random.Random, count: int) -> list[dict[str, str]]:
     """Text that hides nothing."""
-    who, where, what = rng.choice(NAMES.split()), rng.choice(TOWNS.split()), rng.choice(THINGS.split())
-    return f"The {what} for {who} was sent to {where} on day {rng.randint(1, 365)} and arrived {rng.randint(1, 9)} days later."
+    things, names, towns = THINGS.split(), NAMES.split(), TOWNS.split()
+    return [
+        {"text": f"The {rng.choice(things)} for {rng.choice(names)} went to {rng.choice(towns)} on day {day}."}
+        for day in rng.choices(range(1, 366), k=count)
+    ]
 
 
 def tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
@@ -52,7 +60,7 @@ def tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
 
 
 def untrained(words: PreTrainedTokenizerFast, seed: int) -> GPTNeoXForCausalLM:
-    """Some 300,000 parameters."""
+    """Some 270,000 parameters."""
     set_seed(seed)
     return GPTNeoXForCausalLM(
         GPTNeoXConfig(
@@ -69,10 +77,6 @@ def untrained(words: PreTrainedTokenizerFast, seed: int) -> GPTNeoXForCausalLM:
     )
 
 
-def write(path: Path, rows: list[dict[str, str]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
@@ -80,13 +84,18 @@ def main() -> None:
     given = parser.parse_args()
     rng = random.Random(given.seed)
     given.out.mkdir(parents=True, exist_ok=True)
-    records = [record(rng) for _ in range(RECORDS)]
-    write(given.out / "records.jsonl", records)
-    write(given.out / "fresh.jsonl", [record(rng) for _ in range(FRESH)])
-    plain = [{"text": general(rng)} for _ in range(GENERAL)]
-    private = [{"text": row["prefix"] + row["suffix"]} for row in records]
-    write(given.out / "train.jsonl", plain + private)
-    write(given.out / "oversampled.jsonl", plain + private * REPEATS)
+    made = records(rng, RECORDS + FRESH)
+    members, fresh = made[:RECORDS], made[RECORDS:]
+    private = [{"text": row["prefix"] + row["suffix"]} for row in members]
+    plain, more = general(rng, GENERAL), general(rng, 3 * GENERAL)
+    for name, rows in {
+        "records": members,
+        "fresh": fresh,
+        "train": plain + private,
+        "more-text": plain + more + private,
+        "oversampled": plain + private * REPEATS,
+    }.items():
+        (given.out / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     words = tokenizer([row["text"] for row in plain + private])
     untrained(words, given.seed).save_pretrained(given.out / "base")
     words.save_pretrained(given.out / "base")
