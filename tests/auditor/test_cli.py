@@ -341,6 +341,19 @@ def test_a_run_and_its_gate_in_one_step(full: Path, world: Path, tmp_path: Path,
     assert call(command(world, out, *audit, "--gate", str(policy), "--baseline", str(base))) == 1
     assert (out / "report.html").exists()  # the report is written, whatever the gate says
     assert "1 held, 1 failed" in said.readouterr().out
+    assert "<failure" in (out / "gate.xml").read_text() and "## Leakage gate failed" in (out / "gate.md").read_text()
+    assert "### Since base\n" in (out / "report.md").read_text()
+    stripped = tmp_path / "stripped"  # what a CI keeps of a baseline
+    stripped.mkdir()
+    for name in ("result.json", "outcomes.json"):
+        shutil.copy(base / name, stripped)
+    comment = tmp_path / "comment.md"
+    assert call(["report", str(out), "--baseline", str(stripped), "--markdown", str(comment)]) == 0
+    assert comment.read_text() == (out / "report.md").read_text() and "0 of 1 rows leak more" in comment.read_text()
+    said.readouterr()
+    assert call(["report", str(out), "--baseline", str(full)]) == 2
+    assert "attack settings" in said.readouterr().err or "is no match" in said.readouterr().err
+    assert comment.read_text() == (out / "report.md").read_text()
     lone = tmp_path / "lone.toml"
     lone.write_text("ruls = []")
     for flags in (["--gate", str(policy)], ["--gate", str(lone)], ["--baseline", str(base)]):
