@@ -61,6 +61,12 @@ def run(
         str | None,
         typer.Option(help="Matched records the model was not trained on: the floor, and held-out perplexity."),
     ] = None,
+    group_column: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN", help="Column of --data to show results by, as department; its values are in the report."
+        ),
+    ] = None,
     public: Annotated[
         str | None,
         typer.Option(help="Public model: base of a PMixED ensemble, and what claim-setting prompts are tuned on."),
@@ -129,7 +135,8 @@ def run(
         typer.Option(metavar="POLICY", help="Hold the run to this policy when it is done; exit code of the gate."),
     ] = None,
     baseline: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Run folder that the policy compares with; goes with --gate.")
+        Path | None,
+        typer.Option(metavar="RUN", help="Run folder that the report shows changes against, and --gate compares with."),
     ] = None,
 ) -> None:
     """Attack a model, with and without defenses, and report what it leaks. Without --model: the built-in lab."""
@@ -142,6 +149,7 @@ def run(
         "known_fraction": known_fraction,
         "known_limit": known_limit,
         "nonmembers": nonmembers,
+        "group_column": group_column,
         "public": public,
         "reference": reference,
         "setting": setting,
@@ -160,15 +168,14 @@ def run(
     }
     options = {"attack_options": attack_option, "defense_options": defense_option, "model_args": model_arg}
     more = (*given.values(), *options.values(), config, out, sweep, seeds)
-    if baseline is not None and gate is None:
-        raise AuditError("--baseline goes with --gate POLICY; without a policy: audit gate RUN --baseline RUN")
     if resume is not None and any(value is not None for value in more):
         raise AuditError("--resume takes the plan from the run folder: give no other option with it")
+    base = _run_at(baseline)  # refused now rather than after hours
     if gate is not None:
         from auditor import gate as gates
 
-        policy, base = _policy(gate), _run_at(baseline)
-        gates.check_policy(policy, base)  # refused now rather than after hours
+        policy = _policy(gate)
+        gates.check_policy(policy, base)
     console.quiet()
     from auditor.folder import RunFolder
     from auditor.run import check
@@ -177,6 +184,8 @@ def run(
     if points := _points(given, options, config, sweep, seeds, resume):
         if gate is not None:
             raise AuditError("--gate holds a single run to a policy, got a grid of them; gate its runs one by one")
+        if baseline is not None:
+            raise AuditError("--baseline is what a single run is held against, got a grid of them")
         if any("submission" in point.plan for point in points):
             raise AuditError("--submission holds the guesses of a single run, got a grid of them")
         _sweep(points, resume or out, config)
@@ -190,6 +199,8 @@ def run(
         check(plan)
         folder = RunFolder.create(out, _name(plan), to_json(plan))
     _audit(plan, folder)
+    if baseline is not None:
+        _render(folder.path, baseline)
     if gate is not None:
         decision = gates.decide(gates.read_run(folder.path, base is not None), policy, base)
         _tell(decision)
@@ -341,12 +352,26 @@ def list_plugins(
 
 
 @app.command()
-def report(folder: Annotated[Path, typer.Argument(help="Run folder.")]) -> None:
+def report(
+    folder: Annotated[Path, typer.Argument(help="Run folder.")],
+    baseline: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Run folder to show the changes against, paired by secret.")
+    ] = None,
+) -> None:
     """Render the reports of a run again, without the model."""
+    for path in _render(folder, baseline):
+        typer.echo(path)
+
+
+def _render(folder: Path, baseline: Path | None) -> tuple[Path, ...]:
     from auditor.reports import files
 
-    for path in files.render_all(folder):
-        typer.echo(path)
+    if baseline is None:
+        return files.render_all(folder)
+    from auditor.compare import compare
+    from auditor.gate import read_run
+
+    return files.render_all(folder, compare([read_run(baseline), read_run(folder)]))
 
 
 @app.command()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from auditor.errors import AuditError
 from auditor.types import SCHEMA_VERSION, AuditResult, from_json, to_json
+
+if TYPE_CHECKING:
+    from auditor.compare import Comparison
 
 RESULT, MARKDOWN, HTML = "result.json", "report.md", "report.html"
 
@@ -30,24 +35,37 @@ def read(folder: Path) -> AuditResult:
 def write(folder: Path, result: AuditResult) -> None:
     """result.json, report.md and report.html. All are rendered before one is written, and each is replaced whole."""
     text = json.dumps(to_json(result), indent=1, allow_nan=False) + "\n"
-    rendered = _rendered(result)
+    rendered = _rendered(result, folder)
     replace(folder / RESULT, text)
     for name, report in rendered.items():
         replace(folder / name, report)
 
 
-def render_all(folder: Path) -> tuple[Path, ...]:
-    """Renders the reports of a run folder anew from its result alone; returns their paths, the HTML first."""
-    rendered = _rendered(read(folder))
+def render_all(
+    folder: Path, since: Comparison | None = None, texts: Mapping[str, Sequence[str]] | None = None
+) -> tuple[Path, ...]:
+    """Renders the reports of a run folder anew from the folder alone; returns their paths, the HTML first.
+
+    since: another run and this one, to tell what changed. texts: by secret, the text of each token of its suffix, for
+    a page that may show it.
+    """
+    rendered = _rendered(read(folder), folder, since, texts)
     for name, report in rendered.items():
         replace(folder / name, report)
     return tuple(folder / name for name in rendered)
 
 
-def _rendered(result: AuditResult) -> dict[str, str]:
+def _rendered(
+    result: AuditResult,
+    folder: Path,
+    since: Comparison | None = None,
+    texts: Mapping[str, Sequence[str]] | None = None,
+) -> dict[str, str]:
+    from auditor import details
     from auditor.reports import html, markdown  # jinja2 and matplotlib: only for who renders
 
-    return {HTML: html.render(result), MARKDOWN: markdown.render(result)}
+    known = dataclasses.replace(details.read(folder), texts=texts or {})
+    return {HTML: html.render(result, known, since), MARKDOWN: markdown.render(result)}
 
 
 def _load(folder: Path, path: Path) -> Any:

@@ -15,7 +15,9 @@ from auditor.reports.blocks import (
     FactList,
     Facts,
     Figures,
+    Forest,
     Paragraph,
+    Secrets,
     Table,
 )
 from auditor.reports.contents import document
@@ -59,6 +61,10 @@ def _block(block: Block) -> str:
             return _table(block)
         case Figures():
             return "\n\n".join(_titled(f.title, f"{escape(f.description)}\n\n{rows(f.table)}") for f in block.figures)
+        case Forest():
+            return _table(block.table)
+        case Secrets():
+            return _bullets(block.notes)
         case Cards():
             return "\n\n".join(_titled(card.title, _card(card)) for card in block.cards)
 
