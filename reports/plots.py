@@ -170,6 +170,7 @@ def _any_of_n(axes: Axes, block: Block) -> None:
             axes.plot(list(measured), [m.value for m in measured.values()], **own)
     axes.set_xscale("log")
     axes.minorticks_off()
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel("Samples")
     axes.set_ylabel("Expected recall")
     _share_axis(axes)
@@ -186,7 +187,7 @@ def _calibration(axes: Axes, block: Block) -> None:
     """Shares right over the scores that foretold them: on the diagonal a score keeps its word."""
     from matplotlib.ticker import PercentFormatter
 
-    axes.plot([0, 1], [0, 1], color=_GRID, linewidth=1.1)
+    axes.plot([0, 1], [0, 1], color=_INK, **_FLOOR)
     _draw(axes, block)
     axes.set_xlim(-0.02, 1.02)
     axes.xaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
@@ -313,6 +314,9 @@ def _keys_of_series(block: Block) -> tuple[list[Any], list[str]]:
     if block.plot == "exposure":
         handles.append(Line2D([], [], color=_INK, **_FLOOR))
         labels.append("nothing memorised: 2^-x")
+    if block.plot == "calibration":
+        handles.append(Line2D([], [], color=_INK, **_FLOOR))
+        labels.append("a score that keeps its word")
     return handles, labels
 
 
@@ -334,8 +338,9 @@ def _keys_of_findings(block: Block, titles: Mapping[str, str]) -> tuple[list[Any
 
 def _legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> None:
     """Under the axes."""
-    shown = [" " + words.shorten(label, 30) for label in labels]  # matplotlib hides labels that open with `_`
-    figure.legend(handles, shown, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=2, handlelength=2.6)
+    shown = [" " + words.shorten(label, 44) for label in labels]  # matplotlib hides labels that open with `_`
+    columns = 2 if max(map(len, shown), default=0) <= 26 else 1  # wider than the axes, it would shrink them
+    figure.legend(handles, shown, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=columns, handlelength=2.6)
 
 
 def _inline(file: str, block: Block) -> str:

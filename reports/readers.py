@@ -207,7 +207,7 @@ def _lengths(result: AuditResult, details: Details, rows: Sequence[tuple[Finding
     if not shown:
         return []
     series = tuple(
-        Series(_titled(result, f), tuple(Point(L, m.value, m.low, m.high) for L, m in lengths.items()))
+        Series(words.target_title(result, f.target), tuple(Point(L, m.value, m.low, m.high) for L, m in lengths.items()))
         for f, lengths in shown
     )
     groups = tuple(
@@ -215,7 +215,10 @@ def _lengths(result: AuditResult, details: Details, rows: Sequence[tuple[Finding
         for f, lengths in shown
     )
     title = "Recall of the first tokens of a suffix"
-    text = "Share of members, of those with a suffix so long, whose first guess is right up to that token."
+    text = (
+        "Share of members, of those with a suffix so long, whose first guess is right up to that token, by the "
+        "strongest attack on each target."
+    )
     head = ("First tokens", "Right", "95% interval")
     table = Table("lengths-table", f"{title}: the numbers", head, groups, frozenset({0, 1, 2}), folded=True)
     return [Figure("lengths", "shares", (), title, text, table, series, ("Tokens from the start", "Recall"))]
@@ -275,12 +278,13 @@ def _calibration(result: AuditResult, details: Details) -> list[Block]:
     shown = [(f, name, r) for f in words.rows(result) for name, r in _reliabilities(result, details, f)]
     if not shown:
         return []
-    series = tuple(Series(name, _reliability_points(r), _kind(f)) for f, name, r in shown)
+    plain = [one for one in shown if one[0].target == words.UNDEFENDED] or shown  # of all targets too many lines
+    series = tuple(Series(name, _reliability_points(r), _kind(f)) for f, name, r in plain)
     groups = tuple(Group(f"{name} · {_kind(f)}: {_quality(r)}", _bins(r)) for f, name, r in shown)
     title = "What a score foretells, and what came true"
     text = (
-        "Members' first guesses in ten bins of their score, where the score is a probability; on the diagonal it keeps "
-        "its word, below it boasts. Of a probe: the chance of any of the attack's samples, and whether one came."
+        "Members' first guesses in ten bins of their score, where the score is a probability; below the diagonal it "
+        "boasts. Of the probe: the chance that any of the perplexity attack's samples is the secret, and whether one was."
     )
     head = ("Mean score", "Right", "95% interval")
     table = Table("calibration-table", f"{title}: the numbers", head, groups, frozenset({0, 1, 2}), folded=True)

@@ -61,7 +61,7 @@ def _change_sentences(result: AuditResult, target: TargetRecord) -> list[str]:
 
 
 def _costs(result: AuditResult) -> list[str]:
-    return [f"{target.title}: {_cost(result, target)}{_slower(result, target)}" for target in _defended(result)]
+    return [f"{target.title}: {_lowered(_cost(result, target))}{_slower(result, target)}" for target in _defended(result)]
 
 
 def _slower(result: AuditResult, target: TargetRecord) -> str:
@@ -72,7 +72,11 @@ def _slower(result: AuditResult, target: TargetRecord) -> str:
 
 
 def _promises(result: AuditResult) -> list[str]:
-    return [f"{target.title}: {_coverage(target, _best(result, target))}" for target in _defended(result)]
+    return [f"{target.title}: {_lowered(_coverage(target, _best(result, target)))}" for target in _defended(result)]
+
+
+def _lowered(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]
 
 
 def _how_sure(result: AuditResult) -> str:

@@ -31,19 +31,20 @@
   const records = [];
   data.rows.forEach((row, r) => { for (let i = 0; i < n; i++) if (row.outcome[i] !== "-") records.push(r * n + i); });
   const at = (record) => [data.rows[Math.floor(record / n)], record % n];
+  // sort: what a column is sorted by; down: whether the first click puts the largest on top
   const columns = [
-    { name: "Secret", key: (row, i) => i, show: (row, i) => data.ids[i] },
-    { name: "Outcome", key: (row, i) => -rank(row.outcome[i]), show: (row, i) => data.outcomes[row.outcome[i]] },
-    { name: "Tokens right", number: true, key: (row, i) => -(row.lead[i] ?? -1),
+    { name: "Secret", sort: (row, i) => i, show: (row, i) => data.ids[i] },
+    { name: "Outcome", down: true, sort: (row, i) => rank(row.outcome[i]), show: (row, i) => data.outcomes[row.outcome[i]] },
+    { name: "Tokens right", number: true, down: true, sort: (row, i) => row.lead[i] ?? -1,
       show: (row, i) => row.lead[i] == null ? dash : data.lengths[i] ? `${row.lead[i]}/${data.lengths[i]}` : row.lead[i] },
     { name: "Token by token", tokens: true },
-    { name: "Whole suffix", number: true, tokens: true, key: (row, i) => bits(row, i) ?? Infinity, show: (row, i) => chance(bits(row, i)) },
-    { name: "Repeats", number: true, key: (row, i) => -(data.repeats[i] ?? -1), show: (row, i) => data.repeats[i] ?? dash },
-    { name: "Group", group: true, key: (row, i) => data.group[i] ?? Infinity, show: (row, i) => data.groups[data.group[i]] ?? dash },
-    { name: "Member", key: (row, i) => -data.members[i], show: (row, i) => data.members[i] === "1" ? "yes" : "no" },
-    { name: "Score", number: true, key: (row, i) => -(row.score[i] ?? -Infinity), show: (row, i) => score(row.score[i]) },
-    { name: "Target", key: (row) => data.rows.indexOf(row), show: rowTitle },
-    { name: "Attack", key: (row) => row.attack, show: (row) => row.attack },
+    { name: "Whole suffix", number: true, tokens: true, down: true, sort: (row, i) => -(bits(row, i) ?? Infinity), show: (row, i) => chance(bits(row, i)) },
+    { name: "Repeats", number: true, down: true, sort: (row, i) => data.repeats[i] ?? -1, show: (row, i) => data.repeats[i] ?? dash },
+    { name: "Group", group: true, sort: (row, i) => data.group[i] ?? Infinity, show: (row, i) => data.groups[data.group[i]] ?? dash },
+    { name: "Member", down: true, sort: (row, i) => +data.members[i], show: (row, i) => data.members[i] === "1" ? "yes" : "no" },
+    { name: "Score", number: true, down: true, sort: (row, i) => row.score[i] ?? -Infinity, show: (row, i) => score(row.score[i]) },
+    { name: "Target", same: "target", sort: (row) => data.rows.indexOf(row), show: rowTitle },
+    { name: "Attack", same: "attack", sort: (row) => row.attack, show: (row) => row.attack },
   ].filter((c) => !(c.tokens && !data.tokens.length) && !(c.group && !data.groups.length));
   const law = (row) => data.tokens.find((t) => t.target === row.target);
   const bits = (row, i) => law(row)?.bits[i];
@@ -85,9 +86,9 @@
   const status = el("p", { id: "secrets-status", className: "note", role: "status" });
   const body = el("tbody");
   const heads = columns.map((column) => {
-    if (!column.key) return el("th", { scope: "col" }, column.name);
+    if (!column.sort) return el("th", { scope: "col" }, column.name);
     const button = el("button", { type: "button" }, column.name);
-    button.addEventListener("click", () => { order = { column, down: order.column === column && !order.down }; show(0); });
+    button.addEventListener("click", () => { order = { column, down: order.column === column ? !order.down : !!column.down }; show(0); });
     return el("th", { scope: "col", className: column.number ? "number" : "" }, button);
   });
   const table = el("table", { id: "secrets-table" },
@@ -101,7 +102,7 @@
     return button;
   };
   const [back, on] = [turn("Previous", -1), turn("Next", 1)];
-  let order = { column: columns.find((c) => c.name === "Outcome"), down: false }, page = 0, found = [];
+  let order = { column: columns[1], down: true }, page = 0, found = [];
 
   function show(wanted) {
     const words = search.value.trim().toLowerCase();
@@ -110,7 +111,7 @@
       const [row, i] = at(record);
       return (!words || data.ids[i].toLowerCase().includes(words)) && tests.every((test) => test(row, i));
     });
-    const key = new Map(found.map((record) => [record, order.column.key(...at(record))]));
+    const key = new Map(found.map((record) => [record, order.column.sort(...at(record))]));
     const sign = order.down ? -1 : 1;
     found.sort((a, b) => { const [x, y] = [key.get(a), key.get(b)]; return sign * (x < y ? -1 : x > y ? 1 : 0) || a - b; });
     const last = Math.max(0, Math.ceil(found.length / PER_PAGE) - 1);
@@ -121,6 +122,11 @@
       ? `${counted(from + 1)}–${counted(from + shown.length)} of ${counted(found.length)}` : "Nothing matches these filters.";
     back.disabled = page === 0;
     on.disabled = page === last;
+    const same = filters.filter((f) => f.select.value).map((f) => f.id);  // a column that says one thing says nothing
+    columns.forEach((column, c) => {
+      const hidden = same.includes(column.same);
+      for (const tr of [heads[c].parentNode, ...body.rows]) tr.cells[c].hidden = hidden;
+    });
     heads.forEach((head, c) => {
       if (columns[c] === order.column) head.setAttribute("aria-sort", order.down ? "descending" : "ascending");
       else head.removeAttribute("aria-sort");
@@ -172,7 +178,7 @@
     if (known.length) parts.push(tokenTable(i, known));
     const seen = data.rows.filter((row) => row.outcome[i] !== "-");
     parts.push(el("table", {}, el("caption", {}, "How it came out of each row"),
-      el("thead", {}, el("tr", {}, ...["Target", "Attack", "Outcome", "Score"].map((h) => el("th", { scope: "col" }, h)))),
+      el("thead", {}, el("tr", {}, ...["Target", "Attack", "Outcome", "Score"].map((h) => el("th", { scope: "col", className: h === "Score" ? "number" : "" }, h)))),
       el("tbody", {}, ...seen.map((row) => el("tr", {}, el("th", { scope: "row" }, rowTitle(row)), el("td", {}, row.attack),
         el("td", {}, data.outcomes[row.outcome[i]]), el("td", { className: "number" }, score(row.score[i])))))));
     return el("div", { className: "inside" }, ...parts);

@@ -273,7 +273,7 @@ def test_ids_are_unique_and_references_resolve(result: AuditResult) -> None:
 
 def test_plots_are_small_and_follow_the_theme(result: AuditResult) -> None:
     plots = re.findall(r"<svg.*?</svg>", html.render(result), re.DOTALL)
-    assert len(plots) == 4
+    assert len(plots) == 5
     for plot in plots:
         assert len(plot.encode()) < 60_000
         assert "var(--series-1)" in plot and "currentColor" in plot
