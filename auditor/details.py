@@ -159,7 +159,9 @@ def by_group(details: Details, seen: Seen) -> dict[str, Measurement]:
     return {name: metrics.share("recall", seen.outcome.hit[[group == name for group in own]]) for name in names}
 
 
-def by_length(details: Details, seen: Seen, lengths: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256)) -> dict[int, Measurement]:
+def by_length(
+    details: Details, seen: Seen, lengths: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+) -> dict[int, Measurement]:
     """Share of members whose first guess is right in its first L tokens, of those with a suffix so long; by L.
 
     The longest suffix is the last L, so that where all are of one length its share is the recall.
@@ -173,7 +175,7 @@ def by_length(details: Details, seen: Seen, lengths: Sequence[int] = (1, 2, 4, 8
     if not len(length):
         return {}
     longest = int(length.max())
-    shown = [*(L for L in lengths if L < longest), longest]
+    shown = [*(L for L in lengths if longest > L), longest]
     return {L: metrics.share("recall_first_tokens", lead[length >= L] >= L) for L in shown}
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -100,7 +100,7 @@ def _traits(guesses: Guesses, answer: Secret) -> tuple[float, ...]:
     first, *others = guesses.ranked
     rank = next((i for i, g in enumerate(guesses.ranked, 1) if g.suffix == answer.suffix), math.inf)
     least = math.nan if first.min_log_prob is None else first.min_log_prob
-    lead = len(os.path.commonprefix([first.suffix, answer.suffix]))
+    lead = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first.suffix, answer.suffix, strict=False)))
     if first.log_prob is None:
         return rank, first.count, least, math.nan, lead
     passed_over = any(g.log_prob is not None and g.log_prob > first.log_prob for g in others)

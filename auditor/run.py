@@ -401,7 +401,9 @@ class _Run:
             suffixes = torch.tensor([secret.suffix for secret in batch], device=target.model.device)
             with torch.no_grad():
                 seen = target.model.token_log_probs(prefixes, suffixes).double().tolist()
-            self.folder.score(target.name, [TokenLogProbs(s.id, tuple(row)) for s, row in zip(batch, seen, strict=True)])
+            self.folder.score(
+                target.name, [TokenLogProbs(s.id, tuple(row)) for s, row in zip(batch, seen, strict=True)]
+            )
 
     def _state(self, target: Target, view: View, attack: Attack) -> dict[str, Any]:
         name = f"{attack.name}-{attack.state_name(view)}"

@@ -12,7 +12,9 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -267,9 +269,7 @@ def _groups(table: _Table, column: str | None, needed: bool) -> Sequence[str | N
     if column is None or (column not in table.columns and not needed):
         return [None] * table.rows
     if table.columns.count(column) != 1:
-        raise AuditError(
-            f"{table.where}: expected one column --group-column {column!r}, got {_named(table.columns)}"
-        )
+        raise AuditError(f"{table.where}: expected one column --group-column {column!r}, got {_named(table.columns)}")
     values = [_group(table, row, column, value) for row, value in enumerate(table.column(column))]
     if len(set(values)) > _GROUPS:
         raise AuditError(
@@ -394,18 +394,27 @@ def _parse_json(where: str, text: str, lines_before: int) -> Any:
 
 
 def _read_parquet(where: str, path: Path) -> _Table:
+    if path.stat().st_size == 0:
+        raise AuditError(f"{where} is empty: expected a Parquet file")
+    with _parquet(where, path) as file:
+        names = tuple(file.schema_arrow.names)
+        return _Table(where, names, file.metadata.num_rows, partial(_parquet_column, where, path))
+
+
+def _parquet_column(where: str, path: Path, name: str) -> list[Any]:
+    with _parquet(where, path) as file:
+        values: list[Any] = file.read(columns=[name]).column(name).to_pylist()
+        return values
+
+
+@contextmanager
+def _parquet(where: str, path: Path) -> Iterator[Any]:
     import pyarrow
     from pyarrow import parquet
 
-    if path.stat().st_size == 0:
-        raise AuditError(f"{where} is empty: expected a Parquet file")
     try:
         with parquet.ParquetFile(path) as file:
-            names = tuple(file.schema_arrow.names)
-            wanted = [name for name in _COLUMNS if names.count(name) == 1]  # doubles are refused later, by name
-            table = file.read(columns=wanted)
-            values = {name: table.column(name).to_pylist() for name in wanted}
-            return _Table(where, names, file.metadata.num_rows, values.__getitem__)
+            yield file
     except UnicodeDecodeError:
         raise AuditError(f"{where}: expected UTF-8 text, got something else") from None
     except (pyarrow.ArrowException, OSError) as error:

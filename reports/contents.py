@@ -30,8 +30,11 @@ from auditor.reports.verdict import headline, strongest, verdict
 from auditor.types import AuditResult, BenchmarkRecord, Claim, Finding, Measurement, TargetRecord
 
 
-def document(result: AuditResult) -> Document:
-    """The whole report. Every string in it is cleaned of control characters; none is escaped."""
+def document(result: AuditResult, reveals: bool = False) -> Document:
+    """The whole report. Every string in it is cleaned of control characters; none is escaped.
+
+    reveals: whether the page around it shows text of the attacked data.
+    """
     result = words.cleaned(result)
     built: list[tuple[str, str, Callable[[AuditResult], list[Block]]]] = [
         ("results", "Results", _results),
@@ -40,7 +43,7 @@ def document(result: AuditResult) -> Document:
         ("targets", "Targets, costs and claims", _targets),
         ("adversary", "What the adversary was allowed", _adversary),
         ("limits", "What a good result does not mean", _limits),
-        ("reproduce", "How to reproduce", _reproduce),
+        ("reproduce", "How to reproduce", lambda result: _reproduce(result, reveals)),
         ("measurements", "All measurements", _measurements),
     ]
     sections = ((id, title, tuple(blocks(result))) for id, title, blocks in built)
@@ -319,11 +322,12 @@ def _limits(result: AuditResult) -> list[Block]:
 # --- the record -----------------------------------------------------------------------------------------------------
 
 
-def _reproduce(result: AuditResult) -> list[Block]:
+def _reproduce(result: AuditResult, reveals: bool) -> list[Block]:
+    held = "This page shows text" if reveals else "This report holds no text"
     seeds = (
         f"Seed {result.seed}. Every secret owns its random numbers, keyed by seed, target, sampling recipe and secret, "
-        "so the guesses do not depend on batch size, workers or resuming. This report holds no text of the attacked "
-        "data; it is rendered from the run folder alone."
+        f"so the guesses do not depend on batch size, workers or resuming. {held} of the attacked data; it is rendered "
+        "from the run folder alone."
     )
     timings = tuple((words.plain(stage), words.duration(seconds)) for stage, seconds in result.timings.items())
     return [

@@ -43,7 +43,8 @@ _POSITIONS = 400  # of a suffix that the figure of token positions shows
 
 def page(result: AuditResult, details: Details | None = None, since: Comparison | None = None) -> Document:
     """The whole page. since: another run and this one, in that order."""
-    details, base = details or Details(), document(result)
+    details = details or Details()
+    base = document(result, reveals=bool(details.texts))
     result = words.cleaned(result)
     known = {section.id: section for section in base.sections}
     where = known["where"].blocks if "where" in known else ()
@@ -98,7 +99,9 @@ def _glance(result: AuditResult) -> list[Block]:
                 continue
             floor = finding.measurement("recall_nonmembers")
             price = f"{words.value(target.perplexity)}"
-            rows.append((words.row_title(result, finding), words.share(recall), finding.attack, price, _promise(finding)))
+            rows.append(
+                (words.row_title(result, finding), words.share(recall), finding.attack, price, _promise(finding))
+            )
             spans.append(_span(recall, floor.value if floor else None))
     if not rows:
         return []
@@ -207,7 +210,9 @@ def _lengths(result: AuditResult, details: Details, rows: Sequence[tuple[Finding
     if not shown:
         return []
     series = tuple(
-        Series(words.target_title(result, f.target), tuple(Point(L, m.value, m.low, m.high) for L, m in lengths.items()))
+        Series(
+            words.target_title(result, f.target), tuple(Point(L, m.value, m.low, m.high) for L, m in lengths.items())
+        )
         for f, lengths in shown
     )
     groups = tuple(
@@ -283,8 +288,8 @@ def _calibration(result: AuditResult, details: Details) -> list[Block]:
     groups = tuple(Group(f"{name} · {_kind(f)}: {_quality(r)}", _bins(r)) for f, name, r in shown)
     title = "What a score foretells, and what came true"
     text = (
-        "Members' first guesses in ten bins of their score, where the score is a probability; below the diagonal it "
-        "boasts. Of the probe: the chance that any of the perplexity attack's samples is the secret, and whether one was."
+        "Members' first guesses in ten bins of their score, where it is a probability; below the diagonal it boasts. "
+        "Of the probe: the chance that any of the perplexity attack's samples is the secret, and whether one was."
     )
     head = ("Mean score", "Right", "95% interval")
     table = Table("calibration-table", f"{title}: the numbers", head, groups, frozenset({0, 1, 2}), folded=True)
@@ -297,7 +302,9 @@ def _reliability_points(r: Reliability) -> tuple[Point, ...]:
 
 
 def _errors(shown: Sequence[tuple[Finding, str, Reliability]]) -> Table:
-    rows = tuple((name, _kind(f), f"{r.n:,}", f"{words.percent(r.error)}%", words.number(r.brier)) for f, name, r in shown)
+    rows = tuple(
+        (name, _kind(f), f"{r.n:,}", f"{words.percent(r.error)}%", words.number(r.brier)) for f, name, r in shown
+    )
     head = ("Score", "Setting", "Guesses", "Calibration error", "Brier score")
     caption = "How far scores are from what came true (expected calibration error over ten bins)"
     return Table("reliability-table", caption, head, (Group("", rows),), frozenset({2, 3, 4}))
@@ -349,9 +356,14 @@ def _exposure(result: AuditResult, details: Details) -> list[Block]:
     if not shown:
         return []
     tails = [(f, detailed.tail(values)) for f, values in shown]
-    series = tuple(Series(words.target_title(result, f.target), tuple(Point(x, y) for x, y in t), _kind(f)) for f, t in tails)
+    series = tuple(
+        Series(words.target_title(result, f.target), tuple(Point(x, y) for x, y in t), _kind(f)) for f, t in tails
+    )
     groups = tuple(
-        Group(_titled(result, f), tuple((words.number(x), f"{words.percent(y)}%", f"{words.percent(2**-x)}%") for x, y in t))
+        Group(
+            _titled(result, f),
+            tuple((words.number(x), f"{words.percent(y)}%", f"{words.percent(2**-x)}%") for x, y in t),
+        )
         for f, t in tails
     )
     title = "Exposure of the canaries beside its null"
@@ -383,13 +395,20 @@ def _tradeoff(result: AuditResult) -> list[Block]:
         return []  # nothing to trade
     series = tuple(Series(_promised(t), (_cost_point(t, f),), _kind(f)) for t, f in points)
     rows = tuple(
-        (words.row_title(result, f), _epsilon(t.claim), words.with_bounds(t.perplexity), words.share(f.measurement("recall")))
+        (
+            words.row_title(result, f),
+            _epsilon(t.claim),
+            words.with_bounds(t.perplexity),
+            words.share(f.measurement("recall")),
+        )
         for t, f in points
     )
     title = "What protection costs, and what it leaves"
     text = "The strongest attack on each target. To the left more useful, downwards less leaks; ε is what is promised."
     head = ("Target", "ε promised", "Perplexity", "Recall")
-    table = Table("tradeoff-table", f"{title}: the numbers", head, (Group("", rows),), frozenset({1, 2, 3}), folded=True)
+    table = Table(
+        "tradeoff-table", f"{title}: the numbers", head, (Group("", rows),), frozenset({1, 2, 3}), folded=True
+    )
     axes = ("Perplexity on held-out text", "Recall")
     return [Figures((Figure("tradeoff-plot", "tradeoff", (), title, text, table, series, axes),))]
 
@@ -433,5 +452,3 @@ def _relations(claim: Claim) -> tuple[tuple[str, ...], ...]:
         )
         for name, epsilon in claim.epsilon.items()
     )
-
-

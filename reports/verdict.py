@@ -45,7 +45,9 @@ def answers(result: AuditResult) -> Facts:
     """The verdict by question, for a page: what came out, what each defense left of it, at what cost, how sure."""
     found: list[tuple[str, str]] = [("What came out", " ".join(_undefended(result)))]
     for target in _defended(result):
-        found.append((f"With {target.title}", " ".join([*_change_sentences(result, target), *_refuted(result, target)])))
+        found.append(
+            (f"With {target.title}", " ".join([*_change_sentences(result, target), *_refuted(result, target)]))
+        )
     found += [("What else explains it", sentence) for sentence in _unmixed(result)]
     found += [("At what cost", " ".join(_costs(result)))] if _defended(result) else []
     found += [("What is promised", " ".join(_promises(result)))] if _defended(result) else []
@@ -61,7 +63,9 @@ def _change_sentences(result: AuditResult, target: TargetRecord) -> list[str]:
 
 
 def _costs(result: AuditResult) -> list[str]:
-    return [f"{target.title}: {_lowered(_cost(result, target))}{_slower(result, target)}" for target in _defended(result)]
+    return [
+        f"{target.title}: {_lowered(_cost(result, target))}{_slower(result, target)}" for target in _defended(result)
+    ]
 
 
 def _slower(result: AuditResult, target: TargetRecord) -> str:
