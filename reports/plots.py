@@ -178,8 +178,10 @@ def _any_of_n(axes: Axes, block: Block) -> None:
 
 def _shares(axes: Axes, block: Block) -> None:
     """One line of shares a series, with intervals where its points have them, over a number of tokens."""
+    from matplotlib.ticker import MaxNLocator
+
     _draw(axes, block)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _share_axis(axes)
 
 

@@ -145,15 +145,10 @@
 
   function spark(codes) {
     if (!codes) return el("span", {}, dash);
-    const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-    const path = document.createElementNS(svg.namespaceURI, "path");
+    const svg = document.getElementById("secrets-spark").content.firstElementChild.cloneNode(true);
     const values = [...codes].map((c) => probabilities.get(c));
-    path.setAttribute("d", values.map((p, t) => `M${t} 10V${(10 - Math.max(0.4, 10 * p)).toFixed(1)}h.75V10z`).join(""));
-    svg.append(path);
+    svg.firstElementChild.setAttribute("d", values.map((p, t) => `M${t} 10V${(10 - Math.max(0.4, 10 * p)).toFixed(1)}h.75V10z`).join(""));
     svg.setAttribute("viewBox", `0 0 ${values.length} 10`);
-    svg.setAttribute("preserveAspectRatio", "none");
-    svg.setAttribute("class", "spark");
-    svg.setAttribute("role", "img");
     svg.setAttribute("aria-label", `${values.filter((p) => p >= 0.5).length} of ${values.length} tokens at least 50% likely`);
     svg.style.width = `${Math.min(14, Math.max(4, values.length * 0.3))}rem`;
     return svg;

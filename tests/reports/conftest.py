@@ -175,6 +175,11 @@ def result() -> AuditResult:
     return lab_run()
 
 
+@pytest.fixture(scope="session")
+def lab() -> AuditResult:
+    return lab_run()
+
+
 def lab_run() -> AuditResult:
     """The lab, undefended and under PMixED and uniform mixing, each attack in both settings."""
     targets = (
