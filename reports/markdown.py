@@ -22,7 +22,9 @@ from auditor.reports.blocks import (
     FactList,
     Facts,
     Figures,
+    Forest,
     Paragraph,
+    Secrets,
     Section,
     Table,
 )
@@ -45,7 +47,7 @@ def render(result: AuditResult, since: Comparison | None = None, texts: Mapping[
     shown = [block for block in first.blocks if isinstance(block, Table)]
     notes = tuple(block for block in first.blocks if block not in shown)
     parts = [f"## {escape(f'{doc.kind}: {words.shorten(doc.title, _MOST_CELL)}')}"]
-    parts += [f"**{escape(words.shorten(doc.headline, _MOST_TEXT))}**"]
+    parts += [f"**{escape(text)}**" for text in (doc.warning, words.shorten(doc.headline, _MOST_TEXT)) if text]
     parts += [escape(words.shorten(" · ".join(text for _, text in doc.facts), _MOST_TEXT)), *map(cut, shown)]
     parts += [_bullets(words.shorten(claim, _MOST_TEXT) for claim in _claims(result)[:_MOST_CLAIMS])]
     if since is not None:
@@ -112,6 +114,10 @@ def _block(block: Block) -> str:
             return _table(block)
         case Figures():
             return "\n\n".join(_titled(f.title, f"{escape(f.description)}\n\n{rows(f.table)}") for f in block.figures)
+        case Forest():
+            return _table(block.table)
+        case Secrets():
+            return _bullets(block.notes)
         case Cards():
             return "\n\n".join(_titled(card.title, _card(card)) for card in block.cards)
 

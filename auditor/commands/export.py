@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,8 +59,13 @@ def _form(path: Path) -> Any:
 
 def _with_outcomes(folder: Path) -> Any:
     from auditor.gate import read_run
+    from auditor.reports.texts import names
 
-    run = read_run(folder)
+    run, aliases = read_run(folder), names(folder)
     if not run.outcomes:
         raise AuditError(f"{folder} holds nothing by secret: an older version made it, or no row was measured")
-    return run
+    outcomes = {
+        row: replace(found, ids=tuple(aliases.get(secret, secret) for secret in found.ids))
+        for row, found in run.outcomes.items()
+    }
+    return replace(run, outcomes=outcomes)
