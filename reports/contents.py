@@ -394,7 +394,7 @@ def _private(result: AuditResult, texts: Mapping[str, Text]) -> list[Block]:
         if left < 0:
             break
         rows.append(shown)
-    note = f"{len(rows):,} of {len(texts):,} secrets, those given away by most rows first. Line ends are written as ␊."
+    note = f"{len(rows):,} of {len(texts):,} secrets, those given away by most rows first. Line ends are written as ↵."
     guess = f"First guess, {titles[row]}" if row in titles else "First guess"
     head = ("Secret", "Prefix", "Suffix", guess, "Given away verbatim by")
     table = Table(

@@ -246,7 +246,7 @@ def test_revealed_text_is_shown_as_text_and_said_to_be_private(result: AuditResu
     for report in (text, shown(tokens)):
         assert "This report shows private text (--reveal): keep it to yourself." in report
         assert (
-            "<script>alert(1)</script> [red]x[/red]" in report and "⟨U+202E⟩⟨U+D800⟩ _e_" in report and "=1␊" in report
+            "<script>alert(1)</script> [red]x[/red]" in report and "‹U+202E›‹U+D800› _e_" in report and "=1↵" in report
         )
         assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", report)
         assert report.index("s2") < report.index("nobody's")  # what was given away comes first
