@@ -37,9 +37,10 @@ _MOST_TABLE, _MOST_TEXT, _MOST_CELL, _MOST_CLAIMS = 7_000, 500, 160, 3
 def render(result: AuditResult, comparison: Comparison | None = None) -> str:
     """The report as GitHub-flavoured Markdown of at most MOST characters; comparison: of a baseline with this run."""
     doc = document(result)
-    first, *rest = doc.sections
-    shown = [block for block in first.blocks if isinstance(block, Table)]
-    notes = tuple(block for block in first.blocks if block not in shown)
+    results = next(section for section in doc.sections if section.id == "results")
+    shown = [block for block in results.blocks if isinstance(block, Table)]
+    notes = tuple(block for block in results.blocks if block not in shown)
+    rest = (section for section in doc.sections if section is not results)
     parts = [f"## {escape(f'{doc.kind}: {words.shorten(doc.title, _MOST_CELL)}')}"]
     parts += [f"**{escape(words.shorten(doc.headline, _MOST_TEXT))}**"]
     parts += [escape(words.shorten(" · ".join(text for _, text in doc.facts), _MOST_TEXT)), *map(cut, shown)]
