@@ -139,7 +139,10 @@ def run(
     ] = None,
     gate: Annotated[
         Path | None,
-        typer.Option(metavar="POLICY", help="Hold the run to this policy when it is done; exit code of the gate."),
+        typer.Option(
+            metavar="POLICY",
+            help="Hold the run to this policy when it is done: exit code of the gate, gate.md and gate.xml.",
+        ),
     ] = None,
     baseline: Annotated[
         Path | None,

@@ -43,9 +43,10 @@ def render(result: AuditResult, since: Comparison | None = None, texts: Mapping[
     since: of a baseline with this run. texts: the private text to show, by alias; none by default.
     """
     doc = document(result, texts)
-    first, *rest = doc.sections
-    shown = [block for block in first.blocks if isinstance(block, Table)]
-    notes = tuple(block for block in first.blocks if block not in shown)
+    results = next(section for section in doc.sections if section.id == "results")
+    shown = [block for block in results.blocks if isinstance(block, Table)]
+    notes = tuple(block for block in results.blocks if block not in shown)
+    rest = (section for section in doc.sections if section is not results)
     parts = [f"## {escape(f'{doc.kind}: {words.shorten(doc.title, _MOST_CELL)}')}"]
     parts += [f"**{escape(text)}**" for text in (doc.warning, words.shorten(doc.headline, _MOST_TEXT)) if text]
     parts += [escape(words.shorten(" · ".join(text for _, text in doc.facts), _MOST_TEXT)), *map(cut, shown)]

@@ -37,24 +37,17 @@ def export(
     from auditor.reports import files
 
     results = [files.read(folder) for folder in folders]
-    contents: dict[Path | None, str | bytes] = {}
-    if csv or parquet:
-        sheet = exports.measurements(results)
-        contents |= {csv: exports.to_csv(sheet), parquet: exports.to_parquet(sheet)}
+    sheet = exports.measurements(results)
+    forms: tuple[tuple[Path | None, Any], ...] = ((csv, exports.to_csv), (parquet, exports.to_parquet))
+    contents: dict[Path, str | bytes] = {path: render(sheet) for path, render in forms if path}
     if latex:
         contents[latex] = exports.to_latex(results)
     if secrets:
-        contents[secrets] = _form(secrets)(exports.secrets([_with_outcomes(folder) for folder in folders]))
+        render = exports.to_csv if secrets.suffix == ".csv" else exports.to_parquet
+        contents[secrets] = render(exports.secrets([_with_outcomes(folder) for folder in folders]))
     for path, content in contents.items():
-        if path is not None:
-            files.replace(path, content)
-            typer.echo(path)
-
-
-def _form(path: Path) -> Any:
-    from auditor.reports import export as exports
-
-    return exports.to_csv if path.suffix == ".csv" else exports.to_parquet
+        files.replace(path, content)
+        typer.echo(path)
 
 
 def _with_outcomes(folder: Path) -> Any:

@@ -18,7 +18,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast, set_seed
 
-RECORDS, FRESH, GENERAL, REPEATS = 120, 60, 100, 16
+RECORDS, FRESH, GENERAL, REPEATS = 120, 60, 100, 24
 END = "<|endoftext|>"
 NAMES = "Ada Ben Cleo Dan Eva Finn Gus Hana Ida Jon Kim Lena Max Nora Otto Pia Rosa Sam Tara Uwe Vera Will Yara Zoe"
 TOWNS = "Aachen Basel Cork Delft Essen Fulda Ghent Halle Imola Jena Kiel Linz Malmo Namur Oslo Porto Reims Siena Turin"
