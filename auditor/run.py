@@ -164,7 +164,7 @@ class _Run:
             _reset_peak_memory()
             with self._stage(f"perplexity of {target.title}"):
                 held = self._perplexity(target)
-            if "law" in target.model.capabilities:
+            if "law" in target.model.capabilities and not target.companion:
                 with self._stage(f"tokens of the secrets under {target.title}"):
                     self._score_tokens(target)
             for setting in self._settings(target):

@@ -415,7 +415,7 @@ def test_a_run_keeps_what_its_page_shows_secret_by_secret(full: Path, world: Pat
         split = len(ids[1]) - int(secret.length or 0)
         expected = [float(law[i - 1, ids[1][i]]) for i in range(split, len(ids[1]))]
         assert found.tokens["undefended"][secret.id] == pytest.approx(expected, abs=2e-4)
-    assert set(found.tokens) == {"undefended", "pmixed", "ensemble-unmixed", "uniform-mixing"}
+    assert set(found.tokens) == {"undefended", "pmixed", "uniform-mixing"}  # a companion is no model to mend
     assert all(set(law) == {secret.id for secret in members} for law in found.tokens.values())
     row = found.rows["undefended", "worst", "ethicist"]
     assert row.score_is_probability and not found.rows["undefended", "worst", "perplexity"].score_is_probability
