@@ -166,6 +166,11 @@ class Ethicist(SamplingAttack):
         score = self._ranking(view)[1]
         return [score(candidates) for _, candidates in batch]
 
+    def score_is_probability(self, view: View) -> bool:
+        if self.confidence != "calibrated" or self.search == "beam":
+            return False
+        return self.search == "tree" or not (self.one_candidate and view.has("law"))
+
     def _ranking(self, view: View) -> tuple[str, Callable[[Any], Tensor]]:
         """How candidates are ranked, in words, and the score of one prefix's candidates that does it."""
         if self.confidence != "calibrated":

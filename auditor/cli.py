@@ -65,6 +65,12 @@ def run(
         str | None,
         typer.Option(help="Matched records the model was not trained on: the floor, and held-out perplexity."),
     ] = None,
+    group_column: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN", help="Column of --data to show results by, as department; its values are in the report."
+        ),
+    ] = None,
     public: Annotated[
         str | None,
         typer.Option(help="Public model: base of a PMixED ensemble, and what claim-setting prompts are tuned on."),
@@ -133,10 +139,14 @@ def run(
     ] = None,
     gate: Annotated[
         Path | None,
-        typer.Option(metavar="POLICY", help="Hold the run to this policy when it is done; exit code of the gate."),
+        typer.Option(
+            metavar="POLICY",
+            help="Hold the run to this policy when it is done: exit code of the gate, gate.md and gate.xml.",
+        ),
     ] = None,
     baseline: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Run folder that the policy compares with; goes with --gate.")
+        Path | None,
+        typer.Option(metavar="RUN", help="Run folder that the report shows changes against, and --gate compares with."),
     ] = None,
     reveal: Annotated[bool, typer.Option("--reveal", help="Show the private text in the reports.")] = False,
 ) -> None:
@@ -150,6 +160,7 @@ def run(
         "known_fraction": known_fraction,
         "known_limit": known_limit,
         "nonmembers": nonmembers,
+        "group_column": group_column,
         "public": public,
         "reference": reference,
         "setting": setting,
@@ -168,15 +179,14 @@ def run(
     }
     options = {"attack_options": attack_option, "defense_options": defense_option, "model_args": model_arg}
     more = (*given.values(), *options.values(), config, out, sweep, seeds)
-    if baseline is not None and gate is None:
-        raise AuditError("--baseline goes with --gate POLICY; without a policy: audit gate RUN --baseline RUN")
     if resume is not None and any(value is not None for value in more):
         raise AuditError("--resume takes the plan from the run folder: give no other option with it")
+    base = _run_at(baseline)  # refused now rather than after hours
     if gate is not None:
         from auditor import gate as gates
 
-        policy, base = _policy(gate), _run_at(baseline)
-        gates.check_policy(policy, base)  # refused now rather than after hours
+        policy = _policy(gate)
+        gates.check_policy(policy, base)
     console.quiet()
     from auditor.folder import RunFolder
     from auditor.reports import files
@@ -188,6 +198,8 @@ def run(
             raise AuditError("--gate holds a single run to a policy, got a grid of them; gate its runs one by one")
         if reveal:
             raise AuditError("--reveal shows the text of a single run, got a grid of them; audit report RUN --reveal")
+        if baseline is not None:
+            raise AuditError("--baseline is what a single run is held against, got a grid of them")
         if any("submission" in point.plan for point in points):
             raise AuditError("--submission holds the guesses of a single run, got a grid of them")
         _sweep(points, resume or out, config)
@@ -203,10 +215,10 @@ def run(
     if resume is None:
         folder = RunFolder.create(out, _name(plan), to_json(plan))
     _audit(plan, folder, reveal)
+    if baseline is not None:
+        files.render_all(folder.path, _changes(baseline, folder.path), reveal)
     if gate is not None:
         decision = gates.decide(gates.read_run(folder.path, base is not None), policy, base)
-        if baseline is not None:
-            files.render_all(folder.path, _changes(baseline, folder.path), reveal)
         _tell(decision, folder.path / "gate.xml", folder.path / "gate.md")
         raise typer.Exit(decision.exit_code)
 
@@ -377,7 +389,7 @@ def list_plugins(
 def report(
     folder: Annotated[Path, typer.Argument(help="Run folder.")],
     baseline: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Run folder to compare with: the Markdown says what changed.")
+        Path | None, typer.Option(metavar="RUN", help="Run folder to show the changes against, paired by secret.")
     ] = None,
     markdown: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the Markdown here too, for a pull request.")

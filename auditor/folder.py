@@ -16,13 +16,14 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from auditor.details import OBSERVATIONS, OUTCOMES, SECRETS, TOKENS
 from auditor.errors import AuditError
-from auditor.types import Guess, Guesses, Observation, from_json, to_json
+from auditor.types import Guess, Guesses, Observation, TokenLogProbs, from_json, to_json
 
-_GUESSES, _OBSERVATIONS, _PLAN, OUTCOMES = "guesses.jsonl", "observations.jsonl", "plan.json", "outcomes.json"
+_GUESSES, _PLAN = "guesses.jsonl", "plan.json"
 _SECRETS = "secrets.sha256"
 Item = TypeVar("Item")
-Record = TypeVar("Record", Guesses, Observation)
+Record = TypeVar("Record", Guesses, Observation, TokenLogProbs)
 
 
 def cell_name(target: str, setting: str, attack: str) -> str:
@@ -38,7 +39,8 @@ class RunFolder:
         self._ours = False  # whether `create` made the folder itself
         self._latest: str | None = None  # what runs/latest pointed to before
         self._guesses = _Journal(path / _GUESSES, _encode, _decode)
-        self._observations = _Journal(path / _OBSERVATIONS, _encode_observation, _decode_observation)
+        self._observations = _Journal(path / OBSERVATIONS, _encode_observation, _decode_observation)
+        self._tokens = _Journal(path / TOKENS, _encode_tokens, _decode_tokens)
 
     @classmethod
     def create(cls, out: Path | None, name: str, plan: dict[str, Any]) -> RunFolder:
@@ -71,11 +73,12 @@ class RunFolder:
         folder = cls(path)
         folder._guesses.read()
         folder._observations.read()
+        folder._tokens.read()
         return folder
 
     def discard_if_empty(self) -> None:
         """Removes a folder in which nothing was found out: a refused run leaves nothing half written."""
-        if any((self.path / name).exists() for name in (_GUESSES, _OBSERVATIONS)) or any(
+        if any((self.path / name).exists() for name in (_GUESSES, OBSERVATIONS, TOKENS)) or any(
             (self.path / "state").iterdir()
         ):
             return
@@ -86,7 +89,8 @@ class RunFolder:
                 _point_latest(self.path.parent, self._latest)
         (self.path / "state").rmdir()
         (self.path / _PLAN).unlink()
-        (self.path / _SECRETS).unlink(missing_ok=True)
+        for name in (_SECRETS, SECRETS):
+            (self.path / name).unlink(missing_ok=True)
         if self._ours:
             with contextlib.suppress(OSError):  # somebody may have put other things there
                 self.path.rmdir()
@@ -104,6 +108,10 @@ class RunFolder:
         if path.is_file() and path.read_text() != fingerprint:
             raise AuditError(f"expected the secrets that {str(self.path)!r} was started on, but the data has changed")
         write_private(path, fingerprint)
+
+    def save_secrets(self, told: dict[str, Any]) -> None:
+        """What reports may tell of each secret (`details.told`): a column a key, no text."""
+        write_private(self.path / SECRETS, json.dumps(told))
 
     def save_outcomes(self, outcomes: dict[str, Any]) -> None:
         """What was found out secret by secret, by cell: judged guesses (`metrics.to_record`), probes' numbers.
@@ -134,6 +142,14 @@ class RunFolder:
     def observe(self, cell: str, batch: list[Observation]) -> None:
         """As `append`; a second observation of a secret takes the place of the first."""
         self._observations.append(cell, batch)
+
+    def scored(self, target: str) -> dict[str, TokenLogProbs]:
+        """The secrets whose true suffix was scored under this target, token by token."""
+        return self._tokens.done(target)
+
+    def score(self, target: str, batch: list[TokenLogProbs]) -> None:
+        """As `append`."""
+        self._tokens.append(target, batch)
 
     def save_state(self, cell: str, state: dict[str, Any]) -> None:
         path = self._state_path(cell)
@@ -239,6 +255,14 @@ def _encode_observation(cell: str, observation: Observation) -> dict[str, Any]:
 def _decode_observation(record: dict[str, Any]) -> tuple[str, Observation]:
     observation: Observation = from_json(Observation, {k: v for k, v in record.items() if k != "cell"}, "observation")
     return record["cell"], observation
+
+
+def _encode_tokens(target: str, seen: TokenLogProbs) -> dict[str, Any]:
+    return {"target": target, "secret": seen.secret, "log_probs": to_json([round(x, 4) for x in seen.log_probs])}
+
+
+def _decode_tokens(record: dict[str, Any]) -> tuple[str, TokenLogProbs]:
+    return record["target"], TokenLogProbs(record["secret"], tuple(map(float, record["log_probs"])))
 
 
 def batched(stream: Iterator[Item], size: int) -> Iterator[list[Item]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -87,20 +88,23 @@ def traits_of(guesses: Sequence[Guesses], answers: Sequence[Secret]) -> dict[str
 
     rank: place of the true suffix among the candidates, from 1, infinite where it is none of them; count: how many of
     the samples the first guess was; min_log_prob: of its least likely token, nats; passed_over: whether some other
-    candidate is likelier as a whole than the first guess.
+    candidate is likelier as a whole than the first guess; lead: tokens of the first guess that are right before its
+    first wrong one.
     """
     rows = [_traits(g, a) for g, a in zip(guesses, answers, strict=True)]
-    names = ("rank", "count", "min_log_prob", "passed_over")
+    names = ("rank", "count", "min_log_prob", "passed_over", "lead")
     return {name: np.array([row[i] for row in rows], dtype=float) for i, name in enumerate(names)}
 
 
-def _traits(guesses: Guesses, answer: Secret) -> tuple[float, float, float, float]:
+def _traits(guesses: Guesses, answer: Secret) -> tuple[float, ...]:
     first, *others = guesses.ranked
     rank = next((i for i, g in enumerate(guesses.ranked, 1) if g.suffix == answer.suffix), math.inf)
     least = math.nan if first.min_log_prob is None else first.min_log_prob
+    lead = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first.suffix, answer.suffix, strict=False)))
     if first.log_prob is None:
-        return rank, first.count, least, math.nan
-    return rank, first.count, least, any(g.log_prob is not None and g.log_prob > first.log_prob for g in others)
+        return rank, first.count, least, math.nan, lead
+    passed_over = any(g.log_prob is not None and g.log_prob > first.log_prob for g in others)
+    return rank, first.count, least, passed_over, lead
 
 
 def to_record(outcome: Outcome) -> dict[str, Any]:

@@ -379,11 +379,19 @@ def load(
         else:
             base = name
             config = AutoConfig.from_pretrained(name, **options)
+            _refuse_masked(name, config)
             model = AutoModelForCausalLM.from_pretrained(
                 name, config=config, dtype=DTYPES[dtype], **options, **(model_args or {})
             )
         tokenizer = tokenizer_beside(name, options) or tokenizer_beside(base, options)
         return HuggingFaceModel(model.to(place), tokenizer, name=name)
+
+
+def _refuse_masked(name: str, config: Any) -> None:
+    """transformers would load one as a causal LM that sees the tokens it is asked for. Raises AuditError."""
+    said = " ".join(getattr(config, "architectures", None) or ())
+    if "MaskedLM" in said and not getattr(config, "is_decoder", False):
+        raise AuditError(f"expected a causal LM, got {name!r}, a masked one ({said})")
 
 
 @contextmanager

@@ -16,7 +16,7 @@ AUTO = "auto"  # a flag that says: not what the plan file says, but the default
 Options = dict[str, dict[str, Any]]  # plug-in name ("" for all) -> option -> value
 
 _OUTSIDE_THE_LAB = {
-    *("known", "known_fraction", "nonmembers", "public", "reference", "revision"),
+    *("known", "known_fraction", "nonmembers", "public", "reference", "revision", "group_column"),
     *("device", "dtype", "model_args", "trust_remote_code"),
 }
 
@@ -43,6 +43,7 @@ class Plan:
     known_fraction: float = 0.2
     known_limit: int | None = None
     nonmembers: str | None = None
+    group_column: str | None = None
     lab_recipe: dict[str, Any] = field(default_factory=dict)
     prefix_length: int | None = None
     suffix_length: int | None = None

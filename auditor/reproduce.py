@@ -17,19 +17,17 @@ from auditor.run import Reporter
 from auditor.types import to_json
 
 
-def points(paper: Paper, plan: str, scale: str, flags: Mapping[str, Any]) -> list[Point]:
-    """The grid of one plan; flags lie over its fields, and its variants and sweeps over the flags.
+def kind(paper: Paper, plan: str, scale: str, flags: Mapping[str, Any]) -> Runs | Measured:
+    """One plan of a paper; flags lie over its fields, and its variants and sweeps over the flags.
 
-    Raises AuditError where the scale attacks data that were not given.
+    Raises AuditError where the scale asks about data that were not given.
     """
-    return expand(_raw(paper, plan, scale, flags))
-
-
-def _raw(paper: Paper, plan: str, scale: str, flags: Mapping[str, Any]) -> dict[str, Any]:
     raw = merged(paper.at(plan, scale), {name: value for name, value in flags.items() if value is not None})
     if raw.get("model") and not raw.get("data"):
         raise AuditError(f"the scale {scale!r} of {paper.name} attacks {raw['model']}: give --data (and --known)")
-    return raw
+    if UTILITY in raw:
+        return Measured(utility.asking({**raw, "command": "audit reproduce"}))
+    return Runs(str(paper.plans[plan].get("title", plan)), expand(raw))
 
 
 def reproduce(
@@ -46,25 +44,28 @@ def reproduce(
     Every plan and claim is checked before the first run. A point that cannot run is a row that says why, and one of the
     failures: why, by plan and point.
     """
-    kinds = {plan: _kind(paper, plan, scale, flags) for plan in plans}
+    kinds = {plan: kind(paper, plan, scale, flags) for plan in plans}
     claims = {plan: statements(paper, plan, scale) for plan in paper.plans}
-    for plan, kind in kinds.items():
+    for plan, asked in kinds.items():
         for statement in claims[plan]:
-            ledger.check(statement, kind.planned())
+            ledger.check(statement, asked.planned())
     shown, failures = [], {}
-    for plan, kind in kinds.items():
-        table, failed = kind.walk(out / plan, reporter, command)
+    for plan, asked in kinds.items():
+        table, failed = asked.walk(out / plan, reporter, command)
         shown.append(table)
         failures.update({f"{plan}/{point}": why for point, why in failed.items()})
     entries = []
     for plan in paper.plans:
-        if (held := _places(out / plan)) is not None:
+        held = _places(out / plan)
+        if held is None and plan in kinds:
+            held = kinds[plan].planned()  # it failed, and says why
+        if held is not None:
             entries += [ledger.entry(plan, statement, held) for statement in claims[plan]]
     write(out, paper, scale, entries)
     return shown, entries, failures
 
 
-class _Runs:
+class Runs:
     """A plan of attacks: a grid of runs."""
 
     def __init__(self, title: str, grid: list[Point]) -> None:
@@ -81,24 +82,27 @@ class _Runs:
         return table, failures
 
 
-class _Measured:
+class Measured:
     """A plan of `audit utility`: one sweep, measured at once."""
 
     def __init__(self, asked: utility.Asking) -> None:
         self.asked = asked
+        self.failure = ""
 
     def planned(self) -> list[Place]:
-        return tradeoff.planned(utility.points(self.asked.plan, self.asked.sweep))
+        return tradeoff.planned(utility.points(self.asked.plan, self.asked.sweep), self.failure)
 
     def walk(self, folder: Path, reporter: Reporter, command: str) -> tuple[tables.Grid, dict[str, str]]:
-        return tradeoff.table(tradeoff.walk(self.asked, folder, reporter, command)), {}
-
-
-def _kind(paper: Paper, plan: str, scale: str, flags: Mapping[str, Any]) -> _Runs | _Measured:
-    raw = _raw(paper, plan, scale, flags)
-    if UTILITY in raw:
-        return _Measured(utility.asking(raw))
-    return _Runs(str(paper.plans[plan].get("title", plan)), expand(raw))
+        """Goes on where it is measured; a model that cannot be is a row that says why."""
+        if tradeoff.measured(folder):
+            return tradeoff.table(tradeoff.held(self.asked, folder)), {}
+        try:
+            result, _ = utility.measure(self.asked, reporter)
+        except AuditError as why:
+            self.failure = str(why)
+            return tables.Grid(folder.name, ("point", "failure"), (("all", self.failure),)), {"all": self.failure}
+        tradeoff.write(folder, result)
+        return tradeoff.table(result), {}
 
 
 def _places(folder: Path) -> list[Place] | None:

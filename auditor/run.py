@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from auditor import __version__, metrics, outcomes, plugins, privacy
+from auditor import __version__, details, metrics, outcomes, plugins, privacy
 from auditor.aliases import aliases, renamed, salt
 from auditor.aliases import fingerprint as salt_fingerprint
 from auditor.benchmarks.files import Files
@@ -61,6 +61,7 @@ from auditor.types import (
     Scenario,
     Secret,
     TargetRecord,
+    TokenLogProbs,
     Tokens,
     TrainedModel,
     Trainer,
@@ -162,6 +163,7 @@ class _Run:
         self.aliases = aliases(self.benchmark.secrets, key)
         self.challenge = self.benchmark.challenge()
         self.folder.pin(fingerprint(self.benchmark.secrets))
+        self.folder.save_secrets(details.told(self.benchmark.secrets))
         self._check_room(undefended)
         if not self.plan.lab:
             for defense in defenses:
@@ -175,6 +177,9 @@ class _Run:
             _reset_peak_memory()
             with self._stage(f"perplexity of {target.title}"):
                 held = self._perplexity(target)
+            if "law" in target.model.capabilities and not target.companion:
+                with self._stage(f"tokens of the secrets under {target.title}"):
+                    self._score_tokens(target)
             for setting in self._settings(target):
                 for attack in asked:
                     with self._stage(f"{target.title}: {attack.name} ({setting.name})"):
@@ -372,7 +377,10 @@ class _Run:
         if not len(members.ids):
             return dataclasses.replace(finding, not_applicable="the budget covers no member"), None
         cell = cell_name(target.name, setting.name, attack.name)
-        self.outcomes[cell] = metrics.to_record(outcome)
+        self.outcomes[cell] = {
+            **metrics.to_record(outcome),
+            "score_is_probability": attack.score_is_probability(view),
+        }
         self.guessed[cell] = {g.secret: g.ranked[0].suffix for g in guesses}
         return dataclasses.replace(
             finding,
@@ -422,6 +430,23 @@ class _Run:
         if changed:
             self.folder.observe(cell, changed)
         return completed
+
+    def _score_tokens(self, target: Target) -> None:
+        """Where the model gives each member away: its true suffix token by token, for whoever mends the model.
+
+        One teacher-forced pass a target, of the auditor and not of an attacker: it charges no claim.
+        """
+        done = self.folder.scored(target.name)
+        waiting = [s for s in self.benchmark.secrets if s.member and s.id not in done]
+        for indices in by_shape([(len(s.prefix), len(s.suffix)) for s in waiting], self.plan.batch_size or 64):
+            batch = [waiting[i] for i in indices]
+            prefixes = torch.tensor([secret.prefix for secret in batch], device=target.model.device)
+            suffixes = torch.tensor([secret.suffix for secret in batch], device=target.model.device)
+            with torch.no_grad():
+                seen = target.model.token_log_probs(prefixes, suffixes).double().tolist()
+            self.folder.score(
+                target.name, [TokenLogProbs(s.id, tuple(row)) for s, row in zip(batch, seen, strict=True)]
+            )
 
     def _state(self, target: Target, view: View, attack: Attack) -> dict[str, Any]:
         name = f"{attack.name}-{attack.state_name(view)}"
@@ -607,6 +632,8 @@ def _load_data(plan: Plan, model: HuggingFaceModel) -> Benchmark:
     }
     prefix, suffix = plan.prefix_length, plan.suffix_length
     if is_lm_extraction(Path(plan.data)):
+        if plan.group_column is not None:
+            raise AuditError(f"--group-column names a column, which the arrays of {plan.data!r} do not have")
         arrays = LMExtraction(
             plan.data, vocab_size=model.vocab_size, prefix_length=prefix, suffix_length=suffix, **common
         )
@@ -618,6 +645,7 @@ def _load_data(plan: Plan, model: HuggingFaceModel) -> Benchmark:
             model.tokenizer,
             prefix_length=50 if prefix is None else prefix,
             suffix_length=50 if suffix is None else suffix,
+            group_column=plan.group_column,
             **common,
         )
     if model.tokenizer is not None and len(model.tokenizer) != model.vocab_size:

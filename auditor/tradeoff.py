@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from auditor.contrasts import Cell
 from auditor.errors import AuditError
 from auditor.ledger import Place
 from auditor.reports import files, plots, tables, words
-from auditor.run import Reporter
 from auditor.subjects import Example
 from auditor.types import Measurement, from_json, to_json
-from auditor.utility import Asking, Point, Row, Utility, labels, measure
+from auditor.utility import Asking, Point, Row, Utility, labels
 
 NAME = "utility"  # of the files, and of the one "attack" in the ledger's cells
 
@@ -142,18 +140,14 @@ def measured(folder: Path) -> bool:
     return (folder / f"{NAME}.json").is_file()
 
 
-def walk(asked: Asking, folder: Path, reporter: Reporter, command: str) -> Utility:
-    """What the folder holds, measured first where it holds nothing. Raises AuditError where it holds something else."""
-    if not measured(folder):
-        result, _ = measure(replace(asked, plan=replace(asked.plan, command=command)), reporter)
-        write(folder, result)
-        return result
-    held, mine = read(folder), to_json(asked)
+def held(asked: Asking, folder: Path) -> Utility:
+    """What the folder holds. Raises AuditError where it was measured with anything else."""
+    found, mine = read(folder), to_json(asked)
     for name in ("plan", "settings", "sweep"):
-        theirs = to_json(getattr(held, name))
+        theirs = to_json(getattr(found, name))
         if {**theirs, "command": ""} != {**mine[name], "command": ""}:
             raise AuditError(f"expected a new folder for -o, but {str(folder)!r} was measured with another {name}")
-    return held
+    return found
 
 
 def read(folder: Path) -> Utility:
@@ -186,10 +180,14 @@ def examples_markdown(examples: Sequence[Example]) -> str:
 # --- the ledger -------------------------------------------------------------------------------------------------------
 
 
-def planned(points: Sequence[Point]) -> list[Place]:
-    """The places of a sweep before it is measured."""
+def planned(points: Sequence[Point], failure: str = "") -> list[Place]:
+    """The places of a sweep before it is measured, or why it could not be."""
     keys = {key for point in points for key in point.at}
-    return [Place("", {key: point.at.get(key) for key in keys}, (NAME,)) for point in points if point.defense]
+    return [
+        Place("", {key: point.at.get(key) for key in keys}, (NAME,), failure=failure)
+        for point in points
+        if point.defense
+    ]
 
 
 def places(result: Utility) -> list[Place]:
@@ -205,22 +203,29 @@ def places(result: Utility) -> list[Place]:
     return made
 
 
+METRICS: Mapping[str, Callable[[Row, int], Measurement | None]] = {
+    "perplexity": lambda row, vocab_size: row.perplexity,
+    "perplexity_ratio": lambda row, vocab_size: row.ratio,
+    "perplexity_over_vocabulary": lambda row, vocab_size: _over(row.perplexity, vocab_size),
+    "covered": lambda row, vocab_size: row.covered,
+    "slowdown": lambda row, vocab_size: row.slowdown,
+    "epsilon_per_token": lambda row, vocab_size: _exact(row.epsilon_per_token, row),
+    "epsilon": lambda row, vocab_size: _exact(row.epsilon, row),
+    "epsilon_mean": lambda row, vocab_size: _exact(row.epsilon_mean, row),
+}
+
+
+def _over(m: Measurement, size: int) -> Measurement:
+    return Measurement(f"{m.name}_over_vocabulary", m.value / size, m.low / size, m.high / size, m.n, "times")
+
+
+def _exact(value: float | None, row: Row) -> Measurement | None:
+    """A number that is computed, not estimated."""
+    return None if value is None else Measurement("epsilon", value, value, value, row.perplexity.n, "nats")
+
+
 def _measured(row: Row, vocab_size: int) -> Mapping[str, Measurement]:
-    m = row.perplexity
-    share = Measurement("", m.value / vocab_size, m.low / vocab_size, m.high / vocab_size, m.n, "times")
-    exact = {
-        "epsilon_per_token": row.epsilon_per_token,
-        "epsilon": row.epsilon,
-        "epsilon_mean": row.epsilon_mean,
-    }
-    return {
-        "perplexity": m,
-        "perplexity_ratio": row.ratio,
-        "perplexity_over_vocabulary": share,
-        "covered": row.covered,
-        "slowdown": row.slowdown,
-        **{name: Measurement(name, e, e, e, m.n, "nats") for name, e in exact.items() if e is not None},
-    }
+    return {name: m for name, metric in METRICS.items() if (m := metric(row, vocab_size)) is not None}
 
 
 def name_of(points: Sequence[Point]) -> str:

@@ -37,6 +37,7 @@ class Secret:
     suffix: Tokens
     repeats: int | None = None
     member: bool = True
+    group: str | None = None  # a value of the column that the user names to have results shown by it
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,10 @@ class Attack:
         """Names the state of `fit`: views with the same name share it."""
         return view.target_name
 
+    def score_is_probability(self, view: View) -> bool:
+        """Whether a score says how probable it is that the guess is right, so that a report can hold it to that."""
+        return False
+
     def notes(self, view: View, state: dict[str, Any]) -> tuple[str, ...]:
         """What a reader must know about this row: sentences."""
         return ()
@@ -172,6 +177,14 @@ class Observation:
 
     secret: str
     values: dict[str, float]
+
+
+@dataclass(frozen=True)
+class TokenLogProbs:
+    """The log-probability, in nats, of each token of one secret's true suffix, given what stands before it."""
+
+    secret: str
+    log_probs: tuple[float, ...]
 
 
 @dataclass(frozen=True)

@@ -404,7 +404,8 @@ def per_token(sums: NDArray[np.float64], tokens: NDArray[np.int64], resamples: i
 def _interval(name: str, drawn: NDArray[np.float64], n: int, unit: str) -> Measurement:
     # No interpolation between resamples: with one at infinity there is nothing to interpolate.
     low, high = np.quantile(drawn[1:], [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], method="inverted_cdf")
-    return Measurement(name, float(drawn[0]), float(low), float(high), n, unit)
+    value = float(drawn[0])  # may lie outside by rounding only, where every resample says the same
+    return Measurement(name, value, min(float(low), value), max(float(high), value), n, unit)
 
 
 def labels(rows: Sequence[Row]) -> list[str]:

@@ -12,7 +12,9 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,8 +26,9 @@ if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedTokenizerBase
 
+_GROUPS, _GROUP_LENGTH = 50, 80  # what a report can show, and what no free text is
 _BATCH = 1000  # rows tokenised at once: offsets of a whole data set need not fit in memory
-_COLUMNS = ("prefix", "suffix", "text", "repeats")  # all that is ever looked at
+_COLUMNS = ("prefix", "suffix", "text", "repeats")  # all that is ever looked at, but a column that the user names
 _USUAL = {
     *(*_COLUMNS, "id", "label", "content", "body", "sentence", "document", "messages", "conversations", "context"),
     *("prompt", "completion", "instruction", "input", "output", "question", "answer", "response", "title", "url"),
@@ -51,19 +54,21 @@ class Files(Benchmark):
         nonmembers: str | None = None,
         limit: int | None = None,
         seed: int = 0,
+        group_column: str | None = None,
     ):
         """Reads and cuts everything at once. Raises AuditError for whatever a user can mend, in one sentence.
 
         `prefix_length` and `suffix_length` cut a `text` column; `prefix` and `suffix` columns are kept whole.
+        `group_column` is read of `data`, and of `nonmembers` where they have it; its values are shown in reports.
         """
         check_lengths(prefix_length, suffix_length)
         split = Split(known_fraction, limit, seed)
         self.tokenizer = _fast(tokenizer)
         cut = _Cut(self.tokenizer, prefix_length, suffix_length)
         parts = divide(
-            _source("--data", data, cut),
+            _source("--data", data, cut, group_column),
             None if known is None else _source("--known", known, cut),
-            None if nonmembers is None else _source("--nonmembers", nonmembers, cut),
+            None if nonmembers is None else _source("--nonmembers", nonmembers, cut, group_column),
             split,
             "row",
         )
@@ -114,7 +119,7 @@ class _Cut:
 _Halves = tuple[Tokens, Tokens] | str  # prefix and suffix, or why the row has none
 
 
-def _source(flag: str, name: str, cut: _Cut) -> Source:
+def _source(flag: str, name: str, cut: _Cut, group_column: str | None = None) -> Source:
     """The rows of one file as records. Rows that cannot be cut are listed by reason."""
     table = _read(flag, name)
     if not table.rows:
@@ -130,13 +135,14 @@ def _source(flag: str, name: str, cut: _Cut) -> Source:
         how += f"; repeat counts come from {'the repeats column' if 'repeats' in table.columns else 'identical rows'}"
     else:
         repeats = [1] * table.rows
+    groups = _groups(table, group_column, needed=flag == "--data")
     records: list[Record] = []
     left_out: dict[str, list[int]] = {}
     for row, half in enumerate(halves):
         if isinstance(half, str):
             left_out.setdefault(half, []).append(row)
         else:
-            records.append(Record(row, *half, repeats[row]))
+            records.append(Record(row, *half, repeats[row], groups[row]))
     reasons = tuple((why, tuple(rows)) for why, rows in left_out.items())
     return Source(table.where, tuple(records), reasons, (f"{table.where}: {how}",))
 
@@ -313,6 +319,35 @@ def _repeats(table: _Table) -> list[int]:
     return counts
 
 
+def _groups(table: _Table, column: str | None, needed: bool) -> Sequence[str | None]:
+    """The group of each row, None where no column is asked for.
+
+    Reports show these values, so a column that names people rather than groups is refused.
+    """
+    if column is None or (column not in table.columns and not needed):
+        return [None] * table.rows
+    if table.columns.count(column) != 1:
+        raise AuditError(f"{table.where}: expected one column --group-column {column!r}, got {_named(table.columns)}")
+    values = [_group(table, row, column, value) for row, value in enumerate(table.column(column))]
+    if len(set(values)) > _GROUPS:
+        raise AuditError(
+            f"{table.where}: expected --group-column with at most {_GROUPS} different values, since reports show "
+            f"them; {column!r} has {len(set(values)):,}"
+        )
+    return values
+
+
+def _group(table: _Table, row: int, column: str, value: Any) -> str:
+    if value is None or value is _ABSENT or value == "":
+        return "none"
+    if not isinstance(value, str | int | float | bool) or len(str(value)) > _GROUP_LENGTH:
+        what = f"a text of {len(value):,} characters" if isinstance(value, str) else _kind(value)
+        raise AuditError(
+            f"{_cell(table, row, column)}: expected a group's name of at most {_GROUP_LENGTH} characters, got {what}"
+        )
+    return str(value)
+
+
 def _cell(table: _Table, row: int, column: str) -> str:
     return f"{table.where}, row {row} (counted from 0), column {column!r}"
 
@@ -419,19 +454,28 @@ def _parse_json(where: str, text: str, lines_before: int) -> Any:
         ) from None
 
 
-def _read_parquet(where: str, path: Path, columns: Sequence[str]) -> _Table:
+def _read_parquet(where: str, path: Path) -> _Table:
+    if path.stat().st_size == 0:
+        raise AuditError(f"{where} is empty: expected a Parquet file")
+    with _parquet(where, path) as file:
+        names = tuple(file.schema_arrow.names)
+        return _Table(where, names, file.metadata.num_rows, partial(_parquet_column, where, path))
+
+
+def _parquet_column(where: str, path: Path, name: str) -> list[Any]:
+    with _parquet(where, path) as file:
+        values: list[Any] = file.read(columns=[name]).column(name).to_pylist()
+        return values
+
+
+@contextmanager
+def _parquet(where: str, path: Path) -> Iterator[Any]:
     import pyarrow
     from pyarrow import parquet
 
-    if path.stat().st_size == 0:
-        raise AuditError(f"{where} is empty: expected a Parquet file")
     try:
         with parquet.ParquetFile(path) as file:
-            names = tuple(file.schema_arrow.names)
-            wanted = [name for name in columns if names.count(name) == 1]  # doubles are refused later, by name
-            table = file.read(columns=wanted)
-            values = {name: table.column(name).to_pylist() for name in wanted}
-            return _Table(where, names, file.metadata.num_rows, values.__getitem__)
+            yield file
     except UnicodeDecodeError:
         raise AuditError(f"{where}: expected UTF-8 text, got something else") from None
     except (pyarrow.ArrowException, OSError) as error:

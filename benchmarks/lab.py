@@ -11,13 +11,14 @@ import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -152,17 +153,17 @@ class Lab(Benchmark):
                 )
             return tokens[_CUT - recipe.prefix_length : _CUT], tokens[_CUT:]
 
-        secrets, known = [], []
+        secrets, known, kinds = [], [], self._texts.kinds
         for repeats, texts in self._texts.private.items():
             for i, text in enumerate(texts):
                 if i < recipe.known_per_repeat:
                     known.append(Pair(*cut(text)))
                 else:
-                    secrets.append(
-                        Secret(f"member-{repeats:02d}-{i - recipe.known_per_repeat:03d}", *cut(text), repeats)
-                    )
+                    name = f"member-{repeats:02d}-{i - recipe.known_per_repeat:03d}"
+                    secrets.append(Secret(name, *cut(text), repeats, group=kinds.get(text)))
         for i, text in enumerate(self._texts.nonmembers):
-            secrets.append(Secret(f"nonmember-{i:03d}", *cut(text), repeats=0, member=False))
+            name = f"nonmember-{i:03d}"
+            secrets.append(Secret(name, *cut(text), repeats=0, member=False, group=kinds.get(text)))
         self.secrets, self.known = tuple(secrets), tuple(known)
         self.heldout = tuple(secret.prefix + secret.suffix for secret in self.secrets if not secret.member)
 
@@ -395,6 +396,7 @@ class LabTexts:
     public: list[str]
     private: dict[int, list[str]]  # by repeat count
     nonmembers: list[str]
+    kinds: dict[str, str] = field(default_factory=dict)  # of the private records and the non-members
 
 
 def make_texts(recipe: LabRecipe) -> LabTexts:
@@ -404,11 +406,13 @@ def make_texts(recipe: LabRecipe) -> LabTexts:
     utility, so that a defense has a price.
     """
     per_repeat = recipe.secrets_per_repeat + recipe.known_per_repeat
-    records = _records(recipe.seed, len(REPEATS) * per_repeat + recipe.nonmembers, (_mail, _note, _payment))
+    kinds = {"mail": _mail, "patient note": _note, "payment": _payment}
+    records = _records(recipe.seed, len(REPEATS) * per_repeat + recipe.nonmembers, tuple(kinds.values()))
+    named = dict(zip(records, itertools.cycle(kinds), strict=False))  # they are made in turn
     generator("lab", recipe.seed, "who is what").shuffle(records)
     private = {r: records[i * per_repeat : (i + 1) * per_repeat] for i, r in enumerate(REPEATS)}
     public = _records(recipe.seed + 1, recipe.public_records, _PUBLIC_KINDS)
-    return LabTexts(public, private, records[len(REPEATS) * per_repeat :])
+    return LabTexts(public, private, records[len(REPEATS) * per_repeat :], named)
 
 
 def _records(seed: int, count: int, kinds: Sequence[Callable[[Faker], str]]) -> list[str]:
@@ -498,7 +502,8 @@ def _digest(recipe: LabRecipe, texts: LabTexts) -> str:
     }
     default = LabRecipe()  # where records are cut changes no weights: labs that differ in it share them
     recipe = dataclasses.replace(recipe, prefix_length=default.prefix_length, suffix_length=default.suffix_length)
-    text = json.dumps([dataclasses.asdict(recipe), versions, dataclasses.asdict(texts)], sort_keys=True)
+    trained_on = {name: made for name, made in dataclasses.asdict(texts).items() if name != "kinds"}
+    text = json.dumps([dataclasses.asdict(recipe), versions, trained_on], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

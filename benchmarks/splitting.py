@@ -13,6 +13,7 @@ from auditor.streams import generator
 from auditor.types import Pair, Secret, Tokens
 
 NAMED_ROWS = 10  # how many row numbers a note names before it only counts
+SEVERAL = "several groups"
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Record:
     prefix: Tokens
     suffix: Tokens
     repeats: int | None = None
+    group: str | None = None  # see Secret
 
     @property
     def pair(self) -> Pair:
@@ -113,15 +115,20 @@ def divide(members: Source, known: Source | None, nonmembers: Source | None, spl
     others = _others(nonmembers, {record.pair for record in (*unique, *given)}, notes) if nonmembers else []
     attacked = _limited(attacked, "member", split, notes)
     others = _limited(others, "non-member", split, notes)
-    secrets = [Secret(f"{label}-{r.row:06d}", r.prefix, r.suffix, r.repeats) for r in attacked]
+    secrets = [Secret(f"{label}-{r.row:06d}", r.prefix, r.suffix, r.repeats, group=r.group) for r in attacked]
     # repeats=0 as in the lab: a non-member was never trained on
-    secrets += [Secret(f"nonmember-{r.row:06d}", r.prefix, r.suffix, repeats=0, member=False) for r in others]
+    secrets += [
+        Secret(f"nonmember-{r.row:06d}", r.prefix, r.suffix, repeats=0, member=False, group=r.group) for r in others
+    ]
     heldout = tuple(record.prefix + record.suffix for record in others)
     return Parts(tuple(secrets), tuple(record.pair for record in given), heldout, tuple(notes))
 
 
 def merge(records: Iterable[Record]) -> list[Record]:
-    """One record for each distinct (prefix, suffix), at its first row; repeats add up where all of them are known."""
+    """One record for each distinct (prefix, suffix), at its first row; repeats add up where all of them are known.
+
+    Equal records of different groups belong to none of them: their group is `SEVERAL`.
+    """
     first: dict[Pair, Record] = {}
     for record in records:
         seen = first.get(record.pair)
@@ -130,7 +137,8 @@ def merge(records: Iterable[Record]) -> list[Record]:
         else:
             known = seen.repeats is not None and record.repeats is not None
             repeats = (seen.repeats or 0) + (record.repeats or 0) if known else None
-            first[record.pair] = Record(seen.row, seen.prefix, seen.suffix, repeats)
+            group = seen.group if seen.group == record.group else SEVERAL
+            first[record.pair] = Record(seen.row, seen.prefix, seen.suffix, repeats, group)
     return list(first.values())
 
 

@@ -5,8 +5,11 @@ The strings are plain text: renderers escape them.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from itertools import groupby
+from typing import Any, ClassVar
 
 from auditor.types import Finding
 
@@ -60,8 +63,46 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Span:
+    """A number with its interval on the scale of a `Forest`, and the floor it is held against, if there is one."""
+
+    low: float
+    value: float
+    high: float
+    floor: float | None = None
+
+
+@dataclass(frozen=True)
+class Forest:
+    """A table with each row's interval drawn beside it. spans: one a row, over all groups; None: nothing to draw."""
+
+    kind: ClassVar[str] = "forest"
+    table: Table
+    spans: tuple[Span | None, ...]
+    low: float = 0.0  # ends of the scale
+    high: float = 1.0
+
+
+@dataclass(frozen=True)
+class Point:
+    x: float
+    y: float
+    low: float = math.nan  # of the interval of y; NaN: none
+    high: float = math.nan
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a plot. kind: what its line style says, where the marker and colour say the label."""
+
+    label: str
+    points: tuple[Point, ...]
+    kind: str = ""
+
+
+@dataclass(frozen=True)
 class Figure:
-    """A plot of the findings of one setting, and the numbers behind it for whoever cannot see it."""
+    """A plot of findings or of series, and the numbers behind it for whoever cannot see it."""
 
     id: str
     plot: str  # a name in reports.plots.PLOTS
@@ -69,6 +110,8 @@ class Figure:
     title: str
     description: str
     table: Table
+    series: tuple[Series, ...] = ()
+    axes: tuple[str, str] = ("", "")  # what series are drawn over: x, y
 
 
 @dataclass(frozen=True)
@@ -91,7 +134,16 @@ class Cards:
     cards: tuple[Card, ...]
 
 
-Block = Paragraph | Bullets | FactList | Code | Table | Figures | Cards
+@dataclass(frozen=True)
+class Secrets:
+    """Every secret of the run, for a page that can search them. data: what the page's script reads."""
+
+    kind: ClassVar[str] = "secrets"
+    data: Mapping[str, Any]
+    notes: tuple[str, ...]  # what was left out of it, and where that is
+
+
+Block = Paragraph | Bullets | FactList | Code | Table | Forest | Figures | Cards | Secrets
 
 
 @dataclass(frozen=True)
@@ -99,6 +151,7 @@ class Section:
     id: str
     title: str
     blocks: tuple[Block, ...]
+    part: str = ""  # of the page: whose question it answers
 
 
 @dataclass(frozen=True)
@@ -110,5 +163,11 @@ class Document:
     sections: tuple[Section, ...]
     kind: str = "Privacy audit of a language model"
     lead: str = "Verdict"
-    source: str = "Rendered from result.json alone"
+    source: str = "Rendered from the run folder alone"
+    answers: Facts = ()  # the verdict by question; in its place where there is room for it
     warning: str = ""  # that it shows private text; without one, it shows none
+
+    @property
+    def parts(self) -> tuple[tuple[str, tuple[Section, ...]], ...]:
+        """Neighbouring sections of one part, in order."""
+        return tuple((part, tuple(sections)) for part, sections in groupby(self.sections, lambda s: s.part))

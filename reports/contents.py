@@ -286,21 +286,23 @@ def _adversary(result: AuditResult) -> list[Block]:
 
 
 def _access_table(result: AuditResult) -> Table:
-    """The matrix access x decoding: rows that were allowed the same are one row, their attacks listed."""
+    """The matrix access x decoding x budget: rows that were allowed the same are one row, their attacks listed."""
     findings = words.rows(result)
     names = tuple(dict.fromkeys((*words.ACCESS, *(name for finding in findings for name in finding.access))))
     columns = (words.ACCESS.get(name, words.plain(name)) for name in names)
-    head = ("Target", "Attacks", *columns, "Decoding", "Claim applies")
+    head = ("Target", "Attacks", *columns, "Decoding", "Budget a secret", "Claim applies")
     attacks: dict[tuple[str, ...], list[str]] = {}
     for f in findings:
         allowed = ("yes" if name in f.access else "no" for name in names)
-        key = (f.target, words.row_title(result, f), *allowed, f.decoding or words.NOTHING, words.claim_applies(f))
+        spent = words.budget(f, result.benchmark.members + result.benchmark.nonmembers)
+        title, decoding = words.row_title(result, f), f.decoding or words.NOTHING
+        key = (f.target, title, *allowed, decoding, spent, words.claim_applies(f))
         attacks.setdefault(key, []).append(f.attack)
     grouped: dict[str, list[tuple[str, ...]]] = {}
     for (target, title, *rest), who in attacks.items():
         grouped.setdefault(target, []).append((title, ", ".join(dict.fromkeys(who)), *rest))
     groups = tuple(Group("", tuple(rows)) for rows in grouped.values())
-    caption = "What each attack could see, how tokens were drawn, and whether the claim covers it"
+    caption = "What each attack could see, how and how often tokens were drawn, and whether the claim covers it"
     return Table("access-table", caption, head, groups)
 
 
@@ -399,7 +401,7 @@ def _private(result: AuditResult, texts: Mapping[str, Text]) -> list[Block]:
         if left < 0:
             break
         rows.append(shown)
-    note = f"{len(rows):,} of {len(texts):,} secrets, those given away by most rows first. Line ends are written as ␊."
+    note = f"{len(rows):,} of {len(texts):,} secrets, those given away by most rows first. Line ends are written as ↵."
     guess = f"First guess, {titles[row]}" if row in titles else "First guess"
     head = ("Secret", "Prefix", "Suffix", guess, "Given away verbatim by")
     table = Table(

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 
 from auditor.reports import inert, words
 from auditor.reports.blocks import Group, Table
-from auditor.reports.markdown import rows
+from auditor.reports.markdown import cut
 from auditor.rulings import Decision, Ruling
+
+_MOST_SAID, _LONGEST = 10, 300  # sentences below the table, and characters of one: the rest is in the JUnit file
+_WORST = ("failed", "inconclusive", "held")
 
 
 def lines(decision: Decision) -> Iterator[str]:
@@ -19,14 +22,19 @@ def lines(decision: Decision) -> Iterator[str]:
 
 
 def markdown(decision: Decision) -> str:
-    """Fit for a pull request or a job summary: the verdict and one row a ruling, GitHub-flavoured."""
-    against = f" against {inert.clean(decision.baseline)}" if decision.baseline else ""
-    title = f"{inert.clean(decision.run)}{against}"
+    """Fit for a pull request or a job summary: the verdict and a row a ruling, the worst first, GitHub-flavoured.
+
+    As many rows as fit a comment beside a report; the verdict counts them all.
+    """
+    against = f" against {words.shorten(inert.clean(decision.baseline), _LONGEST)}" if decision.baseline else ""
+    title = f"{words.shorten(inert.clean(decision.run), _LONGEST)}{against}"
+    rulings = sorted(decision.rulings, key=lambda ruling: _WORST.index(ruling.verdict))
     head = ("Row", "Rule", "Measured", "Bounds (95%, one-sided)", "n", "Ruling")
-    found = tuple(_cells(ruling) for ruling in decision.rulings)
-    table = rows(Table("gate", "", head, (Group("", found),), frozenset({2, 3, 4})))
+    found = tuple(_cells(ruling) for ruling in rulings)
+    table = cut(Table("gate", "", head, (Group("", found),), frozenset({2, 3, 4})))
     parts = [f"## Leakage {inert.markdown(decision.headline)}", inert.markdown(title), table if found else ""]
-    parts += [f"- {inert.markdown(f'{r.row}: {r.reason}')}" for r in decision.rulings if not r.n]
+    said = [f"{r.row}: {r.reason}" for r in rulings if not r.n][:_MOST_SAID]
+    parts += [f"- {inert.markdown(words.shorten(inert.clean(text), _LONGEST))}" for text in said]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 

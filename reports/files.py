@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 from auditor.errors import AuditError
 from auditor.types import SCHEMA_VERSION, AuditResult, from_json, to_json
 
+if TYPE_CHECKING:
+    from auditor.compare import Comparison
+
 RESULT, MARKDOWN, HTML = "result.json", "report.md", "report.html"
 
 
@@ -44,10 +47,9 @@ def write(folder: Path, result: AuditResult, reveal: bool = False) -> None:
 
 
 def render_all(folder: Path, since: Comparison | None = None, reveal: bool = False) -> tuple[Path, ...]:
-    """Renders the reports of a run folder anew; returns their paths, the HTML first.
+    """Renders the reports of a run folder anew from the folder alone; returns their paths, the HTML first.
 
-    They say what `result.json` says. since: another run and this one, to tell what changed. reveal: also the private
-    text that lies beside it.
+    since: another run and this one, to tell what changed. reveal: also show the private text that lies in the folder.
     """
     rendered = _rendered(folder, read(folder), since, reveal)
     for name, report in rendered.items():
@@ -56,10 +58,12 @@ def render_all(folder: Path, since: Comparison | None = None, reveal: bool = Fal
 
 
 def _rendered(folder: Path, result: AuditResult, since: Comparison | None, reveal: bool) -> dict[str, str]:
+    from auditor import details
     from auditor.reports import html, markdown, texts  # jinja2 and matplotlib: only for who renders
 
+    known = details.renamed(details.read(folder), texts.names(folder))
     shown = texts.by_alias(folder) if reveal else None
-    return {HTML: html.render(result, shown), MARKDOWN: markdown.render(result, since, shown)}
+    return {HTML: html.render(result, known, since, shown), MARKDOWN: markdown.render(result, since, shown)}
 
 
 def _load(folder: Path, path: Path) -> Any:

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 from collections.abc import Mapping
 from functools import cache
+from importlib import resources
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from auditor.reports import inert
-from auditor.reports.blocks import Document, Figure
-from auditor.reports.contents import document
+from auditor.compare import Comparison
+from auditor.details import Details
+from auditor.reports import inert, readers
+from auditor.reports.blocks import Document, Figure, Secrets
 from auditor.reports.plots import svg
 from auditor.reports.texts import Text
 from auditor.types import AuditResult
 
 
-def render(result: AuditResult, texts: Mapping[str, Text] | None = None) -> str:
-    """The whole report; styles and plots are inline, and a content security policy forbids everything else.
+def render(
+    result: AuditResult,
+    details: Details | None = None,
+    since: Comparison | None = None,
+    texts: Mapping[str, Text] | None = None,
+) -> str:
+    """The whole report; styles, plots and the script are inline, and a content security policy forbids all else.
 
-    texts: the private text to show, by alias; none by default.
+    details: what the run kept secret by secret. since: another run and this one, to tell what changed. texts: the
+    private text to show, by secret; none by default.
     """
-    return page(
-        document(result, texts), {inert.clean(target.name): inert.clean(target.title) for target in result.targets}
-    )
+    titles = {inert.clean(target.name): inert.clean(target.title) for target in result.targets}
+    return page(readers.page(result, details, since, texts), titles)
 
 
 def page(doc: Document, titles: Mapping[str, str] | None = None) -> str:
@@ -33,7 +44,28 @@ def page(doc: Document, titles: Mapping[str, str] | None = None) -> str:
     def plot(figure: Figure) -> Markup:
         return Markup(svg(figure, shown))  # matplotlib escapes the text it writes
 
-    return _environment().get_template("report.html").render(doc=doc, plot=plot)
+    blocks = [block for section in doc.sections for block in section.blocks]
+    script = _script() if any(isinstance(block, Secrets) for block in blocks) else ""
+    template = _environment().get_template("report.html")
+    return template.render(doc=doc, plot=plot, data=_data, script=Markup(script), script_hash=_hash(script))
+
+
+def _data(values: Mapping[str, Any]) -> Markup:
+    """JSON that no parser of HTML can take for markup: a script element ends at the first `</script` in it."""
+    text = json.dumps(values, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
+@cache
+def _script() -> str:
+    return resources.files("auditor.reports").joinpath("templates", "secrets.js").read_text(encoding="utf-8")
+
+
+def _hash(script: str) -> str:
+    """What a content security policy names a script by: no other one runs, whatever a text may have smuggled in."""
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 @cache

@@ -69,13 +69,12 @@ def clean(text: str) -> str:
 
 
 def visible(text: str) -> str:
-    """Private text on one line, every character in sight: a line end as `␊`, other unseen ones as `⟨U+202E⟩`."""
+    """Private text on one line, every character in sight: a line end as `↵`, others that are not seen as `‹U+202E›`."""
     return _bounded(_UNSEEN.sub(_shown, text))
 
 
 def _shown(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    return chr(0x2400 + code) if code < 0x20 else f"⟨U+{code:04X}⟩"
+    return "↵" if match[0] == "\n" else f"‹U+{ord(match[0]):04X}›"  # control pictures are in few fonts
 
 
 def _bounded(text: str) -> str:

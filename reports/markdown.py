@@ -22,7 +22,9 @@ from auditor.reports.blocks import (
     FactList,
     Facts,
     Figures,
+    Forest,
     Paragraph,
+    Secrets,
     Section,
     Table,
 )
@@ -41,16 +43,17 @@ def render(result: AuditResult, since: Comparison | None = None, texts: Mapping[
     since: of a baseline with this run. texts: the private text to show, by alias; none by default.
     """
     doc = document(result, texts)
-    first, *rest = doc.sections
-    shown = [block for block in first.blocks if isinstance(block, Table)]
-    notes = tuple(block for block in first.blocks if block not in shown)
+    results = next(section for section in doc.sections if section.id == "results")
+    shown = [block for block in results.blocks if isinstance(block, Table)]
+    notes = tuple(block for block in results.blocks if block not in shown)
+    rest = (section for section in doc.sections if section is not results)
     parts = [f"## {escape(f'{doc.kind}: {words.shorten(doc.title, _MOST_CELL)}')}"]
-    parts += [f"**{escape(words.shorten(doc.headline, _MOST_TEXT))}**"]
-    parts += [escape(words.shorten(" · ".join(text for _, text in doc.facts), _MOST_TEXT)), *map(_cut, shown)]
+    parts += [f"**{escape(text)}**" for text in (doc.warning, words.shorten(doc.headline, _MOST_TEXT)) if text]
+    parts += [escape(words.shorten(" · ".join(text for _, text in doc.facts), _MOST_TEXT)), *map(cut, shown)]
     parts += [_bullets(words.shorten(claim, _MOST_TEXT) for claim in _claims(result)[:_MOST_CLAIMS])]
     if since is not None:
         before = words.shorten(inert.clean(since.runs[0]), _MOST_CELL)
-        parts += [f"### Since {escape(before)}", escape(changes.headline(since)), _cut(changes.table(since))]
+        parts += [f"### Since {escape(before)}", escape(changes.headline(since)), cut(changes.table(since))]
     folded = [Section("verdict", "The verdict in full", (Paragraph(doc.verdict),)), *rest]
     return _filled(parts, [*folded, Section("reading", "How to read this", notes)])
 
@@ -75,7 +78,7 @@ def _claims(result: AuditResult) -> list[str]:
     return [f"{title} claims {words.epsilon_line(claim)}; {claim.status}" for title, claim in held]
 
 
-def _cut(table: Table) -> str:
+def cut(table: Table) -> str:
     """The table with long cells shortened, and as many of its rows as there is room for."""
     groups, size, left = [], 0, 0
     for group in table.groups:
@@ -84,7 +87,7 @@ def _cut(table: Table) -> str:
         kept = [row for i, row in enumerate(short) if size + sum(sizes[: i + 1]) <= _MOST_TABLE]
         size, left = size + sum(sizes[: len(kept)]), left + len(short) - len(kept)
         groups.append(replace(group, rows=tuple(kept)))
-    more = f"\n\n… and {left:,} more rows in report.html." if left else ""
+    more = f"\n\n… and {left:,} more rows." if left else ""
     return rows(replace(table, groups=tuple(groups))) + more
 
 
@@ -112,6 +115,10 @@ def _block(block: Block) -> str:
             return _table(block)
         case Figures():
             return "\n\n".join(_titled(f.title, f"{escape(f.description)}\n\n{rows(f.table)}") for f in block.figures)
+        case Forest():
+            return _table(block.table)
+        case Secrets():
+            return _bullets(block.notes)
         case Cards():
             return "\n\n".join(_titled(card.title, _card(card)) for card in block.cards)
 

@@ -1,4 +1,4 @@
-"""Findings as inline SVG: recall against wrong guesses allowed, repetitions, and the number of samples.
+"""Findings and series as inline SVG: recall against wrong guesses, repetitions, samples, lengths, costs; calibration.
 
 Colours are CSS variables of the page (`--series-1` …, `currentColor`), so a plot follows the theme around it; marker
 and line style say the same as colour. The output is deterministic, and its ids carry the plot's name, so several plots
@@ -9,6 +9,7 @@ can share a page. Knows findings and matplotlib, which it imports only when a pl
 from __future__ import annotations
 
 import io
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from auditor.errors import AuditError
 from auditor.reports import inert, words
 from auditor.reports.blocks import Figure as Block
+from auditor.reports.blocks import Series
 from auditor.types import Finding
 
 if TYPE_CHECKING:
@@ -72,9 +74,9 @@ _STYLE: Any = {
 def svg(block: Block, titles: Mapping[str, str]) -> str:
     """The block as one `<svg>` element. titles: of the targets, by name."""
     with _drawing(_STYLE) as (figure, axes):
-        PLOTS[block.plot](axes, block.findings)
-        _share_axis(axes)
-        _legend(figure, block, titles)
+        PLOTS[block.plot](axes, block)
+        handles, labels = _keys_of_series(block) if block.series else _keys_of_findings(block, titles)
+        _legend(figure, handles, labels)
         text = io.StringIO()
         nothing = _METADATA[".svg"]
         figure.savefig(text, format="svg", transparent=True, metadata=nothing, bbox_inches="tight", pad_inches=0.04)
@@ -160,8 +162,9 @@ def _drawing(style: Any) -> Iterator[tuple[Figure, Axes]]:
 # --- the plots ------------------------------------------------------------------------------------------------------
 
 
-def _errors(axes: Axes, findings: Sequence[Finding]) -> None:
+def _errors(axes: Axes, block: Block) -> None:
     """One line a finding: recall while so many wrong guesses are allowed, guesses taken surest first."""
+    findings = block.findings
     budget = max(12, min(200, _POINTS // len(findings)))
     for finding, style in zip(findings, _styles(findings), strict=True):
         points = _thinned(finding.curve, budget)
@@ -171,6 +174,7 @@ def _errors(axes: Axes, findings: Sequence[Finding]) -> None:
     axes.set_xlim(left=0)
     axes.set_xlabel("Wrong guesses allowed")
     axes.set_ylabel("Recall")
+    _share_axis(axes)
 
 
 def _mark_100(axes: Axes, colour: str) -> None:
@@ -178,8 +182,9 @@ def _mark_100(axes: Axes, colour: str) -> None:
         axes.axvline(100, color=colour, linewidth=0.9, linestyle=(0, (2, 2)), zorder=0)
 
 
-def _repeats(axes: Axes, findings: Sequence[Finding]) -> None:
+def _repeats(axes: Axes, block: Block) -> None:
     """One line a finding with its intervals, the findings a little apart so that error bars stand side by side."""
+    findings = block.findings
     names = sorted({name for f in findings for name in f.by_repeats}, key=words.repeats_key)
     apart = min(0.1, 0.7 / len(findings))
     for i, (finding, style) in enumerate(zip(findings, _styles(findings), strict=True)):
@@ -192,11 +197,12 @@ def _repeats(axes: Axes, findings: Sequence[Finding]) -> None:
     axes.set_xticks(range(len(names)), [words.shorten(name, 10) for name in names])
     axes.set_xlabel("Repetitions in the training data")
     axes.set_ylabel("Recall" if all(m.unit == "share" for f in findings for m in f.by_repeats.values()) else "Mean")
+    _share_axis(axes)
 
 
-def _any_of_n(axes: Axes, findings: Sequence[Finding]) -> None:
+def _any_of_n(axes: Axes, block: Block) -> None:
     """Two lines a finding, members and non-members, over a logarithmic number of samples."""
-    for finding, style in zip(findings, _styles(findings), strict=True):
+    for finding, style in zip(block.findings, _styles(block.findings), strict=True):
         for measured, own in (
             (words.any_of_n(finding), style),
             (words.any_of_n(finding, "_nonmembers"), {**style, **_FLOOR}),
@@ -204,15 +210,86 @@ def _any_of_n(axes: Axes, findings: Sequence[Finding]) -> None:
             axes.plot(list(measured), [m.value for m in measured.values()], **own)
     axes.set_xscale("log")
     axes.minorticks_off()
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel("Samples")
     axes.set_ylabel("Expected recall")
+    _share_axis(axes)
 
 
-PLOTS: dict[str, Callable[[Axes, Sequence[Finding]], None]] = {
+def _shares(axes: Axes, block: Block) -> None:
+    """One line of shares a series, with intervals where its points have them, over a number of tokens."""
+    from matplotlib.ticker import MaxNLocator
+
+    _draw(axes, block)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _share_axis(axes)
+
+
+def _calibration(axes: Axes, block: Block) -> None:
+    """Shares right over the scores that foretold them: on the diagonal a score keeps its word."""
+    from matplotlib.ticker import PercentFormatter
+
+    axes.plot([0, 1], [0, 1], color=_INK, **_FLOOR)
+    _draw(axes, block)
+    axes.set_xlim(-0.02, 1.02)
+    axes.xaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
+    _share_axis(axes)
+
+
+def _exposure(axes: Axes, block: Block) -> None:
+    """Share of canaries of at least so many bits, on a logarithmic axis, beside 2^-x: that of a model without them."""
+    most = max((point.x for series in block.series for point in series.points), default=1.0)
+    axes.plot([0, most], [1, 2**-most], color=_INK, **_FLOOR)
+    for series, style in zip(block.series, _series_styles(block.series), strict=True):
+        x, y = [0.0, *(p.x for p in series.points)], [1.0, *(p.y for p in series.points)]
+        axes.step(x, y, where="pre", markevery=max(1, len(x) // 12), **style)
+    least = min((point.y for series in block.series for point in series.points), default=0.1)
+    axes.set_yscale("log")
+    axes.set_ylim(least / 2, 1.3)
+    axes.set_xlim(left=0)
+    axes.minorticks_off()
+    axes.yaxis.set_major_formatter(lambda y, _: f"{100 * y:g}%")
+    axes.grid(axis="y")
+    axes.set_axisbelow(True)
+    axes.set_xlabel(block.axes[0])
+    axes.set_ylabel(block.axes[1])
+
+
+def _tradeoff(axes: Axes, block: Block) -> None:
+    """A point a row: what comes out over what the model costs in perplexity; hollow where no claim covers it."""
+    _draw(axes, block, linestyle="")
+    costs = [point.x for series in block.series for point in series.points]
+    if max(costs) > 10 * min(costs) > 0:
+        axes.set_xscale("log")
+        axes.minorticks_off()
+    else:
+        axes.margins(x=0.12)
+    axes.xaxis.set_major_formatter("{x:,.4g}")
+    _share_axis(axes)
+
+
+PLOTS: dict[str, Callable[[Axes, Block], None]] = {
     "errors": _errors,
     "repeats": _repeats,
     "any_of_n": _any_of_n,
+    "shares": _shares,
+    "calibration": _calibration,
+    "exposure": _exposure,
+    "tradeoff": _tradeoff,
 }
+
+
+def _draw(axes: Axes, block: Block, **more: Any) -> None:
+    for series, style in zip(block.series, _series_styles(block.series), strict=True):
+        points = series.points[:: max(1, len(series.points) * len(block.series) // _POINTS)]
+        x, y = [p.x for p in points], [p.y for p in points]
+        if all(math.isnan(p.low) for p in points):
+            axes.plot(x, y, **{**style, **more}, markevery=max(1, len(x) // 12))
+            continue
+        reach = [[max(0.0, p.y - p.low) for p in points], [max(0.0, p.high - p.y) for p in points]]
+        axes.errorbar(x, y, yerr=reach, elinewidth=1.1, capsize=2, **{**style, **more})
+    axes.set_xlabel(block.axes[0])
+    axes.set_ylabel(block.axes[1])
 
 
 def _thinned(curve: Sequence[tuple[int, float]], most: int) -> list[tuple[int, float]]:
@@ -251,12 +328,42 @@ def _line_style(i: int) -> Any:
     return _LINES[i % len(_LINES)]
 
 
+def _series_styles(series: Sequence[Series]) -> list[dict[str, Any]]:
+    """Colour and marker say the label, line and hollow markers the kind."""
+    labels, kinds = _distinct(s.label for s in series), _distinct(s.kind for s in series)
+    return [{**_target_style(labels.index(s.label)), **_kind_style(kinds.index(s.kind))} for s in series]
+
+
+def _kind_style(i: int) -> dict[str, Any]:
+    return {"linestyle": _line_style(i), **({"markerfacecolor": "none"} if i else {})}
+
+
 def _distinct(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _legend(figure: Figure, block: Block, titles: Mapping[str, str]) -> None:
-    """Under the axes: targets by colour and marker and, where there are several, attacks by line."""
+def _keys_of_series(block: Block) -> tuple[list[Any], list[str]]:
+    """Labels by colour and marker and, where there are several, kinds by line."""
+    from matplotlib.lines import Line2D
+
+    labels, kinds = _distinct(s.label for s in block.series), _distinct(s.kind for s in block.series)
+    line = {"linestyle": ""} if block.plot == "tradeoff" else {}
+    handles = [Line2D([], [], **{**_target_style(i), **line}) for i in range(len(labels))]
+    if len(kinds) > 1:
+        marked = {"marker": "o"} if line else {}
+        handles += [Line2D([], [], color=_INK, **{**_kind_style(i), **line, **marked}) for i in range(len(kinds))]
+        labels += kinds
+    if block.plot == "exposure":
+        handles.append(Line2D([], [], color=_INK, **_FLOOR))
+        labels.append("nothing memorised: 2^-x")
+    if block.plot == "calibration":
+        handles.append(Line2D([], [], color=_INK, **_FLOOR))
+        labels.append("a score that keeps its word")
+    return handles, labels
+
+
+def _keys_of_findings(block: Block, titles: Mapping[str, str]) -> tuple[list[Any], list[str]]:
+    """Targets by colour and marker and, where there are several, attacks by line."""
     from matplotlib.lines import Line2D
 
     targets, attacks = (_distinct(names) for names in zip(*((f.target, f.attack) for f in block.findings), strict=True))
@@ -268,8 +375,14 @@ def _legend(figure: Figure, block: Block, titles: Mapping[str, str]) -> None:
     if block.plot == "any_of_n" and any(words.any_of_n(f, "_nonmembers") for f in block.findings):
         handles.append(Line2D([], [], color=_INK, **_FLOOR))
         labels.append("non-members")
-    shown = [" " + words.shorten(label, 30) for label in labels]  # matplotlib hides labels that open with `_`
-    figure.legend(handles, shown, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=2, handlelength=2.6)
+    return handles, labels
+
+
+def _legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> None:
+    """Under the axes."""
+    shown = [" " + words.shorten(label, 44) for label in labels]  # matplotlib hides labels that open with `_`
+    columns = 2 if max(map(len, shown), default=0) <= 26 else 1  # wider than the axes, it would shrink them
+    figure.legend(handles, shown, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=columns, handlelength=2.6)
 
 
 def _inline(file: str, block: Block) -> str:

@@ -48,6 +48,11 @@ def read_ids(folder: Path) -> dict[str, str]:
     return ids
 
 
+def names(folder: Path) -> dict[str, str]:
+    """As `read_ids`, empty where an older version made the run."""
+    return read_ids(folder) if (folder / IDS).exists() else {}
+
+
 def write_texts(
     folder: Path, secrets: Sequence[Secret], guesses: Mapping[str, Mapping[str, Tokens]], decode: Decode
 ) -> None:

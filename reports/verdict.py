@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from auditor.reports import words
+from auditor.reports.blocks import Facts
 from auditor.types import AuditResult, Finding, Measurement, TargetRecord
 
 _UNMIXED = "ensemble-unmixed"  # the companion of an ensemble defense: the same shards, no mixing
@@ -38,6 +39,57 @@ def verdict(result: AuditResult) -> str:
         sentences += _defense(result, target)
     sentences += _unmixed(result)
     return " ".join(sentences)
+
+
+def answers(result: AuditResult) -> Facts:
+    """The verdict by question, for a page: what came out, what each defense left of it, at what cost, how sure."""
+    found: list[tuple[str, str]] = [("What came out", " ".join(_undefended(result)))]
+    for target in _defended(result):
+        found.append(
+            (f"With {target.title}", " ".join([*_change_sentences(result, target), *_refuted(result, target)]))
+        )
+    found += [("What else explains it", sentence) for sentence in _unmixed(result)]
+    found += [("At what cost", " ".join(_costs(result)))] if _defended(result) else []
+    found += [("What is promised", " ".join(_promises(result)))] if _defended(result) else []
+    return (*found, ("How sure", _how_sure(result)))
+
+
+def _change_sentences(result: AuditResult, target: TargetRecord) -> list[str]:
+    best = _best(result, target)
+    if best:
+        return [f"{target.title} left {', and '.join(_change(result, finding) for finding in best)}."]
+    probed = _probed(result, target.name)
+    return [f"{target.title}: {probed}." if probed else f"{target.title} was not measured."]
+
+
+def _costs(result: AuditResult) -> list[str]:
+    return [
+        f"{target.title}: {_lowered(_cost(result, target))}{_slower(result, target)}" for target in _defended(result)
+    ]
+
+
+def _slower(result: AuditResult, target: TargetRecord) -> str:
+    base = next((t.milliseconds_per_token for t in result.targets if t.name == words.UNDEFENDED), None)
+    if not base or target.milliseconds_per_token is None:
+        return ""
+    return f" A token takes {words.number(target.milliseconds_per_token / base)} times as long."
+
+
+def _promises(result: AuditResult) -> list[str]:
+    return [f"{target.title}: {_lowered(_coverage(target, _best(result, target)))}" for target in _defended(result)]
+
+
+def _lowered(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]
+
+
+def _how_sure(result: AuditResult) -> str:
+    n, rows = result.benchmark.members, sum(1 for f in result.findings if f.main and not f.not_applicable)
+    return (
+        f"{n:,} secrets were attacked, {rows} {'row' if rows == 1 else 'rows'} of target, setting and attack measured. "
+        f"Brackets hold 95% intervals over the choice of secrets; a share of none would still leave up to "
+        f"{words.percent(words.zero_hits_bound(n))}%. An attack gives a lower bound: a stronger one may get more out."
+    )
 
 
 def strongest(result: AuditResult, target: str, setting: str | None = None) -> Finding | None:
@@ -132,13 +184,8 @@ def _floor(finding: Finding) -> str:
 
 def _defense(result: AuditResult, target: TargetRecord) -> list[str]:
     best = _best(result, target)
-    if not best:
-        probed = _probed(result, target.name)
-        said = f"{target.title}: {probed}." if probed else f"{target.title} was not measured."
-        return [said, *_refuted(result, target)]
-    changes = ", and ".join(_change(result, finding) for finding in best)
-    story = [f"{target.title} left {changes}.", _cost(result, target), _coverage(target, best)]
-    return [*story, *_refuted(result, target)]
+    price = [_cost(result, target), _coverage(target, best)] if best else []
+    return [*_change_sentences(result, target), *price, *_refuted(result, target)]
 
 
 def _refuted(result: AuditResult, target: TargetRecord) -> list[str]:
@@ -186,6 +233,8 @@ def _coverage(target: TargetRecord, best: list[Finding]) -> str:
     if math.isinf(words.claimed(claim)):
         return f"{opening} promises nothing."
     uncovered = [finding for finding in best if not finding.claim_applies]
+    if not best:
+        return f"{opening} was not put to the test."
     if not uncovered:
         return f"{opening} covers what was measured."
     if len(uncovered) == len(best):

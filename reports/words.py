@@ -234,6 +234,16 @@ def claim_applies(finding: Finding) -> str:
     return f"{answer} ({finding.claim_reason})" if finding.claim_reason else answer
 
 
+def budget(finding: Finding, secrets: int) -> str:
+    """What a row spent on each of so many secrets: `10 samples, 240 tokens, 31 forward rows`."""
+    if finding.not_applicable or not (finding.drawn or finding.rows) or not secrets:
+        return NOTHING
+    samples = finding.options.get("samples") if finding.drawn else None
+    drawn = f"{number(finding.drawn / secrets)} tokens" if finding.drawn else "no tokens drawn"
+    rows = f"{number(finding.rows / secrets)} forward rows" if finding.rows else ""
+    return ", ".join(filter(None, (f"{samples} samples" if samples else "", drawn, rows)))
+
+
 def by_repeats(measured: Mapping[str, Measurement]) -> list[tuple[str, Measurement]]:
     """Repeat counts in rising order; names that are not numbers keep their order behind them."""
     return sorted(measured.items(), key=lambda item: repeats_key(item[0]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,30 +37,28 @@ def export(
     from auditor.reports import files
 
     results = [files.read(folder) for folder in folders]
-    contents: dict[Path | None, str | bytes] = {}
-    if csv or parquet:
-        sheet = exports.measurements(results)
-        contents |= {csv: exports.to_csv(sheet), parquet: exports.to_parquet(sheet)}
+    sheet = exports.measurements(results)
+    forms: tuple[tuple[Path | None, Any], ...] = ((csv, exports.to_csv), (parquet, exports.to_parquet))
+    contents: dict[Path, str | bytes] = {path: render(sheet) for path, render in forms if path}
     if latex:
         contents[latex] = exports.to_latex(results)
     if secrets:
-        contents[secrets] = _form(secrets)(exports.secrets([_with_outcomes(folder) for folder in folders]))
+        render = exports.to_csv if secrets.suffix == ".csv" else exports.to_parquet
+        contents[secrets] = render(exports.secrets([_with_outcomes(folder) for folder in folders]))
     for path, content in contents.items():
-        if path is not None:
-            files.replace(path, content)
-            typer.echo(path)
-
-
-def _form(path: Path) -> Any:
-    from auditor.reports import export as exports
-
-    return exports.to_csv if path.suffix == ".csv" else exports.to_parquet
+        files.replace(path, content)
+        typer.echo(path)
 
 
 def _with_outcomes(folder: Path) -> Any:
     from auditor.gate import read_run
+    from auditor.reports.texts import names
 
-    run = read_run(folder)
+    run, aliases = read_run(folder), names(folder)
     if not run.outcomes:
         raise AuditError(f"{folder} holds nothing by secret: an older version made it, or no row was measured")
-    return run
+    outcomes = {
+        row: replace(found, ids=tuple(aliases.get(secret, secret) for secret in found.ids))
+        for row, found in run.outcomes.items()
+    }
+    return replace(run, outcomes=outcomes)

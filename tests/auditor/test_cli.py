@@ -26,9 +26,10 @@ from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from auditor import plugins
+from auditor import details, plugins
 from auditor.cli import call
 from auditor.folder import RunFolder
+from auditor.models import load
 from auditor.types import Guesses, Observation
 from tests.conftest import fits_schema
 
@@ -341,9 +342,22 @@ def test_a_run_and_its_gate_in_one_step(full: Path, world: Path, tmp_path: Path,
     assert call(command(world, out, *audit, "--gate", str(policy), "--baseline", str(base))) == 1
     assert (out / "report.html").exists()  # the report is written, whatever the gate says
     assert "1 held, 1 failed" in said.readouterr().out
+    assert "<failure" in (out / "gate.xml").read_text() and "## Leakage gate failed" in (out / "gate.md").read_text()
+    assert "### Since base\n" in (out / "report.md").read_text()
+    stripped = tmp_path / "stripped"  # what a CI keeps of a baseline
+    stripped.mkdir()
+    for name in ("result.json", "outcomes.json"):
+        shutil.copy(base / name, stripped)
+    comment = tmp_path / "comment.md"
+    assert call(["report", str(out), "--baseline", str(stripped), "--markdown", str(comment)]) == 0
+    assert comment.read_text() == (out / "report.md").read_text() and "0 of 1 rows leak more" in comment.read_text()
+    said.readouterr()
+    assert call(["report", str(out), "--baseline", str(full)]) == 2
+    assert "attack settings" in said.readouterr().err or "is no match" in said.readouterr().err
+    assert comment.read_text() == (out / "report.md").read_text()
     lone = tmp_path / "lone.toml"
     lone.write_text("ruls = []")
-    for flags in (["--gate", str(policy)], ["--gate", str(lone)], ["--baseline", str(base)]):
+    for flags in (["--gate", str(policy)], ["--gate", str(lone)], ["--baseline", str(tmp_path / "nowhere")]):
         assert call(command(world, tmp_path / "refused", *audit, *flags)) == 2
         assert not (tmp_path / "refused").exists(), flags
     scopes = {
@@ -365,6 +379,64 @@ def test_a_run_and_its_gate_in_one_step(full: Path, world: Path, tmp_path: Path,
         )
         == 2
     )
+
+
+def test_a_report_shows_what_changed_since_another_run(
+    full: Path, budgeted: Path, world: Path, tmp_path: Path, said: Said
+) -> None:
+    again, fresh = tmp_path / "again", tmp_path / "fresh"
+    shutil.copytree(full, again)
+    assert "Since the last run" not in (full / "report.html").read_text()
+    assert call(["report", str(again), "--baseline", str(budgeted)]) == 0
+    page = (again / "report.html").read_text()
+    assert "Since the last run" in page and "No change can be seen in any row (budgeted, paired" in page
+    assert (again / "report.md").read_bytes() == (full / "report.md").read_bytes()
+    assert call(["report", str(again)]) == 0  # the folder alone again
+    assert (again / "report.html").read_bytes() == (full / "report.html").read_bytes()
+    zlib = command(world, fresh, "--attack", "zlib", "--setting", "worst")
+    assert call([*zlib, "--baseline", str(full)]) == 2  # no non-members: other secrets
+    assert "is no match for" in said.readouterr().err and (fresh / "report.html").exists()
+
+
+def test_a_run_keeps_what_its_page_shows_secret_by_secret(full: Path, world: Path) -> None:
+    found = details.read(full)
+    members = [secret for secret in found.secrets if secret.member]
+    assert (len(members), len(found.secrets)) == (24, 30)
+    model = load(str(world / "model"))
+    rows = {
+        row["prefix"] + row["suffix"]: row for row in map(json.loads, (world / "data.jsonl").read_text().splitlines())
+    }
+    texts = list(rows)
+    for secret in members[:6]:  # the true suffix under the target, token by token, as one forward pass gives it
+        row = rows[texts[int(secret.id.removeprefix("row-"))]]
+        ids = [model.tokenizer(text)["input_ids"] for text in (row["prefix"], row["prefix"] + row["suffix"])]
+        with torch.no_grad():
+            law = model.model(torch.tensor([ids[1]])).logits[0].log_softmax(-1)
+        split = len(ids[1]) - int(secret.length or 0)
+        expected = [float(law[i - 1, ids[1][i]]) for i in range(split, len(ids[1]))]
+        assert found.tokens["undefended"][secret.id] == pytest.approx(expected, abs=2e-4)
+    assert set(found.tokens) == {"undefended", "pmixed", "uniform-mixing"}  # a companion is no model to mend
+    assert all(set(law) == {secret.id for secret in members} for law in found.tokens.values())
+    row = found.rows["undefended", "worst", "ethicist"]
+    assert row.score_is_probability and not found.rows["undefended", "worst", "perplexity"].score_is_probability
+    assert row.outcome is not None
+    lead = dict(zip(row.ids, row.outcome.traits["lead"], strict=True))
+    assert all(
+        (lead[s.id] == s.length) == hit for s, hit in zip(found.secrets, row.outcome.hit, strict=True) if s.member
+    )
+
+
+def test_results_by_a_column_of_the_users(world: Path, tmp_path: Path, said: Said) -> None:
+    rows = [{**row, "department": ["cardiology", "=1+1", "<b>x</b>"][i % 3]} for i, row in enumerate(records(30))]
+    data, out = write(tmp_path / "data.jsonl", rows), tmp_path / "run"
+    audit = ["run", "--model", str(world / "model"), "--data", str(data), "--attack", "perplexity", "-A", "samples=4"]
+    assert call([*audit, "--setting", "worst", "--group-column", "department", "-o", str(out)]) == 0
+    page = (out / "report.html").read_text()
+    assert "Recall by department" in page and "cardiology" in page and "<b>x" not in page and "&lt;b&gt;x" in page
+    assert {secret.group for secret in details.read(out).secrets} == {"cardiology", "=1+1", "<b>x</b>"}
+    assert call([*audit, "--group-column", "ward", "-o", str(tmp_path / "none")]) == 2
+    assert "expected one column --group-column 'ward'" in said.readouterr().err
+    assert call(["run", "--group-column", "department"]) == 2
 
 
 def test_a_plan_needs_no_run(full: Path, said: Said) -> None:
@@ -393,7 +465,7 @@ def test_no_text_of_the_data_leaves_private_files(full: Path, world: Path, tmp_p
         if path.is_dir():
             continue
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
-        if path.name in ("result.json", "report.md", "report.html", "plan.json", "outcomes.json"):
+        if path.name != "guesses.jsonl" and path.suffix != ".pt":
             text = " ".join(path.read_text().split())
             assert PLANTED not in text and ids not in text, path
     assert stat.S_IMODE(out.stat().st_mode) == 0o700

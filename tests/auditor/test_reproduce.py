@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from auditor import ledger, papers, plugins, reproduce, sweep
+from auditor import ledger, papers, plugins, reproduce, sweep, tradeoff
 from auditor import run as running
 from auditor.cli import call
 from auditor.contrasts import STATISTICS
@@ -325,27 +325,36 @@ ALL = [
 ]
 
 
-def grid(paper: papers.Paper, plan: str, scale: str, model: bool = False) -> list[Point]:
+def asked(paper: papers.Paper, plan: str, scale: str, model: bool = False) -> reproduce.Runs | reproduce.Measured:
     given = {"data": "d"} if scale == "paper" else {"model": "m", "data": "d"} if model else {}
-    return reproduce.points(paper, plan, scale, given)
+    return reproduce.kind(paper, plan, scale, given)
+
+
+def grid(paper: papers.Paper, plan: str, scale: str, model: bool = False) -> list[Point]:
+    runs = asked(paper, plan, scale, model)
+    return runs.grid if isinstance(runs, reproduce.Runs) else []
 
 
 @pytest.mark.parametrize(("paper", "plan", "scale"), ALL)
 def test_every_claim_names_points_and_metrics_that_exist(paper: papers.Paper, plan: str, scale: str) -> None:
     statements = reproduce.statements(paper, plan, scale)
     assert statements and paper.plans[plan]["title"]
-    places = sweep.planned(grid(paper, plan, scale))
+    kind = asked(paper, plan, scale)
+    known = (
+        {*STATISTICS, "perplexity", "epsilon", "nominal_epsilon", "exposure"}
+        if isinstance(kind, reproduce.Runs)
+        else set(tradeoff.METRICS)
+    )
     for statement in statements:
-        ledger.check(statement, places)
+        ledger.check(statement, kind.planned())
         for _, term in statement.terms():
-            name = term.metric.partition("(")[0]
-            known = {*STATISTICS, "perplexity", "epsilon", "nominal_epsilon", "exposure"}
-            assert name in known, (statement.id, term.metric)
+            assert term.metric.partition("(")[0] in known, (statement.id, term.metric)
         assert statement.paper and statement.text
 
 
 @pytest.mark.parametrize(("paper", "plan", "scale"), ALL)
 def test_every_point_is_a_plan_that_can_run(paper: papers.Paper, plan: str, scale: str) -> None:
+    assert asked(paper, plan, scale).planned()
     for point in grid(paper, plan, scale):
         made = make(point.plan, {})
         if "exposure" in made.attack and "exposure" not in plugins.probes():

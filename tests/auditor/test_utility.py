@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast, T5Config
 
-from auditor import ledger, papers, reproduce, tradeoff
+from auditor import ledger, tradeoff
 from auditor.cli import call
 from auditor.defenses.accounting import uniform_mixing_epsilon
 from auditor.errors import AuditError
@@ -287,25 +287,17 @@ def test_a_paper_may_measure_utility(world: Path, tmp_path: Path, said: Said) ->
     folder.mkdir()
     (folder / "paper.toml").write_text('title = "Mine"\ndefense = ["uniform-mixing"]\n[scale.lab]\n')
     (folder / "figure.toml").write_text(PLAN)
+    (folder / "other.toml").write_text(PLAN.replace('kind = "masked"', 'kind = "causal"'))
     flags = ["--model", str(world / "masked"), "--data", str(world / "data.jsonl"), "-o", str(tmp_path / "out")]
     assert call(["reproduce", str(folder), *flags]) == 0, said.readouterr().err
     claims = json.loads((tmp_path / "out" / "ledger.json").read_text())["claims"]
-    assert [claim["verdict"] for claim in claims] == [ledger.HOLDS, ledger.REFUTED]
+    assert [claim["verdict"] for claim in claims] == [ledger.HOLDS, ledger.REFUTED, ledger.NOT_RUN, ledger.NOT_RUN]
+    assert "expected a causal LM, got" in claims[2]["note"]
     made = (tmp_path / "out" / "figure" / "utility.json").read_bytes()
     assert call(["reproduce", str(folder), *flags]) == 0
     assert (tmp_path / "out" / "figure" / "utility.json").read_bytes() == made  # measured once
     assert call(["reproduce", str(folder), *flags, "--limit", "3"]) == 2
     assert "another plan" in said.readouterr().err
-
-
-def test_the_papers_own_plans_speak_of_points_they_have() -> None:
-    paper = papers.load("uniform-mixing")
-    for scale in paper.scales:
-        for plan in paper.plans:
-            flags = {"data": "x.jsonl", "public": "x"} if scale == "paper" else {}
-            kind = reproduce._kind(paper, plan, scale, flags)
-            for statement in reproduce.statements(paper, plan, scale):
-                ledger.check(statement, kind.planned())
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -361,6 +353,7 @@ def said(capsys: Said) -> Said:
         (["--model", "W/maskless"], "expected a masked LM with a mask token"),
         (["--model", "W/seq2seq"], "an encoder-decoder (t5)"),
         (["--model", "W/causal", "--kind", "masked"], "as a Hugging Face masked LM on cpu"),
+        (["--model", "W/masked", "--kind", "causal"], "expected a causal LM, got 'W/masked', a masked one"),
         (["--model", "W/nameless"], "give --kind"),
         (["--model", "W/masked", "--data", "W/empty.jsonl"], "is empty: expected at least one row"),
         (["--model", "W/masked", "--mask-share", "0"], "expected --mask-share in (0, 1), got 0"),

@@ -513,3 +513,51 @@ def test_folders_that_datasets_cannot_read(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "train.jsonl").write_text(f'{{"text": "{SECRET}"\n{SECRET}')
     assert "cannot be loaded as a data set" in refusal(str(tmp_path / "broken"))
+
+
+# --- a column to show results by --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet", "json"])
+def test_a_group_column_goes_with_its_row(tmp_path: Path, kind: str) -> None:
+    rows = [{**row, "place": f"ward {i % 3}" if i else ""} for i, row in enumerate(codes(12))]
+    found = build(write(tmp_path / f"d.{kind}", rows), known_fraction=0.0, group_column="place")
+    groups = {int(secret.id.removeprefix("row-")): secret.group for secret in found.secrets}
+    assert groups == {0: "none", **{i: f"ward {i % 3}" for i in range(1, 12)}}
+    assert all(secret.group is None for secret in build(str(tmp_path / f"d.{kind}")).secrets)
+
+
+def test_equal_rows_of_two_groups_belong_to_neither(tmp_path: Path) -> None:
+    rows = [{**row, "place": place} for row, place in zip(codes(3) + codes(2), "abcab"[:3] + "ax", strict=True)]
+    found = build(write(tmp_path / "d.jsonl", rows), known_fraction=0.0, group_column="place")
+    assert [secret.group for secret in found.secrets] == ["a", "several groups", "c"]
+
+
+def test_non_members_may_lack_the_group_column(tmp_path: Path) -> None:
+    members = write(tmp_path / "m.jsonl", [{**row, "place": "a"} for row in codes(4)])
+    others = write(tmp_path / "n.jsonl", codes(3, start=100))
+    found = build(members, known_fraction=0.0, nonmembers=others, group_column="place")
+    assert {(secret.member, secret.group) for secret in found.secrets} == {(True, "a"), (False, None)}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([f"{SECRET} {i}" for i in range(60)], "at most 50 different values, since reports show them; 'place' has 60"),
+        (
+            ["a", SECRET * 10],
+            "row 1 .*: expected a group's name of at most 80 characters, got a text of 210 characters",
+        ),
+        (["a", [SECRET]], "expected a group's name of at most 80 characters, got a list"),
+    ],
+)
+def test_a_column_that_names_no_groups_is_refused(tmp_path: Path, values: list[Any], message: str) -> None:
+    rows = [{**row, "place": value} for row, value in zip(codes(len(values)), values, strict=True)]
+    with pytest.raises(AuditError, match=message) as caught:
+        build(write(tmp_path / "d.jsonl", rows), group_column="place")
+    assert SECRET not in str(caught.value)
+
+
+def test_a_group_column_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(AuditError, match="expected one column --group-column 'ward', got prefix, suffix"):
+        build(write(tmp_path / "d.jsonl", codes(3)), group_column="ward")

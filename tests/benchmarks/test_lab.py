@@ -381,6 +381,17 @@ def test_every_field_of_the_recipe_names_another_folder(recipe: LabRecipe) -> No
     assert module._digest(dataclasses.replace(TINY), make_texts(TINY)) == module._digest(TINY, texts)
 
 
+def test_the_kind_of_each_record_is_known_and_names_no_folder(built: Lab) -> None:
+    texts = make_texts(TINY)
+    opening = {"mail": module._mail, "patient note": module._note, "payment": module._payment}
+    fake = Faker("en_US")
+    for text in (text for made in texts.private.values() for text in made):
+        first = {kind: make(fake).split()[0] for kind, make in opening.items()}
+        assert first[texts.kinds[text]] == text.split()[0]
+    assert module._digest(TINY, dataclasses.replace(texts, kinds={})) == module._digest(TINY, texts)
+    assert {secret.group for secret in built.secrets if secret.member} <= set(opening)
+
+
 @pytest.mark.parametrize("part", ["public", "private", "nonmembers"])
 def test_other_texts_name_another_folder(part: str) -> None:
     """Weights are never audited for records they did not see."""

@@ -8,14 +8,18 @@ import math
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from scipy.stats import beta
 
+from auditor import metrics
+from auditor.details import Details, Seen, Told
+from auditor.reports import html
 from auditor.types import AuditResult, BenchmarkRecord, Claim, Finding, Measurement, TargetRecord
 
 MEMBERS, NONMEMBERS, PER_COUNT = 320, 160, 64
@@ -168,6 +172,15 @@ def target(name: str, title: str, text: str, ppl: float, ms: float, mb: float, s
 
 @pytest.fixture
 def result() -> AuditResult:
+    return lab_run()
+
+
+@pytest.fixture(scope="session")
+def lab() -> AuditResult:
+    return lab_run()
+
+
+def lab_run() -> AuditResult:
     """The lab, undefended and under PMixED and uniform mixing, each attack in both settings."""
     targets = (
         target("undefended", "Undefended", "The fine-tuned lab model as it stands.", 11.2, 0.41, 212, 74.0),
@@ -239,6 +252,60 @@ def probe_only(with_probe: AuditResult) -> AuditResult:
     return replace(with_probe, findings=with_probe.findings[-2:])
 
 
+# --- secret by secret ---
+
+HOSTILE = "</script><script>alert(1)</script><!-- \u202e\x00\x1b[31m & \u2028 =cmd()"
+TRAITS = ("rank", "count", "min_log_prob", "passed_over", "lead")
+
+
+def detailed_run(
+    result: AuditResult, n: int, length: int = 50, name: str = "row-{:06d}", group: str = "group {}"
+) -> Details:
+    """n secrets, a fifth of them non-members, as every measured row of the result saw them, with their tokens."""
+    rng = np.random.default_rng(0)
+    member = np.arange(n) % 5 != 4
+    told = tuple(
+        Told(name.format(i), bool(member[i]), 2 ** (i % 5) if member[i] else 0, length, group.format(i % 7))
+        for i in range(n)
+    )
+    ids = tuple(secret.id for secret in told)
+    rows = {}
+    for finding in result.findings:
+        lead = rng.integers(0, length + 1, n).astype(float)
+        hit = lead == length
+        traits = {name: lead if name == "lead" else rng.random(n) for name in TRAITS}
+        distance = (length - lead).astype(np.int64)
+        repeats, tolerance = tuple(s.repeats for s in told), np.full(n, metrics.tolerance(length))
+        outcome = metrics.Outcome(ids, hit, hit, rng.random(n), repeats, member, distance, tolerance, traits)
+        seen = Seen(ids, outcome, score_is_probability=True)
+        rows[finding.target, finding.setting, finding.attack] = seen
+    laws = np.log(rng.random((len(result.targets), n, length)))
+    tokens = {
+        target.name: {s.id: tuple(law[i].tolist()) for i, s in enumerate(told) if s.member}
+        for target, law in zip(result.targets, laws, strict=True)
+    }
+    return Details(told, rows, tokens)
+
+
+@pytest.fixture
+def secret_by_secret() -> Callable[..., Details]:
+    return detailed_run
+
+
+@pytest.fixture(scope="session")
+def detailed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Details]:
+    """A page of 200 secrets, and what it should show."""
+    details = detailed_run(lab_run(), 200, length=12)
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(html.render(lab_run(), details), encoding="utf-8")
+    return path, details
+
+
+@pytest.fixture
+def hostile_text() -> str:
+    return HOSTILE
+
+
 # --- a browser ----------------------------------------------------------------------------------------------------
 
 
@@ -295,6 +362,12 @@ class Browser:
 
     def evaluate(self, expression: str) -> Any:
         return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
+
+    def press(self, key: str) -> None:
+        code, text = {"Tab": (9, ""), "Enter": (13, "\r")}[key]
+        pressed: dict[str, Any] = {"key": key, "code": key, "windowsVirtualKeyCode": code}
+        self.call("Input.dispatchKeyEvent", type="keyDown", **pressed, **({"text": text} if text else {}))
+        self.call("Input.dispatchKeyEvent", type="keyUp", **pressed)
 
     def screenshot(self, path: Path) -> None:
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from auditor.details import Details
 from auditor.reports import html
+from auditor.reports.texts import Text
 from auditor.types import AuditResult
 
 # WCAG contrast of each text-bearing element with its own colour against the nearest opaque background
@@ -66,3 +70,173 @@ def test_a_long_word_does_not_widen_the_page(browser: Any, tmp_path: Path, resul
     path.write_text(html.render(replace(result, name=word, command=word, targets=targets)), encoding="utf-8")
     browser.open(path, 390)
     assert browser.evaluate("document.scrollingElement.scrollWidth") <= 390
+
+
+# --- the list of secrets ----------------------------------------------------------------------------------------------
+
+LINES = "[...document.querySelectorAll('#secrets-table > tbody > tr:not(.opened)')]"
+STATUS = "document.getElementById('secrets-status').textContent"
+
+
+def choose(name: str, text: str) -> str:
+    """Chooses an option by its text, as a person would."""
+    return f"""(() => {{
+      const select = document.getElementById('filter-{name}');
+      select.value = [...select.options].find(o => o.text === {text!r}).value;
+      select.dispatchEvent(new Event('change'));
+    }})()"""
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [390, 820, 1440])
+def test_the_page_with_its_secrets_in_a_browser(
+    browser: Any, detailed: tuple[Path, Details], width: int, dark: bool
+) -> None:
+    browser.open(detailed[0], width, dark=dark)
+    browser.evaluate(choose("member", "yes"))
+    browser.evaluate("document.querySelectorAll('.opener')[1].click()")
+    assert browser.evaluate("document.querySelectorAll('.opened .level').length") > 0
+    assert browser.evaluate("document.scrollingElement.scrollWidth") <= width
+    assert browser.evaluate(CONTRAST) >= 4.5
+    assert browser.troubles() == []
+
+
+def test_filters_find_what_a_loop_finds(browser: Any, detailed: tuple[Path, Details]) -> None:
+    path, details = detailed
+    browser.open(path, 1440)
+    outcome = details.rows["undefended", "worst", "ethicist"].outcome
+    assert outcome is not None
+    assert browser.evaluate(STATUS) == "1–25 of 200"  # the strongest undefended row, every secret once
+
+    def expect(count: int) -> None:
+        shown = f"1–{min(25, count)} of {count:,}" if count else "Nothing matches these filters."
+        assert browser.evaluate(STATUS) == shown
+        assert browser.evaluate(f"{LINES}.length") == min(25, count)
+
+    browser.evaluate(choose("outcome", "came out verbatim"))
+    expect(int(outcome.hit.sum()))
+    browser.evaluate(choose("member", "yes"))
+    expect(int((outcome.hit & outcome.member).sum()))
+    browser.evaluate(choose("repeats", "4"))
+    expect(sum(h and m and r == 4 for h, m, r in zip(outcome.hit, outcome.member, outcome.repeats, strict=True)))
+    for name in ("outcome", "member", "repeats"):
+        browser.evaluate(choose(name, "all"))
+    browser.evaluate(choose("group", "group 3"))
+    expect(sum(secret.group == "group 3" for secret in details.secrets))
+    browser.evaluate(choose("group", "all"))
+    browser.evaluate(choose("attack", "all"))
+    expect(400)
+    browser.evaluate(choose("target", "PMixED (sound), worst case"))
+    expect(400)
+    browser.evaluate("document.getElementById('filter-reset').click()")
+    expect(200 * len(details.rows))
+    search = "document.getElementById('filter-search')"
+    browser.evaluate(f"{search}.value = 'ROW-00001'; {search}.dispatchEvent(new Event('input'))")
+    expect(10 * len(details.rows))
+    browser.evaluate(f"{search}.value = 'nobody'; {search}.dispatchEvent(new Event('input'))")
+    expect(0)
+    assert browser.troubles() == []
+
+
+def test_pages_and_orders(browser: Any, detailed: tuple[Path, Details]) -> None:
+    browser.open(detailed[0], 1440)
+    assert browser.evaluate("document.getElementById('secrets-previous').disabled")
+    browser.evaluate("for (let i = 0; i < 50; i++) document.getElementById('secrets-next').click()")
+    assert browser.evaluate(STATUS) == "176–200 of 200" and browser.evaluate(
+        "document.getElementById('secrets-next').disabled"
+    )
+    header = "[...document.querySelectorAll('#secrets-table thead th')].find(th => th.textContent === 'Tokens right')"
+    right = f"{LINES}.map(tr => parseInt(tr.cells[2].textContent))"
+    browser.evaluate(f"{header}.querySelector('button').click()")
+    down = browser.evaluate(right)
+    assert down == sorted(down, reverse=True) and down[0] > down[-1]
+    assert browser.evaluate(f"{header}.getAttribute('aria-sort')") == "descending"
+    browser.evaluate(f"{header}.querySelector('button').click()")
+    up = browser.evaluate(right)
+    assert up == sorted(up) and browser.evaluate(f"{header}.getAttribute('aria-sort')") == "ascending"
+
+
+def test_the_list_by_keyboard(browser: Any, detailed: tuple[Path, Details]) -> None:
+    """Tab reaches a secret, Enter opens it, and its tokens are numbers that can be read out."""
+    path, details = detailed
+    browser.open(path, 1440)
+    browser.evaluate("document.getElementById('filter-reset').focus()")
+    for _ in range(60):
+        browser.press("Tab")
+        if browser.evaluate("document.activeElement.className") == "opener":
+            break
+    assert browser.evaluate("document.activeElement.getAttribute('aria-expanded')") == "false"
+    browser.press("Enter")
+    assert browser.evaluate("document.activeElement.getAttribute('aria-expanded')") == "true"
+    secret = browser.evaluate("document.activeElement.textContent")
+    cells = browser.evaluate("[...document.querySelector('.opened .tokens tbody tr').cells].map(td => td.textContent)")
+    law = np.exp(details.tokens["undefended"][secret])
+    assert len(cells) == 1 + len(law)
+    for text, p in zip(cells[1:], law, strict=True):
+        assert abs(float(text.strip("<%")) / 100 - p) < 0.05
+    browser.press("Enter")
+    assert browser.evaluate("document.querySelectorAll('.opened').length") == 0
+
+
+def test_hostile_names_stay_text_in_the_browser(
+    browser: Any, tmp_path: Path, result: AuditResult, secret_by_secret: Callable[..., Details], hostile_text: str
+) -> None:
+    details = secret_by_secret(result, 5, length=3, name=hostile_text + "{}", group=hostile_text + "{}")
+    said = Text(hostile_text, hostile_text, (hostile_text, "<b>b</b>", "x" * 1_000_000))
+    path = tmp_path / "report.html"
+    page = html.render(
+        replace(result, plan={"group_column": hostile_text}), details, texts={s.id: said for s in details.secrets}
+    )
+    path.write_text(page, encoding="utf-8")
+    browser.open(path, 390)
+    browser.evaluate("document.querySelectorAll('.opener').forEach(opener => opener.click())")
+    assert browser.evaluate("document.querySelectorAll('.opened').length") == 5
+    assert browser.evaluate("document.querySelectorAll('#secrets-list b').length") == 0
+    assert "<script>alert(1)</script>" in browser.evaluate("document.querySelector('.opener').textContent")
+    assert browser.evaluate("document.scrollingElement.scrollWidth") <= 390
+    assert browser.troubles() == []
+
+
+def test_a_smuggled_script_does_not_run(browser: Any, detailed: tuple[Path, Details], tmp_path: Path) -> None:
+    """Should a text ever get through, the content security policy still lets nothing run but the page's own script."""
+    path = tmp_path / "report.html"
+    path.write_text(detailed[0].read_text().replace("</main>", "<script>window.smuggled = 1</script></main>"))
+    browser.open(path, 1440)
+    assert browser.evaluate("window.smuggled") is None and browser.evaluate(STATUS) == "1–25 of 200"
+
+
+def test_without_a_script_a_note_says_so(browser: Any, detailed: tuple[Path, Details]) -> None:
+    browser.call("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        browser.open(detailed[0], 390)
+        root = browser.call("DOM.getDocument")["root"]["nodeId"]
+        note = browser.call("DOM.querySelector", nodeId=root, selector="#secrets-without")["nodeId"]
+        assert "needs JavaScript" in browser.call("DOM.getOuterHTML", nodeId=note)["outerHTML"]
+        assert not browser.call("DOM.querySelector", nodeId=root, selector=".filters")["nodeId"]
+    finally:
+        browser.call("Emulation.setScriptExecutionDisabled", value=False)
+
+
+def test_ten_thousand_secrets_answer_at_once(
+    browser: Any, tmp_path: Path, result: AuditResult, secret_by_secret: Callable[..., Details]
+) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(html.render(result, secret_by_secret(result, 10_000)), encoding="utf-8")
+    browser.open(path, 390)
+    search = "document.getElementById('filter-search')"
+    took = f"(() => {{ const t = performance.now(); {search}.value = '77'; {search}.dispatchEvent(new Event('input')); "
+    assert browser.evaluate(took + "return performance.now() - t; })()") < 2000  # ms, on a busy machine
+    assert browser.evaluate(f"{LINES}.length") == 25
+    assert browser.evaluate("document.scrollingElement.scrollWidth") <= 390
+
+
+def test_the_page_prints(browser: Any, detailed: tuple[Path, Details]) -> None:
+    """What is only for a screen is left out, and nothing is wider than the sheet."""
+    browser.open(detailed[0], 1440)
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    try:
+        hidden = "getComputedStyle(document.querySelector('{}')).display"
+        assert all(browser.evaluate(hidden.format(name)) == "none" for name in ("nav", ".filters", ".turn"))
+        assert len(browser.call("Page.printToPDF", transferMode="ReturnAsBase64")["data"]) > 10_000
+    finally:
+        browser.call("Emulation.setEmulatedMedia", media="")

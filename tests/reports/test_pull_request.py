@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from auditor.compare import Cell, Comparison, Line
-from auditor.reports import files, markdown
+from auditor.reports import decision, files, markdown
+from auditor.rulings import Decision, Ruling
 from auditor.types import AuditResult, Measurement, TargetRecord
 
 GITHUB = 65_536  # characters of a comment
@@ -71,7 +72,7 @@ def test_it_always_fits(result: AuditResult, name: str, rows: int) -> None:
     assert len(text) <= markdown.MOST < GITHUB / 2
     assert text.count("<details>") == text.count("</details>")
     if rows > 1:
-        assert "more rows in report.html" in seen(text)
+        assert "more rows." in seen(text)
     if len(name) > 100:
         assert "Too long for here, in report.html:" in text
 
@@ -82,3 +83,13 @@ def test_the_folder_holds_what_changed(tmp_path: Path, result: AuditResult) -> N
     assert "leaks more" in (tmp_path / "report.md").read_text(encoding="utf-8")
     files.render_all(tmp_path)
     assert "leaks more" not in (tmp_path / "report.md").read_text(encoding="utf-8")
+
+
+def test_a_decision_fits_beside_a_report() -> None:
+    held = Ruling("target", "worst", "a", "recall", 0.1, 0.0, 0.2, "held", "because", "recall <= 0.1", 0.1, 50)
+    failed = replace(held, target="bad", verdict="failed")
+    silent = replace(held, target="&" * 10_000, verdict="failed", n=0, reason="|" * 10_000)
+    made = Decision("&" * 10_000, "|" * 10_000, (*[held] * 400, failed, *[silent] * 60), "report")
+    text = decision.markdown(made)
+    assert len(text) + markdown.MOST < GITHUB
+    assert "| bad worst a |" in text and "61 failed" in text and "more rows." in text

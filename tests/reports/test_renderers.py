@@ -237,8 +237,8 @@ def test_revealed_text_is_shown_as_text_and_said_to_be_private(result: AuditResu
         "s1": Text("nobody's", "guess", ("guess",), {row: "other"}),
         "s2": Text(HOSTILE, "=1\n", ("=1", "\n"), {row: "=1\n"}),
     }
-    page, usual = Page(html.render(result, said)), Page(html.render(result))
-    text, mark = "".join(page.text), markdown.render(result, said)
+    page, usual = Page(html.render(result, texts=said)), Page(html.render(result))
+    text, mark = "".join(page.text), markdown.render(result, texts=said)
     assert {tag for tag, _ in page.tags} == {tag for tag, _ in usual.tags}
     tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(mark)
     inline = {child.type for token in tokens for child in token.children or []}
@@ -246,7 +246,7 @@ def test_revealed_text_is_shown_as_text_and_said_to_be_private(result: AuditResu
     for report in (text, shown(tokens)):
         assert "This report shows private text (--reveal): keep it to yourself." in report
         assert (
-            "<script>alert(1)</script> [red]x[/red]" in report and "⟨U+202E⟩⟨U+D800⟩ _e_" in report and "=1␊" in report
+            "<script>alert(1)</script> [red]x[/red]" in report and "‹U+202E›‹U+D800› _e_" in report and "=1↵" in report
         )
         assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", report)
         assert report.index("s2") < report.index("nobody's")  # what was given away comes first
@@ -256,7 +256,7 @@ def test_revealed_text_is_shown_as_text_and_said_to_be_private(result: AuditResu
 
 def test_a_revealed_page_stays_small(result: AuditResult) -> None:
     many = {f"s{i}": Text("p" * 200, "s" * 200, (), {}) for i in range(10_000)}
-    page = html.render(result, many)
+    page = html.render(result, texts=many)
     assert len(page.encode()) < 3_000_000 and re.search("2,[0-9]{3} of 10,000 secrets", page)
 
 
@@ -268,18 +268,28 @@ def test_a_fence_is_longer_than_the_backticks_it_holds(result: AuditResult) -> N
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_loads_nothing(result: AuditResult) -> None:
-    text = html.render(result)
+@pytest.fixture(scope="module", params=["result alone", "secret by secret"])
+def written(request: pytest.FixtureRequest, detailed: tuple[Path, Any]) -> str:
+    """The page of a result, and of one with the list of its secrets."""
+    if request.param == "secret by secret":
+        return detailed[0].read_text()
+    return html.render(request.getfixturevalue("lab"))
+
+
+def test_the_page_loads_nothing(written: str) -> None:
+    text = written
     page = Page(text)
     assert "http://" not in text and "https://" not in text
-    assert not [tag for tag in ("script", "link", "img", "iframe", "object", "form") if page.all(tag)]
+    assert not [tag for tag in ("link", "img", "iframe", "object", "form") if page.all(tag)]
+    assert [script.get("type") for script in page.all("script")] in ([], ["application/json", None])
+    assert not any(script.get("src") for script in page.all("script"))
     assert "@import" not in text and not re.search(r"url\((?!#)", text)
     policy = next(meta for meta in page.all("meta") if meta.get("http-equiv") == "Content-Security-Policy")
     assert (policy["content"] or "").startswith("default-src 'none'")
 
 
-def test_the_page_is_accessible(result: AuditResult) -> None:
-    page = Page(html.render(result))
+def test_the_page_is_accessible(written: str) -> None:
+    page = Page(written)
     tags = [tag for tag, _ in page.tags]
     assert page.all("html")[0]["lang"] == "en"
     assert (tags.count("main"), tags.count("header"), tags.count("nav"), tags.count("footer"), tags.count("h1")) == (
@@ -287,14 +297,14 @@ def test_the_page_is_accessible(result: AuditResult) -> None:
     ) * 5
     assert tags.count("caption") == tags.count("table") > 0
     assert all(th.get("scope") in ("col", "row", "rowgroup") for th in page.all("th"))
-    assert all(plot["role"] == "img" and plot["aria-labelledby"] for plot in page.all("svg"))
+    assert all(plot["role"] == "img" and plot["aria-labelledby"] for plot in page.all("svg") if plot["class"] == "plot")
     assert page.all("a")[0] == {"class": "skip", "href": "#verdict"}
     regions = [div for div in page.all("div") if div.get("role") == "region"]
     assert len(regions) == tags.count("table") and all(region["tabindex"] == "0" for region in regions)
 
 
-def test_ids_are_unique_and_references_resolve(result: AuditResult) -> None:
-    text = html.render(result)
+def test_ids_are_unique_and_references_resolve(written: str) -> None:
+    text = written
     page = Page(text)
     ids = [attrs["id"] for _, attrs in page.tags if attrs.get("id")]
     assert len(ids) == len(set(ids))
@@ -305,7 +315,7 @@ def test_ids_are_unique_and_references_resolve(result: AuditResult) -> None:
 
 def test_plots_are_small_and_follow_the_theme(result: AuditResult) -> None:
     plots = re.findall(r"<svg.*?</svg>", html.render(result), re.DOTALL)
-    assert len(plots) == 4
+    assert len(plots) == 5
     for plot in plots:
         assert len(plot.encode()) < 60_000
         assert "var(--series-1)" in plot and "currentColor" in plot

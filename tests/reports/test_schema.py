@@ -16,6 +16,7 @@ from auditor.errors import AuditError
 from auditor.reports import files
 from auditor.reports.schema import PATH, schema, text
 from auditor.types import SCHEMA_VERSION, AuditResult, Measurement, from_json, to_json
+from tests.conftest import fits_schema
 
 VALIDATOR = Draft202012Validator(json.loads(PATH.read_text(encoding="utf-8")))
 
@@ -38,6 +39,32 @@ def test_results_fit(result: AuditResult, with_probe: AuditResult, probe_only: A
         raw = json.loads(json.dumps(to_json(held), allow_nan=False))
         VALIDATOR.validate(raw)
     assert raw["findings"][0]["measurements"][0]["high"] == "inf"
+
+
+LAB = """
+attack = ["perplexity", "extraction-probability"]
+samples = 2
+setting = "worst"
+
+[lab_recipe]
+vocab_size = 300
+layers = 1
+hidden = 32
+heads = 2
+secrets_per_repeat = 2
+known_per_repeat = 1
+nonmembers = 4
+public_records = 20
+public_epochs = 1
+private_epochs = 1
+"""
+
+
+def test_a_run_of_the_lab_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "plan.toml").write_text(LAB)
+    assert call(["run", "--config", str(tmp_path / "plan.toml"), "-o", str(tmp_path / "run")]) == 0
+    assert fits_schema(tmp_path / "run")
 
 
 def changed(raw: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict[str, Any]:

@@ -1,0 +1,165 @@
+"""The secrets of a run as compact JSON values that the page's script searches and draws: ids and numbers only.
+
+At most `BUDGET` bytes, whatever the number of secrets: what does not fit is left out and said so. Token probabilities
+are one character each (`CODES`), which is as fine as a bar of a few pixels. Token text is there only where the caller
+hands it in.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from auditor.details import Details, Seen
+from auditor.reports import inert, words
+from auditor.reports.blocks import Secrets
+from auditor.reports.texts import Text
+from auditor.reports.verdict import strongest
+from auditor.types import AuditResult, Finding
+
+BUDGET = 2_000_000
+_ROWS = 1_300_000  # of these at most so many for the rows; what they leave is for the tokens
+_ID = 60  # characters
+CODES = "".join(chr(c) for c in range(0x23, 0x7F) if chr(c) not in "<>&\\")
+_POWER = 6
+OUTCOMES = {
+    "3": "came out verbatim",
+    "2": "another guess was right",
+    "1": "nearly came out",
+    "0": "did not come out",
+    ".": "measured by a probe",
+}
+
+
+def code(log_probs: Sequence[float]) -> str:
+    """A character a token: steps of less than 0.07 in probability, ever finer towards 0; the last is below 1e-11."""
+    steps = np.rint((1 - np.exp(np.asarray(log_probs, dtype=float) / _POWER)) * (len(CODES) - 1))
+    return "".join(CODES[step] for step in steps.astype(int).clip(0, len(CODES) - 1))
+
+
+def probability(character: str) -> float:
+    """The inverse of `code`, as near as it gets; the page's script does the same."""
+    return float((1 - CODES.index(character) / (len(CODES) - 1)) ** _POWER)
+
+
+def block(result: AuditResult, details: Details, texts: Mapping[str, Text] | None = None) -> Secrets | None:
+    """The secrets with what each row saw of them; None where the run kept nothing of the kind.
+
+    texts: the private text to show, by secret.
+    """
+    measured = [f for f in words.rows(result) if (f.target, f.setting, f.attack) in details.rows]
+    if not details.secrets or not measured:
+        return None
+    facts = _facts(details)
+    left, rows, notes = _ROWS - _size(facts), [], []
+    for finding in measured:
+        row = _row(result, details, finding)
+        if (left := left - _size(row)) < 0:
+            break
+        rows.append(row)
+    if len(rows) < len(measured):
+        notes.append(
+            f"{len(measured) - len(rows)} of {len(measured)} rows are left out of this list to keep the page small; "
+            "outcomes.json has them."
+        )
+    tokens, shown, known = _tokens(result, details, texts or {}, BUDGET - _size([facts, rows]))
+    if shown < known:
+        notes.append(
+            f"The token view shows the {shown:,} secrets that the undefended model gives away most, of {known:,}; "
+            "tokens.jsonl has all."
+        )
+    best = strongest(result, words.UNDEFENDED) or measured[0]
+    first = next((i for i, f in enumerate(measured[: len(rows)]) if f is best), 0)
+    data = {**facts, "rows": rows, "first": first, "outcomes": OUTCOMES, "codes": CODES, "power": _POWER, **tokens}
+    return Secrets(data, tuple(notes))
+
+
+def _size(value: Any) -> int:
+    return len(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+
+
+def _facts(details: Details) -> dict[str, Any]:
+    told = details.secrets
+    groups = list(dict.fromkeys(inert.clean(s.group) for s in told if s.group is not None))
+    return {
+        "ids": [words.shorten(inert.clean(s.id), _ID) for s in told],
+        "members": "".join("1" if s.member else "0" for s in told),
+        "repeats": [s.repeats for s in told],
+        "lengths": [s.length for s in told],
+        "groups": [words.shorten(name, _ID) for name in groups],
+        "group": [None if s.group is None else groups.index(inert.clean(s.group)) for s in told] if groups else [],
+    }
+
+
+def _row(result: AuditResult, details: Details, finding: Finding) -> dict[str, Any]:
+    seen = details.rows[finding.target, finding.setting, finding.attack]
+    place = {id: i for i, id in enumerate(seen.ids)}
+    order = [place.get(secret.id) for secret in details.secrets]
+    title = {"target": words.target_title(result, finding.target), "setting": finding.setting, "attack": finding.attack}
+    scores = seen.value if seen.outcome is None else seen.outcome.score
+    return {
+        **title,
+        "outcome": "".join("-" if i is None else _outcome(seen, i) for i in order),
+        "score": [None if i is None else _short(float(scores[i])) for i in order],
+        "lead": _lead(seen, order),
+    }
+
+
+def _outcome(seen: Seen, i: int) -> str:
+    found = seen.outcome
+    if found is None:
+        return "."
+    return "3" if found.hit[i] else "2" if found.any_hit[i] else "1" if found.near[i] else "0"
+
+
+def _lead(seen: Seen, order: Sequence[int | None]) -> list[int | None]:
+    if seen.outcome is None or "lead" not in seen.outcome.traits:
+        return []
+    lead = seen.outcome.traits["lead"]
+    return [None if i is None else int(lead[i]) for i in order]
+
+
+def _short(value: float) -> float | int | None:
+    """Three significant digits; None for what JSON has no word for."""
+    if not math.isfinite(value):
+        return None
+    short = float(f"{value:.3g}")
+    return int(short) if short.is_integer() else short
+
+
+def _tokens(
+    result: AuditResult, details: Details, texts: Mapping[str, Text], budget: int
+) -> tuple[dict[str, Any], int, int]:
+    """By target: a string of codes a secret, and the bits of its whole suffix; then how many are shown, and known.
+
+    Where not all secrets fit, those are shown whose suffix is likeliest under the first target, the undefended one.
+    """
+    targets = [t for t in result.targets if t.name in details.tokens]
+    if not targets:
+        return {"tokens": []}, 0, 0
+    laws = [details.tokens[t.name] for t in targets]
+    ids = [s.id for s in details.secrets if any(s.id in law for law in laws)]
+    ranked = sorted(ids, key=lambda id: -sum(laws[0].get(id, (-math.inf,))))
+    shown: set[str] = set()
+    for id in ranked:
+        text = _size(_pieces(texts, id)) if texts else 0
+        if (budget := budget - sum(len(law.get(id, ())) + 12 for law in laws) - text) < 0:
+            break
+        shown.add(id)
+    told = [s.id if s.id in shown else "" for s in details.secrets]
+    columns = [_target_tokens(t.title, law, told) for t, law in zip(targets, laws, strict=True)]
+    return {"tokens": columns, "texts": [_pieces(texts, id) for id in told] if texts else []}, len(shown), len(ids)
+
+
+def _target_tokens(title: str, law: Mapping[str, Sequence[float]], told: Sequence[str]) -> dict[str, Any]:
+    bits = [_short(round(-sum(law[id]) / math.log(2), 1)) if id in law else None for id in told]
+    return {"target": title, "codes": [code(law[id]) if id in law else "" for id in told], "bits": bits}
+
+
+def _pieces(texts: Mapping[str, Text], id: str) -> list[str]:
+    """What each token of the suffix says, every character in sight."""
+    return [words.shorten(inert.visible(piece), _ID) for piece in texts[id].pieces] if id in texts else []

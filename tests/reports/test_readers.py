@@ -1,0 +1,163 @@
+"""The three readers' page: what each must find on it, and that figures draw what the run says."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from auditor.compare import Cell, Comparison, Line
+from auditor.details import Details, Seen, Told
+from auditor.reports import html, readers
+from auditor.reports.blocks import Document, Figure, Forest, Table
+from auditor.reports.plots import svg
+from auditor.reports.verdict import answers, verdict
+from auditor.types import AuditResult, Measurement
+
+
+def blocks(doc: Document, section: str) -> list[Any]:
+    return [block for s in doc.sections if s.id == section for block in s.blocks]
+
+
+def figure(doc: Document, section: str) -> Figure:
+    found: Figure = next(f for block in blocks(doc, section) for f in getattr(block, "figures", ()))
+    return found
+
+
+def change(name: str, value: float, low: float, high: float) -> Line:
+    before, now = (Measurement(name, v, 0.0, 1.0, 300) for v in (0.4, 0.4 + value))
+    delta = Measurement(f"{name}_difference", value, low, high, 300)
+    return Line(("pmixed", "worst", "ethicist"), name, (Cell(before), Cell(now, delta)))
+
+
+def test_every_reader_has_a_part(result: AuditResult, secret_by_secret: Callable[..., Details]) -> None:
+    doc = readers.page(result, secret_by_secret(result, 30, length=4))
+    parts = {part: [section.id for section in sections] for part, sections in doc.parts}
+    assert list(parts) == [readers.DECIDE, readers.MEND, readers.CHECK]
+    assert parts[readers.DECIDE] == ["glance", "limits"] and parts[readers.MEND] == ["where", "secrets"]
+    wanted = ["results", "ranking", "calibration", "tradeoff", "claims", "adversary", "attacked", "targets"]
+    assert parts[readers.CHECK] == [*wanted, "measurements", "reproduce"]
+
+
+def test_a_result_alone_is_a_whole_page_still(result: AuditResult) -> None:
+    ids = [section.id for section in readers.page(result).sections]
+    assert {"glance", "where", "results", "measurements", "tradeoff", "claims"} <= set(ids)
+    assert not {"since", "secrets", "calibration", "exposure"} & set(ids)
+
+
+def test_the_answers_say_what_the_verdict_says(result: AuditResult) -> None:
+    """Nothing of the verdict is lost where it is told by question."""
+    told = " ".join(text for _, text in answers(result)).lower()
+    for sentence in re.split(r"(?<=[.]) (?=[A-Z])", verdict(result)):
+        assert sentence.lower() in told, sentence
+    assert [term for term, _ in answers(result)][:2] == ["What came out", "With PMixED (sound)"]
+    assert "8.78 times as long" in told and "320 secrets were attacked" in told
+
+
+def test_the_glance_shows_the_strongest_row_of_each_target_and_setting(result: AuditResult) -> None:
+    forest = next(block for block in blocks(readers.page(result), "glance") if isinstance(block, Forest))
+    rows = forest.table.groups[0].rows
+    assert rows[1][:4] == ("Undefended, worst case", "166/320 (52% [46–57])", "ethicist", "11.2")
+    span = forest.spans[1]
+    assert span is not None and (span.value, span.floor) == (166 / 320, 0.0) and len(forest.spans) == len(rows) == 8
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "reading"), [(0.01, 0.1, "leaks more"), (-0.1, -0.01, "leaks less"), (-0.1, 0.1, "no change seen")]
+)
+def test_what_changed_since_another_run(result: AuditResult, low: float, high: float, reading: str) -> None:
+    value = (low + high) / 2
+    missing = Line(("pmixed", "claim", "ethicist"), "recall", (Cell(None, why="not in this run"), Cell(None)))
+    since = Comparison(("main", "now"), "lab", (change("recall", value, low, high), missing))
+    doc = readers.page(result, None, since)
+    forest = next(block for block in blocks(doc, "since") if isinstance(block, Forest))
+    row, gap = forest.table.groups[0].rows
+    assert row[0] == "PMixED (sound), worst case" and row[-1] == reading and gap[-1] == "cannot be paired"
+    assert (forest.low, forest.high) == (-0.1, 0.1) and forest.spans[1] is None
+    told = dict(doc.answers)["Since the last run"]
+    counted = {"leaks more": "1 of 2 rows leak more", "leaks less": "1 of 2 rows leak less"}
+    assert told.startswith(counted.get(reading, "No change can be seen in any row"))
+    assert "main" in html.render(result, None, since)
+
+
+def test_calibration_holds_scores_to_what_came_true(
+    result: AuditResult, secret_by_secret: Callable[..., Details]
+) -> None:
+    details = secret_by_secret(result, 100, length=4)
+    doc = readers.page(result, details)
+    outcome = details.rows["undefended", "worst", "ethicist"].outcome
+    assert outcome is not None
+    own = outcome.only(outcome.member)
+    drawn = next(s for s in figure(doc, "calibration").series if s.kind == "worst case" and "ethicist" in s.label)
+    top = own.score >= 0.9
+    assert drawn.points[-1].x == pytest.approx(own.score[top].mean())
+    assert drawn.points[-1].y == pytest.approx(own.hit[top].mean())
+    assert all(p.low <= p.y <= p.high for p in drawn.points)
+    rows = [row for block in blocks(doc, "calibration") if isinstance(block, Table) for row in block.groups[0].rows]
+    brier = float(np.mean((own.score - own.hit) ** 2))
+    assert float(next(r for r in rows if r[:2] == ("Undefended · ethicist", "worst case"))[4]) == pytest.approx(
+        brier, abs=0.001
+    )
+
+
+def test_a_score_that_is_no_probability_is_not_calibrated(
+    result: AuditResult, secret_by_secret: Callable[..., Details]
+) -> None:
+    details = secret_by_secret(result, 30, length=4)
+    scores = {row: replace(seen, score_is_probability=False) for row, seen in details.rows.items()}
+    assert not blocks(readers.page(result, replace(details, rows=scores)), "calibration")
+
+
+def test_the_probe_foretells_what_sampling_finds(result: AuditResult, secret_by_secret: Callable[..., Details]) -> None:
+    details = secret_by_secret(result, 50, length=4)
+    attack, probe = ("undefended", "worst", "perplexity"), ("undefended", "worst", "extraction-probability")
+    p = np.linspace(0, 1, 50)
+    rows = {attack: replace(details.rows[attack], score_is_probability=False)}
+    rows[probe] = Seen(tuple(s.id for s in details.secrets), value=tuple(p.tolist()))
+    drawn = figure(readers.page(result, replace(details, rows=rows)), "calibration").series
+    member = np.array([s.member for s in details.secrets])
+    foretold = 1 - (1 - p[member]) ** 10  # ten samples
+    assert [s.label for s in drawn] == ["Undefended · extraction-probability"]
+    assert drawn[0].points[-1].x == pytest.approx(foretold[foretold >= 0.9].mean())
+
+
+def test_exposure_is_drawn_beside_its_null(with_probe: AuditResult) -> None:
+    told = tuple(Told(f"c{i}", i < 8, 1, 6) for i in range(10))
+    bits = {f"c{i}": float(i) for i in range(9)} | {"c9": math.nan}
+    row = ("undefended", "worst", "extraction-probability")
+    doc = readers.page(with_probe, Details(told, {}, {}, {row: bits}))
+    drawn = figure(doc, "exposure")
+    assert [(p.x, p.y) for p in drawn.series[0].points] == [(float(i), 1 - i / 8) for i in range(8)]  # members only
+    assert ("3.00" in drawn.table.groups[0].rows[3][0]) or drawn.table.groups[0].rows[3] == ("3", "62%", "12%")
+    picture = svg(drawn, {})
+    assert "nothing memorised: 2^-x" in picture and "Exposure (bits)" in picture and "var(--series-1)" in picture
+
+
+def test_claims_stand_beside_what_was_spent(result: AuditResult) -> None:
+    table = next(block for block in blocks(readers.page(result), "claims") if isinstance(block, Table))
+    rows = {row[0]: row for row in table.groups[0].rows}
+    assert rows["add/remove (set up for)"][1:8] == ("8", "8", "1e-5", "shard", "115,200", "115,200", "0")
+    claim = result.targets[1].claim
+    assert claim is not None
+    over = replace(result.targets[1], claim=replace(claim, spent_queries=200_000))
+    table = next(b for b in blocks(readers.page(replace(result, targets=(over,))), "claims") if isinstance(b, Table))
+    assert all(row[7] == "overdrawn" for row in table.groups[0].rows)
+
+
+def test_the_tradeoff_needs_two_targets(result: AuditResult) -> None:
+    drawn = figure(readers.page(result), "tradeoff")
+    assert {s.label for s in drawn.series} >= {"PMixED (sound) · ε 8", "Undefended · no claim", "Uniform mixing · ε ∞"}
+    point = next(s for s in drawn.series if s.label.startswith("Undefended") and s.kind == "worst case").points[0]
+    assert (point.x, point.y) == (11.2, 166 / 320)
+    assert not blocks(readers.page(replace(result, targets=result.targets[:1])), "tradeoff")
+
+
+def test_the_budget_is_part_of_the_threat_model(result: AuditResult) -> None:
+    table = next(block for block in blocks(readers.page(result), "adversary") if isinstance(block, Table))
+    at = table.head.index("Budget a secret")
+    assert table.groups[0].rows[0][at] == "10 samples, 160 tokens"

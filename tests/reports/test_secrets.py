@@ -1,0 +1,130 @@
+"""The secrets of a run on the page: compact whatever their number, inert whatever they are called, redacted."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from auditor.details import Details, renamed
+from auditor.reports import html, secrets
+from auditor.reports.texts import Text
+from auditor.types import AuditResult
+
+Secrets = Callable[..., Details]
+
+
+def embedded(page: str) -> dict[str, Any]:
+    """The data as the browser finds it: up to the first end of a script element."""
+    found = re.search(r'<script type="application/json" id="secrets-data">(.*?)</script', page, re.DOTALL)
+    assert found
+    values: dict[str, Any] = json.loads(found[1])
+    return values
+
+
+def listed(result: AuditResult, details: Details) -> Mapping[str, Any]:
+    block = secrets.block(result, details)
+    assert block is not None
+    return block.data
+
+
+@given(st.floats(-60, 0))
+def test_a_character_is_near_its_probability(log_prob: float) -> None:
+    p = math.exp(log_prob)
+    assert abs(secrets.probability(secrets.code([log_prob])) - p) <= 0.036  # half the widest step
+
+
+def test_characters_are_finest_at_the_ends() -> None:
+    assert secrets.probability(secrets.code([0.0])) == 1.0
+    assert secrets.probability(secrets.code([-math.inf])) == 0.0
+    assert secrets.probability(secrets.code([math.log(1e-6)])) == pytest.approx(1e-6, rel=0.5)
+    assert not set(secrets.CODES) & set('<>&"\\') and len(set(secrets.CODES)) == len(secrets.CODES)
+
+
+def test_ten_thousand_secrets_stay_under_three_megabytes(result: AuditResult, secret_by_secret: Secrets) -> None:
+    page = html.render(result, secret_by_secret(result, 10_000))
+    assert len(page.encode()) < 3_000_000
+    data = embedded(page)
+    assert len(data["ids"]) == 10_000
+    assert "outcomes.json has them" in page and "tokens.jsonl has all" in page  # 16 rows and 4 targets: not all fit
+
+
+def test_long_names_and_suffixes_do_not_burst_the_budget(result: AuditResult, secret_by_secret: Secrets) -> None:
+    details = secret_by_secret(result, 2000, length=400, name="{:06d}" + "x" * 10_000, group="g{}" + "y" * 80)
+    assert len(html._data(listed(result, details)).encode()) <= secrets.BUDGET
+
+
+def test_what_fits_is_all_there(result: AuditResult, secret_by_secret: Secrets) -> None:
+    details = secret_by_secret(result, 40, length=8)
+    data = listed(result, details)
+    rows = data["rows"]
+    assert len(rows) == len(result.findings)
+    row = details.rows["undefended", "worst", "ethicist"]
+    assert row.outcome is not None
+    shown = rows[data["first"]]
+    assert (shown["target"], shown["setting"], shown["attack"]) == ("Undefended", "worst", "ethicist")
+    expected = ["3" if h else "1" if near else "0" for h, near in zip(row.outcome.hit, row.outcome.near, strict=True)]
+    assert shown["outcome"] == "".join(expected)
+    assert shown["lead"] == row.outcome.traits["lead"].astype(int).tolist()
+    tokens = data["tokens"]
+    assert [len(codes) for codes in tokens[0]["codes"]] == [8 if s.member else 0 for s in details.secrets]
+    assert not data.get("texts")
+
+
+def test_the_likeliest_secrets_keep_their_tokens(
+    result: AuditResult, monkeypatch: pytest.MonkeyPatch, secret_by_secret: Secrets
+) -> None:
+    details = secret_by_secret(result, 200)
+    without = len(json.dumps(listed(result, replace(details, tokens={}))))
+    monkeypatch.setattr(secrets, "BUDGET", without + 5000)
+    tokens = listed(result, details)["tokens"]
+    law = details.tokens["undefended"]
+    kept = {s.id for s, codes in zip(details.secrets, tokens[0]["codes"], strict=True) if codes}
+    assert 0 < len(kept) < len(law)
+    assert min(sum(law[id]) for id in kept) >= max(sum(law[id]) for id in law if id not in kept)
+
+
+def test_hostile_ids_groups_and_texts_are_inert(
+    result: AuditResult, secret_by_secret: Secrets, hostile_text: str
+) -> None:
+    details = secret_by_secret(result, 10, length=3, name=hostile_text + "{}", group=hostile_text + "{}")
+    texts = {s.id: Text(hostile_text, hostile_text, (hostile_text, "", "b")) for s in details.secrets}
+    page = html.render(replace(result, plan={"group_column": hostile_text}), details, texts=texts)
+    assert page.count("<script") == page.count("</script>") == 2  # the data and ours
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2028]", page)
+    data = embedded(page)
+    assert "<script>alert(1)</script>" in data["ids"][0]
+    assert "alert" not in page[page.rindex("<script>") :]  # ours holds nothing of theirs
+
+
+def test_text_is_shown_only_where_it_is_handed_in_and_the_page_says_so(
+    result: AuditResult, secret_by_secret: Secrets
+) -> None:
+    details = secret_by_secret(result, 10, length=3)
+    hidden = html.render(result, details)
+    said = Text("at the", "Hearing Ann", ("Hea", "ring", " Ann"))
+    shown = html.render(result, details, texts={"row-000002": said})
+    assert "holds no text of the attacked data" in hidden and "shows private text" not in hidden
+    assert "This report shows private text" in shown and "holds no text" not in shown
+    assert embedded(shown)["texts"][2] == ["Hea", "ring", " Ann"]
+
+
+def test_secrets_go_by_their_aliases(result: AuditResult, secret_by_secret: Secrets) -> None:
+    details = secret_by_secret(result, 10, length=3)
+    other = renamed(details, {s.id: f"s{i:012x}" for i, s in enumerate(details.secrets)})
+    page = html.render(result, other)
+    assert embedded(page)["ids"] == [f"s{i:012x}" for i in range(len(details.secrets))]
+    assert not any(s.id in page for s in details.secrets)
+    assert embedded(page)["tokens"] == embedded(html.render(result, details))["tokens"]
+
+
+def test_a_run_that_kept_nothing_has_no_list_and_no_script(result: AuditResult) -> None:
+    page = html.render(result)
+    assert "secrets-data" not in page and "<script" not in page and "script-src" not in page
