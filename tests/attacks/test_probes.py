@@ -23,7 +23,7 @@ from auditor.metrics import any_of, clopper_pearson, conformal_p, conformal_thre
 from auditor.models import HuggingFaceModel, LanguageModel
 from auditor.sampling import ANCESTRAL, GREEDY, Decoding, sample
 from auditor.streams import uniforms
-from auditor.types import Measurement, Observation, Scenario, Secret
+from auditor.types import Measurement, Observation, Scenario, Secret, TrainedModel
 from auditor.view import WORST, View
 
 MakeTiny = Callable[..., HuggingFaceModel]
@@ -326,7 +326,8 @@ def test_the_suffixes_of_a_defended_model_share_one_probability(make_tiny: MakeT
     """p_z is exact for every defense: over all suffixes it sums to one, truncated or not."""
     target = make_tiny(vocab_size=23)
     held = ModelEnsemble(target, [make_tiny(vocab_size=23, seed=s) for s in (1, 2)])
-    model = plugins.defenses()[name]().protect(Scenario(target, target, held, queries=60, answer_length=2))
+    scenario = Scenario(target, target, held, queries=60, answer_length=2, trained=TrainedModel(target, None))
+    model = plugins.defenses()[name]().protect(scenario)
     every = torch.tensor(list(itertools.product(range(23), repeat=2)))
     for decoding in (ANCESTRAL, OWN):
         seen = observe(model, decoding, torch.tensor([[1, 2, 3]]).expand(len(every), -1), every)
