@@ -111,21 +111,18 @@ class LoraEnsemble(Ensemble):
             return HuggingFaceRows(self._model, prefixes, length, prompt, 1 + self.size, self._every)
 
     def _every(self, embeds: Tensor, last: int, cache: Cache | None) -> Tensor:
-        self._routing.segments = None
+        self._routing.part = None
         return self._model.forward(embeds, last, cache)
 
     def log_probs(self, contexts: Tensor, part: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
-        order = torch.argsort(part, stable=True)
-        parts, counts = torch.unique_consecutive(part[order], return_counts=True)
-        self._routing.segments = list(zip(parts.tolist(), counts.tolist(), strict=True))
-        law = self._model.forward(self._model.embed(contexts[order].to(self._model.device), prompt), last)
-        return law[torch.argsort(order)]
+        self._routing.part = part
+        return self._model.forward(self._model.embed(contexts.to(self._model.device), prompt), last)
 
 
 class _Routing:
-    """Which part serves which rows of the batch: (part, rows) segments in order; None: every part, interleaved."""
+    """Which part serves each row of the batch, (rows,); None: every part in turn, (row, part) interleaved."""
 
-    segments: list[tuple[int, int]] | None = None
+    part: Tensor | None = None
 
 
 class _MixedLora(nn.Module):
@@ -137,19 +134,15 @@ class _MixedLora(nn.Module):
         self.a, self.b = nn.Parameter(a, requires_grad=False), nn.Parameter(b, requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: (rows, n, in) -> (rows, n, out)."""
-        y = self.base(x)
-        if self.routing.segments is None:
-            parts = len(self.a)
-            blocks = x.unflatten(0, (-1, parts)).transpose(0, 1).flatten(1, 2)  # (parts, rows * n, in)
-            delta = torch.bmm(torch.bmm(blocks, self.a.mT), self.b.mT)
-            return y + delta.unflatten(1, (-1, x.shape[1])).transpose(0, 1).flatten(0, 1)
-        done, start = [], 0
-        for part, count in self.routing.segments:
-            mine = slice(start, start + count)
-            done.append(y[mine] if part == 0 else y[mine] + (x[mine] @ self.a[part].mT) @ self.b[part].mT)
-            start += count
-        return torch.cat(done)
+        """x: (rows, n, in) -> (rows, n, out). The updates are added in place: the base's output is ours alone."""
+        y: Tensor = self.base(x)
+        part = self.routing.part
+        if part is not None:
+            return y.baddbmm_(torch.bmm(x, self.a[part].mT), self.b[part].mT)
+        blocks, target = (t.unflatten(0, (-1, len(self.a))).transpose(0, 1) for t in (x, y))  # (parts, rows, n, ...)
+        delta = torch.bmm(torch.bmm(blocks.flatten(1, 2), self.a.mT), self.b.mT)
+        target += delta.unflatten(1, target.shape[1:3])
+        return y
 
 
 def _mix(base: Any, adapters: Sequence[Path], routing: _Routing) -> Any:

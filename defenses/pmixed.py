@@ -32,6 +32,7 @@ from auditor.sampling import Decoding
 from auditor.types import Budget, Claim, Defense, Scenario
 
 ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
+_NO_SHARE = 1e-9  # of subsets of one size: too few to show in a law of single precision
 _TUNING_MEMBERS = 4  # members behind one gradient step; each step takes others
 
 
@@ -186,7 +187,8 @@ class Projection:
     def weights(self, log_p: Tensor, log_p0: Tensor, radius: Tensor | float) -> Tensor:
         """lambda of each law, (...); constants where gradients are taken (formulas A5). radius: scalar or (...)."""
         if self.radii[0] == math.inf:
-            return torch.full(log_p.shape[:-1], self.cap, dtype=torch.float64, device=log_p.device)
+            shape = torch.broadcast_shapes(log_p.shape[:-1], torch.as_tensor(radius).shape)
+            return torch.full(shape, self.cap, dtype=torch.float64, device=log_p.device)
         if self.two_sided:
             return project_two_sided(log_p, log_p0, self.alpha, radius)
         return project(log_p, log_p0, self.alpha, radius, self.cap)
@@ -220,8 +222,9 @@ class PMixedModel(LanguageModel):
         # Subset sizes of one radius act alike: {radius: probability that the subset has it}.
         self.shares: dict[float, float] = {}
         for radius, share in zip(projection.radii, sizes[1:].tolist(), strict=True):
-            self.shares[radius] = self.shares.get(radius, 0.0) + share
-        if len(self.shares) == 1:
+            if share > _NO_SHARE:
+                self.shares[radius] = self.shares.get(radius, 0.0) + share
+        if len(set(projection.radii)) == 1:
             self.shares = {projection.radii[0]: ensemble.size * member_share(q, ensemble.size)}
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Rows:
@@ -255,13 +258,14 @@ class PMixedModel(LanguageModel):
         B2.4); n < N members stand for all N.
         """
         log_p0, log_p = laws[..., :1, :], laws[..., 1:, :]
-        weights = torch.zeros(log_p.shape[:-1], dtype=torch.float64, device=laws.device)
-        for radius, share in self.shares.items():
-            weights += share * self.projection.weights(log_p, log_p0, radius)
-        weights = (weights / log_p.shape[-2]).to(laws.dtype)
+        radii, shares = (
+            torch.tensor(list(values), dtype=torch.float64, device=laws.device)
+            for values in (self.shares.keys(), self.shares.values())
+        )
+        by_radius = self.projection.weights(log_p, log_p0, radii.view(-1, *(1,) * (log_p.ndim - 1)))  # (radii, ..., n)
+        weights = (torch.tensordot(shares, by_radius, 1) / log_p.shape[-2]).to(laws.dtype)
         rest = (1 - weights.sum(-1, keepdim=True)).clamp_min(0.0)
-        mixed = (weights.unsqueeze(-2) @ log_p.exp()).squeeze(-2)
-        return torch.log(mixed + rest * log_p0.squeeze(-2).exp())
+        return torch.log(_weighted(weights, log_p) + rest * log_p0.squeeze(-2).exp())
 
     @torch.no_grad()
     def check_claim(self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0) -> Sequence[Check]:
@@ -299,6 +303,11 @@ class PMixedModel(LanguageModel):
 
     def embedding_rows(self, count: int) -> Tensor:
         return self.ensemble.public.embedding_rows(count)
+
+
+def _weighted(weights: Tensor, log_p: Tensor) -> Tensor:
+    """(..., V): sum over members of weights (..., n) times exp log_p (..., n, V)."""
+    return (weights.unsqueeze(-2) @ log_p.exp()).squeeze(-2)
 
 
 def _projection_checks(
