@@ -160,7 +160,7 @@ class View:
     def _rows(self, tokens: int, soft_prompt: Tensor | None) -> int:
         """Decoding rows of so many tokens that memory allows at once."""
         positions = tokens + (0 if soft_prompt is None else len(soft_prompt))
-        return max(1, _ROWS_BYTES // self.target.row_bytes(positions))
+        return max(1, _ROWS_BYTES // self.target.row_bytes(positions, law=self.has("law")))
 
     def _find(
         self, batch: Sequence[Query], sampling: Sampling, name: str, prompt: Tensor | None

@@ -298,8 +298,9 @@ class PMixedModel(LanguageModel):
     def claim_premises(self) -> Mapping[str, int]:
         return {} if self.promise is None else self.ensemble.shard_counts()
 
-    def row_bytes(self, positions: int) -> int:
-        return self.parts * self.ensemble.public.row_bytes(positions) + super().row_bytes(positions)
+    def row_bytes(self, positions: int, law: bool = True) -> int:
+        own = self.ensemble.public.row_bytes(positions)
+        return self.parts * own + super().row_bytes(positions) if law else 2 * own  # a draw asks one member at most
 
     def embedding_rows(self, count: int) -> Tensor:
         return self.ensemble.public.embedding_rows(count)
@@ -361,17 +362,18 @@ class _DrawRows(Rows):
     """
 
     def __init__(self, model: PMixedModel, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
-        self.model, self.prompt, self.tokens = model, prompt, prefixes
+        self.model = model
         self.public = model.ensemble.public.start(prefixes, length, prompt=prompt)
+        self.members = model.ensemble.behind(prefixes, length, prompt=prompt)
 
     def __len__(self) -> int:
-        return len(self.tokens)
+        return len(self.members)
 
     def log_probs(self) -> Tensor:
         raise NotApplicable("only sampled tokens come back in this setting")
 
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
-        self.tokens = torch.cat([self.tokens[parents], tokens.unsqueeze(-1)], dim=1)
+        self.members.advance(parents, tokens)
         self.public.advance(parents, tokens)
 
     @torch.no_grad()
@@ -387,7 +389,7 @@ class _DrawRows(Rows):
             rows = row_of_draw[private]
             member = 1 + (uniforms[private, 2] * model.ensemble.size).long()
             log_p0 = law[rows]
-            log_p = model.ensemble.log_probs(self.tokens[rows], member, 1, prompt=self.prompt)[:, 0]
+            log_p = self.members.laws(rows, member)
             weight = model.projection.weights(log_p, log_p0, model.radii[size[private]]).to(log_p).unsqueeze(-1)
             mixture = torch.log(weight * log_p.exp() + (1 - weight) * log_p0.exp())
             each = torch.arange(len(private), device=law.device)

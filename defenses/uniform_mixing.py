@@ -94,8 +94,8 @@ class UniformMixingModel(LanguageModel):
         realised = realised_pure_dp(law.unsqueeze(-2).cpu().numpy(), neighbours.cpu().numpy())
         return [Check("any_two_models", math.inf, self.claimed, torch.from_numpy(realised))]
 
-    def row_bytes(self, positions: int) -> int:
-        return self.target.row_bytes(positions) + super().row_bytes(positions)
+    def row_bytes(self, positions: int, law: bool = True) -> int:
+        return self.target.row_bytes(positions, law) + super().row_bytes(positions, law)
 
     def embedding_rows(self, count: int) -> Tensor:
         return self.target.embedding_rows(count)
