@@ -144,7 +144,6 @@ class LoraEnsemble(Ensemble):
         self._routing.part = part
         return self._model.forward(self._model.embed(contexts.to(self._model.device), prompt), last)
 
-
     def behind(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Members:
         return _CachedMembers(self, prefixes.to(self._model.device), length, prompt)
 
@@ -170,7 +169,9 @@ class _CachedMembers(Members):
     def __init__(self, ensemble: LoraEnsemble, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
         super().__init__(ensemble, prefixes, prompt)
         self.lora, rows = ensemble, len(prefixes)
-        self.shared = prefixes.shape[1] + (0 if prompt is None else len(prompt))  # positions that no row of a root loses
+        self.shared = prefixes.shape[1] + (
+            0 if prompt is None else len(prompt)
+        )  # positions that no row of a root loses
         self.pool = ensemble.empty_layers(self.shared + length)
         self.root = torch.arange(rows, device=prefixes.device)
         self.slot = torch.full((rows, 1 + ensemble.size), -1, device=prefixes.device)  # of each (row, part); -1: none
@@ -189,8 +190,9 @@ class _CachedMembers(Members):
         row, part = pairs // parts, pairs % parts
         embeds = self.lora.embed(self.tokens, self.prompt)
         # Batches need one length: what is missing is rounded up to a power of two, so that there are few of them.
-        missing = (embeds.shape[1] - self.depth[row, part]).double()
-        begin = (embeds.shape[1] - torch.exp2(missing.log2().ceil()).long()).clamp_min(0)
+        depth = self.depth[row, part]
+        missing = torch.exp2((embeds.shape[1] - depth).double().log2().ceil()).long()
+        begin = torch.where(depth == self.shared, depth, (embeds.shape[1] - missing).clamp_min(0))
         law: Tensor | None = None
         for first in begin.unique().tolist():
             mine = (begin == first).nonzero().squeeze(-1)
@@ -234,7 +236,7 @@ class _CachedMembers(Members):
         assert layer.keys is not None
         position = 2 * len(self.pool) * layer.keys[0, :, 0].numel() * layer.keys.element_size()
         room = max(0, _CACHE_BYTES // (position * self.pool[0].length) - len(self.users))
-        more = min(room, max(0, wanted - len(free)))
+        more = min(room, max(wanted - len(free), len(self.users))) if wanted > len(free) else 0  # doubled: paid rarely
         free = torch.cat([free, torch.arange(len(self.users), len(self.users) + more, device=free.device)])[:wanted]
         self.users = torch.cat([self.users, self.users.new_zeros(more)])
         own = torch.where(alone, held, -1)

@@ -204,12 +204,12 @@ class SlotLayer(CacheLayerMixin):
         self.filled, self.is_initialized = filled, True
 
     def put(self, layer: SlotLayer, rows: Tensor, slots: Tensor, capacity: int) -> None:
-        """Takes rows of another layer into slots of this one, which grows to at least `capacity` slots."""
+        """Takes rows of another layer into slots of this one, which grows to `capacity` of them."""
         assert layer.keys is not None and layer.values is not None
         for name in ("keys", "values"):
             held, theirs = getattr(self, name), getattr(layer, name)
             if held is None or len(held) < capacity:
-                grown = self._slots(theirs, capacity if held is None else max(capacity, 2 * len(held)))
+                grown = self._slots(theirs, capacity)
                 if held is not None:
                     grown[: len(held)] = held
                 setattr(self, name, grown)

@@ -82,6 +82,14 @@ class PMixed(Defense):
     def budget(self, scenario: Scenario) -> Budget | None:
         return Budget(self.queries, self.on_exhaustion) if self.queries else None
 
+    def remarks(self, scenario: Scenario) -> tuple[str, ...]:
+        if self.queries or scenario.queries:
+            return ()
+        return (
+            "no attack here draws tokens inside the claim, so epsilon pays for one token and private members weigh "
+            "more than in any service: give -D pmixed.queries=N, the tokens to answer, or add an attack that draws",
+        )
+
     def companions(self) -> tuple[Defense, ...]:
         return (Unmixed(self.ensemble),)
 

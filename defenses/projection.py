@@ -91,7 +91,8 @@ def project_two_sided(log_p: Tensor, log_p0: Tensor, alpha: int, radius: float |
         # single precision may be a few percent off where the mixture loses nearly all of a token: look again near it
         suspect = _reverse_excess(private, public, own, alpha).log1p() > 0.9 * allowed
         if suspect.any():
-            own[suspect] = _shrink(private[suspect].double(), public[suspect].double(), own[suspect], allowed[suspect], alpha)
+            pair = private[suspect].double(), public[suspect].double()
+            own[suspect] = _shrink(*pair, own[suspect], allowed[suspect], alpha)
             weight[index][looked_at] = own
     return weight
 
