@@ -219,10 +219,10 @@ class _CachedMembers(Members):
         row, part, slot = row[kept], part[kept], slot[kept]
         for pool, layer in zip(self.pool, layers, strict=True):
             pool.put(layer, kept, slot, len(self.users))
-        old = self.slot[row, part]
-        self.users.index_add_(0, old[old >= 0], torch.full_like(old[old >= 0], -1))
+        new = self.slot[row, part] < 0
         self.slot[row, part], self.depth[row, part] = slot, layers[0].filled
         # Rows of the same prefix for which this member was never asked may read the prefix from here.
+        row, part, slot = row[new], part[new], slot[new]
         mates = (self.root.unsqueeze(-1) == self.root[row]) & (self.slot[:, part] < 0)  # (rows, pairs)
         other, pair = mates.nonzero(as_tuple=True)
         self.slot[other, part[pair]], self.depth[other, part[pair]] = slot[pair], self.shared
