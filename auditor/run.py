@@ -107,6 +107,9 @@ class Target:
     def claim(self) -> Claim | None:
         return self.defense.claim(self.scenario, sum(self.spent.values())) if self.defense and self.scenario else None
 
+    def remarks(self) -> tuple[str, ...]:
+        return self.defense.remarks(self.scenario) if self.defense and self.scenario else ()
+
 
 class Shelf:
     """What consecutive runs of a sweep share: the last thing of each kind, so that two big models never coexist."""
@@ -357,7 +360,10 @@ class _Run:
             measurements=tuple(metrics.extraction(outcome)),
             by_repeats=metrics.by_repeats("recall", members),
             curve=metrics.error_curve(members),
-            notes=attack.notes(view, state) + _remarks(guesses, self.challenge) + _paid(view, attack, guesses),
+            notes=finding.notes
+            + attack.notes(view, state)
+            + _remarks(guesses, self.challenge)
+            + _paid(view, attack, guesses),
             seconds=time.perf_counter() - start,
             drawn=sum(g.drawn for g in guesses),
             rows=sum(g.rows for g in guesses),
@@ -382,7 +388,7 @@ class _Run:
             finding,
             measurements=tuple(probe.measurements(secrets, observations)),
             by_repeats=probe.by_repeats(secrets, observations),
-            notes=probe.notes(secrets, observations),
+            notes=finding.notes + probe.notes(secrets, observations),
             seconds=time.perf_counter() - start,
         )
 
@@ -657,6 +663,7 @@ def _empty(target: Target, setting: Setting, attack: Attack | Probe, view: View)
         decoding=view.words(sampling()) if sampling else "",
         claim_applies=applies,
         claim_reason=reason,
+        notes=target.remarks(),
     )
 
 

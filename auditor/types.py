@@ -291,6 +291,10 @@ class Defense:
         """The fixed number of tokens this defense answers, None where it answers as many as the row will draw."""
         return None
 
+    def remarks(self, scenario: Scenario) -> tuple[str, ...]:
+        """What a reader of every row must know about how the defense was set up: sentences."""
+        return ()
+
     def companions(self) -> tuple[Defense, ...]:
         """Defenses that should be shown beside this one, so that its effect is credited to the right cause."""
         return ()
