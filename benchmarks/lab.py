@@ -29,11 +29,11 @@ from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPTNeoXForCausalLM, PreTrainedTokenizerFast
 
-from auditor.benchmarks.training import fit, untrained
 from auditor.ensemble import LoraEnsemble, write_shard
 from auditor.errors import AuditError
 from auditor.models import HuggingFaceModel
 from auditor.streams import generator
+from auditor.training import fit, untrained
 from auditor.types import Benchmark, Pair, Secret, Tokens
 
 Progress = Callable[[str, int, int], None]  # (what, done, of how many)

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from auditor.benchmarks.training import fit, untrained
 from auditor.streams import generator
+from auditor.training import fit, untrained
 from auditor.types import Tokens
 
 REPEATS = (1, 2, 4, 8)

@@ -19,11 +19,11 @@ from transformers import (
     MistralForCausalLM,
 )
 
-from auditor.benchmarks.training import fit
 from auditor.errors import AuditError
 from auditor.models import HuggingFaceModel, assign_slots, load, perplexity_nll
 from auditor.run import greedy_recall
 from auditor.streams import generator
+from auditor.training import fit
 from auditor.types import Secret
 
 MakeTiny = Callable[..., HuggingFaceModel]
