@@ -122,7 +122,7 @@ class PMixed(Defense):
             epsilon={relation: self._epsilon(relation, queries, scenario) for relation in relations},
             delta=self.delta,
             relation=self.adjacency if sound else "as published",
-            unit="shard",
+            unit=f"shard of whole {scenario.ensemble.unit}s" if scenario.ensemble.unit else "shard",
             queries=queries,
             theorem="formulas B2.5: Renyi composition of the capped forward projection"
             if sound
