@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from auditor import __version__, console
+from auditor.commands import train as train_command
 from auditor.console import Many
 from auditor.errors import AuditError
 
@@ -322,6 +323,9 @@ def _seeds(text: str | None) -> list[int] | None:
     from auditor.grid import parse_seeds
 
     return None if text is None else parse_seeds(text)
+
+
+app.command("train")(train_command.train)
 
 
 @app.command("list")

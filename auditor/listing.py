@@ -16,6 +16,8 @@ def tables() -> Iterator[Table]:
     probes = [(name, cls, ", ".join(cls.needs)) for name, cls in plugins.probes().items()]
     yield _table("Probes: the auditor's own measurements, which see the answers (--attack NAME)", "needs", probes)
     yield _table("Defenses", "claim", [(name, cls, cls.claims) for name, cls in plugins.defenses().items()])
+    trainers = [(name, cls, cls.claims) for name, cls in plugins.trainers().items()]
+    yield _table("Training methods (audit train NAME)", "claim", trainers)
     yield _table("Benchmarks", "", [(name, cls, "") for name, cls in plugins.benchmarks().items()], options=False)
 
 

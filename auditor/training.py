@@ -1,11 +1,13 @@
-"""Plain causal-LM training of the small models that we attack: packed blocks, AdamW, short warm-up, linear decay.
+"""Fine-tuning of causal LMs without privacy: packed blocks, AdamW, short warm-up, linear decay; and checkpoints.
 
-Knows token sequences and one loss; knows nothing of privacy: the point of these models is that they leak.
+Knows token sequences and one loss; knows nothing of privacy: the point of the models made here is that they leak.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
+from auditor.errors import AuditError
 from auditor.types import Tokens
 
 Loss = Callable[[Any, Tensor], Tensor]  # (model, blocks (B, block)) -> mean nll, nats a token
@@ -52,6 +55,45 @@ def pack(sequences: Sequence[Tokens], block: int, end: int, order: np.random.Gen
     return torch.tensor(tokens).view(-1, block)
 
 
+class Checkpoint:
+    """Where an interrupted training goes on: one file, replaced as a whole, readable by its owner only."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Tensors, numbers and text, and containers of them."""
+        scratch = self.path.with_suffix(".new")
+        scratch.touch(mode=0o600)
+        torch.save(state, scratch)
+        os.replace(scratch, self.path)
+
+    def load(self) -> dict[str, Any] | None:
+        """What was saved last; None where nothing was. Raises AuditError for a file that cannot be read."""
+        if not self.path.is_file():
+            return None
+        try:
+            state: dict[str, Any] = torch.load(self.path, weights_only=True, map_location="cpu")
+        except Exception as error:  # torch raises a dozen kinds, all of them about the file
+            raise AuditError(f"cannot read the checkpoint {str(self.path)!r}: {type(error).__name__}") from None
+        return state
+
+    def clear(self) -> None:
+        """Removes it: the training is done, and it holds private data."""
+        self.path.unlink(missing_ok=True)
+
+
+def trained_parameters(model: Any) -> dict[str, torch.nn.Parameter]:
+    """The parameters that ask for gradients, by name. Raises AuditError where there is none."""
+    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not found:
+        raise AuditError(
+            f"expected a model with parameters to train, got a frozen one: none of its "
+            f"{sum(1 for _ in model.parameters())} parameters asks for gradients"
+        )
+    return found
+
+
 def fit(
     model: Any,
     sequences: Sequence[Tokens],
@@ -64,21 +106,36 @@ def fit(
     order: np.random.Generator,
     loss: Loss = causal_loss,
     progress: Callable[[int], None] = lambda epochs_done: None,
+    checkpoint: Checkpoint | None = None,
 ) -> None:
-    """Trains the parameters that ask for gradients, in place."""
-    trained = [p for p in model.parameters() if p.requires_grad]
+    """Trains the parameters that ask for gradients, in place; goes on behind the last epoch of the checkpoint."""
+    trained = trained_parameters(model)
+    parameters = list(trained.values())
     steps = epochs * len(pack(sequences, block, end, order)) // batch + epochs
-    optimizer = torch.optim.AdamW(trained, lr=rate, weight_decay=0.01, betas=(0.9, 0.95))
+    optimizer = torch.optim.AdamW(parameters, lr=rate, weight_decay=0.01, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / max(1, steps // 20), max(0.0, 1 - step / steps))
     )
+    done = 0
+    if checkpoint is not None and (state := checkpoint.load()) is not None:
+        done = state["epochs"]
+        with torch.no_grad():
+            for name, parameter in trained.items():
+                parameter.copy_(state["parameters"][name])
+        optimizer.load_state_dict(state["optimizer"])
+        schedule.load_state_dict(state["schedule"])
     model.train()
     for epoch in range(epochs):
-        blocks = pack(sequences, block, end, order)
+        blocks = pack(sequences, block, end, order)  # of finished epochs too: their orders come first
+        if epoch < done:
+            continue
         for start in range(0, len(blocks), batch):
-            loss(model, blocks[start : start + batch]).backward()
-            torch.nn.utils.clip_grad_norm_(trained, 1.0)
+            loss(model, blocks[start : start + batch].to(parameters[0].device)).backward()
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
             schedule.step()
             optimizer.zero_grad(set_to_none=True)
+        if checkpoint is not None:
+            state = {"epochs": epoch + 1, "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}
+            checkpoint.save({**state, "parameters": {name: p.detach() for name, p in trained.items()}})
         progress(epoch + 1)

@@ -274,7 +274,7 @@ class TrainingRecord:
     """One private record to fine-tune on; copies are records of their own."""
 
     text: str
-    tokens: Tokens
+    tokens: Tokens  # of the whole text, without special tokens
     unit: str  # whose it is: the user or group column, else the name of the record's own content
 
 
@@ -283,13 +283,16 @@ class TrainingJob:
     """What `audit train` hands to a `Trainer`: the data as tokens, a way to load the base, and where to write."""
 
     base: str  # hub id or folder
-    load: Callable[[], Any]  # a fresh transformers model, with its LoRA adapter where one was asked for
+    load: Callable[
+        [], Any
+    ]  # a fresh transformers model on the device, its parameters free to train (LoRA: the adapter)
     tokenizer: Any
+    end: int  # the token that ends a record
+    block: int  # tokens of a training sequence, at most
     records: tuple[TrainingRecord, ...]
-    public: LanguageModel | None  # for trainers that judge records by a public model
+    public: LanguageModel  # judges records for trainers that ask; the base where no other was named
     out: Path
     seed: int
-    device: str
     progress: Callable[[str, int, int], None]  # (what, done, of how many)
 
 
@@ -298,11 +301,17 @@ class Trainer:
     """Base of what `audit train` offers: one way to fine-tune. A frozen dataclass like an `Attack`.
 
     `train` writes a model folder (or a folder of them) to `job.out`; where part of it is already there, it goes on.
+    `audit train` has seen to it that what is there was made with the same configuration.
     """
 
     name: ClassVar[str] = ""
+    claims: ClassVar[str] = "none"  # one line for `audit list`
 
-    def train(self, job: TrainingJob) -> None:
+    def check(self, job: TrainingJob) -> None:
+        """Refuses, before anything is written, what this trainer cannot train on. Raises AuditError."""
+
+    def train(self, job: TrainingJob) -> tuple[str, ...]:
+        """Trains. Returns what the user must know of it: sentences."""
         raise NotImplementedError
 
 

@@ -195,6 +195,42 @@ def _decode(tokenizer: Any, ids: Sequence[int]) -> str:
     return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
+# --- whole texts, to train on ---------------------------------------------------------------------------------------
+
+
+def training_texts(
+    name: str, text_column: str | None = None, unit_column: str | None = None
+) -> tuple[list[str], list[str] | None]:
+    """Every row's text (prefix and suffix joined, where those are the columns), as often as its `repeats` say.
+
+    Also whose each text is, where `unit_column` says so. Raises AuditError for whatever a user can mend.
+    """
+    named = tuple(column for column in (text_column, unit_column) if column is not None)
+    table = _read("--data", name, (*_COLUMNS, *named))
+    if not table.rows:
+        raise AuditError(f"{table.where} is empty: expected at least one row")
+    for column in named:
+        if table.columns.count(column) != 1:
+            found = table.columns.count(column)
+            raise AuditError(f"{table.where}: expected one column {column!r}, got {found or _named(table.columns)}")
+    layout = (text_column,) if text_column is not None else _layout(table)
+    texts = ["".join(parts) for parts in zip(*(_texts(table, column) for column in layout), strict=True)]
+    if "" in texts:
+        raise AuditError(f"{table.where}, row {texts.index('')} (counted from 0): expected text, got an empty one")
+    rows = [row for row, count in enumerate(_repeats(table)) for _ in range(count)]
+    units = None if unit_column is None else _units(table, unit_column)
+    return [texts[row] for row in rows], None if units is None else [units[row] for row in rows]
+
+
+def _units(table: _Table, column: str) -> list[str]:
+    """Whose each row is. Raises AuditError with the row for anything but text or a whole number."""
+    values = list(table.column(column))
+    for row, value in enumerate(values):
+        if not isinstance(value, str | int) or isinstance(value, bool) or value == "":
+            raise AuditError(f"{_cell(table, row, column)}: expected a name or a whole number, got {_kind(value)}")
+    return [str(value) for value in values]
+
+
 # --- columns --------------------------------------------------------------------------------------------------------
 
 
@@ -271,8 +307,11 @@ def _kind(value: Any) -> str:
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
-def _read(flag: str, name: str) -> _Table:
-    """A local file by its suffix, otherwise a Hugging Face data set. Raises AuditError for what is neither."""
+def _read(flag: str, name: str, columns: Sequence[str] = _COLUMNS) -> _Table:
+    """A local file by its suffix, otherwise a Hugging Face data set; `columns`: all that will be asked for.
+
+    Raises AuditError for what is neither.
+    """
     path, where = Path(name), f"{flag} {name!r}"
     reader = _READERS.get(path.suffix.lower())
     if not path.exists():
@@ -286,7 +325,7 @@ def _read(flag: str, name: str) -> _Table:
             f"{where}: expected a file ending in {', '.join(_READERS)}, got {path.suffix or 'no ending'!r}"
         )
     try:
-        return reader(where, path)
+        return reader(where, path, columns)
     except OSError as error:
         raise AuditError(f"{where}: cannot be read: {error.strerror or type(error).__name__}") from None
 
@@ -305,7 +344,7 @@ def _utf8(where: str, path: Path) -> str:
         raise AuditError(f"{where}: expected UTF-8 text, got something else at byte {error.start}") from None
 
 
-def _read_csv(where: str, path: Path) -> _Table:
+def _read_csv(where: str, path: Path, columns: Sequence[str]) -> _Table:
     # The standard library's reader, since it is the strict one: pandas fills a short row with "", takes the first
     # column of a long one for an index and reads on after a stray quote; pyarrow accepts a quote that never closes.
     lines = csv.reader(io.StringIO(_utf8(where, path), newline=""), strict=True)
@@ -327,7 +366,7 @@ def _read_csv(where: str, path: Path) -> _Table:
     return _Table(where, header, max(0, len(table) - 1), lambda name: [row[header.index(name)] for row in table[1:]])
 
 
-def _read_json(where: str, path: Path) -> _Table:
+def _read_json(where: str, path: Path, columns: Sequence[str]) -> _Table:
     """One JSON object a line, or one array of objects."""
     text = _utf8(where, path)
     if text.lstrip().startswith("["):
@@ -358,7 +397,7 @@ def _parse_json(where: str, text: str, lines_before: int) -> Any:
         ) from None
 
 
-def _read_parquet(where: str, path: Path) -> _Table:
+def _read_parquet(where: str, path: Path, columns: Sequence[str]) -> _Table:
     import pyarrow
     from pyarrow import parquet
 
@@ -367,7 +406,7 @@ def _read_parquet(where: str, path: Path) -> _Table:
     try:
         with parquet.ParquetFile(path) as file:
             names = tuple(file.schema_arrow.names)
-            wanted = [name for name in _COLUMNS if names.count(name) == 1]  # doubles are refused later, by name
+            wanted = [name for name in columns if names.count(name) == 1]  # doubles are refused later, by name
             table = file.read(columns=wanted)
             values = {name: table.column(name).to_pylist() for name in wanted}
             return _Table(where, names, file.metadata.num_rows, values.__getitem__)
@@ -377,7 +416,7 @@ def _read_parquet(where: str, path: Path) -> _Table:
         raise AuditError(f"{where}: not a Parquet file that can be read ({type(error).__name__})") from None
 
 
-_READERS: dict[str, Callable[[str, Path], _Table]] = {
+_READERS: dict[str, Callable[[str, Path, Sequence[str]], _Table]] = {
     ".jsonl": _read_json,
     ".json": _read_json,
     ".csv": _read_csv,

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import settings
-from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast
 
 from auditor.models import HuggingFaceModel
 
@@ -50,6 +51,17 @@ def tiny(vocab_size: int = 61, seed: int = 0, kind: str = "neox", scale: float =
         head = model.get_output_embeddings().weight
         head.mul_(scale / head.norm(dim=1, keepdim=True))
     return HuggingFaceModel(model, name=f"tiny {kind}")
+
+
+def save_tiny(folder: Path, kind: str = "neox") -> None:
+    """A tiny random model with a tokenizer of single bytes, as `--model` and `audit train` take it."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {word: i for i, word in enumerate(["<end>", *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(folder)
+    tiny(len(vocabulary), kind=kind).model.save_pretrained(folder)
 
 
 @pytest.fixture(scope="session")

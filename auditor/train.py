@@ -1,0 +1,230 @@
+"""`audit train`: reads the records, loads the base, lets a `Trainer` train, and knows whether it has done so before.
+
+The folder's `training.json` says with what configuration it was made: the same one goes on where it stopped, any other
+is refused. Knows nothing of how a trainer trains.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers.pytorch_utils import Conv1D
+
+from auditor import __version__, plugins
+from auditor.benchmarks.files import training_texts
+from auditor.ensemble import record_names
+from auditor.errors import AuditError
+from auditor.folder import write_private
+from auditor.models import HuggingFaceModel, load
+from auditor.types import Trainer, TrainingJob, TrainingRecord, to_json
+
+RECORD = "training.json"
+_LONGEST = 512  # tokens of a sequence, unless asked otherwise: memory grows with its square
+
+
+@dataclass(frozen=True)
+class Training:
+    """One `audit train`: what was asked for."""
+
+    method: str
+    model: str
+    data: str
+    out: Path
+    options: Mapping[str, Any] = field(default_factory=dict)
+    public: str | None = None
+    lora: bool = False
+    lora_rank: int = 8
+    lora_alpha: int = 16
+    text_column: str | None = None
+    user_column: str | None = None
+    block: int | None = None
+    seed: int = 0
+    device: str = "cpu"
+    dtype: str = "float32"
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+
+def train(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[str, ...]:
+    """Trains, or goes on training, into `asked.out`. Returns what the user must know: sentences.
+
+    Raises AuditError, before anything is written, for whatever a user can mend.
+    """
+    trainer: Trainer = plugins.build("training method", plugins.trainers(), asked.method, asked.options)
+    if asked.lora and (asked.lora_rank < 1 or asked.lora_alpha < 1):
+        raise AuditError(f"expected a LoRA rank and alpha >= 1, got {asked.lora_rank} and {asked.lora_alpha}")
+    if (Path(asked.model) / "adapter_config.json").is_file():
+        raise AuditError(f"expected a whole model to train, but {asked.model!r} is an adapter: give its base, or merge")
+    texts, units = training_texts(asked.data, asked.text_column, asked.user_column)  # before minutes of loading
+    base = _load(asked, asked.model, main=True)
+    records, notes = _records(base, texts, units)
+    job = TrainingJob(
+        base=asked.model,
+        load=lambda: _trainable(asked),
+        tokenizer=base.tokenizer,
+        end=_end(base),
+        block=_block(asked, base),
+        records=records,
+        public=base if asked.public is None else _public(asked, base),
+        out=asked.out,
+        seed=asked.seed,
+        progress=progress,
+    )
+    trainer.check(job)
+    configuration = _configuration(asked, trainer, job)
+    if _is_finished(asked.out, configuration):
+        return (f"{asked.out} is already trained with this configuration: nothing was done",)
+    return (*notes, *_run(trainer, job, configuration))
+
+
+def _run(trainer: Trainer, job: TrainingJob, configuration: dict[str, Any]) -> tuple[str, ...]:
+    record = {"tool_version": __version__, "configuration": configuration, "finished": False}
+    fresh = not (job.out / RECORD).exists()
+    made = not job.out.exists()
+    try:
+        job.out.mkdir(parents=True, exist_ok=True, mode=0o700)  # models and checkpoints tell of the records
+        write_private(job.out / RECORD, json.dumps(record, indent=1))
+    except OSError as error:
+        raise AuditError(f"cannot write to {str(job.out)!r}: {error.strerror}") from error
+    start = time.perf_counter()
+    try:
+        told = trainer.train(job)
+    except AuditError:
+        if fresh and [path.name for path in job.out.iterdir()] == [RECORD]:  # a refusal leaves nothing behind
+            (job.out / RECORD).unlink()
+            if made:
+                job.out.rmdir()
+        raise
+    record |= {"finished": True, "seconds_of_last_run": round(time.perf_counter() - start, 1)}
+    write_private(job.out / RECORD, json.dumps(record, indent=1))
+    return told
+
+
+# --- the data ---------------------------------------------------------------------------------------------------------
+
+
+def _records(
+    base: HuggingFaceModel, texts: list[str], units: list[str] | None
+) -> tuple[tuple[TrainingRecord, ...], tuple[str, ...]]:
+    """The texts as tokens, and what is to be said of them. Without a column, copies of a text are one unit."""
+    if base.tokenizer is None:
+        raise AuditError(f"expected a model with a tokenizer, but {base.name} has none")
+    tokens = base.tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+    widest = max((max(ids) for ids in tokens if ids), default=0)
+    if widest >= base.vocab_size:
+        raise AuditError(f"the tokenizer has token {widest}, but {base.name} knows {base.vocab_size} tokens")
+    owners = units if units is not None else [record_names([text])[0] for text in texts]
+    records = tuple(
+        TrainingRecord(text, tuple(ids), owner) for text, ids, owner in zip(texts, tokens, owners, strict=True)
+    )
+    whose = "users or groups" if units is not None else "distinct texts"
+    return records, (f"{len(records):,} records of {len(set(owners)):,} {whose}",)
+
+
+def _end(base: HuggingFaceModel) -> int:
+    end = getattr(base.tokenizer, "eos_token_id", None)
+    if end is None:
+        raise AuditError(f"expected a tokenizer with an end-of-text token, but that of {base.name} has none")
+    return int(end)
+
+
+def _block(asked: Training, base: HuggingFaceModel) -> int:
+    room = base.max_positions or _LONGEST
+    block = min(room, _LONGEST) if asked.block is None else asked.block
+    if not 2 <= block <= room:
+        raise AuditError(f"expected --block between 2 and the {room} positions of {base.name}, got {block}")
+    return block
+
+
+# --- the models -------------------------------------------------------------------------------------------------------
+
+
+def _load(asked: Training, name: str, main: bool = False) -> HuggingFaceModel:
+    revision = asked.revision if main else None
+    remote = asked.trust_remote_code
+    return load(name, revision=revision, device=asked.device, dtype=asked.dtype, trust_remote_code=remote)
+
+
+def _public(asked: Training, base: HuggingFaceModel) -> HuggingFaceModel:
+    assert asked.public is not None
+    public = _load(asked, asked.public)
+    if public.vocab_size != base.vocab_size:
+        raise AuditError(
+            f"expected --public to share the vocabulary of {base.vocab_size} tokens of {base.name}, "
+            f"but {public.name} has {public.vocab_size}"
+        )
+    return public
+
+
+def _trainable(asked: Training) -> Any:
+    """A fresh model in training mode: all of its parameters free, or only those of a new LoRA adapter."""
+    model: Any = _load(asked, asked.model, main=True).model
+    torch.manual_seed(asked.seed)  # of the adapter's random half
+    if asked.lora:
+        config = LoraConfig(
+            r=asked.lora_rank,
+            lora_alpha=asked.lora_alpha,
+            target_modules="all-linear",
+            fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),  # GPT-2's linear layers
+            task_type="CAUSAL_LM",
+        )
+        model = get_peft_model(model, config)
+    else:
+        for parameter in model.parameters():
+            parameter.requires_grad_(parameter.is_floating_point())
+    return model.train()
+
+
+# --- what a folder was made with --------------------------------------------------------------------------------------
+
+
+def _configuration(asked: Training, trainer: Trainer, job: TrainingJob) -> dict[str, Any]:
+    """All that the weights depend on, as JSON. Of the records: a digest."""
+    told = [[record.text, record.unit] for record in job.records]
+    configuration = {
+        "method": trainer.name,
+        "options": to_json(trainer),
+        "model": asked.model,
+        "revision": asked.revision,
+        "public": asked.public,
+        "lora": [asked.lora_rank, asked.lora_alpha] if asked.lora else None,
+        "data": hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16],
+        "block": job.block,
+        "seed": asked.seed,
+        "dtype": asked.dtype,
+    }
+    read: dict[str, Any] = json.loads(json.dumps(configuration))
+    return read
+
+
+def _is_finished(out: Path, configuration: dict[str, Any]) -> bool:
+    """Whether the folder holds this training, finished. Raises AuditError where it holds anything else."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return False
+    try:
+        record = json.loads((out / RECORD).read_text())
+        before, finished = dict(record["configuration"]), bool(record["finished"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise AuditError(f"expected a new or empty folder for -o, but {str(out)!r} holds something else") from None
+    for name in [*configuration, *before]:
+        own, other = configuration.get(name), before.get(name)
+        if own != other:
+            raise AuditError(f"{str(out)!r} was trained with another configuration ({_difference(name, own, other)})")
+    return finished
+
+
+def _difference(name: str, own: Any, other: Any) -> str:
+    if isinstance(own, dict) and isinstance(other, dict):
+        name = next(key for key in [*own, *other] if own.get(key) != other.get(key))
+        own, other = own.get(name), other.get(name)
+    if name == "data":
+        return "other records"
+    return f"{name}: {other!r} there, {own!r} now"
