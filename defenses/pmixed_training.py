@@ -25,6 +25,7 @@ class PMixedTrainer(Trainer):
     """
 
     name: ClassVar[str] = "pmixed"
+    claims: ClassVar[str] = "none: the members are private; `--defense pmixed` promises something of its draws"
     members: int = 80
     epochs: int = 15
     learning_rate: float = 2e-4
@@ -54,11 +55,10 @@ class PMixedTrainer(Trainer):
         units, given = _units(job), {record.unit for record in job.records}
         shards = shard(units, self.members)
         whose = "record" if all([r.unit] == record_names([r.text]) for r in job.records) else "user"
-        job.out.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_privacy(job.out, unit=whose, members=self.members)
         for index, chosen in enumerate(shards):
             if not member_folder(job.out, index).is_dir():
                 self._train_member(job, index, chosen)
+                write_privacy(job.out, unit=whose, members=self.members)
         said = [f"each {whose} lies whole in one of {self.members} shards: the unit of protection is the shard"]
         if whose == "user" and len(groups := set(units)) < len(given):
             said.append(f"users who share a record are protected together: {len(given)} are {len(groups)} groups")
