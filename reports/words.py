@@ -43,6 +43,8 @@ NAMES = {
     "score_wrong": "Score of wrong first guesses",
     "min_probability_right": "Least token probability of right first guesses",
     "min_probability_wrong": "Least token probability of wrong first guesses",
+    "perplexity": "Held-out perplexity",
+    "perplexity_subset_average": "Held-out perplexity, averaged over subsets as in the paper",
     "right_against_likelihood": "Right though another candidate is likelier",
 }
 _SHORT = {"extraction_probability": "mean p", "near_verbatim_probability": "mean p ≥"}
