@@ -11,7 +11,7 @@ from auditor.types import Defense, Scenario
 
 @dataclass(frozen=True)
 class Public(Defense):
-    """Serve the public model in the target's place: the other end of every trade-off, with no private data behind it."""
+    """Serve the public model in the target's place: the end of every trade-off that no private data stand behind."""
 
     name: ClassVar[str] = "public"
     title: ClassVar[str] = "Public model"
