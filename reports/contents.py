@@ -244,7 +244,7 @@ def _claim(claim: Claim | None) -> Facts:
         ("Claim", f"{claim.theorem} ({claim.status})"),
         *by_relation,
         ("δ", words.number(claim.delta)),
-        ("Set up for", f"{words.relation(claim.relation)}; unit of protection: {claim.unit}"),
+        ("Set up for", f"{words.relation(claim.relation)}; unit of protection: {words.unit(claim)}"),
         ("Covers", f"{claim.access}, {claim.decoding} decoding, {claim.queries:,} drawn tokens"),
         ("Spent by this audit", words.spent(claim)),
         *((words.plain(name), words.number(value)) for name, value in claim.details.items()),
@@ -340,7 +340,10 @@ def _measurements(result: AuditResult) -> list[Block]:
 
 def _measurement_table(result: AuditResult) -> Table:
     groups = tuple(
-        Group(f"{words.row_title(result, f)} · {f.attack} · {f.decoding}", tuple(map(_measurement_row, f.measurements)))
+        Group(
+            f"{words.row_title(result, f)} · {f.attack} · {words.decoding(f)}",
+            tuple(map(_measurement_row, f.measurements)),
+        )
         for f in words.rows(result)
         if f.measurements
     )
