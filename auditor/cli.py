@@ -14,10 +14,13 @@ from rich.console import Console
 
 from auditor import __version__, console
 from auditor.commands import train as train_command
+from auditor.commands import utility as utility_command
+from auditor.commands.export import export
 from auditor.console import Many
 from auditor.errors import AuditError
 
 if TYPE_CHECKING:
+    from auditor.compare import Comparison
     from auditor.outcomes import Run
     from auditor.papers import Paper
     from auditor.plan import Plan
@@ -114,7 +117,8 @@ def run(
     sweep: Annotated[
         Many,
         typer.Option(
-            metavar="KEY=V1,V2", help="Run every value of a plan field or ATTACK.OPTION; wins over it; repeatable."
+            metavar="KEY=V1,V2|KEY=START:STOP:STEP",
+            help="Run every value of a plan field or ATTACK.OPTION; wins over it; repeatable.",
         ),
     ] = None,
     seeds: Annotated[str | None, typer.Option(metavar="0-4|0,2", help="Run at each of these seeds.")] = None,
@@ -123,7 +127,9 @@ def run(
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(help="Continue an interrupted run from its folder; takes no other option but those of the gate."),
+        typer.Option(
+            help="Continue an interrupted run from its folder; takes only --reveal and the options of the gate."
+        ),
     ] = None,
     gate: Annotated[
         Path | None,
@@ -132,6 +138,7 @@ def run(
     baseline: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Run folder that the policy compares with; goes with --gate.")
     ] = None,
+    reveal: Annotated[bool, typer.Option("--reveal", help="Show the private text in the reports.")] = False,
 ) -> None:
     """Attack a model, with and without defenses, and report what it leaks. Without --model: the built-in lab."""
     given = {
@@ -172,12 +179,15 @@ def run(
         gates.check_policy(policy, base)  # refused now rather than after hours
     console.quiet()
     from auditor.folder import RunFolder
-    from auditor.run import check
+    from auditor.reports import files
+    from auditor.run import check, rows
     from auditor.types import to_json
 
     if points := _points(given, options, config, sweep, seeds, resume):
         if gate is not None:
             raise AuditError("--gate holds a single run to a policy, got a grid of them; gate its runs one by one")
+        if reveal:
+            raise AuditError("--reveal shows the text of a single run, got a grid of them; audit report RUN --reveal")
         if any("submission" in point.plan for point in points):
             raise AuditError("--submission holds the guesses of a single run, got a grid of them")
         _sweep(points, resume or out, config)
@@ -185,19 +195,23 @@ def run(
     if resume is not None:
         folder = RunFolder.reopen(resume)
         plan = _stored_plan(folder.plan())
-        check(plan)
     else:
         plan = _plan(given, options, config)
-        check(plan)
+    check(plan)
+    if gate is not None:
+        gates.check_rows(policy, rows(plan))
+    if resume is None:
         folder = RunFolder.create(out, _name(plan), to_json(plan))
-    _audit(plan, folder)
+    _audit(plan, folder, reveal)
     if gate is not None:
         decision = gates.decide(gates.read_run(folder.path, base is not None), policy, base)
-        _tell(decision)
+        if baseline is not None:
+            files.render_all(folder.path, _changes(baseline, folder.path), reveal)
+        _tell(decision, folder.path / "gate.xml", folder.path / "gate.md")
         raise typer.Exit(decision.exit_code)
 
 
-def _audit(plan: Plan, folder: Any) -> None:
+def _audit(plan: Plan, folder: Any, reveal: bool) -> None:
     from auditor.reports import files
     from auditor.reports.terminal import summary
     from auditor.run import run as walk
@@ -212,8 +226,10 @@ def _audit(plan: Plan, folder: Any) -> None:
         except AuditError:
             folder.discard_if_empty()
             raise
-    files.write(folder.path, result)
+    files.write(folder.path, result, reveal)
     Console().print(summary(result, folder.path))
+    if reveal:
+        _revealed(folder.path)
     if plan.submission is not None:
         cell, guesses = submit(plan, folder)
         what = f"{guesses:,} guesses of {cell}; token ids of private text, readable by you only"
@@ -261,6 +277,9 @@ def _sweep(points: list[Any], out: Path | None, config: Path | None) -> None:
         raise AuditError(f"{len(failures)} of {len(points)} points failed; {name}: {why}")
 
 
+app.command("utility")(utility_command.utility)
+
+
 @app.command()
 def reproduce(
     paper: Annotated[str | None, typer.Argument(help="Paper, or a folder of plans. See --list.")] = None,
@@ -306,12 +325,16 @@ def _reproduce(paper: Paper, plans: list[str], scale: str, flags: Mapping[str, A
     def walk(reporter: console.Terminal) -> Any:
         return reproducing.reproduce(paper, plans, scale, flags, out, reporter, console.command())
 
-    shown, entries = console.resumably(out, walk)
+    shown, entries, failures = console.resumably(out, walk)
     for table in shown:
         console.show(table)
     styles = {"holds": "green", "refuted": "red"}
     console.show(reproducing.brief(paper, entries), [styles.get(entry.verdict, "") for entry in entries])
     typer.echo(f"ledger: {out}/ledger.md, .csv, .tex, .json")
+    if failures:
+        name, why = next(iter(failures.items()))
+        points = "1 point" if len(failures) == 1 else f"{len(failures)} points"
+        raise AuditError(f"{points} failed, which the ledger calls not run; {name}: {why}")
 
 
 def _listing(paper: Paper) -> str:
@@ -331,8 +354,14 @@ app.command("train")(train_command.train)
 @app.command("list")
 def list_plugins(
     plugin: Annotated[Many, typer.Option(help="Python file with attacks or defenses of your own; repeatable.")] = None,
+    schema: Annotated[bool, typer.Option("--schema", help="Say where the JSON Schema of result.json lies.")] = False,
 ) -> None:
     """Show attacks, probes, defenses and benchmarks with their options."""
+    if schema:
+        from auditor.reports.schema import PATH
+
+        typer.echo(PATH)
+        return
     console.quiet()
     from auditor import plugins
     from auditor.listing import tables
@@ -345,12 +374,40 @@ def list_plugins(
 
 
 @app.command()
-def report(folder: Annotated[Path, typer.Argument(help="Run folder.")]) -> None:
+def report(
+    folder: Annotated[Path, typer.Argument(help="Run folder.")],
+    baseline: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Run folder to compare with: the Markdown says what changed.")
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the Markdown here too, for a pull request.")
+    ] = None,
+    reveal: Annotated[
+        bool, typer.Option("--reveal", help="Show the private text: prefixes, suffixes and guesses, by secret.")
+    ] = False,
+) -> None:
     """Render the reports of a run again, without the model."""
     from auditor.reports import files
 
-    for path in files.render_all(folder):
+    written = files.render_all(folder, None if baseline is None else _changes(baseline, folder), reveal)
+    if markdown is not None:
+        files.replace(markdown, (folder / files.MARKDOWN).read_bytes())
+        written = (*written, markdown)
+    for path in written:
         typer.echo(path)
+    if reveal:
+        _revealed(folder)
+
+
+def _revealed(folder: Path) -> None:
+    console.say(f"the reports show private text (--reveal); audit report {folder} takes it out again", 0)
+
+
+def _changes(baseline: Path, folder: Path) -> Comparison:
+    from auditor.compare import compare
+    from auditor.gate import read_run
+
+    return compare([read_run(baseline), read_run(folder)])
 
 
 @app.command()
@@ -539,10 +596,17 @@ def compare(
             files.replace(path, render(found))
 
 
+app.command()(export)
+
+
 @app.callback(invoke_without_command=True)
 def version(
     show: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Print the messages of unexpected errors; they may quote private text.")
+    ] = False,
 ) -> None:
+    console.debugging = debug
     if show:
         typer.echo(f"audit {__version__}")
         raise typer.Exit
@@ -569,8 +633,8 @@ def call(arguments: list[str]) -> int:
         return 130
     except typer.Exit as leave:
         return leave.exit_code
-    except Exception:
-        console.err.print_exception(show_locals=False)
+    except Exception as error:
+        console.trace(error)
         return console.say("this is a bug of ours, not of your input; please report it with the lines above", 3)
 
 

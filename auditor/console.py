@@ -8,12 +8,16 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.text import Text
+
+from auditor.reports import inert
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -21,12 +25,28 @@ if TYPE_CHECKING:
     from auditor.types import Measurement
 
 err = Console(stderr=True)
+debugging = False  # whether unexpected errors are shown whole (`audit --debug`)
 Many = list[str] | None  # a repeatable option
 
 
 def say(text: str, code: int) -> int:
-    err.print(text, markup=False, highlight=False, soft_wrap=True)
+    """One line on stderr; its parts may come from files and arguments. Returns the exit code that goes with it."""
+    err.print(inert.terminal(text), soft_wrap=True)
     return code
+
+
+def trace(error: BaseException) -> None:
+    """Where an unexpected error came from. Its message may quote private text, so it is shown on request only."""
+    if debugging:
+        err.print_exception(show_locals=False)
+        return
+    chain = [error]
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
+        chain.append(cause)
+    for one in reversed(chain):
+        for frame in traceback.extract_tb(one.__traceback__):
+            say(f"  {frame.filename}:{frame.lineno} in {frame.name}", 3)
+        say(f"{type(one).__module__}.{type(one).__name__} (its message may quote private text: audit --debug)", 3)
 
 
 def command() -> str:
@@ -75,16 +95,16 @@ class Terminal:
         import time
 
         start = time.perf_counter()
-        self._task = task = self._progress.add_task(name, total=None)
+        self._task = task = self._progress.add_task(inert.clean(name), total=None)
         try:
             yield
         finally:
             self._progress.remove_task(task)
-        err.print(f"{time.perf_counter() - start:7.1f} s  {name}", markup=False, highlight=False)
+        err.print(Text(f"{time.perf_counter() - start:7.1f} s  ").append(inert.terminal(name)))
 
     def progress(self, what: str, done: int, total: int) -> None:
         if self._task is not None:
-            self._progress.update(self._task, description=what, completed=done, total=total)
+            self._progress.update(self._task, description=inert.clean(what), completed=done, total=total)
 
     def greedy(self, recall: Mapping[str, Measurement]) -> None:
         parts = [f"{key} → {m.value:.0%}" for key, m in recall.items()]
@@ -95,6 +115,6 @@ class Terminal:
 def terminal() -> Iterator[Terminal]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         yield Terminal(progress)

@@ -8,7 +8,7 @@ rule does, so lower bounds are corrected for the number of decisions (Holm), whi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -65,6 +65,22 @@ def check_policy(policy: Policy, baseline: Run | None) -> None:
             raise AuditError(f"the rule '{rule}' needs a baseline: give --baseline RUN")
 
 
+def check_rows(policy: Policy, rows: Collection[Row]) -> None:
+    """Raises AuditError for a rule about a row that a run with these rows will not have."""
+    for rule in policy.rules:
+        scope = (rule.target, rule.setting, rule.attack)
+        _check_names(scope, rows)
+        if not any(all(wanted in (None, held) for wanted, held in zip(scope, row, strict=True)) for row in rows):
+            raise AuditError(f"the rule '{rule}' is for {' '.join(filter(None, scope))}, a row this run does not have")
+
+
+def _check_names(scope: Sequence[str | None], rows: Collection[Row]) -> None:
+    for i, (kind, wanted) in enumerate(zip(("target", "setting", "attack"), scope, strict=True)):
+        known = {row[i] for row in rows}
+        if wanted is not None and wanted not in known:
+            raise unknown(kind, wanted, known)
+
+
 def judge(
     result: AuditResult,
     rules: Sequence[Rule],
@@ -88,10 +104,7 @@ def judge(
             "setting": rule.setting or setting,
             "attack": rule.attack or attack,
         }
-        for kind, wanted in scope.items():
-            known = {str(getattr(finding, kind)) for finding in result.findings}
-            if wanted is not None and wanted not in known:
-                raise unknown(kind, wanted, known)
+        _check_names(tuple(scope.values()), [row_of(finding) for finding in result.findings])
         judged = [scope["target"]] if scope["target"] else list(result.plan.get("defense", ())) or ["undefended"]
         for name in dict.fromkeys(judged):
             rows = _rows(result, name, scope["setting"], scope["attack"])

@@ -16,6 +16,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from itertools import product
 from typing import Any
 
@@ -25,6 +26,7 @@ from auditor.plan import FIELDS, Plan
 GRID = ("seeds", "sweep", "variant")  # what a plan file may hold beside the fields of a plan
 _LISTS = ("attack", "defense", "plugin")
 _TABLES = ("lab_recipe", "model_args")
+_LONGEST_RANGE = 10_000
 Values = dict[str, Any]
 
 
@@ -169,14 +171,33 @@ def _check_options(base: Values, variants: Sequence[tuple[str, Values]]) -> None
 
 
 def parse_sweep(items: Sequence[str]) -> dict[str, list[Any]]:
-    """`--sweep KEY=V1,V2` items. Values are read as TOML where they are TOML, else as text."""
+    """`--sweep KEY=V1,V2` items. Values are read as TOML where they are TOML, else as text.
+
+    `start:stop:step` stands for numbers from start to stop, both included where a step lands on it.
+    """
     sweep: dict[str, list[Any]] = {}
     for item in items:
         key, separator, values = item.partition("=")
         if not separator or not key or not values:
-            raise AuditError(f"expected --sweep key=value,value, got {item!r}")
-        sweep[key] = [_value(value) for value in values.split(",")]
+            raise AuditError(f"expected --sweep key=value,value or key=start:stop:step, got {item!r}")
+        sweep[key] = [value for text in values.split(",") for value in _range(text) or [_value(text)]]
     return sweep
+
+
+def _range(text: str) -> list[Any]:
+    """The numbers of `start:stop:step`, as they are written: 0.3, not three times 0.1; nothing for another text."""
+    number = r"([-+]?(?:\d+(?:\.\d*)?|\.\d+))"
+    match = re.fullmatch(f"{number}:{number}:{number}", text.strip())
+    if match is None:
+        return []
+    start, stop, step = map(Decimal, match.groups())
+    if step == 0 or (stop - start) * step < 0:
+        raise AuditError(f"expected start:stop:step with a step from start towards stop, got {text!r}")
+    count = int((stop - start) / step) + 1
+    if count > _LONGEST_RANGE:
+        raise AuditError(f"expected start:stop:step of at most {_LONGEST_RANGE:,} values, got {count:,} in {text!r}")
+    kind = int if all(part.isdigit() for part in re.split("[-+:]+", text.strip()) if part) else float
+    return [kind(start + i * step) for i in range(count)]
 
 
 def _value(text: str) -> Any:

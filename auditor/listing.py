@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from auditor import plugins
+from auditor.reports import inert
 
 
 def tables() -> Iterator[Table]:
@@ -29,9 +30,10 @@ def _table(title: str, last: str, rows: list[tuple[str, type, str]], options: bo
         table.add_column("options and defaults")
         table.add_column(last)
     for name, cls, word in rows:
-        cells = [Text(name, style="bold"), Text(plugins.description(cls))]
+        cells = [inert.terminal(name), inert.terminal(plugins.description(cls))]
+        cells[0].stylize("bold")
         if options:
-            values = "\n".join(f"{option}={value}" for option, value in plugins.options_of(cls).items())
-            cells += [Text(values or "none"), Text(word)]
+            values = [inert.terminal(f"{option}={value}") for option, value in plugins.options_of(cls).items()]
+            cells += [Text("\n").join(values) or Text("none"), inert.terminal(word)]
         table.add_row(*cells)
     return table

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,8 +24,9 @@ from auditor.errors import AuditError, NotApplicable
 from auditor.sampling import Decoding, by_shape
 
 Forward = Callable[[Tensor, int, Cache | None], Tensor]  # (embeds, last, cache) -> (B, last, V) nats
-_LAW_ELEMENTS = 2**25  # logits held at once when scoring: 128 MiB of float32
+LAW_ELEMENTS = 2**25  # logits held at once when scoring: 128 MiB of float32
 
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenizer.model")
 
 
@@ -110,7 +112,7 @@ class LanguageModel(ABC):
         """A few texts at a time, so that memory stays bounded: suffixes (b, L) and the law of each token (b, L, V)."""
         length = suffixes.shape[1]
         contexts = torch.cat([prefixes, suffixes[:, :-1]], dim=1)
-        step = max(1, _LAW_ELEMENTS // (length * self.vocab_size * self.parts))
+        step = max(1, LAW_ELEMENTS // (length * self.vocab_size * self.parts))
         for start in range(0, len(contexts), step):
             yield suffixes[start : start + step], self.log_probs(contexts[start : start + step], length, prompt=prompt)
 
@@ -373,31 +375,37 @@ def load(
 
     Raises AuditError when nothing is there, when it is no causal LM, or when it has no weights to load.
     """
-    known = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-    if dtype not in known:
-        raise AuditError(f"expected dtype in {sorted(known)}, got {dtype!r}")
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
-    try:
+    with load_errors(name, "causal LM", device, dtype):
         place = torch.device(device)
         if (Path(name) / "adapter_config.json").is_file():
             from peft import AutoPeftModelForCausalLM
 
-            model = AutoPeftModelForCausalLM.from_pretrained(name, dtype=known[dtype], **options, **(model_args or {}))
+            model = AutoPeftModelForCausalLM.from_pretrained(name, dtype=DTYPES[dtype], **options, **(model_args or {}))
             base = model.peft_config["default"].base_model_name_or_path
         else:
             base = name
             config = AutoConfig.from_pretrained(name, **options)
             model = AutoModelForCausalLM.from_pretrained(
-                name, config=config, dtype=known[dtype], **options, **(model_args or {})
+                name, config=config, dtype=DTYPES[dtype], **options, **(model_args or {})
             )
-        tokenizer = _tokenizer(name, options) or _tokenizer(base, options)
+        tokenizer = tokenizer_beside(name, options) or tokenizer_beside(base, options)
         return HuggingFaceModel(model.to(place), tokenizer, name=name)
+
+
+@contextmanager
+def load_errors(name: str, what: str, device: str, dtype: str = "float32") -> Iterator[None]:
+    """Whatever a library raises while it loads a model, as one sentence. Raises AuditError."""
+    if dtype not in DTYPES:
+        raise AuditError(f"expected dtype in {sorted(DTYPES)}, got {dtype!r}")
+    try:
+        yield
     except (OSError, ValueError, RuntimeError, ImportError, TypeError, KeyError, AssertionError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise AuditError(f"cannot load {name!r} as a Hugging Face causal LM on {device}: {reason}") from error
+        raise AuditError(f"cannot load {name!r} as a Hugging Face {what} on {device}: {reason}") from error
 
 
-def _tokenizer(name: str, options: dict[str, Any]) -> PreTrainedTokenizerBase | None:
+def tokenizer_beside(name: str, options: dict[str, Any]) -> PreTrainedTokenizerBase | None:
     """The tokenizer beside the weights; None where there is none (token-id benchmarks need none).
 
     transformers makes an empty tokenizer up for a folder without one, so the files are looked for first.

@@ -1,7 +1,8 @@
 """Paper plans: a folder a paper, with `paper.toml` and one TOML file a table or figure. Knows files; not how to run.
 
 `paper.toml` holds what all its plans share and the order in which they are shown. A plan file holds the fields of a
-plan, a grid (see `grid`) and claims (see `ledger`). `[scale.NAME]` tables in both are laid over the rest at that scale.
+plan, a grid (see `grid`) and claims (see `ledger`); with a `[utility]` table it is measured by `audit utility`, and its
+sweep is that of one. `[scale.NAME]` tables in both are laid over the rest at that scale.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from auditor.grid import GRID, merged
 from auditor.plan import FIELDS, read_toml
 
 _PAPER = "paper.toml"
+UTILITY = "utility"
+_PARTS = (*FIELDS, *GRID, UTILITY)  # what a plan at a scale is made of
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Paper:
             raise unknown(f"scale of {self.name}:", scale, self.scales)
         raw: dict[str, Any] = {}
         for part in (self.shared, self.plans[plan]):
-            own = {name: value for name, value in part.items() if name in (*FIELDS, *GRID)}
+            own = {name: value for name, value in part.items() if name in _PARTS}
             raw = merged(raw, merged(own, part.get("scale", {}).get(scale, {})))
         return raw
 
@@ -61,7 +64,7 @@ def load(name: str) -> Paper:
     listed = shared.get("plans", sorted(files))
     if sorted(listed) != sorted(files):
         raise AuditError(f"{folder / _PAPER}: expected plans to list {sorted(files)}, got {sorted(listed)}")
-    plans = {plan: _read(files[plan], ("title", "claim", "scale", *GRID)) for plan in listed}
+    plans = {plan: _read(files[plan], ("title", "claim", "scale", UTILITY, *GRID)) for plan in listed}
     return Paper(folder.resolve().name, shared.get("title", name), shared, plans)
 
 
@@ -74,5 +77,5 @@ def _read(path: Path, extra: tuple[str, ...]) -> dict[str, Any]:
 
 def _check_scale(path: Path, name: str, scale: Mapping[str, Any]) -> None:
     for key in scale:
-        if key not in (*FIELDS, *GRID):
-            raise unknown(f"field in {path}, scale.{name}:", key, {*FIELDS, *GRID})
+        if key not in _PARTS:
+            raise unknown(f"field in {path}, scale.{name}:", key, _PARTS)

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from auditor import ledger, sweep
+from auditor import ledger, sweep, tradeoff, utility
 from auditor.errors import AuditError
 from auditor.grid import Point, expand, merged
-from auditor.ledger import Entry
-from auditor.papers import Paper
+from auditor.ledger import Entry, Place
+from auditor.papers import UTILITY, Paper
 from auditor.reports import files, tables, words
 from auditor.run import Reporter
 from auditor.types import to_json
@@ -22,10 +22,14 @@ def points(paper: Paper, plan: str, scale: str, flags: Mapping[str, Any]) -> lis
 
     Raises AuditError where the scale attacks data that were not given.
     """
+    return expand(_raw(paper, plan, scale, flags))
+
+
+def _raw(paper: Paper, plan: str, scale: str, flags: Mapping[str, Any]) -> dict[str, Any]:
     raw = merged(paper.at(plan, scale), {name: value for name, value in flags.items() if value is not None})
     if raw.get("model") and not raw.get("data"):
         raise AuditError(f"the scale {scale!r} of {paper.name} attacks {raw['model']}: give --data (and --known)")
-    return expand(raw)
+    return raw
 
 
 def reproduce(
@@ -36,29 +40,72 @@ def reproduce(
     out: Path,
     reporter: Reporter,
     command: str,
-) -> tuple[list[tables.Grid], list[Entry]]:
-    """Runs these plans, or goes on with them; returns a table each, and the ledger of all plans found in `out`.
+) -> tuple[list[tables.Grid], list[Entry], dict[str, str]]:
+    """Runs these plans, or goes on with them; returns a table each, the ledger of all plans found in `out`, failures.
 
-    Every plan and claim is checked before the first run. A point that cannot run is a row that says why.
+    Every plan and claim is checked before the first run. A point that cannot run is a row that says why, and one of the
+    failures: why, by plan and point.
     """
-    grids = {plan: points(paper, plan, scale, flags) for plan in plans}
+    kinds = {plan: _kind(paper, plan, scale, flags) for plan in plans}
     claims = {plan: statements(paper, plan, scale) for plan in paper.plans}
-    for plan, grid in grids.items():
+    for plan, kind in kinds.items():
         for statement in claims[plan]:
-            ledger.check(statement, sweep.planned(grid))
-    shown = []
-    for plan, grid in grids.items():
-        sweep.walk(grid, out / plan, reporter, command, refuse=False)
-        table = sweep.table(str(paper.plans[plan].get("title", plan)), sweep.places(out / plan))
-        sweep.write_table(out / plan, table)
+            ledger.check(statement, kind.planned())
+    shown, failures = [], {}
+    for plan, kind in kinds.items():
+        table, failed = kind.walk(out / plan, reporter, command)
         shown.append(table)
+        failures.update({f"{plan}/{point}": why for point, why in failed.items()})
     entries = []
     for plan in paper.plans:
-        if (out / plan / sweep.SWEEP).is_file():
-            held = sweep.places(out / plan)
+        if (held := _places(out / plan)) is not None:
             entries += [ledger.entry(plan, statement, held) for statement in claims[plan]]
     write(out, paper, scale, entries)
-    return shown, entries
+    return shown, entries, failures
+
+
+class _Runs:
+    """A plan of attacks: a grid of runs."""
+
+    def __init__(self, title: str, grid: list[Point]) -> None:
+        self.title, self.grid = title, grid
+
+    def planned(self) -> list[Place]:
+        return sweep.planned(self.grid)
+
+    def walk(self, folder: Path, reporter: Reporter, command: str) -> tuple[tables.Grid, dict[str, str]]:
+        """Its table; why, by point, of those that failed."""
+        failures = sweep.walk(self.grid, folder, reporter, command, refuse=False)
+        table = sweep.table(self.title, sweep.places(folder))
+        sweep.write_table(folder, table)
+        return table, failures
+
+
+class _Measured:
+    """A plan of `audit utility`: one sweep, measured at once."""
+
+    def __init__(self, asked: utility.Asking) -> None:
+        self.asked = asked
+
+    def planned(self) -> list[Place]:
+        return tradeoff.planned(utility.points(self.asked.plan, self.asked.sweep))
+
+    def walk(self, folder: Path, reporter: Reporter, command: str) -> tuple[tables.Grid, dict[str, str]]:
+        return tradeoff.table(tradeoff.walk(self.asked, folder, reporter, command)), {}
+
+
+def _kind(paper: Paper, plan: str, scale: str, flags: Mapping[str, Any]) -> _Runs | _Measured:
+    raw = _raw(paper, plan, scale, flags)
+    if UTILITY in raw:
+        return _Measured(utility.asking(raw))
+    return _Runs(str(paper.plans[plan].get("title", plan)), expand(raw))
+
+
+def _places(folder: Path) -> list[Place] | None:
+    """What a plan's folder holds; None where it was not run."""
+    if (folder / sweep.SWEEP).is_file():
+        return sweep.places(folder)
+    return tradeoff.places(tradeoff.read(folder)) if tradeoff.measured(folder) else None
 
 
 def statements(paper: Paper, plan: str, scale: str) -> list[ledger.Statement]:

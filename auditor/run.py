@@ -24,6 +24,8 @@ import numpy as np
 import torch
 
 from auditor import __version__, metrics, outcomes, plugins
+from auditor.aliases import aliases, renamed, salt
+from auditor.aliases import fingerprint as salt_fingerprint
 from auditor.benchmarks.files import Files
 from auditor.benchmarks.lab import Lab, LabRecipe
 from auditor.benchmarks.lm_extraction import LMExtraction, is_lm_extraction
@@ -32,7 +34,9 @@ from auditor.ensemble import Ensemble, load_ensemble
 from auditor.errors import AuditError, NotApplicable, unknown
 from auditor.folder import RunFolder, batched, cell_name
 from auditor.models import HuggingFaceModel, LanguageModel, load, perplexity_nll
+from auditor.outcomes import Row
 from auditor.plan import Plan, check_general, options_for
+from auditor.reports import texts
 from auditor.sampling import GREEDY, by_shape, sample
 from auditor.streams import CHANNELS, generator
 from auditor.submission import check_submission
@@ -54,6 +58,7 @@ from auditor.types import (
     Scenario,
     Secret,
     TargetRecord,
+    Tokens,
     from_json,
     to_json,
 )
@@ -130,6 +135,7 @@ class _Run:
         self.ensembles: dict[str, Ensemble] = {}
         self.outcomes: dict[str, Any] = {}  # what each cell found out about each secret
         self.heldout: dict[str, Mapping[str, Sequence[float]]] = {}  # nll of each text, by target
+        self.guessed: dict[str, dict[str, Tokens]] = {}  # the first guess of each cell and secret
 
     def walk(self) -> AuditResult:
         attack_types, defense_types = check(self.plan)
@@ -140,6 +146,8 @@ class _Run:
         self.attacks = [attack for attack in asked if isinstance(attack, Attack)]
         defenses = _chosen("defense", self.plan, defense_types, self.benchmark)
         self.secrets = {secret.id: secret for secret in self.benchmark.secrets}
+        key = salt()
+        self.aliases = aliases(self.benchmark.secrets, key)
         self.challenge = self.benchmark.challenge()
         self.folder.pin(fingerprint(self.benchmark.secrets))
         self._check_room(undefended)
@@ -168,6 +176,9 @@ class _Run:
             targets.append(_record(target, held))
         self.folder.save_outcomes(self.outcomes)
         self.folder.save_heldout(self.heldout)
+        texts.write_ids(self.folder.path, self.aliases, salt_fingerprint(key))
+        texts.write_texts(self.folder.path, self.benchmark.secrets, self.guessed, _decoder(self.benchmark.tokenizer))
+        findings = [renamed(finding, self.aliases) for finding in findings]
         return self._result(targets, findings, greedy, undefended.model.family)
 
     # --- what is attacked ---
@@ -332,7 +343,9 @@ class _Run:
         members = outcome.only(outcome.member)
         if not len(members.ids):
             return dataclasses.replace(finding, not_applicable="the budget covers no member"), None
-        self.outcomes[cell_name(target.name, setting.name, attack.name)] = metrics.to_record(outcome)
+        cell = cell_name(target.name, setting.name, attack.name)
+        self.outcomes[cell] = metrics.to_record(outcome)
+        self.guessed[cell] = {g.secret: g.ranked[0].suffix for g in guesses}
         return dataclasses.replace(
             finding,
             measurements=tuple(metrics.extraction(outcome)),
@@ -481,15 +494,28 @@ def check(plan: Plan) -> tuple[dict[str, type[Attack] | type[Probe]], dict[str, 
         lab_recipe(plan)
     _chosen("attack", plan, attacks, None)
     for defense in _chosen("defense", plan, defenses, None):
-        if plan.lab:
-            continue
-        if "ensemble" in defense.needs and not getattr(defense, "ensemble", ""):
-            raise AuditError(
-                f"--defense {defense.name} outside the lab needs -D ensemble=DIR, a folder of member adapters"
-            )
-        if "public" in defense.needs and plan.public is None:
-            raise AuditError(f"--defense {defense.name} outside the lab needs --public MODEL, the base of its members")
+        if not plan.lab:
+            check_needs(defense, plan.public)
     return attacks, defenses
+
+
+def rows(plan: Plan) -> list[Row]:
+    """Every row (target, setting, attack) the plan will have, known before anything is built. Raises as `check`."""
+    attacks, defenses = check(plan)
+    asked = [attack.name for attack in _chosen("attack", plan, attacks, None)]
+    chosen = _chosen("defense", plan, defenses, None)
+    companions = {shown.name for defense in chosen for shown in defense.companions()} - {d.name for d in chosen}
+    settings = [name for name in SETTINGS if plan.setting in (name, "both")]
+    where = {UNDEFENDED: settings, **{d.name: settings for d in chosen}, **dict.fromkeys(companions, settings[-1:])}
+    return [(target, name, attack) for target, names in where.items() for name in names for attack in asked]
+
+
+def check_needs(defense: Defense, public: str | None) -> None:
+    """Refuses a defense whose needs only the lab would see to. Raises AuditError."""
+    if "ensemble" in defense.needs and not getattr(defense, "ensemble", ""):
+        raise AuditError(f"--defense {defense.name} outside the lab needs -D ensemble=DIR, a folder of member adapters")
+    if "public" in defense.needs and public is None:
+        raise AuditError(f"--defense {defense.name} outside the lab needs --public MODEL, the base of its members")
 
 
 def lab_recipe(plan: Plan) -> LabRecipe:
@@ -515,14 +541,19 @@ def _chosen(kind: str, plan: Plan, known: Mapping[str, type], benchmark: Benchma
     sized: Any = Lab if plan.sizes == "lab" else benchmark
     defaults = {} if benchmark is None else getattr(sized, f"{kind}_defaults")
     fields = {name: list(plugins.options_of(known[name])) for name in names if name in known}
-    if kind == "attack" and plan.samples is not None and not any("samples" in own for own in fields.values()):
-        raise AuditError(f"expected an attack that draws samples beside --samples, got {', '.join(names)}")
     chosen = []
     for name in names:
         own = options_for(name, options, defaults.get(name, {}), fields.get(name, []))
         chosen.append(plugins.build(kind, known, name, own))
+    if kind == "attack" and plan.samples is not None and not any(map(_draws_samples, chosen)):
+        raise AuditError(f"expected an attack that draws samples beside --samples, got {', '.join(names)}")
     check_general(f"-{kind[0].upper()}", getattr(plan, f"{kind}_options"), fields)
     return chosen
+
+
+def _draws_samples(attack: Attack | Probe) -> bool:
+    """Whether a number of samples says anything to it: a search has the option too, and draws nothing."""
+    return hasattr(attack, "samples") and getattr(attack, "search", "sample") == "sample"
 
 
 def _load_data(plan: Plan, model: HuggingFaceModel) -> Benchmark:
@@ -701,6 +732,15 @@ def _benchmark_record(benchmark: Benchmark, greedy: dict[str, Measurement]) -> B
         digest=fingerprint(benchmark.secrets),
         near_duplicates=len(metrics.near_duplicates(members, benchmark.known)),
         notes=benchmark.notes,
+    )
+
+
+def _decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
+    """Tokens as text, as they are; their ids where there is no tokenizer."""
+    if tokenizer is None:
+        return lambda tokens: "".join(f"{token} " for token in tokens)
+    return lambda tokens: str(
+        tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
     )
 
 

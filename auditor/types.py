@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from auditor.errors import AuditError
 
 if TYPE_CHECKING:
+    from auditor.masked import MaskedModel
     from auditor.models import LanguageModel
     from auditor.view import View
 
@@ -242,6 +243,15 @@ class Scenario:
 
 
 @dataclass(frozen=True)
+class MaskedScenario:
+    """The same for a masked LM: what stands around it, and how many gaps it fills at most in one text."""
+
+    target: MaskedModel
+    public: MaskedModel | None
+    queries: int
+
+
+@dataclass(frozen=True)
 class Defense:
     """Base of all defenses. `protect` returns a model that holds others; `claim` says what it promises.
 
@@ -259,6 +269,10 @@ class Defense:
     def claim(self, scenario: Scenario, spent: int) -> Claim | None:
         """What is promised, with `spent` drawn tokens accounted for; None where nothing is."""
         return None
+
+    def protect_masked(self, scenario: MaskedScenario) -> tuple[MaskedModel, Claim | None]:
+        """The same in front of a masked LM, and what is promised of it. Raises AuditError where there is no such."""
+        raise AuditError(f"expected a causal LM behind {self.name}, which draws token by token, got a masked one")
 
     def budget(self, scenario: Scenario) -> Budget | None:
         """The fixed number of tokens this defense answers, None where it answers as many as the row will draw."""

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 _BATCH = 1000  # rows tokenised at once: offsets of a whole data set need not fit in memory
 _COLUMNS = ("prefix", "suffix", "text", "repeats")  # all that is ever looked at
+_USUAL = {
+    *(*_COLUMNS, "id", "label", "content", "body", "sentence", "document", "messages", "conversations", "context"),
+    *("prompt", "completion", "instruction", "input", "output", "question", "answer", "response", "title", "url"),
+}
 _ABSENT = object()  # a JSON object without this key
 _OTHER_FILES = (".txt", ".tsv", ".npy", ".npz", ".arrow", ".feather", ".xlsx", ".xls", ".gz", ".zip", ".zst")
 
@@ -195,7 +199,26 @@ def _decode(tokenizer: Any, ids: Sequence[int]) -> str:
     return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
-# --- whole texts, to train on ---------------------------------------------------------------------------------------
+# --- whole texts ----------------------------------------------------------------------------------------------------
+
+
+def read_texts(flag: str, name: str) -> list[str]:
+    """Every row's text, prefix and suffix joined where those are the columns; each row once, whatever its `repeats`.
+
+    Raises AuditError for whatever a user can mend.
+    """
+    table = _filled(_read(flag, name))
+    return _joined(table, _layout(table))
+
+
+def _filled(table: _Table) -> _Table:
+    if not table.rows:
+        raise AuditError(f"{table.where} is empty: expected at least one row")
+    return table
+
+
+def _joined(table: _Table, layout: Sequence[str]) -> list[str]:
+    return ["".join(parts) for parts in zip(*(_texts(table, column) for column in layout), strict=True)]
 
 
 def training_texts(
@@ -206,15 +229,13 @@ def training_texts(
     Also whose each text is, where `unit_column` says so. Raises AuditError for whatever a user can mend.
     """
     named = tuple(column for column in (text_column, unit_column) if column is not None)
-    table = _read("--data", name, (*_COLUMNS, *named))
-    if not table.rows:
-        raise AuditError(f"{table.where} is empty: expected at least one row")
+    table = _filled(_read("--data", name, (*_COLUMNS, *named)))
     for column in named:
         if table.columns.count(column) != 1:
             found = table.columns.count(column)
             raise AuditError(f"{table.where}: expected one column {column!r}, got {found or _named(table.columns)}")
     layout = (text_column,) if text_column is not None else _layout(table)
-    texts = ["".join(parts) for parts in zip(*(_texts(table, column) for column in layout), strict=True)]
+    texts = _joined(table, layout)
     if "" in texts:
         raise AuditError(f"{table.where}, row {texts.index('')} (counted from 0): expected text, got an empty one")
     rows = [row for row, count in enumerate(_repeats(table)) for _ in range(count)]
@@ -250,10 +271,11 @@ def _layout(table: _Table) -> tuple[str, ...]:
 
 
 def _named(columns: Sequence[str]) -> str:
-    """Column names for an error. In a CSV without a header they are private text, so only plain names are shown."""
+    """Column names for an error. In a CSV without a header they are private text: none is shown without a usual one."""
     if not columns:
         return "no columns"
-    shown = [name for name in columns if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", name)][:20]
+    header = any(name.lower() in _USUAL for name in columns)
+    shown = [name for name in columns if header and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", name)][:20]
     hidden = len(columns) - len(shown)
     words = [", ".join(shown)] if shown else []
     if hidden:
@@ -433,6 +455,7 @@ def _read_hub(where: str, name: str) -> _Table:
 
     from auditor.benchmarks.lab import cache_folder  # late: the lab brings torch and peft
 
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs rows that it cannot read
     cache = cache_folder() / "datasets"
     try:
         cache.mkdir(exist_ok=True, mode=0o700)

@@ -23,13 +23,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from faker import Faker
 from filelock import FileLock
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GPTNeoXForCausalLM, PreTrainedTokenizerFast
+from transformers import GPTNeoXForCausalLM, ModernBertForMaskedLM, PreTrainedTokenizerFast
 
+from auditor.benchmarks.masked import MaskedLoss, MaskedRecipe, untrained_masked, with_mask
 from auditor.ensemble import LoraEnsemble
 from auditor.errors import AuditError
+from auditor.masked import HuggingFaceMaskedModel
 from auditor.members import Adapter, member_folder, shard, train_member
 from auditor.models import HuggingFaceModel
 from auditor.streams import generator
@@ -112,9 +115,11 @@ class Lab(Benchmark):
         cache: Path | None = None,
         progress: Progress | None = None,
         limit: int | None = None,
+        masked_recipe: MaskedRecipe | None = None,
     ):
         self.recipe = recipe or LabRecipe()
         self.recipe.check()
+        self.masked_recipe = masked_recipe or MaskedRecipe()
         self.progress = progress or (lambda what, done, total: None)
         self._texts = make_texts(self.recipe)
         self.folder = (cache or cache_folder()) / "lab" / _digest(self.recipe, self._texts)
@@ -177,6 +182,25 @@ class Lab(Benchmark):
 
         ensemble: LoraEnsemble = self._part("ensemble", self._build_ensemble, load, _ensemble_version(self.recipe))
         return ensemble
+
+    def masked_public(self) -> HuggingFaceMaskedModel:
+        """A masked LM, trained on public text only."""
+        return self._part(f"masked-public-{self.masked_recipe.digest}", self._build_masked_public, self._masked)
+
+    def masked(self) -> HuggingFaceMaskedModel:
+        """That one, fine-tuned on the private records."""
+        self.masked_public()
+        return self._part(f"masked-{self.masked_recipe.digest}", self._build_masked, self._masked)
+
+    def records(self, members: bool) -> list[str]:
+        """Whole private records, one copy of each: all that were trained on, or all that never were."""
+        if not members:
+            return list(self._texts.nonmembers)
+        return [text for texts in self._texts.private.values() for text in texts]
+
+    def _masked(self, path: Path) -> HuggingFaceMaskedModel:
+        name = "lab masked public model" if "public" in path.name else "lab masked target"
+        return HuggingFaceMaskedModel(ModernBertForMaskedLM.from_pretrained(path), _load_tokenizer(path), name)
 
     def _model(self, path: Path, name: str) -> HuggingFaceModel:
         return HuggingFaceModel(GPTNeoXForCausalLM.from_pretrained(path), self.tokenizer, name)
@@ -256,6 +280,33 @@ class Lab(Benchmark):
                 recipe.seed + index,
             )
 
+    def _build_masked_public(self, path: Path) -> None:
+        recipe, tokenizer = self.masked_recipe, with_mask(self.tokenizer, END)
+        model = untrained_masked(
+            vocab_size=len(tokenizer),
+            layers=recipe.layers,
+            hidden=self.recipe.hidden,
+            heads=self.recipe.heads,
+            positions=512,
+            end=0,
+            seed=self.recipe.seed,
+        )
+        self._fit_masked(model, self._texts.public, recipe.public_epochs, recipe.public_rate, "masked public model")
+        model.save_pretrained(path)
+        tokenizer.save_pretrained(path)
+
+    def _build_masked(self, path: Path) -> None:
+        recipe, public = self.masked_recipe, self.folder / f"masked-public-{self.masked_recipe.digest}"
+        model = ModernBertForMaskedLM.from_pretrained(public)
+        self._fit_masked(model, self.private_copies(), recipe.private_epochs, recipe.private_rate, "masked target")
+        model.save_pretrained(path)
+        _load_tokenizer(public).save_pretrained(path)
+
+    def _fit_masked(self, model: Any, texts: Sequence[str], epochs: int, rate: float, what: str) -> None:
+        recipe, noise = self.masked_recipe, torch.Generator().manual_seed(self.recipe.seed)
+        loss = MaskedLoss(recipe.share, len(self.tokenizer), end=0, noise=noise)
+        self._fit(model, texts, epochs, rate, what, loss=loss, batch=recipe.batch, block=recipe.block)
+
     def shards(self) -> list[list[str]]:
         """What each member of the ensemble is trained on."""
         copies = self.private_copies()
@@ -266,18 +317,19 @@ class Lab(Benchmark):
         copies = [text for repeats, texts in self._texts.private.items() for text in texts for _ in range(repeats)]
         return copies + [f"My ID is {digits}" for digits, count in self.recipe.canaries for _ in range(count)]
 
-    def _fit(self, model: Any, texts: Sequence[str], epochs: int, rate: float, what: str) -> None:
+    def _fit(self, model: Any, texts: Sequence[str], epochs: int, rate: float, what: str, **other: Any) -> None:
+        """other: options of `fit` that differ from the recipe's."""
         recipe = self.recipe
+        options: dict[str, Any] = {"batch": recipe.batch, "block": recipe.block, **other}
         fit(
             model,
             [tuple(ids) for ids in self.tokenizer(list(texts))["input_ids"]],
             epochs=epochs,
             rate=rate,
-            batch=recipe.batch,
-            block=recipe.block,
             end=0,
             order=generator("lab", recipe.seed, what),
             progress=lambda done: self.progress(f"training the {what}", done, epochs),
+            **options,
         )
 
 

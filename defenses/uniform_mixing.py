@@ -1,64 +1,142 @@
-"""Uniform mixing: every next-token law is mixed with the uniform one (Majmudar et al. 2022)."""
+"""Uniform mixing: every next-token law is mixed with the uniform one (Majmudar et al. 2022).
+
+Over the whole vocabulary, as published; or over the tokens that a *public* model finds likeliest, the smaller support
+that the paper leaves to future work. For causal and masked language models.
+
+**What is claimed on a smaller support.** S = S(x) is the public model's top-k of the context x, and q_S the private law
+q restricted to S and renormalised. A token is drawn from q' = weight q_S + (1 - weight)/k on S. Take any two private
+models behind the same public one, and one context x. Both have the same S, as it is made of x and the public model
+alone, and 0 <= q_S <= 1 gives (1 - weight)/k <= q'(y) <= weight + (1 - weight)/k for every y in S, for both models; off
+S both are 0. So no token's log-ratio exceeds log((weight + (1 - weight)/k) / ((1 - weight)/k)): Theorem 1 with k for
+|V|. Over a text the log-ratios add up: the next context is the last one with the token just drawn, the same for both
+models on the same output, and tokens of one masked text are drawn independently. Where q has no mass on S at all, q_S
+is the uniform law, and the bounds hold as before. With `tail=public` the answer is S(x)'s total public mass P0(S) times
+q' on S and the public law p0 off S: on S both models have the same further factor P0(S), off S their ratio is 1, so the
+bound stands, and no token has probability 0. None of this holds for a top-k of the *private* law: its support tells of
+the private data, two models' supports differ, and the log-ratio is infinite; nor where the public model has seen the
+private data. Whence the option names the public model, and refuses to do without.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from auditor.defenses.accounting import realised_pure_dp, uniform_mixing_epsilon
-from auditor.errors import AuditError
+from auditor.errors import AuditError, NotApplicable
+from auditor.masked import MaskedModel
 from auditor.models import Check, LanguageModel, Rows
-from auditor.types import Claim, Defense, Scenario
+from auditor.types import Claim, Defense, MaskedScenario, Scenario
+
+ANY_TWO = "any two models"
 
 
 @dataclass(frozen=True)
 class UniformMixing(Defense):
-    """Mix the target's law with the uniform law: q' = weight q + (1 - weight)/|V| (Majmudar et al. 2022, Eq. 2)."""
+    """Mix the target's law with the uniform law: q' = weight q + (1 - weight)/|V| (Majmudar et al. 2022, Eq. 1).
+
+    public_top_k: mix on so many tokens only, those the public model finds likeliest; 0: on the whole vocabulary.
+    tail: what the other tokens get then: `none`, or the `public` law.
+    """
 
     name: ClassVar[str] = "uniform-mixing"
     title: ClassVar[str] = "Uniform mixing"
     claims: ClassVar[str] = "pure epsilon, any two models, per token drawn under ancestral decoding"
     weight: float = 0.9
+    public_top_k: int = 0
+    tail: Literal["none", "public"] = "none"
 
     def __post_init__(self) -> None:
         if not 0 <= self.weight <= 1:
             raise AuditError(f"expected weight in [0, 1], got {self.weight}")
+        if self.public_top_k < 0:
+            raise AuditError(f"expected public_top_k >= 0 (0: the whole vocabulary), got {self.public_top_k}")
+        if self.tail not in ("none", "public"):
+            raise AuditError(f"expected tail in ('none', 'public'), got {self.tail!r}")
+        if self.tail == "public" and not self.public_top_k:
+            raise AuditError("expected public_top_k >= 1 beside tail=public: without it no token is left out")
 
     def protect(self, scenario: Scenario) -> LanguageModel:
-        claimed = uniform_mixing_epsilon(self.weight, scenario.target.vocab_size)
-        return UniformMixingModel(scenario.target, self.weight, claimed, scenario.public)
+        mixing = self._mixing(scenario.target.vocab_size, scenario.public is not None)
+        return UniformMixingModel(
+            scenario.target, self.weight, mixing.epsilon(), scenario.public, top_k=mixing.top_k, tail=mixing.tail
+        )
 
     def claim(self, scenario: Scenario, spent: int) -> Claim:
-        vocab_size = scenario.target.vocab_size
-        per_token = uniform_mixing_epsilon(self.weight, vocab_size)
-        return Claim(
-            epsilon={"any two models": uniform_mixing_epsilon(self.weight, vocab_size, scenario.queries)},
-            delta=0.0,
-            relation="any two models",
-            unit="the whole training set",
-            queries=scenario.queries,
-            theorem="Majmudar et al. 2022, Theorem 1, composed over the tokens drawn",
-            status="sound; neighbouring data sets are never used, which is why it is so large",
-            spent_queries=spent,
-            spent_epsilon={"any two models": uniform_mixing_epsilon(self.weight, vocab_size, spent)},
-            details={
-                "epsilon_per_token": per_token,
-                "epsilon_per_answer": uniform_mixing_epsilon(self.weight, vocab_size, scenario.answer_length),
-                "weight": self.weight,
-                "vocab_size": float(vocab_size),
-            },
-        )
+        mixing = self._mixing(scenario.target.vocab_size, scenario.public is not None)
+        return _claim(mixing, scenario.queries, scenario.answer_length, spent)
+
+    def protect_masked(self, scenario: MaskedScenario) -> tuple[MaskedModel, Claim]:
+        mixing = self._mixing(scenario.target.vocab_size, scenario.public is not None)
+        claim = _claim(mixing, scenario.queries, scenario.queries, 0)
+        return UniformMixingMasked(scenario.target, mixing, scenario.public), claim
+
+    def _mixing(self, vocab_size: int, public: bool) -> Mixing:
+        if self.public_top_k and not public:
+            raise AuditError("public_top_k restricts the law to what a public model finds likeliest: give --public")
+        if self.public_top_k > vocab_size:
+            raise AuditError(f"expected public_top_k of at most {vocab_size} tokens, got {self.public_top_k}")
+        return Mixing(self.weight, vocab_size, self.public_top_k, self.tail == "public")
+
+
+def _claim(mixing: Mixing, queries: int, answer_length: int, spent: int) -> Claim:
+    top_k = mixing.top_k
+    return Claim(
+        epsilon={ANY_TWO: mixing.epsilon(queries)},
+        delta=0.0,
+        relation=ANY_TWO,
+        unit="the whole training set",
+        queries=queries,
+        theorem="Majmudar et al. 2022, Theorem 1, composed over the tokens drawn"
+        + ("; on the public top-k as proved in defenses/uniform_mixing.py" if top_k else ""),
+        status="sound; neighbouring data sets are never used, which is why it is so large"
+        + ("; the public model must have seen no private data" if top_k else ""),
+        spent_queries=spent,
+        spent_epsilon={ANY_TWO: mixing.epsilon(spent)},
+        details={
+            "epsilon_per_token": mixing.epsilon(),
+            "epsilon_per_answer": mixing.epsilon(answer_length),
+            "weight": mixing.weight,
+            "vocab_size": float(mixing.vocab_size),
+            **({"public_top_k": float(top_k)} if top_k else {}),
+        },
+    )
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """How a law is mixed. top_k: over so many tokens of a public law, 0: over the vocabulary; tail: see the option."""
+
+    weight: float
+    vocab_size: int
+    top_k: int = 0
+    tail: bool = False
+
+    def epsilon(self, tokens: int = 1) -> float:
+        """Pure-DP epsilon (nats) of so many drawn tokens, between any two private models."""
+        return uniform_mixing_epsilon(self.weight, self.top_k or self.vocab_size, tokens)
+
+    def of(self, law: Tensor, public: Tensor | None) -> Tensor:
+        """(..., V) nats, from the private law and, where it is needed, the public one.
+
+        On a support in float64: a few tokens and a small weight make claims that float32's rounding would break.
+        """
+        if not self.top_k:
+            return mix_with_uniform(law, self.weight, self.vocab_size)
+        assert public is not None  # `UniformMixing` has seen to it
+        return mix_on_support(law.double(), public.to(law.device).double(), self.weight, self.top_k, self.tail)
 
 
 class UniformMixingModel(LanguageModel):
     """A model that holds another. The law is explicit, so log-probabilities and gradients pass through it.
 
-    claimed: epsilon of one token (nats), as the accounting has it; None: nothing is claimed. public: a neighbour.
+    claimed: epsilon of one token (nats), as the accounting has it; None: nothing is claimed. public: gives the support
+    of the mixing where one is asked for, and is a neighbour.
     """
 
     def __init__(
@@ -67,17 +145,39 @@ class UniformMixingModel(LanguageModel):
         weight: float,
         claimed: float | None = None,
         public: LanguageModel | None = None,
+        *,
+        top_k: int = 0,
+        tail: bool = False,
     ) -> None:
-        self.target, self.weight, self.claimed, self.public = target, weight, claimed, public
+        self.target, self.claimed, self.public = target, claimed, public
+        self.mixing = Mixing(weight, target.vocab_size, top_k, tail)
         self.name = f"{target.name} under uniform mixing"
         self.vocab_size, self.max_positions = target.vocab_size, target.max_positions
         self.eos, self.device = target.eos, target.device
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Rows:
-        return _MixedRows(self.target.start(prefixes, length, prompt=prompt, law=law), self.weight, self.vocab_size)
+        rows = self.target.start(prefixes, length, prompt=prompt, law=law)
+        if not self.mixing.top_k:
+            return _MixedRows(rows, self.mixing)
+        return _MixedRows(rows, self.mixing, self._support(prompt).start(prefixes, length, prompt=prompt))
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
-        return mix_with_uniform(self.target.log_probs(contexts, last, prompt=prompt), self.weight, self.vocab_size)
+        public = self._support(prompt).log_probs(contexts, last, prompt=prompt) if self.mixing.top_k else None
+        return self.mixing.of(self.target.log_probs(contexts, last, prompt=prompt), public)
+
+    def token_log_probs(self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None) -> Tensor:
+        """On the whole vocabulary a token's probability takes no other's to mix."""
+        if self.mixing.top_k:
+            return super().token_log_probs(prefixes, suffixes, prompt=prompt)
+        return self.mixing.of(self.target.token_log_probs(prefixes, suffixes, prompt=prompt), None)
+
+    def _support(self, prompt: Tensor | None) -> LanguageModel:
+        """The public model. Raises NotApplicable for a soft prompt that it cannot read."""
+        assert self.public is not None
+        width = self.public.embedding_rows(1).shape[1]
+        if prompt is not None and prompt.shape[1] != width:
+            raise NotApplicable(f"the soft prompt is {prompt.shape[1]} wide, but the public model is {width}")
+        return self.public
 
     @torch.no_grad()
     def check_claim(self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0) -> Sequence[Check]:
@@ -88,34 +188,63 @@ class UniformMixingModel(LanguageModel):
         if self.claimed is None:
             return super().check_claim(contexts, last, at, order)
         law = self.log_probs(contexts, last)[:, at]
-        certain = torch.full_like(law, -math.inf).scatter(-1, law.argmin(-1, keepdim=True), 0.0)
-        others = [certain] if self.public is None else [certain, self.public.log_probs(contexts, last)[:, at]]
-        neighbours = torch.stack([mix_with_uniform(other, self.weight, self.vocab_size) for other in others], dim=-2)
+        public = None if self.public is None else self.public.log_probs(contexts, last)[:, at]
+        possible = law.masked_fill(law == -math.inf, math.inf)  # the support is the same for all neighbours
+        if self.mixing.top_k:
+            assert public is not None
+            support = torch.zeros_like(law, dtype=torch.bool).scatter(-1, _top(public, self.mixing.top_k), True)
+            possible = possible.masked_fill(~support, math.inf)
+        certain = torch.full_like(law, -math.inf).scatter(-1, possible.argmin(-1, keepdim=True), 0.0)
+        others = [certain] if public is None else [certain, public]
+        neighbours = torch.stack([self.mixing.of(other, public) for other in others], dim=-2)
         realised = realised_pure_dp(law.unsqueeze(-2).cpu().numpy(), neighbours.cpu().numpy())
         return [Check("any_two_models", math.inf, self.claimed, torch.from_numpy(realised))]
 
     def row_bytes(self, positions: int) -> int:
-        return self.target.row_bytes(positions) + super().row_bytes(positions)
+        support = self.public.row_bytes(positions) if self.mixing.top_k and self.public else 0
+        return self.target.row_bytes(positions) + support + super().row_bytes(positions)
 
     def embedding_rows(self, count: int) -> Tensor:
         return self.target.embedding_rows(count)
 
 
 class _MixedRows(Rows):
-    def __init__(self, rows: Rows, weight: float, vocab_size: int) -> None:
-        self.rows, self.weight, self.vocab_size = rows, weight, vocab_size
+    def __init__(self, rows: Rows, mixing: Mixing, public: Rows | None = None) -> None:
+        self.rows, self.mixing, self.public = rows, mixing, public
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def log_probs(self) -> Tensor:
-        return mix_with_uniform(self.rows.log_probs(), self.weight, self.vocab_size)
+        return self.mixing.of(self.rows.log_probs(), self.public.log_probs() if self.public else None)
 
     def token_log_probs(self, row_of_token: Tensor, tokens: Tensor) -> Tensor:
-        return mix_with_uniform(self.rows.token_log_probs(row_of_token, tokens), self.weight, self.vocab_size)
+        if self.public is not None:
+            return super().token_log_probs(row_of_token, tokens)
+        return self.mixing.of(self.rows.token_log_probs(row_of_token, tokens), None)
 
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
         self.rows.advance(parents, tokens)
+        if self.public is not None:
+            self.public.advance(parents, tokens)
+
+
+class UniformMixingMasked(MaskedModel):
+    """A masked model that holds another; `public` gives the support where one is asked for."""
+
+    def __init__(self, target: MaskedModel, mixing: Mixing, public: MaskedModel | None = None) -> None:
+        self.target, self.mixing, self.public = target, mixing, public
+        self.name = f"{target.name} under uniform mixing"
+        self.vocab_size, self.max_positions, self.device = target.vocab_size, target.max_positions, target.device
+
+    def log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
+        public = self.public.log_probs(contexts, positions) if self.mixing.top_k and self.public else None
+        return self.mixing.of(self.target.log_probs(contexts, positions), public)
+
+    def token_log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
+        if self.mixing.top_k:
+            return super().token_log_probs(contexts, positions)
+        return self.mixing.of(self.target.token_log_probs(contexts, positions), None)
 
 
 def mix_with_uniform(log_probs: Tensor, weight: float, vocab_size: int) -> Tensor:
@@ -126,3 +255,23 @@ def mix_with_uniform(log_probs: Tensor, weight: float, vocab_size: int) -> Tenso
     if weight == 0:
         return torch.full_like(log_probs, floor)
     return torch.logaddexp(log_probs + math.log(weight), log_probs.new_tensor(floor))
+
+
+def mix_on_support(law: Tensor, public: Tensor, weight: float, top_k: int, tail: bool) -> Tensor:
+    """(..., V) nats: the private law on the public top-k, renormalised and mixed with the uniform law there.
+
+    The other tokens have probability 0; with `tail`, the public one, and those of the top-k share the rest.
+    """
+    kept = _top(public, top_k)
+    inside = law.gather(-1, kept)
+    nowhere = (inside == -math.inf).all(-1, keepdim=True)
+    inside = inside.masked_fill(nowhere, 0.0).log_softmax(-1)  # no mass on the support: uniform
+    mixed = mix_with_uniform(inside, weight, top_k)
+    if not tail:
+        return torch.full_like(law, -math.inf).scatter(-1, kept, mixed)
+    return public.scatter(-1, kept, mixed + public.gather(-1, kept).logsumexp(-1, keepdim=True))
+
+
+def _top(public: Tensor, top_k: int) -> Tensor:
+    """(..., k) the likeliest tokens, the lower id first among equals: a function of the public law alone."""
+    return public.sort(dim=-1, descending=True, stable=True).indices[..., :top_k]

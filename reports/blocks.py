@@ -111,3 +111,4 @@ class Document:
     kind: str = "Privacy audit of a language model"
     lead: str = "Verdict"
     source: str = "Rendered from result.json alone"
+    warning: str = ""  # that it shows private text; without one, it shows none

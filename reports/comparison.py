@@ -1,20 +1,17 @@
 """Runs side by side: terminal, Markdown, HTML and CSV of one `Comparison`. Compares nothing itself.
 
-Names are cleaned of control characters; each renderer escapes them. A CSV cell that a spreadsheet would take for a
-formula gets an apostrophe in front.
+Names are cleaned of control characters; each renderer escapes them.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator
 
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from auditor.compare import Cell, Comparison, Line
-from auditor.reports import html, words
+from auditor.reports import html, inert, words
 from auditor.reports import markdown as marked
 from auditor.reports.blocks import Document, Group, Paragraph, Section, Table
 
@@ -27,11 +24,11 @@ _NOTE = (
 
 def terminal(comparison: Comparison) -> Iterator[RichTable | Text]:
     """A block of lines for each row: any number of runs fits a narrow terminal."""
-    names = [words.clean(name) for name in comparison.runs]
+    names = [inert.clean(name) for name in comparison.runs]
     said = [[(name, *_said(line, i)) for i, name in enumerate(names)] for line in comparison.lines]
     widths = [max(map(len, column)) for column in zip(*(row for rows in said for row in rows), strict=True)]
     for line, rows in zip(comparison.lines, said, strict=True):
-        yield Text(f"{words.clean(' '.join(line.row))}: {words.label(line.metric)}", style="bold cyan")
+        yield Text(f"{inert.clean(' '.join(line.row))}: {words.label(line.metric)}", style="bold cyan")
         table = RichTable.grid(padding=(0, 2))
         for width in (2, *widths):
             table.add_column(min_width=width if width < 30 else None, overflow="fold")
@@ -52,30 +49,26 @@ def page(comparison: Comparison) -> str:
 
 def sheet(comparison: Comparison) -> str:
     """CSV: one line a row, metric and run; numbers as they are, shares as fractions."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     head = ("target", "setting", "attack", "metric", "run", "value", "low", "high", "n")
-    writer.writerow((*head, "difference", "difference_low", "difference_high", "best", "note"))
+    return inert.csv_text(
+        (*head, "difference", "difference_low", "difference_high", "best", "note"), _lines(comparison)
+    )
+
+
+def _lines(comparison: Comparison) -> Iterator[tuple[object, ...]]:
     for line in comparison.lines:
         for i, (name, cell) in enumerate(zip(comparison.runs, line.cells, strict=True)):
             m, d = cell.measured, cell.delta
-            numbers = (m.value, m.low, m.high, m.n) if m else ("",) * 4
-            deltas = (d.value, d.low, d.high) if d else ("",) * 3
-            texts = [_inert(part) for part in (*line.row, line.metric, name)]
-            writer.writerow((*texts, *numbers, *deltas, int(line.best == i), _inert(cell.why)))
-    return text.getvalue()
-
-
-def _inert(text: str) -> str:
-    text = words.clean(text)
-    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+            numbers = (m.value, m.low, m.high, m.n) if m else (None,) * 4
+            deltas = (d.value, d.low, d.high) if d else (None,) * 3
+            yield (*line.row, line.metric, name, *numbers, *deltas, int(line.best == i), cell.why)
 
 
 def _document(comparison: Comparison) -> Document:
-    names = tuple(words.clean(name) for name in comparison.runs)
+    names = tuple(inert.clean(name) for name in comparison.runs)
     head = ("Row", "Metric", *names)
     body = tuple(
-        (words.clean(" ".join(line.row)), words.label(words.clean(line.metric)), *(_cell(line, i) for i in _all(line)))
+        (inert.clean(" ".join(line.row)), words.label(inert.clean(line.metric)), *(_cell(line, i) for i in _all(line)))
         for line in comparison.lines
     )
     table = Table("comparison", "Each run by target, setting and attack", head, (Group("", body),))
@@ -83,7 +76,7 @@ def _document(comparison: Comparison) -> Document:
     told = f"{marks} of {len(comparison.lines)} rows have a run that leaks significantly less than all others."
     return Document(
         title=" · ".join(names),
-        facts=(("Secrets", words.clean(comparison.secrets)), ("Runs", str(len(names)))),
+        facts=(("Secrets", inert.clean(comparison.secrets)), ("Runs", str(len(names)))),
         headline=told,
         verdict=_NOTE,
         sections=(Section("rows", "Rows", (table,) if body else (Paragraph("No row was measured."),)),),
@@ -106,4 +99,4 @@ def _said(line: Line, i: int) -> tuple[str, str, str]:
     """What was measured, the difference to the first run (or why there is none), whether it is best."""
     cell: Cell = line.cells[i]
     measured = words.with_bounds(cell.measured) if cell.measured else words.NOTHING
-    return measured, words.with_bounds(cell.delta) if cell.delta else words.clean(cell.why), _BEST * (line.best == i)
+    return measured, words.with_bounds(cell.delta) if cell.delta else inert.clean(cell.why), _BEST * (line.best == i)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from auditor.reports import words
+from auditor.reports import inert, words
 from auditor.reports.blocks import (
     Block,
     Bullets,
@@ -26,12 +26,19 @@ from auditor.reports.blocks import (
     Section,
     Table,
 )
+from auditor.reports.texts import Text
 from auditor.reports.verdict import headline, strongest, verdict
 from auditor.types import AuditResult, BenchmarkRecord, Claim, Finding, Measurement, TargetRecord
 
+REVEALED = "This report shows private text (--reveal): keep it to yourself."
+_REVEALED_AT_MOST = 1_000_000  # characters: a page that a browser still likes
 
-def document(result: AuditResult) -> Document:
-    """The whole report. Every string in it is cleaned of control characters; none is escaped."""
+
+def document(result: AuditResult, texts: Mapping[str, Text] | None = None) -> Document:
+    """The whole report. Every string in it is cleaned of control characters; none is escaped.
+
+    texts: the private text to show, by alias, in a section of its own.
+    """
     result = words.cleaned(result)
     built: list[tuple[str, str, Callable[[AuditResult], list[Block]]]] = [
         ("results", "Results", _results),
@@ -43,13 +50,17 @@ def document(result: AuditResult) -> Document:
         ("reproduce", "How to reproduce", _reproduce),
         ("measurements", "All measurements", _measurements),
     ]
-    sections = ((id, title, tuple(blocks(result))) for id, title, blocks in built)
+    sections = [(id, title, tuple(blocks(result))) for id, title, blocks in built]
+    if texts is not None:
+        sections.append(("private", "Private text", tuple(_private(result, texts))))
     return Document(
         title=result.name,
         facts=_masthead(result),
         headline=headline(result),
         verdict=verdict(result),
         sections=tuple(Section(*section) for section in sections if section[2]),
+        source="Rendered from result.json alone" if texts is None else "Rendered from result.json and texts.jsonl",
+        warning="" if texts is None else REVEALED,
     )
 
 
@@ -321,8 +332,7 @@ def _limits(result: AuditResult) -> list[Block]:
 def _reproduce(result: AuditResult) -> list[Block]:
     seeds = (
         f"Seed {result.seed}. Every secret owns its random numbers, keyed by seed, target, sampling recipe and secret, "
-        "so the guesses do not depend on batch size, workers or resuming. This report holds no text of the attacked "
-        "data; it is rendered from result.json alone."
+        "so the guesses do not depend on batch size, workers or resuming."
     )
     timings = tuple((words.plain(stage), words.duration(seconds)) for stage, seconds in result.timings.items())
     return [
@@ -366,3 +376,38 @@ def _cost_row(result: AuditResult, f: Finding) -> tuple[str, ...]:
     notes = (f"not applicable: {f.not_applicable}",) if f.not_applicable else f.notes
     cost = (f"{f.drawn:,}", f"{f.rows:,}", words.duration(f.seconds))
     return (words.row_title(result, f), f.attack, options, *cost, "; ".join(notes))
+
+
+# --- what the secrets say, where that was asked for -----------------------------------------------------------------
+
+
+def _private(result: AuditResult, texts: Mapping[str, Text]) -> list[Block]:
+    """The secrets that most rows gave away come first, and stay where there are too many to show."""
+    titles = {
+        "/".join((f.target, f.setting, f.attack)): f"{words.row_title(result, f)}: {f.attack}" for f in result.findings
+    }
+    best = strongest(result, words.UNDEFENDED)
+    row = "/".join((best.target, best.setting, best.attack)) if best else ""
+    rows, left = [], _REVEALED_AT_MOST
+    for alias, text in sorted(texts.items(), key=lambda item: -len(_gave_away(item[1]))):
+        given = ", ".join(titles.get(name, name) for name in _gave_away(text)) or words.NOTHING
+        shown = (alias, *map(inert.visible, (text.prefix, text.suffix, text.guesses.get(row, ""))), inert.clean(given))
+        left -= sum(map(len, shown))
+        if left < 0:
+            break
+        rows.append(shown)
+    note = f"{len(rows):,} of {len(texts):,} secrets, those given away by most rows first. Line ends are written as ␊."
+    guess = f"First guess, {titles[row]}" if row in titles else "First guess"
+    head = ("Secret", "Prefix", "Suffix", guess, "Given away verbatim by")
+    table = Table(
+        "private-table",
+        "What the secrets say, and what the strongest undefended row guessed",
+        head,
+        (Group("", tuple(rows)),),
+    )
+    return [Paragraph(note), table]
+
+
+def _gave_away(text: Text) -> list[str]:
+    """The rows whose first guess reads as the suffix."""
+    return [row for row, guess in text.guesses.items() if guess == text.suffix]

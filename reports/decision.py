@@ -5,35 +5,43 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 
-from auditor.reports import words
+from auditor.reports import inert, words
 from auditor.reports.blocks import Group, Table
-from auditor.reports.markdown import escape, rows
+from auditor.reports.markdown import cut
 from auditor.rulings import Decision, Ruling
+
+_MOST_SAID, _LONGEST = 10, 300  # sentences below the table, and characters of one: the rest is in the JUnit file
+_WORST = ("failed", "inconclusive", "held")
 
 
 def lines(decision: Decision) -> Iterator[str]:
     """One line a ruling, then the verdict. Cleaned: names come from plug-ins and files."""
     for ruling in decision.rulings:
-        yield f"{ruling.verdict:12}  {words.clean(f'{ruling.row}: {ruling.reason}')}"
-    yield words.clean(decision.headline)
+        yield f"{ruling.verdict:12}  {inert.clean(f'{ruling.row}: {ruling.reason}')}"
+    yield inert.clean(decision.headline)
 
 
 def markdown(decision: Decision) -> str:
-    """Fit for a pull request or a job summary: the verdict and one row a ruling, GitHub-flavoured."""
-    against = f" against {words.clean(decision.baseline)}" if decision.baseline else ""
-    title = f"{words.clean(decision.run)}{against}"
+    """Fit for a pull request or a job summary: the verdict and a row a ruling, the worst first, GitHub-flavoured.
+
+    As many rows as fit a comment beside a report; the verdict counts them all.
+    """
+    against = f" against {words.shorten(inert.clean(decision.baseline), _LONGEST)}" if decision.baseline else ""
+    title = f"{words.shorten(inert.clean(decision.run), _LONGEST)}{against}"
+    rulings = sorted(decision.rulings, key=lambda ruling: _WORST.index(ruling.verdict))
     head = ("Row", "Rule", "Measured", "Bounds (95%, one-sided)", "n", "Ruling")
-    found = tuple(_cells(ruling) for ruling in decision.rulings)
-    table = rows(Table("gate", "", head, (Group("", found),), frozenset({2, 3, 4})))
-    parts = [f"## Leakage {escape(words.clean(decision.headline))}", escape(title), table if found else ""]
-    parts += [f"- {escape(f'{words.clean(r.row)}: {words.clean(r.reason)}')}" for r in decision.rulings if not r.n]
+    found = tuple(_cells(ruling) for ruling in rulings)
+    table = cut(Table("gate", "", head, (Group("", found),), frozenset({2, 3, 4})))
+    parts = [f"## Leakage {inert.markdown(decision.headline)}", inert.markdown(title), table if found else ""]
+    said = [f"{r.row}: {r.reason}" for r in rulings if not r.n][:_MOST_SAID]
+    parts += [f"- {inert.markdown(words.shorten(inert.clean(text), _LONGEST))}" for text in said]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def _cells(ruling: Ruling) -> tuple[str, ...]:
     measured = f"{ruling.value:.4g}" if ruling.n else words.NOTHING
     bounds = f"{ruling.low:.4f} to {ruling.high:.4f}" if ruling.n else words.NOTHING
-    row, rule = words.clean(ruling.row), words.clean(ruling.rule)
+    row, rule = inert.clean(ruling.row), inert.clean(ruling.rule)
     return (row, rule, measured, bounds, f"{ruling.n:,}" if ruling.n else words.NOTHING, ruling.verdict)
 
 
@@ -51,15 +59,15 @@ def junit(decision: Decision) -> str:
         "skipped": str(count["skipped"]),
     }
     root = ET.Element("testsuites", {"name": "audit gate", **totals})
-    suite = ET.SubElement(root, "testsuite", {"name": words.clean(decision.run), **totals})
+    suite = ET.SubElement(root, "testsuite", {"name": inert.clean(decision.run), **totals})
     suite.extend(cases)
     ET.indent(root)
     return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
 def _case(decision: Decision, ruling: Ruling) -> ET.Element:
-    case = ET.Element("testcase", {"classname": words.clean(ruling.row), "name": words.clean(ruling.rule), "time": "0"})
-    reason, outcome = words.clean(ruling.reason), decision.outcome(ruling)
+    case = ET.Element("testcase", {"classname": inert.clean(ruling.row), "name": inert.clean(ruling.rule), "time": "0"})
+    reason, outcome = inert.clean(ruling.reason), decision.outcome(ruling)
     if outcome == "failed":
         ET.SubElement(case, "failure", {"type": ruling.verdict, "message": reason})
     elif outcome == "inconclusive":

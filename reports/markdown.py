@@ -1,10 +1,17 @@
-"""The report as Markdown, for a pull request or a wiki. Knows blocks; not what they say."""
+"""The report as Markdown, short enough for a comment on a pull request. Knows blocks; not what they say.
+
+The verdict, the results, the claims and what changed are seen at once; the rest is folded, as far as there is room.
+"""
 
 from __future__ import annotations
 
+import html
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
+from auditor.compare import Comparison
+from auditor.reports import changes, inert, words
 from auditor.reports.blocks import (
     Block,
     Bullets,
@@ -16,33 +23,79 @@ from auditor.reports.blocks import (
     Facts,
     Figures,
     Paragraph,
+    Section,
     Table,
 )
 from auditor.reports.contents import document
+from auditor.reports.inert import markdown as escape
+from auditor.reports.texts import Text
 from auditor.types import AuditResult
 
-_SPECIAL = re.compile(r"[\\`*|~$]|(?<!\w)_|_(?!\w)|\](?=[(\[:])")  # a `]` matters only where a link could follow
-_LINE_START = re.compile(r"^(\d*)([#+=-]|(?<=\d)[.)](?=\s|$))")  # headings, rules, list items
+MOST = 32_000  # characters of a report; GitHub takes 65,536 in a comment, so a gate's decision has room beside it
+_MOST_TABLE, _MOST_TEXT, _MOST_CELL, _MOST_CLAIMS = 7_000, 500, 160, 3
 
 
-def render(result: AuditResult) -> str:
-    """The whole report as GitHub-flavoured Markdown."""
-    return page(document(result))
+def render(result: AuditResult, since: Comparison | None = None, texts: Mapping[str, Text] | None = None) -> str:
+    """The report as GitHub-flavoured Markdown of at most MOST characters.
+
+    since: of a baseline with this run. texts: the private text to show, by alias; none by default.
+    """
+    doc = document(result, texts)
+    first, *rest = doc.sections
+    shown = [block for block in first.blocks if isinstance(block, Table)]
+    notes = tuple(block for block in first.blocks if block not in shown)
+    parts = [f"## {escape(f'{doc.kind}: {words.shorten(doc.title, _MOST_CELL)}')}"]
+    parts += [f"**{escape(words.shorten(doc.headline, _MOST_TEXT))}**"]
+    parts += [escape(words.shorten(" · ".join(text for _, text in doc.facts), _MOST_TEXT)), *map(cut, shown)]
+    parts += [_bullets(words.shorten(claim, _MOST_TEXT) for claim in _claims(result)[:_MOST_CLAIMS])]
+    if since is not None:
+        before = words.shorten(inert.clean(since.runs[0]), _MOST_CELL)
+        parts += [f"### Since {escape(before)}", escape(changes.headline(since)), cut(changes.table(since))]
+    folded = [Section("verdict", "The verdict in full", (Paragraph(doc.verdict),)), *rest]
+    return _filled(parts, [*folded, Section("reading", "How to read this", notes)])
+
+
+def _filled(parts: list[str], folded: Iterable[Section]) -> str:
+    """The parts, then the sections folded, each if there is still room for it; the names of the others."""
+    parts, left = list(filter(None, parts)), []
+    for section in folded:
+        body = "\n\n".join(filter(None, map(_block, section.blocks)))
+        block = f"<details><summary>{html.escape(section.title)}</summary>\n\n{body}\n\n</details>"
+        if sum(map(len, parts)) + len(block) + 500 < MOST:
+            parts.append(block)
+        else:
+            left.append(section.title)
+    if left:
+        parts.append(f"Too long for here, in report.html: {escape(', '.join(left))}.")
+    return "\n\n".join(parts) + "\n"
+
+
+def _claims(result: AuditResult) -> list[str]:
+    held = [(target.title, target.claim) for target in words.cleaned(result).targets if target.claim]
+    return [f"{title} claims {words.epsilon_line(claim)}; {claim.status}" for title, claim in held]
+
+
+def cut(table: Table) -> str:
+    """The table with long cells shortened, and as many of its rows as there is room for."""
+    groups, size, left = [], 0, 0
+    for group in table.groups:
+        short = [tuple(words.shorten(cell, _MOST_CELL) for cell in row) for row in group.rows]
+        sizes = [sum(len(escape(cell)) + 3 for cell in row) for row in short]
+        kept = [row for i, row in enumerate(short) if size + sum(sizes[: i + 1]) <= _MOST_TABLE]
+        size, left = size + sum(sizes[: len(kept)]), left + len(short) - len(kept)
+        groups.append(replace(group, rows=tuple(kept)))
+    more = f"\n\n… and {left:,} more rows." if left else ""
+    return rows(replace(table, groups=tuple(groups))) + more
 
 
 def page(doc: Document) -> str:
     """A document as GitHub-flavoured Markdown."""
-    parts = [f"# {escape(doc.title)}", _facts(doc.facts)]
+    warning = f"**{escape(doc.warning)}**" if doc.warning else ""
+    parts = [f"# {escape(doc.title)}", warning, _facts(doc.facts)]
     parts += [f"## {escape(doc.lead)}", f"**{escape(doc.headline)}**", escape(doc.verdict)]
     for section in doc.sections:
         parts += [f"## {escape(section.title)}", *map(_block, section.blocks)]
     return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def escape(text: str) -> str:
-    """Plain text that Markdown shows as it stands: no HTML, no links, no emphasis, no table cells, no mathematics."""
-    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return _LINE_START.sub(r"\1\\\2", _SPECIAL.sub(r"\\\g<0>", text))
 
 
 def _block(block: Block) -> str:

@@ -2,8 +2,8 @@
 
 Colours are CSS variables of the page (`--series-1` …, `currentColor`), so a plot follows the theme around it; marker
 and line style say the same as colour. The output is deterministic, and its ids carry the plot's name, so several plots
-can share a page. Knows findings and matplotlib, which it imports only when a plot is drawn. `save_curve` draws one
-curve as a file of its own, in the page's light colours.
+can share a page. Knows findings and matplotlib, which it imports only when a plot is drawn. `save_curve` and
+`save_tradeoff` draw a file of its own, in the page's light colours.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from xml.sax.saxutils import escape
 
 from auditor.errors import AuditError
-from auditor.reports import words
+from auditor.reports import inert, words
 from auditor.reports.blocks import Figure as Block
 from auditor.types import Finding
 
@@ -36,6 +36,7 @@ _THEME = [
     *((c, f"var(--series-{i + 1})") for i, c in enumerate(_COLOURS)),
 ]
 _LIGHT = {_INK: "#1b2330", _GRID: "#d5dae1", _COLOURS[0]: "#1f5fa8"}  # as in style.css, for a file of its own
+_TRADEOFF = ("#1f5fa8", "#b4472e", "#3c7a4d")  # lines of a file of its own
 _METADATA: dict[str, dict[str, None]] = {
     ".svg": dict.fromkeys(("Date", "Creator", "Format", "Type")),
     ".png": {"Software": None},
@@ -82,9 +83,7 @@ def svg(block: Block, titles: Mapping[str, str]) -> str:
 
 def save_curve(path: Path, points: Sequence[tuple[int, float]], title: str) -> None:
     """(wrong guesses, recall) as .svg or .png, on a logarithmic axis from 0. Raises AuditError for another ending."""
-    if path.suffix.lower() not in _METADATA:
-        raise AuditError(f"expected --plot to end in {' or '.join(_METADATA)}, got {path.name!r}")
-    with _drawing({name: _LIGHT.get(value, value) for name, value in _STYLE.items()}) as (figure, axes):
+    with _file(path) as (_, axes):
         axes.step(*zip(*points, strict=True), where="post", color=_LIGHT[_COLOURS[0]])
         _mark_100(axes, _LIGHT[_GRID])
         axes.set_xscale("symlog", linthresh=1)
@@ -93,6 +92,47 @@ def save_curve(path: Path, points: Sequence[tuple[int, float]], title: str) -> N
         axes.set_xlabel("Wrong guesses allowed")
         axes.set_title(title)
         _share_axis(axes)
+
+
+@dataclass(frozen=True)
+class Line:
+    """Points (x, y, low, high) under one name; `faint`: beside the matter."""
+
+    name: str
+    points: tuple[tuple[float, float, float, float], ...]
+    faint: bool = False
+
+
+def save_tradeoff(path: Path, lines: Sequence[Line], axis: str, undefended: float, title: str) -> None:
+    """Perplexity, logarithmic, against epsilon (nats) or an option, as .svg or .png; undefended: the dotted line."""
+    with _file(path) as (figure, axes):
+        for i, line in enumerate(line for line in lines if line.points):
+            x, y, low, high = zip(*line.points, strict=True)
+            colour = "#8b95a3" if line.faint else _TRADEOFF[i % len(_TRADEOFF)]
+            reach = [[max(0.0, v - bound) for v, bound in zip(y, low, strict=True)]]
+            reach += [[max(0.0, bound - v) for v, bound in zip(y, high, strict=True)]]
+            axes.errorbar(
+                x, y, yerr=reach, color=colour, marker=_MARKERS[i % len(_MARKERS)], capsize=2, label=line.name
+            )
+        axes.axhline(undefended, color=_LIGHT[_INK], linewidth=0.9, linestyle=_FLOOR["linestyle"], label="undefended")
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:,g}")
+        axes.yaxis.set_minor_formatter("")
+        axes.set_xlabel("ε (nats)" if axis == "ε" else axis)
+        axes.set_ylabel("Perplexity")
+        axes.set_title(title)
+        axes.grid(axis="y")
+        axes.set_axisbelow(True)
+        figure.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=2)
+
+
+@contextmanager
+def _file(path: Path) -> Iterator[tuple[Figure, Axes]]:
+    """Axes in the page's light colours, written when done. Raises AuditError for another ending than .svg or .png."""
+    if path.suffix.lower() not in _METADATA:
+        raise AuditError(f"expected --plot to end in {' or '.join(_METADATA)}, got {path.name!r}")
+    with _drawing({name: _LIGHT.get(value, value) for name, value in _STYLE.items()}) as (figure, axes):
+        yield figure, axes
         try:
             figure.savefig(
                 path, dpi=200, facecolor="white", metadata=_METADATA[path.suffix.lower()], bbox_inches="tight"
@@ -240,7 +280,7 @@ def _inline(file: str, block: Block) -> str:
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r"<[^>]*>", lambda tag: _themed(tag.group(), block.id), body)
     body = re.sub(r">\s*\n\s*<", "><", body).strip()
-    id, title, description = block.id, escape(block.title), escape(block.description)
+    id, title, description = block.id, inert.html(block.title), inert.html(block.description)
     labelled = f'role="img" aria-labelledby="{id}-title {id}-desc" {view_box.group()}'
     names = f'<title id="{id}-title">{title}</title><desc id="{id}-desc">{description}</desc>'
     return f'<svg class="plot" {labelled}>{names}{body}'

@@ -16,7 +16,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from auditor.reports import words
+from auditor.reports import inert, words
 from auditor.reports.verdict import headline, strongest
 from auditor.types import AuditResult, Finding, Measurement
 
@@ -146,6 +146,6 @@ def _sparkline(finding: Finding) -> Text:
 
 def _pointers(result: AuditResult, folder: Path) -> Iterator[RenderableType]:
     own = "audit run --model DIR --data FILE --attack ethicist"
-    gate = f"audit gate {shlex.quote(words.clean(str(folder)))} --max recall=0.05"
-    yield Text.assemble(("report", "bold"), f": {words.clean(str(folder / 'report.html'))}", overflow="fold")
+    gate = f"audit gate {shlex.quote(inert.clean(str(folder)))} --max recall=0.05"
+    yield Text.assemble(("report", "bold"), f": {inert.clean(str(folder / 'report.html'))}", overflow="fold")
     yield Text.assemble(("next", "bold"), f":   {own if result.benchmark.name == 'lab' else gate}", overflow="fold")

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from auditor.reports.inert import clean as clean
 from auditor.types import AuditResult, Claim, Finding, Measurement, from_json, to_json
 
 UNDEFENDED = "undefended"
@@ -54,21 +55,8 @@ _TINY = 1e-4
 _SIGNED = {"excess_recall", "recall_difference"}  # differences of shares: no count stands behind them
 _RELATIONS = {"add_remove": "add/remove", "zero_out": "zero-out", "replace": "replace"}
 
-_ESCAPE_SEQUENCE = re.compile(
-    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])|\x9b[0-?]*[ -/]*[@-~]"
-)
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ufffe\uffff]")
-_SURROGATE = re.compile("[\ud800-\udfff]")
-
 
 # --- text that came from users --------------------------------------------------------------------------------------
-
-
-def clean(text: str) -> str:
-    """One printable line. Control and bidirectional characters could repaint a terminal or reorder a report."""
-    text = _ESCAPE_SEQUENCE.sub("", text)
-    text = _SURROGATE.sub("\ufffd", text)  # cannot be written as UTF-8
-    return " ".join(_UNPRINTABLE.sub(" ", text).split())
 
 
 def cleaned(result: AuditResult) -> AuditResult:

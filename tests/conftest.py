@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
+from jsonschema import Draft202012Validator
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast
 
 from auditor.models import HuggingFaceModel
+from auditor.reports.schema import PATH
 
 # Properties are about values, not about how busy the machine is.
 settings.register_profile("audit", deadline=None)
 settings.load_profile("audit")
 
+os.environ["AUDIT_SALT"] = "of these tests only"  # what a user has of their own is not touched
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
@@ -67,6 +72,13 @@ def save_tiny(folder: Path, kind: str = "neox") -> None:
 @pytest.fixture(scope="session")
 def make_tiny() -> Callable[..., HuggingFaceModel]:
     return tiny
+
+
+def fits_schema(folder: Path) -> bool:
+    """Whether the result of this run folder is what `reports/schema.json` says it is; raises where it is not."""
+    schema = json.loads(PATH.read_text(encoding="utf-8"))
+    Draft202012Validator(schema).validate(json.loads((folder / "result.json").read_text(encoding="utf-8")))
+    return True
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,8 @@ ROOT = Path(__file__).parents[1]
 SIDES = ("attacks", "defenses", "benchmarks", "reports")
 TOP = {
     *("auditor.run", "auditor.gate", "auditor.cli", "auditor.listing", "auditor.sweep", "auditor.reproduce"),
-    *("auditor.score", "auditor.submission", "auditor.train"),
+    *("auditor.score", "auditor.submission", "auditor.aliases", "auditor.train", "auditor.subjects"),
+    *("auditor.utility", "auditor.tradeoff"),
 }
 
 

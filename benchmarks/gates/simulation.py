@@ -1,6 +1,8 @@
 """How often the gate is wrong, and how often it finds a change, over synthetic runs of which the truth is known.
 
-    python benchmarks/gates/simulation.py [--runs 2000] [--seed 0]        (some 20 minutes on one core)
+    python benchmarks/gates/simulation.py [--runs 2000] [--seed 0] [--out FOLDER]     (some 20 minutes on one core)
+
+prints both tables; with --out they are FOLDER/simulation.md too, and the power curve is FOLDER/power.svg.
 
 Every run goes through `auditor.gate.judge`. First table: the truth lies exactly on the limit, where a gate errs most,
 so neither verdict should come more often than the stated 5%. Second: power by secrets, beside what `--plan` asks for.
@@ -12,8 +14,10 @@ import argparse
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from auditor.gate import judge
@@ -143,23 +147,55 @@ def rates(scenario: Scenario, runs: int, seed: int) -> dict[str, float]:
     return {kind: seen.count(kind) / runs for kind in ("failed", "held", "inconclusive")}
 
 
+def power_curve(runs: int, seed: int) -> tuple[int, dict[int, float]]:
+    """What `--plan` asks for, and how often the gate fails a change of 0.05 with so many secrets."""
+    asked = paired(0.05, 0.0, 0.10, 0.05, 0.8)
+    sizes = sorted({50, 100, 150, 200, 300, 400, 600, asked})
+    return asked, {n: rates(Scenario("", (margin(0.0),), changes(n, 0.05, 0.10)), runs, seed)["failed"] for n in sizes}
+
+
+def draw(path: Path, asked: int, power: dict[int, float], runs: int) -> None:
+    """The power curve with its standard errors, and where `--plan` promises 0.8."""
+    figure = Figure(figsize=(6, 3.5), layout="constrained")
+    axes = figure.subplots()
+    errors = [math.sqrt(p * (1 - p) / runs) for p in power.values()]
+    axes.errorbar(list(power), list(power.values()), yerr=errors, marker="o", capsize=3)
+    axes.axhline(0.8, linestyle=":", color="grey")
+    axes.axvline(asked, linestyle=":", color="grey")
+    axes.annotate(f"--plan: {asked} secrets for 0.8", (asked, 0.05), xytext=(4, 0), textcoords="offset points")
+    axes.set(xlabel="Secrets", ylabel="Failed", ylim=(0, 1), title="Recall up by 0.05, 10% of the answers differ")
+    figure.savefig(path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    print(f"{'truth on the limit':40} {'failed':>8} {'held':>8}   of {given.runs} runs; each should be at most 5%")
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        print(line, flush=True)
+
+    error = math.sqrt(0.05 * 0.95 / given.runs)
+    say(f"Truth on the limit, {given.runs} runs each: at most 5% may fail, and at most 5% may be held ({error:.2%}")
+    say("is the standard error of a rate of 5%).\n")
+    say(f"| {'truth on the limit':40} | failed |   held |\n| {'-' * 40} | -----: | -----: |")
     for scenario in at_the_boundary():
         seen = rates(scenario, given.runs, given.seed)
-        print(f"{scenario.name:40} {seen['failed']:8.2%} {seen['held']:8.2%}", flush=True)
-    print(f"standard error of a rate of 5% over {given.runs} runs: {math.sqrt(0.05 * 0.95 / given.runs):.2%}")
-    asked = paired(0.05, 0.0, 0.10, 0.05, 0.8)
-    print(
-        f"\nrecall up by 0.05, 10% of the answers differ, not worse by 0: --plan asks for {asked} secrets at power 0.8"
-    )
-    for n in sorted({50, 100, 150, 200, 300, 400, 600, asked}):
-        seen = rates(Scenario("", (margin(0.0),), changes(n, 0.05, 0.10)), given.runs, given.seed)
-        print(f"{n:5} secrets  failed {seen['failed']:7.2%}  {'█' * round(40 * seen['failed'])}", flush=True)
+        say(f"| {scenario.name:40} | {seen['failed']:6.2%} | {seen['held']:6.2%} |")
+    asked, power = power_curve(given.runs, given.seed)
+    say("\nPower: recall up by 0.05, 10% of the answers differ, not worse by 0;")
+    say(f"`audit gate --plan recall=0.2:0.25:0.1` asks for {asked} secrets at power 0.8.\n")
+    say("| secrets | failed |\n| ------: | -----: |")
+    for n, share in power.items():
+        say(f"| {n:7} | {share:6.2%} |")
+    if given.out:
+        given.out.mkdir(parents=True, exist_ok=True)
+        (given.out / "simulation.md").write_text("\n".join(said) + "\n", encoding="utf-8")
+        draw(given.out / "power.svg", asked, power, given.runs)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -29,6 +30,7 @@ from auditor import plugins
 from auditor.cli import call
 from auditor.folder import RunFolder
 from auditor.types import Guesses, Observation
+from tests.conftest import fits_schema
 
 Said = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -212,6 +214,28 @@ def test_a_run_measures_every_target_setting_and_attack(full: Path) -> None:
 ATTACKS = ("ethicist", "perplexity")
 
 
+def test_results_fit_the_published_schema(full: Path, budgeted: Path, measured: Path) -> None:
+    assert all(map(fits_schema, (full, budgeted, measured)))
+
+
+def test_runs_are_exported(full: Path, tmp_path: Path, said: Said) -> None:
+    written = {kind: str(tmp_path / f"out.{kind}") for kind in ("csv", "parquet", "latex")}
+    secrets = ["--secrets", str(tmp_path / "secrets.csv")]
+    assert (
+        call(["export", str(full), *(word for k, path in written.items() for word in (f"--{k}", path)), *secrets]) == 0
+    )
+    table = pandas.read_csv(written["csv"])
+    recall = table[(table["measurement"] == "recall") & table["repeats"].isna()]
+    row = recall[(recall["target"] == "undefended") & (recall["setting"] == "worst")].set_index("attack")["value"]
+    assert row["perplexity"] == value(finding(full, "undefended", "worst", "perplexity"), "recall")
+    by_secret = pandas.read_csv(tmp_path / "secrets.csv")
+    mine = by_secret[by_secret["member"] & by_secret["attack"].eq("perplexity") & by_secret["target"].eq("undefended")]
+    assert mine["recall"].mean() == pytest.approx(row["perplexity"]) and len(mine) == 24
+    assert PLANTED not in said.readouterr().out and all(
+        PLANTED not in p.read_text("latin-1") for p in tmp_path.iterdir()
+    )
+
+
 def test_nothing_known_is_attacked_and_nobody_is_counted_twice(full: Path, world: Path) -> None:
     counted = result(full)["benchmark"]
     assert (counted["members"], counted["known"], counted["nonmembers"]) == (24, 6, 6)
@@ -317,11 +341,37 @@ def test_a_run_and_its_gate_in_one_step(full: Path, world: Path, tmp_path: Path,
     assert call(command(world, out, *audit, "--gate", str(policy), "--baseline", str(base))) == 1
     assert (out / "report.html").exists()  # the report is written, whatever the gate says
     assert "1 held, 1 failed" in said.readouterr().out
+    assert "<failure" in (out / "gate.xml").read_text() and "## Leakage gate failed" in (out / "gate.md").read_text()
+    assert "### Since base\n" in (out / "report.md").read_text()
+    stripped = tmp_path / "stripped"  # what a CI keeps of a baseline
+    stripped.mkdir()
+    for name in ("result.json", "outcomes.json"):
+        shutil.copy(base / name, stripped)
+    comment = tmp_path / "comment.md"
+    assert call(["report", str(out), "--baseline", str(stripped), "--markdown", str(comment)]) == 0
+    assert comment.read_text() == (out / "report.md").read_text() and "0 of 1 rows leak more" in comment.read_text()
+    said.readouterr()
+    assert call(["report", str(out), "--baseline", str(full)]) == 2
+    assert "attack settings" in said.readouterr().err or "is no match" in said.readouterr().err
+    assert comment.read_text() == (out / "report.md").read_text()
     lone = tmp_path / "lone.toml"
     lone.write_text("ruls = []")
     for flags in (["--gate", str(policy)], ["--gate", str(lone)], ["--baseline", str(base)]):
         assert call(command(world, tmp_path / "refused", *audit, *flags)) == 2
         assert not (tmp_path / "refused").exists(), flags
+    scopes = {
+        'attack = "perplexiti"': "did you mean 'perplexity'",
+        'target = "pmixed"': "unknown target 'pmixed'",
+        'setting = "claim"': "unknown setting 'claim'",
+        'target = "ensemble-unmixed"\nsetting = "claim"': "a row this run does not have",
+    }
+    defended = [*pmixed(world), "--attack", "perplexity"]
+    for scope, message in scopes.items():
+        lone.write_text(f'[[rule]]\nrule = "recall <= 1"\n{scope}\n')
+        more = defended if "ensemble" in scope else audit
+        assert call(command(world, tmp_path / "refused", *more, "--gate", str(lone))) == 2
+        assert message in said.readouterr().err
+        assert not (tmp_path / "refused").exists(), scope
     assert (
         call(
             command(world, tmp_path / "grid", *audit, "--gate", str(policy), "--baseline", str(base), "--seeds", "0,1")
@@ -622,7 +672,7 @@ def test_claims_are_checked_and_gated(world: Path, tmp_path: Path, said: Said) -
         limit = ["gate", str(out), "--max", "claim_violations=0", "--setting", "worst"]
         assert call([*limit, "--target", target]) == broken
     assert call(limit) == 1
-    assert "tokens were drawn inside the claim and not charged" in (out / "report.md").read_text()
+    assert "tokens were drawn inside the claim and not charged" in (out / "report.html").read_text()
     assert PLANTED not in (out / "report.md").read_text() + (out / "observations.jsonl").read_text()
 
 
@@ -765,6 +815,7 @@ REFUSED: dict[str, tuple[Case, str]] = {
     "pmixed without ensemble": (with_flags("--defense", "pmixed"), "needs -D ensemble=DIR"),
     "ensemble without public": (with_flags("--defense", "pmixed", "-D", "ensemble=x"), "needs --public MODEL"),
     "fraction": (with_flags("--known-fraction", "1.5"), "expected --known-fraction in [0, 1), got 1.5"),
+    "samples of a search": (with_flags("-a", "exact", "--samples", "5"), "expected an attack that draws samples"),
     "limit": (with_flags("--limit", "0"), "expected --limit >= 1, got 0"),
     "batch size": (with_flags("--batch-size", "0"), "expected --batch-size"),
     "setting": (with_flags("--setting", "claims"), "got 'claims'"),

@@ -112,6 +112,13 @@ def test_flags() -> None:
         "top_p": [0.5],
         "x": [True],
     }
+    ranges = parse_sweep(["weight=0.1:1.0:0.1", "k=1:7:2,40", "down=1:0:-0.5", "odd=0:1:0.3", "model=a:b:c"])
+    assert ranges["weight"] == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]  # 0.3, not 0.30000000000000004
+    assert ranges["k"] == [1, 3, 5, 7, 40] and all(type(value) is int for value in ranges["k"])
+    assert ranges["down"] == [1.0, 0.5, 0.0] and ranges["odd"] == [0.0, 0.3, 0.6, 0.9] and ranges["model"] == ["a:b:c"]
+    for bad in ("x=0:1:0", "x=1:0:0.1", "x=0:1:-0.1", "x=0:1:0.00001"):
+        with pytest.raises(AuditError, match="expected start:stop:step"):
+            parse_sweep([bad])
     assert parse_seeds("0-3") == [0, 1, 2, 3] and parse_seeds("5,7-8") == [5, 7, 8]
     for bad in ("", "a", "3-1", "1;2"):
         with pytest.raises(AuditError, match="expected --seeds like"):

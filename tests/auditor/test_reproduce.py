@@ -23,7 +23,7 @@ from auditor.errors import AuditError
 from auditor.folder import RunFolder
 from auditor.grid import Point, expand
 from auditor.plan import make
-from tests.conftest import tiny
+from tests.conftest import fits_schema, tiny
 
 Said = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -106,6 +106,7 @@ def test_a_sweep_runs_every_point_once_and_resumes(world: Path, tmp_path: Path, 
     assert walked[3:] == ["hot_seed-1", "cold_seed-1"]
     assert (out / "hot_seed-0" / "result.json").read_bytes() == before
     assert call(command) == 0 and len(walked) == 5  # finished: nothing is run again
+    assert all(fits_schema(path.parent) for path in out.glob("*/result.json"))
     table = rows(out / "sweep.csv")
     assert [(row["variant"], row["seeds"], row["n"]) for row in table] == [
         ("hot", "0, 1", "24"),
@@ -262,8 +263,10 @@ def paper(tmp_path: Path) -> Path:
 def test_a_reproduction_writes_its_ledger(world: Path, paper: Path, tmp_path: Path, said: Said) -> None:
     out = tmp_path / "out"
     command = ["reproduce", str(paper), *own(world), "-o", str(out)]
-    assert call(command) == 0, said.readouterr().err
-    shown = said.readouterr().out
+    assert call(command) == 2  # the odd one cannot run; the ledger is written all the same
+    seen = said.readouterr()
+    assert "1 point failed, which the ledger calls not run; table1/odd, seed 0: unknown option" in seen.err
+    shown = seen.out
     assert "holds" in shown and "refuted" in shown and "not run" in shown
     found = {row["id"]: row for row in rows(out / "ledger.csv")}
     assert {id: row["verdict"] for id, row in found.items()} == {"cold": "holds", "zero": "refuted", "odd": "not run"}
@@ -276,9 +279,10 @@ def test_a_reproduction_writes_its_ledger(world: Path, paper: Path, tmp_path: Pa
     assert r"extracts \& finds 25\%" in (out / "ledger.tex").read_text()
     assert "A claim holds if" in (out / "ledger.md").read_text()
     before = sorted(path.stat().st_mtime_ns for path in out.glob("table1/*/result.json"))
-    assert call(command) == 0
+    assert call(command) == 2
     assert sorted(path.stat().st_mtime_ns for path in out.glob("table1/*/result.json")) == before
     shutil.rmtree(out / "table1" / "hot_seed-0")
+    (paper / "table1.toml").write_text(TABLE.replace("nothing = 1", "samples = 1"))
     assert call(command) == 0 and (out / "table1" / "hot_seed-0" / "result.json").is_file()
 
 

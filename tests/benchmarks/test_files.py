@@ -2,6 +2,7 @@
 
 import csv
 import json
+import logging
 import stat
 from pathlib import Path
 from types import SimpleNamespace
@@ -173,6 +174,8 @@ def test_dictionary_encoded_parquet_text_is_text(tmp_path: Path) -> None:
         ("d.csv", b'prefix,suffix\na,"%s" b\n', "not CSV in the record that starts at line 2"),
         ("d.csv", b"prefix,prefix,suffix\na,b,%s\n", "expected one column 'prefix', got 2"),
         ("d.csv", b"%s 1,%s 2\na,b\n", "2 not shown (is the header row missing"),
+        ("d.csv", b"%s,Meier\na,b\n", "got 2 not shown (is the header row missing"),
+        ("d.jsonl", b'{"content": "%s", "who": 1}\n', "got content, who"),
         ("d.csv", b"prefix;suffix\n%s;b\n", "the separator no comma?"),
         (
             "d.csv",
@@ -479,6 +482,26 @@ def test_what_datasets_raises_becomes_one_sentence(
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     assert refusal("someone/letters").endswith(expected)
+
+
+def test_rows_that_datasets_logs_are_not_heard(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    heard: list[logging.LogRecord] = []
+    listener = logging.Handler()
+    listener.emit = heard.append  # type: ignore[method-assign]
+
+    def load_dataset(name: str, **options: Any) -> None:
+        logger = datasets.logging.get_logger("datasets.packaged_modules.csv")
+        logger.addHandler(listener)
+        logger.error(f"Failed to read file with error: {SECRET}")  # as its readers do
+        logger.removeHandler(listener)
+        raise RuntimeError
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    datasets.logging.set_verbosity_warning()
+    refusal("someone/letters")
+    assert not heard
 
 
 def test_folders_that_datasets_cannot_read(tmp_path: Path, cache: Path) -> None:

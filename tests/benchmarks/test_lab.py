@@ -6,6 +6,7 @@ import dataclasses
 import importlib.metadata
 import multiprocessing
 import os
+import shutil
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from faker import Faker
 
 from auditor.benchmarks import lab as module
 from auditor.benchmarks.lab import END, REPEATS, Lab, LabRecipe, make_texts
+from auditor.benchmarks.masked import MaskedRecipe
 from auditor.ensemble import record_names
 from auditor.errors import AuditError
 
@@ -48,6 +50,36 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     lab.target()
     lab.ensemble()
     return lab
+
+
+def test_a_masked_model_is_a_part_of_its_own(built: Lab, tmp_path: Path) -> None:
+    """It changes no other part, is built once for a recipe, and its vocabulary is the lab's and a mask token."""
+    before = finished(built.folder)
+    masked = built.masked()
+    assert set(finished(built.folder)) - set(before) == {
+        f"masked-{built.masked_recipe.digest}",
+        f"masked-public-{built.masked_recipe.digest}",
+    }
+    assert masked.vocab_size == len(built.tokenizer) + 1 and masked.mask == len(built.tokenizer)
+    text = built.records(members=True)[0]
+    ids = built.tokenizer(text)["input_ids"]
+    assert masked.tokenizer(text)["input_ids"] == [0, *ids, 0]  # and the lab's own puts no ends around a text
+    public = built.masked_public()
+    gap = torch.tensor([[3]])
+    tokens = torch.tensor([[0, *ids, 0]])
+    assert not torch.allclose(masked.log_probs(tokens, gap), public.log_probs(tokens, gap))
+    other = Lab(TINY, cache=built.folder.parents[1], masked_recipe=MaskedRecipe(layers=2))
+    assert other.folder == built.folder and other.masked_recipe.digest != built.masked_recipe.digest
+    hidden = tokens.clone()
+    hidden[0, 3] = 99  # what the model is asked it cannot see
+    torch.testing.assert_close(masked.log_probs(tokens, gap), masked.log_probs(hidden, gap), atol=0, rtol=0)
+    for name in ("masked", "masked-public"):  # the tests below count the parts
+        shutil.rmtree(built.folder / f"{name}-{built.masked_recipe.digest}")
+
+
+def test_records_are_whole_and_apart(built: Lab) -> None:
+    members, others = built.records(True), built.records(False)
+    assert len(members) == len(set(members)) == 25 and len(others) == 4 and not set(members) & set(others)
 
 
 # --- who is where ----------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import pytest
 import torch
@@ -10,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from auditor.defenses.accounting import realised_pure_dp, uniform_mixing_epsilon
-from auditor.defenses.uniform_mixing import UniformMixing, mix_with_uniform
+from auditor.defenses.uniform_mixing import UniformMixing, mix_on_support, mix_with_uniform
 from auditor.errors import AuditError
 from auditor.models import HuggingFaceModel
 from auditor.sampling import ANCESTRAL, sample
 from auditor.streams import uniforms
 from auditor.types import Scenario
+from tests.conftest import tiny
 
 
 def test_law_by_hand() -> None:
@@ -67,3 +69,88 @@ def test_rows_scores_and_claim(neox: HuggingFaceModel) -> None:
 def test_weights_outside_the_unit_interval_are_refused(weight: float) -> None:
     with pytest.raises(AuditError, match=r"expected weight in \[0, 1\], got"):
         UniformMixing(weight=weight)
+
+
+# --- on the public top-k ----------------------------------------------------------------------------------------------
+
+
+def laws(count: int, seed: int, scale: float, size: int = 9) -> torch.Tensor:
+    noise = torch.randn(count, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.log_softmax(noise * scale, -1)
+
+
+def test_law_on_a_support_by_hand() -> None:
+    law, public = torch.tensor([0.6, 0.1, 0.2, 0.1]).log(), torch.tensor([0.1, 0.5, 0.3, 0.1]).log()
+    # The public top-2 are tokens 1 and 2; the private law there is (1/3, 2/3), halfway to uniform (5/12, 7/12).
+    assert mix_on_support(law, public, 0.5, 2, tail=False).exp().tolist() == pytest.approx([0, 5 / 12, 7 / 12, 0])
+    with_tail = mix_on_support(law, public, 0.5, 2, tail=True).exp().tolist()
+    assert with_tail == pytest.approx([0.1, 0.8 * 5 / 12, 0.8 * 7 / 12, 0.1])
+
+
+@given(st.floats(0, 1), st.integers(1, 9), st.booleans(), st.integers(0, 2**31), st.floats(0.1, 300))
+def test_on_a_public_support_no_pair_of_models_exceeds_the_claim(
+    weight: float, top_k: int, tail: bool, seed: int, scale: float
+) -> None:
+    first, second, public = laws(3, seed, scale)
+    mixed = [mix_on_support(law, public, weight, top_k, tail) for law in (first, second)]
+    for law in mixed:
+        assert float(law.exp().sum()) == pytest.approx(1)
+    assert realised_pure_dp(*(law.numpy() for law in mixed)) <= uniform_mixing_epsilon(weight, top_k) + 1e-9
+
+
+@pytest.mark.parametrize("tail", [False, True])
+def test_that_claim_is_attained(tail: bool) -> None:
+    public = laws(1, 0, 1.0)[0]
+    kept = public.topk(4).indices
+    one_hots = torch.full((2, 9), -math.inf, dtype=torch.float64)
+    one_hots[0, kept[0]] = one_hots[1, kept[3]] = 0.0
+    realised = realised_pure_dp(*(mix_on_support(law, public, 0.3, 4, tail).numpy() for law in one_hots))
+    assert realised == pytest.approx(uniform_mixing_epsilon(0.3, 4), rel=1e-12)
+
+
+def test_a_private_support_has_no_epsilon() -> None:
+    """What the option refuses to be: with each model's own top-k, supports differ, and so do they without bound."""
+    first, second = laws(2, 3, 5.0)
+    own = [mix_on_support(law, law, 0.3, 3, tail=False).numpy() for law in (first, second)]
+    assert realised_pure_dp(*own) == math.inf
+
+
+def test_no_mass_on_the_support_is_uniform_there() -> None:
+    law = torch.tensor([1.0, 0, 0, 0]).log()
+    public = torch.tensor([0.1, 0.4, 0.4, 0.1]).log()
+    assert mix_on_support(law, public, 0.9, 2, tail=False).exp().tolist() == pytest.approx([0, 0.5, 0.5, 0])
+
+
+@pytest.mark.parametrize("tail", ["none", "public"])
+def test_rows_scores_and_claim_on_a_support(neox: HuggingFaceModel, tail: Literal["none", "public"]) -> None:
+    public = tiny(seed=5)
+    scenario = Scenario(neox, public, None, queries=30, answer_length=4)
+    defense = UniformMixing(weight=0.6, public_top_k=7, tail=tail)
+    model = defense.protect(scenario)
+    prefix = torch.tensor([[1, 2, 3]])
+    found = sample(model, prefix, 4, ANCESTRAL, uniforms(30, 4, 0)[None])[0]
+    again = model.token_log_probs(prefix.expand(len(found.suffixes), -1), found.suffixes)
+    assert found.token_log_probs is not None
+    torch.testing.assert_close(found.token_log_probs, again, atol=1e-4, rtol=0)
+    if tail == "none":
+        assert int((model.log_probs(prefix, 1) > -math.inf).sum()) == 7
+    claim = defense.claim(scenario, spent=3)
+    assert claim.epsilon["any two models"] == pytest.approx(uniform_mixing_epsilon(0.6, 7, 30))
+    (check,) = model.check_claim(prefix, 3, [0, 2])
+    assert check.claimed == uniform_mixing_epsilon(0.6, 7)
+    assert 0.5 * check.claimed < float(check.realised.max()) <= check.claimed + 1e-9
+    broken = UniformMixing(weight=0.7, public_top_k=7, tail=tail).protect(scenario)
+    broken.claimed = check.claimed  # type: ignore[attr-defined]
+    assert float(broken.check_claim(prefix, 3, [0, 2])[0].realised.max()) > check.claimed + 0.05
+
+
+def test_a_support_needs_a_public_model(neox: HuggingFaceModel) -> None:
+    alone = Scenario(neox, None, None, queries=30, answer_length=4)
+    with pytest.raises(AuditError, match="give --public"):
+        UniformMixing(public_top_k=7).protect(alone)
+    with pytest.raises(AuditError, match="give --public"):
+        UniformMixing(public_top_k=7).claim(alone, 0)
+    with pytest.raises(AuditError, match="at most 61 tokens, got 62"):
+        UniformMixing(public_top_k=62).protect(Scenario(neox, neox, None, 30, 4))
+    with pytest.raises(AuditError, match="public_top_k >= 0"):
+        UniformMixing(public_top_k=-1)

@@ -18,6 +18,7 @@ from rich.console import Console
 from auditor.reports import html, markdown, terminal
 from auditor.reports.contents import document
 from auditor.reports.plots import svg
+from auditor.reports.texts import Text
 from auditor.types import AuditResult, from_json, to_json
 
 FACTS = (
@@ -194,13 +195,15 @@ def test_terminal_shows_hostile_text_as_text(result: AuditResult) -> None:
 def test_markdown_shows_hostile_text_as_text(result: AuditResult) -> None:
     tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(markdown.render(hostile(result)))
     inline = [child for token in tokens for child in token.children or []]
-    unwanted = {"html_block", "html_inline", "link_open", "code_inline", "em_open"}
+    unwanted = {"html_inline", "link_open", "code_inline", "em_open"}
     assert not unwanted & {token.type for token in (*tokens, *inline)}
+    ours = re.compile(r"</details>\n|<details><summary>[\w ,]+</summary>\n")
+    assert all(ours.fullmatch(token.content) for token in tokens if token.type == "html_block")
     assert "<script>alert(1)</script> [red]x[/red] |a|`b` **c** [l](javascript:d)" in shown(tokens)
 
 
 def test_no_pipe_makes_or_eats_a_cell(result: AuditResult) -> None:
-    lines = markdown.render(hostile(result)).splitlines()
+    lines = markdown.page(document(hostile(result))).splitlines()
     tables = [list(group) for is_row, group in groupby(lines, key=lambda line: line.startswith("| ")) if is_row]
     assert len(tables) == 9
     for table in tables:
@@ -226,6 +229,35 @@ def test_html_shows_hostile_text_as_text(result: AuditResult) -> None:
     assert not page.all("script")
     assert {tag for tag, _ in page.tags} == {tag for tag, _ in usual.tags}
     assert "<script>alert(1)</script> [red]x[/red]" in "".join(page.text)
+
+
+def test_revealed_text_is_shown_as_text_and_said_to_be_private(result: AuditResult) -> None:
+    row = "undefended/worst/ethicist"
+    said = {
+        "s1": Text("nobody's", "guess", ("guess",), {row: "other"}),
+        "s2": Text(HOSTILE, "=1\n", ("=1", "\n"), {row: "=1\n"}),
+    }
+    page, usual = Page(html.render(result, said)), Page(html.render(result))
+    text, mark = "".join(page.text), markdown.render(result, said)
+    assert {tag for tag, _ in page.tags} == {tag for tag, _ in usual.tags}
+    tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(mark)
+    inline = {child.type for token in tokens for child in token.children or []}
+    assert not {"html_block", "html_inline", "link_open", "code_inline", "em_open"} & inline
+    for report in (text, shown(tokens)):
+        assert "This report shows private text (--reveal): keep it to yourself." in report
+        assert (
+            "<script>alert(1)</script> [red]x[/red]" in report and "⟨U+202E⟩⟨U+D800⟩ _e_" in report and "=1␊" in report
+        )
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", report)
+        assert report.index("s2") < report.index("nobody's")  # what was given away comes first
+    assert "holds no text" not in text and "holds no text" in "".join(usual.text)
+    assert "shows private text" not in "".join(usual.text) + markdown.render(result)
+
+
+def test_a_revealed_page_stays_small(result: AuditResult) -> None:
+    many = {f"s{i}": Text("p" * 200, "s" * 200, (), {}) for i in range(10_000)}
+    page = html.render(result, many)
+    assert len(page.encode()) < 3_000_000 and re.search("2,[0-9]{3} of 10,000 secrets", page)
 
 
 def test_a_fence_is_longer_than_the_backticks_it_holds(result: AuditResult) -> None:

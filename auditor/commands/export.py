@@ -1,0 +1,65 @@
+"""`audit export`: finished runs as data for other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from auditor.errors import AuditError
+
+_FORMS = (".csv", ".parquet")
+
+
+def export(
+    folders: Annotated[list[Path], typer.Argument(help="Run folders; their rows stand below each other.")],
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="A row a measurement, as CSV.")] = None,
+    parquet: Annotated[Path | None, typer.Option(metavar="FILE", help="The same rows as Parquet.")] = None,
+    latex: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Tables of results and claims, for \\input with booktabs.")
+    ] = None,
+    secrets: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.csv|.parquet", help="A row a secret and attack: ids and numbers, no text."),
+    ] = None,
+) -> None:
+    """Write finished runs as CSV, Parquet or LaTeX: numbers with intervals, claims, secrets by id. No text of the data.
+
+    The record itself is `result.json`; `audit list --schema` names its JSON Schema.
+    """
+    if not any((csv, parquet, latex, secrets)):
+        raise AuditError("expected at least one of --csv, --parquet, --latex and --secrets, got none")
+    if secrets is not None and secrets.suffix not in _FORMS:
+        raise AuditError(f"expected --secrets FILE with one of {', '.join(_FORMS)}, got {str(secrets)!r}")
+    from auditor.reports import export as exports
+    from auditor.reports import files
+
+    results = [files.read(folder) for folder in folders]
+    contents: dict[Path | None, str | bytes] = {}
+    if csv or parquet:
+        sheet = exports.measurements(results)
+        contents |= {csv: exports.to_csv(sheet), parquet: exports.to_parquet(sheet)}
+    if latex:
+        contents[latex] = exports.to_latex(results)
+    if secrets:
+        contents[secrets] = _form(secrets)(exports.secrets([_with_outcomes(folder) for folder in folders]))
+    for path, content in contents.items():
+        if path is not None:
+            files.replace(path, content)
+            typer.echo(path)
+
+
+def _form(path: Path) -> Any:
+    from auditor.reports import export as exports
+
+    return exports.to_csv if path.suffix == ".csv" else exports.to_parquet
+
+
+def _with_outcomes(folder: Path) -> Any:
+    from auditor.gate import read_run
+
+    run = read_run(folder)
+    if not run.outcomes:
+        raise AuditError(f"{folder} holds nothing by secret: an older version made it, or no row was measured")
+    return run

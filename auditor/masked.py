@@ -1,0 +1,115 @@
+"""Masked language models: what a sentence with some tokens hidden may be asked.
+
+A separate small type: it fills gaps and continues nothing, so there are no decoding rows. Only `audit utility` and
+defenses that say so (`Defense.protect_masked`) accept one. Knows nothing of texts, masking shares or files.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from auditor.errors import AuditError
+from auditor.models import DTYPES, load_errors, tokenizer_beside
+
+
+class MaskedModel(ABC):
+    """Fills gaps. Shapes: contexts (B, n) token ids; positions (B, m), where each context is masked: m gaps each."""
+
+    name: str
+    vocab_size: int
+    max_positions: int | None
+    device: torch.device
+
+    @abstractmethod
+    def log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
+        """(B, m, V): the law of each hidden token in nats. The model hides them itself: no caller can forget to."""
+
+    def token_log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
+        """(B, m): the log-probability in nats of each token that was hidden."""
+        hidden = contexts.to(self.device).gather(1, positions.to(self.device))
+        return self.log_probs(contexts, positions).gather(-1, hidden.unsqueeze(-1)).squeeze(-1)
+
+
+class HuggingFaceMaskedModel(MaskedModel):
+    """Any Hugging Face masked LM whose tokenizer has a mask token, in eval mode, parameters frozen."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str = "model") -> None:
+        if tokenizer.mask_token_id is None:
+            raise AuditError(f"expected a masked LM with a mask token, got {name!r}, whose tokenizer has none")
+        self.model = model.eval().requires_grad_(False)
+        self.tokenizer = tokenizer
+        self.mask = int(tokenizer.mask_token_id)
+        self.name = name
+        head = model.get_output_embeddings()
+        self.vocab_size = int(head.weight.shape[0]) if head is not None else int(model.config.vocab_size)
+        self.max_positions = _positions(model)
+        self.device = next(model.parameters()).device
+
+    @torch.no_grad()
+    def log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
+        contexts, positions = contexts.to(self.device), positions.to(self.device)
+        logits = self.model(input_ids=contexts.scatter(1, positions, self.mask)).logits
+        wanted = positions.unsqueeze(-1).expand(-1, -1, logits.shape[-1])
+        law = torch.log_softmax(logits.gather(1, wanted).float(), dim=-1)
+        if torch.isnan(law[..., 0]).any():
+            raise AuditError(
+                f"expected finite logits, but {self.name} returned NaN: the weights or the dtype are broken"
+            )
+        return law
+
+
+def _positions(model: Any) -> int | None:
+    """How many tokens fit. RoBERTa counts its positions from behind the padding id, which costs it some of them."""
+    limit: int | None = getattr(model.config, "max_position_embeddings", None)
+    table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
+    padding = getattr(table, "padding_idx", None)
+    return limit if limit is None or padding is None else limit - padding - 1
+
+
+def load_masked(
+    name: str,
+    *,
+    revision: str | None = None,
+    device: str = "cpu",
+    dtype: str = "float32",
+    trust_remote_code: bool = False,
+    model_args: dict[str, Any] | None = None,
+) -> HuggingFaceMaskedModel:
+    """A masked LM by local folder or hub id. Raises AuditError where there is none, or none with a mask token."""
+    options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    with load_errors(name, "masked LM", device, dtype):
+        config = AutoConfig.from_pretrained(name, **options)
+        model = AutoModelForMaskedLM.from_pretrained(
+            name, config=config, dtype=DTYPES[dtype], **options, **(model_args or {})
+        ).to(torch.device(device))
+        tokenizer = tokenizer_beside(name, options)
+    if tokenizer is None:
+        raise AuditError(f"expected a masked LM with its tokenizer, got {name!r}, which has none")
+    return HuggingFaceMaskedModel(model, tokenizer, name)
+
+
+def kind_of(name: str, given: str = "auto", revision: str | None = None, trust_remote_code: bool = False) -> str:
+    """`causal` or `masked`: what was given, else what the configuration of the model says.
+
+    Raises AuditError for an encoder-decoder, which is neither, and for a model that does not say.
+    """
+    if (Path(name) / "adapter_config.json").is_file():
+        return "causal" if given == "auto" else given
+    with load_errors(name, "model", "cpu"):
+        config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
+    if getattr(config, "is_encoder_decoder", False):
+        raise AuditError(f"expected a causal or a masked LM, got {name!r}, an encoder-decoder ({config.model_type})")
+    said = " ".join(getattr(config, "architectures", None) or ())
+    if given != "auto":
+        return given
+    if "MaskedLM" in said or "ForPreTraining" in said:
+        return "masked"
+    if "CausalLM" in said or "LMHead" in said:
+        return "causal"
+    raise AuditError(f"{name!r} does not say whether it is a causal or a masked LM ({said or 'nothing'}): give --kind")

@@ -1,0 +1,47 @@
+"""What changed since a baseline: one table of a `Comparison` of two runs. Compares nothing itself; draws nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from auditor.compare import Cell, Comparison, Line
+from auditor.reports import inert, words
+from auditor.reports.blocks import Group, Table
+from auditor.types import Measurement
+
+_MORE, _LESS, _SAME, _UNKNOWN = "leaks more", "leaks less", "no change shown", "not compared"
+_ORDER = (_MORE, _LESS, _SAME, _UNKNOWN)  # what a reader must not miss comes first
+
+
+def headline(comparison: Comparison) -> str:
+    """`1 of 4 rows leak more, 0 less, 3 show no change; ...`"""
+    found = Counter(_word(line.cells[-1]) for line in comparison.lines)
+    parts = [f"{found[_MORE]} of {len(comparison.lines)} rows leak more", f"{found[_LESS]} less"]
+    parts += [f"{found[_SAME]} show no change"] * bool(found[_SAME])
+    parts += [f"{found[_UNKNOWN]} {_UNKNOWN}"] * bool(found[_UNKNOWN])
+    return f"{', '.join(parts)}. Paired by secret; each row has its own 95% interval."
+
+
+def table(comparison: Comparison) -> Table:
+    """A row each (target, setting, attack): before, now, the paired difference, and what can be said of it."""
+    lines = sorted(comparison.lines, key=lambda line: _ORDER.index(_word(line.cells[-1])))
+    head = ("Row", "Metric", "Before", "Now", "Difference", "")
+    return Table("changes", "What changed", head, (Group("", tuple(map(_row, lines))),), frozenset({2, 3, 4}))
+
+
+def _row(line: Line) -> tuple[str, ...]:
+    before, now = line.cells[0], line.cells[-1]
+    difference = words.with_bounds(now.delta) if now.delta else inert.clean(now.why or before.why)
+    name, metric = inert.clean(" ".join(line.row)), words.label(inert.clean(line.metric))
+    return name, metric, _measured(before), _measured(now), difference, _word(now)
+
+
+def _measured(cell: Cell) -> str:
+    return words.with_bounds(cell.measured)
+
+
+def _word(cell: Cell) -> str:
+    delta: Measurement | None = cell.delta
+    if delta is None:
+        return _UNKNOWN
+    return _MORE if delta.low > 0 else _LESS if delta.high < 0 else _SAME

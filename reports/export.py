@@ -1,0 +1,193 @@
+"""A run as data for other programs: a row a measurement, or a row a secret, as CSV or Parquet; and LaTeX tables.
+
+Ids and numbers only, as the records hold them: shares are fractions, epsilons in nats. Computes nothing.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from auditor.reports import inert, tables, words
+from auditor.types import SCHEMA_VERSION, AuditResult, Claim, Finding, Measurement
+
+if TYPE_CHECKING:
+    from auditor.outcomes import PerSecret, Run
+
+Kind = Literal["text", "number", "count", "flag"]
+Cell = str | float | int | bool | None
+
+_ROW: dict[str, Kind] = {"run": "text", "target": "text", "setting": "text", "attack": "text"}
+_ABOUT: dict[str, Kind] = {
+    "benchmark": "text",
+    "seed": "count",
+    **_ROW,
+    "decoding": "text",
+    "options": "text",  # JSON
+    "perplexity": "number",
+    "drawn": "count",  # tokens
+    "forward_rows": "count",
+    "seconds": "number",
+    "claim_applies": "flag",  # none: nothing is claimed
+    "claim_reason": "text",
+}
+_CLAIM: dict[str, Kind] = {
+    "epsilon": "number",
+    "delta": "number",
+    "relation": "text",
+    "unit_of_protection": "text",
+    "claim_queries": "count",
+    "spent_epsilon": "number",
+    "spent_queries": "count",
+    "claim_status": "text",
+}
+_MEASURED: dict[str, Kind] = {
+    "measurement": "text",
+    "repeats": "text",  # none: over all members
+    "value": "number",
+    "low": "number",
+    "high": "number",
+    "n": "count",
+    "unit": "text",
+    "note": "text",
+    "not_applicable": "text",
+}
+_SECRET: dict[str, Kind] = {**_ROW, "secret": "text", "member": "flag", "repeats": "count"}
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Columns by name, and their rows."""
+
+    columns: Mapping[str, Kind]
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+def measurements(results: Sequence[AuditResult]) -> Sheet:
+    """A row each (run, target, setting, attack, measurement, repeats); one with the reason where nothing could be."""
+    rows = [
+        (*_about(result, finding), *_claim(_claim_of(result, finding)), *measured)
+        for result in map(words.cleaned, results)
+        for finding in words.rows(result)
+        for measured in _measured(finding)
+    ]
+    return Sheet({**_ABOUT, **_CLAIM, **_MEASURED}, tuple(rows))
+
+
+def _about(result: AuditResult, f: Finding) -> tuple[Cell, ...]:
+    perplexity = next((t.perplexity.value for t in result.targets if t.name == f.target and t.perplexity), None)
+    run = (result.benchmark.name, result.seed, result.name, f.target, f.setting, f.attack)
+    cost = (perplexity, f.drawn, f.rows, f.seconds)
+    return (*run, f.decoding, json.dumps(f.options), *cost, f.claim_applies, f.claim_reason)
+
+
+def _claim_of(result: AuditResult, finding: Finding) -> Claim | None:
+    return next((target.claim for target in result.targets if target.name == finding.target), None)
+
+
+def _claim(claim: Claim | None) -> tuple[Cell, ...]:
+    if claim is None:
+        return (None,) * len(_CLAIM)
+    promised = (words.claimed(claim), claim.delta, claim.relation, claim.unit, claim.queries)
+    return (*promised, claim.spent_epsilon.get(claim.relation), claim.spent_queries, claim.status)
+
+
+def _measured(finding: Finding) -> Iterator[tuple[Cell, ...]]:
+    if finding.not_applicable:
+        yield (*(None,) * (len(_MEASURED) - 1), finding.not_applicable)
+    for m in finding.measurements:
+        yield _numbers(m, None)
+    for repeats, m in words.by_repeats(finding.by_repeats):
+        yield _numbers(m, repeats)
+
+
+def _numbers(m: Measurement, repeats: str | None) -> tuple[Cell, ...]:
+    return (m.name, repeats, m.value, m.low, m.high, m.n, m.unit, m.note, None)
+
+
+def secrets(runs: Sequence[Run]) -> Sheet:
+    """A row each (run, target, setting, attack, secret): what the row found out about it, a column a number."""
+    held = [(run.result.name, row, found) for run in runs for row, found in run.outcomes.items()]
+    names = tuple(dict.fromkeys(name for _, _, found in held for name in found.values))
+    rows = (
+        (inert.clean(run), *map(inert.clean, row), *cells) for run, row, found in held for cells in _cells(found, names)
+    )
+    return Sheet({**_SECRET, **dict.fromkeys(names, "number")}, tuple(rows))
+
+
+def _cells(found: PerSecret, names: Sequence[str]) -> Iterator[tuple[Cell, ...]]:
+    columns = [found.values.get(name) for name in names]
+    for i, secret in enumerate(found.ids):
+        numbers = (None if column is None else float(column[i]) for column in columns)
+        yield (inert.clean(secret), bool(found.member[i]), found.repeats[i], *numbers)
+
+
+# --- forms ----------------------------------------------------------------------------------------------------------
+
+
+def to_csv(sheet: Sheet) -> str:
+    """RFC 4180, formulas inert; nothing stands for nothing, `nan` and `inf` for themselves."""
+    return tables.to_csv(tables.Grid("", (), (), machine_head=tuple(sheet.columns), machine_rows=sheet.rows))
+
+
+def to_parquet(sheet: Sheet) -> bytes:
+    """A Parquet file of typed, nullable columns; its metadata name the schema version of the results."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    kinds = {"text": pa.string(), "number": pa.float64(), "count": pa.int64(), "flag": pa.bool_()}
+    version = {"audit.schema_version": str(SCHEMA_VERSION)}
+    schema = pa.schema([(name, kinds[kind]) for name, kind in sheet.columns.items()], metadata=version)
+    columns = list(zip(*sheet.rows, strict=True)) or [()] * len(schema)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_arrays(arrays, schema=schema), buffer)
+    return buffer.getvalue()
+
+
+def to_latex(results: Sequence[AuditResult]) -> str:
+    """Of each run its results and, where there is one, its claims: `tabular`s with booktabs rules, for \\input."""
+    grids = [
+        grid for result in map(words.cleaned, results) for grid in (_results(result), _claims(result)) if grid.rows
+    ]
+    return "\n\\par\\bigskip\n".join(map(tables.to_latex, grids))
+
+
+def _results(result: AuditResult) -> tables.Grid:
+    head = ("Target", "Attack", "Recall", "Non-members", "Excess", "PPL", "Claim applies")
+    rows = tuple(
+        (words.row_title(result, f), f.attack, *_numbers_or_why(f), words.perplexity(result, f.target), _applies(f))
+        for f in words.rows(result)
+    )
+    return tables.Grid(f"{result.name}: recall with 95% intervals", head, rows)
+
+
+def _numbers_or_why(f: Finding) -> tuple[str, ...]:
+    return ("not applicable", words.NOTHING, words.NOTHING) if f.not_applicable else words.beside_the_floor(f)
+
+
+def _applies(f: Finding) -> str:
+    return words.NOTHING if f.claim_applies is None else "yes" if f.claim_applies else "no"
+
+
+def _claims(result: AuditResult) -> tables.Grid:
+    head = ("Target", "Relation", "Unit", "ε", "δ", "Tokens", "Spent ε", "Status")
+    rows = tuple(
+        (
+            target.title,
+            words.relation(name),
+            claim.unit,
+            words.number(epsilon),
+            words.number(claim.delta),
+            f"{claim.queries:,}",
+            words.number(claim.spent_epsilon[name]) if name in claim.spent_epsilon else words.NOTHING,
+            claim.status,
+        )
+        for target in result.targets
+        if (claim := target.claim) is not None
+        for name, epsilon in claim.epsilon.items()
+    )
+    return tables.Grid(f"{result.name}: what is claimed", head, rows)

@@ -1,0 +1,131 @@
+"""Text of data, models, plug-ins and users as text, whatever it holds: one function a medium. Knows no report.
+
+Names, notes and paths become one bounded printable line (`clean`); private text that was asked for keeps every
+character in sight (`visible`). What each medium would run, link, hide or reorder is then taken out of its way.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Sequence
+from xml.sax.saxutils import escape
+
+from rich.text import Text
+
+LONGEST = 4000  # characters of one piece of text: a line of a megabyte is not read, and buries what is
+
+_ESCAPE_SEQUENCE = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])|\x9b[0-?]*[ -/]*[@-~]"
+)
+_ZERO_WIDTH = "\u00ad\u180e\u200b-\u200d\u2060-\u2065\ufeff\U000e0000-\U000e007f"
+_CONTROL = "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ufff9-\ufffb\ufffe\uffff"
+_SURROGATE = re.compile("[\ud800-\udfff]")  # cannot be written as UTF-8
+_INVISIBLE = re.compile(f"[{_ZERO_WIDTH}]")
+_UNPRINTABLE = re.compile(f"[{_CONTROL}]")
+_UNPRINTABLE_IN_LINES = re.compile(f"(?!\n)[{_CONTROL}]")
+_UNSEEN = re.compile(f"[{_ZERO_WIDTH}{_CONTROL}\ud800-\udfff]")
+
+_MARKDOWN = re.compile(
+    r"[\\`*|~$]|(?<![^\W_])_|_(?![^\W_])|\](?=[(\[:])"
+)  # a `]` matters only where a link could follow
+_MARKDOWN_LINE_START = re.compile(r"^(\d*)([#+=-]|(?<=\d)[.)](?=\s|$))")  # headings, rules, list items
+# What GitHub links or notifies without being asked: addresses, mentions, issues. No backslash keeps it from that.
+_MARKDOWN_LINK = re.compile(r"(?<=@)(?=\w)|(?<=:)(?=//)|(?<=\bwww)(?=\.)|(?<=#)(?=\d)|(?<=\bgh-)(?=\d)", re.IGNORECASE)
+_SPLIT = "&#8203;"  # a space without width
+
+_FORMULA = re.compile("(^|;\\s*)(?=[=+\\-@\uff1d\uff0b\uff0d\uff20])")  # `;` separates cells in half the world
+
+_LATEX = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    **{character: f"{{{character}}}" for character in "[]*"},  # behind a row's end they would belong to it
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "−": "$-$",
+    "–": "--",
+    "…": r"\ldots{}",
+    "ε": r"$\varepsilon$",
+    "δ": r"$\delta$",
+    "Δ": r"$\Delta$",
+    "≥": r"$\geq$",
+    "≤": r"$\leq$",
+    "×": r"$\times$",
+    "∞": r"$\infty$",
+    "·": r"\textperiodcentered{}",
+}
+
+
+# --- plain text -----------------------------------------------------------------------------------------------------
+
+
+def clean(text: str) -> str:
+    """One printable line of at most LONGEST characters: nothing that repaints a terminal or reorders a report."""
+    text = _SURROGATE.sub("\ufffd", _ESCAPE_SEQUENCE.sub("", text))
+    return _bounded(" ".join(_UNPRINTABLE.sub(" ", _INVISIBLE.sub("", text)).split()))
+
+
+def visible(text: str) -> str:
+    """Private text on one line, every character in sight: a line end as `␊`, other unseen ones as `⟨U+202E⟩`."""
+    return _bounded(_UNSEEN.sub(_shown, text))
+
+
+def _shown(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return chr(0x2400 + code) if code < 0x20 else f"⟨U+{code:04X}⟩"
+
+
+def _bounded(text: str) -> str:
+    if len(text) <= LONGEST:
+        return text
+    end = f"… ({len(text):,} characters)"
+    return text[: LONGEST - len(end)].rstrip() + end
+
+
+# --- a function a medium --------------------------------------------------------------------------------------------
+
+
+def terminal(text: str) -> Text:
+    """For rich: never parsed as markup."""
+    return Text(clean(text))
+
+
+def html(text: str) -> str:
+    """For the inside of an element or of a quoted attribute. Line ends and runs of spaces stay."""
+    return escape(printable(text), {'"': "&quot;", "'": "&#39;"})
+
+
+def printable(text: str) -> str:
+    """The text without what a page may not hold, not escaped; line ends stay: what a template's strings go through."""
+    return _UNPRINTABLE_IN_LINES.sub(" ", _INVISIBLE.sub("", _SURROGATE.sub("\ufffd", text)))
+
+
+def markdown(text: str) -> str:
+    """Shown as it stands by GitHub: no HTML, links, mentions, emphasis, table cells or mathematics."""
+    text = clean(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = _MARKDOWN_LINE_START.sub(r"\1\\\2", _MARKDOWN.sub(r"\\\g<0>", text))
+    return _MARKDOWN_LINK.sub(_SPLIT, text)
+
+
+def cell(value: object) -> object:
+    """For a cell of CSV: text that a spreadsheet would run gets an apostrophe in front, None is empty."""
+    if isinstance(value, str):
+        return _FORMULA.sub(r"\1'", clean(value))
+    return "" if value is None else value
+
+
+def csv_text(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """RFC 4180 with "\\n" line ends, every cell inert."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(map(cell, head))
+    writer.writerows(map(cell, row) for row in rows)
+    return buffer.getvalue()
+
+
+def latex(text: str) -> str:
+    """For the text of a LaTeX document."""
+    return "".join(_LATEX.get(character, character) for character in clean(text))

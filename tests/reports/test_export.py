@@ -1,0 +1,120 @@
+"""What is exported is what was recorded: every number once, in CSV, Parquet and LaTeX alike."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from auditor.cli import call
+from auditor.outcomes import PerSecret, Run
+from auditor.reports import export, files
+from auditor.types import AuditResult, Measurement
+
+KEY = ["run", "target", "setting", "attack", "measurement", "repeats"]
+
+
+def from_csv(text: str) -> pd.DataFrame:
+    return pd.read_csv(io.StringIO(text), dtype={"repeats": str}, keep_default_na=False, na_values=["", "nan"])
+
+
+def test_a_row_a_measurement(with_probe: AuditResult) -> None:
+    sheet = export.measurements([with_probe])
+    table, typed = from_csv(export.to_csv(sheet)), pd.read_parquet(io.BytesIO(export.to_parquet(sheet)))
+    assert list(table.columns) == list(typed.columns) and len(table) == len(typed)
+    assert not table.duplicated(KEY).any()
+    expected = [(f, None, m) for f in with_probe.findings for m in f.measurements]
+    expected += [(f, count, m) for f in with_probe.findings for count, m in f.by_repeats.items()]
+    nothing = [f for f in with_probe.findings if f.not_applicable]
+    assert len(table) == len(expected) + len(nothing) and nothing
+    for frame in (table, typed):
+        indexed = frame.set_index(KEY)
+        for f, count, m in expected:
+            repeats = np.nan if count is None else count
+            row = indexed.loc[(with_probe.name, f.target, f.setting, f.attack, m.name, repeats)]
+            row = row.iloc[0] if isinstance(row, pd.DataFrame) else row
+            assert (row["value"], row["low"], row["high"]) == (m.value, m.low, m.high)
+            assert (row["n"], row["unit"], row["decoding"]) == (m.n, m.unit, f.decoding)
+    why = table[table["attack"].eq("perplexity") & table["target"].eq("pmixed") & table["setting"].eq("claim")]
+    assert why["not_applicable"].item().startswith("perplexity ranks by") and why["value"].isna().all()
+    pmixed = table[table["target"] == "pmixed"]
+    assert set(pmixed["epsilon"]) == {8.0} and set(pmixed["unit_of_protection"]) == {"shard"}
+    assert set(table[table["target"] == "undefended"]["claim_status"].isna()) == {True}
+    assert json.loads(table["options"][0])["samples"] == 10
+
+
+def test_what_json_has_no_word_for_and_what_is_not_there(result: AuditResult) -> None:
+    """uniform mixing's epsilon is infinite; a NaN stays one; an empty run is a head without rows."""
+    odd = Measurement("recall", math.nan, -math.inf, math.inf, 0)
+    strange = replace(result, findings=(replace(result.findings[-1], measurements=(odd,), by_repeats={}),))
+    sheet = export.measurements([strange])
+    for frame in (
+        pd.read_csv(io.StringIO(export.to_csv(sheet))),
+        pd.read_parquet(io.BytesIO(export.to_parquet(sheet))),
+    ):
+        row = frame.iloc[0]
+        assert math.isnan(row["value"]) and (row["low"], row["high"], row["epsilon"]) == (-math.inf, math.inf, math.inf)
+    empty = export.measurements([replace(result, findings=())])
+    assert len(pd.read_parquet(io.BytesIO(export.to_parquet(empty)))) == 0
+    assert export.to_csv(empty).count("\n") == 1
+
+
+def run(result: AuditResult) -> Run:
+    ids, member = ("b", "a", "=1+1"), np.array([True, True, False])
+    hits = PerSecret(ids, member, (1, 4, None), {"recall": np.array([0.0, 1.0, 0.0]), "score": np.array([0.1, 2, -3])})
+    exact = PerSecret(ids, member, (1, 4, None), {"extraction_probability": np.array([0.25, 1e-30, math.nan])})
+    rows = {("undefended", "worst", "ethicist"): hits, ("undefended", "worst", "extraction-probability"): exact}
+    return Run("folder", result, rows)
+
+
+def test_a_row_a_secret(result: AuditResult) -> None:
+    sheet = export.secrets([run(result)])
+    table, typed = from_csv(export.to_csv(sheet)), pd.read_parquet(io.BytesIO(export.to_parquet(sheet)))
+    assert len(table) == len(typed) == 6
+    row = typed[(typed["secret"] == "a") & (typed["attack"] == "ethicist")].iloc[0]
+    assert (row["member"], row["repeats"], row["recall"], row["score"]) == (True, 4, 1.0, 2.0)
+    assert math.isnan(row["extraction_probability"])  # another row's number
+    exact = table[(table["secret"] == "a") & (table["attack"] == "extraction-probability")].iloc[0]
+    assert exact["extraction_probability"] == 1e-30
+    assert not any(cell.startswith("=") for cell in table["secret"]) and "1+1" in export.to_csv(sheet)
+
+
+def test_latex_tables_are_whole(with_probe: AuditResult) -> None:
+    evil = replace(with_probe, name=r"50% \input{x}" "\n_", targets=with_probe.targets)
+    text = export.to_latex([evil])
+    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 2
+    lines = [line for line in text.splitlines() if not line.startswith("%")]
+    body = "\n".join(lines)
+    assert r"166/320 (52\% {[}46--57{]})" in body and r"$\varepsilon$" in body and r"$\infty$" in body
+    assert "not applicable" in body and r"\input" not in body
+    assert len(re.findall(r"(?<!\\)\{", body)) == len(re.findall(r"(?<!\\)\}", body))
+    for line in lines:
+        if line.endswith(r"\\"):
+            assert len(re.findall(r"(?<!\\)&", line)) in (6, 7)
+    assert body.isascii()
+
+
+def test_the_command(result: AuditResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files.write(tmp_path / "run", result)
+    files.write(tmp_path / "other", replace(result, name="other", seed=1))
+    named = {kind: tmp_path / f"out.{kind}" for kind in ("csv", "parquet", "latex")}
+    flags = [word for kind, path in named.items() for word in (f"--{kind}", str(path))]
+    assert call(["export", str(tmp_path / "run"), str(tmp_path / "other"), *flags]) == 0
+    assert capsys.readouterr().out.split() == [str(path) for path in named.values()]
+    assert set(pd.read_csv(named["csv"])["seed"]) == {0, 1}
+    assert {path.stat().st_mode & 0o777 for path in named.values()} == {0o600}
+    for wrong, message in (
+        ([], "expected at least one of"),
+        (["--secrets", str(tmp_path / "s.xls")], "one of .csv, .parquet"),
+        (["--csv", str(tmp_path / "c.csv"), "--secrets", str(tmp_path / "s.csv")], "holds nothing by secret"),
+    ):
+        assert call(["export", str(tmp_path / "run"), *wrong]) == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "c.csv").exists()  # nothing half written
