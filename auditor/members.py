@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 from peft import LoraConfig, get_peft_model
+from transformers.pytorch_utils import Conv1D
 
 from auditor.ensemble import write_shard
 from auditor.errors import AuditError
@@ -78,7 +79,7 @@ def train_member(
     public model. Raises AuditError for an architecture whose attention PEFT does not know.
     """
     torch.manual_seed(seed)
-    member = _with_adapter(base, adapter)
+    member = with_adapter(base, adapter)
     if texts:
         fit(member)
     scratch = folder.with_name(f".{folder.name}")
@@ -88,9 +89,19 @@ def train_member(
     os.replace(scratch, folder)
 
 
-def _with_adapter(model: Any, adapter: Adapter) -> Any:
+def with_adapter(model: Any, adapter: Adapter) -> Any:
+    """The model with an untrained adapter, the rest of it frozen; its random half is torch's to draw.
+
+    Raises AuditError for an architecture whose attention PEFT does not know.
+    """
     targets = "all-linear" if adapter.layers == "all" else None  # None: what PEFT names for the architecture
-    config = LoraConfig(r=adapter.rank, lora_alpha=adapter.alpha, target_modules=targets, task_type="CAUSAL_LM")
+    config = LoraConfig(
+        r=adapter.rank,
+        lora_alpha=adapter.alpha,
+        target_modules=targets,
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),  # GPT-2's linear layers
+        task_type="CAUSAL_LM",
+    )
     try:
         return get_peft_model(model, config)
     except ValueError as error:

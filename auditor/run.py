@@ -451,7 +451,7 @@ class _Run:
 
         found = scored() if target.defense else self.shelf.get("perplexity", self._data_key(), scored)
         self.heldout[target.name] = found
-        tokens = found["tokens"]
+        tokens = [int(count) for count in found["tokens"]]
         return tuple(
             metrics.perplexity(list(zip(nll, tokens, strict=True)), name)
             for name, nll in found.items()
