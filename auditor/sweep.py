@@ -215,10 +215,12 @@ def table(title: str, held: Sequence[Place]) -> tables.Grid:
     several = len({(row.cell.target, row.cell.setting) for row in rows if row.cell}) > 1
     keys = list(dict.fromkeys(key for place in held for key in place.at))
     bounds = [f"{name}{end}" for name in (*columns, DIFFERENCE) for end in ("", "_low", "_high")]
+    heads = (*columns.values(), "Δ recall to first")
+    filled = [i for i in range(len(heads)) if any(row.numbers[i] for row in rows)]  # what is read; files hold all
     return tables.Grid(
         title,
-        ("point", *["row"] * several, "attack", *columns.values(), "Δ recall to first", "seeds"),
-        tuple(row.read(several) for row in rows),
+        ("point", *["row"] * several, "attack", *(heads[i] for i in filled), "seeds"),
+        tuple(row.read(several, filled) for row in rows),
         "Means over seeds; 95% intervals resample secrets, of perplexities held-out texts; differences are paired over "
         "secrets and seeds.",
         ("variant", *keys, "target", "setting", "attack", "seeds", "n", *bounds, "failure"),
@@ -240,13 +242,14 @@ class _Row:
     numbers: tuple[Measurement | None, ...]  # of the columns, and DIFFERENCE
     failure: str
 
-    def read(self, several: bool) -> tuple[str, ...]:
+    def read(self, several: bool, filled: Sequence[int]) -> tuple[str, ...]:
         attack = self.cell.attack if self.cell else ", ".join(self.place.attacks)
         row = f"{self.cell.target}, {self.cell.setting}" if self.cell else ""
         seeds = ranges(sorted(self.cell.measured)) if self.cell else ""
         last = " · ".join(filter(None, [seeds, self.failure]))
         name = called(self.place.variant, self.place.at) or "plan"
-        return (name, *[row] * several, attack, *(words.with_bounds(m) if m else "" for m in self.numbers), last)
+        numbers = (words.with_bounds(m) if m else "" for m in (self.numbers[i] for i in filled))
+        return (name, *[row] * several, attack, *numbers, last)
 
     def raw(self, keys: Sequence[str]) -> tuple[object, ...]:
         cell, place = self.cell, self.place
