@@ -33,6 +33,7 @@ class Ensemble(ABC):
 
     public: LanguageModel
     size: int
+    unit: str = ""  # what lies whole in one shard: "record", "user"; "": it does not say
     shards: Sequence[Collection[str] | None] | None = None  # names of each member's records; None: it does not say
 
     def shard_counts(self) -> dict[str, int]:
@@ -121,8 +122,8 @@ class _Together(Rows):
 class LoraEnsemble(Ensemble):
     """LoRA adapters on one base, which is the public model: one forward serves rows of different members."""
 
-    def __init__(self, public: HuggingFaceModel, adapters: Sequence[Path]) -> None:
-        self.public = public
+    def __init__(self, public: HuggingFaceModel, adapters: Sequence[Path], unit: str = "") -> None:
+        self.public, self.unit = public, unit
         self.size = len(adapters)
         self.shards = [read_shard(adapter) for adapter in adapters]
         self._routing = _Routing()
@@ -301,13 +302,19 @@ def load_ensemble(folder: Path, public: HuggingFaceModel) -> Ensemble:
     """
     if not folder.is_dir():
         raise AuditError(f"expected a folder of ensemble members, got {str(folder)!r}, which is no folder")
-    adapters = sorted(config.parent for config in folder.glob("*/adapter_config.json"))
+    adapters = sorted(config.parent for config in folder.glob("[!.]*/adapter_config.json"))
+    unit, members = read_privacy(folder)
     if not adapters:
         raise AuditError(f"expected LoRA adapters in sub-folders of {str(folder)!r}, found none")
+    if members not in (None, len(adapters)):
+        raise AuditError(
+            f"expected the {members} members that {_PRIVACY} in {str(folder)!r} tells of, found {len(adapters)}: "
+            "the same audit train goes on where it was interrupted"
+        )
     for adapter in adapters:
         _require_base(adapter, public.name)
     try:
-        return LoraEnsemble(public, adapters)
+        return LoraEnsemble(public, adapters, unit)
     except (RuntimeError, ValueError, OSError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
         raise AuditError(f"cannot load the ensemble {str(folder)!r} on {public.name}: {reason}") from error
@@ -315,7 +322,33 @@ def load_ensemble(folder: Path, public: HuggingFaceModel) -> Ensemble:
 
 # --- what members say of themselves -----------------------------------------------------------------------------------
 
-_SHARD = "shard.json"
+_SHARD, _PRIVACY = "shard.json", "privacy.json"
+_UNITS = ("record", "user")
+
+
+def write_privacy(folder: Path, *, unit: str, members: int) -> None:
+    """Says in an ensemble's folder what lies whole in one shard, and how many members there will be."""
+    promise = "none of its own: the members are private, and --defense pmixed promises something of its draws"
+    record = {"method": "pmixed", "unit": unit, "unit_of_protection": "shard", "members": members, "promise": promise}
+    (folder / _PRIVACY).write_text(json.dumps(record, indent=1) + "\n")
+
+
+def read_privacy(folder: Path) -> tuple[str, int | None]:
+    """The unit and number of members that `write_privacy` wrote; "" and None where nothing was.
+
+    Raises AuditError for another form.
+    """
+    path = folder / _PRIVACY
+    if not path.is_file():
+        return "", None
+    try:
+        record = json.loads(path.read_text())
+        unit, members = record["unit"], record["members"]
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise AuditError(f"expected the unit and members of an ensemble in {str(path)!r}, got {error!r}") from error
+    if unit not in _UNITS or type(members) is not int:
+        raise AuditError(f"expected {str(path)!r} to name a unit in {_UNITS} and a number of members, got {record}")
+    return unit, members
 
 
 def record_names(texts: Iterable[str]) -> list[str]:

@@ -127,6 +127,13 @@ class LanguageModel(ABC):
         for start in range(0, len(contexts), step):
             yield suffixes[start : start + step], self.log_probs(contexts[start : start + step], length, prompt=prompt)
 
+    def other_nll(self, texts: Sequence[tuple[int, ...]], seed: int) -> Mapping[str, Sequence[float]]:
+        """Summed nll (nats) of each text as a paper counts it, by the name of the perplexity; the first token is given.
+
+        Empty where there is no other way than the law's own, `perplexity_nll`.
+        """
+        return {}
+
     def check_claim(self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0) -> Sequence[Check]:
         """What is claimed of one token against what is realised, at the positions `at` among the last `last`.
 

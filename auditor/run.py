@@ -138,6 +138,7 @@ class _Run:
         self.states: dict[tuple[str, str], dict[str, Any]] = {}
         self.ensembles: dict[str, Ensemble] = {}
         self.outcomes: dict[str, Any] = {}  # what each cell found out about each secret
+        self.heldout: dict[str, Mapping[str, Sequence[float]]] = {}  # nll of each text, by target
         self.guessed: dict[str, dict[str, Tokens]] = {}  # the first guess of each cell and secret
 
     def walk(self) -> AuditResult:
@@ -166,7 +167,7 @@ class _Run:
         for target in self._targets(undefended, defenses):
             _reset_peak_memory()
             with self._stage(f"perplexity of {target.title}"):
-                held = self._perplexity(target)
+                held = self._perplexities(target)
             if "law" in target.model.capabilities and not target.companion:
                 with self._stage(f"tokens of the secrets under {target.title}"):
                     self._score_tokens(target)
@@ -182,6 +183,7 @@ class _Run:
                     findings.append(_compared(finding, outcome, base) if target is not undefended else finding)
             targets.append(_record(target, held))
         self.folder.save_outcomes(self.outcomes)
+        self.folder.save_heldout(self.heldout)
         texts.write_ids(self.folder.path, self.aliases, salt_fingerprint(key))
         texts.write_texts(self.folder.path, self.benchmark.secrets, self.guessed, _decoder(self.benchmark.tokenizer))
         findings = [renamed(finding, self.aliases) for finding in findings]
@@ -465,17 +467,27 @@ class _Run:
 
     # --- what it all came to ---
 
-    def _perplexity(self, target: Target) -> Measurement | None:
+    def _perplexities(self, target: Target) -> tuple[Measurement, ...]:
+        """Of the held-out texts, the law's own first; none where there are no such texts."""
         if not self.benchmark.heldout:
-            return None
-        if target.defense is not None:
-            return metrics.perplexity(list(perplexity_nll(target.model, self.benchmark.heldout)))
-        held: Measurement = self.shelf.get(
-            "perplexity",
-            self._data_key(),
-            lambda: metrics.perplexity(list(perplexity_nll(target.model, self.benchmark.heldout))),
+            return ()
+
+        def scored() -> dict[str, Sequence[float]]:
+            nll, tokens = zip(*perplexity_nll(target.model, self.benchmark.heldout), strict=True)
+            return {
+                "tokens": tokens,
+                "perplexity": nll,
+                **target.model.other_nll(self.benchmark.heldout, self.plan.seed),
+            }
+
+        found = scored() if target.defense else self.shelf.get("perplexity", self._data_key(), scored)
+        self.heldout[target.name] = found
+        tokens = [int(count) for count in found["tokens"]]
+        return tuple(
+            metrics.perplexity(list(zip(nll, tokens, strict=True)), name)
+            for name, nll in found.items()
+            if name != "tokens"
         )
-        return held
 
     def _result(
         self, targets: list[TargetRecord], findings: list[Finding], greedy: dict[str, Measurement], family: str
@@ -723,17 +735,18 @@ def _compared(finding: Finding, outcome: metrics.Outcome | None, base: metrics.O
     return dataclasses.replace(finding, measurements=(*finding.measurements, delta))
 
 
-def _record(target: Target, perplexity: Measurement | None) -> TargetRecord:
+def _record(target: Target, perplexities: Sequence[Measurement]) -> TargetRecord:
     return TargetRecord(
         name=target.name,
         title=target.title,
         description=target.description,
-        perplexity=perplexity,
+        perplexity=perplexities[0] if perplexities else None,
+        other_perplexities=tuple(perplexities[1:]),
         milliseconds_per_token=1000 * target.seconds / target.drawn if target.drawn else None,
         peak_memory_mb=_peak_memory_mb(target.model.device),
         training_seconds=target.training_seconds,
         claim=target.claim(),
-        notes=() if perplexity else ("no held-out perplexity: give --nonmembers FILE",),
+        notes=() if perplexities else ("no held-out perplexity: give --nonmembers FILE",),
     )
 
 

@@ -413,6 +413,7 @@ class TargetRecord:
     training_seconds: float | None = None
     claim: Claim | None = None
     notes: tuple[str, ...] = ()
+    other_perplexities: tuple[Measurement, ...] = ()  # of the same texts, as papers count them
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -26,14 +27,14 @@ from typing import Any
 import torch
 from faker import Faker
 from filelock import FileLock
-from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPTNeoXForCausalLM, ModernBertForMaskedLM, PreTrainedTokenizerFast
 
 from auditor.benchmarks.masked import MaskedLoss, MaskedRecipe, untrained_masked, with_mask
-from auditor.ensemble import LoraEnsemble, write_shard
+from auditor.ensemble import LoraEnsemble
 from auditor.errors import AuditError
 from auditor.masked import HuggingFaceMaskedModel
+from auditor.members import Adapter, member_folder, shard, train_member
 from auditor.models import HuggingFaceModel
 from auditor.streams import generator
 from auditor.training import fit, untrained
@@ -43,6 +44,7 @@ Progress = Callable[[str, int, int], None]  # (what, done, of how many)
 REPEATS = (1, 2, 4, 8, 16)
 END = "<|endoftext|>"
 _CUT = 24  # prefixes end and suffixes begin here, however long they are: other lengths, the same secrets
+_ENSEMBLE = ("members", "lora_rank", "lora_alpha", "lora_epochs", "lora_rate")  # what nothing else depends on
 _LAST_DAY = datetime(2026, 1, 1)
 _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 
@@ -175,9 +177,12 @@ class Lab(Benchmark):
     def ensemble(self) -> LoraEnsemble:
         """One LoRA adapter a shard, on the public model."""
         public = self.public()
-        return self._part(
-            "ensemble", self._build_ensemble, lambda path: LoraEnsemble(public, sorted(path.glob("member-*")))
-        )
+
+        def load(path: Path) -> LoraEnsemble:
+            return LoraEnsemble(public, sorted(path.glob("member-*")), unit="record")
+
+        ensemble: LoraEnsemble = self._part("ensemble", self._build_ensemble, load, _ensemble_version(self.recipe))
+        return ensemble
 
     def masked_public(self) -> HuggingFaceMaskedModel:
         """A masked LM, trained on public text only."""
@@ -201,16 +206,16 @@ class Lab(Benchmark):
     def _model(self, path: Path, name: str) -> HuggingFaceModel:
         return HuggingFaceModel(GPTNeoXForCausalLM.from_pretrained(path), self.tokenizer, name)
 
-    def _part(self, name: str, build: Callable[[Path], None], load: Callable[[Path], Any]) -> Any:
-        """Loads a part, building it first where it is missing.
+    def _part(self, name: str, build: Callable[[Path], None], load: Callable[[Path], Any], version: str = "") -> Any:
+        """Loads a part, building it first where it is missing; a part may come in several versions.
 
         A lock keeps two processes from building at once; the folder appears by one rename when all of it is written, so
         a build killed half-way leaves nothing that looks finished.
         """
-        final = self.folder / name
+        final = self.folder / f"{name}{version}"
         if not final.is_dir():
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with FileLock(self.folder / f"{name}.lock"):
+            with FileLock(self.folder / f"{final.name}.lock"):
                 if not final.is_dir():
                     self._build(final, build)
         seconds = json.loads((final / "seconds.json").read_text())
@@ -266,20 +271,15 @@ class Lab(Benchmark):
     def _build_ensemble(self, path: Path) -> None:
         recipe = self.recipe
         for index, texts in enumerate(self.shards()):
-            torch.manual_seed(recipe.seed + index)
-            base = GPTNeoXForCausalLM.from_pretrained(self.folder / "public")
-            config = LoraConfig(
-                r=recipe.lora_rank,
-                lora_alpha=recipe.lora_alpha,
-                target_modules=["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"],
-                task_type="CAUSAL_LM",
+            what = f"ensemble member {index + 1}"
+            train_member(
+                member_folder(path, index),
+                GPTNeoXForCausalLM.from_pretrained(self.folder / "public"),
+                Adapter(recipe.lora_rank, recipe.lora_alpha, "all"),
+                texts,
+                partial(self._fit, texts=texts, epochs=recipe.lora_epochs, rate=recipe.lora_rate, what=what),
+                recipe.seed + index,
             )
-            member = get_peft_model(base, config)
-            if texts:  # an empty shard is a member that learnt nothing: the public model
-                self._fit(member, texts, recipe.lora_epochs, recipe.lora_rate, f"ensemble member {index + 1}")
-            folder = path / f"member-{index:03d}"
-            member.save_pretrained(str(folder))
-            write_shard(folder, texts)
 
     def _build_masked_public(self, path: Path) -> None:
         recipe, tokenizer = self.masked_recipe, with_mask(self.tokenizer, END)
@@ -310,7 +310,8 @@ class Lab(Benchmark):
 
     def shards(self) -> list[list[str]]:
         """What each member of the ensemble is trained on."""
-        return shard(self.private_copies(), self.recipe.members)
+        copies = self.private_copies()
+        return [[copies[i] for i in chosen] for chosen in shard(copies, self.recipe.members)]
 
     def private_copies(self) -> list[str]:
         """The private training text, every record as often as it is repeated, canaries included."""
@@ -337,14 +338,6 @@ def _evenly(secrets: Sequence[Secret], limit: int) -> list[Secret]:
     """At most `limit` secrets, evenly spaced, so that every repeat count stays in."""
     count = min(limit, len(secrets))
     return [secrets[i * len(secrets) // count] for i in range(count)]
-
-
-def shard(texts: Sequence[str], members: int) -> list[list[str]]:
-    """Disjoint shards by content hash: every copy of a record lands in one shard, or the shard-level claim is void."""
-    shards: list[list[str]] = [[] for _ in range(members)]
-    for text in texts:
-        shards[int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % members].append(text)
-    return shards
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------
@@ -455,15 +448,32 @@ def cache_folder() -> Path:
 
 
 def _digest(recipe: LabRecipe, texts: LabTexts) -> str:
-    """Names the cache folder. The texts count too: weights must never be audited for records they did not see."""
+    """Names the cache folder. The texts count too: weights must never be audited for records they did not see.
+
+    Fields that change no weights here do not count: where records are cut, and what only the ensemble depends on.
+    """
     versions = {
         name: importlib.metadata.version(name) for name in ("torch", "transformers", "peft", "faker", "tokenizers")
     }
-    default = LabRecipe()  # where records are cut changes no weights: labs that differ in it share them
-    recipe = dataclasses.replace(recipe, prefix_length=default.prefix_length, suffix_length=default.suffix_length)
+    recipe = _with_default(recipe, "prefix_length", "suffix_length", *_ENSEMBLE)
     trained_on = {name: made for name, made in dataclasses.asdict(texts).items() if name != "kinds"}
-    text = json.dumps([dataclasses.asdict(recipe), versions, trained_on], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return _hash([dataclasses.asdict(recipe), versions, trained_on])
+
+
+def _ensemble_version(recipe: LabRecipe) -> str:
+    """Tells ensembles apart that stand beside the same models."""
+    if recipe == _with_default(recipe, *_ENSEMBLE):
+        return ""
+    return f"_{_hash([getattr(recipe, name) for name in _ENSEMBLE])}"
+
+
+def _with_default(recipe: LabRecipe, *names: str) -> LabRecipe:
+    default = LabRecipe()
+    return dataclasses.replace(recipe, **{name: getattr(default, name) for name in names})
+
+
+def _hash(values: Any) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _load_tokenizer(path: Path) -> PreTrainedTokenizerFast:

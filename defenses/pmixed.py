@@ -29,6 +29,7 @@ from auditor.ensemble import Ensemble
 from auditor.errors import AuditError, NotApplicable
 from auditor.models import Check, LanguageModel, Rows
 from auditor.sampling import Decoding
+from auditor.streams import generator
 from auditor.types import Budget, Claim, Defense, Scenario
 
 ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
@@ -131,7 +132,7 @@ class PMixed(Defense):
             epsilon={relation: self._epsilon(relation, queries, scenario) for relation in relations},
             delta=self.delta,
             relation=self.adjacency if sound else "as published",
-            unit="shard",
+            unit=f"shard of whole {scenario.ensemble.unit}s" if scenario.ensemble.unit else "shard",
             queries=queries,
             theorem="formulas B2.5: Renyi composition of the capped forward projection"
             if sound
@@ -274,6 +275,34 @@ class PMixedModel(LanguageModel):
         weights = (torch.tensordot(shares, by_radius, 1) / log_p.shape[-2]).to(laws.dtype)
         rest = (1 - weights.sum(-1, keepdim=True)).clamp_min(0.0)
         return torch.log(_weighted(weights, log_p) + rest * log_p0.squeeze(-2).exp())
+
+    @torch.no_grad()
+    def other_nll(self, texts: Sequence[tuple[int, ...]], seed: int) -> Mapping[str, Sequence[float]]:
+        """The paper's average (Sec. 6.1): -log p_S(y), one Poisson subset S a token, here the same for every defense.
+
+        By Jensen never below that of the released law on average: what an attacker meets is the law.
+        """
+        if self.promise is None:
+            return {}
+        chances = (generator("subset average", seed, index).random for index in range(len(texts)))
+        return {
+            "perplexity_subset_average": [
+                self._subset_nll(text, chance((len(text) - 1, self.ensemble.size)))
+                for text, chance in zip(texts, chances, strict=True)
+            ]
+        }
+
+    def _subset_nll(self, text: tuple[int, ...], uniforms: np.ndarray) -> float:
+        """Summed -log p_S(y) of the tokens behind the first; S: where uniforms, (tokens, N), are below q."""
+        tokens, every = torch.tensor([text], device=self.device), torch.arange(self.parts, device=self.device)
+        laws = self._laws_of_parts(tokens[:, :-1], every, len(uniforms), None)[0]  # (tokens, parts, V)
+        inside = torch.from_numpy(uniforms < self.q).to(self.device)
+        size = inside.sum(-1)
+        radius = self.radii[size].unsqueeze(-1).expand(inside.shape)
+        weight = self.projection.weights(laws[:, 1:], laws[:, :1], radius) * inside / size.clamp_min(1).unsqueeze(-1)
+        p = laws.gather(-1, tokens[0, 1:, None, None].expand(-1, self.parts, 1)).squeeze(-1).double().exp()
+        mixed = (weight * p[:, 1:]).sum(-1) + (1 - weight.sum(-1)) * p[:, 0]
+        return float(-torch.log(mixed).sum())
 
     @torch.no_grad()
     def check_claim(self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0) -> Sequence[Check]:

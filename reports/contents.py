@@ -240,6 +240,7 @@ def _cost(target: TargetRecord) -> Facts:
     per_token, memory, training = target.milliseconds_per_token, target.peak_memory_mb, target.training_seconds
     return (
         ("Held-out perplexity", words.with_bounds(target.perplexity)),
+        *((words.label(m.name), words.with_bounds(m)) for m in target.other_perplexities),
         ("Time per token", words.NOTHING if per_token is None else f"{words.number(per_token)} ms"),
         ("Peak memory", words.NOTHING if memory is None else words.memory(memory)),
         ("Training time", words.NOTHING if training is None else words.duration(training)),
@@ -254,7 +255,7 @@ def _claim(claim: Claim | None) -> Facts:
         ("Claim", f"{claim.theorem} ({claim.status})"),
         *by_relation,
         ("δ", words.number(claim.delta)),
-        ("Set up for", f"{words.relation(claim.relation)}; unit of protection: {claim.unit}"),
+        ("Set up for", f"{words.relation(claim.relation)}; unit of protection: {words.unit(claim)}"),
         ("Covers", f"{claim.access}, {claim.decoding} decoding, {claim.queries:,} drawn tokens"),
         ("Spent by this audit", words.spent(claim)),
         *((words.plain(name), words.number(value)) for name, value in claim.details.items()),
@@ -351,7 +352,10 @@ def _measurements(result: AuditResult) -> list[Block]:
 
 def _measurement_table(result: AuditResult) -> Table:
     groups = tuple(
-        Group(f"{words.row_title(result, f)} · {f.attack} · {f.decoding}", tuple(map(_measurement_row, f.measurements)))
+        Group(
+            f"{words.row_title(result, f)} · {f.attack} · {words.decoding(f)}",
+            tuple(map(_measurement_row, f.measurements)),
+        )
         for f in words.rows(result)
         if f.measurements
     )

@@ -19,7 +19,7 @@ from auditor.ensemble import Ensemble, ModelEnsemble
 from auditor.errors import AuditError, NotApplicable
 from auditor.models import HuggingFaceModel
 from auditor.sampling import ANCESTRAL, Decoding, sample
-from auditor.streams import uniforms
+from auditor.streams import generator, uniforms
 from auditor.types import Budget, Scenario
 
 MakeTiny = Callable[..., HuggingFaceModel]
@@ -211,6 +211,46 @@ def test_unmixed_is_the_average_of_the_members(make_tiny: MakeTiny) -> None:
     members = torch.cat([part.log_probs(PREFIX, 1) for part in held.parts[1:]]).exp().mean(0)
     torch.testing.assert_close(model.log_probs(PREFIX, 1)[0].exp(), members, atol=1e-6, rtol=0)
     assert Unmixed().claim(scenario(held), 5) is None
+
+
+TEXT = (3, 7, 1, 5, 2)
+
+
+@pytest.mark.parametrize("accounting", ["sound", "published"])
+def test_the_papers_average_over_subsets(make_tiny: MakeTiny, accounting: str) -> None:
+    """Naive twin: one subset a token, its members projected one by one with the radius of its size, then averaged."""
+    held = ensemble(make_tiny)
+    model = PMixed(q=0.5, alpha=3, accounting=accounting).protect(scenario(held))  # type: ignore[arg-type]
+    assert isinstance(model, PMixedModel)
+    (got,) = model.other_nll([TEXT], seed=7)["perplexity_subset_average"]
+    inside = generator("subset average", 7, 0).random((4, 3)) < 0.5
+    expected = 0.0
+    for position, chosen in enumerate(inside):
+        context, token = torch.tensor([TEXT[: position + 1]]), TEXT[position + 1]
+        laws = [part.log_probs(context, 1)[0, 0].double() for part in held.parts]
+        members = [law for law, one in zip(laws[1:], chosen, strict=True) if one]
+        weights = [float(model.projection.weights(law, laws[0], float(model.radii[len(members)]))) for law in members]
+        public = float(laws[0][token].exp())
+        mixed = [w * float(law[token].exp()) + (1 - w) * public for w, law in zip(weights, members, strict=True)]
+        expected -= math.log(np.mean(mixed) if members else public)
+    assert 0 < inside.sum() < inside.size
+    assert got == pytest.approx(expected, rel=1e-5)
+
+
+def test_by_jensen_the_average_over_subsets_is_the_larger(make_tiny: MakeTiny) -> None:
+    held = ensemble(make_tiny)
+    model = PMixed(q=0.5, alpha=3, epsilon=30).protect(scenario(held, queries=5))
+    exact = -float(model.token_log_probs(torch.tensor([TEXT[:1]]), torch.tensor([TEXT[1:]])).sum())
+    averages = [model.other_nll([TEXT], seed)["perplexity_subset_average"][0] for seed in range(200)]
+    assert np.mean(averages) - exact > 3 * np.std(averages) / math.sqrt(200)
+    assert len(set(averages)) > 50
+
+
+def test_one_member_that_is_always_asked_has_no_subsets_to_average(make_tiny: MakeTiny) -> None:
+    model = PMixed(q=1.0, alpha=3).protect(scenario(ensemble(make_tiny, 1)))
+    exact = -float(model.token_log_probs(torch.tensor([TEXT[:1]]), torch.tensor([TEXT[1:]])).sum())
+    assert model.other_nll([TEXT], 0)["perplexity_subset_average"][0] == pytest.approx(exact, rel=1e-5)
+    assert Unmixed().protect(scenario(ensemble(make_tiny, 1))).other_nll([TEXT], 0) == {}
 
 
 def test_projection_of_an_infinite_radius_is_everything() -> None:
