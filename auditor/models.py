@@ -141,7 +141,7 @@ class LanguageModel(ABC):
         divergences depend on the private data: they are for the auditor alone. Raises NotApplicable where nothing is
         claimed, AuditError for an order that is not controlled.
         """
-        raise NotApplicable(f"{self.name} makes no claim")
+        raise NotApplicable(f"{self.name} makes no claim about single answers")
 
     def claim_premises(self) -> Mapping[str, int]:
         """What the claim rests on beside the laws, in counts, as far as the model can tell.

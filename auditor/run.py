@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import importlib.metadata
 import json
 import os
@@ -23,7 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from auditor import __version__, details, metrics, outcomes, plugins
+from auditor import __version__, details, metrics, outcomes, plugins, privacy
 from auditor.aliases import aliases, renamed, salt
 from auditor.aliases import fingerprint as salt_fingerprint
 from auditor.benchmarks.files import Files
@@ -36,11 +37,13 @@ from auditor.folder import RunFolder, batched, cell_name
 from auditor.models import HuggingFaceModel, LanguageModel, load, perplexity_nll
 from auditor.outcomes import Row
 from auditor.plan import Plan, check_general, options_for
+from auditor.privacy import PrivacyRecord
 from auditor.reports import texts
 from auditor.sampling import GREEDY, by_shape, sample
 from auditor.streams import CHANNELS, generator
 from auditor.submission import check_submission
 from auditor.types import (
+    ANY_ACCESS,
     Attack,
     AuditResult,
     Benchmark,
@@ -60,6 +63,8 @@ from auditor.types import (
     TargetRecord,
     TokenLogProbs,
     Tokens,
+    TrainedModel,
+    Trainer,
     from_json,
     to_json,
 )
@@ -100,12 +105,20 @@ class Target:
     meter: Meter = field(default_factory=Meter)
     seconds: float = 0.0
     drawn: int = 0
+    privacy: PrivacyRecord | None = None  # of an undefended model that was trained privately
 
     def budget(self) -> Budget | None:
         return self.defense.budget(self.scenario) if self.defense and self.scenario else None
 
     def claim(self) -> Claim | None:
-        return self.defense.claim(self.scenario, sum(self.spent.values())) if self.defense and self.scenario else None
+        if self.defense and self.scenario:
+            return self.defense.claim(self.scenario, sum(self.spent.values()))
+        return self.privacy.claim() if self.privacy else None
+
+    def trained(self) -> PrivacyRecord | None:
+        """What the training of this model promised, if it was private."""
+        held = self.scenario.trained if self.scenario else None
+        return held.privacy if held else self.privacy
 
     def remarks(self) -> tuple[str, ...]:
         return self.defense.remarks(self.scenario) if self.defense and self.scenario else ()
@@ -215,7 +228,9 @@ class _Run:
                     f"expected {flag} to share the target's vocabulary of {model.vocab_size}, "
                     f"but {other.name} has {other.vocab_size}"
                 )
-        return benchmark, public, reference, Target(UNDEFENDED, "Undefended", model, f"{plan.model}, as it is")
+        undefended = Target(UNDEFENDED, "Undefended", model, f"{plan.model}, as it is")
+        undefended.privacy = privacy.read(Path(plan.model))
+        return benchmark, public, reference, undefended
 
     def _load(self, kind: str, name: str, main: bool = False) -> HuggingFaceModel:
         plan = self.plan
@@ -274,6 +289,8 @@ class _Run:
                 seconds = time.perf_counter() - start
             if isinstance(self.benchmark, Lab) and scenario.ensemble is not None:
                 seconds = self.benchmark.training_seconds["public"] + self.benchmark.training_seconds["ensemble"]
+            if isinstance(self.benchmark, Lab) and isinstance(defense, Trainer):
+                seconds = self.benchmark.training_seconds["public"] + self.benchmark.seconds_of(defense)
             description = plugins.description(type(defense))
             title, companion = plugins.title(type(defense)), defense not in defenses
             yield Target(defense.name, title, model, description, defense, scenario, seconds, companion)
@@ -282,7 +299,20 @@ class _Run:
         queries = sum(self._planned(undefended, CLAIM).values())
         length = max(query.length for query in self.challenge.queries)
         ensemble = self._ensemble(defense) if "ensemble" in defense.needs else None
-        return Scenario(undefended.model, self.public, ensemble, queries, length)
+        trained = self._trained(undefended, defense) if "trained" in defense.needs else None
+        return Scenario(undefended.model, self.public, ensemble, queries, length, trained)
+
+    def _trained(self, undefended: Target, defense: Defense) -> TrainedModel:
+        """The model that this defense trains: in the lab on demand, elsewhere from its folder."""
+        if isinstance(self.benchmark, Lab):
+            assert isinstance(defense, Trainer)
+            made: TrainedModel = self.shelf.get("trained", (self._data_key(), defense), self._train(defense))
+            return made
+        return trained_folder(defense, lambda folder: self._load("trained", folder), undefended.model.vocab_size)
+
+    def _train(self, defense: Trainer) -> Callable[[], TrainedModel]:
+        assert isinstance(self.benchmark, Lab)
+        return functools.partial(self.benchmark.trained, defense)
 
     def _ensemble(self, defense: Defense) -> Ensemble:
         if isinstance(self.benchmark, Lab):
@@ -547,6 +577,28 @@ def check_needs(defense: Defense, public: str | None) -> None:
         raise AuditError(f"--defense {defense.name} outside the lab needs -D ensemble=DIR, a folder of member adapters")
     if "public" in defense.needs and public is None:
         raise AuditError(f"--defense {defense.name} outside the lab needs --public MODEL, the base of its members")
+    if "trained" in defense.needs and not getattr(defense, "model", ""):
+        raise AuditError(
+            f"--defense {defense.name} outside the lab needs -D {defense.name}.model=DIR, a folder made by "
+            f"audit train {defense.name}"
+        )
+
+
+def trained_folder(defense: Defense, load: Callable[[str], HuggingFaceModel], vocab_size: int) -> TrainedModel:
+    """The model that `-D model=` of a trained defense names. Raises AuditError for what it did not train."""
+    folder = str(getattr(defense, "model", ""))
+    if not Path(folder).is_dir():
+        raise AuditError(f"expected -D model= of {defense.name} to be a folder that was trained, got {folder!r}")
+    record = privacy.read(Path(folder))
+    if record is None or record.method != defense.name:
+        found = "no privacy.json" if record is None else f"a model trained by {record.method}"
+        raise AuditError(f"expected {folder!r} to be trained by audit train {defense.name}, got {found}")
+    model = load(folder)
+    if model.vocab_size != vocab_size:
+        raise AuditError(
+            f"expected {folder!r} to share the target's vocabulary of {vocab_size}, but it has {model.vocab_size}"
+        )
+    return TrainedModel(model, record)
 
 
 def lab_recipe(plan: Plan) -> LabRecipe:
@@ -683,6 +735,8 @@ def _applies(target: Target, setting: Setting) -> tuple[bool | None, str]:
     claim = target.claim()
     if claim is None:
         return None, "no claim is made"
+    if claim.access == ANY_ACCESS:
+        return True, f"{claim.access}; {claim.status}"
     if setting is CLAIM:
         return True, f"text access, ancestral; {claim.status}"
     return False, "gradients, log-probabilities, the attack's own decoding"
@@ -736,6 +790,7 @@ def _compared(finding: Finding, outcome: metrics.Outcome | None, base: metrics.O
 
 
 def _record(target: Target, perplexities: Sequence[Measurement]) -> TargetRecord:
+    trained = target.trained()
     return TargetRecord(
         name=target.name,
         title=target.title,
@@ -746,7 +801,11 @@ def _record(target: Target, perplexities: Sequence[Measurement]) -> TargetRecord
         peak_memory_mb=_peak_memory_mb(target.model.device),
         training_seconds=target.training_seconds,
         claim=target.claim(),
-        notes=() if perplexities else ("no held-out perplexity: give --nonmembers FILE",),
+        nominal_epsilon=trained.nominal.get(privacy.NOMINAL) if trained else None,
+        notes=(
+            *(trained.notes() if trained else ()),
+            *(() if perplexities else ("no held-out perplexity: give --nonmembers FILE",)),
+        ),
     )
 
 

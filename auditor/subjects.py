@@ -23,7 +23,7 @@ from auditor.masked import MaskedModel
 from auditor.models import LanguageModel, Rows, law_elements
 from auditor.sampling import ANCESTRAL, by_shape, sample
 from auditor.streams import CHANNELS, generator, uniforms
-from auditor.types import Claim, Defense, MaskedScenario, Measurement, Scenario, Tokens
+from auditor.types import Claim, Defense, MaskedScenario, Measurement, Scenario, Tokens, TrainedModel
 
 _BATCH = 64  # texts at once, where memory does not say less
 _TIMINGS = 5
@@ -127,7 +127,7 @@ class Subject(ABC, Generic[Model]):
         """The model, asked in turn by every point of a sweep."""
 
     @abstractmethod
-    def protect(self, defense: Defense, ensemble: Any) -> tuple[Model, Claim | None]:
+    def protect(self, defense: Defense, held: Any) -> tuple[Model, Claim | None]:
         """The model behind this defense, and what is promised for the longest text."""
 
     @abstractmethod
@@ -198,9 +198,10 @@ class CausalSubject(Subject[LanguageModel]):
     def _once(self, model: LanguageModel) -> LanguageModel:
         return _Once(model)
 
-    def protect(self, defense: Defense, ensemble: Any) -> tuple[LanguageModel, Claim | None]:
+    def protect(self, defense: Defense, held: Any) -> tuple[LanguageModel, Claim | None]:
         longest = int(self.predicted.max())
-        scenario = Scenario(self.target, self.public, ensemble, longest, longest)
+        trained = held if isinstance(held, TrainedModel) else None
+        scenario = Scenario(self.target, self.public, None if trained else held, longest, longest, trained)
         return defense.protect(scenario), defense.claim(scenario, 0)
 
     def batches(self) -> Iterator[tuple[int, list[int], Callable[[Any], Tensor]]]:
@@ -256,7 +257,7 @@ class MaskedSubject(Subject[MaskedModel]):
     def _once(self, model: MaskedModel) -> MaskedModel:
         return _OnceMasked(model)
 
-    def protect(self, defense: Defense, ensemble: Any) -> tuple[MaskedModel, Claim | None]:
+    def protect(self, defense: Defense, held: Any) -> tuple[MaskedModel, Claim | None]:
         return defense.protect_masked(MaskedScenario(self.target, self.public, int(self.predicted.max())))
 
     def batches(self) -> Iterator[tuple[int, list[int], Callable[[Any], Tensor]]]:

@@ -20,7 +20,7 @@ from auditor.grid import Point, called
 from auditor.ledger import Place, ranges
 from auditor.reports import files, tables, words
 from auditor.run import Reporter, Shelf, check, run
-from auditor.types import AuditResult, Finding, Measurement, to_json
+from auditor.types import AuditResult, Finding, Measurement, TargetRecord, to_json
 
 SWEEP = "sweep.json"
 COLUMNS = {"recall": "recall", "recall_at_100_errors": "recall@100", "any_of_k": "any of K"}
@@ -181,20 +181,31 @@ def _cells(finished: Mapping[int, tuple[AuditResult, RunFolder]]) -> Iterator[Ce
     for (target, setting, attack), findings in seen.items():
         outcomes, measured = {}, {}
         for seed, finding in findings.items():
-            record = judged[seed].get("/".join((target, setting, attack)))
-            if record is None:
+            if finding.not_applicable:
                 continue
-            if "hit" in record:  # a probe judges no guesses
+            record = judged[seed].get("/".join((target, setting, attack)))
+            if record is not None and "hit" in record:  # a probe judges no guesses
                 outcome = metrics.from_record(record)
                 outcomes[seed] = outcome.only(outcome.member)
-            of_target = finished[seed][0].target(target)
-            held = filter(None, (of_target.perplexity, *of_target.other_perplexities))
-            measured[seed] = {m.name: m for m in (*finding.measurements, *held)}
+            of_target = _of_target(finished[seed][0].target(target))
+            measured[seed] = {m.name: m for m in (*finding.measurements, *of_target)}
+            measured[seed] |= {f"{m.name}(count={count})": m for count, m in finding.by_repeats.items()}
         one = next(iter(findings.values()))
         texts = {seed: held[target] for seed, held in heldout.items() if target in held}
         yield Cell(
             target, setting, attack, outcomes, measured, texts, one.options, "" if measured else one.not_applicable
         )
+
+
+def _of_target(target: TargetRecord) -> Iterator[Measurement]:
+    """Its held-out perplexities and what it claims; epsilons, which are exact, as intervals of no width."""
+    if target.perplexity:
+        yield target.perplexity
+    yield from target.other_perplexities
+    claimed = target.claim.epsilon.get(target.claim.relation) if target.claim else None
+    for name, epsilon in (("epsilon", claimed), ("nominal_epsilon", target.nominal_epsilon)):
+        if epsilon is not None:
+            yield Measurement(name, epsilon, epsilon, epsilon, 1, "nats")
 
 
 def _about(result: AuditResult) -> str:

@@ -80,7 +80,8 @@ def train(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[s
     trainer.check(job)
     configuration = _configuration(asked, trainer, job)
     if _is_finished(asked.out, configuration):
-        return (f"{asked.out} is already trained with this configuration: nothing was done",)
+        unless = "" if trainer.claims == "none" else " (which records it was, is not kept)"
+        return (f"{asked.out} is already trained with this configuration{unless}: nothing was done",)
     return (*notes, *_run(trainer, job, configuration))
 
 
@@ -102,6 +103,8 @@ def _run(trainer: Trainer, job: TrainingJob, configuration: dict[str, Any]) -> t
             if made:
                 job.out.rmdir()
         raise
+    if trainer.claims != "none":  # two data sets that a promise makes alike would differ in their digest
+        record["configuration"] = {name: value for name, value in configuration.items() if name != "data"}
     record |= {"finished": True, "seconds_of_last_run": round(time.perf_counter() - start, 1)}
     write_private(job.out / RECORD, json.dumps(record, indent=1))
     return told
@@ -207,6 +210,8 @@ def _is_finished(out: Path, configuration: dict[str, Any]) -> bool:
     except (OSError, ValueError, KeyError, TypeError):
         raise AuditError(f"expected a new or empty folder for -o, but {str(out)!r} holds something else") from None
     for name in [*configuration, *before]:
+        if name == "data" and finished and name not in before:
+            continue
         own, other = configuration.get(name), before.get(name)
         if own != other:
             raise AuditError(f"{str(out)!r} was trained with another configuration ({_difference(name, own, other)})")

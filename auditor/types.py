@@ -15,12 +15,14 @@ from auditor.errors import AuditError
 
 if TYPE_CHECKING:
     from auditor.masked import MaskedModel
-    from auditor.models import LanguageModel
+    from auditor.models import HuggingFaceModel, LanguageModel
+    from auditor.privacy import PrivacyRecord
     from auditor.view import View
 
 SCHEMA_VERSION = 1
 Tokens = tuple[int, ...]
 SettingName = Literal["claim", "worst"]
+ANY_ACCESS = "any access, the weights included"  # of a claim about a trained model
 
 
 # --- what is attacked ---------------------------------------------------------------------------------------------
@@ -234,7 +236,7 @@ class Claim:
     delta: float
     relation: str  # the relation the defense was set up for
     unit: str  # of protection: "shard", "any two models"
-    queries: int  # T: the drawn tokens the epsilons cover
+    queries: int | None  # T: the drawn tokens the epsilons cover; None: any number, nothing is spent by asking
     theorem: str
     status: str  # "sound" | "claim; proof has gaps" | ...
     access: str = "sampled tokens only"
@@ -253,6 +255,15 @@ class Scenario:
     ensemble: Any  # auditor.ensemble.Ensemble, or None
     queries: int  # tokens the claim row will draw
     answer_length: int  # tokens of one answer
+    trained: TrainedModel | None = None
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model that was trained to be private, and what it promises (`privacy.json`), as far as it says."""
+
+    model: LanguageModel
+    privacy: PrivacyRecord | None
 
 
 @dataclass(frozen=True)
@@ -268,7 +279,7 @@ class MaskedScenario:
 class Defense:
     """Base of all defenses. `protect` returns a model that holds others; `claim` says what it promises.
 
-    `needs` names what the scenario must hold beyond the target: "public", "ensemble".
+    `needs` names what the scenario must hold beyond the target: "public", "ensemble", "trained".
     """
 
     name: ClassVar[str] = ""
@@ -314,14 +325,12 @@ class TrainingJob:
     """What `audit train` hands to a `Trainer`: the data as tokens, a way to load the base, and where to write."""
 
     base: str  # hub id or folder
-    load: Callable[
-        [], Any
-    ]  # a fresh transformers model on the device, its parameters free to train (LoRA: the adapter)
+    load: Callable[[], Any]  # a fresh transformers model, its parameters (LoRA: the adapter's) free to train
     tokenizer: Any
     end: int  # the token that ends a record
     block: int  # tokens of a training sequence, at most
     records: tuple[TrainingRecord, ...]
-    public: LanguageModel  # judges records for trainers that ask; the base where no other was named
+    public: HuggingFaceModel  # judges records for trainers that ask; the base where no other was named
     out: Path
     seed: int
     progress: Callable[[str, int, int], None]  # (what, done, of how many)
@@ -412,6 +421,7 @@ class TargetRecord:
     peak_memory_mb: float | None = None
     training_seconds: float | None = None
     claim: Claim | None = None
+    nominal_epsilon: float | None = None  # as a paper prints it; promises nothing (the notes say why)
     notes: tuple[str, ...] = ()
     other_perplexities: tuple[Measurement, ...] = ()  # of the same texts, as papers count them
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -29,10 +29,10 @@ from auditor.masked import kind_of, load_masked
 from auditor.metrics import CONFIDENCE
 from auditor.models import HuggingFaceModel, load
 from auditor.plan import Plan, check_general, make, options_for
-from auditor.run import UNDEFENDED, Reporter, check_needs, environment, lab_recipe
+from auditor.run import UNDEFENDED, Reporter, check_needs, environment, lab_recipe, trained_folder
 from auditor.streams import generator
 from auditor.subjects import Asked, CausalSubject, Example, MaskedSubject, Subject
-from auditor.types import Claim, Defense, Measurement, from_json, to_json
+from auditor.types import Claim, Defense, Measurement, Trainer, from_json, to_json
 
 _RESAMPLES = 2000
 _OF_ATTACKS = ("known", "known_limit", "nonmembers", "reference", "samples", "submission", "attack_options")
@@ -205,7 +205,7 @@ def _swept(
 
 
 def prepare(plan: Plan, settings: Settings, reporter: Reporter) -> tuple[Subject[Any], Callable[[Defense], Any]]:
-    """The model with its texts, and the ensemble of a defense that needs one. Raises AuditError for bad input."""
+    """The model with its texts, and what a defense needs: an ensemble, a trained model. Raises AuditError."""
     return _in_the_lab(plan, settings, reporter) if plan.lab else _of_ones_own(plan, settings)
 
 
@@ -216,7 +216,7 @@ def _in_the_lab(plan: Plan, settings: Settings, reporter: Reporter) -> tuple[Sub
         masked = lab.masked()
         return MaskedSubject(masked, lab.masked_public(), masked.tokenizer, texts, asked), _no_ensemble
     public, target = lab.public(), lab.target()
-    return CausalSubject(target, public, lab.tokenizer, texts, asked), cache(lambda defense: lab.ensemble())
+    return CausalSubject(target, public, lab.tokenizer, texts, asked), cache(partial(_held_by_lab, lab))
 
 
 def _of_ones_own(plan: Plan, settings: Settings) -> tuple[Subject[Any], Callable[[Defense], Any]]:
@@ -242,8 +242,17 @@ def _of_ones_own(plan: Plan, settings: Settings) -> tuple[Subject[Any], Callable
         assert isinstance(public, HuggingFaceModel)  # `check_needs` has seen to it
         return load_ensemble(Path(folder), public)
 
-    subject = CausalSubject(target, public, target.tokenizer, texts, asked)
-    return subject, lambda defense: ensemble(getattr(defense, "ensemble", ""))
+    def held(defense: Defense) -> Any:
+        if "trained" in defense.needs:
+            return trained_folder(defense, lambda folder: load(folder, **shared), target.vocab_size)
+        return ensemble(getattr(defense, "ensemble", ""))
+
+    return CausalSubject(target, public, target.tokenizer, texts, asked), cache(held)
+
+
+def _held_by_lab(lab: Lab, defense: Defense) -> Any:
+    """The ensemble, or the model that this defense trains."""
+    return lab.trained(defense) if isinstance(defense, Trainer) else lab.ensemble()
 
 
 def _asked(plan: Plan, settings: Settings) -> Asked:
@@ -267,8 +276,8 @@ def measure(
     plan, settings, start = asking.plan, asking.settings, time.perf_counter()
     wanted = points(plan, asking.sweep)
     with reporter.stage("prepare"):
-        subject, ensemble_of = prepare(plan, settings, reporter)
-        models, claims = _protected(subject, ensemble_of, wanted)
+        subject, held_of = prepare(plan, settings, reporter)
+        models, claims = _protected(subject, held_of, wanted)
         asked = [subject.encode(-1 - i, text) for i, text in enumerate(shown)] + subject.texts[:reveal]
         if any(not text.open for text in asked):
             raise AuditError("expected a --text of two tokens or more, got one with nothing to predict")
@@ -304,13 +313,13 @@ def measure(
 
 
 def _protected(
-    subject: Subject[Any], ensemble_of: Callable[[Defense], Any], wanted: Sequence[Point]
+    subject: Subject[Any], held_of: Callable[[Defense], Any], wanted: Sequence[Point]
 ) -> tuple[list[Any], list[Claim | None]]:
     models, claims = [], []
     for point in wanted:
         model, claim = subject.target, None
         if point.defense is not None:
-            held = ensemble_of(point.defense) if "ensemble" in point.defense.needs else None
+            held = held_of(point.defense) if {"ensemble", "trained"} & set(point.defense.needs) else None
             model, claim = subject.protect(point.defense, held)
         models.append(model)
         claims.append(claim)

@@ -7,6 +7,7 @@ cached by the hash of its recipe, library versions included. No hub, no download
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
@@ -16,7 +17,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -30,15 +31,16 @@ from filelock import FileLock
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPTNeoXForCausalLM, ModernBertForMaskedLM, PreTrainedTokenizerFast
 
+from auditor import privacy
 from auditor.benchmarks.masked import MaskedLoss, MaskedRecipe, untrained_masked, with_mask
-from auditor.ensemble import LoraEnsemble
+from auditor.ensemble import LoraEnsemble, record_names
 from auditor.errors import AuditError
 from auditor.masked import HuggingFaceMaskedModel
 from auditor.members import Adapter, member_folder, shard, train_member
 from auditor.models import HuggingFaceModel
 from auditor.streams import generator
 from auditor.training import fit, untrained
-from auditor.types import Benchmark, Pair, Secret, Tokens
+from auditor.types import Benchmark, Pair, Secret, Tokens, TrainedModel, Trainer, TrainingJob, TrainingRecord
 
 Progress = Callable[[str, int, int], None]  # (what, done, of how many)
 REPEATS = (1, 2, 4, 8, 16)
@@ -108,7 +110,11 @@ class Lab(Benchmark):
         }
     )
     # A small ensemble asked some 64,000 tokens buys little privacy-preserving utility at any q; most at this one.
-    defense_defaults = MappingProxyType({"pmixed": {"q": 0.01}})
+    # Trained privately, the lab's noise may be known: its records are made up, and runs can be repeated.
+    defense_defaults = MappingProxyType(
+        {"pmixed": {"q": 0.01}}
+        | {name: {"epochs": 2, "learning_rate": 3e-3, "noise": "seeded"} for name in ("dp-sgd", "adp", "adp-sound")}
+    )
 
     def __init__(
         self,
@@ -183,6 +189,41 @@ class Lab(Benchmark):
 
         ensemble: LoraEnsemble = self._part("ensemble", self._build_ensemble, load, _ensemble_version(self.recipe))
         return ensemble
+
+    def trained(self, trainer: Trainer) -> TrainedModel:
+        """The public model, fine-tuned on the private records by this trainer, with what it promises."""
+        public = self.public()
+
+        def build(path: Path) -> None:
+            job = TrainingJob(
+                base=str(self.folder / "public"),
+                load=lambda: GPTNeoXForCausalLM.from_pretrained(self.folder / "public").train(),
+                tokenizer=self.tokenizer,
+                end=0,
+                block=self.recipe.block,
+                records=tuple(self._records()),
+                public=public,
+                out=path,
+                seed=self.recipe.seed,
+                progress=lambda what, done, total: self.progress(f"{trainer.name}: {what}", done, total),
+            )
+            trainer.check(job)
+            trainer.train(job)
+
+        def load(path: Path) -> TrainedModel:
+            return TrainedModel(self._model(path, f"lab model by {trainer.name}"), privacy.read(path))
+
+        made: TrainedModel = self._part(_part_name(trainer), build, load)
+        return made
+
+    def seconds_of(self, trainer: Trainer) -> float:
+        """What its training took."""
+        return self.training_seconds[_part_name(trainer)]
+
+    def _records(self) -> Iterator[TrainingRecord]:
+        texts = self.private_copies()
+        for text, ids in zip(texts, self.tokenizer(texts)["input_ids"], strict=True):
+            yield TrainingRecord(text, tuple(ids), record_names([text])[0])
 
     def masked_public(self) -> HuggingFaceMaskedModel:
         """A masked LM, trained on public text only."""
@@ -474,6 +515,15 @@ def _with_default(recipe: LabRecipe, *names: str) -> LabRecipe:
 
 def _hash(values: Any) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _part_name(trainer: Trainer) -> str:
+    """Of what a trainer makes: its options and the libraries it stands on count."""
+    found = {}
+    for name in ("opacus", "dp-accounting"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return f"{trainer.name}-{_hash([dataclasses.asdict(trainer), found])}"
 
 
 def _load_tokenizer(path: Path) -> PreTrainedTokenizerFast:

@@ -232,7 +232,7 @@ def _greedy_table(result: AuditResult) -> Table:
 
 
 def _targets(result: AuditResult) -> list[Block]:
-    cards = (Card(t.title, t.description, (*_cost(t), *_claim(t.claim)), t.notes) for t in result.targets)
+    cards = (Card(t.title, t.description, (*_cost(t), *_nominal(t), *_claim(t.claim)), t.notes) for t in result.targets)
     return [Cards(tuple(cards))] if result.targets else []
 
 
@@ -247,6 +247,13 @@ def _cost(target: TargetRecord) -> Facts:
     )
 
 
+def _nominal(target: TargetRecord) -> Facts:
+    """An epsilon that promises nothing is named as such."""
+    if target.nominal_epsilon is None:
+        return ()
+    return (("Nominal ε, no guarantee", words.number(target.nominal_epsilon)),)
+
+
 def _claim(claim: Claim | None) -> Facts:
     if claim is None:
         return (("Claim", "none"),)
@@ -256,7 +263,7 @@ def _claim(claim: Claim | None) -> Facts:
         *by_relation,
         ("δ", words.number(claim.delta)),
         ("Set up for", f"{words.relation(claim.relation)}; unit of protection: {words.unit(claim)}"),
-        ("Covers", f"{claim.access}, {claim.decoding} decoding, {claim.queries:,} drawn tokens"),
+        ("Covers", f"{claim.access}, {claim.decoding} decoding, {words.covers(claim)}"),
         ("Spent by this audit", words.spent(claim)),
         *((words.plain(name), words.number(value)) for name, value in claim.details.items()),
     )

@@ -182,7 +182,7 @@ def _claims(result: AuditResult) -> tables.Grid:
             claim.unit,
             words.number(epsilon),
             words.number(claim.delta),
-            f"{claim.queries:,}",
+            "any" if claim.queries is None else f"{claim.queries:,}",
             words.number(claim.spent_epsilon[name]) if name in claim.spent_epsilon else words.NOTHING,
             claim.status,
         )

@@ -228,7 +228,7 @@ def _coverage(target: TargetRecord, best: list[Finding]) -> str:
     claim = target.claim
     if claim is None:
         return "It claims nothing."
-    terms = f"unit {claim.unit}, {words.relation(claim.relation)}, {claim.queries:,} drawn tokens; {claim.status}"
+    terms = f"unit {claim.unit}, {words.relation(claim.relation)}, {words.covers(claim)}; {claim.status}"
     opening = f"Its claim, ε {words.number(words.claimed(claim))} ({terms}),"
     if math.isinf(words.claimed(claim)):
         return f"{opening} promises nothing."

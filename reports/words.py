@@ -288,8 +288,14 @@ def epsilon_line(claim: Claim) -> str:
     others = ", ".join(
         f"{relation(name)} {number(eps)}" for name, eps in claim.epsilon.items() if name != claim.relation
     )
-    parts = [f"{claim.unit}, {relation(claim.relation)}", others, f"δ {number(claim.delta)}", f"T {claim.queries:,}"]
+    covered = "" if claim.queries is None else f"T {claim.queries:,}"
+    parts = [f"{claim.unit}, {relation(claim.relation)}", others, f"δ {number(claim.delta)}", covered]
     return f"ε {number(claimed(claim))} ({'; '.join(filter(None, parts))}) · spent {spent(claim)}"
+
+
+def covers(claim: Claim) -> str:
+    """`1,024 drawn tokens`, or that there is no end of them."""
+    return "any number of drawn tokens" if claim.queries is None else f"{claim.queries:,} drawn tokens"
 
 
 def unit(claim: Claim) -> str:
@@ -303,6 +309,8 @@ def unit(claim: Claim) -> str:
 def spent(claim: Claim) -> str:
     """`ε 7.9, 92,400 tokens, 10,000 left`, and aloud when more was drawn than the claim covers."""
     epsilon = claim.spent_epsilon.get(claim.relation)
+    if claim.queries is None:
+        return "in training: asking the model costs nothing more"
     tokens, left = f"{claim.spent_queries:,} tokens", claim.queries - claim.spent_queries
     rest = f", more than the {claim.queries:,} covered" if left < 0 else f", {left:,} left" if left else ", none left"
     return (f"ε {number(epsilon)}, {tokens}" if epsilon is not None else tokens) + rest

@@ -7,6 +7,7 @@ import functools
 import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,16 +17,33 @@ from auditor import plugins
 from auditor.defenses.uniform_mixing import UniformMixing
 from auditor.ensemble import ModelEnsemble
 from auditor.errors import AuditError, NotApplicable
-from auditor.models import HuggingFaceModel, LanguageModel
+from auditor.models import HuggingFaceModel, LanguageModel, load
+from auditor.privacy import PrivacyRecord
+from auditor.privacy import read as read_privacy
 from auditor.probing import LawProbe
 from auditor.sampling import ANCESTRAL, Decoding, sample
 from auditor.streams import uniforms
-from auditor.types import Attack, Defense, Observation, Pair, Probe, Query, Scenario, Secret, from_json, to_json
+from auditor.types import (
+    Attack,
+    Defense,
+    Observation,
+    Pair,
+    Probe,
+    Query,
+    Scenario,
+    Secret,
+    TrainedModel,
+    Trainer,
+    TrainingJob,
+    TrainingRecord,
+    from_json,
+    to_json,
+)
 from auditor.view import CLAIM, WORST, Setting, View
-from tests.conftest import tiny
+from tests.conftest import save_tiny, tiny
 
 MakeTiny = Callable[..., HuggingFaceModel]
-ATTACKS, PROBES, DEFENSES = plugins.attacks(), plugins.probes(), plugins.defenses()
+ATTACKS, PROBES, DEFENSES, TRAINERS = plugins.attacks(), plugins.probes(), plugins.defenses(), plugins.trainers()
 LAW_PROBES = {name: kind for name, kind in PROBES.items() if issubclass(kind, LawProbe)}
 SMALL: dict[str, Any] = {"samples": 6, "prompt_length": 3, "epochs": 2, "batch": 4, "warmup_steps": 1, "beams": 4}
 
@@ -224,7 +242,8 @@ def test_probes_read_defended_laws(kind: type[Probe], defense: type[Defense], sc
     try:
         whole = observed(small(kind), view(model, WORST), secrets(model))
     except NotApplicable as why:
-        assert defense().claim(scenario, 0) is None and "makes no claim" in str(why)
+        claim = defense().claim(scenario, 0)
+        assert "makes no claim" in str(why) and (claim is None or claim.queries is None)
         return
     single = observed(small(kind), view(model, WORST, batch_size=1), secrets(model)[:2])
     for name in single:
@@ -238,14 +257,30 @@ def test_probes_read_defended_laws(kind: type[Probe], defense: type[Defense], sc
 def scenario(make_tiny: MakeTiny) -> Scenario:
     target = make_tiny()
     held = ModelEnsemble(target, [make_tiny(seed=s) for s in (1, 2)])
-    return Scenario(target, target, held, queries=60, answer_length=4)
+    trained = TrainedModel(make_tiny(seed=3), PROMISE)
+    return Scenario(target, target, held, queries=60, answer_length=4, trained=trained)
+
+
+PROMISE = PrivacyRecord(
+    method="dp-sgd",
+    epsilon=3.0,
+    delta=1e-5,
+    status="sound",
+    noise_multiplier=1.0,
+    clip=1.0,
+    sampling_rate=0.1,
+    steps=10,
+    unit="record",
+    noise="secret",
+    epsilon_rdp=3.5,
+)
 
 
 @pytest.mark.parametrize("kind", DEFENSES.values(), ids=DEFENSES)
 class TestDefense:
     def test_says_what_it_is(self, kind: type[Defense]) -> None:
         assert dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
-        assert plugins.description(kind) and kind.claims and set(kind.needs) <= {"public", "ensemble"}
+        assert plugins.description(kind) and kind.claims and set(kind.needs) <= {"public", "ensemble", "trained"}
 
     def test_a_defended_model_is_a_model(self, kind: type[Defense], scenario: Scenario) -> None:
         model = kind().protect(scenario)
@@ -267,6 +302,9 @@ class TestDefense:
         if claims[0] is None:
             assert all(claim is None for claim in claims)
             return
+        if claims[0].queries is None:  # all of it was spent in training
+            assert all(claim and claim.spent_epsilon == claim.epsilon for claim in claims)
+            return
         for relation in claims[0].epsilon:
             spent = [claim.spent_epsilon[relation] for claim in claims if claim]
             assert spent == sorted(spent) and spent[0] == 0
@@ -276,6 +314,41 @@ class TestDefense:
         claim = kind().claim(scenario, 10)
         if claim is not None:
             assert from_json(type(claim), json.loads(json.dumps(to_json(claim)))) == claim
+
+
+@pytest.mark.parametrize("kind", TRAINERS.values(), ids=TRAINERS)
+def test_trainers_say_what_they_are_and_train(kind: type[Trainer], neox: HuggingFaceModel, tmp_path: Path) -> None:
+    """A tiny run into an empty folder: a model whose law is a law, no checkpoint left, a promise where one is made."""
+    assert dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    assert len(plugins.description(kind)) > 20 and kind.claims
+    save_tiny(tmp_path / "base")
+    base = load(str(tmp_path / "base"))
+    texts = [f"door {i} opens with {i * i}" for i in range(8)]
+    ids = [tuple(tokens) for tokens in base.tokenizer(texts)["input_ids"]]  # type: ignore[misc]
+    job = TrainingJob(
+        base=base.name,
+        load=lambda: load(base.name).model.requires_grad_(True).train(),
+        tokenizer=base.tokenizer,
+        end=0,
+        block=24,
+        records=tuple(TrainingRecord(text, own, text) for text, own in zip(texts, ids, strict=True)),
+        public=base,
+        out=tmp_path / "out",
+        seed=0,
+        progress=lambda what, done, total: None,
+    )
+    (tmp_path / "out").mkdir()
+    fields = {f.name for f in dataclasses.fields(kind)}
+    sizes = {"epochs": 1, "batch": 4, "noise_multiplier": 1.0}
+    trainer = kind(**{name: value for name, value in sizes.items() if name in fields})
+    trainer.check(job)
+    assert all(trainer.train(job))
+    made = load(str(tmp_path / "out"))
+    assert float(made.log_probs(torch.tensor([[1, 2, 3]]), 1).exp().sum()) == pytest.approx(1, abs=1e-5)
+    assert not torch.equal(made.embedding_rows(5), base.embedding_rows(5))
+    assert not list((tmp_path / "out").glob("*checkpoint*"))
+    promised = read_privacy(tmp_path / "out")
+    assert (promised is None or promised.epsilon is None) == (kind.claims == "none")
 
 
 @pytest.mark.parametrize("kind", plugins.benchmarks().values(), ids=plugins.benchmarks())

@@ -21,6 +21,7 @@ from faker import Faker
 from auditor.benchmarks import lab as module
 from auditor.benchmarks.lab import END, REPEATS, Lab, LabRecipe, make_texts
 from auditor.benchmarks.masked import MaskedRecipe
+from auditor.defenses.dp_sgd import DpSgd
 from auditor.ensemble import record_names
 from auditor.errors import AuditError
 
@@ -304,6 +305,26 @@ def test_the_cache_folder_is_made_private(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
     assert stat.S_IMODE(module.cache_folder().stat().st_mode) == 0o700
     assert Lab(TINY).folder.is_relative_to(tmp_path / "cache")
+
+
+# --- trained privately ------------------------------------------------------------------------------------------------
+
+
+def test_private_trainings_are_parts_named_by_their_options(built: Lab) -> None:
+    sizes: Any = {"epochs": 1, "batch": 32, "noise_multiplier": 3.0, "noise": "seeded"}
+    made = built.trained(DpSgd(**sizes))
+    assert made.privacy is not None and made.privacy.steps == -(-len(built.private_copies()) // 32)
+    assert made.privacy.sampling_rate == 32 / len(built.private_copies())
+    assert made.privacy.details["expected_batch"] == 32 and made.privacy.unit == "record"
+    parts = {path.name for path in built.folder.glob("dp-sgd-*") if path.is_dir()}
+    assert len(parts) == 1 and built.seconds_of(DpSgd(**sizes)) > 0
+    before = built.public().embedding_rows(20)
+    assert not torch.equal(made.model.embedding_rows(20), before)
+    assert torch.equal(built.trained(DpSgd(**sizes)).model.embedding_rows(20), made.model.embedding_rows(20))
+    assert {path.name for path in built.folder.glob("dp-sgd-*") if path.is_dir()} == parts  # not made again
+    with pytest.raises(AuditError, match="expected a batch of at most the"):
+        built.trained(DpSgd(**{**sizes, "batch": 10**6}))
+    assert {path.name for path in built.folder.glob("dp-sgd-*") if path.is_dir()} == parts
 
 
 # --- the recipe's name -----------------------------------------------------------------------------------------------

@@ -1,0 +1,74 @@
+"""ADP (Wu et al. 2022): DP-SGD whose noise shrinks where a batch looks public. As published: no guarantee."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from auditor.defenses.gaussian import quick_epsilon, reported_epsilon
+from auditor.defenses.privacy_probability import Normalisation, log_perplexities, normalise
+from auditor.defenses.private_training import Judgement, PrivateTraining, Terms
+from auditor.privacy import NOMINAL, PrivacyRecord
+from auditor.types import Tokens, TrainingJob
+
+if TYPE_CHECKING:
+    from auditor.private_training import Trained
+
+NO_GUARANTEE = (
+    "no guarantee at any epsilon: the noise scale depends on which records are in a batch, so that the noise itself "
+    "tells neighbouring data sets apart"
+)
+
+
+@dataclass(frozen=True)
+class Adp(PrivateTraining):
+    """Fine-tune with adaptive noise: less of it where a public model finds the batch common (ADP, Wu et al. 2022).
+
+    Algorithm 1 with optimizer=adam, the SGD variant with optimizer=sgd. The noise of a batch is gamma_B N(0, C^2
+    sigma^2 I) with gamma_B the mean privacy probability of its records (Eq. 5 and 6); normalise: min-max or rank (the
+    paper does not say which). epsilon and delta set sigma, as in dp-sgd: they are nominal.
+    """
+
+    name: ClassVar[str] = "adp"
+    title: ClassVar[str] = "ADP"
+    normalise: Normalisation = "min-max"
+
+    def judge(self, job: TrainingJob, examples: Sequence[Tokens]) -> Judgement:
+        rho = normalise(log_perplexities(job.public, examples), self.normalise)
+        return Judgement(
+            noise_scale=lambda units: float(rho[units].mean()),
+            details=(("privacy_probability_mean", float(rho.mean())), ("judged_private", float((rho > 0.5).mean()))),
+        )
+
+    def promise(self, trained: Trained, judgement: Judgement, terms: Terms) -> PrivacyRecord:
+        """Nothing, with the numbers that a data-independent noise scale of gamma's size would give (formulas B4)."""
+        would_be = super().promise(trained, judgement, terms)
+        if not trained.moved:
+            return would_be
+        gammas = np.array(trained.noise_scales)
+
+        rest = (terms.rate, trained.steps, terms.delta)
+        mean, least = float(gammas.mean()) * terms.sigma, float(gammas.min()) * terms.sigma
+        nominal = {
+            "if the noise were not scaled": would_be.epsilon or 0.0,
+            NOMINAL: reported_epsilon(mean, *rest)[0] if mean else math.inf,
+            "if its scale were constant, the least": quick_epsilon(least, *rest) if least else math.inf,
+        }
+        return dataclasses.replace(
+            would_be,
+            epsilon=None,
+            epsilon_rdp=None,
+            status=NO_GUARANTEE,
+            nominal=nominal,
+            details={
+                **would_be.details,
+                **dict(judgement.details),
+                "gamma_mean": float(gammas.mean()),
+                "gamma_least": float(gammas.min()),
+            },
+        )

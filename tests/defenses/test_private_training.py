@@ -1,0 +1,353 @@
+"""DP-SGD, ADP and its sound variant, from records to `privacy.json`: what they promise, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from auditor import plugins, sweep
+from auditor import private_training as loops
+from auditor import train as training
+from auditor.cli import call
+from auditor.defenses.adp import Adp
+from auditor.defenses.adp_sound import AdpSound
+from auditor.defenses.dp_sgd import DpSgd
+from auditor.defenses.gaussian import pld_epsilon, rdp_epsilon
+from auditor.defenses.privacy_probability import against_constants, log_perplexities, normalise
+from auditor.errors import AuditError
+from auditor.models import load
+from auditor.privacy import PrivacyRecord, read
+from auditor.train import Training
+from tests.conftest import save_tiny, tiny
+
+ROWS = [{"text": f"The code of door {i} is {i * i * 7}.", "who": i % 4} for i in range(16)]
+SIGMA = {"noise_multiplier": 3.0, "epochs": 2, "batch": 4, "learning_rate": 0.01}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("private")
+    for kind in ("neox", "gpt2"):
+        save_tiny(folder / kind, kind)
+    (folder / "data.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS))
+    return folder
+
+
+def asked(world: Path, out: Path, method: str = "dp-sgd", **more: Any) -> Training:
+    options = {**SIGMA, **more.pop("options", {})}
+    given: dict[str, Any] = {"method": method, "model": str(world / "neox"), "data": str(world / "data.jsonl")}
+    return Training(**{**given, "out": out, "block": 48, "options": options, **more})
+
+
+def silent(what: str, done: int, total: int) -> None:
+    pass
+
+
+def promised(folder: Path) -> PrivacyRecord:
+    record = read(folder)
+    assert record is not None
+    return record
+
+
+def test_the_record_says_what_was_done_and_what_it_is_worth(world: Path, tmp_path: Path) -> None:
+    told = training.train(asked(world, tmp_path / "out"), silent)
+    record = promised(tmp_path / "out")
+    assert (record.method, record.sampling, record.adjacency, record.unit) == (
+        "dp-sgd",
+        "poisson",
+        "add_remove",
+        "record",
+    )
+    assert (record.noise_multiplier, record.clip, record.sampling_rate, record.steps) == (3.0, 1.0, 0.25, 8)
+    assert record.epsilon == pytest.approx(pld_epsilon(3.0, 0.25, 8, 1e-5))
+    assert record.epsilon_rdp == pytest.approx(rdp_epsilon(3.0, 0.25, 8, 1e-5)) and record.epsilon_rdp > record.epsilon
+    assert record.accountant == "dp-accounting PLD" and record.noise == "secret" and record.status == "sound"
+    assert set(record.versions) == {"opacus", "dp-accounting", "torch"}
+    assert any(f"ε {record.epsilon:.3f} at δ 1e-05" in sentence for sentence in told)
+    assert any("occurs k times is protected at the group size k only" in sentence for sentence in told)
+    claim = record.claim()
+    assert claim is not None and claim.queries is None and claim.epsilon == {"add_remove": record.epsilon}
+
+
+def test_nothing_of_the_data_is_kept_beside_the_weights(world: Path, tmp_path: Path) -> None:
+    """Not even a digest, which differs between data sets that the promise says cannot be told apart."""
+    training.train(asked(world, tmp_path / "out"), silent)
+    assert "data" not in json.loads((tmp_path / "out" / "training.json").read_text())["configuration"]
+    (told,) = training.train(asked(world, tmp_path / "out"), silent)
+    assert "already trained with this configuration (which records it was, is not kept)" in told
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {name for name in names if not name.startswith("tokenizer")} == {
+        *("config.json", "generation_config.json", "model.safetensors", "privacy.json", "training.json")
+    }
+
+
+def test_a_users_records_are_one_unit(world: Path, tmp_path: Path) -> None:
+    options = {"unit": "user", "batch": 2}
+    training.train(asked(world, tmp_path / "out", options=options, user_column="who", block=96), silent)
+    record = promised(tmp_path / "out")
+    assert record.unit == "user" and record.sampling_rate == 0.5  # 2 of 4 users
+
+
+def test_the_noise_is_solved_for_its_epsilon(world: Path, tmp_path: Path) -> None:
+    training.train(
+        asked(world, tmp_path / "out", options={"noise_multiplier": 0.0, "epsilon": 2.0, "batch": 8}), silent
+    )
+    assert promised(tmp_path / "out").epsilon == pytest.approx(2.0, rel=2e-3)
+    assert float(promised(tmp_path / "out").epsilon or 9) <= 2.0
+
+
+def test_no_epsilon_where_no_parameter_moved(world: Path, tmp_path: Path) -> None:
+    for method in ("dp-sgd", "adp", "adp-sound"):
+        training.train(asked(world, tmp_path / method, method, options={"learning_rate": 1e-60}), silent)
+        record = promised(tmp_path / method)
+        assert record.epsilon is None and record.claim() is None and not record.nominal
+        assert "no parameter moved" in record.status
+
+
+class _Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("kind", ["neox", "gpt2"])
+def test_killed_and_resumed_counts_every_step(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The key survives in the checkpoint alone; the steps of the record are those of the whole training."""
+    out, taken = tmp_path / "out", []
+    real = loops.fit_privately
+    monkeypatch.setattr(loops, "fit_privately", lambda *a, **k: real(*a, **k, seconds_between=0.0))
+
+    def kill(what: str, done: int, total: int) -> None:
+        taken.append(done)
+        if done == 3:
+            raise _Killed
+
+    lora = kind == "gpt2"
+    with pytest.raises(_Killed):
+        training.train(asked(world, out, model=str(world / kind), lora=lora), kill)
+    assert read(out) is None and (out / "checkpoint.pt").is_file()
+    assert not json.loads((out / "training.json").read_text())["finished"]
+    training.train(asked(world, out, model=str(world / kind), lora=lora), lambda what, done, total: taken.append(done))
+    assert [n for n in taken if n] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert promised(out).steps == 8 and not (out / "checkpoint.pt").exists()
+    with pytest.raises(AuditError, match=r"another configuration \(clip: 1.0 there, 2.0 now\)"):
+        training.train(asked(world, out, model=str(world / kind), lora=lora, options={"clip": 2.0}), silent)
+
+
+def test_secret_noise_differs_from_run_to_run_and_seeded_does_not(world: Path, tmp_path: Path) -> None:
+    rows: dict[str, Any] = {}
+    for name, noise in (("a", "secret"), ("b", "secret"), ("c", "seeded"), ("d", "seeded")):
+        training.train(asked(world, tmp_path / name, options={"noise": noise}), silent)
+        rows[name] = load(str(tmp_path / name)).embedding_rows(40).numpy()
+    assert not np.allclose(rows["a"], rows["b"], atol=1e-4)
+    assert np.allclose(rows["c"], rows["d"], atol=1e-4)
+    assert "do not know the seed" in promised(tmp_path / "c").status
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "batch": ({"options": {"batch": 17}}, "expected a batch of at most the 16 records of the data, got 17"),
+    "users": (
+        {"options": {"batch": 5, "unit": "user"}, "user_column": "who"},
+        "expected a batch of at most the 4 users of the data, got 5",
+    ),
+    "shuffled": (
+        {"options": {"sampling": "shuffled"}},
+        "expected sampling=poisson, got shuffled",
+    ),
+    "ghost and tied": ({"model": "gpt2", "options": {"ghost": "true"}}, "ghost clipping cannot handle tied parameters"),
+    "half precision": ({"dtype": "bfloat16"}, "expected --dtype float32: noise rounded to torch.bfloat16"),
+    "delta": ({"options": {"delta": 0}}, "expected delta in (0, 1), got 0"),
+    "epsilon": ({"options": {"epsilon": -1}}, "expected epsilon > 0, got -1"),
+    "model": ({"options": {"model": "x"}}, "for audit run: audit train makes one"),
+    "kappa": ({"method": "adp-sound", "options": {"kappa_least": 0}}, "expected kappa_least in (0, 1], got 0"),
+    "constants": (
+        {"method": "adp-sound", "options": {"lowest_perplexity": 9, "highest_perplexity": 9}},
+        "expected perplexities 1 <= lowest < highest, got 9 and 9",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
+def test_a_refusal_is_one_sentence_and_leaves_nothing(
+    world: Path, tmp_path: Path, case: tuple[dict[str, Any], str]
+) -> None:
+    more, sentence = case
+    more = {**more, **({"model": str(world / more["model"])} if "model" in more else {})}
+    with pytest.raises(AuditError) as error:
+        training.train(asked(world, tmp_path / "out", **more), silent)
+    assert sentence in str(error.value) and "\n" not in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+# --- ADP --------------------------------------------------------------------------------------------------------------
+
+EXAMPLES = [(0, *range(1, 4 + i), 0) for i in range(6)]
+
+
+def test_perplexity_is_that_of_equation_3() -> None:
+    model = tiny()
+    for example, log_p in zip(EXAMPLES, log_perplexities(model, EXAMPLES), strict=True):
+        tokens = model.model.dummy_inputs["input_ids"].new_tensor([example])
+        assert float(model.model(input_ids=tokens, labels=tokens).loss) == pytest.approx(float(log_p), abs=1e-5)
+
+
+def test_normalisations() -> None:
+    p = np.array([1.0, 3.0, 2.0, 5.0])
+    assert normalise(np.log(p), "min-max") == pytest.approx([0, 0.5, 0.25, 1])
+    assert normalise(np.log(p), "rank") == pytest.approx([0, 2 / 3, 1 / 3, 1])
+    assert normalise(np.array([0.0, 1, 1, 2]), "rank") == pytest.approx([0, 0.5, 0.5, 1])
+    assert normalise(np.array([1000.0, 2000.0]), "min-max") == pytest.approx([0, 1])  # no overflow
+    assert normalise(np.array([2.0, 2.0]), "min-max") == pytest.approx([1, 1])  # nothing tells them apart: full noise
+    assert against_constants(np.log([1.0, 10.0, 100.0, 1000.0]), 1, 100) == pytest.approx([0, 0.5, 1, 1])
+
+
+@pytest.mark.parametrize("how", ["min-max", "rank"])
+def test_adps_probabilities_depend_on_everyone_and_the_sound_ones_do_not(how: Any) -> None:
+    """Flaw (iii) of formulas B4: one odd record moves all others' noise. A record's own clip is its own business."""
+    p = np.log([3.0, 4.0, 6.0])
+    odd = np.append(p, np.log(600.0))
+    assert not np.allclose(normalise(odd, how)[:3], normalise(p, how))
+    assert against_constants(odd, 1, 1000)[:3] == pytest.approx(against_constants(p, 1, 1000))
+
+
+class _Job:
+    public = tiny()
+
+
+def test_gamma_is_the_mean_probability_of_the_batch() -> None:
+    """Equation 5; and Equation 6 multiplies the noise by it (the naive twin is in test_private_training of auditor)."""
+    job: Any = _Job()
+    rho = normalise(log_perplexities(job.public, EXAMPLES), "rank")
+    judgement = Adp(normalise="rank").judge(job, EXAMPLES)
+    assert judgement.shares is None and judgement.noise_scale is not None
+    for units in ([0], [1, 4], [0, 2, 3, 5]):
+        assert judgement.noise_scale(np.array(units)) == pytest.approx(sum(rho[i] for i in units) / len(units))
+
+
+def test_the_sound_variant_scales_clips_not_noise() -> None:
+    job: Any = _Job()
+    judgement = AdpSound(kappa_least=0.2, lowest_perplexity=2, highest_perplexity=500).judge(job, EXAMPLES)
+    rho = ((log_perplexities(job.public, EXAMPLES) - math.log(2)) / math.log(250)).clip(0, 1)
+    assert judgement.noise_scale is None
+    assert judgement.shares == pytest.approx([1 - 0.8 * r for r in rho])
+    assert all(0.2 - 1e-9 <= share <= 1 for share in judgement.shares or ())
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_adp_promises_nothing_and_says_why(world: Path, tmp_path: Path, optimizer: str) -> None:
+    told = training.train(asked(world, tmp_path / "out", "adp", options={"optimizer": optimizer}), silent)
+    record = promised(tmp_path / "out")
+    assert record.epsilon is None and record.epsilon_rdp is None and record.claim() is None
+    assert "no guarantee at any epsilon: the noise scale depends on which records" in told[-1]
+    gamma = record.details["gamma_mean"]
+    assert 0 < record.details["gamma_least"] <= gamma < 1
+    flat, mean, least = record.nominal.values()
+    assert flat == pytest.approx(pld_epsilon(3.0, 0.25, 8, 1e-5)) and flat < mean <= least
+
+
+def test_the_sound_variant_promises_what_dp_sgd_does(world: Path, tmp_path: Path) -> None:
+    for method in ("dp-sgd", "adp-sound"):
+        training.train(asked(world, tmp_path / method, method), silent)
+    assert promised(tmp_path / "adp-sound").epsilon == promised(tmp_path / "dp-sgd").epsilon is not None
+
+
+# --- as defenses ------------------------------------------------------------------------------------------------------
+
+
+def test_trainers_are_defenses() -> None:
+    for kind in (DpSgd, Adp, AdpSound):
+        assert plugins.trainers()[kind.name] is kind is plugins.defenses()[kind.name]
+
+
+@pytest.fixture(scope="module")
+def trained(world: Path) -> Path:
+    for method in ("dp-sgd", "adp"):
+        training.train(asked(world, world / method, method), silent)
+    return world
+
+
+def run(world: Path, out: Path, *more: str) -> list[str]:
+    data = ["--data", str(world / "data.jsonl"), "--prefix-length", "16", "--suffix-length", "6"]
+    return ["run", *data, "--attack", "perplexity", "--samples", "2", "-o", str(out), *more]
+
+
+def test_a_private_model_shows_its_claim(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(run(trained, tmp_path / "run", "--model", str(trained / "dp-sgd"))) == 0
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    claim = result["targets"][0]["claim"]
+    assert claim["epsilon"]["add_remove"] == promised(trained / "dp-sgd").epsilon and claim["queries"] is None
+    assert all(f["claim_applies"] for f in result["findings"]) and {f["setting"] for f in result["findings"]} == {
+        "claim",
+        "worst",
+    }
+    report = (tmp_path / "run" / "report.md").read_text()
+    assert "any access, the weights included" in report and "group size k only" in report
+    assert "any number of drawn tokens" in report
+
+
+def test_a_nominal_epsilon_is_no_claim(trained: Path, tmp_path: Path) -> None:
+    assert call(run(trained, tmp_path / "run", "--model", str(trained / "adp"))) == 0
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["targets"][0]["claim"] is None and result["targets"][0]["nominal_epsilon"] > 0
+    assert all(f["claim_applies"] is None for f in result["findings"])
+    report = (tmp_path / "run" / "report.md").read_text()
+    assert "Nominal ε, no guarantee" in report and "no guarantee at any epsilon" in report
+
+
+def test_a_trained_folder_is_a_defense_of_the_model_it_stands_beside(trained: Path, tmp_path: Path) -> None:
+    more = ["--model", str(trained / "neox"), "--defense", "dp-sgd", "-D", f"model={trained / 'dp-sgd'}"]
+    assert call(run(trained, tmp_path / "run", *more)) == 0
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert [t["name"] for t in result["targets"]] == ["undefended", "dp-sgd"]
+    assert result["targets"][0]["claim"] is None and result["targets"][1]["claim"]["unit"] == "record"
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (["--defense", "dp-sgd"], "needs -D dp-sgd.model=DIR, a folder made by audit train dp-sgd"),
+        (["--defense", "dp-sgd", "-D", "model={}/neox"], "to be trained by audit train dp-sgd, got no privacy.json"),
+        (
+            ["--defense", "dp-sgd", "-D", "model={}/adp"],
+            "audit train dp-sgd, got a model trained by adp",
+        ),
+        (["--defense", "dp-sgd", "-D", "model=/nowhere"], "to be a folder that was trained, got '/nowhere'"),
+    ],
+)
+def test_what_is_no_trained_folder_is_refused(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], sentence: str
+) -> None:
+    words = [word.format(trained) for word in more]
+    assert call(run(trained, tmp_path / "run", "--model", str(trained / "neox"), *words)) == 2
+    assert sentence in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_lab_trains_its_defenses_on_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dp-sgd is covered in both settings, ADP claims nothing; a ledger finds perplexities and epsilons of both."""
+    monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
+    tiny_lab = {"vocab_size": 300, "layers": 1, "hidden": 32, "heads": 2, "secrets_per_repeat": 2, "batch": 8}
+    tiny_lab |= {"known_per_repeat": 1, "nonmembers": 4, "public_records": 20, "public_epochs": 1, "private_epochs": 1}
+    fields = "".join(f"{name} = {value}\n" for name, value in tiny_lab.items())
+    options = 'attack = ["extraction-probability"]\ndefense = ["dp-sgd", "adp"]\nseeds = [0]\n'
+    options += '[defense_options.""]\nepochs = 1\nbatch = 16\nnoise_multiplier = 3.0\n'
+    (tmp_path / "plan.toml").write_text(f"{options}[lab_recipe]\n{fields}")
+    out = tmp_path / "sweep"
+    assert call(["run", "--config", str(tmp_path / "plan.toml"), "-o", str(out)]) == 0
+    (place,) = sweep.places(out)
+    cells = {(cell.target, cell.setting): cell for cell in place.cells if cell.measured}
+    assert {target for target, _ in cells} == {"undefended", "dp-sgd", "adp"}
+    private, nominal = (cells[target, "worst"].measured[0] for target in ("dp-sgd", "adp"))
+    assert private["epsilon"].value > 0 and "nominal_epsilon" not in private and private["perplexity"].value > 1
+    assert nominal["nominal_epsilon"].value > private["epsilon"].value and "epsilon" not in nominal
+    (run_folder,) = (path.parent for path in out.glob("*/result.json"))
+    result = json.loads((run_folder / "result.json").read_text())
+    applies = {(f["target"], f["setting"]): f["claim_applies"] for f in result["findings"]}
+    assert applies["dp-sgd", "claim"] is applies["dp-sgd", "worst"] is True
+    assert applies["adp", "worst"] is None
+    assert next(t for t in result["targets"] if t["name"] == "dp-sgd")["training_seconds"] > 0
