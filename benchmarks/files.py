@@ -12,9 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -121,7 +119,7 @@ _Halves = tuple[Tokens, Tokens] | str  # prefix and suffix, or why the row has n
 
 def _source(flag: str, name: str, cut: _Cut, group_column: str | None = None) -> Source:
     """The rows of one file as records. Rows that cannot be cut are listed by reason."""
-    table = _read(flag, name)
+    table = _read(flag, name, _COLUMNS if group_column is None else (*_COLUMNS, group_column))
     if not table.rows:
         raise AuditError(f"{table.where} is empty: expected at least one row")
     if _layout(table) == ("text",):
@@ -454,28 +452,19 @@ def _parse_json(where: str, text: str, lines_before: int) -> Any:
         ) from None
 
 
-def _read_parquet(where: str, path: Path) -> _Table:
-    if path.stat().st_size == 0:
-        raise AuditError(f"{where} is empty: expected a Parquet file")
-    with _parquet(where, path) as file:
-        names = tuple(file.schema_arrow.names)
-        return _Table(where, names, file.metadata.num_rows, partial(_parquet_column, where, path))
-
-
-def _parquet_column(where: str, path: Path, name: str) -> list[Any]:
-    with _parquet(where, path) as file:
-        values: list[Any] = file.read(columns=[name]).column(name).to_pylist()
-        return values
-
-
-@contextmanager
-def _parquet(where: str, path: Path) -> Iterator[Any]:
+def _read_parquet(where: str, path: Path, columns: Sequence[str]) -> _Table:
     import pyarrow
     from pyarrow import parquet
 
+    if path.stat().st_size == 0:
+        raise AuditError(f"{where} is empty: expected a Parquet file")
     try:
         with parquet.ParquetFile(path) as file:
-            yield file
+            names = tuple(file.schema_arrow.names)
+            wanted = [name for name in columns if names.count(name) == 1]  # doubles are refused later, by name
+            table = file.read(columns=wanted)
+            values = {name: table.column(name).to_pylist() for name in wanted}
+            return _Table(where, names, file.metadata.num_rows, values.__getitem__)
     except UnicodeDecodeError:
         raise AuditError(f"{where}: expected UTF-8 text, got something else") from None
     except (pyarrow.ArrowException, OSError) as error:

@@ -389,8 +389,7 @@ def test_a_report_shows_what_changed_since_another_run(
     assert "Since the last run" not in (full / "report.html").read_text()
     assert call(["report", str(again), "--baseline", str(budgeted)]) == 0
     page = (again / "report.html").read_text()
-    assert "Since the last run" in page and "No change can be seen in any row (budgeted, paired" in page
-    assert (again / "report.md").read_bytes() == (full / "report.md").read_bytes()
+    assert "Since the last run" in page and re.search("0 of [0-9]+ rows leak more", page)
     assert call(["report", str(again)]) == 0  # the folder alone again
     assert (again / "report.html").read_bytes() == (full / "report.html").read_bytes()
     zlib = command(world, fresh, "--attack", "zlib", "--setting", "worst")
