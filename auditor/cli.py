@@ -61,6 +61,10 @@ def run(
         str | None,
         typer.Option(help="Matched records the model was not trained on: the floor, and held-out perplexity."),
     ] = None,
+    canaries: Annotated[
+        str | None,
+        typer.Option(metavar="MANIFEST", help="Canaries that were inserted into the training data: `audit canaries`."),
+    ] = None,
     public: Annotated[
         str | None,
         typer.Option(help="Public model: base of a PMixED ensemble, and what claim-setting prompts are tuned on."),
@@ -142,6 +146,7 @@ def run(
         "known_fraction": known_fraction,
         "known_limit": known_limit,
         "nonmembers": nonmembers,
+        "canaries": canaries,
         "public": public,
         "reference": reference,
         "setting": setting,

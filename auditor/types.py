@@ -15,6 +15,7 @@ from auditor.errors import AuditError
 
 if TYPE_CHECKING:
     from auditor.models import LanguageModel
+    from auditor.spaces import Space
     from auditor.view import View
 
 SCHEMA_VERSION = 1
@@ -26,14 +27,26 @@ SettingName = Literal["claim", "worst"]
 
 
 @dataclass(frozen=True)
+class Canary:
+    """A text drawn at random from a space, to be put into training data: what the model ranks it above is memory."""
+
+    text: str
+    space: Space
+
+
+@dataclass(frozen=True)
 class Secret:
-    """One training record an attacker should not be able to complete. Only the benchmark and the metrics hold it."""
+    """One training record an attacker should not be able to complete. Only the benchmark and the metrics hold it.
+
+    `canary`: where it was not found in the data but put there; `repeats` is then how often.
+    """
 
     id: str
     prefix: Tokens
     suffix: Tokens
     repeats: int | None = None
     member: bool = True
+    canary: Canary | None = None
 
 
 @dataclass(frozen=True)
@@ -111,6 +124,7 @@ class Benchmark:
 
     tokenizer: Any = None
     secrets: tuple[Secret, ...]  # members and non-members alike
+    canaries: tuple[Secret, ...] = ()  # inserted ones, and, as non-members, controls that never were
     known: tuple[Pair, ...]
     heldout: tuple[Tokens, ...]  # text of the private kind that nothing was trained on, for perplexity
     description: str = ""
@@ -175,11 +189,13 @@ class Observation:
 class Probe:
     """Base of the auditor's own measurements, which see the answers. A frozen dataclass like an `Attack`.
 
-    `needs` names the capabilities without which it cannot run: "draw", "law", "embeddings".
+    `needs` names the capabilities without which it cannot run: "draw", "law", "embeddings"; `of` what it looks at: the
+    benchmark's secrets, or its canaries.
     """
 
     name: ClassVar[str] = ""
     needs: ClassVar[tuple[str, ...]] = ("law",)
+    of: ClassVar[Literal["secrets", "canaries"]] = "secrets"
 
     def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         """Observes the secrets one by one. What is seen of a secret depends on it alone, not on its neighbours."""
@@ -388,6 +404,7 @@ class BenchmarkRecord:
     greedy_recall: dict[str, Measurement] = field(default_factory=dict)  # undefended target, by repeat count
     digest: str = ""  # of the secrets, without telling one (auditor/comparable.py); "": an older record
     near_duplicates: int | None = None  # members whose suffix is nearly a known pair's; None: not counted
+    canaries: dict[str, int] = field(default_factory=dict)  # how many, by insertions; "0": controls
     notes: tuple[str, ...] = ()
 
 
