@@ -13,10 +13,11 @@ from auditor import constrained, exposure, tries
 from auditor.errors import AuditError, NotApplicable
 from auditor.metrics import share
 from auditor.probing import beside_the_floor, by_repeats, column, is_member
+from auditor.sampling import ANCESTRAL
 from auditor.spaces import Space
 from auditor.streams import generator
 from auditor.types import Canary, Measurement, Observation, Probe, Secret, Tokens
-from auditor.view import View
+from auditor.view import Sampling, View
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,10 @@ class Exposure(Probe):
             raise AuditError(f"expected alpha in (0, 1), got {self.alpha}")
         if self.lead not in ("eos", "none"):
             raise AuditError(f"expected lead in ('eos', 'none'), got {self.lead!r}")
+
+    def sampling(self) -> Sampling:
+        """The recipe whose law is looked at: nothing is cut off."""
+        return Sampling(1, ANCESTRAL)
 
     def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         for capability in self.needs:
@@ -161,7 +166,7 @@ class _Ranking:
         context, tails = self._context(tree.head), [tokens[len(tree.head) :] for tokens in own]
         nll = tries.nlls(view.target, context, tails)
         references = tries.nlls(view.target, context, [self.tokens[t][len(tree.head) :] for t in self.references])
-        limits, nodes = nll + tries.TIE, self.probe.nodes
+        limits, nodes = tries.tied(nll), self.probe.nodes
         # Without a budget one search serves all: a canary's count does not depend on which others are counted.
         groups = [[limit] for limit in limits] if nodes else [list(limits)]
         counts = [tries.count(view.target, tree, context, group, nodes=nodes) for group in groups]
@@ -197,8 +202,9 @@ class _Ranking:
             size,
         )
         law, seen = exposure.fit(given.nll), []
-        for x, text in zip(tries.nlls(view.target, context, tails).tolist(), texts, strict=True):
-            estimate = exposure.estimate(x + tries.TIE, text, draws)
+        nll = tries.nlls(view.target, context, tails)
+        for x, limit, text in zip(nll.tolist(), tries.tied(nll).tolist(), texts, strict=True):
+            estimate = exposure.estimate(limit, text, draws)
             seen.append(self._values(x, estimate, exposure.null_p(x, given.nll), given.nll, law))
             seen[-1] |= {"exact": 0.0, "estimated": 1.0}
         return head, seen

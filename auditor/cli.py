@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from auditor import __version__, console
+from auditor.commands import canaries as canary_commands
 from auditor.console import Many
 from auditor.errors import AuditError
 
@@ -538,6 +539,9 @@ def compare(
     for path, render in ((markdown, reports.markdown), (html, reports.page), (csv, reports.sheet)):
         if path is not None:
             files.replace(path, render(found))
+
+
+app.add_typer(canary_commands.app, name="canaries")
 
 
 @app.callback(invoke_without_command=True)

@@ -150,7 +150,8 @@ class _Run:
         with self._stage("greedy recall"):
             secrets = self.benchmark.secrets
             greedy = self.shelf.get("greedy", self._data_key(), lambda: greedy_recall(undefended.model, secrets))
-        self.reporter.greedy(greedy)
+        if greedy:
+            self.reporter.greedy(greedy)
         targets, findings, judged = [], [], {}
         for target in self._targets(undefended, defenses):
             _reset_peak_memory()

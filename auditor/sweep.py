@@ -176,14 +176,16 @@ def _cells(finished: Mapping[int, tuple[AuditResult, Mapping[str, Any]]]) -> Ite
         for seed, finding in findings.items():
             result, judged = finished[seed]
             record = judged.get("/".join((target, setting, attack)))
-            if record is None or "hit" not in record:  # a probe judges no guesses
+            if record is None:
                 continue
-            outcome = metrics.from_record(record)
-            outcomes[seed] = outcome.only(outcome.member)
-            held = result.target(target).perplexity
-            measured[seed] = {m.name: m for m in (*finding.measurements, *((held,) if held else ()))}
+            if "hit" in record:  # a probe judges no guesses
+                outcome = metrics.from_record(record)
+                outcomes[seed] = outcome.only(outcome.member)
+            held, main = result.target(target).perplexity, finding.main
+            by_count = {f"{m.name}(count={count})": m for count, m in finding.by_repeats.items()} if main else {}
+            measured[seed] = {m.name: m for m in (*finding.measurements, *((held,) if held else ()))} | by_count
         one = next(iter(findings.values()))
-        why = "" if outcomes else one.not_applicable
+        why = "" if measured else one.not_applicable
         yield Cell(target, setting, attack, outcomes, measured, one.options, why)
 
 
@@ -221,7 +223,7 @@ class _Row:
     def read(self, several: bool) -> tuple[str, ...]:
         attack = self.cell.attack if self.cell else ", ".join(self.place.attacks)
         row = f"{self.cell.target}, {self.cell.setting}" if self.cell else ""
-        seeds = ranges(sorted(self.cell.outcomes)) if self.cell else ""
+        seeds = ranges(sorted(self.cell.measured)) if self.cell else ""
         last = " · ".join(filter(None, [seeds, self.failure]))
         name = called(self.place.variant, self.place.at) or "plan"
         return (name, *[row] * several, attack, *(words.with_bounds(m) if m else "" for m in self.numbers), last)
@@ -232,7 +234,7 @@ class _Row:
         n = self.numbers[0].n if self.numbers[0] else None
         bounds = [getattr(m, end) if m else None for m in self.numbers for end in ("value", "low", "high")]
         at = [place.at.get(key) for key in keys]
-        return (place.variant, *at, *where, ranges(sorted(cell.outcomes)) if cell else "", n, *bounds, self.failure)
+        return (place.variant, *at, *where, ranges(sorted(cell.measured)) if cell else "", n, *bounds, self.failure)
 
 
 def _rows(held: Sequence[Place]) -> Iterator[_Row]:
@@ -243,13 +245,21 @@ def _rows(held: Sequence[Place]) -> Iterator[_Row]:
             yield _Row(place, None, nothing, f"failed: {place.failure}")
         for cell in place.cells:
             if not cell.outcomes:
-                yield _Row(place, cell, nothing, f"not applicable: {cell.not_applicable}")
+                yield _Row(place, cell, nothing, _unjudged(cell))
                 continue
             numbers = [contrast(name, [Part(1.0, name, cell)]) for name in COLUMNS]
             base = first.setdefault(cell.setting, cell)
             paired = base is not cell and set(base.outcomes) & set(cell.outcomes)
             parts = [Part(1.0, "recall", cell), Part(-1.0, "recall", base)]
             yield _Row(place, cell, (*numbers, contrast(DIFFERENCE, parts) if paired else None), place.failure)
+
+
+def _unjudged(cell: Cell) -> str:
+    """What is said of a row without guesses: why it could not run, or what a probe measured."""
+    if cell.not_applicable:
+        return f"not applicable: {cell.not_applicable}"
+    name = next(iter(next(iter(cell.measured.values()), {})), None)
+    return "" if name is None else f"{words.label(name)}: {words.with_bounds(contrast(name, [Part(1.0, name, cell)]))}"
 
 
 def write_table(folder: Path, held: tables.Grid) -> None:

@@ -33,7 +33,7 @@ from auditor.types import Tokens
 if TYPE_CHECKING:
     from auditor.models import LanguageModel
 
-TIE = 1e-5  # nats: nlls this close are equal as far as float32 laws can tell, and ties count against exposure
+_TIE = 1e-5  # nats, and a millionth of the nll: closer than this, float32 laws cannot tell two texts apart
 _TEXTS_AT_ONCE = 10_000
 _ROWS = 4096  # live nodes at once, where memory allows as many
 _ROWS_BYTES = 2**30
@@ -190,6 +190,11 @@ def nlls(model: LanguageModel, context: Tokens, tails: Sequence[Tokens]) -> NDAr
         prefix = torch.tensor([context], device=model.device).expand(len(own), -1)
         found[indices] = -model.token_log_probs(prefix, own).double().sum(-1).cpu().numpy()
     return found
+
+
+def tied(nll: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The largest nll that counts as equal: ties count against exposure, and so does what rounding may have parted."""
+    return nll + _TIE * (1 + nll / 10)
 
 
 # --- the search ---------------------------------------------------------------------------------------------------------

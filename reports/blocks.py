@@ -69,6 +69,7 @@ class Figure:
     title: str
     description: str
     table: Table
+    labels: tuple[tuple[str, str], ...] = ()  # what its legend says of targets beyond their titles, by name
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ curve as a file of its own, in the page's light colours.
 from __future__ import annotations
 
 import io
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -72,8 +73,9 @@ def svg(block: Block, titles: Mapping[str, str]) -> str:
     """The block as one `<svg>` element. titles: of the targets, by name."""
     with _drawing(_STYLE) as (figure, axes):
         PLOTS[block.plot](axes, block.findings)
-        _share_axis(axes)
-        _legend(figure, block, titles)
+        if block.plot != "exposure":
+            _share_axis(axes)
+        _legend(figure, block, {**titles, **dict(block.labels)})
         text = io.StringIO()
         nothing = _METADATA[".svg"]
         figure.savefig(text, format="svg", transparent=True, metadata=nothing, bbox_inches="tight", pad_inches=0.04)
@@ -140,6 +142,24 @@ def _mark_100(axes: Axes, colour: str) -> None:
 
 def _repeats(axes: Axes, findings: Sequence[Finding]) -> None:
     """One line a finding with its intervals, the findings a little apart so that error bars stand side by side."""
+    _beside_each_other(axes, findings)
+    axes.set_xlabel("Repetitions in the training data")
+    axes.set_ylabel("Recall" if all(m.unit == "share" for f in findings for m in f.by_repeats.values()) else "Mean")
+
+
+def _exposure(axes: Axes, findings: Sequence[Finding]) -> None:
+    """One line a target over the number of insertions, from no bit to the most there are."""
+    _beside_each_other(axes, findings)
+    axes.axhline(1 / math.log(2), color=_INK, linewidth=0.9, linestyle=_FLOOR["linestyle"], zorder=0)
+    axes.set_ylim(-0.4, max(m.high for f in findings for m in f.by_repeats.values()) + 0.4)
+    axes.grid(axis="y")
+    axes.set_axisbelow(True)
+    axes.set_xlabel("Insertions into the training data")
+    axes.set_ylabel("Exposure, bits")
+
+
+def _beside_each_other(axes: Axes, findings: Sequence[Finding]) -> None:
+    """The numbers by repeat count with their intervals."""
     names = sorted({name for f in findings for name in f.by_repeats}, key=words.repeats_key)
     apart = min(0.1, 0.7 / len(findings))
     for i, (finding, style) in enumerate(zip(findings, _styles(findings), strict=True)):
@@ -150,8 +170,6 @@ def _repeats(axes: Axes, findings: Sequence[Finding]) -> None:
         reach = [[max(0.0, m.value - m.low) for _, m in measured], [max(0.0, m.high - m.value) for _, m in measured]]
         axes.errorbar(x, y, yerr=reach, elinewidth=1.1, capsize=2, **style)
     axes.set_xticks(range(len(names)), [words.shorten(name, 10) for name in names])
-    axes.set_xlabel("Repetitions in the training data")
-    axes.set_ylabel("Recall" if all(m.unit == "share" for f in findings for m in f.by_repeats.values()) else "Mean")
 
 
 def _any_of_n(axes: Axes, findings: Sequence[Finding]) -> None:
@@ -172,6 +190,7 @@ PLOTS: dict[str, Callable[[Axes, Sequence[Finding]], None]] = {
     "errors": _errors,
     "repeats": _repeats,
     "any_of_n": _any_of_n,
+    "exposure": _exposure,
 }
 
 
@@ -228,8 +247,12 @@ def _legend(figure: Figure, block: Block, titles: Mapping[str, str]) -> None:
     if block.plot == "any_of_n" and any(words.any_of_n(f, "_nonmembers") for f in block.findings):
         handles.append(Line2D([], [], color=_INK, **_FLOOR))
         labels.append("non-members")
-    shown = [" " + words.shorten(label, 30) for label in labels]  # matplotlib hides labels that open with `_`
-    figure.legend(handles, shown, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=2, handlelength=2.6)
+    if block.plot == "exposure":
+        handles.append(Line2D([], [], color=_INK, **_FLOOR))
+        labels.append("never inserted, on average")
+    width, columns = (60, 1) if block.labels else (30, 2)
+    shown = [" " + words.shorten(label, width) for label in labels]  # matplotlib hides labels that open with `_`
+    figure.legend(handles, shown, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=columns, handlelength=2.6)
 
 
 def _inline(file: str, block: Block) -> str:

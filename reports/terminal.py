@@ -128,6 +128,11 @@ def _below(result: AuditResult) -> Iterator[RenderableType]:
     best = strongest(result, words.UNDEFENDED)
     if best is not None and best.by_repeats:
         yield _sparkline(best)
+    for finding in result.findings:
+        if finding.target == words.UNDEFENDED and (measured := words.exposures(finding)):
+            shown = ", ".join(words.value(m) for _, m in measured)
+            counts = " ".join(count for count, _ in measured)
+            yield Text.assemble((f"insertions {counts}", "bold"), f"  exposure {shown} bits (undefended)")
     for target in result.targets:
         if target.claim is not None:
             yield Text.assemble((target.title, "bold"), "  ", words.epsilon_line(target.claim))

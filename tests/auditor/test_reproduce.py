@@ -23,6 +23,7 @@ from auditor.errors import AuditError
 from auditor.folder import RunFolder
 from auditor.grid import Point, expand
 from auditor.plan import make
+from auditor.policy import parse_metric
 from tests.conftest import tiny
 
 Said = pytest.CaptureFixture[str]
@@ -334,7 +335,8 @@ def test_every_claim_names_points_and_metrics_that_exist(paper: papers.Paper, pl
     for statement in statements:
         ledger.check(statement, places)
         for _, term in statement.terms():
-            assert term.metric in {*STATISTICS, "perplexity"}, (statement.id, term.metric)
+            named, _ = parse_metric(term.metric, statement.id)
+            assert named in {*STATISTICS, "perplexity", "exposure", "exposure_nonmembers"}, (statement.id, term.metric)
         assert statement.paper and statement.text
 
 
