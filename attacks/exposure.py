@@ -109,15 +109,17 @@ class Exposure(Probe):
             f"each canary is scored as a text of its own, with {before}, among {' or '.join(f'{n:,}' for n in sizes)}",
             f"{int(exposed.sum())} of {len(exposed)} canaries are more exposed than chance allows (null p-value "
             f"2^-exposure, Holm-corrected, {self.alpha:g})",
-            "exposure of a canary that was inserted k times is a fact about k records: hold it against a claim for groups "
-            "of k, never against a record's epsilon",
+            "exposure of a canary that was inserted k times is a fact about k records: hold it against a claim for "
+            "groups of k, never against a record's epsilon",
         ]
         bounded = int((column(observations, "exact") == 0).sum() - column(observations, "estimated").sum())
         if bounded:
             said.append(f"of {bounded} canaries exposure is a certified upper bound: {self.nodes} nodes did not do")
         estimated = int(column(observations, "estimated").sum())
         if estimated:
-            said.append(f"the exposure of {estimated} canaries is estimated from weighted draws: their space is too large")
+            said.append(
+                f"the exposure of {estimated} canaries is estimated from weighted draws: their space is too large"
+            )
         poor = int((column(observations, "ks_p") < 0.05).sum())
         if poor:
             said.append(f"a skew-normal law does not fit the references of {poor} canaries: do not trust extrapolation")
@@ -148,7 +150,7 @@ class _Ranking:
     def observe(self, secrets: Sequence[Secret]) -> Iterator[Observation]:
         texts = [_canary(secret).text for secret in secrets]
         own = [tuple(ids) for ids in tries.encode(self.view.tokenizer, texts)]
-        head, seen = self._exact(own) if self.exact else self._estimated(texts, own)
+        seen = self._exact(own) if self.exact else self._estimated(texts, own)
         for secret, values in zip(secrets, seen, strict=True):
             yield Observation(secret.id, values)
 
@@ -160,7 +162,7 @@ class _Ranking:
             raise NotApplicable(f"{self.view.target.name} has no end-of-text token: take -A exposure.lead=none")
         return (*self.view.target.eos[:1], *head) if self.probe.lead == "eos" else head
 
-    def _exact(self, own: Sequence[Tokens]) -> tuple[Tokens, list[dict[str, float]]]:
+    def _exact(self, own: Sequence[Tokens]) -> list[dict[str, float]]:
         view, tree = self.view, tries.trie(self.space, self.view.tokenizer)
         tries.check_vocabulary(view.target, tree)
         context, tails = self._context(tree.head), [tokens[len(tree.head) :] for tokens in own]
@@ -180,9 +182,9 @@ class _Ranking:
             estimate = exposure.Estimate(least, least, most)
             seen.append(self._values(x, estimate, 2.0 ** -exposure.of_rank(most, self.space.bits), references, law))
             seen[-1] |= {"exact": float(not left), "estimated": 0.0}
-        return tree.head, seen
+        return seen
 
-    def _estimated(self, texts: Sequence[str], own: Sequence[Tokens]) -> tuple[Tokens, list[dict[str, float]]]:
+    def _estimated(self, texts: Sequence[str], own: Sequence[Tokens]) -> list[dict[str, float]]:
         view, size = self.view, self.space.size
         head = constrained.common_head([*own, *self.tokens.values()])
         guide, context = constrained.Guide(self.space, view.tokenizer, head), self._context(head)
@@ -207,7 +209,7 @@ class _Ranking:
             estimate = exposure.estimate(limit, text, draws)
             seen.append(self._values(x, estimate, exposure.null_p(x, given.nll), given.nll, law))
             seen[-1] |= {"exact": 0.0, "estimated": 1.0}
-        return head, seen
+        return seen
 
     def _values(
         self,

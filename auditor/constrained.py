@@ -1,7 +1,7 @@
 """Draws from a model that is held to the texts of a space: how ranks in spaces too large to search are estimated.
 
-A token may come next if it goes on with some text of the space; the law is renormalised over those. The same text can be
-drawn in several tokenisations, of which only the tokenizer's own counts (formulas.md A8). Knows nothing of canaries.
+A token may come next if it goes on with some text of the space; the law is renormalised over those. The same text can
+be drawn in several tokenisations, of which only the tokenizer's own counts (formulas.md A8). Knows nothing of canaries.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Guide:
         """head: the tokens that all texts begin with. Raises AuditError for a space that is not ASCII."""
         if not space.format.isascii() or not all(choice.isascii() for block in space.blocks for choice in block):
             raise AuditError(
-                f"expected ASCII texts in a space too large to be searched, got the format {space.format!r}: tokens may "
-                "hold parts of other characters"
+                f"expected ASCII texts in a space too large to be searched, got the format {space.format!r}: "
+                "tokens may hold parts of other characters"
             )
         self.space, self.tokenizer, self.head = space, tokenizer, head
         self._written = _decode(tokenizer, head)
@@ -55,7 +55,7 @@ class Guide:
         self._allowed: dict[State, tuple[Tensor, list[State]]] = {}
         start = space.after(self._written)
         if start is None:
-            raise AuditError(f"the tokenizer does not give texts of the format {space.format!r} back: it normalises them")
+            raise AuditError(f"the tokenizer does not give texts of the format {space.format!r} back: it changes them")
         self.start = start
 
     def allowed(self, state: State) -> tuple[Tensor, list[State]]:
@@ -81,8 +81,8 @@ class Guide:
             tokens, then = self.allowed(state) if not self.space.ended(state) else (torch.empty(0), [])
             if token not in tokens:
                 raise AuditError(
-                    f"the tokenizer writes a text of the format {self.space.format!r} with tokens that do not spell it: "
-                    "its space is too large to be searched, and cannot be drawn from"
+                    f"the tokenizer writes a text of the format {self.space.format!r} with tokens that do not spell "
+                    "it: its space is too large to be searched, and cannot be drawn from"
                 )
             state = then[int((tokens == token).nonzero()[0])]
 
@@ -92,7 +92,7 @@ class Guide:
 
 
 Pick = Callable[[NDArray[np.int64], int, Tensor, NDArray[np.float64]], NDArray[np.int64]]
-"""(which texts, position, the tokens allowed, cdf of the draw over them) -> the place of each text's token among them."""
+"""(which texts, position, tokens allowed, cdf of the draw over them) -> the place of each text's token among them."""
 
 
 @torch.no_grad()

@@ -19,6 +19,7 @@ from auditor.metrics import CONFIDENCE, clopper_pearson
 from auditor.streams import generator
 
 _RESAMPLES = 1000
+_IMPOSSIBLE = 1e4  # nats: in place of infinity, where a law gives a text no probability at all
 _REFITS = 20  # a skew-normal fit takes a tenth of a second
 
 
@@ -43,7 +44,7 @@ def null_p(nll: float, references: NDArray[np.float64]) -> float:
     return (1 + int((references <= nll).sum())) / (1 + len(references))
 
 
-# --- weighted draws -----------------------------------------------------------------------------------------------------
+# --- weighted draws ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,8 @@ class Estimate:
 def estimate(nll: float, text: str, draws: Weighted) -> Estimate:
     """The rank of a canary: 1 + E[weight 1{nll(r) <= nll, r another text}], unbiased (formulas.md A8).
 
-    The interval is a bootstrap's, and reaches at least as far up as a hit that n draws can miss (Clopper-Pearson's bound
-    for no hit, times the largest weight). Two bounds hold for certain: rank <= e^nll, since texts that are as likely as
+    The interval is a bootstrap's, and reaches at least as far up as a hit that n draws can miss (Clopper-Pearson's
+    bound for no hit, times the largest weight). Two bounds hold for certain: rank <= e^nll, since texts that are as likely as
     the canary share a mass of at most 1, and rank <= |R|.
     """
     n = len(draws.nll)
@@ -108,7 +109,7 @@ def certain_rank(nll: float, size: int) -> float:
     return max(1.0, min(float(size), math.exp(min(nll, 700.0))))
 
 
-# --- extrapolation ------------------------------------------------------------------------------------------------------
+# --- extrapolation ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,7 @@ def tail_bits(nll: float, shape: float, location: float, scale: float, most: flo
 
 def fit(references: NDArray[np.float64]) -> SkewNormal:
     """Maximum likelihood, as TF Privacy extrapolates. What it says far out in the tail is what its shape says."""
+    references = np.minimum(references, _IMPOSSIBLE)
     parameters, n = _fitted(references), len(references)
     noise = generator("bootstrap", "skew-normal", n)
     refits = tuple(_fitted(references[noise.integers(n, size=n)], parameters) for _ in range(_REFITS))

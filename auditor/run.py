@@ -533,7 +533,9 @@ def _load_data(plan: Plan, model: HuggingFaceModel) -> Benchmark:
     if plan.canaries is not None:
         canaries = manifests.secrets(manifests.read(Path(plan.canaries)), model.tokenizer, model.vocab_size)
     if plan.data is None:
-        return manifests.Canaries(canaries, model.tokenizer, f"{Path(str(plan.canaries)).name}: {len(canaries)} canaries")
+        return manifests.Canaries(
+            canaries, model.tokenizer, f"{Path(str(plan.canaries)).name}: {len(canaries)} canaries"
+        )
     benchmark = _load_records(plan, plan.data, model)
     benchmark.canaries = canaries
     return benchmark
@@ -549,9 +551,7 @@ def _load_records(plan: Plan, data: str, model: HuggingFaceModel) -> Benchmark:
     }
     prefix, suffix = plan.prefix_length, plan.suffix_length
     if is_lm_extraction(Path(data)):
-        arrays = LMExtraction(
-            data, vocab_size=model.vocab_size, prefix_length=prefix, suffix_length=suffix, **common
-        )
+        arrays = LMExtraction(data, vocab_size=model.vocab_size, prefix_length=prefix, suffix_length=suffix, **common)
         arrays.tokenizer = model.tokenizer
         benchmark: Benchmark = arrays
     else:

@@ -1,4 +1,4 @@
-"""The space a canary is drawn from: all texts of a format such as `My ID is {digits:6}`. Text only: no tokens, no models.
+"""The space a canary is drawn from: all texts of a format such as `My ID is {digits:6}`. No tokens, no models.
 
 No text of a space begins another one, so that texts can be read back, and so that whatever a tokenizer makes of them
 can be searched as a tree with the texts at its leaves.
@@ -11,7 +11,7 @@ import string
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -46,7 +46,7 @@ class Space:
             )
         for block in self.blocks:
             ordered = sorted(block)
-            for one, other in zip(ordered, ordered[1:], strict=False):
+            for one, other in pairwise(ordered):
                 if other.startswith(one):
                     raise AuditError(
                         f"expected that no text of the format {self.format!r} begins another, but its lists hold words "
@@ -57,7 +57,7 @@ class Space:
     def _parts(self) -> tuple[str, tuple[tuple[str, ...], ...]]:
         """The text before the first slot, and each slot's choices, with the text up to the next slot behind them."""
         pieces: list[list[str]] = [[""]]
-        for literal, slot in _parse(self.format):
+        for literal, slot in parse(self.format):
             pieces[-1] = [piece + literal for piece in pieces[-1]]
             pieces += self._choices(slot) if slot else []
         return pieces[0][0], tuple(map(tuple, pieces[1:]))
@@ -147,8 +147,8 @@ class Space:
         return found
 
 
-def _parse(format: str) -> list[tuple[str, str]]:
-    """(text, slot behind it or "") in order."""
+def parse(format: str) -> list[tuple[str, str]]:
+    """(text, slot behind it or "") in order. Raises AuditError for what is no format."""
     try:
         parsed = list(string.Formatter().parse(format))
     except ValueError as error:

@@ -9,10 +9,9 @@ the tokens behind the ones that all texts share. Knows nothing of attacks, files
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import islice
@@ -40,12 +39,12 @@ _ROWS_BYTES = 2**30
 _KEPT_ON_DISK = 20_000  # texts: the trie of a smaller space is made as fast as it is read
 
 
-# --- the trie -----------------------------------------------------------------------------------------------------------
+# --- the trie ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Level:
-    """The n inner nodes of one depth. Children of node i stand at start[i]:start[i + 1], leaves and inner ones apart."""
+    """The n inner nodes of one depth. Children of node i: start[i]:start[i + 1], leaves and inner ones apart."""
 
     leaf_start: Tensor  # (n + 1,)
     leaf_token: Tensor  # (leaves,)
@@ -163,7 +162,9 @@ def _cache_key(space: Space, tokenizer: Any) -> str:
 
 def _save(path: Path, made: Trie) -> None:
     """The file whole or not at all: two processes may write it at once."""
-    arrays = {f"{f.name}-{i}": getattr(level, f.name).numpy() for i, level in enumerate(made.levels) for f in fields(Level)}
+    arrays = {
+        f"{f.name}-{i}": getattr(level, f.name).numpy() for i, level in enumerate(made.levels) for f in fields(Level)
+    }
     path.parent.mkdir(exist_ok=True, mode=0o700)
     handle, scratch = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
     with os.fdopen(handle, "wb") as file:
@@ -178,7 +179,7 @@ def _load(path: Path) -> Trie:
         return Trie(tuple(held["head"].tolist()), tuple(levels), int(held["largest"]))
 
 
-# --- nlls ---------------------------------------------------------------------------------------------------------------
+# --- nlls -------------------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -197,7 +198,7 @@ def tied(nll: NDArray[np.float64]) -> NDArray[np.float64]:
     return nll + _TIE * (1 + nll / 10)
 
 
-# --- the search ---------------------------------------------------------------------------------------------------------
+# --- the search -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

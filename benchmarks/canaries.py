@@ -1,7 +1,7 @@
 """Canaries: random texts of known spaces, their manifest, and what of them a benchmark holds.
 
-A manifest is written once, before training, and says which texts go into the data how often; it knows no tokenizer, so it
-serves any training pipeline and any model. Knows nothing of data files (insertion.py) or models.
+A manifest is written once, before training, and says which texts go into the data how often; it knows no tokenizer, so
+it serves any training pipeline and any model. Knows nothing of data files (insertion.py) or models.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from auditor.errors import AuditError
 from auditor.folder import write_private
-from auditor.spaces import Space
+from auditor.spaces import Space, parse
 from auditor.streams import generator
 from auditor.tries import encode
 from auditor.types import Benchmark, Canary, Secret, from_json, to_json
@@ -107,7 +107,7 @@ def make(
     if each < 1 or controls < 0:
         raise AuditError(f"expected --each >= 1 and --controls >= 0, got {each} and {controls}")
     known = {WORDS: _words(), **(lists or {})}
-    chosen = [Format(text, {name: words for name, words in known.items() if f"{{{name}" in text}) for text in formats]
+    chosen = [Format(text, {name: words for name, words in known.items() if _draws(text, name)}) for text in formats]
     plan = [(count, i) for count in sorted(set(counts)) for i in range(each)] + [(0, i) for i in range(controls)]
     entries = []
     for index, one in enumerate(chosen):
@@ -120,10 +120,16 @@ def make(
     return Manifest(MANIFEST_VERSION, seed, tuple(chosen), tuple(entries))
 
 
+def _draws(format: str, name: str) -> bool:
+    """Whether a format has a slot of this list."""
+    return any(slot.partition(":")[0] == name for _, slot in parse(format))
+
+
 def _distinct(space: Space, count: int, seed: int) -> list[str]:
     if 2 * count > space.size:
         raise AuditError(
-            f"expected a space of at least {2 * count} texts for {count} canaries, but {space.format!r} has {space.size}"
+            f"expected a space of at least {2 * count} texts for {count} canaries, "
+            f"but {space.format!r} has {space.size}"
         )
     noise, drawn = generator("canaries", seed, space.format), dict[str, None]()
     while len(drawn) < count:

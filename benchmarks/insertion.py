@@ -1,7 +1,7 @@
 """Puts canaries into a copy of a data set: JSONL, CSV, Parquet or a Hugging Face data set. The original is not touched.
 
-Rows keep their order; copies of canaries stand at random places among them, each a row of its own with the canary as its
-text. All copies are the same text, so sharding by content keeps them together; a group column gets the canary's id.
+Rows keep their order; copies of canaries stand at random places among them, each a row of its own with the canary as
+its text. All copies are the same text, so sharding by content keeps them together; a group column gets its id.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ def insert(copies: Copies, data: str, out: Path) -> int:
     path, where = Path(data), f"--data {data!r}"
     writer = _WRITERS.get(path.suffix.lower()) if path.is_file() else _write_dataset
     if writer is None:
-        raise AuditError(f"{where}: expected a file ending in {', '.join(_WRITERS)}, got {path.suffix or 'no ending'!r}")
+        raise AuditError(
+            f"{where}: expected a file ending in {', '.join(_WRITERS)}, got {path.suffix or 'no ending'!r}"
+        )
     if out.exists():
         raise AuditError(f"expected a new path for -o, but {str(out)!r} exists")
     if writer is not _write_dataset and out.suffix.lower() != path.suffix.lower():

@@ -79,8 +79,8 @@ def _results(result: AuditResult) -> list[Block]:
         )
     if any(finding.main and finding.main.unit == "bits" for finding in result.findings):
         note += (
-            " Rows with an exposure are about canaries, random texts that were inserted on purpose: of the texts that a "
-            "canary could have been, 1 in 2^exposure is as likely as it. One that was never inserted has 1.4 bits on "
+            " Rows with an exposure are about canaries, random texts that were inserted on purpose: of the texts that "
+            "a canary could have been, 1 in 2^exposure is as likely as it. One that was never inserted has 1.4 bits on "
             "average. Many copies of one canary are a group: its exposure says nothing of one record's ε."
         )
     return [_results_table(result), Paragraph(note)] if result.findings else [Paragraph("The run has no rows.")]

@@ -28,7 +28,15 @@ from tests.conftest import tiny
 MakeTiny = Callable[..., HuggingFaceModel]
 ATTACKS, PROBES, DEFENSES = plugins.attacks(), plugins.probes(), plugins.defenses()
 LAW_PROBES = {name: kind for name, kind in PROBES.items() if issubclass(kind, LawProbe)}
-SMALL: dict[str, Any] = {"references": 20, "samples": 6, "prompt_length": 3, "epochs": 2, "batch": 4, "warmup_steps": 1, "beams": 4}
+SMALL: dict[str, Any] = {
+    "references": 20,
+    "samples": 6,
+    "prompt_length": 3,
+    "epochs": 2,
+    "batch": 4,
+    "warmup_steps": 1,
+    "beams": 4,
+}
 
 
 class Words:

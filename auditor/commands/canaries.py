@@ -26,11 +26,13 @@ def make(
     format: Annotated[
         Many,
         typer.Option(
-            help="Text with slots: {digits:6}, {letters:4}, {upper:2}, {alnum:8}, {hex:16}, {words:3}, or {name:2} of a "
+            help="Text with slots: {digits:6}, {letters:4}, {upper:2}, {alnum:8}, {hex:16}, {words:3}, {name:2} of a "
             "--list; repeatable. [default: My ID is {digits:6}]"
         ),
     ] = None,
-    counts: Annotated[str, typer.Option(metavar="1,4,16", help="How often canaries are to be inserted.")] = "1,2,4,8,16",
+    counts: Annotated[
+        str, typer.Option(metavar="1,4,16", help="How often canaries are to be inserted.")
+    ] = "1,2,4,8,16",
     each: Annotated[int, typer.Option(help="Canaries of each format and count.")] = 8,
     controls: Annotated[int, typer.Option(help="Canaries of each format that are never inserted: the floor.")] = 0,
     list_: Annotated[
@@ -55,9 +57,13 @@ def make(
 def insert(
     manifest: _MANIFEST,
     data: Annotated[str, typer.Argument(help="JSONL, CSV or Parquet file, or a Hugging Face data set.")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="New file, or folder of a data set. The data stay as they are.")],
+    out: Annotated[
+        Path, typer.Option("-o", "--out", help="New file, or folder of a data set. The data stay as they are.")
+    ],
     column: Annotated[str, typer.Option(help="Column of the texts.")] = "text",
-    group: Annotated[str, typer.Option(help="Column that says whose a row is; canaries get one each. [default: none]")] = "",
+    group: Annotated[
+        str, typer.Option(help="Column that says whose a row is; canaries get one each. [default: none]")
+    ] = "",
     seed: Annotated[int, typer.Option(help="Where the copies stand follows from it.")] = 0,
 ) -> None:
     """Write a copy of the data with every canary in it as often as the manifest says, as rows of their own."""
@@ -103,10 +109,11 @@ def _table(score: Score) -> Grid:
 
     def cells(row: Row) -> tuple[str, ...]:
         values = row.values
-        low, high = (f"{values[f'exposure_{end}_bits']:.1f}" for end in ("low", "high"))
-        bits = f"{values['exposure_bits']:.1f}{'' if values['exact'] else f' [{low}–{high}]'} of {values['space_bits']:.1f}"
-        holm = values.get("holm_p")
-        return (row.id, f"{row.count}", bits, words.number(values["rank"]), words.NOTHING if holm is None else words.number(holm))
+        seen, low, high = (values[f"exposure_{which}bits"] for which in ("", "low_", "high_"))
+        between = "" if values["exact"] else f" [{low:.1f}–{high:.1f}]"
+        bits = f"{seen:.1f}{between} of {values['space_bits']:.1f}"
+        p_value = words.number(values["holm_p"]) if "holm_p" in values else words.NOTHING
+        return row.id, f"{row.count}", bits, words.number(values["rank"]), p_value
 
     head = ("canary", "inserted", "exposure, bits", "rank", "p, Holm")
     return Grid(score.title, head, tuple(cells(row) for row in score.rows), "; ".join(score.notes))

@@ -5,7 +5,7 @@
 The space: the 10^6 six-digit texts of "My ID is {digits:6}". Batched scoring reads the nll of every candidate, 512 at a
 time and teacher-forced, all of one length together; it is timed on a sample of the space and scaled. The search's trie
 is made once for a tokenizer and a format, cached, and timed apart; so is the tokenising of the sample. Ratios only:
-absolute times on shared machines prove nothing. Promised: at least 100x for a memorised canary, 20x for one that is not.
+absolute times on shared machines prove nothing. Promised: 100x or more for a memorised canary, 20x for one that is not.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def main() -> None:
     model, tokenizer = lab.target(), lab.tokenizer
     start = time.perf_counter()
     tree = tries.build(CANARY_SPACE, tokenizer)
-    print(f"trie: {tree.leaves:,} texts, {tree.nodes:,} inner nodes, made in {time.perf_counter() - start:.1f} s, then cached")
+    made = time.perf_counter() - start
+    print(f"trie: {tree.leaves:,} texts, {tree.nodes:,} inner nodes, made in {made:.1f} s, then cached")
     context = (*model.eos[:1], *tree.head) if options.lead == "eos" else tree.head
     noise = generator("speed", "exposure")
     texts = [CANARY_SPACE.draw(noise) for _ in range(options.sample)]

@@ -106,7 +106,9 @@ def test_estimated_ranks_are_unbiased_and_their_intervals_cover(place: int) -> N
     size = 500
     p = 0.8 * np.sort(np.random.default_rng(1).lognormal(sigma=3, size=size))[::-1]
     p /= p.sum() / 0.8
-    found = [exposure.estimate(-math.log(p[place]) + 1e-9, str(place), weighted(300, 60, size, s, p)) for s in range(24)]
+    found = [
+        exposure.estimate(-math.log(p[place]) + 1e-9, str(place), weighted(300, 60, size, s, p)) for s in range(24)
+    ]
     ranks = np.array([estimate.rank for estimate in found])
     error = max(ranks.std() / math.sqrt(len(ranks)), 1e-9)
     assert abs(ranks.mean() - (place + 1)) < 4.5 * error + 1e-6

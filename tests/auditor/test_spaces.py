@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -31,7 +33,7 @@ def test_texts_are_all_different_in_the_space_and_none_begins_another(space: Spa
     texts = sorted(space.texts())
     assert len(set(texts)) == len(texts) == space.size
     assert all(text in space for text in texts)
-    assert not any(other.startswith(text) for text, other in zip(texts, texts[1:], strict=False))
+    assert not any(other.startswith(text) for text, other in pairwise(texts))
 
 
 def test_words_are_parted_by_spaces_and_braces_can_be_written() -> None:

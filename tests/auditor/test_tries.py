@@ -25,7 +25,7 @@ from tests.conftest import SHARED, tiny
 
 DIGITS = Space("My ID is {digits:3}")
 WORDS = Space("I like {words:2}!", (("words", ("tea", "teapots", "coffee", "cake", "cocoa", "grüße")),))
-MIXED = Space("{who}{digits} is a code{digits:2}", (("who", ("Al", "Bo", "Cy")),))
+MIXED = Space("{who}{digits} is a code{digits}", (("who", ("Al", "Bo", "Cy")),))
 
 
 @functools.cache
@@ -166,16 +166,18 @@ def test_ties_count() -> None:
 @torch.no_grad()
 def test_defended_laws_are_searched_as_any_other() -> None:
     own = bpe(150)
-    public = tiny(len(own), scale=6.0)
-    ensemble = ModelEnsemble(public, [tiny(len(own), seed=s, scale=6.0) for s in (1, 2)])
+    public = tiny(len(own))
+    ensemble = ModelEnsemble(public, [tiny(len(own), seed=s) for s in (1, 2)])
     scenario = Scenario(public, public, ensemble, queries=10, answer_length=4)
     space = Space("My ID is {digits:2}")
     for model in (PMixed(q=0.5).protect(scenario), UniformMixingModel(public, 0.9, 1.0)):
         nll = brute(model, own, space)
         texts = list(nll)[::9]
         tree, asked = limits(model, own, space, texts)
-        expected = [sum(other <= tries.tied(np.array(nll[text])) for other in nll.values()) for text in texts]
-        assert tries.count(model, tree, (0, *tree.head), asked).at_most.tolist() == expected
+        counted = tries.count(model, tree, (0, *tree.head), asked).at_most.tolist()
+        for text, at_most in zip(texts, counted, strict=True):
+            least, most = (sum(other <= nll[text] + slack for other in nll.values()) for slack in (0.0, 1e-4))
+            assert least <= at_most <= most < least + 3
 
 
 def test_a_tokenizer_that_cannot_tell_texts_apart_is_refused() -> None:
@@ -183,7 +185,7 @@ def test_a_tokenizer_that_cannot_tell_texts_apart_is_refused() -> None:
     tokenizer = Tokenizer(words)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Digits(True)])
     lacking = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
-    with pytest.raises(AuditError, match="writes two texts of the format 'ID {digits:2}' alike"):
+    with pytest.raises(AuditError, match=r"writes two texts of the format .* alike"):
         tries.build(Space("ID {digits:2}"), lacking)
     assert tries.build(Space("ID {bit}", (("bit", ("0", "1")),)), lacking).leaves == 2
 

@@ -93,7 +93,7 @@ def test_what_is_no_manifest_is_refused_without_its_texts(raw: Any, why: str, tm
         ({"each": 0}, "--each >= 1"),
         ({"formats": ["{digits:1}"]}, "expected a space of at least 80 texts for 40 canaries"),
         ({"formats": ["My ID"]}, "an empty space"),
-        ({"formats": ["{word:2}"]}, "did you mean 'words'"),
+        ({"formats": ["{digit:2}"]}, "did you mean 'digits'"),
     ],
 )
 def test_what_cannot_be_made_is_refused(options: dict[str, Any], why: str) -> None:
@@ -112,7 +112,7 @@ def test_a_tokenizer_or_model_that_lacks_them_is_refused(manifest: Manifest) -> 
         canaries.secrets(manifest, lambda text, add_special_tokens: {"input_ids": [1]}, 60)
 
 
-# --- insertion ----------------------------------------------------------------------------------------------------------
+# --- insertion --------------------------------------------------------------------------------------------------------
 
 
 def jsonl(path: Path) -> None:
@@ -166,7 +166,9 @@ def contents(path: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_copies_stand_among_the_rows_as_often_as_the_manifest_says(name: str, manifest: Manifest, tmp_path: Path) -> None:
+def test_copies_stand_among_the_rows_as_often_as_the_manifest_says(
+    name: str, manifest: Manifest, tmp_path: Path
+) -> None:
     data, out = tmp_path / name, tmp_path / f"new-{name}"
     KINDS[name](data)
     before = contents(data)
@@ -207,7 +209,9 @@ def test_lines_stay_byte_for_byte_and_repeats_stay_numbers(manifest: Manifest, t
     assert {json.loads(line)["repeats"] for line in written if line not in lines} == {1}
 
 
-def test_what_was_saved_is_data_for_an_audit(manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_saved_is_data_for_an_audit(
+    manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
     saved(tmp_path / "a")
     insert(Copies(manifest), str(tmp_path / "a"), tmp_path / "b")
