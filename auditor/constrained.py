@@ -178,11 +178,11 @@ def _walk_some(
 
 def common_head(sequences: Sequence[Sequence[int]]) -> Tokens:
     """What all of the token sequences begin with, and all of them go on behind."""
-    first, last = min(sequences), max(sequences)
-    shared = 0
-    while shared < min(map(len, sequences)) - 1 and first[shared] == last[shared]:
+    ordered = sorted(map(tuple, sequences))
+    first, last, shared = ordered[0], ordered[-1], 0
+    while shared < min(map(len, ordered)) - 1 and first[shared] == last[shared]:
         shared += 1
-    return tuple(first[:shared])
+    return first[:shared]
 
 
 def _pieces(tokenizer: Any, head: Tokens) -> dict[str, list[int]]:

@@ -90,8 +90,8 @@ def estimate(nll: float, text: str, draws: Weighted) -> Estimate:
     """The rank of a canary: 1 + E[weight 1{nll(r) <= nll, r another text}], unbiased (formulas.md A8).
 
     The interval is a bootstrap's, and reaches at least as far up as a hit that n draws can miss (Clopper-Pearson's
-    bound for no hit, times the largest weight). Two bounds hold for certain: rank <= e^nll, since texts that are as likely as
-    the canary share a mass of at most 1, and rank <= |R|.
+    bound for no hit, times the largest weight). Two bounds hold for certain: rank <= e^nll, since texts that are as
+    likely as the canary share a mass of at most 1, and rank <= |R|.
     """
     n = len(draws.nll)
     other = np.array([drawn != text for drawn in draws.texts], dtype=bool)

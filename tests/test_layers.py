@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 SIDES = ("attacks", "defenses", "benchmarks", "reports")
 TOP = {
     *("auditor.run", "auditor.gate", "auditor.cli", "auditor.listing", "auditor.sweep", "auditor.reproduce"),
-    *("auditor.score", "auditor.submission"),
+    *("auditor.score", "auditor.submission", "auditor.canary_scores"),
 }
 
 
