@@ -177,7 +177,8 @@ def test_defended_laws_are_searched_as_any_other() -> None:
         counted = tries.count(model, tree, (0, *tree.head), asked).at_most.tolist()
         for text, at_most in zip(texts, counted, strict=True):
             least, most = (sum(other <= nll[text] + slack for other in nll.values()) for slack in (0.0, 1e-4))
-            assert least <= at_most <= most < least + 3
+            assert least <= at_most <= most
+        assert len(set(counted)) > len(texts) / 2
 
 
 def test_a_tokenizer_that_cannot_tell_texts_apart_is_refused() -> None:
