@@ -256,3 +256,22 @@ def test_zero_insertions_are_refused(tmp_path: Path) -> None:
 def test_lab_canaries_are_six_digits(canary: tuple[str, int]) -> None:
     with pytest.raises(AuditError, match="expected lab canaries of six digits"):
         Lab(LabRecipe(canaries=(canary,)))
+
+
+def test_the_labs_canaries_are_those_it_trains_on(tmp_path: Path) -> None:
+    recipe = LabRecipe(
+        vocab_size=400,
+        secrets_per_repeat=1,
+        known_per_repeat=1,
+        nonmembers=2,
+        public_records=60,
+        canaries=(("955320", 2), ("000007", 0)),
+    )
+    lab = Lab(recipe, cache=tmp_path)
+    own, control = lab.canaries
+    assert own.canary is not None and own.canary.text == "My ID is 955320" and own.canary.text in own.canary.space
+    assert (own.member, own.repeats, control.member, control.repeats) == (True, 2, False, 0)
+    assert lab.tokenizer.decode(own.suffix) == "My ID is 955320"
+    copies = lab.private_copies()
+    assert copies.count("My ID is 955320") == 2 and "My ID is 000007" not in copies
+    assert not any(secret.canary for secret in lab.secrets)

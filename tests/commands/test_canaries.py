@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from auditor import sweep
 from auditor.benchmarks.training import fit, untrained
 from auditor.cli import call
+from auditor.contrasts import Part, contrast
 from auditor.streams import generator
 from tests.auditor.test_tries import bpe
 
@@ -131,3 +133,15 @@ def test_a_run_on_other_canaries_is_refused(world: Path, finished: Path, capsys:
     assert call(["canaries", "make", "-o", f"{tmp_path}/other.json", "--counts", "3"]) == 0
     assert call(["canaries", "score", f"{tmp_path}/other.json", str(finished)]) == 2
     assert "the run measured others" in capsys.readouterr().err
+
+
+def test_a_sweep_shows_exposure_and_claims_may_speak_of_a_count(world: Path, tmp_path: Path) -> None:
+    asked = ["--model", f"{world}/model", "--canaries", f"{world}/canaries.json", "--attack", "exposure"]
+    assert (
+        call(["run", *asked, "--setting", "worst", "-A", "references=20", "--seeds", "0,1", "-o", str(tmp_path)]) == 0
+    )
+    (place,) = sweep.places(tmp_path)
+    (cell,) = place.cells
+    grows = [Part(sign, f"exposure(count={count})", cell) for sign, count in ((1.0, 12), (-1.0, 1))]
+    assert contrast("grows", grows).value > 0
+    assert "Exposure of canaries, mean bits" in (tmp_path / "sweep.md").read_text()
