@@ -30,7 +30,7 @@ from auditor.spaces import Space
 from auditor.types import Tokens
 
 if TYPE_CHECKING:
-    from auditor.models import LanguageModel
+    from auditor.models import LanguageModel, Rows
 
 _TIE = 1e-5  # nats, and a millionth of the nll: closer than this, float32 laws cannot tell two texts apart
 _TEXTS_AT_ONCE = 10_000
@@ -224,11 +224,13 @@ class _Branches:
     def __len__(self) -> int:
         return len(self.node)
 
-    def at(self, index: Tensor | slice) -> _Branches:
-        return _Branches(self.depth, self.node[index], self.nll[index], self.path[index])
+    @classmethod
+    def root(cls, device: torch.device) -> _Branches:
+        none = torch.zeros(1, dtype=torch.long, device=device)
+        return cls(0, none, none.double(), none.new_empty(1, 0))
 
-    def likeliest_first(self) -> _Branches:
-        return self.at(torch.argsort(self.nll, stable=True))
+    def at(self, index: slice) -> _Branches:
+        return _Branches(self.depth, self.node[index], self.nll[index], self.path[index])
 
 
 @torch.no_grad()
@@ -248,55 +250,70 @@ def count(
     Raises AuditError where the trie has tokens that the model does not.
     """
     check_vocabulary(model, tree)
-    ordered = torch.tensor(sorted(limits), dtype=torch.float64, device=model.device)
-    found = torch.zeros(len(limits) + 1, dtype=torch.long, device=model.device)
-    levels = [Level(*(getattr(level, f.name).to(model.device) for f in fields(Level))) for level in tree.levels]
-    max_rows = max_rows or min(_ROWS, max(1, _ROWS_BYTES // model.row_bytes(len(context) + len(levels))))
+    search = _Search(tree, limits, nodes, model.device)
+    max_rows = max_rows or min(_ROWS, max(1, _ROWS_BYTES // model.row_bytes(len(context) + len(tree.levels))))
     head = torch.tensor([context], device=model.device)
-    none = torch.zeros(1, dtype=torch.long, device=model.device)
-    waiting = [_Branches(0, none, none.double(), none.new_empty(1, 0))]
-    rows_spent = unseen = 0
-
-    def affordable(live: _Branches) -> _Branches:
-        """The branches that the nodes left pay for, likeliest first; the others stay unseen."""
-        nonlocal unseen
-        left = len(live) if nodes == 0 else nodes - rows_spent
-        unseen += int(levels[live.depth].leaves[live.node[left:]].sum()) if left < len(live) else 0
-        return live.at(slice(max(0, left)))
-
+    waiting = [_Branches.root(model.device)]
     while waiting:
-        live = affordable(waiting.pop())
+        live = search.affordable(waiting.pop())
         if not len(live):
             continue
         prefixes = torch.cat([head.expand(len(live), -1), live.path], dim=1)
-        rows = model.start(prefixes, len(levels) - live.depth)
+        rows = model.start(prefixes, len(tree.levels) - live.depth)
         while len(live):
-            rows_spent += len(live)
-            level = levels[live.depth]
-            leaf_of, leaf = _children(level.leaf_start, live.node)
-            inner_of, inner = _children(level.inner_start, live.node)
-            chosen = torch.cat([level.leaf_token[leaf], level.inner_token[inner]])
-            steps = rows.token_log_probs(torch.cat([leaf_of, inner_of]), chosen).double()
-            nll = live.nll[torch.cat([leaf_of, inner_of])] - steps
-            reached = torch.searchsorted(ordered, nll[: len(leaf)])
-            found += torch.bincount(reached, minlength=len(found))
-            stays = (nll[len(leaf) :] <= ordered[-1]).nonzero().squeeze(-1)
-            parents, tokens = inner_of[stays], level.inner_token[inner[stays]]
-            paths = torch.cat([live.path[parents], tokens.unsqueeze(-1)], dim=1)
-            children = _Branches(live.depth + 1, inner[stays], nll[len(leaf) :][stays], paths)
-            order = torch.argsort(children.nll, stable=True)
-            children, parents, tokens = children.at(order), parents[order], tokens[order]
-            if not len(children):
+            children, parents = search.look(live, rows)
+            sizes = search.levels[children.depth].nodes[children.node] if len(children) else children.node
+            if int(sizes.sum()) > max_rows:
+                waiting += reversed(_pieces(children, sizes, max_rows))
                 break
-            size = levels[children.depth].nodes[children.node]
-            if int(size.sum()) > max_rows:
-                waiting += reversed(_pieces(children, size, max_rows))
-                break
-            live = affordable(children)
+            live = search.affordable(children)
             if len(live):
-                rows.advance(parents[: len(live)], tokens[: len(live)])
-    at_most = torch.cumsum(found[:-1], 0).cpu().numpy()
-    return Count(at_most[np.argsort(np.argsort(limits, kind="stable"), kind="stable")], unseen, rows_spent)
+                rows.advance(parents[: len(live)], live.path[:, -1])
+    return search.result(limits)
+
+
+class _Search:
+    """What a walk has found out so far. `spent`: nodes it has looked at; `unseen`: leaves it could not pay for."""
+
+    def __init__(self, tree: Trie, limits: Sequence[float], nodes: int, device: torch.device) -> None:
+        self.levels = [Level(*(getattr(level, f.name).to(device) for f in fields(Level))) for level in tree.levels]
+        self.limits = torch.tensor(sorted(limits), dtype=torch.float64, device=device)
+        self.found = torch.zeros(
+            len(limits) + 1, dtype=torch.long, device=device
+        )  # leaves by the first limit they reach
+        self.budget, self.spent, self.unseen = nodes, 0, 0
+
+    def affordable(self, live: _Branches) -> _Branches:
+        """The branches that the nodes left pay for; the others stay unseen."""
+        left = max(0, self.budget - self.spent)
+        if self.budget == 0 or left >= len(live):
+            return live
+        self.unseen += int(self.levels[live.depth].leaves[live.node[left:]].sum())
+        return live.at(slice(left))
+
+    def look(self, live: _Branches, rows: Rows) -> tuple[_Branches, Tensor]:
+        """Counts the leaves below the live nodes; their inner children that may lead to more, likeliest first, and the
+        place of the parent of each.
+        """
+        self.spent += len(live)
+        level = self.levels[live.depth]
+        leaf_of, leaf = _children(level.leaf_start, live.node)
+        inner_of, inner = _children(level.inner_start, live.node)
+        parents, tokens = torch.cat([leaf_of, inner_of]), torch.cat([level.leaf_token[leaf], level.inner_token[inner]])
+        nll = live.nll[parents] - rows.token_log_probs(parents, tokens).double()
+        reached = torch.searchsorted(self.limits, nll[: len(leaf)])
+        self.found += torch.bincount(reached, minlength=len(self.found))
+        nll, tokens = nll[len(leaf) :], tokens[len(leaf) :]
+        order = torch.argsort(nll, stable=True)
+        stays = order[nll[order] <= self.limits[-1]]
+        parents = inner_of[stays]
+        paths = torch.cat([live.path[parents], tokens[stays].unsqueeze(-1)], dim=1)
+        return _Branches(live.depth + 1, inner[stays], nll[stays], paths), parents
+
+    def result(self, limits: Sequence[float]) -> Count:
+        at_most = torch.cumsum(self.found[:-1], 0).cpu().numpy()
+        places = np.argsort(np.argsort(limits, kind="stable"), kind="stable")
+        return Count(at_most[places], self.unseen, self.spent)
 
 
 def check_vocabulary(model: LanguageModel, tree: Trie) -> None:

@@ -18,7 +18,7 @@ from auditor.spaces import Space
 from auditor.streams import generator
 from auditor.types import Canary, Observation, Secret
 from auditor.view import CLAIM, WORST, View
-from tests.auditor.test_tries import bpe
+from tests.auditor.test_tries import bpe, brute
 from tests.conftest import tiny
 
 SPACE = Space("My ID is {digits:3}")
@@ -75,11 +75,7 @@ def test_what_was_learnt_by_heart_is_exposed_and_what_was_not_is_not(exact: list
 
 @torch.no_grad()
 def test_ranks_are_those_of_scoring_every_text(learnt: HuggingFaceModel, exact: list[Observation]) -> None:
-    nll = {}
-    for text in SPACE.texts():
-        ids = bpe(150)(text)["input_ids"]
-        law = learnt.log_probs(torch.tensor([[0, *ids[:-1]]]), len(ids))[0].double()
-        nll[text] = -float(law[torch.arange(len(ids)), torch.tensor(ids)].sum())
+    nll = brute(learnt, bpe(150), SPACE)
     for secret, seen in zip(canaries(), exact, strict=True):
         assert secret.canary is not None
         own = nll[secret.canary.text]

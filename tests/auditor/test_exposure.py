@@ -61,14 +61,14 @@ def test_tails_of_the_skew_normal(law: tuple[float, float, float], nll: float, b
 
 
 def test_a_fit_says_the_same_twice_and_is_capped_and_checked() -> None:
-    references = np.random.default_rng(0).normal(24, 3, 400)
+    references = np.random.default_rng(0).normal(24, 3, 150)
     fitted, again = exposure.fit(references), exposure.fit(references)
     assert fitted == again and fitted.ks_p > 0.05
     value, low, high = fitted.bits(18.0, BITS)
     assert low <= value <= high <= BITS
-    assert value == pytest.approx(-math.log2(0.5 * math.erfc(2 / math.sqrt(2))), abs=0.6)
+    assert value == pytest.approx(-math.log2(0.5 * math.erfc(2 / math.sqrt(2))), abs=1.0)
     assert fitted.bits(-200.0, BITS)[0] == BITS
-    assert exposure.fit(np.repeat([1.0, 50.0], 200)).ks_p < 0.01
+    assert exposure.fit(np.repeat([1.0, 50.0], 60)).ks_p < 0.01
     assert exposure.fit(np.full(20, 3.0)).bits(3.0, BITS)[0] == 0
 
 
