@@ -151,6 +151,8 @@ def _sparkline(finding: Finding) -> Text:
 
 def _pointers(result: AuditResult, folder: Path) -> Iterator[RenderableType]:
     own = "audit run --model DIR --data FILE --attack ethicist"
-    gate = f"audit gate {shlex.quote(words.clean(str(folder)))} --max recall=0.05"
+    attacked = any(finding.measurement("recall") for finding in result.findings)
+    limit = "recall=0.05" if attacked or not any(map(words.exposures, result.findings)) else "exposure=10"
+    gate = f"audit gate {shlex.quote(words.clean(str(folder)))} --max {limit}"
     yield Text.assemble(("report", "bold"), f": {words.clean(str(folder / 'report.html'))}", overflow="fold")
     yield Text.assemble(("next", "bold"), f":   {own if result.benchmark.name == 'lab' else gate}", overflow="fold")
