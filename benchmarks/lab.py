@@ -33,18 +33,21 @@ from transformers import GPTNeoXForCausalLM, ModernBertForMaskedLM, PreTrainedTo
 
 from auditor import privacy
 from auditor.benchmarks.masked import MaskedLoss, MaskedRecipe, untrained_masked, with_mask
+from auditor.cache import cache_folder
 from auditor.ensemble import LoraEnsemble, record_names
 from auditor.errors import AuditError
 from auditor.masked import HuggingFaceMaskedModel
 from auditor.members import Adapter, member_folder, shard, train_member
 from auditor.models import HuggingFaceModel
+from auditor.spaces import Space
 from auditor.streams import generator
 from auditor.training import fit, untrained
-from auditor.types import Benchmark, Pair, Secret, Tokens, TrainedModel, Trainer, TrainingJob, TrainingRecord
+from auditor.types import Benchmark, Canary, Pair, Secret, Tokens, TrainedModel, Trainer, TrainingJob, TrainingRecord
 
 Progress = Callable[[str, int, int], None]  # (what, done, of how many)
 REPEATS = (1, 2, 4, 8, 16)
 END = "<|endoftext|>"
+CANARY_SPACE = Space("My ID is {digits:6}")  # Carlini et al. 2019; "My ID is 955320" is the ADP paper's
 _CUT = 24  # prefixes end and suffixes begin here, however long they are: other lengths, the same secrets
 _ENSEMBLE = ("members", "lora_rank", "lora_alpha", "lora_epochs", "lora_rate")  # what nothing else depends on
 _LAST_DAY = datetime(2026, 1, 1)
@@ -88,6 +91,11 @@ class LabRecipe:
                 f"expected lab prefixes of 1 to {_CUT} tokens and suffixes of at least 1, "
                 f"got {self.prefix_length} and {self.suffix_length}"
             )
+        for digits, count in self.canaries:
+            if canary_text(digits) not in CANARY_SPACE or count < 0:
+                raise AuditError(
+                    f"expected lab canaries of six digits, inserted 0 times or more, got {digits!r} {count} times"
+                )
 
 
 class Lab(Benchmark):
@@ -167,7 +175,14 @@ class Lab(Benchmark):
             name = f"nonmember-{i:03d}"
             secrets.append(Secret(name, *cut(text), repeats=0, member=False, group=kinds.get(text)))
         self.secrets, self.known = tuple(secrets), tuple(known)
+        self.canaries = tuple(self._canary(*canary, i) for i, canary in enumerate(recipe.canaries))
         self.heldout = tuple(secret.prefix + secret.suffix for secret in self.secrets if not secret.member)
+
+    def _canary(self, digits: str, count: int, index: int) -> Secret:
+        text = canary_text(digits)
+        tokens = tuple(self.tokenizer(text)["input_ids"])
+        id = f"canary-{count:02d}-{index:03d}"
+        return Secret(id, (), tokens, count, member=count > 0, canary=Canary(text, CANARY_SPACE))
 
     # --- the parts, built when needed ---
 
@@ -357,7 +372,7 @@ class Lab(Benchmark):
     def private_copies(self) -> list[str]:
         """The private training text, every record as often as it is repeated, canaries included."""
         copies = [text for repeats, texts in self._texts.private.items() for text in texts for _ in range(repeats)]
-        return copies + [f"My ID is {digits}" for digits, count in self.recipe.canaries for _ in range(count)]
+        return copies + [canary_text(digits) for digits, count in self.recipe.canaries for _ in range(count)]
 
     def _fit(self, model: Any, texts: Sequence[str], epochs: int, rate: float, what: str, **other: Any) -> None:
         """other: options of `fit` that differ from the recipe's."""
@@ -373,6 +388,10 @@ class Lab(Benchmark):
             progress=lambda done: self.progress(f"training the {what}", done, epochs),
             **options,
         )
+
+
+def canary_text(digits: str) -> str:
+    return f"{CANARY_SPACE.head}{digits}"
 
 
 def _evenly(secrets: Sequence[Secret], limit: int) -> list[Secret]:
@@ -474,18 +493,6 @@ _PUBLIC_KINDS = tuple(_ODD.get(i) or (_press, _event, _profile)[i % 3] for i in 
 
 
 # --- the cache --------------------------------------------------------------------------------------------------------
-
-
-def cache_folder() -> Path:
-    """AUDIT_CACHE, or ~/.cache/audit; created readable by its owner only, since it holds training text."""
-    folder = Path(os.environ.get("AUDIT_CACHE") or Path.home() / ".cache" / "audit")
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise AuditError(
-            f"cannot create the cache folder {str(folder)!r}: {error.strerror}; set AUDIT_CACHE"
-        ) from error
-    return folder
 
 
 def _digest(recipe: LabRecipe, texts: LabTexts) -> str:

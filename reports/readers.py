@@ -412,9 +412,16 @@ def _claims(result: AuditResult) -> list[Block]:
     return [Table("claims-table", caption, head, groups, frozenset({1, 2, 3, 5, 6, 7}))]
 
 
-def _relations(claim: Claim) -> tuple[tuple[str, ...], ...]:
+def _tokens(claim: Claim) -> tuple[str, str, str]:
+    """Covered, drawn, left. A model that was trained privately may be asked without end."""
+    if claim.queries is None:
+        return "any number", words.NOTHING, "any number"
     left = claim.queries - claim.spent_queries
-    tokens = (f"{claim.queries:,}", f"{claim.spent_queries:,}", f"{left:,}" if left >= 0 else "overdrawn")
+    return f"{claim.queries:,}", f"{claim.spent_queries:,}", f"{left:,}" if left >= 0 else "overdrawn"
+
+
+def _relations(claim: Claim) -> tuple[tuple[str, ...], ...]:
+    tokens = _tokens(claim)
     return tuple(
         (
             words.relation(name) + (" (set up for)" if name == claim.relation else ""),

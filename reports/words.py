@@ -38,6 +38,9 @@ NAMES = {
     "conformal_share": "Members above the non-members' conformal threshold",
     "near_verbatim_probability": "Near-verbatim probability, mean, at least",
     "claim_violations": "Claim violations",
+    "exposure": "Exposure of canaries, mean bits",
+    "exposed_share": "Canaries more exposed than chance allows",
+    "exposure_extrapolated": "Exposure extrapolated from samples, mean bits",
     "recall_top_3": "True suffix among the three surest candidates",
     "count_right": "Samples equal to the first guess, where it is right",
     "count_wrong": "Samples equal to the first guess, where it is wrong",
@@ -257,12 +260,27 @@ def by_repeats(measured: Mapping[str, Measurement]) -> list[tuple[str, Measureme
     return sorted(measured.items(), key=lambda item: repeats_key(item[0]))
 
 
+def exposures(finding: Finding) -> list[tuple[str, Measurement]]:
+    """Exposure by insertions, in rising order; empty where the row has none."""
+    return [item for item in by_repeats(finding.by_repeats) if item[1].unit == "bits"]
+
+
 def repeats_key(repeats: str) -> float:
     return float(repeats) if repeats.isdecimal() else math.inf
 
 
 def perplexity(result: AuditResult, target: str) -> str:
     return value(next((t.perplexity for t in result.targets if t.name == target), None))
+
+
+def with_costs(result: AuditResult, target: str) -> str:
+    """`PMixED · PPL 90.6 · ε 8`: what a target costs and promises, where its row is compared with others."""
+    record = next((t for t in result.targets if t.name == target), None)
+    claim = None if record is None else record.claim
+    parts = [target_title(result, target)] + [f"PPL {perplexity(result, target)}"] * (record is not None)
+    if claim is not None and claimed(claim) > 0:  # 0: nothing was drawn that it could promise anything about
+        parts.append(f"{'' if claim.status.startswith('sound') else 'claimed '}ε {number(claimed(claim))}")
+    return " · ".join(parts)
 
 
 def plain(name: str) -> str:
