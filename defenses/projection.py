@@ -80,7 +80,7 @@ def project_two_sided(log_p: Tensor, log_p0: Tensor, alpha: int, radius: float |
     budget = ((alpha - 1) * radius).expand(weight.shape)
     # Taylor: E x^(1 - alpha) - 1 <= C(alpha, 2) lambda^2 E h^2 (1 - lambda)^-(alpha + 1), as x >= 1 - lambda everywhere
     most = math.comb(alpha, 2) * weight**2 * torch.expm1(moments[2]) * (1 - weight) ** -(alpha + 1)
-    unsure = ~(most.log1p() <= 0.9 * budget)  # NaN, where no weight is left or none needed, too
+    unsure = ~(most.log1p() <= budget)  # NaN, where no weight is left or none needed, too
     log_p, log_p0 = _aligned(log_p, log_p0, weight.shape)
     for index in _chunks(log_p.shape):
         looked_at = unsure[index]
@@ -89,7 +89,8 @@ def project_two_sided(log_p: Tensor, log_p0: Tensor, alpha: int, radius: float |
         public = _at(log_p0, index).expand(_at(log_p, index).shape)[looked_at]
         private, own, allowed = _at(log_p, index)[looked_at], weight[index][looked_at], budget[index][looked_at]
         # single precision may be a few percent off where the mixture loses nearly all of a token: look again near it
-        suspect = _reverse_excess(private, public, own, alpha).log1p() > 0.9 * allowed
+        near = torch.where(own > 0.9, 0.9, 1.0) * allowed
+        suspect = _reverse_excess(private, public, own, alpha).log1p() > near
         if suspect.any():
             pair = private[suspect].double(), public[suspect].double()
             own[suspect] = _shrink(*pair, own[suspect], allowed[suspect], alpha)
