@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from auditor import __version__, console
+from auditor.commands import canaries as canary_commands
 from auditor.commands import train as train_command
 from auditor.commands import utility as utility_command
 from auditor.commands.export import export
@@ -70,6 +71,10 @@ def run(
         typer.Option(
             metavar="COLUMN", help="Column of --data to show results by, as department; its values are in the report."
         ),
+    ] = None,
+    canaries: Annotated[
+        str | None,
+        typer.Option(metavar="MANIFEST", help="Canaries that were inserted into the training data: `audit canaries`."),
     ] = None,
     public: Annotated[
         str | None,
@@ -161,6 +166,7 @@ def run(
         "known_limit": known_limit,
         "nonmembers": nonmembers,
         "group_column": group_column,
+        "canaries": canaries,
         "public": public,
         "reference": reference,
         "setting": setting,
@@ -609,6 +615,7 @@ def compare(
 
 
 app.command()(export)
+app.add_typer(canary_commands.app, name="canaries")
 
 
 @app.callback(invoke_without_command=True)

@@ -88,6 +88,7 @@ class Cell:
     attack: str
     outcomes: Mapping[int, Outcome] = field(default_factory=dict)
     measured: Mapping[int, Mapping[str, Measurement]] = field(default_factory=dict)  # of the finding and its target
+    heldout: Mapping[int, Mapping[str, Sequence[float]]] = field(default_factory=dict)  # nll by target's text
     options: Mapping[str, Any] = field(default_factory=dict)
     not_applicable: str = ""
 
@@ -104,14 +105,17 @@ class Part:
 def contrast(name: str, parts: Sequence[Part]) -> Measurement:
     """The sum of coefficient x metric, as the mean over the seeds that all cells have, with its 95% interval.
 
-    Paired over secrets where every metric is one of STATISTICS; for others (a perplexity, an epsilon) the cells' own
-    intervals are combined as independent ones (MOVER). Raises AuditError for a metric that a cell does not have.
+    Paired over secrets where every metric is one of STATISTICS, over held-out texts where every one is a perplexity of
+    the same texts; for others (an epsilon) the cells' own intervals are combined as independent ones (MOVER). Raises
+    AuditError for a metric that a cell does not have.
     """
     seeds = sorted(set.intersection(*(_seeds(part) for part in parts)))
     if not seeds:
         raise AuditError(f"no seed was run at every point that {name} compares")
     if all(part.metric in STATISTICS for part in parts):
         return _paired(name, parts, seeds)
+    if len({_texts(part, seed) for part in parts for seed in seeds}) == 1 and _texts(parts[0], seeds[0]):
+        return _paired_by_text(name, parts, seeds)
     return _unpaired(name, parts, seeds)
 
 
@@ -139,6 +143,24 @@ def _paired(name: str, parts: Sequence[Part], seeds: Sequence[int]) -> Measureme
         # No resample differs, so a bootstrap has no width: bounded as in `metrics.share` and `metrics.difference`.
         low, high = _without_width(value, n, single=len(parts) == 1)
     return Measurement(name, value, float(low), float(high), n, unit)
+
+
+def _texts(part: Part, seed: int) -> tuple[float, ...]:
+    """Tokens of the held-out texts that the metric is the perplexity of; none where it is something else."""
+    held = part.cell.heldout.get(seed, {})
+    return tuple(held["tokens"]) if part.metric in held and part.metric != "tokens" else ()
+
+
+def _paired_by_text(name: str, parts: Sequence[Part], seeds: Sequence[int]) -> Measurement:
+    tokens = np.array(_texts(parts[0], seeds[0]))
+    draws = _resamples(len(tokens))
+    values = np.zeros(len(draws))
+    for part in parts:
+        for seed in seeds:
+            nll = np.array(part.cell.heldout[seed][part.metric])
+            values += part.coefficient / len(seeds) * np.exp(draws @ nll / (draws @ tokens))
+    low, high = np.quantile(values[1:], [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return Measurement(name, float(values[0]), float(low), float(high), len(tokens), "perplexity")
 
 
 def _without_width(value: float, n: int, single: bool) -> tuple[float, float]:

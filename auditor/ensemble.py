@@ -22,7 +22,10 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from auditor.errors import AuditError
-from auditor.models import HuggingFaceModel, HuggingFaceRows, LanguageModel, Rows
+from auditor.models import HuggingFaceModel, HuggingFaceRows, LanguageModel, Rows, SlotLayer
+
+_CACHE_BYTES = 2**28  # keys and values of members that single draws asked
+_TOKENS_AT_ONCE = 2**13  # read by members in one batch
 
 
 class Ensemble(ABC):
@@ -30,6 +33,7 @@ class Ensemble(ABC):
 
     public: LanguageModel
     size: int
+    unit: str = ""  # what lies whole in one shard: "record", "user"; "": it does not say
     shards: Sequence[Collection[str] | None] | None = None  # names of each member's records; None: it does not say
 
     def shard_counts(self) -> dict[str, int]:
@@ -46,6 +50,29 @@ class Ensemble(ABC):
     @abstractmethod
     def log_probs(self, contexts: Tensor, part: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         """(B, last, V): context b answered by part[b] alone (0: public). Differentiable in `prompt`."""
+
+    def behind(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Members:
+        """The members behind rows that start as `prefixes` (B, n) and grow by `length` tokens, asked one at a time."""
+        return Members(self, prefixes, prompt)
+
+
+class Members:
+    """Members behind decoding rows, few of which are asked at any token: each reads the whole row when asked."""
+
+    def __init__(self, ensemble: Ensemble, prefixes: Tensor, prompt: Tensor | None) -> None:
+        self.ensemble, self.tokens, self.prompt = ensemble, prefixes, prompt
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def advance(self, parents: Tensor, tokens: Tensor) -> None:
+        """As `Rows.advance`."""
+        self.tokens = torch.cat([self.tokens[parents], tokens.unsqueeze(-1)], dim=1)
+
+    @torch.no_grad()
+    def laws(self, row: Tensor, part: Tensor) -> Tensor:
+        """(pairs, V) nats: the next-token law of row[i] by part[i]."""
+        return self.ensemble.log_probs(self.tokens[row], part, 1, prompt=self.prompt)[:, 0]
 
 
 class ModelEnsemble(Ensemble):
@@ -95,8 +122,8 @@ class _Together(Rows):
 class LoraEnsemble(Ensemble):
     """LoRA adapters on one base, which is the public model: one forward serves rows of different members."""
 
-    def __init__(self, public: HuggingFaceModel, adapters: Sequence[Path]) -> None:
-        self.public = public
+    def __init__(self, public: HuggingFaceModel, adapters: Sequence[Path], unit: str = "") -> None:
+        self.public, self.unit = public, unit
         self.size = len(adapters)
         self.shards = [read_shard(adapter) for adapter in adapters]
         self._routing = _Routing()
@@ -111,21 +138,117 @@ class LoraEnsemble(Ensemble):
             return HuggingFaceRows(self._model, prefixes, length, prompt, 1 + self.size, self._every)
 
     def _every(self, embeds: Tensor, last: int, cache: Cache | None) -> Tensor:
-        self._routing.segments = None
+        self._routing.part = None
         return self._model.forward(embeds, last, cache)
 
     def log_probs(self, contexts: Tensor, part: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
-        order = torch.argsort(part, stable=True)
-        parts, counts = torch.unique_consecutive(part[order], return_counts=True)
-        self._routing.segments = list(zip(parts.tolist(), counts.tolist(), strict=True))
-        law = self._model.forward(self._model.embed(contexts[order].to(self._model.device), prompt), last)
-        return law[torch.argsort(order)]
+        self._routing.part = part
+        return self._model.forward(self._model.embed(contexts.to(self._model.device), prompt), last)
+
+    def behind(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Members:
+        return _CachedMembers(self, prefixes.to(self._model.device), length, prompt)
+
+    def catch_up(self, embeds: Tensor, part: Tensor, cache: Cache) -> Tensor:
+        """(B, V): the law behind embeds (B, n, d), which follow what `cache` holds, by part[b]."""
+        self._routing.part = part
+        return self._model.forward(embeds, 1, cache)[:, 0]
+
+    def embed(self, tokens: Tensor, prompt: Tensor | None) -> Tensor:
+        return self._model.embed(tokens, prompt)
+
+    def empty_layers(self, length: int) -> list[SlotLayer]:
+        return [SlotLayer(length) for _ in range(self._model.n_layers)]
+
+
+class _CachedMembers(Members):
+    """Keys and values of each (row, part) that was asked, which catch up with the row when it is asked again.
+
+    A slot is written by the one pair that has it; pairs that share one (children of a row, rows of one prefix) read as
+    far as they agree, and move to a slot of their own when they are asked. Where memory is used up a pair is not kept.
+    """
+
+    def __init__(self, ensemble: LoraEnsemble, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
+        super().__init__(ensemble, prefixes, prompt)
+        self.lora, rows = ensemble, len(prefixes)
+        self.shared = prefixes.shape[1] + (
+            0 if prompt is None else len(prompt)
+        )  # positions that no row of a root loses
+        self.pool = ensemble.empty_layers(self.shared + length)
+        self.root = torch.arange(rows, device=prefixes.device)
+        self.slot = torch.full((rows, 1 + ensemble.size), -1, device=prefixes.device)  # of each (row, part); -1: none
+        self.depth = torch.zeros_like(self.slot)  # how many positions of the slot are the row's
+        self.users = self.slot.new_zeros(0)  # (slots,) pairs that have the slot
+
+    def advance(self, parents: Tensor, tokens: Tensor) -> None:
+        super().advance(parents, tokens)
+        self.root, self.slot, self.depth = self.root[parents], self.slot[parents], self.depth[parents]
+        self.users = torch.bincount(self.slot[self.slot >= 0], minlength=len(self.users))
+
+    @torch.no_grad()
+    def laws(self, row: Tensor, part: Tensor) -> Tensor:
+        parts = self.slot.shape[1]
+        pairs, place = torch.unique(row * parts + part, return_inverse=True)
+        row, part = pairs // parts, pairs % parts
+        embeds = self.lora.embed(self.tokens, self.prompt)
+        # Batches need one length: what is missing is rounded up to a power of two, so that there are few of them.
+        depth = self.depth[row, part]
+        missing = torch.exp2((embeds.shape[1] - depth).double().log2().ceil()).long()
+        begin = torch.where(depth == self.shared, depth, (embeds.shape[1] - missing).clamp_min(0))
+        law: Tensor | None = None
+        for first in begin.unique().tolist():
+            mine = (begin == first).nonzero().squeeze(-1)
+            for some in mine.split(max(1, _TOKENS_AT_ONCE // (embeds.shape[1] - first))):
+                found = self._catch_up(embeds, row[some], part[some], first)
+                law = found.new_empty(len(pairs), found.shape[-1]) if law is None else law
+                law[some] = found
+        assert law is not None
+        return law[place]
+
+    def _catch_up(self, embeds: Tensor, row: Tensor, part: Tensor, begin: int) -> Tensor:
+        """Reads positions `begin` and on of the rows, with what is held of those before."""
+        layers, held = self.lora.empty_layers(embeds.shape[1]), self.slot[row, part]
+        if begin:
+            for layer, pool in zip(layers, self.pool, strict=True):
+                layer.take(pool, held, begin)
+        law = self.lora.catch_up(embeds[row, begin:], part, Cache(layers=list(layers)))
+        self._keep(layers, row, part)
+        return law
+
+    def _keep(self, layers: list[SlotLayer], row: Tensor, part: Tensor) -> None:
+        slot = self._own_slots(layers[0], self.slot[row, part])
+        kept = (slot >= 0).nonzero().squeeze(-1)
+        row, part, slot = row[kept], part[kept], slot[kept]
+        for pool, layer in zip(self.pool, layers, strict=True):
+            pool.put(layer, kept, slot, len(self.users))
+        new = self.slot[row, part] < 0
+        self.slot[row, part], self.depth[row, part] = slot, layers[0].filled
+        # Rows of the same prefix for which this member was never asked may read the prefix from here.
+        row, part, slot = row[new], part[new], slot[new]
+        mates = (self.root.unsqueeze(-1) == self.root[row]) & (self.slot[:, part] < 0)  # (rows, pairs)
+        other, pair = mates.nonzero(as_tuple=True)
+        self.slot[other, part[pair]], self.depth[other, part[pair]] = slot[pair], self.shared
+        self.users = torch.bincount(self.slot[self.slot >= 0], minlength=len(self.users))
+
+    def _own_slots(self, layer: SlotLayer, held: Tensor) -> Tensor:
+        """A slot for each pair that no other pair has; -1 where memory has none left."""
+        alone = (held >= 0) & (self.users[held.clamp_min(0)] == 1) if len(self.users) else held >= 0
+        free = (self.users == 0).nonzero().squeeze(-1)
+        wanted = int((~alone).sum())
+        assert layer.keys is not None
+        position = 2 * len(self.pool) * layer.keys[0, :, 0].numel() * layer.keys.element_size()
+        room = max(0, _CACHE_BYTES // (position * self.pool[0].length) - len(self.users))
+        more = min(room, max(wanted - len(free), len(self.users))) if wanted > len(free) else 0  # doubled: paid rarely
+        free = torch.cat([free, torch.arange(len(self.users), len(self.users) + more, device=free.device)])[:wanted]
+        self.users = torch.cat([self.users, self.users.new_zeros(more)])
+        own = torch.where(alone, held, -1)
+        own[(~alone).nonzero().squeeze(-1)[: len(free)]] = free
+        return own
 
 
 class _Routing:
-    """Which part serves which rows of the batch: (part, rows) segments in order; None: every part, interleaved."""
+    """Which part serves each row of the batch, (rows,); None: every part in turn, (row, part) interleaved."""
 
-    segments: list[tuple[int, int]] | None = None
+    part: Tensor | None = None
 
 
 class _MixedLora(nn.Module):
@@ -137,19 +260,15 @@ class _MixedLora(nn.Module):
         self.a, self.b = nn.Parameter(a, requires_grad=False), nn.Parameter(b, requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: (rows, n, in) -> (rows, n, out)."""
-        y = self.base(x)
-        if self.routing.segments is None:
-            parts = len(self.a)
-            blocks = x.unflatten(0, (-1, parts)).transpose(0, 1).flatten(1, 2)  # (parts, rows * n, in)
-            delta = torch.bmm(torch.bmm(blocks, self.a.mT), self.b.mT)
-            return y + delta.unflatten(1, (-1, x.shape[1])).transpose(0, 1).flatten(0, 1)
-        done, start = [], 0
-        for part, count in self.routing.segments:
-            mine = slice(start, start + count)
-            done.append(y[mine] if part == 0 else y[mine] + (x[mine] @ self.a[part].mT) @ self.b[part].mT)
-            start += count
-        return torch.cat(done)
+        """x: (rows, n, in) -> (rows, n, out). The updates are added in place: the base's output is ours alone."""
+        y: Tensor = self.base(x)
+        part = self.routing.part
+        if part is not None:
+            return y.baddbmm_(torch.bmm(x, self.a[part].mT), self.b[part].mT)
+        blocks, target = (t.unflatten(0, (-1, len(self.a))).transpose(0, 1) for t in (x, y))  # (parts, rows, n, ...)
+        delta = torch.bmm(torch.bmm(blocks.flatten(1, 2), self.a.mT), self.b.mT)
+        target += delta.unflatten(1, target.shape[1:3])
+        return y
 
 
 def _mix(base: Any, adapters: Sequence[Path], routing: _Routing) -> Any:
@@ -183,13 +302,19 @@ def load_ensemble(folder: Path, public: HuggingFaceModel) -> Ensemble:
     """
     if not folder.is_dir():
         raise AuditError(f"expected a folder of ensemble members, got {str(folder)!r}, which is no folder")
-    adapters = sorted(config.parent for config in folder.glob("*/adapter_config.json"))
+    adapters = sorted(config.parent for config in folder.glob("[!.]*/adapter_config.json"))
+    unit, members = read_privacy(folder)
     if not adapters:
         raise AuditError(f"expected LoRA adapters in sub-folders of {str(folder)!r}, found none")
+    if members not in (None, len(adapters)):
+        raise AuditError(
+            f"expected the {members} members that {_PRIVACY} in {str(folder)!r} tells of, found {len(adapters)}: "
+            "the same audit train goes on where it was interrupted"
+        )
     for adapter in adapters:
         _require_base(adapter, public.name)
     try:
-        return LoraEnsemble(public, adapters)
+        return LoraEnsemble(public, adapters, unit)
     except (RuntimeError, ValueError, OSError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
         raise AuditError(f"cannot load the ensemble {str(folder)!r} on {public.name}: {reason}") from error
@@ -197,7 +322,33 @@ def load_ensemble(folder: Path, public: HuggingFaceModel) -> Ensemble:
 
 # --- what members say of themselves -----------------------------------------------------------------------------------
 
-_SHARD = "shard.json"
+_SHARD, _PRIVACY = "shard.json", "privacy.json"
+_UNITS = ("record", "user")
+
+
+def write_privacy(folder: Path, *, unit: str, members: int) -> None:
+    """Says in an ensemble's folder what lies whole in one shard, and how many members there will be."""
+    promise = "none of its own: the members are private, and --defense pmixed promises something of its draws"
+    record = {"method": "pmixed", "unit": unit, "unit_of_protection": "shard", "members": members, "promise": promise}
+    (folder / _PRIVACY).write_text(json.dumps(record, indent=1) + "\n")
+
+
+def read_privacy(folder: Path) -> tuple[str, int | None]:
+    """The unit and number of members that `write_privacy` wrote; "" and None where nothing was.
+
+    Raises AuditError for another form.
+    """
+    path = folder / _PRIVACY
+    if not path.is_file():
+        return "", None
+    try:
+        record = json.loads(path.read_text())
+        unit, members = record["unit"], record["members"]
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise AuditError(f"expected the unit and members of an ensemble in {str(path)!r}, got {error!r}") from error
+    if unit not in _UNITS or type(members) is not int:
+        raise AuditError(f"expected {str(path)!r} to name a unit in {_UNITS} and a number of members, got {record}")
+    return unit, members
 
 
 def record_names(texts: Iterable[str]) -> list[str]:

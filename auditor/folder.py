@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +21,7 @@ from auditor.errors import AuditError
 from auditor.types import Guess, Guesses, Observation, TokenLogProbs, from_json, to_json
 
 _GUESSES, _PLAN = "guesses.jsonl", "plan.json"
-_SECRETS = "secrets.sha256"
+_SECRETS, _HELDOUT = "secrets.sha256", "heldout.json"
 Item = TypeVar("Item")
 Record = TypeVar("Record", Guesses, Observation, TokenLogProbs)
 
@@ -126,6 +126,20 @@ class RunFolder:
         except (OSError, json.JSONDecodeError) as error:
             raise AuditError(f"cannot read the judged guesses of {str(self.path)!r}: {error}") from error
         return outcomes
+
+    def save_heldout(self, heldout: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
+        """By target, of each held-out text: `tokens` predicted, and the summed nll behind each kind of perplexity."""
+        write_private(self.path / _HELDOUT, json.dumps(heldout))
+
+    def heldout(self) -> dict[str, dict[str, list[float]]]:
+        """Empty for a run of before they were kept."""
+        try:
+            heldout: dict[str, dict[str, list[float]]] = json.loads((self.path / _HELDOUT).read_text())
+        except FileNotFoundError:
+            return {}
+        except (OSError, json.JSONDecodeError) as error:
+            raise AuditError(f"cannot read the held-out texts of {str(self.path)!r}: {error}") from error
+        return heldout
 
     def done(self, cell: str) -> dict[str, Guesses]:
         """The finished secrets of an attack's cell."""

@@ -212,7 +212,7 @@ def _with(base: Entry, **more: Any) -> Entry:
 def setting(about: Sequence[str], parts: Sequence[Part], ours: Measurement) -> str:
     """`lab; n 300; K 10; seeds 0-4`: what was attacked, how many secrets, how many samples each, at which seeds."""
     sizes = sorted({int(part.cell.options["samples"]) for part in parts if "samples" in part.cell.options})
-    seeds = sorted(set.intersection(*(set(part.cell.outcomes) for part in parts)))
+    seeds = sorted(set.intersection(*({*part.cell.outcomes, *part.cell.measured} for part in parts)))
     words = [*about, f"n {ours.n}"]
     words += [f"K {', '.join(map(str, sizes))}"] * bool(sizes) + [f"seeds {ranges(seeds)}"] * bool(seeds)
     return "; ".join(words)

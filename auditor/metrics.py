@@ -276,15 +276,13 @@ def wilson(hits: int, n: int) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def perplexity(texts: Sequence[tuple[float, int]]) -> Measurement:
+def perplexity(texts: Sequence[tuple[float, int]], name: str = "perplexity") -> Measurement:
     """exp of the mean nll a token, from (summed nll in nats, tokens) of each text; bootstrap over texts."""
     nll, tokens = (np.array(column, dtype=float) for column in zip(*texts, strict=True))
     n = len(nll)
     draws = generator("bootstrap", "perplexity", n).multinomial(n, np.full(n, 1 / n), size=_RESAMPLES)
     low, high = np.quantile(np.exp(draws @ nll / (draws @ tokens)), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Measurement(
-        "perplexity", float(np.exp(nll.sum() / tokens.sum())), float(low), float(high), n, unit="perplexity"
-    )
+    return Measurement(name, float(np.exp(nll.sum() / tokens.sum())), float(low), float(high), n, unit="perplexity")
 
 
 def mean_probability(name: str, values: NDArray[np.float64], note: str = "") -> Measurement:

@@ -16,9 +16,10 @@ AUTO = "auto"  # a flag that says: not what the plan file says, but the default
 Options = dict[str, dict[str, Any]]  # plug-in name ("" for all) -> option -> value
 
 _OUTSIDE_THE_LAB = {
-    *("known", "known_fraction", "nonmembers", "public", "reference", "revision", "group_column"),
+    *("known", "known_fraction", "nonmembers", "canaries", "public", "reference", "revision", "group_column"),
     *("device", "dtype", "model_args", "trust_remote_code"),
 }
+_OF_DATA = ("known", "known_limit", "nonmembers", "prefix_length", "suffix_length", "limit")
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Plan:
     known_limit: int | None = None
     nonmembers: str | None = None
     group_column: str | None = None
+    canaries: str | None = None
     lab_recipe: dict[str, Any] = field(default_factory=dict)
     prefix_length: int | None = None
     suffix_length: int | None = None
@@ -57,7 +59,7 @@ class Plan:
     command: str = "audit run"
 
     def __post_init__(self) -> None:
-        if (self.model is None) != (self.data is None):
+        if (self.model is None) != (self.data is None) and not self.canaries_alone:
             given, missing = ("--model", "--data") if self.data is None else ("--data", "--model")
             raise AuditError(f"expected --model and --data together, got {given} without {missing} (neither: the lab)")
         if self.model is None:
@@ -67,6 +69,10 @@ class Plan:
                     raise AuditError(f"{flag} goes with --model and --data; the built-in lab has its own")
         elif self.lab_recipe:
             raise AuditError("lab_recipe changes the built-in lab, which --model and --data replace")
+        if self.canaries_alone:
+            for name in _OF_DATA:
+                if getattr(self, name) is not None:
+                    raise AuditError(f"--{name.replace('_', '-')} goes with --data, got --canaries alone")
         for name in ("limit", "known_limit", "samples", "batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -77,6 +83,11 @@ class Plan:
     @property
     def lab(self) -> bool:
         return self.model is None
+
+    @property
+    def canaries_alone(self) -> bool:
+        """A model that is looked at for canaries only: there are no records to attack."""
+        return self.model is not None and self.data is None and self.canaries is not None
 
 
 FIELDS = tuple(f.name for f in dataclasses.fields(Plan) if f.name != "command")

@@ -14,6 +14,7 @@ import os
 import platform
 import resource
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ import torch
 from auditor import __version__, details, metrics, outcomes, plugins, privacy
 from auditor.aliases import aliases, renamed, salt
 from auditor.aliases import fingerprint as salt_fingerprint
+from auditor.benchmarks import canaries as manifests
 from auditor.benchmarks.files import Files
 from auditor.benchmarks.lab import Lab, LabRecipe
 from auditor.benchmarks.lm_extraction import LMExtraction, is_lm_extraction
@@ -120,6 +122,9 @@ class Target:
         held = self.scenario.trained if self.scenario else None
         return held.privacy if held else self.privacy
 
+    def remarks(self) -> tuple[str, ...]:
+        return self.defense.remarks(self.scenario) if self.defense and self.scenario else ()
+
 
 class Shelf:
     """What consecutive runs of a sweep share: the last thing of each kind, so that two big models never coexist."""
@@ -148,6 +153,7 @@ class _Run:
         self.states: dict[tuple[str, str], dict[str, Any]] = {}
         self.ensembles: dict[str, Ensemble] = {}
         self.outcomes: dict[str, Any] = {}  # what each cell found out about each secret
+        self.heldout: dict[str, Mapping[str, Sequence[float]]] = {}  # nll of each text, by target
         self.guessed: dict[str, dict[str, Tokens]] = {}  # the first guess of each cell and secret
 
     def walk(self) -> AuditResult:
@@ -160,10 +166,10 @@ class _Run:
         defenses = _chosen("defense", self.plan, defense_types, self.benchmark)
         self.secrets = {secret.id: secret for secret in self.benchmark.secrets}
         key = salt()
-        self.aliases = aliases(self.benchmark.secrets, key)
+        self.aliases = aliases((*self.benchmark.secrets, *self.benchmark.canaries), key)
         self.challenge = self.benchmark.challenge()
-        self.folder.pin(fingerprint(self.benchmark.secrets))
-        self.folder.save_secrets(details.told(self.benchmark.secrets))
+        self.folder.pin(fingerprint(_subjects(self.plan, self.benchmark)))
+        self.folder.save_secrets(details.told((*self.benchmark.secrets, *self.benchmark.canaries)))
         self._check_room(undefended)
         if not self.plan.lab:
             for defense in defenses:
@@ -171,12 +177,13 @@ class _Run:
         with self._stage("greedy recall"):
             secrets = self.benchmark.secrets
             greedy = self.shelf.get("greedy", self._data_key(), lambda: greedy_recall(undefended.model, secrets))
-        self.reporter.greedy(greedy)
+        if greedy:
+            self.reporter.greedy(greedy)
         targets, findings, judged = [], [], {}
         for target in self._targets(undefended, defenses):
             _reset_peak_memory()
             with self._stage(f"perplexity of {target.title}"):
-                held = self._perplexity(target)
+                held = self._perplexities(target)
             if "law" in target.model.capabilities and not target.companion:
                 with self._stage(f"tokens of the secrets under {target.title}"):
                     self._score_tokens(target)
@@ -192,6 +199,7 @@ class _Run:
                     findings.append(_compared(finding, outcome, base) if target is not undefended else finding)
             targets.append(_record(target, held))
         self.folder.save_outcomes(self.outcomes)
+        self.folder.save_heldout(self.heldout)
         texts.write_ids(self.folder.path, self.aliases, salt_fingerprint(key))
         texts.write_texts(self.folder.path, self.benchmark.secrets, self.guessed, _decoder(self.benchmark.tokenizer))
         findings = [renamed(finding, self.aliases) for finding in findings]
@@ -263,6 +271,8 @@ class _Run:
                 self.public.check_room(n_prefix, length, prompt)
             if self.reference is not None:
                 self.reference.check_room(n_prefix, length)
+        for length in {len(canary.suffix) for canary in self.benchmark.canaries}:
+            target.model.check_room(1, length)  # the end-of-text token before it
 
     def _settings(self, target: Target) -> list[Setting]:
         """The plan's settings; a companion row is shown where the attacker is strongest, and nowhere else."""
@@ -292,7 +302,7 @@ class _Run:
 
     def _scenario(self, undefended: Target, defense: Defense) -> Scenario:
         queries = sum(self._planned(undefended, CLAIM).values())
-        length = max(query.length for query in self.challenge.queries)
+        length = max((query.length for query in self.challenge.queries), default=1)
         ensemble = self._ensemble(defense) if "ensemble" in defense.needs else None
         trained = self._trained(undefended, defense) if "trained" in defense.needs else None
         return Scenario(undefended.model, self.public, ensemble, queries, length, trained)
@@ -387,7 +397,10 @@ class _Run:
             measurements=tuple(metrics.extraction(outcome)),
             by_repeats=metrics.by_repeats("recall", members),
             curve=metrics.error_curve(members),
-            notes=attack.notes(view, state) + _remarks(guesses, self.challenge) + _paid(view, attack, guesses),
+            notes=finding.notes
+            + attack.notes(view, state)
+            + _remarks(guesses, self.challenge)
+            + _paid(view, attack, guesses),
             seconds=time.perf_counter() - start,
             drawn=sum(g.drawn for g in guesses),
             rows=sum(g.rows for g in guesses),
@@ -400,25 +413,32 @@ class _Run:
         try:
             for capability in probe.needs:
                 view.need(capability)
+            secrets = self._of(probe)
             claim = target.claim()
             target.meter.spent = claim.spent_queries if claim else target.meter.drawn
-            observations = self._observe(target, view, probe)
+            observations = self._observe(target, view, probe, secrets)
         except NotApplicable as why:
             return dataclasses.replace(finding, not_applicable=str(why))
-        secrets = self.benchmark.secrets
         cell = cell_name(target.name, setting.name, probe.name)
         self.outcomes[cell] = outcomes.probe_record(probe, secrets, observations)
         return dataclasses.replace(
             finding,
             measurements=tuple(probe.measurements(secrets, observations)),
             by_repeats=probe.by_repeats(secrets, observations),
-            notes=probe.notes(secrets, observations),
+            notes=finding.notes + probe.notes(secrets, observations),
             seconds=time.perf_counter() - start,
         )
 
-    def _observe(self, target: Target, view: View, probe: Probe) -> list[Observation]:
+    def _of(self, probe: Probe) -> tuple[Secret, ...]:
+        """What the probe looks at."""
+        if probe.of == "secrets":
+            return self.benchmark.secrets
+        if not self.benchmark.canaries:
+            raise NotApplicable("the data hold no canaries: give --canaries MANIFEST (see `audit canaries`)")
+        return self.benchmark.canaries
+
+    def _observe(self, target: Target, view: View, probe: Probe, secrets: Sequence[Secret]) -> list[Observation]:
         """An observation of every secret, in their order."""
-        secrets = self.benchmark.secrets
         cell = cell_name(target.name, view.setting.name, probe.name)
         done = self.folder.observed(cell)
         waiting = [secret for secret in secrets if secret.id not in done]
@@ -489,17 +509,27 @@ class _Run:
 
     # --- what it all came to ---
 
-    def _perplexity(self, target: Target) -> Measurement | None:
+    def _perplexities(self, target: Target) -> tuple[Measurement, ...]:
+        """Of the held-out texts, the law's own first; none where there are no such texts."""
         if not self.benchmark.heldout:
-            return None
-        if target.defense is not None:
-            return metrics.perplexity(list(perplexity_nll(target.model, self.benchmark.heldout)))
-        held: Measurement = self.shelf.get(
-            "perplexity",
-            self._data_key(),
-            lambda: metrics.perplexity(list(perplexity_nll(target.model, self.benchmark.heldout))),
+            return ()
+
+        def scored() -> dict[str, Sequence[float]]:
+            nll, tokens = zip(*perplexity_nll(target.model, self.benchmark.heldout), strict=True)
+            return {
+                "tokens": tokens,
+                "perplexity": nll,
+                **target.model.other_nll(self.benchmark.heldout, self.plan.seed),
+            }
+
+        found = scored() if target.defense else self.shelf.get("perplexity", self._data_key(), scored)
+        self.heldout[target.name] = found
+        tokens = [int(count) for count in found["tokens"]]
+        return tuple(
+            metrics.perplexity(list(zip(nll, tokens, strict=True)), name)
+            for name, nll in found.items()
+            if name != "tokens"
         )
-        return held
 
     def _result(
         self, targets: list[TargetRecord], findings: list[Finding], greedy: dict[str, Measurement], family: str
@@ -510,7 +540,7 @@ class _Run:
             tool_version=__version__,
             command=self.plan.command,
             plan=to_json(self.plan),
-            benchmark=_benchmark_record(self.benchmark, greedy),
+            benchmark=_benchmark_record(self.benchmark, _subjects(self.plan, self.benchmark), greedy),
             targets=tuple(targets),
             findings=tuple(findings),
             environment=environment(self.plan.device),
@@ -535,7 +565,9 @@ def check(plan: Plan) -> tuple[dict[str, type[Attack] | type[Probe]], dict[str, 
     attacks, defenses = plugins.attacks_and_probes(), plugins.defenses()
     if plan.lab:
         lab_recipe(plan)
-    _chosen("attack", plan, attacks, None)
+    for attack in _chosen("attack", plan, attacks, None):
+        if plan.canaries_alone and getattr(attack, "of", "secrets") == "secrets":
+            raise AuditError(f"--attack {attack.name} looks at records: give --data; --canaries alone are for exposure")
     for defense in _chosen("defense", plan, defenses, None):
         if not plan.lab:
             check_needs(defense, plan.public)
@@ -622,7 +654,20 @@ def _draws_samples(attack: Attack | Probe) -> bool:
 
 
 def _load_data(plan: Plan, model: HuggingFaceModel) -> Benchmark:
-    assert plan.data is not None
+    """The records and canaries of a plan outside the lab."""
+    canaries: tuple[Secret, ...] = ()
+    if plan.canaries is not None:
+        canaries = manifests.secrets(manifests.read(Path(plan.canaries)), model.tokenizer, model.vocab_size)
+    if plan.data is None:
+        return manifests.Canaries(
+            canaries, model.tokenizer, f"{Path(str(plan.canaries)).name}: {len(canaries)} canaries"
+        )
+    benchmark = _load_records(plan, plan.data, model)
+    benchmark.canaries = canaries
+    return benchmark
+
+
+def _load_records(plan: Plan, data: str, model: HuggingFaceModel) -> Benchmark:
     common: dict[str, Any] = {
         "known": plan.known,
         "known_fraction": plan.known_fraction,
@@ -631,17 +676,15 @@ def _load_data(plan: Plan, model: HuggingFaceModel) -> Benchmark:
         "seed": plan.seed,
     }
     prefix, suffix = plan.prefix_length, plan.suffix_length
-    if is_lm_extraction(Path(plan.data)):
+    if is_lm_extraction(Path(data)):
         if plan.group_column is not None:
-            raise AuditError(f"--group-column names a column, which the arrays of {plan.data!r} do not have")
-        arrays = LMExtraction(
-            plan.data, vocab_size=model.vocab_size, prefix_length=prefix, suffix_length=suffix, **common
-        )
+            raise AuditError(f"--group-column names a column, which the arrays of {data!r} do not have")
+        arrays = LMExtraction(data, vocab_size=model.vocab_size, prefix_length=prefix, suffix_length=suffix, **common)
         arrays.tokenizer = model.tokenizer
         benchmark: Benchmark = arrays
     else:
         benchmark = Files(
-            plan.data,
+            data,
             model.tokenizer,
             prefix_length=50 if prefix is None else prefix,
             suffix_length=50 if suffix is None else suffix,
@@ -709,6 +752,7 @@ def _empty(target: Target, setting: Setting, attack: Attack | Probe, view: View)
         decoding=view.words(sampling()) if sampling else "",
         claim_applies=applies,
         claim_reason=reason,
+        notes=target.remarks(),
     )
 
 
@@ -770,13 +814,14 @@ def _compared(finding: Finding, outcome: metrics.Outcome | None, base: metrics.O
     return dataclasses.replace(finding, measurements=(*finding.measurements, delta))
 
 
-def _record(target: Target, perplexity: Measurement | None) -> TargetRecord:
+def _record(target: Target, perplexities: Sequence[Measurement]) -> TargetRecord:
     trained = target.trained()
     return TargetRecord(
         name=target.name,
         title=target.title,
         description=target.description,
-        perplexity=perplexity,
+        perplexity=perplexities[0] if perplexities else None,
+        other_perplexities=tuple(perplexities[1:]),
         milliseconds_per_token=1000 * target.seconds / target.drawn if target.drawn else None,
         peak_memory_mb=_peak_memory_mb(target.model.device),
         training_seconds=target.training_seconds,
@@ -784,12 +829,19 @@ def _record(target: Target, perplexity: Measurement | None) -> TargetRecord:
         nominal_epsilon=trained.nominal.get(privacy.NOMINAL) if trained else None,
         notes=(
             *(trained.notes() if trained else ()),
-            *(() if perplexity else ("no held-out perplexity: give --nonmembers FILE",)),
+            *(() if perplexities else ("no held-out perplexity: give --nonmembers FILE",)),
         ),
     )
 
 
-def _benchmark_record(benchmark: Benchmark, greedy: dict[str, Measurement]) -> BenchmarkRecord:
+def _subjects(plan: Plan, benchmark: Benchmark) -> tuple[Secret, ...]:
+    """All that a run is about, for its fingerprint. The lab's canaries follow from its recipe."""
+    return (*benchmark.secrets, *(benchmark.canaries if plan.canaries else ()))
+
+
+def _benchmark_record(
+    benchmark: Benchmark, subjects: Sequence[Secret], greedy: dict[str, Measurement]
+) -> BenchmarkRecord:
     members = [secret for secret in benchmark.secrets if secret.member]
     counts: dict[str, int] = {}
     for secret in members:
@@ -803,8 +855,9 @@ def _benchmark_record(benchmark: Benchmark, greedy: dict[str, Measurement]) -> B
         known=len(benchmark.known),
         repeats=counts,
         greedy_recall=greedy,
-        digest=fingerprint(benchmark.secrets),
+        digest=fingerprint(subjects),
         near_duplicates=len(metrics.near_duplicates(members, benchmark.known)),
+        canaries={str(count): n for count, n in sorted(Counter(c.repeats for c in benchmark.canaries).items())},
         notes=benchmark.notes,
     )
 

@@ -331,6 +331,17 @@ def _distinct(leaf: Tensor, tokens: Tensor, scores: Tensor | None, near: Tensor,
     return result
 
 
+def joined(parts: Sequence[Candidates]) -> Candidates:
+    """The candidates of one secret whose samples were drawn in several passes, in the order of their first sample."""
+    suffixes, counts = torch.cat([part.suffixes for part in parts]), torch.cat([part.counts for part in parts])
+    _, first, where = np.unique(suffixes.numpy(), axis=0, return_index=True, return_inverse=True)
+    total = torch.zeros(len(first), dtype=counts.dtype).index_add_(0, torch.from_numpy(where.reshape(-1)), counts)
+    order = torch.from_numpy(np.argsort(first))
+    scores = [part.token_log_probs for part in parts if part.token_log_probs is not None]
+    whole = Candidates(suffixes, counts, torch.cat(scores) if scores else None, sum(p.near_boundary for p in parts))
+    return replace(whole.cut(torch.from_numpy(first)[order]), counts=total[order])
+
+
 def by_shape(lengths: Sequence[tuple[int, int]], batch_size: int) -> Iterator[list[int]]:
     """Indices in batches of equal (prefix, suffix) length, so that no batch needs padding."""
     groups: dict[tuple[int, int], list[int]] = {}

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from auditor.errors import AuditError
 from auditor.masked import MaskedModel
-from auditor.models import LAW_ELEMENTS, LanguageModel, Rows
+from auditor.models import LanguageModel, Rows, law_elements
 from auditor.sampling import ANCESTRAL, by_shape, sample
 from auditor.streams import CHANNELS, generator, uniforms
 from auditor.types import Claim, Defense, MaskedScenario, Measurement, Scenario, Tokens, TrainedModel
@@ -83,7 +83,7 @@ class Subject(ABC, Generic[Model]):
         self.room = min(asked.max_length, target.max_positions or asked.max_length)
         self.notes: list[str] = []
         self.texts = self._limited(self._usable(texts), asked.limit)
-        size = LAW_ELEMENTS // (max(len(text.tokens) for text in self.texts) * target.vocab_size)
+        size = law_elements(target.device) // (max(len(text.tokens) for text in self.texts) * target.vocab_size)
         self.batch_size = asked.batch_size or max(1, min(_BATCH, size))
 
     @property

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from auditor import metrics, plan
-from auditor.contrasts import Cell, Part, contrast
+from auditor.contrasts import STATISTICS, Cell, Part, contrast
 from auditor.errors import AuditError
 from auditor.folder import RunFolder
 from auditor.grid import Point, called
@@ -23,7 +23,12 @@ from auditor.run import Reporter, Shelf, check, run
 from auditor.types import AuditResult, Finding, Measurement, TargetRecord, to_json
 
 SWEEP = "sweep.json"
-COLUMNS = ("recall", "recall_at_100_errors", "any_of_k")
+COLUMNS = {"recall": "recall", "recall_at_100_errors": "recall@100", "any_of_k": "any of K"}
+_WHERE_THEY_DIFFER = {
+    "extraction_probability_ancestral": "mean p",
+    "perplexity": "PPL",
+    "perplexity_subset_average": "PPL, subset average",
+}
 DIFFERENCE = "recall_difference"
 
 
@@ -148,7 +153,7 @@ def places(folder: Path) -> list[Place]:
 
 def _place(points: Sequence[Point], rows: Sequence[Mapping[str, Any]], folder: Path) -> Place:
     finished = {
-        point.seed: (files.read(folder / row["folder"]), RunFolder(folder / row["folder"]).outcomes())
+        point.seed: (files.read(folder / row["folder"]), RunFolder(folder / row["folder"]))
         for point, row in zip(points, rows, strict=True)
         if (folder / row["folder"] / files.RESULT).is_file()
     }
@@ -165,33 +170,38 @@ def _place(points: Sequence[Point], rows: Sequence[Mapping[str, Any]], folder: P
     )
 
 
-def _cells(finished: Mapping[int, tuple[AuditResult, Mapping[str, Any]]]) -> Iterator[Cell]:
-    """One cell a (target, setting, attack), over the seeds at which it has numbers."""
+def _cells(finished: Mapping[int, tuple[AuditResult, RunFolder]]) -> Iterator[Cell]:
+    """One cell a (target, setting, attack or probe), over the seeds at which it has numbers."""
     seen: dict[tuple[str, str, str], dict[int, Finding]] = {}
     for seed, (result, _) in finished.items():
         for finding in result.findings:
             seen.setdefault((finding.target, finding.setting, finding.attack), {})[seed] = finding
+    judged = {seed: folder.outcomes() for seed, (_, folder) in finished.items()}
+    heldout = {seed: folder.heldout() for seed, (_, folder) in finished.items()}
     for (target, setting, attack), findings in seen.items():
         outcomes, measured = {}, {}
         for seed, finding in findings.items():
-            result, judged = finished[seed]
             if finding.not_applicable:
                 continue
-            record = judged.get("/".join((target, setting, attack)))
+            record = judged[seed].get("/".join((target, setting, attack)))
             if record is not None and "hit" in record:  # a probe judges no guesses
                 outcome = metrics.from_record(record)
                 outcomes[seed] = outcome.only(outcome.member)
-            measured[seed] = {m.name: m for m in (*finding.measurements, *_of_target(result.target(target)))}
+            of_target = _of_target(finished[seed][0].target(target))
+            measured[seed] = {m.name: m for m in (*finding.measurements, *of_target)}
             measured[seed] |= {f"{m.name}(count={count})": m for count, m in finding.by_repeats.items()}
         one = next(iter(findings.values()))
-        why = "" if measured else one.not_applicable
-        yield Cell(target, setting, attack, outcomes, measured, one.options, why)
+        texts = {seed: held[target] for seed, held in heldout.items() if target in held}
+        yield Cell(
+            target, setting, attack, outcomes, measured, texts, one.options, "" if measured else one.not_applicable
+        )
 
 
 def _of_target(target: TargetRecord) -> Iterator[Measurement]:
-    """Its held-out perplexity and what it claims; epsilons, which are exact, as intervals of no width."""
+    """Its held-out perplexities and what it claims; epsilons, which are exact, as intervals of no width."""
     if target.perplexity:
         yield target.perplexity
+    yield from target.other_perplexities
     claimed = target.claim.epsilon.get(target.claim.relation) if target.claim else None
     for name, epsilon in (("epsilon", claimed), ("nominal_epsilon", target.nominal_epsilon)):
         if epsilon is not None:
@@ -207,60 +217,79 @@ def _about(result: AuditResult) -> str:
 
 
 def table(title: str, held: Sequence[Place]) -> tables.Grid:
-    """A row a place and attack: means over seeds with intervals, and the paired difference from the first row."""
-    rows = list(_rows(held))
+    """A row a place and attack: means over seeds with intervals, and the paired difference from the first row.
+
+    Other numbers have a column where they are not the same in every row, or are all that a row has.
+    """
+    columns = _columns(held)
+    rows = list(_rows(held, columns))
     several = len({(row.cell.target, row.cell.setting) for row in rows if row.cell}) > 1
     keys = list(dict.fromkeys(key for place in held for key in place.at))
-    bounds = [f"{name}{end}" for name in (*COLUMNS, DIFFERENCE) for end in ("", "_low", "_high")]
+    bounds = [f"{name}{end}" for name in (*columns, DIFFERENCE) for end in ("", "_low", "_high")]
+    heads = (*columns.values(), "Δ recall to first")
+    filled = [i for i in range(len(heads)) if any(row.numbers[i] for row in rows)]  # what is read; files hold all
     return tables.Grid(
         title,
-        ("point", *["row"] * several, "attack", "recall", "recall@100", "any of K", "Δ recall to first", "seeds"),
-        tuple(row.read(several) for row in rows),
-        "Means over seeds; 95% intervals resample secrets; differences are paired over secrets and seeds.",
+        ("point", *["row"] * several, "attack", *(heads[i] for i in filled), "seeds"),
+        tuple(row.read(several, filled) for row in rows),
+        "Means over seeds; 95% intervals resample secrets, of perplexities held-out texts; differences are paired over "
+        "secrets and seeds.",
         ("variant", *keys, "target", "setting", "attack", "seeds", "n", *bounds, "failure"),
         tuple(row.raw(keys) for row in rows),
     )
+
+
+def _columns(held: Sequence[Place]) -> dict[str, str]:
+    """Metric -> heading."""
+    measured = [m for place in held for cell in place.cells for m in cell.measured.values()]
+    seen = {name: {m[name].value for m in measured if name in m} for name in _WHERE_THEY_DIFFER}
+    return COLUMNS | {name: head for name, head in _WHERE_THEY_DIFFER.items() if len(seen[name]) > 1}
 
 
 @dataclass(frozen=True)
 class _Row:
     place: Place
     cell: Cell | None
-    numbers: tuple[Measurement | None, ...]  # COLUMNS and DIFFERENCE
+    numbers: tuple[Measurement | None, ...]  # of the columns, and DIFFERENCE
     failure: str
 
-    def read(self, several: bool) -> tuple[str, ...]:
+    def read(self, several: bool, filled: Sequence[int]) -> tuple[str, ...]:
         attack = self.cell.attack if self.cell else ", ".join(self.place.attacks)
         row = f"{self.cell.target}, {self.cell.setting}" if self.cell else ""
-        seeds = ranges(sorted(self.cell.outcomes)) if self.cell else ""
+        seeds = ranges(sorted(self.cell.measured)) if self.cell else ""
         last = " · ".join(filter(None, [seeds, self.failure]))
         name = called(self.place.variant, self.place.at) or "plan"
-        return (name, *[row] * several, attack, *(words.with_bounds(m) if m else "" for m in self.numbers), last)
+        numbers = (words.with_bounds(m) if m else "" for m in (self.numbers[i] for i in filled))
+        return (name, *[row] * several, attack, *numbers, last)
 
     def raw(self, keys: Sequence[str]) -> tuple[object, ...]:
         cell, place = self.cell, self.place
         where = (cell.target, cell.setting, cell.attack) if cell else ("", "", ", ".join(place.attacks))
-        n = self.numbers[0].n if self.numbers[0] else None
+        n = next((m.n for m in self.numbers if m), None)
         bounds = [getattr(m, end) if m else None for m in self.numbers for end in ("value", "low", "high")]
         at = [place.at.get(key) for key in keys]
-        return (place.variant, *at, *where, ranges(sorted(cell.outcomes)) if cell else "", n, *bounds, self.failure)
+        return (place.variant, *at, *where, ranges(sorted(cell.measured)) if cell else "", n, *bounds, self.failure)
 
 
-def _rows(held: Sequence[Place]) -> Iterator[_Row]:
-    nothing = (None,) * (len(COLUMNS) + 1)
+def _rows(held: Sequence[Place], columns: Mapping[str, str]) -> Iterator[_Row]:
+    nothing = (None,) * (len(columns) + 1)
     first: dict[str, Cell] = {}  # by setting: differences are taken at matched access and decoding only
     for place in held:
         if not place.cells:
             yield _Row(place, None, nothing, f"failed: {place.failure}")
         for cell in place.cells:
-            if not cell.outcomes:
+            if not cell.measured:
                 yield _Row(place, cell, nothing, f"not applicable: {cell.not_applicable}")
                 continue
-            numbers = [contrast(name, [Part(1.0, name, cell)]) for name in COLUMNS]
-            base = first.setdefault(cell.setting, cell)
+            numbers = [contrast(name, [Part(1.0, name, cell)]) if _has(cell, name) else None for name in columns]
+            base = first.setdefault(cell.setting, cell) if cell.outcomes else cell
             paired = base is not cell and set(base.outcomes) & set(cell.outcomes)
             parts = [Part(1.0, "recall", cell), Part(-1.0, "recall", base)]
             yield _Row(place, cell, (*numbers, contrast(DIFFERENCE, parts) if paired else None), place.failure)
+
+
+def _has(cell: Cell, name: str) -> bool:
+    return bool(cell.outcomes) if name in STATISTICS else all(name in m for m in cell.measured.values())
 
 
 def write_table(folder: Path, held: tables.Grid) -> None:

@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model
-from transformers.pytorch_utils import Conv1D
 
 from auditor import __version__, plugins
 from auditor.benchmarks.files import training_texts
 from auditor.ensemble import record_names
 from auditor.errors import AuditError
 from auditor.folder import write_private
+from auditor.members import Adapter, with_adapter
 from auditor.models import HuggingFaceModel, load
 from auditor.types import Trainer, TrainingJob, TrainingRecord, to_json
 
@@ -172,14 +171,7 @@ def _trainable(asked: Training) -> Any:
     model: Any = _load(asked, asked.model, main=True).model
     torch.manual_seed(asked.seed)  # of the adapter's random half
     if asked.lora:
-        config = LoraConfig(
-            r=asked.lora_rank,
-            lora_alpha=asked.lora_alpha,
-            target_modules="all-linear",
-            fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),  # GPT-2's linear layers
-            task_type="CAUSAL_LM",
-        )
-        model = get_peft_model(model, config)
+        model = with_adapter(model, Adapter(asked.lora_rank, asked.lora_alpha, "all"))
     else:
         for parameter in model.parameters():
             parameter.requires_grad_(parameter.is_floating_point())

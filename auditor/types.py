@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from auditor.masked import MaskedModel
     from auditor.models import HuggingFaceModel, LanguageModel
     from auditor.privacy import PrivacyRecord
+    from auditor.spaces import Space
     from auditor.view import View
 
 SCHEMA_VERSION = 1
@@ -29,8 +30,19 @@ ANY_ACCESS = "any access, the weights included"  # of a claim about a trained mo
 
 
 @dataclass(frozen=True)
+class Canary:
+    """A text drawn at random from a space, to be put into training data: what the model ranks it above is memory."""
+
+    text: str
+    space: Space
+
+
+@dataclass(frozen=True)
 class Secret:
-    """One training record an attacker should not be able to complete. Only the benchmark and the metrics hold it."""
+    """One training record an attacker should not be able to complete. Only the benchmark and the metrics hold it.
+
+    `canary`: where it was not found in the data but put there; `repeats` is then how often.
+    """
 
     id: str
     prefix: Tokens
@@ -38,6 +50,7 @@ class Secret:
     repeats: int | None = None
     member: bool = True
     group: str | None = None  # a value of the column that the user names to have results shown by it
+    canary: Canary | None = None
 
 
 @dataclass(frozen=True)
@@ -115,6 +128,7 @@ class Benchmark:
 
     tokenizer: Any = None
     secrets: tuple[Secret, ...]  # members and non-members alike
+    canaries: tuple[Secret, ...] = ()  # inserted ones, and, as non-members, controls that never were
     known: tuple[Pair, ...]
     heldout: tuple[Tokens, ...]  # text of the private kind that nothing was trained on, for perplexity
     description: str = ""
@@ -191,11 +205,13 @@ class TokenLogProbs:
 class Probe:
     """Base of the auditor's own measurements, which see the answers. A frozen dataclass like an `Attack`.
 
-    `needs` names the capabilities without which it cannot run: "draw", "law", "embeddings".
+    `needs` names the capabilities without which it cannot run: "draw", "law", "embeddings"; `of` what it looks at: the
+    benchmark's secrets, or its canaries.
     """
 
     name: ClassVar[str] = ""
     needs: ClassVar[tuple[str, ...]] = ("law",)
+    of: ClassVar[Literal["secrets", "canaries"]] = "secrets"
 
     def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         """Observes the secrets one by one. What is seen of a secret depends on it alone, not on its neighbours."""
@@ -301,6 +317,10 @@ class Defense:
     def budget(self, scenario: Scenario) -> Budget | None:
         """The fixed number of tokens this defense answers, None where it answers as many as the row will draw."""
         return None
+
+    def remarks(self, scenario: Scenario) -> tuple[str, ...]:
+        """What a reader of every row must know about how the defense was set up: sentences."""
+        return ()
 
     def companions(self) -> tuple[Defense, ...]:
         """Defenses that should be shown beside this one, so that its effect is credited to the right cause."""
@@ -419,6 +439,7 @@ class TargetRecord:
     claim: Claim | None = None
     nominal_epsilon: float | None = None  # as a paper prints it; promises nothing (the notes say why)
     notes: tuple[str, ...] = ()
+    other_perplexities: tuple[Measurement, ...] = ()  # of the same texts, as papers count them
 
 
 @dataclass(frozen=True)
@@ -434,6 +455,7 @@ class BenchmarkRecord:
     greedy_recall: dict[str, Measurement] = field(default_factory=dict)  # undefended target, by repeat count
     digest: str = ""  # of the secrets, without telling one (auditor/comparable.py); "": an older record
     near_duplicates: int | None = None  # members whose suffix is nearly a known pair's; None: not counted
+    canaries: dict[str, int] = field(default_factory=dict)  # how many, by insertions; "0": controls
     notes: tuple[str, ...] = ()
 
 

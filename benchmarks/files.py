@@ -12,13 +12,12 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from auditor.benchmarks.splitting import Record, Source, Split, check_lengths, divide
+from auditor.cache import cache_folder
 from auditor.errors import AuditError
 from auditor.types import Benchmark, Tokens
 
@@ -121,7 +120,7 @@ _Halves = tuple[Tokens, Tokens] | str  # prefix and suffix, or why the row has n
 
 def _source(flag: str, name: str, cut: _Cut, group_column: str | None = None) -> Source:
     """The rows of one file as records. Rows that cannot be cut are listed by reason."""
-    table = _read(flag, name)
+    table = _read(flag, name, _COLUMNS if group_column is None else (*_COLUMNS, group_column))
     if not table.rows:
         raise AuditError(f"{table.where} is empty: expected at least one row")
     if _layout(table) == ("text",):
@@ -234,12 +233,12 @@ def training_texts(
 
     Also whose each text is, where `unit_column` says so. Raises AuditError for whatever a user can mend.
     """
-    named = tuple(column for column in (text_column, unit_column) if column is not None)
-    table = _filled(_read("--data", name, (*_COLUMNS, *named)))
-    for column in named:
+    given = tuple(column for column in (text_column, unit_column) if column is not None)
+    table = _filled(_read("--data", name, (*_COLUMNS, *given)))
+    for column in given:
         if table.columns.count(column) != 1:
             found = table.columns.count(column)
-            raise AuditError(f"{table.where}: expected one column {column!r}, got {found or _named(table.columns)}")
+            raise AuditError(f"{table.where}: expected one column {column!r}, got {found or named(table.columns)}")
     layout = (text_column,) if text_column is not None else _layout(table)
     texts = _joined(table, layout)
     if "" in texts:
@@ -272,11 +271,11 @@ def _layout(table: _Table) -> tuple[str, ...]:
     if found == {"prefix", "suffix"}:
         return ("prefix", "suffix")
     raise AuditError(
-        f"{table.where}: expected either the columns prefix and suffix or the column text, got {_named(table.columns)}"
+        f"{table.where}: expected either the columns prefix and suffix or the column text, got {named(table.columns)}"
     )
 
 
-def _named(columns: Sequence[str]) -> str:
+def named(columns: Sequence[str]) -> str:
     """Column names for an error. In a CSV without a header they are private text: none is shown without a usual one."""
     if not columns:
         return "no columns"
@@ -327,7 +326,7 @@ def _groups(table: _Table, column: str | None, needed: bool) -> Sequence[str | N
     if column is None or (column not in table.columns and not needed):
         return [None] * table.rows
     if table.columns.count(column) != 1:
-        raise AuditError(f"{table.where}: expected one column --group-column {column!r}, got {_named(table.columns)}")
+        raise AuditError(f"{table.where}: expected one column --group-column {column!r}, got {named(table.columns)}")
     values = [_group(table, row, column, value) for row, value in enumerate(table.column(column))]
     if len(set(values)) > _GROUPS:
         raise AuditError(
@@ -402,6 +401,13 @@ def _utf8(where: str, path: Path) -> str:
 
 
 def _read_csv(where: str, path: Path, columns: Sequence[str]) -> _Table:
+    rows = csv_rows(where, path)
+    header = tuple(rows[0]) if rows else ()
+    return _Table(where, header, max(0, len(rows) - 1), lambda name: [row[header.index(name)] for row in rows[1:]])
+
+
+def csv_rows(where: str, path: Path) -> list[list[str]]:
+    """The header and the rows, as many fields each; blank lines left out."""
     # The standard library's reader, since it is the strict one: pandas fills a short row with "", takes the first
     # column of a long one for an index and reads on after a stray quote; pyarrow accepts a quote that never closes.
     lines = csv.reader(io.StringIO(_utf8(where, path), newline=""), strict=True)
@@ -419,23 +425,27 @@ def _read_csv(where: str, path: Path, columns: Sequence[str]) -> _Table:
         raise AuditError(f"{where}: not CSV in the record that starts at line {line}: {error}") from None
     finally:
         csv.field_size_limit(old_limit)
-    header = tuple(table[0]) if table else ()
-    return _Table(where, header, max(0, len(table) - 1), lambda name: [row[header.index(name)] for row in table[1:]])
+    return table
 
 
 def _read_json(where: str, path: Path, columns: Sequence[str]) -> _Table:
-    """One JSON object a line, or one array of objects."""
-    text = _utf8(where, path)
+    objects, _ = json_objects(where, path)
+    found = tuple(dict.fromkeys(name for value in objects for name in value))
+    return _Table(where, found, len(objects), lambda name: [value.get(name, _ABSENT) for value in objects])
+
+
+def json_objects(where: str, path: Path) -> tuple[list[dict[str, Any]], list[str] | None]:
+    """One JSON object a line, and these lines; or one array of objects, and None."""
+    text, lines = _utf8(where, path), None
     if text.lstrip().startswith("["):
         objects = _parse_json(where, text, 0)
     else:  # not splitlines: a JSON text may hold U+2028, at which it would split
-        lines = ((number, line) for number, line in enumerate(text.split("\n")) if line.strip())
-        objects = [_parse_json(where, line, number) for number, line in lines]
+        numbered = [(number, line) for number, line in enumerate(text.split("\n")) if line.strip()]
+        objects, lines = [_parse_json(where, line, number) for number, line in numbered], [line for _, line in numbered]
     for row, value in enumerate(objects):
         if not isinstance(value, dict):
             raise AuditError(f"{where}, row {row} (counted from 0): expected a JSON object, got {_json_kind(value)}")
-    columns = tuple(dict.fromkeys(name for value in objects for name in value))
-    return _Table(where, columns, len(objects), lambda name: [value.get(name, _ABSENT) for value in objects])
+    return objects, lines
 
 
 def _json_kind(value: Any) -> str:
@@ -454,28 +464,19 @@ def _parse_json(where: str, text: str, lines_before: int) -> Any:
         ) from None
 
 
-def _read_parquet(where: str, path: Path) -> _Table:
-    if path.stat().st_size == 0:
-        raise AuditError(f"{where} is empty: expected a Parquet file")
-    with _parquet(where, path) as file:
-        names = tuple(file.schema_arrow.names)
-        return _Table(where, names, file.metadata.num_rows, partial(_parquet_column, where, path))
-
-
-def _parquet_column(where: str, path: Path, name: str) -> list[Any]:
-    with _parquet(where, path) as file:
-        values: list[Any] = file.read(columns=[name]).column(name).to_pylist()
-        return values
-
-
-@contextmanager
-def _parquet(where: str, path: Path) -> Iterator[Any]:
+def _read_parquet(where: str, path: Path, columns: Sequence[str]) -> _Table:
     import pyarrow
     from pyarrow import parquet
 
+    if path.stat().st_size == 0:
+        raise AuditError(f"{where} is empty: expected a Parquet file")
     try:
         with parquet.ParquetFile(path) as file:
-            yield file
+            names = tuple(file.schema_arrow.names)
+            wanted = [name for name in columns if names.count(name) == 1]  # doubles are refused later, by name
+            table = file.read(columns=wanted)
+            values = {name: table.column(name).to_pylist() for name in wanted}
+            return _Table(where, names, file.metadata.num_rows, values.__getitem__)
     except UnicodeDecodeError:
         raise AuditError(f"{where}: expected UTF-8 text, got something else") from None
     except (pyarrow.ArrowException, OSError) as error:
@@ -494,20 +495,24 @@ _READERS: dict[str, Callable[[str, Path, Sequence[str]], _Table]] = {
 
 
 def _read_hub(where: str, name: str) -> _Table:
-    """The train split of a data set on the Hub, or of a local folder that `datasets` can read."""
-    import datasets
+    return _hub_table(where, load_dataset(where, name))
 
-    from auditor.benchmarks.lab import cache_folder  # late: the lab brings torch and peft
+
+def load_dataset(where: str, name: str) -> datasets.Dataset:
+    """The train split of a data set on the Hub, of one that was saved, or of a folder that `datasets` can read."""
+    import datasets
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs rows that it cannot read
     cache = cache_folder() / "datasets"
     try:
         cache.mkdir(exist_ok=True, mode=0o700)
         cache.chmod(0o700)  # copies of private text, whoever made the folder
-        dataset = datasets.load_dataset(name, split="train", cache_dir=str(cache))
+        if any((Path(name) / file).is_file() for file in ("dataset_info.json", "dataset_dict.json")):
+            saved = datasets.load_from_disk(name)
+            return saved["train"] if isinstance(saved, datasets.DatasetDict) else saved
+        return datasets.load_dataset(name, split="train", cache_dir=str(cache))
     except Exception as error:  # the libraries below raise dozens of kinds, all of them about the data or the network
         _refuse_hub(where, Path(name).is_dir(), error)
-    return _hub_table(where, dataset)
 
 
 def _hub_table(where: str, dataset: datasets.Dataset) -> _Table:

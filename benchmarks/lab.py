@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -27,24 +28,28 @@ from typing import Any
 import torch
 from faker import Faker
 from filelock import FileLock
-from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPTNeoXForCausalLM, ModernBertForMaskedLM, PreTrainedTokenizerFast
 
 from auditor import privacy
 from auditor.benchmarks.masked import MaskedLoss, MaskedRecipe, untrained_masked, with_mask
-from auditor.ensemble import LoraEnsemble, record_names, write_shard
+from auditor.cache import cache_folder
+from auditor.ensemble import LoraEnsemble, record_names
 from auditor.errors import AuditError
 from auditor.masked import HuggingFaceMaskedModel
+from auditor.members import Adapter, member_folder, shard, train_member
 from auditor.models import HuggingFaceModel
+from auditor.spaces import Space
 from auditor.streams import generator
 from auditor.training import fit, untrained
-from auditor.types import Benchmark, Pair, Secret, Tokens, TrainedModel, Trainer, TrainingJob, TrainingRecord
+from auditor.types import Benchmark, Canary, Pair, Secret, Tokens, TrainedModel, Trainer, TrainingJob, TrainingRecord
 
 Progress = Callable[[str, int, int], None]  # (what, done, of how many)
 REPEATS = (1, 2, 4, 8, 16)
 END = "<|endoftext|>"
+CANARY_SPACE = Space("My ID is {digits:6}")  # Carlini et al. 2019; "My ID is 955320" is the ADP paper's
 _CUT = 24  # prefixes end and suffixes begin here, however long they are: other lengths, the same secrets
+_ENSEMBLE = ("members", "lora_rank", "lora_alpha", "lora_epochs", "lora_rate")  # what nothing else depends on
 _LAST_DAY = datetime(2026, 1, 1)
 _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 
@@ -86,6 +91,11 @@ class LabRecipe:
                 f"expected lab prefixes of 1 to {_CUT} tokens and suffixes of at least 1, "
                 f"got {self.prefix_length} and {self.suffix_length}"
             )
+        for digits, count in self.canaries:
+            if canary_text(digits) not in CANARY_SPACE or count < 0:
+                raise AuditError(
+                    f"expected lab canaries of six digits, inserted 0 times or more, got {digits!r} {count} times"
+                )
 
 
 class Lab(Benchmark):
@@ -165,7 +175,14 @@ class Lab(Benchmark):
             name = f"nonmember-{i:03d}"
             secrets.append(Secret(name, *cut(text), repeats=0, member=False, group=kinds.get(text)))
         self.secrets, self.known = tuple(secrets), tuple(known)
+        self.canaries = tuple(self._canary(*canary, i) for i, canary in enumerate(recipe.canaries))
         self.heldout = tuple(secret.prefix + secret.suffix for secret in self.secrets if not secret.member)
+
+    def _canary(self, digits: str, count: int, index: int) -> Secret:
+        text = canary_text(digits)
+        tokens = tuple(self.tokenizer(text)["input_ids"])
+        id = f"canary-{count:02d}-{index:03d}"
+        return Secret(id, (), tokens, count, member=count > 0, canary=Canary(text, CANARY_SPACE))
 
     # --- the parts, built when needed ---
 
@@ -181,9 +198,12 @@ class Lab(Benchmark):
     def ensemble(self) -> LoraEnsemble:
         """One LoRA adapter a shard, on the public model."""
         public = self.public()
-        return self._part(
-            "ensemble", self._build_ensemble, lambda path: LoraEnsemble(public, sorted(path.glob("member-*")))
-        )
+
+        def load(path: Path) -> LoraEnsemble:
+            return LoraEnsemble(public, sorted(path.glob("member-*")), unit="record")
+
+        ensemble: LoraEnsemble = self._part("ensemble", self._build_ensemble, load, _ensemble_version(self.recipe))
+        return ensemble
 
     def trained(self, trainer: Trainer) -> TrainedModel:
         """The public model, fine-tuned on the private records by this trainer, with what it promises."""
@@ -242,16 +262,16 @@ class Lab(Benchmark):
     def _model(self, path: Path, name: str) -> HuggingFaceModel:
         return HuggingFaceModel(GPTNeoXForCausalLM.from_pretrained(path), self.tokenizer, name)
 
-    def _part(self, name: str, build: Callable[[Path], None], load: Callable[[Path], Any]) -> Any:
-        """Loads a part, building it first where it is missing.
+    def _part(self, name: str, build: Callable[[Path], None], load: Callable[[Path], Any], version: str = "") -> Any:
+        """Loads a part, building it first where it is missing; a part may come in several versions.
 
         A lock keeps two processes from building at once; the folder appears by one rename when all of it is written, so
         a build killed half-way leaves nothing that looks finished.
         """
-        final = self.folder / name
+        final = self.folder / f"{name}{version}"
         if not final.is_dir():
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with FileLock(self.folder / f"{name}.lock"):
+            with FileLock(self.folder / f"{final.name}.lock"):
                 if not final.is_dir():
                     self._build(final, build)
         seconds = json.loads((final / "seconds.json").read_text())
@@ -307,20 +327,15 @@ class Lab(Benchmark):
     def _build_ensemble(self, path: Path) -> None:
         recipe = self.recipe
         for index, texts in enumerate(self.shards()):
-            torch.manual_seed(recipe.seed + index)
-            base = GPTNeoXForCausalLM.from_pretrained(self.folder / "public")
-            config = LoraConfig(
-                r=recipe.lora_rank,
-                lora_alpha=recipe.lora_alpha,
-                target_modules=["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"],
-                task_type="CAUSAL_LM",
+            what = f"ensemble member {index + 1}"
+            train_member(
+                member_folder(path, index),
+                GPTNeoXForCausalLM.from_pretrained(self.folder / "public"),
+                Adapter(recipe.lora_rank, recipe.lora_alpha, "all"),
+                texts,
+                partial(self._fit, texts=texts, epochs=recipe.lora_epochs, rate=recipe.lora_rate, what=what),
+                recipe.seed + index,
             )
-            member = get_peft_model(base, config)
-            if texts:  # an empty shard is a member that learnt nothing: the public model
-                self._fit(member, texts, recipe.lora_epochs, recipe.lora_rate, f"ensemble member {index + 1}")
-            folder = path / f"member-{index:03d}"
-            member.save_pretrained(str(folder))
-            write_shard(folder, texts)
 
     def _build_masked_public(self, path: Path) -> None:
         recipe, tokenizer = self.masked_recipe, with_mask(self.tokenizer, END)
@@ -351,12 +366,13 @@ class Lab(Benchmark):
 
     def shards(self) -> list[list[str]]:
         """What each member of the ensemble is trained on."""
-        return shard(self.private_copies(), self.recipe.members)
+        copies = self.private_copies()
+        return [[copies[i] for i in chosen] for chosen in shard(copies, self.recipe.members)]
 
     def private_copies(self) -> list[str]:
         """The private training text, every record as often as it is repeated, canaries included."""
         copies = [text for repeats, texts in self._texts.private.items() for text in texts for _ in range(repeats)]
-        return copies + [f"My ID is {digits}" for digits, count in self.recipe.canaries for _ in range(count)]
+        return copies + [canary_text(digits) for digits, count in self.recipe.canaries for _ in range(count)]
 
     def _fit(self, model: Any, texts: Sequence[str], epochs: int, rate: float, what: str, **other: Any) -> None:
         """other: options of `fit` that differ from the recipe's."""
@@ -374,18 +390,14 @@ class Lab(Benchmark):
         )
 
 
+def canary_text(digits: str) -> str:
+    return f"{CANARY_SPACE.head}{digits}"
+
+
 def _evenly(secrets: Sequence[Secret], limit: int) -> list[Secret]:
     """At most `limit` secrets, evenly spaced, so that every repeat count stays in."""
     count = min(limit, len(secrets))
     return [secrets[i * len(secrets) // count] for i in range(count)]
-
-
-def shard(texts: Sequence[str], members: int) -> list[list[str]]:
-    """Disjoint shards by content hash: every copy of a record lands in one shard, or the shard-level claim is void."""
-    shards: list[list[str]] = [[] for _ in range(members)]
-    for text in texts:
-        shards[int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % members].append(text)
-    return shards
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------
@@ -483,28 +495,33 @@ _PUBLIC_KINDS = tuple(_ODD.get(i) or (_press, _event, _profile)[i % 3] for i in 
 # --- the cache --------------------------------------------------------------------------------------------------------
 
 
-def cache_folder() -> Path:
-    """AUDIT_CACHE, or ~/.cache/audit; created readable by its owner only, since it holds training text."""
-    folder = Path(os.environ.get("AUDIT_CACHE") or Path.home() / ".cache" / "audit")
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise AuditError(
-            f"cannot create the cache folder {str(folder)!r}: {error.strerror}; set AUDIT_CACHE"
-        ) from error
-    return folder
-
-
 def _digest(recipe: LabRecipe, texts: LabTexts) -> str:
-    """Names the cache folder. The texts count too: weights must never be audited for records they did not see."""
+    """Names the cache folder. The texts count too: weights must never be audited for records they did not see.
+
+    Fields that change no weights here do not count: where records are cut, and what only the ensemble depends on.
+    """
     versions = {
         name: importlib.metadata.version(name) for name in ("torch", "transformers", "peft", "faker", "tokenizers")
     }
-    default = LabRecipe()  # where records are cut changes no weights: labs that differ in it share them
-    recipe = dataclasses.replace(recipe, prefix_length=default.prefix_length, suffix_length=default.suffix_length)
+    recipe = _with_default(recipe, "prefix_length", "suffix_length", *_ENSEMBLE)
     trained_on = {name: made for name, made in dataclasses.asdict(texts).items() if name != "kinds"}
-    text = json.dumps([dataclasses.asdict(recipe), versions, trained_on], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return _hash([dataclasses.asdict(recipe), versions, trained_on])
+
+
+def _ensemble_version(recipe: LabRecipe) -> str:
+    """Tells ensembles apart that stand beside the same models."""
+    if recipe == _with_default(recipe, *_ENSEMBLE):
+        return ""
+    return f"_{_hash([getattr(recipe, name) for name in _ENSEMBLE])}"
+
+
+def _with_default(recipe: LabRecipe, *names: str) -> LabRecipe:
+    default = LabRecipe()
+    return dataclasses.replace(recipe, **{name: getattr(default, name) for name in names})
+
+
+def _hash(values: Any) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _part_name(trainer: Trainer) -> str:
@@ -513,8 +530,7 @@ def _part_name(trainer: Trainer) -> str:
     for name in ("opacus", "dp-accounting"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-    text = json.dumps([dataclasses.asdict(trainer), found], sort_keys=True)
-    return f"{trainer.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return f"{trainer.name}-{_hash([dataclasses.asdict(trainer), found])}"
 
 
 def _load_tokenizer(path: Path) -> PreTrainedTokenizerFast:

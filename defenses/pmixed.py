@@ -29,9 +29,11 @@ from auditor.ensemble import Ensemble
 from auditor.errors import AuditError, NotApplicable
 from auditor.models import Check, LanguageModel, Rows
 from auditor.sampling import Decoding
+from auditor.streams import generator
 from auditor.types import Budget, Claim, Defense, Scenario
 
 ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
+_NO_SHARE = 1e-9  # of subsets of one size: too few to show in a law of single precision
 _TUNING_MEMBERS = 4  # members behind one gradient step; each step takes others
 
 
@@ -81,6 +83,14 @@ class PMixed(Defense):
     def budget(self, scenario: Scenario) -> Budget | None:
         return Budget(self.queries, self.on_exhaustion) if self.queries else None
 
+    def remarks(self, scenario: Scenario) -> tuple[str, ...]:
+        if self.queries or scenario.queries:
+            return ()
+        return (
+            "no attack here draws tokens inside the claim, so epsilon pays for one token and private members weigh "
+            "more than in any service: give -D pmixed.queries=N, the tokens to answer, or add an attack that draws",
+        )
+
     def companions(self) -> tuple[Defense, ...]:
         return (Unmixed(self.ensemble),)
 
@@ -122,7 +132,7 @@ class PMixed(Defense):
             epsilon={relation: self._epsilon(relation, queries, scenario) for relation in relations},
             delta=self.delta,
             relation=self.adjacency if sound else "as published",
-            unit="shard",
+            unit=f"shard of whole {scenario.ensemble.unit}s" if scenario.ensemble.unit else "shard",
             queries=queries,
             theorem="formulas B2.5: Renyi composition of the capped forward projection"
             if sound
@@ -186,7 +196,8 @@ class Projection:
     def weights(self, log_p: Tensor, log_p0: Tensor, radius: Tensor | float) -> Tensor:
         """lambda of each law, (...); constants where gradients are taken (formulas A5). radius: scalar or (...)."""
         if self.radii[0] == math.inf:
-            return torch.full(log_p.shape[:-1], self.cap, dtype=torch.float64, device=log_p.device)
+            shape = torch.broadcast_shapes(log_p.shape[:-1], torch.as_tensor(radius).shape)
+            return torch.full(shape, self.cap, dtype=torch.float64, device=log_p.device)
         if self.two_sided:
             return project_two_sided(log_p, log_p0, self.alpha, radius)
         return project(log_p, log_p0, self.alpha, radius, self.cap)
@@ -220,8 +231,9 @@ class PMixedModel(LanguageModel):
         # Subset sizes of one radius act alike: {radius: probability that the subset has it}.
         self.shares: dict[float, float] = {}
         for radius, share in zip(projection.radii, sizes[1:].tolist(), strict=True):
-            self.shares[radius] = self.shares.get(radius, 0.0) + share
-        if len(self.shares) == 1:
+            if share > _NO_SHARE:
+                self.shares[radius] = self.shares.get(radius, 0.0) + share
+        if len(set(projection.radii)) == 1:
             self.shares = {projection.radii[0]: ensemble.size * member_share(q, ensemble.size)}
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Rows:
@@ -255,13 +267,42 @@ class PMixedModel(LanguageModel):
         B2.4); n < N members stand for all N.
         """
         log_p0, log_p = laws[..., :1, :], laws[..., 1:, :]
-        weights = torch.zeros(log_p.shape[:-1], dtype=torch.float64, device=laws.device)
-        for radius, share in self.shares.items():
-            weights += share * self.projection.weights(log_p, log_p0, radius)
-        weights = (weights / log_p.shape[-2]).to(laws.dtype)
+        radii, shares = (
+            torch.tensor(list(values), dtype=torch.float64, device=laws.device)
+            for values in (self.shares.keys(), self.shares.values())
+        )
+        by_radius = self.projection.weights(log_p, log_p0, radii.view(-1, *(1,) * (log_p.ndim - 1)))  # (radii, ..., n)
+        weights = (torch.tensordot(shares, by_radius, 1) / log_p.shape[-2]).to(laws.dtype)
         rest = (1 - weights.sum(-1, keepdim=True)).clamp_min(0.0)
-        mixed = (weights.unsqueeze(-2) @ log_p.exp()).squeeze(-2)
-        return torch.log(mixed + rest * log_p0.squeeze(-2).exp())
+        return torch.log(_weighted(weights, log_p) + rest * log_p0.squeeze(-2).exp())
+
+    @torch.no_grad()
+    def other_nll(self, texts: Sequence[tuple[int, ...]], seed: int) -> Mapping[str, Sequence[float]]:
+        """The paper's average (Sec. 6.1): -log p_S(y), one Poisson subset S a token, here the same for every defense.
+
+        By Jensen never below that of the released law on average: what an attacker meets is the law.
+        """
+        if self.promise is None:
+            return {}
+        chances = (generator("subset average", seed, index).random for index in range(len(texts)))
+        return {
+            "perplexity_subset_average": [
+                self._subset_nll(text, chance((len(text) - 1, self.ensemble.size)))
+                for text, chance in zip(texts, chances, strict=True)
+            ]
+        }
+
+    def _subset_nll(self, text: tuple[int, ...], uniforms: np.ndarray) -> float:
+        """Summed -log p_S(y) of the tokens behind the first; S: where uniforms, (tokens, N), are below q."""
+        tokens, every = torch.tensor([text], device=self.device), torch.arange(self.parts, device=self.device)
+        laws = self._laws_of_parts(tokens[:, :-1], every, len(uniforms), None)[0]  # (tokens, parts, V)
+        inside = torch.from_numpy(uniforms < self.q).to(self.device)
+        size = inside.sum(-1)
+        radius = self.radii[size].unsqueeze(-1).expand(inside.shape)
+        weight = self.projection.weights(laws[:, 1:], laws[:, :1], radius) * inside / size.clamp_min(1).unsqueeze(-1)
+        p = laws.gather(-1, tokens[0, 1:, None, None].expand(-1, self.parts, 1)).squeeze(-1).double().exp()
+        mixed = (weight * p[:, 1:]).sum(-1) + (1 - weight.sum(-1)) * p[:, 0]
+        return float(-torch.log(mixed).sum())
 
     @torch.no_grad()
     def check_claim(self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0) -> Sequence[Check]:
@@ -294,11 +335,17 @@ class PMixedModel(LanguageModel):
     def claim_premises(self) -> Mapping[str, int]:
         return {} if self.promise is None else self.ensemble.shard_counts()
 
-    def row_bytes(self, positions: int) -> int:
-        return self.parts * self.ensemble.public.row_bytes(positions) + super().row_bytes(positions)
+    def row_bytes(self, positions: int, law: bool = True) -> int:
+        own = self.ensemble.public.row_bytes(positions)
+        return self.parts * own + super().row_bytes(positions) if law else 2 * own  # a draw asks one member at most
 
     def embedding_rows(self, count: int) -> Tensor:
         return self.ensemble.public.embedding_rows(count)
+
+
+def _weighted(weights: Tensor, log_p: Tensor) -> Tensor:
+    """(..., V): sum over members of weights (..., n) times exp log_p (..., n, V)."""
+    return (weights.unsqueeze(-2) @ log_p.exp()).squeeze(-2)
 
 
 def _projection_checks(
@@ -352,17 +399,18 @@ class _DrawRows(Rows):
     """
 
     def __init__(self, model: PMixedModel, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
-        self.model, self.prompt, self.tokens = model, prompt, prefixes
+        self.model = model
         self.public = model.ensemble.public.start(prefixes, length, prompt=prompt)
+        self.members = model.ensemble.behind(prefixes, length, prompt=prompt)
 
     def __len__(self) -> int:
-        return len(self.tokens)
+        return len(self.members)
 
     def log_probs(self) -> Tensor:
         raise NotApplicable("only sampled tokens come back in this setting")
 
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
-        self.tokens = torch.cat([self.tokens[parents], tokens.unsqueeze(-1)], dim=1)
+        self.members.advance(parents, tokens)
         self.public.advance(parents, tokens)
 
     @torch.no_grad()
@@ -378,7 +426,7 @@ class _DrawRows(Rows):
             rows = row_of_draw[private]
             member = 1 + (uniforms[private, 2] * model.ensemble.size).long()
             log_p0 = law[rows]
-            log_p = model.ensemble.log_probs(self.tokens[rows], member, 1, prompt=self.prompt)[:, 0]
+            log_p = self.members.laws(rows, member)
             weight = model.projection.weights(log_p, log_p0, model.radii[size[private]]).to(log_p).unsqueeze(-1)
             mixture = torch.log(weight * log_p.exp() + (1 - weight) * log_p0.exp())
             each = torch.arange(len(private), device=law.device)

@@ -75,16 +75,26 @@ def project_two_sided(log_p: Tensor, log_p0: Tensor, alpha: int, radius: float |
     As `project`, and then shrunk where D_alpha(p0 || mixture) is the larger one. Raises AuditError on bad input.
     """
     radius = _shaved(radius, log_p, log_p0)
-    weight = largest_weight(log_moments(log_p, log_p0, alpha), radius)
+    moments = log_moments(log_p, log_p0, alpha)
+    weight = largest_weight(moments, radius)
     budget = ((alpha - 1) * radius).expand(weight.shape)
+    # Taylor: E x^(1 - alpha) - 1 <= C(alpha, 2) lambda^2 E h^2 (1 - lambda)^-(alpha + 1), as x >= 1 - lambda everywhere
+    most = math.comb(alpha, 2) * weight**2 * torch.expm1(moments[2]) * (1 - weight) ** -(alpha + 1)
+    unsure = ~(most.log1p() <= budget)  # NaN, where no weight is left or none needed, too
     log_p, log_p0 = _aligned(log_p, log_p0, weight.shape)
     for index in _chunks(log_p.shape):
-        private, public = _at(log_p, index), _at(log_p0, index)
+        looked_at = unsure[index]
+        if not looked_at.any():
+            continue
+        public = _at(log_p0, index).expand(_at(log_p, index).shape)[looked_at]
+        private, own, allowed = _at(log_p, index)[looked_at], weight[index][looked_at], budget[index][looked_at]
         # single precision may be a few percent off where the mixture loses nearly all of a token: look again near it
-        suspect = _reverse_excess(private, public, weight[index], alpha).log1p() > 0.9 * budget[index]
+        near = torch.where(own > 0.9, 0.9, 1.0) * allowed
+        suspect = _reverse_excess(private, public, own, alpha).log1p() > near
         if suspect.any():
-            pair = private[suspect].double(), public.expand(private.shape)[suspect].double()
-            weight[index][suspect] = _shrink(*pair, weight[index][suspect], budget[index][suspect], alpha)
+            pair = private[suspect].double(), public[suspect].double()
+            own[suspect] = _shrink(*pair, own[suspect], allowed[suspect], alpha)
+            weight[index][looked_at] = own
     return weight
 
 

@@ -200,9 +200,9 @@ class UniformMixingModel(LanguageModel):
         realised = realised_pure_dp(law.unsqueeze(-2).cpu().numpy(), neighbours.cpu().numpy())
         return [Check("any_two_models", math.inf, self.claimed, torch.from_numpy(realised))]
 
-    def row_bytes(self, positions: int) -> int:
-        support = self.public.row_bytes(positions) if self.mixing.top_k and self.public else 0
-        return self.target.row_bytes(positions) + support + super().row_bytes(positions)
+    def row_bytes(self, positions: int, law: bool = True) -> int:
+        support = self.public.row_bytes(positions, law) if self.mixing.top_k and self.public else 0
+        return self.target.row_bytes(positions, law) + support + super().row_bytes(positions, law)
 
     def embedding_rows(self, count: int) -> Tensor:
         return self.target.embedding_rows(count)

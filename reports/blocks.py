@@ -112,6 +112,7 @@ class Figure:
     table: Table
     series: tuple[Series, ...] = ()
     axes: tuple[str, str] = ("", "")  # what series are drawn over: x, y
+    labels: tuple[tuple[str, str], ...] = ()  # what its legend says of targets beyond their titles, by name
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,14 @@ def headline(comparison: Comparison) -> str:
 
 def table(comparison: Comparison) -> Table:
     """A row each (target, setting, attack): before, now, the paired difference, and what can be said of it."""
-    lines = sorted(comparison.lines, key=lambda line: _ORDER.index(_word(line.cells[-1])))
     head = ("Row", "Metric", "Before", "Now", "Difference", "")
-    return Table("changes", "What changed", head, (Group("", tuple(map(_row, lines))),), frozenset({2, 3, 4}))
+    rows = tuple(map(_row, ordered(comparison)))
+    return Table("changes", "What changed", head, (Group("", rows),), frozenset({2, 3, 4}))
+
+
+def ordered(comparison: Comparison) -> list[Line]:
+    """The lines as the table has them: what leaks more first."""
+    return sorted(comparison.lines, key=lambda line: _ORDER.index(_word(line.cells[-1])))
 
 
 def _row(line: Line) -> tuple[str, ...]:

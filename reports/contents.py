@@ -88,6 +88,12 @@ def _results(result: AuditResult) -> list[Block]:
             " Rows with a mean p are the auditor's own: computed from the model's law and the answers, not drawn; p is "
             "the probability that one sample gives the secret away."
         )
+    if any(finding.main and finding.main.unit == "bits" for finding in result.findings):
+        note += (
+            " Rows with an exposure are about canaries, random texts that were inserted on purpose: of the texts that "
+            "a canary could have been, 1 in 2^exposure is as likely as it. One that was never inserted has 1.4 bits on "
+            "average. Many copies of one canary are a group: its exposure says nothing of one record's ε."
+        )
     return [_results_table(result), Paragraph(note)] if result.findings else [Paragraph("The run has no rows.")]
 
 
@@ -130,13 +136,16 @@ def _figures(result: AuditResult) -> list[Block]:
         figures += _repeats_figure(result, setting, where, findings)
         figures += _errors_figure(result, setting, where, findings)
         figures += _any_of_figure(result, setting, where, findings)
+        figures += _exposure_figure(result, setting, where, findings)
     return [Figures(tuple(figures))] if figures else []
 
 
 def _repeats_figure(result: AuditResult, setting: str, where: str, findings: Sequence[Finding]) -> list[Figure]:
     """One attack only, the one that did best against the undefended model: error bars of all would hide each other."""
     best = strongest(result, words.UNDEFENDED, setting)
-    measured = [f for f in findings if f.by_repeats]
+    measured = [f for f in findings if f.by_repeats and not words.exposures(f)]
+    if not measured:
+        return []
     shown = tuple(f for f in measured if f.attack == (best or measured[0]).attack)
     if not shown:
         return []
@@ -182,6 +191,26 @@ def _any_of_figure(result: AuditResult, setting: str, where: str, findings: Sequ
     return [Figure(id, "any_of_n", shown, title, description, table)]
 
 
+def _exposure_figure(result: AuditResult, setting: str, where: str, findings: Sequence[Finding]) -> list[Figure]:
+    """Figure 1 of the ADP paper: exposure by insertions, a line a target, with what each costs and promises."""
+    shown = tuple(f for f in findings if words.exposures(f))
+    if not shown:
+        return []
+    title = f"Exposure by insertions, {where}"
+    description = (
+        "How far up the model ranks a canary among every text it could have been, by how often it was inserted, with "
+        "95% intervals; dotted: what a canary that was never inserted has on average."
+    )
+    labels = tuple((f.target, words.with_costs(result, f.target)) for f in shown)
+    groups = tuple(
+        Group(label, tuple((count, words.value(m), words.bounds(m), f"{m.n:,}") for count, m in words.exposures(f)))
+        for (_, label), f in zip(labels, shown, strict=True)
+    )
+    head, id = ("Insertions", "Exposure, bits", "95% interval", "n"), f"exposure-{setting}"
+    table = Table(f"{id}-table", f"{title}: the numbers", head, groups, frozenset({1, 2, 3}), folded=True)
+    return [Figure(id, "insertions", shown, title, description, table, labels=labels)]
+
+
 def _any_of_rows(finding: Finding) -> list[tuple[str, ...]]:
     floor = words.any_of_n(finding, "_nonmembers")
     return [
@@ -206,12 +235,20 @@ def _attacked(result: AuditResult) -> list[Block]:
         ("Non-members attacked", f"{n.nonmembers:,}"),
         ("Known to the attacker", f"{n.known:,} pairs, never attacked"),
         ("Near-duplicates of known pairs", _near_duplicates(n)),
+        *((("Canaries", _canaries(n)),) if n.canaries else ()),
     )
     blocks: list[Block] = [Paragraph(n.description)] if n.description else []
     blocks.append(FactList("", facts))
     if n.repeats or n.greedy_recall:
         blocks.append(_greedy_table(result))
     return [*blocks, *([Bullets(n.notes)] if n.notes else [])]
+
+
+def _canaries(n: BenchmarkRecord) -> str:
+    """`2 inserted once, 1 inserted 16 times, 4 never (controls)`."""
+    times = {"0": "never (controls)", "1": "inserted once"}
+    parts = (f"{many:,} {times.get(count, f'inserted {count} times')}" for count, many in n.canaries.items())
+    return ", ".join(parts)
 
 
 def _near_duplicates(n: BenchmarkRecord) -> str:
@@ -240,6 +277,7 @@ def _cost(target: TargetRecord) -> Facts:
     per_token, memory, training = target.milliseconds_per_token, target.peak_memory_mb, target.training_seconds
     return (
         ("Held-out perplexity", words.with_bounds(target.perplexity)),
+        *((words.label(m.name), words.with_bounds(m)) for m in target.other_perplexities),
         ("Time per token", words.NOTHING if per_token is None else f"{words.number(per_token)} ms"),
         ("Peak memory", words.NOTHING if memory is None else words.memory(memory)),
         ("Training time", words.NOTHING if training is None else words.duration(training)),
@@ -261,7 +299,7 @@ def _claim(claim: Claim | None) -> Facts:
         ("Claim", f"{claim.theorem} ({claim.status})"),
         *by_relation,
         ("δ", words.number(claim.delta)),
-        ("Set up for", f"{words.relation(claim.relation)}; unit of protection: {claim.unit}"),
+        ("Set up for", f"{words.relation(claim.relation)}; unit of protection: {words.unit(claim)}"),
         ("Covers", f"{claim.access}, {claim.decoding} decoding, {words.covers(claim)}"),
         ("Spent by this audit", words.spent(claim)),
         *((words.plain(name), words.number(value)) for name, value in claim.details.items()),
@@ -308,9 +346,11 @@ def _access_table(result: AuditResult) -> Table:
 
 def _limits(result: AuditResult) -> list[Block]:
     n, claims = result.benchmark.members, [target.claim for target in result.targets if target.claim]
-    limits = [
+    unseen = (
         f"Zero hits is not zero leakage. With {n:,} secrets attacked, none coming out would still leave up to "
-        f"{words.percent(words.zero_hits_bound(n))}% possible (upper end of the 95% interval).",
+        f"{words.percent(words.zero_hits_bound(n))}% possible (upper end of the 95% interval)."
+    )
+    limits = [unseen] * (n > 0) + [
         "An attack gives a lower bound. Other attacks, more samples, better known pairs or more queries may get more "
         "out.",
         "Recall counts verbatim completion of the attacked suffixes, near-verbatim recall a few token edits more. "
@@ -358,7 +398,10 @@ def _measurements(result: AuditResult) -> list[Block]:
 
 def _measurement_table(result: AuditResult) -> Table:
     groups = tuple(
-        Group(f"{words.row_title(result, f)} · {f.attack} · {f.decoding}", tuple(map(_measurement_row, f.measurements)))
+        Group(
+            f"{words.row_title(result, f)} · {f.attack} · {words.decoding(f)}",
+            tuple(map(_measurement_row, f.measurements)),
+        )
         for f in words.rows(result)
         if f.measurements
     )

@@ -34,7 +34,7 @@ from auditor.reports.texts import Text
 from auditor.types import AuditResult
 
 MOST = 32_000  # characters of a report; GitHub takes 65,536 in a comment, so a gate's decision has room beside it
-_MOST_TABLE, _MOST_TEXT, _MOST_CELL, _MOST_CLAIMS = 7_000, 500, 160, 3
+_MOST_TABLE, _MOST_TEXT, _MOST_CELL, _MOST_CLAIM, _MOST_CLAIMS = 7_000, 500, 160, 300, 3
 
 
 def render(result: AuditResult, since: Comparison | None = None, texts: Mapping[str, Text] | None = None) -> str:
@@ -50,7 +50,8 @@ def render(result: AuditResult, since: Comparison | None = None, texts: Mapping[
     parts = [f"## {escape(f'{doc.kind}: {words.shorten(doc.title, _MOST_CELL)}')}"]
     parts += [f"**{escape(text)}**" for text in (doc.warning, words.shorten(doc.headline, _MOST_TEXT)) if text]
     parts += [escape(words.shorten(" · ".join(text for _, text in doc.facts), _MOST_TEXT)), *map(cut, shown)]
-    parts += [_bullets(words.shorten(claim, _MOST_TEXT) for claim in _claims(result)[:_MOST_CLAIMS])]
+    parts += [_bullets(words.shorten(said, _MOST_CLAIM) for said in _violations(result)[:_MOST_CLAIMS])]
+    parts += [_bullets(words.shorten(claim, _MOST_CLAIM) for claim in _claims(result)[:_MOST_CLAIMS])]
     if since is not None:
         before = words.shorten(inert.clean(since.runs[0]), _MOST_CELL)
         parts += [f"### Since {escape(before)}", escape(changes.headline(since)), cut(changes.table(since))]
@@ -59,18 +60,29 @@ def render(result: AuditResult, since: Comparison | None = None, texts: Mapping[
 
 
 def _filled(parts: list[str], folded: Iterable[Section]) -> str:
-    """The parts, then the sections folded, each if there is still room for it; the names of the others."""
+    """The parts, then the sections folded, each of their blocks if there is still room; where something is left out."""
     parts, left = list(filter(None, parts)), []
     for section in folded:
-        body = "\n\n".join(filter(None, map(_block, section.blocks)))
-        block = f"<details><summary>{html.escape(section.title)}</summary>\n\n{body}\n\n</details>"
-        if sum(map(len, parts)) + len(block) + 500 < MOST:
-            parts.append(block)
-        else:
-            left.append(section.title)
+        room, kept = MOST - 1_000 - sum(len(part) + 2 for part in parts), []
+        for body in filter(None, map(_block, section.blocks)):
+            if len(body) <= room:
+                kept.append(body)
+                room -= len(body) + 2
+            elif section.title not in left:
+                left.append(section.title)
+        if kept:
+            body = "\n\n".join(kept)
+            parts.append(f"<details><summary>{html.escape(section.title)}</summary>\n\n{body}\n\n</details>")
     if left:
         parts.append(f"Too long for here, in report.html: {escape(', '.join(left))}.")
     return "\n\n".join(parts) + "\n"
+
+
+def _violations(result: AuditResult) -> list[str]:
+    """What a probe saw of a broken claim: nobody should have to unfold it."""
+    shown = words.cleaned(result)
+    broken = [(finding, note) for finding in words.rows(shown) for note in finding.notes if note.startswith("VIOLATED")]
+    return [f"{words.row_title(shown, finding)}, {finding.attack}: {note}" for finding, note in broken]
 
 
 def _claims(result: AuditResult) -> list[str]:

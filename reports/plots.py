@@ -75,7 +75,8 @@ def svg(block: Block, titles: Mapping[str, str]) -> str:
     """The block as one `<svg>` element. titles: of the targets, by name."""
     with _drawing(_STYLE) as (figure, axes):
         PLOTS[block.plot](axes, block)
-        handles, labels = _keys_of_series(block) if block.series else _keys_of_findings(block, titles)
+        named = {**titles, **dict(block.labels)}
+        handles, labels = _keys_of_series(block) if block.series else _keys_of_findings(block, named)
         _legend(figure, handles, labels)
         text = io.StringIO()
         nothing = _METADATA[".svg"]
@@ -184,7 +185,27 @@ def _mark_100(axes: Axes, colour: str) -> None:
 
 def _repeats(axes: Axes, block: Block) -> None:
     """One line a finding with its intervals, the findings a little apart so that error bars stand side by side."""
+    _beside_each_other(axes, block.findings)
+    axes.set_xlabel("Repetitions in the training data")
+    shares = all(m.unit == "share" for f in block.findings for m in f.by_repeats.values())
+    axes.set_ylabel("Recall" if shares else "Mean")
+    _share_axis(axes)
+
+
+def _insertions(axes: Axes, block: Block) -> None:
+    """One line a target over the number of insertions, from no bit to the most there are."""
     findings = block.findings
+    _beside_each_other(axes, findings)
+    axes.axhline(1 / math.log(2), color=_INK, linewidth=0.9, linestyle=_FLOOR["linestyle"], zorder=0)
+    axes.set_ylim(-0.4, max(m.high for f in findings for m in f.by_repeats.values()) + 0.4)
+    axes.grid(axis="y")
+    axes.set_axisbelow(True)
+    axes.set_xlabel("Insertions into the training data")
+    axes.set_ylabel("Exposure, bits")
+
+
+def _beside_each_other(axes: Axes, findings: Sequence[Finding]) -> None:
+    """The numbers by repeat count with their intervals."""
     names = sorted({name for f in findings for name in f.by_repeats}, key=words.repeats_key)
     apart = min(0.1, 0.7 / len(findings))
     for i, (finding, style) in enumerate(zip(findings, _styles(findings), strict=True)):
@@ -195,9 +216,6 @@ def _repeats(axes: Axes, block: Block) -> None:
         reach = [[max(0.0, m.value - m.low) for _, m in measured], [max(0.0, m.high - m.value) for _, m in measured]]
         axes.errorbar(x, y, yerr=reach, elinewidth=1.1, capsize=2, **style)
     axes.set_xticks(range(len(names)), [words.shorten(name, 10) for name in names])
-    axes.set_xlabel("Repetitions in the training data")
-    axes.set_ylabel("Recall" if all(m.unit == "share" for f in findings for m in f.by_repeats.values()) else "Mean")
-    _share_axis(axes)
 
 
 def _any_of_n(axes: Axes, block: Block) -> None:
@@ -275,6 +293,7 @@ PLOTS: dict[str, Callable[[Axes, Block], None]] = {
     "shares": _shares,
     "calibration": _calibration,
     "exposure": _exposure,
+    "insertions": _insertions,
     "tradeoff": _tradeoff,
 }
 
@@ -375,12 +394,15 @@ def _keys_of_findings(block: Block, titles: Mapping[str, str]) -> tuple[list[Any
     if block.plot == "any_of_n" and any(words.any_of_n(f, "_nonmembers") for f in block.findings):
         handles.append(Line2D([], [], color=_INK, **_FLOOR))
         labels.append("non-members")
+    if block.plot == "insertions":
+        handles.append(Line2D([], [], color=_INK, **_FLOOR))
+        labels.append("never inserted, on average")
     return handles, labels
 
 
 def _legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> None:
     """Under the axes."""
-    shown = [" " + words.shorten(label, 44) for label in labels]  # matplotlib hides labels that open with `_`
+    shown = [" " + words.shorten(label, 60) for label in labels]  # matplotlib hides labels that open with `_`
     columns = 2 if max(map(len, shown), default=0) <= 26 else 1  # wider than the axes, it would shrink them
     figure.legend(handles, shown, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=columns, handlelength=2.6)
 

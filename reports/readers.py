@@ -13,14 +13,13 @@ from dataclasses import replace
 import numpy as np
 
 from auditor import details as detailed
-from auditor.compare import Comparison, Line
+from auditor.compare import Comparison
 from auditor.details import Details, Reliability, Seen
 from auditor.metrics import any_of
-from auditor.reports import inert, secrets, words
+from auditor.reports import changes, inert, secrets, words
 from auditor.reports.blocks import (
     Block,
     Document,
-    Facts,
     Figure,
     Figures,
     Forest,
@@ -38,6 +37,7 @@ from auditor.reports.verdict import answers, strongest
 from auditor.types import AuditResult, Claim, Finding, Measurement, TargetRecord
 
 DECIDE, MEND, CHECK = "For the decision", "For mending the model", "For checking the method"
+_BEFORE = "Since the last run"
 _RESEARCH_PLOTS = ("errors", "any_of_n")
 _POSITIONS = 400  # of a suffix that the figure of token positions shows
 
@@ -56,7 +56,7 @@ def page(
     where = known["where"].blocks if "where" in known else ()
     made: list[tuple[str, str, str, Sequence[Block]]] = [
         (DECIDE, "glance", "At a glance", _glance(result)),
-        (DECIDE, "since", "Since the last run", _since(result, since) if since else ()),
+        (DECIDE, "since", _BEFORE, _since(since) if since else ()),
         (DECIDE, "limits", "", ()),
         (MEND, "where", "Where it leaks", [*_figures(where, research=False), *_where(result, details)]),
         (MEND, "secrets", "Secret by secret", _secrets(result, details, texts or {})),
@@ -80,7 +80,8 @@ def page(
         base,
         facts=facts,
         sections=tuple(sections),
-        answers=(*answers(result), *(_changes(since) if since else ())),
+        source="Rendered from the run folder alone",
+        answers=(*answers(result), *(((_BEFORE, changes.headline(since)),) if since else ())),
     )
 
 
@@ -131,45 +132,13 @@ def _promise(finding: Finding) -> str:
     return "nothing claimed" if finding.claim_applies is None else "yes" if finding.claim_applies else "no"
 
 
-def _since(result: AuditResult, since: Comparison) -> list[Block]:
-    """Every row's change, paired by secret. The comparison's first run is the other one, its second this one."""
-    rows, spans = [], []
-    for line in since.lines:
-        before, now = line.cells
-        target, setting, attack = line.row
-        title = words.target_title(result, target) + (", worst case" if setting == "worst" else "")
-        change = words.with_bounds(now.delta) if now.delta else inert.clean(now.why)
-        metric = words.label(line.metric)
-        cells = (title, attack, metric, words.with_bounds(before.measured), words.with_bounds(now.measured))
-        rows.append((*map(inert.clean, cells), change, _read(line)))
-        spans.append(_span(now.delta) if now.delta else None)
-    if not rows:
-        return [Paragraph("No row was measured in both runs.")]
-    reach = max([abs(end) for span in spans if span for end in (span.low, span.high)], default=1.0) or 1.0
-    head = ("Model", "Attack", "Metric", "Before", "Now", "Change", "Reading")
-    caption = f"This run against {inert.clean(since.runs[0])}: differences paired secret by secret, 95% intervals"
-    table = Table("since-table", caption, head, (Group("", tuple(rows)),), frozenset({3, 4, 5}))
-    note = "Left of the line in the middle less leaks than before, right of it more."
-    return [Forest(table, tuple(spans), -reach, reach), Paragraph(note)]
-
-
-def _read(line: Line) -> str:
-    delta = line.cells[1].delta
-    if delta is None or math.isnan(delta.low) or math.isnan(delta.high):
-        return "cannot be paired"
-    return "leaks more" if delta.low > 0 else "leaks less" if delta.high < 0 else "no change seen"
-
-
-def _changes(since: Comparison) -> Facts:
-    read = [_read(line) for line in since.lines]
-    counted = [
-        f"{read.count(what)} of {len(read)} rows {words_}"
-        for what, words_ in (("leaks more", "leak more"), ("leaks less", "leak less"))
-        if what in read
-    ]
-    told = ", ".join(counted) or "No change can be seen in any row"
-    more = " Each row is read alone: one in twenty differs by chance." if counted else ""
-    return (("Since the last run", f"{told} ({inert.clean(since.runs[0])}, paired secret by secret).{more}"),)
+def _since(since: Comparison) -> list[Block]:
+    """Every row's change, paired by secret, and its interval on one scale. The last run is this one."""
+    deltas = [line.cells[-1].delta for line in changes.ordered(since)]
+    spans = tuple(_span(delta) if delta else None for delta in deltas)
+    reach = max((abs(end) for span in spans if span for end in (span.low, span.high)), default=0.0) or 1.0
+    note = Paragraph("Left of the line in the middle less leaks than before, right of it more.")
+    return [Forest(changes.table(since), spans, -reach, reach), note]
 
 
 # --- for mending the model --------------------------------------------------------------------------------------------
@@ -443,9 +412,16 @@ def _claims(result: AuditResult) -> list[Block]:
     return [Table("claims-table", caption, head, groups, frozenset({1, 2, 3, 5, 6, 7}))]
 
 
-def _relations(claim: Claim) -> tuple[tuple[str, ...], ...]:
+def _tokens(claim: Claim) -> tuple[str, str, str]:
+    """Covered, drawn, left. A model that was trained privately may be asked without end."""
+    if claim.queries is None:
+        return "any number", words.NOTHING, "any number"
     left = claim.queries - claim.spent_queries
-    tokens = (f"{claim.queries:,}", f"{claim.spent_queries:,}", f"{left:,}" if left >= 0 else "overdrawn")
+    return f"{claim.queries:,}", f"{claim.spent_queries:,}", f"{left:,}" if left >= 0 else "overdrawn"
+
+
+def _relations(claim: Claim) -> tuple[tuple[str, ...], ...]:
+    tokens = _tokens(claim)
     return tuple(
         (
             words.relation(name) + (" (set up for)" if name == claim.relation else ""),

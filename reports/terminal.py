@@ -128,6 +128,11 @@ def _below(result: AuditResult) -> Iterator[RenderableType]:
     best = strongest(result, words.UNDEFENDED)
     if best is not None and best.by_repeats:
         yield _sparkline(best)
+    for finding in result.findings:
+        if finding.target == words.UNDEFENDED and (measured := words.exposures(finding)):
+            shown = ", ".join(words.value(m) for _, m in measured)
+            counts = " ".join(count for count, _ in measured)
+            yield Text.assemble((f"insertions {counts}", "bold"), f"  exposure {shown} bits (undefended)")
     for target in result.targets:
         if target.claim is not None:
             yield Text.assemble((target.title, "bold"), "  ", words.epsilon_line(target.claim))
@@ -146,6 +151,8 @@ def _sparkline(finding: Finding) -> Text:
 
 def _pointers(result: AuditResult, folder: Path) -> Iterator[RenderableType]:
     own = "audit run --model DIR --data FILE --attack ethicist"
-    gate = f"audit gate {shlex.quote(inert.clean(str(folder)))} --max recall=0.05"
+    attacked = any(finding.measurement("recall") for finding in result.findings)
+    limit = "recall=0.05" if attacked or not any(map(words.exposures, result.findings)) else "exposure=10"
+    gate = f"audit gate {shlex.quote(inert.clean(str(folder)))} --max {limit}"
     yield Text.assemble(("report", "bold"), f": {inert.clean(str(folder / 'report.html'))}", overflow="fold")
     yield Text.assemble(("next", "bold"), f":   {own if result.benchmark.name == 'lab' else gate}", overflow="fold")

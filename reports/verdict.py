@@ -37,7 +37,7 @@ def verdict(result: AuditResult) -> str:
     sentences = [*_undefended(result)]
     for target in _defended(result):
         sentences += _defense(result, target)
-    sentences += _unmixed(result)
+    sentences += [*_unmixed(result), *_exposed(result)]
     return " ".join(sentences)
 
 
@@ -262,6 +262,18 @@ def _unmixed(result: AuditResult) -> list[str]:
         return []
     left = f"{words.row_title(result, best)} leaves {words.share(_recall(best))} to {best.attack}"
     return [f"{left}: only what lies below that can be credited to mixing, the rest to splitting the data."]
+
+
+def _exposed(result: AuditResult) -> list[str]:
+    """What became of the canaries on each target; said once, beside what attacks got out."""
+    seen = []
+    for finding in result.findings:
+        exposure, exposed = finding.measurement("exposure"), finding.measurement("exposed_share")
+        if exposure is None or exposed is None or not exposed.n:
+            continue
+        title = words.target_title(result, finding.target)
+        seen.append(f"{title} {words.with_bounds(exposure)} bits, {words.hits(exposed)} of {exposed.n:,} beyond chance")
+    return [f"Mean exposure of canaries: {'; '.join(seen)}."] if seen else []
 
 
 def _left(result: AuditResult, target: TargetRecord) -> str:

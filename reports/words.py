@@ -15,6 +15,7 @@ from auditor.types import AuditResult, Claim, Finding, Measurement, from_json, t
 
 UNDEFENDED = "undefended"
 NOTHING = "–"
+OUTSIDE = "outside the claim"
 ACCESS = {"draw": "Sampled tokens", "law": "Log-probabilities", "embeddings": "Gradients"}
 SETTINGS = {
     "claim": "Inside the claim: only sampled tokens come back, drawn by ancestral decoding.",
@@ -37,6 +38,9 @@ NAMES = {
     "conformal_share": "Members above the non-members' conformal threshold",
     "near_verbatim_probability": "Near-verbatim probability, mean, at least",
     "claim_violations": "Claim violations",
+    "exposure": "Exposure of canaries, mean bits",
+    "exposed_share": "Canaries more exposed than chance allows",
+    "exposure_extrapolated": "Exposure extrapolated from samples, mean bits",
     "recall_top_3": "True suffix among the three surest candidates",
     "count_right": "Samples equal to the first guess, where it is right",
     "count_wrong": "Samples equal to the first guess, where it is wrong",
@@ -44,6 +48,8 @@ NAMES = {
     "score_wrong": "Score of wrong first guesses",
     "min_probability_right": "Least token probability of right first guesses",
     "min_probability_wrong": "Least token probability of wrong first guesses",
+    "perplexity": "Held-out perplexity",
+    "perplexity_subset_average": "Held-out perplexity, averaged over subsets as in the paper",
     "right_against_likelihood": "Right though another candidate is likelier",
 }
 _SHORT = {"extraction_probability": "mean p", "near_verbatim_probability": "mean p ≥"}
@@ -208,6 +214,11 @@ def rows(result: AuditResult) -> tuple[Finding, ...]:
     return tuple(sorted(result.findings, key=lambda finding: finding.target != UNDEFENDED))
 
 
+def decoding(finding: Finding) -> str:
+    """`top-p 0.7, temperature 0.8`, and that this is outside the claim where a defense claims something of draws."""
+    return f"{finding.decoding}, {OUTSIDE}" if finding.claim_applies is False else finding.decoding
+
+
 def beside_the_floor(finding: Finding) -> tuple[str, str, str]:
     """The row's main number, that of the non-members, and what is left between the two: `–` where there is none."""
     main = finding.main
@@ -227,10 +238,10 @@ def any_of_n(finding: Finding, whose: Literal["", "_nonmembers"] = "") -> dict[i
 
 
 def claim_applies(finding: Finding) -> str:
-    """`yes (why)`, `no (why)`, or that nothing is claimed."""
+    """`yes (why)`, `no, outside the claim (why)`, or that nothing is claimed."""
     if finding.claim_applies is None:
         return "nothing claimed"
-    answer = "yes" if finding.claim_applies else "no"
+    answer = "yes" if finding.claim_applies else f"no, {OUTSIDE}"
     return f"{answer} ({finding.claim_reason})" if finding.claim_reason else answer
 
 
@@ -249,12 +260,27 @@ def by_repeats(measured: Mapping[str, Measurement]) -> list[tuple[str, Measureme
     return sorted(measured.items(), key=lambda item: repeats_key(item[0]))
 
 
+def exposures(finding: Finding) -> list[tuple[str, Measurement]]:
+    """Exposure by insertions, in rising order; empty where the row has none."""
+    return [item for item in by_repeats(finding.by_repeats) if item[1].unit == "bits"]
+
+
 def repeats_key(repeats: str) -> float:
     return float(repeats) if repeats.isdecimal() else math.inf
 
 
 def perplexity(result: AuditResult, target: str) -> str:
     return value(next((t.perplexity for t in result.targets if t.name == target), None))
+
+
+def with_costs(result: AuditResult, target: str) -> str:
+    """`PMixED · PPL 90.6 · ε 8`: what a target costs and promises, where its row is compared with others."""
+    record = next((t for t in result.targets if t.name == target), None)
+    claim = None if record is None else record.claim
+    parts = [target_title(result, target)] + [f"PPL {perplexity(result, target)}"] * (record is not None)
+    if claim is not None and claimed(claim) > 0:  # 0: nothing was drawn that it could promise anything about
+        parts.append(f"{'' if claim.status.startswith('sound') else 'claimed '}ε {number(claimed(claim))}")
+    return " · ".join(parts)
 
 
 def plain(name: str) -> str:
@@ -276,7 +302,7 @@ def claimed(claim: Claim) -> float:
 
 
 def epsilon_line(claim: Claim) -> str:
-    """`ε 8 (shard, add/remove; zero-out 7.1, replace 12.9; δ 1e-5; T 102,400) · spent ε 7.9, 102,400 tokens`."""
+    """`ε 8 (shard, add/remove; zero-out 7.1, replace 12.9; δ 1e-5; T 10,000) · spent ε 7.9, 9,800 tokens, 200 left`."""
     others = ", ".join(
         f"{relation(name)} {number(eps)}" for name, eps in claim.epsilon.items() if name != claim.relation
     )
@@ -290,11 +316,19 @@ def covers(claim: Claim) -> str:
     return "any number of drawn tokens" if claim.queries is None else f"{claim.queries:,} drawn tokens"
 
 
+def unit(claim: Claim) -> str:
+    """What is protected; of a shard, what holds for somebody in it: one record more or less is another shard (F5)."""
+    replaced = claim.epsilon.get("replace")
+    if not claim.unit.startswith("shard") or replaced is None:
+        return claim.unit
+    return f"{claim.unit}; for a single record or user in it, ε {number(replaced)} (replace)"
+
+
 def spent(claim: Claim) -> str:
-    """`ε 7.9, 102,400 tokens`, and aloud when more was drawn than the claim covers."""
+    """`ε 7.9, 92,400 tokens, 10,000 left`, and aloud when more was drawn than the claim covers."""
     epsilon = claim.spent_epsilon.get(claim.relation)
     if claim.queries is None:
         return "in training: asking the model costs nothing more"
-    tokens = f"{claim.spent_queries:,} tokens"
-    over = f", more than the {claim.queries:,} covered" if claim.spent_queries > claim.queries else ""
-    return (f"ε {number(epsilon)}, {tokens}" if epsilon is not None else tokens) + over
+    tokens, left = f"{claim.spent_queries:,} tokens", claim.queries - claim.spent_queries
+    rest = f", more than the {claim.queries:,} covered" if left < 0 else f", {left:,} left" if left else ", none left"
+    return (f"ε {number(epsilon)}, {tokens}" if epsilon is not None else tokens) + rest

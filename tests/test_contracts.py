@@ -22,9 +22,11 @@ from auditor.privacy import PrivacyRecord
 from auditor.privacy import read as read_privacy
 from auditor.probing import LawProbe
 from auditor.sampling import ANCESTRAL, Decoding, sample
+from auditor.spaces import Space
 from auditor.streams import uniforms
 from auditor.types import (
     Attack,
+    Canary,
     Defense,
     Observation,
     Pair,
@@ -45,7 +47,15 @@ from tests.conftest import save_tiny, tiny
 MakeTiny = Callable[..., HuggingFaceModel]
 ATTACKS, PROBES, DEFENSES, TRAINERS = plugins.attacks(), plugins.probes(), plugins.defenses(), plugins.trainers()
 LAW_PROBES = {name: kind for name, kind in PROBES.items() if issubclass(kind, LawProbe)}
-SMALL: dict[str, Any] = {"samples": 6, "prompt_length": 3, "epochs": 2, "batch": 4, "warmup_steps": 1, "beams": 4}
+SMALL: dict[str, Any] = {
+    "references": 20,
+    "samples": 6,
+    "prompt_length": 3,
+    "epochs": 2,
+    "batch": 4,
+    "warmup_steps": 1,
+    "beams": 4,
+}
 
 
 class Words:
@@ -153,10 +163,26 @@ def secrets(model: LanguageModel) -> list[Secret]:
     return found
 
 
+def canaries() -> list[Secret]:
+    """Members and controls of one small space, as `Words` writes them."""
+    words = Words()
+    slots = tuple((f"slot{i}", tuple(words.decode((token,)) for token in range(i, 61, 10))) for i in range(3))
+    space = Space(words.decode((5, 9)) + "".join(f"{{{name}}}" for name, _ in slots), slots)
+    texts = list(space.texts())[::17][:12]
+    return [
+        Secret(f"c{i}", (), tuple(words(text)["input_ids"]), i % 3, member=i % 3 > 0, canary=Canary(text, space))
+        for i, text in enumerate(texts)
+    ]
+
+
+def subjects(kind: type[Probe], model: LanguageModel) -> list[Secret]:
+    return canaries() if kind.of == "canaries" else secrets(model)
+
+
 def attacked(kind: type[Probe], model: LanguageModel) -> LanguageModel:
     """The model, or behind a defense where the probe has nothing to look at without a claim."""
     try:
-        next(iter(small(kind).measure(view(model, WORST), secrets(model)[:1])))
+        next(iter(small(kind).measure(view(model, WORST), subjects(kind, model)[:1])))
     except NotApplicable:
         return UniformMixing().protect(Scenario(model, model, None, queries=60, answer_length=4))
     return model
@@ -180,27 +206,27 @@ class TestProbe:
         model = attacked(kind, neox)
         for setting in (CLAIM, WORST):
             try:
-                found = observed(small(kind), view(model, setting), secrets(neox))
+                found = observed(small(kind), view(model, setting), subjects(kind, neox))
             except NotApplicable as why:
                 assert str(why) and not set(kind.needs) <= setting.capabilities
                 continue
             assert set(kind.needs) <= setting.capabilities
-            assert set(found) == {s.id for s in secrets(neox)}
+            assert set(found) == {s.id for s in subjects(kind, neox)}
             names = {frozenset(o.values) for o in found.values()}
             assert len(names) == 1 and names.pop()
             assert not any(math.isnan(x) for o in found.values() for x in o.values.values())
 
     def test_an_observation_depends_on_its_own_secret_only(self, kind: type[Probe], neox: HuggingFaceModel) -> None:
         model = attacked(kind, neox)
-        everything = observed(small(kind), view(model, WORST), secrets(neox))
+        everything = observed(small(kind), view(model, WORST), subjects(kind, neox))
         for batch_size in (1, 2):
-            alone = observed(small(kind), view(model, WORST, batch_size=batch_size), secrets(neox)[3:7])
+            alone = observed(small(kind), view(model, WORST, batch_size=batch_size), subjects(kind, neox)[3:7])
             assert len(alone) == 4
             for name, observation in alone.items():
                 assert observation.values == pytest.approx(everything[name].values, abs=1e-5, rel=1e-4)
 
     def test_measures_every_secret_it_saw(self, kind: type[Probe], neox: HuggingFaceModel) -> None:
-        probe, asked = small(kind), secrets(neox)
+        probe, asked = small(kind), subjects(kind, neox)
         seen = observed(probe, view(attacked(kind, neox), WORST), asked)
         completed = probe.complete(asked, [seen[s.id] for s in asked])
         assert [o.secret for o in completed] == [s.id for s in asked]
@@ -240,12 +266,12 @@ class TestLawProbe:
 def test_probes_read_defended_laws(kind: type[Probe], defense: type[Defense], scenario: Scenario) -> None:
     model = defense().protect(scenario)
     try:
-        whole = observed(small(kind), view(model, WORST), secrets(model))
+        whole = observed(small(kind), view(model, WORST), subjects(kind, model))
     except NotApplicable as why:
         claim = defense().claim(scenario, 0)
         assert "makes no claim" in str(why) and (claim is None or claim.queries is None)
         return
-    single = observed(small(kind), view(model, WORST, batch_size=1), secrets(model)[:2])
+    single = observed(small(kind), view(model, WORST, batch_size=1), subjects(kind, model)[:2])
     for name in single:
         # Float noise may decide between neighbours that differ by less: which one it was is then not compared.
         numbers = {key for key in whole[name].values if not key.startswith(("neighbour_", "position_"))}

@@ -12,7 +12,7 @@ SIDES = ("attacks", "defenses", "benchmarks", "reports")
 TOP = {
     *("auditor.run", "auditor.gate", "auditor.cli", "auditor.listing", "auditor.sweep", "auditor.reproduce"),
     *("auditor.score", "auditor.submission", "auditor.aliases", "auditor.train", "auditor.subjects"),
-    *("auditor.utility", "auditor.tradeoff"),
+    *("auditor.utility", "auditor.tradeoff", "auditor.canary_scores"),
 }
 
 

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from auditor.attacks.claim_check import ClaimCheck, other_faults, spread, summary
-from auditor.benchmarks.lab import Lab, LabRecipe, make_texts, shard
+from auditor.benchmarks.lab import Lab, LabRecipe, make_texts
 from auditor.defenses.accounting import realised_renyi, uniform_mixing_epsilon
 from auditor.defenses.pmixed import PMixed, PMixedModel, Projection, Unmixed
 from auditor.defenses.uniform_mixing import UniformMixing, UniformMixingModel
 from auditor.ensemble import Ensemble, ModelEnsemble, read_shard, record_names, write_shard
 from auditor.errors import AuditError, NotApplicable
+from auditor.members import shard
 from auditor.models import Check, HuggingFaceModel, LanguageModel, Rows
 from auditor.sampling import GREEDY, Decoding
 from auditor.types import Measurement, Observation, Scenario, Secret
@@ -279,7 +280,7 @@ def test_records_in_several_shards_are_caught() -> None:
     held = ensemble((0.5, 0.5), (0.6, 0.4), (0.4, 0.6), (0.5, 0.5))
     model = PMixed().protect(scenario(held, 10))
     assert "3 members do not say what they were trained on" in checked(model)[1]
-    held.shards = [record_names(texts) for texts in shard(copies, 3)]
+    held.shards = [record_names(copies[i] for i in chosen) for chosen in shard(copies, 3)]
     assert not violated(checked(model)[1]) and "do not say" not in checked(model)[1]
     held.shards = [record_names(copies[i::3]) for i in range(3)]  # dealt out in turn: "two" and "three" in several
     measured, notes, _ = checked(model)

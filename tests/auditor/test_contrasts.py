@@ -156,3 +156,42 @@ def test_other_metrics_combine_their_own_intervals() -> None:
     assert (m.value, m.low, m.high) == (8, 3, 13)  # 3-4-5
     with pytest.raises(AuditError, match="did you mean 'perplexity'"):
         contrast("d", [Part(1, "perplexty", held(20, 3))])
+
+
+# --- perplexities ----------------------------------------------------------------------------------------------------
+
+
+def priced(nll: list[float], tokens: list[int] | None = None, **more: list[float]) -> Cell:
+    tokens = tokens or [5] * len(nll)
+    held = metrics.perplexity(list(zip(nll, tokens, strict=True)))
+    texts = {"tokens": [float(t) for t in tokens], "perplexity": nll, **more}
+    return Cell("t", "worst", "a", measured={0: {"perplexity": held}}, heldout={0: texts})
+
+
+def test_perplexities_of_the_same_texts_are_paired_by_text() -> None:
+    rng = np.random.default_rng(0)
+    easy = rng.uniform(1, 20, 40)
+    one, other = priced(list(easy + 0.2)), priced(list(easy))
+    m = contrast("d", [Part(1, "perplexity", one), Part(-1, "perplexity", other)])
+    base = math.exp(easy.sum() / 200)
+    assert m.value == pytest.approx(base * math.expm1(0.2 / 5)) and m.n == 40 and m.unit == "perplexity"
+    alone = contrast("p", [Part(1, "perplexity", other)])
+    assert alone.value == pytest.approx(base)
+    assert 0 < m.low < m.value < m.high < (alone.high - alone.low) / 2
+    draws = np.random.default_rng(5).integers(0, 40, (4000, 40))  # naive twin: whole texts, drawn with replacement
+    naive = np.array([math.exp(easy[d].sum() / 200) * math.expm1(0.2 / 5) for d in draws])
+    assert (m.low, m.high) == pytest.approx(tuple(np.quantile(naive, [0.025, 0.975])), rel=0.1)
+
+
+def test_kinds_of_perplexity_are_paired_with_each_other() -> None:
+    cell = priced([5.0, 10.0], subset=[6.0, 11.0])
+    m = contrast("d", [Part(1, "subset", cell), Part(-1, "perplexity", cell)])
+    assert m.value == pytest.approx(math.exp(1.7) - math.exp(1.5)) and m.low > 0
+
+
+def test_perplexities_of_other_texts_are_not_paired() -> None:
+    first, second = priced([5.0, 10.0, 7.0]), priced([5.0, 10.0, 7.0], [5, 5, 6])
+    m = contrast("d", [Part(1, "perplexity", first), Part(-1, "perplexity", second)])
+    assert m.note == "not paired"
+    with pytest.raises(AuditError, match="unknown metric"):
+        contrast("t", [Part(1, "tokens", first)])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
-from auditor.ensemble import LoraEnsemble, ModelEnsemble, load_ensemble
+from auditor.ensemble import LoraEnsemble, Members, ModelEnsemble, load_ensemble
 from auditor.errors import AuditError
 from auditor.models import HuggingFaceModel
 
@@ -78,6 +79,58 @@ def test_rows_of_all_parts_split_together(make_tiny: MakeTiny, tmp_path: Path) -
         for p in range(3):
             expected = ensemble.log_probs(contexts, torch.full((len(parents),), p), 1)[:, 0]
             torch.testing.assert_close(rows.log_probs()[:, p], expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("memory", [2**28, 40_000, 0])
+@pytest.mark.parametrize("soft", [False, True])
+def test_members_that_catch_up_say_what_members_say_that_read_anew(
+    make_tiny: MakeTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soft: bool, memory: int
+) -> None:
+    """Rows split, members are asked at random, most of them late; with memory for all, for a few, and for none."""
+    monkeypatch.setattr("auditor.ensemble._CACHE_BYTES", memory)
+    monkeypatch.setattr("auditor.ensemble._TOKENS_AT_ONCE", 20)
+    ensemble = LoraEnsemble(make_tiny(), save_members(make_tiny, tmp_path, 4))
+    noise = torch.Generator().manual_seed(1)
+    prefixes = torch.randint(1, 61, (3, 5), generator=noise)
+    prompt = torch.randn(2, 32, generator=noise) if soft else None
+    lazy, anew = ensemble.behind(prefixes, 9, prompt=prompt), Members(ensemble, prefixes, prompt)
+    rows = 3
+    for step in range(9):
+        row = torch.randint(rows, (6,), generator=noise)
+        part = 1 + torch.randint(4 if step % 3 else 1, (6,), generator=noise)
+        torch.testing.assert_close(lazy.laws(row, part), anew.laws(row, part), atol=5e-5, rtol=0)
+        parents = torch.randint(rows, (min(8, rows + 2),), generator=noise)
+        rows, tokens = len(parents), torch.randint(1, 61, (len(parents),), generator=noise)
+        lazy.advance(parents, tokens)
+        anew.advance(parents, tokens)
+    held = sum(x.nbytes for layer in lazy.pool for x in (layer.keys, layer.values))  # type: ignore[attr-defined]
+    assert held <= memory
+
+
+def test_a_member_asked_again_reads_only_what_is_new(
+    make_tiny: MakeTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ensemble = LoraEnsemble(make_tiny(), save_members(make_tiny, tmp_path, 2))
+    read: list[tuple[int, ...]] = []
+    original = ensemble.catch_up
+
+    def counting(embeds: torch.Tensor, *more: Any) -> torch.Tensor:
+        read.append(tuple(embeds.shape[:2]))
+        return original(embeds, *more)
+
+    monkeypatch.setattr(ensemble, "catch_up", counting)
+    members = ensemble.behind(torch.tensor([[3, 4, 5, 6, 7]]), 4)
+    ask = lambda *pairs: members.laws(*(torch.tensor(side) for side in zip(*pairs, strict=True)))  # noqa: E731
+    ask((0, 1), (0, 1), (0, 1))  # three draws of one row by one member are one reading
+    members.advance(torch.tensor([0, 0]), torch.tensor([8, 9]))
+    ask((0, 1), (1, 1))
+    members.advance(torch.tensor([0, 1]), torch.tensor([2, 2]))
+    members.advance(torch.tensor([0, 1]), torch.tensor([3, 3]))
+    ask((1, 1))
+    ask((0, 2))
+    members.advance(torch.tensor([0, 1]), torch.tensor([4, 4]))
+    ask((1, 2))  # the other row's member 2 read the prefix: what follows it is read here
+    assert read == [(1, 5), (2, 1), (1, 2), (1, 8), (1, 4)]
 
 
 def test_the_public_model_stays_as_it_was(make_tiny: MakeTiny, tmp_path: Path) -> None:

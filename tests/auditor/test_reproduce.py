@@ -23,6 +23,7 @@ from auditor.errors import AuditError
 from auditor.folder import RunFolder
 from auditor.grid import Point, expand
 from auditor.plan import make
+from auditor.policy import parse_metric
 from tests.conftest import fits_schema, tiny
 
 Said = pytest.CaptureFixture[str]
@@ -325,6 +326,17 @@ ALL = [
 ]
 
 
+MEASURED = (
+    "epsilon",
+    "nominal_epsilon",
+    "perplexity",
+    "perplexity_subset_average",
+    "extraction_probability_ancestral",
+    "exposure",
+    "exposure_nonmembers",
+)
+
+
 def asked(paper: papers.Paper, plan: str, scale: str, model: bool = False) -> reproduce.Runs | reproduce.Measured:
     given = {"data": "d"} if scale == "paper" else {"model": "m", "data": "d"} if model else {}
     return reproduce.kind(paper, plan, scale, given)
@@ -340,15 +352,12 @@ def test_every_claim_names_points_and_metrics_that_exist(paper: papers.Paper, pl
     statements = reproduce.statements(paper, plan, scale)
     assert statements and paper.plans[plan]["title"]
     kind = asked(paper, plan, scale)
-    known = (
-        {*STATISTICS, "perplexity", "epsilon", "nominal_epsilon", "exposure"}
-        if isinstance(kind, reproduce.Runs)
-        else set(tradeoff.METRICS)
-    )
+    known = {*STATISTICS, *MEASURED} if isinstance(kind, reproduce.Runs) else set(tradeoff.METRICS)
     for statement in statements:
         ledger.check(statement, kind.planned())
         for _, term in statement.terms():
-            assert term.metric.partition("(")[0] in known, (statement.id, term.metric)
+            named, _ = parse_metric(term.metric, statement.id)
+            assert named in known, (statement.id, term.metric)
         assert statement.paper and statement.text
 
 
@@ -357,8 +366,6 @@ def test_every_point_is_a_plan_that_can_run(paper: papers.Paper, plan: str, scal
     assert asked(paper, plan, scale).planned()
     for point in grid(paper, plan, scale):
         made = make(point.plan, {})
-        if "exposure" in made.attack and "exposure" not in plugins.probes():
-            pytest.skip("needs the probe exposure")
         running.check(made)
 
 
@@ -386,6 +393,76 @@ def test_ones_own_target_gets_the_labs_sizes_at_its_scale_and_the_papers_at_its_
     figure3 = grid(papers.load("ethicist"), "figure3", "lab", model=True)[0].plan
     with pytest.raises(AuditError, match="changes the built-in lab"):
         make(figure3, {})
+
+
+def test_pmixed_is_run_as_in_table_1() -> None:
+    paper = papers.load("pmixed")
+    (point,) = (p for p in grid(paper, "figure3", "paper") if p.variant == "PMixED")
+    options = point.plan["defense_options"]["pmixed"]
+    table_1 = {"epsilon": 8, "delta": 1e-5, "alpha": 3, "queries": 1024, "q": 0.03, "accounting": "published"}
+    assert options == {**table_1, "ensemble": "ensembles/80"}
+    orders = [p.plan["defense_options"]["pmixed"] for p in grid(paper, "figure4a", "lab")]
+    assert [(o["epsilon"], o["alpha"]) for o in orders] == [(2, 9), (4, 5), (6, 4), (8, 3), (10, 3)]  # formulas B2.1
+
+
+# What a defense costs and what still leaks, in one ledger: a probe's numbers and perplexities paired by text.
+COSTS = """
+setting = "worst"
+attack = ["perplexity", "extraction-probability"]
+samples = 2
+[scale.lab]
+seeds = [0, 1]
+[[variant]]
+name = "less"
+defense = ["uniform-mixing"]
+defense_options = { uniform-mixing = { weight = 0.9 } }
+[[variant]]
+name = "more"
+defense = ["uniform-mixing"]
+defense_options = { uniform-mixing = { weight = 0.5 } }
+[[claim]]
+id = "cost"
+text = "On texts of chance, the model that is mixed more is surprised less"
+paper = "?"
+metric = "perplexity"
+of = { variant = "more", target = "uniform-mixing", attack = "perplexity" }
+minus = { variant = "less", target = "uniform-mixing", attack = "extraction-probability" }
+expect = "< 0"
+[[claim]]
+id = "leak"
+text = "The undefended model leaks"
+paper = "?"
+metric = "extraction_probability_ancestral"
+of = { variant = "less", target = "undefended", attack = "extraction-probability" }
+expect = "> 0"
+"""
+
+
+def test_costs_and_probes_are_quantities_of_a_ledger(world: Path, tmp_path: Path, said: Said) -> None:
+    folder, out = tmp_path / "costs", tmp_path / "out"
+    folder.mkdir()
+    (folder / "paper.toml").write_text('title = "Costs"\n[scale.lab]\n')
+    (folder / "plan.toml").write_text(COSTS)
+    (tmp_path / "fresh").mkdir()
+    for part, width in (("prefix", 6), ("suffix", 4)):
+        tokens = np.random.default_rng(width).integers(1, 61, (9, width))
+        np.save(tmp_path / "fresh" / f"fresh_{part}.npy", tokens.astype(np.uint16))
+    command = ["reproduce", str(folder), *own(world), "--nonmembers", str(tmp_path / "fresh"), "-o", str(out)]
+    assert call(command) == 0, said.readouterr().err
+    found = {row["id"]: row for row in rows(out / "ledger.csv")}
+    assert (found["cost"]["verdict"], found["cost"]["n"], found["cost"]["unit"]) == ("holds", "9", "perplexity")
+    held = {
+        name: json.loads((out / "plan" / f"{name}_seed-0" / "result.json").read_text())["targets"][1]["perplexity"]
+        for name in ("less", "more")
+    }
+    assert float(found["cost"]["ours"]) == pytest.approx(held["more"]["value"] - held["less"]["value"])
+    assert found["leak"]["verdict"] == "holds" and found["leak"]["setting"].endswith("n 19; seeds 0, 1")
+    table = rows(out / "plan" / "sweep.csv")
+    assert all(row["perplexity"] for row in table)
+    assert [bool(row["extraction_probability_ancestral"]) for row in table[:2]] == [False, True]
+    assert [bool(row["recall"]) for row in table[:2]] == [True, False]
+    for path in out.glob("plan/*/heldout.json"):
+        assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_table_2_ablates_what_it_says() -> None:

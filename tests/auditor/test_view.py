@@ -360,3 +360,26 @@ def test_what_the_public_model_answers_is_not_charged(neox: HuggingFaceModel) ->
         allowance = share_out(Budget(50, exhaustion), planned)
         spent = charged(neox, [Recipe(TOP_P), Recipe(TOP_P)], allowance)
         assert spent == {"public": 50, "stop": 18 + 24}[exhaustion]
+
+
+@pytest.mark.parametrize("setting", [WORST, CLAIM])
+def test_samples_of_one_prefix_that_outgrow_memory_are_drawn_in_passes(
+    counting: Counting, monkeypatch: pytest.MonkeyPatch, setting: Setting
+) -> None:
+    recipe = Sampling(20, Decoding(temperature=1.5, top_p=0.9))
+    whole = drawn(view(counting, setting), queries(2), recipe)
+    assert [rows for rows, _ in counting.started] == [1, 1]  # a batch for each of the two lengths
+    counting.started.clear()
+    monkeypatch.setattr("auditor.view._ROWS_BYTES", 7 * counting.row_bytes(8))
+    parts = drawn(view(counting, setting), queries(2), recipe)
+    assert [rows for rows, _ in counting.started] == [1] * 6  # 7 + 7 + 6 samples each
+    for one, other in zip(whole, parts, strict=True):
+        assert torch.equal(one.suffixes, other.suffixes)
+        assert torch.equal(one.counts, other.counts)
+        assert one.near_boundary == other.near_boundary
+        if setting is WORST:
+            torch.testing.assert_close(one.token_log_probs, other.token_log_probs, atol=1e-5, rtol=0)
+
+
+def drawn(asked: View, some: Sequence[Query], recipe: Sampling) -> list[Candidates]:
+    return [candidates for batch in asked.candidates(some, recipe) for _, candidates in batch]

@@ -17,11 +17,9 @@ from typing import Any
 import pytest
 import torch
 from faker import Faker
-from hypothesis import given
-from hypothesis import strategies as st
 
 from auditor.benchmarks import lab as module
-from auditor.benchmarks.lab import END, REPEATS, Lab, LabRecipe, make_texts, shard
+from auditor.benchmarks.lab import END, REPEATS, Lab, LabRecipe, make_texts
 from auditor.benchmarks.masked import MaskedRecipe
 from auditor.defenses.dp_sgd import DpSgd
 from auditor.ensemble import record_names
@@ -43,7 +41,8 @@ TINY = LabRecipe(
     lora_epochs=1,
     batch=8,
 )
-PARTS = ("tokenizer", "public", "target", "ensemble")
+ENSEMBLE = f"ensemble{module._ensemble_version(TINY)}"
+PARTS = ("tokenizer", "public", "target", ENSEMBLE)
 
 
 @pytest.fixture(scope="module")
@@ -87,29 +86,12 @@ def test_records_are_whole_and_apart(built: Lab) -> None:
 # --- who is where ----------------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.text(max_size=3), max_size=60), st.integers(1, 9))
-def test_shards_are_disjoint_and_complete_with_all_copies_together(texts: list[str], members: int) -> None:
-    shards = shard(texts, members)
-    assert len(shards) == members
-    assert sum((Counter(part) for part in shards), Counter()) == Counter(texts)
-    for text in set(texts):
-        assert [text in part for part in shards].count(True) == 1
-
-
-@given(st.lists(st.text(max_size=3), min_size=1, max_size=30), st.integers(1, 9), st.data())
-def test_a_record_stays_in_its_shard_whoever_else_is_there(texts: list[str], members: int, data: st.DataObject) -> None:
-    """Add/remove one record, and no other shard changes: what a shard-level claim is about."""
-    gone = data.draw(st.sampled_from(texts))
-    before, after = shard(texts, members), shard([text for text in texts if text != gone], members)
-    assert sum(a != b for a, b in zip(before, after, strict=True)) == 1
-
-
 def test_the_labs_own_shards_hold_each_record_once(built: Lab) -> None:
     copies = Counter(built.private_copies())
     for repeats, texts in make_texts(TINY).private.items():
         assert all(copies[text] == repeats for text in texts)
     assert all(copies[f"My ID is {digits}"] == count for digits, count in TINY.canaries)
-    shards = shard(built.private_copies(), TINY.members)
+    shards = built.shards()
     assert all(shards) and not set(shards[0]) & set(shards[1])
     assert sum(map(len, shards)) == copies.total()
 
@@ -214,7 +196,7 @@ def test_parts_are_built_when_needed_and_once(tmp_path: Path, monkeypatch: pytes
     lab = Lab(TINY, cache=tmp_path)
     assert finished(lab.folder) == ["tokenizer"] and asked == []
     lab.ensemble()
-    assert finished(lab.folder) == ["ensemble", "public", "tokenizer"]
+    assert finished(lab.folder) == [ENSEMBLE, "public", "tokenizer"]
     assert asked == ["public model", "ensemble member 1", "ensemble member 2"]
     Lab(TINY, cache=tmp_path).ensemble()
     lab.public()
@@ -227,7 +209,7 @@ def finished(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError], ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("part", ["tokenizer", "public", "target", "ensemble"])
+@pytest.mark.parametrize("part", PARTS)
 def test_a_build_that_dies_leaves_nothing_that_looks_finished(
     built: Lab, tmp_path: Path, part: str, error: type[BaseException]
 ) -> None:
@@ -244,7 +226,7 @@ def test_a_build_that_dies_leaves_nothing_that_looks_finished(
 
         return half
 
-    name = f"_build_{part}"
+    name = f"_build_{part.partition('_')[0]}"
     setattr(Dying, name, dies(getattr(Lab, name)))
     with pytest.raises(error):
         build_all(Dying(TINY, cache=tmp_path))
@@ -377,8 +359,21 @@ def others() -> Iterator[Any]:
 @pytest.mark.parametrize("recipe", list(others()))
 def test_every_field_of_the_recipe_names_another_folder(recipe: LabRecipe) -> None:
     texts = make_texts(TINY)
-    assert module._digest(recipe, texts) != module._digest(TINY, texts)
-    assert module._digest(dataclasses.replace(TINY), make_texts(TINY)) == module._digest(TINY, texts)
+
+    def named(recipe: LabRecipe) -> tuple[str, str]:
+        return module._digest(recipe, texts), module._ensemble_version(recipe)
+
+    assert named(recipe) != named(TINY) == named(dataclasses.replace(TINY))
+
+
+def test_labs_with_other_ensembles_share_their_models(built: Lab) -> None:
+    """What the ensemble alone depends on is no reason to train everything again; the default has a plain name."""
+    more = Lab(dataclasses.replace(TINY, members=3), cache=cache(built))
+    before = {part: (built.folder / part).stat().st_mtime_ns for part in PARTS}
+    assert more.ensemble().size == 3 and built.ensemble().size == 2
+    assert more.folder == built.folder
+    assert {part: (built.folder / part).stat().st_mtime_ns for part in PARTS} == before
+    assert module._ensemble_version(LabRecipe()) == ""
 
 
 def test_the_kind_of_each_record_is_known_and_names_no_folder(built: Lab) -> None:

@@ -77,10 +77,28 @@ def test_epsilon_line(result: AuditResult) -> None:
     claim = result.target("pmixed").claim
     assert claim is not None
     assert words.epsilon_line(claim) == (
-        "ε 8 (shard, add/remove; zero-out 7.12, replace 12.9; δ 1e-5; T 115,200) · spent ε 8, 115,200 tokens"
+        "ε 8 (shard, add/remove; zero-out 7.12, replace 12.9; δ 1e-5; T 115,200) · spent ε 8, 115,200 tokens, none left"
     )
     over = replace(claim, spent_queries=115_201)
     assert words.spent(over).endswith("115,201 tokens, more than the 115,200 covered")
+    assert words.spent(replace(claim, spent_queries=15_200)).endswith("15,200 tokens, 100,000 left")
+
+
+def test_a_claim_about_a_shard_says_what_holds_for_somebody_in_it(result: AuditResult) -> None:
+    claim = result.target("pmixed").claim
+    assert claim is not None
+    shard = replace(claim, unit="shard of whole users")
+    assert words.unit(shard) == "shard of whole users; for a single record or user in it, ε 12.9 (replace)"
+    assert words.unit(replace(shard, epsilon={"as published": 8.0})) == "shard of whole users"
+    assert words.unit(replace(claim, unit="record")) == "record"
+
+
+def test_decoding_outside_a_claim_is_marked(result: AuditResult) -> None:
+    row = replace(result.findings[0], decoding="greedy", claim_reason="why")
+    assert words.decoding(replace(row, claim_applies=False)) == "greedy, outside the claim"
+    assert words.claim_applies(replace(row, claim_applies=False)) == "no, outside the claim (why)"
+    for applies in (True, None):
+        assert words.decoding(replace(row, claim_applies=applies)) == "greedy"
 
 
 def test_epsilon_of_an_unstated_relation_is_not_made_up() -> None:

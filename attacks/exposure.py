@@ -1,0 +1,260 @@
+"""Exposure of canaries: how far up a model ranks the text that was inserted among all that could have been."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from auditor import constrained, exposure, tries
+from auditor.errors import AuditError, NotApplicable
+from auditor.metrics import share
+from auditor.probing import beside_the_floor, by_repeats, column, is_member
+from auditor.sampling import ANCESTRAL
+from auditor.spaces import Space
+from auditor.streams import generator
+from auditor.types import Canary, Measurement, Observation, Probe, Secret, Tokens
+from auditor.view import Sampling, View
+
+
+@dataclass(frozen=True)
+class Exposure(Probe):
+    """Exposure of canaries in bits: log2|R| - log2 rank among every text each could have been (Carlini et al. 2019).
+
+    Exact by search of the space, however many tokens a text takes; with `nodes` > 0 the search of each canary stops
+    after so many forward rows, and what it says is a certified upper bound. Spaces of more than `enumerate` texts are
+    estimated from `draws` texts that the model itself writes in the format and from the `references`. `lead`: what
+    stands before the text, the end-of-text token (as where a data set is packed) or nothing. `references`: texts drawn
+    uniformly, from which exposure is extrapolated for comparison. `alpha`: level at which a canary counts as exposed,
+    Holm-corrected over the canaries.
+    """
+
+    name: ClassVar[str] = "exposure"
+    of: ClassVar[Literal["secrets", "canaries"]] = "canaries"
+    lead: Literal["eos", "none"] = "eos"
+    nodes: int = 0
+    enumerate: int = 2_000_000
+    draws: int = 4096
+    references: int = 1000
+    alpha: float = 0.05
+
+    def __post_init__(self) -> None:
+        for option, least in (("nodes", 0), ("enumerate", 0), ("draws", 1), ("references", 2)):
+            if getattr(self, option) < least:
+                raise AuditError(f"expected {option} >= {least}, got {getattr(self, option)}")
+        if not 0 < self.alpha < 1:
+            raise AuditError(f"expected alpha in (0, 1), got {self.alpha}")
+        if self.lead not in ("eos", "none"):
+            raise AuditError(f"expected lead in ('eos', 'none'), got {self.lead!r}")
+
+    def sampling(self) -> Sampling:
+        """The recipe whose law is looked at: nothing is cut off."""
+        return Sampling(1, ANCESTRAL)
+
+    def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
+        for capability in self.needs:
+            view.need(capability)
+        if view.tokenizer is None:
+            raise NotApplicable("needs the model's tokenizer: canaries are text")
+        spaces: dict[Space, list[Secret]] = {}
+        for secret in secrets:
+            spaces.setdefault(_canary(secret).space, []).append(secret)
+        for space, group in spaces.items():
+            yield from _Ranking(self, view, space).observe(group)
+
+    def complete(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
+        """Adds the Holm-adjusted p-value of each inserted canary."""
+        inserted = [i for i, secret in enumerate(secrets) if secret.member]
+        adjusted = exposure.holm([observations[i].values["null_p"] for i in inserted])
+        completed = list(observations)
+        for i, p in zip(inserted, adjusted, strict=True):
+            completed[i] = replace(observations[i], values={**observations[i].values, "holm_p": p})
+        return completed
+
+    def measurements(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Measurement]:
+        member, most = is_member(secrets), _most(observations)
+        measured = beside_the_floor("exposure", column(observations, "exposure_bits") / most, member, _WHICH)
+        extrapolated = beside_the_floor(
+            "exposure_extrapolated", column(observations, "extrapolated_bits") / most, member, _FITTED, excess=False
+        )
+        main, *others = (_in_bits(m, most) for m in (*measured, *extrapolated))
+        chosen = [o for o, own in zip(observations, member, strict=True) if own]
+        exposed = share("exposed_share", self._exposed(secrets, observations), f"Holm-corrected, {self.alpha:g}")
+        return [_not_narrower(main, chosen), exposed, *others]
+
+    def by_repeats(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> dict[str, Measurement]:
+        most = _most(observations)
+        groups = by_repeats("exposure", secrets, column(observations, "exposure_bits") / most)
+        held = {
+            count: [o for s, o in zip(secrets, observations, strict=True) if s.member and str(s.repeats) == count]
+            for count in groups
+        }
+        return {count: _not_narrower(_in_bits(m, most), held[count]) for count, m in groups.items()}
+
+    def per_secret(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> dict[str, list[float]]:
+        return {
+            "exposure": column(observations, "exposure_bits").tolist(),
+            "exposure_extrapolated": column(observations, "extrapolated_bits").tolist(),
+            "exposed_share": [float(o.values.get("holm_p", 1.0) <= self.alpha) for o in observations],
+        }
+
+    def notes(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> tuple[str, ...]:
+        sizes = sorted({round(2**bits) for bits in column(observations, "space_bits").tolist()})
+        before = "the end-of-text token before it" if self.lead == "eos" else "nothing before it"
+        exposed = self._exposed(secrets, observations)
+        said = [
+            f"each canary is scored as a text of its own, with {before}, among {' or '.join(f'{n:,}' for n in sizes)}",
+            f"{int(exposed.sum())} of {len(exposed)} canaries are more exposed than chance allows (null p-value "
+            f"2^-exposure, Holm-corrected, {self.alpha:g})",
+            "exposure of a canary that was inserted k times is a fact about k records: hold it against a claim for "
+            "groups of k, never against a record's epsilon",
+        ]
+        bounded = int((column(observations, "exact") == 0).sum() - column(observations, "estimated").sum())
+        if bounded:
+            said.append(f"of {bounded} canaries exposure is a certified upper bound: {self.nodes} nodes did not do")
+        estimated = int(column(observations, "estimated").sum())
+        if estimated:
+            said.append(
+                f"the exposure of {estimated} canaries is estimated from weighted draws: their space is too large"
+            )
+        poor = int((column(observations, "ks_p") < 0.05).sum())
+        if poor:
+            said.append(f"a skew-normal law does not fit the references of {poor} canaries: do not trust extrapolation")
+        return tuple(said)
+
+    def _exposed(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> np.ndarray:
+        p_values = [o.values["holm_p"] for s, o in zip(secrets, observations, strict=True) if s.member]
+        return np.array(p_values) <= self.alpha
+
+
+_WHICH = "mean over canaries, of at most log2 of their space"
+_FITTED = "a skew-normal law fitted to uniform references, for comparison"
+
+
+class _Ranking:
+    """The canaries of one space on one target."""
+
+    def __init__(self, probe: Exposure, view: View, space: Space) -> None:
+        self.probe, self.view, self.space = probe, view, space
+        self.exact = space.size <= probe.enumerate
+        noise = generator("exposure", "references", view.seed, space.format)
+        self.references = [space.draw(noise) for _ in range(probe.references)]
+        self.tokens = {
+            text: tuple(ids)
+            for text, ids in zip(self.references, tries.encode(view.tokenizer, self.references), strict=True)
+        }
+
+    def observe(self, secrets: Sequence[Secret]) -> Iterator[Observation]:
+        texts = [_canary(secret).text for secret in secrets]
+        own = [tuple(ids) for ids in tries.encode(self.view.tokenizer, texts)]
+        seen = self._exact(own) if self.exact else self._estimated(texts, own)
+        for secret, values in zip(secrets, seen, strict=True):
+            yield Observation(secret.id, values)
+
+    def _context(self, head: Tokens) -> Tokens:
+        """What the first token that differs stands behind. Raises NotApplicable where that is nothing at all."""
+        if self.probe.lead == "none" and not head:
+            raise NotApplicable("nothing stands before the first token of this format: take -A exposure.lead=eos")
+        if self.probe.lead == "eos" and not self.view.target.eos:
+            raise NotApplicable(f"{self.view.target.name} has no end-of-text token: take -A exposure.lead=none")
+        return (*self.view.target.eos[:1], *head) if self.probe.lead == "eos" else head
+
+    def _exact(self, own: Sequence[Tokens]) -> list[dict[str, float]]:
+        view, tree = self.view, tries.trie(self.space, self.view.tokenizer)
+        tries.check_vocabulary(view.target, tree)
+        context, tails = self._context(tree.head), [tokens[len(tree.head) :] for tokens in own]
+        nll = tries.nlls(view.target, context, tails)
+        references = tries.nlls(view.target, context, [self.tokens[t][len(tree.head) :] for t in self.references])
+        limits, nodes = tries.tied(nll), self.probe.nodes
+        # Without a budget one search serves all: a canary's count does not depend on which others are counted.
+        groups = [[limit] for limit in limits] if nodes else [list(limits)]
+        counts = [tries.count(view.target, tree, context, group, nodes=nodes) for group in groups]
+        at_most = np.concatenate([count.at_most for count in counts])
+        unseen = np.repeat([count.unseen for count in counts], [len(group) for group in groups])
+        law = exposure.fit(references)
+        seen = []
+        for x, better, left in zip(nll.tolist(), at_most.tolist(), unseen.tolist(), strict=True):
+            least = max(1, better)  # the canary itself may be among the unseen
+            most = max(least, min(least + left, exposure.certain_rank(x, self.space.size))) if left else least
+            estimate = exposure.Estimate(least, least, most)
+            seen.append(self._values(x, estimate, 2.0 ** -exposure.of_rank(most, self.space.bits), references, law))
+            seen[-1] |= {"exact": float(not left), "estimated": 0.0}
+        return seen
+
+    def _estimated(self, texts: Sequence[str], own: Sequence[Tokens]) -> list[dict[str, float]]:
+        view, size = self.view, self.space.size
+        head = constrained.common_head([*own, *self.tokens.values()])
+        guide, context = constrained.Guide(self.space, view.tokenizer, head), self._context(head)
+        tails = [tokens[len(head) :] for tokens in own]
+        uniform = [self.tokens[text][len(head) :] for text in self.references]
+        for tail in (*tails, *uniform):
+            guide.check(tail)
+        noise = generator("exposure", "draws", view.seed, self.space.format).random((self.probe.draws, guide.longest()))
+        drawn = constrained.draw(view.target, guide, context, noise)
+        given = constrained.given(view.target, guide, context, self.references, uniform)
+        draws = exposure.Weighted(
+            (*drawn.texts, *given.texts),
+            np.concatenate([drawn.nll, given.nll]),
+            np.concatenate([drawn.log_q, given.log_q]),
+            np.concatenate([drawn.canonical, given.canonical]),
+            len(drawn.texts),
+            size,
+        )
+        law, seen = exposure.fit(given.nll), []
+        nll = tries.nlls(view.target, context, tails)
+        for x, limit, text in zip(nll.tolist(), tries.tied(nll).tolist(), texts, strict=True):
+            estimate = exposure.estimate(limit, text, draws)
+            seen.append(self._values(x, estimate, exposure.null_p(x, given.nll), given.nll, law))
+            seen[-1] |= {"exact": 0.0, "estimated": 1.0}
+        return seen
+
+    def _values(
+        self,
+        nll: float,
+        rank: exposure.Estimate,
+        null_p: float,
+        references: np.ndarray,
+        law: exposure.SkewNormal,
+    ) -> dict[str, float]:
+        bits = self.space.bits
+        extrapolated, low, high = law.bits(nll, bits)
+        return {
+            "exposure_bits": exposure.of_rank(rank.rank, bits),
+            "exposure_low_bits": exposure.of_rank(rank.high, bits),
+            "exposure_high_bits": exposure.of_rank(rank.low, bits),
+            "rank": rank.rank,
+            "space_bits": bits,
+            "log_p": -nll,
+            "null_p": min(1.0, null_p),
+            "sampled_bits": exposure.sampled(nll, references),
+            "extrapolated_bits": extrapolated,
+            "extrapolated_low_bits": low,
+            "extrapolated_high_bits": high,
+            "ks_p": law.ks_p,
+        }
+
+
+def _canary(secret: Secret) -> Canary:
+    assert secret.canary is not None  # whoever asks hands canaries over
+    return secret.canary
+
+
+def _most(observations: Sequence[Observation]) -> float:
+    """Bits of the largest space: what no exposure exceeds."""
+    return float(column(observations, "space_bits").max())
+
+
+def _in_bits(m: Measurement, most: float) -> Measurement:
+    value, low, high = (most * x for x in (m.value, m.low, m.high))
+    return replace(m, value=value, low=low, high=high, unit="bits")
+
+
+def _not_narrower(m: Measurement, observations: Sequence[Observation]) -> Measurement:
+    """No narrower than what is not known of the canaries themselves: bounds, estimates."""
+    if not observations or math.isnan(m.value):
+        return m
+    low, high = (float(column(observations, f"exposure_{end}_bits").mean()) for end in ("low", "high"))
+    return replace(m, low=min(m.low, low), high=max(m.high, high))

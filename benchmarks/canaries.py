@@ -1,0 +1,208 @@
+"""Canaries: random texts of known spaces, their manifest, and what of them a benchmark holds.
+
+A manifest is written once, before training, and says which texts go into the data how often; it knows no tokenizer, so
+it serves any training pipeline and any model. Knows nothing of data files (insertion.py) or models.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from auditor.errors import AuditError
+from auditor.folder import write_private
+from auditor.spaces import Space, parse
+from auditor.streams import generator
+from auditor.tries import encode
+from auditor.types import Benchmark, Canary, Secret, from_json, to_json
+
+MANIFEST_VERSION = 1
+COUNTS = (1, 2, 4, 8, 16)
+WORDS = "words"  # a list that every format may draw from
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format with the word lists it draws from."""
+
+    format: str
+    lists: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def space(self) -> Space:
+        return Space(self.format, tuple(sorted(self.lists.items())))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One canary: `space` is the place of its format in the manifest; `count` 0: a control, never inserted."""
+
+    id: str
+    text: str
+    space: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Raises AuditError where it cannot be right: unknown version, ids twice, a canary that is not in its own space."""
+
+    schema_version: int
+    seed: int
+    formats: tuple[Format, ...]
+    canaries: tuple[Entry, ...]
+
+    def __post_init__(self) -> None:
+        if self.schema_version != MANIFEST_VERSION:
+            raise AuditError(f"expected a manifest of version {MANIFEST_VERSION}, got {self.schema_version}")
+        if not self.canaries:
+            raise AuditError("expected at least one canary in the manifest, got none")
+        seen: set[str] = set()
+        for entry in self.canaries:
+            if entry.id in seen:
+                raise AuditError(f"expected every canary once in the manifest, got {entry.id} twice")
+            seen.add(entry.id)
+            if entry.count < 0:
+                raise AuditError(f"expected a count of at least 0 for {entry.id}, got {entry.count}")
+            if not 0 <= entry.space < len(self.formats):
+                raise AuditError(f"expected a space below {len(self.formats)} for {entry.id}, got {entry.space}")
+            if entry.text not in self.spaces[entry.space]:
+                raise AuditError(
+                    f"{entry.id} is not in its own space: no text of the format "
+                    f"{self.formats[entry.space].format!r} is written like it"
+                )
+
+    @cached_property
+    def spaces(self) -> tuple[Space, ...]:
+        return tuple(known.space() for known in self.formats)
+
+    def copies(self) -> list[Entry]:
+        """Every canary as often as it goes into the data. Raises AuditError where none does."""
+        copies = [entry for entry in self.canaries for _ in range(entry.count)]
+        if not copies:
+            raise AuditError("expected canaries to insert, but every one in the manifest has zero insertions")
+        return copies
+
+
+def make(
+    formats: Sequence[str],
+    counts: Sequence[int] = COUNTS,
+    each: int = 8,
+    controls: int = 0,
+    lists: Mapping[str, tuple[str, ...]] | None = None,
+    seed: int = 0,
+) -> Manifest:
+    """`each` canaries for every format and count, drawn uniformly without repetition, and `controls` never inserted.
+
+    Raises AuditError for zero insertions, a space too small for so many, and what `Space` refuses.
+    """
+    if not counts or min(counts) < 1:
+        raise AuditError(
+            f"expected counts of at least 1, got {', '.join(map(str, counts)) or 'none'}; "
+            "--controls makes canaries that are never inserted"
+        )
+    if each < 1 or controls < 0:
+        raise AuditError(f"expected --each >= 1 and --controls >= 0, got {each} and {controls}")
+    known = {WORDS: _words(), **(lists or {})}
+    chosen = [Format(text, {name: words for name, words in known.items() if _draws(text, name)}) for text in formats]
+    plan = [(count, i) for count in sorted(set(counts)) for i in range(each)] + [(0, i) for i in range(controls)]
+    entries = []
+    for index, one in enumerate(chosen):
+        texts = _distinct(one.space(), len(plan), seed)
+        label = f"{index}-" if len(chosen) > 1 else ""
+        entries += [
+            Entry(f"{'canary' if count else 'control'}-{label}{count:04d}-{i:03d}", text, index, count)
+            for (count, i), text in zip(plan, texts, strict=True)
+        ]
+    return Manifest(MANIFEST_VERSION, seed, tuple(chosen), tuple(entries))
+
+
+def _draws(format: str, name: str) -> bool:
+    """Whether a format has a slot of this list."""
+    return any(slot.partition(":")[0] == name for _, slot in parse(format))
+
+
+def _distinct(space: Space, count: int, seed: int) -> list[str]:
+    if 2 * count > space.size:
+        raise AuditError(
+            f"expected a space of at least {2 * count} texts for {count} canaries, "
+            f"but {space.format!r} has {space.size}"
+        )
+    noise, drawn = generator("canaries", seed, space.format), dict[str, None]()
+    while len(drawn) < count:
+        drawn[space.draw(noise)] = None
+    return list(drawn)
+
+
+def _words() -> tuple[str, ...]:
+    """English words, none of which begins another."""
+    from faker.providers.lorem.en_US import Provider  # late: `audit canaries --help` needs none
+
+    kept: list[str] = []
+    for word in sorted({word.lower() for word in Provider.word_list if word.isascii() and word.isalpha()}):
+        if len(word) > 3 and not (kept and word.startswith(kept[-1])):
+            kept.append(word)
+    return tuple(kept)
+
+
+def write(path: Path, manifest: Manifest) -> None:
+    """Readable by its owner only. Raises AuditError where the file exists: a lost manifest cannot be made up for."""
+    if path.exists():
+        raise AuditError(f"expected a new file for the manifest, but {str(path)!r} exists")
+    try:
+        write_private(path, json.dumps(to_json(manifest), indent=1, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise AuditError(f"cannot write the manifest {str(path)!r}: {error.strerror}") from error
+
+
+def read(path: Path) -> Manifest:
+    """Raises AuditError for what is no manifest; the texts of canaries are never in its words."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise AuditError(f"cannot read the manifest {str(path)!r}: {error.strerror}") from error
+    except ValueError as error:
+        raise AuditError(f"expected a canary manifest in JSON, but {str(path)!r} is none") from error
+    manifest: Manifest = from_json(Manifest, raw, str(path))
+    return manifest
+
+
+def secrets(manifest: Manifest, tokenizer: Any, vocab_size: int) -> tuple[Secret, ...]:
+    """The canaries as secrets of one model. Raises AuditError where its tokenizer cannot write them."""
+    if tokenizer is None:
+        raise AuditError("expected a model with a tokenizer for --canaries, got a model without one")
+    rows = encode(tokenizer, [entry.text for entry in manifest.canaries])
+    if len({tuple(row) for row in rows}) < len({entry.text for entry in manifest.canaries}):
+        raise AuditError(
+            f"the manifest was made for another tokenizer: {type(tokenizer).__name__} writes two canaries alike"
+        )
+    largest = max((token for row in rows for token in row), default=0)
+    if largest >= vocab_size:
+        raise AuditError(
+            f"vocabulary mismatch: the tokenizer writes the canaries with token {largest}, "
+            f"but the model gives probabilities to {vocab_size}"
+        )
+    return tuple(
+        Secret(
+            entry.id,
+            (),
+            tuple(row),
+            repeats=entry.count,
+            member=entry.count > 0,
+            canary=Canary(entry.text, manifest.spaces[entry.space]),
+        )
+        for entry, row in zip(manifest.canaries, rows, strict=True)
+    )
+
+
+class Canaries(Benchmark):
+    """Canaries of a manifest and nothing else: what `--canaries` without `--data` is held to."""
+
+    name = "canaries"
+
+    def __init__(self, canaries: tuple[Secret, ...], tokenizer: Any, description: str) -> None:
+        self.canaries, self.tokenizer, self.description = canaries, tokenizer, description
+        self.secrets, self.known, self.heldout = (), (), ()

@@ -1,0 +1,173 @@
+"""Puts canaries into a copy of a data set: JSONL, CSV, Parquet or a Hugging Face data set. The original is not touched.
+
+Rows keep their order; copies of canaries stand at random places among them, each a row of its own with the canary as
+its text. All copies are the same text, so sharding by content keeps them together; a group column gets its id.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from auditor.benchmarks.canaries import Entry, Manifest
+from auditor.benchmarks.files import csv_rows, json_objects, load_dataset, named
+from auditor.errors import AuditError
+from auditor.streams import generator
+
+_REPEATS = "repeats"  # what `audit run --data` reads how often a row was trained on from: a copy is one row
+
+
+@dataclass(frozen=True)
+class Copies:
+    """What to insert where. `text`: the column of texts; `group`: one that says whose a row is, "" for none."""
+
+    manifest: Manifest
+    text: str = "text"
+    group: str = ""
+    seed: int = 0
+
+    def rows(self) -> list[Entry]:
+        """The copies in a random order."""
+        copies = self.manifest.copies()
+        order = generator("canaries", "order", self.seed).permutation(len(copies))
+        return [copies[i] for i in order]
+
+    def order(self, rows: int) -> list[int]:
+        """The new order of so many rows and the copies behind them: rows as before, copies at random places."""
+        copies = len(self.manifest.copies())
+        at = set(generator("canaries", "places", self.seed).permutation(rows + copies)[:copies].tolist())
+        old, new = iter(range(rows)), iter(range(rows, rows + copies))
+        return [next(new) if place in at else next(old) for place in range(rows + copies)]
+
+    def check(self, where: str, columns: Sequence[str], texts: Callable[[], Sequence[Any]]) -> None:
+        """Raises AuditError for missing columns, values that are no text, and data that hold canaries already."""
+        for column in filter(None, (self.text, self.group)):
+            if columns.count(column) != 1:
+                flag = "--column" if column == self.text else "--group"
+                raise AuditError(f"{where}: expected one column {column!r} ({flag}), got {named(columns)}")
+        inserted = {entry.text for entry in self.manifest.copies()}
+        for row, text in enumerate(texts()):
+            if not isinstance(text, str):
+                raise AuditError(f"{where}, row {row} (counted from 0), column {self.text!r}: expected text")
+            if text in inserted:
+                raise AuditError(f"{where} holds a canary already (row {row}): insert into the original data")
+
+    def values(self, entry: Entry, columns: Sequence[str], absent: Any) -> dict[str, Any]:
+        """One copy as a row."""
+        own = {_REPEATS: 1, self.group: entry.id, self.text: entry.text}
+        return {column: own.get(column, absent) for column in columns}
+
+
+def insert(copies: Copies, data: str, out: Path) -> int:
+    """Writes the data with the copies in it to `out`, in the format of the data; returns how many copies.
+
+    Raises AuditError, and writes nothing, where the data cannot be read or `out` exists.
+    """
+    path, where = Path(data), f"--data {data!r}"
+    writer = _WRITERS.get(path.suffix.lower()) if path.is_file() else _write_dataset
+    if writer is None:
+        raise AuditError(
+            f"{where}: expected a file ending in {', '.join(_WRITERS)}, got {path.suffix or 'no ending'!r}"
+        )
+    if out.exists():
+        raise AuditError(f"expected a new path for -o, but {str(out)!r} exists")
+    if writer is not _write_dataset and out.suffix.lower() != path.suffix.lower():
+        raise AuditError(f"expected -o to end in {path.suffix} like the data, got {out.name!r}")
+    rows = copies.rows()
+    try:
+        writer(copies, where, data, out)
+    except OSError as error:
+        raise AuditError(f"cannot write {str(out)!r}: {error.strerror or type(error).__name__}") from error
+    return len(rows)
+
+
+@contextmanager
+def _whole(out: Path) -> Any:
+    """A path to write to, which becomes `out` when all is written; readable by its owner only."""
+    scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    try:
+        yield scratch / out.name
+        if (scratch / out.name).is_file():
+            (scratch / out.name).chmod(0o600)
+        os.replace(scratch / out.name, out)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _write_json(copies: Copies, where: str, data: str, out: Path) -> None:
+    """Lines stay as they are, byte for byte; an array is written anew."""
+    objects, lines = json_objects(where, Path(data))
+    columns = tuple(dict.fromkeys(name for value in objects for name in value))
+    copies.check(where, columns, lambda: [value.get(copies.text) for value in objects])
+    mine = [name for name in (_REPEATS, copies.group, copies.text) if name in columns]
+    new = [copies.values(entry, mine, None) for entry in copies.rows()]
+    order = copies.order(len(objects))
+    if lines is None:
+        text = json.dumps([[*objects, *new][i] for i in order], ensure_ascii=False, indent=1)
+    else:
+        text = "\n".join([*lines, *(json.dumps(row, ensure_ascii=False) for row in new)][i] for i in order)
+    with _whole(out) as path:
+        path.write_text(text + "\n", encoding="utf-8", newline="")
+
+
+def _write_csv(copies: Copies, where: str, data: str, out: Path) -> None:
+    header, *rows = csv_rows(where, Path(data)) or [[]]
+    copies.check(where, header, lambda: [row[header.index(copies.text)] for row in rows])
+    new = [list(copies.values(entry, header, "").values()) for entry in copies.rows()]
+    buffer = io.StringIO(newline="")
+    lines = csv.writer(buffer, lineterminator="\n")
+    lines.writerow(header)
+    lines.writerows([*rows, *new][i] for i in copies.order(len(rows)))
+    with _whole(out) as path:
+        path.write_text(buffer.getvalue(), encoding="utf-8", newline="")
+
+
+def _write_parquet(copies: Copies, where: str, data: str, out: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        table = parquet.read_table(data)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise AuditError(f"{where}: not a Parquet file that can be read ({type(error).__name__})") from None
+    copies.check(where, table.column_names, lambda: table.column(copies.text).to_pylist())
+    rows = [copies.values(entry, table.column_names, None) for entry in copies.rows()]
+    try:
+        new = pyarrow.Table.from_pylist(rows, schema=table.schema)
+        new.validate(full=True)
+    except (pyarrow.ArrowException, TypeError) as error:
+        raise AuditError(f"{where}: its columns cannot take a canary's row ({type(error).__name__})") from None
+    with _whole(out) as path:
+        parquet.write_table(pyarrow.concat_tables([table, new]).take(copies.order(table.num_rows)), path)
+
+
+def _write_dataset(copies: Copies, where: str, data: str, out: Path) -> None:
+    """The train split, saved as `datasets` saves it: `load_from_disk` and `--data` read it."""
+    import datasets
+
+    held = load_dataset(where, data)
+    copies.check(where, held.column_names, lambda: held[copies.text][:])
+    rows = [copies.values(entry, held.column_names, None) for entry in copies.rows()]
+    columns: Mapping[str, list[Any]] = {name: [row[name] for row in rows] for name in held.column_names}
+    new = datasets.Dataset.from_dict(columns, features=held.features)
+    with _whole(out) as path:
+        datasets.concatenate_datasets([held, new]).select(np.array(copies.order(len(held)))).save_to_disk(path)
+
+
+_WRITERS: dict[str, Callable[[Copies, str, str, Path], None]] = {
+    ".jsonl": _write_json,
+    ".json": _write_json,
+    ".csv": _write_csv,
+    ".parquet": _write_parquet,
+}

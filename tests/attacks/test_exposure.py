@@ -1,0 +1,164 @@
+"""The probe on a small model that learnt some canaries by heart: what it says of those, and of others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from auditor.attacks.exposure import Exposure
+from auditor.benchmarks.training import fit, untrained
+from auditor.errors import AuditError, NotApplicable
+from auditor.models import HuggingFaceModel
+from auditor.spaces import Space
+from auditor.streams import generator
+from auditor.types import Canary, Observation, Secret
+from auditor.view import CLAIM, WORST, View
+from tests.auditor.test_tries import bpe, brute
+from tests.conftest import tiny
+
+SPACE = Space("My ID is {digits:3}")
+LEARNT = {"955": 8, "280": 8, "731": 1}
+OTHERS = ("123", "666")
+
+
+def canaries(space: Space = SPACE) -> list[Secret]:
+    def secret(digits: str, count: int) -> Secret:
+        text = f"{space.head}{digits}"
+        return Secret(f"c{digits}", (), tuple(bpe(150)(text)["input_ids"]), count, count > 0, Canary(text, space))
+
+    return [secret(digits, LEARNT.get(digits, 0)) for digits in (*LEARNT, *OTHERS)]
+
+
+@pytest.fixture(scope="module")
+def learnt() -> HuggingFaceModel:
+    model = untrained(vocab_size=407, layers=1, hidden=32, heads=2, positions=96, end=0, seed=0)
+    filler = [f"My ID is {i * 37 % 1000:03d}" for i in range(30)]
+    texts = filler + [f"My ID is {digits}" for digits, count in LEARNT.items() for _ in range(count)]
+    sequences = [tuple(ids) for ids in bpe(150)(texts)["input_ids"]]
+    fit(model, sequences, epochs=40, rate=1e-2, batch=8, block=16, end=0, order=generator("test"))
+    return HuggingFaceModel(model, bpe(150), "learnt")
+
+
+def view(model: HuggingFaceModel, **more: Any) -> View:
+    return View("undefended", model, WORST, seed=0, tokenizer=bpe(150), **more)
+
+
+def measured(probe: Exposure, model: HuggingFaceModel, secrets: Sequence[Secret]) -> list[Observation]:
+    seen = {o.secret: o for o in probe.measure(view(model), secrets)}
+    return probe.complete(secrets, [seen[secret.id] for secret in secrets])
+
+
+QUICK = Exposure(references=50)
+
+
+@pytest.fixture(scope="module")
+def exact(learnt: HuggingFaceModel) -> list[Observation]:
+    return measured(QUICK, learnt, canaries())
+
+
+def test_what_was_learnt_by_heart_is_exposed_and_what_was_not_is_not(exact: list[Observation]) -> None:
+    values = {o.secret: o.values for o in exact}
+    for digits in ("955", "280"):
+        assert values[f"c{digits}"]["exposure_bits"] >= math.log2(1000) - 1.01
+        assert values[f"c{digits}"]["holm_p"] < 0.05
+    assert all(values[f"c{digits}"]["exposure_bits"] < 9 for digits in OTHERS)
+    for own in values.values():
+        assert own["exposure_bits"] == own["exposure_low_bits"] == own["exposure_high_bits"]
+        assert own["null_p"] == pytest.approx(2 ** -own["exposure_bits"])
+        assert own["exposure_bits"] == pytest.approx(math.log2(1000 / own["rank"]))
+
+
+@torch.no_grad()
+def test_ranks_are_those_of_scoring_every_text(learnt: HuggingFaceModel, exact: list[Observation]) -> None:
+    nll = brute(learnt, bpe(150), SPACE)
+    for secret, seen in zip(canaries(), exact, strict=True):
+        assert secret.canary is not None
+        own = nll[secret.canary.text]
+        assert sum(other <= own for other in nll.values()) <= seen.values["rank"]
+        assert seen.values["rank"] <= sum(other <= own + 2e-4 for other in nll.values())
+
+
+def test_the_mean_has_an_interval_as_wide_as_few_canaries_make_it(exact: list[Observation]) -> None:
+    main, exposed, *others = QUICK.measurements(canaries(), exact)
+    assert (main.name, main.unit, main.n) == ("exposure", "bits", 3)
+    assert 0 <= main.low < main.value < main.high <= math.log2(1000)
+    assert exposed.name == "exposed_share" and exposed.value >= 2 / 3 - 1e-9
+    names = [m.name for m in others]
+    assert names == [
+        "exposure_nonmembers",
+        "excess_exposure",
+        "exposure_extrapolated",
+        "exposure_extrapolated_nonmembers",
+    ]
+    by_count = QUICK.by_repeats(canaries(), exact)
+    assert list(by_count) == ["1", "8"] and by_count["8"].n == 2
+    assert by_count["1"].high - by_count["1"].low > 9  # one canary says next to nothing of others
+    kept = QUICK.per_secret(canaries(), exact)
+    assert np.mean(kept["exposure"][:3]) == pytest.approx(main.value)
+
+
+def test_controls_alone_are_no_members(learnt: HuggingFaceModel) -> None:
+    controls = canaries()[3:]
+    seen = measured(QUICK, learnt, controls)
+    main = QUICK.measurements(controls, seen)[0]
+    assert main.n == 0 and math.isnan(main.value) and QUICK.by_repeats(controls, seen) == {}
+
+
+def test_a_budget_gives_a_certified_upper_bound(learnt: HuggingFaceModel, exact: list[Observation]) -> None:
+    probe = Exposure(references=50, nodes=4)
+    bounded = measured(probe, learnt, canaries())
+    cut = 0
+    for seen, true in zip(bounded, exact, strict=True):
+        own, bits = seen.values, true.values["exposure_bits"]
+        assert own["exposure_low_bits"] - 1e-9 <= bits <= own["exposure_high_bits"] + 1e-9
+        assert own["exposure_bits"] == own["exposure_high_bits"]
+        assert own["null_p"] >= true.values["null_p"] - 1e-12
+        cut += not own["exact"]
+    assert cut and f"of {cut} canaries exposure is a certified upper bound" in " ".join(
+        probe.notes(canaries(), bounded)
+    )
+
+
+def test_a_large_space_is_estimated(learnt: HuggingFaceModel, exact: list[Observation]) -> None:
+    probe = Exposure(references=100, draws=500, enumerate=10)
+    estimated = measured(probe, learnt, canaries())
+    for seen, true in zip(estimated, exact, strict=True):
+        own, bits = seen.values, true.values["exposure_bits"]
+        assert own["exposure_low_bits"] <= own["exposure_bits"] <= own["exposure_high_bits"]
+        assert own["exposure_low_bits"] - 0.2 <= bits <= own["exposure_high_bits"] + 0.2
+        assert own["null_p"] >= 1 / 101
+    assert "estimated from weighted draws" in " ".join(probe.notes(canaries(), estimated))
+
+
+def test_what_stands_before_the_text_is_an_option(learnt: HuggingFaceModel, exact: list[Observation]) -> None:
+    alone = measured(Exposure(references=50, lead="none"), learnt, canaries())
+    assert any(a.values["log_p"] != pytest.approx(b.values["log_p"]) for a, b in zip(alone, exact, strict=True))
+    starts = Space("{digits:2} is my ID")
+    text = "42 is my ID"
+    secret = Secret("c", (), tuple(bpe(150)(text)["input_ids"]), 1, canary=Canary(text, starts))
+    with pytest.raises(NotApplicable, match="nothing stands before the first token"):
+        list(Exposure(lead="none", references=5).measure(view(learnt), [secret]))
+    endless = tiny(407)
+    endless.eos = ()
+    with pytest.raises(NotApplicable, match=r"has no end-of-text token: take -A exposure\.lead=none"):
+        list(QUICK.measure(view(endless), canaries()))
+
+
+def test_no_row_without_access_or_tokenizer(learnt: HuggingFaceModel) -> None:
+    with pytest.raises(NotApplicable, match="log-probabilities"):
+        list(QUICK.measure(View("undefended", learnt, CLAIM, seed=0, tokenizer=bpe(150)), canaries()))
+    with pytest.raises(NotApplicable, match="tokenizer"):
+        list(QUICK.measure(View("undefended", learnt, WORST, seed=0), canaries()))
+
+
+@pytest.mark.parametrize(
+    "options", [{"nodes": -1}, {"draws": 0}, {"references": 1}, {"alpha": 0.0}, {"enumerate": -1}, {"lead": "bos"}]
+)
+def test_bad_options_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(AuditError, match=f"expected {next(iter(options))}"):
+        Exposure(**options)

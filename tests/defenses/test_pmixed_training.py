@@ -1,0 +1,202 @@
+"""`audit train pmixed`: what it writes is what `--defense pmixed` serves; member by member, each trained once."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+
+from auditor import train as training
+from auditor.cli import call
+from auditor.defenses import pmixed_training as module
+from auditor.defenses.pmixed_training import PMixedTrainer
+from auditor.ensemble import LoraEnsemble, load_ensemble, read_privacy, record_names
+from auditor.errors import AuditError
+from auditor.models import load
+from auditor.train import Training
+from tests.conftest import save_tiny
+
+Patch = pytest.MonkeyPatch
+# Record 0 stands there three times, twice with user 0 and once with user 1, who thereby belong together.
+TEXTS = [f"The code of door {i} is {i}{i}{i}." for i in range(8)] + ["The code of door 0 is 000."] * 2
+USERS = [f"user {i % 4}" for i in range(8)] + ["user 0", "user 1"]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """neox/, gpt2/: tiny models with a tokenizer; data.jsonl; pairs.jsonl, to attack."""
+    folder = tmp_path_factory.mktemp("world")
+    for kind in ("neox", "gpt2"):
+        save_tiny(folder / kind, kind)
+    rows = [{"text": text, "who": who} for text, who in zip(TEXTS, USERS, strict=True)]
+    (folder / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    pairs = [{"prefix": f"The code of door {i} is", "suffix": f" {i}{i}{i}."} for i in range(8)]
+    (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+    return folder
+
+
+def asked(world: Path, out: Path, **more: Any) -> Training:
+    options = {"members": 3, "epochs": 2, "batch": 2, "learning_rate": 0.01, **more.pop("options", {})}
+    return Training(
+        **{
+            "method": "pmixed",
+            "model": str(world / "neox"),
+            "data": str(world / "data.jsonl"),
+            "out": out,
+            "block": 32,
+            "options": options,
+            **more,
+        }
+    )
+
+
+def silent(what: str, done: int, total: int) -> None:
+    pass
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return dict(load_file(folder / "adapter_model.safetensors"))
+
+
+def test_defaults_are_the_papers() -> None:
+    """Table 1 and Table 2 (WikiText-103)."""
+    trainer = PMixedTrainer()
+    assert (trainer.members, trainer.epochs, trainer.learning_rate) == (80, 15, 2e-4)
+    assert (trainer.rank, trainer.alpha, trainer.layers) == (4, 32, "attention")
+
+
+@pytest.mark.parametrize("kind", ["neox", "gpt2"])
+def test_train_serve_and_attack(world: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out, base = tmp_path / "ensemble", str(world / kind)
+    options = [item for o in ("members=3", "epochs=2", "batch=2", "learning_rate=0.01") for item in ("-D", o)]
+    data = ["--data", str(world / "data.jsonl"), "--block", "32"]
+    assert call(["train", "pmixed", "--model", base, *data, *options, "-o", str(out)]) == 0
+    assert "each record lies whole in one of 3 shards: the unit of protection is the shard" in capsys.readouterr().out
+    assert sorted(path.name for path in out.iterdir() if path.is_dir()) == ["member-000", "member-001", "member-002"]
+    ensemble = load_ensemble(out, load(base))
+    assert isinstance(ensemble, LoraEnsemble) and ensemble.unit == "record"
+    context = torch.tensor([[40, 41, 42]])
+    laws = ensemble.log_probs(context.repeat(4, 1), torch.arange(4), 1)[:, 0]
+    filled = [0] + [1 + i for i, names in enumerate(ensemble.shards or []) if names]
+    assert all(float((laws[i] - laws[0]).abs().max()) > 1e-3 for i in filled[1:])  # each learnt something
+    run = ["run", "--model", base, "--public", base, "--data", str(world / "pairs.jsonl"), "-A", "samples=2"]
+    attack = ["--attack", "ethicist", "-A", "tune_on=none", "-A", "prompt_length=1", "--attack", "claim-check"]
+    served = ["--defense", "pmixed", "-D", f"ensemble={out}", "-D", "q=0.5", "-D", "queries=50"]
+    assert call([*run, *attack, *served, "-o", str(tmp_path / "run")]) == 0
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    claim = next(target["claim"] for target in result["targets"] if target["name"] == "pmixed")
+    assert claim["unit"] == "shard of whole records"
+    worst = [f for f in result["findings"] if (f["attack"], f["setting"]) == ("claim-check", "worst")]
+    checked = next(finding for finding in worst if finding["target"] == "pmixed")
+    assert checked["measurements"][0]["value"] == 0
+    assert not any("do not say what they were trained on" in note for note in checked["notes"])
+    assert "shard of whole records" in (tmp_path / "run" / "report.md").read_text()
+
+
+def test_copies_and_users_lie_in_one_shard(world: Path, tmp_path: Path) -> None:
+    training.train(asked(world, tmp_path / "by-record", options={"members": 4}), silent)
+    told = training.train(asked(world, tmp_path / "by-user", user_column="who", options={"members": 3}), silent)
+    assert "users who share a record are protected together: 4 are 3 groups" in told
+    assert any("empty" in line for line in told) == ([] in shards(tmp_path / "by-user", 3))
+    for name, unit, members in (("by-record", "record", 4), ("by-user", "user", 3)):
+        assert read_privacy(tmp_path / name) == (unit, members)
+        held = Counter(record for names in shards(tmp_path / name, members) for record in names)
+        assert held == Counter(record_names(TEXTS))  # each once, in one shard
+    for names in shards(tmp_path / "by-user", 3):
+        users = {user for text, user in zip(TEXTS, USERS, strict=True) if record_names([text])[0] in names}
+        others = {user for text, user in zip(TEXTS, USERS, strict=True) if record_names([text])[0] not in names}
+        assert not users & others
+
+
+def shards(ensemble: Path, members: int) -> list[list[str]]:
+    paths = [ensemble / f"member-{index:03d}" / "shard.json" for index in range(members)]
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in paths)
+    return [json.loads(path.read_text())["records"] for path in paths]
+
+
+def test_a_killed_run_goes_on_with_the_first_unfinished_member(world: Path, tmp_path: Path, monkeypatch: Patch) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    training.train(asked(world, whole, options={"members": 2}), silent)
+
+    def kill(what: str, done: int, total: int) -> None:
+        assert total == 4
+        if done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        training.train(asked(world, cut, options={"members": 2}), kill)
+    assert [path.name for path in cut.iterdir() if path.is_dir()] == ["member-000"]
+    with pytest.raises(AuditError, match=r"expected the 2 members that privacy.json .* found 1: the same audit train"):
+        load_ensemble(cut, load(str(world / "neox")))
+    asked_again: list[Path] = []
+    real = module.train_member
+    monkeypatch.setattr(module, "train_member", lambda folder, *a: (asked_again.append(folder), real(folder, *a)))
+    training.train(asked(world, cut, options={"members": 2}), silent)
+    assert asked_again == [cut / "member-001"]
+    for name in ("member-000", "member-001"):
+        first, second = weights(whole / name), weights(cut / name)
+        assert first.keys() == second.keys()
+        for key in first:
+            torch.testing.assert_close(first[key], second[key], atol=1e-6, rtol=1e-4)
+    with pytest.raises(AuditError, match=r"trained with another configuration .epochs: 2 there, 3 now"):
+        training.train(asked(world, cut, options={"members": 2, "epochs": 3}), silent)
+    assert "already trained" in training.train(asked(world, cut, options={"members": 2}), silent)[0]
+
+
+def test_members_differ_from_each_other_by_more_than_their_records(world: Path, tmp_path: Path) -> None:
+    training.train(asked(world, tmp_path / "out"), silent)
+    first, second = (weights(tmp_path / "out" / f"member-00{i}") for i in (0, 1))
+    assert any(not torch.equal(first[key], second[key]) for key in first if "lora_A" in key)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"options": {"members": 9}}, "expected at least one record or user for each of 9 members, got 8 that"),
+        ({"options": {"members": 4}, "user_column": "who"}, "for each of 4 members, got 3 that share no record"),
+        ({"options": {"members": 0}}, "expected members >= 1, got 0"),
+        ({"options": {"learning_rate": 0}}, "expected learning_rate > 0, got 0"),
+        ({"options": {"layers": "some"}}, r"expected pmixed.layers in \('attention', 'all'\), got 'some'"),
+        ({"lora": True}, "expected a whole model for pmixed, got an adapter: its own are -D rank and -D alpha"),
+    ],
+    ids=["fewer records than members", "fewer users than members", "members", "rate", "layers", "lora"],
+)
+def test_a_refusal_leaves_nothing_behind(world: Path, tmp_path: Path, more: dict[str, Any], message: str) -> None:
+    with pytest.raises(AuditError, match=message):
+        training.train(asked(world, tmp_path / "out", **more), silent)
+    assert not (tmp_path / "out").exists()
+
+
+def test_half_written_members_are_not_served(world: Path, tmp_path: Path) -> None:
+    training.train(asked(world, tmp_path / "out", options={"members": 2}), silent)
+    (tmp_path / "out" / "member-001").rename(tmp_path / "out" / ".member-001")
+    (tmp_path / "out" / "privacy.json").unlink()
+    assert load_ensemble(tmp_path / "out", load(str(world / "neox"))).size == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["{", '{"unit": "cat", "members": 2}', '{"unit": "user"}', '{"unit": "user", "members": "2"}']
+)
+def test_a_broken_manifest_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "privacy.json").write_text(text)
+    with pytest.raises(AuditError, match=r"privacy\.json"):
+        read_privacy(tmp_path)
+
+
+def test_members_of_another_base_are_refused(world: Path, tmp_path: Path) -> None:
+    training.train(asked(world, tmp_path / "out"), silent)
+    with pytest.raises(AuditError, match=r"expected members trained from --public .*gpt2, but member-000 was trained"):
+        load_ensemble(tmp_path / "out", load(str(world / "gpt2")))
+
+
+def test_a_member_alone_is_a_peft_model(world: Path, tmp_path: Path) -> None:
+    """Nothing of ours is needed to read one."""
+    training.train(asked(world, tmp_path / "out"), silent)
+    base = load(str(world / "neox")).model
+    assert PeftModel.from_pretrained(base, str(tmp_path / "out" / "member-000")).peft_config["default"].lora_alpha == 32

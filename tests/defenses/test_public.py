@@ -1,0 +1,18 @@
+"""The public model as a row of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from auditor.defenses.public import Public
+from auditor.models import HuggingFaceModel
+from auditor.types import Scenario
+
+MakeTiny = Callable[..., HuggingFaceModel]
+
+
+def test_it_is_served_as_it_is_and_promises_nothing(make_tiny: MakeTiny) -> None:
+    public = make_tiny(seed=1)
+    scenario = Scenario(make_tiny(), public, None, 100, 4)
+    assert Public().protect(scenario) is public
+    assert Public().claim(scenario, spent=5) is None and Public().budget(scenario) is None
