@@ -29,7 +29,6 @@ MakeTiny = Callable[..., HuggingFaceModel]
 ATTACKS, PROBES, DEFENSES = plugins.attacks(), plugins.probes(), plugins.defenses()
 LAW_PROBES = {name: kind for name, kind in PROBES.items() if issubclass(kind, LawProbe)}
 SMALL: dict[str, Any] = {
-    "references": 20,
     "samples": 6,
     "prompt_length": 3,
     "epochs": 2,
