@@ -48,7 +48,6 @@ MakeTiny = Callable[..., HuggingFaceModel]
 ATTACKS, PROBES, DEFENSES, TRAINERS = plugins.attacks(), plugins.probes(), plugins.defenses(), plugins.trainers()
 LAW_PROBES = {name: kind for name, kind in PROBES.items() if issubclass(kind, LawProbe)}
 SMALL: dict[str, Any] = {
-    "references": 20,
     "samples": 6,
     "prompt_length": 3,
     "epochs": 2,
@@ -79,7 +78,7 @@ def other() -> HuggingFaceModel:
 
 def small(kind: Any) -> Any:
     fields = {f.name for f in dataclasses.fields(kind)}
-    return kind(**{name: value for name, value in SMALL.items() if name in fields})
+    return kind(**{name: value for name, value in {**SMALL, "references": 20}.items() if name in fields})
 
 
 def view(model: LanguageModel, setting: Setting, **more: Any) -> View:
