@@ -303,12 +303,12 @@ def load_ensemble(folder: Path, public: HuggingFaceModel) -> Ensemble:
     if not folder.is_dir():
         raise AuditError(f"expected a folder of ensemble members, got {str(folder)!r}, which is no folder")
     adapters = sorted(config.parent for config in folder.glob("[!.]*/adapter_config.json"))
-    unit, members = read_privacy(folder)
+    unit, members = read_ensemble(folder)
     if not adapters:
         raise AuditError(f"expected LoRA adapters in sub-folders of {str(folder)!r}, found none")
     if members not in (None, len(adapters)):
         raise AuditError(
-            f"expected the {members} members that {_PRIVACY} in {str(folder)!r} tells of, found {len(adapters)}: "
+            f"expected the {members} members that {_ENSEMBLE} in {str(folder)!r} tells of, found {len(adapters)}: "
             "the same audit train goes on where it was interrupted"
         )
     for adapter in adapters:
@@ -322,23 +322,23 @@ def load_ensemble(folder: Path, public: HuggingFaceModel) -> Ensemble:
 
 # --- what members say of themselves -----------------------------------------------------------------------------------
 
-_SHARD, _PRIVACY = "shard.json", "privacy.json"
+_SHARD, _ENSEMBLE = "shard.json", "ensemble.json"
 _UNITS = ("record", "user")
 
 
-def write_privacy(folder: Path, *, unit: str, members: int) -> None:
+def write_ensemble(folder: Path, *, unit: str, members: int) -> None:
     """Says in an ensemble's folder what lies whole in one shard, and how many members there will be."""
     promise = "none of its own: the members are private, and --defense pmixed promises something of its draws"
     record = {"method": "pmixed", "unit": unit, "unit_of_protection": "shard", "members": members, "promise": promise}
-    (folder / _PRIVACY).write_text(json.dumps(record, indent=1) + "\n")
+    (folder / _ENSEMBLE).write_text(json.dumps(record, indent=1) + "\n")
 
 
-def read_privacy(folder: Path) -> tuple[str, int | None]:
-    """The unit and number of members that `write_privacy` wrote; "" and None where nothing was.
+def read_ensemble(folder: Path) -> tuple[str, int | None]:
+    """The unit and number of members that `write_ensemble` wrote; "" and None where nothing was.
 
     Raises AuditError for another form.
     """
-    path = folder / _PRIVACY
+    path = folder / _ENSEMBLE
     if not path.is_file():
         return "", None
     try:

@@ -78,7 +78,7 @@ class RunFolder:
 
     def discard_if_empty(self) -> None:
         """Removes a folder in which nothing was found out: a refused run leaves nothing half written."""
-        if any((self.path / name).exists() for name in (_GUESSES, OBSERVATIONS, TOKENS)) or any(
+        if any((self.path / name).exists() for name in (_GUESSES, OBSERVATIONS)) or any(
             (self.path / "state").iterdir()
         ):
             return
@@ -89,7 +89,7 @@ class RunFolder:
                 _point_latest(self.path.parent, self._latest)
         (self.path / "state").rmdir()
         (self.path / _PLAN).unlink()
-        for name in (_SECRETS, SECRETS):
+        for name in (_SECRETS, SECRETS, TOKENS):
             (self.path / name).unlink(missing_ok=True)
         if self._ours:
             with contextlib.suppress(OSError):  # somebody may have put other things there

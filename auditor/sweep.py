@@ -240,10 +240,14 @@ def table(title: str, held: Sequence[Place]) -> tables.Grid:
 
 
 def _columns(held: Sequence[Place]) -> dict[str, str]:
-    """Metric -> heading."""
-    measured = [m for place in held for cell in place.cells for m in cell.measured.values()]
-    seen = {name: {m[name].value for m in measured if name in m} for name in _WHERE_THEY_DIFFER}
-    return COLUMNS | {name: head for name, head in _WHERE_THEY_DIFFER.items() if len(seen[name]) > 1}
+    """Metric -> heading: of attacks, of each probe its main number, and what only matters where it differs."""
+    cells = [cell for place in held for cell in place.cells if cell.measured]
+    seen = {
+        name: {m[name].value for c in cells for m in c.measured.values() if name in m} for name in _WHERE_THEY_DIFFER
+    }
+    mains = [next(iter(next(iter(cell.measured.values())))) for cell in cells if not cell.outcomes]
+    probed = {name: words.label(name) for name in mains if name not in _WHERE_THEY_DIFFER}
+    return COLUMNS | probed | {name: head for name, head in _WHERE_THEY_DIFFER.items() if len(seen[name]) > 1}
 
 
 @dataclass(frozen=True)

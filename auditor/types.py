@@ -49,8 +49,8 @@ class Secret:
     suffix: Tokens
     repeats: int | None = None
     member: bool = True
-    group: str | None = None  # a value of the column that the user names to have results shown by it
     canary: Canary | None = None
+    group: str | None = None  # a value of the column that the user names to have results shown by it
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from peft import PeftModel
 
-from auditor.ensemble import record_names, write_privacy
+from auditor.ensemble import record_names, write_ensemble
 from auditor.errors import AuditError
 from auditor.members import Adapter, Layers, joined, member_folder, shard, train_member
 from auditor.streams import generator
@@ -58,7 +58,7 @@ class PMixedTrainer(Trainer):
         for index, chosen in enumerate(shards):
             if not member_folder(job.out, index).is_dir():
                 self._train_member(job, index, chosen)
-                write_privacy(job.out, unit=whose, members=self.members)
+                write_ensemble(job.out, unit=whose, members=self.members)
         said = [f"each {whose} lies whole in one of {self.members} shards: the unit of protection is the shard"]
         if whose == "user" and len(groups := set(units)) < len(given):
             said.append(f"users who share a record are protected together: {len(given)} are {len(groups)} groups")

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from auditor.attacks.exposure import Exposure
-from auditor.benchmarks.training import fit, untrained
 from auditor.errors import AuditError, NotApplicable
 from auditor.models import HuggingFaceModel
 from auditor.spaces import Space
 from auditor.streams import generator
+from auditor.training import fit, untrained
 from auditor.types import Canary, Observation, Secret
 from auditor.view import CLAIM, WORST, View
 from tests.auditor.test_tries import bpe, brute

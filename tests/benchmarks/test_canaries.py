@@ -194,7 +194,8 @@ def test_copies_stand_among_the_rows_as_often_as_the_manifest_says(
 def test_all_copies_of_a_canary_land_in_one_shard(members: int, manifest: Manifest, tmp_path: Path) -> None:
     jsonl(tmp_path / "a.jsonl")
     insert(Copies(manifest), str(tmp_path / "a.jsonl"), tmp_path / "b.jsonl")
-    shards = shard([row["text"] for row in rows_of(tmp_path / "b.jsonl")], members)
+    rows = [row["text"] for row in rows_of(tmp_path / "b.jsonl")]
+    shards = [[rows[i] for i in chosen] for chosen in shard(rows, members)]
     for entry in manifest.canaries:
         holding = [texts.count(entry.text) for texts in shards if entry.text in texts]
         assert holding == ([entry.count] if entry.count else [])

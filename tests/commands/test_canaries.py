@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from auditor import sweep
-from auditor.benchmarks.training import fit, untrained
 from auditor.cli import call
 from auditor.contrasts import Part, contrast
 from auditor.streams import generator
+from auditor.training import fit, untrained
 from tests.auditor.test_tries import bpe
 
 Said = pytest.CaptureFixture[str]

@@ -16,7 +16,7 @@ from auditor import train as training
 from auditor.cli import call
 from auditor.defenses import pmixed_training as module
 from auditor.defenses.pmixed_training import PMixedTrainer
-from auditor.ensemble import LoraEnsemble, load_ensemble, read_privacy, record_names
+from auditor.ensemble import LoraEnsemble, load_ensemble, read_ensemble, record_names
 from auditor.errors import AuditError
 from auditor.models import load
 from auditor.train import Training
@@ -105,7 +105,7 @@ def test_copies_and_users_lie_in_one_shard(world: Path, tmp_path: Path) -> None:
     assert "users who share a record are protected together: 4 are 3 groups" in told
     assert any("empty" in line for line in told) == ([] in shards(tmp_path / "by-user", 3))
     for name, unit, members in (("by-record", "record", 4), ("by-user", "user", 3)):
-        assert read_privacy(tmp_path / name) == (unit, members)
+        assert read_ensemble(tmp_path / name) == (unit, members)
         held = Counter(record for names in shards(tmp_path / name, members) for record in names)
         assert held == Counter(record_names(TEXTS))  # each once, in one shard
     for names in shards(tmp_path / "by-user", 3):
@@ -132,7 +132,7 @@ def test_a_killed_run_goes_on_with_the_first_unfinished_member(world: Path, tmp_
     with pytest.raises(KeyboardInterrupt):
         training.train(asked(world, cut, options={"members": 2}), kill)
     assert [path.name for path in cut.iterdir() if path.is_dir()] == ["member-000"]
-    with pytest.raises(AuditError, match=r"expected the 2 members that privacy.json .* found 1: the same audit train"):
+    with pytest.raises(AuditError, match=r"expected the 2 members that ensemble.json .* found 1: the same audit train"):
         load_ensemble(cut, load(str(world / "neox")))
     asked_again: list[Path] = []
     real = module.train_member
@@ -176,7 +176,7 @@ def test_a_refusal_leaves_nothing_behind(world: Path, tmp_path: Path, more: dict
 def test_half_written_members_are_not_served(world: Path, tmp_path: Path) -> None:
     training.train(asked(world, tmp_path / "out", options={"members": 2}), silent)
     (tmp_path / "out" / "member-001").rename(tmp_path / "out" / ".member-001")
-    (tmp_path / "out" / "privacy.json").unlink()
+    (tmp_path / "out" / "ensemble.json").unlink()
     assert load_ensemble(tmp_path / "out", load(str(world / "neox"))).size == 1
 
 
@@ -184,9 +184,9 @@ def test_half_written_members_are_not_served(world: Path, tmp_path: Path) -> Non
     "text", ["{", '{"unit": "cat", "members": 2}', '{"unit": "user"}', '{"unit": "user", "members": "2"}']
 )
 def test_a_broken_manifest_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "privacy.json").write_text(text)
-    with pytest.raises(AuditError, match=r"privacy\.json"):
-        read_privacy(tmp_path)
+    (tmp_path / "ensemble.json").write_text(text)
+    with pytest.raises(AuditError, match=r"ensemble\.json"):
+        read_ensemble(tmp_path)
 
 
 def test_members_of_another_base_are_refused(world: Path, tmp_path: Path) -> None:
