@@ -69,7 +69,14 @@ class UniformMixing(Defense):
 
     def claim(self, scenario: Scenario, spent: int) -> Claim:
         mixing = self._mixing(scenario.target.vocab_size, scenario.public is not None)
-        return _claim(mixing, scenario.queries, scenario.answer_length, spent)
+        return _claim(mixing, scenario.queries or 1, scenario.answer_length, spent)
+
+    def remarks(self, scenario: Scenario) -> tuple[str, ...]:
+        if scenario.queries:
+            return ()
+        return (
+            "no attack here draws tokens inside the claim, so epsilon is that of one token; each costs as much again",
+        )
 
     def protect_masked(self, scenario: MaskedScenario) -> tuple[MaskedModel, Claim]:
         mixing = self._mixing(scenario.target.vocab_size, scenario.public is not None)

@@ -41,6 +41,15 @@ def test_no_pair_of_models_exceeds_the_claim(weight: float, seed: int) -> None:
     assert realised <= uniform_mixing_epsilon(weight, 7) + 1e-9
 
 
+def test_where_nothing_is_drawn_the_claim_is_that_of_one_token_and_says_so(neox: HuggingFaceModel) -> None:
+    scenario, defense = Scenario(neox, None, None, queries=0, answer_length=4), UniformMixing(weight=0.6)
+    claim = defense.claim(scenario, 0)
+    assert claim.queries == 1 and claim.spent_queries == 0
+    assert claim.epsilon["any two models"] == pytest.approx(uniform_mixing_epsilon(0.6, neox.vocab_size))
+    assert any("one token" in remark for remark in defense.remarks(scenario))
+    assert defense.remarks(Scenario(neox, None, None, queries=5, answer_length=4)) == ()
+
+
 def test_the_claim_is_attained_by_opposite_one_hots() -> None:
     one_hots = torch.full((2, 5), -math.inf, dtype=torch.float64)
     one_hots[0, 0] = one_hots[1, 1] = 0.0
