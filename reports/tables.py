@@ -38,7 +38,7 @@ def to_rich(grid: Grid, styles: Sequence[str] = ()) -> RichTable:
 
 def to_markdown(grid: Grid) -> str:
     lines = [f"# {inert.markdown(grid.title)}", ""] + ([inert.markdown(grid.note), ""] if grid.note else [])
-    lines += [_line(grid.head), _line(("---",) * len(grid.head)), *map(_line, grid.rows)]
+    lines += [_line(grid.head), "| " + " | ".join(["---"] * len(grid.head)) + " |", *map(_line, grid.rows)]
     return "\n".join(lines) + "\n"
 
 

@@ -6,6 +6,7 @@ import csv
 import io
 
 import pytest
+from markdown_it import MarkdownIt
 from rich.console import Console
 
 from auditor.reports.tables import Grid, to_csv, to_latex, to_markdown, to_rich
@@ -60,6 +61,15 @@ def test_markdown_keeps_its_columns() -> None:
     rows = [line for line in lines if line.startswith("| ")]
     assert all(line.replace(r"\|", "").count("|") == 3 for line in rows) and len(rows) == 2 + len(NASTY)
     assert "\x1b" not in to_markdown(GRID)
+
+
+def test_markdown_is_a_table() -> None:
+    """Its rule is a rule and its cells are text: `-1` and `---` too."""
+    text = to_markdown(Grid("T", ("a", "b"), (("-1", "x | y"), ("---", "2"))))
+    parsed = MarkdownIt("gfm-like", {"linkify": False}).parse(text)
+    assert [token.type for token in parsed].count("table_open") == 1
+    cells = ["".join(child.content for child in token.children or []) for token in parsed if token.type == "inline"]
+    assert cells == ["T", "a", "b", "-1", "x | y", "---", "2"]
 
 
 def test_a_terminal_sees_text_not_markup() -> None:
