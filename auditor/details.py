@@ -131,8 +131,8 @@ def _exposure(path: Path) -> dict[Row, dict[str, float]]:
     """Of probes that observe it; the last observation of a secret is the one that counts."""
     found: dict[Row, dict[str, float]] = {}
     for record in _lines(path):
-        if "exposure" in record["values"]:
-            found.setdefault(_row(record["cell"]), {})[record["secret"]] = float(record["values"]["exposure"])
+        if "exposure_bits" in record["values"]:
+            found.setdefault(_row(record["cell"]), {})[record["secret"]] = float(record["values"]["exposure_bits"])
     return found
 
 

@@ -84,6 +84,7 @@ def test_ids_and_numbers_only(world: Path, finished: Path, capsys: Said) -> None
 def test_the_run_has_a_figure_and_can_be_gated(finished: Path, capsys: Said) -> None:
     page = (finished / "report.html").read_text()
     assert "Exposure by insertions, worst case" in page and "never inserted, on average" in page
+    assert "Exposure of the canaries beside its null" in page
     assert "2 never (controls), 2 inserted once, 2 inserted 12 times" in (finished / "report.md").read_text().replace(
         "\\", ""
     )
