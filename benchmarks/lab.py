@@ -205,6 +205,11 @@ class Lab(Benchmark):
         ensemble: LoraEnsemble = self._part("ensemble", self._build_ensemble, load, _ensemble_version(self.recipe))
         return ensemble
 
+    @property
+    def ensemble_folder(self) -> Path:
+        """Where the members lie once they are built."""
+        return self.folder / f"ensemble{_ensemble_version(self.recipe)}"
+
     def trained(self, trainer: Trainer) -> TrainedModel:
         """The public model, fine-tuned on the private records by this trainer, with what it promises."""
         public = self.public()

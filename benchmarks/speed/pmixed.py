@@ -167,7 +167,7 @@ def main() -> None:
     torch.set_num_threads(1)
     lab = Lab(LabRecipe(members=options.members), progress=lambda what, done, n: print(f"{what}: {done}/{n}", end="\r"))
     held = lab.ensemble()
-    adapters = Adapters(held.public, sorted((lab.folder / "ensemble").glob("member-*")))
+    adapters = Adapters(held.public, sorted(lab.ensemble_folder.glob("member-*")))
     texts, members = lab.heldout[: options.texts], [secret for secret in lab.secrets if secret.member]
     secrets = members[:: max(1, len(members) // options.secrets)][: options.secrets]
     scenario = Scenario(held.public, held.public, held, 0, len(secrets[0].suffix))

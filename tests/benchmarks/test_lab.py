@@ -185,7 +185,7 @@ def test_training_changes_what_it_should(built: Lab) -> None:
     assert not torch.equal(public["gpt_neox.embed_in.weight"], target["gpt_neox.embed_in.weight"])
     law = weights(built)[-1]
     assert not torch.allclose(law[1], law[2], atol=1e-4) and not torch.allclose(law[0], law[1], atol=1e-4)
-    assert built.ensemble().size == TINY.members
+    assert built.ensemble().size == TINY.members == len(list(built.ensemble_folder.glob("member-*")))
     assert built.ensemble().shard_counts() == {"shared_records": 0, "unlisted_shards": 0}
     assert built.ensemble().shards == [record_names(texts) for texts in built.shards()]
 
