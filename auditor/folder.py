@@ -36,6 +36,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._new = False  # whether `create` began this run; one that is resumed is somebody's already
         self._ours = False  # whether `create` made the folder itself
         self._latest: str | None = None  # what runs/latest pointed to before
         self._guesses = _Journal(path / _GUESSES, _encode, _decode)
@@ -61,6 +62,7 @@ class RunFolder:
             write_private(path / _PLAN, json.dumps(plan, indent=1))
         except OSError as error:
             raise AuditError(f"cannot write the run folder {str(path)!r}: {error.strerror}") from error
+        folder._new = True
         if out is None:
             folder._latest = _point_latest(path.parent, path.name)
         return folder
@@ -77,10 +79,9 @@ class RunFolder:
         return folder
 
     def discard_if_empty(self) -> None:
-        """Removes a folder in which nothing was found out: a refused run leaves nothing half written."""
-        if any((self.path / name).exists() for name in (_GUESSES, OBSERVATIONS)) or any(
-            (self.path / "state").iterdir()
-        ):
+        """Removes a new folder in which no attack found anything: a refused run leaves nothing half written."""
+        found = any((self.path / name).exists() for name in (_GUESSES, OBSERVATIONS))
+        if not self._new or found or any((self.path / "state").iterdir()):
             return
         latest = self.path.parent / "latest"
         if latest.is_symlink() and os.readlink(latest) == self.path.name:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from auditor.errors import AuditError
 from auditor.folder import RunFolder, batched
-from auditor.types import Certificate, Guess, Guesses, Observation
+from auditor.types import Certificate, Guess, Guesses, Observation, TokenLogProbs
 
 
 def answer(name: str, score: float = -1.5, drawn: int = 6) -> Guesses:
@@ -256,6 +256,21 @@ def test_what_was_found_out_is_not_discarded(folder: RunFolder, what: str) -> No
     folder.discard_if_empty()
     again = RunFolder.reopen(folder.path)
     assert again.done("cell") if what == "guesses" else again.load_state("a")
+
+
+def test_a_resumed_run_is_not_discarded(tmp_path: Path) -> None:
+    """It was interrupted before its first guess; that its data cannot be read now must not cost its plan."""
+    RunFolder.create(tmp_path / "run", "run", {"seed": 3}).score("undefended", [TokenLogProbs("s1", (-0.5,))])
+    RunFolder.reopen(tmp_path / "run").discard_if_empty()
+    again = RunFolder.reopen(tmp_path / "run")
+    assert again.plan() == {"seed": 3} and again.scored("undefended")
+
+
+def test_tokens_alone_do_not_keep_a_refused_run(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", "run", {})
+    folder.score("undefended", [TokenLogProbs("s1", (-0.5,))])
+    folder.discard_if_empty()
+    assert os.listdir(tmp_path) == []
 
 
 @given(st.integers(0, 40), st.integers(1, 17))
