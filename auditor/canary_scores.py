@@ -10,7 +10,7 @@ from auditor import plugins
 from auditor.benchmarks import canaries
 from auditor.errors import AuditError
 from auditor.folder import RunFolder, cell_name
-from auditor.models import load
+from auditor.loading import load
 from auditor.plan import check_general, options_for, parse_options
 from auditor.reports import files, words
 from auditor.run import Reporter

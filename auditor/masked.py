@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from auditor.errors import AuditError
-from auditor.models import DTYPES, load_errors, tokenizer_beside
+from auditor.loading import DTYPES, load_errors, tokenizer_beside
 
 
 class MaskedModel(ABC):

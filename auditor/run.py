@@ -36,7 +36,8 @@ from auditor.comparable import fingerprint
 from auditor.ensemble import Ensemble, load_ensemble
 from auditor.errors import AuditError, NotApplicable, unknown
 from auditor.folder import RunFolder, batched, cell_name
-from auditor.models import HuggingFaceModel, LanguageModel, load, perplexity_nll
+from auditor.loading import load
+from auditor.models import HuggingFaceModel, LanguageModel, perplexity_nll
 from auditor.outcomes import Row
 from auditor.plan import Plan, check_general, options_for
 from auditor.privacy import PrivacyRecord

@@ -21,8 +21,9 @@ from auditor.benchmarks.files import training_texts
 from auditor.ensemble import record_names
 from auditor.errors import AuditError
 from auditor.folder import write_private
+from auditor.loading import load
 from auditor.members import Adapter, with_adapter
-from auditor.models import HuggingFaceModel, load
+from auditor.models import HuggingFaceModel
 from auditor.types import Trainer, TrainingJob, TrainingRecord, to_json
 
 RECORD = "training.json"

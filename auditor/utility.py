@@ -25,9 +25,10 @@ from auditor.benchmarks.lab import Lab
 from auditor.ensemble import load_ensemble
 from auditor.errors import AuditError, unknown
 from auditor.grid import called
+from auditor.loading import load
 from auditor.masked import kind_of, load_masked
 from auditor.metrics import CONFIDENCE
-from auditor.models import HuggingFaceModel, load
+from auditor.models import HuggingFaceModel
 from auditor.plan import Plan, check_general, make, options_for
 from auditor.run import UNDEFENDED, Reporter, check_needs, environment, lab_recipe, trained_folder
 from auditor.streams import generator

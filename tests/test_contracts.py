@@ -17,7 +17,8 @@ from auditor import plugins
 from auditor.defenses.uniform_mixing import UniformMixing
 from auditor.ensemble import ModelEnsemble
 from auditor.errors import AuditError, NotApplicable
-from auditor.models import HuggingFaceModel, LanguageModel, load
+from auditor.loading import load
+from auditor.models import HuggingFaceModel, LanguageModel
 from auditor.privacy import PrivacyRecord
 from auditor.privacy import read as read_privacy
 from auditor.probing import LawProbe

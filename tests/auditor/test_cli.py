@@ -29,7 +29,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from auditor import details, plugins
 from auditor.cli import call
 from auditor.folder import RunFolder
-from auditor.models import load
+from auditor.loading import load
 from auditor.types import Guesses, Observation
 from tests.conftest import fits_schema
 

@@ -20,7 +20,8 @@ from transformers import (
 )
 
 from auditor.errors import AuditError
-from auditor.models import HuggingFaceModel, assign_slots, load, perplexity_nll
+from auditor.loading import load
+from auditor.models import HuggingFaceModel, assign_slots, perplexity_nll
 from auditor.run import greedy_recall
 from auditor.streams import generator
 from auditor.training import fit

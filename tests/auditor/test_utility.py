@@ -19,8 +19,8 @@ from auditor import ledger, tradeoff
 from auditor.cli import call
 from auditor.defenses.accounting import uniform_mixing_epsilon
 from auditor.errors import AuditError
+from auditor.loading import load
 from auditor.masked import load_masked
-from auditor.models import load
 from auditor.plan import make
 from auditor.subjects import Asked, CausalSubject, MaskedSubject
 from auditor.utility import Asking, Settings, Utility, measure, perplexities, points

@@ -18,7 +18,7 @@ from auditor.defenses import pmixed_training as module
 from auditor.defenses.pmixed_training import PMixedTrainer
 from auditor.ensemble import LoraEnsemble, load_ensemble, read_ensemble, record_names
 from auditor.errors import AuditError
-from auditor.models import load
+from auditor.loading import load
 from auditor.train import Training
 from tests.conftest import save_tiny
 

@@ -20,7 +20,7 @@ from auditor.defenses.dp_sgd import DpSgd
 from auditor.defenses.gaussian import pld_epsilon, rdp_epsilon
 from auditor.defenses.privacy_probability import against_constants, log_perplexities, normalise
 from auditor.errors import AuditError
-from auditor.models import load
+from auditor.loading import load
 from auditor.privacy import PrivacyRecord, read
 from auditor.train import Training
 from tests.conftest import save_tiny, tiny
