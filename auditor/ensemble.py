@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from auditor.errors import AuditError
-from auditor.models import HuggingFaceModel, HuggingFaceRows, LanguageModel, Rows, SlotLayer
+from auditor.models import HuggingFaceModel, LanguageModel, Rows, SlotLayer
 
 _CACHE_BYTES = 2**28  # keys and values of members that single draws asked
 _TOKENS_AT_ONCE = 2**13  # read by members in one batch
@@ -129,29 +129,35 @@ class LoraEnsemble(Ensemble):
         self._routing = _Routing()
         shared = {id(p): p for p in [*public.model.parameters(), *public.model.buffers()]}
         base = copy.deepcopy(public.model, shared)  # new modules over the same weights: the public model stays as it is
-        self._model = HuggingFaceModel(_mix(base, adapters, self._routing), public.tokenizer, f"{public.name} ensemble")
+        self._model = HuggingFaceModel(
+            _mix(base, adapters, self._routing),
+            public.tokenizer,
+            f"{public.name} ensemble",
+            served=public.served,
+            embeddings="embeddings" in public.capabilities,
+        )
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Rows:
         self._model.check_room(prefixes.shape[1], length, prompt)
-        with torch.no_grad():
-            prefixes = prefixes.to(self._model.device)
-            return HuggingFaceRows(self._model, prefixes, length, prompt, 1 + self.size, self._every)
+        return self._model.rows(prefixes, length, prompt, 1 + self.size, self._every)
 
-    def _every(self, embeds: Tensor, last: int, cache: Cache | None) -> Tensor:
+    def _every(self, read: Tensor, last: int, cache: Cache | None) -> Tensor:
         self._routing.part = None
-        return self._model.forward(embeds, last, cache)
+        return self._model.forward(read, last, cache)
 
     def log_probs(self, contexts: Tensor, part: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         self._routing.part = part
         return self._model.forward(self._model.embed(contexts.to(self._model.device), prompt), last)
 
     def behind(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Members:
+        if self._model.served != "slots":
+            return super().behind(prefixes.to(self._model.device), length, prompt=prompt)
         return _CachedMembers(self, prefixes.to(self._model.device), length, prompt)
 
-    def catch_up(self, embeds: Tensor, part: Tensor, cache: Cache) -> Tensor:
-        """(B, V): the law behind embeds (B, n, d), which follow what `cache` holds, by part[b]."""
+    def catch_up(self, read: Tensor, part: Tensor, cache: Cache) -> Tensor:
+        """(B, V): the law behind read (B, n [, d]), which follow what `cache` holds, by part[b]."""
         self._routing.part = part
-        return self._model.forward(embeds, 1, cache)[:, 0]
+        return self._model.forward(read, 1, cache)[:, 0]
 
     def embed(self, tokens: Tensor, prompt: Tensor | None) -> Tensor:
         return self._model.embed(tokens, prompt)
@@ -189,28 +195,28 @@ class _CachedMembers(Members):
         parts = self.slot.shape[1]
         pairs, place = torch.unique(row * parts + part, return_inverse=True)
         row, part = pairs // parts, pairs % parts
-        embeds = self.lora.embed(self.tokens, self.prompt)
+        read = self.lora.embed(self.tokens, self.prompt)
         # Batches need one length: what is missing is rounded up to a power of two, so that there are few of them.
         depth = self.depth[row, part]
-        missing = torch.exp2((embeds.shape[1] - depth).double().log2().ceil()).long()
-        begin = torch.where(depth == self.shared, depth, (embeds.shape[1] - missing).clamp_min(0))
+        missing = torch.exp2((read.shape[1] - depth).double().log2().ceil()).long()
+        begin = torch.where(depth == self.shared, depth, (read.shape[1] - missing).clamp_min(0))
         law: Tensor | None = None
         for first in begin.unique().tolist():
             mine = (begin == first).nonzero().squeeze(-1)
-            for some in mine.split(max(1, _TOKENS_AT_ONCE // (embeds.shape[1] - first))):
-                found = self._catch_up(embeds, row[some], part[some], first)
+            for some in mine.split(max(1, _TOKENS_AT_ONCE // (read.shape[1] - first))):
+                found = self._catch_up(read, row[some], part[some], first)
                 law = found.new_empty(len(pairs), found.shape[-1]) if law is None else law
                 law[some] = found
         assert law is not None
         return law[place]
 
-    def _catch_up(self, embeds: Tensor, row: Tensor, part: Tensor, begin: int) -> Tensor:
+    def _catch_up(self, read: Tensor, row: Tensor, part: Tensor, begin: int) -> Tensor:
         """Reads positions `begin` and on of the rows, with what is held of those before."""
-        layers, held = self.lora.empty_layers(embeds.shape[1]), self.slot[row, part]
+        layers, held = self.lora.empty_layers(read.shape[1]), self.slot[row, part]
         if begin:
             for layer, pool in zip(layers, self.pool, strict=True):
                 layer.take(pool, held, begin)
-        law = self.lora.catch_up(embeds[row, begin:], part, Cache(layers=list(layers)))
+        law = self.lora.catch_up(read[row, begin:], part, Cache(layers=list(layers)))
         self._keep(layers, row, part)
         return law
 

@@ -11,7 +11,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,7 +21,9 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from auditor.errors import AuditError, NotApplicable
 from auditor.sampling import Decoding, by_shape
 
-Forward = Callable[[Tensor, int, Cache | None], Tensor]  # (embeds, last, cache) -> (B, last, V) nats
+Forward = Callable[[Tensor, int, Cache | None], Tensor]  # (read, last, cache) -> (B, last, V) nats; see `embed`
+# How decoding rows keep their past: keys and values in slots of ours, or not at all: each token reads its whole row.
+Served = Literal["slots", "recompute"]
 # Logits held at once when scoring: 128 MiB of float32. On a CPU 32 MiB: larger blocks go back to the system when they
 # are freed (glibc), and every use of new ones pays for fresh pages, measured at a quarter of the time.
 _LAW_ELEMENTS = {"cpu": 2**23}
@@ -72,7 +74,7 @@ def law_elements(device: torch.device) -> int:
 class LanguageModel(ABC):
     """What is attacked. Shapes: contexts (B, n) token ids; prompt (P, d) soft prompt rows in embedding space."""
 
-    capabilities: ClassVar[frozenset[str]] = frozenset({"draw", "law", "embeddings"})
+    capabilities: frozenset[str] = frozenset({"draw", "law", "embeddings"})
     name: str
     family: str = ""  # architecture and vocabulary, in words; "" where the model does not say
     vocab_size: int  # width of the law; may exceed the tokenizer's
@@ -280,8 +282,8 @@ class HuggingFaceRows(Rows):
 
     def _read(self, tokens: Tensor, prompt: Tensor | None = None) -> None:
         """Runs tokens (slots, n) through the model; the law is kept in slot order, (slots, width, V)."""
-        embeds = self.model.embed(tokens, prompt).repeat_interleave(self.width, dim=0)
-        self._law = self.forward(embeds, 1, self.cache)[:, 0].unflatten(0, (-1, self.width))
+        read = self.model.embed(tokens, prompt).repeat_interleave(self.width, dim=0)
+        self._law = self.forward(read, 1, self.cache)[:, 0].unflatten(0, (-1, self.width))
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -320,13 +322,67 @@ class HuggingFaceRows(Rows):
         self._read(in_slots.unsqueeze(-1))
 
 
-class HuggingFaceModel(LanguageModel):
-    """Any Hugging Face causal LM (PEFT adapters included), in eval mode, parameters frozen."""
+class RecomputedRows(Rows):
+    """Rows of a causal LM whose past no cache holds: each token reads its whole row again. Arguments as above."""
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, name: str = "model"):
+    def __init__(
+        self,
+        model: HuggingFaceModel,
+        prefixes: Tensor,
+        length: int,
+        prompt: Tensor | None,
+        width: int = 1,
+        forward: Forward | None = None,
+    ) -> None:
+        self.model, self.tokens, self.prompt, self.width = model, prefixes, prompt, width
+        self.forward = forward or model.forward
+        self._law = self._read()
+
+    def _read(self) -> Tensor:
+        """(rows, width, V) nats, a few rows at a time: not every model can leave out the logits of what is past."""
+        positions = self.tokens.shape[1] + (0 if self.prompt is None else len(self.prompt))
+        step = max(1, law_elements(self.model.device) // (positions * self.width * self.model.vocab_size))
+        laws = []
+        for tokens in self.tokens.split(step):
+            read = self.model.embed(tokens, self.prompt).repeat_interleave(self.width, dim=0)
+            laws.append(self.forward(read, 1, None)[:, 0].unflatten(0, (-1, self.width)))
+        return torch.cat(laws)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def log_probs(self) -> Tensor:
+        """(rows, V); (rows, width, V) where a row has several parts."""
+        return self._law if self.width > 1 else self._law[:, 0]
+
+    @torch.no_grad()
+    def advance(self, parents: Tensor, tokens: Tensor) -> None:
+        self.tokens = torch.cat([self.tokens[parents], tokens.unsqueeze(-1)], dim=1)
+        self._law = self._read()
+
+
+class HuggingFaceModel(LanguageModel):
+    """Any Hugging Face causal LM (PEFT adapters included), in eval mode, parameters frozen.
+
+    served: how its rows keep their past. embeddings: whether it may be asked by input embeddings, which soft prompts
+    take; token ids are what it reads else. Which of these are right for a model, its self-check finds out.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        name: str = "model",
+        *,
+        served: Served = "slots",
+        embeddings: bool = True,
+    ) -> None:
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.name = name
+        self.served: Served = served
+        if not embeddings:
+            self.capabilities = self.capabilities - {"embeddings"}
         config = model.config.get_text_config(decoder=True)
         self.n_layers = int(config.num_hidden_layers)
         self.max_positions = getattr(config, "max_position_embeddings", None)
@@ -344,11 +400,18 @@ class HuggingFaceModel(LanguageModel):
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Rows:
         self.check_room(prefixes.shape[1], length, prompt)
-        with torch.no_grad():
-            return HuggingFaceRows(self, prefixes.to(self.device), length, prompt)
+        return self.rows(prefixes, length, prompt)
+
+    @torch.no_grad()
+    def rows(
+        self, prefixes: Tensor, length: int, prompt: Tensor | None, width: int = 1, forward: Forward | None = None
+    ) -> Rows:
+        """Decoding rows as `served` says, `width` sequences behind each that `forward` answers."""
+        return _ROWS[self.served](self, prefixes.to(self.device), length, prompt, width, forward)
 
     def row_bytes(self, positions: int, law: bool = True) -> int:
-        return super().row_bytes(positions, law) + positions * self._position_bytes
+        held = self._position_bytes if self.served == "slots" else 0
+        return super().row_bytes(positions, law) + positions * held
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         return self.forward(self.embed(contexts.to(self.device), prompt), last)
@@ -362,22 +425,32 @@ class HuggingFaceModel(LanguageModel):
         return weight[:count].detach().clone()
 
     def embed(self, tokens: Tensor, prompt: Tensor | None) -> Tensor:
-        """(B, [P +] n, d): token embeddings behind the soft prompt. Prompt rows are no tokens: never generated."""
-        embeds = self.embedding(tokens)
+        """What the model reads: the token ids (B, n) themselves, as everybody else gives it; behind a soft prompt
+        embeddings, (B, P + n, d). Prompt rows are no tokens: never generated.
+
+        Raises NotApplicable for a soft prompt before a model that reads token ids alone.
+        """
         if prompt is None:
-            return embeds
+            return tokens
+        if "embeddings" not in self.capabilities:
+            raise NotApplicable(f"needs a soft prompt; {self.name} is right by token ids alone")
+        embeds = self.embedding(tokens)
         return torch.cat([prompt.to(embeds).expand(len(tokens), -1, -1), embeds], dim=1)
 
-    def forward(self, embeds: Tensor, last: int, cache: Cache | None = None) -> Tensor:
-        """(B, last, V) log-probabilities, float32. Raises AuditError on NaN logits."""
+    def forward(self, read: Tensor, last: int, cache: Cache | None = None) -> Tensor:
+        """(B, last, V) log-probabilities, float32. read: as `embed` gives it. Raises AuditError on NaN logits."""
         extra = {"logits_to_keep": last} if self._keeps_logits else {}
-        output = self.model(inputs_embeds=embeds, past_key_values=cache, use_cache=cache is not None, **extra)
+        name = "inputs_embeds" if read.is_floating_point() else "input_ids"
+        output = self.model(**{name: read}, past_key_values=cache, use_cache=cache is not None, **extra)
         law = torch.log_softmax(output.logits[:, -last:].float(), dim=-1)
         if torch.isnan(law[..., 0]).any():  # one NaN in the logits makes the whole row NaN
             raise AuditError(
                 f"expected finite logits, but {self.name} returned NaN: the weights or the dtype are broken"
             )
         return law
+
+
+_ROWS: Mapping[Served, Callable[..., Rows]] = {"slots": HuggingFaceRows, "recompute": RecomputedRows}
 
 
 def _plain(model: Any) -> Any:

@@ -314,7 +314,7 @@ class _Once(LanguageModel):
         self.model = model
         self.name, self.family, self.vocab_size = model.name, model.family, model.vocab_size
         self.max_positions, self.parts = model.max_positions, model.parts
-        self.eos, self.device = model.eos, model.device
+        self.eos, self.device, self.capabilities = model.eos, model.device, model.capabilities
         self.forget()
 
     def forget(self) -> None:

@@ -223,7 +223,7 @@ class PMixedModel(LanguageModel):
         self.ensemble, self.q, self.projection, self.name, self.promise = ensemble, q, projection, name, promise
         public = ensemble.public
         self.vocab_size, self.max_positions = public.vocab_size, public.max_positions
-        self.eos, self.device = public.eos, public.device
+        self.eos, self.device, self.capabilities = public.eos, public.device, public.capabilities
         self.parts = 1 + ensemble.size
         sizes = subset_size_law(q, ensemble.size)
         self.size_cdf = torch.from_numpy(np.cumsum(sizes)).to(self.device)

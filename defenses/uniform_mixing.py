@@ -161,6 +161,9 @@ class UniformMixingModel(LanguageModel):
         self.name = f"{target.name} under uniform mixing"
         self.vocab_size, self.max_positions = target.vocab_size, target.max_positions
         self.eos, self.device = target.eos, target.device
+        self.capabilities = target.capabilities
+        if top_k and public is not None:
+            self.capabilities = self.capabilities & public.capabilities
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Rows:
         rows = self.target.start(prefixes, length, prompt=prompt, law=law)

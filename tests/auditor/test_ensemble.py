@@ -12,7 +12,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 
 from auditor.ensemble import LoraEnsemble, Members, ModelEnsemble, load_ensemble
 from auditor.errors import AuditError
-from auditor.models import HuggingFaceModel
+from auditor.models import HuggingFaceModel, Served
 
 MakeTiny = Callable[..., HuggingFaceModel]
 TARGETS = {"neox": ["query_key_value", "dense_h_to_4h"], "gpt2": ["c_attn"]}
@@ -58,8 +58,10 @@ def test_mixed_batches_equal_one_adapter_at_a_time(make_tiny: MakeTiny, tmp_path
     )
 
 
-def test_rows_of_all_parts_split_together(make_tiny: MakeTiny, tmp_path: Path) -> None:
-    ensemble = LoraEnsemble(make_tiny(), save_members(make_tiny, tmp_path, 2))
+@pytest.mark.parametrize("served", ["slots", "recompute"])
+def test_rows_of_all_parts_split_together(make_tiny: MakeTiny, tmp_path: Path, served: Served) -> None:
+    public = HuggingFaceModel(make_tiny().model, served=served)
+    ensemble = LoraEnsemble(public, save_members(make_tiny, tmp_path, 2))
     general = ModelEnsemble(
         make_tiny(),
         [

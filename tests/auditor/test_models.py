@@ -19,7 +19,8 @@ from transformers import (
     MistralForCausalLM,
 )
 
-from auditor.errors import AuditError
+from auditor.defenses.uniform_mixing import UniformMixingModel
+from auditor.errors import AuditError, NotApplicable
 from auditor.loading import load
 from auditor.models import HuggingFaceModel, assign_slots, perplexity_nll
 from auditor.run import greedy_recall
@@ -91,6 +92,23 @@ def test_a_soft_prompt_stands_in_front_and_gets_gradients(neox: HuggingFaceModel
     prompt.requires_grad_(True)
     neox.log_probs(tokens, 1, prompt=prompt).sum().backward()
     assert prompt.grad is not None and float(prompt.grad.abs().sum()) > 0
+
+
+def test_rows_without_a_cache_agree_with_whole_contexts(neox: HuggingFaceModel) -> None:
+    recomputed = HuggingFaceModel(neox.model, served="recompute")
+    assert recomputed.row_bytes(100) < neox.row_bytes(100)
+    check_rows(recomputed)
+    check_rows(recomputed, torch.randn(4, 32, generator=torch.Generator().manual_seed(0)))
+
+
+def test_a_model_without_embeddings_takes_no_soft_prompt(neox: HuggingFaceModel) -> None:
+    plain = HuggingFaceModel(neox.model, name="plain", embeddings=False)
+    check_rows(plain)
+    assert plain.capabilities == {"draw", "law"}
+    assert UniformMixingModel(plain, 0.5).capabilities == {"draw", "law"}
+    for ask in (plain.start, plain.log_probs):
+        with pytest.raises(NotApplicable, match="needs a soft prompt; plain is right by token ids alone"):
+            ask(torch.tensor([[1, 2]]), 1, prompt=torch.zeros(2, 32))
 
 
 def test_scores_agree_with_hugging_face_loss(neox: HuggingFaceModel) -> None:
