@@ -240,8 +240,9 @@ def _told(record: PrivacyRecord, cut: int, units: int) -> tuple[str, ...]:
 
 def _require_opacus() -> None:
     try:
+        import cryptography
         import dp_accounting
         import opacus
     except ImportError as error:
         raise AuditError(f"private training needs {error.name}: install audit-lm[dp]") from None
-    del dp_accounting, opacus
+    del cryptography, dp_accounting, opacus

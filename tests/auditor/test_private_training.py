@@ -20,6 +20,7 @@ from auditor.errors import AuditError
 from auditor.private_training import PoissonSampler, Recipe, fit_privately
 from auditor.streams import generator
 from auditor.training import Checkpoint, trained_parameters, untrained
+from tests.auditor.naive_noise import NaiveNoise
 from tests.conftest import tiny
 
 EXAMPLES = [tuple(generator("private", i).integers(1, 60, 4 + i % 7).tolist()) for i in range(12)]
@@ -125,10 +126,10 @@ def naive_step(
         norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradients.values()))
         for name, g in gradients.items():
             summed[name] += min(1.0, how.clip * shares[unit] / norm) * g
-    noise = loops._noise(key, step, torch.device("cpu"))
+    noise = NaiveNoise(key, step, sum(p.numel() + 1 for p in named.values()))
     with torch.no_grad():
         for name, p in named.items():
-            z = torch.normal(0, scale * how.noise_multiplier * how.clip, p.shape, generator=noise)
+            z = scale * how.noise_multiplier * how.clip * torch.from_numpy(noise.normal(p.numel())).view(p.shape)
             p -= how.learning_rate * (summed[name] + z) / how.expected_batch
 
 
