@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 
 from filelock import FileLock
 
-from auditor.benchmarks.lab import cache_folder
+from auditor import disk
+from auditor.cache import cache_folder
 from auditor.errors import AuditError
-from auditor.folder import write_private
 from auditor.types import Finding, Secret
 
 SALT = "AUDIT_SALT"
@@ -40,7 +40,7 @@ def salt() -> bytes:
     try:
         with FileLock(f"{path}.lock"):
             if not path.exists():
-                write_private(path, randomness.token_hex(32))
+                disk.replace(path, randomness.token_hex(32))
             return path.read_bytes()
     except OSError as error:
         raise AuditError(f"cannot keep a salt in {str(path)!r}: {error.strerror}; set {SALT}") from error

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from auditor import __version__, console
+from auditor import __version__, console, disk
 from auditor.commands import canaries as canary_commands
 from auditor.commands import train as train_command
 from auditor.commands import utility as utility_command
@@ -409,7 +409,7 @@ def report(
 
     written = files.render_all(folder, None if baseline is None else _changes(baseline, folder), reveal)
     if markdown is not None:
-        files.replace(markdown, (folder / files.MARKDOWN).read_bytes())
+        disk.replace(markdown, (folder / files.MARKDOWN).read_bytes())
         written = (*written, markdown)
     for path in written:
         typer.echo(path)
@@ -574,9 +574,9 @@ def _tell(
     for line in reports.lines(decision):
         typer.echo(line)
     if junit is not None:
-        files.replace(junit, reports.junit(decision))
+        disk.replace(junit, reports.junit(decision))
     if markdown is not None:
-        files.replace(markdown, reports.markdown(decision))
+        disk.replace(markdown, reports.markdown(decision))
     step = summary or (Path(named) if (named := os.environ.get("GITHUB_STEP_SUMMARY")) else None)
     if step is not None:
         files.append(step, reports.markdown(decision))
@@ -603,7 +603,6 @@ def compare(
     from auditor import compare as comparing
     from auditor.gate import read_run
     from auditor.reports import comparison as reports
-    from auditor.reports import files
 
     found = comparing.compare([read_run(folder) for folder in folders], metric or [])
     out = Console()
@@ -611,7 +610,7 @@ def compare(
         out.print(block)
     for path, render in ((markdown, reports.markdown), (html, reports.page), (csv, reports.sheet)):
         if path is not None:
-            files.replace(path, render(found))
+            disk.replace(path, render(found))
 
 
 app.command()(export)

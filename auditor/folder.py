@@ -6,6 +6,7 @@ Files are 0600. Knows files; knows nothing of models or terminals.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +16,9 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
+from filelock import FileLock
 
+from auditor import disk, locks
 from auditor.details import OBSERVATIONS, OUTCOMES, SECRETS, TOKENS
 from auditor.errors import AuditError
 from auditor.types import Guess, Guesses, Observation, TokenLogProbs, from_json, to_json
@@ -32,10 +35,11 @@ def cell_name(target: str, setting: str, attack: str) -> str:
 
 
 class RunFolder:
-    """One run on disk. `create` starts it, `reopen` continues one that was interrupted."""
+    """One run on disk. `create` starts it, `reopen` continues one that was interrupted: no other process may then."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock: FileLock | None = None
         self._new = False  # whether `create` began this run; one that is resumed is somebody's already
         self._ours = False  # whether `create` made the folder itself
         self._latest: str | None = None  # what runs/latest pointed to before
@@ -49,19 +53,17 @@ class RunFolder:
         path = out or new_folder(name)
         folder = cls(path)
         try:
-            taken, folder._ours = (path / _PLAN).exists(), not path.exists()
-        except OSError as error:
-            raise AuditError(f"cannot write the run folder {str(path)!r}: {error.strerror}") from error
-        if taken:
-            raise AuditError(
-                f"expected a new folder for -o, but {str(path)!r} holds a run; continue it with --resume {path}"
-            )
-        try:
+            folder._ours = not path.exists()
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder._lock = locks.hold(path)
+            if (path / _PLAN).exists():
+                raise AuditError(
+                    f"expected a new folder for -o, but {str(path)!r} holds a run; continue it with --resume {path}"
+                )
             (path / "state").mkdir(exist_ok=True, mode=0o700)
-            write_private(path / _PLAN, json.dumps(plan, indent=1))
         except OSError as error:
             raise AuditError(f"cannot write the run folder {str(path)!r}: {error.strerror}") from error
+        disk.replace(path / _PLAN, json.dumps(plan, indent=1))
         folder._new = True
         if out is None:
             folder._latest = _point_latest(path.parent, path.name)
@@ -73,10 +75,16 @@ class RunFolder:
         if not (path / _PLAN).is_file():
             raise AuditError(f"expected a run folder to resume, but {str(path)!r} holds no {_PLAN}")
         folder = cls(path)
+        folder._lock = locks.hold(path)
         folder._guesses.read()
         folder._observations.read()
         folder._tokens.read()
         return folder
+
+    def close(self) -> None:
+        """Lets other processes write to it."""
+        if self._lock is not None:
+            self._lock.release()
 
     def discard_if_empty(self) -> None:
         """Removes a new folder in which no attack found anything: a refused run leaves nothing half written."""
@@ -90,7 +98,7 @@ class RunFolder:
                 _point_latest(self.path.parent, self._latest)
         (self.path / "state").rmdir()
         (self.path / _PLAN).unlink()
-        for name in (_SECRETS, SECRETS, TOKENS):
+        for name in (_SECRETS, SECRETS, TOKENS, locks.LOCK):
             (self.path / name).unlink(missing_ok=True)
         if self._ours:
             with contextlib.suppress(OSError):  # somebody may have put other things there
@@ -108,18 +116,18 @@ class RunFolder:
         path = self.path / _SECRETS
         if path.is_file() and path.read_text() != fingerprint:
             raise AuditError(f"expected the secrets that {str(self.path)!r} was started on, but the data has changed")
-        write_private(path, fingerprint)
+        disk.replace(path, fingerprint)
 
     def save_secrets(self, told: dict[str, Any]) -> None:
         """What reports may tell of each secret (`details.told`): a column a key, no text."""
-        write_private(self.path / SECRETS, json.dumps(told))
+        disk.replace(self.path / SECRETS, json.dumps(told))
 
     def save_outcomes(self, outcomes: dict[str, Any]) -> None:
         """What was found out secret by secret, by cell: judged guesses (`metrics.to_record`), probes' numbers.
 
         It is what tables over several runs and baselines need, without the answers.
         """
-        write_private(self.path / OUTCOMES, json.dumps(outcomes))
+        disk.replace(self.path / OUTCOMES, json.dumps(outcomes))
 
     def outcomes(self) -> dict[str, Any]:
         try:
@@ -130,7 +138,7 @@ class RunFolder:
 
     def save_heldout(self, heldout: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
         """By target, of each held-out text: `tokens` predicted, and the summed nll behind each kind of perplexity."""
-        write_private(self.path / _HELDOUT, json.dumps(heldout))
+        disk.replace(self.path / _HELDOUT, json.dumps(heldout))
 
     def heldout(self) -> dict[str, dict[str, list[float]]]:
         """Empty for a run of before they were kept."""
@@ -167,16 +175,21 @@ class RunFolder:
         self._tokens.append(target, batch)
 
     def save_state(self, cell: str, state: dict[str, Any]) -> None:
-        path = self._state_path(cell)
-        with open(path.with_suffix(".tmp"), "wb", opener=_private) as file:
-            torch.save(state, file)
-        os.replace(path.with_suffix(".tmp"), path)
+        made = io.BytesIO()
+        torch.save(state, made)
+        disk.replace(self._state_path(cell), made.getvalue())
 
     def load_state(self, cell: str) -> dict[str, Any] | None:
+        """What was tuned; None where nothing was. Raises AuditError for a file that cannot be read."""
         path = self._state_path(cell)
         if not path.exists():
             return None
-        state: dict[str, Any] = torch.load(path, weights_only=True)
+        try:
+            state: dict[str, Any] = torch.load(path, weights_only=True)
+        except Exception as error:  # torch raises a dozen kinds, all of them about the file
+            raise AuditError(f"{path}: expected what an attack tuned, got a file that cannot be read") from error
+        if not isinstance(state, dict):
+            raise AuditError(f"{path}: expected what an attack tuned, got {type(state).__name__}")
         return state
 
     def _state_path(self, cell: str) -> Path:
@@ -196,40 +209,33 @@ class _Journal(Generic[Record]):
         return self._done.setdefault(cell, {})
 
     def append(self, cell: str, batch: Sequence[Record]) -> None:
-        with open(self.path, "a", opener=_private) as file:
-            for record in batch:
-                file.write(json.dumps(self.encode(cell, record)) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        disk.append(self.path, "".join(json.dumps(self.encode(cell, record)) + "\n" for record in batch))
         self.done(cell).update((record.secret, record) for record in batch)
 
     def read(self) -> None:
+        """Raises AuditError for a line that is none of ours."""
         if not self.path.exists():
             return
-        lines = self.path.read_text().split("\n")
-        whole, rest = lines[:-1], lines[-1]
-        for line in whole:
-            cell, record = self.decode(json.loads(line))
-            self.done(cell)[record.secret] = record
+        try:
+            *whole, rest = self.path.read_bytes().split(b"\n")
+        except OSError as error:
+            raise AuditError(f"{self.path}: cannot be read: {error.strerror}") from error
+        for number, line in enumerate(whole, 1):
+            try:
+                cell, record = self.decode(json.loads(line))
+                self.done(cell)[record.secret] = record
+            except (AuditError, ValueError, KeyError, TypeError, RecursionError) as error:
+                where = f"{self.path}, line {number}"
+                raise AuditError(
+                    f"{where}: expected a finished secret as a run writes it, got something else"
+                ) from error
         if rest:  # the last append was cut off: forget it, so that the next one starts on a line of its own
-            write_private(self.path, "".join(f"{line}\n" for line in whole))
+            disk.replace(self.path, b"".join(line + b"\n" for line in whole))
 
 
 def new_folder(name: str) -> Path:
     """runs/<UTC time>-<name>, or the first of its kind that is free; nothing is created."""
     return _unused(Path("runs") / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{name}")
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
-def write_private(path: Path, text: str) -> None:
-    """Writes the file whole or not at all, readable by its owner only."""
-    scratch = path.with_name(path.name + ".tmp")
-    with open(scratch, "w", opener=_private) as file:
-        file.write(text)
-    os.replace(scratch, path)
 
 
 def _unused(path: Path) -> Path:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from auditor import disk
 from auditor.errors import AuditError
-from auditor.folder import write_private
 from auditor.types import ANY_ACCESS, Claim, from_json, to_json
 
 FILE = "privacy.json"
@@ -82,7 +82,7 @@ class PrivacyRecord:
 
 def write(folder: Path, record: PrivacyRecord) -> None:
     """Writes it whole or not at all."""
-    write_private(folder / FILE, json.dumps(to_json(record), indent=1) + "\n")
+    disk.replace(folder / FILE, json.dumps(to_json(record), indent=1) + "\n", sync=True)
 
 
 def read(folder: Path) -> PrivacyRecord | None:

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from auditor import ledger, sweep, tradeoff, utility
+from auditor import disk, ledger, sweep, tradeoff, utility
 from auditor.errors import AuditError
 from auditor.grid import Point, expand, merged
 from auditor.ledger import Entry, Place
 from auditor.papers import UTILITY, Paper
-from auditor.reports import files, tables, words
+from auditor.reports import tables, words
 from auditor.run import Reporter
 from auditor.types import to_json
 
@@ -154,8 +154,8 @@ def _bounds(entry: Entry) -> tuple[object, ...]:
 def write(out: Path, paper: Paper, scale: str, entries: Sequence[Entry]) -> None:
     """ledger.md, ledger.csv, ledger.tex and ledger.json, each replaced whole."""
     grid = table(paper, entries)
-    files.replace(out / "ledger.md", tables.to_markdown(grid))
-    files.replace(out / "ledger.csv", tables.to_csv(grid))
-    files.replace(out / "ledger.tex", tables.to_latex(grid))
+    disk.replace(out / "ledger.md", tables.to_markdown(grid))
+    disk.replace(out / "ledger.csv", tables.to_csv(grid))
+    disk.replace(out / "ledger.tex", tables.to_latex(grid))
     whole = {"paper": paper.name, "title": paper.title, "scale": scale, "rule": ledger.RULE, "claims": list(entries)}
-    files.replace(out / "ledger.json", json.dumps(to_json(whole), indent=1, allow_nan=False) + "\n")
+    disk.replace(out / "ledger.json", json.dumps(to_json(whole), indent=1, allow_nan=False) + "\n")

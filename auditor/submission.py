@@ -11,9 +11,10 @@ import json
 import os
 from pathlib import Path
 
+from auditor import disk
 from auditor.benchmarks.lm_extraction import example_row, is_lm_extraction
 from auditor.errors import AuditError
-from auditor.folder import RunFolder, cell_name, write_private
+from auditor.folder import RunFolder, cell_name
 from auditor.plan import Plan
 from auditor.score import GUESS, ID
 
@@ -52,8 +53,5 @@ def submit(plan: Plan, folder: RunFolder) -> tuple[str, int]:
     writer.writerow((ID, GUESS))
     for guess, row in sorted(members, key=lambda member: (-member[0].score, member[1])):
         writer.writerow((row, json.dumps(guess.suffix, separators=(",", ":"))))
-    try:
-        write_private(Path(plan.submission), lines.getvalue())
-    except OSError as error:
-        raise AuditError(f"cannot write {plan.submission!r}: {error.strerror}") from error
+    disk.replace(Path(plan.submission), lines.getvalue())
     return cell, len(members)

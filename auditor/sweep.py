@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from auditor import metrics, plan
+from auditor import disk, locks, metrics, plan
 from auditor.contrasts import STATISTICS, Cell, Part, contrast
 from auditor.errors import AuditError
 from auditor.folder import RunFolder
@@ -38,25 +38,38 @@ def walk(
     """Runs what is not finished; returns why points failed, by their name.
 
     refuse: whether a point that cannot run at all is refused before any other starts; else it is such a reason.
-    Raises AuditError where the folder holds runs of other plans.
+    Raises AuditError where the folder holds runs of other plans, and where another process walks it.
     """
     plans, failures = _plans(points, command, refuse)
     for point in points:
         if point.name in plans:
             _unchanged(folder / point.folder, plans[point.name])
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with locks.held(folder, SWEEP):
+        _walk(points, plans, failures, folder, reporter)
+    return failures
+
+
+def _walk(
+    points: Sequence[Point],
+    plans: Mapping[str, plan.Plan],
+    failures: dict[str, str],
+    folder: Path,
+    reporter: Reporter,
+) -> None:
     _write_points(folder, points, failures)
     shelf, quiet = Shelf(), _Quiet(reporter)
     for number, point in enumerate(points, 1):
         path = folder / point.folder
-        if point.name not in plans or (path / files.RESULT).is_file():
+        if point.name not in plans:
+            continue
+        if (path / files.RESULT).is_file():
+            files.render_missing(path)
             continue
         with reporter.stage(f"{number} of {len(points)}: {point.name}"):
             failure = _run(plans[point.name], path, quiet, shelf)
         if failure:
             failures[point.name] = failure
             _write_points(folder, points, failures)
-    return failures
 
 
 def _plans(points: Sequence[Point], command: str, refuse: bool) -> tuple[dict[str, plan.Plan], dict[str, str]]:
@@ -96,6 +109,8 @@ def _run(wanted: plan.Plan, path: Path, reporter: Reporter, shelf: Shelf) -> str
     except AuditError as why:
         folder.discard_if_empty()
         return str(why)
+    finally:
+        folder.close()
     return ""
 
 
@@ -117,7 +132,7 @@ class _Quiet:
 
 def _write_points(folder: Path, points: Sequence[Point], failures: Mapping[str, str]) -> None:
     rows = [{**vars(point), "folder": point.folder, "failure": failures.get(point.name, "")} for point in points]
-    files.replace(folder / SWEEP, json.dumps({"points": rows}, indent=1) + "\n")
+    disk.replace(folder / SWEEP, json.dumps({"points": rows}, indent=1) + "\n")
 
 
 def reopen(folder: Path) -> list[Point]:
@@ -297,5 +312,5 @@ def _has(cell: Cell, name: str) -> bool:
 
 
 def write_table(folder: Path, held: tables.Grid) -> None:
-    files.replace(folder / "sweep.csv", tables.to_csv(held))
-    files.replace(folder / "sweep.md", tables.to_markdown(held))
+    disk.replace(folder / "sweep.csv", tables.to_csv(held))
+    disk.replace(folder / "sweep.md", tables.to_markdown(held))

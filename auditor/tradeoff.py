@@ -7,10 +7,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from auditor import disk
 from auditor.contrasts import Cell
 from auditor.errors import AuditError
 from auditor.ledger import Place
-from auditor.reports import files, plots, tables, words
+from auditor.reports import plots, tables, words
 from auditor.subjects import Example
 from auditor.types import Measurement, from_json, to_json
 from auditor.utility import Asking, Point, Row, Utility, labels
@@ -127,7 +128,7 @@ def write(folder: Path, result: Utility, examples: Sequence[Example] = ()) -> li
     if examples:
         made["examples.md"] = examples_markdown(examples)
     for name, text in made.items():
-        files.replace(folder / name, text)
+        disk.replace(folder / name, text)
     drawn, axis = lines(result)
     for ending in (".svg", ".png"):
         path = folder / f"{NAME}{ending}"

@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 
-from auditor import __version__, plugins
+from auditor import __version__, disk, locks, plugins
 from auditor.benchmarks.files import training_texts
 from auditor.ensemble import record_names
 from auditor.errors import AuditError
-from auditor.folder import write_private
 from auditor.loading import load
 from auditor.members import Adapter, with_adapter
 from auditor.models import HuggingFaceModel
@@ -80,34 +79,28 @@ def train(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[s
     )
     trainer.check(job)
     configuration = _configuration(asked, trainer, job)
-    if _is_finished(asked.out, configuration):
-        unless = "" if trainer.claims == "none" else " (which records it was, is not kept)"
-        return (f"{asked.out} is already trained with this configuration{unless}: nothing was done",)
-    return (*notes, *_run(trainer, job, configuration))
+    with locks.held(asked.out, RECORD):
+        if _is_finished(asked.out, configuration):
+            unless = "" if trainer.claims == "none" else " (which records it was, is not kept)"
+            return (f"{asked.out} is already trained with this configuration{unless}: nothing was done",)
+        return (*notes, *_run(trainer, job, configuration))
 
 
 def _run(trainer: Trainer, job: TrainingJob, configuration: dict[str, Any]) -> tuple[str, ...]:
     record = {"tool_version": __version__, "configuration": configuration, "finished": False}
     fresh = not (job.out / RECORD).exists()
-    made = not job.out.exists()
-    try:
-        job.out.mkdir(parents=True, exist_ok=True, mode=0o700)  # models and checkpoints tell of the records
-        write_private(job.out / RECORD, json.dumps(record, indent=1))
-    except OSError as error:
-        raise AuditError(f"cannot write to {str(job.out)!r}: {error.strerror}") from error
+    disk.replace(job.out / RECORD, json.dumps(record, indent=1), sync=True)
     start = time.perf_counter()
     try:
         told = trainer.train(job)
     except AuditError:
-        if fresh and [path.name for path in job.out.iterdir()] == [RECORD]:  # a refusal leaves nothing behind
+        if fresh and {path.name for path in job.out.iterdir()} == {RECORD, locks.LOCK}:  # it leaves nothing behind
             (job.out / RECORD).unlink()
-            if made:
-                job.out.rmdir()
         raise
     if trainer.claims != "none":  # two data sets that a promise makes alike would differ in their digest
         record["configuration"] = {name: value for name, value in configuration.items() if name != "data"}
     record |= {"finished": True, "seconds_of_last_run": round(time.perf_counter() - start, 1)}
-    write_private(job.out / RECORD, json.dumps(record, indent=1))
+    disk.replace(job.out / RECORD, json.dumps(record, indent=1), sync=True)
     return told
 
 
@@ -203,7 +196,7 @@ def _configuration(asked: Training, trainer: Trainer, job: TrainingJob) -> dict[
 
 def _is_finished(out: Path, configuration: dict[str, Any]) -> bool:
     """Whether the folder holds this training, finished. Raises AuditError where it holds anything else."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+    if not any(path.name != locks.LOCK for path in out.iterdir()):
         return False
     try:
         record = json.loads((out / RECORD).read_text())

@@ -13,8 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from auditor import disk
 from auditor.errors import AuditError
-from auditor.folder import write_private
 from auditor.spaces import Space, parse
 from auditor.streams import generator
 from auditor.tries import encode
@@ -152,10 +152,7 @@ def write(path: Path, manifest: Manifest) -> None:
     """Readable by its owner only. Raises AuditError where the file exists: a lost manifest cannot be made up for."""
     if path.exists():
         raise AuditError(f"expected a new file for the manifest, but {str(path)!r} exists")
-    try:
-        write_private(path, json.dumps(to_json(manifest), indent=1, ensure_ascii=False) + "\n")
-    except OSError as error:
-        raise AuditError(f"cannot write the manifest {str(path)!r}: {error.strerror}") from error
+    disk.replace(path, json.dumps(to_json(manifest), indent=1, ensure_ascii=False) + "\n", sync=True)
 
 
 def read(path: Path) -> Manifest:

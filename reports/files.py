@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from auditor.compare import Comparison
+from auditor import disk
 from auditor.errors import AuditError
 from auditor.types import SCHEMA_VERSION, AuditResult, from_json, to_json
 
@@ -35,15 +32,15 @@ def read(folder: Path) -> AuditResult:
 
 
 def write(folder: Path, result: AuditResult, reveal: bool = False) -> None:
-    """result.json, report.md and report.html. All are rendered before one is written, and each is replaced whole.
+    """report.html, report.md and result.json. All are rendered before one is written, and each is replaced whole.
 
+    The result comes last: a folder that holds one is finished.
     reveal: whether the reports show the private text that lies in the folder.
     """
     text = json.dumps(to_json(result), indent=1, allow_nan=False) + "\n"
-    rendered = _rendered(folder, result, None, reveal)
-    replace(folder / RESULT, text)
-    for name, report in rendered.items():
-        replace(folder / name, report)
+    for name, report in _rendered(folder, result, None, reveal).items():
+        disk.replace(folder / name, report)
+    disk.replace(folder / RESULT, text, sync=True)
 
 
 def render_all(folder: Path, since: Comparison | None = None, reveal: bool = False) -> tuple[Path, ...]:
@@ -53,8 +50,14 @@ def render_all(folder: Path, since: Comparison | None = None, reveal: bool = Fal
     """
     rendered = _rendered(folder, read(folder), since, reveal)
     for name, report in rendered.items():
-        replace(folder / name, report)
+        disk.replace(folder / name, report)
     return tuple(folder / name for name in rendered)
+
+
+def render_missing(folder: Path) -> None:
+    """Renders a finished run whose reports are not all there: older versions wrote them behind the result."""
+    if not all((folder / name).is_file() for name in (HTML, MARKDOWN)):
+        render_all(folder)
 
 
 def _rendered(folder: Path, result: AuditResult, since: Comparison | None, reveal: bool) -> dict[str, str]:
@@ -86,19 +89,3 @@ def append(path: Path, text: str) -> None:
             file.write(text)
     except OSError as error:
         raise AuditError(f"{path}: cannot be written: {error.strerror}") from error
-
-
-def replace(path: Path, content: str | bytes) -> None:
-    """Writes the file whole or not at all, readable by its owner only (mkstemp's 0600): it tells what leaks."""
-    temporary = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with open(handle, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise AuditError(f"{path}: cannot be written: {error.strerror}") from error
-    finally:
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)

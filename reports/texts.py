@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from auditor import disk
 from auditor.errors import AuditError
-from auditor.reports.files import replace
 from auditor.types import Secret, Tokens
 
 IDS, TEXTS = "ids.json", "texts.jsonl"
@@ -36,7 +36,7 @@ class Text:
 
 def write_ids(folder: Path, aliases: Mapping[str, str], salt: str) -> None:
     """salt: its fingerprint."""
-    replace(folder / IDS, json.dumps({"salt": salt, "ids": aliases}) + "\n")
+    disk.replace(folder / IDS, json.dumps({"salt": salt, "ids": aliases}) + "\n")
 
 
 def read_ids(folder: Path) -> dict[str, str]:
@@ -57,7 +57,7 @@ def write_texts(
     folder: Path, secrets: Sequence[Secret], guesses: Mapping[str, Mapping[str, Tokens]], decode: Decode
 ) -> None:
     """guesses: by row, the first guess of each secret id."""
-    replace(folder / TEXTS, "".join(json.dumps(line) + "\n" for line in _lines(secrets, guesses, decode)))
+    disk.replace(folder / TEXTS, "".join(json.dumps(line) + "\n" for line in _lines(secrets, guesses, decode)))
 
 
 def _lines(

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from auditor import disk
 from auditor.errors import AuditError
 
 _FORMS = (".csv", ".parquet")
@@ -46,7 +47,7 @@ def export(
         render = exports.to_csv if secrets.suffix == ".csv" else exports.to_parquet
         contents[secrets] = render(exports.secrets([_with_outcomes(folder) for folder in folders]))
     for path, content in contents.items():
-        files.replace(path, content)
+        disk.replace(path, content)
         typer.echo(path)
 
 

@@ -91,7 +91,7 @@ def test_guesses_are_on_disk_before_they_count(folder: RunFolder, monkeypatch: p
         raise OSError("no space left")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(AuditError, match="no space"):
         folder.append("cell", [answer("s1")])
     assert folder.done("cell") == {}
 

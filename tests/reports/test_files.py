@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from auditor import disk
 from auditor.errors import AuditError
 from auditor.reports import files
 from auditor.types import AuditResult
@@ -98,3 +100,32 @@ def test_a_failed_write_keeps_the_old_file(
         files.write(tmp_path, result)
     assert (tmp_path / "result.json").read_bytes() == before
     assert len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.parametrize("writes", range(4))
+def test_a_folder_with_a_result_has_its_reports(
+    tmp_path: Path, result: AuditResult, monkeypatch: pytest.MonkeyPatch, writes: int
+) -> None:
+    """Killed after any number of writes: a sweep takes a folder with a result for finished, and never renders it."""
+    left, replace = [None] * writes, disk.replace
+
+    def killed(*given: object, **more: object) -> None:
+        if not left:
+            raise KeyboardInterrupt
+        left.pop()
+        replace(*given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(disk, "replace", killed)
+    with contextlib.suppress(KeyboardInterrupt):
+        files.write(tmp_path, result)
+    there = {path.name for path in tmp_path.iterdir()}
+    assert len(there) == min(writes, 3) and ("result.json" not in there or len(there) == 3)
+
+
+def test_what_is_missing_is_rendered(tmp_path: Path, result: AuditResult) -> None:
+    files.write(tmp_path, result)
+    lost = tmp_path / "report.md"
+    before = lost.read_bytes()
+    lost.unlink()
+    files.render_missing(tmp_path)
+    assert lost.read_bytes() == before
