@@ -50,7 +50,8 @@ class Seen:
 class Details:
     """A run secret by secret. Empty where the folder keeps nothing of the kind.
 
-    tokens: by target and secret, nats a token of the true suffix. exposure: by row and secret, bits.
+    tokens: by target and secret, nats a token of the true suffix. exposure: by row and secret, the bits that are
+    certain: -log2 of the null p-value, which is the exposure where the rank is exact.
     """
 
     secrets: tuple[Told, ...] = ()
@@ -131,8 +132,9 @@ def _exposure(path: Path) -> dict[Row, dict[str, float]]:
     """Of probes that observe it; the last observation of a secret is the one that counts."""
     found: dict[Row, dict[str, float]] = {}
     for record in _lines(path):
-        if "exposure_bits" in record["values"]:
-            found.setdefault(_row(record["cell"]), {})[record["secret"]] = float(record["values"]["exposure_bits"])
+        if "null_p" in record["values"]:
+            bits = -math.log2(float(record["values"]["null_p"]))
+            found.setdefault(_row(record["cell"]), {})[record["secret"]] = bits
     return found
 
 

@@ -112,6 +112,7 @@ class Figure:
     table: Table
     series: tuple[Series, ...] = ()
     axes: tuple[str, str] = ("", "")  # what series are drawn over: x, y
+    null: Series | None = None  # what the series would be by chance: a line, and what chance stays under
     labels: tuple[tuple[str, str], ...] = ()  # what its legend says of targets beyond their titles, by name
 
 

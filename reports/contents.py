@@ -79,9 +79,9 @@ def _masthead(result: AuditResult) -> Facts:
 
 def _results(result: AuditResult) -> list[Block]:
     note = (
-        "Every share is written with its count and two-sided 95% interval. Non-members are records of the same kind "
-        "that were never trained on: what an attack completes of them is guessing, the floor. Excess is members minus "
-        "non-members. PPL is perplexity on held-out text: lower is more useful."
+        "Every share is written with its count and two-sided 95% interval. Non-members are records that were never "
+        "trained on: what an attack completes of them is guessing, and the floor for members if the two are alike "
+        "otherwise. Excess is members minus non-members. PPL is perplexity on held-out text: lower is more useful."
     )
     if any(finding.main and finding.main.unit == "probability" for finding in result.findings):
         note += (
@@ -91,8 +91,8 @@ def _results(result: AuditResult) -> list[Block]:
     if any(finding.main and finding.main.unit == "bits" for finding in result.findings):
         note += (
             " Rows with an exposure are about canaries, random texts that were inserted on purpose: of the texts that "
-            "a canary could have been, 1 in 2^exposure is as likely as it. One that was never inserted has 1.4 bits on "
-            "average. Many copies of one canary are a group: its exposure says nothing of one record's ε."
+            "a canary could have been, 1 in 2^exposure is at least as likely as it. One that was never inserted has "
+            "1.4 bits on average. Many copies of one canary are a group: its exposure says nothing of one record's ε."
         )
     return [_results_table(result), Paragraph(note)] if result.findings else [Paragraph("The run has no rows.")]
 

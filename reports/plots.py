@@ -255,9 +255,11 @@ def _calibration(axes: Axes, block: Block) -> None:
 
 
 def _exposure(axes: Axes, block: Block) -> None:
-    """Share of canaries of at least so many bits, on a logarithmic axis, beside 2^-x: that of a model without them."""
-    most = max((point.x for series in block.series for point in series.points), default=1.0)
-    axes.plot([0, most], [1, 2**-most], color=_INK, **_FLOOR)
+    """Share of canaries of at least so many bits, on a logarithmic axis, beside its null and what chance leaves it."""
+    if block.null is not None:
+        x, y, high = zip(*((p.x, p.y, p.high) for p in block.null.points), strict=True)
+        axes.plot(x, y, color=_INK, **_FLOOR)
+        axes.fill_between(x, y, high, color=_GRID, linewidth=0)
     for series, style in zip(block.series, _series_styles(block.series), strict=True):
         x, y = [0.0, *(p.x for p in series.points)], [1.0, *(p.y for p in series.points)]
         axes.step(x, y, where="pre", markevery=max(1, len(x) // 12), **style)
@@ -374,7 +376,7 @@ def _keys_of_series(block: Block) -> tuple[list[Any], list[str]]:
         labels += kinds
     if block.plot == "exposure":
         handles.append(Line2D([], [], color=_INK, **_FLOOR))
-        labels.append("nothing memorised: 2^-x")
+        labels.append("nothing memorised: 2^-x and its band")
     if block.plot == "calibration":
         handles.append(Line2D([], [], color=_INK, **_FLOOR))
         labels.append("a score that keeps its word")

@@ -15,6 +15,7 @@ import numpy as np
 from auditor import details as detailed
 from auditor.compare import Comparison
 from auditor.details import Details, Reliability, Seen
+from auditor.exposure import null_band
 from auditor.metrics import any_of
 from auditor.reports import changes, inert, secrets, words
 from auditor.reports.blocks import (
@@ -105,10 +106,8 @@ def _glance(result: AuditResult) -> list[Block]:
             if finding is None or recall is None:
                 continue
             floor = finding.measurement("recall_nonmembers")
-            price = f"{words.value(target.perplexity)}"
-            rows.append(
-                (words.row_title(result, finding), words.share(recall), finding.attack, price, _promise(finding))
-            )
+            model, promise = words.row_title(result, finding), _promise(target, finding)
+            rows.append((model, words.share(recall), finding.attack, words.value(target.perplexity), promise))
             spans.append(_span(recall, floor.value if floor else None))
     if not rows:
         return []
@@ -128,8 +127,11 @@ def _span(m: Measurement, floor: float | None = None) -> Span | None:
     return Span(m.low, m.value, m.high, None if floor is None or math.isnan(floor) else floor)
 
 
-def _promise(finding: Finding) -> str:
-    return "nothing claimed" if finding.claim_applies is None else "yes" if finding.claim_applies else "no"
+def _promise(target: TargetRecord, finding: Finding) -> str:
+    """Whether the claim is about this access and decoding, and of what."""
+    if finding.claim_applies is None or target.claim is None:
+        return "nothing claimed"
+    return f"yes, of its unit: {target.claim.unit}" if finding.claim_applies else "no"
 
 
 def _since(since: Comparison) -> list[Block]:
@@ -137,7 +139,9 @@ def _since(since: Comparison) -> list[Block]:
     deltas = [line.cells[-1].delta for line in changes.ordered(since)]
     spans = tuple(_span(delta) if delta else None for delta in deltas)
     reach = max((abs(end) for span in spans if span for end in (span.low, span.high)), default=0.0) or 1.0
-    note = Paragraph("Left of the line in the middle less leaks than before, right of it more.")
+    note = Paragraph(
+        "Left of the line in the middle less leaks than before, right of it more; a bar that crosses it shows neither."
+    )
     return [Forest(changes.table(since), spans, -reach, reach), note]
 
 
@@ -331,25 +335,35 @@ def _exposure(result: AuditResult, details: Details) -> list[Block]:
     if not shown:
         return []
     tails = [(f, detailed.tail(values)) for f, values in shown]
+    n = min(len(values) for _, values in shown)  # of fewer canaries the band is wider
     series = tuple(
         Series(words.target_title(result, f.target), tuple(Point(x, y) for x, y in t), _kind(f)) for f, t in tails
     )
     groups = tuple(
         Group(
             _titled(result, f),
-            tuple((words.number(x), f"{words.percent(y)}%", f"{words.percent(2**-x)}%") for x, y in t),
+            tuple((words.number(x), *(f"{words.percent(p)}%" for p in (y, 2**-x, null_band(x, n)))) for x, y in t),
         )
         for f, t in tails
     )
+    above = [words.row_title(result, f) for f, t in tails if any(y > null_band(x, n) for x, y in t)]
     title = "Exposure of the canaries beside its null"
     text = (
-        "Share of canaries with at least so many bits of exposure. Without memorisation a canary's rank among its "
-        "alternatives is uniform, and the share is 2^-x: what lies above the dotted line was learned."
+        "Share of canaries with at least so many bits of exposure. Had none been memorised, a canary's rank among its "
+        "alternatives would be uniform and the share 2^-x on average (dotted), and the whole line would stay below the "
+        f"top of the shaded band with 95% probability (Dvoretzky–Kiefer–Wolfowitz, {n:,} canaries; about so where "
+        "ranks are estimated). A line that rises above the band shows that some canaries were memorised, not which; "
+        f"one that does not shows nothing either way. Above it: {', '.join(above) or 'none'}."
     )
-    head = ("Bits", "Canaries with at least so many", "Without memorisation")
-    table = Table("exposure-table", f"{title}: the numbers", head, groups, frozenset({0, 1, 2}), folded=True)
+    head = ("Bits", "Canaries with at least so many", "Without memorisation", "The band ends at")
+    table = Table("exposure-table", f"{title}: the numbers", head, groups, frozenset({0, 1, 2, 3}), folded=True)
     axes = ("Exposure (bits)", "Share with at least as much")
-    return [Figures((Figure("exposure-plot", "exposure", (), title, text, table, series, axes),))]
+    null = Series("", tuple(Point(x, 2**-x, 2**-x, null_band(x, n)) for x in np.linspace(0, _most_bits(series), 41)))
+    return [Figures((Figure("exposure-plot", "exposure", (), title, text, table, series, axes, null),))]
+
+
+def _most_bits(series: Sequence[Series]) -> float:
+    return max(point.x for one in series for point in one.points)
 
 
 def _exposures(details: Details, finding: Finding) -> list[float]:
@@ -379,7 +393,10 @@ def _tradeoff(result: AuditResult) -> list[Block]:
         for t, f in points
     )
     title = "What protection costs, and what it leaves"
-    text = "The strongest attack on each target. To the left more useful, downwards less leaks; ε is what is promised."
+    text = (
+        "The strongest attack on each target. To the left more useful, downwards less leaks; ε is what is promised of "
+        "its unit."
+    )
     head = ("Target", "ε promised", "Perplexity", "Recall")
     table = Table(
         "tradeoff-table", f"{title}: the numbers", head, (Group("", rows),), frozenset({1, 2, 3}), folded=True
@@ -395,11 +412,11 @@ def _cost_point(target: TargetRecord, finding: Finding) -> Point:
 
 
 def _promised(target: TargetRecord) -> str:
-    return f"{target.title} · ε {_epsilon(target.claim)}" if target.claim else f"{target.title} · no claim"
+    return f"{target.title} · ε {words.promised(target.claim)}" if target.claim else f"{target.title} · no claim"
 
 
 def _epsilon(claim: Claim | None) -> str:
-    return "no claim" if claim is None else words.number(words.claimed(claim))
+    return "no claim" if claim is None else words.promised(claim)
 
 
 def _claims(result: AuditResult) -> list[Block]:

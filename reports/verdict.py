@@ -10,13 +10,13 @@ import math
 
 from auditor.reports import words
 from auditor.reports.blocks import Facts
-from auditor.types import AuditResult, Finding, Measurement, TargetRecord
+from auditor.types import AuditResult, Claim, Finding, Measurement, TargetRecord
 
 _UNMIXED = "ensemble-unmixed"  # the companion of an ensemble defense: the same shards, no mixing
 
 
 def headline(result: AuditResult) -> str:
-    """One sentence: what came out, and what each defense left of it."""
+    """One sentence: what came out, and what still did with each defense."""
     best = strongest(result, words.UNDEFENDED)
     if best is None:
         probed = _probed(result, words.UNDEFENDED)
@@ -42,7 +42,7 @@ def verdict(result: AuditResult) -> str:
 
 
 def answers(result: AuditResult) -> Facts:
-    """The verdict by question, for a page: what came out, what each defense left of it, at what cost, how sure."""
+    """The verdict by question, for a page: what came out, what did with each defense, at what cost, how sure."""
     found: list[tuple[str, str]] = [("What came out", " ".join(_undefended(result)))]
     for target in _defended(result):
         found.append(
@@ -57,7 +57,7 @@ def answers(result: AuditResult) -> Facts:
 def _change_sentences(result: AuditResult, target: TargetRecord) -> list[str]:
     best = _best(result, target)
     if best:
-        return [f"{target.title} left {', and '.join(_change(result, finding) for finding in best)}."]
+        return [f"With {target.title}, {', and '.join(_change(result, finding) for finding in best)}."]
     probed = _probed(result, target.name)
     return [f"{target.title}: {probed}." if probed else f"{target.title} was not measured."]
 
@@ -175,8 +175,9 @@ def _floor(finding: Finding) -> str:
     if not _above_floor(finding):
         return f"{seen}: the two cannot be told apart, and this run is inconclusive"
     if excess is None or math.isnan(excess.low):
-        return f"{seen}: what came out was learned, not guessed"
-    return f"{seen}, so at least {words.percent(excess.low)}% were learned, not guessed"
+        return f"{seen}: guessing does not explain what came out, if non-members are alike"
+    least = words.percent(excess.low)
+    return f"{seen}, so at least {least}% were learned, not guessed, with 95% confidence, if non-members are alike"
 
 
 # --- what a defense changed -----------------------------------------------------------------------------------------
@@ -202,7 +203,7 @@ def _change(result: AuditResult, finding: Finding) -> str:
     recall = _recall(finding)
     where = "in the worst case" if finding.setting == "worst" else "when only sampled tokens come back"
     bound = "" if words.hits(recall) else f", so up to {words.percent(recall.high)}% is not ruled out"
-    return f"{words.share(recall)} {where} ({finding.attack}{bound}) {_compared(result, finding)}"
+    return f"{words.share(recall)} came out {where} ({finding.attack}{bound}) {_compared(result, finding)}"
 
 
 def _compared(result: AuditResult, finding: Finding) -> str:
@@ -228,19 +229,27 @@ def _coverage(target: TargetRecord, best: list[Finding]) -> str:
     claim = target.claim
     if claim is None:
         return "It claims nothing."
-    terms = f"unit {claim.unit}, {words.relation(claim.relation)}, {words.covers(claim)}; {claim.status}"
-    opening = f"Its claim, ε {words.number(words.claimed(claim))} ({terms}),"
+    terms = f"{words.relation(claim.relation)}, {words.covers(claim)}; {claim.status}"
+    opening = f"It claims ε {words.number(words.claimed(claim))} ({terms}) for its unit, {_unit(claim)}."
     if math.isinf(words.claimed(claim)):
-        return f"{opening} promises nothing."
+        return f"{opening} That promises nothing."
     uncovered = [finding for finding in best if not finding.claim_applies]
     if not best:
-        return f"{opening} was not put to the test."
+        return f"{opening} It was not put to the test."
     if not uncovered:
-        return f"{opening} covers what was measured."
+        return f"{opening} Access and decoding of what was measured are those of the claim."
     if len(uncovered) == len(best):
-        return f"{opening} covers none of this ({_reasons(best)})."
+        return f"{opening} Access and decoding of what was measured are outside the claim ({_reasons(best)})."
     which = "worst case" if uncovered[0].setting == "worst" else "row with only sampled tokens"
-    return f"{opening} does not cover the {which} ({_reasons(uncovered)})."
+    return f"{opening} It does not cover the {which} ({_reasons(uncovered)})."
+
+
+def _unit(claim: Claim) -> str:
+    """What is protected; of a shard, that its epsilon is not about the single records that recall counts."""
+    said = words.unit(claim)
+    if not claim.unit.startswith("shard"):
+        return said
+    return f"{said}: it promises nothing about a single record" if said == claim.unit else said
 
 
 def _reasons(findings: list[Finding]) -> str:
@@ -256,12 +265,15 @@ def _cost(result: AuditResult, target: TargetRecord) -> str:
 
 
 def _unmixed(result: AuditResult) -> list[str]:
-    """Credit where it is due: an ensemble leaks less because each member saw less, whatever is mixed in."""
+    """Credit where it is due: what an ensemble leaks less without any mixing, mixing cannot have kept in."""
     best = next(filter(None, (strongest(result, _UNMIXED, setting) for setting in words.SETTINGS)), None)
     if best is None:
         return []
     left = f"{words.row_title(result, best)} leaves {words.share(_recall(best))} to {best.attack}"
-    return [f"{left}: only what lies below that can be credited to mixing, the rest to splitting the data."]
+    return [
+        f"{left}: only what lies below that can be credited to mixing. How much of the rest is due to splitting the "
+        "data, and how much to the way the members are trained, no row tells."
+    ]
 
 
 def _exposed(result: AuditResult) -> list[str]:
@@ -279,7 +291,7 @@ def _exposed(result: AuditResult) -> list[str]:
 def _left(result: AuditResult, target: TargetRecord) -> str:
     best = _best(result, target)
     left = [_share_left(_recall(f)) + (" in the worst case" if f.setting == "worst" else "") for f in best]
-    return f"{target.title} left {', or '.join(left)}" if left else ""
+    return f"with {target.title} {', or '.join(left)}" if left else ""
 
 
 def _share_left(recall: Measurement) -> str:

@@ -274,12 +274,12 @@ def perplexity(result: AuditResult, target: str) -> str:
 
 
 def with_costs(result: AuditResult, target: str) -> str:
-    """`PMixED · PPL 90.6 · ε 8`: what a target costs and promises, where its row is compared with others."""
+    """`PMixED · PPL 90.6 · ε 8 (shard)`: what a target costs and promises, where its row is compared with others."""
     record = next((t for t in result.targets if t.name == target), None)
     claim = None if record is None else record.claim
     parts = [target_title(result, target)] + [f"PPL {perplexity(result, target)}"] * (record is not None)
     if claim is not None and claimed(claim) > 0:  # 0: nothing was drawn that it could promise anything about
-        parts.append(f"{'' if claim.status.startswith('sound') else 'claimed '}ε {number(claimed(claim))}")
+        parts.append(f"{'' if claim.status.startswith('sound') else 'claimed '}ε {promised(claim)}")
     return " · ".join(parts)
 
 
@@ -299,6 +299,11 @@ def relation(name: str) -> str:
 def claimed(claim: Claim) -> float:
     """The epsilon of the relation the defense was set up for; NaN where the claim does not state it."""
     return claim.epsilon.get(claim.relation, math.nan)
+
+
+def promised(claim: Claim) -> str:
+    """`8 (shard)`: an epsilon beside numbers about records is never without its unit."""
+    return f"{number(claimed(claim))} ({claim.unit})"
 
 
 def epsilon_line(claim: Claim) -> str:

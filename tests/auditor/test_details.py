@@ -43,8 +43,8 @@ def folder(path: Path, **more: str) -> Path:
     ]
     (path / "tokens.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"target": "unde')
     seen: list[dict[str, Any]] = [
-        {"cell": "undefended/worst/exposure", "secret": "s0", "values": {"exposure_bits": 3.0}},
-        {"cell": "undefended/worst/exposure", "secret": "s0", "values": {"exposure_bits": 4.0}},
+        {"cell": "undefended/worst/exposure", "secret": "s0", "values": {"null_p": 2**-3.0}},
+        {"cell": "undefended/worst/exposure", "secret": "s0", "values": {"null_p": 2**-4.0}},
         {"cell": "undefended/worst/p", "secret": "s0", "values": {"log_p": -1.0}},
     ]
     (path / "observations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in seen))

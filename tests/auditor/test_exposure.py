@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from auditor import exposure
+from auditor.details import tail
 
 SIXTEEN = np.arange(1, 17.0)
 BITS = math.log2(10**6)
@@ -85,6 +86,20 @@ def test_the_null_law_bounds_a_canary_that_was_never_inserted() -> None:
     for e in (0.5, 1, 2, 4.3):
         slack = 4 * math.sqrt(2.0**-e / 20_000)
         assert (bits >= e).mean() <= 2.0**-e + slack and (p_values <= 2.0**-e).mean() <= 2.0**-e + slack
+
+
+@pytest.mark.parametrize("n", [6, 30])
+def test_of_models_that_learned_nothing_at_most_one_in_20_leaves_the_band(n: int) -> None:
+    """The null law alone, without a band around it, is crossed by all but a few of them: it says nothing."""
+    ranks = np.random.default_rng(n).integers(1, 10**6 + 1, size=(2000, n))
+    tails = [tail([exposure.of_rank(rank, BITS) for rank in canaries]) for canaries in ranks]
+    assert np.mean([any(y > 2.0**-x for x, y in points) for points in tails]) > 0.9
+    assert np.mean([any(y > exposure.null_band(x, n) for x, y in points) for points in tails]) <= 0.05
+
+
+def test_a_model_that_learned_a_third_leaves_the_band() -> None:
+    ranks = [*[1] * 10, *np.random.default_rng(0).integers(1, 10**6 + 1, size=20)]
+    assert any(y > exposure.null_band(x, 30) for x, y in tail([exposure.of_rank(rank, BITS) for rank in ranks]))
 
 
 def test_holm() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from auditor.compare import Cell, Comparison, Line
 from auditor.details import Details, Seen, Told
+from auditor.exposure import null_band
 from auditor.reports import readers
 from auditor.reports.blocks import Document, Figure, Forest, Table
 from auditor.reports.plots import svg
@@ -130,9 +131,20 @@ def test_exposure_is_drawn_beside_its_null(with_probe: AuditResult) -> None:
     doc = readers.page(with_probe, Details(told, {}, {}, {row: bits}))
     drawn = figure(doc, "exposure")
     assert [(p.x, p.y) for p in drawn.series[0].points] == [(float(i), 1 - i / 8) for i in range(8)]  # members only
-    assert ("3.00" in drawn.table.groups[0].rows[3][0]) or drawn.table.groups[0].rows[3] == ("3", "62%", "12%")
+    assert drawn.table.groups[0].rows[3] == ("3", "62%", "12%", "56%")  # 1/8 and sqrt(ln(20) / 16)
+    assert "Above it: Undefended, worst case." in drawn.description
+    assert drawn.null is not None and drawn.null.points[-1].high == null_band(7, 8)
     picture = svg(drawn, {})
     assert "nothing memorised: 2^-x" in picture and "Exposure (bits)" in picture and "var(--series-1)" in picture
+
+
+def test_exposures_that_nothing_was_learned_from_stay_within_their_band(with_probe: AuditResult) -> None:
+    told, row = tuple(Told(f"c{i}", True, 1, 6) for i in range(64)), ("undefended", "worst", "extraction-probability")
+    by_rank = {f"c{i}": 6 - math.log2(i + 1) for i in range(64)}  # each rank once: the null, met everywhere
+    by_rank["c1"] = by_rank["c0"]  # and crossed a little: by the tail of most models that learned nothing
+    drawn = figure(readers.page(with_probe, Details(told, {}, {}, {row: by_rank})), "exposure")
+    assert any(p.y > 2**-p.x for p in drawn.series[0].points)
+    assert "Above it: none." in drawn.description and "shows nothing either way" in drawn.description
 
 
 def test_claims_stand_beside_what_was_spent(result: AuditResult) -> None:
@@ -148,7 +160,7 @@ def test_claims_stand_beside_what_was_spent(result: AuditResult) -> None:
 
 def test_the_tradeoff_needs_two_targets(result: AuditResult) -> None:
     drawn = figure(readers.page(result), "tradeoff")
-    assert {s.label for s in drawn.series} >= {"PMixED (sound) · ε 8", "Undefended · no claim", "Uniform mixing · ε ∞"}
+    assert {s.label for s in drawn.series} >= {"PMixED (sound) · ε 8 (shard)", "Undefended · no claim"}
     point = next(s for s in drawn.series if s.label.startswith("Undefended") and s.kind == "worst case").points[0]
     assert (point.x, point.y) == (11.2, 166 / 320)
     assert not blocks(readers.page(replace(result, targets=result.targets[:1])), "tradeoff")

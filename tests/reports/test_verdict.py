@@ -14,30 +14,54 @@ def test_the_whole_story(result: AuditResult) -> None:
     assert "166/320 (52% [46–57]) of the attacked secrets came out verbatim" in text
     assert "the strongest of 4 undefended rows" in text
     assert "never trained on, 0/160 (0.0% [0.0–2.3]) did" in text
-    assert "PMixED (sound) left 1/320 (0.3% [0.0–1.7]) when only sampled tokens come back" in text
+    assert "With PMixED (sound), 1/320 (0.3% [0.0–1.7]) came out when only sampled tokens come back" in text
     assert "21.3 against 11.2 (+90%)" in text
     assert "does not cover the worst case (log-probabilities, top-p 0.7)" in text
     assert "Ensemble, unmixed leaves 9/320" in text
+    assert "at least 47% were learned, not guessed, with 95% confidence, if non-members are alike" in text
     assert "\n" not in text
 
 
 def test_a_zero_is_never_said_without_its_bound(result: AuditResult) -> None:
     none = changed(result, "pmixed", lambda f: replace(f, measurements=(Measurement("recall", 0.0, 0.0, 0.011, 320),)))
-    assert "PMixED (sound) left none seen (at most 1.1%)" in headline(none)
+    assert "with PMixED (sound) none seen (at most 1.1%)" in headline(none)
 
 
 def test_deltas_are_at_matched_decoding(result: AuditResult) -> None:
     text = verdict(result)
-    assert "1/320 (0.3% [0.0–1.7]) when only sampled tokens come back (ethicist) against 145/320" in text
-    assert "4/320 (1.2% [0.3–3.2]) in the worst case (ethicist) against 166/320" in text
+    assert "1/320 (0.3% [0.0–1.7]) came out when only sampled tokens come back (ethicist) against 145/320" in text
+    assert "4/320 (1.2% [0.3–3.2]) came out in the worst case (ethicist) against 166/320" in text
     moved = changed(result, "undefended", lambda f: replace(f, decoding="greedy"))
     assert "against" not in verdict(moved).split("Held-out")[0]
     assert "no undefended row at the same decoding to compare with" in verdict(moved)
 
 
 def test_an_infinite_epsilon_promises_nothing(result: AuditResult) -> None:
-    assert "Its claim, ε ∞ (unit any two models" in verdict(result)
-    assert "promises nothing" in verdict(result)
+    assert "for its unit, any two models. That promises nothing." in verdict(result)
+
+
+def test_an_epsilon_beside_recall_names_its_unit(result: AuditResult) -> None:
+    """Recall counts records; the epsilon of a shard is none of a record's."""
+    pmixed = result.target("pmixed")
+    assert pmixed.claim is not None
+
+    def said(unit: str, **epsilon: float) -> str:
+        claim = replace(pmixed.claim, unit=unit, epsilon={"add_remove": 8.0, **epsilon})
+        return verdict(
+            replace(result, targets=tuple(replace(t, claim=claim) if t is pmixed else t for t in result.targets))
+        )
+
+    alone = said("shard")
+    assert "sound) for its unit, shard: it promises nothing about a single record." in alone
+    assert " in it, ε 19.4 (replace)." in said("shard of whole records", replace=19.4)
+    assert "sound) for its unit, record. It does not cover the worst case" in said("record")
+    assert "covers what was measured" not in alone
+
+
+def test_what_no_row_isolates_is_credited_to_nothing(result: AuditResult) -> None:
+    assert "due to splitting the data, and how much to the way the members are trained, no row tells." in verdict(
+        result
+    )
 
 
 def test_a_difference_around_zero_is_inconclusive(result: AuditResult) -> None:
@@ -55,7 +79,7 @@ def test_no_leakage_seen_is_not_no_leakage(result: AuditResult) -> None:
 def test_a_defended_row_without_hits_keeps_its_bound(result: AuditResult) -> None:
     none = changed(result, "pmixed", lambda f: with_recall(f, Measurement("recall", 0, 0, 0.0115, 320)))
     assert (
-        "0/320 (0.0% [0.0–1.1]) when only sampled tokens come back (ethicist, so up to 1.1% is not ruled out)"
+        "0/320 (0.0% [0.0–1.1]) came out when only sampled tokens come back (ethicist, so up to 1.1% is not ruled out)"
         in verdict(none)
     )
 
