@@ -21,6 +21,7 @@ from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
+from auditor.caches import OwnCache
 from auditor.errors import AuditError
 from auditor.models import HuggingFaceModel, LanguageModel, Rows, SlotLayer
 
@@ -136,12 +137,14 @@ class LoraEnsemble(Ensemble):
             served=public.served,
             embeddings="embeddings" in public.capabilities,
         )
+        if public.served == "cache":
+            self._model.row_dimensions = public.row_dimensions  # the mixed forward cannot be asked for one row of it
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Rows:
         self._model.check_room(prefixes.shape[1], length, prompt)
         return self._model.rows(prefixes, length, prompt, 1 + self.size, self._every)
 
-    def _every(self, read: Tensor, last: int, cache: Cache | None) -> Tensor:
+    def _every(self, read: Tensor, last: int, cache: Cache | OwnCache | None) -> Tensor:
         self._routing.part = None
         return self._model.forward(read, last, cache)
 

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel, PreT
 
 from auditor.errors import AuditError
 from auditor.loading import DTYPES, load_errors, tokenizer_beside
+from auditor.models import positions
 
 
 class MaskedModel(ABC):
@@ -48,7 +49,7 @@ class HuggingFaceMaskedModel(MaskedModel):
         self.name = name
         head = model.get_output_embeddings()
         self.vocab_size = int(head.weight.shape[0]) if head is not None else int(model.config.vocab_size)
-        self.max_positions = _positions(model)
+        self.max_positions = positions(model)
         self.device = next(model.parameters()).device
 
     @torch.no_grad()
@@ -62,14 +63,6 @@ class HuggingFaceMaskedModel(MaskedModel):
                 f"expected finite logits, but {self.name} returned NaN: the weights or the dtype are broken"
             )
         return law
-
-
-def _positions(model: Any) -> int | None:
-    """How many tokens fit. RoBERTa counts its positions from behind the padding id, which costs it some of them."""
-    limit: int | None = getattr(model.config, "max_position_embeddings", None)
-    table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
-    padding = getattr(table, "padding_idx", None)
-    return limit if limit is None or padding is None else limit - padding - 1
 
 
 def load_masked(

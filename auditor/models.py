@@ -11,6 +11,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -18,12 +19,16 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from auditor.caches import Dimensions, OwnCache, row_dimensions
 from auditor.errors import AuditError, NotApplicable
 from auditor.sampling import Decoding, by_shape
 
-Forward = Callable[[Tensor, int, Cache | None], Tensor]  # (read, last, cache) -> (B, last, V) nats; see `embed`
-# How decoding rows keep their past: keys and values in slots of ours, or not at all: each token reads its whole row.
-Served = Literal["slots", "recompute"]
+Forward = Callable[[Tensor, int, Cache | OwnCache | None], Tensor]  # as `HuggingFaceModel.forward`
+# How decoding rows keep their past: keys and values in slots of ours; in whatever cache the model makes of its own,
+# copied row by row; or not at all: each token reads its whole row.
+Served = Literal["slots", "cache", "recompute"]
+_CACHE_NAMES = ("past_key_values", "cache_params", "state")  # what families call it
+_POSITIONS = ("max_position_embeddings", "max_seq_len", "max_target_positions")  # what families call how many they have
 # Logits held at once when scoring: 128 MiB of float32. On a CPU 32 MiB: larger blocks go back to the system when they
 # are freed (glibc), and every use of new ones pays for fresh pages, measured at a quarter of the time.
 _LAW_ELEMENTS = {"cpu": 2**23}
@@ -256,11 +261,12 @@ def assign_slots(parents: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, Tensor
 
 
 class HuggingFaceRows(Rows):
-    """Rows of a Hugging Face causal LM on `SlotLayer`s.
+    """Rows of a Hugging Face causal LM, `width` sequences behind each that split with it.
 
-    `width` sequences stand behind each row and split with it: 1, or the parts of an ensemble that `forward` serves in
-    the order (row, part).
+    width: 1, or the parts of an ensemble that `forward` serves in the order (row, part).
     """
+
+    _law: Tensor  # (rows, width, V)
 
     def __init__(
         self,
@@ -271,26 +277,46 @@ class HuggingFaceRows(Rows):
         width: int = 1,
         forward: Forward | None = None,
     ) -> None:
-        self.model = model
-        self.width = width
+        self.model, self.width = model, width
         self.forward = forward or model.forward
-        total = prefixes.shape[1] + length + (0 if prompt is None else len(prompt))
-        self.layers = [SlotLayer(total) for _ in range(model.n_layers)]
-        self.cache = Cache(layers=list(self.layers))
-        self.slots = torch.arange(len(prefixes), device=model.device)
-        self._read(prefixes, prompt)
+        self._start(prefixes, length, prompt)
 
-    def _read(self, tokens: Tensor, prompt: Tensor | None = None) -> None:
-        """Runs tokens (slots, n) through the model; the law is kept in slot order, (slots, width, V)."""
+    @abstractmethod
+    def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
+        """Reads the prefixes (rows, n), behind which `length` tokens will follow."""
+
+    def _laws(self, tokens: Tensor, prompt: Tensor | None, cache: Cache | OwnCache | None) -> Tensor:
+        """(sequences, width, V): the laws behind tokens (sequences, n)."""
         read = self.model.embed(tokens, prompt).repeat_interleave(self.width, dim=0)
-        self._law = self.forward(read, 1, self.cache)[:, 0].unflatten(0, (-1, self.width))
+        return self.forward(read, 1, cache)[:, 0].unflatten(0, (-1, self.width))
+
+    def _parts(self, rows: Tensor) -> Tensor:
+        """The sequences (rows x width,) behind these rows."""
+        return (rows.unsqueeze(-1) * self.width + torch.arange(self.width, device=rows.device)).flatten()
 
     def __len__(self) -> int:
-        return len(self.slots)
+        return len(self._law)
 
     def log_probs(self) -> Tensor:
         """(rows, V); (rows, width, V) where a row has several parts."""
-        law = self._law if self.width > 1 else self._law[:, 0]
+        return self._law if self.width > 1 else self._law[:, 0]
+
+
+class SlotRows(HuggingFaceRows):
+    """Rows on `SlotLayer`s; the law is kept in slot order."""
+
+    def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
+        total = prefixes.shape[1] + length + (0 if prompt is None else len(prompt))
+        self.layers = [SlotLayer(total) for _ in range(self.model.n_layers)]
+        self.cache = Cache(layers=list(self.layers))
+        self.slots = torch.arange(len(prefixes), device=self.model.device)
+        self._read(prefixes, prompt)
+
+    def _read(self, tokens: Tensor, prompt: Tensor | None = None) -> None:
+        self._law = self._laws(tokens, prompt, self.cache)
+
+    def log_probs(self) -> Tensor:
+        law = super().log_probs()
         return law if self._in_order else law[self.slots]
 
     def draw(self, row_of_draw: Tensor, uniforms: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
@@ -310,10 +336,7 @@ class HuggingFaceRows(Rows):
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
         slots, source, destination = assign_slots(parents, self.slots)
         if len(source):
-            parts = torch.arange(self.width, device=slots.device)
-            source, destination = (
-                (index.unsqueeze(-1) * self.width + parts).flatten() for index in (source, destination)
-            )
+            source, destination = self._parts(source), self._parts(destination)
             for layer in self.layers:
                 layer.copy(source, destination, len(slots) * self.width)
         self.slots = slots
@@ -322,43 +345,37 @@ class HuggingFaceRows(Rows):
         self._read(in_slots.unsqueeze(-1))
 
 
-class RecomputedRows(Rows):
-    """Rows of a causal LM whose past no cache holds: each token reads its whole row again. Arguments as above."""
+class CachedRows(HuggingFaceRows):
+    """Rows on the cache that the model makes of its own; a row that splits is copied with all that it holds of it."""
 
-    def __init__(
-        self,
-        model: HuggingFaceModel,
-        prefixes: Tensor,
-        length: int,
-        prompt: Tensor | None,
-        width: int = 1,
-        forward: Forward | None = None,
-    ) -> None:
-        self.model, self.tokens, self.prompt, self.width = model, prefixes, prompt, width
-        self.forward = forward or model.forward
-        self._law = self._read()
+    def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
+        self.cache = OwnCache()
+        self._law = self._laws(prefixes, prompt, self.cache)
 
-    def _read(self) -> Tensor:
-        """(rows, width, V) nats, a few rows at a time: not every model can leave out the logits of what is past."""
+    @torch.no_grad()
+    def advance(self, parents: Tensor, tokens: Tensor) -> None:
+        if not torch.equal(parents, torch.arange(len(self), device=parents.device)):
+            self.cache.select(self._parts(parents), self.model.row_dimensions)
+        self._law = self._laws(tokens.unsqueeze(-1), None, self.cache)
+
+
+class RecomputedRows(HuggingFaceRows):
+    """Rows of a model whose past no cache holds: each token reads its whole row again."""
+
+    def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
+        self.tokens, self.prompt = prefixes, prompt
+        self._read()
+
+    def _read(self) -> None:
+        """A few rows at a time: not every model can leave out the logits of what is past."""
         positions = self.tokens.shape[1] + (0 if self.prompt is None else len(self.prompt))
         step = max(1, law_elements(self.model.device) // (positions * self.width * self.model.vocab_size))
-        laws = []
-        for tokens in self.tokens.split(step):
-            read = self.model.embed(tokens, self.prompt).repeat_interleave(self.width, dim=0)
-            laws.append(self.forward(read, 1, None)[:, 0].unflatten(0, (-1, self.width)))
-        return torch.cat(laws)
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def log_probs(self) -> Tensor:
-        """(rows, V); (rows, width, V) where a row has several parts."""
-        return self._law if self.width > 1 else self._law[:, 0]
+        self._law = torch.cat([self._laws(tokens, self.prompt, None) for tokens in self.tokens.split(step)])
 
     @torch.no_grad()
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
         self.tokens = torch.cat([self.tokens[parents], tokens.unsqueeze(-1)], dim=1)
-        self._law = self._read()
+        self._read()
 
 
 class HuggingFaceModel(LanguageModel):
@@ -385,18 +402,16 @@ class HuggingFaceModel(LanguageModel):
             self.capabilities = self.capabilities - {"embeddings"}
         config = model.config.get_text_config(decoder=True)
         self.n_layers = int(config.num_hidden_layers)
-        self.max_positions = getattr(config, "max_position_embeddings", None)
+        self.max_positions = positions(model)
         self.eos = _token_ids(getattr(config, "eos_token_id", None))
         self.device = next(model.parameters()).device
         self.embedding = model.get_input_embeddings()
         head = model.get_output_embeddings()
         self.vocab_size = int(head.weight.shape[0]) if head is not None else int(config.vocab_size)
         self.family = f"{config.model_type} with {self.vocab_size:,} tokens"
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self._position_bytes = 2 * self.n_layers * heads * head_size * model.dtype.itemsize
         accepted = inspect.signature(_plain(model).forward).parameters
         self._keeps_logits = "logits_to_keep" in accepted
+        self._cache_name = next((name for name in _CACHE_NAMES if name in accepted), None)
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Rows:
         self.check_room(prefixes.shape[1], length, prompt)
@@ -410,19 +425,40 @@ class HuggingFaceModel(LanguageModel):
         return _ROWS[self.served](self, prefixes.to(self.device), length, prompt, width, forward)
 
     def row_bytes(self, positions: int, law: bool = True) -> int:
-        held = self._position_bytes if self.served == "slots" else 0
-        return super().row_bytes(positions, law) + positions * held
+        fixed, each = (0, 0) if self.served == "recompute" else self._cache_bytes
+        return super().row_bytes(positions, law) + fixed + positions * each
+
+    @cached_property
+    def _cache_bytes(self) -> tuple[int, int]:
+        """What the cache holds of one row, in bytes: whatever its length, and for each position."""
+        few, more = 2, 4
+        held = [sum(tensor.nbytes for tensor in self._probe(1, n).tensors().values()) for n in (few, more)]
+        each = (held[1] - held[0]) // (more - few)
+        return held[0] - few * each, each
+
+    @cached_property
+    def row_dimensions(self) -> Dimensions:
+        return row_dimensions(self._probe(2, 4), self._probe(3, 4))
+
+    @torch.no_grad()
+    def _probe(self, rows: int, length: int) -> OwnCache:
+        """The cache behind so many rows of so many tokens."""
+        cache = OwnCache()
+        self.forward(torch.ones(rows, length, dtype=torch.long, device=self.device), 1, cache)
+        return cache
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         return self.forward(self.embed(contexts.to(self.device), prompt), last)
 
     def embedding_rows(self, count: int) -> Tensor:
+        """As the model reads them: the look-up itself scales them in some families (Gemma, XGLM, BioGPT)."""
         weight: Tensor = self.embedding.weight  # type: ignore[assignment]
         if count > len(weight):
             raise AuditError(
                 f"expected a soft prompt of at most {len(weight)} rows (the embedding matrix), got {count}"
             )
-        return weight[:count].detach().clone()
+        rows: Tensor = self.embedding(torch.arange(count, device=self.device))
+        return rows.detach().clone()
 
     def embed(self, tokens: Tensor, prompt: Tensor | None) -> Tensor:
         """What the model reads: the token ids (B, n) themselves, as everybody else gives it; behind a soft prompt
@@ -437,11 +473,19 @@ class HuggingFaceModel(LanguageModel):
         embeds = self.embedding(tokens)
         return torch.cat([prompt.to(embeds).expand(len(tokens), -1, -1), embeds], dim=1)
 
-    def forward(self, read: Tensor, last: int, cache: Cache | None = None) -> Tensor:
-        """(B, last, V) log-probabilities, float32. read: as `embed` gives it. Raises AuditError on NaN logits."""
-        extra = {"logits_to_keep": last} if self._keeps_logits else {}
+    def forward(self, read: Tensor, last: int, cache: Cache | OwnCache | None = None) -> Tensor:
+        """(B, last, V) log-probabilities, float32. read: as `embed` gives it, behind what the cache holds.
+
+        Raises AuditError on NaN logits.
+        """
+        own = cache if isinstance(cache, OwnCache) else None
+        extra: dict[str, Any] = {"logits_to_keep": last} if self._keeps_logits else {}
+        if self._cache_name:
+            extra |= {self._cache_name: own.held if own else cache, "use_cache": cache is not None}
         name = "inputs_embeds" if read.is_floating_point() else "input_ids"
-        output = self.model(**{name: read}, past_key_values=cache, use_cache=cache is not None, **extra)
+        output = self.model(**{name: read}, **extra)
+        if own:
+            own.held = getattr(output, self._cache_name or "past_key_values", None)
         law = torch.log_softmax(output.logits[:, -last:].float(), dim=-1)
         if torch.isnan(law[..., 0]).any():  # one NaN in the logits makes the whole row NaN
             raise AuditError(
@@ -450,12 +494,32 @@ class HuggingFaceModel(LanguageModel):
         return law
 
 
-_ROWS: Mapping[Served, Callable[..., Rows]] = {"slots": HuggingFaceRows, "recompute": RecomputedRows}
+_ROWS: Mapping[Served, Callable[..., Rows]] = {
+    "slots": SlotRows,
+    "cache": CachedRows,
+    "recompute": RecomputedRows,
+}
 
 
 def _plain(model: Any) -> Any:
     """The transformers model inside a PEFT wrapper."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def positions(model: Any) -> int | None:
+    """How many tokens fit; None where nothing limits them.
+
+    RoBERTa counts its positions from behind the padding id, and a tuned prompt stands in front: both cost some of them.
+    """
+    plain = _plain(model)
+    config = plain.config.get_text_config(decoder=True)
+    limit: int | None = next((n for name in _POSITIONS if (n := getattr(config, name, None)) is not None), None)
+    if limit is None:
+        return None
+    table = getattr(getattr(plain.base_model, "embeddings", None), "position_embeddings", None)
+    padding = getattr(table, "padding_idx", None)
+    tuned = getattr(getattr(model, "active_peft_config", None), "num_virtual_tokens", None)
+    return limit - (0 if padding is None else padding + 1) - (tuned or 0)
 
 
 def _token_ids(value: int | Sequence[int] | None) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from auditor.defenses.pmixed import PMixed
 from auditor.defenses.uniform_mixing import UniformMixingModel
 from auditor.ensemble import ModelEnsemble
 from auditor.errors import AuditError
-from auditor.models import HuggingFaceModel, HuggingFaceRows, LanguageModel
+from auditor.models import HuggingFaceModel, LanguageModel, SlotRows
 from auditor.spaces import Space
 from auditor.types import Scenario
 from tests.conftest import SHARED, tiny
@@ -131,8 +131,8 @@ def test_leaves_have_no_forward_of_their_own(monkeypatch: pytest.MonkeyPatch) ->
     own, model = bpe(150), tiny(407, scale=6.0)
     tree = tries.build(DIGITS, own)
     read: list[int] = []
-    original = HuggingFaceRows._read
-    monkeypatch.setattr(HuggingFaceRows, "_read", lambda self, t, *a: (read.append(len(t)), original(self, t, *a))[1])
+    original = SlotRows._read
+    monkeypatch.setattr(SlotRows, "_read", lambda self, t, *a: (read.append(len(t)), original(self, t, *a))[1])
     counted = tries.count(model, tree, (0, *tree.head), [1e9])
     assert counted.at_most.tolist() == [1000] and counted.rows == tree.nodes == sum(read) < 200
 

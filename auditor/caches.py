@@ -1,0 +1,95 @@
+"""The cache that a Hugging Face model makes of its own, whatever it is made of, and taking rows of it.
+
+A cache is any tree of tensors, containers and objects: keys and values, recurrent and convolutional states, counters.
+Knows no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+
+Place = tuple[Any, ...]  # of a tensor in a cache: attributes, keys and indices from the root down
+Dimensions = Mapping[Place, int | None]  # which one of each tensor is that of the rows; None: all rows share the tensor
+
+
+class OwnCache:
+    """What a model made to remember the tokens it has read; `held` is None before it has read any."""
+
+    def __init__(self) -> None:
+        self.held: Any = None
+
+    def tensors(self) -> dict[Place, Tensor]:
+        """Each tensor once, by its place."""
+        found: dict[Place, Tensor] = {}
+
+        def note(place: Place, tensor: Tensor) -> Tensor:
+            found[place] = tensor
+            return tensor
+
+        _changed(self.held, note, (), {})
+        return found
+
+    def select(self, rows: Tensor, dimensions: Dimensions) -> None:
+        """Keeps these rows, which may repeat. Places that came late have the rows in their first dimension."""
+
+        def select(place: Place, tensor: Tensor) -> Tensor:
+            dimension = dimensions.get(place, 0)
+            if dimension is None or not tensor.ndim:
+                return tensor
+            return tensor.index_select(dimension, rows.to(tensor.device))
+
+        self.held = _changed(self.held, select, (), {})
+
+
+def row_dimensions(two: OwnCache, three: OwnCache) -> Dimensions:
+    """The dimension that differs between a cache of two rows and one of three that have read as many tokens."""
+    others = three.tensors()
+    return {
+        place: next((i for i, size in enumerate(tensor.shape) if size != others[place].shape[i]), None)
+        for place, tensor in two.tensors().items()
+    }
+
+
+def _changed(
+    value: Any, change: Callable[[Place, Tensor], Tensor], place: Place, done: dict[int, tuple[Any, Any]]
+) -> Any:
+    """`value` with its tensors changed, in place where it can be; what is held twice is changed once.
+
+    done: each value by its id, with what came of it; values are kept so that no other gets the id.
+    """
+    if id(value) in done:
+        return done[id(value)][1]
+    if isinstance(value, Tensor):
+        result: Any = change(place, value)
+    elif isinstance(value, tuple):
+        parts = [_changed(part, change, (*place, i), done) for i, part in enumerate(value)]
+        result = type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    else:
+        result = value
+        done[id(value)] = (value, value)  # before its parts, which may point back
+        for name, part in list(_parts(value)):
+            new = _changed(part, change, (*place, name), done)
+            if new is not part:
+                _put(value, name, new)
+    done[id(value)] = (value, result)
+    return result
+
+
+def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(value, Mapping):
+        yield from value.items()
+    elif isinstance(value, list):
+        yield from enumerate(value)
+    elif hasattr(value, "__dict__") and not callable(value) and not isinstance(value, nn.Module | PreTrainedConfig):
+        yield from vars(value).items()
+
+
+def _put(value: Any, name: Any, part: Any) -> None:
+    if isinstance(value, MutableMapping | list):
+        value[name] = part
+    else:
+        setattr(value, name, part)
