@@ -97,6 +97,7 @@ def published_query_rdp(alpha: int, q: float, beta: float, subset_size: int) -> 
     return _log1p_sum(terms) / (alpha - 1)
 
 
+@cache
 def published_beta(epsilon: float, delta: float, alpha: int, queries: int, q: float, subset_size: int) -> float:
     """Largest beta whose `published_query_rdp`, `queries` times, claims at most (epsilon, delta); PMixED Sec. 5.2.
 
@@ -137,6 +138,8 @@ def mean_weights(weights: npt.NDArray[np.float64], q: float, members: int) -> np
     """
     if weights.shape[-2] == 1:
         return weights[..., 0, :] * member_share(q, members)
+    if weights.shape[-2] != members:
+        raise AuditError(f"expected weights of 1 or {members} subset sizes, got {weights.shape[-2]}")
     return np.einsum("m,...mj->...j", subset_size_law(q, members)[1:], weights) / members
 
 
@@ -150,15 +153,13 @@ def neighbour_laws(
     """The law of one token of each neighbour, (..., N, V) probabilities: in the i-th, member i has changed.
 
     It answers as the public model (zero_out), is absent (add_remove), or answers as the next member does (replace: one
-    neighbour of the many there are). public: (..., V); laws: (..., N, V); weights: as in `mean_weights`. O(N V), by the
-    collapse lemma; sums of non-negative terms only, so that small probabilities keep their precision.
+    neighbour of the many there are). public: (..., V); laws: (..., N, V); weights: as in `mean_weights`, for the sizes
+    1..N - 1 where a member is absent: those that the neighbour is served with. O(N V), by the collapse lemma; sums of
+    non-negative terms only, so that small probabilities keep their precision.
     """
     members = laws.shape[-2]
     left = members - 1 if adjacency == "add_remove" else members
-    shares = np.zeros(laws.shape[:-1])
-    if left:
-        by_size = weights if weights.shape[-2] == 1 else weights[..., :left, :]
-        shares = mean_weights(by_size, q, left)
+    shares = mean_weights(weights, q, left) if left else np.zeros(laws.shape[:-1])
     parts = shares[..., None] * laws
     mixed, private = _sum_of_others(parts), _sum_of_others(shares[..., None])
     if adjacency == "replace":
@@ -181,10 +182,13 @@ def sound_query_rdp(
 
     The rule: every member is projected by the forward divergence alone, of order `alpha` or higher, to `radius`, and
     its weight never exceeds 1 - e^-cap. `radius` and `cap` are public constants, the same for every subset and for
-    both neighbours. Neighbours differ in one of `members` (the larger ensemble): its law is the public one
-    (zero_out), it is absent (add_remove), or it is any other law (replace). `sharp` takes our tighter moments for
-    zero_out and replace, which vanish with the radius; False takes those of formulas B2.5. It changes the bound, not
-    the rule. Raises AuditError on bad input.
+    both neighbours. Neighbours differ in one member: its law is the public one (zero_out), it is absent (add_remove),
+    or it is any other law (replace). `members` is how many there are, which is public, as zero_out and replace leave
+    it alone. It is no argument of the bound of add_remove, where it differs between neighbours: that one is of any
+    number of members. Its direction without || with rests on an inequality that was checked numerically at 60 digits
+    and is not proved (formulas B2.5); zero_out and replace do without. `sharp` takes our tighter moments for zero_out
+    and replace, which vanish with the radius; False takes those of formulas B2.5. It changes the bound, not the rule.
+    Raises AuditError on bad input.
     """
     alpha = _require_order(alpha)
     _require_share("q", q)
@@ -196,10 +200,13 @@ def sound_query_rdp(
     if q == 0 or radius == 0 or cap == 0:  # every token is drawn from the public law
         return 0.0
     if adjacency == "add_remove":
-        return _log1p_sum(_add_remove_terms(alpha, q, members, radius, cap)) / (alpha - 1)
-    return max(map(_log1p_sum, _fixed_size_terms(adjacency, alpha, q, members, radius, cap, sharp))) / (alpha - 1)
+        terms = _add_remove_terms(alpha, q, radius, cap)
+    else:
+        terms = _fixed_size_terms(adjacency, alpha, q, members, radius, cap, sharp)
+    return max(map(_log1p_sum, terms)) / (alpha - 1)
 
 
+@cache
 def sound_epsilon(
     adjacency: Adjacency,
     delta: float,
@@ -226,6 +233,7 @@ def sound_epsilon(
     return min(at_order(order) for order in range(2, _require_order(alpha) + 1))
 
 
+@cache
 def sound_radius(
     adjacency: Adjacency,
     epsilon: float,
@@ -336,31 +344,20 @@ def _log_moment_of_change(j: int, radius: float, log_reach: float, sharp: bool) 
     return above if j % 2 else math.log(2) + above
 
 
-def _add_remove_terms(alpha: int, q: float, members: int, radius: float, cap: float) -> _Terms:
-    """The terms of E_Q (P/Q)^alpha - 1 when one member is absent, given the others' subset (joint convexity)."""
-    alone, joined = max(radius, cap), radius + cap  # divergence of the member from public; from an average of others
-    terms = []
-    for k, (log_alone, log_joined) in enumerate(_subsampling_weights(alpha, q, members), start=2):
-        terms.append((log_alone, _log_expm1((k - 1) * alone)))
-        terms.append((log_joined, _log_expm1((k - 1) * joined)))
-    return terms
+def _add_remove_terms(alpha: int, q: float, radius: float, cap: float) -> list[_Terms]:
+    """The terms of E_Q (P/Q)^alpha - 1 when one member is absent, once for each company it may have had.
 
-
-@cache
-def _subsampling_weights(alpha: int, q: float, members: int) -> list[tuple[float, float]]:
-    """For k = 2..alpha, the log weight of e^{(k-1) eps} - 1 where no other member is sampled, and where some are.
-
-    Theorem C.4's bracket at rate p is 1 + sum_k Bin(k; alpha, p) (e^{(k-1) eps} - 1); joined by the K >= 1 others that
-    were sampled, the member weighs 1 / (K+1), which acts as the rate p = q / (K+1).
+    Given the others' subset (joint convexity) it weighs 1 / (K + 1) beside the K that were sampled, which acts as
+    sampling it at the rate q / (K + 1). Alone, it is `radius` and `cap` away from the public law; beside others, both
+    together from their average. Rates fall with K, so K = 0 and K = 1 are the worst of any number of members, and of
+    any mixture of them that the subset's size makes.
     """
-    log_sizes = np.array([_log_binomial(size, members - 1, q) for size in range(members)])
-    rates = q / np.arange(2, members + 1)
-    weights = []
-    for k in range(2, alpha + 1):
-        log_rates = math.log(math.comb(alpha, k)) + k * np.log(rates) + (alpha - k) * np.log1p(-rates)
-        joined = float(logsumexp(log_sizes[1:] + log_rates)) if members > 1 else -math.inf
-        weights.append((float(log_sizes[0]) + _log_binomial(k, alpha, q), joined))
-    return weights
+    return [_subsampled(alpha, q, max(radius, cap)), _subsampled(alpha, q / 2, radius + cap)]
+
+
+def _subsampled(alpha: int, rate: float, divergence: float) -> _Terms:
+    """Theorem C.4's bracket less 1: sum_k Bin(k; alpha, rate) (e^{(k-1) divergence} - 1), for k >= 2."""
+    return [(_log_binomial(k, alpha, rate), _log_expm1((k - 1) * divergence)) for k in range(2, alpha + 1)]
 
 
 def _largest_affordable(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal, cast, get_args
 
 import numpy as np
@@ -43,7 +44,10 @@ class PMixed(Defense):
 
     epsilon, delta: what `queries` drawn tokens may cost; queries=0: as many as the row will draw. alpha: Renyi order.
     q: Poisson share of members a query asks. accounting: `sound` (one radius and a cap on the mixing weight, for every
-    subset) or `published` (the paper's radius by subset size, whose proof has gaps). adjacency: for the sound radius.
+    subset) or `published` (the paper's radius by subset size, whose proof has gaps). adjacency: of the sound claim.
+    Under `zero_out` (a shard's data are removed, its member has learnt nothing) and `replace` (they are others) the
+    number of members is public: the radius depends on it. Under `add_remove` (the member is absent) it is not, the
+    radius serves any number, and the claim rests on an inequality that was checked numerically and is not proved.
     on_exhaustion: what happens when a fixed number of queries is spent. ensemble: folder of LoRA members; the lab has
     its own.
     """
@@ -57,7 +61,7 @@ class PMixed(Defense):
     alpha: int = 4
     q: float = 0.03
     accounting: Literal["sound", "published"] = "sound"
-    adjacency: Literal["zero_out", "add_remove", "replace"] = "add_remove"
+    adjacency: Literal["zero_out", "add_remove", "replace"] = "zero_out"
     queries: int = 0
     on_exhaustion: Literal["stop", "public"] = "stop"
     ensemble: str = ""
@@ -77,8 +81,8 @@ class PMixed(Defense):
                 raise AuditError(f"expected {option} in {choices}, got {getattr(self, option)!r}")
 
     def protect(self, scenario: Scenario) -> LanguageModel:
-        promise = self._promise(scenario)
-        return PMixedModel(scenario.ensemble, self.q, promise.projection, "PMixED", promise)
+        served = partial(self._projection, self._covered(scenario))
+        return PMixedModel(scenario.ensemble, self.q, served, "PMixED", self._promise(scenario))
 
     def budget(self, scenario: Scenario) -> Budget | None:
         return Budget(self.queries, self.on_exhaustion) if self.queries else None
@@ -98,8 +102,8 @@ class PMixed(Defense):
         """T: the drawn tokens that epsilon covers. With nothing to draw, the radius is that of one token."""
         return self.queries or scenario.queries or 1
 
-    def _projection(self, scenario: Scenario) -> Projection:
-        members, queries = scenario.ensemble.size, self._covered(scenario)
+    def _projection(self, queries: int, members: int) -> Projection:
+        """What an ensemble of so many members is served with."""
         if self.accounting == "sound":
             radius = sound_radius(self.adjacency, self.epsilon, self.delta, self.alpha, queries, self.q, members)
             # formulas B2.5: forward divergence only, and lambda <= 1 - e^-s with s = r.
@@ -110,45 +114,68 @@ class PMixed(Defense):
         )
         return Projection(self.alpha, radii, cap=1.0, two_sided=True)
 
+    def _relations(self) -> tuple[Adjacency, ...]:
+        """Whose neighbours are served with one radius. Where it depends on N, a member more or less changes it."""
+        if self.accounting == "published":  # which claims all the same: its radii are by the size of the subset
+            return "add_remove", "zero_out"
+        return ADJACENCIES if self.adjacency == "add_remove" else ("zero_out", "replace")
+
     def _promise(self, scenario: Scenario) -> Promise:
         """What is claimed of one token; under the relation it was set up for, its share of the budget and no more."""
-        projection, members = self._projection(scenario), scenario.ensemble.size
-        share = rdp_budget(self.epsilon, self.delta, self.alpha) / self._covered(scenario)
-        orders = range(2, self.alpha + 1)
+        queries, members = self._covered(scenario), scenario.ensemble.size
+        projection = self._projection(queries, members)
+        share = rdp_budget(self.epsilon, self.delta, self.alpha) / queries
+        claims = [(adjacency, order) for adjacency in self._relations() for order in range(2, self.alpha + 1)]
         if self.accounting == "published":  # D_k <= D_alpha, so that the claim is one at every order up to alpha
-            return Promise(projection, {(a, k): share for a in ("add_remove", "zero_out") for k in orders})
+            return Promise(projection, dict.fromkeys(claims, share))
         radius = projection.radii[0]
-        query_rdp = {
-            (a, k): sound_query_rdp(a, k, self.q, members, radius, radius) for a in ADJACENCIES for k in orders
-        }
+        query_rdp = {(a, k): sound_query_rdp(a, k, self.q, members, radius, radius) for a, k in claims}
         return Promise(projection, {**query_rdp, (self.adjacency, self.alpha): share})
 
     def claim(self, scenario: Scenario, spent: int) -> Claim:
-        queries, members = self._covered(scenario), scenario.ensemble.size
+        queries, ensemble = self._covered(scenario), scenario.ensemble
         spent = min(spent, queries)  # past the budget the public model answers, or nobody
-        sound = self.accounting == "sound"
-        relations: tuple[str, ...] = ADJACENCIES if sound else ("as published",)
+        sound, counts = self.accounting == "sound", ensemble.shard_counts()
+        relations: tuple[str, ...] = self._relations() if sound else ("as published",)
+        projection, shared = self._projection(queries, ensemble.size), counts["shared_records"]
+        seen_whole = ensemble.unit and not shared and not counts["unlisted_shards"]
+
+        def epsilon(tokens: int) -> dict[str, float]:
+            return {r: math.inf if tokens and shared else self._epsilon(r, tokens, scenario) for r in relations}
+
         return Claim(
-            epsilon={relation: self._epsilon(relation, queries, scenario) for relation in relations},
+            epsilon=epsilon(queries),
             delta=self.delta,
             relation=self.adjacency if sound else "as published",
-            unit=f"shard of whole {scenario.ensemble.unit}s" if scenario.ensemble.unit else "shard",
+            unit=f"shard of whole {ensemble.unit}s" if seen_whole else "shard",
             queries=queries,
             theorem="formulas B2.5: Renyi composition of the capped forward projection"
             if sound
             else "PMixED Theorem 5.1",
-            status="sound" if sound else "claim; proof has gaps",
+            status=self._status(shared),
             spent_queries=spent,
-            spent_epsilon={relation: self._epsilon(relation, spent, scenario) for relation in relations},
+            spent_epsilon=epsilon(spent),
             details={
-                "members": float(members),
+                "members": float(ensemble.size),
                 "q": self.q,
                 "alpha": float(self.alpha),
-                "radius": self._projection(scenario).radii[0],
-                "weight_cap": self._projection(scenario).cap,
-                "public_share": float(subset_size_law(self.q, members)[0]),
+                "radius": projection.radii[0],
+                "weight_cap": projection.cap,
+                "public_share": float(subset_size_law(self.q, ensemble.size)[0]),
             },
         )
+
+    def _status(self, shared: int) -> str:
+        if shared:
+            return f"promises nothing: {shared} records lie in more than one shard"
+        if self.accounting == "published":
+            return "claim; proof has gaps"
+        if self.adjacency == "add_remove":
+            return (
+                "sound up to an inequality that was checked numerically, not proved; for any number of members, which "
+                "is public in what is said of zero-out and replace"
+            )
+        return "sound; the number of members is public"
 
     def _epsilon(self, relation: str, queries: int, scenario: Scenario) -> float:
         """Epsilon in nats of so many drawn tokens at this defense's radius."""
@@ -157,8 +184,8 @@ class PMixed(Defense):
         if relation == "as published":
             share = queries / self._covered(scenario)
             return rdp_to_dp(share * rdp_budget(self.epsilon, self.delta, self.alpha), self.delta, self.alpha)
-        radius = self._projection(scenario).radii[0]
         members = scenario.ensemble.size
+        radius = self._projection(self._covered(scenario), members).radii[0]
         return sound_epsilon(
             cast(Adjacency, relation), self.delta, self.alpha, queries, self.q, members, radius, radius
         )
@@ -175,7 +202,6 @@ class Unmixed(Defense):
     ensemble: str = ""
 
     def protect(self, scenario: Scenario) -> LanguageModel:
-        everything = Projection(2, (math.inf,) * scenario.ensemble.size, cap=1.0, two_sided=False)
         return PMixedModel(scenario.ensemble, 1.0, everything, "ensemble without mixing")
 
 
@@ -203,6 +229,11 @@ class Projection:
         return project(log_p, log_p0, self.alpha, radius, self.cap)
 
 
+def everything(members: int) -> Projection:
+    """Members as they are."""
+    return Projection(2, (math.inf,) * members, cap=1.0, two_sided=False)
+
+
 @dataclass(frozen=True)
 class Promise:
     """What the accounting says of one token. Held against what is served, which may be something else by mistake."""
@@ -214,13 +245,20 @@ class Promise:
 class PMixedModel(LanguageModel):
     """The served ensemble. Draws ask one member each; the law is that of the released token (formulas B2.4).
 
-    promise: what is claimed of it; None: nothing.
+    served: the projection by the number of members, this ensemble's and its neighbours'. promise: what is claimed of
+    it; None: nothing.
     """
 
     def __init__(
-        self, ensemble: Ensemble, q: float, projection: Projection, name: str, promise: Promise | None = None
+        self,
+        ensemble: Ensemble,
+        q: float,
+        served: Callable[[int], Projection],
+        name: str,
+        promise: Promise | None = None,
     ) -> None:
-        self.ensemble, self.q, self.projection, self.name, self.promise = ensemble, q, projection, name, promise
+        self.ensemble, self.q, self.served, self.name, self.promise = ensemble, q, served, name, promise
+        self.projection = projection = served(ensemble.size)
         public = ensemble.public
         self.vocab_size, self.max_positions = public.vocab_size, public.max_positions
         self.eos, self.device, self.capabilities = public.eos, public.device, public.capabilities
@@ -308,6 +346,7 @@ class PMixedModel(LanguageModel):
     def check_claim(self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0) -> Sequence[Check]:
         """Neighbours: each member absent, emptied, or replaced by the next one, whichever is claimed.
 
+        Each as it would be served itself: with one member less, with the projection of so many.
         Beside them, what the proof takes for granted of every member: `projection`, its distance from the public law
         against the radius, and `cap`, how much of a public probability it may take away.
         """
@@ -318,16 +357,16 @@ class PMixedModel(LanguageModel):
         if not 2 <= order <= promise.projection.alpha:
             raise AuditError(f"expected order in 2..{promise.projection.alpha}, which the claim controls, got {order}")
         laws = self._laws_of_parts(contexts, torch.arange(self.parts, device=self.device), last, None)[:, at]
-        weights = [
-            self.projection.weights(laws[..., 1:, :], laws[..., :1, :], radius) for radius in self.projection.by_size()
-        ]
+        by_size = _by_size(self.projection, laws)
+        of_fewer = _by_size(self.served(self.ensemble.size - 1), laws) if self.ensemble.size > 1 else by_size
         own = self.released(laws).double().log_softmax(-1).exp().cpu().numpy()[..., None, :]
         exact = laws.double().log_softmax(-1).exp().cpu().numpy()
-        public, members, by_size = exact[..., 0, :], exact[..., 1:, :], torch.stack(weights, dim=-2).cpu().numpy()
+        public, members = exact[..., 0, :], exact[..., 1:, :]
         checks = []
         for (adjacency, k), claimed in promise.query_rdp.items():
             if k == order:
-                neighbours = neighbour_laws(adjacency, public, members, by_size, self.q)
+                weights = of_fewer if adjacency == "add_remove" else by_size
+                neighbours = neighbour_laws(adjacency, public, members, weights, self.q)
                 realised = np.maximum(_divergence(own, neighbours, k), _divergence(neighbours, own, k))
                 checks.append(Check(adjacency, k, claimed, torch.from_numpy(realised)))
         return [*checks, *_projection_checks(promise.projection, public[..., None, :], members, by_size)]
@@ -341,6 +380,12 @@ class PMixedModel(LanguageModel):
 
     def embedding_rows(self, count: int) -> Tensor:
         return self.ensemble.public.embedding_rows(count)
+
+
+def _by_size(projection: Projection, laws: Tensor) -> np.ndarray:
+    """(..., sizes or 1, N): each member's weight; laws (..., 1 + N, V), the public one first."""
+    weights = [projection.weights(laws[..., 1:, :], laws[..., :1, :], radius) for radius in projection.by_size()]
+    return torch.stack(weights, dim=-2).cpu().numpy()
 
 
 def _weighted(weights: Tensor, log_p: Tensor) -> Tensor:

@@ -322,11 +322,17 @@ def covers(claim: Claim) -> str:
 
 
 def unit(claim: Claim) -> str:
-    """What is protected; of a shard, what holds for somebody in it: one record more or less is another shard (F5)."""
+    """What is protected; of a shard of whole records or users, what holds for one in it.
+
+    A record or user more or less is another shard (formulas B2.2, F5), and no other shard changes: all that it has lies
+    there. Users who share a record lie together, so one who joins two others may move them.
+    """
     replaced = claim.epsilon.get("replace")
-    if not claim.unit.startswith("shard") or replaced is None:
+    whole = re.fullmatch("shard of whole (record|user)s", claim.unit)
+    if whole is None or replaced is None:
         return claim.unit
-    return f"{claim.unit}; for a single record or user in it, ε {number(replaced)} (replace)"
+    alone = " who shares no record" if whole[1] == "user" else ""
+    return f"{claim.unit}; for a single {whole[1]} in it{alone}, ε {number(replaced)} (replace)"
 
 
 def spent(claim: Claim) -> str:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from auditor.attacks.claim_check import ClaimCheck, other_faults, spread, summary
+from auditor.benchmarks.fixed_laws import FixedLaw, fixed_ensemble
 from auditor.benchmarks.lab import Lab, LabRecipe, make_texts
 from auditor.defenses.accounting import realised_renyi, uniform_mixing_epsilon
 from auditor.defenses.pmixed import PMixed, PMixedModel, Projection, Unmixed
@@ -26,44 +27,6 @@ from auditor.view import WORST, Meter, View
 
 MakeTiny = Callable[..., HuggingFaceModel]
 SECRETS = [Secret(f"s{i}", (0, 1, i % 2), (1, 0, 1), 1, i % 2 == 0) for i in range(6)]
-
-
-class Fixed(LanguageModel):
-    """Says the same law behind every context."""
-
-    capabilities = frozenset({"draw", "law"})
-    eos, device, max_positions = (), torch.device("cpu"), None
-
-    def __init__(self, *law: float) -> None:
-        self.name, self.vocab_size = "fixed", len(law)
-        self.law = torch.tensor(law, dtype=torch.float64).log()
-
-    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Rows:
-        return FixedRows(len(prefixes), self.law)
-
-    def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
-        return self.law.expand(len(contexts), last, -1)
-
-    def embedding_rows(self, count: int) -> Tensor:
-        raise NotImplementedError
-
-
-class FixedRows(Rows):
-    def __init__(self, count: int, law: Tensor) -> None:
-        self.law = law.expand(count, -1)
-
-    def __len__(self) -> int:
-        return len(self.law)
-
-    def log_probs(self) -> Tensor:
-        return self.law
-
-    def advance(self, parents: Tensor, tokens: Tensor) -> None:
-        self.law = self.law[parents]
-
-
-def ensemble(public: tuple[float, ...], *members: tuple[float, ...]) -> ModelEnsemble:
-    return ModelEnsemble(Fixed(*public), [Fixed(*member) for member in members])
 
 
 def scenario(held: Ensemble, queries: int = 1) -> Scenario:
@@ -85,19 +48,23 @@ def violated(notes: str) -> list[str]:
 
 # --- what holds -----------------------------------------------------------------------------------------------------
 
-ONE_MEMBER = ensemble((0.05, 0.95), (0.9, 0.1))
-TIGHT = PMixed(epsilon=12.0, alpha=2, q=0.5)  # one member at order 2: the sound claim is attained
+ONE_MEMBER = fixed_ensemble((0.05, 0.95), (0.9, 0.1))
+TIGHT = PMixed(
+    epsilon=12.0, alpha=2, q=0.5, adjacency="add_remove"
+)  # one member at order 2: the sound claim is attained
 
 
 @pytest.mark.parametrize("adjacency", ["zero_out", "add_remove", "replace"])
 @pytest.mark.parametrize("alpha", [3, 5])
 def test_the_sound_rule_holds(adjacency: str, alpha: int) -> None:
-    held = ensemble((0.145, 0.455, 0.4), (1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.5, 0.5))
+    held = fixed_ensemble((0.145, 0.455, 0.4), (1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.5, 0.5))
     model = PMixed(q=0.4, alpha=alpha, adjacency=adjacency).protect(scenario(held, 50))  # type: ignore[arg-type]
     measured, notes, _ = checked(model)
     assert measured["claim_violations"].value == 0 and measured["claim_violations"].n == 18
     assert not violated(notes) and "holds with margin" in notes and "do not publish" in notes
-    for relation in ("zero_out", "add_remove", "replace", "projection", "cap"):
+    assert ("add remove" in notes) == (adjacency == "add_remove")  # elsewhere a member less has another radius
+    claimed_of = ("zero_out", "add_remove", "replace") if adjacency == "add_remove" else ("zero_out", "replace")
+    for relation in (*claimed_of, "projection", "cap"):
         realised, claimed = (measured[f"{kind}_{relation}"].value for kind in ("realised", "claimed"))
         assert 0 < realised <= claimed * (1 + 1e-12)
         assert measured[f"margin_{relation}"].value == pytest.approx(1 - realised / claimed)
@@ -112,18 +79,17 @@ def test_realised_divergences_against_ensembles_without_a_member(make_tiny: Make
     """Real models at real contexts: each leave-one-out ensemble served on its own."""
     members = [make_tiny(vocab_size=9, seed=s + 1, scale=2.0) for s in range(4)]
     held = ModelEnsemble(make_tiny(vocab_size=9, scale=2.0), members)
-    model = PMixed(q=0.4, alpha=3).protect(scenario(held, 3))
-    assert isinstance(model, PMixedModel)
+    defense = PMixed(q=0.4, alpha=3, adjacency="add_remove")
+    model = defense.protect(scenario(held, 3))
     secrets = [Secret("a", (1, 2, 3), (4, 5, 6)), Secret("b", (3, 2, 1), (7, 8, 1))]
     _, _, seen = checked(model, secrets, positions=0)
-    projection = dataclasses.replace(model.projection, radii=model.projection.radii[:3])
     for secret, observation in zip(secrets, seen, strict=True):
         context = torch.tensor([secret.prefix + secret.suffix[:-1]])
         p = model.log_probs(context, 3)[0].double().numpy()
         apart = []
         for out in range(4):
             kept = ModelEnsemble(held.public, [m for j, m in enumerate(members) if j != out])
-            q = PMixedModel(kept, 0.4, projection, "without").log_probs(context, 3)[0].double().numpy()
+            q = defense.protect(scenario(kept, 3)).log_probs(context, 3)[0].double().numpy()
             apart.append([max(realised_renyi(a, b, 3), realised_renyi(b, a, 3)) for a, b in zip(p, q, strict=True)])
         most = torch.tensor(apart)  # (members, positions)
         assert observation.values["realised_add_remove"] == pytest.approx(float(most.max()), rel=1e-3)
@@ -135,16 +101,18 @@ def test_realised_divergences_against_ensembles_without_a_member(make_tiny: Make
 @pytest.mark.parametrize("q", [0.3, 1.0])
 def test_edges_that_are_legal(q: float) -> None:
     """One member; every member asked; a token that only a member can say, which then has no weight at all."""
-    alone = PMixed(q=q).protect(scenario(ensemble((0.5, 0.5), (0.9, 0.1)), 20))
+    alone = PMixed(q=q, adjacency="add_remove").protect(scenario(fixed_ensemble((0.5, 0.5), (0.9, 0.1)), 20))
     assert checked(alone)[0]["claim_violations"].value == 0
-    model = PMixed(q=q).protect(scenario(ensemble((1.0, 0.0), (0.5, 0.5), (1.0, 0.0)), 20))
+    model = PMixed(q=q, adjacency="add_remove").protect(
+        scenario(fixed_ensemble((1.0, 0.0), (0.5, 0.5), (1.0, 0.0)), 20)
+    )
     measured, _, _ = checked(model)
     assert measured["claim_violations"].value == 0
     assert measured["realised_add_remove"].value == pytest.approx(0, abs=1e-12)
 
 
 def test_lower_orders_are_claimed_and_higher_ones_refused() -> None:
-    model = PMixed(q=0.4, alpha=4).protect(scenario(ONE_MEMBER, 5))
+    model = PMixed(q=0.4, alpha=4, adjacency="add_remove").protect(scenario(ONE_MEMBER, 5))
     at = {order: checked(model, order=order)[0]["realised_add_remove"].value for order in (2, 3, 4)}
     assert 0 < at[2] < at[3] < at[4]
     assert checked(model, order=0)[0]["realised_add_remove"].value == at[4]
@@ -153,7 +121,11 @@ def test_lower_orders_are_claimed_and_higher_ones_refused() -> None:
 
 
 def test_who_claims_nothing_is_not_applicable() -> None:
-    for model in (Fixed(0.5, 0.5), Unmixed().protect(scenario(ONE_MEMBER)), UniformMixingModel(Fixed(0.5, 0.5), 0.5)):
+    for model in (
+        FixedLaw([0.5, 0.5]),
+        Unmixed().protect(scenario(ONE_MEMBER)),
+        UniformMixingModel(FixedLaw([0.5, 0.5]), 0.5),
+    ):
         with pytest.raises(NotApplicable, match="makes no claim"):
             checked(model)
 
@@ -179,7 +151,7 @@ def served(defense: PMixed, case: Scenario, projection: Callable[[Projection], P
     """The defense with its promise, serving another projection than the one it promised."""
     model = defense.protect(case)
     assert isinstance(model, PMixedModel)
-    return PMixedModel(case.ensemble, defense.q, projection(model.projection), model.name, model.promise)
+    return PMixedModel(case.ensemble, defense.q, lambda n: projection(model.served(n)), model.name, model.promise)
 
 
 def test_a_weight_that_is_rounded_up_is_caught() -> None:
@@ -193,7 +165,10 @@ def test_a_weight_that_is_rounded_up_is_caught() -> None:
 
 def test_a_forgotten_cap_is_caught() -> None:
     """A member that never says what the public model says: without the cap, what it takes away gives it away."""
-    defense, case = PMixed(epsilon=12.0, alpha=2, q=1.0), scenario(ensemble((0.5, 0.5), (1.0, 0.0)))
+    defense, case = (
+        PMixed(epsilon=12.0, alpha=2, q=1.0, adjacency="add_remove"),
+        scenario(fixed_ensemble((0.5, 0.5), (1.0, 0.0))),
+    )
     assert checked(defense.protect(case))[0]["claim_violations"].value == 0
     measured, notes, _ = checked(served(defense, case, lambda p: dataclasses.replace(p, cap=1.0)))
     assert measured["claim_violations"].value == 18 and measured["realised_add_remove"].value == math.inf
@@ -203,16 +178,33 @@ def test_a_forgotten_cap_is_caught() -> None:
 def test_the_radius_of_another_subset_size_is_caught() -> None:
     """80 members as in Table 1, where the published rule is not known to fail: 1.70 in place of 0.58 and more."""
     defense = PMixed(accounting="published", alpha=3, q=0.03)
-    case = scenario(ensemble((0.145, 0.855), *[(1.0, 0.0)] * 80), 1024)
+    case = scenario(fixed_ensemble((0.145, 0.855), *[(1.0, 0.0)] * 80), 1024)
     assert not violated(checked(defense.protect(case), SECRETS[:1], positions=1)[1])
     broken = served(defense, case, lambda p: dataclasses.replace(p, radii=(p.radii[0],) * 80))
     _, notes, _ = checked(broken, SECRETS[:1], positions=1)
     assert any("projection" in line for line in violated(notes))
 
 
+def test_a_radius_that_depends_on_the_number_of_members_is_caught() -> None:
+    """Formulas B2.5, "Correction": solved from N, it is another one for the neighbour without a member."""
+    held = fixed_ensemble((5.62e-4, 1 - 5.62e-4), (0.999, 0.001), (1e-13, 1 - 1e-13))
+    sound = PMixed(q=1.0, adjacency="add_remove")
+    model = sound.protect(scenario(held, 1))
+    assert isinstance(model, PMixedModel)
+    assert not violated(checked(model)[1])
+    solved = {2: 3.8402, 1: 4.9121}  # nats, from the bound of N members
+
+    def from_n(members: int) -> Projection:
+        return Projection(4, (solved[members],) * members, cap=-math.expm1(-solved[members]), two_sided=False)
+
+    measured, notes, _ = checked(PMixedModel(held, 1.0, from_n, "broken", model.promise))
+    assert measured["realised_add_remove"].value > 6.9 and measured["claimed_add_remove"].value < 4.92
+    assert any("add remove" in line for line in violated(notes))
+
+
 def test_the_published_rule_is_caught_where_it_fails() -> None:
     """V3 of formulas B2.3: 16 members, 1.38 times the claim; and the place that shows it is named."""
-    held = ensemble((0.145, 0.855), *[(0.0, 1.0)] * 11, (1.0, 0.0), *[(0.0, 1.0)] * 4)
+    held = fixed_ensemble((0.145, 0.855), *[(0.0, 1.0)] * 11, (1.0, 0.0), *[(0.0, 1.0)] * 4)
     model = PMixed(accounting="published", alpha=3, q=0.03).protect(scenario(held, 1024))
     measured, notes, _ = checked(model, SECRETS[3:5])
     assert measured["realised_add_remove"].value == pytest.approx(0.004304407474, rel=1e-6)
@@ -224,7 +216,7 @@ def test_the_published_rule_is_caught_where_it_fails() -> None:
 
 @pytest.mark.parametrize("weight", [0.9, 0.6])
 def test_uniform_mixing_is_tight_and_a_larger_weight_is_caught(weight: float) -> None:
-    public, target = Fixed(0.3, 0.3, 0.4), Fixed(0.7, 0.3, 0.0)
+    public, target = FixedLaw([0.3, 0.3, 0.4]), FixedLaw([0.7, 0.3, 0.0])
     model = UniformMixing(weight=weight).protect(Scenario(target, public, None, 100, 3))
     measured, notes, _ = checked(model)
     assert measured["claim_violations"].value == 0 and not violated(notes)
@@ -248,7 +240,7 @@ class Sold(UniformMixingModel):
 
 @pytest.mark.parametrize("decoding", [GREEDY, Decoding(top_p=0.5), Decoding(temperature=0.5)], ids=str)
 def test_another_decoding_sold_under_the_claim_is_caught(decoding: Decoding) -> None:
-    target, many = Fixed(*[0.3, 0.2, 0.2] + [0.3 / 7] * 7), SECRETS * 8
+    target, many = FixedLaw([0.3, 0.2, 0.2] + [0.3 / 7] * 7), SECRETS * 8
     secrets = [dataclasses.replace(secret, id=f"s{i}") for i, secret in enumerate(many)]
     model = Sold(target, 0.8, uniform_mixing_epsilon(0.8, 10))
     model.decoding = decoding
@@ -277,7 +269,7 @@ def test_tokens_that_were_not_charged_are_caught() -> None:
 
 def test_records_in_several_shards_are_caught() -> None:
     copies = ["one", "two", "two", "three", "three", "three", "four"]
-    held = ensemble((0.5, 0.5), (0.6, 0.4), (0.4, 0.6), (0.5, 0.5))
+    held = fixed_ensemble((0.5, 0.5), (0.6, 0.4), (0.4, 0.6), (0.5, 0.5))
     model = PMixed().protect(scenario(held, 10))
     assert "3 members do not say what they were trained on" in checked(model)[1]
     held.shards = [record_names(copies[i] for i in chosen) for chosen in shard(copies, 3)]

@@ -588,7 +588,7 @@ def test_without_a_budget_the_claim_covers_what_is_drawn(world: Path, tmp_path: 
     claim = result(out)["targets"][1]["claim"]
     drawn = sum(g.drawn for (cell, _), g in guesses(out).items() if cell == "pmixed/claim/ethicist")
     assert claim["queries"] == claim["spent_queries"] == drawn > 0
-    assert claim["epsilon"]["add_remove"] == pytest.approx(8) == claim["spent_epsilon"]["add_remove"]
+    assert 7.5 < claim["epsilon"]["zero_out"] <= 8 and claim["spent_epsilon"] == claim["epsilon"]
 
 
 def test_the_worst_case_tunes_its_prompt_though_the_claim_row_had_nothing_to_tune_on(
@@ -740,7 +740,7 @@ def test_one_member_that_answers_always_is_legal(world: Path, tmp_path: Path) ->
     flags = ["--attack", "claim-check", "--attack", "perplexity", "--limit", "4", "--setting", "worst"]
     assert call(command(world, tmp_path / "run", *flags, *pmixed(world, *own))) == 0
     row = finding(tmp_path / "run", "pmixed", "worst", "claim-check")
-    assert value(row, "claim_violations") == 0 < value(row, "realised_add_remove")
+    assert value(row, "claim_violations") == 0 < value(row, "realised_zero_out")
 
 
 @pytest.mark.parametrize("cut", [1, 3, 4])

@@ -88,7 +88,11 @@ def test_a_claim_about_a_shard_says_what_holds_for_somebody_in_it(result: AuditR
     claim = result.target("pmixed").claim
     assert claim is not None
     shard = replace(claim, unit="shard of whole users")
-    assert words.unit(shard) == "shard of whole users; for a single record or user in it, ε 12.9 (replace)"
+    one = "for a single user in it who shares no record, ε 12.9 (replace)"
+    assert words.unit(shard) == f"shard of whole users; {one}"
+    records = replace(claim, unit="shard of whole records")
+    assert words.unit(records) == "shard of whole records; for a single record in it, ε 12.9 (replace)"
+    assert words.unit(claim) == "shard"  # who lies whole in one is not known
     assert words.unit(replace(shard, epsilon={"as published": 8.0})) == "shard of whole users"
     assert words.unit(replace(claim, unit="record")) == "record"
 

@@ -1,0 +1,56 @@
+"""Models whose next-token laws are given, for checks that choose the laws instead of training for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from auditor.ensemble import ModelEnsemble
+from auditor.models import LanguageModel, Rows
+
+
+class FixedLaw(LanguageModel):
+    """Says laws[i] behind a context that ends in token i, counted modulo the laws there are.
+
+    laws: (cases, V) probabilities, or (V,) where the context does not matter; float64 unless they are of another dtype.
+    """
+
+    capabilities = frozenset({"draw", "law"})
+    eos, device, max_positions, name = (), torch.device("cpu"), None, "fixed"
+
+    def __init__(self, laws: Tensor | Sequence[float]) -> None:
+        laws = laws if isinstance(laws, Tensor) else torch.tensor(laws, dtype=torch.float64)
+        self.laws = laws.view(-1, laws.shape[-1]).log()
+        self.vocab_size = laws.shape[-1]
+
+    def behind(self, tokens: Tensor) -> Tensor:
+        return self.laws[tokens % len(self.laws)]
+
+    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Rows:
+        return _FixedRows(self, prefixes[:, -1])
+
+    def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
+        return self.behind(contexts[:, contexts.shape[1] - last :])
+
+    def embedding_rows(self, count: int) -> Tensor:
+        raise NotImplementedError
+
+
+class _FixedRows(Rows):
+    def __init__(self, model: FixedLaw, tokens: Tensor) -> None:
+        self.model, self.tokens = model, tokens
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def log_probs(self) -> Tensor:
+        return self.model.behind(self.tokens)
+
+    def advance(self, parents: Tensor, tokens: Tensor) -> None:
+        self.tokens = tokens
+
+
+def fixed_ensemble(public: Tensor | Sequence[float], *members: Tensor | Sequence[float]) -> ModelEnsemble:
+    return ModelEnsemble(FixedLaw(public), [FixedLaw(member) for member in members])
