@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -641,19 +642,46 @@ _UsageError: type[Any] = typer.BadParameter.__mro__[1]  # typer brings its own c
 def call(arguments: list[str]) -> int:
     """Runs the command and returns its exit code (design.md, "Exit codes")."""
     try:
-        code = app(arguments or ["--help"], standalone_mode=False)
-        return code if isinstance(code, int) else 0
+        code = _exit_code(arguments or ["--help"])
+        if sys.stdout is not None:
+            sys.stdout.flush()  # what cannot be said is no success
+        return code
     except AuditError as error:
         return console.say(f"error: {error}", 2)
     except _UsageError as error:
         return console.say(f"error: {error.format_message()}", 2)
-    except (KeyboardInterrupt, typer.Abort):
+    except KeyboardInterrupt:
         return 130
-    except typer.Exit as leave:
-        return leave.exit_code
-    except Exception as error:
+    except BrokenPipeError:
+        console.mute()
+        return console.say("stopped: nobody reads the output any more", 3)
+    except SystemExit as error:
+        console.trace(error)
+        return console.say(f"stopped from inside, by a plug-in or a library: SystemExit({error.code!r})", 3)
+    except BaseException as error:
+        if isinstance(error, OSError) and error.errno in _SYSTEM:
+            console.mute()
+            where = "" if error.filename is None else f"{error.filename}: "
+            return console.say(f"error: {where}{error.strerror}", 2)
         console.trace(error)
         return console.say("this is a bug of ours, not of your input; please report it with the lines above", 3)
+
+
+# What the machine refuses is for its owner to mend.
+_SYSTEM = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG),
+    *(errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR),
+}
+
+
+def _exit_code(arguments: list[str]) -> int:
+    """What the command itself says. Not `app()`, which reads an EOFError as an interrupt, a closed pipe as a 1."""
+    try:
+        with typer.main.get_command(app).make_context("audit", arguments) as context:
+            context.command.invoke(context)
+    except typer.Exit as leave:
+        return leave.exit_code
+    return 0
 
 
 # --- plans from flags ---

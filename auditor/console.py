@@ -10,7 +10,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,12 @@ def say(text: str, code: int) -> int:
     """One line on stderr; its parts may come from files and arguments. Returns the exit code that goes with it."""
     err.print(inert.terminal(text), soft_wrap=True)
     return code
+
+
+def mute() -> None:
+    """Nothing more goes to stdout, where nothing can be written: Python would fail again as it ends (exit 120)."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def trace(error: BaseException) -> None:

@@ -37,9 +37,13 @@ def load_file(path: Path) -> None:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever a user's file raises is the user's to mend
-        raise AuditError(f"cannot load the plug-in {str(path)!r}: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:  # whatever a user's file raises is the user's to mend
+        raise _unloadable(str(path), error) from error
     _extra[path.resolve()] = module
+
+
+def _unloadable(what: str, error: BaseException) -> AuditError:
+    return AuditError(f"cannot load the plug-in {what!r}: {type(error).__name__}: {error}")
 
 
 def attacks() -> dict[str, type[Attack]]:
@@ -91,8 +95,16 @@ def _classes(module: types.ModuleType, kind: type) -> Iterator[Any]:
 def _modules(package: str) -> list[types.ModuleType]:
     ours = importlib.import_module(package)
     names = [f"{package}.{info.name}" for info in pkgutil.iter_modules(ours.__path__) if not info.ispkg]
-    outside = [entry.load() for entry in importlib.metadata.entry_points(group=ENTRY_POINTS)]
+    outside = [_installed(entry) for entry in importlib.metadata.entry_points(group=ENTRY_POINTS)]
     return [importlib.import_module(name) for name in names] + outside + list(_extra.values())
+
+
+def _installed(entry: importlib.metadata.EntryPoint) -> types.ModuleType:
+    try:
+        module: types.ModuleType = entry.load()
+    except (Exception, SystemExit) as error:
+        raise _unloadable(entry.value, error) from error
+    return module
 
 
 def build(kind: str, known: Mapping[str, type[Plugin]], name: str, options: Mapping[str, Any]) -> Plugin:
