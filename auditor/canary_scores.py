@@ -60,7 +60,7 @@ def score(
         view = View("undefended", target, WORST, seed, tokenizer=target.tokenizer)
         seen = {observation.secret: observation for observation in probe.measure(view, secrets)}
     completed = probe.complete(secrets, [seen[secret.id] for secret in secrets])
-    return [Score(f"Exposure on {model}", _rows(secrets, completed), probe.notes(secrets, completed))]
+    return [Score(f"Exposure on {model}", _rows(secrets, completed), (*target.notes, *probe.notes(secrets, completed)))]
 
 
 def _of_run(held: canaries.Manifest, folder: Path) -> list[Score]:

@@ -112,6 +112,9 @@ class Terminal:
         if self._task is not None:
             self._progress.update(self._task, description=inert.clean(what), completed=done, total=total)
 
+    def note(self, text: str) -> None:
+        err.print(Text("           ").append(inert.terminal(text)), soft_wrap=True)
+
     def greedy(self, recall: Mapping[str, Measurement]) -> None:
         parts = [f"{key} → {m.value:.0%}" for key, m in recall.items()]
         err.print(f"           greedy recall by repeats: {', '.join(parts)}", markup=False, highlight=False)

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
 from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from auditor.caches import OwnCache
 from auditor.errors import AuditError
+from auditor.loading import library_errors, with_adapter_of
 from auditor.models import HuggingFaceModel, LanguageModel, Rows, SlotLayer
 
 _CACHE_BYTES = 2**28  # keys and values of members that single draws asked
@@ -284,9 +284,10 @@ def _mix(base: Any, adapters: Sequence[Path], routing: _Routing) -> Any:
     """Loads the adapters with PEFT, then replaces each LoRA layer by one that serves all members in one batch."""
     if not adapters:
         raise AuditError("expected at least one ensemble member, got none")
-    peft = PeftModel.from_pretrained(base, str(adapters[0]), adapter_name="0")
-    for index, path in enumerate(adapters[1:], start=1):
-        peft.load_adapter(str(path), adapter_name=str(index))
+    peft: Any = None
+    names = [f"member{index}" for index in range(len(adapters))]  # PEFT looks for them in names of layers: no digits
+    for name, path in zip(names, adapters, strict=True):
+        peft = with_adapter_of(base, str(path), name, onto=peft)
     if any(
         config.peft_type != "LORA" or getattr(config, "modules_to_save", None) for config in peft.peft_config.values()
     ):
@@ -296,7 +297,6 @@ def _mix(base: Any, adapters: Sequence[Path], routing: _Routing) -> Any:
     for name, layer in layers.items():
         if set(layer.lora_variant) or len(layer.lora_A) != len(adapters):
             raise AuditError(f"expected the same plain LoRA layers in every member, but {name} differs")
-        names = [str(index) for index in range(len(adapters))]
         a = torch.stack([layer.get_parameter(f"lora_A.{n}.weight") for n in names])
         b = torch.stack([layer.get_parameter(f"lora_B.{n}.weight") * layer.scaling[n] for n in names])
         a, b = (torch.cat([torch.zeros_like(w[:1]), w]).detach() for w in (a, b))
@@ -322,11 +322,8 @@ def load_ensemble(folder: Path, public: HuggingFaceModel) -> Ensemble:
         )
     for adapter in adapters:
         _require_base(adapter, public.name)
-    try:
+    with library_errors(f"cannot load the ensemble {str(folder)!r} on {public.name}"):
         return LoraEnsemble(public, adapters, unit)
-    except (RuntimeError, ValueError, OSError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise AuditError(f"cannot load the ensemble {str(folder)!r} on {public.name}: {reason}") from error
 
 
 # --- what members say of themselves -----------------------------------------------------------------------------------

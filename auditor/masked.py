@@ -7,15 +7,16 @@ defenses that say so (`Defense.protect_masked`) accept one. Knows nothing of tex
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from auditor.errors import AuditError
-from auditor.loading import DTYPES, load_errors, tokenizer_beside
+from auditor.loading import load_errors, read_weights, tokenizer_beside
 from auditor.models import positions
 
 
@@ -26,6 +27,7 @@ class MaskedModel(ABC):
     vocab_size: int
     max_positions: int | None
     device: torch.device
+    notes: tuple[str, ...] = ()  # what its user must know of how it was loaded
 
     @abstractmethod
     def log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
@@ -40,13 +42,19 @@ class MaskedModel(ABC):
 class HuggingFaceMaskedModel(MaskedModel):
     """Any Hugging Face masked LM whose tokenizer has a mask token, in eval mode, parameters frozen."""
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str = "model") -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        name: str = "model",
+        notes: tuple[str, ...] = (),
+    ) -> None:
         if tokenizer.mask_token_id is None:
             raise AuditError(f"expected a masked LM with a mask token, got {name!r}, whose tokenizer has none")
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.mask = int(tokenizer.mask_token_id)
-        self.name = name
+        self.name, self.notes = name, notes
         head = model.get_output_embeddings()
         self.vocab_size = int(head.weight.shape[0]) if head is not None else int(model.config.vocab_size)
         self.max_positions = positions(model)
@@ -72,19 +80,16 @@ def load_masked(
     device: str = "cpu",
     dtype: str = "float32",
     trust_remote_code: bool = False,
-    model_args: dict[str, Any] | None = None,
+    model_args: Mapping[str, Any] | None = None,
 ) -> HuggingFaceMaskedModel:
     """A masked LM by local folder or hub id. Raises AuditError where there is none, or none with a mask token."""
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     with load_errors(name, "masked LM", device, dtype):
-        config = AutoConfig.from_pretrained(name, **options)
-        model = AutoModelForMaskedLM.from_pretrained(
-            name, config=config, dtype=DTYPES[dtype], **options, **(model_args or {})
-        ).to(torch.device(device))
+        read = read_weights("masked", name, options, device, dtype, model_args)
         tokenizer = tokenizer_beside(name, options)
-    if tokenizer is None:
-        raise AuditError(f"expected a masked LM with its tokenizer, got {name!r}, which has none")
-    return HuggingFaceMaskedModel(model, tokenizer, name)
+        if tokenizer is None:
+            raise AuditError(f"expected a masked LM with its tokenizer, got {name!r}, which has none")
+        return HuggingFaceMaskedModel(read.model, tokenizer, name, read.notes)
 
 
 def kind_of(name: str, given: str = "auto", revision: str | None = None, trust_remote_code: bool = False) -> str:

@@ -86,6 +86,7 @@ class LanguageModel(ABC):
     max_positions: int | None
     eos: tuple[int, ...]
     device: torch.device
+    notes: tuple[str, ...] = ()  # what its user must know of how it was loaded and is served
     parts: int = 1  # laws behind each row: what a batch of rows costs in time and memory
 
     @abstractmethod
@@ -393,17 +394,19 @@ class HuggingFaceModel(LanguageModel):
         *,
         served: Served = "slots",
         embeddings: bool = True,
+        notes: tuple[str, ...] = (),
     ) -> None:
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.name = name
+        self.notes = notes
         self.served: Served = served
         if not embeddings:
             self.capabilities = self.capabilities - {"embeddings"}
         config = model.config.get_text_config(decoder=True)
         self.n_layers = int(config.num_hidden_layers)
         self.max_positions = positions(model)
-        self.eos = _token_ids(getattr(config, "eos_token_id", None))
+        self.eos = _ends(model, config)
         self.device = next(model.parameters()).device
         self.embedding = model.get_input_embeddings()
         head = model.get_output_embeddings()
@@ -514,7 +517,7 @@ def positions(model: Any) -> int | None:
     plain = _plain(model)
     config = plain.config.get_text_config(decoder=True)
     limit: int | None = next((n for name in _POSITIONS if (n := getattr(config, name, None)) is not None), None)
-    if limit is None:
+    if limit is None or limit <= 0:  # XLNet has -1
         return None
     table = getattr(getattr(plain.base_model, "embeddings", None), "position_embeddings", None)
     padding = getattr(table, "padding_idx", None)
@@ -522,10 +525,13 @@ def positions(model: Any) -> int | None:
     return limit - (0 if padding is None else padding + 1) - (tuned or 0)
 
 
-def _token_ids(value: int | Sequence[int] | None) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, int) else tuple(value)
+def _ends(model: Any, config: Any) -> tuple[int, ...]:
+    """Every end-of-text token that the configuration or the generation configuration names: chat models have many."""
+    named: dict[int, None] = {}
+    for source in (config, getattr(model, "generation_config", None)):
+        value = getattr(source, "eos_token_id", None)
+        named |= dict.fromkeys([] if value is None else [value] if isinstance(value, int) else value)
+    return tuple(named)
 
 
 def perplexity_nll(

@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import functools
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
@@ -87,6 +88,9 @@ class Reporter(Protocol):
         """A context manager around a stage, which is timed."""
 
     def progress(self, what: str, done: int, total: int) -> None: ...
+
+    def note(self, text: str) -> None:
+        """What a user should know at once; the record holds it too."""
 
     def greedy(self, recall: Mapping[str, Measurement]) -> None:
         """The first real number: greedy recall by repeat count."""
@@ -226,6 +230,8 @@ class _Run:
         public: LanguageModel | None = self._load("public", plan.public) if plan.public else None
         reference = self._load("reference", plan.reference) if plan.reference else public
         benchmark = copy.copy(self.shelf.get("data", self._data_key(), lambda: _load_data(plan, model)))
+        told = (note for loaded in (model, public, reference) if loaded is not None for note in loaded.notes)
+        benchmark.notes += tuple(dict.fromkeys(told))
         for other, flag in ((public, "--public"), (reference, "--reference")):
             if other is not None and other.vocab_size != model.vocab_size:
                 raise AuditError(
@@ -245,7 +251,14 @@ class _Run:
             "trust_remote_code": plan.trust_remote_code,
             "model_args": dict(plan.model_args) if main else None,
         }
-        loaded: HuggingFaceModel = self.shelf.get(kind, (name, options), lambda: load(name, **options))
+
+        def fresh() -> HuggingFaceModel:
+            model = load(name, **options)
+            for note in model.notes:
+                self.reporter.note(note)
+            return model
+
+        loaded: HuggingFaceModel = self.shelf.get(kind, (name, options), fresh)
         return loaded
 
     def _data_key(self) -> dict[str, Any]:
@@ -693,19 +706,23 @@ def _load_records(plan: Plan, data: str, model: HuggingFaceModel) -> Benchmark:
             **common,
         )
     if model.tokenizer is not None and len(model.tokenizer) != model.vocab_size:
-        _check_vocabulary(model)
+        _check_vocabulary(model, benchmark)
+        more = len(model.tokenizer) > model.vocab_size
         benchmark.notes += (
             f"the model's law has {model.vocab_size} entries, its tokenizer {len(model.tokenizer)} tokens: "
-            "the rest is padding",
+            + ("the data use none of those beyond" if more else "the rest is padding"),
         )
     return benchmark
 
 
-def _check_vocabulary(model: HuggingFaceModel) -> None:
-    assert model.tokenizer is not None
-    if len(model.tokenizer) > model.vocab_size:
+def _check_vocabulary(model: HuggingFaceModel, benchmark: Benchmark) -> None:
+    """Refuses data with tokens that the model gives no probability to."""
+    secrets, known = ([(pair.prefix, pair.suffix) for pair in pairs] for pairs in (benchmark.secrets, benchmark.known))
+    texts = (*itertools.chain(*secrets, *known), *benchmark.heldout)
+    largest = max((max(tokens) for tokens in texts if tokens), default=0)
+    if largest >= model.vocab_size:
         raise AuditError(
-            f"vocabulary mismatch: the tokenizer has {len(model.tokenizer)} tokens, "
+            f"vocabulary mismatch: the tokenizer writes the data with token {largest}, "
             f"but {model.name} gives probabilities to {model.vocab_size}"
         )
 

@@ -81,7 +81,7 @@ class Subject(ABC, Generic[Model]):
         self.public: Model | None = None if public is None else self._once(public)
         self.tokenizer, self.asked = tokenizer, asked
         self.room = min(asked.max_length, target.max_positions or asked.max_length)
-        self.notes: list[str] = []
+        self.notes = [*target.notes, *(public.notes if public is not None else ())]
         self.texts = self._limited(self._usable(texts), asked.limit)
         size = law_elements(target.device) // (max(len(text.tokens) for text in self.texts) * target.vocab_size)
         self.batch_size = asked.batch_size or max(1, min(_BATCH, size))
@@ -99,6 +99,12 @@ class Subject(ABC, Generic[Model]):
     def _usable(self, texts: Sequence[str]) -> list[Text]:
         made = [self.encode(row, text) for row, text in enumerate(texts)]
         usable = [text for text in made if text.open]
+        largest = max((max(text.tokens) for text in usable), default=0)
+        if largest >= self.target.vocab_size:
+            raise AuditError(
+                f"vocabulary mismatch: the tokenizer writes the texts with token {largest}, "
+                f"but {self.target.name} gives probabilities to {self.target.vocab_size}"
+            )
         if not usable:
             raise AuditError(f"expected texts with something to predict, got {len(texts)} without two tokens")
         if len(usable) < len(made):

@@ -118,7 +118,7 @@ class _Quiet:
     """Stages of single points would bury the one line a point; their progress stays."""
 
     def __init__(self, reporter: Reporter) -> None:
-        self.progress = reporter.progress
+        self.progress, self.note = reporter.progress, reporter.note
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

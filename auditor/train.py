@@ -83,7 +83,7 @@ def train(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[s
         if _is_finished(asked.out, configuration):
             unless = "" if trainer.claims == "none" else " (which records it was, is not kept)"
             return (f"{asked.out} is already trained with this configuration{unless}: nothing was done",)
-        return (*notes, *_run(trainer, job, configuration))
+        return (*base.notes, *notes, *_run(trainer, job, configuration))
 
 
 def _run(trainer: Trainer, job: TrainingJob, configuration: dict[str, Any]) -> tuple[str, ...]:

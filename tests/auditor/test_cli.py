@@ -1092,10 +1092,18 @@ def test_an_unexpected_error_is_ours(monkeypatch: Patch, said: Said, world: Path
     assert "please report it" in said.readouterr().err
 
 
-def test_a_tokenizer_wider_than_the_law_is_refused(world: Path, tmp_path: Path, said: Said) -> None:
+def test_a_tokenizer_wider_than_the_law_is_refused_where_the_data_use_it(
+    world: Path, tmp_path: Path, said: Said
+) -> None:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(world / "model")
     save(gpt2(100), tokenizer, tmp_path / "narrow")
     data = ["--data", str(world / "data.jsonl"), "-o", str(tmp_path / "out")]
     assert call(["run", "--model", str(tmp_path / "narrow"), *data]) == 2
-    assert "vocabulary mismatch: the tokenizer has" in said.readouterr().err
+    assert "vocabulary mismatch: the tokenizer writes the data with token" in said.readouterr().err
     assert not (tmp_path / "out").exists()
+    model = GPT2LMHeadModel.from_pretrained(world / "model")
+    tokenizer.add_tokens([f"<unused {i}>" for i in range(1 + model.config.vocab_size - len(tokenizer))])
+    save(model, tokenizer, tmp_path / "wide")
+    assert call(["run", "--model", str(tmp_path / "wide"), *data, "--attack", "zlib", "--samples", "1"]) == 0
+    told = json.loads((tmp_path / "out" / "result.json").read_text())["benchmark"]["notes"]
+    assert [note for note in told if "the data use none of those beyond" in note]

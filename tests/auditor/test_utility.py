@@ -52,6 +52,8 @@ class Silent:
 
     def progress(self, what: str, done: int, total: int) -> None: ...
 
+    def note(self, text: str) -> None: ...
+
     def greedy(self, recall: Any) -> None: ...
 
 
@@ -352,7 +354,7 @@ def said(capsys: Said) -> Said:
         (["--model", "W/masked", "--sweep", "pmixed.q=0.5"], "unknown defense in the sweep of 'pmixed.q'"),
         (["--model", "W/maskless"], "expected a masked LM with a mask token"),
         (["--model", "W/seq2seq"], "an encoder-decoder (t5)"),
-        (["--model", "W/causal", "--kind", "masked"], "as a Hugging Face masked LM on cpu"),
+        (["--model", "W/causal", "--kind", "masked"], "of which transformers has no masked LM"),
         (["--model", "W/masked", "--kind", "causal"], "expected a causal LM, got 'W/masked', a masked one"),
         (["--model", "W/nameless"], "give --kind"),
         (["--model", "W/masked", "--data", "W/empty.jsonl"], "is empty: expected at least one row"),
