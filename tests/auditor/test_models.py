@@ -59,7 +59,8 @@ def check_rows(model: HuggingFaceModel, prompt: torch.Tensor | None = None) -> N
         rows.advance(at, tokens)
         contexts = torch.cat([contexts[at], tokens[:, None]], dim=1)
         expected = model.log_probs(contexts, 1, prompt=prompt)[:, 0]
-        torch.testing.assert_close(rows.log_probs(), expected, atol=1e-5, rtol=0)
+        # Laws of -30 nats and more: what two orders of summing differ by grows with what is summed.
+        torch.testing.assert_close(rows.log_probs(), expected, atol=1e-5, rtol=1e-5)
         assert len(rows) == len(parents)
 
 
