@@ -124,13 +124,12 @@ def _moments_directly(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
     for _ in range(2, alpha + 1):
         powers.append(term.mul_(excess).sum(-1))  # E h^k
     central = torch.stack(powers).double()
-    fine = central.isfinite().all(0)
-    _require_mass(1 + central[0][fine])
+    fine = central.isfinite().all(0) & (central[0].abs() <= _MASS_TOLERANCE)
     moments = central.new_zeros(alpha + 1, *fine.shape)  # the first two are log 1
     for k in range(2, alpha + 1):  # E (1 + h)^k - 1
         weights = central.new_tensor([math.comb(k, j) for j in range(2, k + 1)])
         moments[k] = torch.tensordot(weights, central[1:k], 1).log1p()
-    if not fine.all():  # a ratio beyond the range of the dtype
+    if not fine.all():  # a ratio, or a p0 beside its p, beyond the range of the dtype; or no law at all
         moments[:, ~fine] = _moments_in_logs(log_p[~fine], log_p0.expand(log_p.shape)[~fine], alpha)
     return moments
 

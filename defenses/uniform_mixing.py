@@ -131,12 +131,16 @@ class Mixing:
     def of(self, law: Tensor, public: Tensor | None) -> Tensor:
         """(..., V) nats, from the private law and, where it is needed, the public one.
 
-        On a support in float64: a few tokens and a small weight make claims that float32's rounding would break.
+        In float64: a small weight makes claims that float32's rounding would break.
         """
         if not self.top_k:
-            return mix_with_uniform(law, self.weight, self.vocab_size)
+            return self.of_tokens(law.double().log_softmax(-1))
         assert public is not None  # `UniformMixing` has seen to it
         return mix_on_support(law.double(), public.to(law.device).double(), self.weight, self.top_k, self.tail)
+
+    def of_tokens(self, log_probs: Tensor) -> Tensor:
+        """The same of single tokens, (...) nats: on the whole vocabulary they take no others to mix."""
+        return mix_with_uniform(log_probs.double(), self.weight, self.vocab_size)
 
 
 class UniformMixingModel(LanguageModel):
@@ -176,10 +180,9 @@ class UniformMixingModel(LanguageModel):
         return self.mixing.of(self.target.log_probs(contexts, last, prompt=prompt), public)
 
     def token_log_probs(self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None) -> Tensor:
-        """On the whole vocabulary a token's probability takes no other's to mix."""
         if self.mixing.top_k:
             return super().token_log_probs(prefixes, suffixes, prompt=prompt)
-        return self.mixing.of(self.target.token_log_probs(prefixes, suffixes, prompt=prompt), None)
+        return self.mixing.of_tokens(self.target.token_log_probs(prefixes, suffixes, prompt=prompt))
 
     def _support(self, prompt: Tensor | None) -> LanguageModel:
         """The public model. Raises NotApplicable for a soft prompt that it cannot read."""
@@ -231,7 +234,7 @@ class _MixedRows(Rows):
     def token_log_probs(self, row_of_token: Tensor, tokens: Tensor) -> Tensor:
         if self.public is not None:
             return super().token_log_probs(row_of_token, tokens)
-        return self.mixing.of(self.rows.token_log_probs(row_of_token, tokens), None)
+        return self.mixing.of_tokens(self.rows.token_log_probs(row_of_token, tokens))
 
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
         self.rows.advance(parents, tokens)
@@ -254,7 +257,7 @@ class UniformMixingMasked(MaskedModel):
     def token_log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
         if self.mixing.top_k:
             return super().token_log_probs(contexts, positions)
-        return self.mixing.of(self.target.token_log_probs(contexts, positions), None)
+        return self.mixing.of_tokens(self.target.token_log_probs(contexts, positions))
 
 
 def mix_with_uniform(log_probs: Tensor, weight: float, vocab_size: int) -> Tensor:

@@ -399,3 +399,14 @@ def test_bad_options_are_refused(options: dict, sentence: str) -> None:
     arguments = {"log_p": law(0.5, 0.5), "log_p0": law(0.4, 0.6), "alpha": 3, "radius": 0.1}
     with pytest.raises(AuditError, match=sentence):
         project(**{**arguments, **options})
+
+
+@pytest.mark.parametrize("alpha", [2, 4, 8])
+@pytest.mark.parametrize("rare", [-88.0, -100.0, -250.0, -1000.0])  # nats; e^-87.3 is float32's smallest normal number
+def test_a_public_law_that_all_but_excludes_a_token_is_a_law(alpha: int, rare: float) -> None:
+    """Where a private law makes much of it, the moments leave single precision: in logs they do not."""
+    public, private = (torch.tensor([x, 0.0]).log_softmax(-1) for x in (rare, 1.0))
+    exact = [law.double().log_softmax(-1) for law in (private, public)]
+    ours = project(private, public, alpha, 0.3)
+    assert 0 <= ours <= project(*exact, alpha, 0.3) * (1 + 1e-9)
+    assert ours == pytest.approx(float(project(*exact, alpha, 0.3 * (1 - 1e-4))), rel=1e-3, abs=1e-300)

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from auditor.benchmarks.fixed_laws import FixedLaw
 from auditor.defenses.accounting import realised_pure_dp, uniform_mixing_epsilon
 from auditor.defenses.uniform_mixing import UniformMixing, mix_on_support, mix_with_uniform
 from auditor.errors import AuditError
@@ -55,6 +56,20 @@ def test_the_claim_is_attained_by_opposite_one_hots() -> None:
     one_hots[0, 0] = one_hots[1, 1] = 0.0
     realised = realised_pure_dp(*(mix_with_uniform(law, 0.3, law.shape[-1]).numpy() for law in one_hots))
     assert realised == pytest.approx(uniform_mixing_epsilon(0.3, 5), rel=1e-12)
+
+
+@pytest.mark.parametrize(("weight", "vocab_size"), [(1e-6, 50_257), (1e-3, 50_257), (0.9, 3), (1e-9, 7)])
+def test_laws_of_single_precision_are_served_within_the_claim(weight: float, vocab_size: int) -> None:
+    """Opposite certain models, and a law whose mass float32 rounds: as drawn from and as read, with no tolerance."""
+    certain = torch.zeros(3, vocab_size)
+    certain[0, 0] = certain[1, 1] = certain[2, 0] = 1.0
+    certain[2] += 1e-6 * torch.rand(vocab_size, generator=torch.Generator().manual_seed(0))
+    model = UniformMixing(weight=weight).protect(Scenario(FixedLaw(certain), None, None, 1, 1))
+    contexts = torch.tensor([[0], [1], [2]])
+    for law in (model.log_probs(contexts, 1)[:, 0], model.start(contexts, 1, law=False).log_probs()):
+        mine, *others = law.numpy()
+        realised = max(float(realised_pure_dp(mine, other)) for other in others)
+        assert realised <= uniform_mixing_epsilon(weight, vocab_size) * (1 + 1e-12)
 
 
 def test_rows_scores_and_claim(neox: HuggingFaceModel) -> None:
