@@ -33,17 +33,22 @@ def salt() -> bytes:
     """
     given = os.environ.get(SALT)
     if given is not None:
-        if len(given) < _SHORTEST:
-            raise AuditError(f"expected {SALT} of at least {_SHORTEST} characters, got {len(given)}")
-        return given.encode()
+        return _long_enough(given.encode(), SALT)
     path = cache_folder() / "salt"
     try:
         with FileLock(f"{path}.lock"):
             if not path.exists():
                 disk.replace(path, randomness.token_hex(32))
-            return path.read_bytes()
+            return _long_enough(path.read_bytes(), f"a salt in {str(path)!r}")
     except OSError as error:
         raise AuditError(f"cannot keep a salt in {str(path)!r}: {error.strerror}; set {SALT}") from error
+
+
+def _long_enough(salt: bytes, where: str) -> bytes:
+    """Raises AuditError for a salt that could be guessed, and every alias with it."""
+    if len(salt.strip()) < _SHORTEST:
+        raise AuditError(f"expected {where} of at least {_SHORTEST} characters, got {len(salt.strip())}")
+    return salt
 
 
 def fingerprint(salt: bytes) -> str:

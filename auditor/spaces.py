@@ -7,6 +7,7 @@ can be searched as a tree with the texts at its leaves.
 from __future__ import annotations
 
 import math
+import re
 import string
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ CHARACTERS: Mapping[str, str] = {
     "alnum": string.ascii_lowercase + string.digits,
     "hex": string.hexdigits[:16],
 }
+_LONGEST = 1000  # characters or words of a slot
 State = tuple[int, str]  # (which part of the text, what is written of it so far)
 
 
@@ -68,8 +70,10 @@ class Space:
         words = dict(self.lists).get(name)
         if words is None and name not in CHARACTERS:
             raise unknown(f"slot in the format {self.format!r}:", name, {*CHARACTERS, *dict(self.lists)})
-        if not (count or "1").isdecimal() or int(count or "1") < 1:
-            raise AuditError(f"expected a whole number of at least 1 in the slot {{{slot}}}, got {count!r}")
+        if not re.fullmatch("[0-9]{1,4}", count or "1") or not 1 <= int(count or "1") <= _LONGEST:
+            raise AuditError(
+                f"expected a whole number of at least 1 in the slot {{{slot}}} and at most {_LONGEST}, got {count!r}"
+            )
         if words is None:
             return [list(CHARACTERS[name]) for _ in range(int(count or "1"))]
         if not all(words):

@@ -15,6 +15,7 @@ from typing import Any
 
 from auditor import disk
 from auditor.errors import AuditError
+from auditor.jsonfiles import read_json
 from auditor.spaces import Space, parse
 from auditor.streams import generator
 from auditor.tries import encode
@@ -22,6 +23,7 @@ from auditor.types import Benchmark, Canary, Secret, from_json, to_json
 
 MANIFEST_VERSION = 1
 COUNTS = (1, 2, 4, 8, 16)
+MOST_CANARIES, MOST_COPIES = 100_000, 1_000_000  # beyond, a data set of canaries with some text among them
 WORDS = "words"  # a list that every format may draw from
 
 
@@ -60,6 +62,7 @@ class Manifest:
             raise AuditError(f"expected a manifest of version {MANIFEST_VERSION}, got {self.schema_version}")
         if not self.canaries:
             raise AuditError("expected at least one canary in the manifest, got none")
+        check_sizes(len(self.canaries), sum(entry.count for entry in self.canaries))
         seen: set[str] = set()
         for entry in self.canaries:
             if entry.id in seen:
@@ -87,6 +90,15 @@ class Manifest:
         return copies
 
 
+def check_sizes(canaries: int, copies: int) -> None:
+    """Raises AuditError for more than anybody inserts: such numbers are slips, and would exhaust memory."""
+    if canaries > MOST_CANARIES or copies > MOST_COPIES:
+        raise AuditError(
+            f"expected at most {MOST_CANARIES:,} canaries and {MOST_COPIES:,} copies of them, "
+            f"got {canaries:,} and {copies:,}"
+        )
+
+
 def make(
     formats: Sequence[str],
     counts: Sequence[int] = COUNTS,
@@ -106,9 +118,11 @@ def make(
         )
     if each < 1 or controls < 0:
         raise AuditError(f"expected --each >= 1 and --controls >= 0, got {each} and {controls}")
+    wanted = sorted(set(counts))
+    check_sizes(len(formats) * (len(wanted) * each + controls), len(formats) * sum(wanted) * each)
     known = {WORDS: _words(), **(lists or {})}
     chosen = [Format(text, {name: words for name, words in known.items() if _draws(text, name)}) for text in formats]
-    plan = [(count, i) for count in sorted(set(counts)) for i in range(each)] + [(0, i) for i in range(controls)]
+    plan = [(count, i) for count in wanted for i in range(each)] + [(0, i) for i in range(controls)]
     entries = []
     for index, one in enumerate(chosen):
         texts = _distinct(one.space(), len(plan), seed)
@@ -157,13 +171,7 @@ def write(path: Path, manifest: Manifest) -> None:
 
 def read(path: Path) -> Manifest:
     """Raises AuditError for what is no manifest; the texts of canaries are never in its words."""
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise AuditError(f"cannot read the manifest {str(path)!r}: {error.strerror}") from error
-    except ValueError as error:
-        raise AuditError(f"expected a canary manifest in JSON, but {str(path)!r} is none") from error
-    manifest: Manifest = from_json(Manifest, raw, str(path))
+    manifest: Manifest = from_json(Manifest, read_json(path, "the manifest"), str(path), private=True)
     return manifest
 
 

@@ -12,6 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from auditor.benchmarks.splitting import Record, Source, Split, check_lengths, divide
 from auditor.cache import cache_folder
 from auditor.errors import AuditError
+from auditor.scratch import scratch_folder
 from auditor.types import Benchmark, Tokens
 
 if TYPE_CHECKING:
@@ -373,9 +375,9 @@ def _read(flag: str, name: str, columns: Sequence[str] = _COLUMNS) -> _Table:
     if not path.exists():
         if reader is not None or _looks_like_a_file(name):
             raise AuditError(f"{where}: no such file")
-        return _read_hub(where, name)
+        return _read_hub(where, name, columns)
     if path.is_dir():
-        return _read_hub(where, name)
+        return _read_hub(where, name, columns)
     if reader is None:
         raise AuditError(
             f"{where}: expected a file ending in {', '.join(_READERS)}, got {path.suffix or 'no ending'!r}"
@@ -494,29 +496,50 @@ _READERS: dict[str, Callable[[str, Path, Sequence[str]], _Table]] = {
 # --- Hugging Face data sets -----------------------------------------------------------------------------------------
 
 
-def _read_hub(where: str, name: str) -> _Table:
-    return _hub_table(where, load_dataset(where, name))
+def _read_hub(where: str, name: str, columns: Sequence[str]) -> _Table:
+    with loaded_dataset(where, name) as dataset:
+        return _hub_table(where, dataset, columns)
 
 
-def load_dataset(where: str, name: str) -> datasets.Dataset:
-    """The train split of a data set on the Hub, of one that was saved, or of a folder that `datasets` can read."""
+@contextmanager
+def loaded_dataset(where: str, name: str) -> Iterator[datasets.Dataset]:
+    """The train split of a data set on the Hub, of one that was saved, or of a folder that `datasets` can read.
+
+    To be read before the block is left: what `datasets` makes of a folder is private text, and goes with it.
+    """
     import datasets
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs rows that it cannot read
-    cache = cache_folder() / "datasets"
-    try:
-        cache.mkdir(exist_ok=True, mode=0o700)
-        cache.chmod(0o700)  # copies of private text, whoever made the folder
-        if any((Path(name) / file).is_file() for file in ("dataset_info.json", "dataset_dict.json")):
-            saved = datasets.load_from_disk(name)
-            return saved["train"] if isinstance(saved, datasets.DatasetDict) else saved
-        return datasets.load_dataset(name, split="train", cache_dir=str(cache))
-    except Exception as error:  # the libraries below raise dozens of kinds, all of them about the data or the network
-        _refuse_hub(where, Path(name).is_dir(), error)
+    datasets.disable_progress_bars()
+    with _dataset_cache(Path(name).is_dir()) as cache:
+        try:
+            if any((Path(name) / file).is_file() for file in ("dataset_info.json", "dataset_dict.json")):
+                saved = datasets.load_from_disk(name)
+                found = saved["train"] if isinstance(saved, datasets.DatasetDict) else saved
+            else:
+                found = datasets.load_dataset(name, split="train", cache_dir=str(cache))
+        except Exception as error:  # the libraries below raise dozens of kinds, all about the data or the network
+            _refuse_hub(where, Path(name).is_dir(), error)
+        yield found
 
 
-def _hub_table(where: str, dataset: datasets.Dataset) -> _Table:
-    return _Table(where, tuple(dataset.column_names), dataset.num_rows, lambda column: dataset[column][:])
+@contextmanager
+def _dataset_cache(local: bool) -> Iterator[Path]:
+    """Where `datasets` keeps what it has made of files: of downloads for the next time, of a local folder for now."""
+    cache = cache_folder()
+    if local:
+        with scratch_folder(cache, "datasets") as scratch:
+            yield scratch
+        return
+    (cache / "datasets").mkdir(exist_ok=True, mode=0o700)
+    (cache / "datasets").chmod(0o700)  # gated data may lie there, whoever made the folder
+    yield cache / "datasets"
+
+
+def _hub_table(where: str, dataset: datasets.Dataset, columns: Sequence[str]) -> _Table:
+    names = tuple(dataset.column_names)
+    values = {name: dataset[name][:] for name in columns if name in names}
+    return _Table(where, names, dataset.num_rows, values.__getitem__)
 
 
 def _refuse_hub(where: str, local: bool, error: Exception) -> NoReturn:

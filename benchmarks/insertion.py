@@ -10,9 +10,7 @@ import csv
 import io
 import json
 import os
-import shutil
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from auditor.benchmarks.canaries import Entry, Manifest
-from auditor.benchmarks.files import csv_rows, json_objects, load_dataset, named
+from auditor.benchmarks.files import csv_rows, json_objects, loaded_dataset, named
 from auditor.errors import AuditError
+from auditor.scratch import scratch_folder
 from auditor.streams import generator
 
 _REPEATS = "repeats"  # what `audit run --data` reads how often a row was trained on from: a copy is one row
@@ -93,16 +92,22 @@ def insert(copies: Copies, data: str, out: Path) -> int:
 
 
 @contextmanager
-def _whole(out: Path) -> Any:
+def _whole(out: Path) -> Iterator[Path]:
     """A path to write to, which becomes `out` when all is written; readable by its owner only."""
-    scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-    try:
+    with scratch_folder(out.parent, out.name) as scratch:
         yield scratch / out.name
-        if (scratch / out.name).is_file():
-            (scratch / out.name).chmod(0o600)
         os.replace(scratch / out.name, out)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextmanager
+def _taken(where: str) -> Iterator[None]:
+    """Raises AuditError where the columns of the data cannot hold a canary's row; Arrow's own words may quote one."""
+    import pyarrow
+
+    try:
+        yield
+    except (pyarrow.ArrowException, TypeError, ValueError) as error:
+        raise AuditError(f"{where}: its columns cannot take a canary's row ({type(error).__name__})") from None
 
 
 def _write_json(copies: Copies, where: str, data: str, out: Path) -> None:
@@ -114,9 +119,11 @@ def _write_json(copies: Copies, where: str, data: str, out: Path) -> None:
     new = [copies.values(entry, mine, None) for entry in copies.rows()]
     order = copies.order(len(objects))
     if lines is None:
-        text = json.dumps([[*objects, *new][i] for i in order], ensure_ascii=False, indent=1)
+        every = [*objects, *new]
+        text = json.dumps([every[i] for i in order], ensure_ascii=False, indent=1)
     else:
-        text = "\n".join([*lines, *(json.dumps(row, ensure_ascii=False) for row in new)][i] for i in order)
+        written = [*lines, *(json.dumps(row, ensure_ascii=False) for row in new)]
+        text = "\n".join(written[i] for i in order)
     with _whole(out) as path:
         path.write_text(text + "\n", encoding="utf-8", newline="")
 
@@ -124,11 +131,11 @@ def _write_json(copies: Copies, where: str, data: str, out: Path) -> None:
 def _write_csv(copies: Copies, where: str, data: str, out: Path) -> None:
     header, *rows = csv_rows(where, Path(data)) or [[]]
     copies.check(where, header, lambda: [row[header.index(copies.text)] for row in rows])
-    new = [list(copies.values(entry, header, "").values()) for entry in copies.rows()]
+    every = [*rows, *(list(copies.values(entry, header, "").values()) for entry in copies.rows())]
     buffer = io.StringIO(newline="")
     lines = csv.writer(buffer, lineterminator="\n")
     lines.writerow(header)
-    lines.writerows([*rows, *new][i] for i in copies.order(len(rows)))
+    lines.writerows(every[i] for i in copies.order(len(rows)))
     with _whole(out) as path:
         path.write_text(buffer.getvalue(), encoding="utf-8", newline="")
 
@@ -143,11 +150,9 @@ def _write_parquet(copies: Copies, where: str, data: str, out: Path) -> None:
         raise AuditError(f"{where}: not a Parquet file that can be read ({type(error).__name__})") from None
     copies.check(where, table.column_names, lambda: table.column(copies.text).to_pylist())
     rows = [copies.values(entry, table.column_names, None) for entry in copies.rows()]
-    try:
+    with _taken(where):
         new = pyarrow.Table.from_pylist(rows, schema=table.schema)
         new.validate(full=True)
-    except (pyarrow.ArrowException, TypeError) as error:
-        raise AuditError(f"{where}: its columns cannot take a canary's row ({type(error).__name__})") from None
     with _whole(out) as path:
         parquet.write_table(pyarrow.concat_tables([table, new]).take(copies.order(table.num_rows)), path)
 
@@ -156,13 +161,14 @@ def _write_dataset(copies: Copies, where: str, data: str, out: Path) -> None:
     """The train split, saved as `datasets` saves it: `load_from_disk` and `--data` read it."""
     import datasets
 
-    held = load_dataset(where, data)
-    copies.check(where, held.column_names, lambda: held[copies.text][:])
-    rows = [copies.values(entry, held.column_names, None) for entry in copies.rows()]
-    columns: Mapping[str, list[Any]] = {name: [row[name] for row in rows] for name in held.column_names}
-    new = datasets.Dataset.from_dict(columns, features=held.features)
-    with _whole(out) as path:
-        datasets.concatenate_datasets([held, new]).select(np.array(copies.order(len(held)))).save_to_disk(path)
+    with loaded_dataset(where, data) as held:
+        copies.check(where, held.column_names, lambda: held[copies.text][:])
+        rows = [copies.values(entry, held.column_names, None) for entry in copies.rows()]
+        columns: Mapping[str, list[Any]] = {name: [row[name] for row in rows] for name in held.column_names}
+        with _taken(where):
+            new = datasets.Dataset.from_dict(columns, features=held.features)
+        with _whole(out) as path:
+            datasets.concatenate_datasets([held, new]).select(np.array(copies.order(len(held)))).save_to_disk(path)
 
 
 _WRITERS: dict[str, Callable[[Copies, str, str, Path], None]] = {

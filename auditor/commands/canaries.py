@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -121,7 +122,7 @@ def _table(score: Score) -> Grid:
 
 def _counts(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts):
+    if not all(re.fullmatch("[0-9]{1,12}", part) for part in parts):
         raise AuditError(f"expected --counts as whole numbers with commas between them, got {text!r}")
     return [int(part) for part in parts]
 

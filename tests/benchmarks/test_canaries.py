@@ -73,7 +73,7 @@ def spoilt(**changes: Any) -> dict[str, Any]:
         (spoilt(schema_version=2), "expected a manifest of version 1, got 2"),
         (spoilt(canaries=[]), "at least one canary"),
         (spoilt(formats=[{"format": "My ID"}]), "an empty space"),
-        (spoilt(more=1), "unknown field 'more'"),
+        (spoilt(more=1), "unknown field beside id, text"),
         ([], "expected an object"),
     ],
 )

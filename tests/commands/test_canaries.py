@@ -105,7 +105,7 @@ def test_the_run_has_a_figure_and_can_be_gated(finished: Path, capsys: Said) -> 
         (["canaries", "make", "-o", "{w}/x.json", "--list", "names"], "expected --list NAME=FILE"),
         (["canaries", "make", "-o", "{w}/x.json", "--list", "names={w}/none"], "cannot read the words"),
         (["canaries", "make", "-o", "{w}/canaries.json"], "exists"),
-        (["canaries", "insert", "{w}/data.jsonl", "{w}/data.jsonl", "-o", "{w}/x.jsonl"], "expected a canary manifest"),
+        (["canaries", "insert", "{w}/data.jsonl", "{w}/data.jsonl", "-o", "{w}/x.jsonl"], "cannot read the manifest"),
         (
             ["canaries", "insert", "{w}/canaries.json", "{w}/data.jsonl", "-o", "{w}/x.jsonl", "--column", "body"],
             "'body'",

@@ -1,0 +1,136 @@
+"""Private text stays private: what `audit` makes of it is its owner's only, does not stay, and is never quoted."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+from collections.abc import Iterator
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from auditor import aliases
+from auditor.benchmarks import canaries, insertion
+from auditor.benchmarks.files import read_texts
+from auditor.cli import call
+from auditor.errors import AuditError
+from auditor.scratch import scratch_folder
+from auditor.types import to_json
+
+Said = pytest.CaptureFixture[str]
+PRIVATE = "quokkaberry"  # part of every record
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder that `datasets` reads, a manifest, an empty cache; whoever made the process lets others read."""
+    monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "set").mkdir()
+    rows = [{"text": f"{PRIVATE} {i}"} for i in range(5)]
+    (tmp_path / "set" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    canaries.write(tmp_path / "m.json", canaries.make(["My ID is {digits:6}"], (1,), 2))
+    before = os.umask(0o022)
+    yield tmp_path
+    os.umask(before)
+
+
+def holding(folder: Path, text: str) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and text.encode() in path.read_bytes()]
+
+
+@pytest.mark.parametrize("data", ["set", "set/train.jsonl"])
+def test_a_copy_with_canaries_is_its_owners_only(world: Path, data: str) -> None:
+    out = world / ("out" if data == "set" else "out.jsonl")
+    assert call(["canaries", "insert", f"{world}/m.json", f"{world}/{data}", "-o", str(out)]) == 0
+    made = [out, *out.rglob("*")]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in made} <= {0o700, 0o600}
+    assert not holding(world / "cache", PRIVATE)
+
+
+def test_a_folder_of_data_leaves_nothing_in_the_cache(world: Path) -> None:
+    assert read_texts("--data", str(world / "set")) == [f"{PRIVATE} {i}" for i in range(5)]
+    assert not [path for path in (world / "cache").rglob("*") if path.is_file()]
+
+
+def _die(parent: str) -> None:
+    with scratch_folder(Path(parent), "out.jsonl") as scratch:
+        (scratch / "half").write_text(PRIVATE)
+        os._exit(9)  # as kill -9: no clean-up
+
+
+def test_what_a_killed_process_left_goes_with_the_next_one_and_nothing_else_does(tmp_path: Path) -> None:
+    other = tmp_path / ".out.jsonl-mine"
+    other.mkdir()
+    with scratch_folder(tmp_path, "out.jsonl") as held:
+        killed = get_context("fork").Process(target=_die, args=(str(tmp_path),))
+        killed.start()
+        killed.join()
+        assert holding(tmp_path, PRIVATE)
+        with scratch_folder(tmp_path, "out.jsonl") as second:
+            assert held.is_dir() and second.is_dir()  # in use: not taken for a dead one's
+            assert not holding(tmp_path, PRIVATE)
+    assert list(tmp_path.iterdir()) == [other]
+
+
+def mistyped() -> list[Any]:
+    """A manifest with one field of a canary, or of the manifest, of another kind: the text itself is the likeliest."""
+    made = []
+    for name in ("id", "text", "space", "count"):
+        for value in (PRIVATE, [PRIVATE], {PRIVATE: PRIVATE}, None):
+            if (name, value) == ("id", PRIVATE):  # an id is what is shown
+                continue
+            made.append(((name, value), lambda raw, n=name, v=value: raw["canaries"][0].update({n: v})))
+    made.append((("name", PRIVATE), lambda raw: raw["canaries"][0].update({PRIVATE: 1})))
+    for name in ("schema_version", "seed", "formats", "canaries"):
+        made.append(((name, PRIVATE), lambda raw, n=name: raw.update({n: PRIVATE})))
+        made.append(((name, {}), lambda raw, n=name: raw.update({n: [{PRIVATE: PRIVATE}]})))
+    lists = {"format": "{n}", "lists": {PRIVATE: PRIVATE}}
+    made.append((("lists", PRIVATE), lambda raw: raw.update({"formats": [lists]})))
+    return [pytest.param(change, id=f"{name}={type(value).__name__}") for (name, value), change in made]
+
+
+@pytest.mark.parametrize("change", mistyped())
+def test_a_mistyped_manifest_is_refused_without_its_texts(world: Path, change: Any, capsys: Said) -> None:
+    raw = json.loads((world / "m.json").read_text())
+    raw["canaries"][0]["text"] = PRIVATE
+    change(raw)
+    (world / "m.json").write_text(json.dumps(raw))
+    data = [f"{world}/m.json", f"{world}/set/train.jsonl", "-o", f"{world}/o.jsonl"]
+    assert call(["canaries", "insert", *data]) == 2
+    told = capsys.readouterr()
+    assert "error: " in told.err and PRIVATE not in told.err + told.out
+
+
+@pytest.mark.parametrize("kept", ["", " " * 40 + "\n", "short"])
+def test_a_salt_that_can_be_guessed_is_refused(world: Path, kept: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(aliases.SALT)
+    (world / "cache").mkdir()
+    (world / "cache" / "salt").write_text(kept)
+    with pytest.raises(AuditError, match=r"expected a salt in .* of at least 16 characters, got [05]$"):
+        aliases.salt()
+    monkeypatch.setenv(aliases.SALT, " " * 20)
+    with pytest.raises(AuditError, match=r"of at least 16 characters, got 0$"):
+        aliases.salt()
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "json", "csv"])
+def test_inserting_into_100_000_rows_takes_a_moment(tmp_path: Path, ending: str) -> None:
+    """CPU time: quadratic in the rows it was 80 s."""
+    texts = [f"row {i}" for i in range(100_000)]
+    lines = {
+        "jsonl": (json.dumps({"text": text}) for text in texts),
+        "json": iter([json.dumps([{"text": text} for text in texts])]),
+        "csv": iter(["text", *texts]),
+    }
+    data, out = tmp_path / f"data.{ending}", tmp_path / f"out.{ending}"
+    data.write_text("\n".join(lines[ending]) + "\n")
+    manifest = canaries.make(["My ID is {digits:6}"], (1, 16), 8)
+    start = time.process_time()
+    assert insertion.insert(insertion.Copies(manifest), str(data), out) == 8 * 17
+    assert time.process_time() - start < 3
+    assert read_texts("--data", str(out)).count(manifest.canaries[8].text) == 16
+    assert to_json(manifest)["canaries"][8]["count"] == 16
