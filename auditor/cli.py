@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +19,7 @@ from auditor.commands import train as train_command
 from auditor.commands import utility as utility_command
 from auditor.commands.export import export
 from auditor.console import Many
-from auditor.errors import AuditError
+from auditor.errors import AuditError, of_a_place
 
 if TYPE_CHECKING:
     from auditor.compare import Comparison
@@ -242,7 +242,7 @@ def _audit(plan: Plan, folder: Any, reveal: bool) -> None:
         except KeyboardInterrupt:
             console.say(f"interrupted; finished secrets are kept. Continue with: audit run --resume {folder.path}", 130)
             raise
-        except AuditError:
+        except (AuditError, OSError):
             folder.discard_if_empty()
             raise
     files.write(folder.path, result, reveal)
@@ -633,6 +633,8 @@ def version(
 
 def main() -> None:
     """The console script: exit codes instead of tracebacks for everything a user can do something about."""
+    for ended in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: what is half written goes, what is finished stays
+        signal.signal(ended, signal.default_int_handler)
     sys.exit(call(sys.argv[1:]))
 
 
@@ -659,19 +661,13 @@ def call(arguments: list[str]) -> int:
         console.trace(error)
         return console.say(f"stopped from inside, by a plug-in or a library: SystemExit({error.code!r})", 3)
     except BaseException as error:
-        if isinstance(error, OSError) and error.errno in _SYSTEM:
+        if (refused := of_a_place(error, str(Path(__file__).parents[1]))) is not None:
             console.mute()
-            where = "" if error.filename is None else f"{error.filename}: "
-            return console.say(f"error: {where}{error.strerror}", 2)
+            if console.debugging:
+                console.trace(error)
+            return console.say(f"error: {refused}", 2)
         console.trace(error)
         return console.say("this is a bug of ours, not of your input; please report it with the lines above", 3)
-
-
-# What the machine refuses is for its owner to mend.
-_SYSTEM = {
-    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG),
-    *(errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR),
-}
 
 
 def _exit_code(arguments: list[str]) -> int:

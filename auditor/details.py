@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from auditor import metrics
 from auditor.errors import AuditError
+from auditor.jsonfiles import read_object
 from auditor.outcomes import Row
 from auditor.types import Measurement, Secret
 
@@ -68,7 +70,9 @@ def told(secrets: Sequence[Secret]) -> dict[str, Any]:
 
 def read(folder: Path) -> Details:
     """What the folder keeps. Raises AuditError for a file that holds something else."""
-    rows = {_row(cell): seen for cell, record in _json(folder / OUTCOMES).items() if (seen := _seen(folder, record))}
+    with _held(folder / OUTCOMES, "rows called target/setting/attack"):
+        cells = {_row(cell): record for cell, record in _json(folder / OUTCOMES).items()}
+    rows = {row: seen for row, record in cells.items() if (seen := _seen(folder, record))}
     columns = _json(folder / SECRETS)
     secrets = _told(folder, columns) if columns else _told_by_rows(rows)
     return Details(secrets, rows, _tokens(folder / TOKENS), _exposure(folder / OBSERVATIONS))
@@ -95,10 +99,8 @@ def _renamed(seen: Seen, said: Callable[[str], str]) -> Seen:
 
 def _told(folder: Path, columns: Mapping[str, Any]) -> tuple[Told, ...]:
     names = ("id", "member", "repeats", "length", "group")
-    try:
+    with _held(folder / SECRETS, f"a column each of {', '.join(names)}"):
         return tuple(Told(*values) for values in zip(*(columns[name] for name in names), strict=True))
-    except (KeyError, TypeError, ValueError) as error:
-        raise AuditError(f"{folder / SECRETS}: expected a column each of {', '.join(names)}") from error
 
 
 def _told_by_rows(rows: Mapping[Row, Seen]) -> tuple[Told, ...]:
@@ -111,31 +113,40 @@ def _told_by_rows(rows: Mapping[Row, Seen]) -> tuple[Told, ...]:
 
 
 def _seen(folder: Path, record: Any) -> Seen | None:
-    try:
+    with _held(folder / OUTCOMES, "what each row found out about each secret"):
         if "hit" in record:
             outcome = metrics.from_record(record)
             return Seen(outcome.ids, outcome, score_is_probability=bool(record.get("score_is_probability")))
         main = next(iter(record["values"].values()), None)
         return None if main is None else Seen(tuple(record["ids"]), value=tuple(map(float, main)))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise AuditError(f"{folder / OUTCOMES}: expected what each row found out about each secret") from error
 
 
 def _tokens(path: Path) -> dict[str, dict[str, tuple[float, ...]]]:
     found: dict[str, dict[str, tuple[float, ...]]] = {}
-    for record in _lines(path):
-        found.setdefault(record["target"], {})[record["secret"]] = tuple(map(float, record["log_probs"]))
+    with _held(path, "log-probabilities by target and secret"):
+        for record in _lines(path):
+            found.setdefault(record["target"], {})[record["secret"]] = tuple(map(float, record["log_probs"]))
     return found
 
 
 def _exposure(path: Path) -> dict[Row, dict[str, float]]:
     """Of probes that observe it; the last observation of a secret is the one that counts."""
     found: dict[Row, dict[str, float]] = {}
-    for record in _lines(path):
-        if "null_p" in record["values"]:
-            bits = -math.log2(float(record["values"]["null_p"]))
-            found.setdefault(_row(record["cell"]), {})[record["secret"]] = bits
+    with _held(path, "observations by cell and secret"):
+        for record in _lines(path):
+            if "null_p" in record["values"]:
+                bits = -math.log2(float(record["values"]["null_p"]))
+                found.setdefault(_row(record["cell"]), {})[record["secret"]] = bits
     return found
+
+
+@contextmanager
+def _held(path: Path, what: str) -> Iterator[None]:
+    """Raises AuditError where the file turns out to hold something else."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+        raise AuditError(f"{path}: expected {what}, got something else: the file is damaged") from None
 
 
 def _row(cell: str) -> Row:
@@ -144,15 +155,7 @@ def _row(cell: str) -> Row:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise AuditError(f"{path}: not JSON that can be read") from error
-    if not isinstance(values, dict):
-        raise AuditError(f"{path}: expected an object, got {type(values).__name__}")
-    return values
+    return read_object(path, "a part of a run") if path.exists() else {}
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import errno
+import os
+import re
+from collections.abc import Iterable, Iterator
 
 
 class AuditError(Exception):
@@ -20,3 +23,43 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> AuditError:
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names) or 'none'}"
     return AuditError(f"unknown {kind} {name!r}; {hint}")
+
+
+# What the system refuses because of a place: full, read-only, not ours, not what its name says.
+_OF_A_PLACE = frozenset(
+    getattr(errno, name)
+    for name in (
+        *("ENOSPC", "EDQUOT", "EFBIG", "EROFS", "EACCES", "EPERM", "EIO", "ENXIO", "ENODEV", "EPIPE", "ESTALE"),
+        *("ENOENT", "ENOTDIR", "EISDIR", "EEXIST", "ENOTEMPTY", "ENAMETOOLONG", "ELOOP", "EMFILE", "ENFILE"),
+    )
+    if hasattr(errno, name)
+)
+_IN_RUST = re.compile(r"\(os error (\d+)\)")  # as safetensors and tokenizers tell what the system said
+
+
+def of_a_place(error: BaseException, ours: str) -> AuditError | None:
+    """The refusal of a place by the system as an error the user can do something about; None for any other error.
+
+    The system's refusal may stand behind what a library made of it. ours: the folder of our own files, which being
+    missing would be a bug.
+    """
+    for one in _behind(error):
+        if isinstance(one, OSError):
+            code, path = one.errno, one.filename
+        elif found := _IN_RUST.search(str(one)):
+            code, path = int(found[1]), None
+        else:
+            continue
+        if code in _OF_A_PLACE and not (code == errno.ENOENT and (path is None or str(path).startswith(ours))):
+            return AuditError(os.strerror(code) if path is None else f"{path}: {os.strerror(code)}")
+    return None
+
+
+def _behind(error: BaseException) -> Iterator[BaseException]:
+    """The error and what led to it, nearest first."""
+    seen: list[BaseException] = []
+    following: BaseException | None = error
+    while following is not None and following not in seen:
+        yield following
+        seen.append(following)
+        following = following.__cause__ or following.__context__

@@ -18,6 +18,8 @@ from auditor.search import Leaves, Searched, check_threshold
 from auditor.types import Attack, Guess, Guesses, Query
 from auditor.view import Batch, Sampling, Search, View
 
+_MOST = 100_000  # candidates of one prefix: they are in memory together
+
 
 @dataclass(frozen=True)
 class SamplingAttack(Attack):
@@ -41,6 +43,8 @@ class SamplingAttack(Attack):
         for name in ("samples", "beams"):
             if getattr(self, name) < 1:
                 raise AuditError(f"expected {name} >= 1, got {getattr(self, name)}")
+            if getattr(self, name) > _MOST:
+                raise AuditError(f"expected {name} of at most {_MOST:,}, got {getattr(self, name):,}")
         if self.search not in get_args(Search):
             raise AuditError(f"expected search in {get_args(Search)}, got {self.search!r}")
         check_threshold(self.threshold)

@@ -21,6 +21,7 @@ from filelock import FileLock
 from auditor import disk, locks
 from auditor.details import OBSERVATIONS, OUTCOMES, SECRETS, TOKENS
 from auditor.errors import AuditError
+from auditor.jsonfiles import read_object
 from auditor.types import Guess, Guesses, Observation, TokenLogProbs, from_json, to_json
 
 _GUESSES, _PLAN = "guesses.jsonl", "plan.json"
@@ -105,11 +106,7 @@ class RunFolder:
                 self.path.rmdir()
 
     def plan(self) -> dict[str, Any]:
-        try:
-            plan: dict[str, Any] = json.loads((self.path / _PLAN).read_text())
-        except (OSError, json.JSONDecodeError) as error:
-            raise AuditError(f"cannot read the plan of {str(self.path)!r}: {error}") from error
-        return plan
+        return read_object(self.path / _PLAN, "the plan of a run")
 
     def pin(self, fingerprint: str) -> None:
         """Ties the folder to the secrets it is started on. Raises AuditError where it holds answers about others."""
@@ -130,11 +127,7 @@ class RunFolder:
         disk.replace(self.path / OUTCOMES, json.dumps(outcomes))
 
     def outcomes(self) -> dict[str, Any]:
-        try:
-            outcomes: dict[str, Any] = json.loads((self.path / OUTCOMES).read_text())
-        except (OSError, json.JSONDecodeError) as error:
-            raise AuditError(f"cannot read the judged guesses of {str(self.path)!r}: {error}") from error
-        return outcomes
+        return read_object(self.path / OUTCOMES, "the judged guesses of a run")
 
     def save_heldout(self, heldout: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
         """By target, of each held-out text: `tokens` predicted, and the summed nll behind each kind of perplexity."""
@@ -142,13 +135,14 @@ class RunFolder:
 
     def heldout(self) -> dict[str, dict[str, list[float]]]:
         """Empty for a run of before they were kept."""
-        try:
-            heldout: dict[str, dict[str, list[float]]] = json.loads((self.path / _HELDOUT).read_text())
-        except FileNotFoundError:
+        path = self.path / _HELDOUT
+        if not path.exists():
             return {}
-        except (OSError, json.JSONDecodeError) as error:
-            raise AuditError(f"cannot read the held-out texts of {str(self.path)!r}: {error}") from error
-        return heldout
+        held = read_object(path, "the held-out texts of a run")
+        read: dict[str, dict[str, tuple[float, ...]]] = from_json(
+            dict[str, dict[str, tuple[float, ...]]], held, str(path)
+        )
+        return {target: {name: list(values) for name, values in own.items()} for target, own in read.items()}
 
     def done(self, cell: str) -> dict[str, Guesses]:
         """The finished secrets of an attack's cell."""

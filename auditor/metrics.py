@@ -116,7 +116,10 @@ def to_record(outcome: Outcome) -> dict[str, Any]:
 
 
 def from_record(record: Mapping[str, Any]) -> Outcome:
-    """The inverse of `to_record`."""
+    """The inverse of `to_record`. Raises ValueError where its columns are not of one length."""
+    names = ("ids", "repeats", "hit", "any_hit", "score", "member", "distance", "tolerance")
+    if len({len(column) for column in (*(record[name] for name in names), *record["traits"].values())}) > 1:
+        raise ValueError("columns of several lengths")
     return Outcome(
         ids=tuple(record["ids"]),
         hit=np.array(record["hit"], dtype=bool),

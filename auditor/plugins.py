@@ -10,6 +10,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import inspect
+import math
 import pkgutil
 import types
 import typing
@@ -137,12 +138,15 @@ def convert(where: str, kind: Any, value: Any) -> Any:
     try:
         if not isinstance(value, str) and not fits:  # from TOML: 2.7 is no whole number, true is no number
             raise TypeError
-        return kind(value)
-    except (TypeError, ValueError) as error:
+        made = kind(value)
+        if kind is float and not math.isfinite(made):  # no option means anything by an infinite number
+            raise ValueError
+        return made
+    except (TypeError, ValueError, OverflowError) as error:
         raise AuditError(f"expected {where} to be {_WORDS.get(kind, kind.__name__)}, got {value!r}") from error
 
 
-_WORDS: dict[Any, str] = {int: "a whole number", float: "a number", str: "text"}
+_WORDS: dict[Any, str] = {int: "a whole number", float: "a finite number", str: "text"}
 
 
 def options_of(cls: type) -> dict[str, Any]:

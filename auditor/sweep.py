@@ -17,10 +17,11 @@ from auditor.contrasts import STATISTICS, Cell, Part, contrast
 from auditor.errors import AuditError
 from auditor.folder import RunFolder
 from auditor.grid import Point, called
+from auditor.jsonfiles import read_object
 from auditor.ledger import Place, ranges
 from auditor.reports import files, tables, words
 from auditor.run import Reporter, Shelf, check, run
-from auditor.types import AuditResult, Finding, Measurement, TargetRecord, to_json
+from auditor.types import AuditResult, Finding, Measurement, TargetRecord, from_json, to_json
 
 SWEEP = "sweep.json"
 COLUMNS = {"recall": "recall", "recall_at_100_errors": "recall@100", "any_of_k": "any of K"}
@@ -135,17 +136,34 @@ def _write_points(folder: Path, points: Sequence[Point], failures: Mapping[str, 
     disk.replace(folder / SWEEP, json.dumps({"points": rows}, indent=1) + "\n")
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """A point as `sweep.json` holds it; failure: why it could not be run, or nothing."""
+
+    variant: str
+    at: dict[str, Any]
+    seed: int
+    plan: dict[str, Any]
+    folder: str
+    failure: str
+
+    @property
+    def point(self) -> Point:
+        return Point(self.variant, self.at, self.seed, self.plan)
+
+
 def reopen(folder: Path) -> list[Point]:
     """The points of a sweep that was started. Raises AuditError where there is none."""
-    return [Point(row["variant"], row["at"], row["seed"], row["plan"]) for row in _points(folder)]
+    return [kept.point for kept in _points(folder)]
 
 
-def _points(folder: Path) -> list[dict[str, Any]]:
-    try:
-        rows: list[dict[str, Any]] = json.loads((folder / SWEEP).read_text())["points"]
-    except (OSError, ValueError, KeyError) as error:
-        raise AuditError(f"{str(folder)!r} holds no sweep: {error}") from error
-    return rows
+def _points(folder: Path) -> tuple[_Kept, ...]:
+    path = folder / SWEEP
+    raw = read_object(path, "the points of a sweep")
+    kept: tuple[_Kept, ...] = from_json(tuple[_Kept, ...], raw.get("points"), f"{path}: points")
+    for one in kept:
+        from_json(tuple[str, ...], one.plan.get("attack"), f"{path}: attack of {one.point.name}")
+    return kept
 
 
 def planned(points: Sequence[Point]) -> list[Place]:
@@ -158,23 +176,21 @@ def planned(points: Sequence[Point]) -> list[Place]:
 
 def places(folder: Path) -> list[Place]:
     """What a sweep folder holds, its seeds taken together, in the order of the plan."""
-    rows = _points(folder)
-    points = reopen(folder)
-    grouped: dict[str, list[int]] = {}
-    for i, point in enumerate(points):
-        grouped.setdefault(point.place, []).append(i)
-    return [_place([points[i] for i in at], [rows[i] for i in at], folder) for at in grouped.values()]
+    grouped: dict[str, list[_Kept]] = {}
+    for kept in _points(folder):
+        grouped.setdefault(kept.point.place, []).append(kept)
+    return [_place(held, folder) for held in grouped.values()]
 
 
-def _place(points: Sequence[Point], rows: Sequence[Mapping[str, Any]], folder: Path) -> Place:
+def _place(held: Sequence[_Kept], folder: Path) -> Place:
     finished = {
-        point.seed: (files.read(folder / row["folder"]), RunFolder(folder / row["folder"]))
-        for point, row in zip(points, rows, strict=True)
-        if (folder / row["folder"] / files.RESULT).is_file()
+        kept.seed: (files.read(folder / kept.folder), RunFolder(folder / kept.folder))
+        for kept in held
+        if (folder / kept.folder / files.RESULT).is_file()
     }
-    failure = next((row["failure"] for row in rows if row["failure"]), "" if finished else "not run yet")
+    failure = next((kept.failure for kept in held if kept.failure), "" if finished else "not run yet")
     results = [result for result, _ in finished.values()]
-    first = points[0]
+    first = held[0]
     return Place(
         first.variant,
         first.at,

@@ -13,9 +13,9 @@ import hashlib
 import importlib.metadata
 import itertools
 import json
+import math
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +39,7 @@ from auditor.errors import AuditError
 from auditor.masked import HuggingFaceMaskedModel
 from auditor.members import Adapter, member_folder, shard, train_member
 from auditor.models import HuggingFaceModel
+from auditor.scratch import scratch_folder
 from auditor.spaces import Space
 from auditor.streams import generator
 from auditor.training import fit, untrained
@@ -50,6 +51,10 @@ END = "<|endoftext|>"
 CANARY_SPACE = Space("My ID is {digits:6}")  # Carlini et al. 2019; "My ID is 955320" is the ADP paper's
 _CUT = 24  # prefixes end and suffixes begin here, however long they are: other lengths, the same secrets
 _ENSEMBLE = ("members", "lora_rank", "lora_alpha", "lora_epochs", "lora_rate")  # what nothing else depends on
+_LEAST = {"vocab_size": 257, "known_per_repeat": 0, "nonmembers": 0}  # every byte and the end of text; else 1
+_MOST = {"vocab_size": 100_000, "layers": 100, "hidden": 4096, "block": 512}  # else 10,000: more is a slip
+_FOUNDATIONS = ("tokenizer", "public", "masked-public")  # parts that others are built on
+_SECONDS, _SUMS = "seconds.json", "sha256.json"  # what building a part took; what it wrote
 _LAST_DAY = datetime(2026, 1, 1)
 _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 
@@ -84,6 +89,12 @@ class LabRecipe:
 
     def check(self) -> None:
         """Raises AuditError for sizes that no lab can have."""
+        for f in dataclasses.fields(self):
+            value, least, most = getattr(self, f.name), _LEAST.get(f.name, 1), _MOST.get(f.name, 10_000)
+            if f.type == "int" and f.name != "seed" and not least <= value <= most:
+                raise AuditError(f"expected a lab with {f.name} from {least:,} to {most:,}, got {value}")
+            if f.type == "float" and not 0 < value < math.inf:
+                raise AuditError(f"expected a lab with {f.name} above 0 and finite, got {value}")
         if self.hidden % self.heads:
             raise AuditError(f"expected a lab of width hidden divisible by heads={self.heads}, got {self.hidden}")
         if not (1 <= self.prefix_length <= _CUT and self.suffix_length >= 1):
@@ -92,9 +103,10 @@ class LabRecipe:
                 f"got {self.prefix_length} and {self.suffix_length}"
             )
         for digits, count in self.canaries:
-            if canary_text(digits) not in CANARY_SPACE or count < 0:
+            if canary_text(digits) not in CANARY_SPACE or not 0 <= count <= 10_000:
                 raise AuditError(
-                    f"expected lab canaries of six digits, inserted 0 times or more, got {digits!r} {count} times"
+                    f"expected lab canaries of six digits, inserted 0 times or more (at most 10,000), "
+                    f"got {digits!r} {count} times"
                 )
 
 
@@ -271,29 +283,36 @@ class Lab(Benchmark):
         """Loads a part, building it first where it is missing; a part may come in several versions.
 
         A lock keeps two processes from building at once; the folder appears by one rename when all of it is written, so
-        a build killed half-way leaves nothing that looks finished.
+        a build killed half-way leaves nothing that looks finished. A part that is no longer what was built is built
+        anew, and the notes say so.
         """
         final = self.folder / f"{name}{version}"
-        if not final.is_dir():
+        if not _is_whole(final):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with FileLock(self.folder / f"{final.name}.lock"):
+                if final.is_dir() and not _is_whole(final):
+                    self._remove(final)
+                    self.notes += (f"the lab's {name} in the cache was not as it was built: it was built anew",)
                 if not final.is_dir():
                     self._build(final, build)
-        seconds = json.loads((final / "seconds.json").read_text())
-        self.training_seconds[name] = float(seconds)
+        self.training_seconds[name] = float(json.loads((final / _SECONDS).read_text()))
         return load(final)
 
+    def _remove(self, damaged: Path) -> None:
+        """A part, and what was built on it: built again, its weights may differ in their last bits."""
+        others = [path for path in self.folder.glob("[!.]*") if path.is_dir() and path.name != "tokenizer"]
+        for path in {damaged, *(others if damaged.name.startswith(_FOUNDATIONS) else ())}:
+            shutil.rmtree(path)
+
     def _build(self, final: Path, build: Callable[[Path], None]) -> None:
-        for stale in self.folder.glob(f".{final.name}-*"):
-            shutil.rmtree(stale)  # we hold the lock: a build that was killed left it
-        scratch = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=self.folder))
-        try:
+        with scratch_folder(self.folder, final.name) as scratch:
+            made = scratch / final.name
+            made.mkdir()
             start = time.perf_counter()
-            build(scratch)
-            (scratch / "seconds.json").write_text(json.dumps(time.perf_counter() - start))
-            os.replace(scratch, final)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            build(made)
+            (made / _SECONDS).write_text(json.dumps(time.perf_counter() - start))
+            (made / _SUMS).write_text(json.dumps(_sums(made)))
+            os.replace(made, final)
 
     # --- how each part is built ---
 
@@ -393,6 +412,20 @@ class Lab(Benchmark):
             progress=lambda done: self.progress(f"training the {what}", done, epochs),
             **options,
         )
+
+
+def _sums(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file, by its path in the folder."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != _SUMS)
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def _is_whole(part: Path) -> bool:
+    """Whether a part of the cache is there, as it was built."""
+    try:
+        return bool(json.loads((part / _SUMS).read_text()) == _sums(part))
+    except (OSError, ValueError, RecursionError):
+        return False
 
 
 def canary_text(digits: str) -> str:

@@ -6,10 +6,11 @@ attacked model's vocabulary cannot be seen from the arrays; only ids that are to
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,6 +130,7 @@ def read_array(where: str, path: Path) -> NDArray[Any]:
     """(examples, tokens) whole numbers, as they are. Raises AuditError for anything else; `where` opens its words."""
     try:
         with path.open("rb") as file:  # not np.load: it also opens archives, and leaves a broken one open
+            _check_promised(where, path, file)
             array = np.lib.format.read_array(file, allow_pickle=False)  # a pickle could run code
     except OSError as error:
         raise AuditError(f"{where}: cannot read {path.name}: {error.strerror or type(error).__name__}") from None
@@ -141,6 +143,17 @@ def read_array(where: str, path: Path) -> NDArray[Any]:
     if array.size == 0:
         raise AuditError(f"{where}: {path.name} is empty, its shape is {array.shape}")
     return array
+
+
+def _check_promised(where: str, path: Path, file: BinaryIO) -> None:
+    """Raises AuditError where the header promises more than the file holds: memory is taken on its word."""
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(file)
+    promised, held = math.prod(shape) * dtype.itemsize, path.stat().st_size - file.tell()
+    if promised > held and not dtype.hasobject:  # a pickle is refused by its own name
+        raise AuditError(f"{where}: {path.name} is cut off: its header tells of {promised:,} bytes, it holds {held:,}")
+    file.seek(0)
 
 
 def _check_vocabulary(where: str, path: Path, array: NDArray[Any], vocab_size: int) -> None:

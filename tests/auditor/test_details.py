@@ -80,7 +80,7 @@ def test_an_older_folder_still_tells_what_it_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        ({"outcomes_json": "{"}, "outcomes.json: not JSON"),
+        ({"outcomes_json": "{"}, "outcomes.json': it is not JSON"),
         ({"outcomes_json": "[]"}, "expected an object, got list"),
         ({"outcomes_json": '{"a/b/c": {"hit": 3}}'}, "expected what each row found out"),
         ({"secrets_json": '{"id": ["a"]}'}, "secrets.json: expected a column each of"),

@@ -247,13 +247,59 @@ def test_what_a_killed_process_left_is_swept_away(built: Lab, tmp_path: Path) ->
     """kill -9 runs no clean-up: a scratch folder and a lock file stay."""
     folder = tmp_path / "lab" / built.folder.name
     for part in PARTS:
-        (folder / f".{part}-abc123").mkdir(parents=True)
-        (folder / f".{part}-abc123" / "model.safetensors").write_text("half")
+        (folder / f".{part}.audit-scratch-abc123").mkdir(parents=True)
+        (folder / f".{part}.audit-scratch-abc123" / "model.safetensors").write_text("half")
         (folder / f"{part}.lock").touch()
     lab = Lab(TINY, cache=tmp_path)
     build_all(lab)
     assert same(lab, built)
     assert finished(folder) == sorted(PARTS)
+
+
+def _flip(path: Path) -> None:
+    held = bytearray(path.read_bytes())
+    held[-1] ^= 1
+    path.write_bytes(held)
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "damage"),
+    [
+        ("target", "model.safetensors", _flip),  # still loads: numbers about no model that was ever trained
+        ("public", "model.safetensors", lambda path: path.write_bytes(b"")),
+        ("tokenizer", "tokenizer.json", Path.unlink),
+        ("target", "seconds.json", lambda path: path.write_text("[")),
+    ],
+)
+def test_a_damaged_part_is_built_anew_with_all_that_was_built_on_it(
+    built: Lab, tmp_path: Path, part: str, name: str, damage: Callable[[Path], Any]
+) -> None:
+    folder = tmp_path / "lab" / built.folder.name
+    shutil.copytree(built.folder, folder)
+    before = {path.name: path.stat().st_ino for path in folder.iterdir() if path.is_dir()}
+    damage(folder / part / name)
+    lab = Lab(TINY, cache=tmp_path)
+    build_all(lab)
+    assert same(lab, built)
+    assert [note for note in lab.notes if "in the cache" in note] == [
+        f"the lab's {part} in the cache was not as it was built: it was built anew"
+    ]
+    anew = {path.name for path in folder.iterdir() if path.is_dir() and path.stat().st_ino != before[path.name]}
+    kept = {"target": {"tokenizer", "public", ENSEMBLE}, "public": {"tokenizer"}, "tokenizer": set()}[part]
+    assert anew >= {part} and not anew & kept
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("batch", -1), ("batch", 0), ("private_epochs", 0), ("layers", 0), ("hidden", -4), ("members", 0)),
+        *(("block", 0), ("block", 4096), ("public_records", 10**8), ("nonmembers", -1), ("vocab_size", 10)),
+        *(("private_rate", float("nan")), ("lora_rate", float("inf")), ("public_rate", 0.0)),
+    ],
+)
+def test_sizes_that_no_lab_can_have_are_refused_by_name(field: str, value: float) -> None:
+    with pytest.raises(AuditError, match=f"expected a lab with {field} "):
+        dataclasses.replace(TINY, **{field: value}).check()
 
 
 def _build(cache: str, barrier: Any, answers: Any) -> None:
