@@ -20,6 +20,7 @@ from auditor.commands import utility as utility_command
 from auditor.commands.export import export
 from auditor.console import Many
 from auditor.errors import AuditError, of_a_place
+from auditor.threads import settle
 
 if TYPE_CHECKING:
     from auditor.compare import Comparison
@@ -624,7 +625,14 @@ def version(
     debug: Annotated[
         bool, typer.Option("--debug", help="Print the messages of unexpected errors; they may quote private text.")
     ] = False,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Threads of the processor. [default: OMP_NUM_THREADS, else every processor it may use]"
+        ),
+    ] = None,
 ) -> None:
+    settle(threads)
     console.debugging = debug
     if show:
         typer.echo(f"audit {__version__}")

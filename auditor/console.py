@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
+from auditor import threads
 from auditor.reports import inert
 
 if TYPE_CHECKING:
@@ -122,8 +123,10 @@ class Terminal:
 
 @contextmanager
 def terminal() -> Iterator[Terminal]:
+    import torch
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    err.print(f"threads: {threads.told(torch.get_num_threads())}", highlight=False)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         yield Terminal(progress)

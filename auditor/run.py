@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from auditor import __version__, details, metrics, outcomes, plugins, privacy
+from auditor import __version__, details, metrics, outcomes, plugins, privacy, threads
 from auditor.aliases import aliases, renamed, salt
 from auditor.aliases import fingerprint as salt_fingerprint
 from auditor.benchmarks import canaries as manifests
@@ -897,7 +897,7 @@ def environment(device: str) -> dict[str, str]:
         "python": platform.python_version(),
         **versions,
         "machine": f"{platform.system()} {platform.machine()}, {place}",
-        "threads": str(torch.get_num_threads()),
+        "threads": threads.told(torch.get_num_threads()),
         "device": device,
     }
 

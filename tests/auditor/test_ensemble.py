@@ -13,6 +13,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from auditor.ensemble import LoraEnsemble, Members, ModelEnsemble, load_ensemble
 from auditor.errors import AuditError
 from auditor.models import HuggingFaceModel, Served
+from tests.rounding import assert_same
 
 MakeTiny = Callable[..., HuggingFaceModel]
 TARGETS = {"neox": ["query_key_value", "dense_h_to_4h"], "gpt2": ["c_attn"]}
@@ -50,12 +51,10 @@ def test_mixed_batches_equal_one_adapter_at_a_time(make_tiny: MakeTiny, tmp_path
         expected = torch.cat(
             [singles[p].log_probs(c[None], 2, prompt=soft) for p, c in zip(part, contexts, strict=True)]
         )
-        torch.testing.assert_close(ensemble.log_probs(contexts, part, 2, prompt=soft), expected, atol=1e-5, rtol=0)
+        assert_same(ensemble.log_probs(contexts, part, 2, prompt=soft), expected)
     # The general ensemble of whole models says the same.
     general = ModelEnsemble(singles[0], singles[1:])
-    torch.testing.assert_close(
-        general.log_probs(contexts, part, 2), ensemble.log_probs(contexts, part, 2), atol=1e-5, rtol=0
-    )
+    assert_same(general.log_probs(contexts, part, 2), ensemble.log_probs(contexts, part, 2))
 
 
 @pytest.mark.parametrize("served", ["slots", "recompute"])
@@ -77,10 +76,10 @@ def test_rows_of_all_parts_split_together(make_tiny: MakeTiny, tmp_path: Path, s
         others.advance(at, tokens)
         contexts = torch.cat([contexts[at], tokens[:, None]], dim=1)
         assert rows.log_probs().shape == (len(parents), 3, 61)
-        torch.testing.assert_close(rows.log_probs(), others.log_probs(), atol=1e-5, rtol=0)
+        assert_same(rows.log_probs(), others.log_probs())
         for p in range(3):
             expected = ensemble.log_probs(contexts, torch.full((len(parents),), p), 1)[:, 0]
-            torch.testing.assert_close(rows.log_probs()[:, p], expected, atol=1e-5, rtol=0)
+            assert_same(rows.log_probs()[:, p], expected)
 
 
 @pytest.mark.parametrize("memory", [2**28, 40_000, 0])

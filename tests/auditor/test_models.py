@@ -27,6 +27,7 @@ from auditor.run import greedy_recall
 from auditor.streams import generator
 from auditor.training import fit
 from auditor.types import Secret
+from tests.rounding import assert_same
 
 MakeTiny = Callable[..., HuggingFaceModel]
 
@@ -89,7 +90,7 @@ def test_a_soft_prompt_stands_in_front_and_gets_gradients(neox: HuggingFaceModel
     tokens = torch.tensor([[5, 6, 7]])
     as_rows = neox.embedding_rows(8)[[2, 3]]
     plain = neox.log_probs(torch.tensor([[2, 3, 5, 6, 7]]), 2)
-    torch.testing.assert_close(neox.log_probs(tokens, 2, prompt=as_rows), plain, atol=1e-5, rtol=0)
+    assert_same(neox.log_probs(tokens, 2, prompt=as_rows), plain)
     prompt.requires_grad_(True)
     neox.log_probs(tokens, 1, prompt=prompt).sum().backward()
     assert prompt.grad is not None and float(prompt.grad.abs().sum()) > 0
@@ -118,7 +119,7 @@ def test_scores_agree_with_hugging_face_loss(neox: HuggingFaceModel) -> None:
     labels = tokens.clone()
     labels[:, :4] = -100
     loss = neox.model(input_ids=tokens, labels=labels).loss
-    torch.testing.assert_close(-scores.mean(), loss, atol=1e-5, rtol=0)
+    assert_same(-scores.mean(), loss)
     nll, count = next(iter(perplexity_nll(neox, [tuple(tokens[0].tolist())])))
     assert count == 11
     assert nll == pytest.approx(float(neox.model(input_ids=tokens[:1], labels=tokens[:1]).loss) * 11, abs=1e-4)

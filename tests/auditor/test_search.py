@@ -22,6 +22,7 @@ from auditor.sampling import ANCESTRAL, GREEDY, Candidates, Decoding, sample
 from auditor.search import Leaves, beam, tree
 from auditor.streams import uniforms
 from auditor.types import Scenario
+from tests.rounding import assert_same
 
 MakeTiny = Callable[..., HuggingFaceModel]
 V, L = 5, 4
@@ -156,8 +157,8 @@ def test_live_nodes_are_bounded_and_rows_are_counted(threshold: float) -> None:
 
 def same(first: Leaves, second: Leaves) -> None:
     assert torch.equal(first.suffixes, second.suffixes) and first.rows == second.rows
-    torch.testing.assert_close(first.log_q, second.log_q, atol=1e-5, rtol=0)
-    torch.testing.assert_close(first.token_log_probs, second.token_log_probs, atol=1e-5, rtol=0)
+    assert_same(first.log_q, second.log_q)
+    assert_same(first.token_log_probs, second.token_log_probs)
     assert first.certificate.certified == second.certificate.certified
 
 
@@ -176,9 +177,9 @@ def test_a_tree_does_not_depend_on_the_batch_and_its_numbers_are_the_models(
         contexts = torch.cat([prefix.expand(len(whole.suffixes), -1), whole.suffixes], dim=1)
         laws = neox.log_probs(contexts[:, :-1], 5)
         picked = whole.suffixes.unsqueeze(-1)
-        torch.testing.assert_close(whole.token_log_probs, laws.gather(-1, picked).squeeze(-1), atol=1e-5, rtol=0)
+        assert_same(whole.token_log_probs, laws.gather(-1, picked).squeeze(-1))
         exact = decoding.log_law(laws.flatten(0, 1)).unflatten(0, laws.shape[:2]).gather(-1, picked).double()
-        torch.testing.assert_close(whole.log_q, exact.sum((-1, -2)), atol=1e-5, rtol=0)
+        assert_same(whole.log_q, exact.sum((-1, -2)))
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,63 @@
+"""How many threads a run takes, and how they wait for each other. Imports nothing heavy: it must come before torch.
+
+OpenMP reads its environment once, when torch loads it. By default a thread that waits for another spins: beside other
+work it burns the time that the one it waits for would need. Asleep, it costs nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from auditor.errors import AuditError
+
+_GROUPS = Path("/sys/fs/cgroup")
+
+
+def settle(count: int | None = None) -> None:
+    """Settles both for this process, and for those it starts. count: wins over OMP_NUM_THREADS.
+
+    Else there are as many as the processors this process may use, whatever their load of the moment: how sums are split
+    depends on the number, and results with it. Raises AuditError for a count below 1.
+    """
+    if count is not None and count < 1:
+        raise AuditError(f"expected --threads >= 1, got {count}")
+    if torch := _loaded():  # its threads wait as they do
+        if count is not None:
+            torch.set_num_threads(count)
+        return
+    if count is not None:
+        os.environ["OMP_NUM_THREADS"] = str(count)
+    elif (quota := _quota()) < processors():  # OpenMP knows the affinity, not the quota of a container
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, int(quota))))
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def processors() -> int:
+    """Those that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def told(count: int) -> str:
+    """`2, of 2 processors, asleep while they wait`."""
+    policy = os.environ.get("OMP_WAIT_POLICY", "").lower()
+    waiting = {"passive": ", asleep while they wait", "active": ", spinning while they wait"}.get(policy, "")
+    return f"{count}, of {processors()} processors{waiting}"
+
+
+def _loaded() -> Any:
+    """torch, where something has loaded it."""
+    return sys.modules.get("torch")
+
+
+def _quota() -> float:
+    """Processors' worth of time that the control group grants, version 2 or 1; inf without a limit."""
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        try:
+            quota, period = " ".join((_GROUPS / name).read_text() for name in names).split()
+            return float(quota) / float(period) if quota not in ("max", "-1") else float("inf")
+        except (OSError, ValueError):
+            continue
+    return float("inf")
