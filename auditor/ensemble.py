@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from auditor.caches import OwnCache
-from auditor.errors import AuditError
-from auditor.loading import library_errors, with_adapter_of
+from auditor.errors import AuditError, library_errors
+from auditor.loading import with_adapter_of
 from auditor.models import HuggingFaceModel, LanguageModel, Rows, SlotLayer
 
 _CACHE_BYTES = 2**28  # keys and values of members that single draws asked

@@ -7,6 +7,7 @@ import errno
 import os
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class AuditError(Exception):
@@ -63,3 +64,23 @@ def _behind(error: BaseException) -> Iterator[BaseException]:
         yield following
         seen.append(following)
         following = following.__cause__ or following.__context__
+
+
+@contextmanager
+def library_errors(failed: str) -> Iterator[None]:
+    """Whatever a library raises, as one sentence that begins with what failed. Raises AuditError."""
+    try:
+        yield
+    except (AuditError, NotApplicable):
+        raise
+    except Exception as error:  # files, formats, configurations, devices: libraries raise dozens of kinds
+        raise AuditError(f"{failed}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """The first sentence of what a library says, and what kind of error it is where that does not say it."""
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    said = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+    said = re.split(r"(?<=[a-z)])\. (?=[A-Z])", said)[0][:300]
+    plain = isinstance(error, OSError | ValueError | RuntimeError | ImportError)
+    return said if said and plain else f"{said} ({type(error).__name__})".lstrip()

@@ -32,7 +32,8 @@ from transformers.models.auto.modeling_auto import (
 )
 from transformers.utils import cached_file, is_bitsandbytes_available
 
-from auditor.errors import AuditError, NotApplicable
+from auditor import self_check
+from auditor.errors import AuditError, library_errors
 from auditor.models import HuggingFaceModel
 
 Kind = Literal["causal", "masked"]
@@ -76,13 +77,15 @@ def load(
 ) -> HuggingFaceModel:
     """A causal LM by local folder or hub id; a PEFT adapter folder loads on the base model it names.
 
-    Raises AuditError when nothing is there, when it is no causal LM, or when its weights are not those of the model.
+    Raises AuditError when nothing is there, when it is no causal LM, when its weights are not those of the model, or
+    when its laws do not agree (`self_check`).
     """
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     with load_errors(name, "causal LM", device, dtype):
         if not (Path(name) / "adapter_config.json").is_file():
             read = read_weights("causal", name, options, device, dtype, model_args)
-            return HuggingFaceModel(read.model, tokenizer_beside(name, options), name=name, notes=read.notes)
+            tokenizer = tokenizer_beside(name, options)
+            return _checked(HuggingFaceModel(read.model, tokenizer, name=name, notes=read.notes))
         config = PeftConfig.from_pretrained(name)
         if config.task_type not in (None, "CAUSAL_LM"):
             raise AuditError(f"expected an adapter of a causal LM, got {name!r}, one for {config.task_type}")
@@ -94,7 +97,12 @@ def load(
         _make_room(read.model, Path(name))
         model = with_adapter_of(read.model, name)
         tokenizer = tokenizer_beside(name, options) or tokenizer_beside(base, below)
-        return HuggingFaceModel(model, tokenizer, name=name, notes=read.notes)
+        return _checked(HuggingFaceModel(model, tokenizer, name=name, notes=read.notes))
+
+
+def _checked(model: HuggingFaceModel) -> HuggingFaceModel:
+    self_check.check(model)
+    return model
 
 
 # --- whole models -----------------------------------------------------------------------------------------------------
@@ -301,31 +309,6 @@ def load_errors(name: str, what: str, device: str, dtype: str = "float32") -> It
         raise AuditError(f"expected dtype in {sorted(DTYPES)}, got {dtype!r}")
     with library_errors(f"cannot load {name!r} as a Hugging Face {what} on {device}"):
         yield
-
-
-@contextmanager
-def library_errors(failed: str) -> Iterator[None]:
-    """Whatever a library raises, as one sentence that begins with what failed. Raises AuditError."""
-    try:
-        yield
-    except (AuditError, NotApplicable):
-        raise
-    except Exception as error:  # files, formats, configurations, devices: libraries raise dozens of kinds
-        raise AuditError(f"{failed}: {_reason(error)}") from error
-
-
-def _reason(error: Exception) -> str:
-    """The first sentence of what a library says, and what kind of error it is where that does not say it."""
-    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
-    said = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
-    said = re.split(r"(?<=[a-z)])\. (?=[A-Z])", said)[0][:300]
-    if not said:
-        return type(error).__name__
-    return (
-        said
-        if isinstance(error, OSError | ValueError | RuntimeError | ImportError)
-        else f"{said} ({type(error).__name__})"
-    )
 
 
 def tokenizer_beside(name: str, options: Mapping[str, Any]) -> PreTrainedTokenizerBase | None:

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from auditor import __version__, details, metrics, outcomes, plugins, privacy, threads
+from auditor import __version__, details, metrics, outcomes, plugins, privacy, self_check, threads
 from auditor.aliases import aliases, renamed, salt
 from auditor.aliases import fingerprint as salt_fingerprint
 from auditor.benchmarks import canaries as manifests
@@ -276,8 +276,12 @@ class _Run:
         self.benchmark.known = tuple(known[i] for i in kept)
         self.benchmark.notes += (f"--known-limit left the attacker {limit} of {len(known)} known pairs",)
 
+    def _prompt_length(self) -> int:
+        """Rows of the longest soft prompt that an attack tunes."""
+        return max((getattr(attack, "prompt_length", 0) for attack in self.attacks), default=0)
+
     def _check_room(self, target: Target) -> None:
-        longest = max((getattr(attack, "prompt_length", 0) for attack in self.attacks), default=0)
+        longest = self._prompt_length()
         prompt = torch.empty(longest, 0) if longest else None
         for n_prefix, length in {(len(query.prefix), query.length) for query in self.challenge.queries}:
             target.model.check_room(n_prefix, length, prompt)
@@ -287,6 +291,19 @@ class _Run:
                 self.reference.check_room(n_prefix, length)
         for length in {len(canary.suffix) for canary in self.benchmark.canaries}:
             target.model.check_room(1, length)  # the end-of-text token before it
+        for model in (target.model, self.public, self.reference):
+            self._self_check(model, longest)
+
+    def _self_check(self, model: LanguageModel | None, prompt: int) -> None:
+        """Whether it gives one law however it is asked, up to the longest text of this run behind the soft prompt."""
+        if not isinstance(model, HuggingFaceModel):
+            return
+        texts = [len(query.prefix) + query.length for query in self.challenge.queries]
+        texts += [1 + len(canary.suffix) for canary in self.benchmark.canaries] + [*map(len, self.benchmark.heldout)]
+        notes = self_check.check(model, prompt + max(texts, default=1))
+        self.benchmark.notes += notes
+        for note in notes:
+            self.reporter.note(note)
 
     def _settings(self, target: Target) -> list[Setting]:
         """The plan's settings; a companion row is shown where the attacker is strongest, and nowhere else."""
@@ -327,7 +344,9 @@ class _Run:
             assert isinstance(defense, Trainer)
             made: TrainedModel = self.shelf.get("trained", (self._data_key(), defense), self._train(defense))
             return made
-        return trained_folder(defense, lambda folder: self._load("trained", folder), undefended.model.vocab_size)
+        held = trained_folder(defense, lambda folder: self._load("trained", folder), undefended.model.vocab_size)
+        self._self_check(held.model, self._prompt_length())
+        return held
 
     def _train(self, defense: Trainer) -> Callable[[], TrainedModel]:
         assert isinstance(self.benchmark, Lab)
