@@ -73,6 +73,15 @@ def synced(path: Path) -> None:
         os.close(handle)
 
 
+def sync_all(folder: Path) -> None:
+    """`synced` for all there is in the folder: what others wrote there. Raises AuditError where it cannot be."""
+    try:
+        for path in (*folder.rglob("*"), folder):
+            synced(path)
+    except OSError as error:
+        raise unwritable(folder, error) from error
+
+
 def unwritable(path: Path, error: OSError) -> AuditError:
     return AuditError(f"{path}: cannot be written: {error.strerror or error}")
 

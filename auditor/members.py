@@ -94,6 +94,9 @@ def with_adapter(model: Any, adapter: Adapter) -> Any:
 
     Raises AuditError for an architecture whose attention PEFT does not know.
     """
+    width = int(getattr(model.config, "hidden_size", adapter.rank))
+    if adapter.rank > width:
+        raise AuditError(f"expected a LoRA rank of at most the model's width of {width}, got {adapter.rank}")
     targets = "all-linear" if adapter.layers == "all" else None  # None: what PEFT names for the architecture
     config = LoraConfig(
         r=adapter.rank,

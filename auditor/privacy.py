@@ -19,11 +19,20 @@ NOMINAL = "if its scale were constant, the mean"  # of the epsilons that promise
 
 
 @dataclass(frozen=True)
+class Mechanism:
+    """A subsampled Gaussian mechanism and how often it was used on the records."""
+
+    noise_multiplier: float  # sigma
+    sampling_rate: float  # q
+    steps: int
+
+
+@dataclass(frozen=True)
 class PrivacyRecord:
     """One private training: its mechanism, what it promises and for whom. Epsilons in nats.
 
     epsilon is None where nothing is promised; `status` then says why, and `nominal` holds the numbers that some paper
-    would print all the same, by what they would mean.
+    would print all the same, by what they would mean. It is that of this training and the `earlier` ones together.
     """
 
     method: str
@@ -40,10 +49,19 @@ class PrivacyRecord:
     adjacency: str = "add_remove"
     accountant: str = "dp-accounting PLD"
     epsilon_rdp: float | None = None  # the cross-check; at least epsilon
+    epsilon_twice: float | None = None  # what this model and another one like it, of the same records, promise together
+    earlier: tuple[Mechanism, ...] = ()  # private trainings that the base had been through
+    units: int | None = None  # n, a public number: q = batch / n, and sigma, follow from it; None: an older record
+    units_given: bool = False  # whether n was named (`-D units=`); else it is what the data were found to have
     nominal: dict[str, float] = field(default_factory=dict)
     details: dict[str, float] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     schema_version: int = 1
+
+    @property
+    def nominal_epsilon(self) -> float | None:
+        """The one of the nominal epsilons that a paper would print."""
+        return self.nominal.get(NOMINAL, next(iter(self.nominal.values()), None))
 
     def claim(self) -> Claim | None:
         """The claim, spent in full by the training; None where nothing is promised."""
@@ -55,7 +73,7 @@ class PrivacyRecord:
             relation=self.adjacency,
             unit=self.unit,
             queries=None,
-            theorem=f"subsampled Gaussian mechanism, {self.steps:,} steps ({self.accountant})",
+            theorem=f"subsampled Gaussian mechanism, {self.steps:,} steps{self._of_how_many()} ({self.accountant})",
             status=self.status,
             access=ANY_ACCESS,
             decoding="any",
@@ -65,7 +83,9 @@ class PrivacyRecord:
                 "clip": self.clip,
                 "sampling_rate": self.sampling_rate,
                 "steps": float(self.steps),
+                **({} if self.units is None else {"units": float(self.units)}),
                 **({} if self.epsilon_rdp is None else {"epsilon_by_rdp": self.epsilon_rdp}),
+                **({} if self.epsilon_twice is None else {"epsilon_with_another_like_it": self.epsilon_twice}),
                 **self.details,
             },
         )
@@ -75,9 +95,37 @@ class PrivacyRecord:
         if self.epsilon is None:
             numbers = "; ".join(f"{what}: ε {value:.3g}" for what, value in self.nominal.items())
             return (f"{self.method}: {self.status}" + (f" (nominal, no guarantee: {numbers})" if numbers else ""),)
+        whose = "the claim is for one user or group: for all of its records together"
         if self.unit == "record":
-            return ("the claim is for one record: a text that occurs k times is protected at the group size k only",)
-        return ("the claim is for one user or group: for all of its records together",)
+            whose = "the claim is for one record: a text that occurs k times is protected at the group size k only"
+        return (whose, *self._about_units(), *self._about_other_trainings())
+
+    def _of_how_many(self) -> str:
+        return "" if self.units is None else f", on a public number of {self.unit}s"
+
+    def _about_units(self) -> tuple[str, ...]:
+        if self.units is None:
+            return ()
+        if self.units_given:
+            return (f"sampling rate and noise follow from {self.units:,} {self.unit}s, which was given as public",)
+        return (
+            f"that there are {self.units:,} {self.unit}s is taken as public: sampling rate and noise follow from it "
+            "(-D units= names a public number instead)",
+        )
+
+    def _about_other_trainings(self) -> tuple[str, ...]:
+        told = []
+        if self.earlier:
+            told.append(
+                f"its base was trained privately too: ε is that of both together, {len(self.earlier) + 1} trainings, "
+                f"for a {self.unit} in all of them"
+            )
+        if self.epsilon_twice is not None:
+            told.append(
+                f"another training on the same {self.unit}s adds to it: two models like this one promise "
+                f"ε {self.epsilon_twice:.3g} together"
+            )
+        return tuple(told)
 
 
 def write(folder: Path, record: PrivacyRecord) -> None:

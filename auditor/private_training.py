@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
+from opacus.grad_sample.embedding import compute_embedding_grad_sample, compute_embedding_norm_sample
 from opacus.grad_sample.utils import register_grad_sampler, register_norm_sampler
 from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
@@ -29,7 +30,7 @@ from transformers.pytorch_utils import Conv1D
 from auditor.errors import AuditError
 from auditor.noise import NoiseStream, add_noise
 from auditor.streams import generator
-from auditor.training import Checkpoint, trained_parameters
+from auditor.training import Checkpoint, require_finite, trained_parameters
 from auditor.types import Tokens
 
 _IGNORED = -100  # labels of padding
@@ -166,6 +167,7 @@ def fit_privately(
             optimizer.stream = NoiseStream(sampler.key, trained.steps)
             loss = _accumulate(wrapped, optimizer, [examples[i] for i in units], own[units], recipe, pad)
             optimizer.finish()
+            require_finite(parameters.values(), checkpoint)
             trained.steps += 1
             trained.noise_scales.append(optimizer.noise_scale)
             if checkpoint is not None and time.monotonic() - saved >= seconds_between:
@@ -272,6 +274,37 @@ def _conv1d_norms(layer: Conv1D, activations: list[Tensor], backprops: Tensor) -
     return norms
 
 
+@register_grad_sampler(nn.Embedding)
+def _embedding_samples(layer: nn.Embedding, activations: list[Tensor], backprops: Tensor) -> dict[nn.Parameter, Tensor]:
+    """Opacus's, of what reaches the rows: torch gives that of `padding_idx` (often end of text) no gradient."""
+    reaching = _reaching_rows(layer, activations[0], backprops)
+    samples: dict[nn.Parameter, Tensor] = compute_embedding_grad_sample(layer, activations, reaching)
+    return samples
+
+
+@register_norm_sampler(nn.Embedding)
+def _embedding_norms(layer: nn.Embedding, activations: list[Tensor], backprops: Tensor) -> dict[nn.Parameter, Tensor]:
+    reaching = _reaching_rows(layer, activations[0], backprops)
+    norms: dict[nn.Parameter, Tensor] = compute_embedding_norm_sample(layer, activations, reaching)
+    return norms
+
+
+def _reaching_rows(layer: nn.Embedding, ids: Tensor, backprops: Tensor) -> Tensor:
+    """The gradient at the rows, of that at the output, which Gemma's embedding scales by a constant."""
+    backprops = backprops * getattr(layer, "embed_scale", 1.0)
+    if layer.padding_idx is None:
+        return backprops
+    return backprops.masked_fill((ids == layer.padding_idx).unsqueeze(-1), 0)
+
+
+def _know_embeddings(model: nn.Module) -> None:
+    """Embeddings of other classes by the same rule: `check_gradients` sees whether it is theirs."""
+    for kind in {type(module) for module in model.modules() if isinstance(module, nn.Embedding)}:
+        if kind not in GradSampleModule.GRAD_SAMPLERS:
+            register_grad_sampler(kind)(_embedding_samples)
+            register_norm_sampler(kind)(_embedding_norms)
+
+
 @contextmanager
 def _private(model: Any, recipe: Recipe, examples: Sequence[Tokens], pad: int) -> Iterator[Any]:
     """The model with Opacus's hooks, which are taken off again. Its per-sample gradients are checked first.
@@ -279,12 +312,15 @@ def _private(model: Any, recipe: Recipe, examples: Sequence[Tokens], pad: int) -
     Dropout is switched off: the noise regularises enough, and a gradient is then a function of its record.
     """
     _no_dropout(model)
-    check_layers(model, recipe.ghost)
+    check_ties(model, recipe.ghost)
+    pairs = pairs_to_check(examples)
+    check_buffers(model.train(), pairs, pad)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Full backward hook is firing", category=UserWarning)
         wrapped = wrap(model, recipe.ghost)
         try:
-            check_gradients(wrapped, sorted(examples, key=len)[-2:], pad)
+            for pair in pairs:
+                check_gradients(wrapped, pair, pad)
             yield wrapped
         finally:
             wrapped.cleanup()
@@ -292,10 +328,10 @@ def _private(model: Any, recipe: Recipe, examples: Sequence[Tokens], pad: int) -
 
 def wrap(model: Any, ghost: bool) -> Any:
     """Opacus's module around the model: sums of losses, per-sample gradients or their norms. Raises AuditError."""
-    try:
-        if ghost:
-            return GradSampleModuleFastGradientClipping(model.train(), loss_reduction="sum")
-        return GradSampleModule(model.train(), loss_reduction="sum")
+    _know_embeddings(model)
+    kind: Any = GradSampleModuleFastGradientClipping if ghost else GradSampleModule
+    try:  # not strict: it would refuse every layer with a buffer, constants too; see `check_buffers`
+        return kind(model.train(), loss_reduction="sum", strict=False)
     except NotImplementedError as error:
         raise _cannot(model, str(error).splitlines()[0]) from None
 
@@ -309,11 +345,42 @@ def _no_dropout(model: nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
-def check_layers(model: nn.Module, ghost: bool) -> None:
-    """Refuses what Opacus cannot handle, by name: trainable layers with buffers, ghost clipping of tied parameters."""
-    for name, module in model.named_modules():
-        if any(p.requires_grad for p in module.parameters(recurse=False)) and any(True for _ in module.buffers()):
-            raise _cannot(model, f"{name} ({type(module).__name__}) keeps statistics over a batch, which mix records")
+def pairs_to_check(examples: Sequence[Tokens]) -> list[list[Tokens]]:
+    """What a record's gradient is tried beside: the shortest of each octave of lengths with the longest of all.
+
+    A model may change with the length of its batch (rotary embeddings past their original length), so that a short
+    record's gradient depends on who stands beside it. The last pair is of the two longest.
+    """
+    ordered = sorted(examples, key=len)
+    shortest = {len(example).bit_length(): example for example in reversed(ordered)}
+    return [*([example, ordered[-1]] for _, example in sorted(shortest.items())), ordered[-2:]]
+
+
+@torch.no_grad()
+def check_buffers(model: nn.Module, pairs: Sequence[Sequence[Tokens]], pad: int) -> None:
+    """Refuses a model that remembers what it has read: its buffers would tell of records, without any noise.
+
+    Constants, which no forward pass changes, are buffers too. Raises AuditError with the name of the layer.
+    """
+    device = next(model.parameters()).device
+    before: dict[str, Tensor] = {}
+    for example in (pairs[0][0], pairs[-1][-1]):
+        try:
+            record_losses(model, *padded([example], pad, device))
+        except (RuntimeError, ValueError, TypeError):
+            return  # `check_gradients` says why
+        now = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        for name in before:
+            if not torch.equal(before[name], now[name]):
+                layer, _, _ = name.rpartition(".")
+                kind = type(model.get_submodule(layer)).__name__
+                why = f"{layer} ({kind}) keeps statistics of what it reads or of how long it is, which mix records"
+                raise _cannot(model, why)
+        before = now
+
+
+def check_ties(model: nn.Module, ghost: bool) -> None:
+    """Refuses ghost clipping of tied parameters, by name."""
     if not ghost:
         return
     names: dict[int, list[str]] = {}
@@ -331,11 +398,18 @@ def check_layers(model: nn.Module, ghost: bool) -> None:
 def check_gradients(wrapped: Any, examples: Sequence[Tokens], pad: int) -> None:
     """Holds Opacus's per-sample gradients (ghost clipping: their norms) against backward passes of one example each.
 
-    Two examples are enough to see a layer that mixes up records. Raises AuditError with the layer that is wrong.
+    Single ones go first, lest the others leave a trace. Raises AuditError with the layer that is wrong.
     """
     model = wrapped._module
     named: dict[str, Any] = dict(trained_parameters(model))  # Any: Opacus hangs its own attributes on parameters
     device = next(iter(named.values())).device
+    single: list[dict[str, Tensor]] = []
+    wrapped.disable_hooks()
+    for example in examples:
+        record_losses(model, *padded([example], pad, device)).sum().backward()
+        single.append({name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in named.items()})
+        model.zero_grad(set_to_none=True)
+    wrapped.enable_hooks()
     found: dict[str, Tensor] = {}
     try:
         record_losses(wrapped, *padded(examples, pad, device)).sum().backward()
@@ -347,19 +421,15 @@ def check_gradients(wrapped: Any, examples: Sequence[Tokens], pad: int) -> None:
         raise _cannot(model, f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}") from error
     finally:
         _forget(wrapped)
-    wrapped.disable_hooks()
-    for i, example in enumerate(examples):
-        record_losses(model, *padded([example], pad, device)).sum().backward()
-        whole = torch.stack([p.grad.norm() for p in named.values() if p.grad is not None]).norm()
-        for name, p in named.items():
-            own = torch.zeros(p.numel(), device=device) if p.grad is None else p.grad.flatten()
-            own = own.norm() if found[name].dim() == 1 else own
+    for i, gradients in enumerate(single):
+        whole = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
+        for name, gradient in gradients.items():
+            own = gradient.norm() if found[name].dim() == 1 else gradient.flatten()
             if not float((found[name][i] - own).norm()) <= 1e-2 * float(own.norm()) + 1e-4 * float(whole):
                 layer, _, _ = name.rpartition(".")
                 kind = type(model.get_submodule(layer)).__name__
-                raise _cannot(model, f"those of {name} ({kind}) are not what single records give")
-        model.zero_grad(set_to_none=True)
-    wrapped.enable_hooks()
+                beside = f"beside a record of {max(map(len, examples))} tokens"
+                raise _cannot(model, f"{beside}, those of {name} ({kind}) are not what single records give")
 
 
 def _forget(wrapped: Any) -> None:
@@ -377,11 +447,12 @@ def _cannot(model: nn.Module, why: str) -> AuditError:
         if type(module) not in GradSampleModule.GRAD_SAMPLERS
         and any(p.requires_grad for p in module.parameters(recurse=False))
     }
-    beside = f"; layers it has no rule for: {', '.join(sorted(kinds))}" if kinds else ""
-    return AuditError(
-        f"Opacus cannot compute the per-sample gradients of this model: {why}{beside}; train a LoRA adapter (--lora), "
-        "or freeze or replace that layer"
+    used = any("lora_" in name for name, p in model.named_parameters() if p.requires_grad)
+    advice = (
+        "freeze or replace that layer" if used else "train a LoRA adapter (--lora), or freeze or replace that layer"
     )
+    beside = f"; layers it has no rule for: {', '.join(sorted(kinds))}" if kinds else ""
+    return AuditError(f"Opacus cannot compute the per-sample gradients of this model: {why}{beside}; {advice}")
 
 
 # --- going on ---------------------------------------------------------------------------------------------------------

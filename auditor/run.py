@@ -863,7 +863,7 @@ def _record(target: Target, perplexities: Sequence[Measurement]) -> TargetRecord
         peak_memory_mb=_peak_memory_mb(target.model.device),
         training_seconds=target.training_seconds,
         claim=target.claim(),
-        nominal_epsilon=trained.nominal.get(privacy.NOMINAL) if trained else None,
+        nominal_epsilon=trained.nominal_epsilon if trained else None,
         notes=(
             *(trained.notes() if trained else ()),
             *(() if perplexities else ("no held-out perplexity: give --nonmembers FILE",)),

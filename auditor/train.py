@@ -23,9 +23,10 @@ from auditor.errors import AuditError
 from auditor.loading import load
 from auditor.members import Adapter, with_adapter
 from auditor.models import HuggingFaceModel
+from auditor.training import Checkpoint
 from auditor.types import Trainer, TrainingJob, TrainingRecord, to_json
 
-RECORD = "training.json"
+RECORD, CHECKPOINT = "training.json", "checkpoint.pt"
 _LONGEST = 512  # tokens of a sequence, unless asked otherwise: memory grows with its square
 
 
@@ -58,6 +59,8 @@ def train(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[s
     Raises AuditError, before anything is written, for whatever a user can mend.
     """
     trainer: Trainer = plugins.build("training method", plugins.trainers(), asked.method, asked.options)
+    if not 0 <= asked.seed < 2**63:
+        raise AuditError(f"expected --seed between 0 and 2^63 - 1, got {asked.seed}")
     if asked.lora and (asked.lora_rank < 1 or asked.lora_alpha < 1):
         raise AuditError(f"expected a LoRA rank and alpha >= 1, got {asked.lora_rank} and {asked.lora_alpha}")
     if (Path(asked.model) / "adapter_config.json").is_file():
@@ -72,15 +75,23 @@ def train(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[s
         end=_end(base),
         block=_block(asked, base),
         records=records,
+        users=units is not None,
         public=base if asked.public is None else _public(asked, base),
         out=asked.out,
+        checkpoint=Checkpoint(asked.out / CHECKPOINT),
         seed=asked.seed,
         progress=progress,
     )
     trainer.check(job)
     configuration = _configuration(asked, trainer, job)
+    if trainer.claims != "none" and _trained_on(asked.model) == configuration["data"]:
+        raise AuditError(
+            f"expected a base that has not learnt these records without privacy, but {asked.model!r} was trained on "
+            "them: what a training on top of that promised would not be true"
+        )
     with locks.held(asked.out, RECORD):
         if _is_finished(asked.out, configuration):
+            job.checkpoint.clear()  # of a training that was killed between its end and this
             unless = "" if trainer.claims == "none" else " (which records it was, is not kept)"
             return (f"{asked.out} is already trained with this configuration{unless}: nothing was done",)
         return (*base.notes, *notes, *_run(trainer, job, configuration))
@@ -88,19 +99,20 @@ def train(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[s
 
 def _run(trainer: Trainer, job: TrainingJob, configuration: dict[str, Any]) -> tuple[str, ...]:
     record = {"tool_version": __version__, "configuration": configuration, "finished": False}
-    fresh = not (job.out / RECORD).exists()
     disk.replace(job.out / RECORD, json.dumps(record, indent=1), sync=True)
     start = time.perf_counter()
     try:
         told = trainer.train(job)
     except AuditError:
-        if fresh and {path.name for path in job.out.iterdir()} == {RECORD, locks.LOCK}:  # it leaves nothing behind
+        if {path.name for path in job.out.iterdir()} == {RECORD, locks.LOCK}:  # a refusal leaves nothing behind
             (job.out / RECORD).unlink()
         raise
     if trainer.claims != "none":  # two data sets that a promise makes alike would differ in their digest
         record["configuration"] = {name: value for name, value in configuration.items() if name != "data"}
     record |= {"finished": True, "seconds_of_last_run": round(time.perf_counter() - start, 1)}
+    disk.sync_all(job.out)
     disk.replace(job.out / RECORD, json.dumps(record, indent=1), sync=True)
+    job.checkpoint.clear()  # not before: with neither, the same command would train on the records again
     return told
 
 
@@ -192,6 +204,15 @@ def _configuration(asked: Training, trainer: Trainer, job: TrainingJob) -> dict[
     }
     read: dict[str, Any] = json.loads(json.dumps(configuration))
     return read
+
+
+def _trained_on(model: str) -> str | None:
+    """The digest of the records that a folder was trained on without privacy; None where it does not say."""
+    try:
+        found: str | None = json.loads((Path(model) / RECORD).read_text())["configuration"].get("data")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return found
 
 
 def _is_finished(out: Path, configuration: dict[str, Any]) -> bool:

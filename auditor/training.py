@@ -5,8 +5,8 @@ Knows token sequences and one loss; knows nothing of privacy: the point of the m
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,12 @@ import torch
 from torch import Tensor
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
+from auditor import disk
 from auditor.errors import AuditError
 from auditor.types import Tokens
 
+LARGEST = 1e6  # learning rate, clip, noise multiplier: far beyond what trains anything
+_MOST_EPOCHS = 100_000
 Loss = Callable[[Any, Tensor], Tensor]  # (model, blocks (B, block)) -> mean nll, nats a token
 
 
@@ -56,17 +59,18 @@ def pack(sequences: Sequence[Tokens], block: int, end: int, order: np.random.Gen
 
 
 class Checkpoint:
-    """Where an interrupted training goes on: one file, replaced as a whole, readable by its owner only."""
+    """Where an interrupted training goes on: one file, replaced as a whole, readable by its owner only.
+
+    Saved is on disk: a key that noise is drawn from must not be lost, or the records would be used with another one.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def save(self, state: dict[str, Any]) -> None:
         """Tensors, numbers and text, and containers of them."""
-        scratch = self.path.with_suffix(".new")
-        scratch.touch(mode=0o600)
-        torch.save(state, scratch)
-        os.replace(scratch, self.path)
+        with disk.replacing(self.path, sync=True) as scratch:
+            torch.save(state, scratch)
 
     def load(self) -> dict[str, Any] | None:
         """What was saved last; None where nothing was. Raises AuditError for a file that cannot be read."""
@@ -81,6 +85,23 @@ class Checkpoint:
     def clear(self) -> None:
         """Removes it: the training is done, and it holds private data."""
         self.path.unlink(missing_ok=True)
+
+
+def check_schedule(epochs: int, learning_rate: float) -> None:
+    """Raises AuditError for what no training can be done with, or ever ended."""
+    if not 1 <= epochs <= _MOST_EPOCHS:
+        raise AuditError(f"expected epochs >= 1 and at most {_MOST_EPOCHS:,}, got {epochs:,}")
+    if not 0 < learning_rate <= LARGEST:
+        raise AuditError(f"expected learning_rate > 0 and at most {LARGEST:g}, got {learning_rate:g}")
+
+
+def require_finite(parameters: Iterable[torch.nn.Parameter], checkpoint: Checkpoint | None) -> None:
+    """Raises AuditError for weights that are no numbers any more; the checkpoint, which leads there, is taken away."""
+    if math.isfinite(sum(float(p.detach().sum()) for p in parameters)):
+        return
+    if checkpoint is not None:
+        checkpoint.clear()
+    raise AuditError("expected a training that converges, but its weights are not finite: lower learning_rate")
 
 
 def trained_parameters(model: Any) -> dict[str, torch.nn.Parameter]:
@@ -135,6 +156,7 @@ def fit(
             optimizer.step()
             schedule.step()
             optimizer.zero_grad(set_to_none=True)
+        require_finite(parameters, checkpoint)
         if checkpoint is not None:
             state = {"epochs": epoch + 1, "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}
             checkpoint.save({**state, "parameters": {name: p.detach() for name, p in trained.items()}})

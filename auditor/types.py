@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from auditor.models import HuggingFaceModel, LanguageModel
     from auditor.privacy import PrivacyRecord
     from auditor.spaces import Space
+    from auditor.training import Checkpoint
     from auditor.view import View
 
 SCHEMA_VERSION = 1
@@ -346,8 +347,10 @@ class TrainingJob:
     end: int  # the token that ends a record
     block: int  # tokens of a training sequence, at most
     records: tuple[TrainingRecord, ...]
+    users: bool  # whether the data say whose each record is; else a record's unit is its own content
     public: HuggingFaceModel  # judges records for trainers that ask; the base where no other was named
     out: Path
+    checkpoint: Checkpoint  # where an interrupted training goes on; cleared by whoever records that it is finished
     seed: int
     progress: Callable[[str, int, int], None]  # (what, done, of how many)
 

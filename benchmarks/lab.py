@@ -42,7 +42,7 @@ from auditor.models import HuggingFaceModel
 from auditor.scratch import scratch_folder
 from auditor.spaces import Space
 from auditor.streams import generator
-from auditor.training import fit, untrained
+from auditor.training import Checkpoint, fit, untrained
 from auditor.types import Benchmark, Canary, Pair, Secret, Tokens, TrainedModel, Trainer, TrainingJob, TrainingRecord
 
 Progress = Callable[[str, int, int], None]  # (what, done, of how many)
@@ -130,10 +130,9 @@ class Lab(Benchmark):
         }
     )
     # A small ensemble asked some 64,000 tokens buys little privacy-preserving utility at any q; most at this one.
-    # Trained privately, the lab's noise may be known: its records are made up, and runs can be repeated.
     defense_defaults = MappingProxyType(
         {"pmixed": {"q": 0.01}}
-        | {name: {"epochs": 2, "learning_rate": 3e-3, "noise": "seeded"} for name in ("dp-sgd", "adp", "adp-sound")}
+        | {name: {"epochs": 2, "learning_rate": 3e-3} for name in ("dp-sgd", "adp", "adp-sound")}
     )
 
     def __init__(
@@ -234,13 +233,16 @@ class Lab(Benchmark):
                 end=0,
                 block=self.recipe.block,
                 records=tuple(self._records()),
+                users=False,
                 public=public,
                 out=path,
+                checkpoint=Checkpoint(path / "checkpoint.pt"),
                 seed=self.recipe.seed,
                 progress=lambda what, done, total: self.progress(f"{trainer.name}: {what}", done, total),
             )
             trainer.check(job)
             trainer.train(job)
+            job.checkpoint.clear()
 
         def load(path: Path) -> TrainedModel:
             return TrainedModel(self._model(path, f"lab model by {trainer.name}"), privacy.read(path))

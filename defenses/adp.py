@@ -55,7 +55,7 @@ class Adp(PrivateTraining):
         rest = (terms.rate, trained.steps, terms.delta)
         mean, least = float(gammas.mean()) * terms.sigma, float(gammas.min()) * terms.sigma
         nominal = {
-            "if the noise were not scaled": would_be.epsilon or 0.0,
+            "if the noise were not scaled": reported_epsilon(terms.sigma, *rest)[0],
             NOMINAL: reported_epsilon(mean, *rest)[0] if mean else math.inf,
             "if its scale were constant, the least": quick_epsilon(least, *rest) if least else math.inf,
         }
@@ -63,6 +63,7 @@ class Adp(PrivateTraining):
             would_be,
             epsilon=None,
             epsilon_rdp=None,
+            epsilon_twice=None,
             status=NO_GUARANTEE,
             nominal=nominal,
             details={

@@ -9,7 +9,7 @@ import torch
 
 from auditor.errors import AuditError
 from auditor.streams import generator
-from auditor.training import Checkpoint, fit
+from auditor.training import check_schedule, fit
 from auditor.types import Trainer, TrainingJob
 
 
@@ -23,15 +23,13 @@ class NoDefense(Trainer):
     learning_rate: float = 1e-4
 
     def __post_init__(self) -> None:
-        for option in ("epochs", "batch"):
-            if getattr(self, option) < 1:
-                raise AuditError(f"expected {option} >= 1, got {getattr(self, option)}")
-        if not self.learning_rate > 0:
-            raise AuditError(f"expected learning_rate > 0, got {self.learning_rate}")
+        if self.batch < 1:
+            raise AuditError(f"expected batch >= 1, got {self.batch}")
+        check_schedule(self.epochs, self.learning_rate)
 
     def train(self, job: TrainingJob) -> tuple[str, ...]:
         torch.manual_seed(job.seed)  # dropout
-        model, checkpoint = job.load(), Checkpoint(job.out / "checkpoint.pt")
+        model = job.load()
         fit(
             model,
             [record.tokens for record in job.records],
@@ -42,9 +40,8 @@ class NoDefense(Trainer):
             end=job.end,
             order=generator("train", job.seed),
             progress=lambda done: job.progress("training", done, self.epochs),
-            checkpoint=checkpoint,
+            checkpoint=job.checkpoint,
         )
         model.save_pretrained(job.out)
         job.tokenizer.save_pretrained(job.out)
-        checkpoint.clear()
         return ("nothing is promised: what this model learnt of a record, it may tell",)

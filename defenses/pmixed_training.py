@@ -7,11 +7,11 @@ from typing import ClassVar
 
 from peft import PeftModel
 
-from auditor.ensemble import record_names, write_ensemble
+from auditor.ensemble import write_ensemble
 from auditor.errors import AuditError
 from auditor.members import Adapter, Layers, joined, member_folder, shard, train_member
 from auditor.streams import generator
-from auditor.training import fit
+from auditor.training import check_schedule, fit
 from auditor.types import Trainer, TrainingJob
 
 
@@ -35,11 +35,10 @@ class PMixedTrainer(Trainer):
     batch: int = 8
 
     def __post_init__(self) -> None:
-        for option in ("members", "epochs", "rank", "alpha", "batch"):
+        for option in ("members", "rank", "alpha", "batch"):
             if getattr(self, option) < 1:
                 raise AuditError(f"expected {option} >= 1, got {getattr(self, option)}")
-        if not self.learning_rate > 0:
-            raise AuditError(f"expected learning_rate > 0, got {self.learning_rate}")
+        check_schedule(self.epochs, self.learning_rate)
 
     def check(self, job: TrainingJob) -> None:
         whole = set(_units(job))
@@ -54,7 +53,7 @@ class PMixedTrainer(Trainer):
         self.check(job)
         units, given = _units(job), {record.unit for record in job.records}
         shards = shard(units, self.members)
-        whose = "record" if all([r.unit] == record_names([r.text]) for r in job.records) else "user"
+        whose = "user" if job.users else "record"
         for index, chosen in enumerate(shards):
             if not member_folder(job.out, index).is_dir():
                 self._train_member(job, index, chosen)

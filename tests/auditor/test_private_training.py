@@ -13,7 +13,14 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from auditor import private_training as loops
 from auditor.errors import AuditError
@@ -51,6 +58,29 @@ def llama() -> Any:
     return LlamaForCausalLM(LlamaConfig(vocab_size=61, max_position_embeddings=64, **sizes))
 
 
+def llama_padding() -> Any:
+    """End of text as `padding_idx`, whose row torch gives no gradient."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=61, max_position_embeddings=64, pad_token_id=3, **sizes))
+
+
+def gemma() -> Any:
+    """Its embedding has a buffer: the constant that it is scaled by."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    more = {"num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 64, "pad_token_id": 3}
+    return Gemma3ForCausalLM(Gemma3TextConfig(vocab_size=61, tie_word_embeddings=False, **sizes, **more))
+
+
+def longrope(original: int) -> Any:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": original}
+    rope |= {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "factor": 4.0}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=61, max_position_embeddings=64, rope_parameters=rope, **sizes))
+
+
 def gpt2_lora() -> Any:
     return adapted(tiny(kind="gpt2").model, True)
 
@@ -65,7 +95,9 @@ def adapted(model: Any, transposed: bool) -> Any:
     return get_peft_model(model, config)
 
 
-MODELS = {f.__name__: f for f in (neox, neox_untied, gpt2, gpt2_untied, llama, gpt2_lora, neox_lora)}
+MODELS = {
+    f.__name__: f for f in (neox, neox_untied, gpt2, gpt2_untied, llama, llama_padding, gemma, gpt2_lora, neox_lora)
+}
 GHOSTS = {name: f for name, f in MODELS.items() if name not in ("neox", "gpt2")}  # those two have tied embeddings
 LOSSES = (-1, 1, 2.5)
 
@@ -109,6 +141,55 @@ def test_ghost_norms_are_those_of_single_records(make: Any) -> None:
     wrapped = loops.wrap(model, ghost=True)
     loops.record_losses(wrapped, *loops.padded(EXAMPLES[:5], 0)).sum().backward()
     torch.testing.assert_close(wrapped.get_norm_sample(), torch.tensor(norms), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("ghost", [False, True])
+@pytest.mark.parametrize("make", [llama_padding, gemma])
+def test_what_is_no_obstacle_is_trained(make: Any, ghost: bool) -> None:
+    """Rows without a gradient, and buffers that are constants."""
+    assert any(3 in example for example in EXAMPLES)
+    trained = fit_privately(make(), EXAMPLES, PoissonSampler(12, 0.4, "l"), recipe(steps=1, ghost=ghost), pad=0)
+    assert trained.moved
+
+
+@pytest.mark.parametrize(("original", "block"), [(4, 10), (9, 10), (64, 10), (3, 10)])
+def test_a_record_that_depends_on_the_length_of_its_batch_is_found(original: int, block: int) -> None:
+    """Rotary embeddings that change past their original length, wherever that lies between the records' lengths."""
+    examples = [example[:block] for example in EXAMPLES]
+    model, sampler = longrope(original), PoissonSampler(12, 0.4, "m")
+    if original in (3, 64):  # all of the records lie on one side
+        assert fit_privately(model, examples, sampler, recipe(steps=1), pad=0).moved
+        return
+    with pytest.raises(AuditError, match=r"rotary_emb \(LlamaRotaryEmbedding\) keeps statistics .* how long it is"):
+        fit_privately(model, examples, sampler, recipe(steps=1), pad=0)
+
+
+class _Scaled(nn.Module):
+    """Depends on how long the batch is, and no buffer shows it."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) * (2.0 if x.shape[1] > 6 else 1.0)
+
+
+def test_short_records_are_tried_beside_long_ones() -> None:
+    model = neox()
+    layer = model.gpt_neox.layers[1]
+    layer.mlp.dense_4h_to_h = _Scaled(layer.mlp.dense_4h_to_h)
+    with pytest.raises(AuditError, match=r"beside a record of 10 tokens, those of .* are not what single records give"):
+        fit_privately(model, EXAMPLES, PoissonSampler(12, 0.4, "n"), recipe(), pad=0)
+    pairs = loops.pairs_to_check([(1,) * n for n in (3, 9, 12, 100, 5, 100, 70, 2)])
+    assert [tuple(map(len, pair)) for pair in pairs] == [(2, 100), (5, 100), (9, 100), (70, 100), (100, 100)]
+
+
+def test_an_adapter_is_not_advised_to_those_who_have_one() -> None:
+    model = adapted(spoilt("mixing").requires_grad_(False), False)
+    with pytest.raises(AuditError, match="not what single records give; freeze or replace that layer") as error:
+        fit_privately(model, EXAMPLES, PoissonSampler(12, 0.4, "o"), recipe(), pad=0)
+    assert "--lora" not in str(error.value)
 
 
 def recipe(**more: Any) -> Recipe:

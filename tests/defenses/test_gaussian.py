@@ -86,7 +86,7 @@ def test_mechanisms_that_do_not_exist_are_refused(mechanism: tuple[float, float,
 
 
 def test_an_epsilon_out_of_reach_is_refused() -> None:
-    with pytest.raises(AuditError, match="epsilon > 0, got 0"):
+    with pytest.raises(AuditError, match="epsilon > 0 and at most 1000, got 0"):
         noise_for(0.0, 1e-5, 0.1, 10)
     with pytest.raises(AuditError, match="none is enough"):
         noise_for(1e-6, 1e-9, 1.0, 10**6)

@@ -39,7 +39,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def asked(world: Path, out: Path, method: str = "dp-sgd", **more: Any) -> Training:
-    options = {**SIGMA, **more.pop("options", {})}
+    options = {**SIGMA, **more.pop("options", {})} if more.get("options", {}) is not None else more.pop("options") or {}
     given: dict[str, Any] = {"method": method, "model": str(world / "neox"), "data": str(world / "data.jsonl")}
     return Training(**{**given, "out": out, "block": 48, "options": options, **more})
 
@@ -82,7 +82,7 @@ def test_nothing_of_the_data_is_kept_beside_the_weights(world: Path, tmp_path: P
     assert "already trained with this configuration (which records it was, is not kept)" in told
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {name for name in names if not name.startswith("tokenizer")} == {
-        *("config.json", "generation_config.json", "model.safetensors", "privacy.json", "training.json")
+        *("config.json", "generation_config.json", "model.safetensors", "privacy.json", "training.json", ".lock")
     }
 
 
@@ -146,7 +146,102 @@ def test_secret_noise_differs_from_run_to_run_and_seeded_does_not(world: Path, t
         rows[name] = load(str(tmp_path / name)).embedding_rows(40).numpy()
     assert not np.allclose(rows["a"], rows["b"], atol=1e-4)
     assert np.allclose(rows["c"], rows["d"], atol=1e-4)
-    assert "do not know the seed" in promised(tmp_path / "c").status
+
+
+@pytest.mark.parametrize("method", ["dp-sgd", "adp-sound", "adp"])
+def test_seeded_noise_has_a_nominal_epsilon_and_no_claim(world: Path, tmp_path: Path, method: str) -> None:
+    """Two models of one seed share noise and batches: their difference is that of their clipped gradients."""
+    told = training.train(asked(world, tmp_path / "out", method, options={"noise": "seeded"}), silent)
+    record = promised(tmp_path / "out")
+    assert record.epsilon is record.epsilon_rdp is record.epsilon_twice is record.claim() is None
+    assert record.nominal_epsilon == pytest.approx(pld_epsilon(3.0, 0.25, 8, 1e-5)) or method == "adp"
+    assert any("no guarantee" in sentence and "nominal, no guarantee" in sentence for sentence in told)
+    assert "sound" not in record.status
+
+
+def test_two_models_of_one_seed_differ_by_their_clipped_gradients(world: Path, tmp_path: Path) -> None:
+    """Why: the noise of a step cancels. At noise of 3 clips a step, what is left is the record that was exchanged."""
+    rows = [*ROWS[:-1], {"text": "Something else altogether, behind this door.", "who": 3}]
+    (tmp_path / "other.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    found = {}
+    for noise in ("seeded", "secret"):
+        options = {"noise": noise, "optimizer": "sgd", "epochs": 1, "batch": 16}
+        for name, data in (("one", world / "data.jsonl"), ("other", tmp_path / "other.jsonl")):
+            out = tmp_path / f"{noise}-{name}"
+            training.train(asked(world, out, data=str(data), options=options), silent)
+            found[noise, name] = load(str(out)).embedding_rows(40).double()
+    seeded, secret = ((found[noise, "one"] - found[noise, "other"]).norm() for noise in ("seeded", "secret"))
+    assert float(seeded) < 0.02 * float(secret)
+
+
+def test_users_are_claimed_where_the_data_name_them_only(world: Path, tmp_path: Path) -> None:
+    """16 records of 4 people, no column: the claim would be for a text, and called one for a user."""
+    for method in ("dp-sgd", "adp", "adp-sound"):
+        with pytest.raises(
+            AuditError, match=r"expected data that say whose each record is for unit=user.*--user-column"
+        ):
+            training.train(asked(world, tmp_path / "out", method, options={"unit": "user"}), silent)
+        assert not (tmp_path / "out").exists()
+
+
+def test_the_number_of_units_is_public_or_given(world: Path, tmp_path: Path) -> None:
+    """With `units`, nothing that is written depends on how many records there are."""
+    training.train(asked(world, tmp_path / "counted"), silent)
+    record = promised(tmp_path / "counted")
+    assert (record.units, record.units_given) == (16, False)
+    assert any("that there are 16 records is taken as public" in note for note in record.notes())
+    claim = record.claim()
+    assert claim is not None and "on a public number of records" in claim.theorem and claim.details["units"] == 16
+    (tmp_path / "less.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS[:-1]))
+    held = []
+    for name, data in (("all", world / "data.jsonl"), ("less", tmp_path / "less.jsonl")):
+        training.train(asked(world, tmp_path / name, data=str(data), options={"units": 20}), silent)
+        held.append(promised(tmp_path / name))
+    assert held[0] == held[1] and (held[0].units, held[0].sampling_rate, held[0].steps) == (20, 0.2, 10)
+    assert any("follow from 20 records, which was given as public" in note for note in held[0].notes())
+
+
+def test_what_two_trainings_promise_together_is_said(world: Path, tmp_path: Path) -> None:
+    """Beside any training; and of a base that was trained privately, as its own epsilon."""
+    told = training.train(asked(world, tmp_path / "once"), silent)
+    once = promised(tmp_path / "once")
+    together = pld_epsilon(3.0, 0.25, 16, 1e-5)
+    assert once.epsilon_twice == pytest.approx(together) and once.epsilon_twice > (once.epsilon or 9)
+    assert any(f"two models like this one promise ε {together:.3g} together" in sentence for sentence in told)
+    training.train(asked(world, tmp_path / "twice", model=str(tmp_path / "once")), silent)
+    twice = promised(tmp_path / "twice")
+    assert twice.epsilon == pytest.approx(together, rel=1e-3) and len(twice.earlier) == 1
+    assert any("ε is that of both together, 2 trainings" in note for note in twice.notes())
+    training.train(asked(world, tmp_path / "nominal", options={"noise": "seeded"}), silent)
+    training.train(asked(world, tmp_path / "on-nominal", model=str(tmp_path / "nominal")), silent)
+    assert promised(tmp_path / "on-nominal").claim() is None
+    training.train(asked(world, tmp_path / "plain", "none", options=None), silent)
+    with pytest.raises(AuditError, match="a base that has not learnt these records without privacy"):
+        training.train(asked(world, tmp_path / "on-plain", model=str(tmp_path / "plain")), silent)
+
+
+@pytest.mark.parametrize("moment", ["written", "recorded"])
+def test_killed_at_the_end_it_is_not_trained_again(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Between privacy.json and the word that it is finished; between that and the end of the checkpoint."""
+    out = tmp_path / "out"
+
+    def kill(*_: Any) -> None:
+        raise _Killed
+
+    with monkeypatch.context() as patch, pytest.raises(_Killed):
+        if moment == "written":
+            patch.setattr("auditor.defenses.private_training._told", kill)
+        else:
+            patch.setattr("auditor.training.Checkpoint.clear", kill)
+        training.train(asked(world, out), silent)
+    promise, weights = promised(out), (out / "model.safetensors").read_bytes()
+    assert (out / "checkpoint.pt").is_file()
+    monkeypatch.setattr(loops, "fit_privately", kill)
+    training.train(asked(world, out), silent)
+    assert promised(out) == promise and (out / "model.safetensors").read_bytes() == weights
+    assert json.loads((out / "training.json").read_text())["finished"] and not (out / "checkpoint.pt").exists()
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -162,7 +257,21 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "ghost and tied": ({"model": "gpt2", "options": {"ghost": "true"}}, "ghost clipping cannot handle tied parameters"),
     "half precision": ({"dtype": "bfloat16"}, "expected --dtype float32: noise rounded to torch.bfloat16"),
     "delta": ({"options": {"delta": 0}}, "expected delta in (0, 1), got 0"),
-    "epsilon": ({"options": {"epsilon": -1}}, "expected epsilon > 0, got -1"),
+    "epsilon": ({"options": {"epsilon": -1}}, "expected epsilon > 0 and at most 1000, got -1"),
+    "no protection": ({"options": {"epsilon": 1e12}}, "expected epsilon > 0 and at most 1000, got 1e+12"),
+    "infinite rate": (
+        {"options": {"learning_rate": math.inf}},
+        "learning_rate to be a finite number, got inf",
+    ),
+    "no clip": ({"options": {"clip": math.nan}}, "clip to be a finite number, got nan"),
+    "noise": (
+        {"options": {"noise_multiplier": 1e300}},
+        "expected noise_multiplier between 0 (solved from epsilon) and",
+    ),
+    "endless": ({"options": {"units": 10**12}}, "expected at most 10,000,000 steps, got 500,000,000,000: lower epochs"),
+    "less than one unit": ({"options": {"units": -1}}, "expected units >= 0 (0: as many as the data have), got -1"),
+    "batch of units": ({"options": {"units": 3}}, "expected a batch of at most the 3 records of units, got 4"),
+    "diverged": ({"options": {"learning_rate": 1e6, "optimizer": "sgd", "clip": 1e6}}, "its weights are not finite"),
     "model": ({"options": {"model": "x"}}, "for audit run: audit train makes one"),
     "kappa": ({"method": "adp-sound", "options": {"kappa_least": 0}}, "expected kappa_least in (0, 1], got 0"),
     "constants": (
