@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Mapping
@@ -729,7 +730,7 @@ def _stored_plan(values: dict[str, Any]) -> Plan:
 def _batch_size(value: str | None) -> int | str | None:
     if value is None or value == "auto":
         return value
-    if not value.isdigit() or int(value) < 1:
+    if not re.fullmatch("[0-9]{1,9}", value) or int(value) < 1:
         raise AuditError(f"expected --batch-size to be a whole number >= 1 or auto, got {value!r}")
     return int(value)
 

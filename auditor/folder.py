@@ -111,7 +111,7 @@ class RunFolder:
     def pin(self, fingerprint: str) -> None:
         """Ties the folder to the secrets it is started on. Raises AuditError where it holds answers about others."""
         path = self.path / _SECRETS
-        if path.is_file() and path.read_text() != fingerprint:
+        if path.is_file() and path.read_bytes() != fingerprint.encode():
             raise AuditError(f"expected the secrets that {str(self.path)!r} was started on, but the data has changed")
         disk.replace(path, fingerprint)
 

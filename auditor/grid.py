@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -21,12 +22,13 @@ from itertools import product
 from typing import Any
 
 from auditor.errors import AuditError, unknown
-from auditor.plan import FIELDS, Plan
+from auditor.plan import FIELDS, Plan, check_kind
 
 GRID = ("seeds", "sweep", "variant")  # what a plan file may hold beside the fields of a plan
 _LISTS = ("attack", "defense", "plugin")
 _TABLES = ("lab_recipe", "model_args")
 _LONGEST_RANGE = 10_000
+_MOST_POINTS = 10_000  # a run each: more is a slip
 Values = dict[str, Any]
 
 
@@ -74,8 +76,11 @@ def expand(raw: Mapping[str, Any]) -> list[Point]:
     variants = _variants(raw.get("variant", []))
     swept = _swept(raw.get("sweep", {}))
     _check_options(base, variants)
-    points = []
-    for seed in _seeds(raw):
+    seeds, points = _seeds(raw), []
+    count = math.prod(map(len, (seeds, variants, *swept.values())))
+    if count > _MOST_POINTS:
+        raise AuditError(f"expected a grid of at most {_MOST_POINTS:,} runs, got {count:,}")
+    for seed in seeds:
         for name, own in variants:
             for values in product(*swept.values()):
                 at = dict(zip(swept, values, strict=True))
@@ -111,6 +116,7 @@ def _assign(plan: Values, key: str, value: Any) -> None:
         if key not in FIELDS or key == "seed":
             raise unknown("plan field in the sweep:", key, set(FIELDS) - {"seed"})
         plan[key] = [value] if key in _LISTS and not isinstance(value, list) else value
+        check_kind(key, plan[key])
     elif head in _TABLES:
         plan.setdefault(head, {})[rest] = value
     else:
@@ -144,7 +150,9 @@ def _swept(sweep: Any) -> dict[str, list[Any]]:
 
 
 def _variants(variants: Any) -> list[tuple[str, Values]]:
-    if not isinstance(variants, list) or not all(isinstance(v, Mapping) and v.get("name") for v in variants):
+    if not isinstance(variants, list) or not all(
+        isinstance(v, Mapping) and isinstance(v.get("name"), str) and v["name"] for v in variants
+    ):
         raise AuditError("expected each [[variant]] to be a table with a name")
     names = [variant["name"] for variant in variants]
     for name in names:
@@ -155,6 +163,7 @@ def _variants(variants: Any) -> list[tuple[str, Values]]:
         for key in fields:
             if key not in FIELDS or key == "seed":
                 raise unknown(f"field of variant {name!r}:", key, set(FIELDS) - {"seed"})
+            check_kind(key, fields[key])
     return own or [("", {})]
 
 
@@ -186,7 +195,7 @@ def parse_sweep(items: Sequence[str]) -> dict[str, list[Any]]:
 
 def _range(text: str) -> list[Any]:
     """The numbers of `start:stop:step`, as they are written: 0.3, not three times 0.1; nothing for another text."""
-    number = r"([-+]?(?:\d+(?:\.\d*)?|\.\d+))"
+    number = r"([-+]?(?:[0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18}))"
     match = re.fullmatch(f"{number}:{number}:{number}", text.strip())
     if match is None:
         return []
@@ -211,8 +220,11 @@ def parse_seeds(text: str) -> list[int]:
     """`0-4`, `0,2,5` or both."""
     seeds: list[int] = []
     for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
+        match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part.strip())
         if match is None or (match[2] and int(match[2]) < int(match[1])):
             raise AuditError(f"expected --seeds like 0-4 or 0,2,5, got {text!r}")
-        seeds += range(int(match[1]), int(match[2] or match[1]) + 1)
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last - first >= _MOST_POINTS:
+            raise AuditError(f"expected at most {_MOST_POINTS:,} --seeds, got {last - first + 1:,} in {text!r}")
+        seeds += range(first, last + 1)
     return seeds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
+import typing
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,6 +78,8 @@ class Plan:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise AuditError(f"expected --{name.replace('_', '-')} >= 1, got {value}")
+        if not 0 <= self.seed < 2**63:
+            raise AuditError(f"expected --seed from 0 to 2^63 - 1, got {self.seed}")
         if not self.attack:
             raise AuditError("expected at least one --attack, got none; `audit list` shows them")
 
@@ -104,10 +107,17 @@ def read_toml(path: Path, extra: Collection[str] = ()) -> dict[str, Any]:
         raise AuditError(f"cannot read the plan {str(path)!r}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise AuditError(f"{path} is not TOML: {error}") from error
-    for name in values:
+    for name, value in values.items():
         if name not in (*FIELDS, *extra):
             raise unknown(f"field in {path}:", name, {*FIELDS, *extra})
+        check_kind(name, value)
     return values
+
+
+def check_kind(name: str, value: Any) -> None:
+    """Raises AuditError where the value of a plan's field is of another kind; other names are not looked at."""
+    if name in FIELDS:
+        from_json(typing.get_type_hints(Plan)[name], value, f"plan.{name}")
 
 
 def make(config: Mapping[str, Any], flags: Mapping[str, Any]) -> Plan:

@@ -27,7 +27,7 @@ from typing import Any
 from auditor.errors import AuditError, unknown
 from auditor.rulings import Reading
 
-_METRIC = re.compile(r"([a-z][a-z0-9_.]*)(?:\(\s*count\s*=\s*([0-9]+)\s*\))?", re.IGNORECASE)
+_METRIC = re.compile(r"([a-z][a-z0-9_.]*)(?:\(\s*count\s*=\s*([0-9]{1,12})\s*\))?", re.IGNORECASE)
 _SENTENCE = re.compile(rf"\s*({_METRIC.pattern})\s*(?:<=|(not worse than baseline(?: by)?))\s*(\S*)\s*", re.IGNORECASE)
 _FORMS = "'METRIC <= NUMBER' or 'METRIC not worse than baseline by NUMBER'"
 
@@ -164,7 +164,7 @@ def _from_table(table: Mapping[str, Any], where: str) -> Rule:
 def _number(value: Any, complaint: str) -> float:
     try:
         number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if math.isnan(number):
         raise AuditError(complaint)

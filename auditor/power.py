@@ -72,6 +72,8 @@ def needs(change: Change, power: float, rules: int) -> list[Need]:
         raise AuditError(f"expected --power between 0 and 1, got {power:g}")
     if rules < 1:
         raise AuditError(f"expected --rules >= 1, got {rules}")
+    if rules > _MOST:
+        raise AuditError(f"expected --rules of at most {_MOST:,}, got {rules:,}")
     name, before, after = change.metric, change.before, change.after
     level, margin = LEVEL / rules, after - before
     alike = change.discordant - margin  # what changes by chance alone, when nothing got worse

@@ -25,7 +25,7 @@ CHARACTERS: Mapping[str, str] = {
     "alnum": string.ascii_lowercase + string.digits,
     "hex": string.hexdigits[:16],
 }
-_LONGEST = 1000  # characters or words of a slot
+_LONGEST = 1000  # characters and words that are drawn
 State = tuple[int, str]  # (which part of the text, what is written of it so far)
 
 
@@ -62,6 +62,8 @@ class Space:
         for literal, slot in parse(self.format):
             pieces[-1] = [piece + literal for piece in pieces[-1]]
             pieces += self._choices(slot) if slot else []
+            if len(pieces) > _LONGEST + 1:
+                raise AuditError(f"expected a format of at most {_LONGEST:,} characters and words to draw, got more")
         return pieces[0][0], tuple(map(tuple, pieces[1:]))
 
     def _choices(self, slot: str) -> list[list[str]]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _GROUPS, _GROUP_LENGTH = 50, 80  # what a report can show, and what no free text is
 _BATCH = 1000  # rows tokenised at once: offsets of a whole data set need not fit in memory
+_MOST_COPIES = 10_000_000  # records of a training, in memory together
 _COLUMNS = ("prefix", "suffix", "text", "repeats")  # all that is ever looked at, but a column that the user names
 _USUAL = {
     *(*_COLUMNS, "id", "label", "content", "body", "sentence", "document", "messages", "conversations", "context"),
@@ -245,7 +246,13 @@ def training_texts(
     texts = _joined(table, layout)
     if "" in texts:
         raise AuditError(f"{table.where}, row {texts.index('')} (counted from 0): expected text, got an empty one")
-    rows = [row for row, count in enumerate(_repeats(table)) for _ in range(count)]
+    repeats = _repeats(table)
+    if sum(repeats) > _MOST_COPIES:
+        raise AuditError(
+            f"{table.where}: expected at most {_MOST_COPIES:,} records to train on, each as often as its repeats say, "
+            f"got {sum(repeats):,}"
+        )
+    rows = [row for row, count in enumerate(repeats) for _ in range(count)]
     units = None if unit_column is None else _units(table, unit_column)
     return [texts[row] for row in rows], None if units is None else [units[row] for row in rows]
 
@@ -312,7 +319,7 @@ def _repeats(table: _Table) -> list[int]:
     for row, value in enumerate(table.column("repeats")):
         whole = isinstance(value, int) and not isinstance(value, bool)
         digits = isinstance(value, str) and re.fullmatch("[0-9]{1,15}", value)  # CSV is text all over
-        if not (whole or digits) or int(value) < 1:
+        if not (whole or digits) or not 1 <= int(value) < 10**15:
             raise AuditError(
                 f"{_cell(table, row, 'repeats')}: expected a whole number of at least 1, got another value"
             )

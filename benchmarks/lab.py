@@ -51,8 +51,19 @@ END = "<|endoftext|>"
 CANARY_SPACE = Space("My ID is {digits:6}")  # Carlini et al. 2019; "My ID is 955320" is the ADP paper's
 _CUT = 24  # prefixes end and suffixes begin here, however long they are: other lengths, the same secrets
 _ENSEMBLE = ("members", "lora_rank", "lora_alpha", "lora_epochs", "lora_rate")  # what nothing else depends on
-_LEAST = {"vocab_size": 257, "known_per_repeat": 0, "nonmembers": 0}  # every byte and the end of text; else 1
-_MOST = {"vocab_size": 100_000, "layers": 100, "hidden": 4096, "block": 512}  # else 10,000: more is a slip
+_LEAST = {
+    "seed": 0,
+    "vocab_size": 257,
+    "known_per_repeat": 0,
+    "nonmembers": 0,
+}  # every byte and the end of text; else 1
+_MOST = {
+    "seed": 2**63 - 1,
+    "vocab_size": 100_000,
+    "layers": 100,
+    "hidden": 4096,
+    "block": 512,
+}  # else 10,000: more is a slip
 _FOUNDATIONS = ("tokenizer", "public", "masked-public")  # parts that others are built on
 _SECONDS, _SUMS = "seconds.json", "sha256.json"  # what building a part took; what it wrote
 _LAST_DAY = datetime(2026, 1, 1)
@@ -91,7 +102,7 @@ class LabRecipe:
         """Raises AuditError for sizes that no lab can have."""
         for f in dataclasses.fields(self):
             value, least, most = getattr(self, f.name), _LEAST.get(f.name, 1), _MOST.get(f.name, 10_000)
-            if f.type == "int" and f.name != "seed" and not least <= value <= most:
+            if f.type == "int" and not least <= value <= most:
                 raise AuditError(f"expected a lab with {f.name} from {least:,} to {most:,}, got {value}")
             if f.type == "float" and not 0 < value < math.inf:
                 raise AuditError(f"expected a lab with {f.name} above 0 and finite, got {value}")

@@ -43,7 +43,7 @@ def read_ids(folder: Path) -> dict[str, str]:
     """The alias of each secret id of the run. Raises AuditError where it has none (an older version made it)."""
     try:
         ids: dict[str, str] = dict(json.loads(_read(folder, IDS))["ids"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _broken(folder, IDS) from error
     return ids
 
@@ -92,14 +92,16 @@ def read_texts(folder: Path) -> dict[str, Text]:
     lines = _read(folder, TEXTS).splitlines()
     try:
         return {line["secret"]: _text(line) for line in map(json.loads, lines)}
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _broken(folder, TEXTS) from error
 
 
 def by_alias(folder: Path) -> dict[str, Text]:
     """As `read_texts`, by what reports call the secrets."""
-    ids = read_ids(folder)
-    return {ids[secret]: text for secret, text in read_texts(folder).items()}
+    ids, texts = read_ids(folder), read_texts(folder)
+    if not set(texts) <= set(ids):
+        raise _broken(folder, IDS)
+    return {ids[secret]: text for secret, text in texts.items()}
 
 
 def _text(line: Mapping[str, Any]) -> Text:

@@ -73,7 +73,7 @@ def test_automatic_batches_win_over_the_files_size() -> None:
             "attack": st.lists(st.text(min_size=1), min_size=1).map(tuple),
             "attack_options": st.dictionaries(st.text(), st.dictionaries(st.text(), st.text() | st.integers())),
             "setting": st.sampled_from(["claim", "worst", "both"]),
-            "seed": st.integers(),
+            "seed": st.integers(0, 2**63 - 1),
             "limit": st.integers(1, 9) | st.none(),
             "known_fraction": st.floats(0, 1),
             "model_args": st.dictionaries(st.text(), st.text()),
