@@ -227,7 +227,7 @@ def run(
     if baseline is not None:
         files.render_all(folder.path, _changes(baseline, folder.path), reveal)
     if gate is not None:
-        decision = gates.decide(gates.read_run(folder.path, base is not None), policy, base)
+        decision = gates.decide(gates.read_run(folder.path), policy, base)
         _tell(decision, folder.path / "gate.xml", folder.path / "gate.md")
         raise typer.Exit(decision.exit_code)
 
@@ -498,6 +498,9 @@ def gate(
     ] = None,
     setting: Annotated[str | None, typer.Option(help="Judge this setting only: claim or worst.")] = None,
     attack: Annotated[str | None, typer.Option(help="Judge this attack only.")] = None,
+    allow_not_applicable: Annotated[
+        bool, typer.Option("--allow-not-applicable", help="Let an attack pass that was asked for and never applied.")
+    ] = False,
     junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML.")] = None,
     markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Write Markdown, for a pull request.")] = None,
     summary: Annotated[
@@ -525,7 +528,7 @@ def gate(
     """
     if plan is not None:
         given = (folder, maximum, increase, policy, baseline, inconclusive, target, setting, attack, junit, markdown)
-        if any(value is not None for value in (*given, summary)):
+        if allow_not_applicable or any(value is not None for value in (*given, summary)):
             raise AuditError("--plan needs no run: give only --power and --rules with it")
         _tell_needs(plan, 0.8 if power is None else power, 1 if rules is None else rules)
         return
@@ -535,9 +538,9 @@ def gate(
         raise AuditError("expected a run folder, got none")
     from auditor import gate as gates
 
-    wanted = _policy(policy, maximum or [], increase or [], baseline, inconclusive)
+    wanted = _policy(policy, maximum or [], increase or [], baseline, inconclusive, allow_not_applicable)
     scope = {"target": target, "setting": setting, "attack": attack}
-    decision = gates.decide(gates.read_run(folder, baseline is not None), wanted, _run_at(baseline), **scope)
+    decision = gates.decide(gates.read_run(folder), wanted, _run_at(baseline), **scope)
     _tell(decision, junit, markdown, summary)
     raise typer.Exit(decision.exit_code)
 
@@ -548,6 +551,7 @@ def _policy(
     increase: list[str] | None = None,
     baseline: Path | None = None,
     inconclusive: str | None = None,
+    allow_not_applicable: bool = False,
 ) -> Policy:
     """The rules of the file and of the flags together. Against a baseline there is one by default."""
     from auditor import policy as policies
@@ -557,9 +561,8 @@ def _policy(
     wanted = policies.distinct([*read.rules, *flags])
     if not wanted and baseline is not None:
         wanted = (policies.NO_WORSE,)
-    if inconclusive is not None:
-        return policies.Policy(wanted, policies.reading(inconclusive, "--inconclusive"))
-    return policies.Policy(wanted, read.inconclusive)
+    how = read.inconclusive if inconclusive is None else policies.reading(inconclusive, "--inconclusive")
+    return policies.Policy(wanted, how, allow_not_applicable or read.allow_not_applicable)
 
 
 def _run_at(folder: Path | None) -> Run | None:

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from auditor import metrics
 from auditor.errors import AuditError
 from auditor.jsonfiles import read_object
-from auditor.outcomes import Row
+from auditor.outcomes import OUTCOMES, Row
 from auditor.types import Measurement, Secret
 
-SECRETS, OUTCOMES, TOKENS, OBSERVATIONS = "secrets.json", "outcomes.json", "tokens.jsonl", "observations.jsonl"
+SECRETS, TOKENS, OBSERVATIONS = "secrets.json", "tokens.jsonl", "observations.jsonl"
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,15 @@ from typing import Any, Generic, TypeVar
 import torch
 from filelock import FileLock
 
-from auditor import disk, locks
-from auditor.details import OBSERVATIONS, OUTCOMES, SECRETS, TOKENS
+from auditor import disk, locks, weights
+from auditor.details import OBSERVATIONS, SECRETS, TOKENS
 from auditor.errors import AuditError
 from auditor.jsonfiles import read_object
+from auditor.outcomes import OUTCOMES
 from auditor.types import Guess, Guesses, Observation, TokenLogProbs, from_json, to_json
 
 _GUESSES, _PLAN = "guesses.jsonl", "plan.json"
-_SECRETS, _HELDOUT = "secrets.sha256", "heldout.json"
+_SECRETS, _HELDOUT, _WEIGHTS = "secrets.sha256", "heldout.json", "weights.json"
 Item = TypeVar("Item")
 Record = TypeVar("Record", Guesses, Observation, TokenLogProbs)
 
@@ -99,7 +100,7 @@ class RunFolder:
                 _point_latest(self.path.parent, self._latest)
         (self.path / "state").rmdir()
         (self.path / _PLAN).unlink()
-        for name in (_SECRETS, SECRETS, TOKENS, locks.LOCK):
+        for name in (_SECRETS, _WEIGHTS, SECRETS, TOKENS, locks.LOCK):
             (self.path / name).unlink(missing_ok=True)
         if self._ours:
             with contextlib.suppress(OSError):  # somebody may have put other things there
@@ -114,6 +115,24 @@ class RunFolder:
         if path.is_file() and path.read_bytes() != fingerprint.encode():
             raise AuditError(f"expected the secrets that {str(self.path)!r} was started on, but the data has changed")
         disk.replace(path, fingerprint)
+
+    def check_weights(self, now: Mapping[str, str]) -> None:
+        """Raises AuditError by the name of a file where the answers in the folder are about other weights."""
+        path = self.path / _WEIGHTS
+        if not path.is_file():
+            if any((self.path / name).exists() for name in (_GUESSES, OBSERVATIONS)):
+                weights.check(None, now, str(self.path))
+            return
+        try:
+            held = from_json(dict[str, str], json.loads(path.read_text(encoding="utf-8")), str(path))
+        except (OSError, ValueError) as error:
+            raise AuditError(f"{path}: expected the digests of weights, got something else") from error
+        weights.check(held, now, str(self.path))
+
+    def pin_weights(self, now: Mapping[str, str]) -> None:
+        """Ties the folder to the weights it is started on. Raises AuditError as `check_weights`."""
+        self.check_weights(now)
+        disk.replace(self.path / _WEIGHTS, json.dumps(now, indent=1))
 
     def save_secrets(self, told: dict[str, Any]) -> None:
         """What reports may tell of each secret (`details.told`): a column a key, no text."""

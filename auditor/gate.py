@@ -15,10 +15,11 @@ from pathlib import Path
 
 from auditor import outcomes
 from auditor.comparable import check_comparable
+from auditor.contradictions import contradictions
 from auditor.errors import AuditError, unknown
 from auditor.evidence import LEVEL, Count, Evidence, Recorded, holm
 from auditor.outcomes import PerSecret, Row, Run, row_of
-from auditor.policy import Policy, Rule
+from auditor.policy import Policy, Rule, check_share
 from auditor.rulings import Decision, Ruling, Verdict
 from auditor.types import AuditResult, Finding, Measurement
 
@@ -26,17 +27,11 @@ from auditor.types import AuditResult, Finding, Measurement
 _EXACT = ("recall", "any_of_k", "recall_nonmembers", "near_verbatim_recall", "near_verbatim_recall_nonmembers")
 
 
-def read_run(folder: Path, paired: bool = True) -> Run:
-    """A run folder. Raises AuditError where it holds no finished run. paired: with what it found secret by secret."""
+def read_run(folder: Path) -> Run:
+    """A run folder. Raises AuditError where it holds no finished run."""
     from auditor.reports import files
 
-    result = files.read(folder)
-    if not paired:
-        return Run(str(folder), result, {})
-    from auditor.folder import OUTCOMES, RunFolder  # torch: only for who pairs
-
-    path = folder / OUTCOMES
-    return Run(str(folder), result, outcomes.read(path, RunFolder(folder).outcomes()) if path.exists() else {})
+    return Run(str(folder), files.read(folder), outcomes.of_folder(folder))
 
 
 def decide(
@@ -48,12 +43,45 @@ def decide(
     setting: str | None = None,
     attack: str | None = None,
 ) -> Decision:
-    """All rules on one run. Raises AuditError for a baseline that is missing or cannot be compared."""
+    """All rules on one run. Raises AuditError for a baseline that is missing or cannot be compared.
+
+    A run that contradicts itself fails, whatever the rules; so does an attack that was asked for and applied to no row
+    of a judged target, unless the policy says that it need not.
+    """
     check_policy(policy, baseline)
+    for name, given in (("target", target), ("setting", setting), ("attack", attack)):
+        if given == "":
+            raise AuditError(f"expected the name of a {name} to judge, got an empty one")
     if baseline is not None:
         check_comparable(run, baseline, "baseline")
-    rulings = judge(run.result, policy.rules, run.outcomes, baseline, target=target, setting=setting, attack=attack)
+    rulings = [*_contradicted(run, "this run"), *(_contradicted(baseline, "the baseline") if baseline else ())]
+    rulings += judge(run.result, policy.rules, run.outcomes, baseline, target=target, setting=setting, attack=attack)
+    if not policy.allow_not_applicable:
+        rulings += _never_applied(run.result, dict.fromkeys(ruling.target for ruling in rulings), attack)
     return Decision(run.name, baseline.name if baseline else "", tuple(rulings), policy.inconclusive)
+
+
+def _contradicted(run: Run, what: str) -> list[Ruling]:
+    found = list(contradictions(run.result, run.outcomes))
+    if not run.outcomes and any(finding.measurements for finding in run.result.findings):
+        found.append((("", "", ""), f"it has numbers, but no {outcomes.OUTCOMES} that they are of"))
+    return [_failed(row, f"the result contradicts itself: {why}", f"{what} agrees with itself") for row, why in found]
+
+
+def _never_applied(result: AuditResult, targets: Collection[str], attack: str | None) -> list[Ruling]:
+    """Of the judged targets, the attacks and probes that say nothing of it though they were to."""
+    rulings = []
+    for target in targets:
+        for asked in dict.fromkeys(result.plan.get("attack", ())):
+            rows = [f for f in result.findings if (f.target, f.attack) == (target, asked)]
+            if rows and attack in (None, asked) and all(row.not_applicable for row in rows):
+                why = f"asked for and never applied ({rows[-1].not_applicable}); --allow-not-applicable lets it pass"
+                rulings.append(_failed((target, "", asked), why, "every attack applies"))
+    return rulings
+
+
+def _failed(row: Row, reason: str, rule: str) -> Ruling:
+    return Ruling(*row, "", math.nan, math.nan, math.nan, "failed", reason, rule)
 
 
 def check_policy(policy: Policy, baseline: Run | None) -> None:
@@ -151,6 +179,8 @@ def _case(finding: Finding, rule: Rule, own: Mapping[Row, PerSecret], baseline: 
     measured = _measured(finding, rule)
     if isinstance(measured, Measurement):
         seen = _paired(finding, rule, measured, own, baseline) if rule.against_baseline else _alone(rule, measured)
+        if measured.unit in ("share", "probability"):
+            check_share(rule)
         return _Case(row_of(finding), rule, seen)
     return _Case(row_of(finding), rule, measured)
 
@@ -204,6 +234,9 @@ def _ruling(case: _Case, level: float) -> Ruling:
         return Ruling(*case.row, metric, limit, math.nan, math.nan, "failed", case.seen, words)
     seen = case.seen.evidence
     low, high = seen.low(level), seen.high(LEVEL)
+    if math.isnan(low) or math.isnan(high):
+        why = f"the result contradicts itself: {case.seen.words} with bounds that are no numbers"
+        return Ruling(*case.row, metric, limit, low, high, "failed", why, words)
     verdict: Verdict = "held" if high <= limit else "failed" if low > limit else "inconclusive"
     allowed = "allowed" if case.rule.against_baseline else "limit"
     reason = f"{case.seen.words} between {low:.4f} and {high:.4f} (n = {seen.n}), {allowed} {limit:g}"

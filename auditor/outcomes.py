@@ -6,6 +6,7 @@ too much for a record that every report loads.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from auditor.evidence import Evidence, paired_means, paired_ranking, paired_shar
 from auditor.metrics import from_record
 from auditor.types import AuditResult, Finding, Observation, Probe, Secret
 
+OUTCOMES = "outcomes.json"
 Row = tuple[str, str, str]  # target, setting, attack
 _RANKED = re.compile(r"recall_at_(\d+)(pct)?_errors")
 
@@ -62,10 +64,29 @@ def probe_record(probe: Probe, secrets: Sequence[Secret], observations: Sequence
     return {"ids": ids, "member": member, "repeats": repeats, "values": probe.per_secret(secrets, observations)}
 
 
+def of_folder(folder: Path) -> dict[Row, PerSecret]:
+    """What a run folder holds; nothing where it holds no such file. Raises AuditError as `read`."""
+    path = folder / OUTCOMES
+    try:
+        cells = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise AuditError(f"{path}: not JSON that can be read") from error
+    return read(path, cells)
+
+
 def read(path: Path, cells: Mapping[str, Any]) -> dict[Row, PerSecret]:
     """The rows of `RunFolder.outcomes`. Raises AuditError for what is no such record; path: for its sentence."""
     try:
-        return {_row(cell): _per_secret(record) for cell, record in cells.items()}
+        found = {_row(cell): _per_secret(record) for cell, record in cells.items()}
+        for one in found.values():
+            columns = (one.member, one.repeats, *one.values.values())
+            if any(len(column) != len(one.ids) for column in columns) or not all(isinstance(id, str) for id in one.ids):
+                raise ValueError("columns of other lengths than the ids")
+        return found
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise AuditError(f"{path}: expected what each row found out about each secret, got something else") from error
 

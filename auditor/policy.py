@@ -1,6 +1,7 @@
 """Rules of a gate: from a policy file in TOML, from sentences, from flags. Knows nothing of runs.
 
 inconclusive = "fail"                              # report (exit 4), pass or fail; the flag wins
+allow_not_applicable = true                        # an attack that never applied does not fail it; so does the flag
 rules = ["recall <= 0.05", "recall(count=16) <= 0.5"]
 
 [[rule]]                                           # for one target, setting or attack
@@ -29,6 +30,7 @@ from auditor.rulings import Reading
 
 _METRIC = re.compile(r"([a-z][a-z0-9_.]*)(?:\(\s*count\s*=\s*([0-9]{1,12})\s*\))?", re.IGNORECASE)
 _SENTENCE = re.compile(rf"\s*({_METRIC.pattern})\s*(?:<=|(not worse than baseline(?: by)?))\s*(\S*)\s*", re.IGNORECASE)
+_SHARE = re.compile(r"(excess_)?(near_verbatim_)?recall(_.*)?|any_of_k|(excess_)?extraction_probability(_.*)?")
 _FORMS = "'METRIC <= NUMBER' or 'METRIC not worse than baseline by NUMBER'"
 
 
@@ -61,6 +63,7 @@ NO_WORSE = Rule("recall", 0.02, against_baseline=True)  # what a baseline is for
 class Policy:
     rules: tuple[Rule, ...] = ()
     inconclusive: Reading = "report"
+    allow_not_applicable: bool = False  # an attack that was asked for and never applied does not fail the gate
 
 
 def read_policy(path: Path) -> Policy:
@@ -71,7 +74,7 @@ def read_policy(path: Path) -> Policy:
         raise AuditError(f"cannot read the policy {str(path)!r}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise AuditError(f"{path} is not TOML: {error}") from error
-    _known(raw, ("inconclusive", "rules", "rule"), str(path))
+    _known(raw, ("inconclusive", "allow_not_applicable", "rules", "rule"), str(path))
     sentences, tables = raw.get("rules", []), raw.get("rule", [])
     for key, value, kind in (("rules", sentences, str), ("rule", tables, dict)):
         if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
@@ -82,7 +85,10 @@ def read_policy(path: Path) -> Policy:
     ]
     if not rules:
         raise AuditError(f"{path}: expected at least one rule, got none; a gate without rules holds nothing")
-    return Policy(distinct(rules), reading(raw.get("inconclusive", "report"), f"{path}: inconclusive"))
+    allowed = raw.get("allow_not_applicable", False)
+    if not isinstance(allowed, bool):
+        raise AuditError(f"{path}: expected allow_not_applicable to be true or false, got {allowed!r}")
+    return Policy(distinct(rules), reading(raw.get("inconclusive", "report"), f"{path}: inconclusive"), allowed)
 
 
 def reading(value: Any, where: str) -> Reading:
@@ -102,7 +108,8 @@ def parse_rule(sentence: str) -> Rule:
     if relative and not relative.lower().endswith(" by") and not number:
         number = "0"
     metric, count = parse_metric(name, f"in {sentence!r}")
-    return Rule(metric, _number(number, f"expected a number at the end of {sentence!r}"), bool(relative), count)
+    limit = _number(number, f"expected a number at the end of {sentence!r}")
+    return _breakable(Rule(metric, limit, bool(relative), count))
 
 
 def parse_limits(items: Sequence[str], flag: str = "--max", against_baseline: bool = False) -> tuple[Rule, ...]:
@@ -114,7 +121,7 @@ def parse_limits(items: Sequence[str], flag: str = "--max", against_baseline: bo
         if not _METRIC.fullmatch(name):
             raise AuditError(complaint)
         metric, count = parse_metric(name, f"in {flag} {item}")
-        rules.append(Rule(metric, _number(value, complaint), against_baseline, count))
+        rules.append(_breakable(Rule(metric, _number(value, complaint), against_baseline, count)))
     return distinct(rules)
 
 
@@ -142,6 +149,8 @@ def _from_table(table: Mapping[str, Any], where: str) -> Rule:
     for key in ("rule", "metric", *scope):
         if key in table and not isinstance(table[key], str):
             raise AuditError(f"{where}: expected {key} to be a string, got {table[key]!r}")
+        if table.get(key) == "":
+            raise AuditError(f"{where}: expected the name of a {key}, got an empty one")
     narrowed = {key: table[key] for key in scope if key in table}
     if "rule" in table:
         if extra := sorted({"metric", "count", "max", "max_increase"} & set(table)):
@@ -158,7 +167,25 @@ def _from_table(table: Mapping[str, Any], where: str) -> Rule:
             raise AuditError(f"{where}: expected one whole count >= 0, got {table['count']!r} for {table['metric']}")
         count = table["count"]
     limit = _number(table[limits[0]], f"{where}: expected {limits[0]} to be a number, got {table[limits[0]]!r}")
-    return Rule(metric, limit, limits[0] == "max_increase", count, **narrowed)
+    return _breakable(Rule(metric, limit, limits[0] == "max_increase", count, **narrowed))
+
+
+def _breakable(rule: Rule) -> Rule:
+    """The rule. Raises AuditError for a limit that nothing could be beyond, which would hold whatever leaks."""
+    if math.isinf(rule.limit):
+        raise AuditError(f"expected a limit for {rule.name} that something could be beyond, got {rule.limit:g}")
+    if _SHARE.fullmatch(rule.metric):
+        check_share(rule)
+    return rule
+
+
+def check_share(rule: Rule) -> None:
+    """Raises AuditError for a limit on a share that is none."""
+    if rule.limit > 1:
+        raise AuditError(
+            f"expected a limit of at most 1 for {rule.name}, which is a share, got {rule.limit:g}: "
+            f"{rule.limit:g}% is {rule.limit / 100:g}"
+        )
 
 
 def _number(value: Any, complaint: str) -> float:

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from auditor import __version__, details, metrics, outcomes, plugins, privacy, self_check, threads
+from auditor import __version__, details, metrics, outcomes, plugins, privacy, self_check, threads, weights
 from auditor.aliases import aliases, renamed, salt
 from auditor.aliases import fingerprint as salt_fingerprint
 from auditor.benchmarks import canaries as manifests
@@ -163,6 +163,8 @@ class _Run:
 
     def walk(self) -> AuditResult:
         attack_types, defense_types = check(self.plan)
+        before = weights.of_plan(self.plan)
+        self.folder.check_weights(before)  # before minutes of loading
         with self._stage("prepare"):
             self.benchmark, self.public, self.reference, undefended = self._prepare()
             self._limit_known()
@@ -179,6 +181,9 @@ class _Run:
         if not self.plan.lab:
             for defense in defenses:
                 defense.claim(self._scenario(undefended, defense), 0)  # refused now rather than after hours
+        self.weights = weights.of_plan(self.plan)  # again: the hub may just have sent them
+        weights.check(before, self.weights, "what was loaded just now")
+        self.folder.pin_weights(self.weights)
         with self._stage("greedy recall"):
             secrets = self.benchmark.secrets
             greedy = self.shelf.get("greedy", self._data_key(), lambda: greedy_recall(undefended.model, secrets))
@@ -580,6 +585,7 @@ class _Run:
             timings=self.timings,
             seed=self.plan.seed,
             family=family,
+            weights=self.weights,
         )
 
     @contextmanager

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from auditor import disk, locks, metrics, plan
+from auditor import disk, locks, metrics, plan, weights
 from auditor.contrasts import STATISTICS, Cell, Part, contrast
 from auditor.errors import AuditError
 from auditor.folder import RunFolder
@@ -88,7 +88,7 @@ def _plans(points: Sequence[Point], command: str, refuse: bool) -> tuple[dict[st
 
 
 def _unchanged(path: Path, wanted: plan.Plan) -> None:
-    """Raises AuditError where the folder holds the run of another plan."""
+    """Raises AuditError where the folder holds the run of another plan, or one on other weights."""
     if not (path / "plan.json").is_file():
         return
     held = RunFolder(path).plan()
@@ -99,6 +99,7 @@ def _unchanged(path: Path, wanted: plan.Plan) -> None:
                 f"expected a new folder for -o, but {str(path)!r} was run with {name} = {held.get(name)!r}, "
                 f"not {mine[name]!r}"
             )
+    RunFolder(path).check_weights(weights.of_plan(wanted))
 
 
 def _run(wanted: plan.Plan, path: Path, reporter: Reporter, shelf: Shelf) -> str:

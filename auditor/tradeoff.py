@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from auditor import disk
+from auditor import disk, weights
 from auditor.contrasts import Cell
 from auditor.errors import AuditError
 from auditor.ledger import Place
@@ -148,6 +148,7 @@ def held(asked: Asking, folder: Path) -> Utility:
         theirs = to_json(getattr(found, name))
         if {**theirs, "command": ""} != {**mine[name], "command": ""}:
             raise AuditError(f"expected a new folder for -o, but {str(folder)!r} was measured with another {name}")
+    weights.check(found.weights or None, weights.of_plan(asked.plan), str(folder))
     return found
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from auditor import __version__, disk, locks, plugins
+from auditor import __version__, disk, locks, plugins, weights
 from auditor.benchmarks.files import training_texts
 from auditor.ensemble import record_names
 from auditor.errors import AuditError
@@ -190,20 +190,22 @@ def _trainable(asked: Training) -> Any:
 def _configuration(asked: Training, trainer: Trainer, job: TrainingJob) -> dict[str, Any]:
     """All that the weights depend on, as JSON. Of the records: a digest."""
     told = [[record.text, record.unit] for record in job.records]
+    read: dict[str, Any] = {"model": (asked.model, asked.revision), "public": (asked.public, None)}
     configuration = {
         "method": trainer.name,
         "options": to_json(trainer),
         "model": asked.model,
         "revision": asked.revision,
         "public": asked.public,
+        "weights": weights.of({role: of for role, of in read.items() if of[0] is not None}),
         "lora": [asked.lora_rank, asked.lora_alpha] if asked.lora else None,
         "data": hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16],
         "block": job.block,
         "seed": asked.seed,
         "dtype": asked.dtype,
     }
-    read: dict[str, Any] = json.loads(json.dumps(configuration))
-    return read
+    plain: dict[str, Any] = json.loads(json.dumps(configuration))
+    return plain
 
 
 def _trained_on(model: str) -> str | None:

@@ -478,6 +478,7 @@ class AuditResult:
     timings: dict[str, float]  # seconds by stage
     seed: int
     family: str = ""  # architecture and vocabulary of the attacked model; "": an older record
+    weights: dict[str, str] = field(default_factory=dict)  # "model/model.safetensors" -> SHA-256; empty in the lab
     schema_version: int = SCHEMA_VERSION
 
     def target(self, name: str) -> TargetRecord:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from auditor import __version__, plugins
+from auditor import __version__, plugins, weights
 from auditor.benchmarks.files import read_texts
 from auditor.benchmarks.lab import Lab
 from auditor.ensemble import load_ensemble
@@ -149,6 +149,7 @@ class Utility:
     sweep: dict[str, tuple[Any, ...]]
     environment: dict[str, str]
     seconds: float
+    weights: dict[str, str] = field(default_factory=dict)  # "model/model.safetensors" -> SHA-256; empty in the lab
 
 
 # --- the points of a sweep --------------------------------------------------------------------------------------------
@@ -308,6 +309,7 @@ def measure(
         settings=to_json(settings),
         sweep={key: tuple(values) for key, values in asking.sweep.items()},
         environment=environment(plan.device),
+        weights=weights.of_plan(plan),
         seconds=time.perf_counter() - start,
     )
     return result, examples

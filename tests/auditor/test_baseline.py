@@ -89,7 +89,9 @@ def test_the_order_of_the_secrets_does_not_matter() -> None:
 
 def test_by_repeat_count() -> None:
     measured = {"1": share("recall", hits(100)), "16": share("recall", hits(100, range(60)))}
-    new = run(hits(200, range(60)), findings=(finding(hits(200, range(60)), by_repeats=measured),))
+    right = np.arange(200) < 120
+    right[1::2] = False  # every other secret is of count 16
+    new = run(right, findings=(finding(right, by_repeats=measured),))
     assert verdicts(new, new, "recall(count=1) <= 0.05", "recall(count=16) <= 0.05") == ["held", "failed"]
     (ruling,) = judge(new.result, [Rule("recall", 0.5, count=2)])
     assert ruling.verdict == "failed" and "repeat counts: 1, 16" in ruling.reason
