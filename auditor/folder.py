@@ -123,10 +123,7 @@ class RunFolder:
             if any((self.path / name).exists() for name in (_GUESSES, OBSERVATIONS)):
                 weights.check(None, now, str(self.path))
             return
-        try:
-            held = from_json(dict[str, str], json.loads(path.read_text(encoding="utf-8")), str(path))
-        except (OSError, ValueError) as error:
-            raise AuditError(f"{path}: expected the digests of weights, got something else") from error
+        held = from_json(dict[str, str], read_object(path, "the digests of weights"), str(path))
         weights.check(held, now, str(self.path))
 
     def pin_weights(self, now: Mapping[str, str]) -> None:

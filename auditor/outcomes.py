@@ -6,7 +6,6 @@ too much for a record that every report loads.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from auditor.errors import AuditError
 from auditor.evidence import Evidence, paired_means, paired_ranking, paired_shares
+from auditor.jsonfiles import read_object
 from auditor.metrics import from_record
 from auditor.types import AuditResult, Finding, Observation, Probe, Secret
 
@@ -67,15 +67,7 @@ def probe_record(probe: Probe, secrets: Sequence[Secret], observations: Sequence
 def of_folder(folder: Path) -> dict[Row, PerSecret]:
     """What a run folder holds; nothing where it holds no such file. Raises AuditError as `read`."""
     path = folder / OUTCOMES
-    try:
-        cells = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise AuditError(f"{path}: not JSON that can be read") from error
-    return read(path, cells)
+    return read(path, read_object(path, "the judged guesses")) if path.exists() else {}
 
 
 def read(path: Path, cells: Mapping[str, Any]) -> dict[Row, PerSecret]:
