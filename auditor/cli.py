@@ -113,7 +113,12 @@ def run(
     dtype: Annotated[str | None, typer.Option(help="float32, float16 or bfloat16. [default: float32]")] = None,
     revision: Annotated[str | None, typer.Option(help="Revision of --model on the hub.")] = None,
     model_arg: Annotated[
-        Many, typer.Option("--model-arg", metavar="K=V", help="Passed to from_pretrained of --model.")
+        Many,
+        typer.Option(
+            "--model-arg",
+            metavar="K=V",
+            help="Passed to from_pretrained of --model: load_in_8bit=true, device_map=auto.",
+        ),
     ] = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Let model repositories run their own code.")
