@@ -58,7 +58,10 @@ class PMixedTrainer(Trainer):
             if not member_folder(job.out, index).is_dir():
                 self._train_member(job, index, chosen)
                 write_ensemble(job.out, unit=whose, members=self.members)
-        said = [f"each {whose} lies whole in one of {self.members} shards: the unit of protection is the shard"]
+        said = [
+            f"each {whose} lies whole in one of {self.members} shards: the unit of protection is the shard",
+            "the number of shards is public",
+        ]
         if whose == "user" and len(groups := set(units)) < len(given):
             said.append(f"users who share a record are protected together: {len(given)} are {len(groups)} groups")
         if empty := sum(not chosen for chosen in shards):
