@@ -95,7 +95,7 @@ class Terminal:
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._task: Any = None
-        self._live = err.is_terminal
+        self._said_threads = False
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -108,6 +108,15 @@ class Terminal:
         finally:
             self._progress.remove_task(task)
         err.print(Text(f"{time.perf_counter() - start:7.1f} s  ").append(inert.terminal(name)))
+        self._say_threads()
+
+    def _say_threads(self) -> None:
+        """Once, behind the first stage that ended: a refusal is one sentence and nothing else."""
+        if not self._said_threads:
+            import torch
+
+            self._said_threads = True
+            self.note(f"threads: {threads.told(torch.get_num_threads())}")
 
     def progress(self, what: str, done: int, total: int) -> None:
         if self._task is not None:
@@ -123,10 +132,8 @@ class Terminal:
 
 @contextmanager
 def terminal() -> Iterator[Terminal]:
-    import torch
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    err.print(f"threads: {threads.told(torch.get_num_threads())}", highlight=False)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         yield Terminal(progress)

@@ -257,9 +257,9 @@ def _calibration(axes: Axes, block: Block) -> None:
 def _exposure(axes: Axes, block: Block) -> None:
     """Share of canaries of at least so many bits, on a logarithmic axis, beside its null and what chance leaves it."""
     if block.null is not None:
-        x, y, high = zip(*((p.x, p.y, p.high) for p in block.null.points), strict=True)
-        axes.plot(x, y, color=_INK, **_FLOOR)
-        axes.fill_between(x, y, high, color=_GRID, linewidth=0)
+        bits, chance, band = zip(*((p.x, p.y, p.high) for p in block.null.points), strict=True)
+        axes.plot(bits, chance, color=_INK, **_FLOOR)
+        axes.fill_between(bits, chance, band, color=_GRID, linewidth=0)
     for series, style in zip(block.series, _series_styles(block.series), strict=True):
         x, y = [0.0, *(p.x for p in series.points)], [1.0, *(p.y for p in series.points)]
         axes.step(x, y, where="pre", markevery=max(1, len(x) // 12), **style)
