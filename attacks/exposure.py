@@ -26,15 +26,13 @@ class Exposure(Probe):
 
     Exact by search of the space, however many tokens a text takes; with `nodes` > 0 the search of each canary stops
     after so many forward rows, and what it says is a certified upper bound. Spaces of more than `enumerate` texts are
-    estimated from `draws` texts that the model itself writes in the format and from the `references`. `lead`: what
-    stands before the text, the end-of-text token (as where a data set is packed) or nothing. `references`: texts drawn
-    uniformly, from which exposure is extrapolated for comparison. `alpha`: level at which a canary counts as exposed,
-    Holm-corrected over the canaries.
+    estimated from `draws` texts that the model itself writes in the format and from the `references`. `references`:
+    texts drawn uniformly, from which exposure is extrapolated for comparison. `alpha`: level at which a canary counts
+    as exposed, Holm-corrected over the canaries.
     """
 
     name: ClassVar[str] = "exposure"
     of: ClassVar[Literal["secrets", "canaries"]] = "canaries"
-    lead: Literal["eos", "none"] = "eos"
     nodes: int = 0
     enumerate: int = 2_000_000
     draws: int = 4096
@@ -47,8 +45,6 @@ class Exposure(Probe):
                 raise AuditError(f"expected {option} >= {least}, got {getattr(self, option)}")
         if not 0 < self.alpha < 1:
             raise AuditError(f"expected alpha in (0, 1), got {self.alpha}")
-        if self.lead not in ("eos", "none"):
-            raise AuditError(f"expected lead in ('eos', 'none'), got {self.lead!r}")
 
     def sampling(self) -> Sampling:
         """The recipe whose law is looked at: nothing is cut off."""
@@ -103,10 +99,9 @@ class Exposure(Probe):
 
     def notes(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> tuple[str, ...]:
         sizes = sorted({round(2**bits) for bits in column(observations, "space_bits").tolist()})
-        before = "the end-of-text token before it" if self.lead == "eos" else "nothing before it"
         exposed = self._exposed(secrets, observations)
         said = [
-            f"each canary is scored as a text of its own, with {before}, among {' or '.join(f'{n:,}' for n in sizes)}",
+            f"each canary is scored as a text of its own, among {' or '.join(f'{n:,}' for n in sizes)}",
             f"{int(exposed.sum())} of {len(exposed)} canaries are more exposed than chance allows (null p-value "
             f"2^-exposure, Holm-corrected, {self.alpha:g})",
             "exposure of a canary that was inserted k times is a fact about k records: hold it against a claim for "
@@ -156,11 +151,9 @@ class _Ranking:
 
     def _context(self, head: Tokens) -> Tokens:
         """What the first token that differs stands behind. Raises NotApplicable where that is nothing at all."""
-        if self.probe.lead == "none" and not head:
-            raise NotApplicable("nothing stands before the first token of this format: take -A exposure.lead=eos")
-        if self.probe.lead == "eos" and not self.view.target.eos:
-            raise NotApplicable(f"{self.view.target.name} has no end-of-text token: take -A exposure.lead=none")
-        return (*self.view.target.eos[:1], *head) if self.probe.lead == "eos" else head
+        if not (self.view.target.lead or head):
+            raise NotApplicable("nothing stands before the first token of this format: give --lead eos, for example")
+        return head
 
     def _exact(self, own: Sequence[Tokens]) -> list[dict[str, float]]:
         view, tree = self.view, tries.trie(self.space, self.view.tokenizer)

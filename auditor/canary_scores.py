@@ -10,8 +10,9 @@ from auditor import plugins
 from auditor.benchmarks import canaries
 from auditor.errors import AuditError
 from auditor.folder import RunFolder, cell_name
+from auditor.lead import choose, led
 from auditor.loading import load
-from auditor.plan import check_general, options_for, parse_options
+from auditor.plan import AUTO, check_general, options_for, parse_options
 from auditor.reports import files, words
 from auditor.run import Reporter
 from auditor.types import Observation, Secret
@@ -39,7 +40,14 @@ class Score:
 
 
 def score(
-    manifest: Path, model: str, options: Sequence[str], device: str, dtype: str, seed: int, reporter: Reporter
+    manifest: Path,
+    model: str,
+    options: Sequence[str],
+    lead: str,
+    device: str,
+    dtype: str,
+    seed: int,
+    reporter: Reporter,
 ) -> list[Score]:
     """On the model of that name, or, where it is the folder of a run, on every target of the run.
 
@@ -47,8 +55,8 @@ def score(
     """
     held = canaries.read(manifest)
     if (Path(model) / "plan.json").is_file():
-        if options:
-            raise AuditError("-A goes with a model: a run was measured with options of its own")
+        if options or lead != AUTO:
+            raise AuditError("-A and --lead go with a model: a run was measured with options of its own")
         return _of_run(held, Path(model))
     fields = list(plugins.options_of(plugins.probes()[PROBE]))
     parsed = parse_options("-A", options, [PROBE])
@@ -56,11 +64,16 @@ def score(
     probe = plugins.build("probe", plugins.probes(), PROBE, options_for(PROBE, parsed, {}, fields))
     target = load(model, device=device, dtype=dtype)
     secrets = canaries.secrets(held, target.tokenizer, target.vocab_size)
+    longest = max(len(secret.suffix) for secret in secrets)
+    before = choose(lead, target, longest=longest)
+    attacked = led(target, before.tokens)
+    attacked.check_room(0, longest)
     with reporter.stage(f"exposure of {len(secrets)} canaries"):
-        view = View("undefended", target, WORST, seed, tokenizer=target.tokenizer)
+        view = View("undefended", attacked, WORST, seed, tokenizer=target.tokenizer)
         seen = {observation.secret: observation for observation in probe.measure(view, secrets)}
     completed = probe.complete(secrets, [seen[secret.id] for secret in secrets])
-    return [Score(f"Exposure on {model}", _rows(secrets, completed), (*target.notes, *probe.notes(secrets, completed)))]
+    notes = (before.said, *target.notes, *probe.notes(secrets, completed))
+    return [Score(f"Exposure on {model}", _rows(secrets, completed), notes)]
 
 
 def _of_run(held: canaries.Manifest, folder: Path) -> list[Score]:

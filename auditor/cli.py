@@ -102,6 +102,14 @@ def run(
     suffix_length: Annotated[
         int | None, typer.Option(help="Tokens to extract. [default: 50 of text, whole arrays]")
     ] = None,
+    lead: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|none|bos|eos|TEXT",
+            help="What stands before every text; auto: the tokenizer's own, unless the known pairs are likelier behind "
+            "another. [default: auto]",
+        ),
+    ] = None,
     limit: Annotated[int | None, typer.Option(help="Attack at most so many members, and so many non-members.")] = None,
     samples: Annotated[int | None, typer.Option(help="Samples a prefix, for every attack.")] = None,
     seed: Annotated[int | None, typer.Option(help="All randomness follows from it. [default: 0]")] = None,
@@ -180,6 +188,7 @@ def run(
         "setting": setting,
         "prefix_length": prefix_length,
         "suffix_length": suffix_length,
+        "lead": lead,
         "limit": limit,
         "samples": samples,
         "seed": seed,

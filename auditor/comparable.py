@@ -14,7 +14,7 @@ from auditor.errors import AuditError
 from auditor.outcomes import Row, Run, row_of
 from auditor.types import Secret
 
-_SETTINGS = ("reference", "public", "known_limit")  # what attacks score with, and tune on
+_SETTINGS = ("reference", "public", "known_limit", "lead")  # what attacks score with, tune on, and put in front
 
 
 def fingerprint(secrets: Sequence[Secret]) -> str:

@@ -23,10 +23,10 @@ from auditor.details import OBSERVATIONS, SECRETS, TOKENS
 from auditor.errors import AuditError
 from auditor.jsonfiles import read_object
 from auditor.outcomes import OUTCOMES
-from auditor.types import Guess, Guesses, Observation, TokenLogProbs, from_json, to_json
+from auditor.types import Guess, Guesses, Lead, Observation, TokenLogProbs, from_json, to_json
 
 _GUESSES, _PLAN = "guesses.jsonl", "plan.json"
-_SECRETS, _HELDOUT, _WEIGHTS = "secrets.sha256", "heldout.json", "weights.json"
+_SECRETS, _HELDOUT, _WEIGHTS, _LEAD = "secrets.sha256", "heldout.json", "weights.json", "lead.json"
 Item = TypeVar("Item")
 Record = TypeVar("Record", Guesses, Observation, TokenLogProbs)
 
@@ -100,7 +100,7 @@ class RunFolder:
                 _point_latest(self.path.parent, self._latest)
         (self.path / "state").rmdir()
         (self.path / _PLAN).unlink()
-        for name in (_SECRETS, _WEIGHTS, SECRETS, TOKENS, locks.LOCK):
+        for name in (_SECRETS, _WEIGHTS, _LEAD, SECRETS, TOKENS, locks.LOCK):
             (self.path / name).unlink(missing_ok=True)
         if self._ours:
             with contextlib.suppress(OSError):  # somebody may have put other things there
@@ -130,6 +130,19 @@ class RunFolder:
         """Ties the folder to the weights it is started on. Raises AuditError as `check_weights`."""
         self.check_weights(now)
         disk.replace(self.path / _WEIGHTS, json.dumps(now, indent=1))
+
+    def save_lead(self, lead: Lead) -> None:
+        """Ties the folder to what stands before every text: a resumed run chooses none anew."""
+        disk.replace(self.path / _LEAD, json.dumps(to_json(lead)))
+
+    def lead(self) -> Lead | None:
+        """None in a new folder; one that was started before leads were kept had none."""
+        path = self.path / _LEAD
+        if not path.exists():
+            started = (self.path / _SECRETS).is_file()
+            return Lead((), "lead nothing: an older version started this run") if started else None
+        lead: Lead = from_json(Lead, read_object(path, "the lead of a run"), str(path))
+        return lead
 
     def save_secrets(self, told: dict[str, Any]) -> None:
         """What reports may tell of each secret (`details.told`): a column a key, no text."""

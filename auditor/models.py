@@ -88,6 +88,7 @@ class LanguageModel(ABC):
     device: torch.device
     notes: tuple[str, ...] = ()  # what its user must know of how it was loaded and is served
     parts: int = 1  # laws behind each row: what a batch of rows costs in time and memory
+    lead: tuple[int, ...] = ()  # tokens that it reads before every text
 
     @abstractmethod
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Rows:
@@ -130,8 +131,8 @@ class LanguageModel(ABC):
         for start in range(0, len(contexts), step):
             yield suffixes[start : start + step], self.log_probs(contexts[start : start + step], length, prompt=prompt)
 
-    def other_nll(self, texts: Sequence[tuple[int, ...]], seed: int) -> Mapping[str, Sequence[float]]:
-        """Summed nll (nats) of each text as a paper counts it, by the name of the perplexity; the first token is given.
+    def other_nll(self, texts: Sequence[tuple[int, ...]], seed: int, given: int = 1) -> Mapping[str, Sequence[float]]:
+        """Summed nll (nats) of each text behind its `given` tokens as a paper counts it, by the name of the perplexity.
 
         Empty where there is no other way than the law's own, `perplexity_nll`.
         """
@@ -154,12 +155,14 @@ class LanguageModel(ABC):
         """
         return {}
 
-    def check_room(self, n_prefix: int, length: int, prompt: Tensor | None = None) -> None:
-        """Refuses sequences longer than the positions the model has."""
-        needed = n_prefix + length + (0 if prompt is None else len(prompt))
+    def check_room(self, n_prefix: int, length: int, prompt: Tensor | None = None, lead: int = 0) -> None:
+        """Refuses sequences longer than the positions the model has. lead: tokens before the prefix."""
+        rows = 0 if prompt is None else len(prompt)
+        needed = lead + n_prefix + length + rows
         if self.max_positions is not None and needed > self.max_positions:
+            before = f"lead ({lead}) + " if lead else ""
             raise AuditError(
-                f"prefix ({n_prefix}) + suffix ({length}) + soft prompt ({needed - n_prefix - length}) = {needed} "
+                f"{before}prefix ({n_prefix}) + suffix ({length}) + soft prompt ({rows}) = {needed} "
                 f"tokens, but {self.name} has {self.max_positions} positions"
             )
 

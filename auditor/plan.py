@@ -47,6 +47,7 @@ class Plan:
     nonmembers: str | None = None
     group_column: str | None = None
     canaries: str | None = None
+    lead: str = AUTO  # what stands before every text: auto, none, bos, eos, or a text
     lab_recipe: dict[str, Any] = field(default_factory=dict)
     prefix_length: int | None = None
     suffix_length: int | None = None
@@ -80,6 +81,8 @@ class Plan:
                 raise AuditError(f"expected --{name.replace('_', '-')} >= 1, got {value}")
         if not 0 <= self.seed < 2**63:
             raise AuditError(f"expected --seed from 0 to 2^63 - 1, got {self.seed}")
+        if not self.lead:
+            raise AuditError("expected --lead as auto, none, bos, eos or a text, got an empty one")
         if not self.attack:
             raise AuditError("expected at least one --attack, got none; `audit list` shows them")
 
@@ -136,7 +139,10 @@ def merge(config: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]
             for plugin, options in value.items():
                 base.setdefault(plugin, {}).update(options)
             value = base
-        merged[name] = None if value == AUTO else value
+        if value == AUTO:
+            merged.pop(name, None)
+        else:
+            merged[name] = value
     return {name: _as_list(value) for name, value in merged.items()}
 
 

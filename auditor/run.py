@@ -37,10 +37,11 @@ from auditor.comparable import fingerprint
 from auditor.ensemble import Ensemble, load_ensemble
 from auditor.errors import AuditError, NotApplicable, unknown
 from auditor.folder import RunFolder, batched, cell_name
+from auditor.lead import choose, led
 from auditor.loading import load
 from auditor.models import HuggingFaceModel, LanguageModel, perplexity_nll
 from auditor.outcomes import Row
-from auditor.plan import Plan, check_general, options_for
+from auditor.plan import AUTO, Plan, check_general, options_for
 from auditor.privacy import PrivacyRecord
 from auditor.reports import texts
 from auditor.sampling import GREEDY, by_shape, sample
@@ -59,6 +60,7 @@ from auditor.types import (
     Defense,
     Finding,
     Guesses,
+    Lead,
     Measurement,
     Observation,
     Probe,
@@ -77,7 +79,7 @@ from auditor.view import CLAIM, SETTINGS, Meter, Setting, View
 UNDEFENDED = "undefended"
 _NOT_WHAT_IS_ATTACKED = {
     *("attack", "defense", "attack_options", "defense_options", "setting", "samples", "batch_size"),
-    *("known_limit", "sizes", "plugin", "command"),
+    *("known_limit", "lead", "sizes", "plugin", "command"),
 }
 
 
@@ -175,9 +177,11 @@ class _Run:
         key = salt()
         self.aliases = aliases((*self.benchmark.secrets, *self.benchmark.canaries), key)
         self.challenge = self.benchmark.challenge()
+        self.lead = self._choose_lead(undefended.model)
         self.folder.pin(fingerprint(_subjects(self.plan, self.benchmark)))
         self.folder.save_secrets(details.told((*self.benchmark.secrets, *self.benchmark.canaries)))
         self._check_room(undefended)
+        self.bare, undefended.model = undefended.model, led(undefended.model, self.lead.tokens)
         if not self.plan.lab:
             for defense in defenses:
                 defense.claim(self._scenario(undefended, defense), 0)  # refused now rather than after hours
@@ -186,7 +190,7 @@ class _Run:
         self.folder.pin_weights(self.weights)
         with self._stage("greedy recall"):
             secrets = self.benchmark.secrets
-            greedy = self.shelf.get("greedy", self._data_key(), lambda: greedy_recall(undefended.model, secrets))
+            greedy = self.shelf.get("greedy", self._asked_key(), lambda: greedy_recall(undefended.model, secrets))
         if greedy:
             self.reporter.greedy(greedy)
         targets, findings, judged = [], [], {}
@@ -207,7 +211,7 @@ class _Run:
                     judged[target.name, setting.name, attack.name] = outcome
                     base = judged.get((UNDEFENDED, setting.name, attack.name))
                     findings.append(_compared(finding, outcome, base) if target is not undefended else finding)
-            targets.append(_record(target, held))
+            targets.append(_record(target, held, self.lead))
         self.folder.save_outcomes(self.outcomes)
         self.folder.save_heldout(self.heldout)
         texts.write_ids(self.folder.path, self.aliases, salt_fingerprint(key))
@@ -272,6 +276,35 @@ class _Run:
         other = _NOT_WHAT_IS_ATTACKED | ({"seed"} if self.plan.lab else set())  # outside, it also splits the data
         return {name: value for name, value in values.items() if name not in other}
 
+    def _asked_key(self) -> dict[str, Any]:
+        """With what stands before every text: what is asked about it."""
+        return {**self._data_key(), "lead": self.lead.tokens}
+
+    def _choose_lead(self, model: LanguageModel) -> Lead:
+        """Once a run, on the model without a defense; a resumed run keeps the one it was started with."""
+        asked, held = self.plan.lead, self.folder.lead()
+        if held is not None and asked == AUTO:
+            return held
+        assert isinstance(model, HuggingFaceModel)  # defenses come later
+        known, longest = self.benchmark.known, self._longest()
+        key = [self._data_key(), asked, self.plan.known_limit, longest]
+        lead: Lead = self.shelf.get("lead", key, lambda: choose(asked, model, known, longest))
+        if held is None:
+            self.folder.save_lead(lead)
+        elif held.tokens != lead.tokens:
+            raise AuditError(
+                f"expected the lead that {str(self.folder.path)!r} was started with ({held.said}), got --lead {asked}"
+            )
+        return lead
+
+    def _longest(self) -> int:
+        """Tokens that a context takes beside the lead, at most."""
+        prompt = self._prompt_length()
+        known, secrets = self.benchmark.known, self.benchmark.secrets
+        texts = [(pair.prefix, pair.suffix) for pair in known] + [(secret.prefix, secret.suffix) for secret in secrets]
+        others = [*map(len, self.benchmark.heldout), *(len(canary.suffix) for canary in self.benchmark.canaries)]
+        return max([*(prompt + len(prefix) + len(suffix) for prefix, suffix in texts), *others], default=0)
+
     def _limit_known(self) -> None:
         """Leaves the attacker so many of the known pairs; a larger number, same seed, keeps all of a smaller one."""
         known, limit = self.benchmark.known, self.plan.known_limit
@@ -288,14 +321,15 @@ class _Run:
     def _check_room(self, target: Target) -> None:
         longest = self._prompt_length()
         prompt = torch.empty(longest, 0) if longest else None
+        lead = len(self.lead.tokens)
         for n_prefix, length in {(len(query.prefix), query.length) for query in self.challenge.queries}:
-            target.model.check_room(n_prefix, length, prompt)
+            target.model.check_room(n_prefix, length, prompt, lead)
             if self.public is not None:
-                self.public.check_room(n_prefix, length, prompt)
+                self.public.check_room(n_prefix, length, prompt, lead)
             if self.reference is not None:
-                self.reference.check_room(n_prefix, length)
+                self.reference.check_room(n_prefix, length, lead=lead)
         for length in {len(canary.suffix) for canary in self.benchmark.canaries}:
-            target.model.check_room(1, length)  # the end-of-text token before it
+            target.model.check_room(0, length, lead=lead)
         for model in (target.model, self.public, self.reference):
             self._self_check(model, longest)
 
@@ -304,8 +338,8 @@ class _Run:
         if not isinstance(model, HuggingFaceModel):
             return
         texts = [len(query.prefix) + query.length for query in self.challenge.queries]
-        texts += [1 + len(canary.suffix) for canary in self.benchmark.canaries] + [*map(len, self.benchmark.heldout)]
-        notes = self_check.check(model, prompt + max(texts, default=1))
+        texts += [len(canary.suffix) for canary in self.benchmark.canaries] + [*map(len, self.benchmark.heldout)]
+        notes = self_check.check(model, prompt + len(self.lead.tokens) + max(texts, default=1))
         self.benchmark.notes += notes
         for note in notes:
             self.reporter.note(note)
@@ -326,7 +360,7 @@ class _Run:
             with self._stage(f"build {defense.name}"):
                 start = time.perf_counter()
                 scenario = self._scenario(undefended, defense)
-                model = defense.protect(scenario)
+                model = led(defense.protect(scenario), self.lead.tokens)
                 seconds = time.perf_counter() - start
             if isinstance(self.benchmark, Lab) and scenario.ensemble is not None:
                 seconds = self.benchmark.training_seconds["public"] + self.benchmark.training_seconds["ensemble"]
@@ -341,7 +375,7 @@ class _Run:
         length = max((query.length for query in self.challenge.queries), default=1)
         ensemble = self._ensemble(defense) if "ensemble" in defense.needs else None
         trained = self._trained(undefended, defense) if "trained" in defense.needs else None
-        return Scenario(undefended.model, self.public, ensemble, queries, length, trained)
+        return Scenario(self.bare, self.public, ensemble, queries, length, trained)
 
     def _trained(self, undefended: Target, defense: Defense) -> TrainedModel:
         """The model that this defense trains: in the lab on demand, elsewhere from its folder."""
@@ -370,13 +404,14 @@ class _Run:
     # --- one cell ---
 
     def _view(self, target: Target, setting: Setting) -> View:
+        public, reference = (other and led(other, self.lead.tokens) for other in (self.public, self.reference))
         return View(
             target_name=target.name,
             target=target.model,
             setting=setting,
             seed=self.plan.seed,
-            public=self.public,
-            reference=self.reference,
+            public=public,
+            reference=reference,
             tokenizer=self.benchmark.tokenizer,
             batch_size=self.plan.batch_size,
             meter=target.meter,
@@ -408,7 +443,7 @@ class _Run:
 
     def _cell(self, target: Target, setting: Setting, attack: Attack) -> tuple[Finding, metrics.Outcome | None]:
         view = self._shared_view(target, setting)
-        finding = _empty(target, setting, attack, view)
+        finding = _empty(target, setting, attack, view, self.lead)
         start = time.perf_counter()
         try:
             for capability in attack.needs:
@@ -446,7 +481,7 @@ class _Run:
 
     def _probe_cell(self, target: Target, setting: Setting, probe: Probe) -> Finding:
         view = self._shared_view(target, setting)
-        finding = _empty(target, setting, probe, view)
+        finding = _empty(target, setting, probe, view, self.lead)
         start = time.perf_counter()
         try:
             for capability in probe.needs:
@@ -516,7 +551,7 @@ class _Run:
                 # A defense may be set up for what the row will draw: another number is another model to tune on.
                 queries = target.scenario.queries if target.scenario else None
                 made_of = [plan.seed, plan.known_limit, plan.defense_options, queries, key, attack.fit_options()]
-                shared = json.dumps([self._data_key(), *made_of], sort_keys=True)
+                shared = json.dumps([self._asked_key(), *made_of], sort_keys=True)
                 saved = self.shelf.fits.get(shared) or attack.fit(view, self.challenge.known)
                 self.folder.save_state(name, saved)
                 self.shelf.fits[shared] = saved
@@ -560,7 +595,7 @@ class _Run:
                 **target.model.other_nll(self.benchmark.heldout, self.plan.seed),
             }
 
-        found = scored() if target.defense else self.shelf.get("perplexity", self._data_key(), scored)
+        found = scored() if target.defense else self.shelf.get("perplexity", self._asked_key(), scored)
         self.heldout[target.name] = found
         tokens = [int(count) for count in found["tokens"]]
         return tuple(
@@ -586,6 +621,7 @@ class _Run:
             seed=self.plan.seed,
             family=family,
             weights=self.weights,
+            lead=self.lead.said,
         )
 
     @contextmanager
@@ -783,7 +819,7 @@ def share_out(budget: Budget, planned: Mapping[tuple[str, str], int]) -> dict[tu
     return allowance
 
 
-def _empty(target: Target, setting: Setting, attack: Attack | Probe, view: View) -> Finding:
+def _empty(target: Target, setting: Setting, attack: Attack | Probe, view: View, lead: Lead) -> Finding:
     applies, reason = _applies(target, setting)
     sampling = getattr(attack, "sampling", None)
     return Finding(
@@ -795,7 +831,7 @@ def _empty(target: Target, setting: Setting, attack: Attack | Probe, view: View)
         decoding=view.words(sampling()) if sampling else "",
         claim_applies=applies,
         claim_reason=reason,
-        notes=target.remarks(),
+        notes=(*target.remarks(), lead.said),
     )
 
 
@@ -857,7 +893,7 @@ def _compared(finding: Finding, outcome: metrics.Outcome | None, base: metrics.O
     return dataclasses.replace(finding, measurements=(*finding.measurements, delta))
 
 
-def _record(target: Target, perplexities: Sequence[Measurement]) -> TargetRecord:
+def _record(target: Target, perplexities: Sequence[Measurement], lead: Lead) -> TargetRecord:
     trained = target.trained()
     return TargetRecord(
         name=target.name,
@@ -872,6 +908,7 @@ def _record(target: Target, perplexities: Sequence[Measurement]) -> TargetRecord
         nominal_epsilon=trained.nominal_epsilon if trained else None,
         notes=(
             *(trained.notes() if trained else ()),
+            f"asked behind the same lead in every row, for perplexity too: {lead.said}",
             *(() if perplexities else ("no held-out perplexity: give --nonmembers FILE",)),
         ),
     )

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from auditor.errors import AuditError
+from auditor.lead import led
 from auditor.masked import MaskedModel
 from auditor.models import LanguageModel, Rows, law_elements
 from auditor.sampling import ANCESTRAL, by_shape, sample
@@ -76,11 +77,12 @@ class Subject(ABC, Generic[Model]):
                 f"expected --public to share the target's vocabulary of {target.vocab_size}, "
                 f"but {public.name} has {public.vocab_size}"
             )
-        self.bare: Model = target
+        self.bare: Model = self.behind(target)
         self.target: Model = self._once(target)
+        self.undefended: Model = self.behind(self.target)
         self.public: Model | None = None if public is None else self._once(public)
         self.tokenizer, self.asked = tokenizer, asked
-        self.room = min(asked.max_length, target.max_positions or asked.max_length)
+        self.room = min(asked.max_length, self.bare.max_positions or asked.max_length)
         self.notes = [*target.notes, *(public.notes if public is not None else ())]
         self.texts = self._limited(self._usable(texts), asked.limit)
         size = law_elements(target.device) // (max(len(text.tokens) for text in self.texts) * target.vocab_size)
@@ -119,6 +121,10 @@ class Subject(ABC, Generic[Model]):
         kept = sorted(generator("utility", "limit", self.asked.seed).permutation(len(texts))[:limit])
         self.notes.append(f"--limit kept {limit} of {len(texts)} texts, a random sample with seed {self.asked.seed}")
         return [texts[i] for i in kept]
+
+    def behind(self, model: Model) -> Model:
+        """The model behind what stands before every text."""
+        return model
 
     @abstractmethod
     def encode(self, row: int, text: str) -> Text:
@@ -194,6 +200,21 @@ class CausalSubject(Subject[LanguageModel]):
 
     kind = "causal"
 
+    def __init__(
+        self,
+        target: LanguageModel,
+        public: LanguageModel | None,
+        tokenizer: Any,
+        texts: Sequence[str],
+        asked: Asked,
+        lead: Tokens = (),
+    ) -> None:
+        self.lead = lead
+        super().__init__(target, public, tokenizer, texts, asked)
+
+    def behind(self, model: LanguageModel) -> LanguageModel:
+        return led(model, self.lead)
+
     def encode(self, row: int, text: str) -> Text:
         ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return Text(row, tuple(ids[: self.room]), tuple(range(1, min(len(ids), self.room))), len(ids) > self.room)
@@ -208,7 +229,7 @@ class CausalSubject(Subject[LanguageModel]):
         longest = int(self.predicted.max())
         trained = held if isinstance(held, TrainedModel) else None
         scenario = Scenario(self.target, self.public, None if trained else held, longest, longest, trained)
-        return defense.protect(scenario), defense.claim(scenario, 0)
+        return self.behind(defense.protect(scenario)), defense.claim(scenario, 0)
 
     def batches(self) -> Iterator[tuple[int, list[int], Callable[[Any], Tensor]]]:
         for batch in by_shape([(1, len(text.tokens)) for text in self.texts], self.batch_size):

@@ -72,6 +72,14 @@ class Query:
 
 
 @dataclass(frozen=True)
+class Lead:
+    """tokens: what stands before every text that a model is asked about; said: which they are and why, in words."""
+
+    tokens: Tokens
+    said: str
+
+
+@dataclass(frozen=True)
 class Challenge:
     """All that an attack is told. Never the answers."""
 
@@ -479,6 +487,7 @@ class AuditResult:
     seed: int
     family: str = ""  # architecture and vocabulary of the attacked model; "": an older record
     weights: dict[str, str] = field(default_factory=dict)  # "model/model.safetensors" -> SHA-256; empty in the lab
+    lead: str = ""  # what stood before every text, and why, in words; "": an older record, where nothing did
     schema_version: int = SCHEMA_VERSION
 
     def target(self, name: str) -> TargetRecord:

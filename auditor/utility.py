@@ -25,15 +25,16 @@ from auditor.benchmarks.lab import Lab
 from auditor.ensemble import load_ensemble
 from auditor.errors import AuditError, unknown
 from auditor.grid import called
+from auditor.lead import choose
 from auditor.loading import load
 from auditor.masked import kind_of, load_masked
 from auditor.metrics import CONFIDENCE
 from auditor.models import HuggingFaceModel
-from auditor.plan import Plan, check_general, make, options_for
+from auditor.plan import AUTO, Plan, check_general, make, options_for
 from auditor.run import UNDEFENDED, Reporter, check_needs, environment, lab_recipe, trained_folder
 from auditor.streams import generator
 from auditor.subjects import Asked, CausalSubject, Example, MaskedSubject, Subject
-from auditor.types import Claim, Defense, Measurement, Trainer, from_json, to_json
+from auditor.types import Claim, Defense, Measurement, Pair, Trainer, from_json, to_json
 
 _RESAMPLES = 2000
 _OF_ATTACKS = ("known", "known_limit", "nonmembers", "reference", "samples", "submission", "attack_options")
@@ -215,10 +216,12 @@ def _in_the_lab(plan: Plan, settings: Settings, reporter: Reporter) -> tuple[Sub
     lab = Lab(lab_recipe(plan), None, reporter.progress)
     texts, asked = lab.records(settings.on == "members"), _asked(plan, settings)
     if settings.kind == "masked":
+        _refuse_lead(plan)
         masked = lab.masked()
         return MaskedSubject(masked, lab.masked_public(), masked.tokenizer, texts, asked), _no_ensemble
     public, target = lab.public(), lab.target()
-    return CausalSubject(target, public, lab.tokenizer, texts, asked), cache(partial(_held_by_lab, lab))
+    subject = _causal(plan, target, public, texts, asked, lab.known)
+    return subject, cache(partial(_held_by_lab, lab))
 
 
 def _of_ones_own(plan: Plan, settings: Settings) -> tuple[Subject[Any], Callable[[Defense], Any]]:
@@ -233,6 +236,7 @@ def _of_ones_own(plan: Plan, settings: Settings) -> tuple[Subject[Any], Callable
     }
     own: dict[str, Any] = {**shared, "revision": plan.revision, "model_args": dict(plan.model_args)}
     if kind_of(plan.model, settings.kind, plan.revision, plan.trust_remote_code) == "masked":
+        _refuse_lead(plan)
         masked = load_masked(plan.model, **own)
         beside = load_masked(plan.public, **shared) if plan.public else None
         return MaskedSubject(masked, beside, masked.tokenizer, texts, asked), _no_ensemble
@@ -249,7 +253,26 @@ def _of_ones_own(plan: Plan, settings: Settings) -> tuple[Subject[Any], Callable
             return trained_folder(defense, lambda folder: load(folder, **shared), target.vocab_size)
         return ensemble(getattr(defense, "ensemble", ""))
 
-    return CausalSubject(target, public, target.tokenizer, texts, asked), cache(held)
+    return _causal(plan, target, public, texts, asked), cache(held)
+
+
+def _refuse_lead(plan: Plan) -> None:
+    if plan.lead != AUTO:
+        raise AuditError(f"expected a causal LM for --lead {plan.lead}, got a masked one, which reads whole texts")
+
+
+def _causal(
+    plan: Plan,
+    target: HuggingFaceModel,
+    public: HuggingFaceModel | None,
+    texts: Sequence[str],
+    asked: Asked,
+    known: Sequence[Pair] = (),
+) -> CausalSubject:
+    lead = choose(plan.lead, target, known)
+    subject = CausalSubject(target, public, target.tokenizer, texts, asked, lead.tokens)
+    subject.notes.append(lead.said)
+    return subject
 
 
 def _held_by_lab(lab: Lab, defense: Defense) -> Any:
@@ -320,7 +343,7 @@ def _protected(
 ) -> tuple[list[Any], list[Claim | None]]:
     models, claims = [], []
     for point in wanted:
-        model, claim = subject.target, None
+        model, claim = subject.undefended, None
         if point.defense is not None:
             held = held_of(point.defense) if {"ensemble", "trained"} & set(point.defense.needs) else None
             model, claim = subject.protect(point.defense, held)

@@ -315,7 +315,7 @@ class PMixedModel(LanguageModel):
         return torch.log(_weighted(weights, log_p) + rest * log_p0.squeeze(-2).exp())
 
     @torch.no_grad()
-    def other_nll(self, texts: Sequence[tuple[int, ...]], seed: int) -> Mapping[str, Sequence[float]]:
+    def other_nll(self, texts: Sequence[tuple[int, ...]], seed: int, given: int = 1) -> Mapping[str, Sequence[float]]:
         """The paper's average (Sec. 6.1): -log p_S(y), one Poisson subset S a token, here the same for every defense.
 
         By Jensen never below that of the released law on average: what an attacker meets is the law.
@@ -325,20 +325,21 @@ class PMixedModel(LanguageModel):
         chances = (generator("subset average", seed, index).random for index in range(len(texts)))
         return {
             "perplexity_subset_average": [
-                self._subset_nll(text, chance((len(text) - 1, self.ensemble.size)))
+                self._subset_nll(text, chance((len(text) - given, self.ensemble.size)))
                 for text, chance in zip(texts, chances, strict=True)
             ]
         }
 
     def _subset_nll(self, text: tuple[int, ...], uniforms: np.ndarray) -> float:
-        """Summed -log p_S(y) of the tokens behind the first; S: where uniforms, (tokens, N), are below q."""
+        """Summed -log p_S(y) of the last tokens; S: where uniforms, (tokens, N), are below q, a row each of them."""
         tokens, every = torch.tensor([text], device=self.device), torch.arange(self.parts, device=self.device)
         laws = self._laws_of_parts(tokens[:, :-1], every, len(uniforms), None)[0]  # (tokens, parts, V)
         inside = torch.from_numpy(uniforms < self.q).to(self.device)
         size = inside.sum(-1)
         radius = self.radii[size].unsqueeze(-1).expand(inside.shape)
         weight = self.projection.weights(laws[:, 1:], laws[:, :1], radius) * inside / size.clamp_min(1).unsqueeze(-1)
-        p = laws.gather(-1, tokens[0, 1:, None, None].expand(-1, self.parts, 1)).squeeze(-1).double().exp()
+        own = tokens[0, len(text) - len(uniforms) :, None, None].expand(-1, self.parts, 1)
+        p = laws.gather(-1, own).squeeze(-1).double().exp()
         mixed = (weight * p[:, 1:]).sum(-1) + (1 - weight.sum(-1)) * p[:, 0]
         return float(-torch.log(mixed).sum())
 

@@ -133,6 +133,8 @@ def _below(result: AuditResult) -> Iterator[RenderableType]:
             shown = ", ".join(words.value(m) for _, m in measured)
             counts = " ".join(count for count, _ in measured)
             yield Text.assemble((f"insertions {counts}", "bold"), f"  exposure {shown} bits (undefended)")
+    if result.lead:
+        yield Text.assemble(("lead", "bold"), result.lead.removeprefix("lead"))
     for target in result.targets:
         if target.claim is not None:
             yield Text.assemble((target.title, "bold"), "  ", words.epsilon_line(target.claim))

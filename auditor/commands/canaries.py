@@ -82,6 +82,10 @@ def score(
     option: Annotated[
         Many, typer.Option("-A", metavar="OPTION=VALUE", help="Option of the probe `exposure`: `audit list`.")
     ] = None,
+    lead: Annotated[
+        str,
+        typer.Option(metavar="auto|none|bos|eos|TEXT", help="What stands before each text; auto: the tokenizer's own."),
+    ] = "auto",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16.")] = "float32",
     seed: Annotated[int, typer.Option(help="References and draws follow from it.")] = 0,
@@ -96,7 +100,7 @@ def score(
     from auditor.types import to_json
 
     with console.terminal() as reporter:
-        scores = canary_scores.score(manifest, model, option or [], device, dtype, seed, reporter)
+        scores = canary_scores.score(manifest, model, option or [], lead, device, dtype, seed, reporter)
     if as_json:
         typer.echo(json.dumps(to_json(scores), indent=1))
         return

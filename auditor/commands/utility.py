@@ -41,6 +41,14 @@ def utility(
     restarts: Annotated[int, typer.Option(help="Of a masked model: how often the texts are masked anew.")] = 3,
     mask_share: Annotated[float, typer.Option(help="Of a masked model: share of the tokens that is hidden.")] = 0.15,
     max_length: Annotated[int, typer.Option(help="Tokens of a text, at most; the rest is cut off.")] = 512,
+    lead: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|none|bos|eos|TEXT",
+            help="What stands before each text of a causal model; auto: as in `audit run` in the lab, else the "
+            "tokenizer's own. [default: auto]",
+        ),
+    ] = None,
     limit: Annotated[int | None, typer.Option(help="Measure at most so many texts, a random sample.")] = None,
     text: Annotated[
         Many, typer.Option(help="Also show what each point predicts in this text of yours; repeatable.")
@@ -84,6 +92,7 @@ def utility(
         "model": model,
         "data": data,
         "public": public,
+        "lead": lead,
         "limit": limit,
         "seed": seed,
         "batch_size": batch_size,

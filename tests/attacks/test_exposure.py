@@ -12,14 +12,14 @@ import torch
 
 from auditor.attacks.exposure import Exposure
 from auditor.errors import AuditError, NotApplicable
-from auditor.models import HuggingFaceModel
+from auditor.lead import led
+from auditor.models import HuggingFaceModel, LanguageModel
 from auditor.spaces import Space
 from auditor.streams import generator
 from auditor.training import fit, untrained
 from auditor.types import Canary, Observation, Secret
 from auditor.view import CLAIM, WORST, View
 from tests.auditor.test_tries import bpe, brute
-from tests.conftest import tiny
 
 SPACE = Space("My ID is {digits:3}")
 LEARNT = {"955": 8, "280": 8, "731": 1}
@@ -44,11 +44,14 @@ def learnt() -> HuggingFaceModel:
     return HuggingFaceModel(model, bpe(150), "learnt")
 
 
-def view(model: HuggingFaceModel, **more: Any) -> View:
+def view(model: LanguageModel, **more: Any) -> View:
     return View("undefended", model, WORST, seed=0, tokenizer=bpe(150), **more)
 
 
-def measured(probe: Exposure, model: HuggingFaceModel, secrets: Sequence[Secret]) -> list[Observation]:
+END = (0,)  # what packing put before each text
+
+
+def measured(probe: Exposure, model: LanguageModel, secrets: Sequence[Secret]) -> list[Observation]:
     seen = {o.secret: o for o in probe.measure(view(model), secrets)}
     return probe.complete(secrets, [seen[secret.id] for secret in secrets])
 
@@ -58,7 +61,7 @@ QUICK = Exposure(references=50)
 
 @pytest.fixture(scope="module")
 def exact(learnt: HuggingFaceModel) -> list[Observation]:
-    return measured(QUICK, learnt, canaries())
+    return measured(QUICK, led(learnt, END), canaries())
 
 
 def test_what_was_learnt_by_heart_is_exposed_and_what_was_not_is_not(exact: list[Observation]) -> None:
@@ -104,14 +107,14 @@ def test_the_mean_has_an_interval_as_wide_as_few_canaries_make_it(exact: list[Ob
 
 def test_controls_alone_are_no_members(learnt: HuggingFaceModel) -> None:
     controls = canaries()[3:]
-    seen = measured(QUICK, learnt, controls)
+    seen = measured(QUICK, led(learnt, END), controls)
     main = QUICK.measurements(controls, seen)[0]
     assert main.n == 0 and math.isnan(main.value) and QUICK.by_repeats(controls, seen) == {}
 
 
 def test_a_budget_gives_a_certified_upper_bound(learnt: HuggingFaceModel, exact: list[Observation]) -> None:
     probe = Exposure(references=50, nodes=4)
-    bounded = measured(probe, learnt, canaries())
+    bounded = measured(probe, led(learnt, END), canaries())
     cut = 0
     for seen, true in zip(bounded, exact, strict=True):
         own, bits = seen.values, true.values["exposure_bits"]
@@ -126,7 +129,7 @@ def test_a_budget_gives_a_certified_upper_bound(learnt: HuggingFaceModel, exact:
 
 def test_a_large_space_is_estimated(learnt: HuggingFaceModel, exact: list[Observation]) -> None:
     probe = Exposure(references=100, draws=500, enumerate=10)
-    estimated = measured(probe, learnt, canaries())
+    estimated = measured(probe, led(learnt, END), canaries())
     for seen, true in zip(estimated, exact, strict=True):
         own, bits = seen.values, true.values["exposure_bits"]
         assert own["exposure_low_bits"] <= own["exposure_bits"] <= own["exposure_high_bits"]
@@ -135,18 +138,18 @@ def test_a_large_space_is_estimated(learnt: HuggingFaceModel, exact: list[Observ
     assert "estimated from weighted draws" in " ".join(probe.notes(canaries(), estimated))
 
 
-def test_what_stands_before_the_text_is_an_option(learnt: HuggingFaceModel, exact: list[Observation]) -> None:
-    alone = measured(Exposure(references=50, lead="none"), learnt, canaries())
+def test_texts_are_scored_behind_the_lead(learnt: HuggingFaceModel, exact: list[Observation]) -> None:
+    alone = measured(QUICK, learnt, canaries())
     assert any(a.values["log_p"] != pytest.approx(b.values["log_p"]) for a, b in zip(alone, exact, strict=True))
     starts = Space("{digits:2} is my ID")
     text = "42 is my ID"
     secret = Secret("c", (), tuple(bpe(150)(text)["input_ids"]), 1, canary=Canary(text, starts))
-    with pytest.raises(NotApplicable, match="nothing stands before the first token"):
-        list(Exposure(lead="none", references=5).measure(view(learnt), [secret]))
-    endless = tiny(407)
-    endless.eos = ()
-    with pytest.raises(NotApplicable, match=r"has no end-of-text token: take -A exposure\.lead=none"):
-        list(QUICK.measure(view(endless), canaries()))
+    with pytest.raises(NotApplicable, match="nothing stands before the first token of this format: give --lead eos"):
+        list(Exposure(references=5).measure(view(learnt), [secret]))
+    (seen,) = Exposure(references=5).measure(view(led(learnt, END)), [secret])
+    (draws,) = Exposure(references=5, draws=4, enumerate=1).measure(view(led(learnt, END)), [secret])
+    assert seen.values["exact"] and draws.values["estimated"]
+    assert draws.values["log_p"] == pytest.approx(seen.values["log_p"], abs=1e-4)
 
 
 def test_no_row_without_access_or_tokenizer(learnt: HuggingFaceModel) -> None:
@@ -156,9 +159,7 @@ def test_no_row_without_access_or_tokenizer(learnt: HuggingFaceModel) -> None:
         list(QUICK.measure(View("undefended", learnt, WORST, seed=0), canaries()))
 
 
-@pytest.mark.parametrize(
-    "options", [{"nodes": -1}, {"draws": 0}, {"references": 1}, {"alpha": 0.0}, {"enumerate": -1}, {"lead": "bos"}]
-)
+@pytest.mark.parametrize("options", [{"nodes": -1}, {"draws": 0}, {"references": 1}, {"alpha": 0.0}, {"enumerate": -1}])
 def test_bad_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(AuditError, match=f"expected {next(iter(options))}"):
         Exposure(**options)
