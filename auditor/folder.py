@@ -247,7 +247,7 @@ class _Journal(Generic[Record]):
             try:
                 cell, record = self.decode(json.loads(line))
                 self.done(cell)[record.secret] = record
-            except (AuditError, ValueError, KeyError, TypeError, RecursionError) as error:
+            except (AuditError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 where = f"{self.path}, line {number}"
                 raise AuditError(
                     f"{where}: expected a finished secret as a run writes it, got something else"

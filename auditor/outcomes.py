@@ -7,7 +7,7 @@ too much for a record that every report loads.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,7 @@ def read(path: Path, cells: Mapping[str, Any]) -> dict[Row, PerSecret]:
     try:
         found = {_row(cell): _per_secret(record) for cell, record in cells.items()}
         for one in found.values():
-            columns = (one.member, one.repeats, *one.values.values())
+            columns: list[Sized] = [one.member, one.repeats, *one.values.values()]
             if any(len(column) != len(one.ids) for column in columns) or not all(isinstance(id, str) for id in one.ids):
                 raise ValueError("columns of other lengths than the ids")
         return found
