@@ -1,0 +1,44 @@
+"""The page of families, printed from the table: `python -m tests.zoo.page` writes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from tests.zoo.families import FAMILIES
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+_HEAD = """# Model families
+
+Printed from the table in `tests/zoo/families.py` (`python -m tests.zoo.page`), where each family stands as a tiny model
+of transformers {version}: its law, its greedy tokens, rows that split and soft prompts are compared with transformers'
+own in every run of the tests.
+
+- **slots**: keys and values in a cache of ours, written in place. The fastest.
+- **cache**: the cache that the model makes of its own (states, convolutions, keys and values), copied row by row.
+- **recompute**: no cache; each new token reads its whole text again. Right, and slow.
+- **soft prompts**: whether attacks that tune a prompt apply (`ethicist`); else their rows say "not applicable".
+
+A family that is not listed is checked like the others when it is loaded, and refused where it is not right.
+An encoder-decoder is refused.
+
+| family | class | rows | soft prompts |
+|---|---|---|---|
+"""
+
+
+def page() -> str:
+    head = _HEAD.format(version=".".join(transformers.__version__.split(".")[:2]))
+    return head + "".join(
+        f"| {name} | `{MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name]}` | {row.served} | {'yes' if row.embeddings else 'no'} |\n"
+        for name, row in sorted(FAMILIES.items())
+        if name in CONFIG_MAPPING_NAMES
+    )
+
+
+if __name__ == "__main__":
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(page(), encoding="utf-8")

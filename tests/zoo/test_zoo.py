@@ -1,0 +1,103 @@
+"""Each family of the table against transformers itself: laws, greedy tokens, split rows, soft prompts."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from auditor.errors import NotApplicable
+from auditor.loading import load
+from auditor.models import HuggingFaceModel
+from tests.zoo.families import FAMILIES, VOCABULARY, save, tiny
+from tests.zoo.page import PAGE, page
+
+# `generate` counts their positions from 0; the models themselves, in training too, from behind the padding id.
+COUNTED_OTHERWISE = ("camembert", "data2vec-text", "roberta", "roberta-prelayernorm")
+LOADED = ("mamba2", "jamba", "gemma2", "openai-gpt", "gemma4_text", "rwkv")  # each way of serving
+
+
+def close(got: Tensor, expected: Tensor) -> None:
+    """To what single precision leaves after a few hundred sums of numbers of this size."""
+    size = float(expected.detach().abs().max())
+    torch.testing.assert_close(got, expected, atol=200 * torch.finfo(torch.float32).eps * max(1.0, size), rtol=0)
+
+
+@functools.cache
+def asked(family: str) -> HuggingFaceModel:
+    row = FAMILIES[family]
+    return HuggingFaceModel(tiny(family), name=family, served=row.served, embeddings=row.embeddings)
+
+
+@pytest.fixture(params=sorted(FAMILIES))
+def model(request: pytest.FixtureRequest) -> HuggingFaceModel:
+    return asked(request.param)
+
+
+@torch.no_grad()
+def test_a_family_is_served_as_its_row_says(model: HuggingFaceModel) -> None:
+    g = torch.Generator().manual_seed(0)
+    tokens = torch.randint(3, VOCABULARY, (3, 10), generator=g)
+    law = torch.log_softmax(model.model(input_ids=tokens).logits, dim=-1)  # transformers' own
+    close(model.log_probs(tokens, 10), law)
+    close(model.log_probs(tokens[:, :6], 1)[:, 0], law[:, 5])  # nothing that comes later is seen
+    rows, contexts = model.start(tokens, 3), tokens
+    close(rows.log_probs(), law[:, -1])
+    for parents in ([2, 0, 2, 1, 2], [4, 1], [1, 0]):  # splits, deaths, another order
+        at = torch.tensor(parents)
+        drawn = torch.randint(3, VOCABULARY, (len(parents),), generator=g)
+        rows.advance(at, drawn)
+        contexts = torch.cat([contexts[at], drawn[:, None]], dim=1)
+    close(rows.log_probs(), model.log_probs(contexts, 1)[:, 0])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("model", sorted(set(FAMILIES) - set(COUNTED_OTHERWISE)), indirect=True)
+def test_greedy_tokens_are_those_of_generate(model: HuggingFaceModel) -> None:
+    tokens = torch.randint(3, VOCABULARY, (2, 6), generator=torch.Generator().manual_seed(1))
+    settings = model.model.generation_config
+    settings.eos_token_id = settings.forced_eos_token_id = None
+    theirs = model.model.generate(
+        tokens,
+        attention_mask=torch.ones_like(tokens),
+        max_new_tokens=4,
+        do_sample=False,
+        pad_token_id=0,
+        use_cache=model.served != "recompute",  # where transformers' own cache is wrong too
+    )
+    rows, ours = model.start(tokens, 4), tokens
+    for _ in range(4):
+        best = rows.log_probs().argmax(-1)
+        ours = torch.cat([ours, best[:, None]], dim=1)
+        rows.advance(torch.arange(2), best)
+    assert torch.equal(ours, theirs)
+
+
+def test_a_soft_prompt_of_token_embeddings_is_those_tokens(model: HuggingFaceModel) -> None:
+    tokens = torch.randint(3, VOCABULARY, (2, 6), generator=torch.Generator().manual_seed(2))
+    if "embeddings" not in model.capabilities:
+        with pytest.raises(NotApplicable, match="token ids alone"):
+            model.log_probs(tokens, 2, prompt=torch.zeros(2, 32))
+        return
+    prompt = model.embedding_rows(9)[[7, 4]].requires_grad_(True)
+    law = model.log_probs(tokens, 2, prompt=prompt)
+    close(law, model.log_probs(torch.cat([torch.tensor([[7, 4]] * 2), tokens], dim=1), 2))
+    close(model.start(tokens, 2, prompt=prompt.detach()).log_probs(), law[:, -1])
+    near = model.log_probs(tokens, 2, prompt=prompt.detach() * 1.0001)  # a tuned prompt is no token's embedding
+    torch.testing.assert_close(near, law.detach(), atol=0.05, rtol=0)
+    law.sum().backward()  # type: ignore[no-untyped-call]
+    assert prompt.grad is not None and float(prompt.grad.abs().sum()) > 0
+
+
+@pytest.mark.parametrize("family", LOADED)
+def test_loading_finds_what_the_row_says(family: str, tmp_path: Path) -> None:
+    save(tmp_path, family)
+    model, row = load(str(tmp_path)), FAMILIES[family]
+    assert (model.served, "embeddings" in model.capabilities) == (row.served, row.embeddings)
+
+
+def test_the_page_is_printed_from_the_table() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page()
