@@ -33,7 +33,8 @@ An encoder-decoder is refused.
 def page() -> str:
     head = _HEAD.format(version=".".join(transformers.__version__.split(".")[:2]))
     return head + "".join(
-        f"| {name} | `{MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name]}` | {row.served} | {'yes' if row.embeddings else 'no'} |\n"
+        f"| {name} | `{MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name]}` | {row.served} "
+        f"| {'yes' if row.embeddings else 'no'} |\n"
         for name, row in sorted(FAMILIES.items())
         if name in CONFIG_MAPPING_NAMES
     )
