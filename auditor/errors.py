@@ -51,7 +51,8 @@ def of_a_place(error: BaseException, ours: str) -> AuditError | None:
             code, path = int(found[1]), None
         else:
             continue
-        if code is not None and code in _OF_A_PLACE and not (code == errno.ENOENT and (path is None or str(path).startswith(ours))):
+        missing = code == errno.ENOENT and (path is None or str(path).startswith(ours))
+        if code is not None and code in _OF_A_PLACE and not missing:
             return AuditError(os.strerror(code) if path is None else f"{path}: {os.strerror(code)}")
     return None
 

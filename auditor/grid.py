@@ -77,7 +77,7 @@ def expand(raw: Mapping[str, Any]) -> list[Point]:
     swept = _swept(raw.get("sweep", {}))
     _check_options(base, variants)
     seeds, points = _seeds(raw), []
-    count = math.prod(map(len, (seeds, variants, *swept.values())))
+    count = len(seeds) * len(variants) * math.prod(len(values) for values in swept.values())
     if count > _MOST_POINTS:
         raise AuditError(f"expected a grid of at most {_MOST_POINTS:,} runs, got {count:,}")
     for seed in seeds:
