@@ -5,14 +5,19 @@ In process. What only a loaded model can refuse is in the tests of models; most 
 
 from __future__ import annotations
 
+import json
+import re
+import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from auditor.cli import call
 
 Said = pytest.CaptureFixture[str]
+_TOLD = re.compile(r" *[0-9.]+ s  |threads: ")  # stages and machine: what any command says before it refuses
 
 
 @pytest.fixture
@@ -26,7 +31,7 @@ def refuses(tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch) -> An
         capsys.readouterr()
         code = call([argument.replace("{t}", str(tmp_path)) for argument in arguments])
         told = capsys.readouterr()
-        lines = [line for line in told.err.splitlines() if line.strip() and " s  " not in line]
+        lines = [line for line in told.err.splitlines() if line.strip() and not _TOLD.match(line)]
         assert (code, len(lines), told.out) == (2, 1, ""), told.err[-2000:]
         assert lines[0].startswith("error: ") and "Traceback" not in told.err
         after = sorted(path for path in tmp_path.rglob("*") if "cache" not in path.parts)
@@ -34,6 +39,134 @@ def refuses(tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch) -> An
         return lines[0]
 
     return asked
+
+
+# --- files of text ----------------------------------------------------------------------------------------------------
+
+BYTES: dict[str, bytes] = {
+    "empty": b"",
+    "blank": b"\n \n",
+    "binary": bytes(range(256)),
+    "utf16": '{"text": "a"}'.encode("utf-16"),
+    "latin": '{"text": "é"}'.encode("latin1"),
+    "cut": b'{"text": "abc',
+    "deep": b"[" * 100_000,
+    "number": b"5",
+    "nan": b"NaN",
+    "list": b"[1, [2]]",
+    "digits": b"9" * 5000,
+    "wrong_column": b'{"body": "x"}\n',
+    "nested": b'{"text": {"a": ["b"]}}\n',
+    "surrogate": b'{"text": "\\ud83d"}\n',
+    "bom": b'\xef\xbb\xbf{"body": "x"}\n',
+}
+# Lines are copied as they are; a plan that says nothing is the default one.
+_TAKEN = {("insert", "surrogate"), ("plan", "empty"), ("plan", "blank")}
+WITH_FILE: dict[str, list[str]] = {
+    "train": ["train", "none", "--model", "{t}/none", "--data", "{t}/bad.jsonl", "-o", "{t}/x"],
+    "utility": ["utility", "--model", "{t}/none", "--data", "{t}/bad.jsonl", "--kind", "causal", "-o", "{t}/x"],
+    "insert": ["canaries", "insert", "{t}/good.json", "{t}/bad.jsonl", "-o", "{t}/x.jsonl"],
+    "manifest": ["canaries", "insert", "{t}/bad.jsonl", "{t}/good.jsonl", "-o", "{t}/x.jsonl"],
+    "plan": ["run", "--config", "{t}/bad.jsonl", "-o", "{t}/x"],
+    "policy": ["gate", "{t}", "--policy", "{t}/bad.jsonl"],
+    "submission": ["score", "{t}/bad.jsonl", "--answers", "{t}/good.npy"],
+    "answers": ["score", "{t}/good.csv", "--answers", "{t}/bad.jsonl"],
+}
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> None:
+    (tmp_path / "good.jsonl").write_text('{"text": "abc"}\n')
+    (tmp_path / "good.csv").write_text('Example ID,Suffix Guess\n0,"[1,2]"\n')
+    np.save(tmp_path / "good.npy", np.ones((1, 2), np.uint16))
+    entry = {"id": "c", "text": "ID 1", "space": 0, "count": 1}
+    manifest = {"schema_version": 1, "seed": 0, "formats": [{"format": "ID {digits:1}"}], "canaries": [entry]}
+    (tmp_path / "good.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.usefixtures("good")
+@pytest.mark.parametrize("content", BYTES)
+@pytest.mark.parametrize("where", WITH_FILE)
+def test_files_that_hold_something_else(where: str, content: str, tmp_path: Path, refuses: Any) -> None:
+    if (where, content) in _TAKEN:
+        return
+    (tmp_path / "bad.jsonl").write_bytes(BYTES[content])
+    refuses(*WITH_FILE[where])
+
+
+@pytest.mark.usefixtures("good")
+@pytest.mark.parametrize("kind", ["missing", "folder", "under a file", "long name", "nul"])
+@pytest.mark.parametrize("where", WITH_FILE)
+def test_files_that_are_no_files(where: str, kind: str, tmp_path: Path, refuses: Any) -> None:
+    names = {"under a file": "{t}/good.json/bad.jsonl", "long name": f"{{t}}/{'x' * 300}.jsonl", "nul": "{t}/\0.jsonl"}
+    if kind == "folder":
+        (tmp_path / "bad.jsonl").mkdir()
+    refuses(*(argument.replace("{t}/bad.jsonl", names.get(kind, "{t}/bad.jsonl")) for argument in WITH_FILE[where]))
+
+
+@pytest.mark.parametrize("repeats", ["1000000000", "-1", "0", "1.5", "nan", "9" * 30])
+def test_repeats_that_nobody_trains_on(repeats: str, tmp_path: Path, refuses: Any) -> None:
+    (tmp_path / "bad.csv").write_text(f"text,repeats\nabc,{repeats}\n")
+    refuses("train", "none", "--model", "{t}/none", "--data", "{t}/bad.csv", "-o", "{t}/x")
+
+
+# --- arrays -----------------------------------------------------------------------------------------------------------
+
+
+def header(shape: str, dtype: str = "<u2", version: bytes = b"\x01\x00") -> bytes:
+    told = f"{{'descr': {dtype!r}, 'fortran_order': False, 'shape': {shape}, }}".encode()
+    return b"\x93NUMPY" + version + struct.pack("<H" if version[0] == 1 else "<I", len(told)) + told
+
+
+def saved(array: Any, **options: Any) -> bytes:
+    import io
+
+    file = io.BytesIO()
+    np.save(file, array, **options)
+    return file.getvalue()
+
+
+ARRAYS: dict[str, bytes] = {
+    "10^15 entries": header("(1000000000000000, 2)"),
+    "10^30 entries": header(f"({10**30}, 2)"),
+    "negative": header("(-1, 2)"),
+    "version 2, too many": header("(10000000000, 2)", version=b"\x02\x00"),
+    "version 9": header("(1, 2)", version=b"\x09\x00"),
+    "shape is text": header("'ab'"),
+    "shape is code": header("__import__('os')"),
+    "deep": header("(" * 5000),
+    "no type": header("(1, 2)", dtype="<q9"),
+    "cut": saved(np.ones((100, 2), np.uint16))[:-10],
+    "objects": saved(np.array([[1, None]], dtype=object), allow_pickle=True),
+    "floats": saved(np.array([[1.0, np.nan]])),
+    "complex": saved(np.ones((1, 2), complex)),
+    "flags": saved(np.ones((1, 2), bool)),
+    "text": saved(np.array([["a", "b"]])),
+    "dates": saved(np.array([["2020-01-01"]], dtype="M8[D]")),
+    "records": saved(np.zeros((1,), dtype=[("a", "<u2"), ("b", "<u2")])),
+    "scalar": saved(np.uint16(3)),
+    "one row": saved(np.ones(3, np.uint16)),
+    "three axes": saved(np.ones((1, 2, 3), np.uint16)),
+    "no rows": saved(np.ones((0, 2), np.uint16)),
+    "zip": b"PK\x03\x04" + b"\0" * 40,
+}
+
+
+@pytest.mark.usefixtures("good")
+@pytest.mark.parametrize("array", ARRAYS)
+def test_arrays_that_hold_something_else(array: str, tmp_path: Path, refuses: Any) -> None:
+    (tmp_path / "bad.npy").write_bytes(ARRAYS[array])
+    refuses("score", "{t}/good.csv", "--answers", "{t}/bad.npy")
+
+
+@pytest.mark.usefixtures("good")
+@pytest.mark.parametrize(
+    "line",
+    ["-1,[1]", "9,[1]", 'x,"[1,2]"', '0,"[1.5,2]"', '0,"[1]"', "0,", "0", '0,"[-1,2]"', '0,"', f"{'9' * 5000},[1]"],
+)
+def test_submissions_that_are_none(line: str, tmp_path: Path, refuses: Any) -> None:
+    (tmp_path / "bad.csv").write_text(f"Example ID,Suffix Guess\n{line}\n")
+    refuses("score", "{t}/bad.csv", "--answers", "{t}/good.npy")
 
 
 # --- plans, policies --------------------------------------------------------------------------------------------------
@@ -169,3 +302,20 @@ OPTIONS = [
 @pytest.mark.parametrize("arguments", OPTIONS, ids=lambda words: " ".join(words)[:60])
 def test_options_that_mean_nothing(arguments: list[str], refuses: Any) -> None:
     refuses(*arguments)
+
+
+# --- places -----------------------------------------------------------------------------------------------------------
+
+WRITES: dict[str, list[str]] = {
+    "make": ["canaries", "make", "-o", "{p}"],
+    "insert": ["canaries", "insert", "{t}/good.json", "{t}/good.jsonl", "-o", "{p}.jsonl"],
+    "curve": ["score", "{t}/good.csv", "--answers", "{t}/good.npy", "--curve", "{p}"],
+    "plot": ["score", "{t}/good.csv", "--answers", "{t}/good.npy", "--plot", "{p}.svg"],
+}
+
+
+@pytest.mark.usefixtures("good")
+@pytest.mark.parametrize("place", ["{t}/good.json/x", "/proc/x/y", "/dev/null/x", f"{{t}}/{'x' * 300}"])
+@pytest.mark.parametrize("what", WRITES)
+def test_places_where_nothing_can_be_written(what: str, place: str, refuses: Any) -> None:
+    refuses(*(argument.replace("{p}", place) for argument in WRITES[what]))
