@@ -160,7 +160,6 @@ FAMILIES: Mapping[str, Family] = {
     "mistral": Family("slots"),
     "mixtral": Family("slots"),
     "modernbert-decoder": Family("slots"),
-    "moshi": Family("slots"),
     "mpt": Family("slots"),
     "nanochat": Family("slots"),
     "nemotron": Family("slots"),
@@ -207,7 +206,7 @@ def config_of(family: str, **more: Any) -> PreTrainedConfig:
     kind = CONFIG_MAPPING[family]
     default = kind()
     named = set(default.to_dict()) - set(kind.attribute_map)
-    own = {**FAMILIES[family].shape, **more}
+    own = {**FAMILIES[family].shape, **{name: value for name, value in more.items() if name in named}}
     chosen = {name: value for name, value in _SHAPE.items() if name in named} | own
     kinds = list(dict.fromkeys(getattr(default, "layer_types", None) or ()))
     if "layer_types" in named - set(own) and kinds:
@@ -234,4 +233,5 @@ def save(folder: Path, family: str) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(folder)
-    tiny(family, vocab_size=len(vocabulary), eos_token_id=0).save_pretrained(folder)
+    sizes = dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), len(vocabulary))
+    tiny(family, **sizes, eos_token_id=0).save_pretrained(folder)
