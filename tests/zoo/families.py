@@ -186,7 +186,9 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3_moe": Family("slots"),
     "qwen3_next": Family("cache"),
     "recurrent_gemma": Family("recompute", shape={"block_types": ["recurrent", "attention"], "lru_width": 32}),
-    "reformer": Family("recompute", shape={**_DECODER, "attn_layers": ["local", "local"], "axial_pos_embds": False}),
+    "reformer": Family(
+        "recompute", embeddings=False, shape={**_DECODER, "attn_layers": ["local", "local"], "axial_pos_embds": False}
+    ),
     "rembert": Family("slots", shape={**_DECODER, "input_embedding_size": 32, "output_embedding_size": 32}),
     "roberta": Family("slots", shape=_DECODER),
     "roberta-prelayernorm": Family("slots", shape=_DECODER),

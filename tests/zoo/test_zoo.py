@@ -17,7 +17,7 @@ from tests.zoo.page import PAGE, page
 
 # `generate` counts their positions from 0; the models themselves, in training too, from behind the padding id.
 COUNTED_OTHERWISE = ("camembert", "data2vec-text", "roberta", "roberta-prelayernorm")
-LOADED = ("mamba2", "jamba", "gemma2", "openai-gpt", "gemma4_text", "rwkv")  # each way of serving
+LOADED = ("mamba2", "jamba", "gemma2", "openai-gpt", "gemma4_text", "reformer", "rwkv")  # each way of serving
 
 
 def close(got: Tensor, expected: Tensor) -> None:
