@@ -202,6 +202,8 @@ FAMILIES: Mapping[str, Family] = {
     "starcoder2": Family("slots"),
 }
 
+TRAINED = ("gpt2", "gpt_neox", "llama", "mistral", "qwen2")  # each method of `audit train` is run on them in the tests
+
 
 def config_of(family: str, **more: Any) -> PreTrainedConfig:
     """The family's own defaults, made small; one of each kind of layer that it alternates, two at least."""
