@@ -35,8 +35,10 @@ _SHAPE: dict[str, Any] = {
     **dict.fromkeys(("head_dim", "v_head_dim", "q_lora_rank", "kv_lora_rank"), 16),
     **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "mamba_d_state", "state_size", "rotary_dim"), 8),
     **dict.fromkeys(("mamba_n_heads", "mamba_num_heads"), 4),
-    **dict.fromkeys(("mamba_d_head", "mamba_head_dim", "linear_key_head_dim", "linear_value_head_dim"), 16),
-    **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 2),
+    **dict.fromkeys(
+        ("mamba_d_head", "mamba_head_dim", "linear_key_head_dim", "linear_value_head_dim", "linear_head_dim"), 16
+    ),
+    **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "linear_num_heads"), 2),
     "hidden_size_per_layer_input": 8,
     "sliding_window": 4,  # shorter than what the tests read
     "pad_token_id": 0,
