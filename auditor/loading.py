@@ -53,9 +53,13 @@ _OTHERS = {
     "NextSentencePrediction": "a model that classifies pairs of sentences",
     "ElectraForPreTraining": "a discriminator, which tells replaced tokens from true ones",
 }
-# Names that wrappers leave: torch.compile, data parallel, fully sharded, Opacus.
-_WRAPPED = {r"^(?:_?module\.)+": "", r"(^|\.)(?:_orig_mod|_fsdp_wrapped_module)\.": r"\1"}
-_ONE_WRAPPER = re.compile(r"^_?module\.|(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module)\.")
+# Names that wrappers leave anywhere: torch.compile, fully sharded, recomputed activations, DeepSpeed; and in front of
+# all, where no module of the model's own is called so: data parallel, Opacus.
+_ANYWHERE = r"(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\."
+_IN_FRONT = rf"^(?:{_ANYWHERE}|_?module\.)+"
+_WRAPPER = re.compile(rf"{_IN_FRONT}|(?<=\.)(?:{_ANYWHERE})+")
+# As transformers takes it, which applies each pattern to one place of a name: three behind the front.
+_WRAPPED = {_IN_FRONT: "", **{rf"(\.)(?:{_ANYWHERE}){{1,{most}}}": r"\1" for most in (9, 8, 7)}}
 # Weights that say nothing of the law: constants that older versions stored, poolers and heads beside the language
 # model's, what reads pictures and sound.
 _HARMLESS = re.compile(
@@ -63,6 +67,8 @@ _HARMLESS = re.compile(
     r"|v_head\..*|(vision_tower|vision_model|visual|audio_tower|multi_modal_projector|embed_vision|embed_audio)\..*)$"
 )
 _OURS = ("config", "ignore_mismatched_sizes", "output_loading_info", "state_dict", "revision", "trust_remote_code")
+# Names in adapters that PEFT puts in place itself, or fails: the rows of a prompt, and second copies of whole modules.
+_PLACED_BY_PEFT = re.compile(r"^prompt_embeddings$|\.modules_to_save\.(weight|bias)$")
 _SHOWN = 3  # names of weights in a sentence
 
 
@@ -92,6 +98,8 @@ def load(
         base = config.base_model_name_or_path
         if not base:
             raise AuditError(f"expected an adapter that names its base model, got {name!r}, which names none")
+        if (Path(base) / "adapter_config.json").is_file():
+            raise AuditError(f"expected an adapter of a whole model, got {name!r}, one on another adapter, {base!r}")
         below = {**options, "revision": config.revision}
         read = read_weights("causal", base, below, device, dtype, model_args)
         _make_room(read.model, Path(name))
@@ -189,7 +197,7 @@ def _shape(sizes: Any) -> str:
 
 def _wrappers(keys: Collection[str]) -> str:
     """The names that wrappers left in these, in words; "" for none."""
-    return ", ".join(sorted({found for key in keys for found in _ONE_WRAPPER.findall(key)}))
+    return ", ".join(sorted({found for key in keys for found in _WRAPPER.findall(key)}))
 
 
 def _refuse_others(kind: Kind, name: str, config: Any, options: Mapping[str, Any], known: Collection[str]) -> None:
@@ -262,18 +270,40 @@ def with_adapter_of(base: Any, folder: str, adapter: str = "default", onto: Any 
 
     Raises AuditError for an adapter that is not of this base: one whose weights have no place in it, or lack some.
     """
+    _refuse_other_base(folder, PeftConfig.from_pretrained(folder), base)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Found missing adapter keys")  # it becomes a refusal below
         if onto is None:
             onto = PeftModel.from_pretrained(base, folder, adapter_name=adapter)
         # Read (again): only this tells what had no place.
         found = onto.load_adapter(folder, adapter_name=adapter)
-        if _wrappers(found.unexpected_keys):
+        others = found.unexpected_keys
+        if _wrappers(others) and all(key.startswith("base_model.") for key in others):
             found = onto.load_adapter(folder, adapter_name=adapter, key_mapping=_WRAPPED)
-    # The rows of a prompt are no parameters of the base: PEFT puts them in place itself, or fails.
-    strangers = [] if onto.peft_config[adapter].is_prompt_learning else found.unexpected_keys
-    check_weights(folder, found.missing_keys, strangers, of="adapter on its base")
+    strangers = [key for key in found.unexpected_keys if not _PLACED_BY_PEFT.search(key)]
+    check_weights(folder, _never_read(onto, found.missing_keys), strangers, of="adapter on its base")
     return onto
+
+
+def _never_read(model: Any, missing: Collection[str]) -> list[str]:
+    """Those of the missing weights that no other name of the same tensor was read for (vector banks are shared)."""
+    tensors = dict(model.named_parameters(remove_duplicate=False)) if missing else {}
+    read = {id(tensor) for name, tensor in tensors.items() if name not in missing}
+    return [name for name in missing if id(tensors.get(name)) not in read]
+
+
+def _refuse_other_base(adapter: str, config: PeftConfig, base: PreTrainedModel) -> None:
+    """A prompt fits any model that is no smaller than its own, so that its sizes are compared. Raises AuditError."""
+    text = base.config.get_text_config(decoder=True)
+    wide = None if config.peft_type == "PREFIX_TUNING" else getattr(config, "token_dim", None)  # narrower: shared keys
+    for what, said, own in (
+        ("layers", getattr(config, "num_layers", None), text.num_hidden_layers),
+        ("hidden units", wide, text.hidden_size),
+    ):
+        if said is not None and said != own:
+            raise AuditError(
+                f"expected the base of {adapter!r} to have {said} {what}, got {base.name_or_path!r} with {own}"
+            )
 
 
 def _make_room(base: Any, adapter: Path) -> None:

@@ -79,8 +79,13 @@ class _Trial:
         return distance(found, truth) <= self.tolerance
 
     def causality(self) -> None:
-        """A later token changes no earlier law; nor does its being there; nor is any law drawn by lot."""
+        """An earlier token changes a law; a later one does not, nor does its being there; none is drawn by lot."""
         first, second = self.own[:, :-1]
+        if bool((self.own == self.own[:, :1]).all()):
+            raise AuditError(
+                f"expected a law that depends on the text, but {self.model.name} has the same behind every token: "
+                "the weights are zero or broken"
+            )
         at = self.short - 2
         alone = self.model.log_probs(self.twins[:1, :at], 1)[0, 0]
         if not self.same(first, second) or not self.same(alone, self.own[0, at - 1]):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PrefixTuningConfig, PromptTuningConfig, VBLoRAConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import (
     BartConfig,
@@ -110,7 +110,13 @@ def test_tied_weights_may_be_absent_from_the_files(tmp_path: Path, tied: bool) -
 
 @pytest.mark.parametrize(
     ("prefix", "said"),
-    [("_orig_mod.", "_orig_mod."), ("module.", "module."), ("module._orig_mod.", "_orig_mod., module.")],
+    [
+        ("_orig_mod.", "_orig_mod."),
+        ("module.", "module."),
+        ("module._orig_mod.", "module._orig_mod."),
+        ("_orig_mod.module.", "_orig_mod.module."),
+        ("_fsdp_wrapped_module._orig_mod.", "_fsdp_wrapped_module._orig_mod."),
+    ],
 )
 def test_prefixes_of_what_wrapped_the_model_in_training_are_stripped_and_said(
     tmp_path: Path, prefix: str, said: str
@@ -119,6 +125,17 @@ def test_prefixes_of_what_wrapped_the_model_in_training_are_stripped_and_said(
     loaded = load(str(save(model, tmp_path, prefixed(prefix))))
     torch.testing.assert_close(law(loaded), law(HuggingFaceModel(model)))
     assert [note for note in loaded.notes if f"({said}): read without" in note]
+
+
+def test_wrappers_of_a_model_of_its_layers_and_of_their_parts_are_stripped(tmp_path: Path) -> None:
+    def sharded(weights: Tensors) -> Tensors:
+        parts = {"layers.0.": "_checkpoint_wrapped_module.", "self_attn.": "", "q_proj.": "_orig_mod."}
+        for part, wrapper in parts.items():
+            weights = {key.replace(part, f"{part}_fsdp_wrapped_module.{wrapper}"): w for key, w in weights.items()}
+        return prefixed("_fsdp_wrapped_module.")(weights)
+
+    model = llama()
+    torch.testing.assert_close(law(load(str(save(model, tmp_path, sharded)))), law(HuggingFaceModel(model)))
 
 
 def test_encoder_decoders_and_what_predicts_no_token_are_refused_in_plain_words(tmp_path: Path) -> None:
@@ -206,6 +223,53 @@ def test_an_adapter_with_tokens_of_its_own_brings_their_rows(tmp_path: Path, kep
     loaded = load(str(tmp_path / "adapter"))
     assert loaded.vocab_size == 53
     torch.testing.assert_close(law(loaded), law(HuggingFaceModel(trained)))
+
+
+def test_an_adapter_may_hold_modules_twice(tmp_path: Path) -> None:
+    """As PEFT saves it unasked where the tokens of the base have become more or fewer."""
+    grown = LlamaForCausalLM.from_pretrained(save(llama(), tmp_path / "base"))
+    grown.resize_token_embeddings(53, mean_resizing=False)
+    trained = get_peft_model(
+        grown, LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", modules_to_save=["lm_head"])
+    )
+    trained.save_pretrained(tmp_path / "adapter", save_embedding_layers=True)
+    twice = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert {f"base_model.model.lm_head.{part}weight" for part in ("", "modules_to_save.")} <= set(twice)
+    torch.testing.assert_close(law(load(str(tmp_path / "adapter"))), law(HuggingFaceModel(trained)))
+
+
+def test_an_adapter_may_share_weights_among_its_layers(tmp_path: Path) -> None:
+    base = save(llama(), tmp_path / "base")
+    torch.manual_seed(1)
+    shared = VBLoRAConfig(r=2, num_vectors=10, vector_length=16, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    trained = get_peft_model(LlamaForCausalLM.from_pretrained(base), shared)
+    torch.nn.init.normal_(trained.base_model.vblora_vector_bank["default"])
+    trained.save_pretrained(tmp_path / "adapter")
+    torch.testing.assert_close(law(load(str(tmp_path / "adapter"))), law(HuggingFaceModel(trained)))
+
+
+@pytest.mark.parametrize("kind", [PromptTuningConfig, PrefixTuningConfig])
+def test_a_tuned_prompt_is_of_its_base_alone(tmp_path: Path, kind: type) -> None:
+    base = save(llama(), tmp_path / "base")
+    tuned = get_peft_model(LlamaForCausalLM.from_pretrained(base), kind(num_virtual_tokens=3, task_type="CAUSAL_LM"))
+    tuned.save_pretrained(tmp_path / "adapter")
+    load(str(tmp_path / "adapter"))
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    save_file({**load_file(file), "base_model.model.lm_head.weight": torch.zeros(50, 32)}, file)
+    with pytest.raises(AuditError, match=r"has no place for base_model\.model\.lm_head\.weight"):
+        load(str(tmp_path / "adapter"))
+    save(llama(num_hidden_layers=1), base)
+    with pytest.raises(AuditError, match=r"expected the base of .*adapter' to have 2 layers, got .*base' with 1"):
+        load(str(tmp_path / "adapter"))
+
+
+def test_an_adapter_on_another_adapter_is_refused(tmp_path: Path) -> None:
+    below = adapter(save(llama(), tmp_path / "base"), tmp_path / "below")
+    folder = adapter(tmp_path / "base", tmp_path / "above")
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": str(below)}))
+    with pytest.raises(AuditError, match=r"expected an adapter of a whole model, got .*above', one on another adapter"):
+        load(str(folder))
 
 
 def test_adapters_of_classifiers_or_of_nothing_are_refused(tmp_path: Path) -> None:

@@ -197,6 +197,15 @@ def test_windows_are_passed_and_what_was_tried_is_not_tried_again(monkeypatch: p
     assert passed[4:] == [2, 5, 37, 2]
 
 
+def test_a_law_that_depends_on_no_text_is_refused() -> None:
+    model = LlamaForCausalLM(LlamaConfig(**GROUPED))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    with pytest.raises(AuditError, match=r"expected a law that depends on the text, .* the weights are zero or broken"):
+        self_check.check(HuggingFaceModel(model))
+
+
 def test_laws_that_are_no_numbers_are_refused() -> None:
     made = peaked(LlamaForCausalLM(LlamaConfig(**GROUPED)))
     made.lm_head.weight.data[7] = float("nan")
