@@ -65,7 +65,7 @@ def score(
     target = load(model, device=device, dtype=dtype)
     secrets = canaries.secrets(held, target.tokenizer, target.vocab_size)
     longest = max(len(secret.suffix) for secret in secrets)
-    before = choose(lead, target, longest=longest)
+    before = choose(lead, target, longest=longest, canaries=secrets)
     attacked = led(target, before.tokens)
     attacked.check_room(0, longest)
     with reporter.stage(f"exposure of {len(secrets)} canaries"):

@@ -22,12 +22,14 @@ from auditor.metrics import CONFIDENCE
 from auditor.models import Check, HuggingFaceModel, LanguageModel, Rows
 from auditor.plan import AUTO
 from auditor.streams import generator
-from auditor.types import Lead, Pair, Tokens
+from auditor.tries import encode
+from auditor.types import Lead, Pair, Secret, Tokens
 from auditor.view import WORST, View
 
 NONE = "none"
 _SPECIAL = ("bos", "eos")
 _PAIRS = 500  # known pairs that a choice looks at, at most: a difference that more of them would show is no matter
+_DRAWN = 64  # texts of each format of canaries that stand in for known pairs
 
 
 class Led(LanguageModel):
@@ -93,8 +95,16 @@ def led(model: LanguageModel, lead: Tokens) -> LanguageModel:
 # --- which one --------------------------------------------------------------------------------------------------------
 
 
-def choose(asked: str, model: HuggingFaceModel, known: Sequence[Pair] = (), longest: int = 0) -> Lead:
+def choose(
+    asked: str,
+    model: HuggingFaceModel,
+    known: Sequence[Pair] = (),
+    longest: int = 0,
+    canaries: Sequence[Secret] = (),
+) -> Lead:
     """The lead that was asked for; for `auto`, the one behind which the known pairs are likeliest under the model.
+
+    Where no pair is known, texts of the canaries' formats stand in, drawn anew.
 
     The tokenizer's own choice is tried first and stays unless another is likelier beyond chance: by the mean nll a
     token of the known suffixes, paired by pair, Student's interval corrected for the number of others. longest: tokens
@@ -104,10 +114,12 @@ def choose(asked: str, model: HuggingFaceModel, known: Sequence[Pair] = (), long
     if asked != AUTO:
         tokens = named(asked, model)
         return Lead(tokens, f"lead {shown(tokens, model.tokenizer)}, as asked for (--lead {asked})")
-    return _likeliest(model, known, longest)
+    if known or not canaries:
+        return _likeliest(model, known, longest, "known pairs")
+    return _likeliest(model, _drawn_anew(canaries, model.tokenizer), longest, "new texts of the canaries' formats")
 
 
-def _likeliest(model: HuggingFaceModel, known: Sequence[Pair], longest: int) -> Lead:
+def _likeliest(model: HuggingFaceModel, known: Sequence[Pair], longest: int, what: str) -> Lead:
     words, every = model.tokenizer, _candidates(model)
     room = math.inf if model.max_positions is None else model.max_positions
     own, *others = leads = [lead for lead in every if len(lead) + longest <= room or not lead]
@@ -117,14 +129,14 @@ def _likeliest(model: HuggingFaceModel, known: Sequence[Pair], longest: int) -> 
     most = max(map(len, leads))
     pairs = _some([pair for pair in known if most + len(pair.prefix) + len(pair.suffix) <= room])
     if not pairs:
-        return Lead(own, f"lead {shown(own, words)}, {whose}: there are no known pairs to choose by")
+        return Lead(own, f"lead {shown(own, words)}, {whose}: there are no {what} to choose by")
     nll = {lead: _mean_nll(led(model, lead), pairs) for lead in leads}
     likelier = [lead for lead in others if _beyond_chance(nll[own] - nll[lead], len(others))]
     best = min(likelier, key=lambda lead: float(nll[lead].mean()), default=own)
     means = {lead: f"{values.mean():.3f}" for lead, values in nll.items()}
     beside = ", ".join(f"{shown(lead, words)} {mean}" for lead, mean in means.items() if lead != best)
     which = f"the likeliest of {len(nll)} by" if likelier else f"{whose}, and no other is likelier beyond chance by"
-    said = f"lead {shown(best, words)}, {which} {len(pairs)} known pairs: {means[best]} nats a token"
+    said = f"lead {shown(best, words)}, {which} {len(pairs)} {what}: {means[best]} nats a token"
     return Lead(best, f"{said} ({beside})" if beside else said)
 
 
@@ -196,6 +208,22 @@ def _tokens(text: str, model: HuggingFaceModel) -> Tokens:
     if not tokens or (unknown in tokens and model.tokenizer.unk_token not in text):
         raise AuditError(f"expected --lead as text that the tokenizer of {model.name} can write, got {text!r}")
     return tokens
+
+
+def _drawn_anew(canaries: Sequence[Secret], tokenizer: Any) -> list[Pair]:
+    """Texts of the canaries' formats, none of them a canary; the first token is given, as nothing may stand before it.
+
+    They say what the model makes of a format, and nothing of which of its texts went in: the null law of exposure
+    stays what it is.
+    """
+    own = [secret.canary for secret in canaries if secret.canary is not None]
+    said = {canary.text for canary in own}
+    texts: dict[str, None] = {}
+    for space in dict.fromkeys(canary.space for canary in own):
+        noise = generator("lead", space.format)
+        texts |= dict.fromkeys(space.draw(noise) for _ in range(_DRAWN))
+    rows = encode(tokenizer, [text for text in texts if text not in said])
+    return [Pair(tuple(row[:1]), tuple(row[1:])) for row in rows if len(row) > 1]
 
 
 def _some(known: Sequence[Pair]) -> list[Pair]:

@@ -286,9 +286,9 @@ class _Run:
         if held is not None and asked == AUTO:
             return held
         assert isinstance(model, HuggingFaceModel)  # defenses come later
-        known, longest = self.benchmark.known, self._longest()
+        known, canaries, longest = self.benchmark.known, self.benchmark.canaries, self._longest()
         key = [self._data_key(), asked, self.plan.known_limit, longest]
-        lead: Lead = self.shelf.get("lead", key, lambda: choose(asked, model, known, longest))
+        lead: Lead = self.shelf.get("lead", key, lambda: choose(asked, model, known, longest, canaries))
         if held is None:
             self.folder.save_lead(lead)
         elif held.tokens != lead.tokens:

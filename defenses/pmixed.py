@@ -35,6 +35,7 @@ from auditor.types import Budget, Claim, Defense, Scenario
 
 ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
 _NO_SHARE = 1e-9  # of subsets of one size: too few to show in a law of single precision
+_MOST_EPSILON, _MOST_ORDER = 1000, 256  # more is no protection; higher orders buy nothing and take minutes to solve
 _TUNING_MEMBERS = 4  # members behind one gradient step; each step takes others
 
 
@@ -67,6 +68,9 @@ class PMixed(Defense):
     ensemble: str = ""
 
     def __post_init__(self) -> None:
+        for option, most in (("epsilon", _MOST_EPSILON), ("alpha", _MOST_ORDER)):
+            if getattr(self, option) > most:
+                raise AuditError(f"expected {option} of at most {most:,}, got {getattr(self, option):,}")
         rdp_budget(self.epsilon, self.delta, self.alpha)  # refuses what leaves no budget
         if not 0 < self.q <= 1:
             raise AuditError(f"expected q in (0, 1], got {self.q}")

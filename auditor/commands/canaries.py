@@ -84,7 +84,7 @@ def score(
     ] = None,
     lead: Annotated[
         str,
-        typer.Option(metavar="auto|none|bos|eos|TEXT", help="What stands before each text; auto: the tokenizer's own."),
+        typer.Option(metavar="auto|none|bos|eos|TEXT", help="What stands before each text; auto: the likeliest."),
     ] = "auto",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16.")] = "float32",

@@ -24,9 +24,11 @@ from auditor.models import HuggingFaceModel, LanguageModel, Rows, perplexity_nll
 from auditor.plan import make
 from auditor.run import greedy_recall
 from auditor.sampling import ANCESTRAL, sample
+from auditor.spaces import Space
 from auditor.streams import uniforms
 from auditor.subjects import Asked, CausalSubject
-from auditor.types import Pair, Scenario, Secret
+from auditor.tries import encode
+from auditor.types import Canary, Pair, Scenario, Secret
 from tests.auditor.test_cli import assert_same_guesses, call, finding, result, value
 from tests.conftest import fits_schema, tiny
 
@@ -217,6 +219,20 @@ def test_the_known_pairs_decide() -> None:
 def test_one_pair_is_no_reason_to_leave_the_tokenizers_own() -> None:
     assert chosen(EOS, BOTH, KNOWN[:1]).tokens == (BOS,)
     assert chosen(EOS, BOTH, ()).said == "lead <bos>, the tokenizer's own: there are no known pairs to choose by"
+
+
+def test_texts_of_the_canaries_formats_stand_in_for_known_pairs() -> None:
+    words = (("name", ("w3", "w4", "w6", "w7")),)
+    spaces = (Space("w5 {name:3}", words), Space("w8 {name:4}", words))
+    texts = [space.draw(np.random.default_rng(0)) for space in spaces]
+    own = [
+        Secret(text, (), tuple(encode(BOTH, [text])[0]), 1, canary=Canary(text, space))
+        for text, space in zip(texts, spaces, strict=True)
+    ]
+    model: Any = Partial(EOS, BOTH)
+    found = choose("auto", model, canaries=own)
+    assert found.tokens == (EOS,) and "new texts of the canaries' formats" in found.said
+    assert choose("auto", model, KNOWN, canaries=own) == chosen(EOS, BOTH)  # pairs that are known say more
 
 
 def test_without_a_tokenizer_the_configuration_says_what_there_is() -> None:

@@ -189,6 +189,12 @@ def delta_at(epsilon: float, p: np.ndarray, q: np.ndarray) -> float:
     return max(float(np.maximum(a - math.exp(epsilon) * b, 0).sum()) for a, b in ((p, q), (q, p)))
 
 
+@pytest.mark.parametrize(("option", "value"), [("epsilon", 1e12), ("alpha", 10**6)])
+def test_what_nothing_is_solved_for_is_refused_at_once(option: str, value: float) -> None:
+    with pytest.raises(AuditError, match=f"expected {option} of at most"):
+        PMixed(**{option: value})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("q", "alpha", "epsilon"), [(1.0, 4, 8.0), (0.97, 4, 8.0), (1.0, 8, 6.0)])
 def test_a_member_less_is_served_within_the_claim(q: float, alpha: int, epsilon: float) -> None:
     """A radius solved from N gave delta 3.95e-3 at epsilon 8 where 1e-5 was claimed."""

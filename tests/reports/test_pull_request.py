@@ -40,7 +40,7 @@ def compared(*deltas: float | None, name: str = "main", runs: int = 2) -> Compar
 
 def test_verdict_results_and_claims_are_seen_and_the_rest_is_folded(result: AuditResult) -> None:
     text = markdown.render(result)
-    assert "PMixED (sound) left" in seen(text) and "166/320 (52% [46–57])" in seen(text)
+    assert "with PMixED (sound) 0.3%" in seen(text) and "166/320 (52% [46–57])" in seen(text)
     assert "- PMixED (sound) claims ε 8 (shard, add/remove;" in seen(text)
     assert len(seen(text)) < 6000 and len(text) < markdown.MOST
     assert "Without a defense" in text and "Without a defense" not in seen(text)
