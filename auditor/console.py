@@ -85,6 +85,8 @@ def quiet() -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    if os.environ["TRANSFORMERS_VERBOSITY"] == "error":  # it reads this once, maybe before we were asked
+        logging.set_verbosity_error()
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     warnings.filterwarnings("ignore", category=UserWarning, module="peft")
 

@@ -22,11 +22,12 @@ from typing import Any
 import pandas
 import pytest
 import torch
+import transformers
 from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from auditor import details, plugins
+from auditor import console, details, plugins
 from auditor.cli import call
 from auditor.folder import RunFolder
 from auditor.loading import load
@@ -1107,3 +1108,15 @@ def test_a_tokenizer_wider_than_the_law_is_refused_where_the_data_use_it(
     assert call(["run", "--model", str(tmp_path / "wide"), *data, "--attack", "zlib", "--samples", "1"]) == 0
     told = json.loads((tmp_path / "out" / "result.json").read_text())["benchmark"]["notes"]
     assert [note for note in told if "the data use none of those beyond" in note]
+
+
+def test_what_libraries_report_of_weights_does_not_bury_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers reads its variable once, and may have done so before the command line began."""
+    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "error")
+    before = transformers.logging.get_verbosity()
+    try:
+        transformers.logging.set_verbosity_warning()
+        console.quiet()
+        assert transformers.logging.get_verbosity() == transformers.logging.ERROR
+    finally:
+        transformers.logging.set_verbosity(before)
