@@ -66,6 +66,11 @@ _HARMLESS = re.compile(
     r"(^|\.)(inv_freq|masked_bias|position_ids|attn\.bias|attention\.bias|pooler\..*|cls\.seq_relationship\..*"
     r"|v_head\..*|(vision_tower|vision_model|visual|audio_tower|multi_modal_projector|embed_vision|embed_audio)\..*)$"
 )
+# Where transformers looks for weights, in its order: one file or its shards.
+_FORMATS = (
+    ("model.safetensors", "model.safetensors.index.json"),
+    ("pytorch_model.bin", "pytorch_model.bin.index.json"),
+)
 _OURS = ("config", "ignore_mismatched_sizes", "output_loading_info", "state_dict", "revision", "trust_remote_code")
 # Names in adapters that PEFT puts in place itself, or fails: the rows of a prompt, and second copies of whole modules.
 _PLACED_BY_PEFT = re.compile(r"^prompt_embeddings$|\.modules_to_save\.(weight|bias)$")
@@ -140,6 +145,7 @@ def read_weights(
     auto, known = _AUTO[kind]
     config = AutoConfig.from_pretrained(name, **options)
     _refuse_others(kind, name, config, options, known)
+    notes = _which_set(name)
     own = _model_args(model_args or {})
     if getattr(config, "quantization_config", None) or "quantization_config" in own:
         own.setdefault("device_map", {"": place})  # quantised weights are made where they stay
@@ -152,13 +158,29 @@ def read_weights(
         return found
 
     model, info = read(None)
-    notes: tuple[str, ...] = ()
     wrappers = _wrappers(info["unexpected_keys"])
     if wrappers:
         model, info = read(_WRAPPED)
-        notes = (f"{name}: its weights are named by what wrapped the model in training ({wrappers}): read without",)
+        notes += (f"{name}: its weights are named by what wrapped the model in training ({wrappers}): read without",)
     check_weights(name, info["missing_keys"], info["unexpected_keys"], info["mismatched_keys"])
     return Weights(model if "device_map" in own else model.to(place), notes)  # type: ignore[arg-type]
+
+
+def _which_set(name: str) -> tuple[str, ...]:
+    """What to say of a folder that holds its weights in two formats: one of the sets may be stale.
+
+    Raises AuditError for one file beside shards of the same format: saving one does not remove the other, and which of
+    them is the model nobody can tell.
+    """
+    held = [[file for file in names if (Path(name) / file).is_file()] for names in _FORMATS]
+    for files in held:
+        if len(files) > 1:
+            raise AuditError(
+                f"expected one set of weights in {name!r}, got {' and '.join(files)}: remove the one that is stale"
+            )
+    if all(held):
+        return (f"{name}: it holds weights in two formats, {held[0][0]} and {held[1][0]}, which were not compared",)
+    return ()
 
 
 def check_weights(

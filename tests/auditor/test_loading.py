@@ -362,3 +362,21 @@ def test_every_end_of_text_counts(tmp_path: Path) -> None:
     model.generation_config.eos_token_id = [2, 7]
     model.save_pretrained(tmp_path)
     assert load(str(tmp_path)).eos == (2, 7)
+
+
+def test_shards_beside_one_file_are_refused_for_one_of_them_is_stale(tmp_path: Path) -> None:
+    llama().save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    index = "model.safetensors.index.json"
+    folder = save(llama(), tmp_path / "model")
+    for file in (tmp_path / "shards").glob("model*"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(AuditError, match=f"expected one set of weights .*model.safetensors and {index}"):
+        load(str(folder))
+
+
+def test_two_formats_are_said(tmp_path: Path) -> None:
+    model = llama()
+    folder = save(model, tmp_path)
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    (note,) = load(str(folder)).notes
+    assert "two formats, model.safetensors and pytorch_model.bin" in note
