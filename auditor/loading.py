@@ -53,6 +53,8 @@ _OTHERS = {
     "NextSentencePrediction": "a model that classifies pairs of sentences",
     "ElectraForPreTraining": "a discriminator, which tells replaced tokens from true ones",
 }
+# Models that read more of a text than its tokens, by their type: what they are told beside it.
+_MORE_THAN_TOKENS = {"layoutlm": "where on a page each word stands", "tapas": "which cell of a table each token is in"}
 # Names that wrappers leave anywhere: torch.compile, fully sharded, recomputed activations, DeepSpeed; and in front of
 # all, where no module of the model's own is called so: data parallel, Opacus.
 _ANYWHERE = r"(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\."
@@ -240,9 +242,24 @@ def _refuse_others(kind: Kind, name: str, config: Any, options: Mapping[str, Any
         getattr(config, "auto_map", None) or {}
     ):
         raise AuditError(f"{expected} a model of type {config.model_type!r}, of which transformers has no {kind} LM")
+    more = _read_beside(config)
+    if more:
+        raise AuditError(f"{expected} a model ({config.model_type}) that must be told {more}, beside the text")
     revision = options.get("revision")
     if cached_file(name, "modules.json", revision=revision, _raise_exceptions_for_missing_entries=False):
         raise AuditError(f"{expected} an embedding model (it has the modules.json of sentence-transformers)")
+
+
+def _read_beside(config: Any) -> str:
+    """What the model must be told of a text beside its tokens, in words; "" for nothing.
+
+    Such models answer without it too, as they were never trained to.
+    """
+    if config.model_type == "roc_bert" and (config.enable_shape or config.enable_pronunciation):
+        return "how each character looks and sounds"
+    if config.model_type in ("xlm", "flaubert") and config.n_langs > 1 and config.use_lang_emb:
+        return f"which of {config.n_langs} languages each token is of"
+    return _MORE_THAN_TOKENS.get(config.model_type, "")
 
 
 # --- what --model-arg gives -------------------------------------------------------------------------------------------

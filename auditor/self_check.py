@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from auditor.errors import AuditError, NotApplicable, library_errors
 from auditor.models import HuggingFaceModel, Served
@@ -72,7 +73,7 @@ class _Trial:
                 f"expected finite logits, but {model.name} returned NaN: the weights or the dtype are broken"
             )
         self.own = logits.log_softmax(-1)
-        self.tolerance = tolerance(model, logits)
+        self.tolerance = tolerance(model.model, logits)
 
     def same(self, found: Tensor, truth: Tensor) -> bool:
         """Whether two laws (..., V) are one but for rounding."""
@@ -193,7 +194,7 @@ def distance(found: Tensor, truth: Tensor) -> float:
     return float(apart.square().mean(-1).sqrt().nan_to_num(nan=torch.inf).max())
 
 
-def tolerance(model: HuggingFaceModel, logits: Tensor) -> float:
+def tolerance(model: PreTrainedModel, logits: Tensor) -> float:
     """How far apart rounding may put two laws of these logits (..., V), in nats, root mean square.
 
     Each of the 2 layers additions to a residual stream rounds it by a share of eps, which is a random walk: a few eps
@@ -201,8 +202,8 @@ def tolerance(model: HuggingFaceModel, logits: Tensor) -> float:
     add up in float32, in an order that depends on the shapes: 256 of its eps. The last rounding is of the logits
     themselves, whatever their offset is. An unrelated law is 1.4 spreads away.
     """
-    eps = torch.finfo(model.model.dtype).eps
-    if getattr(model.model.config, "quantization_config", None) is not None:
+    eps = torch.finfo(model.dtype).eps
+    if getattr(model.config, "quantization_config", None) is not None:
         eps = max(eps, 2**-7)  # activations in 8 bits
     exact = torch.finfo(torch.float32).eps
     finite = logits[torch.isfinite(logits)]

@@ -219,7 +219,7 @@ def test_rounding_passes_and_another_law_does_not(dtype: torch.dtype) -> None:
     model = HuggingFaceModel(peaked(LlamaForCausalLM(LlamaConfig(**GROUPED))).to(dtype))
     texts = torch.randint(1, 61, (2, 12), generator=torch.Generator().manual_seed(0))
     logits = model.model(input_ids=texts).logits.float()
-    allowed = self_check.tolerance(model, logits)
+    allowed = self_check.tolerance(model.model, logits)
     exact = HuggingFaceModel(LlamaForCausalLM(model.model.config))
     exact.model.load_state_dict(model.model.state_dict())
     rounded = self_check.distance(logits.log_softmax(-1), exact.log_probs(texts, 12))

@@ -1,4 +1,4 @@
-"""One row a family of causal language models: how it is served, and a tiny one made on the spot.
+"""One row a family of language models: how it is served, or why it is refused, and a tiny one made on the spot.
 
 It is made from transformers' own configuration class: `_SHAPE` is what all have in common, under the names that
 families give it; a row says what its family needs besides.
@@ -13,9 +13,16 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from auditor.loading import Kind
 from auditor.models import Served
 
 VOCABULARY = 61
@@ -47,17 +54,32 @@ _SHAPE: dict[str, Any] = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """shape: what its tiny model has beside `_SHAPE`. refused: what is said of it where it is not served."""
+
+    shape: Mapping[str, Any] = field(default_factory=dict)
+    refused: str = ""
+
+
 @dataclass(frozen=True)
-class Family:
-    """served: how its rows are. embeddings: whether it is right by input embeddings too. shape: beside `_SHAPE`."""
+class Family(Row):
+    """A causal one. served: how its rows are. embeddings: whether it is right by input embeddings too."""
 
     served: Served
     embeddings: bool = True
-    shape: Mapping[str, Any] = field(default_factory=dict)
 
 
 _DECODER = {"is_decoder": True}  # else it sees the tokens that it is asked for
 _LATENT = {"head_dim": 8, "num_key_value_heads": 2}
+_GEMMA_3N = {
+    "layer_types": ["sliding_attention", "full_attention"],
+    "intermediate_size": [64, 64],
+    "activation_sparsity_pattern": [0.0, 0.0],
+    "num_kv_shared_layers": 0,
+    "altup_num_inputs": 2,
+    "laurel_rank": 4,
+}
 _CONVOLUTIONS = {"layer_types": ["conv", "full_attention"]}
 
 FAMILIES: Mapping[str, Family] = {
@@ -84,6 +106,13 @@ FAMILIES: Mapping[str, Family] = {
     "ctrl": Family("slots"),
     "cwm": Family("slots"),
     "data2vec-text": Family("slots", shape=_DECODER),
+    "dbrx": Family(
+        "slots",
+        shape={
+            "attn_config": {"kv_n_heads": 1, "rope_theta": 10000.0, "clip_qkv": 8.0},
+            "ffn_config": {"hidden_size": 32, "ffn_hidden_size": 64},
+        },
+    ),
     "deepseek_v2": Family("slots"),
     "deepseek_v3": Family("slots", shape=_LATENT),
     "deepseek_v32": Family("cache", shape=_LATENT),
@@ -105,6 +134,7 @@ FAMILIES: Mapping[str, Family] = {
     "gemma": Family("slots"),
     "gemma2": Family("slots"),
     "gemma3_text": Family("slots"),
+    "gemma3n_text": Family("slots", embeddings=False, shape=_GEMMA_3N),
     "gemma4_text": Family("slots", embeddings=False),
     "gemma4_unified_text": Family("slots", embeddings=False),
     "glm": Family("slots"),
@@ -162,6 +192,7 @@ FAMILIES: Mapping[str, Family] = {
     "mistral": Family("slots"),
     "mixtral": Family("slots"),
     "modernbert-decoder": Family("slots"),
+    "moshi": Family("slots"),
     "mpt": Family("slots"),
     "nanochat": Family("slots"),
     "nemotron": Family("slots"),
@@ -194,7 +225,6 @@ FAMILIES: Mapping[str, Family] = {
     "rembert": Family("slots", shape={**_DECODER, "input_embedding_size": 32, "output_embedding_size": 32}),
     "roberta": Family("slots", shape=_DECODER),
     "roberta-prelayernorm": Family("slots", shape=_DECODER),
-    "roc_bert": Family("slots", shape={**_DECODER, "pronunciation_vocab_size": 61, "shape_vocab_size": 61}),
     "roformer": Family("slots", shape=_DECODER),
     "rwkv": Family("recompute"),
     "seed_oss": Family("slots"),
@@ -202,42 +232,124 @@ FAMILIES: Mapping[str, Family] = {
     "solar_open": Family("slots"),
     "stablelm": Family("slots"),
     "starcoder2": Family("slots"),
+    "trocr": Family("slots"),
+    "vaultgemma": Family("slots"),
+    "xglm": Family("slots", shape={"attention_heads": 2}),
+    "xlm": Family("recompute", shape={"causal": True}),
+    "xlm-roberta": Family("slots", shape=_DECODER),
+    "xlm-roberta-xl": Family("slots", shape=_DECODER),
+    "xlstm": Family("cache", shape={"hidden_size": 128}),
+    "xmod": Family("slots", shape={**_DECODER, "languages": ["en"], "default_language": "en"}),
+    "youtu": Family("slots", shape=_LATENT),
+    "zamba": Family(
+        "cache", shape={"layers_block_type": ["linear_attention", "hybrid", "hybrid"], "num_hidden_layers": 3}
+    ),
+    "zamba2": Family(
+        "cache", shape={"layers_block_type": ["linear_attention", "hybrid"], "chunk_size": 8, "adapter_rank": 8}
+    ),
+}
+
+_SEES_THE_FUTURE = "whose law of a token changes by .* nats with what comes after it"
+_CHARACTERS = Row(
+    shape={"pronunciation_vocab_size": 61, "shape_vocab_size": 61},
+    refused="must be told how each character looks and sounds",
+)
+
+REFUSED: Mapping[str, Row] = {
+    "cpmant": Row(refused=_SEES_THE_FUTURE, shape={"dim_ff": 64, "dim_head": 16}),
+    "roc_bert": _CHARACTERS,
+    "xlnet": Row(refused=_SEES_THE_FUTURE, shape={"d_inner": 64}),
+}
+
+# Neither causal nor masked.
+ENCODER_DECODERS = (
+    *("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus", "plbart"),
+    *("prophetnet", "t5", "whisper"),
+)
+
+MASKED: Mapping[str, Row] = {
+    **dict.fromkeys(("albert", "bert", "big_bird", "camembert", "convbert", "data2vec-text", "deberta"), Row()),
+    **dict.fromkeys(("deberta-v2", "distilbert", "electra", "ernie", "esm", "eurobert", "flaubert", "fnet"), Row()),
+    **dict.fromkeys(("gte", "ibert", "jina_embeddings_v3", "megatron-bert", "modernbert"), Row()),
+    **dict.fromkeys(("mpnet", "neomme", "nomic_bert", "nystromformer", "rembert", "roberta"), Row()),
+    **dict.fromkeys(("roberta-prelayernorm", "roformer", "squeezebert", "ultrabert", "xlm", "xlm-roberta"), Row()),
+    **dict.fromkeys(("xlm-roberta-xl", "yoso"), Row()),
+    "esmc": Row(shape={"num_key_value_heads": 2}),
+    "funnel": Row(shape={"block_sizes": [1, 1], "d_head": 16, "d_inner": 64}),
+    "layoutlm": Row(refused="must be told where on a page each word stands"),
+    "longformer": Row(shape={"attention_window": 8}),
+    "luke": Row(shape={"entity_vocab_size": 8, "entity_emb_size": 16}),
+    "mobilebert": Row(shape={"embedding_size": 16, "intra_bottleneck_size": 16}),
+    "mra": Row(refused="whose law of a hidden token does not change with what comes after it"),  # without its kernel
+    "perceiver": Row(
+        shape={
+            **dict.fromkeys(("d_latents", "qk_channels", "v_channels"), 32),
+            **dict.fromkeys(("num_self_attention_heads", "num_cross_attention_heads"), 2),
+            "num_latents": 8,
+            "num_blocks": 1,
+            "num_self_attends_per_block": 1,
+        }
+    ),
+    "reformer": Row(
+        shape={
+            **dict.fromkeys(("lsh_attn_chunk_length", "local_attn_chunk_length"), 16),
+            "attn_layers": ["local", "lsh"],
+            "axial_pos_embds": False,
+            "num_buckets": 4,
+        },
+        refused="whose law of a hidden token in a text of .* changes by .* nats when it is asked for again",
+    ),
+    "roc_bert": _CHARACTERS,
+    "tapas": Row(refused="must be told which cell of a table each token is in"),
+    "xmod": Row(shape={"languages": ["en"], "default_language": "en"}),
 }
 
 TRAINED = ("gpt2", "gpt_neox", "llama", "mistral", "qwen2")  # each method of `audit train` is run on them in the tests
 
 
-def config_of(family: str, **more: Any) -> PreTrainedConfig:
+def row(family: str, kind: Kind) -> Row:
+    return MASKED[family] if kind == "masked" else {**FAMILIES, **REFUSED}[family]
+
+
+def config_of(family: str, shape: Mapping[str, Any], **more: Any) -> PreTrainedConfig:
     """The family's own defaults, made small; one of each kind of layer that it alternates, two at least."""
-    kind = CONFIG_MAPPING[family]
-    default = kind()
-    named = set(default.to_dict()) - set(kind.attribute_map)
-    own = {**FAMILIES[family].shape, **{name: value for name, value in more.items() if name in named}}
+    made = CONFIG_MAPPING[family]
+    default = made()
+    named = set(default.to_dict()) - set(made.attribute_map)
+    own = {**shape, **{name: value for name, value in more.items() if name in named}}
     chosen = {name: value for name, value in _SHAPE.items() if name in named} | own
     kinds = list(dict.fromkeys(getattr(default, "layer_types", None) or ()))
     if "layer_types" in named - set(own) and kinds:
         count = max(2, len(kinds))
         chosen |= {"layer_types": (kinds * count)[:count], "num_hidden_layers": count}
-    return kind(**chosen)
+    return made(**chosen)
 
 
-def tiny(family: str, **more: Any) -> PreTrainedModel:
-    """With larger weights than it is initialised with: its law depends on what it reads."""
+def tiny(family: str, kind: Kind = "causal", **more: Any) -> PreTrainedModel:
+    """With larger weights than it is initialised with, and none that are all 0: its law depends on what it reads."""
     torch.manual_seed(0)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config_of(family, **more)).eval()
+    config = config_of(family, row(family, kind).shape, **more)
+    made = AutoModelForMaskedLM if kind == "masked" else AutoModelForCausalLM
+    model: PreTrainedModel = made.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.ndim > 1:
+            if not parameter.any():  # what Gemma 3n adds of its tokens to each layer is multiplied by such ones
+                parameter.normal_(std=0.1)
+            elif parameter.ndim > 1:
                 parameter.mul_(4.0)
     return model
 
 
-def save(folder: Path, family: str) -> None:
+def save(folder: Path, family: str, kind: Kind = "causal") -> PreTrainedModel:
     """A tiny model with a tokenizer of single bytes, as `--model` and `audit train` take it."""
     vocabulary = {word: i for i, word in enumerate(["<end>", *sorted(pre_tokenizers.ByteLevel.alphabet())])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(folder)
-    sizes = dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), len(vocabulary))
-    tiny(family, **sizes, eos_token_id=0).save_pretrained(folder)
+    own = {"mask_token": "<mask>"} if kind == "masked" else {}
+    written = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", **own)
+    written.save_pretrained(folder)
+    sizes = dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), len(written))
+    model = tiny(family, kind, **sizes, eos_token_id=0)
+    model.save_pretrained(folder)
+    return model

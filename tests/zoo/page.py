@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from pathlib import Path
 
 import transformers
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+)
 
-from tests.zoo.families import FAMILIES, TRAINED
+from tests.zoo.families import ENCODER_DECODERS, FAMILIES, MASKED, REFUSED, TRAINED, Row
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 _HEAD = """# Model families
 
-Printed from the table in `tests/zoo/families.py` (`python -m tests.zoo.page`), where each family stands as a tiny model
-of transformers {version}: its law, its greedy tokens, rows that split and soft prompts are compared with transformers'
-own in every run of the tests.
+Printed from the tables in `tests/zoo/families.py` (`python -m tests.zoo.page`), where each family stands as a tiny
+model of transformers {version}: its law, its greedy tokens, rows that split and soft prompts, or the laws of its hidden
+tokens, are compared with transformers' own in every run of the tests.
 
 - **slots**: keys and values in a cache of ours, written in place. The fastest.
 - **cache**: the cache that the model makes of its own (states, convolutions, keys and values), copied row by row.
@@ -24,15 +29,26 @@ own in every run of the tests.
   The methods know no family by name: any other is trained, or refused in a sentence (OPT with noise needs `--lora`).
 
 A family that is not listed is checked like the others when it is loaded, and refused where it is not right.
-An encoder-decoder is refused.
+{others}
+
+## Causal
 
 | family | class | rows | soft prompts | trained |
 |---|---|---|---|---|
 """
+_MASKED = """
+## Masked
+
+For `audit utility`, which hides tokens of whole texts.
+
+| family | class | served |
+|---|---|---|
+"""
 
 
 def page() -> str:
-    head = _HEAD.format(version=".".join(transformers.__version__.split(".")[:2]))
+    others = textwrap.fill(f"An encoder-decoder is refused as one: {', '.join(ENCODER_DECODERS)}.", 120)
+    head = _HEAD.format(others=others, version=".".join(transformers.__version__.split(".")[:2]))
     rows = []
     for name, row in sorted(FAMILIES.items()):
         prompts = "yes" if row.embeddings else "no"
@@ -40,7 +56,19 @@ def page() -> str:
         rows.append(
             f"| {name} | `{MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name]}` | {row.served} | {prompts} | {trained} |\n"
         )
-    return head + "".join(rows)
+    rows += [
+        f"| {name} | `{MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name]}` | {_no(row)} | | |\n" for name, row in REFUSED.items()
+    ]
+    masked = [
+        f"| {name} | `{MODEL_FOR_MASKED_LM_MAPPING_NAMES[name]}` | {_no(row) if row.refused else 'yes'} |\n"
+        for name, row in MASKED.items()
+    ]
+    return head + "".join(sorted(rows)) + _MASKED + "".join(sorted(masked))
+
+
+def _no(row: Row) -> str:
+    """Why the family is refused, as its sentence says, but for the numbers in it."""
+    return f"refused: {re.sub(r' (in a text of|by) [.][*]( nats)?', '', row.refused).replace('whose', 'its')}"
 
 
 if __name__ == "__main__":
