@@ -77,6 +77,6 @@ def test_a_command_that_cannot_say_its_answer_has_not_succeeded(out: str, code: 
         write = os.open(out, os.O_WRONLY)
     try:
         command = [sys.executable, "-c", "from auditor.cli import main; main()", "--version"]
-        assert subprocess.run(command, stdout=write, stderr=subprocess.PIPE, timeout=120).returncode == code
+        assert subprocess.run(command, stdout=write, stderr=subprocess.PIPE, timeout=300).returncode == code
     finally:
         os.close(write)

@@ -43,6 +43,7 @@ TINY = LabRecipe(
 )
 ENSEMBLE = f"ensemble{module._ensemble_version(TINY)}"
 PARTS = ("tokenizer", "public", "target", ENSEMBLE)
+_PATIENCE = 300  # seconds until a process counts as hung, on however busy a machine
 
 
 @pytest.fixture(scope="module")
@@ -313,7 +314,7 @@ def _build(cache: str, barrier: Any, answers: Any) -> None:
         fit(self, model, texts, epochs, rate, what)
 
     Lab._fit = counting
-    barrier.wait(60)
+    barrier.wait(_PATIENCE)
     lab = Lab(TINY, cache=Path(cache))
     total = sum(float(value.double().sum()) for value in lab.target().model.state_dict().values())
     answers.put((fitted, total))
@@ -325,9 +326,9 @@ def test_two_processes_end_with_one_valid_part(built: Lab, tmp_path: Path) -> No
     processes = [context.Process(target=_build, args=(str(tmp_path), barrier, answers)) for _ in range(2)]
     for process in processes:
         process.start()
-    found = [answers.get(timeout=90) for _ in processes]
+    found = [answers.get(timeout=_PATIENCE) for _ in processes]
     for process in processes:
-        process.join(30)
+        process.join(_PATIENCE)
         assert process.exitcode == 0
     assert sorted(found[0][0] + found[1][0]) == ["public model", "target"]  # each was built by one of them
     assert found[0][1] == found[1][1]

@@ -385,7 +385,7 @@ class Browser:
 
     def close(self) -> None:
         self.call("Browser.close")
-        self.process.wait(timeout=20)
+        self.process.wait(timeout=120)
         os.close(self._write)
         os.close(self._read)
 
