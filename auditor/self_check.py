@@ -109,6 +109,8 @@ class _Trial:
             right = self.same(found[0].detach(), self.own[0, half:]) and bool(torch.isfinite(slope).all())
         except NotApplicable:
             return
+        except (MemoryError, torch.OutOfMemoryError):  # says something of the machine and nothing of the model
+            raise
         except Exception:  # whatever a model raises that takes no embeddings
             right = False
         if not right:
@@ -154,6 +156,8 @@ class _Trial:
     def _rows_agree(self) -> bool:
         try:
             return all(self._agree(begin) for begin in self._begins()) and self._agree(2, soft=True)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
         except Exception:  # whatever a model raises that cannot decode so
             if self.model.served == "recompute":
                 raise

@@ -36,6 +36,7 @@ from auditor import self_check
 from auditor.errors import AuditError, NotApplicable
 from auditor.loading import load
 from auditor.models import HuggingFaceModel
+from tests.conftest import tiny
 
 SHAPE = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 GROUPED = {**SHAPE, "num_key_value_heads": 2}
@@ -225,3 +226,17 @@ def test_rounding_passes_and_another_law_does_not(dtype: torch.dtype) -> None:
     rounded = self_check.distance(logits.log_softmax(-1), exact.log_probs(texts, 12))
     other = self_check.distance(logits[0].log_softmax(-1), logits[1].log_softmax(-1))
     assert 2 * rounded < allowed < other / 3
+
+
+def test_want_of_memory_takes_no_capability_from_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, whole = tiny(), HuggingFaceModel.log_probs
+
+    def full(self: HuggingFaceModel, contexts: Any, last: int, *, prompt: Any = None) -> Any:
+        if prompt is not None:
+            raise torch.OutOfMemoryError("out of memory")
+        return whole(self, contexts, last)
+
+    monkeypatch.setattr(HuggingFaceModel, "log_probs", full)
+    with pytest.raises((torch.OutOfMemoryError, AuditError), match="memory"):
+        self_check.check(model, 20)
+    assert "embeddings" in model.capabilities
