@@ -127,7 +127,7 @@ class LoraEnsemble(Ensemble):
         self.public, self.unit = public, unit
         self.size = len(adapters)
         self.shards = [read_shard(adapter) for adapter in adapters]
-        self._routing = _Routing()
+        self._routing = Routing()
         shared = {id(p): p for p in [*public.model.parameters(), *public.model.buffers()]}
         base = copy.deepcopy(public.model, shared)  # new modules over the same weights: the public model stays as it is
         self._model = HuggingFaceModel(
@@ -254,33 +254,43 @@ class _CachedMembers(Members):
         return own
 
 
-class _Routing:
+class Routing:
     """Which part serves each row of the batch, (rows,); None: every part in turn, (row, part) interleaved."""
 
     part: Tensor | None = None
 
 
-class _MixedLora(nn.Module):
-    """A linear layer with the low-rank updates of all members: a (1 + N, r, in), b (1 + N, out, r), part 0 all zero."""
+class MixedLora(nn.Module):
+    """A linear layer with a low-rank update for each part: a (parts, r, in), b (parts, out, r), scaled.
 
-    def __init__(self, base: nn.Module, a: Tensor, b: Tensor, routing: _Routing) -> None:
+    An ensemble's part 0 is all zero. The updates are multiplied in their own precision, as PEFT does.
+    """
+
+    a: Tensor
+    b: Tensor
+
+    def __init__(self, base: nn.Module, a: Tensor, b: Tensor, routing: Routing) -> None:
         super().__init__()
         self.base, self.routing = base, routing
-        self.a, self.b = nn.Parameter(a, requires_grad=False), nn.Parameter(b, requires_grad=False)
+        self.register_buffer("a", a)
+        self.register_buffer("b", b)
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (rows, n, in) -> (rows, n, out). The updates are added in place: the base's output is ours alone."""
         y: Tensor = self.base(x)
-        part = self.routing.part
-        if part is not None:
+        x, part = x.to(self.a.dtype), self.routing.part
+        if part is not None and y.dtype == x.dtype:
             return y.baddbmm_(torch.bmm(x, self.a[part].mT), self.b[part].mT)
+        if part is not None:
+            y += torch.bmm(torch.bmm(x, self.a[part].mT), self.b[part].mT)
+            return y
         blocks, target = (t.unflatten(0, (-1, len(self.a))).transpose(0, 1) for t in (x, y))  # (parts, rows, n, ...)
         delta = torch.bmm(torch.bmm(blocks.flatten(1, 2), self.a.mT), self.b.mT)
         target += delta.unflatten(1, target.shape[1:3])
         return y
 
 
-def _mix(base: Any, adapters: Sequence[Path], routing: _Routing) -> Any:
+def _mix(base: Any, adapters: Sequence[Path], routing: Routing) -> Any:
     """Loads the adapters with PEFT, then replaces each LoRA layer by one that serves all members in one batch."""
     if not adapters:
         raise AuditError("expected at least one ensemble member, got none")
@@ -300,18 +310,18 @@ def _mix(base: Any, adapters: Sequence[Path], routing: _Routing) -> Any:
         a = torch.stack([layer.get_parameter(f"lora_A.{n}.weight") for n in names])
         b = torch.stack([layer.get_parameter(f"lora_B.{n}.weight") * layer.scaling[n] for n in names])
         a, b = (torch.cat([torch.zeros_like(w[:1]), w]).detach() for w in (a, b))
-        inner.set_submodule(name, _MixedLora(layer.base_layer, a, b, routing))
+        inner.set_submodule(name, MixedLora(layer.base_layer, a, b, routing))
     return inner
 
 
 def load_ensemble(folder: Path, public: HuggingFaceModel) -> Ensemble:
     """The members below `folder`, one sub-folder each, in name order: LoRA adapters of the public model.
 
-    Raises AuditError when there is none.
+    The control adapter beside them (`whole_adapter`) is no member. Raises AuditError when there is none.
     """
     if not folder.is_dir():
         raise AuditError(f"expected a folder of ensemble members, got {str(folder)!r}, which is no folder")
-    adapters = sorted(config.parent for config in folder.glob("[!.]*/adapter_config.json"))
+    adapters = sorted(path.parent for path in folder.glob("[!.]*/adapter_config.json") if path.parent.name != WHOLE)
     unit, members = read_ensemble(folder)
     if not adapters:
         raise AuditError(f"expected LoRA adapters in sub-folders of {str(folder)!r}, found none")
@@ -330,6 +340,13 @@ def load_ensemble(folder: Path, public: HuggingFaceModel) -> Ensemble:
 
 _SHARD, _ENSEMBLE = "shard.json", "ensemble.json"
 _UNITS = ("record", "user")
+WHOLE = "whole"  # an ensemble's sub-folder: one adapter on all the records, by the members' recipe
+
+
+def whole_adapter(folder: Path) -> Path | None:
+    """The control beside the members: one adapter trained by their recipe on all their records. None: there is none."""
+    found = folder / WHOLE
+    return found if (found / "adapter_config.json").is_file() else None
 
 
 def write_ensemble(folder: Path, *, unit: str, members: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
-from auditor.ensemble import LoraEnsemble, Members, ModelEnsemble, load_ensemble
+from auditor.ensemble import LoraEnsemble, Members, ModelEnsemble, load_ensemble, whole_adapter
 from auditor.errors import AuditError
 from auditor.models import HuggingFaceModel, Served
 from tests.rounding import assert_same
@@ -55,6 +55,32 @@ def test_mixed_batches_equal_one_adapter_at_a_time(make_tiny: MakeTiny, tmp_path
     # The general ensemble of whole models says the same.
     general = ModelEnsemble(singles[0], singles[1:])
     assert_same(general.log_probs(contexts, part, 2), ensemble.log_probs(contexts, part, 2))
+
+
+@pytest.mark.parametrize("kind", ["neox", "gpt2"])
+def test_members_of_a_base_in_half_precision(make_tiny: MakeTiny, tmp_path: Path, kind: str) -> None:
+    """Adapters stay in single precision beside it, as PEFT keeps them."""
+    paths = save_members(make_tiny, tmp_path, 2, kind)
+
+    def half() -> Any:
+        return make_tiny(kind=kind).model.to(torch.bfloat16)
+
+    ensemble = LoraEnsemble(HuggingFaceModel(half()), paths)
+    context = torch.tensor([[3, 4, 5, 6]])
+    rows = ensemble.start(context, 1).log_probs()[0]
+    for part, path in enumerate(paths, start=1):
+        single = HuggingFaceModel(PeftModel.from_pretrained(half(), str(path))).log_probs(context, 1)
+        for law in (ensemble.log_probs(context, torch.tensor([part]), 1), rows[part]):
+            torch.testing.assert_close(law.flatten(), single.flatten(), atol=0.05, rtol=0)  # bfloat16: eight bits
+        assert float((single.flatten() - rows[0]).abs().max()) > 0.5
+
+
+def test_the_control_beside_the_members_is_no_member(make_tiny: MakeTiny, tmp_path: Path) -> None:
+    paths = save_members(make_tiny, tmp_path, 3)
+    assert whole_adapter(tmp_path) is None
+    paths[2].rename(tmp_path / "whole")
+    assert whole_adapter(tmp_path) == tmp_path / "whole"
+    assert load_ensemble(tmp_path, make_tiny()).size == 2
 
 
 @pytest.mark.parametrize("served", ["slots", "recompute"])
