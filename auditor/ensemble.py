@@ -128,10 +128,8 @@ class LoraEnsemble(Ensemble):
         self.size = len(adapters)
         self.shards = [read_shard(adapter) for adapter in adapters]
         self._routing = Routing()
-        shared = {id(p): p for p in [*public.model.parameters(), *public.model.buffers()]}
-        base = copy.deepcopy(public.model, shared)  # new modules over the same weights: the public model stays as it is
         self._model = HuggingFaceModel(
-            _mix(base, adapters, self._routing),
+            _mix(_over_the_same_weights(public.model), adapters, self._routing),
             public.tokenizer,
             f"{public.name} ensemble",
             served=public.served,
@@ -334,6 +332,32 @@ def load_ensemble(folder: Path, public: HuggingFaceModel) -> Ensemble:
         _require_base(adapter, public.name)
     with library_errors(f"cannot load the ensemble {str(folder)!r} on {public.name}"):
         return LoraEnsemble(public, adapters, unit)
+
+
+def load_whole(folder: Path, public: HuggingFaceModel) -> HuggingFaceModel:
+    """The control beside the members (`whole_adapter`). Raises AuditError where there is none, or of another base."""
+    adapter = whole_adapter(folder)
+    if adapter is None:
+        raise AuditError(f"expected the control of an ensemble in {str(folder / WHOLE)!r}, found no adapter there")
+    _require_base(adapter, public.name)
+    with library_errors(f"cannot load the adapter {str(adapter)!r} on {public.name}"):
+        return adapted(public, adapter)
+
+
+def adapted(public: HuggingFaceModel, adapter: Path) -> HuggingFaceModel:
+    """The public model with one adapter on it, over the same weights."""
+    return HuggingFaceModel(
+        with_adapter_of(_over_the_same_weights(public.model), str(adapter)),
+        public.tokenizer,
+        f"{public.name} with one adapter",
+        served=public.served,
+        embeddings="embeddings" in public.capabilities,
+    )
+
+
+def _over_the_same_weights(model: Any) -> Any:
+    """New modules, the same parameters and buffers: the model stays as it is."""
+    return copy.deepcopy(model, {id(p): p for p in [*model.parameters(), *model.buffers()]})
 
 
 # --- what members say of themselves -----------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import importlib.metadata
 import itertools
 import json
@@ -20,13 +19,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from auditor import __version__, details, metrics, outcomes, plugins, privacy, self_check, threads, weights
+from auditor import (
+    __version__,
+    causes,
+    companions,
+    details,
+    metrics,
+    outcomes,
+    plugins,
+    privacy,
+    self_check,
+    threads,
+    weights,
+)
 from auditor.aliases import aliases, renamed, salt
 from auditor.aliases import fingerprint as salt_fingerprint
 from auditor.benchmarks import canaries as manifests
@@ -34,7 +46,7 @@ from auditor.benchmarks.files import Files
 from auditor.benchmarks.lab import Lab, LabRecipe
 from auditor.benchmarks.lm_extraction import LMExtraction, is_lm_extraction
 from auditor.comparable import fingerprint
-from auditor.ensemble import Ensemble, load_ensemble
+from auditor.ensemble import Ensemble, load_ensemble, load_whole, whole_adapter
 from auditor.errors import AuditError, NotApplicable, unknown
 from auditor.folder import RunFolder, batched, cell_name
 from auditor.lead import choose, led
@@ -54,6 +66,7 @@ from auditor.types import (
     Benchmark,
     BenchmarkRecord,
     Budget,
+    Cause,
     Certificate,
     Challenge,
     Claim,
@@ -160,6 +173,7 @@ class _Run:
         self.states: dict[tuple[str, str], dict[str, Any]] = {}
         self.ensembles: dict[str, Ensemble] = {}
         self.outcomes: dict[str, Any] = {}  # what each cell found out about each secret
+        self.answers: dict[Row, causes.Answers] = {}  # of them, the main number of each member
         self.heldout: dict[str, Mapping[str, Sequence[float]]] = {}  # nll of each text, by target
         self.guessed: dict[str, dict[str, Tokens]] = {}  # the first guess of each cell and secret
 
@@ -182,9 +196,10 @@ class _Run:
         self.folder.save_secrets(details.told((*self.benchmark.secrets, *self.benchmark.canaries)))
         self._check_room(undefended)
         self.bare, undefended.model = undefended.model, led(undefended.model, self.lead.tokens)
+        shown = companions.shown(defenses, partial(_is_row, self.plan))
         if not self.plan.lab:
-            for defense in defenses:
-                defense.claim(self._scenario(undefended, defense), 0)  # refused now rather than after hours
+            for row in shown:
+                row.defense.claim(self._scenario(undefended, row.defense), 0)  # refused now rather than after hours
         self.weights = weights.of_plan(self.plan)  # again: the hub may just have sent them
         weights.check(before, self.weights, "what was loaded just now")
         self.folder.pin_weights(self.weights)
@@ -194,7 +209,7 @@ class _Run:
         if greedy:
             self.reporter.greedy(greedy)
         targets, findings, judged = [], [], {}
-        for target in self._targets(undefended, defenses):
+        for target in self._targets(undefended, shown):
             _reset_peak_memory()
             with self._stage(f"perplexity of {target.title}"):
                 held = self._perplexities(target)
@@ -216,7 +231,7 @@ class _Run:
         self.folder.save_heldout(self.heldout)
         texts.write_ids(self.folder.path, self.aliases, salt_fingerprint(key))
         texts.write_texts(self.folder.path, self.benchmark.secrets, self.guessed, _decoder(self.benchmark.tokenizer))
-        findings = [renamed(finding, self.aliases) for finding in findings]
+        findings = [renamed(self._explained(finding, shown), self.aliases) for finding in findings]
         return self._result(targets, findings, greedy, undefended.model.family)
 
     # --- what is attacked ---
@@ -346,36 +361,39 @@ class _Run:
 
     def _settings(self, target: Target) -> list[Setting]:
         """The plan's settings; a companion row is shown where the attacker is strongest, and nowhere else."""
-        settings = [s for name, s in SETTINGS.items() if self.plan.setting in (name, "both")]
+        settings = _settings(self.plan)
         return settings[-1:] if target.companion else settings
 
-    def _targets(self, undefended: Target, defenses: Sequence[Defense]) -> Iterator[Target]:
+    def _targets(self, undefended: Target, shown: Sequence[companions.Shown]) -> Iterator[Target]:
         """The undefended model first; then each defense with its companions, built when its turn comes."""
         yield undefended
-        seen: set[str] = set()
-        for defense in (shown for chosen in defenses for shown in (chosen, *chosen.companions())):
-            if defense.name in seen:
-                continue
-            seen.add(defense.name)
-            with self._stage(f"build {defense.name}"):
+        for row in shown:
+            defense = row.defense
+            with self._stage(f"build {row.name}"):
                 start = time.perf_counter()
                 scenario = self._scenario(undefended, defense)
                 model = led(defense.protect(scenario), self.lead.tokens)
                 seconds = time.perf_counter() - start
-            if isinstance(self.benchmark, Lab) and scenario.ensemble is not None:
-                seconds = self.benchmark.training_seconds["public"] + self.benchmark.training_seconds["ensemble"]
-            if isinstance(self.benchmark, Lab) and isinstance(defense, Trainer):
-                seconds = self.benchmark.training_seconds["public"] + self.benchmark.seconds_of(defense)
+            if isinstance(self.benchmark, Lab):
+                seconds = self._trained_for(self.benchmark, defense)
             description = plugins.description(type(defense))
-            title, companion = plugins.title(type(defense)), defense not in defenses
-            yield Target(defense.name, title, model, description, defense, scenario, seconds, companion)
+            yield Target(row.name, row.title, model, description, defense, scenario, seconds, row.companion)
+
+    def _trained_for(self, lab: Lab, defense: Defense) -> float:
+        """Seconds that the lab's models behind this row took to train."""
+        parts = {"public": "public", "ensemble": "ensemble", "whole": "whole"}
+        seconds = sum(lab.training_seconds[part] for need, part in parts.items() if need in defense.needs)
+        if isinstance(defense, Trainer):
+            return lab.training_seconds["public"] + lab.seconds_of(defense)
+        return seconds
 
     def _scenario(self, undefended: Target, defense: Defense) -> Scenario:
         queries = sum(self._planned(undefended, CLAIM).values())
         length = max((query.length for query in self.challenge.queries), default=1)
         ensemble = self._ensemble(defense) if "ensemble" in defense.needs else None
         trained = self._trained(undefended, defense) if "trained" in defense.needs else None
-        return Scenario(self.bare, self.public, ensemble, queries, length, trained)
+        whole = self._whole(defense) if "whole" in defense.needs else None
+        return Scenario(self.bare, self.public, ensemble, queries, length, trained, whole)
 
     def _trained(self, undefended: Target, defense: Defense) -> TrainedModel:
         """The model that this defense trains: in the lab on demand, elsewhere from its folder."""
@@ -389,7 +407,7 @@ class _Run:
 
     def _train(self, defense: Trainer) -> Callable[[], TrainedModel]:
         assert isinstance(self.benchmark, Lab)
-        return functools.partial(self.benchmark.trained, defense)
+        return partial(self.benchmark.trained, defense)
 
     def _ensemble(self, defense: Defense) -> Ensemble:
         if isinstance(self.benchmark, Lab):
@@ -400,6 +418,14 @@ class _Run:
             assert isinstance(self.public, HuggingFaceModel)  # `check` has seen to it
             self.ensembles[folder] = load_ensemble(Path(folder), self.public)
         return self.ensembles[folder]
+
+    def _whole(self, defense: Defense) -> LanguageModel:
+        """One adapter on all the records of the ensemble, by its members' recipe."""
+        if isinstance(self.benchmark, Lab):
+            made: LanguageModel = self.shelf.get("whole", self._data_key(), self.benchmark.whole)
+            return made
+        assert isinstance(self.public, HuggingFaceModel)  # `check` has seen to it
+        return load_whole(Path(str(getattr(defense, "ensemble", ""))), self.public)
 
     # --- one cell ---
 
@@ -464,6 +490,8 @@ class _Run:
             **metrics.to_record(outcome),
             "score_is_probability": attack.score_is_probability(view),
         }
+        own = dict(zip(members.ids, members.hit.astype(float).tolist(), strict=True))
+        self.answers[target.name, setting.name, attack.name] = causes.Answers("recall", "share", own)
         self.guessed[cell] = {g.secret: g.ranked[0].suffix for g in guesses}
         return dataclasses.replace(
             finding,
@@ -494,9 +522,15 @@ class _Run:
             return dataclasses.replace(finding, not_applicable=str(why))
         cell = cell_name(target.name, setting.name, probe.name)
         self.outcomes[cell] = outcomes.probe_record(probe, secrets, observations)
+        measured = tuple(probe.measurements(secrets, observations))
+        by_secret = probe.per_secret(secrets, observations).get(measured[0].name, [])
+        own = {s.id: x for s, x in zip(secrets, by_secret, strict=False) if s.member}
+        if own and np.isfinite(list(own.values())).all():
+            found = causes.Answers(measured[0].name, measured[0].unit, own)
+            self.answers[target.name, setting.name, probe.name] = found
         return dataclasses.replace(
             finding,
-            measurements=tuple(probe.measurements(secrets, observations)),
+            measurements=measured,
             by_repeats=probe.by_repeats(secrets, observations),
             notes=finding.notes + probe.notes(secrets, observations),
             seconds=time.perf_counter() - start,
@@ -582,6 +616,31 @@ class _Run:
 
     # --- what it all came to ---
 
+    def _explained(self, finding: Finding, shown: Sequence[companions.Shown]) -> Finding:
+        """With the steps of its defense's chain, in the setting that the controls were attacked in."""
+        row = next((row for row in shown if row.name == finding.target and not row.companion), None)
+        base = self.answers.get((UNDEFENDED, finding.setting, finding.attack))
+        if row is None or base is None or finding.setting != _settings(self.plan)[-1].name:
+            return finding
+        rungs = [self._rung(row, cause, shown, finding) for cause in row.defense.chain()]
+        chain = causes.chain(row.name, (UNDEFENDED, base), rungs)
+        return dataclasses.replace(finding, chain=chain)
+
+    def _rung(
+        self, row: companions.Shown, cause: Cause, shown: Sequence[companions.Shown], finding: Finding
+    ) -> causes.Rung:
+        control = cause.row
+        if control is None:
+            name = row.name
+        elif _is_target(self.plan, control):
+            name = UNDEFENDED
+        else:
+            name = companions.name_of(shown, control)
+        answers = self.answers.get((name, finding.setting, finding.attack))
+        title = plugins.title(type(control or row.defense))
+        absent = f"{title} was not measured" if name else f"no row {title} ({cause.needs})"
+        return causes.Rung(cause, name, answers, "" if answers else absent)
+
     def _perplexities(self, target: Target) -> tuple[Measurement, ...]:
         """Of the held-out texts, the law's own first; none where there are no such texts."""
         if not self.benchmark.heldout:
@@ -649,28 +708,57 @@ def check(plan: Plan) -> tuple[dict[str, type[Attack] | type[Probe]], dict[str, 
     return attacks, defenses
 
 
+def _settings(plan: Plan) -> list[Setting]:
+    return [s for name, s in SETTINGS.items() if plan.setting in (name, "both")]
+
+
+def _is_row(plan: Plan, control: Defense) -> bool:
+    """Whether a control of a chain is a row of its own: it can be had, and is not what stands undefended."""
+    return not (_lacks(plan, control) or _is_target(plan, control))
+
+
+def _is_target(plan: Plan, control: Defense) -> bool:
+    """Whether the undefended model is this control: it was trained by the recipe of the members, on all data."""
+    if "whole" not in control.needs:
+        return False
+    if plan.lab:
+        return lab_recipe(plan).target_is_whole
+    adapter, model = whole_adapter(Path(str(getattr(control, "ensemble", "")))), Path(str(plan.model))
+    return adapter is not None and model.is_dir() and model.samefile(adapter)
+
+
 def rows(plan: Plan) -> list[Row]:
     """Every row (target, setting, attack) the plan will have, known before anything is built. Raises as `check`."""
     attacks, defenses = check(plan)
     asked = [attack.name for attack in _chosen("attack", plan, attacks, None)]
-    chosen = _chosen("defense", plan, defenses, None)
-    companions = {shown.name for defense in chosen for shown in defense.companions()} - {d.name for d in chosen}
-    settings = [name for name in SETTINGS if plan.setting in (name, "both")]
-    where = {UNDEFENDED: settings, **{d.name: settings for d in chosen}, **dict.fromkeys(companions, settings[-1:])}
+    shown = companions.shown(_chosen("defense", plan, defenses, None), partial(_is_row, plan))
+    settings = [setting.name for setting in _settings(plan)]
+    where = {UNDEFENDED: settings, **{row.name: settings[-1:] if row.companion else settings for row in shown}}
     return [(target, name, attack) for target, names in where.items() for name in names for attack in asked]
 
 
 def check_needs(defense: Defense, public: str | None) -> None:
     """Refuses a defense whose needs only the lab would see to. Raises AuditError."""
-    if "ensemble" in defense.needs and not getattr(defense, "ensemble", ""):
-        raise AuditError(f"--defense {defense.name} outside the lab needs -D ensemble=DIR, a folder of member adapters")
+    if lacks := _needs(defense, public):
+        raise AuditError(f"--defense {defense.name} outside the lab needs {lacks}")
+
+
+def _lacks(plan: Plan, defense: Defense) -> str:
+    return "" if plan.lab else _needs(defense, plan.public)
+
+
+def _needs(defense: Defense, public: str | None) -> str:
+    """What this defense would have to be given outside the lab; "" where it has been."""
+    ensemble = str(getattr(defense, "ensemble", ""))
+    if {"ensemble", "whole"} & set(defense.needs) and not ensemble:
+        return "-D ensemble=DIR, a folder of member adapters"
+    if "whole" in defense.needs and whole_adapter(Path(ensemble)) is None:
+        return f"an ensemble with its control: audit train pmixed -D control=true makes it in {ensemble!r}"
     if "public" in defense.needs and public is None:
-        raise AuditError(f"--defense {defense.name} outside the lab needs --public MODEL, the base of its members")
+        return "--public MODEL, the base of its members"
     if "trained" in defense.needs and not getattr(defense, "model", ""):
-        raise AuditError(
-            f"--defense {defense.name} outside the lab needs -D {defense.name}.model=DIR, a folder made by "
-            f"audit train {defense.name}"
-        )
+        return f"-D {defense.name}.model=DIR, a folder made by audit train {defense.name}"
+    return ""
 
 
 def trained_folder(defense: Defense, load: Callable[[str], HuggingFaceModel], vocab_size: int) -> TrainedModel:
@@ -904,6 +992,7 @@ def _record(target: Target, perplexities: Sequence[Measurement], lead: Lead) -> 
         milliseconds_per_token=1000 * target.seconds / target.drawn if target.drawn else None,
         peak_memory_mb=_peak_memory_mb(target.model.device),
         training_seconds=target.training_seconds,
+        companion=target.companion,
         claim=target.claim(),
         nominal_epsilon=trained.nominal_epsilon if trained else None,
         notes=(

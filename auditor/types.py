@@ -281,6 +281,7 @@ class Scenario:
     queries: int  # tokens the claim row will draw
     answer_length: int  # tokens of one answer
     trained: TrainedModel | None = None
+    whole: LanguageModel | None = None  # one adapter on all the ensemble's records, by its members' recipe
 
 
 @dataclass(frozen=True)
@@ -304,7 +305,7 @@ class MaskedScenario:
 class Defense:
     """Base of all defenses. `protect` returns a model that holds others; `claim` says what it promises.
 
-    `needs` names what the scenario must hold beyond the target: "public", "ensemble", "trained".
+    `needs` names what the scenario must hold beyond the target: "public", "ensemble", "trained", "whole".
     """
 
     name: ClassVar[str] = ""
@@ -331,9 +332,26 @@ class Defense:
         """What a reader of every row must know about how the defense was set up: sentences."""
         return ()
 
-    def companions(self) -> tuple[Defense, ...]:
-        """Defenses that should be shown beside this one, so that its effect is credited to the right cause."""
+    def chain(self) -> tuple[Cause, ...]:
+        """Why this model leaks less than the undefended one: the rows between the two, each one cause further.
+
+        A run shows the other rows beside this one and credits each cause with its own step. What is behind this
+        defense's own row is no part of its effect: what less still would leak.
+        """
         return ()
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A step of a defense's chain: what its row changes against the row before it, and nothing else.
+
+    row: the control that is shown for it; None: the defense itself. needs: what must be given where there is no row.
+    """
+
+    name: str  # "splitting"
+    changes: str  # what is different, in words that go on from it: "splitting: each adapter sees one shard only"
+    row: Defense | None = None
+    needs: str = ""
 
 
 @dataclass(frozen=True)
@@ -407,6 +425,32 @@ class Measurement:
 
 
 @dataclass(frozen=True)
+class Step:
+    """One step of a chain of rows: what is credited to these causes, and to no single one of several.
+
+    difference: the row's number minus that of the row before it; None where there is nothing to take it of: `note` says
+    why. Names of targets; after: "" where no row shows what the step would be.
+    """
+
+    causes: dict[str, str]  # what each changes, by its name
+    before: str
+    after: str
+    difference: Measurement | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """From the undefended row to this one and beyond, step by step, on the secrets that all of the rows answered.
+
+    whole: this row minus the undefended one: the sum of the steps up to it.
+    """
+
+    steps: tuple[Step, ...]
+    whole: Measurement
+
+
+@dataclass(frozen=True)
 class Finding:
     """One (target, setting, attack or probe) cell: measurements, or the reason why there are none."""
 
@@ -426,6 +470,7 @@ class Finding:
     seconds: float = 0.0
     drawn: int = 0
     rows: int = 0  # run through the target, shared passes included: what methods can be compared at
+    chain: Chain | None = None  # of a defended row where its control rows were measured: what its effect is due to
 
     @property
     def main(self) -> Measurement | None:
@@ -451,6 +496,7 @@ class TargetRecord:
     nominal_epsilon: float | None = None  # as a paper prints it; promises nothing (the notes say why)
     notes: tuple[str, ...] = ()
     other_perplexities: tuple[Measurement, ...] = ()  # of the same texts, as papers count them
+    companion: bool = False  # a control, shown beside a defense and not asked for by name
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from transformers import GPTNeoXForCausalLM, ModernBertForMaskedLM, PreTrainedTo
 from auditor import privacy
 from auditor.benchmarks.masked import MaskedLoss, MaskedRecipe, untrained_masked, with_mask
 from auditor.cache import cache_folder
-from auditor.ensemble import LoraEnsemble, record_names
+from auditor.ensemble import LoraEnsemble, adapted, record_names
 from auditor.errors import AuditError
 from auditor.masked import HuggingFaceMaskedModel
 from auditor.members import Adapter, member_folder, shard, train_member
@@ -97,6 +97,11 @@ class LabRecipe:
     lora_epochs: int = 4
     lora_rate: float = 6e-3
     canaries: tuple[tuple[str, int], ...] = (("955320", 1), ("280146", 4), ("731902", 16))
+
+    @property
+    def target_is_whole(self) -> bool:
+        """Whether the target is trained as the members of the ensemble are, on all records: one adapter."""
+        return False
 
     def check(self) -> None:
         """Raises AuditError for sizes that no lab can have."""
@@ -226,6 +231,13 @@ class Lab(Benchmark):
 
         ensemble: LoraEnsemble = self._part("ensemble", self._build_ensemble, load, _ensemble_version(self.recipe))
         return ensemble
+
+    def whole(self) -> HuggingFaceModel:
+        """One LoRA adapter on all records, trained as the members of the ensemble are."""
+        public = self.public()
+        version = _ensemble_version(self.recipe)
+        made: HuggingFaceModel = self._part("whole", self._build_whole, lambda path: adapted(public, path), version)
+        return made
 
     @property
     def ensemble_folder(self) -> Path:
@@ -373,6 +385,17 @@ class Lab(Benchmark):
                 partial(self._fit, texts=texts, epochs=recipe.lora_epochs, rate=recipe.lora_rate, what=what),
                 recipe.seed + index,
             )
+
+    def _build_whole(self, path: Path) -> None:
+        recipe, texts, what = self.recipe, self.private_copies(), "one adapter on all data"
+        train_member(
+            path,
+            GPTNeoXForCausalLM.from_pretrained(self.folder / "public"),
+            Adapter(recipe.lora_rank, recipe.lora_alpha, "all"),
+            texts,
+            partial(self._fit, texts=texts, epochs=recipe.lora_epochs, rate=recipe.lora_rate, what=what),
+            recipe.seed,
+        )
 
     def _build_masked_public(self, path: Path) -> None:
         recipe, tokenizer = self.masked_recipe, with_mask(self.tokenizer, END)

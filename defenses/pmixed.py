@@ -25,13 +25,15 @@ from auditor.defenses.accounting import (
     sound_radius,
     subset_size_law,
 )
+from auditor.defenses.one_adapter import CONTROL, OneAdapter
 from auditor.defenses.projection import project, project_two_sided
+from auditor.defenses.public import Public
 from auditor.ensemble import Ensemble
 from auditor.errors import AuditError, NotApplicable
 from auditor.models import Check, LanguageModel, Rows
 from auditor.sampling import Decoding
 from auditor.streams import generator
-from auditor.types import Budget, Claim, Defense, Scenario
+from auditor.types import Budget, Cause, Claim, Defense, Scenario
 
 ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
 _NO_SHARE = 1e-9  # of subsets of one size: too few to show in a law of single precision
@@ -99,8 +101,13 @@ class PMixed(Defense):
             "more than in any service: give -D pmixed.queries=N, the tokens to answer, or add an attack that draws",
         )
 
-    def companions(self) -> tuple[Defense, ...]:
-        return (Unmixed(self.ensemble),)
+    def chain(self) -> tuple[Cause, ...]:
+        return (
+            Cause("recipe", "one adapter, all data, trained as the members are", OneAdapter(self.ensemble), CONTROL),
+            Cause("splitting", "each adapter sees one shard only, their laws averaged", Unmixed(self.ensemble)),
+            Cause("mixing", "each law is mixed with the public one"),
+            Cause("no private data", "the public model alone", Public(), "--public MODEL"),
+        )
 
     def _covered(self, scenario: Scenario) -> int:
         """T: the drawn tokens that epsilon covers. With nothing to draw, the radius is that of one token."""
@@ -197,7 +204,7 @@ class PMixed(Defense):
 
 @dataclass(frozen=True)
 class Unmixed(Defense):
-    """The private ensemble without mixing: members see 1/N of the data, and that alone lowers recall. No claim."""
+    """The private ensemble without mixing: each member sees 1/N of the data, and their laws are averaged. No claim."""
 
     name: ClassVar[str] = "ensemble-unmixed"
     title: ClassVar[str] = "Ensemble, unmixed"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from auditor.reports import inert, words
 from auditor.reports.blocks import (
@@ -28,7 +28,7 @@ from auditor.reports.blocks import (
 )
 from auditor.reports.texts import Text
 from auditor.reports.verdict import headline, strongest, verdict
-from auditor.types import AuditResult, BenchmarkRecord, Claim, Finding, Measurement, TargetRecord
+from auditor.types import AuditResult, BenchmarkRecord, Claim, Finding, Measurement, Step, TargetRecord
 
 REVEALED = "This report shows private text (--reveal): keep it to yourself."
 _REVEALED_AT_MOST = 1_000_000  # characters: a page that a browser still likes
@@ -94,7 +94,49 @@ def _results(result: AuditResult) -> list[Block]:
             "a canary could have been, 1 in 2^exposure is at least as likely as it. One that was never inserted has "
             "1.4 bits on average. Many copies of one canary are a group: its exposure says nothing of one record's ε."
         )
-    return [_results_table(result), Paragraph(note)] if result.findings else [Paragraph("The run has no rows.")]
+    if not result.findings:
+        return [Paragraph("The run has no rows.")]
+    return [_results_table(result), *causes(result), Paragraph(note)]
+
+
+def causes(result: AuditResult) -> list[Block]:
+    """What each defense's effect is due to: every chain of every row, step by step."""
+    chained = [finding for finding in words.rows(result) if finding.chain]
+    if not chained:
+        return []
+    groups = tuple(Group(f"{words.row_title(result, f)} · {f.attack}", tuple(_chain_rows(result, f))) for f in chained)
+    head = ("Step", "From", "To", "What changes", "Difference", "95% interval", "n", "Shown")
+    caption = "What the effect of each defense is due to: the step from one control row to the next, paired by secret"
+    return [Table("causes-table", caption, head, groups, frozenset({4, 5, 6}))]
+
+
+def _chain_rows(result: AuditResult, finding: Finding) -> Iterator[tuple[str, ...]]:
+    assert finding.chain is not None  # `causes` has seen to it
+    for step in words.steps(finding):
+        yield _step_row(result, step)
+    whole = ("all of these", *_between(result, words.UNDEFENDED, finding.target), "")
+    yield (*whole, *_difference(finding.chain.whole), "")
+    for step in words.steps(finding, beyond=True):
+        yield _step_row(result, step)
+
+
+def _step_row(result: AuditResult, step: Step) -> tuple[str, ...]:
+    row = (words.causes(step), *_between(result, step.before, step.after), "; ".join(step.causes.values()))
+    if step.difference is None:
+        return (*row, f"no step: {step.note}")
+    return (*row, *_difference(step.difference), ("yes" if words.is_shown(step) else "not shown") + _noted(step))
+
+
+def _noted(step: Step) -> str:
+    return f" ({step.note})" if step.note else ""
+
+
+def _between(result: AuditResult, before: str, after: str) -> tuple[str, str]:
+    return words.target_title(result, before), words.target_title(result, after) or words.NOTHING
+
+
+def _difference(m: Measurement) -> tuple[str, str, str]:
+    return words.in_points(m), words.bounds(m), f"{m.n:,}"
 
 
 def _results_table(result: AuditResult) -> Table:

@@ -17,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from auditor.reports import inert, words
-from auditor.reports.verdict import headline, strongest
-from auditor.types import AuditResult, Finding, Measurement
+from auditor.reports.verdict import explained, headline, strongest
+from auditor.types import AuditResult, Chain, Finding, Measurement
 
 _INDENT = 2
 _SHORTEST = 12  # what is left of a long attack name where the numbers need the room
@@ -133,6 +133,10 @@ def _below(result: AuditResult) -> Iterator[RenderableType]:
             shown = ", ".join(words.value(m) for _, m in measured)
             counts = " ".join(count for count, _ in measured)
             yield Text.assemble((f"insertions {counts}", "bold"), f"  exposure {shown} bits (undefended)")
+    for target in result.targets:
+        finding = explained(result, target.name)
+        if finding is not None and finding.chain is not None:
+            yield _why(target.title, finding, finding.chain)
     if result.lead:
         yield Text.assemble(("lead", "bold"), result.lead.removeprefix("lead"))
     for target in result.targets:
@@ -148,6 +152,15 @@ def _sparkline(finding: Finding) -> Text:
     names = " ".join(name for name, _ in measured)
     return Text.assemble(
         (f"repeats {names}", "bold"), "  ", (bars, "bold"), "  ", (f"{shares} (undefended, {finding.attack})", "dim")
+    )
+
+
+def _why(title: str, finding: Finding, chain: Chain) -> Text:
+    """`why PMixED  recipe −1.0 points [−3.0 to 0.7], not shown · splitting −12 points [−16 to −8] (ethicist, n 300)`"""
+    where = ", worst case" if finding.setting == "worst" else ""
+    told = " · ".join(map(words.credited, chain.steps))
+    return Text.assemble(
+        (f"why {title}", "bold"), "  ", told, (f" ({finding.attack}{where}, n {chain.whole.n:,})", "dim")
     )
 
 

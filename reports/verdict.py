@@ -1,7 +1,8 @@
 """What a run shows, in one paragraph a manager can act on. Knows the records; says nothing they do not support.
 
 Comparisons are made at matched setting, attack and decoding only. Each defense is judged by the attack that did best
-against *it*, not by the one that did best against the undefended model.
+against *it*, not by the one that did best against the undefended model. A cause is credited with what the step to its
+own control row changes, and with nothing where no row isolates it.
 """
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ import math
 from auditor.reports import words
 from auditor.reports.blocks import Facts
 from auditor.types import AuditResult, Claim, Finding, Measurement, TargetRecord
-
-_UNMIXED = "ensemble-unmixed"  # the companion of an ensemble defense: the same shards, no mixing
 
 
 def headline(result: AuditResult) -> str:
@@ -37,7 +36,7 @@ def verdict(result: AuditResult) -> str:
     sentences = [*_undefended(result)]
     for target in _defended(result):
         sentences += _defense(result, target)
-    sentences += [*_unmixed(result), *_exposed(result)]
+    sentences += [*(because(result, target) for target in _explained(result)), *_exposed(result)]
     return " ".join(sentences)
 
 
@@ -48,7 +47,7 @@ def answers(result: AuditResult) -> Facts:
         found.append(
             (f"With {target.title}", " ".join([*_change_sentences(result, target), *_refuted(result, target)]))
         )
-    found += [("What else explains it", sentence) for sentence in _unmixed(result)]
+    found += [(f"Why, with {target.title}", because(result, target)) for target in _explained(result)]
     found += [("At what cost", " ".join(_costs(result)))] if _defended(result) else []
     found += [("What is promised", " ".join(_promises(result)))] if _defended(result) else []
     return (*found, ("How sure", _how_sure(result)))
@@ -119,7 +118,7 @@ def _best(result: AuditResult, target: TargetRecord) -> list[Finding]:
 
 
 def _defended(result: AuditResult) -> list[TargetRecord]:
-    return [target for target in result.targets if target.name not in (words.UNDEFENDED, _UNMIXED)]
+    return [target for target in result.targets if target.name != words.UNDEFENDED and not target.companion]
 
 
 # --- what got out ---------------------------------------------------------------------------------------------------
@@ -264,16 +263,31 @@ def _cost(result: AuditResult, target: TargetRecord) -> str:
     return f"Held-out perplexity is {words.value(target.perplexity)} against {words.value(base)} ({change})."
 
 
-def _unmixed(result: AuditResult) -> list[str]:
-    """Credit where it is due: what an ensemble leaks less without any mixing, mixing cannot have kept in."""
-    best = next(filter(None, (strongest(result, _UNMIXED, setting) for setting in words.SETTINGS)), None)
-    if best is None:
-        return []
-    left = f"{words.row_title(result, best)} leaves {words.share(_recall(best))} to {best.attack}"
-    return [
-        f"{left}: only what lies below that can be credited to mixing. How much of the rest is due to splitting the "
-        "data, and how much to the way the members are trained, no row tells."
-    ]
+def _explained(result: AuditResult) -> list[TargetRecord]:
+    """The defended targets of which some row says what their effect is due to."""
+    return [target for target in _defended(result) if explained(result, target.name)]
+
+
+def explained(result: AuditResult, target: str) -> Finding | None:
+    """The row whose chain is told: the strongest attack's, of equals the one that fell most; else a probe's."""
+
+    def rank(finding: Finding) -> tuple[float, float]:
+        assert finding.chain is not None
+        return (_recall(finding).value if _measured(finding) else -1.0, -finding.chain.whole.value)
+
+    return max((f for f in result.findings if f.target == target and f.chain), key=rank, default=None)
+
+
+def because(result: AuditResult, target: TargetRecord) -> str:
+    """What each cause is credited with: its own step, and no more than that."""
+    finding = explained(result, target.name)
+    assert finding is not None and finding.chain is not None  # `_explained` has seen to it
+    where = "worst case" if finding.setting == "worst" else "only sampled tokens"
+    whole = finding.chain.whole
+    told = "; ".join(map(words.credited, words.steps(finding)))
+    opening = f"Of {target.title}'s {words.points(whole)} against no defense ({finding.attack}, {where}, n {whole.n:,})"
+    further = (f"One step further, {words.credited(step)}." for step in words.steps(finding, beyond=True))
+    return " ".join((f"{opening}, by control rows: {told}.", *further))
 
 
 def _exposed(result: AuditResult) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from auditor.reports.inert import clean as clean
-from auditor.types import AuditResult, Claim, Finding, Measurement, from_json, to_json
+from auditor.types import AuditResult, Claim, Finding, Measurement, Step, from_json, to_json
 
 UNDEFENDED = "undefended"
 NOTHING = "–"
@@ -263,6 +263,42 @@ def by_repeats(measured: Mapping[str, Measurement]) -> list[tuple[str, Measureme
 def exposures(finding: Finding) -> list[tuple[str, Measurement]]:
     """Exposure by insertions, in rising order; empty where the row has none."""
     return [item for item in by_repeats(finding.by_repeats) if item[1].unit == "bits"]
+
+
+def steps(finding: Finding, beyond: bool = False) -> tuple[Step, ...]:
+    """The steps of a row's chain up to the row itself; beyond: those behind it. Empty where it has no chain."""
+    if finding.chain is None:
+        return ()
+    found = finding.chain.steps
+    own = next((i for i, step in enumerate(found, 1) if step.after == finding.target), len(found))
+    return found[own:] if beyond else found[:own]
+
+
+def credited(step: Step) -> str:
+    """`splitting −12 points [−16 to −8]`, `mixing −1.0 points [−3.0 to 0.7], not shown`, or why there is no number."""
+    if step.difference is None:
+        return f"{causes(step)}: {step.note}"
+    apart = f" ({step.note})" if step.note else ""
+    return f"{causes(step)} {points(step.difference)}{'' if is_shown(step) else ', not shown'}{apart}"
+
+
+def causes(step: Step) -> str:
+    return " and ".join(step.causes)
+
+
+def is_shown(step: Step) -> bool:
+    """Whether the interval of its difference leaves zero out."""
+    m = step.difference
+    return m is not None and (m.low > 0 or m.high < 0)
+
+
+def points(m: Measurement) -> str:
+    """A difference with its interval: `−12 points [−16 to −8]`, `−3.10 bits [−4.00 to −2.20]`."""
+    return f"{in_points(m)} {bounds(m)}"
+
+
+def in_points(m: Measurement) -> str:
+    return f"{percent(m.value)} points" if m.unit in _PERCENT else f"{value(m)} {m.unit}"
 
 
 def repeats_key(repeats: str) -> float:

@@ -285,7 +285,8 @@ def scenario(make_tiny: MakeTiny) -> Scenario:
     target = make_tiny()
     held = ModelEnsemble(target, [make_tiny(seed=s) for s in (1, 2)])
     trained = TrainedModel(make_tiny(seed=3), PROMISE)
-    return Scenario(target, target, held, queries=60, answer_length=4, trained=trained)
+    whole = make_tiny(seed=4)
+    return Scenario(target, target, held, queries=60, answer_length=4, trained=trained, whole=whole)
 
 
 PROMISE = PrivacyRecord(
@@ -307,7 +308,9 @@ PROMISE = PrivacyRecord(
 class TestDefense:
     def test_says_what_it_is(self, kind: type[Defense]) -> None:
         assert dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
-        assert plugins.description(kind) and kind.claims and set(kind.needs) <= {"public", "ensemble", "trained"}
+        assert (
+            plugins.description(kind) and kind.claims and set(kind.needs) <= {"public", "ensemble", "trained", "whole"}
+        )
 
     def test_a_defended_model_is_a_model(self, kind: type[Defense], scenario: Scenario) -> None:
         model = kind().protect(scenario)
@@ -336,6 +339,15 @@ class TestDefense:
             spent = [claim.spent_epsilon[relation] for claim in claims if claim]
             assert spent == sorted(spent) and spent[0] == 0
             assert spent[-1] <= claims[0].epsilon[relation] * (1 + 1e-9)
+
+    def test_its_chain_passes_through_itself_once(self, kind: type[Defense]) -> None:
+        """Every other row is a control of another kind, with a cause of its own; what a row lacks can be given."""
+        chain = kind().chain()
+        assert [cause.row for cause in chain].count(None) == (1 if chain else 0)
+        assert len({cause.name for cause in chain}) == len(chain) and all(cause.changes for cause in chain)
+        controls = [cause.row for cause in chain if cause.row is not None]
+        assert all(plugins.defenses()[control.name] is type(control) for control in controls)
+        assert len({control.name for control in controls}) == len(controls) and kind() not in controls
 
     def test_claims_survive_json(self, kind: type[Defense], scenario: Scenario) -> None:
         claim = kind().claim(scenario, 10)

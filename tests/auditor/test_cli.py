@@ -204,7 +204,9 @@ def budgeted(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_measures_every_target_setting_and_attack(full: Path) -> None:
     cells = {(f["target"], f["setting"], f["attack"]) for f in result(full)["findings"]}
     shown = {(t, s, a) for t in ("undefended", "pmixed", "uniform-mixing") for s in ("claim", "worst") for a in ATTACKS}
-    assert cells == shown | {("ensemble-unmixed", "worst", attack) for attack in ATTACKS}
+    controls = ("ensemble-unmixed", "public")
+    assert cells == shown | {(control, "worst", attack) for control in controls for attack in ATTACKS}
+    assert {t["name"] for t in result(full)["targets"] if t["companion"]} == set(controls)
     assert all((full / name).stat().st_size for name in ("result.json", "report.md", "report.html", "guesses.jsonl"))
     leaked = finding(full, "undefended", "worst", "perplexity")
     assert value(leaked, "recall") > 0.4
@@ -214,6 +216,39 @@ def test_a_run_measures_every_target_setting_and_attack(full: Path) -> None:
 
 
 ATTACKS = ("ethicist", "perplexity")
+
+
+def test_what_no_control_isolates_is_told_in_one_step(full: Path, world: Path, tmp_path: Path) -> None:
+    """Without the control of the members' recipe; then with it, and once where it is the undefended model itself."""
+
+    def steps(folder: Path) -> list[tuple[list[str], str, str, bool]]:
+        chain = finding(folder, "pmixed", "worst", "perplexity")["chain"]
+        assert chain["whole"]["value"] == pytest.approx(
+            sum(s["difference"]["value"] for s in chain["steps"] if s["difference"] and s["after"] != "public")
+        )
+        return [(list(s["causes"]), s["before"], s["after"], s["difference"] is None) for s in chain["steps"]]
+
+    rest = [
+        (["mixing"], "ensemble-unmixed", "pmixed", False),
+        (["no private data"], "pmixed", "public", False),
+    ]
+    assert steps(full) == [(["recipe", "splitting"], "undefended", "ensemble-unmixed", False), *rest]
+    report = (full / "report.md").read_text()
+    assert "recipe and splitting cannot be told apart: no row One adapter, all data (audit train pmixed" in report
+    assert finding(full, "pmixed", "claim", "ethicist")["chain"] is None  # controls are attacked in the worst case
+    shutil.copytree(world / "ensemble", tmp_path / "ensemble")
+    shutil.copytree(world / "ensemble" / "member-0", tmp_path / "ensemble" / "whole")
+    given = ["--public", str(world / "public"), "--defense", "pmixed", "-D", f"ensemble={tmp_path / 'ensemble'}"]
+    for name, model, expected in (
+        ("whole", world / "model", (["splitting"], "one-adapter", "ensemble-unmixed", False)),
+        ("same", tmp_path / "ensemble" / "whole", (["splitting"], "undefended", "ensemble-unmixed", False)),
+    ):
+        more = [*given, "--limit", "6", "--setting", "worst", "--attack", "perplexity", "--model", str(model)]
+        assert call(command(world, tmp_path / name, *more)) == 0
+        first, *others = steps(tmp_path / name)
+        assert others == [expected, *rest]
+        assert first[1:] == (("undefended", "one-adapter", False) if name == "whole" else (*["undefended"] * 2, True))
+    assert "recipe: the undefended target is that row" in (tmp_path / "same" / "report.md").read_text()
 
 
 def test_results_fit_the_published_schema(full: Path, budgeted: Path, measured: Path) -> None:

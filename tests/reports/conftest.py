@@ -10,6 +10,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from scipy.stats import beta
 from auditor import metrics
 from auditor.details import Details, Seen, Told
 from auditor.reports import html
-from auditor.types import AuditResult, BenchmarkRecord, Claim, Finding, Measurement, TargetRecord
+from auditor.types import AuditResult, BenchmarkRecord, Chain, Claim, Finding, Measurement, Step, TargetRecord
 
 MEMBERS, NONMEMBERS, PER_COUNT = 320, 160, 64
 REPEATS = ("1", "2", "4", "8", "16")
@@ -84,7 +85,27 @@ def finding(target: str, setting: str, attack: str) -> Finding:
         return replace(
             cell, not_applicable="perplexity ranks by log-probabilities, which this access does not give", drawn=0
         )
-    return replace(cell, **measured(target, setting, attack, hits))
+    return replace(cell, **measured(target, setting, attack, hits), chain=chain(target, setting, attack))
+
+
+def chain(target: str, setting: str, attack: str) -> Chain | None:
+    """Outside the lab, without the control of its recipe and without a public model's row."""
+    rows = [HITS[name, setting, attack] for name in ("undefended", "ensemble-unmixed", "pmixed")]
+    if target != "pmixed" or setting != "worst" or None in rows:
+        return None
+    start, unmixed, own = (sum(hits or ()) / MEMBERS for hits in rows)
+    moved = [difference("recall_difference", after - before, 0.03) for before, after in pairwise((start, unmixed, own))]
+    joint = {"recipe": "one adapter, all data", "splitting": "each adapter sees one shard only"}
+    apart = "recipe and splitting cannot be told apart: no row One adapter, all data (train it)"
+    mixing, floor = {"mixing": "each law is mixed with the public one"}, {"no private data": "the public model alone"}
+    return Chain(
+        (
+            Step(joint, "undefended", "ensemble-unmixed", moved[0], apart),
+            Step(mixing, "ensemble-unmixed", "pmixed", moved[1]),
+            Step(floor, "pmixed", "", None, "no row Public model (--public MODEL)"),
+        ),
+        difference("recall_difference", own - start, 0.04),
+    )
 
 
 def measured(target: str, setting: str, attack: str, hits: tuple[int, ...]) -> dict[str, Any]:
@@ -167,7 +188,8 @@ def claims() -> dict[str, Claim]:
 
 def target(name: str, title: str, text: str, ppl: float, ms: float, mb: float, seconds: float) -> TargetRecord:
     perplexity = Measurement("perplexity", ppl, ppl * 0.97, ppl * 1.03, 4096, unit="perplexity")
-    return TargetRecord(name, title, text, perplexity, ms, mb, seconds, claims().get(name))
+    companion = name == "ensemble-unmixed"
+    return TargetRecord(name, title, text, perplexity, ms, mb, seconds, claims().get(name), companion=companion)
 
 
 @pytest.fixture

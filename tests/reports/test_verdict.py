@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from dataclasses import replace
 
-from auditor.reports.verdict import headline, strongest, verdict
-from auditor.types import AuditResult, Finding, Measurement
+from rich.console import Console
+
+from auditor.reports import markdown
+from auditor.reports.terminal import summary
+from auditor.reports.verdict import answers, headline, strongest, verdict
+from auditor.types import AuditResult, Chain, Finding, Measurement, Step
 
 
 def test_the_whole_story(result: AuditResult) -> None:
@@ -17,7 +22,7 @@ def test_the_whole_story(result: AuditResult) -> None:
     assert "With PMixED (sound), 1/320 (0.3% [0.0–1.7]) came out when only sampled tokens come back" in text
     assert "21.3 against 11.2 (+90%)" in text
     assert "does not cover the worst case (log-probabilities, top-p 0.7)" in text
-    assert "Ensemble, unmixed leaves 9/320" in text
+    assert "With Ensemble, unmixed" not in text  # a control is judged for the sake of what it isolates
     assert "at least 47% were learned, not guessed, with 95% confidence, if non-members are alike" in text
     assert "\n" not in text
 
@@ -59,9 +64,57 @@ def test_an_epsilon_beside_recall_names_its_unit(result: AuditResult) -> None:
 
 
 def test_what_no_row_isolates_is_credited_to_nothing(result: AuditResult) -> None:
-    assert "due to splitting the data, and how much to the way the members are trained, no row tells." in verdict(
-        result
+    assert (
+        "Of PMixED (sound)'s −51 points [−55 to −47] against no defense (ethicist, worst case, n 320), by control "
+        "rows: recipe and splitting −47 points [−50 to −44] (recipe and splitting cannot be told apart: no row One "
+        "adapter, all data (train it)); mixing −4.1 points [−7.1 to −1.1]. "
+        "One step further, no private data: no row Public model (--public MODEL)."
+    ) in verdict(result)
+
+
+def test_each_cause_is_credited_with_its_own_step(result: AuditResult) -> None:
+    """A step whose interval holds zero is not shown; a row that is the undefended one is none."""
+    apart = Chain(
+        (
+            Step({"recipe": "trained so"}, "undefended", "undefended", None, "the undefended target is that row"),
+            Step({"splitting": "shards"}, "undefended", "ensemble-unmixed", points(-0.3, -0.35, -0.25)),
+            Step({"mixing": "mixed"}, "ensemble-unmixed", "pmixed", points(-0.01, -0.03, 0.01)),
+            Step({"no private data": "public"}, "pmixed", "public", points(-0.0125, -0.03, 0.0)),
+        ),
+        points(-0.31, -0.36, -0.26),
     )
+    told = (
+        "recipe: the undefended target is that row; splitting −30 points [−35 to −25]; "
+        "mixing −1.0 points [−3.0 to 1.0], not shown. "
+        "One step further, no private data −1.2 points [−3.0 to 0.0], not shown."
+    )
+    explained = changed(result, "pmixed", lambda f: replace(f, chain=apart if f.chain else None))
+    assert told in verdict(explained)
+    assert dict(answers(explained))["Why, with PMixED (sound)"].endswith(told)
+    shown = summary_text(explained)
+    assert "splitting −30 points [−35 to −25] · mixing −1.0 points [−3.0 to 1.0], not shown" in shown
+    page = markdown.render(explained)
+    assert (
+        "| mixing | Ensemble, unmixed | PMixED (sound) | mixed | −1.0 points | [−3.0 to 1.0] | 320 | not shown |"
+        in page
+    )
+    assert "no step: the undefended target is that row" in page and "| all of these |" in page
+
+
+def test_without_a_chain_nothing_is_credited(result: AuditResult) -> None:
+    bare = changed(result, "pmixed", lambda f: replace(f, chain=None))
+    for text in (verdict(bare), summary_text(bare), markdown.render(bare)):
+        assert not any(word in text for word in ("mixing −", "by control rows", "credit", "due to"))
+
+
+def points(value: float, low: float, high: float) -> Measurement:
+    return Measurement("recall_difference", value, low, high, 320)
+
+
+def summary_text(result: AuditResult) -> str:
+    console = Console(width=400, file=io.StringIO(), no_color=True)
+    console.print(summary(result))
+    return str(console.file.getvalue())  # type: ignore[attr-defined]
 
 
 def test_a_difference_around_zero_is_inconclusive(result: AuditResult) -> None:

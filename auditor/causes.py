@@ -1,0 +1,87 @@
+"""Why a defended model leaks less: the step from each row of a chain to the next, paired by secret.
+
+Pure functions on what rows found out about each secret. Knows neither models nor how rows are chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from auditor import metrics
+from auditor.evidence import paired_means
+from auditor.types import Cause, Chain, Measurement, Step
+
+_TAIL = (1 - metrics.CONFIDENCE) / 2
+
+
+@dataclass(frozen=True)
+class Answers:
+    """A row's main number, the members' mean, taken apart: finite values by secret."""
+
+    name: str
+    unit: str
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A row of a chain. answers: None where it was not measured, for which `absent` gives the reason."""
+
+    cause: Cause
+    target: str
+    answers: Answers | None
+    absent: str = ""
+
+
+def chain(target: str, base: tuple[str, Answers], rungs: Sequence[Rung]) -> Chain | None:
+    """The steps from the base row, by its name, over these rungs, one of which is the target's own.
+
+    Causes whose row is missing are one step with the next one. None where the target's own row was not measured, or
+    where no secret was answered in all rows.
+    """
+    start, answers = base
+    rows = {start: answers, **{rung.target: rung.answers for rung in rungs if rung.answers is not None}}
+    secrets = sorted(set.intersection(*(set(row.values) for row in rows.values())))
+    if target not in rows or not secrets:
+        return None
+
+    def minus(after: str, before: str) -> Measurement:
+        return difference(rows[after], rows[before], secrets)
+
+    steps, at = [], start
+    waiting: list[Rung] = []
+    for rung in rungs:
+        waiting.append(rung)
+        if rung.target in rows:
+            moved = minus(rung.target, at) if rung.target != at else None
+            note = _apart(waiting) if moved else f"the {at} target is that row"
+            steps.append(Step(_changes(waiting), at, rung.target, moved, note))
+            at, waiting = rung.target, []
+    if waiting:
+        steps.append(Step(_changes(waiting), at, "", None, "; ".join(rung.absent for rung in waiting)))
+    return Chain(tuple(steps), minus(target, start))
+
+
+def difference(new: Answers, base: Answers, secrets: Sequence[str]) -> Measurement:
+    """The mean of `new` minus that of `base` over these secrets, with its paired 95% interval."""
+    name = f"{base.name}_difference"
+    first, second = (np.array([row.values[secret] for secret in secrets]) for row in (new, base))
+    if base.unit == "share":
+        return metrics.difference(name, first == 1, second == 1)
+    found = paired_means(first, second)
+    return Measurement(name, found.value, found.low(_TAIL), found.high(_TAIL), found.n, base.unit)
+
+
+def _changes(rungs: Sequence[Rung]) -> dict[str, str]:
+    return {rung.cause.name: rung.cause.changes for rung in rungs}
+
+
+def _apart(rungs: Sequence[Rung]) -> str:
+    """That several causes are one step, and what would tell them apart."""
+    if len(rungs) == 1:
+        return ""
+    names = " and ".join(rung.cause.name for rung in rungs)
+    return f"{names} cannot be told apart: {'; '.join(rung.absent for rung in rungs[:-1])}"
