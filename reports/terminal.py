@@ -134,9 +134,9 @@ def _below(result: AuditResult) -> Iterator[RenderableType]:
             counts = " ".join(count for count, _ in measured)
             yield Text.assemble((f"insertions {counts}", "bold"), f"  exposure {shown} bits (undefended)")
     for target in result.targets:
-        finding = explained(result, target.name)
-        if finding is not None and finding.chain is not None:
-            yield _why(target.title, finding, finding.chain)
+        told = explained(result, target.name)
+        if told is not None and told.chain is not None:
+            yield _why(target.title, told, told.chain)
     if result.lead:
         yield Text.assemble(("lead", "bold"), result.lead.removeprefix("lead"))
     for target in result.targets:
