@@ -19,6 +19,7 @@ import torch
 from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
+from transformers.pytorch_utils import Conv1D
 
 from auditor.caches import OwnCache
 from auditor.errors import AuditError, library_errors
@@ -27,6 +28,7 @@ from auditor.models import HuggingFaceModel, LanguageModel, Rows, SlotLayer
 
 _CACHE_BYTES = 2**28  # keys and values of members that single draws asked
 _TOKENS_AT_ONCE = 2**13  # read by members in one batch
+_MERGED_BYTES = 2**28  # of all members' weights, each with its updates in it
 
 
 class Ensemble(ABC):
@@ -51,6 +53,13 @@ class Ensemble(ABC):
     @abstractmethod
     def log_probs(self, contexts: Tensor, part: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         """(B, last, V): context b answered by part[b] alone (0: public). Differentiable in `prompt`."""
+
+    def laws(self, contexts: Tensor, parts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
+        """(B, last, parts, V): every context answered by each of these parts. Differentiable in `prompt`."""
+        contexts = contexts.to(self.public.device)
+        part = parts.repeat_interleave(len(contexts))
+        laws = self.log_probs(contexts.repeat(len(parts), 1), part, last, prompt=prompt)
+        return laws.unflatten(0, (len(parts), -1)).movedim(0, -2)
 
     def behind(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Members:
         """The members behind rows that start as `prefixes` (B, n) and grow by `length` tokens, asked one at a time."""
@@ -143,12 +152,18 @@ class LoraEnsemble(Ensemble):
         return self._model.rows(prefixes, length, prompt, 1 + self.size, self._every)
 
     def _every(self, read: Tensor, last: int, cache: Cache | OwnCache | None) -> Tensor:
-        self._routing.part = None
+        self._routing.part = self._routing.blocks = None
         return self._model.forward(read, last, cache)
 
     def log_probs(self, contexts: Tensor, part: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         self._routing.part = part
         return self._model.forward(self._model.embed(contexts.to(self._model.device), prompt), last)
+
+    def laws(self, contexts: Tensor, parts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
+        self._routing.part, self._routing.blocks = None, parts
+        read = self._model.embed(contexts.to(self._model.device), prompt)
+        laws = self._model.forward(read.repeat(len(parts), *(1,) * (read.ndim - 1)), last)
+        return laws.unflatten(0, (len(parts), -1)).movedim(0, -2)
 
     def behind(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Members:
         if self._model.served != "slots":
@@ -253,9 +268,10 @@ class _CachedMembers(Members):
 
 
 class Routing:
-    """Which part serves each row of the batch, (rows,); None: every part in turn, (row, part) interleaved."""
+    """Which part serves each row of the batch."""
 
-    part: Tensor | None = None
+    part: Tensor | None = None  # (rows,); None: as many rows for each part
+    blocks: Tensor | None = None  # these parts, a block of rows each; None: every part in turn, (row, part) interleaved
 
 
 class MixedLora(nn.Module):
@@ -266,6 +282,7 @@ class MixedLora(nn.Module):
 
     a: Tensor
     b: Tensor
+    merged: Tensor | None = None  # (parts, in, out): the layer's weight with each part's update in it
 
     def __init__(self, base: nn.Module, a: Tensor, b: Tensor, routing: Routing) -> None:
         super().__init__()
@@ -274,18 +291,49 @@ class MixedLora(nn.Module):
         self.register_buffer("b", b)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: (rows, n, in) -> (rows, n, out). The updates are added in place: the base's output is ours alone."""
-        y: Tensor = self.base(x)
-        x, part = x.to(self.a.dtype), self.routing.part
-        if part is not None and y.dtype == x.dtype:
-            return y.baddbmm_(torch.bmm(x, self.a[part].mT), self.b[part].mT)
-        if part is not None:
-            y += torch.bmm(torch.bmm(x, self.a[part].mT), self.b[part].mT)
-            return y
-        blocks, target = (t.unflatten(0, (-1, len(self.a))).transpose(0, 1) for t in (x, y))  # (parts, rows, n, ...)
-        delta = torch.bmm(torch.bmm(blocks.flatten(1, 2), self.a.mT), self.b.mT)
-        target += delta.unflatten(1, target.shape[1:3])
-        return y
+        """x: (rows, n, in) -> (rows, n, out)."""
+        routing, parts = self.routing, len(self.a)
+        if routing.part is not None:
+            a, b = self.a[routing.part], self.b[routing.part]
+            return _plus(self.base(x), x.to(a.dtype), a, b)
+        if routing.blocks is not None:
+            return self._by_part(x.reshape(len(routing.blocks), -1, x.shape[-1]), routing.blocks).view(*x.shape[:2], -1)
+        blocks = x.unflatten(0, (-1, parts)).transpose(0, 1)  # (parts, rows, n, in)
+        y = self._by_part(blocks.flatten(1, 2)).unflatten(1, blocks.shape[1:3])
+        return y.transpose(0, 1).flatten(0, 1)
+
+    def _by_part(self, x: Tensor, parts: Tensor | None = None) -> Tensor:
+        """x: (parts, m, in) -> (parts, m, out), by these parts or by all."""
+        if self.merged is None:
+            a, b = (self.a, self.b) if parts is None else (self.a[parts], self.b[parts])
+            return _plus(self.base(x), x.to(a.dtype), a, b)
+        weight = self.merged if parts is None else self.merged[parts]
+        bias: Tensor | None = self.base.bias  # type: ignore[assignment]
+        return torch.bmm(x, weight) if bias is None else torch.baddbmm(bias, x, weight)
+
+    def merge(self, weight: Tensor) -> None:
+        """weight: the base's, (in, out). One product of the parts' own does the work of it and of two thin ones."""
+        self.merged = torch.baddbmm(weight, self.a.mT, self.b.mT)
+
+
+def _plus(y: Tensor, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """y + x a^T b^T. In place: the base's output is ours alone."""
+    if y.dtype == x.dtype:
+        return y.baddbmm_(torch.bmm(x, a.mT), b.mT)
+    y += torch.bmm(torch.bmm(x, a.mT), b.mT)
+    return y
+
+
+def _merge(layers: Sequence[MixedLora]) -> None:
+    """Gives each layer its merged weights, where memory has room for all of them."""
+    bases = [layer.base for layer in layers]
+    if not all(type(base) in (nn.Linear, Conv1D) for base in bases):  # others may be more than weight and bias
+        return
+    weights = [base.get_parameter("weight") for base in bases]
+    same = all(weight.dtype == layer.a.dtype for weight, layer in zip(weights, layers, strict=True))
+    if same and sum(len(layer.a) * w.nbytes for w, layer in zip(weights, layers, strict=True)) <= _MERGED_BYTES:
+        for weight, layer in zip(weights, layers, strict=True):
+            layer.merge(weight.T if isinstance(layer.base, nn.Linear) else weight)
 
 
 def _mix(base: Any, adapters: Sequence[Path], routing: Routing) -> Any:
@@ -302,13 +350,16 @@ def _mix(base: Any, adapters: Sequence[Path], routing: Routing) -> Any:
         raise AuditError("expected plain LoRA adapters as ensemble members, got another PEFT method or saved modules")
     inner: nn.Module = peft.get_base_model()
     layers = {name: module for name, module in inner.named_modules() if isinstance(module, LoraLinear)}
+    mixed: list[MixedLora] = []
     for name, layer in layers.items():
         if set(layer.lora_variant) or len(layer.lora_A) != len(adapters):
             raise AuditError(f"expected the same plain LoRA layers in every member, but {name} differs")
         a = torch.stack([layer.get_parameter(f"lora_A.{n}.weight") for n in names])
         b = torch.stack([layer.get_parameter(f"lora_B.{n}.weight") * layer.scaling[n] for n in names])
         a, b = (torch.cat([torch.zeros_like(w[:1]), w]).detach() for w in (a, b))
-        inner.set_submodule(name, MixedLora(layer.base_layer, a, b, routing))
+        mixed.append(MixedLora(layer.base_layer, a, b, routing))
+        inner.set_submodule(name, mixed[-1])
+    _merge(mixed)
     return inner
 
 

@@ -292,22 +292,14 @@ class PMixedModel(LanguageModel):
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         parts = torch.arange(self.parts, device=self.device)
-        return self.released(self._laws_of_parts(contexts, parts, last, prompt))
+        return self.released(self.ensemble.laws(contexts, parts, last, prompt=prompt))
 
     def tuning_log_probs(self, contexts: Tensor, last: int, prompt: Tensor, noise: torch.Generator) -> Tensor:
         """The law with the sum over members estimated from a few, drawn anew each step: unbiased, never negative."""
         few = min(_TUNING_MEMBERS, self.ensemble.size)
         chosen = 1 + torch.randperm(self.ensemble.size, generator=noise)[:few]
         parts = torch.cat([torch.zeros(1, dtype=torch.long), chosen]).to(self.device)
-        return self.released(self._laws_of_parts(contexts, parts, last, prompt))
-
-    def _laws_of_parts(self, contexts: Tensor, parts: Tensor, last: int, prompt: Tensor | None) -> Tensor:
-        """(B, last, parts, V) nats."""
-        contexts = contexts.to(self.device)
-        laws = self.ensemble.log_probs(
-            contexts.repeat(len(parts), 1), parts.repeat_interleave(len(contexts)), last, prompt=prompt
-        )
-        return laws.unflatten(0, (len(parts), -1)).movedim(0, -2)
+        return self.released(self.ensemble.laws(contexts, parts, last, prompt=prompt))
 
     def released(self, laws: Tensor) -> Tensor:
         """The exact law of the released token, (..., V) nats, from the laws of public and members, (..., 1 + n, V).
@@ -344,7 +336,7 @@ class PMixedModel(LanguageModel):
     def _subset_nll(self, text: tuple[int, ...], uniforms: np.ndarray) -> float:
         """Summed -log p_S(y) of the last tokens; S: where uniforms, (tokens, N), are below q, a row each of them."""
         tokens, every = torch.tensor([text], device=self.device), torch.arange(self.parts, device=self.device)
-        laws = self._laws_of_parts(tokens[:, :-1], every, len(uniforms), None)[0]  # (tokens, parts, V)
+        laws = self.ensemble.laws(tokens[:, :-1], every, len(uniforms))[0]  # (tokens, parts, V)
         inside = torch.from_numpy(uniforms < self.q).to(self.device)
         size = inside.sum(-1)
         radius = self.radii[size].unsqueeze(-1).expand(inside.shape)
@@ -368,7 +360,7 @@ class PMixedModel(LanguageModel):
         order = order or promise.projection.alpha
         if not 2 <= order <= promise.projection.alpha:
             raise AuditError(f"expected order in 2..{promise.projection.alpha}, which the claim controls, got {order}")
-        laws = self._laws_of_parts(contexts, torch.arange(self.parts, device=self.device), last, None)[:, at]
+        laws = self.ensemble.laws(contexts, torch.arange(self.parts, device=self.device), last)[:, at]
         by_size = _by_size(self.projection, laws)
         of_fewer = _by_size(self.served(self.ensemble.size - 1), laws) if self.ensemble.size > 1 else by_size
         own = self.released(laws).double().log_softmax(-1).exp().cpu().numpy()[..., None, :]

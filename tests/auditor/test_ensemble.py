@@ -57,6 +57,31 @@ def test_mixed_batches_equal_one_adapter_at_a_time(make_tiny: MakeTiny, tmp_path
     assert_same(general.log_probs(contexts, part, 2), ensemble.log_probs(contexts, part, 2))
 
 
+@pytest.mark.parametrize("memory", [2**28, 0])
+@pytest.mark.parametrize("kind", ["neox", "gpt2"])
+def test_parts_asked_together_say_what_each_says_alone(
+    make_tiny: MakeTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, memory: int
+) -> None:
+    """With memory for the weights of all, and without."""
+    monkeypatch.setattr("auditor.ensemble._MERGED_BYTES", memory)
+    ensemble = LoraEnsemble(make_tiny(kind=kind), save_members(make_tiny, tmp_path, 3, kind))
+    contexts = torch.randint(1, 61, (4, 6), generator=torch.Generator().manual_seed(0))
+    prompt = torch.randn(3, 32, generator=torch.Generator().manual_seed(1))
+
+    def asked(together: bool, parts: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        soft, some = prompt.clone().requires_grad_(), torch.tensor(parts)
+        laws = (ensemble if together else super(LoraEnsemble, ensemble)).laws(contexts, some, 2, prompt=soft)
+        laws[..., 5].sum().backward()
+        assert laws.shape == (4, 2, len(parts), 61) and soft.grad is not None
+        return laws.detach(), soft.grad
+
+    for parts in ([0, 1, 2, 3], [3, 0], [2]):
+        for together, alone in zip(asked(True, parts), asked(False, parts), strict=True):
+            assert_same(together, alone)
+    rows = ensemble.start(contexts, 1, prompt=prompt).log_probs()
+    assert_same(rows, asked(True, [0, 1, 2, 3])[0][:, -1])
+
+
 @pytest.mark.parametrize("kind", ["neox", "gpt2"])
 def test_members_of_a_base_in_half_precision(make_tiny: MakeTiny, tmp_path: Path, kind: str) -> None:
     """Adapters stay in single precision beside it, as PEFT keeps them."""
