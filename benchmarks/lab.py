@@ -1,8 +1,9 @@
 """The built-in lab: a small model really trained on public, then on private synthetic text. Nothing in it is canned.
 
-A GPT-NeoX-style model (rotary positions) learns public text, is fine-tuned on private records that occur 1 to 16 times,
-and a LoRA ensemble is fine-tuned on disjoint shards of the same records. Each part is built when a run needs it and is
-cached by the hash of its recipe, library versions included. No hub, no download, no GPU.
+A GPT-NeoX-style model (rotary positions) learns public text and is fine-tuned on private records that occur 1 to 64
+times: one LoRA adapter, near its best held-out perplexity. An ensemble is fine-tuned by the same recipe on disjoint
+shards of the same records. Each part is built when a run needs it and is cached by the hash of its recipe, library
+versions included. No hub, no download, no GPU.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import torch
 from faker import Faker
 from filelock import FileLock
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
 from transformers import GPTNeoXForCausalLM, ModernBertForMaskedLM, PreTrainedTokenizerFast
 
 from auditor import privacy
@@ -37,25 +39,26 @@ from auditor.cache import cache_folder
 from auditor.ensemble import LoraEnsemble, adapted, record_names
 from auditor.errors import AuditError
 from auditor.masked import HuggingFaceMaskedModel
-from auditor.members import Adapter, member_folder, shard, train_member
+from auditor.members import Adapter, member_folder, shard, train_member, with_adapter
 from auditor.models import HuggingFaceModel
 from auditor.scratch import scratch_folder
 from auditor.spaces import Space
 from auditor.streams import generator
-from auditor.training import Checkpoint, fit, untrained
+from auditor.training import Checkpoint, causal_loss, fit, untrained
 from auditor.types import Benchmark, Canary, Pair, Secret, Tokens, TrainedModel, Trainer, TrainingJob, TrainingRecord
 
 Progress = Callable[[str, int, int], None]  # (what, done, of how many)
-REPEATS = (1, 2, 4, 8, 16)
 END = "<|endoftext|>"
 CANARY_SPACE = Space("My ID is {digits:6}")  # Carlini et al. 2019; "My ID is 955320" is the ADP paper's
 _CUT = 24  # prefixes end and suffixes begin here, however long they are: other lengths, the same secrets
-_ENSEMBLE = ("members", "lora_rank", "lora_alpha", "lora_epochs", "lora_rate")  # what nothing else depends on
+_RECIPE = ("epochs", "rate", "batch", "rank", "alpha")  # of a fine-tuning: private_epochs is the target's, lora_epochs
+_ENSEMBLE = ("members", *(f"lora_{name}" for name in _RECIPE))  # what nothing else depends on
 _LEAST = {
     "seed": 0,
     "vocab_size": 257,
-    "known_per_repeat": 0,
     "nonmembers": 0,
+    "others": 0,
+    "private_rank": 0,
 }  # every byte and the end of text; else 1
 _MOST = {
     "seed": 2**63 - 1,
@@ -82,26 +85,36 @@ class LabRecipe:
     block: int = 128
     prefix_length: int = _CUT
     suffix_length: int = 16
-    secrets_per_repeat: int = 60
-    known_per_repeat: int = 12
+    # How often records occur, how many of them are attacked, and how many more the attacker knows.
+    repeats: tuple[tuple[int, int, int], ...] = ((1, 150, 12), (4, 60, 12), (16, 40, 8), (32, 30, 6), (64, 20, 4))
+    others: int = 300  # further private records, each once: no attack looks at them
     nonmembers: int = 100
     public_records: int = 1600
     public_epochs: int = 3
     public_rate: float = 4e-3
-    private_epochs: int = 7
-    private_rate: float = 3e-3
     batch: int = 16
-    members: int = 8
-    lora_rank: int = 4
-    lora_alpha: int = 32
-    lora_epochs: int = 4
-    lora_rate: float = 6e-3
-    canaries: tuple[tuple[str, int], ...] = (("955320", 1), ("280146", 4), ("731902", 16))
+    private_epochs: int = 3
+    private_rate: float = 2.5e-3
+    private_batch: int = 2
+    private_rank: int = 64  # 0: the whole model is trained
+    private_alpha: int = 128
+    members: int = 16
+    lora_epochs: int = 3
+    lora_rate: float = 2.5e-3
+    lora_batch: int = 2
+    lora_rank: int = 64
+    lora_alpha: int = 128
+    canaries: tuple[tuple[str, int], ...] = (("955320", 1), ("280146", 4), ("731902", 16), ("440817", 64))
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How often attacked records occur."""
+        return tuple(times for times, _, _ in self.repeats)
 
     @property
     def target_is_whole(self) -> bool:
         """Whether the target is trained as the members of the ensemble are, on all records: one adapter."""
-        return False
+        return all(getattr(self, f"private_{name}") == getattr(self, f"lora_{name}") for name in _RECIPE)
 
     def check(self) -> None:
         """Raises AuditError for sizes that no lab can have."""
@@ -117,6 +130,14 @@ class LabRecipe:
             raise AuditError(
                 f"expected lab prefixes of 1 to {_CUT} tokens and suffixes of at least 1, "
                 f"got {self.prefix_length} and {self.suffix_length}"
+            )
+        if not 0 < len(set(self.counts)) == len(self.counts) or not all(
+            1 <= times <= 10_000 and 1 <= attacked <= 10_000 and 0 <= known <= 10_000
+            for times, attacked, known in self.repeats
+        ):
+            raise AuditError(
+                "expected lab repeats of [times, attacked, known], each other times, no number above 10,000, "
+                f"got {self.repeats}"
             )
         for digits, count in self.canaries:
             if canary_text(digits) not in CANARY_SPACE or not 0 <= count <= 10_000:
@@ -168,7 +189,7 @@ class Lab(Benchmark):
         self.training_seconds: dict[str, float] = {}
         self.description = (
             f"{self.recipe.layers}-layer GPT-NeoX of width {self.recipe.hidden}, trained on the spot on synthetic "
-            f"mails, patient notes and payments (Faker); records occur {', '.join(map(str, REPEATS))} times"
+            f"mails, patient notes and payments (Faker); records occur {', '.join(map(str, self.recipe.counts))} times"
         )
         self.tokenizer: PreTrainedTokenizerFast = self._part("tokenizer", self._build_tokenizer, _load_tokenizer)
         self._cut()
@@ -191,13 +212,11 @@ class Lab(Benchmark):
             return tokens[_CUT - recipe.prefix_length : _CUT], tokens[_CUT:]
 
         secrets, known, kinds = [], [], self._texts.kinds
-        for repeats, texts in self._texts.private.items():
-            for i, text in enumerate(texts):
-                if i < recipe.known_per_repeat:
-                    known.append(Pair(*cut(text)))
-                else:
-                    name = f"member-{repeats:02d}-{i - recipe.known_per_repeat:03d}"
-                    secrets.append(Secret(name, *cut(text), repeats, group=kinds.get(text)))
+        for times, _, given in recipe.repeats:
+            texts = self._texts.private[times]
+            known += [Pair(*cut(text)) for text in texts[:given]]
+            for i, text in enumerate(texts[given:]):
+                secrets.append(Secret(f"member-{times:02d}-{i:03d}", *cut(text), times, group=kinds.get(text)))
         for i, text in enumerate(self._texts.nonmembers):
             name = f"nonmember-{i:03d}"
             secrets.append(Secret(name, *cut(text), repeats=0, member=False, group=kinds.get(text)))
@@ -233,7 +252,9 @@ class Lab(Benchmark):
         return ensemble
 
     def whole(self) -> HuggingFaceModel:
-        """One LoRA adapter on all records, trained as the members of the ensemble are."""
+        """One LoRA adapter on all records, trained as the members of the ensemble are: the target, where it was so."""
+        if self.recipe.target_is_whole:
+            return self.target()
         public = self.public()
         version = _ensemble_version(self.recipe)
         made: HuggingFaceModel = self._part("whole", self._build_whole, lambda path: adapted(public, path), version)
@@ -295,7 +316,7 @@ class Lab(Benchmark):
         """Whole private records, one copy of each: all that were trained on, or all that never were."""
         if not members:
             return list(self._texts.nonmembers)
-        return [text for texts in self._texts.private.values() for text in texts]
+        return [text for texts in self._texts.private.values() for text in texts] + self._texts.others
 
     def _masked(self, path: Path) -> HuggingFaceMaskedModel:
         name = "lab masked public model" if "public" in path.name else "lab masked target"
@@ -365,13 +386,30 @@ class Lab(Benchmark):
             end=0,
             seed=recipe.seed,
         )
-        self._fit(model, self._texts.public, recipe.public_epochs, recipe.public_rate, "public model")
+        model.set_attn_implementation("eager")
+        self._fit(model, self._texts.public, "public model", epochs=recipe.public_epochs, rate=recipe.public_rate)
         model.save_pretrained(path)
 
     def _build_target(self, path: Path) -> None:
-        model = GPTNeoXForCausalLM.from_pretrained(self.folder / "public")
-        self._fit(model, self.private_copies(), self.recipe.private_epochs, self.recipe.private_rate, "target")
+        recipe, model = self.recipe, self._public_to_train()
+        if recipe.private_rank:
+            torch.manual_seed(recipe.seed)
+            model = with_adapter(model, Adapter(recipe.private_rank, recipe.private_alpha, "all"))
+        self._fit(
+            model,
+            self.private_copies(),
+            "target",
+            epochs=recipe.private_epochs,
+            rate=recipe.private_rate,
+            batch=recipe.private_batch,
+        )
+        if recipe.private_rank:
+            model = model.merge_and_unload()
         model.save_pretrained(path)
+
+    def _public_to_train(self) -> Any:
+        """Attention in steps: in bfloat16 on a CPU the fused one takes twice as long backwards."""
+        return GPTNeoXForCausalLM.from_pretrained(self.folder / "public", attn_implementation="eager")
 
     def _build_ensemble(self, path: Path) -> None:
         recipe = self.recipe
@@ -379,21 +417,25 @@ class Lab(Benchmark):
             what = f"ensemble member {index + 1}"
             train_member(
                 member_folder(path, index),
-                GPTNeoXForCausalLM.from_pretrained(self.folder / "public"),
+                self._public_to_train(),
                 Adapter(recipe.lora_rank, recipe.lora_alpha, "all"),
                 texts,
-                partial(self._fit, texts=texts, epochs=recipe.lora_epochs, rate=recipe.lora_rate, what=what),
+                partial(self._fit, texts=texts, what=what, **self._members_recipe()),
                 recipe.seed + index,
             )
+
+    def _members_recipe(self) -> dict[str, Any]:
+        recipe = self.recipe
+        return {"epochs": recipe.lora_epochs, "rate": recipe.lora_rate, "batch": recipe.lora_batch}
 
     def _build_whole(self, path: Path) -> None:
         recipe, texts, what = self.recipe, self.private_copies(), "one adapter on all data"
         train_member(
             path,
-            GPTNeoXForCausalLM.from_pretrained(self.folder / "public"),
+            self._public_to_train(),
             Adapter(recipe.lora_rank, recipe.lora_alpha, "all"),
             texts,
-            partial(self._fit, texts=texts, epochs=recipe.lora_epochs, rate=recipe.lora_rate, what=what),
+            partial(self._fit, texts=texts, what=what, **self._members_recipe()),
             recipe.seed,
         )
 
@@ -422,7 +464,7 @@ class Lab(Benchmark):
     def _fit_masked(self, model: Any, texts: Sequence[str], epochs: int, rate: float, what: str) -> None:
         recipe, noise = self.masked_recipe, torch.Generator().manual_seed(self.recipe.seed)
         loss = MaskedLoss(recipe.share, len(self.tokenizer), end=0, noise=noise)
-        self._fit(model, texts, epochs, rate, what, loss=loss, batch=recipe.batch, block=recipe.block)
+        self._fit(model, texts, what, epochs=epochs, rate=rate, loss=loss, batch=recipe.batch, block=recipe.block)
 
     def shards(self) -> list[list[str]]:
         """What each member of the ensemble is trained on."""
@@ -432,22 +474,37 @@ class Lab(Benchmark):
     def private_copies(self) -> list[str]:
         """The private training text, every record as often as it is repeated, canaries included."""
         copies = [text for repeats, texts in self._texts.private.items() for text in texts for _ in range(repeats)]
-        return copies + [canary_text(digits) for digits, count in self.recipe.canaries for _ in range(count)]
+        return (
+            copies
+            + self._texts.others
+            + [canary_text(digits) for digits, count in self.recipe.canaries for _ in range(count)]
+        )
 
-    def _fit(self, model: Any, texts: Sequence[str], epochs: int, rate: float, what: str, **other: Any) -> None:
-        """other: options of `fit` that differ from the recipe's."""
+    def _fit(self, model: Any, texts: Sequence[str], what: str, *, epochs: int, **other: Any) -> None:
+        """other: the rate, and options of `fit` that differ from the recipe's."""
         recipe = self.recipe
-        options: dict[str, Any] = {"batch": recipe.batch, "block": recipe.block, **other}
+        options: dict[str, Any] = {"batch": recipe.batch, "block": recipe.block, "loss": quick_loss, **other}
         fit(
             model,
             [tuple(ids) for ids in self.tokenizer(list(texts))["input_ids"]],
             epochs=epochs,
-            rate=rate,
             end=0,
             order=generator("lab", recipe.seed, what),
             progress=lambda done: self.progress(f"training the {what}", done, epochs),
             **options,
         )
+
+
+def quick_loss(model: Any, blocks: Tensor) -> Tensor:
+    """The model's own loss, its matrix products in bfloat16 where the processor has them; weights stay in float32."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=has_bfloat16()):
+        return causal_loss(model, blocks)
+
+
+def has_bfloat16() -> bool:
+    """Whether this processor multiplies matrices in bfloat16; elsewhere it would be slower than float32."""
+    has = torch.cpu.get_capabilities()
+    return bool(has.get("avx512_bf16") or has.get("amx_bf16"))
 
 
 def _sums(folder: Path) -> dict[str, str]:
@@ -481,6 +538,7 @@ def _evenly(secrets: Sequence[Secret], limit: int) -> list[Secret]:
 class LabTexts:
     public: list[str]
     private: dict[int, list[str]]  # by repeat count
+    others: list[str]
     nonmembers: list[str]
     kinds: dict[str, str] = field(default_factory=dict)  # of the private records and the non-members
 
@@ -491,14 +549,17 @@ def make_texts(recipe: LabRecipe) -> LabTexts:
     One public record in sixty is of a private kind: the public model has seen such text, and fine-tuning still buys
     utility, so that a defense has a price.
     """
-    per_repeat = recipe.secrets_per_repeat + recipe.known_per_repeat
     kinds = {"mail": _mail, "patient note": _note, "payment": _payment}
-    records = _records(recipe.seed, len(REPEATS) * per_repeat + recipe.nonmembers, tuple(kinds.values()))
+    sizes = {times: attacked + known for times, attacked, known in recipe.repeats}
+    count = sum(sizes.values()) + recipe.nonmembers + recipe.others
+    records = _records(recipe.seed, count, tuple(kinds.values()))
     named = dict(zip(records, itertools.cycle(kinds), strict=False))  # they are made in turn
     generator("lab", recipe.seed, "who is what").shuffle(records)
-    private = {r: records[i * per_repeat : (i + 1) * per_repeat] for i, r in enumerate(REPEATS)}
+    left = iter(records)
+    private = {times: list(itertools.islice(left, size)) for times, size in sizes.items()}
+    nonmembers = list(itertools.islice(left, recipe.nonmembers))
     public = _records(recipe.seed + 1, recipe.public_records, _PUBLIC_KINDS)
-    return LabTexts(public, private, records[len(REPEATS) * per_repeat :], named)
+    return LabTexts(public, private, list(left), nonmembers, named)
 
 
 def _records(seed: int, count: int, kinds: Sequence[Callable[[Faker], str]]) -> list[str]:
@@ -577,6 +638,7 @@ def _digest(recipe: LabRecipe, texts: LabTexts) -> str:
     versions = {
         name: importlib.metadata.version(name) for name in ("torch", "transformers", "peft", "faker", "tokenizers")
     }
+    versions["bfloat16"] = str(has_bfloat16())
     recipe = _with_default(recipe, "prefix_length", "suffix_length", *_ENSEMBLE)
     trained_on = {name: made for name, made in dataclasses.asdict(texts).items() if name != "kinds"}
     return _hash([dataclasses.asdict(recipe), versions, trained_on])

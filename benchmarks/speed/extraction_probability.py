@@ -17,7 +17,7 @@ import torch
 from sampling import OWN, seconds, theirs  # the script beside this one
 
 from auditor.attacks.extraction_probability import ExtractionProbability
-from auditor.benchmarks.lab import REPEATS, Lab
+from auditor.benchmarks.lab import Lab
 from auditor.models import HuggingFaceModel
 from auditor.types import Query, Secret
 from auditor.view import WORST, Sampling, View
@@ -59,7 +59,7 @@ def main() -> None:
     options = parser.parse_args()
     lab = Lab(progress=lambda what, done, total: print(f"{what}: {done}/{total}", end="\r"))
     target = lab.target()
-    groups = {r: [s for s in lab.secrets if s.member and s.repeats == r][: options.secrets] for r in REPEATS}
+    groups = {r: [s for s in lab.secrets if s.member and s.repeats == r][: options.secrets] for r in lab.recipe.counts}
     print(f"{options.secrets} secrets a group; speed of the probe in times that of K = {options.samples} samples with")
     print(f"{'':>12}  {'ours':>9}  {'generate':>9}   mean p, exact and counted by ours")
     for repeats, secrets in groups.items():

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from auditor.benchmarks.lab import REPEATS, Lab
+from auditor.benchmarks.lab import Lab
 from auditor.models import HuggingFaceModel
 from auditor.sampling import Decoding
 from auditor.types import Query, Secret
@@ -80,7 +80,7 @@ def main() -> None:
     options = parser.parse_args()
     lab = Lab(progress=lambda what, done, total: print(f"{what}: {done}/{total}", end="\r"))
     target = lab.target()
-    groups = {r: [s for s in lab.secrets if s.member and s.repeats == r][: options.secrets] for r in REPEATS}
+    groups = {r: [s for s in lab.secrets if s.member and s.repeats == r][: options.secrets] for r in lab.recipe.counts}
     print(f"K = {options.samples}, {options.secrets} secrets a group; times the speed of generate + scoring")
     for repeats, secrets in groups.items():
         compare(f"{repeats} repeats", target, secrets, options.samples, options.repeats)

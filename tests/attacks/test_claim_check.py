@@ -295,7 +295,9 @@ def test_shards_are_written_and_read_without_their_text(tmp_path: Path) -> None:
 
 def test_the_labs_shards_are_disjoint() -> None:
     lab = Lab.__new__(Lab)
-    lab.recipe = LabRecipe(secrets_per_repeat=4, known_per_repeat=1, nonmembers=2, public_records=3)
+    lab.recipe = LabRecipe(
+        repeats=tuple((times, 4, 1) for times in (1, 2, 4, 8, 16)), others=0, nonmembers=2, public_records=3
+    )
     lab._texts = make_texts(lab.recipe)
     names = [set(record_names(texts)) for texts in lab.shards()]
     assert len(names) == lab.recipe.members

@@ -262,8 +262,8 @@ def test_lab_canaries_are_six_digits(canary: tuple[str, int]) -> None:
 def test_the_labs_canaries_are_those_it_trains_on(tmp_path: Path) -> None:
     recipe = LabRecipe(
         vocab_size=400,
-        secrets_per_repeat=1,
-        known_per_repeat=1,
+        repeats=tuple((times, 1, 1) for times in (1, 2, 4, 8, 16)),
+        others=0,
         nonmembers=2,
         public_records=60,
         canaries=(("955320", 2), ("000007", 0)),

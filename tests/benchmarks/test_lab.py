@@ -19,7 +19,7 @@ import torch
 from faker import Faker
 
 from auditor.benchmarks import lab as module
-from auditor.benchmarks.lab import END, REPEATS, Lab, LabRecipe, make_texts
+from auditor.benchmarks.lab import END, Lab, LabRecipe, make_texts
 from auditor.benchmarks.masked import MaskedRecipe
 from auditor.defenses.dp_sgd import DpSgd
 from auditor.ensemble import record_names
@@ -30,8 +30,9 @@ TINY = LabRecipe(
     layers=1,
     hidden=32,
     heads=2,
-    secrets_per_repeat=3,
-    known_per_repeat=2,
+    repeats=tuple((times, 3, 2) for times in (1, 2, 4, 8, 16)),
+    others=2,
+    private_rank=2,
     nonmembers=4,
     public_records=20,
     public_epochs=1,
@@ -81,7 +82,7 @@ def test_a_masked_model_is_a_part_of_its_own(built: Lab, tmp_path: Path) -> None
 
 def test_records_are_whole_and_apart(built: Lab) -> None:
     members, others = built.records(True), built.records(False)
-    assert len(members) == len(set(members)) == 25 and len(others) == 4 and not set(members) & set(others)
+    assert len(members) == len(set(members)) == 27 and len(others) == 4 and not set(members) & set(others)
 
 
 # --- who is where ----------------------------------------------------------------------------------------------------
@@ -102,9 +103,9 @@ def test_no_record_is_in_two_places(seed: int) -> None:
     """The default sizes: public text, private text and non-members share no record."""
     texts = make_texts(LabRecipe(seed=seed))
     private = [text for group in texts.private.values() for text in group]
-    everyone = [*texts.public, *private, *texts.nonmembers]
-    assert len(set(everyone)) == len(everyone) == 1600 + 5 * 72 + 100
-    assert tuple(texts.private) == REPEATS and {len(group) for group in texts.private.values()} == {72}
+    everyone = [*texts.public, *private, *texts.others, *texts.nonmembers]
+    assert len(set(everyone)) == len(everyone) == 1600 + 342 + 300 + 100
+    assert {times: len(group) for times, group in texts.private.items()} == {1: 162, 4: 72, 16: 48, 32: 36, 64: 24}
 
 
 def test_secrets_known_and_nonmembers_are_apart(built: Lab) -> None:
@@ -114,7 +115,7 @@ def test_secrets_known_and_nonmembers_are_apart(built: Lab) -> None:
     assert (len(members), len(others), len(known)) == (15, 4, 10)
     assert not members & known and not members & others and not known & others
     assert len({secret.id for secret in built.secrets}) == 19
-    assert Counter(s.repeats for s in built.secrets if s.member) == dict.fromkeys(REPEATS, 3)
+    assert Counter(s.repeats for s in built.secrets if s.member) == dict.fromkeys(TINY.counts, 3)
     assert {s.repeats for s in built.secrets if not s.member} == {0}
     trained = set(built.private_copies())
     text = {s.id: built.tokenizer.decode(s.prefix + s.suffix) for s in built.secrets}
@@ -144,7 +145,7 @@ def holds(tokens: tuple[Any, ...], part: tuple[int, ...]) -> bool:
 
 def test_the_tokenizer_saw_public_text_only(built: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = make_texts(TINY)
-    other = dataclasses.replace(texts, private={r: ["x" * 200] * 5 for r in REPEATS}, nonmembers=["y" * 200] * 4)
+    other = dataclasses.replace(texts, private={r: ["x" * 200] * 5 for r in TINY.counts}, nonmembers=["y" * 200] * 4)
     monkeypatch.setattr(module, "make_texts", lambda recipe: other)
     assert Lab(TINY, cache=tmp_path).tokenizer.get_vocab() == built.tokenizer.get_vocab()
     assert built.tokenizer.eos_token == END and built.tokenizer.eos_token_id == 0
@@ -152,7 +153,7 @@ def test_the_tokenizer_saw_public_text_only(built: Lab, tmp_path: Path, monkeypa
 
 def test_a_limit_keeps_every_repeat_count(built: Lab) -> None:
     few = Lab(TINY, cache=cache(built), limit=5)
-    assert [s.repeats for s in few.secrets if s.member] == list(REPEATS)
+    assert [s.repeats for s in few.secrets if s.member] == list(TINY.counts)
     assert sum(not s.member for s in few.secrets) == 4 and few.known == built.known
 
 
@@ -183,7 +184,9 @@ def test_a_build_is_deterministic_and_the_cache_gives_the_same(built: Lab, tmp_p
 
 def test_training_changes_what_it_should(built: Lab) -> None:
     public, target = built.public().model.state_dict(), built.target().model.state_dict()
-    assert not torch.equal(public["gpt_neox.embed_in.weight"], target["gpt_neox.embed_in.weight"])
+    assert torch.equal(public["gpt_neox.embed_in.weight"], target["gpt_neox.embed_in.weight"])  # an adapter's layers
+    changed = "gpt_neox.layers.0.attention.query_key_value.weight"
+    assert public.keys() == target.keys() and not torch.equal(public[changed], target[changed])
     law = weights(built)[-1]
     assert not torch.allclose(law[1], law[2], atol=1e-4) and not torch.allclose(law[0], law[1], atol=1e-4)
     assert built.ensemble().size == TINY.members == len(list(built.ensemble_folder.glob("member-*")))
@@ -193,7 +196,7 @@ def test_training_changes_what_it_should(built: Lab) -> None:
 
 def test_parts_are_built_when_needed_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(Lab, "_fit", lambda self, model, texts, epochs, rate, what: asked.append(what))
+    monkeypatch.setattr(Lab, "_fit", lambda self, model, texts, what, **_: asked.append(what))
     lab = Lab(TINY, cache=tmp_path)
     assert finished(lab.folder) == ["tokenizer"] and asked == []
     lab.ensemble()
@@ -309,9 +312,9 @@ def _build(cache: str, barrier: Any, answers: Any) -> None:
     fitted = []
     fit = Lab._fit
 
-    def counting(self: Lab, model: Any, texts: Any, epochs: int, rate: float, what: str) -> None:
+    def counting(self: Lab, model: Any, texts: Any, what: str, **recipe: Any) -> None:
         fitted.append(what)
-        fit(self, model, texts, epochs, rate, what)
+        fit(self, model, texts, what, **recipe)
 
     Lab._fit = counting
     barrier.wait(_PATIENCE)
@@ -399,7 +402,7 @@ def others() -> Iterator[Any]:
         if field.name in CUTS:
             continue
         old = getattr(TINY, field.name)
-        new = (("1", 1),) if field.name == "canaries" else old + 1
+        new = {"canaries": (("1", 1),), "repeats": ((3, 1, 1),)}.get(field.name) or old + 1
         yield pytest.param(dataclasses.replace(TINY, **{field.name: new}), id=field.name)
 
 

@@ -193,7 +193,7 @@ PLANS = [
     *("lab_recipe = {public_rate = nan}", "lab_recipe = {public_rate = 'inf'}", "lab_recipe = {canaries = 5}"),
     *("lab_recipe = {canaries = [['12', 1]]}", "lab_recipe = {canaries = [['123456', -1]]}"),
     *("lab_recipe = {canaries = [['123456', 100000000]]}", "lab_recipe = {batch = 1.5}", "lab_recipe = {batch = true}"),
-    *("lab_recipe = {secrets_per_repeat = 100000000}", "lab_recipe = {layers = 100000000}", "lab_recipe = [1]"),
+    *("lab_recipe = {repeats = [[1, 100000000, 0]]}", "lab_recipe = {layers = 100000000}", "lab_recipe = [1]"),
     *("sweep = 5", "[sweep]\nseed = [1, 2]", "[sweep]\n'lab_recipe.batch' = []", "[sweep]\n'lab_recipe.batch' = 5"),
     *("[sweep]\n'lab_recipe.batch' = [-1, 0]", "[sweep]\n'exact.x' = [1]", "[sweep]\nattack = [5, 6]"),
     *("[sweep]\nattack_options = [1, 2]", "[sweep]\n'.' = [1]", "[sweep]\n'ethicist.alpha' = [nan, 1.0]"),

@@ -440,8 +440,9 @@ def test_what_is_no_trained_folder_is_refused(
 def test_the_lab_trains_its_defenses_on_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dp-sgd is covered in both settings, ADP claims nothing; a ledger finds perplexities and epsilons of both."""
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
-    tiny_lab = {"vocab_size": 300, "layers": 1, "hidden": 32, "heads": 2, "secrets_per_repeat": 2, "batch": 8}
-    tiny_lab |= {"known_per_repeat": 1, "nonmembers": 4, "public_records": 20, "public_epochs": 1, "private_epochs": 1}
+    tiny_lab = {"vocab_size": 300, "layers": 1, "hidden": 32, "heads": 2, "private_rank": 2, "batch": 8}
+    tiny_lab |= {"repeats": [[times, 2, 1] for times in (1, 2, 4, 8, 16)], "others": 0}
+    tiny_lab |= {"nonmembers": 4, "public_records": 20, "public_epochs": 1, "private_epochs": 1}
     fields = "".join(f"{name} = {value}\n" for name, value in tiny_lab.items())
     options = 'attack = ["extraction-probability"]\ndefense = ["dp-sgd", "adp"]\nseeds = [0]\n'
     options += '[defense_options.""]\nepochs = 1\nbatch = 16\nnoise_multiplier = 3.0\n'
