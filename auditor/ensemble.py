@@ -153,7 +153,7 @@ class LoraEnsemble(Ensemble):
 
     def _every(self, read: Tensor, last: int, cache: Cache | OwnCache | None) -> Tensor:
         self._routing.part = self._routing.blocks = None
-        return self._model.forward(read, last, cache)
+        return self._model.logits(read, last, cache)
 
     def log_probs(self, contexts: Tensor, part: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         self._routing.part = part

@@ -21,9 +21,9 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from auditor.caches import Dimensions, OwnCache, row_dimensions
 from auditor.errors import AuditError, NotApplicable
-from auditor.sampling import Decoding, by_shape
+from auditor.sampling import Decoding, by_shape, log_sum_exp
 
-Forward = Callable[[Tensor, int, Cache | OwnCache | None], Tensor]  # as `HuggingFaceModel.forward`
+Forward = Callable[[Tensor, int, Cache | OwnCache | None], Tensor]  # as `HuggingFaceModel.logits`
 # How decoding rows keep their past: keys and values in slots of ours; in whatever cache the model makes of its own,
 # copied row by row; or not at all: each token reads its whole row.
 Served = Literal["slots", "cache", "recompute"]
@@ -267,10 +267,12 @@ def assign_slots(parents: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, Tensor
 class HuggingFaceRows(Rows):
     """Rows of a Hugging Face causal LM, `width` sequences behind each that split with it.
 
-    width: 1, or the parts of an ensemble that `forward` serves in the order (row, part).
+    width: 1, or the parts of an ensemble that `forward` serves in the order (row, part). Logits are kept as they come:
+    a law is written only where somebody reads it whole.
     """
 
-    _law: Tensor  # (rows, width, V)
+    _logits: Tensor  # (rows, width, V)
+    _total: Tensor | None = None  # (rows, width): what exp of them sums to, as a log, once it is known
 
     def __init__(
         self,
@@ -282,15 +284,16 @@ class HuggingFaceRows(Rows):
         forward: Forward | None = None,
     ) -> None:
         self.model, self.width = model, width
-        self.forward = forward or model.forward
+        self.forward = forward or model.logits
         self._start(prefixes, length, prompt)
 
     @abstractmethod
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
         """Reads the prefixes (rows, n), behind which `length` tokens will follow."""
 
-    def _laws(self, tokens: Tensor, prompt: Tensor | None, cache: Cache | OwnCache | None) -> Tensor:
-        """(sequences, width, V): the laws behind tokens (sequences, n)."""
+    def _ask(self, tokens: Tensor, prompt: Tensor | None, cache: Cache | OwnCache | None) -> Tensor:
+        """(sequences, width, V): the logits behind tokens (sequences, n)."""
+        self._total = None
         read = self.model.embed(tokens, prompt).repeat_interleave(self.width, dim=0)
         return self.forward(read, 1, cache)[:, 0].unflatten(0, (-1, self.width))
 
@@ -299,15 +302,36 @@ class HuggingFaceRows(Rows):
         return (rows.unsqueeze(-1) * self.width + torch.arange(self.width, device=rows.device)).flatten()
 
     def __len__(self) -> int:
-        return len(self._law)
+        return len(self._logits)
 
     def log_probs(self) -> Tensor:
         """(rows, V); (rows, width, V) where a row has several parts."""
-        return self._law if self.width > 1 else self._law[:, 0]
+        if self._total is None or self._total.any():
+            self._logits = torch.log_softmax(self._logits, dim=-1)
+            self._total = self._logits.new_zeros(self._logits.shape[:-1])
+        return self._logits if self.width > 1 else self._logits[:, 0]
+
+    def draw(self, row_of_draw: Tensor, uniforms: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
+        assert self.width == 1  # what is drawn of several parts is the defense's to say
+        return decoding.draw(self._logits[:, 0], self._places(row_of_draw), uniforms[:, 0], self._totals()[:, 0])
+
+    def token_log_probs(self, row_of_token: Tensor, tokens: Tensor) -> Tensor:
+        assert self.width == 1
+        places = self._places(row_of_token)
+        return self._logits[places, 0, tokens] - self._totals()[places, 0]
+
+    def _places(self, rows: Tensor) -> Tensor:
+        """Where the logits of these rows lie."""
+        return rows
+
+    def _totals(self) -> Tensor:
+        if self._total is None:
+            self._total = log_sum_exp(self._logits.flatten(0, 1)).view(self._logits.shape[:-1])
+        return self._total
 
 
 class SlotRows(HuggingFaceRows):
-    """Rows on `SlotLayer`s; the law is kept in slot order."""
+    """Rows on `SlotLayer`s; the logits are kept in slot order: putting them in row order would copy all of them."""
 
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
         total = prefixes.shape[1] + length + (0 if prompt is None else len(prompt))
@@ -317,20 +341,14 @@ class SlotRows(HuggingFaceRows):
         self._read(prefixes, prompt)
 
     def _read(self, tokens: Tensor, prompt: Tensor | None = None) -> None:
-        self._law = self._laws(tokens, prompt, self.cache)
+        self._logits = self._ask(tokens, prompt, self.cache)
 
     def log_probs(self) -> Tensor:
         law = super().log_probs()
         return law if self._in_order else law[self.slots]
 
-    def draw(self, row_of_draw: Tensor, uniforms: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
-        """Reads the law where it lies, slot by slot: putting it in row order would copy all of it."""
-        assert self.width == 1  # what is drawn of several parts is the defense's to say
-        return decoding.draw(self._law[:, 0], self.slots[row_of_draw], uniforms[:, 0])
-
-    def token_log_probs(self, row_of_token: Tensor, tokens: Tensor) -> Tensor:
-        assert self.width == 1
-        return self._law[self.slots[row_of_token], 0, tokens]
+    def _places(self, rows: Tensor) -> Tensor:
+        return self.slots[rows]
 
     @property
     def _in_order(self) -> bool:
@@ -354,13 +372,13 @@ class CachedRows(HuggingFaceRows):
 
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
         self.cache = OwnCache()
-        self._law = self._laws(prefixes, prompt, self.cache)
+        self._logits = self._ask(prefixes, prompt, self.cache)
 
     @torch.no_grad()
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
         if not torch.equal(parents, torch.arange(len(self), device=parents.device)):
             self.cache.select(self._parts(parents), self.model.row_dimensions)
-        self._law = self._laws(tokens.unsqueeze(-1), None, self.cache)
+        self._logits = self._ask(tokens.unsqueeze(-1), None, self.cache)
 
 
 class RecomputedRows(HuggingFaceRows):
@@ -374,7 +392,7 @@ class RecomputedRows(HuggingFaceRows):
         """A few rows at a time: not every model can leave out the logits of what is past."""
         positions = self.tokens.shape[1] + (0 if self.prompt is None else len(self.prompt))
         step = max(1, law_elements(self.model.device) // (positions * self.width * self.model.vocab_size))
-        self._law = torch.cat([self._laws(tokens, self.prompt, None) for tokens in self.tokens.split(step)])
+        self._logits = torch.cat([self._ask(tokens, self.prompt, None) for tokens in self.tokens.split(step)])
 
     @torch.no_grad()
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
@@ -480,7 +498,11 @@ class HuggingFaceModel(LanguageModel):
         return torch.cat([prompt.to(embeds).expand(len(tokens), -1, -1), embeds], dim=1)
 
     def forward(self, read: Tensor, last: int, cache: Cache | OwnCache | None = None) -> Tensor:
-        """(B, last, V) log-probabilities, float32. read: as `embed` gives it, behind what the cache holds.
+        """(B, last, V) log-probabilities, float32. As `logits`."""
+        return torch.log_softmax(self.logits(read, last, cache), dim=-1)
+
+    def logits(self, read: Tensor, last: int, cache: Cache | OwnCache | None = None) -> Tensor:
+        """(B, last, V), float32. read: as `embed` gives it, behind what the cache holds.
 
         Raises AuditError on NaN logits.
         """
@@ -492,12 +514,13 @@ class HuggingFaceModel(LanguageModel):
         output = self.model(**{name: read}, **extra)
         if own:
             own.held = getattr(output, self._cache_name or "past_key_values", None)
-        law = torch.log_softmax(output.logits[:, -last:].float(), dim=-1)
-        if torch.isnan(law[..., 0]).any():  # one NaN in the logits makes the whole row NaN
+        logits: Tensor = output.logits[:, -last:].float()
+        most = logits.detach().amax(-1)  # NaN where any is; where the law would be, too, for infinite ones
+        if not torch.isfinite(most).all():
             raise AuditError(
                 f"expected finite logits, but {self.name} returned NaN: the weights or the dtype are broken"
             )
-        return law
+        return logits
 
 
 _ROWS: Mapping[Served, Callable[..., Rows]] = {

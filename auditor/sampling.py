@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from auditor.models import LanguageModel
 
 NEAR_BOUNDARY = 1e-6  # a draw this close to a CDF boundary may fall on the other side under float noise
-_NUCLEUS_GUESS = 64  # tokens tried first for a top-p nucleus; rows that need more are sorted in full
+_NUCLEUS_GUESSES = (16, 128, 1024)  # tokens tried for a top-p nucleus; rows that need more are sorted in full
+# Entries of the law that are summed at once: what is written on the way stays in a core's own memory.
+_SUMMED_AT_ONCE = {"cpu": 2**18}
+_SUMMED_AT_ONCE_ELSEWHERE = 2**25
 
 
 @dataclass(frozen=True)
@@ -95,15 +98,18 @@ class Decoding:
         before = (log_probs > own) | ((log_probs == own) & (ids < tokens.unsqueeze(-1)))
         return before.sum(-1) + 1
 
-    def draw(self, log_probs: Tensor, row_of_draw: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    def draw(
+        self, log_probs: Tensor, row_of_draw: Tensor, uniforms: Tensor, log_total: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """One token a draw, by inverse CDF in the order of token ids.
 
-        log_probs: (rows, V); row_of_draw: (draws,), which row each draw reads; uniforms: (draws,) float64 in [0, 1).
+        log_probs: (rows, V), with `log_total` as in `support`; row_of_draw: (draws,), which row each draw reads;
+        uniforms: (draws,) float64 in [0, 1).
         Returns the tokens (draws,) and whether each draw lay within NEAR_BOUNDARY of a CDF boundary (draws,).
         """
         drawn = torch.empty_like(row_of_draw)
         near = torch.zeros_like(row_of_draw, dtype=torch.bool)
-        for rows, tokens, weights in self.support(log_probs):
+        for rows, tokens, weights in self.support(log_probs, log_total):
             place = torch.full((len(log_probs),), -1, dtype=torch.long, device=rows.device)
             place[rows] = torch.arange(len(rows), device=rows.device)
             mine = (place[row_of_draw] >= 0).nonzero().squeeze(-1)
@@ -114,55 +120,45 @@ class Decoding:
             drawn[mine] = column if tokens is None else tokens[at, column]
         return drawn, near
 
-    def support(self, log_probs: Tensor) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
+    def support(
+        self, log_probs: Tensor, log_total: Tensor | None = None
+    ) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
         """Groups of rows with the tokens that stay, ascending by id, and their weights (not normalised).
 
+        log_total: (rows,) what exp of each row sums to, as a log, where rows are logits; None: 0.
         Yields (rows, tokens (len(rows), k) or None for the whole vocabulary, weights (len(rows), k)); cut tokens that
-        pad a group have weight 0. Grouped so that a narrow nucleus does not pay for a sort of the vocabulary.
+        pad a group have weight 0. Grouped so that a narrow nucleus pays neither for a sort of the vocabulary nor for a
+        copy of the law.
         """
-        every = torch.arange(len(log_probs), device=log_probs.device)
+        left = torch.arange(len(log_probs), device=log_probs.device)
+        vocab_size, law = log_probs.shape[-1], self._allowed(log_probs)
         if self.temperature == 0:
-            best = self._allowed(log_probs).argmax(-1, keepdim=True)
-            yield every, best, torch.ones_like(best, dtype=torch.float64)
+            best = law.argmax(-1, keepdim=True)
+            yield left, best, torch.ones_like(best, dtype=torch.float64)
             return
-        vocab_size = log_probs.shape[-1]
         if not self._truncates(vocab_size):
-            scaled, log_total = self._scaled(log_probs)
-            yield every, None, (scaled - log_total).exp()
+            scaled, scaled_total = self._scaled(log_probs, log_total)
+            yield left, None, (scaled - scaled_total).exp()
             return
-        sure, token = self._sure(log_probs)
-        if sure.any():
-            yield (
-                every[sure],
-                token[sure].unsqueeze(-1),
-                torch.ones_like(token[sure], dtype=torch.float64).unsqueeze(-1),
-            )
-            every, log_probs = every[~sure], log_probs[~sure]
-        if not len(every):
-            return
-        scaled, log_total = self._scaled(log_probs)
-        left = torch.arange(len(every), device=every.device)
-        for width in (min(max(_NUCLEUS_GUESS, 2 * self.top_k), vocab_size), vocab_size):
-            whole = len(left) == len(scaled)  # then indexing would only copy
-            settled, tokens, weights = self._truncate(
-                scaled if whole else scaled[left], log_total if whole else log_total[left], width
-            )
-            rows = settled.nonzero().squeeze(-1)
-            if len(rows):
-                yield every[left[rows]], tokens[rows], weights[rows]
-            left = left[~settled]
+        if self.top_p < 1 and not self.top_k and self.temperature <= 1:
+            # The likeliest token fills the nucleus alone where its share does: a temperature below 1 only raises it,
+            # and above one half it ties with no other.
+            best, token = (x.squeeze(-1) for x in likeliest(law, 1))
+            sure = (best if log_total is None else best - log_total).exp() > max(self.top_p, 0.5)
+            if sure.any():
+                ones = torch.ones(int(sure.sum()), 1, dtype=torch.float64, device=law.device)
+                yield left[sure], token[sure].unsqueeze(-1), ones
+                left = left[~sure]
+        scaled_total = self._scaled_total(law, left, log_total)
+        for width in (*(n for n in _NUCLEUS_GUESSES if 2 * self.top_k <= n < vocab_size), vocab_size):
             if not len(left):
                 return
-
-    def _sure(self, log_probs: Tensor) -> tuple[Tensor, Tensor]:
-        """(rows,) whether the likeliest token fills the nucleus alone, seen at a glance, and that token.
-
-        A temperature below 1 only raises the share of the likeliest token; above one half it ties with no other.
-        """
-        if self.top_p == 1 or self.top_k or self.temperature > 1:
-            return torch.zeros(len(log_probs), dtype=torch.bool, device=log_probs.device), log_probs.new_empty(0)
-        best, token = self._allowed(log_probs).max(-1)
-        return best.exp() > max(self.top_p, 0.5), token
+            whole = len(left) == len(law)  # then indexing would only copy
+            settled, tokens, weights = self._truncate(law if whole else law[left], scaled_total, width)
+            rows = settled.nonzero().squeeze(-1)
+            if len(rows):
+                yield left[rows], tokens[rows], weights[rows]
+            left, scaled_total = left[~settled], scaled_total[~settled]
 
     def _allowed(self, log_probs: Tensor) -> Tensor:
         if not self.forbidden:
@@ -171,27 +167,34 @@ class Decoding:
         log_probs[:, list(self.forbidden)] = -math.inf
         return log_probs
 
-    def _scaled(self, log_probs: Tensor) -> tuple[Tensor, Tensor]:
+    def _scaled(self, log_probs: Tensor, log_total: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """After temperature, before truncation: (rows, V), and (rows, 1), the log of what exp of it sums to."""
-        if self.temperature == 1 and not self.forbidden:
-            return log_probs, torch.zeros_like(log_probs[:, :1])
-        scaled = self._allowed(log_probs) / self.temperature
-        return scaled, scaled.logsumexp(-1, keepdim=True)
+        law = self._allowed(log_probs)
+        scaled = law if self.temperature == 1 else law / self.temperature
+        every = torch.arange(len(law), device=law.device)
+        return scaled, self._scaled_total(law, every, log_total).unsqueeze(-1)
+
+    def _scaled_total(self, allowed: Tensor, rows: Tensor, log_total: Tensor | None) -> Tensor:
+        """(len(rows),): the log of what exp of these rows of `_allowed` sums to after temperature."""
+        if self.temperature != 1 or self.forbidden:
+            return log_sum_exp(allowed, rows, 1 / self.temperature)
+        return allowed.new_zeros(len(rows)) if log_total is None else log_total[rows]
 
     def _truncates(self, vocab_size: int) -> bool:
         return self.temperature == 0 or self.top_p < 1 or 0 < self.top_k < vocab_size
 
-    def _truncate(self, scaled: Tensor, log_total: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Top-k then top-p among the `width` likeliest tokens of each row (see `_scaled`).
+    def _truncate(self, law: Tensor, scaled_total: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Top-k then top-p among the `width` likeliest tokens of each row of `_allowed` (see `_scaled_total`).
 
         `settled`: where no more were needed.
         """
-        vocab_size = scaled.shape[-1]
+        vocab_size = law.shape[-1]
         if width < vocab_size:
-            values, tokens = scaled.topk(width, dim=-1)
+            values, tokens = likeliest(law, width)
         else:  # a stable sort puts the lower id first among equals
-            values, tokens = scaled.sort(dim=-1, descending=True, stable=True)
-        weights = (values - log_total).double().exp()
+            values, tokens = law.sort(dim=-1, descending=True, stable=True)
+        values = values / self.temperature
+        weights = (values - scaled_total.unsqueeze(-1)).double().exp()
         if 0 < self.top_k < vocab_size:
             kth = values[:, self.top_k - 1 : self.top_k]
             weights = torch.where(values >= kth, weights, 0.0)
@@ -219,6 +222,43 @@ class Decoding:
 
 ANCESTRAL = Decoding()
 GREEDY = Decoding(temperature=0)
+
+
+def likeliest(law: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest values of each row, falling, and their columns: `topk`, of the blocks that can hold them.
+
+    The largest lie in the `count` blocks whose own largest are the largest, and those take one pass that keeps nothing.
+    """
+    width = law.shape[-1]
+    size = math.isqrt(width // count)  # of a block: as many maxima are looked through as tokens after them
+    if size < 2:
+        return law.topk(count, dim=-1)
+    blocks = width // size
+    inner, rest = law[:, : blocks * size].unflatten(1, (size, blocks)), law[:, blocks * size :]
+    most = inner.amax(1)
+    most[:, : rest.shape[1]] = torch.maximum(most[:, : rest.shape[1]], rest)
+    block = most.topk(count, dim=-1, sorted=False).indices
+    steps = torch.arange(0, width, blocks, device=law.device)
+    columns = (block.unsqueeze(-1) + steps).flatten(1)
+    values = law.gather(1, columns.clamp(max=width - 1))
+    values, at = torch.where(columns < width, values, -math.inf).topk(count, dim=-1)
+    return values, columns.gather(1, at)
+
+
+def log_sum_exp(law: Tensor, rows: Tensor | None = None, scale: float = 1.0) -> Tensor:
+    """(rows,): log of the sum of exp(scale x) over each row of (rows, V), or over these rows, without a copy of it."""
+    at_once = _SUMMED_AT_ONCE.get(law.device.type, _SUMMED_AT_ONCE_ELSEWHERE)
+    count, step = len(law) if rows is None else len(rows), max(1, at_once // law.shape[-1])
+    whole, total, room = count == len(law), law.new_empty(count), law.new_empty(min(step, count), law.shape[-1])
+    for start in range(0, count, step):
+        here = slice(start, start + step)
+        some = law[here] if whole or rows is None else law[rows[here]]
+        most = some.amax(-1, keepdim=True)
+        shifted = torch.sub(some, most, out=room[: len(some)])
+        if scale != 1:
+            shifted *= scale
+        total[here] = shifted.exp_().sum(-1).log_() + scale * most.squeeze(-1)
+    return total
 
 
 def inverse_cdf(weights: Tensor, row_of_draw: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,17 @@ from transformers.generation.logits_process import (
 
 from auditor.errors import AuditError
 from auditor.models import HuggingFaceModel
-from auditor.sampling import ANCESTRAL, GREEDY, Candidates, Decoding, by_shape, inverse_cdf, sample
+from auditor.sampling import (
+    ANCESTRAL,
+    GREEDY,
+    Candidates,
+    Decoding,
+    by_shape,
+    inverse_cdf,
+    likeliest,
+    log_sum_exp,
+    sample,
+)
 from auditor.streams import uniforms
 from tests.rounding import assert_same
 
@@ -275,3 +285,49 @@ def test_a_nucleus_seen_at_a_glance_is_the_sorted_one(
         torch.testing.assert_close(row, naive)
         alone += len(kept) == 1
     assert 5 < alone < 60
+
+
+@pytest.mark.parametrize("width", [1, 16, 97, 2048, 5003])
+@pytest.mark.parametrize("count", [1, 16, 128])
+def test_the_likeliest_of_blocks_are_the_likeliest(width: int, count: int) -> None:
+    law = torch.randn(40, width, generator=torch.Generator().manual_seed(5))
+    law[:20] = law[:20].round()  # ties
+    law[10:30, ::3] = -torch.inf
+    count = min(count, width)
+    values, tokens = likeliest(law, count)
+    assert torch.equal(values, law.sort(-1, descending=True).values[:, :count])
+    assert torch.equal(law.gather(1, tokens), values)
+    assert all(len(set(row)) == count for row in tokens.tolist())
+
+
+@pytest.mark.parametrize("decoding", [*DECODINGS, GREEDY], ids=str)
+def test_logits_are_drawn_from_as_the_law_that_they_sum_to(decoding: Decoding) -> None:
+    noise = torch.Generator().manual_seed(6)
+    logits = torch.randn(300, 5003, generator=noise) * torch.linspace(0.1, 9, 300).unsqueeze(-1) + 40
+    rows = torch.randint(300, (2000,), generator=noise)
+    uniform = torch.rand(2000, dtype=torch.float64, generator=noise)
+    total = log_sum_exp(logits)
+    assert torch.allclose(total, logits.logsumexp(-1), atol=1e-5)
+    some = torch.tensor([7, 3, 3])
+    assert torch.allclose(log_sum_exp(logits, some, 1.25), (1.25 * logits[some]).logsumexp(-1), atol=2e-5)
+    drawn, near = decoding.draw(logits, rows, uniform, total)
+    law, close = decoding.draw(logits.double().log_softmax(-1), rows, uniform)
+    assert bool(((drawn == law) | near | close).all())
+    assert (near | close).sum() < 40
+
+
+def test_no_law_is_written_and_no_vocabulary_sorted_for_a_narrow_nucleus(
+    make_tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_tiny(vocab_size=2003, scale=8.0)
+    prefixes = torch.arange(12).view(3, 4)
+    expected = sample(model, prefixes, 5, Decoding(top_p=0.3), uniforms(20, 5, 1)[None].repeat(3, 0))
+
+    def refuse(*args: object, **options: object) -> Tensor:
+        raise AssertionError("a whole vocabulary")
+
+    monkeypatch.setattr(torch, "log_softmax", refuse)
+    monkeypatch.setattr(Tensor, "sort", refuse)
+    again = sample(model, prefixes, 5, Decoding(top_p=0.3), uniforms(20, 5, 1)[None].repeat(3, 0))
+    for one, other in zip(expected, again, strict=True):
+        assert torch.equal(one.suffixes, other.suffixes)
