@@ -41,14 +41,14 @@ def main() -> None:
     texts = [CANARY_SPACE.draw(noise) for _ in range(options.sample)]
     tails = [tuple(ids[len(tree.head) :]) for ids in tries.encode(tokenizer, texts)]
     scale = CANARY_SPACE.size / len(tails)
-    batched = scale * seconds(lambda: tries.nlls(model, context, tails), options.repeats)
+    batched = scale * seconds(options.repeats, lambda: tries.nlls(model, context, tails))[0]
     print(f"batched scoring: {batched:.0f} s, scaled from {len(tails):,} texts; lead: {options.lead}")
     print(f"{'canary':>10} {'inserted':>9} {'exposure':>9} {'rank':>9} {'rows':>8} {'seconds':>9} {'faster':>9}")
     for digits, inserted in (*lab.recipe.canaries, (NEVER_INSERTED, 0)):
         tail = tuple(tokenizer(canary_text(digits))["input_ids"][len(tree.head) :])
         limit = tries.tied(tries.nlls(model, context, [tail]))
         found = tries.count(model, tree, context, limit)
-        took = seconds(lambda limit=limit: tries.count(model, tree, context, limit), options.repeats)
+        (took,) = seconds(options.repeats, lambda limit=limit: tries.count(model, tree, context, limit))
         rank = int(found.at_most[0])
         print(
             f"{digits:>10} {inserted:>9} {of_rank(rank, np.log2(CANARY_SPACE.size)):>9.2f} {rank:>9,} {found.rows:>8,} "

@@ -4,7 +4,8 @@
 
 All three say how likely the lab's target is to give each suffix away under Ethicist's decoding (top-p 0.7, temperature
 0.8): the probe exactly, from one teacher-forced pass; our own sampler (`View.candidates`, count splitting) and
-`generate` with a scoring pass by counting. Ratios only: absolute times on shared machines prove nothing.
+`generate` with a scoring pass by counting. Ratios of processor time on one thread: absolute times on shared machines
+prove nothing.
 """
 
 from __future__ import annotations
@@ -45,9 +46,12 @@ def exact(model: HuggingFaceModel, secrets: Sequence[Secret]) -> float:
 def compare(name: str, model: HuggingFaceModel, secrets: Sequence[Secret], samples: int, repeats: int) -> None:
     p, share = exact(model, secrets), counted(model, secrets, samples)
     prefixes, length = torch.tensor([s.prefix for s in secrets]), len(secrets[0].suffix)
-    probe = seconds(lambda: exact(model, secrets), repeats)
-    ours = seconds(lambda: counted(model, secrets, samples), repeats)
-    naive = seconds(lambda: theirs(model, prefixes, samples, length), repeats)
+    probe, ours, naive = seconds(
+        repeats,
+        lambda: exact(model, secrets),
+        lambda: counted(model, secrets, samples),
+        lambda: theirs(model, prefixes, samples, length),
+    )
     print(f"{name:>12}  {ours / probe:8.1f}x  {naive / probe:8.1f}x   {p:.3f}  {share:.3f}")
 
 
@@ -57,6 +61,7 @@ def main() -> None:
     parser.add_argument("--secrets", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=2)
     options = parser.parse_args()
+    torch.set_num_threads(1)
     lab = Lab(progress=lambda what, done, total: print(f"{what}: {done}/{total}", end="\r"))
     target = lab.target()
     groups = {r: [s for s in lab.secrets if s.member and s.repeats == r][: options.secrets] for r in lab.recipe.counts}
