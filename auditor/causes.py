@@ -28,7 +28,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Rung:
-    """A row of a chain. answers: None where it was not measured, for which `absent` gives the reason."""
+    """A row of a chain. answers: None where it was not measured, `absent` then says what is missing."""
 
     cause: Cause
     target: str
@@ -61,7 +61,7 @@ def chain(target: str, base: tuple[str, Answers], rungs: Sequence[Rung]) -> Chai
             steps.append(Step(_changes(waiting), at, rung.target, moved, note))
             at, waiting = rung.target, []
     if waiting:
-        steps.append(Step(_changes(waiting), at, "", None, "; ".join(rung.absent for rung in waiting)))
+        steps.append(Step(_changes(waiting), at, "", None, f"not measured, for want of {_wanted(waiting)}"))
     return Chain(tuple(steps), minus(target, start))
 
 
@@ -81,7 +81,8 @@ def _changes(rungs: Sequence[Rung]) -> dict[str, str]:
 
 def _apart(rungs: Sequence[Rung]) -> str:
     """That several causes are one step, and what would tell them apart."""
-    if len(rungs) == 1:
-        return ""
-    names = " and ".join(rung.cause.name for rung in rungs)
-    return f"{names} cannot be told apart: {'; '.join(rung.absent for rung in rungs[:-1])}"
+    return f"not told apart, for want of {_wanted(rungs[:-1])}" if len(rungs) > 1 else ""
+
+
+def _wanted(rungs: Sequence[Rung]) -> str:
+    return " and ".join(rung.absent for rung in rungs)

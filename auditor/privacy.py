@@ -6,6 +6,8 @@ Knows records of numbers and words; computes no epsilon.
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -44,7 +46,7 @@ class PrivacyRecord:
     sampling_rate: float  # q
     steps: int  # T, as they were counted
     unit: str
-    noise: Literal["secret", "seeded"]
+    noise: Literal["secret", "seeded", "none"]
     sampling: str = "poisson"
     adjacency: str = "add_remove"
     accountant: str = "dp-accounting PLD"
@@ -53,6 +55,7 @@ class PrivacyRecord:
     earlier: tuple[Mechanism, ...] = ()  # private trainings that the base had been through
     units: int | None = None  # n, a public number: q = batch / n, and sigma, follow from it; None: an older record
     units_given: bool = False  # whether n was named (`-D units=`); else it is what the data were found to have
+    optimizer: str = ""  # "": an older record
     nominal: dict[str, float] = field(default_factory=dict)
     details: dict[str, float] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
@@ -126,6 +129,19 @@ class PrivacyRecord:
                 f"ε {self.epsilon_twice:.3g} together"
             )
         return tuple(told)
+
+
+def of_the_recipe(own: PrivacyRecord, control: PrivacyRecord) -> Iterator[tuple[str, object, object]]:
+    """(what, of a model, of its control) for all that the two must have in common, as far as both say."""
+    for name in ("sampling_rate", "steps", "unit", "sampling"):
+        yield name, getattr(own, name), getattr(control, name)
+    if own.optimizer and control.optimizer:
+        yield "optimizer", own.optimizer, control.optimizer
+    for name in ("expected_batch", "learning_rate"):
+        yield name, own.details.get(name), control.details.get(name)
+    if math.isfinite(control.clip):
+        yield "clip", own.clip, control.clip
+        yield "kappa_least", own.details.get("kappa_least", 1.0), control.details.get("kappa_least", 1.0)
 
 
 def write(folder: Path, record: PrivacyRecord) -> None:

@@ -57,7 +57,8 @@ class PoissonSampler:
 class Recipe:
     """How to train: the mechanism and the optimizer.
 
-    clip: C, on the gradient of a unit's mean loss a token. expected_batch: L, what noisy sums are divided by.
+    noise_multiplier: sigma; 0: no noise. clip: C, on the gradient of a unit's mean loss a token; inf: none.
+    expected_batch: L, what sums are divided by.
     """
 
     noise_multiplier: float
@@ -121,7 +122,7 @@ class ScaledOptimizer(DPOptimizer):
 
     def add_noise(self) -> None:
         """Noise of our own stream, at the scale of this batch: Opacus's can be guessed (see `auditor/noise.py`)."""
-        deviation = self.noise_scale * self.noise_multiplier * self.max_grad_norm
+        deviation = 0.0 if self.noise_multiplier == 0 else self.noise_scale * self.noise_multiplier * self.max_grad_norm
         for p in self.params:
             p.grad = add_noise(p.summed_grad, deviation, self.stream).view_as(p)
 

@@ -638,7 +638,7 @@ class _Run:
             name = companions.name_of(shown, control)
         answers = self.answers.get((name, finding.setting, finding.attack))
         title = plugins.title(type(control or row.defense))
-        absent = f"{title} was not measured" if name else f"no row {title} ({cause.needs})"
+        absent = f"{title!r} ({'not measured' if name else cause.needs})"
         return causes.Rung(cause, name, answers, "" if answers else absent)
 
     def _perplexities(self, target: Target) -> tuple[Measurement, ...]:
@@ -705,6 +705,7 @@ def check(plan: Plan) -> tuple[dict[str, type[Attack] | type[Probe]], dict[str, 
     for defense in _chosen("defense", plan, defenses, None):
         if not plan.lab:
             check_needs(defense, plan.public)
+            _check_controls(defense)
     return attacks, defenses
 
 
@@ -776,6 +777,22 @@ def trained_folder(defense: Defense, load: Callable[[str], HuggingFaceModel], vo
             f"expected {folder!r} to share the target's vocabulary of {vocab_size}, but it has {model.vocab_size}"
         )
     return TrainedModel(model, record)
+
+
+def _check_controls(defense: Defense) -> None:
+    """Refuses a control that was not trained as the model it stands beside. Raises AuditError with what differs."""
+    own = privacy.read(Path(str(getattr(defense, "model", ""))))
+    for control in (cause.row for cause in defense.chain()):
+        folder = str(getattr(control, "model", ""))
+        record = privacy.read(Path(folder)) if folder else None
+        if own is None or record is None:
+            continue  # what is no folder of the right training is refused by `trained_folder`
+        for what, one, other in privacy.of_the_recipe(own, record):
+            if one != other:
+                raise AuditError(
+                    f"expected the control {folder!r} to be trained as the {defense.name} model was, "
+                    f"with {what} {one}, got {other}"
+                )
 
 
 def lab_recipe(plan: Plan) -> LabRecipe:

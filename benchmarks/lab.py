@@ -169,7 +169,10 @@ class Lab(Benchmark):
     # A small ensemble asked some 64,000 tokens buys little privacy-preserving utility at any q; most at this one.
     defense_defaults = MappingProxyType(
         {"pmixed": {"q": 0.01}}
-        | {name: {"epochs": 2, "learning_rate": 3e-3} for name in ("dp-sgd", "adp", "adp-sound")}
+        | {
+            name: {"epochs": 2, "learning_rate": 3e-3}
+            for name in ("dp-sgd", "adp", "adp-sound", "no-noise", "no-clipping")
+        }
     )
 
     def __init__(

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from auditor.defenses.gaussian import quick_epsilon, reported_epsilon
+from auditor.defenses.poisson_training import Judgement, Terms
 from auditor.defenses.privacy_probability import Normalisation, log_perplexities, normalise
-from auditor.defenses.private_training import Judgement, PrivateTraining, Terms
+from auditor.defenses.private_training import PrivateTraining
 from auditor.privacy import NOMINAL, PrivacyRecord
 from auditor.types import Tokens, TrainingJob
 
@@ -36,6 +37,7 @@ class Adp(PrivateTraining):
 
     name: ClassVar[str] = "adp"
     title: ClassVar[str] = "ADP"
+    noise_changes: ClassVar[str] = "Gaussian noise as it adapts: less where a public model finds the batch common"
     normalise: Normalisation = "min-max"
 
     def judge(self, job: TrainingJob, examples: Sequence[Tokens]) -> Judgement:
@@ -68,7 +70,6 @@ class Adp(PrivateTraining):
             nominal=nominal,
             details={
                 **would_be.details,
-                **dict(judgement.details),
                 "gamma_mean": float(gammas.mean()),
                 "gamma_least": float(gammas.min()),
             },

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import numpy as np
-
-from auditor.defenses.privacy_probability import against_constants, log_perplexities
-from auditor.defenses.private_training import Judgement, PrivateTraining
-from auditor.errors import AuditError
+from auditor.defenses.no_noise import NoNoise
+from auditor.defenses.poisson_training import Judgement
+from auditor.defenses.privacy_probability import check_clipping, clipping_shares
+from auditor.defenses.private_training import PrivateTraining
 from auditor.types import Tokens, TrainingJob
 
 
@@ -27,17 +26,26 @@ class AdpSound(PrivateTraining):
     name: ClassVar[str] = "adp-sound"
     title: ClassVar[str] = "ADP, sound"
     claims: ClassVar[str] = "(epsilon, delta) for one record (or user), under any access and decoding"
+    clipping_changes: ClassVar[str] = "each unit's gradient is clipped, harder the rarer a public model finds it"
     kappa_least: float = 0.1
     lowest_perplexity: float = 0.0
     highest_perplexity: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.kappa_least <= 1:
-            raise AuditError(f"expected kappa_least in (0, 1], got {self.kappa_least}")
-        against_constants(np.zeros(0), self.lowest_perplexity or 1, self.highest_perplexity or 1e9)
+        check_clipping(*self._kappa)
+
+    @property
+    def _kappa(self) -> tuple[float, float, float]:
+        return self.kappa_least, self.lowest_perplexity, self.highest_perplexity
 
     def judge(self, job: TrainingJob, examples: Sequence[Tokens]) -> Judgement:
-        lowest, highest = self.lowest_perplexity or 1.0, self.highest_perplexity or float(job.public.vocab_size)
-        rho = against_constants(log_perplexities(job.public, examples), lowest, highest)
-        return Judgement(shares=(1 - (1 - self.kappa_least) * rho).tolist())
+        return Judgement(shares=clipping_shares(job.public, examples, *self._kappa))
+
+    def recorded(self) -> dict[str, float]:
+        return {**super().recorded(), "kappa_least": self.kappa_least}
+
+    def without_noise(self) -> NoNoise:
+        kappa, lowest, highest = self._kappa
+        alike = super().without_noise()
+        return replace(alike, kappa_least=kappa, lowest_perplexity=lowest, highest_perplexity=highest)

@@ -54,3 +54,21 @@ def against_constants(
         raise AuditError(f"expected perplexities 1 <= lowest < highest, got {lowest:g} and {highest:g}")
     low, high = math.log(lowest), math.log(highest)
     return np.asarray(((log_perplexity - low) / (high - low)).clip(0, 1))
+
+
+def check_clipping(kappa_least: float, lowest: float, highest: float) -> None:
+    """Raises AuditError for what no clipping norm can be scaled by (`clipping_shares`)."""
+    if not 0 < kappa_least <= 1:
+        raise AuditError(f"expected kappa_least in (0, 1], got {kappa_least}")
+    against_constants(np.zeros(0), lowest or 1, highest or 1e9)
+
+
+def clipping_shares(
+    public: LanguageModel, examples: Sequence[Tokens], kappa_least: float, lowest: float, highest: float
+) -> list[float]:
+    """Each example's share of the clipping norm: from 1 down to kappa_least as the public model finds it rarer.
+
+    lowest, highest: of its perplexity; 0: 1 and the size of the vocabulary.
+    """
+    rho = against_constants(log_perplexities(public, examples), lowest or 1.0, highest or float(public.vocab_size))
+    return (1 - (1 - kappa_least) * rho).tolist()

@@ -284,9 +284,9 @@ def because(result: AuditResult, target: TargetRecord) -> str:
     assert finding is not None and finding.chain is not None  # `_explained` has seen to it
     where = "worst case" if finding.setting == "worst" else "only sampled tokens"
     whole = finding.chain.whole
-    told = "; ".join(map(words.credited, words.steps(finding)))
+    told = "; ".join(map(words.credited_in_full, words.steps(finding)))
     opening = f"Of {target.title}'s {words.points(whole)} against no defense ({finding.attack}, {where}, n {whole.n:,})"
-    further = (f"One step further, {words.credited(step)}." for step in words.steps(finding, beyond=True))
+    further = (f"One step further, {words.credited_in_full(step)}." for step in words.steps(finding, beyond=True))
     return " ".join((f"{opening}, by control rows: {told}.", *further))
 
 

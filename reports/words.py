@@ -278,12 +278,18 @@ def credited(step: Step) -> str:
     """`splitting −12 points [−16 to −8]`, `mixing −1.0 points [−3.0 to 0.7], not shown`, or why there is no number."""
     if step.difference is None:
         return f"{causes(step)}: {step.note}"
-    apart = f" ({step.note})" if step.note else ""
-    return f"{causes(step)} {points(step.difference)}{'' if is_shown(step) else ', not shown'}{apart}"
+    return f"{causes(step)} {points(step.difference)}{'' if is_shown(step) else ', not shown'}"
+
+
+def credited_in_full(step: Step) -> str:
+    """The same, and why several causes are one step."""
+    return credited(step) + (f" ({step.note})" if step.difference and step.note else "")
 
 
 def causes(step: Step) -> str:
-    return " and ".join(step.causes)
+    """`recipe, clipping and noise`"""
+    *others, last = step.causes
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def is_shown(step: Step) -> bool:

@@ -63,16 +63,17 @@ def test_the_steps_add_up_to_the_whole(missing: tuple[int, ...]) -> None:
 
 def test_causes_without_a_row_between_them_are_one_step_that_says_so() -> None:
     found = chain(
-        rung("recipe", None, absent="no row Whole (train it)"),
+        rung("recipe", None, absent="'Whole' (train it)"),
         rung("splitting", SPLITTING),
         rung("mixing", MIXING, "defended"),
-        rung("nothing", None, absent="no row Public (give it)"),
+        rung("nothing", None, absent="'Public' (give it)"),
     )
     joint, mixing, floor = found.steps
     assert joint.causes == {"recipe": "what recipe changes", "splitting": "what splitting changes"}
-    assert joint.note == "recipe and splitting cannot be told apart: no row Whole (train it)"
+    assert joint.note == "not told apart, for want of 'Whole' (train it)"
     assert differences(found) == [-10, -6, None] and not mixing.note
-    assert (floor.before, floor.after, floor.note) == ("defended", "", "no row Public (give it)")
+    assert (floor.before, floor.after) == ("defended", "")
+    assert floor.note == "not measured, for want of 'Public' (give it)"
 
 
 def test_a_row_that_is_the_undefended_one_is_no_step() -> None:

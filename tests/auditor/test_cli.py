@@ -234,7 +234,7 @@ def test_what_no_control_isolates_is_told_in_one_step(full: Path, world: Path, t
     ]
     assert steps(full) == [(["recipe", "splitting"], "undefended", "ensemble-unmixed", False), *rest]
     report = (full / "report.md").read_text()
-    assert "recipe and splitting cannot be told apart: no row One adapter, all data (audit train pmixed" in report
+    assert "not told apart, for want of 'One adapter, all data' (audit train pmixed" in report
     assert finding(full, "pmixed", "claim", "ethicist")["chain"] is None  # controls are attacked in the worst case
     shutil.copytree(world / "ensemble", tmp_path / "ensemble")
     shutil.copytree(world / "ensemble" / "member-0", tmp_path / "ensemble" / "whole")

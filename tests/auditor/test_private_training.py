@@ -237,6 +237,20 @@ def test_steps_are_those_of_a_naive_twin(ghost: bool, physical_batch: int) -> No
     assert trained.noise_scales == [scale(units) if units else 1.0 for units in batches]
 
 
+@pytest.mark.parametrize("ghost", [False, True])
+def test_without_noise_and_clipping_it_is_plain_training_on_the_same_batches(ghost: bool) -> None:
+    """The control of a private training: the same loop, and nothing of it private."""
+    sampler = PoissonSampler(12, 0.3, "k")
+    plain, twin = neox_untied().train(), neox_untied().train()
+    fit_privately(plain, EXAMPLES, sampler, recipe(noise_multiplier=0.0, clip=math.inf, ghost=ghost), pad=0)
+    for step in range(3):
+        naive_step(
+            twin, sampler.batch(step).tolist(), [1.0] * 12, 1.0, recipe(noise_multiplier=0.0, clip=1e9), "k", step
+        )
+    for mine, other in zip(plain.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-4)
+
+
 def test_no_unit_moves_the_sum_by_more_than_the_clip() -> None:
     """The sensitivity, where the mechanism has it: sums with and without one unit, at no noise."""
     how = recipe(noise_multiplier=1e-9, steps=1, clip=0.05, learning_rate=1.0, expected_batch=1.0)

@@ -18,6 +18,8 @@ from auditor.defenses.adp import Adp
 from auditor.defenses.adp_sound import AdpSound
 from auditor.defenses.dp_sgd import DpSgd
 from auditor.defenses.gaussian import pld_epsilon, rdp_epsilon
+from auditor.defenses.no_clipping import NoClipping
+from auditor.defenses.no_noise import NoNoise
 from auditor.defenses.privacy_probability import against_constants, log_perplexities, normalise
 from auditor.errors import AuditError
 from auditor.loading import load
@@ -232,7 +234,7 @@ def test_killed_at_the_end_it_is_not_trained_again(
 
     with monkeypatch.context() as patch, pytest.raises(_Killed):
         if moment == "written":
-            patch.setattr("auditor.defenses.private_training._told", kill)
+            patch.setattr("auditor.defenses.poisson_training._told", kill)
         else:
             patch.setattr("auditor.training.Checkpoint.clear", kill)
         training.train(asked(world, out), silent)
@@ -414,6 +416,84 @@ def test_a_trained_folder_is_a_defense_of_the_model_it_stands_beside(trained: Pa
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert [t["name"] for t in result["targets"]] == ["undefended", "dp-sgd"]
     assert result["targets"][0]["claim"] is None and result["targets"][1]["claim"]["unit"] == "record"
+    assert chain_of(result, "dp-sgd") == [
+        (["recipe", "clipping", "noise"], "undefended", "dp-sgd"),
+        (["no private data"], "dp-sgd", ""),
+    ]
+    report = (tmp_path / "run" / "report.md").read_text()
+    assert "recipe, clipping and noise" in report and "not told apart, for want of 'No clipping, no noise'" in report
+    assert "audit train no-noise makes it, -D dp-sgd.no_noise=DIR names it" in report
+
+
+def chain_of(result: dict[str, Any], target: str) -> list[tuple[list[str], str, str]]:
+    (row,) = (f for f in result["findings"] if f["target"] == target and f["chain"])
+    return [(list(step["causes"]), step["before"], step["after"]) for step in row["chain"]["steps"]]
+
+
+@pytest.fixture(scope="module")
+def controls(trained: Path) -> Path:
+    """no-noise/, no-clipping/, as long as dp-sgd/; shorter/: an epoch less."""
+    recipe = {name: value for name, value in SIGMA.items() if name != "noise_multiplier"}
+    data = {"model": str(trained / "neox"), "data": str(trained / "data.jsonl"), "block": 48}
+    for name, method, epochs in (("no-noise",) * 2 + (2,), ("no-clipping",) * 2 + (2,), ("shorter", "no-noise", 1)):
+        options = {**recipe, "epochs": epochs}
+        told = training.train(Training(method=method, out=trained / name, options=options, **data), silent)
+        assert any("no guarantee: trained without noise" in sentence for sentence in told)
+    return trained
+
+
+def test_a_control_says_that_it_promises_nothing(controls: Path) -> None:
+    for name, clip in (("no-noise", 1.0), ("no-clipping", math.inf)):
+        record = promised(controls / name)
+        assert (record.method, record.noise, record.noise_multiplier, record.clip) == (name, "none", 0.0, clip)
+        assert record.epsilon is record.epsilon_rdp is record.nominal_epsilon is record.claim() is None
+        assert (record.steps, record.sampling_rate) == (8, 0.25)  # those of the private training
+    weights = {name: (controls / name / "model.safetensors").read_bytes() for name in ("no-noise", "no-clipping")}
+    assert weights["no-noise"] != weights["no-clipping"]
+
+
+def test_controls_tell_the_recipe_clipping_and_noise_apart(controls: Path, tmp_path: Path) -> None:
+    named = [f"dp-sgd.{option.replace('-', '_')}={controls / option}" for option in ("no-noise", "no-clipping")]
+    options = [word for option in (f"model={controls / 'dp-sgd'}", *named) for word in ("-D", option)]
+    more = ["--model", str(controls / "neox"), "--public", str(controls / "gpt2"), "--defense", "dp-sgd", *options]
+    assert call(run(controls, tmp_path / "run", *more)) == 0
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert chain_of(result, "dp-sgd") == [
+        (["recipe"], "undefended", "no-clipping"),
+        (["clipping"], "no-clipping", "no-noise"),
+        (["noise"], "no-noise", "dp-sgd"),
+        (["no private data"], "dp-sgd", "public"),
+    ]
+    assert {t["name"]: t["claim"] is None for t in result["targets"] if t["companion"]} == dict.fromkeys(
+        ("no-clipping", "no-noise", "public"), True
+    )
+
+
+def test_a_control_of_another_recipe_is_refused(
+    controls: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["-D", f"model={controls / 'dp-sgd'}", "-D", f"dp-sgd.no_noise={controls / 'shorter'}"]
+    more = ["--model", str(controls / "neox"), "--defense", "dp-sgd", *options]
+    assert call(run(controls, tmp_path / "run", *more)) == 2
+    sentence = "to be trained as the dp-sgd model was, with steps 8, got 4"
+    assert sentence in " ".join(capsys.readouterr().err.split())
+    swapped = [*more[:-1], f"dp-sgd.no_noise={controls / 'no-clipping'}"]
+    assert call(run(controls, tmp_path / "run", *swapped)) == 2
+    assert "to be trained by audit train no-noise, got" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_controls_are_of_the_defenses_own_recipe() -> None:
+    """Equal ones are one row; ADP without noise is DP-SGD without it; the sound variant clips in its own way."""
+    rest = {"epochs": 7, "batch": 9, "learning_rate": 0.5, "optimizer": "sgd", "unit": "user", "units": 100}
+    made = [kind(**rest, clip=0.3, epsilon=2.0) for kind in (DpSgd, Adp)]  # type: ignore[arg-type]
+    assert len({tuple(cause.row for cause in defense.chain()) for defense in made}) == 1
+    unclipped, unnoised = (cause.row for cause in made[0].chain()[:2])
+    assert unclipped == NoClipping(**rest) and unnoised == NoNoise(**rest, clip=0.3)  # type: ignore[arg-type]
+    sound = AdpSound(kappa_least=0.2, lowest_perplexity=2, highest_perplexity=500)
+    clipped = sound.without_noise()
+    job: Any = _Job()
+    assert clipped.judge(job, EXAMPLES).shares == sound.judge(job, EXAMPLES).shares
+    assert NoNoise().judge(job, EXAMPLES).shares is None and clipped != NoNoise()
 
 
 @pytest.mark.parametrize(
@@ -451,7 +531,7 @@ def test_the_lab_trains_its_defenses_on_demand(tmp_path: Path, monkeypatch: pyte
     assert call(["run", "--config", str(tmp_path / "plan.toml"), "-o", str(out)]) == 0
     (place,) = sweep.places(out)
     cells = {(cell.target, cell.setting): cell for cell in place.cells if cell.measured}
-    assert {target for target, _ in cells} == {"undefended", "dp-sgd", "adp"}
+    assert {target for target, _ in cells} == {"undefended", "dp-sgd", "no-clipping", "no-noise", "public", "adp"}
     private, nominal = (cells[target, "worst"].measured[0] for target in ("dp-sgd", "adp"))
     assert private["epsilon"].value > 0 and "nominal_epsilon" not in private and private["perplexity"].value > 1
     assert nominal["nominal_epsilon"].value > private["epsilon"].value and "epsilon" not in nominal
@@ -461,3 +541,6 @@ def test_the_lab_trains_its_defenses_on_demand(tmp_path: Path, monkeypatch: pyte
     assert applies["dp-sgd", "claim"] is applies["dp-sgd", "worst"] is True
     assert applies["adp", "worst"] is None
     assert next(t for t in result["targets"] if t["name"] == "dp-sgd")["training_seconds"] > 0
+    for target in ("dp-sgd", "adp"):  # which share their controls
+        shared = [step[1:] for step in chain_of(result, target)[:2]]
+        assert shared == [("undefended", "no-clipping"), ("no-clipping", "no-noise")]

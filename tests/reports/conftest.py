@@ -96,13 +96,13 @@ def chain(target: str, setting: str, attack: str) -> Chain | None:
     start, unmixed, own = (sum(hits or ()) / MEMBERS for hits in rows)
     moved = [difference("recall_difference", after - before, 0.03) for before, after in pairwise((start, unmixed, own))]
     joint = {"recipe": "one adapter, all data", "splitting": "each adapter sees one shard only"}
-    apart = "recipe and splitting cannot be told apart: no row One adapter, all data (train it)"
+    apart = "not told apart, for want of 'One adapter, all data' (train it)"
     mixing, floor = {"mixing": "each law is mixed with the public one"}, {"no private data": "the public model alone"}
     return Chain(
         (
             Step(joint, "undefended", "ensemble-unmixed", moved[0], apart),
             Step(mixing, "ensemble-unmixed", "pmixed", moved[1]),
-            Step(floor, "pmixed", "", None, "no row Public model (--public MODEL)"),
+            Step(floor, "pmixed", "", None, "not measured, for want of 'Public model' (--public MODEL)"),
         ),
         difference("recall_difference", own - start, 0.04),
     )

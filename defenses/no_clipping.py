@@ -1,0 +1,19 @@
+"""Private training without its noise and its clipping: what its recipe alone leaves of a leak, and costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from auditor.defenses.poisson_training import Control
+
+
+@dataclass(frozen=True)
+class NoClipping(Control):
+    """Fine-tune as private training does, without noise and without clipping: its recipe alone, and no claim.
+
+    Options as in `dp-sgd`.
+    """
+
+    name: ClassVar[str] = "no-clipping"
+    title: ClassVar[str] = "No clipping, no noise"

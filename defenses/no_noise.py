@@ -1,0 +1,48 @@
+"""Private training without its noise: what clipping alone leaves of a leak, and costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from auditor.defenses.poisson_training import Control, Judgement
+from auditor.defenses.privacy_probability import check_clipping, clipping_shares
+from auditor.errors import AuditError
+from auditor.training import LARGEST
+from auditor.types import Tokens, TrainingJob
+
+
+@dataclass(frozen=True)
+class NoNoise(Control):
+    """Fine-tune as private training does, without noise: each record's gradient clipped, and no claim.
+
+    clip: C. kappa_least, lowest_perplexity, highest_perplexity: of `adp-sound`; at kappa_least=1 all records are
+    clipped alike, as in `dp-sgd` and `adp`. The rest as in those.
+    """
+
+    name: ClassVar[str] = "no-noise"
+    title: ClassVar[str] = "Clipped, no noise"
+    clip: float = 1.0
+    kappa_least: float = 1.0
+    lowest_perplexity: float = 0.0
+    highest_perplexity: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.clip <= LARGEST:
+            raise AuditError(f"expected clip > 0 and at most {LARGEST:g}, got {self.clip:g}")
+        check_clipping(self.kappa_least, self.lowest_perplexity, self.highest_perplexity)
+
+    @property
+    def norm(self) -> float:
+        return self.clip
+
+    def judge(self, job: TrainingJob, examples: Sequence[Tokens]) -> Judgement:
+        if self.kappa_least == 1:
+            return Judgement()
+        kappa = (self.kappa_least, self.lowest_perplexity, self.highest_perplexity)
+        return Judgement(shares=clipping_shares(job.public, examples, *kappa))
+
+    def recorded(self) -> dict[str, float]:
+        return {**super().recorded(), "kappa_least": self.kappa_least}
