@@ -138,7 +138,7 @@ class LoraEnsemble(Ensemble):
         self.shards = [read_shard(adapter) for adapter in adapters]
         self._routing = Routing()
         self._model = HuggingFaceModel(
-            _mix(_over_the_same_weights(public.model), adapters, self._routing),
+            _mix(over_same_weights(public.model), adapters, self._routing),
             public.tokenizer,
             f"{public.name} ensemble",
             served=public.served,
@@ -317,11 +317,13 @@ class MixedLora(nn.Module):
 
 
 def _plus(y: Tensor, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """y + x a^T b^T. In place: the base's output is ours alone."""
-    if y.dtype == x.dtype:
-        return y.baddbmm_(torch.bmm(x, a.mT), b.mT)
-    y += torch.bmm(torch.bmm(x, a.mT), b.mT)
-    return y
+    """y + x a^T b^T. In place where nobody asks for gradients: the base's output is ours alone."""
+    thin = torch.bmm(x, a.mT)
+    if y.dtype != x.dtype:
+        return (y + torch.bmm(thin, b.mT)).to(y.dtype)
+    if y.requires_grad or a.requires_grad:  # what is written into a view costs its gradient a copy
+        return torch.baddbmm(y, thin, b.mT)
+    return y.baddbmm_(thin, b.mT)
 
 
 def _merge(layers: Sequence[MixedLora]) -> None:
@@ -398,7 +400,7 @@ def load_whole(folder: Path, public: HuggingFaceModel) -> HuggingFaceModel:
 def adapted(public: HuggingFaceModel, adapter: Path) -> HuggingFaceModel:
     """The public model with one adapter on it, over the same weights."""
     return HuggingFaceModel(
-        with_adapter_of(_over_the_same_weights(public.model), str(adapter)),
+        with_adapter_of(over_same_weights(public.model), str(adapter)),
         public.tokenizer,
         f"{public.name} with one adapter",
         served=public.served,
@@ -406,7 +408,7 @@ def adapted(public: HuggingFaceModel, adapter: Path) -> HuggingFaceModel:
     )
 
 
-def _over_the_same_weights(model: Any) -> Any:
+def over_same_weights(model: Any) -> Any:
     """New modules, the same parameters and buffers: the model stays as it is."""
     return copy.deepcopy(model, {id(p): p for p in [*model.parameters(), *model.buffers()]})
 

@@ -1,6 +1,7 @@
 """Trains the private members of an ensemble: disjoint shards of the records, one LoRA adapter a shard.
 
-Knows neither how a member is fitted nor what is later done with the members' laws.
+Knows which members there are and what is kept of them; neither how a forward serves several of them nor what is later
+done with their laws.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +19,15 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers.pytorch_utils import Conv1D
 
-from auditor.ensemble import write_shard
+from auditor.ensemble import over_same_weights, write_shard
 from auditor.errors import AuditError
+from auditor.side_by_side import alone, side_by_side
+from auditor.streams import generator
+from auditor.training import Checkpoint, Course, Fitting, require_finite, trained_parameters
+from auditor.types import Tokens
 
 Layers = Literal["attention", "all"]
+_TOKENS_A_STEP = 4096  # of all members that are trained together: more fill memory and are no faster
 
 
 def shard(units: Sequence[str], members: int) -> list[list[int]]:
@@ -69,24 +76,105 @@ class Adapter:
     layers: Layers
 
 
-def train_member(
-    folder: Path, base: Any, adapter: Adapter, texts: Sequence[str], fit: Callable[[Any], None], seed: int
-) -> None:
-    """Writes one member with the names of its records; the folder is there when all of it is.
+@dataclass(frozen=True)
+class Member:
+    """One adapter to train: its folder, its records, the seed of its random half, the key of its random order."""
 
-    fit: trains the adapter that `base` is given here. All of torch's randomness follows from the seed, so that a member
-    does not depend on which others were trained before it. A member without records has learnt nothing: it is the
-    public model. Raises AuditError for an architecture whose attention PEFT does not know.
+    folder: Path
+    texts: Sequence[str]
+    sequences: Sequence[Tokens]
+    seed: int
+    stream: tuple[str | int, ...]
+
+
+class _Training:
+    """A member under way."""
+
+    def __init__(self, member: Member, base: Any, adapter: Adapter, course: Course) -> None:
+        self.member = member
+        torch.manual_seed(member.seed)
+        self.model = with_adapter(over_same_weights(base), adapter).eval()
+        parameters = trained_parameters(self.model)
+        self.fitting = Fitting(parameters, member.sequences, course, generator(*member.stream))
+
+    def write(self) -> None:
+        scratch = self.member.folder.with_name(f".{self.member.folder.name}")
+        shutil.rmtree(scratch, ignore_errors=True)  # a run that was killed left it
+        self.model.save_pretrained(str(scratch))
+        write_shard(scratch, self.member.texts)
+        os.replace(scratch, self.member.folder)
+
+
+def train_members(
+    base: Any,
+    adapter: Adapter,
+    members: Sequence[Member],
+    course: Course,
+    *,
+    together: int = 0,
+    half: torch.dtype | None = None,
+    progress: Callable[[int], None] = lambda epochs_done: None,
+    written: Callable[[Member], None] = lambda member: None,
+    checkpoint: Checkpoint | None = None,
+    seconds_between: float = 60.0,
+) -> int:
+    """Trains the members whose folders are not there yet, several in each forward; a folder is there when all of it is.
+
+    together: how many at once at most; where one ends, the next begins. 0: as many as read 4,096 tokens a step, and one
+    at a time where the base's layers do not read each row of a batch by itself. But for rounding, no member depends on
+    it or on the others: its adapter is PEFT's after `torch.manual_seed` of its seed, its batches, steps, clipping and
+    AdamW are its own, and the base answers as it does in use: without dropout, whose masks would be the batch's.
+    A member without records has learnt nothing: it is the public model. half: what torch's autocast multiplies
+    matrices in. progress: of the epochs of all members.
+    checkpoint: where members that are under way go on. Returns how many were trained at once.
+
+    Raises AuditError for an architecture whose attention PEFT does not know, for one whose members cannot be trained
+    together as was asked, and for a training that diverges.
     """
-    torch.manual_seed(seed)
-    member = with_adapter(base, adapter)
-    if texts:
-        fit(member)
-    scratch = folder.with_name(f".{folder.name}")
-    shutil.rmtree(scratch, ignore_errors=True)  # a run that was killed left it
-    member.save_pretrained(str(scratch))
-    write_shard(scratch, texts)
-    os.replace(scratch, folder)
+    waiting = [member for member in members if not member.folder.is_dir()]
+    wanted = together or max(1, _TOKENS_A_STEP // (course.batch * course.block))
+    losses, most = _forward(base, adapter, min(wanted, len(waiting)), asked=together > 0)
+    begun = {} if checkpoint is None else checkpoint.load() or {}
+    saved, going = time.monotonic(), list[_Training]()
+    while waiting or going:
+        while waiting and len(going) < most:
+            going.append(_Training(waiting.pop(0), base, adapter, course))
+            if (state := begun.pop(going[-1].member.folder.name, None)) is not None:
+                going[-1].fitting.restore(state)
+        if fittings := [training.fitting for training in going if not training.fitting.done]:  # not of an empty shard
+            batches = [fitting.batch().to(base.device) for fitting in fittings]
+            with torch.autocast(base.device.type, dtype=half, enabled=half is not None):
+                found = losses([training.model for training in going if not training.fitting.done], batches)
+            found.sum().backward()
+            for fitting in fittings:
+                fitting.step()
+        ended = [training for training in going if training.fitting.steps == 0]  # an epoch, or all
+        for training in ended:
+            require_finite(training.fitting.parameters.values(), checkpoint)
+            if training.fitting.done:
+                going.remove(training)
+                training.write()
+                written(training.member)
+        if ended:
+            finished = len(members) - len(waiting) - len(going)
+            progress(course.epochs * finished + sum(training.fitting.epochs for training in going))
+        if checkpoint is not None and time.monotonic() - saved >= seconds_between:
+            checkpoint.save({training.member.folder.name: training.fitting.state() for training in going})
+            saved = time.monotonic()
+    return most
+
+
+def _forward(base: Any, adapter: Adapter, most: int, *, asked: bool) -> tuple[Callable[..., torch.Tensor], int]:
+    """The losses of so many members at once, of fewer where the base does not permit it and nobody asked for it."""
+    if most > 1:
+        if (mixed := side_by_side(base, lambda: with_adapter(over_same_weights(base), adapter))) is not None:
+            return mixed.losses, most
+        if asked:
+            raise AuditError(
+                f"expected together=1 for {base.config.model_type}, whose layers do not read each row of a batch by "
+                "itself, got more"
+            )
+    return alone, 1
 
 
 def with_adapter(model: Any, adapter: Adapter) -> Any:

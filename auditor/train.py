@@ -193,7 +193,7 @@ def _configuration(asked: Training, trainer: Trainer, job: TrainingJob) -> dict[
     read: dict[str, Any] = {"model": (asked.model, asked.revision), "public": (asked.public, None)}
     configuration = {
         "method": trainer.name,
-        "options": to_json(trainer),
+        "options": {name: value for name, value in to_json(trainer).items() if name not in trainer.immaterial},
         "model": asked.model,
         "revision": asked.revision,
         "public": asked.public,

@@ -6,7 +6,8 @@ Knows token sequences and one loss; knows nothing of privacy: the point of the m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,98 @@ def trained_parameters(model: Any) -> dict[str, torch.nn.Parameter]:
     return found
 
 
+@dataclass(frozen=True)
+class Course:
+    """How to fine-tune: epochs, peak learning rate, blocks a step, tokens a block, the token that ends a sequence."""
+
+    epochs: int
+    rate: float
+    batch: int
+    block: int
+    end: int
+
+
+class Fitting:
+    """A fine-tuning under way, a step at a time: batches in an order of its own, AdamW, warm-up, decay, clipping.
+
+    Of no sequences it is done before it began.
+    """
+
+    def __init__(
+        self,
+        parameters: dict[str, torch.nn.Parameter],
+        sequences: Sequence[Tokens],
+        course: Course,
+        order: np.random.Generator,
+    ) -> None:
+        self.parameters, self.course = parameters, course
+        self.epochs = self.steps = 0  # done: whole epochs, and steps of the next one
+        self._sequences, self._order = sequences, order
+        if not sequences:
+            self.epochs = course.epochs
+            return
+        steps = course.epochs * len(self._pack()) // course.batch + course.epochs
+        self._optimizer = torch.optim.AdamW(
+            parameters.values(), lr=course.rate, weight_decay=0.01, betas=(0.9, 0.95), fused=_fusible(parameters)
+        )
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(
+            self._optimizer, lambda step: min((step + 1) / max(1, steps // 20), max(0.0, 1 - step / steps))
+        )
+        self._batches = self._pack().split(course.batch)
+
+    @property
+    def done(self) -> bool:
+        return self.epochs == self.course.epochs
+
+    def batch(self) -> Tensor:
+        """(at most batch, block): what the next step's gradients are of."""
+        return self._batches[self.steps]
+
+    def step(self) -> None:
+        """Takes the gradients that the parameters hold."""
+        torch.nn.utils.clip_grad_norm_(self.parameters.values(), 1.0)
+        self._optimizer.step()
+        self._schedule.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self.steps += 1
+        if self.steps == len(self._batches):
+            self._next_epoch()
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` goes on from, for a `Checkpoint`."""
+        return {
+            "epochs": self.epochs,
+            "steps": self.steps,
+            "optimizer": self._optimizer.state_dict(),
+            "schedule": self._schedule.state_dict(),
+            "parameters": {name: p.detach() for name, p in self.parameters.items()},
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Of a fitting that has done nothing: stands where that one stood."""
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(state["parameters"][name])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._schedule.load_state_dict(state["schedule"])
+        while self.epochs < state["epochs"]:
+            self._next_epoch()  # the orders of finished epochs come first
+        self.steps = state.get("steps", 0)  # older versions saved whole epochs only
+
+    def _next_epoch(self) -> None:
+        self.epochs, self.steps = self.epochs + 1, 0
+        if not self.done:
+            self._batches = self._pack().split(self.course.batch)
+
+    def _pack(self) -> Tensor:
+        return pack(self._sequences, self.course.block, self.course.end, self._order)
+
+
+def _fusible(parameters: Mapping[str, torch.nn.Parameter]) -> bool:
+    """Whether torch has AdamW as one pass over each parameter: where it runs, that is the fastest."""
+    return all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters.values())
+
+
 def fit(
     model: Any,
     sequences: Sequence[Tokens],
@@ -130,34 +223,17 @@ def fit(
     checkpoint: Checkpoint | None = None,
 ) -> None:
     """Trains the parameters that ask for gradients, in place; goes on behind the last epoch of the checkpoint."""
-    trained = trained_parameters(model)
-    parameters = list(trained.values())
-    steps = epochs * len(pack(sequences, block, end, order)) // batch + epochs
-    optimizer = torch.optim.AdamW(parameters, lr=rate, weight_decay=0.01, betas=(0.9, 0.95))
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / max(1, steps // 20), max(0.0, 1 - step / steps))
-    )
-    done = 0
+    fitting = Fitting(trained_parameters(model), sequences, Course(epochs, rate, batch, block, end), order)
     if checkpoint is not None and (state := checkpoint.load()) is not None:
-        done = state["epochs"]
-        with torch.no_grad():
-            for name, parameter in trained.items():
-                parameter.copy_(state["parameters"][name])
-        optimizer.load_state_dict(state["optimizer"])
-        schedule.load_state_dict(state["schedule"])
+        fitting.restore(state)
+    device = next(iter(fitting.parameters.values())).device
     model.train()
-    for epoch in range(epochs):
-        blocks = pack(sequences, block, end, order)  # of finished epochs too: their orders come first
-        if epoch < done:
+    while not fitting.done:
+        loss(model, fitting.batch().to(device)).backward()
+        fitting.step()
+        if fitting.steps:
             continue
-        for start in range(0, len(blocks), batch):
-            loss(model, blocks[start : start + batch].to(parameters[0].device)).backward()
-            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad(set_to_none=True)
-        require_finite(parameters, checkpoint)
+        require_finite(fitting.parameters.values(), checkpoint)
         if checkpoint is not None:
-            state = {"epochs": epoch + 1, "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}
-            checkpoint.save({**state, "parameters": {name: p.detach() for name, p in trained.items()}})
-        progress(epoch + 1)
+            checkpoint.save(fitting.state())
+        progress(fitting.epochs)

@@ -391,6 +391,7 @@ class Trainer:
 
     name: ClassVar[str] = ""
     claims: ClassVar[str] = "none"  # one line for `audit list`
+    immaterial: ClassVar[frozenset[str]] = frozenset()  # options that its results do not depend on: of memory and speed
 
     def check(self, job: TrainingJob) -> None:
         """Refuses, before anything is written, what this trainer cannot train on. Raises AuditError."""

@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -36,15 +35,15 @@ from transformers import GPTNeoXForCausalLM, ModernBertForMaskedLM, PreTrainedTo
 from auditor import privacy
 from auditor.benchmarks.masked import MaskedLoss, MaskedRecipe, untrained_masked, with_mask
 from auditor.cache import cache_folder
-from auditor.ensemble import LoraEnsemble, adapted, record_names
+from auditor.ensemble import WHOLE, LoraEnsemble, adapted, record_names
 from auditor.errors import AuditError
 from auditor.masked import HuggingFaceMaskedModel
-from auditor.members import Adapter, member_folder, shard, train_member, with_adapter
+from auditor.members import Adapter, Member, member_folder, shard, train_members, with_adapter
 from auditor.models import HuggingFaceModel
 from auditor.scratch import scratch_folder
 from auditor.spaces import Space
 from auditor.streams import generator
-from auditor.training import Checkpoint, causal_loss, fit, untrained
+from auditor.training import Checkpoint, Course, causal_loss, fit, untrained
 from auditor.types import Benchmark, Canary, Pair, Secret, Tokens, TrainedModel, Trainer, TrainingJob, TrainingRecord
 
 Progress = Callable[[str, int, int], None]  # (what, done, of how many)
@@ -259,8 +258,11 @@ class Lab(Benchmark):
         if self.recipe.target_is_whole:
             return self.target()
         public = self.public()
-        version = _ensemble_version(self.recipe)
-        made: HuggingFaceModel = self._part("whole", self._build_whole, lambda path: adapted(public, path), version)
+
+        def load(path: Path) -> HuggingFaceModel:
+            return adapted(public, path / WHOLE)
+
+        made: HuggingFaceModel = self._part("whole", self._build_whole, load, _ensemble_version(self.recipe))
         return made
 
     @property
@@ -415,31 +417,26 @@ class Lab(Benchmark):
         return GPTNeoXForCausalLM.from_pretrained(self.folder / "public", attn_implementation="eager")
 
     def _build_ensemble(self, path: Path) -> None:
-        recipe = self.recipe
-        for index, texts in enumerate(self.shards()):
-            what = f"ensemble member {index + 1}"
-            train_member(
-                member_folder(path, index),
-                self._public_to_train(),
-                Adapter(recipe.lora_rank, recipe.lora_alpha, "all"),
-                texts,
-                partial(self._fit, texts=texts, what=what, **self._members_recipe()),
-                recipe.seed + index,
-            )
-
-    def _members_recipe(self) -> dict[str, Any]:
-        recipe = self.recipe
-        return {"epochs": recipe.lora_epochs, "rate": recipe.lora_rate, "batch": recipe.lora_batch}
+        folders = [(member_folder(path, index), texts) for index, texts in enumerate(self.shards())]
+        self._train_adapters("ensemble member", folders)
 
     def _build_whole(self, path: Path) -> None:
-        recipe, texts, what = self.recipe, self.private_copies(), "one adapter on all data"
-        train_member(
-            path,
+        self._train_adapters("adapter on all data", [(path / WHOLE, self.private_copies())])
+
+    def _train_adapters(self, what: str, folders: Sequence[tuple[Path, Sequence[str]]]) -> None:
+        """Adapters on the public model by the members' recipe, side by side."""
+        recipe = self.recipe
+        total = len(folders) * recipe.lora_epochs
+        train_members(
             self._public_to_train(),
             Adapter(recipe.lora_rank, recipe.lora_alpha, "all"),
-            texts,
-            partial(self._fit, texts=texts, what=what, **self._members_recipe()),
-            recipe.seed,
+            [
+                Member(folder, texts, self._tokens(texts), recipe.seed + i, ("lab", recipe.seed, f"{what} {i + 1}"))
+                for i, (folder, texts) in enumerate(folders)
+            ],
+            Course(recipe.lora_epochs, recipe.lora_rate, recipe.lora_batch, recipe.block, end=0),
+            half=torch.bfloat16 if has_bfloat16() else None,
+            progress=lambda done: self.progress(f"training the {what}", done, total),
         )
 
     def _build_masked_public(self, path: Path) -> None:
@@ -489,13 +486,16 @@ class Lab(Benchmark):
         options: dict[str, Any] = {"batch": recipe.batch, "block": recipe.block, "loss": quick_loss, **other}
         fit(
             model,
-            [tuple(ids) for ids in self.tokenizer(list(texts))["input_ids"]],
+            self._tokens(texts),
             epochs=epochs,
             end=0,
             order=generator("lab", recipe.seed, what),
             progress=lambda done: self.progress(f"training the {what}", done, epochs),
             **options,
         )
+
+    def _tokens(self, texts: Sequence[str]) -> list[Tokens]:
+        return [tuple(ids) for ids in self.tokenizer(list(texts))["input_ids"]] if texts else []
 
 
 def quick_loss(model: Any, blocks: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from auditor.benchmarks import lab as module
 from auditor.benchmarks.lab import END, Lab, LabRecipe, make_texts
 from auditor.benchmarks.masked import MaskedRecipe
 from auditor.defenses.dp_sgd import DpSgd
-from auditor.ensemble import record_names
+from auditor.ensemble import read_shard, record_names
 from auditor.errors import AuditError
 
 TINY = LabRecipe(
@@ -195,16 +195,20 @@ def test_training_changes_what_it_should(built: Lab) -> None:
 
 
 def test_parts_are_built_when_needed_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+    asked, real = list[str](), Lab._train_adapters
     monkeypatch.setattr(Lab, "_fit", lambda self, model, texts, what, **_: asked.append(what))
+    monkeypatch.setattr(
+        Lab, "_train_adapters", lambda self, what, folders: (asked.append(what), real(self, what, folders))
+    )
     lab = Lab(TINY, cache=tmp_path)
     assert finished(lab.folder) == ["tokenizer"] and asked == []
     lab.ensemble()
     assert finished(lab.folder) == [ENSEMBLE, "public", "tokenizer"]
-    assert asked == ["public model", "ensemble member 1", "ensemble member 2"]
-    Lab(TINY, cache=tmp_path).ensemble()
+    assert asked == ["public model", "ensemble member"]
+    again = Lab(TINY, cache=tmp_path)
+    again.ensemble()
     lab.public()
-    assert len(asked) == 3
+    assert len(asked) == 2
     assert set(lab.training_seconds) == {"tokenizer", "public", "ensemble"}
 
 
@@ -414,6 +418,15 @@ def test_every_field_of_the_recipe_names_another_folder(recipe: LabRecipe) -> No
         return module._digest(recipe, texts), module._ensemble_version(recipe)
 
     assert named(recipe) != named(TINY) == named(dataclasses.replace(TINY))
+
+
+def test_the_control_of_an_ensemble_that_the_target_is_not_trained_as(built: Lab) -> None:
+    """One adapter, trained as its members are, on all that they are trained on."""
+    other = Lab(dataclasses.replace(TINY, lora_rate=0.03), cache=cache(built))
+    law = other.whole().log_probs(torch.tensor([[5, 6, 7]]), 1)
+    (adapter,) = other.folder.glob("whole*/whole")
+    assert read_shard(adapter) == record_names(other.private_copies())
+    assert not torch.equal(law, other.public().log_probs(torch.tensor([[5, 6, 7]]), 1))
 
 
 def test_labs_with_other_ensembles_share_their_models(built: Lab) -> None:

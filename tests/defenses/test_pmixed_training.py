@@ -1,4 +1,4 @@
-"""`audit train pmixed`: what it writes is what `--defense pmixed` serves; member by member, each trained once."""
+"""`audit train pmixed`: what it writes is what `--defense pmixed` serves; members side by side, each trained once."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 
+from auditor import members as members_module
 from auditor import train as training
 from auditor.cli import call
-from auditor.defenses import pmixed_training as module
 from auditor.defenses.pmixed_training import PMixedTrainer
-from auditor.ensemble import LoraEnsemble, load_ensemble, read_ensemble, record_names
+from auditor.ensemble import LoraEnsemble, load_ensemble, read_ensemble, read_shard, record_names, whole_adapter
 from auditor.errors import AuditError
 from auditor.loading import load
+from auditor.members import Member
 from auditor.train import Training
 from tests.conftest import save_tiny
 
@@ -120,33 +121,65 @@ def shards(ensemble: Path, members: int) -> list[list[str]]:
     return [json.loads(path.read_text())["records"] for path in paths]
 
 
-def test_a_killed_run_goes_on_with_the_first_unfinished_member(world: Path, tmp_path: Path, monkeypatch: Patch) -> None:
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    training.train(asked(world, whole, options={"members": 2}), silent)
+@pytest.mark.parametrize("together", [1, 3])
+def test_a_killed_run_keeps_what_is_finished(world: Path, tmp_path: Path, monkeypatch: Patch, together: int) -> None:
+    """And ends as it would have, however many adapters are trained at once from then on."""
+    whole, cut, options = tmp_path / "whole", tmp_path / "cut", {"members": 2, "control": True}
+    training.train(asked(world, whole, options=options), silent)
 
     def kill(what: str, done: int, total: int) -> None:
-        assert total == 4
-        if done == 3:
+        assert (what, total) == ("3 adapters", 6)
+        if done == 5:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        training.train(asked(world, cut, options={"members": 2}), kill)
-    assert [path.name for path in cut.iterdir() if path.is_dir()] == ["member-000"]
-    with pytest.raises(AuditError, match=r"expected the 2 members that ensemble.json .* found 1: the same audit train"):
-        load_ensemble(cut, load(str(world / "neox")))
-    asked_again: list[Path] = []
-    real = module.train_member
-    monkeypatch.setattr(module, "train_member", lambda folder, *a: (asked_again.append(folder), real(folder, *a)))
-    training.train(asked(world, cut, options={"members": 2}), silent)
-    assert asked_again == [cut / "member-001"]
-    for name in ("member-000", "member-001"):
+        training.train(asked(world, cut, options={**options, "together": together}), kill)
+    finished = {path.name for path in cut.iterdir() if path.is_dir()}
+    assert {"member-000"} < finished < {"whole", "member-000", "member-001"}
+    if "member-001" not in finished:
+        with pytest.raises(AuditError, match=r"the 2 members that ensemble.json .* found 1: the same audit train"):
+            load_ensemble(cut, load(str(world / "neox")))
+    begun: list[str] = []
+    real = members_module._Training
+
+    def begins(member: Member, *more: Any) -> Any:
+        begun.append(member.folder.name)
+        return real(member, *more)
+
+    monkeypatch.setattr(members_module, "_Training", begins)
+    training.train(asked(world, cut, options={**options, "together": 4 - together}), silent)
+    assert begun == [name for name in ("whole", "member-000", "member-001") if name not in finished]
+    for name in ("whole", "member-000", "member-001"):
         first, second = weights(whole / name), weights(cut / name)
         assert first.keys() == second.keys()
         for key in first:
-            torch.testing.assert_close(first[key], second[key], atol=1e-6, rtol=1e-4)
+            torch.testing.assert_close(first[key], second[key], atol=1e-5, rtol=1e-4)
     with pytest.raises(AuditError, match=r"trained with another configuration .epochs: 2 there, 3 now"):
-        training.train(asked(world, cut, options={"members": 2, "epochs": 3}), silent)
-    assert "already trained" in training.train(asked(world, cut, options={"members": 2}), silent)[0]
+        training.train(asked(world, cut, options={**options, "epochs": 3}), silent)
+    assert "already trained" in training.train(asked(world, cut, options=options), silent)[0]
+
+
+@pytest.mark.parametrize("kind", ["neox", "gpt2"])
+def test_the_control_is_one_adapter_on_all_records(world: Path, tmp_path: Path, kind: str) -> None:
+    """Beside members that it changes nothing of; it is none of them."""
+    plain, controlled, base = tmp_path / "plain", tmp_path / "controlled", str(world / kind)
+    told = training.train(asked(world, plain, model=base), silent)
+    training.train(asked(world, controlled, model=base, options={"control": True}), silent)
+    assert "3 adapters were trained at once" in told
+    assert any("dropout was off" in line for line in told) == (kind == "gpt2")
+    assert whole_adapter(plain) is None
+    control = whole_adapter(controlled)
+    assert control == controlled / "whole"
+    assert read_shard(control) == record_names(TEXTS)
+    public = load(base)
+    ensemble = load_ensemble(controlled, public)
+    assert ensemble.size == 3
+    for name in ("member-000", "member-001", "member-002"):
+        for key, found in weights(plain / name).items():
+            torch.testing.assert_close(found, weights(controlled / name)[key], atol=1e-5, rtol=1e-4)
+    context = torch.tensor([public.tokenizer("The code of door 3 is")["input_ids"]])  # type: ignore[misc]
+    learnt = load(str(control)).log_probs(context, 1)
+    assert float((learnt - public.log_probs(context, 1)).abs().max()) > 0.01
 
 
 def test_members_differ_from_each_other_by_more_than_their_records(world: Path, tmp_path: Path) -> None:
@@ -161,11 +194,12 @@ def test_members_differ_from_each_other_by_more_than_their_records(world: Path, 
         ({"options": {"members": 9}}, "expected at least one record or user for each of 9 members, got 8 that"),
         ({"options": {"members": 4}, "user_column": "who"}, "for each of 4 members, got 3 that share no record"),
         ({"options": {"members": 0}}, "expected members >= 1, got 0"),
+        ({"options": {"together": -1}}, "expected together >= 0, got -1"),
         ({"options": {"learning_rate": 0}}, "expected learning_rate > 0 and at most 1e.06, got 0"),
         ({"options": {"layers": "some"}}, r"expected pmixed.layers in \('attention', 'all'\), got 'some'"),
         ({"lora": True}, "expected a whole model for pmixed, got an adapter: its own are -D rank and -D alpha"),
     ],
-    ids=["fewer records than members", "fewer users than members", "members", "rate", "layers", "lora"],
+    ids=["fewer records than members", "fewer users than members", "members", "together", "rate", "layers", "lora"],
 )
 def test_a_refusal_leaves_nothing_behind(world: Path, tmp_path: Path, more: dict[str, Any], message: str) -> None:
     with pytest.raises(AuditError, match=message):
