@@ -111,6 +111,12 @@ def run(
         ),
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Attack at most so many members, and so many non-members.")] = None,
+    ensemble_limit: Annotated[
+        int | None,
+        typer.Option(
+            help="At most so many members behind an ensemble, which asks all its parts. [default: all; in the lab 100]"
+        ),
+    ] = None,
     samples: Annotated[int | None, typer.Option(help="Samples a prefix, for every attack.")] = None,
     seed: Annotated[int | None, typer.Option(help="All randomness follows from it. [default: 0]")] = None,
     batch_size: Annotated[
@@ -190,6 +196,7 @@ def run(
         "suffix_length": suffix_length,
         "lead": lead,
         "limit": limit,
+        "ensemble_limit": ensemble_limit,
         "samples": samples,
         "seed": seed,
         "batch_size": _batch_size(batch_size),

@@ -14,7 +14,8 @@ from auditor.errors import AuditError
 from auditor.outcomes import Row, Run, row_of
 from auditor.types import Secret
 
-_SETTINGS = ("reference", "public", "known_limit", "lead")  # what attacks score with, tune on, and put in front
+# What attacks score with, tune on, look at, and put in front.
+_SETTINGS = ("reference", "public", "known_limit", "ensemble_limit", "lead")
 
 
 def fingerprint(secrets: Sequence[Secret]) -> str:

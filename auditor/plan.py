@@ -52,6 +52,7 @@ class Plan:
     prefix_length: int | None = None
     suffix_length: int | None = None
     limit: int | None = None
+    ensemble_limit: int | None = None  # members attacked behind an ensemble; None: all, in the lab its own number
     samples: int | None = None
     sizes: Literal["paper", "lab"] = "paper"  # defaults of attacks on a target of one's own; in the lab always its own
     seed: int = 0
@@ -75,7 +76,7 @@ class Plan:
             for name in _OF_DATA:
                 if getattr(self, name) is not None:
                     raise AuditError(f"--{name.replace('_', '-')} goes with --data, got --canaries alone")
-        for name in ("limit", "known_limit", "samples", "batch_size"):
+        for name in ("limit", "ensemble_limit", "known_limit", "samples", "batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise AuditError(f"expected --{name.replace('_', '-')} >= 1, got {value}")

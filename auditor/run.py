@@ -68,7 +68,6 @@ from auditor.types import (
     Budget,
     Cause,
     Certificate,
-    Challenge,
     Claim,
     Defense,
     Finding,
@@ -92,7 +91,7 @@ from auditor.view import CLAIM, SETTINGS, Meter, Setting, View
 UNDEFENDED = "undefended"
 _NOT_WHAT_IS_ATTACKED = {
     *("attack", "defense", "attack_options", "defense_options", "setting", "samples", "batch_size"),
-    *("known_limit", "lead", "sizes", "plugin", "command"),
+    *("known_limit", "ensemble_limit", "lead", "sizes", "plugin", "command"),
 }
 
 
@@ -122,6 +121,7 @@ class Target:
     defense: Defense | None = None
     scenario: Scenario | None = None
     training_seconds: float | None = None
+    secrets: tuple[Secret, ...] = ()  # that are attacked on it
     companion: bool = False  # shown beside a defense, not asked for by name
     spent: dict[tuple[str, str], int] = field(default_factory=dict)  # tokens drawn inside the claim: (recipe, secret)
     meter: Meter = field(default_factory=Meter)
@@ -191,6 +191,7 @@ class _Run:
         key = salt()
         self.aliases = aliases((*self.benchmark.secrets, *self.benchmark.canaries), key)
         self.challenge = self.benchmark.challenge()
+        undefended.secrets = self.benchmark.secrets
         self.lead = self._choose_lead(undefended.model)
         self.folder.pin(fingerprint(_subjects(self.plan, self.benchmark)))
         self.folder.save_secrets(details.told((*self.benchmark.secrets, *self.benchmark.canaries)))
@@ -377,7 +378,24 @@ class _Run:
             if isinstance(self.benchmark, Lab):
                 seconds = self._trained_for(self.benchmark, defense)
             description = plugins.description(type(defense))
-            yield Target(row.name, row.title, model, description, defense, scenario, seconds, row.companion)
+            yield Target(
+                row.name,
+                row.title,
+                model,
+                description,
+                defense,
+                scenario,
+                seconds,
+                self._attacked(defense),
+                row.companion,
+            )
+
+    def _attacked(self, defense: Defense) -> tuple[Secret, ...]:
+        """Fewer behind an ensemble, where --ensemble-limit or the lab says so: it asks all its parts at every token."""
+        limit = self.plan.ensemble_limit or self.benchmark.ensemble_limit
+        if limit is None or "ensemble" not in defense.needs:
+            return self.benchmark.secrets
+        return self.benchmark.few(limit)
 
     def _trained_for(self, lab: Lab, defense: Defense) -> float:
         """Seconds that the lab's models behind this row took to train."""
@@ -388,7 +406,7 @@ class _Run:
         return seconds
 
     def _scenario(self, undefended: Target, defense: Defense) -> Scenario:
-        queries = sum(self._planned(undefended, CLAIM).values())
+        queries = sum(self._planned(undefended, CLAIM, self._attacked(defense)).values())
         length = max((query.length for query in self.challenge.queries), default=1)
         ensemble = self._ensemble(defense) if "ensemble" in defense.needs else None
         trained = self._trained(undefended, defense) if "trained" in defense.needs else None
@@ -443,7 +461,7 @@ class _Run:
             meter=target.meter,
         )
 
-    def _planned(self, target: Target, setting: Setting) -> dict[tuple[str, str], int]:
+    def _planned(self, target: Target, setting: Setting, secrets: Sequence[Secret]) -> dict[tuple[str, str], int]:
         """Tokens each (recipe, secret) will draw in this setting, in the order of attacks and secrets."""
         view, planned = self._view(target, setting), {}
         for attack in self.attacks:
@@ -454,7 +472,7 @@ class _Run:
             except NotApplicable:
                 continue
             for recipe, samples in recipes.items():
-                planned.update({(recipe, query.id): samples * query.length for query in self.challenge.queries})
+                planned.update({(recipe, secret.id): samples * len(secret.suffix) for secret in secrets})
         return planned
 
     def _shared_view(self, target: Target, setting: Setting) -> View:
@@ -464,7 +482,7 @@ class _Run:
             self._view_key, self._current = key, self._view(target, setting)
             budget = target.budget()
             if budget is not None and setting is CLAIM:
-                self._current.allowance = share_out(budget, self._planned(target, setting))
+                self._current.allowance = share_out(budget, self._planned(target, setting, target.secrets))
         return self._current
 
     def _cell(self, target: Target, setting: Setting, attack: Attack) -> tuple[Finding, metrics.Outcome | None]:
@@ -500,7 +518,7 @@ class _Run:
             curve=metrics.error_curve(members),
             notes=finding.notes
             + attack.notes(view, state)
-            + _remarks(guesses, self.challenge)
+            + _remarks(guesses, target.secrets, self.benchmark)
             + _paid(view, attack, guesses),
             seconds=time.perf_counter() - start,
             drawn=sum(g.drawn for g in guesses),
@@ -514,12 +532,13 @@ class _Run:
         try:
             for capability in probe.needs:
                 view.need(capability)
-            secrets = self._of(probe)
+            secrets = self._of(probe, target)
             claim = target.claim()
             target.meter.spent = claim.spent_queries if claim else target.meter.drawn
             observations = self._observe(target, view, probe, secrets)
         except NotApplicable as why:
             return dataclasses.replace(finding, not_applicable=str(why))
+        few = _few(secrets, self.benchmark) if probe.of == "secrets" else ()
         cell = cell_name(target.name, setting.name, probe.name)
         self.outcomes[cell] = outcomes.probe_record(probe, secrets, observations)
         measured = tuple(probe.measurements(secrets, observations))
@@ -532,14 +551,14 @@ class _Run:
             finding,
             measurements=measured,
             by_repeats=probe.by_repeats(secrets, observations),
-            notes=finding.notes + probe.notes(secrets, observations),
+            notes=finding.notes + few + probe.notes(secrets, observations),
             seconds=time.perf_counter() - start,
         )
 
-    def _of(self, probe: Probe) -> tuple[Secret, ...]:
+    def _of(self, probe: Probe, target: Target) -> tuple[Secret, ...]:
         """What the probe looks at."""
         if probe.of == "secrets":
-            return self.benchmark.secrets
+            return target.secrets
         if not self.benchmark.canaries:
             raise NotApplicable("the data hold no canaries: give --canaries MANIFEST (see `audit canaries`)")
         return self.benchmark.canaries
@@ -564,7 +583,7 @@ class _Run:
         One teacher-forced pass a target, of the auditor and not of an attacker: it charges no claim.
         """
         done = self.folder.scored(target.name)
-        waiting = [s for s in self.benchmark.secrets if s.member and s.id not in done]
+        waiting = [s for s in target.secrets if s.member and s.id not in done]
         for indices in by_shape([(len(s.prefix), len(s.suffix)) for s in waiting], self.plan.batch_size or 64):
             batch = [waiting[i] for i in indices]
             prefixes = torch.tensor([secret.prefix for secret in batch], device=target.model.device)
@@ -595,12 +614,13 @@ class _Run:
     def _guess(self, target: Target, view: View, attack: Attack, state: dict[str, Any]) -> list[Guesses]:
         cell = cell_name(target.name, view.setting.name, attack.name)
         done = self.folder.done(cell)
-        waiting = [query for query in self.challenge.queries if query.id not in done]
+        asked = {secret.id for secret in target.secrets}
+        waiting = [query for query in self.challenge.queries if query.id in asked and query.id not in done]
         start, drawn = time.perf_counter(), 0
         for batch in batched(attack.guess(view, state, waiting), 16):
             self.folder.append(cell, batch)
             drawn += sum(g.drawn for g in batch)
-            self.reporter.progress(f"{attack.name} on {target.title}", len(done), len(self.challenge.queries))
+            self.reporter.progress(f"{attack.name} on {target.title}", len(done), len(asked))
         if view.setting is CLAIM:
             target.seconds += time.perf_counter() - start
             target.drawn += drawn
@@ -951,15 +971,23 @@ def _applies(target: Target, setting: Setting) -> tuple[bool | None, str]:
     return False, "gradients, log-probabilities, the attack's own decoding"
 
 
-def _remarks(guesses: Sequence[Guesses], challenge: Challenge) -> tuple[str, ...]:
-    remarks = []
+def _remarks(guesses: Sequence[Guesses], asked: Sequence[Secret], benchmark: Benchmark) -> tuple[str, ...]:
+    remarks = [*_few(asked, benchmark)]
     near = sum(g.near_boundary for g in guesses)
     if near:
         drawn = sum(g.drawn for g in guesses)
         remarks.append(f"{near} of {drawn} draws lay within 1e-6 of a CDF boundary")
-    if len(guesses) < len(challenge.queries):
-        remarks.append(f"the query budget covered {len(guesses)} of {len(challenge.queries)} secrets")
+    if len(guesses) < len(asked):
+        remarks.append(f"the query budget covered {len(guesses)} of {len(asked)} secrets")
     return (*remarks, *_certificates([g.certificate for g in guesses if g.certificate]))
+
+
+def _few(asked: Sequence[Secret], benchmark: Benchmark) -> tuple[str, ...]:
+    """That not everyone was attacked: differences to other rows are taken on those who were."""
+    if len(asked) == len(benchmark.secrets):
+        return ()
+    members, of = (sum(secret.member for secret in secrets) for secrets in (asked, benchmark.secrets))
+    return (f"{members} of {of} members attacked, evenly spaced (--ensemble-limit)",)
 
 
 def _paid(view: View, attack: Attack, guesses: Sequence[Guesses]) -> tuple[str, ...]:

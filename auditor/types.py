@@ -134,6 +134,7 @@ class Benchmark:
     name: ClassVar[str]
     attack_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = types.MappingProxyType({})
     defense_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = types.MappingProxyType({})
+    ensemble_limit: ClassVar[int | None] = None  # members attacked behind an ensemble, by default
 
     tokenizer: Any = None
     secrets: tuple[Secret, ...]  # members and non-members alike
@@ -147,6 +148,19 @@ class Benchmark:
         """The public half of the benchmark."""
         queries = tuple(Query(secret.id, secret.prefix, len(secret.suffix)) for secret in self.secrets)
         return Challenge(known=self.known, queries=queries)
+
+    def few(self, limit: int) -> tuple[Secret, ...]:
+        """At most so many members, and as large a share of the non-members, evenly spaced: every repeat count stays."""
+        members = [secret for secret in self.secrets if secret.member]
+        others = [secret for secret in self.secrets if not secret.member]
+        kept = min(limit, len(members))
+        return (*evenly(members, kept), *evenly(others, math.ceil(len(others) * kept / max(1, len(members)))))
+
+
+def evenly(secrets: Sequence[Secret], limit: int) -> list[Secret]:
+    """At most `limit` secrets, evenly spaced."""
+    count = min(limit, len(secrets))
+    return [secrets[i * len(secrets) // count] for i in range(count)]
 
 
 # --- who attacks, who defends ---------------------------------------------------------------------------------------

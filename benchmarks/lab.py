@@ -44,7 +44,18 @@ from auditor.scratch import scratch_folder
 from auditor.spaces import Space
 from auditor.streams import generator
 from auditor.training import Checkpoint, Course, causal_loss, fit, untrained
-from auditor.types import Benchmark, Canary, Pair, Secret, Tokens, TrainedModel, Trainer, TrainingJob, TrainingRecord
+from auditor.types import (
+    Benchmark,
+    Canary,
+    Pair,
+    Secret,
+    Tokens,
+    TrainedModel,
+    Trainer,
+    TrainingJob,
+    TrainingRecord,
+    evenly,
+)
 
 Progress = Callable[[str, int, int], None]  # (what, done, of how many)
 END = "<|endoftext|>"
@@ -85,8 +96,8 @@ class LabRecipe:
     prefix_length: int = _CUT
     suffix_length: int = 16
     # How often records occur, how many of them are attacked, and how many more the attacker knows.
-    repeats: tuple[tuple[int, int, int], ...] = ((1, 150, 12), (4, 60, 12), (16, 40, 8), (32, 30, 6), (64, 20, 4))
-    others: int = 300  # further private records, each once: no attack looks at them
+    repeats: tuple[tuple[int, int, int], ...] = ((1, 160, 12), (4, 60, 12), (16, 36, 6), (32, 24, 4), (64, 20, 4))
+    others: int = 240  # further private records, each once: no attack looks at them
     nonmembers: int = 100
     public_records: int = 1600
     public_epochs: int = 3
@@ -150,6 +161,7 @@ class Lab(Benchmark):
     """Synthetic mails, patient notes and payments: train, attack and defend on the spot."""
 
     name = "lab"
+    ensemble_limit = 100  # all of its parts are asked at every token
     # Sized to the lab: paper sizes by flags and plans.
     attack_defaults = MappingProxyType(
         {
@@ -198,7 +210,7 @@ class Lab(Benchmark):
         if limit is not None:
             members = [secret for secret in self.secrets if secret.member]
             others = [secret for secret in self.secrets if not secret.member]
-            self.secrets = (*_evenly(members, limit), *_evenly(others, limit))
+            self.secrets = (*evenly(members, limit), *evenly(others, limit))
             self.notes += (f"limited to {limit} members and non-members, evenly over the repeat counts",)
 
     def _cut(self) -> None:
@@ -526,12 +538,6 @@ def _is_whole(part: Path) -> bool:
 
 def canary_text(digits: str) -> str:
     return f"{CANARY_SPACE.head}{digits}"
-
-
-def _evenly(secrets: Sequence[Secret], limit: int) -> list[Secret]:
-    """At most `limit` secrets, evenly spaced, so that every repeat count stays in."""
-    count = min(limit, len(secrets))
-    return [secrets[i * len(secrets) // count] for i in range(count)]
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------

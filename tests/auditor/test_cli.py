@@ -627,6 +627,25 @@ def test_without_a_budget_the_claim_covers_what_is_drawn(world: Path, tmp_path: 
     assert 7.5 < claim["epsilon"]["zero_out"] <= 8 and claim["spent_epsilon"] == claim["epsilon"]
 
 
+def test_fewer_are_attacked_behind_an_ensemble_and_its_claim_covers_those(world: Path, tmp_path: Path) -> None:
+    out, attacks = tmp_path / "run", [*ETHICIST, "--attack", "extraction-probability"]
+    assert call(command(world, out, *attacks, *pmixed(world, "--ensemble-limit", "6"))) == 0
+    everyone = {s for cell, s in guesses(out) if cell == "undefended/worst/ethicist"}
+    some = {s for cell, s in guesses(out) if cell == "pmixed/worst/ethicist"}
+    assert some < everyone and {s for cell, s in guesses(out) if cell == "ensemble-unmixed/worst/ethicist"} == some
+    assert {s for cell, s in guesses(out) if cell == "pmixed/claim/ethicist"} == some
+    members = result(out)["benchmark"]["members"]
+    for attack in ("ethicist", "extraction-probability"):
+        row = finding(out, "pmixed", "worst", attack)
+        assert row["measurements"][0]["n"] == 6
+        assert f"6 of {members} members attacked, evenly spaced (--ensemble-limit)" in row["notes"]
+    # Differences are taken on those who were attacked on both sides, and the claim pays for those and no others.
+    row = finding(out, "pmixed", "worst", "ethicist")
+    assert {m["n"] for m in row["measurements"] if m["name"] == "recall_difference"} == {6}
+    drawn = sum(g.drawn for (cell, _), g in guesses(out).items() if cell == "pmixed/claim/ethicist")
+    assert result(out)["targets"][1]["claim"]["queries"] == drawn > 0
+
+
 def test_the_worst_case_tunes_its_prompt_though_the_claim_row_had_nothing_to_tune_on(
     world: Path, tmp_path: Path
 ) -> None:
