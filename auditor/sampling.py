@@ -371,6 +371,33 @@ def _distinct(leaf: Tensor, tokens: Tensor, scores: Tensor | None, near: Tensor,
     return result
 
 
+@torch.no_grad()
+def suffix_log_probs(
+    model: LanguageModel, prefixes: Tensor, owner: Sequence[int], suffixes: Sequence[Sequence[int]]
+) -> list[float]:
+    """The log-probability, in nats, of each suffix behind the prefix that `owner` names, at temperature 1.
+
+    prefixes: (B, n). Each prefix is read once, and so is what suffixes of one prefix begin with: a forward row for each
+    distinct partial suffix, as in `sample`. Suffixes may differ in length.
+    """
+    lengths = torch.tensor([len(suffix) for suffix in suffixes], device=model.device)
+    longest = int(lengths.max())
+    padded = [[*suffix, *[0] * (longest - len(suffix))] for suffix in suffixes]
+    tokens, row = torch.tensor(padded, device=model.device), torch.tensor(owner, device=model.device)
+    total = torch.zeros(len(suffixes), dtype=torch.float64, device=model.device)
+    rows = model.start(prefixes, longest)
+    for position in range(longest):
+        live = (lengths > position).nonzero().squeeze(-1)
+        total[live] += rows.token_log_probs(row[live], tokens[live, position]).double()
+        live = (lengths > position + 1).nonzero().squeeze(-1)
+        if len(live):
+            children, row[live] = torch.unique(
+                row[live] * model.vocab_size + tokens[live, position], return_inverse=True
+            )
+            rows.advance(children // model.vocab_size, children % model.vocab_size)
+    return total.tolist()
+
+
 def joined(parts: Sequence[Candidates]) -> Candidates:
     """The candidates of one secret whose samples were drawn in several passes, in the order of their first sample."""
     suffixes, counts = torch.cat([part.suffixes for part in parts]), torch.cat([part.counts for part in parts])

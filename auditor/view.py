@@ -15,10 +15,10 @@ from torch import Tensor
 
 from auditor.errors import NotApplicable
 from auditor.models import LanguageModel
-from auditor.sampling import ANCESTRAL, Candidates, Decoding, by_shape, joined, sample
+from auditor.sampling import ANCESTRAL, Candidates, Decoding, by_shape, joined, sample, suffix_log_probs
 from auditor.search import beam, tree
 from auditor.streams import CHANNELS, uniforms
-from auditor.types import Query, SettingName
+from auditor.types import Query, SettingName, Tokens
 
 # What decoding rows may hold at once, should no two samples of a prefix share a path. Twice as much is 9% slower with
 # the lab's ensemble (its laws outgrow the blocks that the allocator keeps); a sixteenth, 30% with any model.
@@ -195,19 +195,47 @@ class View:
             noise.reshape(-1, CHANNELS)[paid:, 1] = -1.0
         return noise
 
-    def mean_nll(self, model: LanguageModel, pairs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[float]:
-        """Mean nll in nats a token of each (prefix, suffix) under `model`, which is the target or a reference."""
+    def mean_nll(self, model: LanguageModel, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[float]:
+        """Mean nll in nats a token of each (prefix, suffix) under `model`, which is the target or a reference.
+
+        Suffixes of one prefix are scored together: what they share is read once.
+        """
         if model is self.target:
             self.need("law")
-        result = [0.0] * len(pairs)
-        for indices in by_shape([(len(p), len(s)) for p, s in pairs], 256):
-            prefixes = torch.tensor([pairs[i][0] for i in indices], device=model.device)
-            suffixes = torch.tensor([pairs[i][1] for i in indices], device=model.device)
-            with torch.no_grad():
-                scores = model.token_log_probs(prefixes, suffixes)
-            for i, nll in zip(indices, (-scores.double().mean(-1)).tolist(), strict=True):
-                result[i] = nll
-        return result
+        behind: dict[Tokens, list[Tokens]] = {}
+        for prefix, suffix in dict.fromkeys(pairs):
+            behind.setdefault(prefix, []).append(suffix)
+        found = {**_read_whole(model, behind), **_walked(model, behind)}
+        return [found[pair] / len(pair[1]) for pair in pairs]
+
+
+def _read_whole(model: LanguageModel, behind: Mapping[Tokens, Sequence[Tokens]]) -> dict[tuple[Tokens, Tokens], float]:
+    """Summed nll of suffixes that are alone behind their prefix, each in one pass."""
+    pairs = [(prefix, *suffixes) for prefix, suffixes in behind.items() if len(suffixes) == 1]
+    found = {}
+    for indices in by_shape([(len(prefix), len(suffix)) for prefix, suffix in pairs], _PREFIXES_AT_ONCE):
+        prefixes, suffixes = (torch.tensor([pairs[i][side] for i in indices], device=model.device) for side in (0, 1))
+        with torch.no_grad():
+            scores = model.token_log_probs(prefixes, suffixes)
+        found.update(zip((pairs[i] for i in indices), (-scores.double().sum(-1)).tolist(), strict=True))
+    return found
+
+
+def _walked(model: LanguageModel, behind: Mapping[Tokens, Sequence[Tokens]]) -> dict[tuple[Tokens, Tokens], float]:
+    """Summed nll of suffixes that share their prefix with others, as many at once as memory allows."""
+    prefixes = [prefix for prefix, suffixes in behind.items() if len(suffixes) > 1]
+    found = {}
+    for indices in by_shape([(len(prefix), 0) for prefix in prefixes], _PREFIXES_AT_ONCE):
+        pairs = [(prefixes[i], suffix) for i in indices for suffix in behind[prefixes[i]]]
+        longest = max(len(prefix) + len(suffix) for prefix, suffix in pairs)
+        at_once = max(1, _ROWS_BYTES // model.row_bytes(longest))
+        for some in (pairs[i : i + at_once] for i in range(0, len(pairs), at_once)):
+            read = list(dict.fromkeys(prefix for prefix, _ in some))
+            owner = [read.index(prefix) for prefix, _ in some]
+            tokens = torch.tensor(read, device=model.device)
+            log_probs = suffix_log_probs(model, tokens, owner, [suffix for _, suffix in some])
+            found.update(zip(some, (-x for x in log_probs), strict=True))
+    return found
 
 
 _WORDS = {"draw": "sampled tokens", "law": "log-probabilities", "embeddings": "gradients"}

@@ -194,10 +194,24 @@ class Partial(LanguageModel):
         return torch.log_softmax(noise * (0.1 if int(contexts[0, 0]) == self.likes else 2.0), dim=-1)
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Rows:
-        raise NotImplementedError
+        return Recited(self, prefixes)
 
     def embedding_rows(self, count: int) -> Tensor:
         raise NotImplementedError
+
+
+class Recited(Rows):
+    def __init__(self, model: Partial, tokens: Tensor) -> None:
+        self.model, self.tokens = model, tokens
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def log_probs(self) -> Tensor:
+        return self.model.log_probs(self.tokens, 1)[:, 0]
+
+    def advance(self, parents: Tensor, tokens: Tensor) -> None:
+        self.tokens = torch.cat([self.tokens[parents], tokens[:, None]], dim=1)
 
 
 def chosen(likes: int | None, words: Any, known: Any = tuple(KNOWN), longest: int = 0, **config: Any) -> Any:

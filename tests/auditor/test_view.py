@@ -219,6 +219,26 @@ def test_the_worst_case_gives_everything(counting: Counting) -> None:
         assert (candidates.nll / query.length).tolist() == pytest.approx(again, abs=1e-5)
 
 
+def test_what_candidates_share_is_read_once(neox: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = [((1, 2, 3), suffix) for suffix in ((5, 6, 7, 8), (5, 6, 7, 9), (5, 6), (5, 6, 7, 9), (4, 4, 4))]
+    pairs += [((1, 2, 4), (5, 6)), ((2, 2), (5, 6)), ((2, 2), (5, 7))]
+    scores = []
+    for prefix, suffix in pairs:
+        law = neox.log_probs(torch.tensor([[*prefix, *suffix[:-1]]]), len(suffix))
+        scores.append(-float(law[0].gather(-1, torch.tensor(suffix)[:, None]).mean()))
+    read, forward = 0, neox.model.forward
+
+    def counted(**asked: Any) -> Any:
+        nonlocal read
+        read += asked["input_ids"].numel()
+        return forward(**asked)
+
+    monkeypatch.setattr(neox.model, "forward", counted)
+    assert view(neox).mean_nll(neox, pairs) == pytest.approx(scores, abs=1e-5)
+    # Three tokens, then 5 | 4, 5 6 | 4 4, 5 6 7; three and 5 in one text; two and 5. The last of a text is never read.
+    assert read == 3 + 2 + 2 + 1 + (3 + 1) + (2 + 1)
+
+
 def test_a_reference_may_be_asked_in_every_setting(neox: HuggingFaceModel, make_tiny: MakeTiny) -> None:
     assert view(neox, CLAIM).mean_nll(make_tiny(seed=5), [((1, 2), (3, 4))])[0] > 0
 
