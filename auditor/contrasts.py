@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from auditor.errors import AuditError, unknown
+from auditor.evidence import paired_means
 from auditor.metrics import CONFIDENCE, Outcome, clopper_pearson, errors_before, solved_before
+from auditor.outcomes import PerSecret
 from auditor.streams import generator
 from auditor.types import Measurement
 
@@ -91,6 +94,7 @@ class Cell:
     heldout: Mapping[int, Mapping[str, Sequence[float]]] = field(default_factory=dict)  # nll by target's text
     options: Mapping[str, Any] = field(default_factory=dict)
     not_applicable: str = ""
+    probed: Mapping[int, PerSecret] = field(default_factory=dict)  # of a probe: its numbers by secret
 
 
 @dataclass(frozen=True)
@@ -105,9 +109,9 @@ class Part:
 def contrast(name: str, parts: Sequence[Part]) -> Measurement:
     """The sum of coefficient x metric, as the mean over the seeds that all cells have, with its 95% interval.
 
-    Paired over secrets where every metric is one of STATISTICS, over held-out texts where every one is a perplexity of
-    the same texts; for others (an epsilon) the cells' own intervals are combined as independent ones (MOVER). Raises
-    AuditError for a metric that a cell does not have.
+    Paired over secrets where every metric is one of STATISTICS or a probe's mean over the same secrets, over held-out
+    texts where every one is a perplexity of the same texts; for others (an epsilon) the cells' own intervals are
+    combined as independent ones (MOVER). Raises AuditError for a metric that a cell does not have.
     """
     seeds = sorted(set.intersection(*(_seeds(part) for part in parts)))
     if not seeds:
@@ -116,6 +120,9 @@ def contrast(name: str, parts: Sequence[Part]) -> Measurement:
         return _paired(name, parts, seeds)
     if len({_texts(part, seed) for part in parts for seed in seeds}) == 1 and _texts(parts[0], seeds[0]):
         return _paired_by_text(name, parts, seeds)
+    same = len({frozenset(_by_secret(part, seed)) for part in parts for seed in seeds}) == 1
+    if len(parts) > 1 and same and _by_secret(parts[0], seeds[0]):
+        return _paired_means(name, parts, seeds)
     return _unpaired(name, parts, seeds)
 
 
@@ -161,6 +168,34 @@ def _paired_by_text(name: str, parts: Sequence[Part], seeds: Sequence[int]) -> M
             values += part.coefficient / len(seeds) * np.exp(draws @ nll / (draws @ tokens))
     low, high = np.quantile(values[1:], [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return Measurement(name, float(values[0]), float(low), float(high), len(tokens), "perplexity")
+
+
+def _by_secret(part: Part, seed: int) -> dict[str, float]:
+    """What the metric is the members' mean of, where a probe kept that: `exposure`, `exposure(count=16)`."""
+    match = re.fullmatch(r"(\w+)(?:\(count=(\d{1,15})\))?", part.metric)
+    held = part.cell.probed.get(seed)
+    if match is None or held is None or match[1] not in held.values:
+        return {}
+    rows = zip(held.ids, held.member, held.repeats, held.values[match[1]].tolist(), strict=True)
+    own = {id: x for id, member, times, x in rows if member and (match[2] is None or times == int(match[2]))}
+    return own if all(map(math.isfinite, own.values())) else {}
+
+
+def _paired_means(name: str, parts: Sequence[Part], seeds: Sequence[int]) -> Measurement:
+    """As the steps of a chain of causes are (auditor/causes.py)."""
+    secrets = sorted(_by_secret(parts[0], seeds[0]))
+    plus, minus = np.zeros(len(secrets)), np.zeros(len(secrets))
+    for part in parts:
+        for seed in seeds:
+            mine = _by_secret(part, seed)
+            values = part.coefficient / len(seeds) * np.array([mine[secret] for secret in secrets])
+            if part.coefficient > 0:
+                plus += values
+            else:
+                minus -= values
+    found, tail = paired_means(plus, minus), (1 - CONFIDENCE) / 2
+    unit = _measured(parts[0], seeds[0]).unit
+    return Measurement(name, found.value, found.low(tail), found.high(tail), found.n, unit)
 
 
 def _without_width(value: float, n: int, single: bool) -> tuple[float, float]:

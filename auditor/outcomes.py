@@ -73,7 +73,7 @@ def of_folder(folder: Path) -> dict[Row, PerSecret]:
 def read(path: Path, cells: Mapping[str, Any]) -> dict[Row, PerSecret]:
     """The rows of `RunFolder.outcomes`. Raises AuditError for what is no such record; path: for its sentence."""
     try:
-        found = {_row(cell): _per_secret(record) for cell, record in cells.items()}
+        found = {_row(cell): per_secret(record) for cell, record in cells.items()}
         for one in found.values():
             columns: list[Sized] = [one.member, one.repeats, *one.values.values()]
             if any(len(column) != len(one.ids) for column in columns) or not all(isinstance(id, str) for id in one.ids):
@@ -88,7 +88,8 @@ def _row(cell: str) -> Row:
     return target, setting, attack
 
 
-def _per_secret(record: Mapping[str, Any]) -> PerSecret:
+def per_secret(record: Mapping[str, Any]) -> PerSecret:
+    """A row of `RunFolder.outcomes`. Raises ValueError and the like for what is none."""
     if "hit" in record:
         o = from_record(record)
         values = {"recall": o.hit, "any_of_k": o.any_hit, "near_verbatim_recall": o.near, "score": o.score}

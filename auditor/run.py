@@ -399,7 +399,8 @@ class _Run:
 
     def _trained_for(self, lab: Lab, defense: Defense) -> float:
         """Seconds that the lab's models behind this row took to train."""
-        parts = {"public": "public", "ensemble": "ensemble", "whole": "whole"}
+        whole = "target" if lab.recipe.target_is_whole else "whole"
+        parts = {"public": "public", "ensemble": "ensemble", "whole": whole}
         seconds = sum(lab.training_seconds[part] for need, part in parts.items() if need in defense.needs)
         if isinstance(defense, Trainer):
             return lab.training_seconds["public"] + lab.seconds_of(defense)

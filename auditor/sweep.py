@@ -19,6 +19,7 @@ from auditor.folder import RunFolder
 from auditor.grid import Point, called
 from auditor.jsonfiles import read_object
 from auditor.ledger import Place, ranges
+from auditor.outcomes import per_secret
 from auditor.reports import files, tables, words
 from auditor.run import Reporter, Shelf, check, run
 from auditor.types import AuditResult, Finding, Measurement, TargetRecord, from_json, to_json
@@ -211,7 +212,7 @@ def _cells(finished: Mapping[int, tuple[AuditResult, RunFolder]]) -> Iterator[Ce
     judged = {seed: folder.outcomes() for seed, (_, folder) in finished.items()}
     heldout = {seed: folder.heldout() for seed, (_, folder) in finished.items()}
     for (target, setting, attack), findings in seen.items():
-        outcomes, measured = {}, {}
+        outcomes, measured, probed = {}, {}, {}
         for seed, finding in findings.items():
             if finding.not_applicable:
                 continue
@@ -219,13 +220,23 @@ def _cells(finished: Mapping[int, tuple[AuditResult, RunFolder]]) -> Iterator[Ce
             if record is not None and "hit" in record:  # a probe judges no guesses
                 outcome = metrics.from_record(record)
                 outcomes[seed] = outcome.only(outcome.member)
+            elif record is not None:
+                probed[seed] = per_secret(record)
             of_target = _of_target(finished[seed][0].target(target))
             measured[seed] = {m.name: m for m in (*finding.measurements, *of_target)}
             measured[seed] |= {f"{m.name}(count={count})": m for count, m in finding.by_repeats.items()}
         one = next(iter(findings.values()))
         texts = {seed: held[target] for seed, held in heldout.items() if target in held}
         yield Cell(
-            target, setting, attack, outcomes, measured, texts, one.options, "" if measured else one.not_applicable
+            target,
+            setting,
+            attack,
+            outcomes,
+            measured,
+            texts,
+            one.options,
+            "" if measured else one.not_applicable,
+            probed,
         )
 
 

@@ -12,6 +12,7 @@ from auditor import metrics
 from auditor.contrasts import STATISTICS, Cell, Part, contrast
 from auditor.errors import AuditError
 from auditor.metrics import Outcome
+from auditor.outcomes import PerSecret
 from auditor.types import Guess, Guesses, Measurement, Secret
 
 
@@ -166,6 +167,37 @@ def priced(nll: list[float], tokens: list[int] | None = None, **more: list[float
     held = metrics.perplexity(list(zip(nll, tokens, strict=True)))
     texts = {"tokens": [float(t) for t in tokens], "perplexity": nll, **more}
     return Cell("t", "worst", "a", measured={0: {"perplexity": held}}, heldout={0: texts})
+
+
+def probed(bits: list[float], repeats: list[int], ids: str = "abcdef") -> Cell:
+    """A row of exposures: of one control, which counts for nothing here, and of as many canaries as there are bits."""
+    rows = PerSecret(
+        (*ids[: len(bits)], "control"),
+        np.array([True] * len(bits) + [False]),
+        (*repeats, 0),
+        {"exposure": np.array([*bits, 1.4])},
+    )
+    measured = {"exposure": Measurement("exposure", float(np.mean(bits)), 0.0, 20.0, len(bits), "bits")}
+    for times in set(repeats):
+        own = [x for x, r in zip(bits, repeats, strict=True) if r == times]
+        measured[f"exposure(count={times})"] = Measurement("exposure", float(np.mean(own)), 0.0, 20.0, len(own), "bits")
+    return Cell("t", "worst", "exposure", measured={0: measured}, probed={0: rows})
+
+
+def test_means_of_a_probe_are_paired_by_secret() -> None:
+    """Canaries differ by far more than two models of the same ones do: what they share cancels."""
+    first = probed([1.0, 5.0, 9.0, 13.0, 17.0, 19.0], [1, 1, 4, 4, 64, 64])
+    second = probed([0.5, 4.5, 8.5, 12.5, 16.5, 18.5], [1, 1, 4, 4, 64, 64])
+    both = contrast("d", [Part(1, "exposure", first), Part(-1, "exposure", second)])
+    assert (both.value, both.n, both.unit, both.note) == (pytest.approx(0.5), 6, "bits", "")
+    few = contrast("d", [Part(1, "exposure(count=64)", first), Part(-1, "exposure(count=64)", second)])
+    assert (few.value, few.n) == (pytest.approx(0.5), 2)
+    for one, other, metric in (
+        (first, first, "exposure(count=1)"),  # other canaries
+        (first, probed([0.5] * 6, [1, 1, 4, 4, 64, 64], ids="uvwxyz"), "exposure"),
+    ):
+        apart = contrast("d", [Part(1, "exposure(count=64)" if one is other else metric, one), Part(-1, metric, other)])
+        assert apart.note == "not paired"
 
 
 def test_perplexities_of_the_same_texts_are_paired_by_text() -> None:
