@@ -203,6 +203,9 @@ class SlotLayer(CacheLayerMixin):
     def copy(self, source: Tensor, destination: Tensor, slots: int) -> None:
         """Copies slots, growing to `slots` of them (by doubling, so that growth is paid for rarely)."""
         assert self.keys is not None and self.values is not None
+        first, last = int(destination[0]), int(destination[-1])
+        # As where no row ends: the extra children follow all rows.
+        beside = last - first + 1 == len(source) and int(source.max()) < first
         for name in ("keys", "values"):
             held = getattr(self, name)
             if slots > len(held):
@@ -210,7 +213,10 @@ class SlotLayer(CacheLayerMixin):
                 grown[: len(held), :, : self.filled] = held[:, :, : self.filled]
                 setattr(self, name, grown)
                 held = grown
-            held[destination, :, : self.filled] = held[source, :, : self.filled]
+            if beside:  # whole slots, straight to where they go: several times as fast as any index on the left
+                torch.index_select(held[:first], 0, source, out=held[first : first + len(source)])
+            else:
+                held[destination, :, : self.filled] = held[source, :, : self.filled]
 
     def take(self, pool: SlotLayer, slots: Tensor, filled: int) -> None:
         """Starts with the first `filled` positions of these slots of another layer."""

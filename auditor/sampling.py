@@ -94,9 +94,11 @@ class Decoding:
         """
         log_probs = self._allowed(log_probs)
         own = log_probs.gather(-1, tokens.unsqueeze(-1))
+        place = 1 + (log_probs > own).count_nonzero(-1)
+        ties = ((log_probs == own).count_nonzero(-1) > 1).nonzero().squeeze(-1)
         ids = torch.arange(log_probs.shape[-1], device=log_probs.device)
-        before = (log_probs > own) | ((log_probs == own) & (ids < tokens.unsqueeze(-1)))
-        return before.sum(-1) + 1
+        place[ties] += ((log_probs[ties] == own[ties]) & (ids < tokens[ties].unsqueeze(-1))).count_nonzero(-1)
+        return place
 
     def draw(
         self, log_probs: Tensor, row_of_draw: Tensor, uniforms: Tensor, log_total: Tensor | None = None
