@@ -335,13 +335,16 @@ class PMixedModel(LanguageModel):
 
     def _subset_nll(self, text: tuple[int, ...], uniforms: np.ndarray) -> float:
         """Summed -log p_S(y) of the last tokens; S: where uniforms, (tokens, N), are below q, a row each of them."""
-        tokens, every = torch.tensor([text], device=self.device), torch.arange(self.parts, device=self.device)
-        laws = self.ensemble.laws(tokens[:, :-1], every, len(uniforms))[0]  # (tokens, parts, V)
+        tokens = torch.tensor([text], device=self.device)
         inside = torch.from_numpy(uniforms < self.q).to(self.device)
-        size = inside.sum(-1)
-        radius = self.radii[size].unsqueeze(-1).expand(inside.shape)
-        weight = self.projection.weights(laws[:, 1:], laws[:, :1], radius) * inside / size.clamp_min(1).unsqueeze(-1)
-        own = tokens[0, len(text) - len(uniforms) :, None, None].expand(-1, self.parts, 1)
+        asked = inside.any(0).nonzero().squeeze(-1)  # members of any subset: few of many
+        inside = inside[:, asked]
+        parts = torch.cat([asked.new_zeros(1), 1 + asked])
+        laws = self.ensemble.laws(tokens[:, :-1], parts, len(uniforms))[0]  # (tokens, parts, V)
+        size, (at, member) = inside.sum(-1), inside.nonzero(as_tuple=True)
+        weight = torch.zeros(inside.shape, dtype=torch.float64, device=self.device)
+        weight[at, member] = self.projection.weights(laws[at, 1 + member], laws[at, 0], self.radii[size[at]]) / size[at]
+        own = tokens[0, len(text) - len(uniforms) :, None, None].expand(-1, len(parts), 1)
         p = laws.gather(-1, own).squeeze(-1).double().exp()
         mixed = (weight * p[:, 1:]).sum(-1) + (1 - weight.sum(-1)) * p[:, 0]
         return float(-torch.log(mixed).sum())

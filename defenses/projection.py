@@ -4,10 +4,12 @@ Knows tensors, not budgets or models. Laws are normalised log-probabilities in n
 and p0 public, with any leading dimensions; the mixture is lambda p + (1 - lambda) p0. Weights carry no gradient.
 """
 
+import copy
 import itertools
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -81,21 +83,21 @@ def project_two_sided(log_p: Tensor, log_p0: Tensor, alpha: int, radius: float |
     # Taylor: E x^(1 - alpha) - 1 <= C(alpha, 2) lambda^2 E h^2 (1 - lambda)^-(alpha + 1), as x >= 1 - lambda everywhere
     most = math.comb(alpha, 2) * weight**2 * torch.expm1(moments[2]) * (1 - weight) ** -(alpha + 1)
     unsure = ~(most.log1p() <= budget)  # NaN, where no weight is left or none needed, too
-    log_p, log_p0 = _aligned(log_p, log_p0, weight.shape)
+    lead = weight.shape[weight.ndim - moments.ndim + 1 :]  # of the laws; before it are sizes that the radius alone has
+    log_p, log_p0 = _aligned(log_p, log_p0, lead)
+    sizes = math.prod(weight.shape[: weight.ndim - len(lead)])
+    found, budget, unsure = (x.reshape(sizes, *lead) for x in (weight, budget, unsure))
     for index in _chunks(log_p.shape):
-        looked_at = unsure[index]
-        if not looked_at.any():
+        here = (slice(None), *index)
+        own, allowed, looked_at = (x[here].reshape(sizes, -1).clone() for x in (found, budget, unsure))
+        some = looked_at.any(0)  # of the laws of the chunk
+        if not some.any():
             continue
-        public = _at(log_p0, index).expand(_at(log_p, index).shape)[looked_at]
-        private, own, allowed = _at(log_p, index)[looked_at], weight[index][looked_at], budget[index][looked_at]
-        # single precision may be a few percent off where the mixture loses nearly all of a token: look again near it
-        near = torch.where(own > 0.9, 0.9, 1.0) * allowed
-        suspect = _reverse_excess(private, public, own, alpha).log1p() > near
-        if suspect.any():
-            pair = private[suspect].double(), public[suspect].double()
-            own[suspect] = _shrink(*pair, own[suspect], allowed[suspect], alpha)
-            weight[index][looked_at] = own
-    return weight
+        shape = _at(log_p, index).shape
+        private, public = (_at(law, index).expand(shape).reshape(-1, shape[-1])[some] for law in (log_p, log_p0))
+        own[:, some] = _within_both(private, public, own[:, some], allowed[:, some], looked_at[:, some], alpha)
+        found[here] = own.view(found[here].shape)
+    return found.view(weight.shape)
 
 
 @torch.no_grad()
@@ -151,9 +153,14 @@ def _moments_in_logs(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
 
 def _relative_excess(log_p: Tensor, log_p0: Tensor) -> Tensor:
     """h = p / p0 - 1; 0 where both laws are, inf where only p0 is 0."""
-    excess = (log_p - log_p0).expm1_()
+    return _log_ratio(log_p, log_p0).expm1_()
+
+
+def _log_ratio(log_p: Tensor, log_p0: Tensor) -> Tensor:
+    """log p / p0; 0 where both laws are, inf where only p0 is 0."""
+    ratio = log_p - log_p0
     dead = log_p0.isneginf()
-    return excess.masked_fill_(dead & log_p.isneginf(), 0.0) if dead.any() else excess
+    return ratio.masked_fill_(dead & log_p.isneginf(), 0.0) if dead.any() else ratio
 
 
 def _newton_from_the_right(moments: Tensor, budget: Tensor, max_weight: float) -> Tensor:
@@ -197,33 +204,84 @@ def _log_bernstein(log_coefficients: Tensor, degree: int, weight: Tensor) -> Ten
     ).logsumexp(0)
 
 
-def _reverse_excess(log_p: Tensor, log_p0: Tensor, weight: Tensor, alpha: int) -> Tensor:
-    """E x^(1 - alpha) - 1, each token's term being non-negative: what E x = 1 adds is 0 in the sum."""
-    rise = _relative_excess(log_p, log_p0)
-    rise *= weight.to(rise.dtype).unsqueeze(-1)
-    return (((1 - alpha) * rise.log1p()).expm1_().add_(rise, alpha=alpha - 1) * log_p0.exp()).sum(-1).double()
+def _within_both(log_p: Tensor, log_p0: Tensor, weight: Tensor, budget: Tensor, unsure: Tensor, alpha: int) -> Tensor:
+    """Weights (sizes, n) shrunk where, among the unsure, log E x^(1 - alpha) > budget (sizes, n); laws (n, V)."""
+    weight, reverse, exact = weight.clone(), _Reverse(log_p, log_p0, alpha), None
+    # single precision may be a few percent off where the mixture loses nearly all of a token: look again near it
+    near = torch.where(weight > 0.9, 0.9, 1.0) * budget
+    for size, rows in enumerate(unsure):
+        at = rows.nonzero().squeeze(-1)
+        if not len(at):
+            continue
+        at = at[~(reverse.at(at).excess(weight[size, at]).log1p() <= near[size, at])]
+        if len(at):
+            exact = exact or _Reverse(log_p.double(), log_p0.double(), alpha)
+            weight[size, at] = exact.at(at).shrink(weight[size, at], budget[size, at])
+    return weight
 
 
-def _shrink(log_p: Tensor, log_p0: Tensor, weight: Tensor, budget: Tensor, alpha: int) -> Tensor:
-    """Largest lambda <= weight with log E x^(1 - alpha) <= budget, for (n, V) laws in float64.
+class _Reverse:
+    """E x^(1 - alpha) of laws (n, V) at any weights, x = mixture / p0 = 1 + lambda h.
 
-    (E x^(1 - alpha))^(-1/(alpha - 1)) is concave and decreasing (reverse Minkowski): Newton stays on the right again.
+    With E h = 0, which adds (alpha - 1) lambda h to each token's term, its excess over 1 is the mean of
+    lambda^2 h^2 sum_j (alpha - j) x^-j over j = 1..alpha - 1, and the slope of that is the mean of
+    (alpha - 1) lambda h^2 sum_j x^-j over j = 1..alpha: nothing cancels.
     """
-    public, excess = log_p0.exp(), _relative_excess(log_p, log_p0)
-    # At 1 a token of p = 0 makes the moment infinite; from here it stays within float64
-    weight = weight.clamp_max(1 - max(_ROUNDING, 10.0 ** (-280 / (alpha - 1))))
-    for _ in range(_ITERATIONS):
-        moment = _reverse_excess(log_p, log_p0, weight, alpha)
-        log_moment = torch.log1p(moment)
-        bend = -torch.expm1(-alpha * torch.log1p(weight.unsqueeze(-1) * excess))  # 1 - x^-alpha
-        slope = (alpha - 1) * (public * excess * bend).sum(-1)
-        step = (alpha - 1) * torch.expm1((log_moment - budget) / (alpha - 1)) * (1 + moment) / slope
-        step = torch.where(log_moment > budget, step, 0.0)
-        if not (step > _SMALLEST_STEP * weight).any():
-            break
-        weight = (weight - step).clamp_min(0.0)
-    chord = torch.expm1(budget) / _reverse_excess(log_p, log_p0, weight, alpha)  # as above
-    return weight * chord.nan_to_num(nan=1.0).clamp_max(1.0)
+
+    def __init__(self, log_p: Tensor, log_p0: Tensor, alpha: int) -> None:
+        self.alpha = alpha
+        self.ratio, excess = _log_ratio(log_p, log_p0).exp_(), _relative_excess(log_p, log_p0)
+        self.square = log_p0.exp().mul_(excess).mul_(excess)  # p0 h^2
+
+    def at(self, laws: Tensor) -> Self:
+        """Of these laws alone."""
+        some = copy.copy(self)
+        some.ratio, some.square = self.ratio[laws], self.square[laws]
+        return some
+
+    def excess(self, weight: Tensor, inverse: Tensor | None = None) -> Tensor:
+        """E x^(1 - alpha) - 1, (n,) in float64; inverse: 1 / x."""
+        inverse = self._inverse(weight) if inverse is None else inverse
+        return weight**2 * self._mean(_polynomial(inverse, range(1, self.alpha)))
+
+    def _slope(self, weight: Tensor, inverse: Tensor) -> Tensor:
+        return (self.alpha - 1) * weight * self._mean(_polynomial(inverse, [1] * self.alpha))
+
+    def _inverse(self, weight: Tensor) -> Tensor:
+        own = weight.unsqueeze(-1)  # x = lambda p / p0 + 1 - lambda is no difference either
+        return torch.addcmul((1 - own).to(self.ratio), self.ratio, own.to(self.ratio)).reciprocal_()
+
+    def _mean(self, term: Tensor) -> Tensor:
+        return term.mul_(self.square).sum(-1).double()
+
+    def shrink(self, weight: Tensor, budget: Tensor) -> Tensor:
+        """Largest lambda <= weight with log E x^(1 - alpha) <= budget, of laws in float64.
+
+        (E x^(1 - alpha))^(-1/(alpha - 1)) is concave and decreasing (reverse Minkowski): Newton stays on the right.
+        """
+        order = self.alpha - 1
+        # At 1 a token of p = 0 makes the moment infinite; from here it stays within float64
+        weight = weight.clamp_max(1 - max(_ROUNDING, 10.0 ** (-280 / order)))
+        for _ in range(_ITERATIONS):
+            inverse = self._inverse(weight)
+            moment = self.excess(weight, inverse)
+            log_moment = torch.log1p(moment)
+            step = order * torch.expm1((log_moment - budget) / order) * (1 + moment) / self._slope(weight, inverse)
+            step = torch.where(log_moment > budget, step, 0.0)
+            if not (step > _SMALLEST_STEP * weight).any():
+                break
+            weight = (weight - step).clamp_min(0.0)
+        chord = torch.expm1(budget) / self.excess(weight)  # as above
+        return weight * chord.nan_to_num(nan=1.0).clamp_max(1.0)
+
+
+def _polynomial(x: Tensor, coefficients: Iterable[int]) -> Tensor:
+    """sum_j c_j x^j for j = n..1: the coefficient of the highest power first (Horner)."""
+    first, *others = coefficients
+    total = first * x
+    for coefficient in others:
+        total.add_(coefficient).mul_(x)
+    return total
 
 
 def _log_expm1(x: Tensor) -> Tensor:
