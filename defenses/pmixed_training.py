@@ -86,7 +86,7 @@ class PMixedTrainer(Trainer):
         said = [
             f"each {whose} lies whole in one of {self.members} shards: the unit of protection is the shard",
             "the number of shards is public",
-            f"{most} adapters were trained at once",
+            f"adapters were trained {most} at a time",
         ]
         if any(isinstance(module, Dropout) and module.p > 0 for module in base.modules()):
             said.append("the base's dropout was off: beside others no adapter has masks of its own")

@@ -165,7 +165,7 @@ def test_the_control_is_one_adapter_on_all_records(world: Path, tmp_path: Path, 
     plain, controlled, base = tmp_path / "plain", tmp_path / "controlled", str(world / kind)
     told = training.train(asked(world, plain, model=base), silent)
     training.train(asked(world, controlled, model=base, options={"control": True}), silent)
-    assert "3 adapters were trained at once" in told
+    assert "adapters were trained 3 at a time" in told
     assert any("dropout was off" in line for line in told) == (kind == "gpt2")
     assert whole_adapter(plain) is None
     control = whole_adapter(controlled)
