@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from faker import Faker
 from filelock import FileLock
+from peft import PeftModel
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import GPTNeoXForCausalLM, ModernBertForMaskedLM, PreTrainedTokenizerFast
@@ -38,7 +39,7 @@ from auditor.cache import cache_folder
 from auditor.ensemble import WHOLE, LoraEnsemble, adapted, record_names
 from auditor.errors import AuditError
 from auditor.masked import HuggingFaceMaskedModel
-from auditor.members import Adapter, Member, member_folder, shard, train_members, with_adapter
+from auditor.members import Adapter, Member, member_folder, shard, train_members
 from auditor.models import HuggingFaceModel
 from auditor.scratch import scratch_folder
 from auditor.spaces import Space
@@ -93,6 +94,7 @@ class LabRecipe:
     hidden: int = 128
     heads: int = 4
     block: int = 128
+    norm_gain: float = 4.0  # of the last norm, held while public text is learnt: see `_build_public`
     prefix_length: int = _CUT
     suffix_length: int = 16
     # How often records occur, how many of them are attacked, and how many more the attacker knows.
@@ -104,16 +106,16 @@ class LabRecipe:
     public_rate: float = 4e-3
     batch: int = 16
     private_epochs: int = 3
-    private_rate: float = 2.5e-3
-    private_batch: int = 2
-    private_rank: int = 64  # 0: the whole model is trained
-    private_alpha: int = 128
+    private_rate: float = 3e-3
+    private_batch: int = 4
+    private_rank: int = 32  # 0: the whole model is trained
+    private_alpha: int = 64
     members: int = 16
     lora_epochs: int = 3
-    lora_rate: float = 2.5e-3
-    lora_batch: int = 2
-    lora_rank: int = 64
-    lora_alpha: int = 128
+    lora_rate: float = 3e-3
+    lora_batch: int = 4
+    lora_rank: int = 32
+    lora_alpha: int = 64
     canaries: tuple[tuple[str, int], ...] = (("955320", 1), ("280146", 4), ("731902", 16), ("440817", 64))
 
     @property
@@ -166,7 +168,7 @@ class Lab(Benchmark):
     attack_defaults = MappingProxyType(
         {
             "ethicist": {
-                "samples": 10,
+                "samples": 5,
                 "prompt_length": 10,
                 "learning_rate": 1e-2,
                 "warmup_steps": 5,
@@ -174,14 +176,14 @@ class Lab(Benchmark):
                 "epochs": 6,
                 "validation": 0.2,
             },
-            **{attack: {"samples": 10} for attack in ("perplexity", "zlib", "lowercase", "reference")},
+            **{attack: {"samples": 5} for attack in ("perplexity", "zlib", "lowercase", "reference")},
         }
     )
     # A small ensemble asked some 64,000 tokens buys little privacy-preserving utility at any q; most at this one.
     # Private training: as long as the target, in batches so small that its control without noise and clipping leaks
     # (greedy recall 0.80 at 64 repeats): else no row could show what clipping and noise protect.
     defense_defaults = MappingProxyType(
-        {"pmixed": {"q": 0.01}}
+        {"pmixed": {"q": 0.06}}
         | {
             name: {"epochs": LabRecipe.private_epochs, "batch": 32, "learning_rate": 2e-3}
             for name in ("dp-sgd", "adp", "adp-sound", "no-noise", "no-clipping")
@@ -406,24 +408,22 @@ class Lab(Benchmark):
             seed=recipe.seed,
         )
         model.set_attn_implementation("eager")
+        # Tied embeddings behind a norm bound the logits, and adapters move neither: at a gain of 1 an adapter that sees a
+        # record 192 times still gives it 15 nats, and held-out text a sixth more perplexity.
+        gain = model.gpt_neox.final_layer_norm.weight.requires_grad_(False)
+        gain.fill_(recipe.norm_gain)
         self._fit(model, self._texts.public, "public model", epochs=recipe.public_epochs, rate=recipe.public_rate)
         model.save_pretrained(path)
 
     def _build_target(self, path: Path) -> None:
-        recipe, model = self.recipe, self._public_to_train()
+        recipe, texts = self.recipe, self.private_copies()
         if recipe.private_rank:
-            torch.manual_seed(recipe.seed)
-            model = with_adapter(model, Adapter(recipe.private_rank, recipe.private_alpha, "all"))
-        self._fit(
-            model,
-            self.private_copies(),
-            "target",
-            epochs=recipe.private_epochs,
-            rate=recipe.private_rate,
-            batch=recipe.private_batch,
-        )
-        if recipe.private_rank:
-            model = model.merge_and_unload()
+            self._train_adapters("target", "private", [(path / WHOLE, texts)])
+            model: Any = PeftModel.from_pretrained(self._public_to_train(), path / WHOLE).merge_and_unload()
+            shutil.rmtree(path / WHOLE)
+        else:
+            model, batch = self._public_to_train(), recipe.private_batch
+            self._fit(model, texts, "target", epochs=recipe.private_epochs, rate=recipe.private_rate, batch=batch)
         model.save_pretrained(path)
 
     def _public_to_train(self) -> Any:
@@ -432,23 +432,24 @@ class Lab(Benchmark):
 
     def _build_ensemble(self, path: Path) -> None:
         folders = [(member_folder(path, index), texts) for index, texts in enumerate(self.shards())]
-        self._train_adapters("ensemble member", folders)
+        self._train_adapters("ensemble member", "lora", folders)
 
     def _build_whole(self, path: Path) -> None:
-        self._train_adapters("adapter on all data", [(path / WHOLE, self.private_copies())])
+        self._train_adapters("adapter on all data", "lora", [(path / WHOLE, self.private_copies())])
 
-    def _train_adapters(self, what: str, folders: Sequence[tuple[Path, Sequence[str]]]) -> None:
-        """Adapters on the public model by the members' recipe, side by side."""
+    def _train_adapters(self, what: str, whose: str, folders: Sequence[tuple[Path, Sequence[str]]]) -> None:
+        """Adapters on the public model, side by side, by the target's recipe (`private`) or the members' (`lora`)."""
         recipe = self.recipe
-        total = len(folders) * recipe.lora_epochs
+        epochs, rate, batch, rank, alpha = (getattr(recipe, f"{whose}_{name}") for name in _RECIPE)
+        total = len(folders) * epochs
         train_members(
             self._public_to_train(),
-            Adapter(recipe.lora_rank, recipe.lora_alpha, "all"),
+            Adapter(rank, alpha, "all"),
             [
                 Member(folder, texts, self._tokens(texts), recipe.seed + i, ("lab", recipe.seed, f"{what} {i + 1}"))
                 for i, (folder, texts) in enumerate(folders)
             ],
-            Course(recipe.lora_epochs, recipe.lora_rate, recipe.lora_batch, recipe.block, end=0),
+            Course(epochs, rate, batch, recipe.block, end=0),
             half=torch.bfloat16 if has_bfloat16() else None,
             progress=lambda done: self.progress(f"training the {what}", done, total),
         )
