@@ -118,7 +118,7 @@ class Terminal:
             import torch
 
             self._said_threads = True
-            self.note(f"threads: {threads.told(torch.get_num_threads())}")
+            self.note(f"threads: {threads.told(torch.get_num_threads())}; {threads.rate():.0f} GFLOP/s in float32")
 
     def progress(self, what: str, done: int, total: int) -> None:
         if self._task is not None:

@@ -25,6 +25,8 @@ def kind(paper: Paper, plan: str, scale: str, flags: Mapping[str, Any]) -> Runs 
     raw = merged(paper.at(plan, scale), {name: value for name, value in flags.items() if value is not None})
     if raw.get("model") and not raw.get("data"):
         raise AuditError(f"the scale {scale!r} of {paper.name} attacks {raw['model']}: give --data (and --known)")
+    if raw.get("model"):
+        raw.pop("lab_recipe", None)  # which models the scale would have trained
     if UTILITY in raw:
         return Measured(utility.asking({**raw, "command": "audit reproduce"}))
     return Runs(str(paper.plans[plan].get("title", plan)), expand(raw))

@@ -1095,6 +1095,7 @@ def environment(device: str) -> dict[str, str]:
         **versions,
         "machine": f"{platform.system()} {platform.machine()}, {place}",
         "threads": threads.told(torch.get_num_threads()),
+        "gemm": f"{threads.rate():.0f} GFLOP/s in float32 on the processor, by which timings of machines compare",
         "device": device,
     }
 

@@ -331,6 +331,7 @@ MEASURED = (
     "nominal_epsilon",
     "perplexity",
     "perplexity_subset_average",
+    "extraction_probability",
     "extraction_probability_ancestral",
     "exposure",
     "exposure_nonmembers",
