@@ -5,10 +5,13 @@ Pure functions on what rows found out about each secret. Knows neither models no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+import scipy.stats
+from numpy.typing import NDArray
 
 from auditor import metrics
 from auditor.evidence import paired_means
@@ -19,11 +22,15 @@ _TAIL = (1 - metrics.CONFIDENCE) / 2
 
 @dataclass(frozen=True)
 class Answers:
-    """A row's main number, the members' mean, taken apart: finite values by secret."""
+    """A row's main number, the members' mean, taken apart: finite values by secret.
+
+    floor: values of non-members, whose mean is no memory and is taken off; empty: nothing is.
+    """
 
     name: str
     unit: str
     values: Mapping[str, float]
+    floor: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -66,13 +73,28 @@ def chain(target: str, base: tuple[str, Answers], rungs: Sequence[Rung]) -> Chai
 
 
 def difference(new: Answers, base: Answers, secrets: Sequence[str]) -> Measurement:
-    """The mean of `new` minus that of `base` over these secrets, with its paired 95% interval."""
+    """The mean of `new` minus that of `base` over these secrets, with its paired 95% interval.
+
+    With a floor, less what the same non-members changed by: two independent means of paired differences (Welch).
+    """
     name = f"{base.name}_difference"
     first, second = (np.array([row.values[secret] for secret in secrets]) for row in (new, base))
+    if others := sorted(set(new.floor) & set(base.floor)):
+        third, fourth = (np.array([row.floor[secret] for secret in others]) for row in (new, base))
+        return _welch(name, base.unit, first - second, third - fourth)
     if base.unit == "share":
         return metrics.difference(name, first == 1, second == 1)
     found = paired_means(first, second)
     return Measurement(name, found.value, found.low(_TAIL), found.high(_TAIL), found.n, base.unit)
+
+
+def _welch(name: str, unit: str, own: NDArray[np.float64], other: NDArray[np.float64]) -> Measurement:
+    """The difference of two means with Welch's interval; none where a group of one says nothing of its spread."""
+    value = float(own.mean() - other.mean())
+    if min(len(own), len(other)) < 2 or own.std() + other.std() == 0:
+        return Measurement(name, value, math.nan, math.nan, len(own), unit)
+    found = scipy.stats.ttest_ind(own, other, equal_var=False).confidence_interval(metrics.CONFIDENCE)
+    return Measurement(name, value, float(found.low), float(found.high), len(own), unit)
 
 
 def _changes(rungs: Sequence[Rung]) -> dict[str, str]:

@@ -114,7 +114,7 @@ def run(
     ensemble_limit: Annotated[
         int | None,
         typer.Option(
-            help="At most so many members behind an ensemble, which asks all its parts. [default: all; in the lab 100]"
+            help="At most so many members behind an ensemble, which asks all its parts. [default: all; in the lab 60]"
         ),
     ] = None,
     samples: Annotated[int | None, typer.Option(help="Samples a prefix, for every attack.")] = None,

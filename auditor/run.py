@@ -68,6 +68,7 @@ from auditor.types import (
     Budget,
     Cause,
     Certificate,
+    Chain,
     Claim,
     Defense,
     Finding,
@@ -174,6 +175,7 @@ class _Run:
         self.ensembles: dict[str, Ensemble] = {}
         self.outcomes: dict[str, Any] = {}  # what each cell found out about each secret
         self.answers: dict[Row, causes.Answers] = {}  # of them, the main number of each member
+        self.likelihoods: dict[str, causes.Answers] = {}  # of true tokens, by target
         self.heldout: dict[str, Mapping[str, Sequence[float]]] = {}  # nll of each text, by target
         self.guessed: dict[str, dict[str, Tokens]] = {}  # the first guess of each cell and secret
 
@@ -214,9 +216,9 @@ class _Run:
             _reset_peak_memory()
             with self._stage(f"perplexity of {target.title}"):
                 held = self._perplexities(target)
-            if "law" in target.model.capabilities and not target.companion:
+            if "law" in target.model.capabilities:
                 with self._stage(f"tokens of the secrets under {target.title}"):
-                    self._score_tokens(target)
+                    self.likelihoods[target.name] = self._score_tokens(target)
             for setting in self._settings(target):
                 for attack in asked:
                     with self._stage(f"{target.title}: {attack.name} ({setting.name})"):
@@ -233,6 +235,8 @@ class _Run:
         texts.write_ids(self.folder.path, self.aliases, salt_fingerprint(key))
         texts.write_texts(self.folder.path, self.benchmark.secrets, self.guessed, _decoder(self.benchmark.tokenizer))
         findings = [renamed(self._explained(finding, shown), self.aliases) for finding in findings]
+        likelier = {row.name: self._chain(row, shown, self.likelihoods.get) for row in shown if not row.companion}
+        targets = [dataclasses.replace(target, likelihood=likelier.get(target.name)) for target in targets]
         return self._result(targets, findings, greedy, undefended.model.family)
 
     # --- what is attacked ---
@@ -578,22 +582,33 @@ class _Run:
             self.folder.observe(cell, changed)
         return completed
 
-    def _score_tokens(self, target: Target) -> None:
+    def _score_tokens(self, target: Target) -> causes.Answers:
         """Where the model gives each member away: its true suffix token by token, for whoever mends the model.
 
-        One teacher-forced pass a target, of the auditor and not of an attacker: it charges no claim.
+        One teacher-forced pass a target, of the auditor and not of an attacker: it charges no claim. Returns the mean
+        log-probability of each secret's tokens, non-members' as the floor.
         """
-        done = self.folder.scored(target.name)
-        waiting = [s for s in target.secrets if s.member and s.id not in done]
+        done = {} if target.companion else self.folder.scored(target.name)  # a companion is no model to mend
+        for scored in self._scored(target, [s for s in target.secrets if s.member and s.id not in done]):
+            if target.companion:
+                done |= {one.secret: one for one in scored}
+            else:
+                self.folder.score(target.name, scored)
+        others = itertools.chain(*self._scored(target, [s for s in target.secrets if not s.member]))
+        own, floor = (
+            {one.secret: float(np.mean(one.log_probs)) for one in scored if one.log_probs}
+            for scored in (done.values(), others)
+        )
+        return causes.Answers("likelihood", "nats a token", own, floor)
+
+    def _scored(self, target: Target, waiting: Sequence[Secret]) -> Iterator[list[TokenLogProbs]]:
         for indices in by_shape([(len(s.prefix), len(s.suffix)) for s in waiting], self.plan.batch_size or 64):
             batch = [waiting[i] for i in indices]
             prefixes = torch.tensor([secret.prefix for secret in batch], device=target.model.device)
             suffixes = torch.tensor([secret.suffix for secret in batch], device=target.model.device)
             with torch.no_grad():
                 seen = target.model.token_log_probs(prefixes, suffixes).double().tolist()
-            self.folder.score(
-                target.name, [TokenLogProbs(s.id, tuple(row)) for s, row in zip(batch, seen, strict=True)]
-            )
+            yield [TokenLogProbs(s.id, tuple(row)) for s, row in zip(batch, seen, strict=True)]
 
     def _state(self, target: Target, view: View, attack: Attack) -> dict[str, Any]:
         name = f"{attack.name}-{attack.state_name(view)}"
@@ -640,15 +655,27 @@ class _Run:
     def _explained(self, finding: Finding, shown: Sequence[companions.Shown]) -> Finding:
         """With the steps of its defense's chain, in the setting that the controls were attacked in."""
         row = next((row for row in shown if row.name == finding.target and not row.companion), None)
-        base = self.answers.get((UNDEFENDED, finding.setting, finding.attack))
-        if row is None or base is None or finding.setting != _settings(self.plan)[-1].name:
+        if row is None or finding.setting != _settings(self.plan)[-1].name:
             return finding
-        rungs = [self._rung(row, cause, shown, finding) for cause in row.defense.chain()]
-        chain = causes.chain(row.name, (UNDEFENDED, base), rungs)
+        chain = self._chain(row, shown, lambda name: self.answers.get((name, finding.setting, finding.attack)))
         return dataclasses.replace(finding, chain=chain)
 
+    def _chain(
+        self, row: companions.Shown, shown: Sequence[companions.Shown], answers: Callable[[str], causes.Answers | None]
+    ) -> Chain | None:
+        """answers: of a target, by its name."""
+        base = answers(UNDEFENDED)
+        if base is None or not (steps := row.defense.chain()):
+            return None
+        rungs = [self._rung(row, cause, shown, answers) for cause in steps]
+        return causes.chain(row.name, (UNDEFENDED, base), rungs)
+
     def _rung(
-        self, row: companions.Shown, cause: Cause, shown: Sequence[companions.Shown], finding: Finding
+        self,
+        row: companions.Shown,
+        cause: Cause,
+        shown: Sequence[companions.Shown],
+        answers: Callable[[str], causes.Answers | None],
     ) -> causes.Rung:
         control = cause.row
         if control is None:
@@ -657,10 +684,10 @@ class _Run:
             name = UNDEFENDED
         else:
             name = companions.name_of(shown, control)
-        answers = self.answers.get((name, finding.setting, finding.attack))
+        found = answers(name)
         title = plugins.title(type(control or row.defense))
         absent = f"{title!r} ({'not measured' if name else cause.needs})"
-        return causes.Rung(cause, name, answers, "" if answers else absent)
+        return causes.Rung(cause, name, found, "" if found else absent)
 
     def _perplexities(self, target: Target) -> tuple[Measurement, ...]:
         """Of the held-out texts, the law's own first; none where there are no such texts."""

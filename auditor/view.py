@@ -212,7 +212,7 @@ class View:
 def _read_whole(model: LanguageModel, behind: Mapping[Tokens, Sequence[Tokens]]) -> dict[tuple[Tokens, Tokens], float]:
     """Summed nll of suffixes that are alone behind their prefix, each in one pass."""
     pairs = [(prefix, *suffixes) for prefix, suffixes in behind.items() if len(suffixes) == 1]
-    found = {}
+    found: dict[tuple[Tokens, Tokens], float] = {}
     for indices in by_shape([(len(prefix), len(suffix)) for prefix, suffix in pairs], _PREFIXES_AT_ONCE):
         prefixes, suffixes = (torch.tensor([pairs[i][side] for i in indices], device=model.device) for side in (0, 1))
         with torch.no_grad():
@@ -224,7 +224,7 @@ def _read_whole(model: LanguageModel, behind: Mapping[Tokens, Sequence[Tokens]])
 def _walked(model: LanguageModel, behind: Mapping[Tokens, Sequence[Tokens]]) -> dict[tuple[Tokens, Tokens], float]:
     """Summed nll of suffixes that share their prefix with others, as many at once as memory allows."""
     prefixes = [prefix for prefix, suffixes in behind.items() if len(suffixes) > 1]
-    found = {}
+    found: dict[tuple[Tokens, Tokens], float] = {}
     for indices in by_shape([(len(prefix), 0) for prefix in prefixes], _PREFIXES_AT_ONCE):
         pairs = [(prefixes[i], suffix) for i in indices for suffix in behind[prefixes[i]]]
         longest = max(len(prefix) + len(suffix) for prefix, suffix in pairs)

@@ -163,7 +163,7 @@ class Lab(Benchmark):
     """Synthetic mails, patient notes and payments: train, attack and defend on the spot."""
 
     name = "lab"
-    ensemble_limit = 100  # all of its parts are asked at every token
+    ensemble_limit = 60  # all of its parts are asked at every token
     # Sized to the lab: paper sizes by flags and plans.
     attack_defaults = MappingProxyType(
         {
@@ -179,7 +179,7 @@ class Lab(Benchmark):
             **{attack: {"samples": 5} for attack in ("perplexity", "zlib", "lowercase", "reference")},
         }
     )
-    # PMixED: at the 10,720 tokens that its claim row draws, utility hardly depends on q: most at this one.
+    # PMixED: at the 6,400 tokens that its claim row draws, utility hardly depends on q: most at this one.
     # Private training: as long as the target, in batches so small that its control without noise and clipping leaks
     # (greedy recall 0.80 at 64 repeats): else no row could show what clipping and noise protect.
     defense_defaults = MappingProxyType(

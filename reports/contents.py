@@ -28,7 +28,7 @@ from auditor.reports.blocks import (
 )
 from auditor.reports.texts import Text
 from auditor.reports.verdict import headline, strongest, verdict
-from auditor.types import AuditResult, BenchmarkRecord, Claim, Finding, Measurement, Step, TargetRecord
+from auditor.types import AuditResult, BenchmarkRecord, Chain, Claim, Finding, Measurement, Step, TargetRecord
 
 REVEALED = "This report shows private text (--reveal): keep it to yourself."
 _REVEALED_AT_MOST = 1_000_000  # characters: a page that a browser still likes
@@ -102,21 +102,31 @@ def _results(result: AuditResult) -> list[Block]:
 def causes(result: AuditResult) -> list[Block]:
     """What each defense's effect is due to: every chain of every row, step by step."""
     chained = [finding for finding in words.rows(result) if finding.chain]
-    if not chained:
+    likelier = [target for target in result.targets if target.likelihood]
+    if not chained and not likelier:
         return []
-    groups = tuple(Group(f"{words.row_title(result, f)} · {f.attack}", tuple(_chain_rows(result, f))) for f in chained)
+    groups = (
+        *(
+            Group(f"{words.row_title(result, f)} · {f.attack}", tuple(_chain_rows(result, f.target, f.chain)))
+            for f in chained
+        ),
+        *(
+            Group(f"{t.title} · likelihood of {words.LIKELIER}", tuple(_chain_rows(result, t.name, t.likelihood)))
+            for t in likelier
+        ),
+    )
     head = ("Step", "From", "To", "What changes", "Difference", "95% interval", "n", "Shown")
     caption = "What the effect of each defense is due to: the step from one control row to the next, paired by secret"
     return [Table("causes-table", caption, head, groups, frozenset({4, 5, 6}))]
 
 
-def _chain_rows(result: AuditResult, finding: Finding) -> Iterator[tuple[str, ...]]:
-    assert finding.chain is not None  # `causes` has seen to it
-    for step in words.steps(finding):
+def _chain_rows(result: AuditResult, target: str, chain: Chain | None) -> Iterator[tuple[str, ...]]:
+    assert chain is not None  # `causes` has seen to it
+    for step in words.steps(chain, target):
         yield _step_row(result, step)
-    whole = ("all of these", *_between(result, words.UNDEFENDED, finding.target), "")
-    yield (*whole, *_difference(finding.chain.whole), "")
-    for step in words.steps(finding, beyond=True):
+    whole = ("all of these", *_between(result, words.UNDEFENDED, target), "")
+    yield (*whole, *_difference(chain.whole), "")
+    for step in words.steps(chain, target, beyond=True):
         yield _step_row(result, step)
 
 

@@ -137,6 +137,8 @@ def _below(result: AuditResult) -> Iterator[RenderableType]:
         told = explained(result, target.name)
         if told is not None and told.chain is not None:
             yield _why(target.title, told, told.chain)
+        if target.likelihood is not None:
+            yield _likelier(target.title, target.likelihood)
     if result.lead:
         yield Text.assemble(("lead", "bold"), result.lead.removeprefix("lead"))
     for target in result.targets:
@@ -153,6 +155,13 @@ def _sparkline(finding: Finding) -> Text:
     return Text.assemble(
         (f"repeats {names}", "bold"), "  ", (bars, "bold"), "  ", (f"{shares} (undefended, {finding.attack})", "dim")
     )
+
+
+def _likelier(title: str, chain: Chain) -> Text:
+    """What no guess shows: how much of the members' advantage in likelihood each cause takes."""
+    told = " · ".join(map(words.credited, chain.steps))
+    of = f" ({words.LIKELIER}, n {chain.whole.n:,})"
+    return Text.assemble((f"likelihood {title}", "bold"), "  ", told, (of, "dim"))
 
 
 def _why(title: str, finding: Finding, chain: Chain) -> Text:

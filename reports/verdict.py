@@ -284,10 +284,20 @@ def because(result: AuditResult, target: TargetRecord) -> str:
     assert finding is not None and finding.chain is not None  # `_explained` has seen to it
     where = "worst case" if finding.setting == "worst" else "only sampled tokens"
     whole = finding.chain.whole
-    told = "; ".join(map(words.credited_in_full, words.steps(finding)))
+    told = "; ".join(map(words.credited_in_full, words.steps(finding.chain, target.name)))
     opening = f"Of {target.title}'s {words.points(whole)} against no defense ({finding.attack}, {where}, n {whole.n:,})"
-    further = (f"One step further, {words.credited_in_full(step)}." for step in words.steps(finding, beyond=True))
-    return " ".join((f"{opening}, by control rows: {told}.", *further))
+    beyond = words.steps(finding.chain, target.name, beyond=True)
+    further = (f"One step further, {words.credited_in_full(step)}." for step in beyond)
+    return " ".join((f"{opening}, by control rows: {told}.", *further, *_likelier(target)))
+
+
+def _likelier(target: TargetRecord) -> list[str]:
+    """What no guess shows: what each cause takes of the members' advantage in likelihood."""
+    if target.likelihood is None:
+        return []
+    told = "; ".join(map(words.credited_in_full, words.steps(target.likelihood, target.name)))
+    whole = words.points(target.likelihood.whole)
+    return [f"How much likelier {words.LIKELIER} is changed by {whole} (n {target.likelihood.whole.n:,}): {told}."]
 
 
 def _exposed(result: AuditResult) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from auditor.reports.inert import clean as clean
-from auditor.types import AuditResult, Claim, Finding, Measurement, Step, from_json, to_json
+from auditor.types import AuditResult, Chain, Claim, Finding, Measurement, Step, from_json, to_json
 
 UNDEFENDED = "undefended"
 NOTHING = "–"
@@ -265,12 +265,10 @@ def exposures(finding: Finding) -> list[tuple[str, Measurement]]:
     return [item for item in by_repeats(finding.by_repeats) if item[1].unit == "bits"]
 
 
-def steps(finding: Finding, beyond: bool = False) -> tuple[Step, ...]:
-    """The steps of a row's chain up to the row itself; beyond: those behind it. Empty where it has no chain."""
-    if finding.chain is None:
-        return ()
-    found = finding.chain.steps
-    own = next((i for i, step in enumerate(found, 1) if step.after == finding.target), len(found))
+def steps(chain: Chain, target: str, beyond: bool = False) -> tuple[Step, ...]:
+    """The steps of a target's chain up to its own row; beyond: those behind it."""
+    found = chain.steps
+    own = next((i for i, step in enumerate(found, 1) if step.after == target), len(found))
     return found[own:] if beyond else found[:own]
 
 
@@ -296,6 +294,9 @@ def is_shown(step: Step) -> bool:
     """Whether the interval of its difference leaves zero out."""
     m = step.difference
     return m is not None and (m.low > 0 or m.high < 0)
+
+
+LIKELIER = "a true token of members over one of non-members"
 
 
 def points(m: Measurement) -> str:

@@ -332,6 +332,7 @@ MEASURED = (
     "perplexity",
     "perplexity_subset_average",
     "extraction_probability",
+    "extraction_probability_nonmembers",
     "extraction_probability_ancestral",
     "exposure",
     "exposure_nonmembers",
@@ -387,7 +388,7 @@ def test_ones_own_target_gets_the_labs_sizes_at_its_scale_and_the_papers_at_its_
         return vars(attack)
 
     lab = options("table2", "lab")
-    assert {**lab, **Lab.attack_defaults["ethicist"]} == lab and lab["samples"] == 10
+    assert {**lab, **Lab.attack_defaults["ethicist"], "samples": 10} == lab
     assert options("table4", "lab")["samples"] == 100 and options("figure8", "lab")["samples"] == 1
     paper = options("table2", "paper")
     assert (paper["samples"], paper["prompt_length"], paper["epochs"], paper["eos"]) == (100, 100, 20, "masked")
