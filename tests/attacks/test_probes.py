@@ -326,7 +326,9 @@ def test_the_suffixes_of_a_defended_model_share_one_probability(make_tiny: MakeT
     """p_z is exact for every defense: over all suffixes it sums to one, truncated or not."""
     target = make_tiny(vocab_size=23)
     held = ModelEnsemble(target, [make_tiny(vocab_size=23, seed=s) for s in (1, 2)])
-    scenario = Scenario(target, target, held, queries=60, answer_length=2, trained=TrainedModel(target, None))
+    scenario = Scenario(
+        target, target, held, queries=60, answer_length=2, trained=TrainedModel(target, None), whole=target
+    )
     model = plugins.defenses()[name]().protect(scenario)
     every = torch.tensor(list(itertools.product(range(23), repeat=2)))
     for decoding in (ANCESTRAL, OWN):

@@ -197,9 +197,7 @@ def test_training_changes_what_it_should(built: Lab) -> None:
 def test_parts_are_built_when_needed_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, real = list[str](), Lab._train_adapters
     monkeypatch.setattr(Lab, "_fit", lambda self, model, texts, what, **_: asked.append(what))
-    monkeypatch.setattr(
-        Lab, "_train_adapters", lambda self, what, folders: (asked.append(what), real(self, what, folders))
-    )
+    monkeypatch.setattr(Lab, "_train_adapters", lambda self, what, *rest: (asked.append(what), real(self, what, *rest)))
     lab = Lab(TINY, cache=tmp_path)
     assert finished(lab.folder) == ["tokenizer"] and asked == []
     lab.ensemble()
@@ -313,14 +311,13 @@ def test_sizes_that_no_lab_can_have_are_refused_by_name(field: str, value: float
 def _build(cache: str, barrier: Any, answers: Any) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
-    fitted = []
-    fit = Lab._fit
+    fitted, build = [], Lab._build
 
-    def counting(self: Lab, model: Any, texts: Any, what: str, **recipe: Any) -> None:
-        fitted.append(what)
-        fit(self, model, texts, what, **recipe)
+    def counting(self: Lab, final: Path, make: Any) -> None:
+        fitted.append(final.name)
+        build(self, final, make)
 
-    Lab._fit = counting
+    Lab._build = counting
     barrier.wait(_PATIENCE)
     lab = Lab(TINY, cache=Path(cache))
     total = sum(float(value.double().sum()) for value in lab.target().model.state_dict().values())
@@ -337,7 +334,7 @@ def test_two_processes_end_with_one_valid_part(built: Lab, tmp_path: Path) -> No
     for process in processes:
         process.join(_PATIENCE)
         assert process.exitcode == 0
-    assert sorted(found[0][0] + found[1][0]) == ["public model", "target"]  # each was built by one of them
+    assert sorted(found[0][0] + found[1][0]) == ["public", "target", "tokenizer"]  # each was built by one of them
     assert found[0][1] == found[1][1]
     assert finished(tmp_path / "lab" / built.folder.name) == ["public", "target", "tokenizer"]
     again = Lab(TINY, cache=tmp_path)
