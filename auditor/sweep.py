@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -241,7 +241,9 @@ def _cells(finished: Mapping[int, tuple[AuditResult, RunFolder]]) -> Iterator[Ce
 
 
 def _of_target(target: TargetRecord) -> Iterator[Measurement]:
-    """Its held-out perplexities and what it claims; epsilons, which are exact, as intervals of no width."""
+    """Its held-out perplexities, what it claims (epsilons, which are exact, as intervals of no width), and what each
+    cause takes of the members' advantage in likelihood: `likelihood_mixing`.
+    """
     if target.perplexity:
         yield target.perplexity
     yield from target.other_perplexities
@@ -249,6 +251,9 @@ def _of_target(target: TargetRecord) -> Iterator[Measurement]:
     for name, epsilon in (("epsilon", claimed), ("nominal_epsilon", target.nominal_epsilon)):
         if epsilon is not None:
             yield Measurement(name, epsilon, epsilon, epsilon, 1, "nats")
+    for step in target.likelihood.steps if target.likelihood else ():
+        if step.difference:
+            yield replace(step.difference, name="_".join(["likelihood", *step.causes]).replace(" ", "_"))
 
 
 def _about(result: AuditResult) -> str:

@@ -24,6 +24,7 @@ from auditor.folder import RunFolder
 from auditor.grid import Point, expand
 from auditor.plan import make
 from auditor.policy import parse_metric
+from auditor.types import Chain, Measurement, Step, TargetRecord
 from tests.conftest import fits_schema, tiny
 
 Said = pytest.CaptureFixture[str]
@@ -336,6 +337,11 @@ MEASURED = (
     "extraction_probability_ancestral",
     "exposure",
     "exposure_nonmembers",
+    "near_verbatim_probability",
+    "realised_zero_out",
+    "likelihood_splitting",
+    "likelihood_mixing",
+    "likelihood_no_private_data",
 )
 
 
@@ -465,6 +471,19 @@ def test_costs_and_probes_are_quantities_of_a_ledger(world: Path, tmp_path: Path
     assert [bool(row["recall"]) for row in table[:2]] == [True, False]
     for path in out.glob("plan/*/heldout.json"):
         assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_each_cause_takes_of_likelihood_is_a_quantity_of_a_ledger() -> None:
+    taken = Measurement("likelihood_difference", -0.5, -0.7, -0.3, 40, "nats a token")
+    steps = (
+        Step({"mixing": "m"}, "ensemble-unmixed", "pmixed", taken),
+        Step({"no private data": "n"}, "pmixed", "", note="not measured"),
+        Step({"recipe": "r", "splitting": "s"}, "undefended", "ensemble-unmixed", taken),
+    )
+    target = TargetRecord("pmixed", "PMixED", "", likelihood=Chain(steps, taken))
+    found = {m.name: (m.value, m.low, m.high, m.n) for m in sweep._of_target(target)}
+    own = (-0.5, -0.7, -0.3, 40)
+    assert found == {"likelihood_mixing": own, "likelihood_recipe_splitting": own}
 
 
 def test_table_2_ablates_what_it_says() -> None:
