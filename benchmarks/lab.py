@@ -39,7 +39,7 @@ from auditor.cache import cache_folder
 from auditor.ensemble import WHOLE, LoraEnsemble, adapted, record_names
 from auditor.errors import AuditError
 from auditor.masked import HuggingFaceMaskedModel
-from auditor.members import Adapter, Member, member_folder, shard, train_members
+from auditor.members import Adapter, Member, member_folder, shard, train_members, with_adapter
 from auditor.models import HuggingFaceModel
 from auditor.scratch import scratch_folder
 from auditor.spaces import Space
@@ -287,13 +287,21 @@ class Lab(Benchmark):
         return self.folder / f"ensemble{_ensemble_version(self.recipe)}"
 
     def trained(self, trainer: Trainer) -> TrainedModel:
-        """The public model, fine-tuned on the private records by this trainer, with what it promises."""
-        public = self.public()
+        """The public model, fine-tuned on the private records by this trainer, with what it promises.
+
+        The parameters that are trained are those of the target: a new adapter's, or all.
+        """
+        public, rank, alpha = self.public(), self.recipe.private_rank, self.recipe.private_alpha
+
+        def to_train() -> Any:
+            model = GPTNeoXForCausalLM.from_pretrained(self.folder / "public")
+            torch.manual_seed(self.recipe.seed)  # of the adapter's random half
+            return (with_adapter(model, Adapter(rank, alpha, "all")) if rank else model).train()
 
         def build(path: Path) -> None:
             job = TrainingJob(
                 base=str(self.folder / "public"),
-                load=lambda: GPTNeoXForCausalLM.from_pretrained(self.folder / "public").train(),
+                load=to_train,
                 tokenizer=self.tokenizer,
                 end=0,
                 block=self.recipe.block,
@@ -310,7 +318,9 @@ class Lab(Benchmark):
             job.checkpoint.clear()
 
         def load(path: Path) -> TrainedModel:
-            return TrainedModel(self._model(path, f"lab model by {trainer.name}"), privacy.read(path))
+            model = self._merged(path) if rank else GPTNeoXForCausalLM.from_pretrained(path)
+            name = f"lab model by {trainer.name}"
+            return TrainedModel(HuggingFaceModel(model, self.tokenizer, name), privacy.read(path))
 
         made: TrainedModel = self._part(_part_name(trainer), build, load)
         return made
@@ -419,12 +429,17 @@ class Lab(Benchmark):
         recipe, texts = self.recipe, self.private_copies()
         if recipe.private_rank:
             self._train_adapters("target", "private", [(path / WHOLE, texts)])
-            model: Any = PeftModel.from_pretrained(self._public_to_train(), path / WHOLE).merge_and_unload()
+            model = self._merged(path / WHOLE)
             shutil.rmtree(path / WHOLE)
         else:
             model, batch = self._public_to_train(), recipe.private_batch
             self._fit(model, texts, "target", epochs=recipe.private_epochs, rate=recipe.private_rate, batch=batch)
         model.save_pretrained(path)
+
+    def _merged(self, adapter: Path) -> Any:
+        """The public model with this adapter in its weights."""
+        public = GPTNeoXForCausalLM.from_pretrained(self.folder / "public")
+        return PeftModel.from_pretrained(public, adapter).merge_and_unload()
 
     def _public_to_train(self) -> Any:
         """Attention in steps: in bfloat16 on a CPU the fused one takes twice as long backwards."""

@@ -22,8 +22,10 @@ from auditor.benchmarks import lab as module
 from auditor.benchmarks.lab import END, Lab, LabRecipe, make_texts
 from auditor.benchmarks.masked import MaskedRecipe
 from auditor.defenses.dp_sgd import DpSgd
+from auditor.defenses.no_clipping import NoClipping
 from auditor.ensemble import read_shard, record_names
 from auditor.errors import AuditError
+from auditor.models import HuggingFaceModel
 
 TINY = LabRecipe(
     vocab_size=300,
@@ -369,13 +371,28 @@ def test_private_trainings_are_parts_named_by_their_options(built: Lab) -> None:
     assert made.privacy.details["expected_batch"] == 32 and made.privacy.unit == "record"
     parts = {path.name for path in built.folder.glob("dp-sgd-*") if path.is_dir()}
     assert len(parts) == 1 and built.seconds_of(DpSgd(**sizes)) > 0
-    before = built.public().embedding_rows(20)
-    assert not torch.equal(made.model.embedding_rows(20), before)
-    assert torch.equal(built.trained(DpSgd(**sizes)).model.embedding_rows(20), made.model.embedding_rows(20))
+    asked = torch.arange(1, 20).unsqueeze(0)
+    law, before = (model.log_probs(asked, 5) for model in (made.model, built.public()))
+    assert not torch.allclose(law, before)
+    assert torch.equal(built.trained(DpSgd(**sizes)).model.log_probs(asked, 5), law)
     assert {path.name for path in built.folder.glob("dp-sgd-*") if path.is_dir()} == parts  # not made again
     with pytest.raises(AuditError, match="expected a batch of at most the"):
         built.trained(DpSgd(**{**sizes, "batch": 10**6}))
     assert {path.name for path in built.folder.glob("dp-sgd-*") if path.is_dir()} == parts
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_private_trainings_train_what_the_target_does(rank: int, tmp_path: Path) -> None:
+    """An adapter beside frozen embeddings, or the whole model."""
+    lab = Lab(dataclasses.replace(TINY, private_rank=rank), cache=tmp_path)
+    before = dict(lab.public().model.named_parameters())
+
+    def moved(model: HuggingFaceModel) -> set[str]:
+        return {name for name, p in model.model.named_parameters() if not torch.equal(p, before[name])}
+
+    trained = moved(lab.trained(NoClipping(epochs=1, batch=32, learning_rate=1e-2)).model)
+    assert trained == moved(lab.target())
+    assert any("embed" in name for name in trained) == (rank == 0)
 
 
 # --- the recipe's name -----------------------------------------------------------------------------------------------
