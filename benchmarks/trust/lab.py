@@ -1,6 +1,7 @@
 """What the lab's models remember: the target by epoch, and each member of the ensemble of its own shard.
 
     python benchmarks/trust/lab.py [--epochs 3 6] [--seed 0]
+    python benchmarks/trust/lab.py --private dp-sgd adp      # instead: private trainings, each with its controls
 
 Greedy recall by how often records occur, beside the held-out perplexity (of the non-members' prefixes and suffixes):
 whether the target is one that a careful engineer would ship, and whether a defense has anything to keep in. The target
@@ -16,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from auditor import threads
+from auditor import companions, plugins, threads
 from auditor.benchmarks.lab import Lab, LabRecipe, has_bfloat16
 from auditor.ensemble import adapted, record_names
 from auditor.members import Adapter, over_same_weights, with_adapter
@@ -26,7 +27,7 @@ from auditor.run import greedy_recall
 from auditor.side_by_side import alone
 from auditor.streams import generator
 from auditor.training import Course, Fitting, trained_parameters
-from auditor.types import Secret
+from auditor.types import Secret, Trainer
 
 
 def by_epoch(lab: Lab, epochs: int) -> Iterator[LanguageModel]:
@@ -66,10 +67,22 @@ def line(name: str, perplexity: float, recall: Mapping[str, Measurement], counts
     return f"{name:34} {perplexity:6.2f}  " + "  ".join(f"{cell:12}" for cell in cells)
 
 
+def trained_privately(lab: Lab, names: Sequence[str]) -> Iterator[tuple[str, LanguageModel]]:
+    """The lab's private trainings and their controls: title with epsilon, and model."""
+    known = plugins.defenses()
+    defenses = [plugins.build("defense", known, name, lab.defense_defaults[name]) for name in names]
+    for row in companions.shown(defenses, lambda control: isinstance(control, Trainer)):
+        assert isinstance(row.defense, Trainer)
+        trained = lab.trained(row.defense)
+        claim = trained.privacy.epsilon if trained.privacy else None
+        yield row.title + (f", ε {claim:.2f}" if claim is not None else ""), trained.model
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, nargs="+", default=[3, 6])
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--private", nargs="+", choices=("dp-sgd", "adp", "adp-sound"), default=[])
     o = parser.parse_args()
     threads.settle()
     lab = Lab(LabRecipe(seed=o.seed))
@@ -77,6 +90,10 @@ def main() -> None:
     print(f"{'':34} {'PPL':>6}  " + "  ".join(f"{f'{count} times':12}" for count in counts))
     for model in (lab.public(), lab.target()):
         print(line(model.name, perplexity(lab, model), greedy_recall(model, lab.secrets), counts), flush=True)
+    for title, private in trained_privately(lab, o.private):
+        print(line(title, perplexity(lab, private), greedy_recall(private, lab.secrets), counts), flush=True)
+    if o.private:
+        return
     for epochs in o.epochs:
         for after in by_epoch(lab, epochs):
             print(line(after.name, perplexity(lab, after), greedy_recall(after, lab.secrets), counts), flush=True)
