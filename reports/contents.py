@@ -110,10 +110,7 @@ def causes(result: AuditResult) -> list[Block]:
             Group(f"{words.row_title(result, f)} · {f.attack}", tuple(_chain_rows(result, f.target, f.chain)))
             for f in chained
         ),
-        *(
-            Group(f"{t.title} · likelihood of {words.LIKELIER}", tuple(_chain_rows(result, t.name, t.likelihood)))
-            for t in likelier
-        ),
+        *(Group(f"{t.title} · {words.LIKELIER}", tuple(_chain_rows(result, t.name, t.likelihood))) for t in likelier),
     )
     head = ("Step", "From", "To", "What changes", "Difference", "95% interval", "n", "Shown")
     caption = "What the effect of each defense is due to: the step from one control row to the next, paired by secret"

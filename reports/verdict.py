@@ -297,7 +297,7 @@ def _likelier(target: TargetRecord) -> list[str]:
         return []
     told = "; ".join(map(words.credited_in_full, words.steps(target.likelihood, target.name)))
     whole = words.points(target.likelihood.whole)
-    return [f"How much likelier {words.LIKELIER} is changed by {whole} (n {target.likelihood.whole.n:,}): {told}."]
+    return [f"By {words.LIKELIER}, {whole} (n {target.likelihood.whole.n:,}): {told}."]
 
 
 def _exposed(result: AuditResult) -> list[str]:

@@ -296,7 +296,7 @@ def is_shown(step: Step) -> bool:
     return m is not None and (m.low > 0 or m.high < 0)
 
 
-LIKELIER = "a true token of members over one of non-members"
+LIKELIER = "how much likelier members' true tokens are than non-members'"
 
 
 def points(m: Measurement) -> str:

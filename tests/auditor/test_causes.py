@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
+from numpy.typing import NDArray
+from scipy import stats
 
 from auditor import causes
 from auditor.causes import Answers, Rung
@@ -98,3 +103,27 @@ def test_means_are_paired_too() -> None:
     found = causes.chain("defended", ("undefended", base), [rung("noise", lower, "defended")])
     assert found is not None and (found.whole.name, found.whole.unit) == ("exposure_difference", "bits")
     assert found.whole.value == pytest.approx(-3) and found.whole.low <= -3 <= found.whole.high
+
+
+def test_a_floor_takes_off_what_is_no_memory() -> None:
+    """A row that makes all text likelier, and members more so: the difference is what members gain, by Welch."""
+    rng = np.random.default_rng(0)
+    before, after = (rng.normal(size=50) + shift for shift in (0.0, 3.0 + (np.arange(50) < 30)))
+
+    def row(values: NDArray[np.float64]) -> Answers:
+        own, floor = ({f"{i}": float(x) for i, x in enumerate(part)} for part in (values[:30], values[30:]))
+        return Answers("likelihood", "nats a token", own, floor)
+
+    found = causes.difference(row(after), row(before), [str(i) for i in range(30)])
+    own, other = (after - before)[:30], (after - before)[30:]
+    a, b = own.var(ddof=1) / 30, other.var(ddof=1) / 20
+    half = stats.t.ppf(0.975, (a + b) ** 2 / (a**2 / 29 + b**2 / 19)) * (a + b) ** 0.5
+    expected = own.mean() - other.mean()
+    assert (found.value, found.low, found.high) == pytest.approx((expected, expected - half, expected + half))
+    assert found.n == 30 and abs(found.value - 1) < 4 * half / 2
+
+
+def test_no_interval_is_made_up_where_nothing_varies() -> None:
+    same = Answers("likelihood", "nats a token", {"a": -1.0, "b": -2.0}, {"c": -3.0, "d": -4.0})
+    found = causes.difference(same, same, ["a", "b"])
+    assert found.value == 0 and math.isnan(found.low) and math.isnan(found.high)
