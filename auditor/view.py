@@ -211,7 +211,7 @@ class View:
 
 def _read_whole(model: LanguageModel, behind: Mapping[Tokens, Sequence[Tokens]]) -> dict[tuple[Tokens, Tokens], float]:
     """Summed nll of suffixes that are alone behind their prefix, each in one pass."""
-    pairs = [(prefix, *suffixes) for prefix, suffixes in behind.items() if len(suffixes) == 1]
+    pairs = [(prefix, suffixes[0]) for prefix, suffixes in behind.items() if len(suffixes) == 1]
     found: dict[tuple[Tokens, Tokens], float] = {}
     for indices in by_shape([(len(prefix), len(suffix)) for prefix, suffix in pairs], _PREFIXES_AT_ONCE):
         prefixes, suffixes = (torch.tensor([pairs[i][side] for i in indices], device=model.device) for side in (0, 1))
