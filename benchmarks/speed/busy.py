@@ -19,6 +19,7 @@ from contextlib import contextmanager
 
 from auditor import threads
 
+_POLICIES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 COUNT = """
 import sys, time
 n, end = 0, time.perf_counter() + float(sys.argv[1])
@@ -50,7 +51,7 @@ def work(steps: int) -> float:
 
 def timed(ours: bool, steps: int) -> float:
     """Of a process that has torch's defaults, or ours; OMP_NUM_THREADS holds for both, a waiting policy for none."""
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment = {name: value for name, value in os.environ.items() if name not in _POLICIES}
     arguments = [sys.executable, __file__, "--work", "ours" if ours else "torch", "--steps", str(steps)]
     found = subprocess.run(arguments, env=environment, check=True, capture_output=True, text=True)
     return float(found.stdout)

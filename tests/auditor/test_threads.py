@@ -18,7 +18,7 @@ from auditor.errors import AuditError
 def unsettled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As before torch is loaded, in no container."""
     monkeypatch.setattr(threads, "_loaded", lambda: None)
-    for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY"):
+    for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
         monkeypatch.setenv(name, "")  # so that it is put back as it was
         monkeypatch.delenv(name)
     monkeypatch.setattr(threads, "_GROUPS", tmp_path)
@@ -28,9 +28,12 @@ def unsettled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_waiting_threads_sleep_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     threads.settle()
     assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE" and "OMP_NUM_THREADS" not in os.environ
-    assert threads.told(8) == "8, of 8 processors, asleep while they wait"
+    assert os.environ["GOMP_SPINCOUNT"] == "10000"  # short waits are not worth a sleep
+    assert threads.told(8) == "8, of 8 processors, asleep while they wait long"
+    monkeypatch.delenv("GOMP_SPINCOUNT")
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
     threads.settle()
+    assert "GOMP_SPINCOUNT" not in os.environ  # who chooses a policy gets it whole
     assert threads.told(2) == "2, of 8 processors, spinning while they wait"
 
 
