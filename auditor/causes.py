@@ -52,11 +52,12 @@ def chain(target: str, base: tuple[str, Answers], rungs: Sequence[Rung]) -> Chai
     start, answers = base
     rows = {start: answers, **{rung.target: rung.answers for rung in rungs if rung.answers is not None}}
     secrets = sorted(set.intersection(*(set(row.values) for row in rows.values())))
+    others = sorted(set.intersection(*(set(row.floor) for row in rows.values())))
     if target not in rows or not secrets:
         return None
 
     def minus(after: str, before: str) -> Measurement:
-        return difference(rows[after], rows[before], secrets)
+        return difference(rows[after], rows[before], secrets, others)
 
     steps, at = [], start
     waiting: list[Rung] = []
@@ -72,16 +73,18 @@ def chain(target: str, base: tuple[str, Answers], rungs: Sequence[Rung]) -> Chai
     return Chain(tuple(steps), minus(target, start))
 
 
-def difference(new: Answers, base: Answers, secrets: Sequence[str]) -> Measurement:
+def difference(new: Answers, base: Answers, secrets: Sequence[str], others: Sequence[str] = ()) -> Measurement:
     """The mean of `new` minus that of `base` over these secrets, with its paired 95% interval.
 
-    With a floor, less what the same non-members changed by: two independent means of paired differences (Welch).
+    others: non-members of both floors; what they changed by is taken off: two independent means of paired differences
+    (Welch).
     """
     name = f"{base.name}_difference"
     first, second = (np.array([row.values[secret] for secret in secrets]) for row in (new, base))
-    if others := sorted(set(new.floor) & set(base.floor)):
+    if others:
         third, fourth = (np.array([row.floor[secret] for secret in others]) for row in (new, base))
-        return _welch(name, base.unit, first - second, third - fourth)
+        with np.errstate(invalid="ignore"):  # -inf less -inf
+            return _welch(name, base.unit, first - second, third - fourth)
     if base.unit == "share":
         return metrics.difference(name, first == 1, second == 1)
     found = paired_means(first, second)
@@ -90,6 +93,8 @@ def difference(new: Answers, base: Answers, secrets: Sequence[str]) -> Measureme
 
 def _welch(name: str, unit: str, own: NDArray[np.float64], other: NDArray[np.float64]) -> Measurement:
     """The difference of two means with Welch's interval; none where a group of one says nothing of its spread."""
+    if not (np.isfinite(own).all() and np.isfinite(other).all()):  # a law that gives a true token nothing
+        return Measurement(name, math.nan, math.nan, math.nan, len(own), unit)
     value = float(own.mean() - other.mean())
     if min(len(own), len(other)) < 2 or own.std() + other.std() == 0:
         return Measurement(name, value, math.nan, math.nan, len(own), unit)

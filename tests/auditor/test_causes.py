@@ -114,7 +114,7 @@ def test_a_floor_takes_off_what_is_no_memory() -> None:
         own, floor = ({f"{i}": float(x) for i, x in enumerate(part)} for part in (values[:30], values[30:]))
         return Answers("likelihood", "nats a token", own, floor)
 
-    found = causes.difference(row(after), row(before), [str(i) for i in range(30)])
+    found = causes.difference(row(after), row(before), [str(i) for i in range(30)], [str(i) for i in range(20)])
     own, other = (after - before)[:30], (after - before)[30:]
     a, b = own.var(ddof=1) / 30, other.var(ddof=1) / 20
     half = stats.t.ppf(0.975, (a + b) ** 2 / (a**2 / 29 + b**2 / 19)) * (a + b) ** 0.5
@@ -125,5 +125,25 @@ def test_a_floor_takes_off_what_is_no_memory() -> None:
 
 def test_no_interval_is_made_up_where_nothing_varies() -> None:
     same = Answers("likelihood", "nats a token", {"a": -1.0, "b": -2.0}, {"c": -3.0, "d": -4.0})
-    found = causes.difference(same, same, ["a", "b"])
+    found = causes.difference(same, same, ["a", "b"], ["c", "d"])
     assert found.value == 0 and math.isnan(found.low) and math.isnan(found.high)
+
+
+def test_a_true_token_without_probability_leaves_no_number() -> None:
+    gone = Answers("likelihood", "nats a token", {"a": -math.inf, "b": -2.0}, {"c": -3.0, "d": -4.0})
+    found = causes.difference(gone, gone, ["a", "b"], ["c", "d"])
+    assert math.isnan(found.value) and math.isnan(found.low) and math.isnan(found.high)
+
+
+def test_steps_over_a_floor_add_up_where_rows_have_other_non_members() -> None:
+    """An ensemble is asked fewer: every step is then over those, or the steps are not those of one whole."""
+    rng = np.random.default_rng(0)
+
+    def row(others: int) -> Answers:
+        own, floor = ({str(i): float(x) for i, x in enumerate(rng.normal(size=n))} for n in (12, others))
+        return Answers("likelihood", "nats a token", own, floor)
+
+    rungs = [rung("recipe", row(9)), rung("splitting", row(4)), rung("mixing", row(4), "defended")]
+    found = causes.chain("defended", ("undefended", row(9)), rungs)
+    assert found is not None
+    assert sum(step.difference.value for step in found.steps if step.difference) == pytest.approx(found.whole.value)
