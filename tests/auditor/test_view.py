@@ -226,6 +226,7 @@ def test_what_candidates_share_is_read_once(neox: HuggingFaceModel, monkeypatch:
     for prefix, suffix in pairs:
         law = neox.log_probs(torch.tensor([[*prefix, *suffix[:-1]]]), len(suffix))
         scores.append(-float(law[0].gather(-1, torch.tensor(suffix)[:, None]).mean()))
+    neox.row_bytes(8)  # measures the cache once a model, by forwards of its own, which are not counted here
     read, forward = 0, neox.model.forward
 
     def counted(**asked: Any) -> Any:
