@@ -3,6 +3,8 @@
 OpenMP reads its environment once, when torch loads it. By default a thread that waits for another spins: beside other
 work it burns the time that the one it waits for would need. Asleep, it costs nothing; but to sleep and wake at each
 of a small model's many short waits costs more than a second thread gains. So it spins for microseconds, then sleeps.
+And threads that must wait for each other lose more than their share to other work, as one of them is always kept
+waiting: where others keep the processors busy as a run begins, it takes as many threads as there are processors free.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -18,14 +21,17 @@ from typing import Any
 from auditor.errors import AuditError
 
 _GROUPS = Path("/sys/fs/cgroup")
+_LOAD = Path("/proc/loadavg")
+_LOOKS, _BETWEEN = 7, 0.01  # seconds; the median of some looks, as what comes and goes takes no processor
 _SPINS = "10000"  # a training step of the lab: 45 ms so, 42 spinning on, 62 asleep at once
 
 
 def settle(count: int | None = None) -> None:
     """Settles both for this process, and for those it starts. count: wins over OMP_NUM_THREADS.
 
-    Else there are as many as the processors this process may use, whatever their load of the moment: how sums are split
-    depends on the number, and results with it. Raises AuditError for a count below 1.
+    Else there are as many as the processors this process may use and nobody else keeps busy, one at least. How sums
+    are split depends on the number, and the last bits of results with it: a run says how many it took.
+    Raises AuditError for a count below 1.
     """
     if count is not None and count < 1:
         raise AuditError(f"expected --threads >= 1, got {count}")
@@ -35,8 +41,8 @@ def settle(count: int | None = None) -> None:
         return
     if count is not None:
         os.environ["OMP_NUM_THREADS"] = str(count)
-    elif (quota := _quota()) < processors():  # OpenMP knows the affinity, not the quota of a container
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, int(quota))))
+    elif "OMP_NUM_THREADS" not in os.environ and (free := min(_quota(), _free())) < processors():
+        os.environ["OMP_NUM_THREADS"] = str(max(1, int(free)))
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
         os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)  # which GNU's OpenMP heeds over the policy
@@ -72,8 +78,23 @@ def _loaded() -> Any:
     return sys.modules.get("torch")
 
 
+def _free() -> float:
+    """Processors of the machine that nobody else is running on now; inf where the system does not say (no /proc)."""
+    try:
+        running = []
+        for _ in range(_LOOKS):
+            running.append(int(_LOAD.read_text().split()[3].partition("/")[0]))
+            time.sleep(_BETWEEN)
+        return (os.cpu_count() or 1) - (statistics.median(running) - 1)  # one of them is this process
+    except (OSError, ValueError, IndexError):
+        return math.inf
+
+
 def _quota() -> float:
-    """Processors' worth of time that the control group grants, version 2 or 1; inf without a limit."""
+    """Processors' worth of time that the control group grants, version 2 or 1; inf without a limit.
+
+    OpenMP knows the affinity, not this.
+    """
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         try:
             quota, period = " ".join((_GROUPS / name).read_text() for name in names).split()

@@ -22,7 +22,10 @@ def unsettled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv(name, "")  # so that it is put back as it was
         monkeypatch.delenv(name)
     monkeypatch.setattr(threads, "_GROUPS", tmp_path)
+    monkeypatch.setattr(threads, "_LOAD", tmp_path / "loadavg")
+    monkeypatch.setattr(threads, "_BETWEEN", 0)
     monkeypatch.setattr(threads, "processors", lambda: 8)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
 
 
 def test_waiting_threads_sleep_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,6 +59,20 @@ def test_a_container_gets_no_more_threads_than_its_quota(
         (tmp_path / name).write_text(text)
     threads.settle()
     assert os.environ.get("OMP_NUM_THREADS") == expected
+
+
+@pytest.mark.parametrize(("running", "expected"), [(1, None), (4, "5"), (8, "1"), (30, "1")])
+def test_what_others_keep_busy_is_left_to_them(running: int, expected: str | None, tmp_path: Path) -> None:
+    (tmp_path / "loadavg").write_text(f"0.20 0.18 0.12 {running}/80 11206\n")  # one of them is this process
+    threads.settle()
+    assert os.environ.get("OMP_NUM_THREADS") == expected
+
+
+def test_others_do_not_overrule_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "loadavg").write_text("0.20 0.18 0.12 30/80 11206\n")
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    threads.settle()
+    assert os.environ["OMP_NUM_THREADS"] == "5"
 
 
 def test_the_option_wins_over_the_environment_and_that_over_the_quota(
