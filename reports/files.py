@@ -13,7 +13,8 @@ from auditor.types import SCHEMA_VERSION, AuditResult, from_json, to_json
 if TYPE_CHECKING:
     from auditor.compare import Comparison
 
-RESULT, MARKDOWN, HTML = "result.json", "report.md", "report.html"
+RESULT = "result.json"
+MARKDOWN, HTML = "report.md", "report.html"
 
 
 def read(folder: Path) -> AuditResult:

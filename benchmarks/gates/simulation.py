@@ -4,7 +4,7 @@
 
 prints both tables; with --out they are FOLDER/simulation.md too, and the power curve is FOLDER/power.svg.
 
-Every run goes through `auditor.gate.judge`. First table: the truth lies exactly on the limit, where a gate errs most,
+Every run goes through the gate itself. First table: the truth lies exactly on the limit, where a gate errs most,
 so neither verdict should come more often than the stated 5%. Second: power by secrets, beside what `--plan` asks for.
 """
 
