@@ -32,7 +32,6 @@ from auditor import (
     companions,
     details,
     metrics,
-    outcomes,
     plugins,
     privacy,
     self_check,
@@ -52,7 +51,7 @@ from auditor.folder import RunFolder, batched, cell_name
 from auditor.lead import choose, led
 from auditor.loading import load
 from auditor.models import HuggingFaceModel, LanguageModel, perplexity_nll
-from auditor.outcomes import Row
+from auditor.outcomes import Row, probe_record
 from auditor.plan import AUTO, Plan, check_general, options_for
 from auditor.privacy import PrivacyRecord
 from auditor.reports import texts
@@ -545,7 +544,7 @@ class _Run:
             return dataclasses.replace(finding, not_applicable=str(why))
         few = _few(secrets, self.benchmark) if probe.of == "secrets" else ()
         cell = cell_name(target.name, setting.name, probe.name)
-        self.outcomes[cell] = outcomes.probe_record(probe, secrets, observations)
+        self.outcomes[cell] = probe_record(probe, secrets, observations)
         measured = tuple(probe.measurements(secrets, observations))
         by_secret = probe.per_secret(secrets, observations).get(measured[0].name, [])
         own = {s.id: x for s, x in zip(secrets, by_secret, strict=False) if s.member}
