@@ -121,7 +121,7 @@ class ScaledOptimizer(DPOptimizer):
         self.zero_grad(set_to_none=True)
 
     def add_noise(self) -> None:
-        """Noise of our own stream, at the scale of this batch: Opacus's can be guessed (`auditor/noise.py`)."""
+        """Noise of our own stream, scaled for this batch: Opacus's can be guessed (`auditor/noise.py`)."""
         deviation = 0.0 if self.noise_multiplier == 0 else self.noise_scale * self.noise_multiplier * self.max_grad_norm
         for p in self.params:
             p.grad = add_noise(p.summed_grad, deviation, self.stream).view_as(p)
