@@ -15,13 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from auditor.errors import AuditError
-from auditor.models import Check
-from auditor.probing import batches, column
-from auditor.sampling import ANCESTRAL
-from auditor.streams import uniforms
-from auditor.types import Measurement, Observation, Probe, Secret
-from auditor.view import Sampling, View
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Observation, Secret
+from auditor.core.result import Measurement
+from auditor.core.streams import uniforms
+from auditor.models.base import Check
+from auditor.models.decoding import ANCESTRAL
+from auditor.plugins.probe import Probe, batches, column
+from auditor.plugins.view import Sampling, View
 
 _LAW_ELEMENTS = 2**24  # probabilities of all parts held at once: 128 MiB of float64
 _SLACK, _LEAST = 1e-6, 1e-9  # what rounding may add: relative, and nats

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from auditor.attacks.reference import reference_scores
-from auditor.errors import AuditError, NotApplicable
-from auditor.extraction import SamplingAttack, mean_nll
-from auditor.models import LanguageModel
-from auditor.sampling import Candidates, by_shape
-from auditor.streams import generator
-from auditor.types import Pair
-from auditor.view import Batch, View
+from auditor.core.errors import AuditError, NotApplicable
+from auditor.core.nouns import Pair
+from auditor.core.streams import generator
+from auditor.generation.sample import Candidates
+from auditor.models.base import LanguageModel
+from auditor.models.decoding import by_shape
+from auditor.plugins.attack import SamplingAttack, mean_nll
+from auditor.plugins.view import Batch, View
 
 CONFIDENCES = {
     "calibrated": "calibrated confidence",

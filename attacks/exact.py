@@ -7,11 +7,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from auditor.errors import AuditError
-from auditor.extraction import SamplingAttack
-from auditor.sampling import Candidates
-from auditor.search import Leaves
-from auditor.view import Batch, Search, View
+from auditor.core.errors import AuditError
+from auditor.generation.sample import Candidates
+from auditor.generation.search import Leaves
+from auditor.plugins.attack import SamplingAttack
+from auditor.plugins.view import Batch, Search, View
 
 
 @dataclass(frozen=True)

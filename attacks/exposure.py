@@ -9,15 +9,17 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from auditor import constrained, exposure, tries
-from auditor.errors import AuditError, NotApplicable
-from auditor.metrics import share
-from auditor.probing import beside_the_floor, by_repeats, column, is_member
-from auditor.sampling import ANCESTRAL
-from auditor.spaces import Space
-from auditor.streams import generator
-from auditor.types import Canary, Measurement, Observation, Probe, Secret, Tokens
-from auditor.view import Sampling, View
+from auditor.core.errors import AuditError, NotApplicable
+from auditor.core.nouns import Canary, Observation, Secret, Tokens
+from auditor.core.result import Measurement
+from auditor.core.spaces import Space
+from auditor.core.streams import generator
+from auditor.generation import constrained, tries
+from auditor.models.decoding import ANCESTRAL
+from auditor.plugins.probe import Probe, beside_the_floor, by_repeats, column, is_member
+from auditor.plugins.view import Sampling, View
+from auditor.statistics import exposure
+from auditor.statistics.intervals import share
 
 
 @dataclass(frozen=True)

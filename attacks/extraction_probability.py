@@ -11,13 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from auditor.errors import AuditError
-from auditor.metrics import any_of, conformal_p, conformal_threshold, mean_probability, share
-from auditor.models import LanguageModel
-from auditor.probing import LawProbe, batches, beside_the_floor, by_repeats, column, is_member
-from auditor.sampling import Decoding
-from auditor.types import Measurement, Observation, Secret
-from auditor.view import View
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Observation, Secret
+from auditor.core.result import Measurement
+from auditor.models.base import LanguageModel
+from auditor.models.decoding import Decoding
+from auditor.plugins.probe import LawProbe, batches, beside_the_floor, by_repeats, column, is_member
+from auditor.plugins.view import View
+from auditor.statistics.calibration import conformal_p, conformal_threshold
+from auditor.statistics.extraction import any_of
+from auditor.statistics.intervals import mean_probability, share
 
 _SECRETS_AT_ONCE = 64
 _LAW_AT_ONCE = 2**22  # entries of the law that are sorted and counted at once: 32 MiB of float64

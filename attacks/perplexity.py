@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from auditor.extraction import SamplingAttack, mean_nll
-from auditor.view import Batch, View
+from auditor.plugins.attack import SamplingAttack, mean_nll
+from auditor.plugins.view import Batch, View
 
 
 @dataclass(frozen=True)

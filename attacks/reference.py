@@ -8,9 +8,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from auditor.errors import AuditError, NotApplicable
-from auditor.extraction import SamplingAttack, as_tokens, mean_nll, stack
-from auditor.view import Batch, View
+from auditor.core.errors import AuditError, NotApplicable
+from auditor.plugins.attack import SamplingAttack, as_tokens, mean_nll, stack
+from auditor.plugins.view import Batch, View
 
 FORMS = ("ratio", "difference", "perplexity-ratio")
 

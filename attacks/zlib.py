@@ -7,9 +7,9 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from auditor.errors import AuditError, NotApplicable
-from auditor.extraction import SamplingAttack, as_tokens, mean_nll, stack
-from auditor.view import Batch, View
+from auditor.core.errors import AuditError, NotApplicable
+from auditor.plugins.attack import SamplingAttack, as_tokens, mean_nll, stack
+from auditor.plugins.view import Batch, View
 
 
 @dataclass(frozen=True)

@@ -14,22 +14,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from auditor import __version__, console, disk
+from auditor import __version__
 from auditor.commands import canaries as canary_commands
+from auditor.commands import console
 from auditor.commands import train as train_command
 from auditor.commands import utility as utility_command
+from auditor.commands.console import Many
 from auditor.commands.export import export
-from auditor.console import Many
-from auditor.errors import AuditError, of_a_place
-from auditor.threads import settle
+from auditor.core import disk
+from auditor.core.errors import AuditError, of_a_place
+from auditor.core.threads import settle
 
 if TYPE_CHECKING:
-    from auditor.compare import Comparison
-    from auditor.outcomes import Run
-    from auditor.papers import Paper
-    from auditor.plan import Plan
-    from auditor.policy import Policy
-    from auditor.rulings import Decision
+    from auditor.gate.compare import Comparison
+    from auditor.gate.policy import Policy
+    from auditor.gate.rulings import Decision
+    from auditor.records.outcomes import Run
+    from auditor.runs.plan import Plan
+    from auditor.studies.papers import Paper
 
 app = typer.Typer(
     add_completion=False,
@@ -213,15 +215,15 @@ def run(
         raise AuditError("--resume takes the plan from the run folder: give no other option with it")
     base = _run_at(baseline)  # refused now rather than after hours
     if gate is not None:
-        from auditor import gate as gates
+        from auditor.gate import decide as gates
 
         policy = _policy(gate)
         gates.check_policy(policy, base)
     console.quiet()
-    from auditor.folder import RunFolder
+    from auditor.core.jsonable import to_json
+    from auditor.records.folder import RunFolder
     from auditor.reports import files
-    from auditor.run import check, rows
-    from auditor.types import to_json
+    from auditor.runs.run import check, rows
 
     if points := _points(given, options, config, sweep, seeds, resume):
         if gate is not None:
@@ -256,8 +258,8 @@ def run(
 def _audit(plan: Plan, folder: Any, reveal: bool) -> None:
     from auditor.reports import files
     from auditor.reports.terminal import summary
-    from auditor.run import run as walk
-    from auditor.submission import submit
+    from auditor.runs.run import run as walk
+    from auditor.runs.submission import submit
 
     with console.terminal() as reporter:
         try:
@@ -287,8 +289,8 @@ def _points(
     resume: Path | None,
 ) -> list[Any]:
     """The points of a grid, where one is asked for; none for a single run."""
-    from auditor import grid, plan
-    from auditor import sweep as sweeps
+    from auditor.runs import grid, plan
+    from auditor.studies import sweep as sweeps
 
     if resume is not None:
         return sweeps.reopen(resume) if (resume / sweeps.SWEEP).is_file() else []
@@ -306,8 +308,8 @@ def _points(
 
 
 def _sweep(points: list[Any], out: Path | None, config: Path | None) -> None:
-    from auditor import sweep as sweeps
-    from auditor.folder import new_folder
+    from auditor.records.folder import new_folder
+    from auditor.studies import sweep as sweeps
 
     folder = out or new_folder(f"sweep-{config.stem if config else 'flags'}")
     failures = console.resumably(folder, lambda reporter: sweeps.walk(points, folder, reporter, console.command()))
@@ -344,7 +346,7 @@ def reproduce(
     ] = None,
 ) -> None:
     """Run the plans of a paper and hold its claims beside what was measured: a ledger."""
-    from auditor import papers
+    from auditor.studies import papers
 
     if show or paper is None:
         for name in papers.papers():
@@ -362,7 +364,7 @@ def reproduce(
 
 def _reproduce(paper: Paper, plans: list[str], scale: str, flags: Mapping[str, Any], out: Path) -> None:
     console.quiet()
-    from auditor import reproduce as reproducing
+    from auditor.studies import reproduce as reproducing
 
     def walk(reporter: console.Terminal) -> Any:
         return reproducing.reproduce(paper, plans, scale, flags, out, reporter, console.command())
@@ -385,7 +387,7 @@ def _listing(paper: Paper) -> str:
 
 
 def _seeds(text: str | None) -> list[int] | None:
-    from auditor.grid import parse_seeds
+    from auditor.runs.grid import parse_seeds
 
     return None if text is None else parse_seeds(text)
 
@@ -405,11 +407,11 @@ def list_plugins(
         typer.echo(PATH)
         return
     console.quiet()
-    from auditor import plugins
-    from auditor.listing import tables
+    from auditor.commands.listing import tables
+    from auditor.plugins import registry
 
     for path in plugin or []:
-        plugins.load_file(Path(path))
+        registry.load_file(Path(path))
     out = Console()
     for table in tables():
         out.print(table)
@@ -446,8 +448,8 @@ def _revealed(folder: Path) -> None:
 
 
 def _changes(baseline: Path, folder: Path) -> Comparison:
-    from auditor.compare import compare
-    from auditor.gate import read_run
+    from auditor.gate.compare import compare
+    from auditor.gate.decide import read_run
 
     return compare([read_run(baseline), read_run(folder)])
 
@@ -472,9 +474,9 @@ def score(
     errors counts right guesses with fewer than 100 wrong ones before them. Ids are rows of the answers from 0; every
     row and token of the answers counts. Guesses of another length and ids out of range are refused.
     """
-    from auditor import score as scores
+    from auditor.benchmarks import score as scores
+    from auditor.core.jsonable import to_json
     from auditor.reports import plots, terminal
-    from auditor.types import to_json
 
     marked = scores.mark(submission, answers)
     scored, points = scores.score(marked, answered_only), scores.curve(marked, answered_only)
@@ -557,7 +559,7 @@ def gate(
         raise AuditError("--power and --rules go with --plan")
     if folder is None:
         raise AuditError("expected a run folder, got none")
-    from auditor import gate as gates
+    from auditor.gate import decide as gates
 
     wanted = _policy(policy, maximum or [], increase or [], baseline, inconclusive, allow_not_applicable)
     scope = {"target": target, "setting": setting, "attack": attack}
@@ -575,7 +577,7 @@ def _policy(
     allow_not_applicable: bool = False,
 ) -> Policy:
     """The rules of the file and of the flags together. Against a baseline there is one by default."""
-    from auditor import policy as policies
+    from auditor.gate import policy as policies
 
     read = policies.read_policy(path) if path is not None else policies.Policy()
     flags = policies.parse_limits(maximum or []) + policies.parse_limits(increase or [], "--max-increase", True)
@@ -587,7 +589,7 @@ def _policy(
 
 
 def _run_at(folder: Path | None) -> Run | None:
-    from auditor import gate as gates
+    from auditor.gate import decide as gates
 
     return None if folder is None else gates.read_run(folder)
 
@@ -610,7 +612,7 @@ def _tell(
 
 
 def _tell_needs(changes: list[str], power: float, rules: int) -> None:
-    from auditor import power as powers
+    from auditor.gate import power as powers
 
     for item in changes:
         for need in powers.needs(powers.parse_change(item), power, rules):
@@ -627,8 +629,8 @@ def compare(
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write CSV, a line a row, metric and run.")] = None,
 ) -> None:
     """Show runs side by side: the same secrets paired, differences with intervals, a best where it is significant."""
-    from auditor import compare as comparing
-    from auditor.gate import read_run
+    from auditor.gate import compare as comparing
+    from auditor.gate.decide import read_run
     from auditor.reports import comparison as reports
 
     found = comparing.compare([read_run(folder) for folder in folders], metric or [])
@@ -717,8 +719,8 @@ def _exit_code(arguments: list[str]) -> int:
 
 
 def _plan(given: Mapping[str, Any], options: Mapping[str, Many], config: Path | None) -> Plan:
-    from auditor import grid
-    from auditor import plan as plans
+    from auditor.runs import grid
+    from auditor.runs import plan as plans
 
     base = plans.read_toml(config, grid.GRID) if config else {}
     base = {name: value for name, value in base.items() if name not in grid.GRID}  # what flags left no grid of
@@ -727,25 +729,25 @@ def _plan(given: Mapping[str, Any], options: Mapping[str, Many], config: Path | 
 
 def _flags(given: Mapping[str, Any], options: Mapping[str, Many], base: Mapping[str, Any]) -> dict[str, Any]:
     """The flags as plan values; the plug-in files they or the plan file name are loaded first."""
-    from auditor import plan as plans
-    from auditor import plugins
+    from auditor.plugins import registry
+    from auditor.runs import plan as plans
 
     for path in given["plugin"] or base.get("plugin", []):
-        plugins.load_file(Path(path))
+        registry.load_file(Path(path))
     return {
         **given,
         "attack_options": plans.parse_options(
-            "-A", options["attack_options"] or [], list(plugins.attacks_and_probes())
+            "-A", options["attack_options"] or [], list(registry.attacks_and_probes())
         ),
-        "defense_options": plans.parse_options("-D", options["defense_options"] or [], list(plugins.defenses())),
+        "defense_options": plans.parse_options("-D", options["defense_options"] or [], list(registry.defenses())),
         "model_args": plans.parse_options("--model-arg", options["model_args"] or [], []).get("", {}),
         "command": console.command(),
     }
 
 
 def _stored_plan(values: dict[str, Any]) -> Plan:
-    from auditor.plan import Plan
-    from auditor.types import from_json
+    from auditor.core.jsonable import from_json
+    from auditor.runs.plan import Plan
 
     plan: Plan = from_json(Plan, values, "plan")
     return plan

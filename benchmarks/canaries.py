@@ -13,13 +13,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from auditor import disk
-from auditor.errors import AuditError
-from auditor.jsonfiles import read_json
-from auditor.spaces import Space, parse
-from auditor.streams import generator
-from auditor.tries import encode
-from auditor.types import Benchmark, Canary, Secret, from_json, to_json
+from auditor.core import disk
+from auditor.core.errors import AuditError
+from auditor.core.jsonable import from_json, to_json
+from auditor.core.jsonfiles import read_json
+from auditor.core.nouns import Canary, Secret
+from auditor.core.spaces import Space, parse
+from auditor.core.streams import generator
+from auditor.generation.tries import encode
+from auditor.plugins.benchmark import Benchmark
 
 MANIFEST_VERSION = 1
 COUNTS = (1, 2, 4, 8, 16)

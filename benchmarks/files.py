@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from auditor.benchmarks.splitting import Record, Source, Split, check_lengths, divide
-from auditor.cache import cache_folder
-from auditor.errors import AuditError
-from auditor.scratch import scratch_folder
-from auditor.types import Benchmark, Tokens
+from auditor.core.cache import cache_folder
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Tokens
+from auditor.core.scratch import scratch_folder
+from auditor.plugins.benchmark import Benchmark
 
 if TYPE_CHECKING:
     import datasets

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from auditor.ensemble import ModelEnsemble
-from auditor.models import LanguageModel, Rows
+from auditor.models.base import LanguageModel, Rows
+from auditor.models.ensemble import ModelEnsemble
 
 
 class FixedLaw(LanguageModel):

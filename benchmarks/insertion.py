@@ -20,9 +20,9 @@ import numpy as np
 
 from auditor.benchmarks.canaries import Entry, Manifest
 from auditor.benchmarks.files import csv_rows, json_objects, loaded_dataset, named
-from auditor.errors import AuditError
-from auditor.scratch import scratch_folder
-from auditor.streams import generator
+from auditor.core.errors import AuditError
+from auditor.core.scratch import scratch_folder
+from auditor.core.streams import generator
 
 _REPEATS = "repeats"  # what `audit run --data` reads how often a row was trained on from: a copy is one row
 

@@ -33,30 +33,23 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import GPTNeoXForCausalLM, ModernBertForMaskedLM, PreTrainedTokenizerFast
 
-from auditor import privacy
 from auditor.benchmarks.masked import MaskedLoss, MaskedRecipe, untrained_masked, with_mask
-from auditor.cache import cache_folder
-from auditor.ensemble import WHOLE, LoraEnsemble, adapted, record_names
-from auditor.errors import AuditError
-from auditor.masked import HuggingFaceMaskedModel
-from auditor.members import Adapter, Member, member_folder, shard, train_members, with_adapter
-from auditor.models import HuggingFaceModel
-from auditor.scratch import scratch_folder
-from auditor.spaces import Space
-from auditor.streams import generator
-from auditor.training import Checkpoint, Course, causal_loss, fit, untrained
-from auditor.types import (
-    Benchmark,
-    Canary,
-    Pair,
-    Secret,
-    Tokens,
-    TrainedModel,
-    Trainer,
-    TrainingJob,
-    TrainingRecord,
-    evenly,
-)
+from auditor.core.cache import cache_folder
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Canary, Pair, Secret, Tokens, evenly
+from auditor.core.scratch import scratch_folder
+from auditor.core.spaces import Space
+from auditor.core.streams import generator
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.lora import LoraEnsemble, adapted
+from auditor.models.masked import HuggingFaceMaskedModel
+from auditor.models.shards import WHOLE, record_names
+from auditor.plugins.benchmark import Benchmark
+from auditor.plugins.defense import TrainedModel
+from auditor.plugins.trainer import Checkpoint, Trainer, TrainingJob, TrainingRecord
+from auditor.privacy import promises
+from auditor.training.finetune import Course, causal_loss, fit, untrained
+from auditor.training.members import Adapter, Member, member_folder, shard, train_members, with_adapter
 
 Progress = Callable[[str, int, int], None]  # (what, done, of how many)
 END = "<|endoftext|>"
@@ -321,7 +314,7 @@ class Lab(Benchmark):
         def load(path: Path) -> TrainedModel:
             model = self._merged(path) if rank else GPTNeoXForCausalLM.from_pretrained(path)
             name = f"lab model by {trainer.name}"
-            return TrainedModel(HuggingFaceModel(model, self.tokenizer, name), privacy.read(path))
+            return TrainedModel(HuggingFaceModel(model, self.tokenizer, name), promises.read(path))
 
         made: TrainedModel = self._part(_part_name(trainer), build, load)
         return made

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from auditor.benchmarks.splitting import Record, Source, Split, check_lengths, divide
-from auditor.errors import AuditError
-from auditor.types import Benchmark
+from auditor.core.errors import AuditError
+from auditor.plugins.benchmark import Benchmark
 
 _LABEL = "example"
 _PREFIX, _SUFFIX = "_prefix.npy", "_suffix.npy"  # val_preprefix.npy ends in neither

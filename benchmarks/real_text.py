@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from auditor.streams import generator
-from auditor.training import fit, untrained
-from auditor.types import Tokens
+from auditor.core.nouns import Tokens
+from auditor.core.streams import generator
+from auditor.training.finetune import fit, untrained
 
 REPEATS = (1, 2, 4, 8)
 

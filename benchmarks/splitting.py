@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from auditor.errors import AuditError
-from auditor.streams import generator
-from auditor.types import Pair, Secret, Tokens
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Pair, Secret, Tokens
+from auditor.core.streams import generator
 
 NAMED_ROWS = 10  # how many row numbers a note names before it only counts
 SEVERAL = "several groups"

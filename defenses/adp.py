@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from auditor.defenses.gaussian import quick_epsilon, reported_epsilon
-from auditor.defenses.poisson_training import Judgement, Terms
-from auditor.defenses.privacy_probability import Normalisation, log_perplexities, normalise
+from auditor.core.nouns import Tokens
 from auditor.defenses.private_training import PrivateTraining
-from auditor.privacy import NOMINAL, PrivacyRecord
-from auditor.types import Tokens, TrainingJob
+from auditor.plugins.trainer import TrainingJob
+from auditor.privacy.gaussian import quick_epsilon, reported_epsilon
+from auditor.privacy.promises import NOMINAL, PrivacyRecord
+from auditor.training.poisson import Judgement, Terms
+from auditor.training.rarity import Normalisation, log_perplexities, normalise
 
 if TYPE_CHECKING:
-    from auditor.private_training import Trained
+    from auditor.training.dp_loop import Trained
 
 NO_GUARANTEE = (
     "no guarantee at any epsilon: the noise scale depends on which records are in a batch, so that the noise itself "

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from auditor.core.nouns import Tokens
 from auditor.defenses.no_noise import NoNoise
-from auditor.defenses.poisson_training import Judgement
-from auditor.defenses.privacy_probability import check_clipping, clipping_shares
 from auditor.defenses.private_training import PrivateTraining
-from auditor.types import Tokens, TrainingJob
+from auditor.plugins.trainer import TrainingJob
+from auditor.training.poisson import Judgement
+from auditor.training.rarity import check_clipping, clipping_shares
 
 
 @dataclass(frozen=True)

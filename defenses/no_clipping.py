@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from auditor.defenses.poisson_training import Control
+from auditor.training.poisson import Control
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from auditor.defenses.poisson_training import Control, Judgement
-from auditor.defenses.privacy_probability import check_clipping, clipping_shares
-from auditor.errors import AuditError
-from auditor.training import LARGEST
-from auditor.types import Tokens, TrainingJob
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Tokens
+from auditor.plugins.trainer import TrainingJob
+from auditor.training.finetune import LARGEST
+from auditor.training.poisson import Control, Judgement
+from auditor.training.rarity import check_clipping, clipping_shares
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import torch
 
-from auditor.errors import AuditError
-from auditor.streams import generator
-from auditor.training import check_schedule, fit
-from auditor.types import Trainer, TrainingJob
+from auditor.core.errors import AuditError
+from auditor.core.streams import generator
+from auditor.plugins.trainer import Trainer, TrainingJob
+from auditor.training.finetune import check_schedule, fit
 
 
 @dataclass(frozen=True)

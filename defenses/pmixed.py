@@ -12,7 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from auditor.defenses.accounting import (
+from auditor.core.errors import AuditError, NotApplicable
+from auditor.core.nouns import Claim
+from auditor.core.streams import generator
+from auditor.defenses.one_adapter import CONTROL, OneAdapter
+from auditor.defenses.public import Public
+from auditor.models.base import Check, LanguageModel, Rows
+from auditor.models.decoding import Decoding
+from auditor.models.ensemble import Ensemble
+from auditor.plugins.defense import Budget, Cause, Defense, Scenario
+from auditor.privacy.accounting import (
     Adjacency,
     member_share,
     neighbour_laws,
@@ -25,15 +34,7 @@ from auditor.defenses.accounting import (
     sound_radius,
     subset_size_law,
 )
-from auditor.defenses.one_adapter import CONTROL, OneAdapter
-from auditor.defenses.projection import project, project_two_sided
-from auditor.defenses.public import Public
-from auditor.ensemble import Ensemble
-from auditor.errors import AuditError, NotApplicable
-from auditor.models import Check, LanguageModel, Rows
-from auditor.sampling import Decoding
-from auditor.streams import generator
-from auditor.types import Budget, Cause, Claim, Defense, Scenario
+from auditor.privacy.projection import project, project_two_sided
 
 ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
 _NO_SHARE = 1e-9  # of subsets of one size: too few to show in a law of single precision

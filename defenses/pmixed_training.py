@@ -9,11 +9,11 @@ from typing import ClassVar
 from peft import PeftModel
 from torch.nn import Dropout
 
-from auditor.ensemble import WHOLE, write_ensemble
-from auditor.errors import AuditError
-from auditor.members import Adapter, Layers, Member, joined, member_folder, shard, train_members
-from auditor.training import Course, check_schedule
-from auditor.types import Trainer, TrainingJob
+from auditor.core.errors import AuditError
+from auditor.models.shards import WHOLE, write_ensemble
+from auditor.plugins.trainer import Trainer, TrainingJob
+from auditor.training.finetune import Course, check_schedule
+from auditor.training.members import Adapter, Layers, Member, joined, member_folder, shard, train_members
 
 
 @dataclass(frozen=True)

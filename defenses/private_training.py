@@ -15,7 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from auditor.defenses.gaussian import (
+from auditor.core.errors import AuditError
+from auditor.defenses.no_clipping import NoClipping
+from auditor.defenses.no_noise import NoNoise
+from auditor.defenses.public import Public
+from auditor.plugins.defense import Cause
+from auditor.plugins.trainer import TrainingJob
+from auditor.privacy.gaussian import (
     MOST_EPSILON,
     Earlier,
     check_mechanism,
@@ -24,17 +30,12 @@ from auditor.defenses.gaussian import (
     rdp_epsilon,
     reported_epsilon,
 )
-from auditor.defenses.no_clipping import NoClipping
-from auditor.defenses.no_noise import NoNoise
-from auditor.defenses.poisson_training import Judgement, PoissonTraining, Terms
-from auditor.defenses.public import Public
-from auditor.errors import AuditError
-from auditor.privacy import Mechanism, PrivacyRecord, read
-from auditor.training import LARGEST
-from auditor.types import Cause, TrainingJob
+from auditor.privacy.promises import Mechanism, PrivacyRecord, read
+from auditor.training.finetune import LARGEST
+from auditor.training.poisson import Judgement, PoissonTraining, Terms
 
 if TYPE_CHECKING:
-    from auditor.private_training import Trained
+    from auditor.training.dp_loop import Trained
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from auditor.models import LanguageModel
-from auditor.types import Defense, Scenario
+from auditor.models.base import LanguageModel
+from auditor.plugins.defense import Defense, Scenario
 
 
 @dataclass(frozen=True)

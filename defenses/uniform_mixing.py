@@ -27,11 +27,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from auditor.defenses.accounting import realised_pure_dp, uniform_mixing_epsilon
-from auditor.errors import AuditError, NotApplicable
-from auditor.masked import MaskedModel
-from auditor.models import Check, LanguageModel, Rows
-from auditor.types import Claim, Defense, MaskedScenario, Scenario
+from auditor.core.errors import AuditError, NotApplicable
+from auditor.core.nouns import Claim
+from auditor.models.base import Check, LanguageModel, Rows
+from auditor.models.masked import MaskedModel
+from auditor.plugins.defense import Defense, MaskedScenario, Scenario
+from auditor.privacy.accounting import realised_pure_dp, uniform_mixing_epsilon
 
 ANY_TWO = "any two models"
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, ClassVar
 
-from auditor.types import Finding
+from auditor.core.result import Finding
 
 Facts = tuple[tuple[str, str], ...]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from auditor.compare import Cell, Comparison, Line
+from auditor.core.result import Measurement
+from auditor.gate.compare import Cell, Comparison, Line
 from auditor.reports import inert, words
 from auditor.reports.blocks import Group, Table
-from auditor.types import Measurement
 
 _MORE, _LESS, _SAME, _UNKNOWN = "leaks more", "leaks less", "no change shown", "not compared"
 _ORDER = (_MORE, _LESS, _SAME, _UNKNOWN)  # what a reader must not miss comes first

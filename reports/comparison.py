@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from auditor.compare import Cell, Comparison, Line
+from auditor.gate.compare import Cell, Comparison, Line
 from auditor.reports import html, inert, words
 from auditor.reports import markdown as marked
 from auditor.reports.blocks import Document, Group, Paragraph, Section, Table

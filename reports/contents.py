@@ -9,6 +9,9 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from auditor.core.nouns import Claim
+from auditor.core.result import AuditResult, BenchmarkRecord, Chain, Finding, Measurement, Step, TargetRecord
+from auditor.records.texts import Text
 from auditor.reports import inert, words
 from auditor.reports.blocks import (
     Block,
@@ -26,9 +29,7 @@ from auditor.reports.blocks import (
     Section,
     Table,
 )
-from auditor.reports.texts import Text
 from auditor.reports.verdict import headline, strongest, verdict
-from auditor.types import AuditResult, BenchmarkRecord, Chain, Claim, Finding, Measurement, Step, TargetRecord
 
 REVEALED = "This report shows private text (--reveal): keep it to yourself."
 _REVEALED_AT_MOST = 1_000_000  # characters: a page that a browser still likes

@@ -5,10 +5,10 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 
+from auditor.gate.rulings import Decision, Ruling
 from auditor.reports import inert, words
 from auditor.reports.blocks import Group, Table
 from auditor.reports.markdown import cut
-from auditor.rulings import Decision, Ruling
 
 _MOST_SAID, _LONGEST = 10, 300  # sentences below the table, and characters of one: the rest is in the JUnit file
 _WORST = ("failed", "inconclusive", "held")

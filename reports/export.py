@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from auditor.core.nouns import Claim
+from auditor.core.result import SCHEMA_VERSION, AuditResult, Finding, Measurement
 from auditor.reports import inert, tables, words
-from auditor.types import SCHEMA_VERSION, AuditResult, Claim, Finding, Measurement
 
 if TYPE_CHECKING:
-    from auditor.outcomes import PerSecret, Run
+    from auditor.records.outcomes import PerSecret, Run
 
 Kind = Literal["text", "number", "count", "flag"]
 Cell = str | float | int | bool | None

@@ -4,32 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from auditor import disk
-from auditor.errors import AuditError
-from auditor.types import SCHEMA_VERSION, AuditResult, from_json, to_json
+from auditor.core import disk
+from auditor.core.errors import AuditError
+from auditor.core.jsonable import to_json
+from auditor.core.result import AuditResult
 
 if TYPE_CHECKING:
-    from auditor.compare import Comparison
+    from auditor.gate.compare import Comparison
+from auditor.records.saved import RESULT, read
 
-RESULT = "result.json"
 MARKDOWN, HTML = "report.md", "report.html"
-
-
-def read(folder: Path) -> AuditResult:
-    """The result a run folder holds. Raises AuditError, one sentence, when there is none that this version can read."""
-    path = folder / RESULT
-    raw = _load(folder, path)
-    if not isinstance(raw, dict):
-        raise AuditError(f"{path}: expected an object, got {type(raw).__name__}")
-    found = raw.get("schema_version", "none")
-    if type(found) is not int or found != SCHEMA_VERSION:
-        newer = type(found) is int and found > SCHEMA_VERSION
-        then = "a newer audit made it, update this one" if newer else "re-run the audit"
-        raise AuditError(f"{path}: expected schema_version {SCHEMA_VERSION}, got {found!r}; {then}")
-    result: AuditResult = from_json(AuditResult, raw, str(path))
-    return result
 
 
 def write(folder: Path, result: AuditResult, reveal: bool = False) -> None:
@@ -62,25 +48,12 @@ def render_missing(folder: Path) -> None:
 
 
 def _rendered(folder: Path, result: AuditResult, since: Comparison | None, reveal: bool) -> dict[str, str]:
-    from auditor import details
-    from auditor.reports import html, markdown, texts  # jinja2 and matplotlib: only for who renders
+    from auditor.records import details, texts
+    from auditor.reports import html, markdown  # jinja2 and matplotlib: only for who renders
 
     known = details.renamed(details.read(folder), texts.names(folder))
     shown = texts.by_alias(folder) if reveal else None
     return {HTML: html.render(result, known, since, shown), MARKDOWN: markdown.render(result, since, shown)}
-
-
-def _load(folder: Path, path: Path) -> Any:
-    if not folder.is_dir():
-        raise AuditError(f"{folder}: no such run folder")
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise AuditError(f"{folder}: no {RESULT} in this folder; is it a run folder, and did the run finish?") from None
-    except OSError as error:
-        raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise AuditError(f"{path}: not valid JSON ({error})") from error
 
 
 def append(path: Path, text: str) -> None:

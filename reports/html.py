@@ -13,13 +13,13 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from auditor.compare import Comparison
-from auditor.details import Details
+from auditor.core.result import AuditResult
+from auditor.gate.compare import Comparison
+from auditor.records.details import Details
+from auditor.records.texts import Text
 from auditor.reports import inert, readers
 from auditor.reports.blocks import Document, Figure, Secrets
 from auditor.reports.plots import svg
-from auditor.reports.texts import Text
-from auditor.types import AuditResult
 
 
 def render(

@@ -10,7 +10,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from auditor.compare import Comparison
+from auditor.core.result import AuditResult
+from auditor.gate.compare import Comparison
+from auditor.records.texts import Text
 from auditor.reports import changes, inert, words
 from auditor.reports.blocks import (
     Block,
@@ -30,8 +32,6 @@ from auditor.reports.blocks import (
 )
 from auditor.reports.contents import document
 from auditor.reports.inert import markdown as escape
-from auditor.reports.texts import Text
-from auditor.types import AuditResult
 
 MOST = 32_000  # characters of a report; GitHub takes 65,536 in a comment, so a gate's decision has room beside it
 _MOST_TABLE, _MOST_TEXT, _MOST_CELL, _MOST_CLAIM, _MOST_CLAIMS = 7_000, 500, 160, 300, 3

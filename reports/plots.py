@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from auditor.errors import AuditError
+from auditor.core.errors import AuditError
+from auditor.core.result import Finding
 from auditor.reports import inert, words
 from auditor.reports.blocks import Figure as Block
 from auditor.reports.blocks import Series
-from auditor.types import Finding
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,11 +12,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from auditor import details as detailed
-from auditor.compare import Comparison
-from auditor.details import Details, Reliability, Seen
-from auditor.exposure import null_band
-from auditor.metrics import any_of
+from auditor.core.nouns import Claim
+from auditor.core.result import AuditResult, Finding, Measurement, TargetRecord
+from auditor.gate.compare import Comparison
+from auditor.records import details as detailed
+from auditor.records.details import Details, Reliability, Seen
+from auditor.records.texts import Text
 from auditor.reports import changes, inert, secrets, words
 from auditor.reports.blocks import (
     Block,
@@ -33,9 +34,9 @@ from auditor.reports.blocks import (
     Table,
 )
 from auditor.reports.contents import document
-from auditor.reports.texts import Text
 from auditor.reports.verdict import answers, strongest
-from auditor.types import AuditResult, Claim, Finding, Measurement, TargetRecord
+from auditor.statistics.exposure import null_band
+from auditor.statistics.extraction import any_of
 
 DECIDE, MEND, CHECK = "For the decision", "For mending the model", "For checking the method"
 _BEFORE = "Since the last run"

@@ -16,7 +16,7 @@ import typing
 from pathlib import Path
 from typing import Any, Literal
 
-from auditor.types import SCHEMA_VERSION, AuditResult
+from auditor.core.result import SCHEMA_VERSION, AuditResult
 
 PATH = Path(__file__).with_name("schema.json")
 _PLAIN = {str: "string", int: "integer", bool: "boolean"}
@@ -48,7 +48,7 @@ def text() -> str:
 
 
 def _kind(kind: Any, defs: dict[str, Any]) -> dict[str, Any]:
-    """The schema of an annotation, case by case as `auditor.types.from_json`; records go to `defs` by name."""
+    """The schema of an annotation, case by case as `auditor.core.jsonable.from_json`; records go to `defs` by name."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any or kind is object:
         return {}

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from auditor.details import Details, Seen
+from auditor.core.result import AuditResult, Finding
+from auditor.records.details import Details, Seen
+from auditor.records.texts import Text
 from auditor.reports import inert, words
 from auditor.reports.blocks import Secrets
-from auditor.reports.texts import Text
 from auditor.reports.verdict import strongest
-from auditor.types import AuditResult, Finding
 
 BUDGET = 2_000_000
 _ROWS = 1_300_000  # of these at most so many for the rows; what they leave is for the tokens

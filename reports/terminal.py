@@ -16,9 +16,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from auditor.core.result import AuditResult, Chain, Finding, Measurement
 from auditor.reports import inert, words
 from auditor.reports.verdict import explained, headline, strongest
-from auditor.types import AuditResult, Chain, Finding, Measurement
 
 _INDENT = 2
 _SHORTEST = 12  # what is left of a long attack name where the numbers need the room

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 
+from auditor.core.nouns import Claim
+from auditor.core.result import AuditResult, Finding, Measurement, TargetRecord
 from auditor.reports import words
 from auditor.reports.blocks import Facts
-from auditor.types import AuditResult, Claim, Finding, Measurement, TargetRecord
 
 
 def headline(result: AuditResult) -> str:

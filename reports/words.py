@@ -10,8 +10,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from auditor.reports.inert import clean as clean
-from auditor.types import AuditResult, Chain, Claim, Finding, Measurement, Step, from_json, to_json
+from auditor.core.jsonable import from_json, to_json
+from auditor.core.nouns import Claim
+from auditor.core.result import AuditResult, Chain, Finding, Measurement, Step
+from auditor.reports.inert import clean
 
 UNDEFENDED = "undefended"
 NOTHING = "–"

@@ -16,7 +16,7 @@ from jsonschema import Draft202012Validator
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast
 
-from auditor.models import HuggingFaceModel
+from auditor.models.huggingface import HuggingFaceModel
 from auditor.reports.schema import PATH
 
 # Properties are about values, not about how busy the machine is, and the same ones on every machine;

@@ -14,7 +14,7 @@ import typer
 import yaml
 
 from auditor.cli import app
-from auditor.policy import read_policy
+from auditor.gate.policy import read_policy
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "ci"

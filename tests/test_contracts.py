@@ -13,41 +13,30 @@ from typing import Any
 import pytest
 import torch
 
-from auditor import plugins
+from auditor.core.errors import AuditError, NotApplicable
+from auditor.core.jsonable import from_json, to_json
+from auditor.core.nouns import Canary, Observation, Pair, Query, Secret
+from auditor.core.spaces import Space
+from auditor.core.streams import uniforms
 from auditor.defenses.uniform_mixing import UniformMixing
-from auditor.ensemble import ModelEnsemble
-from auditor.errors import AuditError, NotApplicable
-from auditor.loading import load
-from auditor.models import HuggingFaceModel, LanguageModel
-from auditor.privacy import PrivacyRecord
-from auditor.privacy import read as read_privacy
-from auditor.probing import LawProbe
-from auditor.sampling import ANCESTRAL, Decoding, sample
-from auditor.spaces import Space
-from auditor.streams import uniforms
-from auditor.training import Checkpoint
-from auditor.types import (
-    Attack,
-    Canary,
-    Defense,
-    Observation,
-    Pair,
-    Probe,
-    Query,
-    Scenario,
-    Secret,
-    TrainedModel,
-    Trainer,
-    TrainingJob,
-    TrainingRecord,
-    from_json,
-    to_json,
-)
-from auditor.view import CLAIM, WORST, Setting, View
+from auditor.generation.sample import sample
+from auditor.models.base import LanguageModel
+from auditor.models.decoding import ANCESTRAL, Decoding
+from auditor.models.ensemble import ModelEnsemble
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.loading import load
+from auditor.plugins import registry
+from auditor.plugins.attack import Attack
+from auditor.plugins.defense import Defense, Scenario, TrainedModel
+from auditor.plugins.probe import LawProbe, Probe
+from auditor.plugins.trainer import Checkpoint, Trainer, TrainingJob, TrainingRecord
+from auditor.plugins.view import CLAIM, WORST, Setting, View
+from auditor.privacy.promises import PrivacyRecord
+from auditor.privacy.promises import read as read_privacy
 from tests.conftest import save_tiny, tiny
 
 MakeTiny = Callable[..., HuggingFaceModel]
-ATTACKS, PROBES, DEFENSES, TRAINERS = plugins.attacks(), plugins.probes(), plugins.defenses(), plugins.trainers()
+ATTACKS, PROBES, DEFENSES, TRAINERS = registry.attacks(), registry.probes(), registry.defenses(), registry.trainers()
 LAW_PROBES = {name: kind for name, kind in PROBES.items() if issubclass(kind, LawProbe)}
 SMALL: dict[str, Any] = {
     "samples": 6,
@@ -103,7 +92,7 @@ def answers(attack: Attack, seen: View, asked: list[Query]) -> dict[str, Any]:
 class TestAttack:
     def test_says_what_it_is(self, kind: type[Attack]) -> None:
         assert dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
-        assert plugins.description(kind).endswith(".") or len(plugins.description(kind)) > 20
+        assert registry.description(kind).endswith(".") or len(registry.description(kind)) > 20
         assert set(kind.needs) <= {"draw", "law", "embeddings"} and kind.needs
 
     def test_answers_every_query_in_every_setting_or_says_why_not(
@@ -144,11 +133,11 @@ class TestAttack:
 
     def test_unknown_options_name_the_nearest(self, kind: type[Attack]) -> None:
         with pytest.raises(AuditError, match="did you mean 'samples'"):
-            plugins.build("attack", ATTACKS, kind.name, {"sample": 3})
+            registry.build("attack", ATTACKS, kind.name, {"sample": 3})
         with pytest.raises(AuditError, match=r"expected .*samples to be a whole number, got 'ten'"):
-            plugins.build("attack", ATTACKS, kind.name, {"samples": "ten"})
+            registry.build("attack", ATTACKS, kind.name, {"samples": "ten"})
         with pytest.raises(AuditError, match="expected samples >= 1, got 0"):
-            plugins.build("attack", ATTACKS, kind.name, {"samples": "0"})
+            registry.build("attack", ATTACKS, kind.name, {"samples": "0"})
 
 
 def secrets(model: LanguageModel) -> list[Secret]:
@@ -197,7 +186,7 @@ def observed(probe: Probe, seen: View, asked: list[Secret]) -> dict[str, Observa
 class TestProbe:
     def test_says_what_it_is(self, kind: type[Probe]) -> None:
         assert dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
-        assert len(plugins.description(kind)) > 20
+        assert len(registry.description(kind)) > 20
         assert set(kind.needs) <= {"draw", "law", "embeddings"} and kind.needs
         assert kind.name not in ATTACKS
 
@@ -259,7 +248,7 @@ class TestLawProbe:
 
     def test_unknown_options_are_refused(self, kind: type[LawProbe]) -> None:
         with pytest.raises(AuditError, match="did you mean 'temperature'"):
-            plugins.build("attack", PROBES, kind.name, {"temprature": 3})
+            registry.build("attack", PROBES, kind.name, {"temprature": 3})
 
 
 @pytest.mark.parametrize("kind", PROBES.values(), ids=PROBES)
@@ -309,7 +298,7 @@ class TestDefense:
     def test_says_what_it_is(self, kind: type[Defense]) -> None:
         assert dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
         assert (
-            plugins.description(kind) and kind.claims and set(kind.needs) <= {"public", "ensemble", "trained", "whole"}
+            registry.description(kind) and kind.claims and set(kind.needs) <= {"public", "ensemble", "trained", "whole"}
         )
 
     def test_a_defended_model_is_a_model(self, kind: type[Defense], scenario: Scenario) -> None:
@@ -346,7 +335,7 @@ class TestDefense:
         assert [cause.row for cause in chain].count(None) == (1 if chain else 0)
         assert len({cause.name for cause in chain}) == len(chain) and all(cause.changes for cause in chain)
         controls = [cause.row for cause in chain if cause.row is not None]
-        assert all(plugins.defenses()[control.name] is type(control) for control in controls)
+        assert all(registry.defenses()[control.name] is type(control) for control in controls)
         assert len({control.name for control in controls}) == len(controls) and kind() not in controls
 
     def test_claims_survive_json(self, kind: type[Defense], scenario: Scenario) -> None:
@@ -359,7 +348,7 @@ class TestDefense:
 def test_trainers_say_what_they_are_and_train(kind: type[Trainer], neox: HuggingFaceModel, tmp_path: Path) -> None:
     """A tiny run into an empty folder: a model whose law is a law, a promise where one is made."""
     assert dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    assert len(plugins.description(kind)) > 20 and kind.claims
+    assert len(registry.description(kind)) > 20 and kind.claims
     save_tiny(tmp_path / "base")
     base = load(str(tmp_path / "base"))
     texts = [f"door {i} opens with {i * i}" for i in range(8)]
@@ -393,6 +382,6 @@ def test_trainers_say_what_they_are_and_train(kind: type[Trainer], neox: Hugging
     assert (promised is None or promised.epsilon is None) == kind.claims.startswith("none")
 
 
-@pytest.mark.parametrize("kind", plugins.benchmarks().values(), ids=plugins.benchmarks())
+@pytest.mark.parametrize("kind", registry.benchmarks().values(), ids=registry.benchmarks())
 def test_benchmarks_say_what_they_are(kind: type) -> None:
-    assert plugins.description(kind)
+    assert registry.description(kind)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from auditor import console
-from auditor.console import Many
-from auditor.errors import AuditError
+from auditor.commands import console
+from auditor.commands.console import Many
+from auditor.core.errors import AuditError
 
 if TYPE_CHECKING:
-    from auditor.canary_scores import Row, Score
     from auditor.reports.tables import Grid
+    from auditor.runs.canary_scores import Row, Score
 
 app = typer.Typer(help="Canaries: make random texts, insert them into training data, score their exposure afterwards.")
 _MANIFEST = Annotated[Path, typer.Argument(help="Manifest that `audit canaries make` wrote.")]
@@ -96,8 +96,8 @@ def score(
     `audit run --model MODEL --canaries MANIFEST --attack exposure` also writes a report that a gate can judge.
     """
     console.quiet()
-    from auditor import canary_scores
-    from auditor.types import to_json
+    from auditor.core.jsonable import to_json
+    from auditor.runs import canary_scores
 
     with console.terminal() as reporter:
         scores = canary_scores.score(manifest, model, option or [], lead, device, dtype, seed, reporter)

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from auditor import disk
-from auditor.errors import AuditError
+from auditor.core import disk
+from auditor.core.errors import AuditError
 
 _FORMS = (".csv", ".parquet")
 
@@ -34,10 +34,10 @@ def export(
         raise AuditError("expected at least one of --csv, --parquet, --latex and --secrets, got none")
     if secrets is not None and secrets.suffix not in _FORMS:
         raise AuditError(f"expected --secrets FILE with one of {', '.join(_FORMS)}, got {str(secrets)!r}")
+    from auditor.records import saved
     from auditor.reports import export as exports
-    from auditor.reports import files
 
-    results = [files.read(folder) for folder in folders]
+    results = [saved.read(folder) for folder in folders]
     sheet = exports.measurements(results)
     forms: tuple[tuple[Path | None, Any], ...] = ((csv, exports.to_csv), (parquet, exports.to_parquet))
     contents: dict[Path, str | bytes] = {path: render(sheet) for path, render in forms if path}
@@ -52,8 +52,8 @@ def export(
 
 
 def _with_outcomes(folder: Path) -> Any:
-    from auditor.gate import read_run
-    from auditor.reports.texts import names
+    from auditor.gate.decide import read_run
+    from auditor.records.texts import names
 
     run, aliases = read_run(folder), names(folder)
     if not run.outcomes:

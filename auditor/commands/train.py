@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from auditor import console
-from auditor.console import Many
+from auditor.commands import console
+from auditor.commands.console import Many
 
 
 def train(
@@ -47,12 +47,13 @@ def train(
 ) -> None:
     """Fine-tune a causal LM on private records. The same command goes on where it was interrupted."""
     console.quiet()
-    from auditor import plan, plugins
-    from auditor import train as training
+    from auditor.plugins import registry
+    from auditor.runs import plan
+    from auditor.runs import session as training
 
     for path in plugin or []:
-        plugins.load_file(Path(path))
-    options = plan.parse_options("-D", option or [], list(plugins.trainers()))
+        registry.load_file(Path(path))
+    options = plan.parse_options("-D", option or [], list(registry.trainers()))
     asked = training.Training(
         method=method,
         model=model,

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from auditor import console
-from auditor.console import Many
-from auditor.errors import AuditError
+from auditor.commands import console
+from auditor.commands.console import Many
+from auditor.core.errors import AuditError
 
 
 def utility(
@@ -79,16 +79,17 @@ def utility(
     ] = None,
 ) -> None:
     """Measure perplexity against epsilon: a defense at every point of a sweep, on a causal or a masked model."""
-    from auditor import grid, plugins
-    from auditor import plan as plans
+    from auditor.plugins import registry
+    from auditor.runs import grid
+    from auditor.runs import plan as plans
 
     for path in plugin or []:
-        plugins.load_file(Path(path))
+        registry.load_file(Path(path))
     if reveal < 0:
         raise AuditError(f"expected --reveal >= 0, got {reveal}")
     flags: dict[str, Any] = {
         "defense": defense,
-        "defense_options": plans.parse_options("-D", defense_option or [], list(plugins.defenses())),
+        "defense_options": plans.parse_options("-D", defense_option or [], list(registry.defenses())),
         "model": model,
         "data": data,
         "public": public,
@@ -106,9 +107,9 @@ def utility(
     }
     wanted, swept = plans.make({}, flags), grid.parse_sweep(sweep or [])
     console.quiet()
-    from auditor import tradeoff
-    from auditor import utility as measuring
-    from auditor.folder import new_folder
+    from auditor.records.folder import new_folder
+    from auditor.utility import measure as measuring
+    from auditor.utility import tradeoff
 
     settings = measuring.Settings(kind, on, restarts, mask_share, max_length)  # type: ignore[arg-type]
     points = measuring.points(wanted, swept)

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from auditor.benchmarks.lab import Lab, _event, _press, _profile, _records
-from auditor.defenses.privacy_probability import against_constants, log_perplexities, normalise
-from auditor.types import Tokens
+from auditor.core.nouns import Tokens
+from auditor.training.rarity import against_constants, log_perplexities, normalise
 
 LICENCE = Path(__file__).parents[2] / "LICENSE"
 

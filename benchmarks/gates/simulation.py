@@ -20,12 +20,12 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from auditor.gate import judge
-from auditor.outcomes import PerSecret, Run
-from auditor.policy import Rule
-from auditor.power import paired
-from auditor.rulings import verdict
-from auditor.types import AuditResult, BenchmarkRecord, Finding, Measurement
+from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement
+from auditor.gate.decide import judge
+from auditor.gate.policy import Rule
+from auditor.gate.power import paired
+from auditor.gate.rulings import verdict
+from auditor.records.outcomes import PerSecret, Run
 
 Random = np.random.Generator
 Columns = dict[str, NDArray[np.float64]]

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from auditor import threads
+from auditor.core import threads
 
 _POLICIES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 COUNT = """

@@ -24,11 +24,11 @@ from peft import LoraConfig, get_peft_model
 from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.pytorch_utils import Conv1D
 
-from auditor.private_training import PoissonSampler, Recipe, fit_privately, padded, record_losses
-from auditor.run import _peak_memory_mb, _reset_peak_memory
-from auditor.streams import generator
-from auditor.training import untrained
-from auditor.types import Tokens
+from auditor.core.nouns import Tokens
+from auditor.core.streams import generator
+from auditor.runs.run import _peak_memory_mb, _reset_peak_memory
+from auditor.training.dp_loop import PoissonSampler, Recipe, fit_privately, padded, record_losses
+from auditor.training.finetune import untrained
 
 SIGMA, CLIP, RATE = 1.0, 1.0, 1e-3
 

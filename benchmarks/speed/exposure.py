@@ -16,10 +16,10 @@ import time
 import numpy as np
 from sampling import seconds  # the script beside this one
 
-from auditor import tries
 from auditor.benchmarks.lab import CANARY_SPACE, Lab, canary_text
-from auditor.exposure import of_rank
-from auditor.streams import generator
+from auditor.core.streams import generator
+from auditor.generation import tries
+from auditor.statistics.exposure import of_rank
 
 NEVER_INSERTED = "123456"
 

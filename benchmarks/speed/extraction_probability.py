@@ -19,9 +19,9 @@ from sampling import OWN, seconds, theirs  # the script beside this one
 
 from auditor.attacks.extraction_probability import ExtractionProbability
 from auditor.benchmarks.lab import Lab
-from auditor.models import HuggingFaceModel
-from auditor.types import Query, Secret
-from auditor.view import WORST, Sampling, View
+from auditor.core.nouns import Query, Secret
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.plugins.view import WORST, Sampling, View
 
 PROBE = ExtractionProbability(OWN.temperature, OWN.top_p)
 

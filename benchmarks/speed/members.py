@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from auditor.benchmarks.lab import LabRecipe, has_bfloat16
-from auditor.ensemble import over_same_weights
-from auditor.members import Adapter, with_adapter
-from auditor.side_by_side import alone, side_by_side
-from auditor.streams import generator
-from auditor.training import Course, Fitting, trained_parameters, untrained
+from auditor.core.streams import generator
+from auditor.models.lora import over_same_weights
+from auditor.training.finetune import Course, Fitting, trained_parameters, untrained
+from auditor.training.members import Adapter, with_adapter
+from auditor.training.side_by_side import alone, side_by_side
 
 _AGREE = {None: 1e-4, torch.bfloat16: 0.1}  # losses, nats a token
 

@@ -24,11 +24,13 @@ from scipy.optimize import bisect
 from torch import Tensor
 
 from auditor.benchmarks.lab import Lab, LabRecipe
+from auditor.core.nouns import Query, Secret, Tokens
 from auditor.defenses.pmixed import PMixed, PMixedModel
-from auditor.models import HuggingFaceModel, perplexity_nll
-from auditor.sampling import ANCESTRAL
-from auditor.types import Query, Scenario, Secret, Tokens
-from auditor.view import CLAIM, Sampling, View
+from auditor.models.base import perplexity_nll
+from auditor.models.decoding import ANCESTRAL
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.plugins.defense import Scenario
+from auditor.plugins.view import CLAIM, Sampling, View
 
 _AGREE = 1e-6  # laws, in probability
 _SHAVE = 1e-4  # of the radius, which our search gives up in single precision

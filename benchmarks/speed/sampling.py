@@ -22,10 +22,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.cache_utils import Cache
 
 from auditor.benchmarks.lab import Lab
-from auditor.models import HuggingFaceModel, SlotLayer
-from auditor.sampling import Decoding
-from auditor.types import Query, Secret
-from auditor.view import WORST, Sampling, View
+from auditor.core.nouns import Query, Secret
+from auditor.models.decoding import Decoding
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.slots import SlotLayer
+from auditor.plugins.view import WORST, Sampling, View
 
 OWN = Decoding(temperature=0.8, top_p=0.7)
 

@@ -19,15 +19,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from auditor import metrics
 from auditor.attacks.ethicist import calibrated_confidence
 from auditor.benchmarks.lab import Lab
-from auditor.extraction import ranked
-from auditor.models import HuggingFaceModel
-from auditor.sampling import Candidates, Decoding, by_shape, sample
-from auditor.search import Leaves, beam, tree
-from auditor.streams import uniforms
-from auditor.types import Query, Secret
+from auditor.core.nouns import Query, Secret
+from auditor.core.streams import uniforms
+from auditor.generation.sample import Candidates, sample
+from auditor.generation.search import Leaves, beam, tree
+from auditor.models.decoding import Decoding, by_shape
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.plugins.attack import ranked
+from auditor.statistics import extraction, judging
 
 OWN = Decoding(temperature=0.8, top_p=0.7)
 Score = Callable[[Candidates], Tensor]
@@ -102,12 +103,12 @@ def line(name: str, how: str, found: Pass, secrets: Sequence[Secret], score: Sco
         ranked(Query(s.id, s.prefix, len(s.suffix)), c, score(c), 0)
         for s, c in zip(secrets, found.candidates, strict=True)
     ]
-    outcome = metrics.judge(guesses, {s.id: s for s in secrets})
+    outcome = judging.judge(guesses, {s.id: s for s in secrets})
     members = outcome.only(outcome.member)
-    measured = {m.name: m for m in metrics.extraction(outcome)}
+    measured = {m.name: m for m in extraction.extraction(outcome)}
     shares = [measured[m] for m in ("recall", "any_of_k", "recall_at_100_errors", "recall_at_10pct_errors")]
     numbers = "".join(f"{m.value:9.3f}" for m in shares)
-    curve = metrics.recall_at_errors("recall_at_10_errors", members, 10).value
+    curve = extraction.recall_at_errors("recall_at_10_errors", members, 10).value
     return f"{name:<26}{how:<24}{numbers}{curve:9.3f}{found.rows:>10,}{found.seconds:>9.1f}"
 
 

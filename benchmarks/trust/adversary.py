@@ -31,13 +31,13 @@ from scipy.stats import norm
 from torch import Tensor
 
 from auditor.benchmarks.fixed_laws import FixedLaw, fixed_ensemble
-from auditor.defenses.accounting import realised_pure_dp, realised_renyi
-from auditor.defenses.gaussian import reported_epsilon
 from auditor.defenses.pmixed import PMixed, PMixedModel
 from auditor.defenses.uniform_mixing import ANY_TWO, UniformMixing
-from auditor.ensemble import Ensemble
-from auditor.masked import MaskedModel
-from auditor.types import MaskedScenario, Scenario
+from auditor.models.ensemble import Ensemble
+from auditor.models.masked import MaskedModel
+from auditor.plugins.defense import MaskedScenario, Scenario
+from auditor.privacy.accounting import realised_pure_dp, realised_renyi
+from auditor.privacy.gaussian import reported_epsilon
 
 Array = NDArray[np.float64]
 Ratios = Callable[[Tensor], Array]  # (cases, laws, V) probabilities -> (cases,) realised over claimed

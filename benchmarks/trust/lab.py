@@ -17,17 +17,22 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from auditor import companions, plugins, threads
 from auditor.benchmarks.lab import Lab, LabRecipe, has_bfloat16
-from auditor.ensemble import adapted, record_names
-from auditor.members import Adapter, over_same_weights, with_adapter
-from auditor.metrics import Measurement
-from auditor.models import HuggingFaceModel, LanguageModel, perplexity_nll
-from auditor.run import greedy_recall
-from auditor.side_by_side import alone
-from auditor.streams import generator
-from auditor.training import Course, Fitting, trained_parameters
-from auditor.types import Secret, Trainer
+from auditor.core import threads
+from auditor.core.nouns import Secret
+from auditor.core.streams import generator
+from auditor.models.base import LanguageModel, perplexity_nll
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.lora import adapted
+from auditor.models.shards import record_names
+from auditor.plugins import registry
+from auditor.plugins.trainer import Trainer
+from auditor.runs import companions
+from auditor.runs.run import greedy_recall
+from auditor.statistics.intervals import Measurement
+from auditor.training.finetune import Course, Fitting, trained_parameters
+from auditor.training.members import Adapter, over_same_weights, with_adapter
+from auditor.training.side_by_side import alone
 
 
 def by_epoch(lab: Lab, epochs: int) -> Iterator[LanguageModel]:
@@ -69,8 +74,8 @@ def line(name: str, perplexity: float, recall: Mapping[str, Measurement], counts
 
 def trained_privately(lab: Lab, names: Sequence[str]) -> Iterator[tuple[str, LanguageModel]]:
     """The lab's private trainings and their controls: title with epsilon, and model."""
-    known = plugins.defenses()
-    defenses = [plugins.build("defense", known, name, lab.defense_defaults[name]) for name in names]
+    known = registry.defenses()
+    defenses = [registry.build("defense", known, name, lab.defense_defaults[name]) for name in names]
     for row in companions.shown(defenses, lambda control: isinstance(control, Trainer)):
         assert isinstance(row.defense, Trainer)
         trained = lab.trained(row.defense)

@@ -14,16 +14,20 @@ from torch import Tensor
 from auditor.attacks.claim_check import ClaimCheck, other_faults, spread, summary
 from auditor.benchmarks.fixed_laws import FixedLaw, fixed_ensemble
 from auditor.benchmarks.lab import Lab, LabRecipe, make_texts
-from auditor.defenses.accounting import realised_renyi, uniform_mixing_epsilon
+from auditor.core.errors import AuditError, NotApplicable
+from auditor.core.nouns import Observation, Secret
+from auditor.core.result import Measurement
 from auditor.defenses.pmixed import PMixed, PMixedModel, Projection, Unmixed
 from auditor.defenses.uniform_mixing import UniformMixing, UniformMixingModel
-from auditor.ensemble import Ensemble, ModelEnsemble, read_shard, record_names, write_shard
-from auditor.errors import AuditError, NotApplicable
-from auditor.members import shard
-from auditor.models import Check, HuggingFaceModel, LanguageModel, Rows
-from auditor.sampling import GREEDY, Decoding
-from auditor.types import Measurement, Observation, Scenario, Secret
-from auditor.view import WORST, Meter, View
+from auditor.models.base import Check, LanguageModel, Rows
+from auditor.models.decoding import GREEDY, Decoding
+from auditor.models.ensemble import Ensemble, ModelEnsemble
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.shards import read_shard, record_names, write_shard
+from auditor.plugins.defense import Scenario
+from auditor.plugins.view import WORST, Meter, View
+from auditor.privacy.accounting import realised_renyi, uniform_mixing_epsilon
+from auditor.training.members import shard
 
 MakeTiny = Callable[..., HuggingFaceModel]
 SECRETS = [Secret(f"s{i}", (0, 1, i % 2), (1, 0, 1), 1, i % 2 == 0) for i in range(6)]

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from auditor.attacks.exact import Exact
-from auditor.errors import AuditError, NotApplicable
-from auditor.models import HuggingFaceModel
-from auditor.sampling import Decoding
-from auditor.types import Query
-from auditor.view import CLAIM, WORST, Setting, View
+from auditor.core.errors import AuditError, NotApplicable
+from auditor.core.nouns import Query
+from auditor.models.decoding import Decoding
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.plugins.view import CLAIM, WORST, Setting, View
 
 OWN = Decoding(temperature=0.8, top_p=0.7)
 

@@ -11,15 +11,16 @@ import pytest
 import torch
 
 from auditor.attacks.exposure import Exposure
-from auditor.errors import AuditError, NotApplicable
-from auditor.lead import led
-from auditor.models import HuggingFaceModel, LanguageModel
-from auditor.spaces import Space
-from auditor.streams import generator
-from auditor.training import fit, untrained
-from auditor.types import Canary, Observation, Secret
-from auditor.view import CLAIM, WORST, View
-from tests.auditor.test_tries import bpe, brute
+from auditor.core.errors import AuditError, NotApplicable
+from auditor.core.nouns import Canary, Observation, Secret
+from auditor.core.spaces import Space
+from auditor.core.streams import generator
+from auditor.models.base import LanguageModel
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.plugins.view import CLAIM, WORST, View
+from auditor.runs.lead import led
+from auditor.training.finetune import fit, untrained
+from tests.generation.test_tries import bpe, brute
 
 SPACE = Space("My ID is {digits:3}")
 LEARNT = {"955": 8, "280": 8, "731": 1}

@@ -13,18 +13,24 @@ import torch
 from scipy.stats import binom, chi2
 from torch import Tensor
 
-from auditor import plugins
 from auditor.attacks.extraction_probability import ExtractionProbability, observe
 from auditor.attacks.near_verbatim import NearVerbatim, _children_edits, _reach, beam_bound
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Observation, Secret
+from auditor.core.result import Measurement
+from auditor.core.streams import uniforms
 from auditor.defenses.uniform_mixing import UniformMixingModel
-from auditor.ensemble import ModelEnsemble
-from auditor.errors import AuditError
-from auditor.metrics import any_of, clopper_pearson, conformal_p, conformal_threshold, excess_mean, mean_probability
-from auditor.models import HuggingFaceModel, LanguageModel
-from auditor.sampling import ANCESTRAL, GREEDY, Decoding, sample
-from auditor.streams import uniforms
-from auditor.types import Measurement, Observation, Scenario, Secret, TrainedModel
-from auditor.view import WORST, View
+from auditor.generation.sample import sample
+from auditor.models.base import LanguageModel
+from auditor.models.decoding import ANCESTRAL, GREEDY, Decoding
+from auditor.models.ensemble import ModelEnsemble
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.plugins import registry
+from auditor.plugins.defense import Scenario, TrainedModel
+from auditor.plugins.view import WORST, View
+from auditor.statistics.calibration import conformal_p, conformal_threshold
+from auditor.statistics.extraction import any_of
+from auditor.statistics.intervals import clopper_pearson, excess_mean, mean_probability
 
 MakeTiny = Callable[..., HuggingFaceModel]
 OWN = Decoding(temperature=0.8, top_p=0.7)
@@ -321,7 +327,7 @@ def test_near_verbatim_measurements(neox: HuggingFaceModel) -> None:
         NearVerbatim(beams=0)
 
 
-@pytest.mark.parametrize("name", sorted(plugins.defenses()))
+@pytest.mark.parametrize("name", sorted(registry.defenses()))
 def test_the_suffixes_of_a_defended_model_share_one_probability(make_tiny: MakeTiny, name: str) -> None:
     """p_z is exact for every defense: over all suffixes it sums to one, truncated or not."""
     target = make_tiny(vocab_size=23)
@@ -329,7 +335,7 @@ def test_the_suffixes_of_a_defended_model_share_one_probability(make_tiny: MakeT
     scenario = Scenario(
         target, target, held, queries=60, answer_length=2, trained=TrainedModel(target, None), whole=target
     )
-    model = plugins.defenses()[name]().protect(scenario)
+    model = registry.defenses()[name]().protect(scenario)
     every = torch.tensor(list(itertools.product(range(23), repeat=2)))
     for decoding in (ANCESTRAL, OWN):
         seen = observe(model, decoding, torch.tensor([[1, 2, 3]]).expand(len(every), -1), every)

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from auditor.attacks.ethicist import Ethicist, calibrated_confidence, split, total_loss
 from auditor.attacks.reference import compare
 from auditor.attacks.zlib import compressed_bytes
-from auditor.errors import AuditError, NotApplicable
-from auditor.extraction import ranked
-from auditor.sampling import Candidates
-from auditor.types import Guesses, Pair, Query
-from auditor.view import CLAIM, WORST, Setting, View
+from auditor.core.errors import AuditError, NotApplicable
+from auditor.core.nouns import Guesses, Pair, Query
+from auditor.generation.sample import Candidates
+from auditor.plugins.attack import ranked
+from auditor.plugins.view import CLAIM, WORST, Setting, View
 from tests.conftest import tiny
 
 

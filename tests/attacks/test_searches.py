@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 import torch
 
-from auditor import plugins
 from auditor.attacks.ethicist import Ethicist
 from auditor.attacks.perplexity import Perplexity
-from auditor.errors import AuditError, NotApplicable
-from auditor.extraction import SamplingAttack
-from auditor.models import HuggingFaceModel
-from auditor.sampling import Decoding
-from auditor.types import Guesses, Query
-from auditor.view import CLAIM, WORST
+from auditor.core.errors import AuditError, NotApplicable
+from auditor.core.nouns import Guesses, Query
+from auditor.models.decoding import Decoding
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.plugins import registry
+from auditor.plugins.attack import SamplingAttack
+from auditor.plugins.view import CLAIM, WORST
 from tests.test_contracts import KNOWN, SMALL, queries, small, view
 
 ATTACKS = {
     name: kind
-    for name, kind in plugins.attacks().items()
+    for name, kind in registry.attacks().items()
     if issubclass(kind, SamplingAttack) and kind().search == "sample"  # those that may also search
 }
 SEARCHES: dict[str, dict[str, Any]] = {

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from auditor.defenses.pmixed import PMixed, Projection
-from auditor.plugins import defenses
+from auditor.plugins.registry import defenses
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "trust" / "adversary.py"
 

@@ -20,9 +20,9 @@ from auditor.benchmarks.canaries import Manifest
 from auditor.benchmarks.files import Files
 from auditor.benchmarks.insertion import Copies, insert
 from auditor.benchmarks.lab import Lab, LabRecipe, shard
-from auditor.errors import AuditError
-from auditor.types import to_json
-from tests.auditor.test_tries import bpe
+from auditor.core.errors import AuditError
+from auditor.core.jsonable import to_json
+from tests.generation.test_tries import bpe
 
 ROWS = [{"text": f'record {i}, "quoted"\nand more', "who": f"user {i % 3}"} for i in range(25)]
 

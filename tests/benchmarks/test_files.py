@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from auditor.benchmarks.files import Files
-from auditor.errors import AuditError
+from auditor.core.errors import AuditError
 
 CORPUS = [
     f"Dear {who}, the code of {what} is {i:06d}." for i in range(40) for who in "Ann Bob" for what in ("A", "the")

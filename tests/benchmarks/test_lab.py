@@ -21,11 +21,11 @@ from faker import Faker
 from auditor.benchmarks import lab as module
 from auditor.benchmarks.lab import END, Lab, LabRecipe, make_texts
 from auditor.benchmarks.masked import MaskedRecipe
+from auditor.core.errors import AuditError
 from auditor.defenses.dp_sgd import DpSgd
 from auditor.defenses.no_clipping import NoClipping
-from auditor.ensemble import read_shard, record_names
-from auditor.errors import AuditError
-from auditor.models import HuggingFaceModel
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.shards import read_shard, record_names
 
 TINY = LabRecipe(
     vocab_size=300,

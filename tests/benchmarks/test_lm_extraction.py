@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from auditor.benchmarks.lm_extraction import LMExtraction, is_lm_extraction
-from auditor.errors import AuditError
+from auditor.core.errors import AuditError
 
 REAL = Path(__file__).parents[2].parent / "shared" / "data" / "lm-extraction"
 real = pytest.mark.skipif(not REAL.is_dir(), reason="needs ../shared/data/lm-extraction")

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from auditor.benchmarks.lm_extraction import LMExtraction
 from auditor.benchmarks.real_text import RealTextRecipe, SampledSoftmax, build, main
-from auditor.streams import generator
-from auditor.training import causal_loss, pack, untrained
+from auditor.core.streams import generator
+from auditor.training.finetune import causal_loss, pack, untrained
 
 TINY = RealTextRecipe(
     members=8, known=4, nonmembers=4, layers=1, hidden=16, heads=2, block=32, batch=4, public_epochs=1, private_epochs=2

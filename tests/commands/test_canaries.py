@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from auditor import sweep
 from auditor.cli import call
-from auditor.contrasts import Part, contrast
-from auditor.streams import generator
-from auditor.training import fit, untrained
-from tests.auditor.test_tries import bpe
+from auditor.core.streams import generator
+from auditor.records.contrasts import Part, contrast
+from auditor.studies import sweep
+from auditor.training.finetune import fit, untrained
+from tests.generation.test_tries import bpe
 
 Said = pytest.CaptureFixture[str]
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from auditor import aliases
 from auditor.benchmarks import canaries, insertion
 from auditor.benchmarks.files import read_texts
 from auditor.cli import call
-from auditor.errors import AuditError
-from auditor.scratch import scratch_folder
-from auditor.types import to_json
+from auditor.core.errors import AuditError
+from auditor.core.jsonable import to_json
+from auditor.core.scratch import scratch_folder
+from auditor.records import names
 
 Said = pytest.CaptureFixture[str]
 PRIVATE = "quokkaberry"  # part of every record
@@ -107,14 +107,14 @@ def test_a_mistyped_manifest_is_refused_without_its_texts(world: Path, change: A
 
 @pytest.mark.parametrize("kept", ["", " " * 40 + "\n", "short"])
 def test_a_salt_that_can_be_guessed_is_refused(world: Path, kept: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(aliases.SALT)
+    monkeypatch.delenv(names.SALT)
     (world / "cache").mkdir()
     (world / "cache" / "salt").write_text(kept)
     with pytest.raises(AuditError, match=r"expected a salt in .* of at least 16 characters, got [05]$"):
-        aliases.salt()
-    monkeypatch.setenv(aliases.SALT, " " * 20)
+        names.salt()
+    monkeypatch.setenv(names.SALT, " " * 20)
     with pytest.raises(AuditError, match=r"of at least 16 characters, got 0$"):
-        aliases.salt()
+        names.salt()
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "json", "csv"])

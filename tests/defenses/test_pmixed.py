@@ -15,7 +15,16 @@ from scipy.optimize import bisect
 from scipy.stats import chi2
 
 from auditor.benchmarks.fixed_laws import fixed_ensemble
-from auditor.defenses.accounting import (
+from auditor.core.errors import AuditError, NotApplicable
+from auditor.core.streams import generator, uniforms
+from auditor.defenses.pmixed import PMixed, PMixedModel, Projection, Unmixed
+from auditor.generation.sample import sample
+from auditor.models.decoding import ANCESTRAL, Decoding
+from auditor.models.ensemble import Ensemble, ModelEnsemble
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.shards import record_names
+from auditor.plugins.defense import Budget, Scenario
+from auditor.privacy.accounting import (
     Adjacency,
     rdp_budget,
     realised_renyi,
@@ -23,13 +32,6 @@ from auditor.defenses.accounting import (
     sound_query_rdp,
     subset_size_law,
 )
-from auditor.defenses.pmixed import PMixed, PMixedModel, Projection, Unmixed
-from auditor.ensemble import Ensemble, ModelEnsemble, record_names
-from auditor.errors import AuditError, NotApplicable
-from auditor.models import HuggingFaceModel
-from auditor.sampling import ANCESTRAL, Decoding, sample
-from auditor.streams import generator, uniforms
-from auditor.types import Budget, Scenario
 
 MakeTiny = Callable[..., HuggingFaceModel]
 PREFIX = torch.tensor([[1, 2, 3]])

@@ -12,15 +12,16 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 
-from auditor import members as members_module
-from auditor import train as training
 from auditor.cli import call
+from auditor.core.errors import AuditError
 from auditor.defenses.pmixed_training import PMixedTrainer
-from auditor.ensemble import LoraEnsemble, load_ensemble, read_ensemble, read_shard, record_names, whole_adapter
-from auditor.errors import AuditError
-from auditor.loading import load
-from auditor.members import Member
-from auditor.train import Training
+from auditor.models.loading import load
+from auditor.models.lora import LoraEnsemble, load_ensemble
+from auditor.models.shards import read_ensemble, read_shard, record_names, whole_adapter
+from auditor.runs import session as training
+from auditor.runs.session import Training
+from auditor.training import members as members_module
+from auditor.training.members import Member
 from tests.conftest import save_tiny
 
 Patch = pytest.MonkeyPatch

@@ -10,21 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from auditor import plugins, sweep
-from auditor import private_training as loops
-from auditor import train as training
 from auditor.cli import call
+from auditor.core.errors import AuditError
 from auditor.defenses.adp import Adp
 from auditor.defenses.adp_sound import AdpSound
 from auditor.defenses.dp_sgd import DpSgd
-from auditor.defenses.gaussian import pld_epsilon, rdp_epsilon
 from auditor.defenses.no_clipping import NoClipping
 from auditor.defenses.no_noise import NoNoise
-from auditor.defenses.privacy_probability import against_constants, log_perplexities, normalise
-from auditor.errors import AuditError
-from auditor.loading import load
-from auditor.privacy import PrivacyRecord, read
-from auditor.train import Training
+from auditor.models.loading import load
+from auditor.plugins import registry
+from auditor.privacy.gaussian import pld_epsilon, rdp_epsilon
+from auditor.privacy.promises import PrivacyRecord, read
+from auditor.runs import session as training
+from auditor.runs.session import Training
+from auditor.studies import sweep
+from auditor.training import dp_loop as loops
+from auditor.training.rarity import against_constants, log_perplexities, normalise
 from tests.conftest import save_tiny, tiny
 
 ROWS = [{"text": f"The code of door {i} is {i * i * 7}.", "who": i % 4} for i in range(16)]
@@ -234,9 +235,9 @@ def test_killed_at_the_end_it_is_not_trained_again(
 
     with monkeypatch.context() as patch, pytest.raises(_Killed):
         if moment == "written":
-            patch.setattr("auditor.defenses.poisson_training._told", kill)
+            patch.setattr("auditor.training.poisson._told", kill)
         else:
-            patch.setattr("auditor.training.Checkpoint.clear", kill)
+            patch.setattr("auditor.plugins.trainer.Checkpoint.clear", kill)
         training.train(asked(world, out), silent)
     promise, weights = promised(out), (out / "model.safetensors").read_bytes()
     assert (out / "checkpoint.pt").is_file()
@@ -372,7 +373,7 @@ def test_the_sound_variant_promises_what_dp_sgd_does(world: Path, tmp_path: Path
 
 def test_trainers_are_defenses() -> None:
     for kind in (DpSgd, Adp, AdpSound):
-        assert plugins.trainers()[kind.name] is kind is plugins.defenses()[kind.name]
+        assert registry.trainers()[kind.name] is kind is registry.defenses()[kind.name]
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from auditor.defenses.public import Public
-from auditor.models import HuggingFaceModel
-from auditor.types import Scenario
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.plugins.defense import Scenario
 
 MakeTiny = Callable[..., HuggingFaceModel]
 

@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from auditor.benchmarks.fixed_laws import FixedLaw
-from auditor.defenses.accounting import realised_pure_dp, uniform_mixing_epsilon
+from auditor.core.errors import AuditError
+from auditor.core.streams import uniforms
 from auditor.defenses.uniform_mixing import UniformMixing, mix_on_support, mix_with_uniform
-from auditor.errors import AuditError
-from auditor.models import HuggingFaceModel
-from auditor.sampling import ANCESTRAL, sample
-from auditor.streams import uniforms
-from auditor.types import Scenario
+from auditor.generation.sample import sample
+from auditor.models.decoding import ANCESTRAL
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.plugins.defense import Scenario
+from auditor.privacy.accounting import realised_pure_dp, uniform_mixing_epsilon
 from tests.conftest import tiny
 
 

@@ -18,10 +18,11 @@ import numpy as np
 import pytest
 from scipy.stats import beta
 
-from auditor import metrics
-from auditor.details import Details, Seen, Told
+from auditor.core.nouns import Claim
+from auditor.core.result import AuditResult, BenchmarkRecord, Chain, Finding, Measurement, Step, TargetRecord
+from auditor.records.details import Details, Seen, Told
 from auditor.reports import html
-from auditor.types import AuditResult, BenchmarkRecord, Chain, Claim, Finding, Measurement, Step, TargetRecord
+from auditor.statistics import judging
 
 MEMBERS, NONMEMBERS, PER_COUNT = 320, 160, 64
 REPEATS = ("1", "2", "4", "8", "16")
@@ -297,8 +298,8 @@ def detailed_run(
         hit = lead == length
         traits = {name: lead if name == "lead" else rng.random(n) for name in TRAITS}
         distance = (length - lead).astype(np.int64)
-        repeats, tolerance = tuple(s.repeats for s in told), np.full(n, metrics.tolerance(length))
-        outcome = metrics.Outcome(ids, hit, hit, rng.random(n), repeats, member, distance, tolerance, traits)
+        repeats, tolerance = tuple(s.repeats for s in told), np.full(n, judging.tolerance(length))
+        outcome = judging.Outcome(ids, hit, hit, rng.random(n), repeats, member, distance, tolerance, traits)
         seen = Seen(ids, outcome, score_is_probability=True)
         rows[finding.target, finding.setting, finding.attack] = seen
     laws = np.log(rng.random((len(result.targets), n, length)))

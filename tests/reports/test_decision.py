@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from auditor.compare import Cell, Comparison, Line
+from auditor.core.result import Measurement
+from auditor.gate.compare import Cell, Comparison, Line
+from auditor.gate.rulings import Decision, Reading, Ruling, Verdict
 from auditor.reports import comparison, decision
-from auditor.rulings import Decision, Reading, Ruling, Verdict
-from auditor.types import Measurement
 
 HOSTILE = "<script>|`*]](x)\x1b[31m\x00\u202e&\"'\ud800\ufffe=1+1\n# x"
 

@@ -14,9 +14,9 @@ import pandas as pd
 import pytest
 
 from auditor.cli import call
-from auditor.outcomes import PerSecret, Run
+from auditor.core.result import AuditResult, Measurement
+from auditor.records.outcomes import PerSecret, Run
 from auditor.reports import export, files
-from auditor.types import AuditResult, Measurement
 
 KEY = ["run", "target", "setting", "attack", "measurement", "repeats"]
 

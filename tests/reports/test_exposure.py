@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.reports import html, markdown, words
 from auditor.reports.blocks import Figure
 from auditor.reports.contents import document
 from auditor.reports.plots import svg
 from auditor.reports.verdict import verdict
-from auditor.types import AuditResult, Finding, Measurement
 from tests.reports.conftest import finding, share
 
 

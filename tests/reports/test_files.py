@@ -12,15 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from auditor import disk
-from auditor.errors import AuditError
+from auditor.core import disk
+from auditor.core.errors import AuditError
+from auditor.core.result import AuditResult
+from auditor.records import saved
 from auditor.reports import files
-from auditor.types import AuditResult
 
 
 def test_round_trip(tmp_path: Path, result: AuditResult) -> None:
     files.write(tmp_path / "run", result)
-    assert files.read(tmp_path / "run") == result
+    assert saved.read(tmp_path / "run") == result
 
 
 def test_files_are_private_and_nothing_else_is_left(tmp_path: Path, result: AuditResult) -> None:
@@ -62,7 +63,7 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, content: str | None, mes
     if content is not None:
         (tmp_path / "result.json").write_text(content)
     with pytest.raises(AuditError, match=message) as caught:
-        files.read(tmp_path)
+        saved.read(tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -72,12 +73,12 @@ def test_a_wrong_field_is_named(tmp_path: Path, result: AuditResult) -> None:
     raw["findings"][0]["measurements"][0]["n"] = "many"
     (tmp_path / "result.json").write_text(json.dumps(raw))
     with pytest.raises(AuditError, match=r"findings\[0\]\.measurements\[0\]\.n: expected int"):
-        files.read(tmp_path)
+        saved.read(tmp_path)
 
 
 def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AuditError, match="no such run folder"):
-        files.read(tmp_path / "nowhere")
+        saved.read(tmp_path / "nowhere")
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, result: AuditResult) -> None:

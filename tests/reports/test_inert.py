@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from rich.console import Console
 
-from auditor import console
+from auditor.commands import console
 from auditor.reports import inert
 
 PAYLOADS = (

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from auditor.details import Details
+from auditor.core.result import AuditResult
+from auditor.records.details import Details
+from auditor.records.texts import Text
 from auditor.reports import html
-from auditor.reports.texts import Text
-from auditor.types import AuditResult
 
 # WCAG contrast of each text-bearing element with its own colour against the nearest opaque background
 CONTRAST = """(() => {

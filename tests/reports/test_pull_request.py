@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from auditor.compare import Cell, Comparison, Line
+from auditor.core.result import AuditResult, Measurement, TargetRecord
+from auditor.gate.compare import Cell, Comparison, Line
+from auditor.gate.rulings import Decision, Ruling
 from auditor.reports import decision, files, markdown
-from auditor.rulings import Decision, Ruling
-from auditor.types import AuditResult, Measurement, TargetRecord
 
 GITHUB = 65_536  # characters of a comment
 

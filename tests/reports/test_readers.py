@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from auditor.compare import Cell, Comparison, Line
-from auditor.details import Details, Seen, Told
-from auditor.exposure import null_band
+from auditor.core.result import AuditResult, Measurement
+from auditor.gate.compare import Cell, Comparison, Line
+from auditor.records.details import Details, Seen, Told
 from auditor.reports import readers
 from auditor.reports.blocks import Document, Figure, Forest, Table
 from auditor.reports.plots import svg
 from auditor.reports.verdict import answers, verdict
-from auditor.types import AuditResult, Measurement
+from auditor.statistics.exposure import null_band
 
 
 def blocks(doc: Document, section: str) -> list[Any]:

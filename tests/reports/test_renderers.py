@@ -15,11 +15,12 @@ from markdown_it import MarkdownIt
 from rich.cells import cell_len
 from rich.console import Console
 
+from auditor.core.jsonable import from_json, to_json
+from auditor.core.result import AuditResult
+from auditor.records.texts import Text
 from auditor.reports import html, markdown, terminal
 from auditor.reports.contents import document
 from auditor.reports.plots import svg
-from auditor.reports.texts import Text
-from auditor.types import AuditResult, from_json, to_json
 
 FACTS = (
     "166/320 (52% [46–57])",

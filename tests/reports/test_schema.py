@@ -12,10 +12,11 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from auditor.cli import call
-from auditor.errors import AuditError
-from auditor.reports import files
+from auditor.core.errors import AuditError
+from auditor.core.jsonable import from_json, to_json
+from auditor.core.result import SCHEMA_VERSION, AuditResult, Measurement
+from auditor.records import saved
 from auditor.reports.schema import PATH, schema, text
-from auditor.types import SCHEMA_VERSION, AuditResult, Measurement, from_json, to_json
 from tests.conftest import fits_schema
 
 VALIDATOR = Draft202012Validator(json.loads(PATH.read_text(encoding="utf-8")))
@@ -117,7 +118,7 @@ def test_another_version_is_refused(tmp_path: Path, result: AuditResult, version
     raw = changed(to_json(result), ("schema_version",), version)
     (tmp_path / "result.json").write_text(json.dumps(raw))
     with pytest.raises(AuditError, match=f"expected schema_version {SCHEMA_VERSION}, got .*{then}") as caught:
-        files.read(tmp_path)
+        saved.read(tmp_path)
     assert "\n" not in str(caught.value)
     if version is not True:  # to JSON Schema 1 and true are two things, which Python's == denies
         assert not VALIDATOR.is_valid(raw)

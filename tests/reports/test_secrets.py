@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from auditor.details import Details, renamed
+from auditor.core.result import AuditResult
+from auditor.records.details import Details, renamed
+from auditor.records.texts import Text
 from auditor.reports import html, secrets
-from auditor.reports.texts import Text
-from auditor.types import AuditResult
 
 Secrets = Callable[..., Details]
 

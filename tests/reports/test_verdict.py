@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from rich.console import Console
 
+from auditor.core.result import AuditResult, Chain, Finding, Measurement, Step
 from auditor.reports import markdown
 from auditor.reports.terminal import summary
 from auditor.reports.verdict import answers, headline, strongest, verdict
-from auditor.types import AuditResult, Chain, Finding, Measurement, Step
 
 
 def test_the_whole_story(result: AuditResult) -> None:

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from auditor.core.nouns import Claim
+from auditor.core.result import AuditResult, Measurement
 from auditor.reports import words
-from auditor.types import AuditResult, Claim, Measurement
 
 
 def measurement(value: float, low: float, high: float, n: int = 320, unit: str = "share") -> Measurement:

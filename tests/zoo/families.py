@@ -22,8 +22,8 @@ from transformers import (
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from auditor.loading import Kind
-from auditor.models import Served
+from auditor.models.huggingface import Served
+from auditor.models.loading import Kind
 
 VOCABULARY = 61
 _SHAPE: dict[str, Any] = {

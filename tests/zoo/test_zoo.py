@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from auditor.errors import AuditError, NotApplicable
-from auditor.loading import load
-from auditor.masked import kind_of, load_masked
-from auditor.models import HuggingFaceModel
+from auditor.core.errors import AuditError, NotApplicable
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.loading import load
+from auditor.models.masked import kind_of, load_masked
 from tests.zoo.families import (
     ENCODER_DECODERS,
     FAMILIES,

@@ -1,0 +1,141 @@
+"""The terminal, for every command: what is said and shown, progress on stderr, quiet libraries.
+
+Knows nothing of commands, and imports nothing heavy before it is needed.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+
+from auditor.core import threads
+from auditor.reports import inert
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from auditor.core.result import Measurement
+
+err = Console(stderr=True)
+debugging = False  # whether unexpected errors are shown whole (`audit --debug`)
+Many = list[str] | None  # a repeatable option
+
+
+def say(text: str, code: int) -> int:
+    """One line on stderr; its parts may come from files and arguments. Returns the exit code that goes with it."""
+    err.print(inert.terminal(text), soft_wrap=True)
+    return code
+
+
+def mute() -> None:
+    """Nothing more goes to stdout, where nothing can be written: Python would fail again as it ends (exit 120)."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def trace(error: BaseException) -> None:
+    """Where an unexpected error came from. Its message may quote private text, so it is shown on request only."""
+    if debugging:
+        err.print_exception(show_locals=False)
+        return
+    chain = [error]
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
+        chain.append(cause)
+    for one in reversed(chain):
+        for frame in traceback.extract_tb(one.__traceback__):
+            say(f"  {frame.filename}:{frame.lineno} in {frame.name}", 3)
+        say(f"{type(one).__module__}.{type(one).__name__} (its message may quote private text: audit --debug)", 3)
+
+
+def command() -> str:
+    return "audit " + " ".join(shlex.quote(word) for word in sys.argv[1:])
+
+
+def show(table: Any, styles: Sequence[str] = ()) -> None:
+    from auditor.reports.tables import to_rich
+
+    Console().print(to_rich(table, styles))
+
+
+def resumably(folder: Path, walk: Callable[[Terminal], Any]) -> Any:
+    with terminal() as reporter:
+        try:
+            return walk(reporter)
+        except KeyboardInterrupt:
+            say(f"interrupted; finished points are kept in {folder}: the same command with -o {folder} goes on", 130)
+            raise
+
+
+def quiet() -> None:
+    """Libraries speak through us: their own bars and advice would bury the report."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    import warnings
+
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    if os.environ["TRANSFORMERS_VERBOSITY"] == "error":  # it reads this once, maybe before we were asked
+        logging.set_verbosity_error()
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    warnings.filterwarnings("ignore", category=UserWarning, module="peft")
+
+
+class Terminal:
+    """Progress on stderr: bars on a terminal, one line a stage elsewhere."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task: Any = None
+        self._said_threads = False
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        import time
+
+        start = time.perf_counter()
+        self._task = task = self._progress.add_task(inert.clean(name), total=None)
+        try:
+            yield
+        finally:
+            self._progress.remove_task(task)
+        err.print(Text(f"{time.perf_counter() - start:7.1f} s  ").append(inert.terminal(name)))
+        self._say_threads()
+
+    def _say_threads(self) -> None:
+        """Once, behind the first stage that ended: a refusal is one sentence and nothing else."""
+        if not self._said_threads:
+            import torch
+
+            self._said_threads = True
+            self.note(f"threads: {threads.told(torch.get_num_threads())}; {threads.rate():.0f} GFLOP/s in float32")
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        if self._task is not None:
+            self._progress.update(self._task, description=inert.clean(what), completed=done, total=total)
+
+    def note(self, text: str) -> None:
+        err.print(Text("           ").append(inert.terminal(text)), soft_wrap=True)
+
+    def greedy(self, recall: Mapping[str, Measurement]) -> None:
+        parts = [f"{key} → {m.value:.0%}" for key, m in recall.items()]
+        err.print(f"           greedy recall by repeats: {', '.join(parts)}", markup=False, highlight=False)
+
+
+@contextmanager
+def terminal() -> Iterator[Terminal]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+        yield Terminal(progress)

@@ -1,0 +1,158 @@
+"""The nouns of an audit. Plain frozen records: no torch, no files, no terminal, nothing else of ours but errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from auditor.core.spaces import Space
+
+
+Tokens = tuple[int, ...]
+
+SettingName = Literal["claim", "worst"]
+
+ANY_ACCESS = "any access, the weights included"  # of a claim about a trained model
+
+
+# --- what is attacked ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Canary:
+    """A text drawn at random from a space, to be put into training data: what the model ranks it above is memory."""
+
+    text: str
+    space: Space
+
+
+@dataclass(frozen=True)
+class Secret:
+    """One training record an attacker should not be able to complete. Only the benchmark and the metrics hold it.
+
+    `canary`: where it was not found in the data but put there; `repeats` is then how often.
+    """
+
+    id: str
+    prefix: Tokens
+    suffix: Tokens
+    repeats: int | None = None
+    member: bool = True
+    canary: Canary | None = None
+    group: str | None = None  # a value of the column that the user names to have results shown by it
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A prefix and its suffix that the attacker already knows and may tune on."""
+
+    prefix: Tokens
+    suffix: Tokens
+
+
+@dataclass(frozen=True)
+class Query:
+    """A prefix to complete with `length` tokens. It does not say what follows."""
+
+    id: str
+    prefix: Tokens
+    length: int
+
+
+@dataclass(frozen=True)
+class Lead:
+    """tokens: what stands before every text that a model is asked about; said: which they are and why, in words."""
+
+    tokens: Tokens
+    said: str
+
+
+@dataclass(frozen=True)
+class Challenge:
+    """All that an attack is told. Never the answers."""
+
+    known: tuple[Pair, ...]
+    queries: tuple[Query, ...]
+
+
+@dataclass(frozen=True)
+class Guess:
+    """One completion; `score`: higher is surer, in every attack; `count`: how many of the samples it was.
+
+    `log_prob` (summed) and `min_log_prob` (its least likely token), nats under the attacked law; None without access.
+    """
+
+    suffix: Tokens
+    score: float
+    count: int = 1
+    log_prob: float | None = None
+    min_log_prob: float | None = None
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What a tree search knows about the suffixes of one secret that it did not find (probabilities, decoding law)."""
+
+    reached: bool  # whether any suffix reached the threshold; the one that is guessed all the same did not
+    certified: bool  # whether the likeliest suffix found is the likeliest of all: always so where one reached it
+    leftover: float  # mass of all suffixes that were not found
+    pruned: float  # the largest probability of a pruned node: no suffix that was not found is likelier
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """An attack's answer for one secret, surest first, with what it cost.
+
+    A search draws nothing, so it spends nothing of a claim: it reads the law, which no claim covers, and its cost is
+    in `rows`. `samples` is then the number of candidates found.
+    """
+
+    secret: str
+    ranked: tuple[Guess, ...]
+    samples: int
+    drawn: int  # tokens drawn from the target
+    near_boundary: int = 0  # draws within 1e-6 of a CDF boundary, where float noise could have decided otherwise
+    rows: int = 0  # rows run through the target: distinct partial samples, or nodes of a search
+    certificate: Certificate | None = None
+
+
+def evenly(secrets: Sequence[Secret], limit: int) -> list[Secret]:
+    """At most `limit` secrets, evenly spaced."""
+    count = min(limit, len(secrets))
+    return [secrets[i * len(secrets) // count] for i in range(count)]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What a probe saw of one secret: numbers by name. `log_` names are in nats, `_bits` names in bits."""
+
+    secret: str
+    values: dict[str, float]
+
+
+@dataclass(frozen=True)
+class TokenLogProbs:
+    """The log-probability, in nats, of each token of one secret's true suffix, given what stands before it."""
+
+    secret: str
+    log_probs: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a defense promises, for whom, against what access; and what this audit spent of it. Epsilons in nats."""
+
+    epsilon: dict[str, float]  # by neighbouring relation
+    delta: float
+    relation: str  # the relation the defense was set up for
+    unit: str  # of protection: "shard", "any two models"
+    queries: int | None  # T: the drawn tokens the epsilons cover; None: any number, nothing is spent by asking
+    theorem: str
+    status: str  # "sound" | "claim; proof has gaps" | ...
+    access: str = "sampled tokens only"
+    decoding: str = "ancestral"
+    spent_queries: int = 0
+    spent_epsilon: dict[str, float] = field(default_factory=dict)
+    details: dict[str, float] = field(default_factory=dict)

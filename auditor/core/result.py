@@ -1,0 +1,147 @@
+"""The record of an audit: measurements, findings, targets, the whole. Plain frozen records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    pass
+from auditor.core.nouns import (
+    Claim,
+)
+
+SCHEMA_VERSION = 1
+
+
+# --- what was measured ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A number with its interval and sample size. `low`/`high`: two-sided 95% unless the note says otherwise."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    n: int
+    unit: str = "share"
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a chain of rows: what is credited to these causes, and to no single one of several.
+
+    difference: the row's number minus that of the row before it; None where there is nothing to take it of: `note` says
+    why. Names of targets; after: "" where no row shows what the step would be.
+    """
+
+    causes: dict[str, str]  # what each changes, by its name
+    before: str
+    after: str
+    difference: Measurement | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """From the undefended row to this one and beyond, step by step, on the secrets that all of the rows answered.
+
+    whole: this row minus the undefended one: the sum of the steps up to it.
+    """
+
+    steps: tuple[Step, ...]
+    whole: Measurement
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One (target, setting, attack or probe) cell: measurements, or the reason why there are none."""
+
+    target: str
+    setting: str
+    attack: str
+    options: dict[str, Any]
+    access: tuple[str, ...]
+    decoding: str
+    claim_applies: bool | None  # None: the target claims nothing
+    claim_reason: str
+    measurements: tuple[Measurement, ...] = ()
+    by_repeats: dict[str, Measurement] = field(default_factory=dict)
+    curve: tuple[tuple[int, float], ...] = ()  # (wrong guesses allowed, recall)
+    not_applicable: str = ""
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+    drawn: int = 0
+    rows: int = 0  # run through the target, shared passes included: what methods can be compared at
+    chain: Chain | None = None  # of a defended row where its control rows were measured: what its effect is due to
+
+    @property
+    def main(self) -> Measurement | None:
+        """The number the row is about: recall of an attack, a probe's first."""
+        return self.measurements[0] if self.measurements else None
+
+    def measurement(self, name: str) -> Measurement | None:
+        return next((m for m in self.measurements if m.name == name), None)
+
+
+@dataclass(frozen=True)
+class TargetRecord:
+    """One attacked model: what it is, what it costs, what it claims."""
+
+    name: str
+    title: str
+    description: str
+    perplexity: Measurement | None = None
+    milliseconds_per_token: float | None = None
+    peak_memory_mb: float | None = None
+    training_seconds: float | None = None
+    claim: Claim | None = None
+    nominal_epsilon: float | None = None  # as a paper prints it; promises nothing (the notes say why)
+    notes: tuple[str, ...] = ()
+    other_perplexities: tuple[Measurement, ...] = ()  # of the same texts, as papers count them
+    companion: bool = False  # a control, shown beside a defense and not asked for by name
+    likelihood: Chain | None = None  # how much likelier members' true tokens are than non-members', row by row
+
+
+@dataclass(frozen=True)
+class BenchmarkRecord:
+    """What was attacked, in numbers: never the text itself."""
+
+    name: str
+    description: str
+    members: int
+    nonmembers: int
+    known: int
+    repeats: dict[str, int] = field(default_factory=dict)
+    greedy_recall: dict[str, Measurement] = field(default_factory=dict)  # undefended target, by repeat count
+    digest: str = ""  # of the secrets, without telling one (auditor/gate/comparable.py); "": an older record
+    near_duplicates: int | None = None  # members whose suffix is nearly a known pair's; None: not counted
+    canaries: dict[str, int] = field(default_factory=dict)  # how many, by insertions; "0": controls
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class AuditResult:
+    """The whole of a run, as `result.json` holds it. Reports read nothing else; baselines `outcomes.json` too."""
+
+    name: str
+    created: str  # UTC, ISO 8601
+    tool_version: str
+    command: str
+    plan: dict[str, Any]
+    benchmark: BenchmarkRecord
+    targets: tuple[TargetRecord, ...]
+    findings: tuple[Finding, ...]
+    environment: dict[str, str]
+    timings: dict[str, float]  # seconds by stage
+    seed: int
+    family: str = ""  # architecture and vocabulary of the attacked model; "": an older record
+    weights: dict[str, str] = field(default_factory=dict)  # "model/model.safetensors" -> SHA-256; empty in the lab
+    lead: str = ""  # what stood before every text, and why, in words; "": an older record, where nothing did
+    schema_version: int = SCHEMA_VERSION
+
+    def target(self, name: str) -> TargetRecord:
+        return next(target for target in self.targets if target.name == name)

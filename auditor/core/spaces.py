@@ -1,0 +1,166 @@
+"""The space a canary is drawn from: all texts of a format such as `My ID is {digits:6}`. No tokens, no models.
+
+No text of a space begins another one, so that texts can be read back, and so that whatever a tokenizer makes of them
+can be searched as a tree with the texts at its leaves.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import string
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise, product
+
+import numpy as np
+
+from auditor.core.errors import AuditError, unknown
+
+CHARACTERS: Mapping[str, str] = {
+    "digits": string.digits,
+    "letters": string.ascii_lowercase,
+    "upper": string.ascii_uppercase,
+    "alnum": string.ascii_lowercase + string.digits,
+    "hex": string.hexdigits[:16],
+}
+_LONGEST = 1000  # characters and words that are drawn
+State = tuple[int, str]  # (which part of the text, what is written of it so far)
+
+
+@dataclass(frozen=True)
+class Space:
+    """All texts of a format. `{digits:6}`: six characters of a kind; `{name:3}`: three words of a list, spaces between.
+
+    lists: the words, by name. `{{` and `}}` are braces. Raises AuditError for a format that is none, a space of fewer
+    than two texts, and one in which some text begins another.
+    """
+
+    format: str
+    lists: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.size < 2:
+            raise AuditError(
+                f"expected a format that several texts fit, such as 'My ID is {{digits:6}}', got {self.format!r}, "
+                f"which {self.size} fits: an empty space"
+            )
+        for block in self.blocks:
+            ordered = sorted(block)
+            for one, other in pairwise(ordered):
+                if other.startswith(one):
+                    raise AuditError(
+                        f"expected that no text of the format {self.format!r} begins another, but its lists hold words "
+                        "that begin others: let each slot of words end in a character that no word holds"
+                    )
+
+    @cached_property
+    def _parts(self) -> tuple[str, tuple[tuple[str, ...], ...]]:
+        """The text before the first slot, and each slot's choices, with the text up to the next slot behind them."""
+        pieces: list[list[str]] = [[""]]
+        for literal, slot in parse(self.format):
+            pieces[-1] = [piece + literal for piece in pieces[-1]]
+            pieces += self._choices(slot) if slot else []
+            if len(pieces) > _LONGEST + 1:
+                raise AuditError(f"expected a format of at most {_LONGEST:,} characters and words to draw, got more")
+        return pieces[0][0], tuple(map(tuple, pieces[1:]))
+
+    def _choices(self, slot: str) -> list[list[str]]:
+        """The choices of each character or word of a slot. A list without words leaves no text at all."""
+        name, _, count = slot.partition(":")
+        words = dict(self.lists).get(name)
+        if words is None and name not in CHARACTERS:
+            raise unknown(f"slot in the format {self.format!r}:", name, {*CHARACTERS, *dict(self.lists)})
+        if not re.fullmatch("[0-9]{1,4}", count or "1") or not 1 <= int(count or "1") <= _LONGEST:
+            raise AuditError(
+                f"expected a whole number of at least 1 in the slot {{{slot}}} and at most {_LONGEST}, got {count!r}"
+            )
+        if words is None:
+            return [list(CHARACTERS[name]) for _ in range(int(count or "1"))]
+        if not all(words):
+            raise AuditError(f"expected words in the list {name!r}, got an empty one")
+        *others, last = [list(words) for _ in range(int(count or "1"))]
+        return [[f"{word} " for word in block] for block in others] + [last]
+
+    @property
+    def head(self) -> str:
+        """What all texts begin with."""
+        return self._parts[0]
+
+    @property
+    def blocks(self) -> tuple[tuple[str, ...], ...]:
+        """The choices, one after the other; no choice of a block begins another of it."""
+        return self._parts[1]
+
+    @property
+    def size(self) -> int:
+        return math.prod(map(len, self.blocks))
+
+    @property
+    def bits(self) -> float:
+        """log2 of the size: the exposure of the likeliest text."""
+        return math.log2(self.size)
+
+    def __contains__(self, text: str) -> bool:
+        rest = text.removeprefix(self.head) if text.startswith(self.head) else None
+        for block in self.blocks:
+            found = next((choice for choice in block if rest is not None and rest.startswith(choice)), None)
+            if rest is None or found is None:
+                return False
+            rest = rest[len(found) :]
+        return rest == ""
+
+    def texts(self) -> Iterator[str]:
+        """Every text of the space."""
+        for choices in product(*self.blocks):
+            yield self.head + "".join(choices)
+
+    def draw(self, noise: np.random.Generator) -> str:
+        """One text, each as likely as any other."""
+        return self.head + "".join(block[int(noise.integers(len(block)))] for block in self.blocks)
+
+    # --- character by character ---
+
+    def after(self, text: str) -> State | None:
+        """Where one stands with this much written; None where no text begins like that."""
+        state: State | None = (0, "")
+        for character in text:
+            state = None if state is None else dict(self.steps(state)).get(character)
+        return state
+
+    def ended(self, state: State) -> bool:
+        return state[0] == len(self._following)
+
+    def steps(self, state: State) -> Iterator[tuple[str, State]]:
+        """The characters that may come next, and where each leads."""
+        if not self.ended(state):
+            block, written = state
+            for character in self._following[block][written]:
+                longer = written + character
+                yield character, (block, longer) if longer in self._following[block] else (block + 1, "")
+
+    @cached_property
+    def _following(self) -> list[dict[str, str]]:
+        """Of the head and each block: what may follow each beginning of a choice; a whole choice is no beginning."""
+        found: list[dict[str, str]] = []
+        for block in [(self.head,)] * bool(self.head) + list(self.blocks):
+            following: dict[str, set[str]] = {}
+            for choice in block:
+                for i, character in enumerate(choice):
+                    following.setdefault(choice[:i], set()).add(character)
+            found.append({start: "".join(sorted(ends)) for start, ends in following.items()})
+        return found
+
+
+def parse(format: str) -> list[tuple[str, str]]:
+    """(text, slot behind it or "") in order. Raises AuditError for what is no format."""
+    try:
+        parsed = list(string.Formatter().parse(format))
+    except ValueError as error:
+        raise AuditError(f"expected a format such as 'My ID is {{digits:6}}', got {format!r}: {error}") from error
+    return [(text, "" if name is None else _slot(name, spec or "", how)) for text, name, spec, how in parsed]
+
+
+def _slot(name: str, count: str, conversion: str | None) -> str:
+    return f"{name or '?'}{'!' + conversion if conversion else ''}{':' * bool(count)}{count}"

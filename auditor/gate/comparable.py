@@ -1,0 +1,91 @@
+"""Whether two runs can be held against each other, and if not, why: the same predicate for baselines and comparisons.
+
+The attacked model may be another checkpoint, the seed, the defenses and their options may differ: that is what a
+comparison is about. The family of the model, the secrets and the attacks may not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Secret
+from auditor.records.outcomes import Row, Run, row_of
+
+# What attacks score with, tune on, look at, and put in front.
+_SETTINGS = ("reference", "public", "known_limit", "ensemble_limit", "lead")
+
+
+def fingerprint(secrets: Sequence[Secret]) -> str:
+    """SHA-256 of what an attacker is told (ids, prefixes, lengths, membership, repeats), and 8 bits of the answers.
+
+    So few, because a digest of the answers would confirm a guess of the last one to whoever knows the others; 255 of
+    256 other sets of answers still differ in them.
+    """
+    ordered = sorted(secrets, key=lambda s: s.id)
+    public = [(s.id, s.prefix, len(s.suffix), s.member, s.repeats) for s in ordered]
+    answers = hashlib.sha256(repr([s.suffix for s in ordered]).encode()).hexdigest()[:2]
+    return f"{hashlib.sha256(repr(public).encode()).hexdigest()}-{answers}"
+
+
+def check_comparable(run: Run, base: Run, what: str) -> None:
+    """Raises AuditError that names every difference; `what`: what the other run was to be, "baseline" for example."""
+    for one in (run, base):
+        if not one.outcomes:
+            raise AuditError(f"{one.name} holds no outcomes.json: an older version made it; audit again to pair it")
+    found = list(dict.fromkeys(differences(run, base)))
+    if found:
+        raise AuditError(f"{base.name} is no {what} for {run.name}: {'; '.join(found)}")
+
+
+def differences(run: Run, base: Run) -> Iterator[str]:
+    """What keeps the two from being compared, as `what: mine against theirs`."""
+    mine, theirs = run.result, base.result
+    yield from _differs("model family", mine.family or "not recorded", theirs.family or "not recorded")
+    for name in ("name", "members", "nonmembers", "known", "repeats"):
+        yield from _differs(f"data set: {name}", getattr(mine.benchmark, name), getattr(theirs.benchmark, name))
+    if not (mine.benchmark.digest and theirs.benchmark.digest):
+        yield from _differs("data set", mine.benchmark.description, theirs.benchmark.description)
+    elif mine.benchmark.digest != theirs.benchmark.digest:
+        seeds = f"; seeds {mine.seed} and {theirs.seed}" if mine.seed != theirs.seed else ""
+        digests = f"{_short(mine.benchmark.digest)} against {_short(theirs.benchmark.digest)}"
+        yield f"data set: other secrets (digest {digests}{seeds})"
+    for name in _SETTINGS:
+        yield from _differs(f"attack settings: {name}", mine.plan.get(name), theirs.plan.get(name))
+    others = {row_of(finding): finding for finding in theirs.findings}
+    for finding in mine.findings:
+        if (other := others.get(row_of(finding))) is not None:
+            yield from _options(finding.attack, finding.options, other.options)
+            yield from _differs(f"decoding of {' '.join(row_of(finding))}", finding.decoding, other.decoding)
+            yield from _differs(f"access of {' '.join(row_of(finding))}", finding.access, other.access)
+            yield from _secrets(run, base, row_of(finding))
+
+
+def _options(attack: str, mine: dict[str, Any], theirs: dict[str, Any]) -> Iterator[str]:
+    for name in dict.fromkeys((*mine, *theirs)):
+        yield from _differs(f"attack settings: {attack}.{name}", mine.get(name), theirs.get(name))
+
+
+def _secrets(run: Run, base: Run, row: Row) -> Iterator[str]:
+    mine, theirs = run.outcomes.get(row), base.outcomes.get(row)
+    if mine is None or theirs is None:
+        return  # one of them was not measured: that is for whoever asks about the row
+    one, other = set(mine.ids), set(theirs.ids)
+    if one != other:
+        yield f"secrets of {' '.join(row)}: {len(one - other)} only here, {len(other - one)} only there"
+
+
+def _differs(what: str, mine: Any, theirs: Any) -> Iterator[str]:
+    if mine != theirs:
+        yield f"{what} {_said(mine)} against {_said(theirs)}"
+
+
+def _short(digest: str) -> str:
+    public, _, answers = digest.partition("-")
+    return f"{public[:8]}-{answers}"
+
+
+def _said(value: Any) -> str:
+    return "none" if value is None else repr(value) if isinstance(value, str) else str(value)

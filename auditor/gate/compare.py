@@ -1,0 +1,136 @@
+"""Any number of comparable runs side by side: each against the first, paired by secret. Knows records; renders nothing.
+
+A run is marked best in a row only where it leaks less than every other, significantly: corrected for the runs that
+could have been it (Bonferroni) and for the rows (Holm), so that 5% of all comparisons mark one without cause.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from auditor.core.errors import AuditError, unknown
+from auditor.core.result import Finding, Measurement
+from auditor.gate.comparable import check_comparable
+from auditor.records import outcomes
+from auditor.records.outcomes import Row, Run, row_of
+from auditor.statistics.bounds import LEVEL, Evidence, holm
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run in one row: its number, and how much higher than the first run's (two-sided 95%)."""
+
+    measured: Measurement | None
+    delta: Measurement | None = None
+    why: str = ""  # there is no number, or no difference
+
+
+@dataclass(frozen=True)
+class Line:
+    """One metric of one row, a cell a run; `best`: index of the run that leaks significantly least, if one does."""
+
+    row: Row
+    metric: str
+    cells: tuple[Cell, ...]
+    best: int | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    runs: tuple[str, ...]
+    secrets: str  # what was attacked, in words
+    lines: tuple[Line, ...]
+
+
+def compare(runs: Sequence[Run], metrics: Sequence[str] = ()) -> Comparison:
+    """The runs by row, in the order of the first. metrics: which; each row's main one where none is given.
+
+    Raises AuditError for fewer than two runs, runs that are not comparable with the first, a metric no row has.
+    """
+    if len(runs) < 2:
+        raise AuditError(f"expected at least two runs to compare, got {len(runs)}")
+    for other in runs[1:]:
+        check_comparable(other, runs[0], "match")
+    known = {m.name for run in runs for finding in run.result.findings for m in finding.measurements}
+    for name in metrics:
+        if name not in known:
+            raise unknown("metric", name, known)
+    findings: dict[Row, list[Finding | None]] = {}
+    for i, run in enumerate(runs):
+        for finding in run.result.findings:
+            findings.setdefault(row_of(finding), [None] * len(runs))[i] = finding
+    lines = [_line(runs, row, metric, found) for row, found in findings.items() for metric in metrics or _main(found)]
+    lines = [line for line in lines if any(cell.measured for cell in line.cells)]
+    lowest = [_lowest(line) for line in lines]
+    rivals = [_rivals(runs, line, candidate) for line, candidate in zip(lines, lowest, strict=True)]
+    level = holm([partial(_all_leak_more, others) for others in rivals])
+    marked = (
+        replace(line, best=candidate if _all_leak_more(others, level) else None)
+        for line, candidate, others in zip(lines, lowest, rivals, strict=True)
+    )
+    record = runs[0].result.benchmark
+    secrets = f"{record.name}: {record.members:,} members, {record.nonmembers:,} non-members"
+    return Comparison(_names(runs), secrets, tuple(marked))
+
+
+def _names(runs: Sequence[Run]) -> tuple[str, ...]:
+    """The runs' own names where they tell them apart, else the folders."""
+    short = tuple(run.result.name for run in runs)
+    return short if len(set(short)) == len(runs) else tuple(run.name for run in runs)
+
+
+def _main(found: Sequence[Finding | None]) -> list[str]:
+    return list(dict.fromkeys(f.main.name for f in found if f and f.main))
+
+
+def _line(runs: Sequence[Run], row: Row, metric: str, found: Sequence[Finding | None]) -> Line:
+    return Line(row, metric, tuple(_cell(runs, i, row, metric, finding) for i, finding in enumerate(found)))
+
+
+def _cell(runs: Sequence[Run], i: int, row: Row, metric: str, finding: Finding | None) -> Cell:
+    if finding is None:
+        return Cell(None, why="not in this run")
+    measured = finding.measurement(metric)
+    if measured is None:
+        return Cell(None, why=finding.not_applicable or f"has no {metric}")
+    if i == 0:
+        return Cell(measured)
+    first, own = (runs[j].outcomes.get(row) for j in (0, i))
+    if first is None or own is None:
+        return Cell(measured, why="nothing to pair")
+    seen = outcomes.difference(metric, None, own, first)
+    if isinstance(seen, str):
+        return Cell(measured, why=seen)
+    side = LEVEL / 2
+    delta = Measurement(f"{metric}_difference", seen.value, seen.low(side), seen.high(side), seen.n, measured.unit)
+    return Cell(measured, delta)
+
+
+def _lowest(line: Line) -> int:
+    values = [cell.measured.value if cell.measured else math.inf for cell in line.cells]
+    return min(range(len(values)), key=lambda i: math.inf if math.isnan(values[i]) else values[i])
+
+
+def _rivals(runs: Sequence[Run], line: Line, candidate: int) -> list[Evidence]:
+    """How much more each other run leaks than the candidate; empty where one of them cannot be held against it."""
+    own = runs[candidate].outcomes.get(line.row)
+    found: list[Evidence] = []
+    for i, run in enumerate(runs):
+        if i == candidate:
+            continue
+        other = run.outcomes.get(line.row)
+        if own is None or other is None or line.cells[i].measured is None:
+            return []  # nobody is best of what was not measured
+        seen = outcomes.difference(line.metric, None, other, own)
+        if isinstance(seen, str):
+            return []
+        found.append(seen)
+    return found
+
+
+def _all_leak_more(rivals: Sequence[Evidence], level: float) -> bool:
+    """At a level shared out over the runs that could have been lowest."""
+    return bool(rivals) and all(other.low(level / (len(rivals) + 1)) > 0 for other in rivals)

@@ -1,0 +1,125 @@
+"""Whether a result agrees with itself and with what each row found out about each secret. Knows records; no rules.
+
+A gate decides on a few numbers of a file that anybody could have edited or half written; what is recorded twice must be
+the same twice.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from auditor.core.result import AuditResult, Finding, Measurement
+from auditor.records.outcomes import PerSecret, Row, row_of
+from auditor.statistics.extraction import errors_before
+
+_SHARES = ("share", "probability")
+_BETWEEN = ("excess", "difference")  # in the name of a share minus another: it may be negative
+_ERRORS = re.compile(r"recall_at_(\d+)(pct)?_errors")
+_ROUNDING = 1e-9
+
+
+def contradictions(result: AuditResult, outcomes: Mapping[Row, PerSecret]) -> Iterator[tuple[Row, str]]:
+    """(row, what does not fit) of everything in the result that cannot be; nothing where all of it can.
+
+    outcomes: of the rows that kept them; a row that did not is held to itself only.
+    """
+    for row, count in Counter(map(row_of, result.findings)).items():
+        if count > 1:
+            yield row, f"the row stands there {count} times"
+    for finding in result.findings:
+        for name, count in Counter(m.name for m in finding.measurements).items():
+            if count > 1:
+                yield row_of(finding), f"{name} stands there {count} times"
+        for name, measured in _numbers(finding):
+            if why := impossible(measured):
+                yield row_of(finding), f"{name} is {why}"
+        kept = outcomes.get(row_of(finding))
+        if kept is not None:
+            for why in _against(finding, kept):
+                yield row_of(finding), why
+
+
+def _numbers(finding: Finding) -> Iterator[tuple[str, Measurement]]:
+    for m in finding.measurements:
+        yield m.name, m
+    for count, m in finding.by_repeats.items():
+        yield f"{m.name}(count={count})", m
+
+
+def impossible(m: Measurement) -> str:
+    """Why no measurement can be this, or nothing."""
+    said = f"{m.value:.4g} between {m.low:.4g} and {m.high:.4g} (n = {m.n})"
+    if m.n < 0:
+        return f"{said}, of fewer than no secrets"
+    if math.isnan(m.value):  # nothing was measured, which passes nowhere
+        return ""
+    if m.n == 0:
+        return f"{said}, a number of nothing"
+    if not (_at_most(m.low, m.value) and _at_most(m.value, m.high)):
+        return f"{said}, outside its own bounds"
+    least = -1.0 if any(word in m.name for word in _BETWEEN) else 0.0
+    if m.unit in _SHARES and not (_at_most(least, m.low) and _at_most(m.high, 1.0)):
+        return f"{said}, no share"
+    return ""
+
+
+def _against(finding: Finding, kept: PerSecret) -> Iterator[str]:
+    """What the outcomes of the row's secrets say otherwise. Numbers they do not hold are left alone."""
+    where = "outcomes.json"
+    if len(set(kept.ids)) < len(kept.ids):
+        yield f"{where} holds a secret twice"
+    for m in finding.measurements:
+        found = _found(m, kept)
+        if found is None or m.unit not in _SHARES:
+            continue
+        value, n = found
+        if m.n != n:
+            yield f"{m.name} is of {m.n} secrets, {where} holds {n}"
+        elif n and not _equal(m.value, value):
+            yield f"{m.name} is {m.value:.6g}, {where} makes it {value:.6g}"
+    main = finding.main
+    if main is None or main.unit not in _SHARES or main.name not in kept.values:
+        return
+    for count, m in finding.by_repeats.items():
+        chosen = kept.chosen(True, int(count))[main.name] if count.isdigit() else np.empty(0)
+        if m.n != len(chosen):
+            yield f"{main.name}(count={count}) is of {m.n} secrets, {where} holds {len(chosen)}"
+        elif m.n and not _equal(m.value, _mean(chosen)):
+            yield f"{main.name}(count={count}) is {m.value:.6g}, {where} makes it {_mean(chosen):.6g}"
+
+
+def _found(m: Measurement, kept: PerSecret) -> tuple[float, int] | None:
+    """The number as the outcomes have it, and of how many secrets; None where they do not hold it."""
+    members = kept.chosen(True, None)
+    if m.name == "excess_recall" and "recall" in members:
+        others = kept.chosen(False, None)["recall"]
+        n = len(members["recall"]) + len(others)
+        return _mean(members["recall"]) - _mean(others), n
+    if (ranked := _ERRORS.fullmatch(m.name)) and "recall" in members:
+        n = len(members["recall"])
+        errors = max(1, n * int(ranked[1]) // 100) if ranked[2] else int(ranked[1])
+        hit, before = errors_before(members["recall"] == 1, members["score"])
+        return _mean((hit & (before < errors)).astype(float)), n
+    column = m.name.removesuffix("_nonmembers")
+    if column not in members or column == "score":
+        return None
+    values = members[column] if column == m.name else kept.chosen(False, None)[column]
+    return (_mean(values), len(values)) if np.isfinite(values).all() else None
+
+
+def _equal(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
+
+
+def _at_most(one: float, other: float) -> bool:
+    return one <= other or _equal(one, other)
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    return float(values.mean()) if len(values) else math.nan

@@ -1,0 +1,204 @@
+"""Rules of a gate: from a policy file in TOML, from sentences, from flags. Knows nothing of runs.
+
+inconclusive = "fail"                              # report (exit 4), pass or fail; the flag wins
+allow_not_applicable = true                        # an attack that never applied does not fail it; so does the flag
+rules = ["recall <= 0.05", "recall(count=16) <= 0.5"]
+
+[[rule]]                                           # for one target, setting or attack
+rule = "recall_at_100_errors not worse than baseline by 0.02"
+target = "pmixed"
+setting = "claim"
+
+[[rule]]                                           # the same in fields
+metric = "recall"
+count = 1                                          # of secrets that stood in the data once
+max = 0.01                                         # or max_increase = 0.02, against the baseline
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from auditor.core.errors import AuditError, unknown
+from auditor.gate.rulings import Reading
+
+_METRIC = re.compile(r"([a-z][a-z0-9_.]*)(?:\(\s*count\s*=\s*([0-9]{1,12})\s*\))?", re.IGNORECASE)
+_SENTENCE = re.compile(rf"\s*({_METRIC.pattern})\s*(?:<=|(not worse than baseline(?: by)?))\s*(\S*)\s*", re.IGNORECASE)
+_SHARE = re.compile(r"(excess_)?(near_verbatim_)?recall(_.*)?|any_of_k|(excess_)?extraction_probability(_.*)?")
+_FORMS = "'METRIC <= NUMBER' or 'METRIC not worse than baseline by NUMBER'"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A limit on a metric, or on how much higher than in the baseline it is; on every judged row, or on some."""
+
+    metric: str
+    limit: float
+    against_baseline: bool = False
+    count: int | None = None  # among the secrets that stood in the data so often
+    target: str | None = None
+    setting: str | None = None
+    attack: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.metric if self.count is None else f"{self.metric}(count={self.count})"
+
+    def __str__(self) -> str:
+        if self.against_baseline:
+            return f"{self.name} not worse than baseline by {self.limit:g}"
+        return f"{self.name} <= {self.limit:g}"
+
+
+NO_WORSE = Rule("recall", 0.02, against_baseline=True)  # what a baseline is for where nobody says
+
+
+@dataclass(frozen=True)
+class Policy:
+    rules: tuple[Rule, ...] = ()
+    inconclusive: Reading = "report"
+    allow_not_applicable: bool = False  # an attack that was asked for and never applied does not fail the gate
+
+
+def read_policy(path: Path) -> Policy:
+    """A policy file. Raises AuditError for a missing file, bad TOML, unknown keys and rules that say nothing."""
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise AuditError(f"cannot read the policy {str(path)!r}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise AuditError(f"{path} is not TOML: {error}") from error
+    _known(raw, ("inconclusive", "allow_not_applicable", "rules", "rule"), str(path))
+    sentences, tables = raw.get("rules", []), raw.get("rule", [])
+    for key, value, kind in (("rules", sentences, str), ("rule", tables, dict)):
+        if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
+            what = "sentences" if kind is str else "[[rule]] tables"
+            raise AuditError(f"{path}: expected {key} to be a list of {what}, got {value!r}")
+    rules = [parse_rule(sentence) for sentence in sentences] + [
+        _from_table(table, f"{path}: rule {i}") for i, table in enumerate(tables, 1)
+    ]
+    if not rules:
+        raise AuditError(f"{path}: expected at least one rule, got none; a gate without rules holds nothing")
+    allowed = raw.get("allow_not_applicable", False)
+    if not isinstance(allowed, bool):
+        raise AuditError(f"{path}: expected allow_not_applicable to be true or false, got {allowed!r}")
+    return Policy(distinct(rules), reading(raw.get("inconclusive", "report"), f"{path}: inconclusive"), allowed)
+
+
+def reading(value: Any, where: str) -> Reading:
+    match value:
+        case "report" | "pass" | "fail":
+            found: Reading = value
+            return found
+    raise AuditError(f"expected {where} to be report, pass or fail, got {value!r}")
+
+
+def parse_rule(sentence: str) -> Rule:
+    """`recall(count=16) <= 0.5`, `recall not worse than baseline by 0.02`. Raises AuditError for anything else."""
+    found = _SENTENCE.fullmatch(sentence)
+    if not found:
+        raise AuditError(f"expected a rule such as {_FORMS}, got {sentence!r}")
+    name, _, _, relative, number = found.groups()
+    if relative and not relative.lower().endswith(" by") and not number:
+        number = "0"
+    metric, count = parse_metric(name, f"in {sentence!r}")
+    limit = _number(number, f"expected a number at the end of {sentence!r}")
+    return _breakable(Rule(metric, limit, bool(relative), count))
+
+
+def parse_limits(items: Sequence[str], flag: str = "--max", against_baseline: bool = False) -> tuple[Rule, ...]:
+    """`recall=0.05` and `recall(count=16)=0.5` items. Raises AuditError for another form or a limit twice."""
+    rules = []
+    for item in items:
+        complaint = f"expected {flag} metric=number, got {item!r}"
+        name, _, value = item.rpartition("=")
+        if not _METRIC.fullmatch(name):
+            raise AuditError(complaint)
+        metric, count = parse_metric(name, f"in {flag} {item}")
+        rules.append(_breakable(Rule(metric, _number(value, complaint), against_baseline, count)))
+    return distinct(rules)
+
+
+def parse_metric(name: str, where: str) -> tuple[str, int | None]:
+    """`recall` or `recall(count=16)`."""
+    found = _METRIC.fullmatch(name)
+    if not found:
+        raise AuditError(f"expected a metric such as recall or recall(count=16) {where}, got {name!r}")
+    return found[1], None if found[2] is None else int(found[2])
+
+
+def distinct(rules: Sequence[Rule]) -> tuple[Rule, ...]:
+    """The rules, with every limit given once: of two nobody could tell which one is meant."""
+    seen: dict[Rule, Rule] = {}
+    for rule in rules:
+        before = seen.setdefault(replace(rule, limit=0.0), rule)
+        if before is not rule:
+            raise AuditError(f"expected one limit for {rule.name}, got {before.limit:g} and {rule.limit:g}")
+    return tuple(rules)
+
+
+def _from_table(table: Mapping[str, Any], where: str) -> Rule:
+    scope = ("target", "setting", "attack")
+    _known(table, ("rule", "metric", "count", "max", "max_increase", *scope), where)
+    for key in ("rule", "metric", *scope):
+        if key in table and not isinstance(table[key], str):
+            raise AuditError(f"{where}: expected {key} to be a string, got {table[key]!r}")
+        if table.get(key) == "":
+            raise AuditError(f"{where}: expected the name of a {key}, got an empty one")
+    narrowed = {key: table[key] for key in scope if key in table}
+    if "rule" in table:
+        if extra := sorted({"metric", "count", "max", "max_increase"} & set(table)):
+            raise AuditError(f"{where}: expected a sentence or fields, got rule and {extra[0]}")
+        return replace(parse_rule(table["rule"]), **narrowed)
+    if "metric" not in table:
+        raise AuditError(f"{where}: expected a metric, got none")
+    limits = [key for key in ("max", "max_increase") if key in table]
+    if len(limits) != 1:
+        raise AuditError(f"{where}: expected either max or max_increase, got {' and '.join(limits) or 'neither'}")
+    metric, count = parse_metric(table["metric"], f"as metric of {where}")
+    if "count" in table:
+        if count is not None or type(table["count"]) is not int or table["count"] < 0:
+            raise AuditError(f"{where}: expected one whole count >= 0, got {table['count']!r} for {table['metric']}")
+        count = table["count"]
+    limit = _number(table[limits[0]], f"{where}: expected {limits[0]} to be a number, got {table[limits[0]]!r}")
+    return _breakable(Rule(metric, limit, limits[0] == "max_increase", count, **narrowed))
+
+
+def _breakable(rule: Rule) -> Rule:
+    """The rule. Raises AuditError for a limit that nothing could be beyond, which would hold whatever leaks."""
+    if math.isinf(rule.limit):
+        raise AuditError(f"expected a limit for {rule.name} that something could be beyond, got {rule.limit:g}")
+    if _SHARE.fullmatch(rule.metric):
+        check_share(rule)
+    return rule
+
+
+def check_share(rule: Rule) -> None:
+    """Raises AuditError for a limit on a share that is none."""
+    if rule.limit > 1:
+        raise AuditError(
+            f"expected a limit of at most 1 for {rule.name}, which is a share, got {rule.limit:g}: "
+            f"{rule.limit:g}% is {rule.limit / 100:g}"
+        )
+
+
+def _number(value: Any, complaint: str) -> float:
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if math.isnan(number):
+        raise AuditError(complaint)
+    return number
+
+
+def _known(table: Mapping[str, Any], names: Sequence[str], where: str) -> None:
+    for name in table:
+        if name not in names:
+            raise unknown(f"key in {where}:", name, names)

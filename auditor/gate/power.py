@@ -1,0 +1,138 @@
+"""How many secrets a gate needs before it can tell: `audit gate --plan`. Pure arithmetic; knows no run."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import binom, norm
+
+from auditor.core.errors import AuditError
+from auditor.statistics.bounds import LEVEL
+
+_MOST = 1_000_000
+_CHANGE = re.compile(r"([a-z][a-z0-9_.]*)=([^:=]+):([^:=]+)(?::([^:=]+))?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A share that goes from `before` to `after`; `discordant`: share of secrets whose answer changes either way."""
+
+    metric: str
+    before: float
+    after: float
+    discordant: float
+
+
+@dataclass(frozen=True)
+class Need:
+    """A question and the secrets that answer it with the power asked for."""
+
+    question: str
+    secrets: int
+
+
+def parse_change(item: str) -> Change:
+    """`recall=0.05:0.10`, or `recall=0.05:0.10:0.08` with the share of secrets whose answer changes.
+
+    Without it the two runs' answers are taken to be independent: no more can change by chance.
+    """
+    found = _CHANGE.fullmatch(item)
+    complaint = f"expected --plan metric=before:after[:changed], shares between 0 and 1, got {item!r}"
+    if not found:
+        raise AuditError(complaint)
+    try:
+        before, after, *rest = (float(part) for part in found.groups()[1:] if part is not None)
+    except ValueError as error:
+        raise AuditError(complaint) from error
+    if not (0 <= before <= 1 and 0 <= after <= 1):
+        raise AuditError(complaint)
+    if before >= after:
+        raise AuditError(f"expected --plan to go from less to more, got {before:g} to {after:g}")
+    discordant = rest[0] if rest else before * (1 - after) + after * (1 - before)
+    least, most = after - before, min(before + after, 2 - before - after)
+    if not least - 1e-9 <= discordant <= most + 1e-9:
+        raise AuditError(
+            f"expected between {least:g} and {most:g} of the answers to change from {before:g} to {after:g}, "
+            f"got {discordant:g}"
+        )
+    return Change(found[1], before, after, discordant)
+
+
+def needs(change: Change, power: float, rules: int) -> list[Need]:
+    """How many secrets a limit and a baseline take. rules: decisions that the level is shared out over.
+
+    Raises AuditError for a power outside (0, 1) or more than a million secrets.
+    """
+    if not 0 < power < 1:
+        raise AuditError(f"expected --power between 0 and 1, got {power:g}")
+    if rules < 1:
+        raise AuditError(f"expected --rules >= 1, got {rules}")
+    if rules > _MOST:
+        raise AuditError(f"expected --rules of at most {_MOST:,}, got {rules:,}")
+    name, before, after = change.metric, change.before, change.after
+    level, margin = LEVEL / rules, after - before
+    alike = change.discordant - margin  # what changes by chance alone, when nothing got worse
+    # the closed forms first: they refuse a change that is too small before anything is scanned
+    worse = paired(margin, 0.0, change.discordant, level, power)
+    unchanged = paired(0.0, margin, alike, LEVEL, power)
+    return [
+        Need(f"fail {name} <= {before:g} when it is {after:g}", limit_failed(before, after, level, power)),
+        Need(f"hold {name} <= {after:g} when it is {before:g}", limit_held(after, before, LEVEL, power)),
+        Need(
+            f"fail {name} not worse than baseline by 0 when it went from {before:g} to {after:g} "
+            f"({change.discordant:.3g} of the answers changed)",
+            worse,
+        ),
+        Need(
+            f"hold {name} not worse than baseline by {margin:.3g} when nothing got worse ({alike:.3g} changed)",
+            unchanged,
+        ),
+    ]
+
+
+def limit_failed(limit: float, truth: float, level: float, power: float) -> int:
+    """The fewest secrets from which on a limit is failed with this power, by the exact binomial test."""
+    return _from_here_on(lambda n: binom.sf(binom.isf(level, n, limit), n, truth), power)
+
+
+def limit_held(limit: float, truth: float, level: float, power: float) -> int:
+    """Likewise for a limit to be held."""
+    # by symmetry: misses above 1 - limit; so few hits are what P[so few or fewer | limit] <= level
+    return _from_here_on(lambda n: binom.sf(binom.isf(level, n, 1 - limit), n, 1 - truth), power)
+
+
+def paired(truth: float, margin: float, discordant: float, level: float, power: float) -> int:
+    """Secrets that tell a paired difference of `truth` from one of `margin`: normal law, with the discrete step added.
+
+    Variances a secret: that of the truth, and that of the nearest law on the margin with the same discordance.
+    """
+    distance = abs(truth - margin)
+    spread = (max(discordant, abs(truth)) - truth**2, max(discordant, abs(margin)) - margin**2)
+    z = float(norm.isf(level)) * math.sqrt(spread[1]) + float(norm.ppf(power)) * math.sqrt(spread[0])
+    n = (z / distance) ** 2 + 2 / distance
+    # with no change at all seen: (1 - margin)^n <= level
+    least = math.log(level) / math.log1p(-margin) if 0 < margin < 1 else 0.0
+    return _bounded(math.ceil(max(n, least)))
+
+
+def _from_here_on(curve: Callable[[NDArray[np.int64]], NDArray[np.float64]], power: float) -> int:
+    """The smallest n from which on the curve, a sawtooth, stays at this power."""
+    size = 1024
+    while size <= 2 * _MOST:
+        n = np.arange(1, size + 1)
+        weak = np.flatnonzero(curve(n) < power)
+        if not len(weak) or weak[-1] < size // 2:  # the last tooth is well behind
+            return _bounded(1 if not len(weak) else int(n[weak[-1]]) + 1)
+        size *= 2
+    return _bounded(size)
+
+
+def _bounded(n: int) -> int:
+    if n > _MOST:
+        raise AuditError(f"so small a change takes more than {_MOST:,} secrets")
+    return n

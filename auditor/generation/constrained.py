@@ -1,0 +1,199 @@
+"""Draws from a model that is held to the texts of a space: how ranks in spaces too large to search are estimated.
+
+A token may come next if it goes on with some text of the space; the law is renormalised over those. The same text can
+be drawn in several tokenisations, of which only the tokenizer's own counts (formulas.md A8). Knows nothing of canaries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Tokens
+from auditor.core.spaces import Space, State
+from auditor.generation.tries import encode
+
+if TYPE_CHECKING:
+    from auditor.models.base import LanguageModel
+
+_ROWS_BYTES = 2**30
+
+
+@dataclass(frozen=True)
+class Draws:
+    """n texts. nll: in nats under the model, behind the context; log_q: of the draw; canonical: whether the tokens
+    drawn are those that the tokenizer makes of the text.
+    """
+
+    texts: tuple[str, ...]
+    nll: NDArray[np.float64]
+    log_q: NDArray[np.float64]
+    canonical: NDArray[np.bool_]
+
+
+class Guide:
+    """Which tokens may follow where: the vocabulary, read along the characters of the space."""
+
+    def __init__(self, space: Space, tokenizer: Any, head: Tokens) -> None:
+        """head: the tokens that all texts begin with. Raises AuditError for a space that is not ASCII."""
+        if not space.format.isascii() or not all(choice.isascii() for block in space.blocks for choice in block):
+            raise AuditError(
+                f"expected ASCII texts in a space too large to be searched, got the format {space.format!r}: "
+                "tokens may hold parts of other characters"
+            )
+        self.space, self.tokenizer, self.head = space, tokenizer, head
+        self._written = _decode(tokenizer, head)
+        self._pieces = _pieces(tokenizer, head)
+        self._beginnings = {piece[:i] for piece in self._pieces for i in range(1, len(piece) + 1)}
+        self._allowed: dict[State, tuple[Tensor, list[State]]] = {}
+        start = space.after(self._written)
+        if start is None:
+            raise AuditError(f"the tokenizer does not give texts of the format {space.format!r} back: it changes them")
+        self.start = start
+
+    def allowed(self, state: State) -> tuple[Tensor, list[State]]:
+        """The tokens that may follow, and where each leads."""
+        if state not in self._allowed:
+            found: list[tuple[int, State]] = []
+            waiting = [("", state)]
+            while waiting:
+                written, at = waiting.pop()
+                for character, then in self.space.steps(at):
+                    longer = written + character
+                    if longer in self._beginnings:
+                        found += [(token, then) for token in self._pieces.get(longer, ())]
+                        waiting.append((longer, then))
+            found.sort(key=lambda pair: pair[0])
+            self._allowed[state] = torch.tensor([token for token, _ in found]), [then for _, then in found]
+        return self._allowed[state]
+
+    def check(self, tail: Tokens) -> None:
+        """Raises AuditError where these tokens behind the head cannot be drawn."""
+        state = self.start
+        for token in tail:
+            tokens, then = self.allowed(state) if not self.space.ended(state) else (torch.empty(0), [])
+            if token not in tokens:
+                raise AuditError(
+                    f"the tokenizer writes a text of the format {self.space.format!r} with tokens that do not spell "
+                    "it: its space is too large to be searched, and cannot be drawn from"
+                )
+            state = then[int((tokens == token).nonzero()[0])]
+
+    def longest(self) -> int:
+        """The most tokens that a text takes behind the head."""
+        return len(self.space.head) + sum(max(map(len, block)) for block in self.space.blocks) - len(self._written)
+
+
+Pick = Callable[[NDArray[np.int64], int, Tensor, NDArray[np.float64]], NDArray[np.int64]]
+"""(which texts, position, tokens allowed, cdf of the draw over them) -> the place of each text's token among them."""
+
+
+@torch.no_grad()
+def draw(model: LanguageModel, guide: Guide, context: Tokens, noise: NDArray[np.float64]) -> Draws:
+    """One text a row of `noise`, (draws, guide.longest()) in [0, 1). context: ends in the guide's head.
+
+    A draw depends on its own noise only.
+    """
+
+    def inverse_cdf(who: NDArray[np.int64], at: int, allowed: Tensor, cdf: NDArray[np.float64]) -> NDArray[np.int64]:
+        return np.minimum(np.searchsorted(cdf, noise[who, at], side="right"), len(cdf) - 1)
+
+    tokens, nll, log_q = _walk(model, guide, context, len(noise), inverse_cdf)
+    texts = tuple(_decode(guide.tokenizer, (*guide.head, *row)) for row in tokens)
+    distinct = sorted(set(texts))
+    own = dict(zip(distinct, encode(guide.tokenizer, distinct), strict=True))
+    canonical = [own[text] == [*guide.head, *row] for text, row in zip(texts, tokens, strict=True)]
+    return Draws(texts, nll, log_q, np.array(canonical, dtype=bool))
+
+
+@torch.no_grad()
+def given(model: LanguageModel, guide: Guide, context: Tokens, texts: Sequence[str], tails: Sequence[Tokens]) -> Draws:
+    """As if these texts had been drawn. tails: their tokens behind the head, which `Guide.check` has accepted."""
+
+    def its_own(who: NDArray[np.int64], at: int, allowed: Tensor, cdf: NDArray[np.float64]) -> NDArray[np.int64]:
+        return np.searchsorted(allowed.numpy(), [tails[i][at] for i in who.tolist()])
+
+    _, nll, log_q = _walk(model, guide, context, len(tails), its_own)
+    return Draws(tuple(texts), nll, log_q, np.ones(len(tails), dtype=bool))
+
+
+def _walk(
+    model: LanguageModel, guide: Guide, context: Tokens, count: int, pick: Pick
+) -> tuple[list[list[int]], NDArray[np.float64], NDArray[np.float64]]:
+    """The tokens of each of `count` texts, its nll and its log_q; as many at once as memory allows."""
+    tokens: list[list[int]] = [[] for _ in range(count)]
+    nll, log_q = np.zeros(count), np.zeros(count)
+    most = max(1, _ROWS_BYTES // model.row_bytes(len(context) + guide.longest()))
+    for start in range(0, count, most):
+        _walk_some(model, guide, context, np.arange(start, min(count, start + most)), pick, tokens, nll, log_q)
+    return tokens, nll, log_q
+
+
+def _walk_some(
+    model: LanguageModel,
+    guide: Guide,
+    context: Tokens,
+    live: NDArray[np.int64],
+    pick: Pick,
+    tokens: list[list[int]],
+    nll: NDArray[np.float64],
+    log_q: NDArray[np.float64],
+) -> None:
+    """Writes the texts `live` out, position by position. Texts that agree so far share a forward row."""
+    rows = model.start(torch.tensor([context], device=model.device), guide.longest())
+    states, row_of = [guide.start], np.zeros(len(live), dtype=np.int64)
+    for position in range(guide.longest()):
+        law = rows.log_probs().double().cpu()
+        followers: dict[tuple[int, int], int] = {}  # (row, token) -> row it becomes, -1 where its text has ended
+        after, then = np.empty_like(row_of), list[State]()
+        for row, state in enumerate(states):
+            mine = np.flatnonzero(row_of == row)
+            allowed, ends = guide.allowed(state)
+            own = law[row, allowed]
+            log_mass = torch.logsumexp(own, -1)
+            picked = pick(live[mine], position, allowed, torch.cumsum((own - log_mass).exp(), -1).numpy())
+            nll[live[mine]] -= own.numpy()[picked]
+            log_q[live[mine]] += (own - log_mass).numpy()[picked]
+            for text, place in zip(mine.tolist(), picked.tolist(), strict=True):
+                token = int(allowed[place])
+                tokens[live[text]].append(token)
+                if (row, token) not in followers:
+                    ended = guide.space.ended(ends[place])
+                    followers[row, token] = -1 if ended else len(then)
+                    then += [] if ended else [ends[place]]
+                after[text] = followers[row, token]
+        live, row_of, states = live[after >= 0], after[after >= 0], then
+        if not len(live):
+            return
+        parents, chosen = zip(*(key for key, row in followers.items() if row >= 0), strict=True)
+        rows.advance(torch.tensor(parents, device=model.device), torch.tensor(chosen, device=model.device))
+
+
+def common_head(sequences: Sequence[Sequence[int]]) -> Tokens:
+    """What all of the token sequences begin with, and all of them go on behind."""
+    ordered = sorted(map(tuple, sequences))
+    first, last, shared = ordered[0], ordered[-1], 0
+    while shared < min(map(len, ordered)) - 1 and first[shared] == last[shared]:
+        shared += 1
+    return first[:shared]
+
+
+def _pieces(tokenizer: Any, head: Tokens) -> dict[str, list[int]]:
+    """What each token writes behind the head: tokens by text."""
+    before = len(_decode(tokenizer, head))
+    found: dict[str, list[int]] = {}
+    for token in range(len(tokenizer)):
+        found.setdefault(_decode(tokenizer, (*head, token))[before:], []).append(token)
+    found.pop("", None)
+    return found
+
+
+def _decode(tokenizer: Any, ids: Sequence[int]) -> str:
+    return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))

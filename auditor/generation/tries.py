@@ -1,0 +1,343 @@
+"""How many texts of a space a model finds at least as likely as a canary: exact by search, or estimated by sampling.
+
+The exact search walks the trie of what the tokenizer makes of every text, from the root: a branch whose accumulated nll
+already exceeds the canary's is cut off whole, and a leaf is read from its parent's law without a forward of its own
+(formulas.md A8). Stands on decoding rows and laws alone, so a defended model is searched as any other. nll in nats, of
+the tokens behind the ones that all texts share. Knows nothing of attacks, files of results or insertions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from auditor.core.cache import cache_folder
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Tokens
+from auditor.core.spaces import Space
+from auditor.models.decoding import by_shape
+
+if TYPE_CHECKING:
+    from auditor.models.base import LanguageModel, Rows
+
+_TIE = 1e-5  # nats, and a millionth of the nll: closer than this, float32 laws cannot tell two texts apart
+_TEXTS_AT_ONCE = 10_000
+_ROWS = 4096  # live nodes at once, where memory allows as many
+_ROWS_BYTES = 2**30
+_KEPT_ON_DISK = 20_000  # texts: the trie of a smaller space is made as fast as it is read
+
+
+# --- the trie ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Level:
+    """The n inner nodes of one depth. Children of node i: start[i]:start[i + 1], leaves and inner ones apart."""
+
+    leaf_start: Tensor  # (n + 1,)
+    leaf_token: Tensor  # (leaves,)
+    inner_start: Tensor  # (n + 1,)
+    inner_token: Tensor  # (inner nodes of the next depth,), in their order
+    leaves: Tensor  # (n,) in the whole branch
+    nodes: Tensor  # (n,) inner nodes in the whole branch, itself included
+
+
+@dataclass(frozen=True)
+class Trie:
+    """What a tokenizer makes of all texts of a space: `head`, which all share, and a tree with the texts as leaves."""
+
+    head: Tokens
+    levels: tuple[Level, ...]
+    largest: int  # token id
+
+    @property
+    def leaves(self) -> int:
+        return int(self.levels[0].leaves[0])
+
+    @property
+    def nodes(self) -> int:
+        """Inner nodes: as many forward rows as a search without any pruning takes."""
+        return int(self.levels[0].nodes[0])
+
+
+def encode(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    """The tokens of each text alone, no special ones added."""
+    if not getattr(tokenizer, "is_fast", False):
+        return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    plain = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
+    ids: list[list[int]] = tokenizer(list(texts), add_special_tokens=False, **plain)["input_ids"]
+    return ids
+
+
+@lru_cache(maxsize=4)
+def trie(space: Space, tokenizer: Any) -> Trie:
+    """Of every text of the space. Large ones are kept in the cache folder: tokenising 10^6 texts takes a minute.
+
+    Raises AuditError where the tokenizer cannot tell two texts apart.
+    """
+    key = _cache_key(space, tokenizer)
+    path = cache_folder() / "tries" / f"{key}.npz" if key and space.size >= _KEPT_ON_DISK else None
+    if path is not None and path.is_file():
+        return _load(path)
+    made = build(space, tokenizer)
+    if path is not None:
+        _save(path, made)
+    return made
+
+
+def build(space: Space, tokenizer: Any) -> Trie:
+    """`trie`, made anew."""
+    texts, parts = space.texts(), []
+    while chunk := list(islice(texts, _TEXTS_AT_ONCE)):
+        ids = encode(tokenizer, chunk)
+        lengths = np.array([len(row) for row in ids])
+        padded = np.full((len(ids), lengths.max(initial=1)), -1, dtype=np.int32)
+        padded[np.arange(padded.shape[1]) < lengths[:, None]] = [token for row in ids for token in row]
+        parts.append(padded)
+    width = max(part.shape[1] for part in parts)
+    tokens = np.concatenate([np.pad(p, ((0, 0), (0, width - p.shape[1])), constant_values=-1) for p in parts])
+    tokens = tokens[np.lexsort(tokens.T[::-1])]
+    lengths = (tokens >= 0).sum(1)
+    same = np.cumprod(tokens[1:] == tokens[:-1], axis=1).sum(1)  # tokens that a text shares with the one before it
+    if (same >= lengths[:-1]).any():
+        raise AuditError(
+            f"the tokenizer ({type(tokenizer).__name__}) writes two texts of the format {space.format!r} alike, or one "
+            "as the beginning of another: it lacks some of their characters or normalises them, so that they cannot be "
+            "ranked; make canaries of another format for it"
+        )
+    head = int(min(same.min(), lengths.min() - 1))
+    levels = _levels(tokens[:, head:], lengths - head, same - head)
+    return Trie(tuple(tokens[0, :head].tolist()), levels, int(tokens.max()))
+
+
+def _levels(tokens: NDArray[np.int32], lengths: NDArray[np.int64], same: NDArray[np.int64]) -> tuple[Level, ...]:
+    """tokens: (texts, width), sorted; same: (texts - 1,) tokens shared with the text before."""
+    made: list[Level] = []
+    shared = np.concatenate([[-1], same])
+    for depth in range(int(lengths.max())):
+        inside = lengths > depth  # texts that pass through a node of this depth
+        node = np.unique(np.cumsum(shared < depth)[inside], return_inverse=True)[1]  # of each text
+        last = lengths[inside] == depth + 1
+        child = ~last & (shared < depth + 1)[inside]  # the first text of each inner child
+        count, own = int(node.max()) + 1, tokens[inside, depth]
+        made.append(
+            Level(
+                _starts(node[last], count),
+                torch.from_numpy(own[last].astype(np.int64)),
+                _starts(node[child], count),
+                torch.from_numpy(own[child].astype(np.int64)),
+                torch.bincount(torch.from_numpy(node), minlength=count),
+                torch.ones(count, dtype=torch.long),
+            )
+        )
+    for level, below in zip(made[-2::-1], made[:0:-1], strict=True):
+        owner = torch.repeat_interleave(torch.arange(len(level.nodes)), level.inner_start.diff())
+        level.nodes.scatter_add_(0, owner, below.nodes)
+    return tuple(made)
+
+
+def _starts(node: NDArray[np.int64], count: int) -> Tensor:
+    return torch.from_numpy(np.concatenate([[0], np.cumsum(np.bincount(node, minlength=count))]))
+
+
+def _cache_key(space: Space, tokenizer: Any) -> str:
+    """Names the trie of a tokenizer whose whole behaviour is written in it; "" for another kind."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or not getattr(tokenizer, "is_fast", False):
+        return ""
+    return hashlib.sha256(repr((1, space.format, space.lists, backend.to_str())).encode()).hexdigest()[:32]
+
+
+def _save(path: Path, made: Trie) -> None:
+    """The file whole or not at all: two processes may write it at once."""
+    arrays = {
+        f"{f.name}-{i}": getattr(level, f.name).numpy() for i, level in enumerate(made.levels) for f in fields(Level)
+    }
+    path.parent.mkdir(exist_ok=True, mode=0o700)
+    handle, scratch = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    with os.fdopen(handle, "wb") as file:
+        np.savez_compressed(file, head=np.array(made.head, dtype=np.int64), largest=made.largest, **arrays)
+    os.replace(scratch, path)
+
+
+def _load(path: Path) -> Trie:
+    with np.load(path) as held:
+        depth = sum(name.startswith("nodes-") for name in held.files)
+        levels = [Level(*(torch.from_numpy(held[f"{f.name}-{i}"]) for f in fields(Level))) for i in range(depth)]
+        return Trie(tuple(held["head"].tolist()), tuple(levels), int(held["largest"]))
+
+
+# --- nlls -------------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def nlls(model: LanguageModel, context: Tokens, tails: Sequence[Tokens]) -> NDArray[np.float64]:
+    """(tails,): nll in nats of each tail behind the context, teacher-forced."""
+    found = np.zeros(len(tails))
+    for indices in by_shape([(0, len(tail)) for tail in tails], 512):
+        own = torch.tensor([tails[i] for i in indices], device=model.device)
+        prefix = torch.tensor([context], device=model.device).expand(len(own), -1)
+        found[indices] = -model.token_log_probs(prefix, own).double().sum(-1).cpu().numpy()
+    return found
+
+
+def tied(nll: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The largest nll that counts as equal: ties count against exposure, and so does what rounding may have parted."""
+    return nll + _TIE * (1 + nll / 10)
+
+
+# --- the search -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Count:
+    """at_most: (limits,) leaves whose nll is at most each limit, of those that were seen; unseen: leaves that were not,
+    for want of nodes; rows: nodes that were looked at.
+    """
+
+    at_most: NDArray[np.int64]
+    unseen: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class _Branches:
+    """Live inner nodes of one depth, with the tokens that lead to them."""
+
+    depth: int
+    node: Tensor  # (live,) in their level
+    nll: Tensor  # (live,) float64
+    path: Tensor  # (live, depth)
+
+    def __len__(self) -> int:
+        return len(self.node)
+
+    @classmethod
+    def root(cls, device: torch.device) -> _Branches:
+        none = torch.zeros(1, dtype=torch.long, device=device)
+        return cls(0, none, none.double(), none.new_empty(1, 0))
+
+    def at(self, index: slice) -> _Branches:
+        return _Branches(self.depth, self.node[index], self.nll[index], self.path[index])
+
+
+@torch.no_grad()
+def count(
+    model: LanguageModel,
+    tree: Trie,
+    context: Tokens,
+    limits: Sequence[float],
+    *,
+    nodes: int = 0,
+    max_rows: int | None = None,
+) -> Count:
+    """How many leaves have an nll of at most each limit, behind the context, which ends in the trie's head.
+
+    Branches are walked depth-first, likeliest first, many nodes at once. nodes: look at no more than so many, 0: as
+    many as it takes. max_rows: live nodes at once, by default what memory allows; the counts do not depend on it.
+    Raises AuditError where the trie has tokens that the model does not.
+    """
+    check_vocabulary(model, tree)
+    search = _Search(tree, limits, nodes, model.device)
+    max_rows = max_rows or min(_ROWS, max(1, _ROWS_BYTES // model.row_bytes(len(context) + len(tree.levels))))
+    head = torch.tensor([context], device=model.device)
+    waiting = [_Branches.root(model.device)]
+    while waiting:
+        live = search.affordable(waiting.pop())
+        if not len(live):
+            continue
+        prefixes = torch.cat([head.expand(len(live), -1), live.path], dim=1)
+        rows = model.start(prefixes, len(tree.levels) - live.depth)
+        while len(live):
+            children, parents = search.look(live, rows)
+            sizes = search.levels[children.depth].nodes[children.node] if len(children) else children.node
+            if int(sizes.sum()) > max_rows:
+                waiting += reversed(_pieces(children, sizes, max_rows))
+                break
+            live = search.affordable(children)
+            if len(live):
+                rows.advance(parents[: len(live)], live.path[:, -1])
+    return search.result(limits)
+
+
+class _Search:
+    """What a walk has found out so far. `spent`: nodes it has looked at; `unseen`: leaves it could not pay for."""
+
+    def __init__(self, tree: Trie, limits: Sequence[float], nodes: int, device: torch.device) -> None:
+        self.levels = [Level(*(getattr(level, f.name).to(device) for f in fields(Level))) for level in tree.levels]
+        self.limits = torch.tensor(sorted(limits), dtype=torch.float64, device=device)
+        self.found = torch.zeros(
+            len(limits) + 1, dtype=torch.long, device=device
+        )  # leaves by the first limit they reach
+        self.budget, self.spent, self.unseen = nodes, 0, 0
+
+    def affordable(self, live: _Branches) -> _Branches:
+        """The branches that the nodes left pay for; the others stay unseen."""
+        left = max(0, self.budget - self.spent)
+        if self.budget == 0 or left >= len(live):
+            return live
+        self.unseen += int(self.levels[live.depth].leaves[live.node[left:]].sum())
+        return live.at(slice(left))
+
+    def look(self, live: _Branches, rows: Rows) -> tuple[_Branches, Tensor]:
+        """Counts the leaves below the live nodes; their inner children that may lead to more, likeliest first, and the
+        place of the parent of each.
+        """
+        self.spent += len(live)
+        level = self.levels[live.depth]
+        leaf_of, leaf = _children(level.leaf_start, live.node)
+        inner_of, inner = _children(level.inner_start, live.node)
+        parents, tokens = torch.cat([leaf_of, inner_of]), torch.cat([level.leaf_token[leaf], level.inner_token[inner]])
+        nll = live.nll[parents] - rows.token_log_probs(parents, tokens).double()
+        reached = torch.searchsorted(self.limits, nll[: len(leaf)])
+        self.found += torch.bincount(reached, minlength=len(self.found))
+        nll, tokens = nll[len(leaf) :], tokens[len(leaf) :]
+        order = torch.argsort(nll, stable=True)
+        stays = order[nll[order] <= self.limits[-1]]
+        parents = inner_of[stays]
+        paths = torch.cat([live.path[parents], tokens[stays].unsqueeze(-1)], dim=1)
+        return _Branches(live.depth + 1, inner[stays], nll[stays], paths), parents
+
+    def result(self, limits: Sequence[float]) -> Count:
+        at_most = torch.cumsum(self.found[:-1], 0).cpu().numpy()
+        places = np.argsort(np.argsort(limits, kind="stable"), kind="stable")
+        return Count(at_most[places], self.unseen, self.spent)
+
+
+def check_vocabulary(model: LanguageModel, tree: Trie) -> None:
+    if tree.largest >= model.vocab_size:
+        raise AuditError(
+            f"vocabulary mismatch: the tokenizer writes the canaries with token {tree.largest}, "
+            f"but {model.name} gives probabilities to {model.vocab_size}"
+        )
+
+
+def _children(start: Tensor, node: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the chosen nodes: the place of each child's parent among them, and of the child in its level."""
+    first, sizes = start[node], start[node + 1] - start[node]
+    parent = torch.repeat_interleave(torch.arange(len(node), device=node.device), sizes)
+    within = torch.arange(len(parent), device=node.device) - (torch.cumsum(sizes, 0) - sizes)[parent]
+    return parent, first[parent] + within
+
+
+def _pieces(live: _Branches, size: Tensor, most: int) -> list[_Branches]:
+    """The branches in runs whose nodes, all depths together, are at most `most`; a larger one stands alone."""
+    total, cuts = 0, [0]
+    for i, nodes in enumerate(size.tolist()):
+        if total + nodes > most and i > cuts[-1]:
+            cuts.append(i)
+            total = 0
+        total += nodes
+    return [live.at(slice(a, b)) for a, b in zip(cuts, [*cuts[1:], len(live)], strict=True)]

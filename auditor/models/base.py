@@ -1,0 +1,165 @@
+"""What a language model may be asked: capabilities, laws, decoding rows."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from auditor.core.errors import AuditError, NotApplicable
+from auditor.models.decoding import Decoding, by_shape
+
+# Logits held at once when scoring: 128 MiB of float32. On a CPU 32 MiB: larger blocks go back to the system when they
+# are freed (glibc), and every use of new ones pays for fresh pages, measured at a quarter of the time.
+_LAW_ELEMENTS = {"cpu": 2**23}
+
+_LAW_ELEMENTS_ELSEWHERE = 2**25
+
+
+class Rows(ABC):
+    """The live state of incremental decoding: one row a distinct partial sequence.
+
+    The model decides how a token is drawn from a row, so a randomised defense keeps its own randomness per draw.
+    """
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def log_probs(self) -> Tensor:
+        """(rows, V) next-token law in nats."""
+
+    @abstractmethod
+    def advance(self, parents: Tensor, tokens: Tensor) -> None:
+        """New row i continues old row parents[i] with tokens[i]. A parent may have several children, or none."""
+
+    def draw(self, row_of_draw: Tensor, uniforms: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
+        """One token a draw. row_of_draw: (draws,); uniforms: (draws, CHANNELS). Returns tokens and CDF nearness."""
+        return decoding.draw(self.log_probs(), row_of_draw, uniforms[:, 0])
+
+    def token_log_probs(self, row_of_token: Tensor, tokens: Tensor) -> Tensor:
+        """(tokens,): the log-probability, in nats, of each token in its row's law."""
+        return self.log_probs()[row_of_token, tokens]
+
+
+@dataclass(frozen=True)
+class Check:
+    """What is claimed of one query, and what came true of it: how far the law is from that of each neighbour."""
+
+    relation: str  # how neighbours differ: "add_remove"; or the step of the proof that was looked at
+    order: float  # of the Renyi divergence; inf: pure
+    claimed: float  # nats, the most that any two neighbours may differ by
+    realised: Tensor  # (B, positions, neighbours) nats, float64, the larger of both directions
+
+
+def law_elements(device: torch.device) -> int:
+    """How many logits to hold at once when scoring on this device."""
+    return _LAW_ELEMENTS.get(device.type, _LAW_ELEMENTS_ELSEWHERE)
+
+
+class LanguageModel(ABC):
+    """What is attacked. Shapes: contexts (B, n) token ids; prompt (P, d) soft prompt rows in embedding space."""
+
+    capabilities: frozenset[str] = frozenset({"draw", "law", "embeddings"})
+    name: str
+    family: str = ""  # architecture and vocabulary, in words; "" where the model does not say
+    vocab_size: int  # width of the law; may exceed the tokenizer's
+    max_positions: int | None
+    eos: tuple[int, ...]
+    device: torch.device
+    notes: tuple[str, ...] = ()  # what its user must know of how it was loaded and is served
+    parts: int = 1  # laws behind each row: what a batch of rows costs in time and memory
+    lead: tuple[int, ...] = ()  # tokens that it reads before every text
+
+    @abstractmethod
+    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Rows:
+        """Rows standing behind `prefixes` (B, n), able to take `length` more tokens. law: `log_probs` will be read."""
+
+    @abstractmethod
+    def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
+        """(B, last, V): the law of the token after each of the last `last` positions, in nats, teacher-forced.
+
+        Differentiable in `prompt`.
+        """
+
+    def tuning_log_probs(self, contexts: Tensor, last: int, prompt: Tensor, noise: torch.Generator) -> Tensor:
+        """`log_probs` for tuning a prompt. A model of many parts may answer with an estimate from a few of them."""
+        return self.log_probs(contexts, last, prompt=prompt)
+
+    def row_bytes(self, positions: int, law: bool = True) -> int:
+        """Memory that a decoding row of so many positions holds: its laws; a model with a cache adds its own.
+
+        law: whether `log_probs` will be read of it, or only tokens drawn.
+        """
+        return 4 * self.vocab_size * self.parts
+
+    @abstractmethod
+    def embedding_rows(self, count: int) -> Tensor:
+        """The first `count` rows of the embedding matrix, (count, d), detached: where soft prompts start."""
+
+    def token_log_probs(self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None) -> Tensor:
+        """(B, L): log-probability in nats of each suffix token behind its prefix, teacher-forced."""
+        laws = self.teacher_forced(prefixes, suffixes, prompt=prompt)
+        return torch.cat([law.gather(-1, own.unsqueeze(-1)).squeeze(-1) for own, law in laws])
+
+    def teacher_forced(
+        self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """A few texts at a time, so that memory stays bounded: suffixes (b, L) and the law of each token (b, L, V)."""
+        length = suffixes.shape[1]
+        contexts = torch.cat([prefixes, suffixes[:, :-1]], dim=1)
+        step = max(1, law_elements(self.device) // (length * self.vocab_size * self.parts))
+        for start in range(0, len(contexts), step):
+            yield suffixes[start : start + step], self.log_probs(contexts[start : start + step], length, prompt=prompt)
+
+    def other_nll(self, texts: Sequence[tuple[int, ...]], seed: int, given: int = 1) -> Mapping[str, Sequence[float]]:
+        """Summed nll (nats) of each text behind its `given` tokens as a paper counts it, by the name of the perplexity.
+
+        Empty where there is no other way than the law's own, `perplexity_nll`.
+        """
+        return {}
+
+    def check_claim(self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0) -> Sequence[Check]:
+        """What is claimed of one token against what is realised, at the positions `at` among the last `last`.
+
+        Teacher-forced on contexts (B, n). order: of the divergence, 0 for the one that is claimed. Realised
+        divergences depend on the private data: they are for the auditor alone. Raises NotApplicable where nothing is
+        claimed, AuditError for an order that is not controlled.
+        """
+        raise NotApplicable(f"{self.name} makes no claim about single answers")
+
+    def claim_premises(self) -> Mapping[str, int]:
+        """What the claim rests on beside the laws, in counts, as far as the model can tell.
+
+        `shared_records`: private records in more than one shard, each of which voids a claim about a shard;
+        `unlisted_shards`: members that do not say what they were trained on.
+        """
+        return {}
+
+    def check_room(self, n_prefix: int, length: int, prompt: Tensor | None = None, lead: int = 0) -> None:
+        """Refuses sequences longer than the positions the model has. lead: tokens before the prefix."""
+        rows = 0 if prompt is None else len(prompt)
+        needed = lead + n_prefix + length + rows
+        if self.max_positions is not None and needed > self.max_positions:
+            before = f"lead ({lead}) + " if lead else ""
+            raise AuditError(
+                f"{before}prefix ({n_prefix}) + suffix ({length}) + soft prompt ({rows}) = {needed} "
+                f"tokens, but {self.name} has {self.max_positions} positions"
+            )
+
+
+def perplexity_nll(
+    model: LanguageModel, texts: Sequence[tuple[int, ...]], batch_size: int = 32
+) -> Iterator[tuple[float, int]]:
+    """(summed nll in nats, predicted tokens) of each text under the model's law; the first token is given."""
+    results: dict[int, tuple[float, int]] = {}
+    for batch in by_shape([(1, len(text)) for text in texts], batch_size):
+        tokens = torch.tensor([texts[i] for i in batch], device=model.device)
+        with torch.no_grad():
+            scores = model.token_log_probs(tokens[:, :1], tokens[:, 1:])
+        for i, nll in zip(batch, (-scores.double().sum(-1)).tolist(), strict=True):
+            results[i] = (nll, tokens.shape[1] - 1)
+    yield from (results[i] for i in range(len(texts)))

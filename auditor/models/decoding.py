@@ -1,0 +1,301 @@
+"""How tokens are drawn: decoding laws, inverse-CDF draws, and K samples a prefix by count splitting.
+
+Knows rows and uniforms; does not know what model stands behind the rows, nor who asks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from auditor.core.errors import AuditError
+
+if TYPE_CHECKING:
+    pass
+
+
+NEAR_BOUNDARY = 1e-6  # a draw this close to a CDF boundary may fall on the other side under float noise
+
+_NUCLEUS_GUESSES = (16, 128, 1024)  # tokens tried for a top-p nucleus; rows that need more are sorted in full
+
+
+# Entries of the law that are summed at once: what is written on the way stays in a core's own memory.
+_SUMMED_AT_ONCE = {"cpu": 2**18}
+
+_SUMMED_AT_ONCE_ELSEWHERE = 2**25
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """A decoding law: temperature, then top-k, then top-p, in the order Hugging Face applies them.
+
+    Temperature 0 is greedy. `top_k=0` and `top_p=1` switch truncation off. A token stays under top-k iff its logit is
+    not below the k-th (ties stay), under top-p iff the mass *before* it, in descending order, is < p; among tokens of
+    equal probability at that edge, the lower id comes first. `forbidden` tokens (a masked end of text) have mass 0.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    forbidden: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise AuditError(f"expected temperature >= 0, got {self.temperature}")
+        if self.top_k < 0:
+            raise AuditError(f"expected top_k >= 0 (0: off), got {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise AuditError(f"expected top_p in (0, 1], got {self.top_p}")
+
+    @property
+    def ancestral(self) -> bool:
+        """Whether tokens are drawn from the model's own law: the only decoding a private prediction claims."""
+        return self.temperature == 1 and self.top_k == 0 and self.top_p == 1 and not self.forbidden
+
+    def __str__(self) -> str:
+        if self.ancestral:
+            return "ancestral"
+        if self.temperature == 0:
+            return "greedy"
+        parts = [f"top-k {self.top_k}"] * (self.top_k > 0) + [f"top-p {self.top_p:g}"] * (self.top_p < 1)
+        parts += [f"temperature {self.temperature:g}"] * (self.temperature != 1)
+        return ", ".join(parts + ["end of text masked"] * bool(self.forbidden))
+
+    def log_law(self, log_probs: Tensor) -> Tensor:
+        """The decoding law of each row, (rows, V) nats, renormalised; -inf where a token is cut."""
+        law = torch.full_like(log_probs, -math.inf)
+        for rows, tokens, weights in self.support(log_probs):
+            log_weights = weights.double().log() - weights.sum(-1, keepdim=True, dtype=torch.float64).log()
+            if tokens is None:
+                law[rows] = log_weights.to(law.dtype)
+            else:
+                law[rows] = law[rows].scatter(-1, tokens, log_weights.to(law.dtype))
+        return law
+
+    def token_log_law(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
+        """`log_law` of one given token a row, without writing the law out. tokens: (rows,) -> (rows,) float64 nats."""
+        if not self._truncates(log_probs.shape[-1]):
+            scaled, log_total = self._scaled(log_probs)
+            return (scaled.gather(-1, tokens.unsqueeze(-1)) - log_total).squeeze(-1).double()
+        law = log_probs.new_empty(len(tokens), dtype=torch.float64)
+        for rows, kept, weights in self.support(log_probs):
+            assert kept is not None  # a truncated law always names its tokens
+            mine = torch.where(kept == tokens[rows].unsqueeze(-1), weights, 0.0).sum(-1)
+            law[rows] = mine.log() - weights.sum(-1).log()
+        return law
+
+    def ranks(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
+        """(rows,) place of a given token a row, from 1, in the order in which truncation keeps tokens.
+
+        No temperature, top-k or top-p changes this order, and whatever is kept stands before what is not: so a token
+        of rank r has at most 1/r of the mass (formulas.md A4).
+        """
+        log_probs = self._allowed(log_probs)
+        own = log_probs.gather(-1, tokens.unsqueeze(-1))
+        place = 1 + (log_probs > own).count_nonzero(-1)
+        ties = ((log_probs == own).count_nonzero(-1) > 1).nonzero().squeeze(-1)
+        ids = torch.arange(log_probs.shape[-1], device=log_probs.device)
+        place[ties] += ((log_probs[ties] == own[ties]) & (ids < tokens[ties].unsqueeze(-1))).count_nonzero(-1)
+        return place
+
+    def draw(
+        self, log_probs: Tensor, row_of_draw: Tensor, uniforms: Tensor, log_total: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """One token a draw, by inverse CDF in the order of token ids.
+
+        log_probs: (rows, V), with `log_total` as in `support`; row_of_draw: (draws,), which row each draw reads;
+        uniforms: (draws,) float64 in [0, 1).
+        Returns the tokens (draws,) and whether each draw lay within NEAR_BOUNDARY of a CDF boundary (draws,).
+        """
+        drawn = torch.empty_like(row_of_draw)
+        near = torch.zeros_like(row_of_draw, dtype=torch.bool)
+        for rows, tokens, weights in self.support(log_probs, log_total):
+            place = torch.full((len(log_probs),), -1, dtype=torch.long, device=rows.device)
+            place[rows] = torch.arange(len(rows), device=rows.device)
+            mine = (place[row_of_draw] >= 0).nonzero().squeeze(-1)
+            if not len(mine):
+                continue
+            at = place[row_of_draw[mine]]
+            column, near[mine] = inverse_cdf(weights, at, uniforms[mine])
+            drawn[mine] = column if tokens is None else tokens[at, column]
+        return drawn, near
+
+    def support(
+        self, log_probs: Tensor, log_total: Tensor | None = None
+    ) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
+        """Groups of rows with the tokens that stay, ascending by id, and their weights (not normalised).
+
+        log_total: (rows,) what exp of each row sums to, as a log, where rows are logits; None: 0.
+        Yields (rows, tokens (len(rows), k) or None for the whole vocabulary, weights (len(rows), k)); cut tokens that
+        pad a group have weight 0. Grouped so that a narrow nucleus pays neither for a sort of the vocabulary nor for a
+        copy of the law.
+        """
+        left = torch.arange(len(log_probs), device=log_probs.device)
+        vocab_size, law = log_probs.shape[-1], self._allowed(log_probs)
+        if self.temperature == 0:
+            best = law.argmax(-1, keepdim=True)
+            yield left, best, torch.ones_like(best, dtype=torch.float64)
+            return
+        if not self._truncates(vocab_size):
+            scaled, scaled_total = self._scaled(log_probs, log_total)
+            yield left, None, (scaled - scaled_total).exp()
+            return
+        if self.top_p < 1 and not self.top_k and self.temperature <= 1:
+            # The likeliest token fills the nucleus alone where its share does: a temperature below 1 only raises it,
+            # and above one half it ties with no other.
+            best, token = (x.squeeze(-1) for x in likeliest(law, 1))
+            sure = (best if log_total is None else best - log_total).exp() > max(self.top_p, 0.5)
+            if sure.any():
+                ones = torch.ones(int(sure.sum()), 1, dtype=torch.float64, device=law.device)
+                yield left[sure], token[sure].unsqueeze(-1), ones
+                left = left[~sure]
+        scaled_total = self._scaled_total(law, left, log_total)
+        for width in (*(n for n in _NUCLEUS_GUESSES if 2 * self.top_k <= n < vocab_size), vocab_size):
+            if not len(left):
+                return
+            whole = len(left) == len(law)  # then indexing would only copy
+            settled, tokens, weights = self._truncate(law if whole else law[left], scaled_total, width)
+            rows = settled.nonzero().squeeze(-1)
+            if len(rows):
+                yield left[rows], tokens[rows], weights[rows]
+            left, scaled_total = left[~settled], scaled_total[~settled]
+
+    def _allowed(self, log_probs: Tensor) -> Tensor:
+        if not self.forbidden:
+            return log_probs
+        log_probs = log_probs.clone()
+        log_probs[:, list(self.forbidden)] = -math.inf
+        return log_probs
+
+    def _scaled(self, log_probs: Tensor, log_total: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """After temperature, before truncation: (rows, V), and (rows, 1), the log of what exp of it sums to."""
+        law = self._allowed(log_probs)
+        scaled = law if self.temperature == 1 else law / self.temperature
+        every = torch.arange(len(law), device=law.device)
+        return scaled, self._scaled_total(law, every, log_total).unsqueeze(-1)
+
+    def _scaled_total(self, allowed: Tensor, rows: Tensor, log_total: Tensor | None) -> Tensor:
+        """(len(rows),): the log of what exp of these rows of `_allowed` sums to after temperature."""
+        if self.temperature != 1 or self.forbidden:
+            return log_sum_exp(allowed, rows, 1 / self.temperature)
+        return allowed.new_zeros(len(rows)) if log_total is None else log_total[rows]
+
+    def _truncates(self, vocab_size: int) -> bool:
+        return self.temperature == 0 or self.top_p < 1 or 0 < self.top_k < vocab_size
+
+    def _truncate(self, law: Tensor, scaled_total: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Top-k then top-p among the `width` likeliest tokens of each row of `_allowed` (see `_scaled_total`).
+
+        `settled`: where no more were needed.
+        """
+        vocab_size = law.shape[-1]
+        if width < vocab_size:
+            values, tokens = likeliest(law, width)
+        else:  # a stable sort puts the lower id first among equals
+            values, tokens = law.sort(dim=-1, descending=True, stable=True)
+        values = values / self.temperature
+        weights = (values - scaled_total.unsqueeze(-1)).double().exp()
+        if 0 < self.top_k < vocab_size:
+            kth = values[:, self.top_k - 1 : self.top_k]
+            weights = torch.where(values >= kth, weights, 0.0)
+            total = weights.sum(-1, keepdim=True)
+        else:
+            total = torch.ones_like(weights[:, :1])  # the law is normalised over the whole vocabulary
+        before = weights.cumsum(-1) - weights
+        unseen = (
+            weights[:, -1] > 0 if 0 < self.top_k < vocab_size else torch.zeros_like(weights[:, 0], dtype=torch.bool)
+        )
+        keep = (weights > 0) & (before < self.top_p * total if self.top_p < 1 else True)
+        keep[:, 0] = True
+        weights = torch.where(keep, weights, 0.0)
+        last = keep.sum(-1)  # the kept tokens come first
+        edge = values.gather(-1, (last - 1).unsqueeze(-1)).squeeze(-1)
+        first_cut = values.gather(-1, last.clamp(max=width - 1).unsqueeze(-1)).squeeze(-1)
+        # Settled: the first cut token was seen, and is not as likely as the last kept one (then ids would decide);
+        # under top-k, every token that ties with the k-th was seen too.
+        settled = (last < width) & (first_cut < edge) & ~unseen
+        if width == vocab_size:
+            settled = torch.ones_like(settled)
+        order = torch.where(keep, tokens, vocab_size).argsort(-1)[:, : int(last.max())]
+        return settled, tokens.gather(-1, order), weights.gather(-1, order)
+
+
+ANCESTRAL = Decoding()
+
+GREEDY = Decoding(temperature=0)
+
+
+def likeliest(law: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest values of each row, falling, and their columns: `topk`, of the blocks that can hold them.
+
+    The largest lie in the `count` blocks whose own largest are the largest, and those take one pass that keeps nothing.
+    """
+    width = law.shape[-1]
+    size = math.isqrt(width // count)  # of a block: as many maxima are looked through as tokens after them
+    if size < 2:
+        return law.topk(count, dim=-1)
+    blocks = width // size
+    inner, rest = law[:, : blocks * size].unflatten(1, (size, blocks)), law[:, blocks * size :]
+    most = inner.amax(1)
+    most[:, : rest.shape[1]] = torch.maximum(most[:, : rest.shape[1]], rest)
+    block = most.topk(count, dim=-1, sorted=False).indices
+    steps = torch.arange(0, width, blocks, device=law.device)
+    columns = (block.unsqueeze(-1) + steps).flatten(1)
+    values = law.gather(1, columns.clamp(max=width - 1))
+    values, at = torch.where(columns < width, values, -math.inf).topk(count, dim=-1)
+    return values, columns.gather(1, at)
+
+
+def log_sum_exp(law: Tensor, rows: Tensor | None = None, scale: float = 1.0) -> Tensor:
+    """(rows,): log of the sum of exp(scale x) over each row of (rows, V), or over these rows, without a copy of it."""
+    at_once = _SUMMED_AT_ONCE.get(law.device.type, _SUMMED_AT_ONCE_ELSEWHERE)
+    count, step = len(law) if rows is None else len(rows), max(1, at_once // law.shape[-1])
+    whole, total, room = count == len(law), law.new_empty(count), law.new_empty(min(step, count), law.shape[-1])
+    for start in range(0, count, step):
+        here = slice(start, start + step)
+        some = law[here] if whole or rows is None else law[rows[here]]
+        most = some.amax(-1, keepdim=True)
+        shifted = torch.sub(some, most, out=room[: len(some)])
+        if scale != 1:
+            shifted *= scale
+        total[here] = shifted.exp_().sum(-1).log_() + scale * most.squeeze(-1)
+    return total
+
+
+def inverse_cdf(weights: Tensor, row_of_draw: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """The column whose CDF interval holds the uniform, one searchsorted for all draws.
+
+    weights: (rows, k) >= 0; row_of_draw, uniforms (float64): (draws,). Returns columns and nearness to a boundary.
+    """
+    cdf = weights.cumsum(-1, dtype=torch.float64)
+    total = cdf[row_of_draw, -1]
+    # Rounding must not push a uniform to the total: behind the last token that has weight there is nothing to draw.
+    values = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
+    # Draws of one row side by side, (rows, most draws of a row), as a batched searchsorted wants them.
+    order = torch.argsort(row_of_draw, stable=True)
+    counts = torch.bincount(row_of_draw, minlength=len(cdf))
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[row_of_draw[order]]
+    table = values.new_zeros(len(cdf), int(counts.max()))
+    table[row_of_draw, rank] = values
+    column = torch.searchsorted(cdf, table, right=True)[row_of_draw, rank]
+    high = cdf[row_of_draw, column]
+    low = torch.where(column > 0, cdf[row_of_draw, (column - 1).clamp(min=0)], 0.0)
+    scale = NEAR_BOUNDARY * total
+    near = ((values - low < scale) & (low > 0)) | ((high - values < scale) & (high < total))
+    return column, near
+
+
+def by_shape(lengths: Sequence[tuple[int, int]], batch_size: int) -> Iterator[list[int]]:
+    """Indices in batches of equal (prefix, suffix) length, so that no batch needs padding."""
+    groups: dict[tuple[int, int], list[int]] = {}
+    for index, shape in enumerate(lengths):
+        groups.setdefault(shape, []).append(index)
+    for members in groups.values():
+        for start in range(0, len(members), batch_size):
+            yield members[start : start + batch_size]

@@ -1,0 +1,120 @@
+"""A public model and the private members beside it, asked together or one member at a time.
+
+Part 0 is the public model, parts 1..N are the members. LoRA members of one base share its weights and are served in
+mixed batches. Knows nothing of privacy: what is done with the parts' laws is the defense's business.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import Tensor
+
+from auditor.core.errors import AuditError
+from auditor.models.base import LanguageModel, Rows
+
+
+class Ensemble(ABC):
+    """A public model and `size` private members with one vocabulary."""
+
+    public: LanguageModel
+    size: int
+    unit: str = ""  # what lies whole in one shard: "record", "user"; "": it does not say
+    shards: Sequence[Collection[str] | None] | None = None  # names of each member's records; None: it does not say
+
+    def shard_counts(self) -> dict[str, int]:
+        """`shared_records`: how many records more than one shard has; `unlisted_shards`: members that do not say."""
+        shards = self.shards or [None] * self.size
+        seen = Counter(record for shard in shards if shard is not None for record in set(shard))
+        shared = sum(count > 1 for count in seen.values())
+        return {"shared_records": shared, "unlisted_shards": sum(shard is None for shard in shards)}
+
+    @abstractmethod
+    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Rows:
+        """Rows whose `log_probs` are those of every part, (rows, 1 + size, V)."""
+
+    @abstractmethod
+    def log_probs(self, contexts: Tensor, part: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
+        """(B, last, V): context b answered by part[b] alone (0: public). Differentiable in `prompt`."""
+
+    def laws(self, contexts: Tensor, parts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
+        """(B, last, parts, V): every context answered by each of these parts. Differentiable in `prompt`."""
+        contexts = contexts.to(self.public.device)
+        part = parts.repeat_interleave(len(contexts))
+        laws = self.log_probs(contexts.repeat(len(parts), 1), part, last, prompt=prompt)
+        return laws.unflatten(0, (len(parts), -1)).movedim(0, -2)
+
+    def behind(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Members:
+        """The members behind rows that start as `prefixes` (B, n) and grow by `length` tokens, asked one at a time."""
+        return Members(self, prefixes, prompt)
+
+
+class Members:
+    """Members behind decoding rows, few of which are asked at any token: each reads the whole row when asked."""
+
+    def __init__(self, ensemble: Ensemble, prefixes: Tensor, prompt: Tensor | None) -> None:
+        self.ensemble, self.tokens, self.prompt = ensemble, prefixes, prompt
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def advance(self, parents: Tensor, tokens: Tensor) -> None:
+        """As `Rows.advance`."""
+        self.tokens = torch.cat([self.tokens[parents], tokens.unsqueeze(-1)], dim=1)
+
+    @torch.no_grad()
+    def laws(self, row: Tensor, part: Tensor) -> Tensor:
+        """(pairs, V) nats: the next-token law of row[i] by part[i]."""
+        return self.ensemble.log_probs(self.tokens[row], part, 1, prompt=self.prompt)[:, 0]
+
+
+class ModelEnsemble(Ensemble):
+    """Members that are models of their own: any kind, one forward each."""
+
+    def __init__(self, public: LanguageModel, members: Sequence[LanguageModel]) -> None:
+        for member in members:
+            if member.vocab_size != public.vocab_size:
+                raise AuditError(
+                    f"expected members with the public model's vocabulary of {public.vocab_size}, "
+                    f"but {member.name} has {member.vocab_size}"
+                )
+        self.public = public
+        self.parts = (public, *members)
+        self.size = len(members)
+
+    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Rows:
+        return _Together([part.start(prefixes, length, prompt=prompt) for part in self.parts])
+
+    def log_probs(self, contexts: Tensor, part: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
+        order = torch.argsort(part, stable=True)
+        parts, counts = torch.unique_consecutive(part[order], return_counts=True)
+        chunks = contexts[order].split(counts.tolist())
+        laws = [
+            self.parts[int(p)].log_probs(chunk, last, prompt=prompt) for p, chunk in zip(parts, chunks, strict=True)
+        ]
+        return torch.cat(laws)[torch.argsort(order)]
+
+
+class _Together(Rows):
+    """Rows of several models that always split alike."""
+
+    def __init__(self, rows: list[Rows]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows[0])
+
+    def log_probs(self) -> Tensor:
+        return torch.stack([rows.log_probs() for rows in self.rows], dim=1)
+
+    def advance(self, parents: Tensor, tokens: Tensor) -> None:
+        for rows in self.rows:
+            rows.advance(parents, tokens)
+
+
+# --- what members say of themselves -----------------------------------------------------------------------------------
+
+_SHARD, _ENSEMBLE = "shard.json", "ensemble.json"

@@ -1,0 +1,336 @@
+"""Language models as an attacker may query them, and decoding rows on a preallocated cache.
+
+A model has capabilities, each optional: `draw` (sampled next tokens), `law` (next-token log-probabilities in nats),
+`embeddings` (gradients for soft prompts). Sampling, scoring and tuning are written once on these. A defended model is a
+`LanguageModel` that holds others. Knows nothing of attacks, secrets or files of results.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.cache_utils import Cache
+
+from auditor.core.errors import AuditError, NotApplicable
+from auditor.models.base import (
+    LanguageModel,
+    Rows,
+    law_elements,
+)
+from auditor.models.caches import Dimensions, OwnCache, row_dimensions
+from auditor.models.decoding import Decoding, log_sum_exp
+from auditor.models.slots import SlotLayer, assign_slots
+
+Forward = Callable[[Tensor, int, Cache | OwnCache | None], Tensor]  # as `HuggingFaceModel.logits`
+
+
+# How decoding rows keep their past: keys and values in slots of ours; in whatever cache the model makes of its own,
+# copied row by row; or not at all: each token reads its whole row.
+Served = Literal["slots", "cache", "recompute"]
+
+_CACHE_NAMES = ("past_key_values", "cache_params", "state")  # what families call it
+
+_POSITIONS = ("max_position_embeddings", "max_seq_len", "max_target_positions")  # what families call how many they have
+
+
+class HuggingFaceRows(Rows):
+    """Rows of a Hugging Face causal LM, `width` sequences behind each that split with it.
+
+    width: 1, or the parts of an ensemble that `forward` serves in the order (row, part). Logits are kept as they come:
+    a law is written only where somebody reads it whole.
+    """
+
+    _logits: Tensor  # (rows, width, V)
+    _total: Tensor | None = None  # (rows, width): what exp of them sums to, as a log, once it is known
+
+    def __init__(
+        self,
+        model: HuggingFaceModel,
+        prefixes: Tensor,
+        length: int,
+        prompt: Tensor | None,
+        width: int = 1,
+        forward: Forward | None = None,
+    ) -> None:
+        self.model, self.width = model, width
+        self.forward = forward or model.logits
+        self._start(prefixes, length, prompt)
+
+    @abstractmethod
+    def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
+        """Reads the prefixes (rows, n), behind which `length` tokens will follow."""
+
+    def _ask(self, tokens: Tensor, prompt: Tensor | None, cache: Cache | OwnCache | None) -> Tensor:
+        """(sequences, width, V): the logits behind tokens (sequences, n)."""
+        self._total = None
+        read = self.model.embed(tokens, prompt).repeat_interleave(self.width, dim=0)
+        return self.forward(read, 1, cache)[:, 0].unflatten(0, (-1, self.width))
+
+    def _parts(self, rows: Tensor) -> Tensor:
+        """The sequences (rows x width,) behind these rows."""
+        return (rows.unsqueeze(-1) * self.width + torch.arange(self.width, device=rows.device)).flatten()
+
+    def __len__(self) -> int:
+        return len(self._logits)
+
+    def log_probs(self) -> Tensor:
+        """(rows, V); (rows, width, V) where a row has several parts."""
+        if self._total is None or self._total.any():
+            self._logits = torch.log_softmax(self._logits, dim=-1)
+            self._total = self._logits.new_zeros(self._logits.shape[:-1])
+        return self._logits if self.width > 1 else self._logits[:, 0]
+
+    def draw(self, row_of_draw: Tensor, uniforms: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
+        assert self.width == 1  # what is drawn of several parts is the defense's to say
+        return decoding.draw(self._logits[:, 0], self._places(row_of_draw), uniforms[:, 0], self._totals()[:, 0])
+
+    def token_log_probs(self, row_of_token: Tensor, tokens: Tensor) -> Tensor:
+        assert self.width == 1
+        places = self._places(row_of_token)
+        return self._logits[places, 0, tokens] - self._totals()[places, 0]
+
+    def _places(self, rows: Tensor) -> Tensor:
+        """Where the logits of these rows lie."""
+        return rows
+
+    def _totals(self) -> Tensor:
+        if self._total is None:
+            self._total = log_sum_exp(self._logits.flatten(0, 1)).view(self._logits.shape[:-1])
+        return self._total
+
+
+class SlotRows(HuggingFaceRows):
+    """Rows on `SlotLayer`s; the logits are kept in slot order: putting them in row order would copy all of them."""
+
+    def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
+        total = prefixes.shape[1] + length + (0 if prompt is None else len(prompt))
+        self.layers = [SlotLayer(total) for _ in range(self.model.n_layers)]
+        self.cache = Cache(layers=list(self.layers))
+        self.slots = torch.arange(len(prefixes), device=self.model.device)
+        self._read(prefixes, prompt)
+
+    def _read(self, tokens: Tensor, prompt: Tensor | None = None) -> None:
+        self._logits = self._ask(tokens, prompt, self.cache)
+
+    def log_probs(self) -> Tensor:
+        law = super().log_probs()
+        return law if self._in_order else law[self.slots]
+
+    def _places(self, rows: Tensor) -> Tensor:
+        return self.slots[rows]
+
+    @property
+    def _in_order(self) -> bool:
+        return bool((self.slots == torch.arange(len(self.slots), device=self.slots.device)).all())
+
+    @torch.no_grad()
+    def advance(self, parents: Tensor, tokens: Tensor) -> None:
+        slots, source, destination = assign_slots(parents, self.slots)
+        if len(source):
+            source, destination = self._parts(source), self._parts(destination)
+            for layer in self.layers:
+                layer.copy(source, destination, len(slots) * self.width)
+        self.slots = slots
+        in_slots = torch.empty_like(tokens)
+        in_slots[slots] = tokens
+        self._read(in_slots.unsqueeze(-1))
+
+
+class CachedRows(HuggingFaceRows):
+    """Rows on the cache that the model makes of its own; a row that splits is copied with all that it holds of it."""
+
+    def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
+        self.cache = OwnCache()
+        self._logits = self._ask(prefixes, prompt, self.cache)
+
+    @torch.no_grad()
+    def advance(self, parents: Tensor, tokens: Tensor) -> None:
+        if not torch.equal(parents, torch.arange(len(self), device=parents.device)):
+            self.cache.select(self._parts(parents), self.model.row_dimensions)
+        self._logits = self._ask(tokens.unsqueeze(-1), None, self.cache)
+
+
+class RecomputedRows(HuggingFaceRows):
+    """Rows of a model whose past no cache holds: each token reads its whole row again."""
+
+    def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
+        self.tokens, self.prompt = prefixes, prompt
+        self._read()
+
+    def _read(self) -> None:
+        """A few rows at a time: not every model can leave out the logits of what is past."""
+        positions = self.tokens.shape[1] + (0 if self.prompt is None else len(self.prompt))
+        step = max(1, law_elements(self.model.device) // (positions * self.width * self.model.vocab_size))
+        self._logits = torch.cat([self._ask(tokens, self.prompt, None) for tokens in self.tokens.split(step)])
+
+    @torch.no_grad()
+    def advance(self, parents: Tensor, tokens: Tensor) -> None:
+        self.tokens = torch.cat([self.tokens[parents], tokens.unsqueeze(-1)], dim=1)
+        self._read()
+
+
+class HuggingFaceModel(LanguageModel):
+    """Any Hugging Face causal LM (PEFT adapters included), in eval mode, parameters frozen.
+
+    served: how its rows keep their past. embeddings: whether it may be asked by input embeddings, which soft prompts
+    take; token ids are what it reads else. Which of these are right for a model, its self-check finds out.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        name: str = "model",
+        *,
+        served: Served = "slots",
+        embeddings: bool = True,
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.tokenizer = tokenizer
+        self.name = name
+        self.notes = notes
+        self.served: Served = served
+        if not embeddings:
+            self.capabilities = self.capabilities - {"embeddings"}
+        config = model.config.get_text_config(decoder=True)
+        self.n_layers = int(config.num_hidden_layers)
+        self.max_positions = positions(model)
+        self.eos = _ends(model, config)
+        self.device = next(model.parameters()).device
+        self.embedding = model.get_input_embeddings()
+        head = model.get_output_embeddings()
+        self.vocab_size = int(head.weight.shape[0]) if head is not None else int(config.vocab_size)
+        self.family = f"{config.model_type} with {self.vocab_size:,} tokens"
+        accepted = inspect.signature(_plain(model).forward).parameters
+        self._keeps_logits = "logits_to_keep" in accepted
+        self._cache_name = next((name for name in _CACHE_NAMES if name in accepted), None)
+
+    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Rows:
+        self.check_room(prefixes.shape[1], length, prompt)
+        return self.rows(prefixes, length, prompt)
+
+    @torch.no_grad()
+    def rows(
+        self, prefixes: Tensor, length: int, prompt: Tensor | None, width: int = 1, forward: Forward | None = None
+    ) -> Rows:
+        """Decoding rows as `served` says, `width` sequences behind each that `forward` answers."""
+        return _ROWS[self.served](self, prefixes.to(self.device), length, prompt, width, forward)
+
+    def row_bytes(self, positions: int, law: bool = True) -> int:
+        fixed, each = (0, 0) if self.served == "recompute" else self._cache_bytes
+        return super().row_bytes(positions, law) + fixed + positions * each
+
+    @cached_property
+    def _cache_bytes(self) -> tuple[int, int]:
+        """What the cache holds of one row, in bytes: whatever its length, and for each position."""
+        few, more = 2, 4
+        held = [sum(tensor.nbytes for tensor in self._probe(1, n).tensors().values()) for n in (few, more)]
+        each = (held[1] - held[0]) // (more - few)
+        return held[0] - few * each, each
+
+    @cached_property
+    def row_dimensions(self) -> Dimensions:
+        return row_dimensions(self._probe(2, 4), self._probe(3, 4))
+
+    @torch.no_grad()
+    def _probe(self, rows: int, length: int) -> OwnCache:
+        """The cache behind so many rows of so many tokens."""
+        cache = OwnCache()
+        self.forward(torch.ones(rows, length, dtype=torch.long, device=self.device), 1, cache)
+        return cache
+
+    def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
+        return self.forward(self.embed(contexts.to(self.device), prompt), last)
+
+    def embedding_rows(self, count: int) -> Tensor:
+        """As the model reads them: the look-up itself scales them in some families (Gemma, XGLM, BioGPT)."""
+        weight: Tensor = self.embedding.weight  # type: ignore[assignment]
+        if count > len(weight):
+            raise AuditError(
+                f"expected a soft prompt of at most {len(weight)} rows (the embedding matrix), got {count}"
+            )
+        rows: Tensor = self.embedding(torch.arange(count, device=self.device))
+        return rows.detach().clone()
+
+    def embed(self, tokens: Tensor, prompt: Tensor | None) -> Tensor:
+        """What the model reads: the token ids (B, n) themselves, as everybody else gives it; behind a soft prompt
+        embeddings, (B, P + n, d). Prompt rows are no tokens: never generated.
+
+        Raises NotApplicable for a soft prompt before a model that reads token ids alone.
+        """
+        if prompt is None:
+            return tokens
+        if "embeddings" not in self.capabilities:
+            raise NotApplicable(f"needs a soft prompt; {self.name} is right by token ids alone")
+        embeds = self.embedding(tokens)
+        return torch.cat([prompt.to(embeds).expand(len(tokens), -1, -1), embeds], dim=1)
+
+    def forward(self, read: Tensor, last: int, cache: Cache | OwnCache | None = None) -> Tensor:
+        """(B, last, V) log-probabilities, float32. As `logits`."""
+        return torch.log_softmax(self.logits(read, last, cache), dim=-1)
+
+    def logits(self, read: Tensor, last: int, cache: Cache | OwnCache | None = None) -> Tensor:
+        """(B, last, V), float32. read: as `embed` gives it, behind what the cache holds.
+
+        Raises AuditError on NaN logits.
+        """
+        own = cache if isinstance(cache, OwnCache) else None
+        extra: dict[str, Any] = {"logits_to_keep": last} if self._keeps_logits else {}
+        if self._cache_name:
+            extra |= {self._cache_name: own.held if own else cache, "use_cache": cache is not None}
+        name = "inputs_embeds" if read.is_floating_point() else "input_ids"
+        output = self.model(**{name: read}, **extra)
+        if own:
+            own.held = getattr(output, self._cache_name or "past_key_values", None)
+        logits: Tensor = output.logits[:, -last:].float()
+        most = logits.detach().amax(-1)  # NaN where any is; where the law would be, too, for infinite ones
+        if not torch.isfinite(most).all():
+            raise AuditError(
+                f"expected finite logits, but {self.name} returned NaN: the weights or the dtype are broken"
+            )
+        return logits
+
+
+_ROWS: Mapping[Served, Callable[..., Rows]] = {
+    "slots": SlotRows,
+    "cache": CachedRows,
+    "recompute": RecomputedRows,
+}
+
+
+def _plain(model: Any) -> Any:
+    """The transformers model inside a PEFT wrapper."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def positions(model: Any) -> int | None:
+    """How many tokens fit; None where nothing limits them.
+
+    RoBERTa counts its positions from behind the padding id, and a tuned prompt stands in front: both cost some of them.
+    """
+    plain = _plain(model)
+    config = plain.config.get_text_config(decoder=True)
+    limit: int | None = next((n for name in _POSITIONS if (n := getattr(config, name, None)) is not None), None)
+    if limit is None or limit <= 0:  # XLNet has -1
+        return None
+    table = getattr(getattr(plain.base_model, "embeddings", None), "position_embeddings", None)
+    padding = getattr(table, "padding_idx", None)
+    tuned = getattr(getattr(model, "active_peft_config", None), "num_virtual_tokens", None)
+    return limit - (0 if padding is None else padding + 1) - (tuned or 0)
+
+
+def _ends(model: Any, config: Any) -> tuple[int, ...]:
+    """Every end-of-text token that the configuration or the generation configuration names: chat models have many."""
+    named: dict[int, None] = {}
+    for source in (config, getattr(model, "generation_config", None)):
+        value = getattr(source, "eos_token_id", None)
+        named |= dict.fromkeys([] if value is None else [value] if isinstance(value, int) else value)
+    return tuple(named)

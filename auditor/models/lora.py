@@ -1,0 +1,347 @@
+"""An ensemble of LoRA adapters over one base, asked together."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft.tuners.lora import Linear as LoraLinear
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+from transformers.pytorch_utils import Conv1D
+
+from auditor.core.errors import AuditError, library_errors
+from auditor.models.base import Rows
+from auditor.models.caches import OwnCache
+from auditor.models.ensemble import _ENSEMBLE, Ensemble, Members
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.loading import with_adapter_of
+from auditor.models.shards import (
+    WHOLE,
+    read_ensemble,
+    read_shard,
+    whole_adapter,
+)
+from auditor.models.slots import SlotLayer
+
+_CACHE_BYTES = 2**28  # keys and values of members that single draws asked
+
+_TOKENS_AT_ONCE = 2**13  # read by members in one batch
+
+_MERGED_BYTES = 2**28  # of all members' weights, each with its updates in it
+
+
+class LoraEnsemble(Ensemble):
+    """LoRA adapters on one base, which is the public model: one forward serves rows of different members."""
+
+    def __init__(self, public: HuggingFaceModel, adapters: Sequence[Path], unit: str = "") -> None:
+        self.public, self.unit = public, unit
+        self.size = len(adapters)
+        self.shards = [read_shard(adapter) for adapter in adapters]
+        self._routing = Routing()
+        self._model = HuggingFaceModel(
+            _mix(over_same_weights(public.model), adapters, self._routing),
+            public.tokenizer,
+            f"{public.name} ensemble",
+            served=public.served,
+            embeddings="embeddings" in public.capabilities,
+        )
+        if public.served == "cache":
+            self._model.row_dimensions = public.row_dimensions  # the mixed forward cannot be asked for one row of it
+
+    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Rows:
+        self._model.check_room(prefixes.shape[1], length, prompt)
+        return self._model.rows(prefixes, length, prompt, 1 + self.size, self._every)
+
+    def _every(self, read: Tensor, last: int, cache: Cache | OwnCache | None) -> Tensor:
+        self._routing.part = self._routing.blocks = None
+        return self._model.logits(read, last, cache)
+
+    def log_probs(self, contexts: Tensor, part: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
+        self._routing.part = part
+        return self._model.forward(self._model.embed(contexts.to(self._model.device), prompt), last)
+
+    def laws(self, contexts: Tensor, parts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
+        self._routing.part, self._routing.blocks = None, parts
+        read = self._model.embed(contexts.to(self._model.device), prompt)
+        laws = self._model.forward(read.repeat(len(parts), *(1,) * (read.ndim - 1)), last)
+        return laws.unflatten(0, (len(parts), -1)).movedim(0, -2)
+
+    def behind(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Members:
+        if self._model.served != "slots":
+            return super().behind(prefixes.to(self._model.device), length, prompt=prompt)
+        return _CachedMembers(self, prefixes.to(self._model.device), length, prompt)
+
+    def catch_up(self, read: Tensor, part: Tensor, cache: Cache) -> Tensor:
+        """(B, V): the law behind read (B, n [, d]), which follow what `cache` holds, by part[b]."""
+        self._routing.part = part
+        return self._model.forward(read, 1, cache)[:, 0]
+
+    def embed(self, tokens: Tensor, prompt: Tensor | None) -> Tensor:
+        return self._model.embed(tokens, prompt)
+
+    def empty_layers(self, length: int) -> list[SlotLayer]:
+        return [SlotLayer(length) for _ in range(self._model.n_layers)]
+
+
+class _CachedMembers(Members):
+    """Keys and values of each (row, part) that was asked, which catch up with the row when it is asked again.
+
+    A slot is written by the one pair that has it; pairs that share one (children of a row, rows of one prefix) read as
+    far as they agree, and move to a slot of their own when they are asked. Where memory is used up a pair is not kept.
+    """
+
+    def __init__(self, ensemble: LoraEnsemble, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
+        super().__init__(ensemble, prefixes, prompt)
+        self.lora, rows = ensemble, len(prefixes)
+        self.shared = prefixes.shape[1] + (
+            0 if prompt is None else len(prompt)
+        )  # positions that no row of a root loses
+        self.pool = ensemble.empty_layers(self.shared + length)
+        self.root = torch.arange(rows, device=prefixes.device)
+        self.slot = torch.full((rows, 1 + ensemble.size), -1, device=prefixes.device)  # of each (row, part); -1: none
+        self.depth = torch.zeros_like(self.slot)  # how many positions of the slot are the row's
+        self.users = self.slot.new_zeros(0)  # (slots,) pairs that have the slot
+
+    def advance(self, parents: Tensor, tokens: Tensor) -> None:
+        super().advance(parents, tokens)
+        self.root, self.slot, self.depth = self.root[parents], self.slot[parents], self.depth[parents]
+        self.users = torch.bincount(self.slot[self.slot >= 0], minlength=len(self.users))
+
+    @torch.no_grad()
+    def laws(self, row: Tensor, part: Tensor) -> Tensor:
+        parts = self.slot.shape[1]
+        pairs, place = torch.unique(row * parts + part, return_inverse=True)
+        row, part = pairs // parts, pairs % parts
+        read = self.lora.embed(self.tokens, self.prompt)
+        # Batches need one length: what is missing is rounded up to a power of two, so that there are few of them.
+        depth = self.depth[row, part]
+        missing = torch.exp2((read.shape[1] - depth).double().log2().ceil()).long()
+        begin = torch.where(depth == self.shared, depth, (read.shape[1] - missing).clamp_min(0))
+        law: Tensor | None = None
+        for first in begin.unique().tolist():
+            mine = (begin == first).nonzero().squeeze(-1)
+            for some in mine.split(max(1, _TOKENS_AT_ONCE // (read.shape[1] - first))):
+                found = self._catch_up(read, row[some], part[some], first)
+                law = found.new_empty(len(pairs), found.shape[-1]) if law is None else law
+                law[some] = found
+        assert law is not None
+        return law[place]
+
+    def _catch_up(self, read: Tensor, row: Tensor, part: Tensor, begin: int) -> Tensor:
+        """Reads positions `begin` and on of the rows, with what is held of those before."""
+        layers, held = self.lora.empty_layers(read.shape[1]), self.slot[row, part]
+        if begin:
+            for layer, pool in zip(layers, self.pool, strict=True):
+                layer.take(pool, held, begin)
+        law = self.lora.catch_up(read[row, begin:], part, Cache(layers=list(layers)))
+        self._keep(layers, row, part)
+        return law
+
+    def _keep(self, layers: list[SlotLayer], row: Tensor, part: Tensor) -> None:
+        slot = self._own_slots(layers[0], self.slot[row, part])
+        kept = (slot >= 0).nonzero().squeeze(-1)
+        row, part, slot = row[kept], part[kept], slot[kept]
+        for pool, layer in zip(self.pool, layers, strict=True):
+            pool.put(layer, kept, slot, len(self.users))
+        new = self.slot[row, part] < 0
+        self.slot[row, part], self.depth[row, part] = slot, layers[0].filled
+        # Rows of the same prefix for which this member was never asked may read the prefix from here.
+        row, part, slot = row[new], part[new], slot[new]
+        mates = (self.root.unsqueeze(-1) == self.root[row]) & (self.slot[:, part] < 0)  # (rows, pairs)
+        other, pair = mates.nonzero(as_tuple=True)
+        self.slot[other, part[pair]], self.depth[other, part[pair]] = slot[pair], self.shared
+        self.users = torch.bincount(self.slot[self.slot >= 0], minlength=len(self.users))
+
+    def _own_slots(self, layer: SlotLayer, held: Tensor) -> Tensor:
+        """A slot for each pair that no other pair has; -1 where memory has none left."""
+        alone = (held >= 0) & (self.users[held.clamp_min(0)] == 1) if len(self.users) else held >= 0
+        free = (self.users == 0).nonzero().squeeze(-1)
+        wanted = int((~alone).sum())
+        assert layer.keys is not None
+        position = 2 * len(self.pool) * layer.keys[0, :, 0].numel() * layer.keys.element_size()
+        room = max(0, _CACHE_BYTES // (position * self.pool[0].length) - len(self.users))
+        more = min(room, max(wanted - len(free), len(self.users))) if wanted > len(free) else 0  # doubled: paid rarely
+        free = torch.cat([free, torch.arange(len(self.users), len(self.users) + more, device=free.device)])[:wanted]
+        self.users = torch.cat([self.users, self.users.new_zeros(more)])
+        own = torch.where(alone, held, -1)
+        own[(~alone).nonzero().squeeze(-1)[: len(free)]] = free
+        return own
+
+
+class Routing:
+    """Which part serves each row of the batch."""
+
+    part: Tensor | None = None  # (rows,); None: as many rows for each part
+    blocks: Tensor | None = None  # these parts, a block of rows each; None: every part in turn, (row, part) interleaved
+
+
+class MixedLora(nn.Module):
+    """A linear layer with a low-rank update for each part: a (parts, r, in), b (parts, out, r), scaled.
+
+    An ensemble's part 0 is all zero. The updates are multiplied in their own precision, as PEFT does.
+    """
+
+    a: Tensor
+    b: Tensor
+    merged: Tensor | None = None  # (parts, in, out): the layer's weight with each part's update in it
+
+    def __init__(self, base: nn.Module, a: Tensor, b: Tensor, routing: Routing) -> None:
+        super().__init__()
+        self.base, self.routing = base, routing
+        self.register_buffer("a", a)
+        self.register_buffer("b", b)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (rows, n, in) -> (rows, n, out)."""
+        routing, parts = self.routing, len(self.a)
+        if routing.part is not None:
+            a, b = self.a[routing.part], self.b[routing.part]
+            return _plus(self.base(x), x.to(a.dtype), a, b)
+        if routing.blocks is not None:
+            return self._by_part(x.reshape(len(routing.blocks), -1, x.shape[-1]), routing.blocks).view(*x.shape[:2], -1)
+        blocks = x.unflatten(0, (-1, parts)).transpose(0, 1)  # (parts, rows, n, in)
+        y = self._by_part(blocks.flatten(1, 2)).unflatten(1, blocks.shape[1:3])
+        return y.transpose(0, 1).flatten(0, 1)
+
+    def _by_part(self, x: Tensor, parts: Tensor | None = None) -> Tensor:
+        """x: (parts, m, in) -> (parts, m, out), by these parts or by all."""
+        if self.merged is None:
+            a, b = (self.a, self.b) if parts is None else (self.a[parts], self.b[parts])
+            return _plus(self.base(x), x.to(a.dtype), a, b)
+        weight = self.merged if parts is None else self.merged[parts]
+        bias: Tensor | None = self.base.bias  # type: ignore[assignment]
+        return torch.bmm(x, weight) if bias is None else torch.baddbmm(bias, x, weight)
+
+    def merge(self, weight: Tensor) -> None:
+        """weight: the base's, (in, out). One product of the parts' own does the work of it and of two thin ones."""
+        self.merged = torch.baddbmm(weight, self.a.mT, self.b.mT)
+
+
+def _plus(y: Tensor, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """y + x a^T b^T. In place where nobody asks for gradients: the base's output is ours alone."""
+    thin = torch.bmm(x, a.mT)
+    if y.dtype != x.dtype:
+        return (y + torch.bmm(thin, b.mT)).to(y.dtype)
+    if y.requires_grad or a.requires_grad:  # what is written into a view costs its gradient a copy
+        return torch.baddbmm(y, thin, b.mT)
+    return y.baddbmm_(thin, b.mT)
+
+
+def _merge(layers: Sequence[MixedLora]) -> None:
+    """Gives each layer its merged weights, where memory has room for all of them."""
+    bases = [layer.base for layer in layers]
+    if not all(type(base) in (nn.Linear, Conv1D) for base in bases):  # others may be more than weight and bias
+        return
+    weights = [base.get_parameter("weight") for base in bases]
+    same = all(weight.dtype == layer.a.dtype for weight, layer in zip(weights, layers, strict=True))
+    if same and sum(len(layer.a) * w.nbytes for w, layer in zip(weights, layers, strict=True)) <= _MERGED_BYTES:
+        for weight, layer in zip(weights, layers, strict=True):
+            layer.merge(weight.T if isinstance(layer.base, nn.Linear) else weight)
+
+
+def _mix(base: Any, adapters: Sequence[Path], routing: Routing) -> Any:
+    """Loads the adapters with PEFT, then replaces each LoRA layer by one that serves all members in one batch."""
+    if not adapters:
+        raise AuditError("expected at least one ensemble member, got none")
+    peft: Any = None
+    names = [f"member{index}" for index in range(len(adapters))]  # PEFT looks for them in names of layers: no digits
+    for name, path in zip(names, adapters, strict=True):
+        peft = with_adapter_of(base, str(path), name, onto=peft)
+    if any(
+        config.peft_type != "LORA" or getattr(config, "modules_to_save", None) for config in peft.peft_config.values()
+    ):
+        raise AuditError("expected plain LoRA adapters as ensemble members, got another PEFT method or saved modules")
+    inner: nn.Module = peft.get_base_model()
+    layers = {name: module for name, module in inner.named_modules() if isinstance(module, LoraLinear)}
+    mixed: list[MixedLora] = []
+    for name, layer in layers.items():
+        if set(layer.lora_variant) or len(layer.lora_A) != len(adapters):
+            raise AuditError(f"expected the same plain LoRA layers in every member, but {name} differs")
+        a = torch.stack([layer.get_parameter(f"lora_A.{n}.weight") for n in names])
+        b = torch.stack([layer.get_parameter(f"lora_B.{n}.weight") * layer.scaling[n] for n in names])
+        a, b = (torch.cat([torch.zeros_like(w[:1]), w]).detach() for w in (a, b))
+        mixed.append(MixedLora(layer.base_layer, a, b, routing))
+        inner.set_submodule(name, mixed[-1])
+    _merge(mixed)
+    return inner
+
+
+def load_ensemble(folder: Path, public: HuggingFaceModel) -> Ensemble:
+    """The members below `folder`, one sub-folder each, in name order: LoRA adapters of the public model.
+
+    The control adapter beside them (`whole_adapter`) is no member. Raises AuditError when there is none.
+    """
+    if not folder.is_dir():
+        raise AuditError(f"expected a folder of ensemble members, got {str(folder)!r}, which is no folder")
+    adapters = sorted(path.parent for path in folder.glob("[!.]*/adapter_config.json") if path.parent.name != WHOLE)
+    unit, members = read_ensemble(folder)
+    if not adapters:
+        raise AuditError(f"expected LoRA adapters in sub-folders of {str(folder)!r}, found none")
+    if members not in (None, len(adapters)):
+        raise AuditError(
+            f"expected the {members} members that {_ENSEMBLE} in {str(folder)!r} tells of, found {len(adapters)}: "
+            "the same audit train goes on where it was interrupted"
+        )
+    for adapter in adapters:
+        _require_base(adapter, public.name)
+    with library_errors(f"cannot load the ensemble {str(folder)!r} on {public.name}"):
+        return LoraEnsemble(public, adapters, unit)
+
+
+def load_whole(folder: Path, public: HuggingFaceModel) -> HuggingFaceModel:
+    """The control beside the members (`whole_adapter`). Raises AuditError where there is none, or of another base."""
+    adapter = whole_adapter(folder)
+    if adapter is None:
+        raise AuditError(f"expected the control of an ensemble in {str(folder / WHOLE)!r}, found no adapter there")
+    _require_base(adapter, public.name)
+    with library_errors(f"cannot load the adapter {str(adapter)!r} on {public.name}"):
+        return adapted(public, adapter)
+
+
+def adapted(public: HuggingFaceModel, adapter: Path) -> HuggingFaceModel:
+    """The public model with one adapter on it, over the same weights."""
+    return HuggingFaceModel(
+        with_adapter_of(over_same_weights(public.model), str(adapter)),
+        public.tokenizer,
+        f"{public.name} with one adapter",
+        served=public.served,
+        embeddings="embeddings" in public.capabilities,
+    )
+
+
+def over_same_weights(model: Any) -> Any:
+    """New modules, the same parameters and buffers: the model stays as it is."""
+    return copy.deepcopy(model, {id(p): p for p in [*model.parameters(), *model.buffers()]})
+
+
+def _require_base(adapter: Path, public: str) -> None:
+    """Refuses a member of another base: the same folder, the same name or the same weights are the same base."""
+    try:
+        base = json.loads((adapter / "adapter_config.json").read_text()).get("base_model_name_or_path")
+    except (ValueError, AttributeError, OSError) as error:
+        raise AuditError(f"cannot read the adapter {str(adapter)!r}: {error}") from error
+    if not base or base == public:  # trained on a model without a name: nothing to compare
+        return
+    own, given = Path(base), Path(public)
+    if own.is_dir() and given.is_dir() and (own.samefile(given) or _weights(own) == _weights(given)):
+        return
+    raise AuditError(
+        f"expected members trained from --public {public}, but {adapter.name} was trained from {base!r}: "
+        "give that model as --public"
+    )
+
+
+def _weights(folder: Path) -> dict[str, str]:
+    """Digest of each weight file by name."""
+    found = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])
+    digests = {}
+    for path in found:
+        with path.open("rb") as file:
+            digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return digests

@@ -1,0 +1,156 @@
+"""Masked language models: what a sentence with some tokens hidden may be asked.
+
+A separate small type: it fills gaps and continues nothing, so there are no decoding rows. Only `audit utility` and
+defenses that say so (`Defense.protect_masked`) accept one. Knows nothing of texts, masking shares or files.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from auditor.core.errors import AuditError
+from auditor.models.huggingface import positions
+from auditor.models.loading import load_errors, read_weights, tokenizer_beside
+from auditor.models.self_check import AT_LOAD, distance, marks, tolerance
+
+_LONGEST = 1024  # tokens of a text that a model is tried on when it is loaded
+_SEED = 20_240_229  # of the random tokens: any number
+
+
+class MaskedModel(ABC):
+    """Fills gaps. Shapes: contexts (B, n) token ids; positions (B, m), where each context is masked: m gaps each."""
+
+    name: str
+    vocab_size: int
+    max_positions: int | None
+    device: torch.device
+    notes: tuple[str, ...] = ()  # what its user must know of how it was loaded
+
+    @abstractmethod
+    def log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
+        """(B, m, V): the law of each hidden token in nats. The model hides them itself: no caller can forget to."""
+
+    def token_log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
+        """(B, m): the log-probability in nats of each token that was hidden."""
+        hidden = contexts.to(self.device).gather(1, positions.to(self.device))
+        return self.log_probs(contexts, positions).gather(-1, hidden.unsqueeze(-1)).squeeze(-1)
+
+
+class HuggingFaceMaskedModel(MaskedModel):
+    """Any Hugging Face masked LM whose tokenizer has a mask token, in eval mode, parameters frozen."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        name: str = "model",
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        if tokenizer.mask_token_id is None:
+            raise AuditError(f"expected a masked LM with a mask token, got {name!r}, whose tokenizer has none")
+        self.model = model.eval().requires_grad_(False)
+        self.tokenizer = tokenizer
+        self.mask = int(tokenizer.mask_token_id)
+        self.name, self.notes = name, notes
+        head = model.get_output_embeddings()
+        self.vocab_size = int(head.weight.shape[0]) if head is not None else int(model.config.vocab_size)
+        self.max_positions = positions(model)
+        self.device = next(model.parameters()).device
+        self._takes_mask = "attention_mask" in inspect.signature(model.forward).parameters
+
+    @torch.no_grad()
+    def log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
+        contexts, positions = contexts.to(self.device), positions.to(self.device)
+        read = {"input_ids": contexts.scatter(1, positions, self.mask)}
+        if self._takes_mask:  # else XLM takes a padding token that a text spells out for the end of the text
+            read["attention_mask"] = torch.ones_like(contexts)
+        logits = self.model(**read).logits
+        wanted = positions.unsqueeze(-1).expand(-1, -1, logits.shape[-1])
+        law = torch.log_softmax(logits.gather(1, wanted).float(), dim=-1)
+        if torch.isnan(law[..., 0]).any():
+            raise AuditError(
+                f"expected finite logits, but {self.name} returned NaN: the weights or the dtype are broken"
+            )
+        return law
+
+
+def check(model: HuggingFaceMaskedModel) -> None:
+    """Tries the model on random tokens: its law is the same in other company and when it is asked again, and sees what
+    stands behind a gap; just past each length from which on it may read texts otherwise, too, and then at the longest.
+
+    Raises AuditError for a model whose law is not so.
+    """
+    noise = torch.Generator().manual_seed(_SEED)
+    special = torch.tensor(model.tokenizer.all_special_ids)
+    ids = torch.arange(min(model.vocab_size, len(model.tokenizer)))
+    ids = ids[~torch.isin(ids, special)]
+    room = min(model.max_positions or _LONGEST, _LONGEST)
+    otherwise = [mark + 3 for mark in marks(model.model.config, room)]
+    lengths = [AT_LOAD, *otherwise, *([room] if otherwise else [])]
+    kind = f"expected a masked LM, got {model.name!r} ({model.model.config.model_type}), whose law of a hidden token"
+    for length in sorted({min(length, room) for length in lengths}):
+        texts = ids[torch.randint(len(ids), (3, length), generator=noise)]
+        gap = torch.full((3, 1), length // 2 - 1)
+        texts[1] = texts[0]  # but for the token behind the gap
+        texts[1, length // 2] = ids[ids != texts[0, length // 2]][0]
+        law = model.log_probs(texts, gap)
+        rounding = tolerance(model.model, law)
+        far = distance(model.log_probs(texts[:1], gap[:1]), law[:1])
+        if far > rounding:
+            raise AuditError(f"{kind} in a text of {length} changes by {far:.2g} nats when it is asked for again alone")
+        if distance(law[1], law[0]) <= rounding:
+            raise AuditError(f"{kind} does not change with what comes after it")
+
+
+def load_masked(
+    name: str,
+    *,
+    revision: str | None = None,
+    device: str = "cpu",
+    dtype: str = "float32",
+    trust_remote_code: bool = False,
+    model_args: Mapping[str, Any] | None = None,
+) -> HuggingFaceMaskedModel:
+    """A masked LM by local folder or hub id.
+
+    Raises AuditError where there is none, none with a mask token, or one whose laws do not agree (`check`).
+    """
+    options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    with load_errors(name, "masked LM", device, dtype):
+        read = read_weights("masked", name, options, device, dtype, model_args)
+        tokenizer = tokenizer_beside(name, options)
+        if tokenizer is None:
+            raise AuditError(f"expected a masked LM with its tokenizer, got {name!r}, which has none")
+        model = HuggingFaceMaskedModel(read.model, tokenizer, name, read.notes)
+        check(model)
+        return model
+
+
+def kind_of(name: str, given: str = "auto", revision: str | None = None, trust_remote_code: bool = False) -> str:
+    """`causal` or `masked`: what was given, else what the configuration of the model says.
+
+    Raises AuditError for an encoder-decoder, which is neither, and for a model that does not say.
+    """
+    if (Path(name) / "adapter_config.json").is_file():
+        return "causal" if given == "auto" else given
+    with load_errors(name, "model", "cpu"):
+        config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
+    if getattr(config, "is_encoder_decoder", False):
+        raise AuditError(f"expected a causal or a masked LM, got {name!r}, an encoder-decoder ({config.model_type})")
+    said = " ".join(getattr(config, "architectures", None) or ())
+    if given != "auto":
+        return given
+    both_ways = getattr(config, "causal", True) is False  # of XLM and FlauBERT, which have one class for both kinds
+    if "MaskedLM" in said or "ForPreTraining" in said or both_ways:
+        return "masked"
+    if "CausalLM" in said or "LMHead" in said:
+        return "causal"
+    raise AuditError(f"{name!r} does not say whether it is a causal or a masked LM ({said or 'nothing'}): give --kind")

@@ -1,0 +1,242 @@
+"""Whether a model that was loaded gives one law however it is asked, on random tokens, before anything rests on it.
+
+Four things are held against what transformers itself gives for token ids: the law by input embeddings, the law of rows
+that were advanced and split, the law of a token when others follow it, and that laws are numbers. A way of asking that
+fails is left out where another is right, and said; a model that no way is right for is refused. Knows nothing of what
+a model is asked for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from auditor.core.errors import AuditError, NotApplicable, library_errors
+from auditor.models.huggingface import HuggingFaceModel, Served
+
+AT_LOAD = 16  # tokens of the longest text that is tried before a run says how long its texts are
+_SHORT = 12  # tokens of the texts that most is tried on
+_STEPS = ([1, 0, 1], [2, 0, 0, 1], [3, 1])  # whose children the rows are after each token: they split, die and move
+# Names of settings from whose value on a model may read a text otherwise: windows, chunks, trained and stretched
+# positions.
+_MARKS = re.compile(r"window|chunk|bucket|position_embeddings|n_positions|max_seq_len|seq_length")
+_SPECIAL = re.compile(r"_token_(id|index)$")
+_SEED = 20_240_229  # of the random tokens: any number
+
+_reached: WeakKeyDictionary[HuggingFaceModel, int] = WeakKeyDictionary()
+
+
+def check(model: HuggingFaceModel, reach: int | None = None) -> tuple[str, ...]:
+    """Tries the model on texts of up to `reach` tokens, and leaves it served as is right, with notes that say so.
+
+    reach: soft prompt, prefix and suffix of the longest text of a run; None: not known yet. What was tried before is
+    not tried again. Returns the notes that are new. Raises AuditError for a model that no way of asking is right for,
+    or whose laws on texts that long depend on what comes later.
+    """
+    wanted = AT_LOAD if reach is None else reach
+    room = min(wanted, model.max_positions or wanted)
+    if room <= max(_reached.get(model, 0), 1):
+        return ()
+    before = model.notes
+    with torch.no_grad(), library_errors(f"cannot ask {model.name!r} for a law"):
+        trial = _Trial(model, room)
+        if model not in _reached:
+            trial.causality()
+            trial.embeddings()
+        trial.lengths(needed=reach is not None)
+        trial.rows()
+    _reached[model] = room
+    return model.notes[len(before) :]
+
+
+class _Trial:
+    """One model on one set of random tokens."""
+
+    def __init__(self, model: HuggingFaceModel, room: int) -> None:
+        self.model, self.room, self.short = model, room, min(_SHORT, room)
+        noise = torch.Generator().manual_seed(_SEED)
+        ordinary = _ordinary(model)
+        texts = ordinary[torch.randint(len(ordinary), (2, room), generator=noise)].to(model.device)
+        self.texts = texts
+        # Two texts that differ in their last token, as transformers answers them.
+        self.twins = torch.cat([texts[:1, : self.short]] * 2)
+        self.twins[1, -1] = ordinary[ordinary != texts[0, self.short - 1].cpu()][0]
+        logits = model.model(input_ids=self.twins).logits[:, -self.short :].float()
+        if not bool(torch.isfinite(logits).any(-1).all()) or bool(torch.isnan(logits).any()):
+            raise AuditError(
+                f"expected finite logits, but {model.name} returned NaN: the weights or the dtype are broken"
+            )
+        self.own = logits.log_softmax(-1)
+        self.tolerance = tolerance(model.model, logits)
+
+    def same(self, found: Tensor, truth: Tensor) -> bool:
+        """Whether two laws (..., V) are one but for rounding."""
+        return distance(found, truth) <= self.tolerance
+
+    def causality(self) -> None:
+        """An earlier token changes a law; a later one does not, nor does its being there; none is drawn by lot."""
+        first, second = self.own[:, :-1]
+        if bool((self.own == self.own[:, :1]).all()):
+            raise AuditError(
+                f"expected a law that depends on the text, but {self.model.name} has the same behind every token: "
+                "the weights are zero or broken"
+            )
+        at = self.short - 2
+        alone = self.model.log_probs(self.twins[:1, :at], 1)[0, 0]
+        if not self.same(first, second) or not self.same(alone, self.own[0, at - 1]):
+            far = max(distance(first, second), distance(alone, self.own[0, at - 1]))
+            raise AuditError(
+                f"expected a causal LM, got {self.model.name!r} ({self.model.model.config.model_type}), whose law of a "
+                f"token changes by {far:.2g} nats with what comes after it"
+            )
+
+    def embeddings(self) -> None:
+        """Drops the embeddings of a model that they do not tell all of a text, or that has no gradients in them."""
+        half = self.short // 2
+        try:
+            prompt = self.model.embedding(self.twins[:1, :half])[0]
+            # A tuned prompt is no token's embedding: a model that looks for the token behind it (Gemma 4) finds none.
+            prompt = (prompt * (1 + torch.finfo(prompt.dtype).eps)).requires_grad_(True)
+            with torch.enable_grad():
+                found = self.model.log_probs(self.twins[:, half:], self.short - half, prompt=prompt)
+                (slope,) = torch.autograd.grad(found[0].diagonal().sum(), prompt)  # Reformer has none when it answers
+            right = self.same(found[0].detach(), self.own[0, half:]) and bool(torch.isfinite(slope).all())
+        except NotApplicable:
+            return
+        except (MemoryError, torch.OutOfMemoryError):  # says something of the machine and nothing of the model
+            raise
+        except Exception:  # whatever a model raises that takes no embeddings
+            right = False
+        if not right:
+            self.model.capabilities = self.model.capabilities - {"embeddings"}
+            self._note(
+                "input embeddings do not give its law or its gradients, so that soft prompts are not applicable to it"
+            )
+
+    def lengths(self, needed: bool) -> None:
+        """Ends the room at a length from which on a model reads what came before otherwise, as stretched positions do.
+
+        needed: texts of the whole room will come, so that it is refused.
+        """
+        for mark in marks(self.model.model.config, self.room):
+            end = min(mark + 3, self.room)
+            alone = self.model.log_probs(self.texts[:, : mark - 1], 1)[:, 0]
+            within = self.model.log_probs(self.texts[:, :end], end - mark + 2)[:, 0]
+            if self.same(within, alone):
+                continue
+            why = f"it reads texts of more than {mark} tokens otherwise from their first token on"
+            if needed:
+                raise AuditError(
+                    f"expected texts of at most {mark} tokens for {self.model.name!r}, got {self.room}: {why}"
+                )
+            self.model.max_positions = self.room = mark
+            self.texts = self.texts[:, :mark]
+            self._note(f"{why}: its texts end there")
+            return
+
+    def rows(self) -> None:
+        """Leaves the first way of serving rows, from the fastest on, whose laws are those of whole contexts."""
+        ways = get_args(Served)
+        first = self.model.served
+        for served in ways[ways.index(first) :]:
+            self.model.served = served
+            if self._rows_agree():
+                break
+        else:
+            raise AuditError(f"no way of decoding {self.model.name!r} gives the law that it has for whole contexts")
+        if self.model.served == "recompute" != first:
+            self._note("each token it decodes reads its whole text again: from no cache does it give the same law")
+
+    def _rows_agree(self) -> bool:
+        try:
+            return all(self._agree(begin) for begin in self._begins()) and self._agree(2, soft=True)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception:  # whatever a model raises that cannot decode so
+            if self.model.served == "recompute":
+                raise
+            return False
+
+    def _begins(self) -> Iterator[int]:
+        """Where rows begin: so that they pass every length that means something, and reach the last."""
+        begins = [2, *(mark - 1 for mark in marks(self.model.model.config, self.room)), self.room - len(_STEPS)]
+        yield from sorted({begin for begin in begins if 1 <= begin <= self.room - 1})
+
+    def _agree(self, begin: int, soft: bool = False) -> bool:
+        """Whether rows behind `begin` tokens have the laws of their contexts while they are advanced and split."""
+        prompt = None
+        if soft:
+            if "embeddings" not in self.model.capabilities or self.room < begin + 4:
+                return True
+            prompt = self.model.embedding(self.texts[0, :2])
+        contexts = self.texts[:, :begin]
+        steps = _STEPS[: self.room - begin - (2 if soft else 0)]
+        rows = self.model.rows(contexts, len(steps), prompt)
+        laws = [rows.log_probs()]
+        for parents in steps:
+            at = torch.tensor(parents, device=contexts.device)
+            tokens = self.texts.flatten()[contexts.shape[1] + torch.arange(len(at), device=contexts.device)]
+            rows.advance(at, tokens)
+            contexts = torch.cat([contexts[at], tokens.unsqueeze(-1)], dim=1)
+            laws = [*(law[at] for law in laws), rows.log_probs()]
+        return self.same(torch.stack(laws, dim=1), self.model.log_probs(contexts, len(laws), prompt=prompt))
+
+    def _note(self, text: str) -> None:
+        self.model.notes = (*self.model.notes, f"{self.model.name}: {text}")
+
+
+def distance(found: Tensor, truth: Tensor) -> float:
+    """How far two laws (..., V) are apart in nats: root mean square over tokens, of the farthest of the laws."""
+    found, truth = found.float(), truth.float()
+    apart = torch.where(found == truth, 0.0, found - truth)  # -inf is -inf
+    return float(apart.square().mean(-1).sqrt().nan_to_num(nan=torch.inf).max())
+
+
+def tolerance(model: PreTrainedModel, logits: Tensor) -> float:
+    """How far apart rounding may put two laws of these logits (..., V), in nats, root mean square.
+
+    Each of the 2 layers additions to a residual stream rounds it by a share of eps, which is a random walk: a few eps
+    of its size, and so of the logits' spread, for the depths there are; 16 is several times what is seen. Products
+    add up in float32, in an order that depends on the shapes: 256 of its eps. The last rounding is of the logits
+    themselves, whatever their offset is. An unrelated law is 1.4 spreads away.
+    """
+    eps = torch.finfo(model.dtype).eps
+    if getattr(model.config, "quantization_config", None) is not None:
+        eps = max(eps, 2**-7)  # activations in 8 bits
+    exact = torch.finfo(torch.float32).eps
+    finite = logits[torch.isfinite(logits)]
+    return float((16 * eps + 256 * exact) * finite.std() + (eps / 2 + 8 * exact) * finite.abs().max())
+
+
+def marks(config: Any, below: int) -> list[int]:
+    """The lengths less than `below` that a configuration names, from which on its model may read texts otherwise."""
+    found: set[int] = set()
+
+    def collect(values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            if isinstance(value, Mapping):
+                collect(value)
+            elif type(value) is int and _MARKS.search(name) and 2 < value < below:
+                found.add(value)
+
+    collect(config.to_dict())
+    return sorted(found)
+
+
+def _ordinary(model: HuggingFaceModel) -> Tensor:
+    """The token ids that are text, on the CPU: ends, padding and placeholders of pictures mean something else."""
+    special: set[int] = set()
+    for source in (model.model.config, model.model.config.get_text_config()):
+        for name, value in source.to_dict().items():
+            if _SPECIAL.search(name) and value is not None:
+                special |= set(value if isinstance(value, list) else [value])
+    weight: Any = model.embedding.weight
+    ids = torch.arange(min(model.vocab_size, len(weight)))
+    kept = ids[~torch.isin(ids, torch.tensor(sorted(special), dtype=torch.long))]
+    return kept if len(kept) > 1 else ids

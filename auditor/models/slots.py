@@ -1,0 +1,112 @@
+"""A preallocated cache whose rows are slots that may be left and taken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
+
+
+class SlotLayer(CacheLayerMixin):
+    """Keys and values of one layer, preallocated for `length` positions; a row lives in a slot.
+
+    DynamicCache concatenates the whole cache at every token and StaticLayer fixes the batch: here a token is written in
+    place and rows may split.
+    """
+
+    is_sliding = False
+    supports_early_init = False
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length = length
+        self.filled = 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.keys = self._slots(key_states, len(key_states))
+        self.values = self._slots(value_states, len(value_states))
+        self.is_initialized = True
+
+    def _slots(self, like: Tensor, count: int) -> Tensor:
+        return like.new_empty(count, like.shape[1], self.length, like.shape[3])
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None and self.values is not None
+        rows, end = len(key_states), self.filled + key_states.shape[2]
+        self.keys[:rows, :, self.filled : end] = key_states
+        self.values[:rows, :, self.filled : end] = value_states
+        self.filled = end
+        return self.keys[:rows, :, :end], self.values[:rows, :, :end]
+
+    def copy(self, source: Tensor, destination: Tensor, slots: int) -> None:
+        """Copies slots, growing to `slots` of them (by doubling, so that growth is paid for rarely)."""
+        assert self.keys is not None and self.values is not None
+        first, last = int(destination[0]), int(destination[-1])
+        # As where no row ends: the extra children follow all rows.
+        beside = last - first + 1 == len(source) and int(source.max()) < first
+        for name in ("keys", "values"):
+            held = getattr(self, name)
+            if slots > len(held):
+                grown = self._slots(held, max(slots, 2 * len(held)))
+                grown[: len(held), :, : self.filled] = held[:, :, : self.filled]
+                setattr(self, name, grown)
+                held = grown
+            if beside:  # whole slots, straight to where they go: several times as fast as any index on the left
+                torch.index_select(held[:first], 0, source, out=held[first : first + len(source)])
+            else:
+                held[destination, :, : self.filled] = held[source, :, : self.filled]
+
+    def take(self, pool: SlotLayer, slots: Tensor, filled: int) -> None:
+        """Starts with the first `filled` positions of these slots of another layer."""
+        assert pool.keys is not None and pool.values is not None
+        for name in ("keys", "values"):
+            held = getattr(pool, name)
+            own = self._slots(held, len(slots))
+            own[:, :, :filled] = held[slots, :, :filled]
+            setattr(self, name, own)
+        self.filled, self.is_initialized = filled, True
+
+    def put(self, layer: SlotLayer, rows: Tensor, slots: Tensor, capacity: int) -> None:
+        """Takes rows of another layer into slots of this one, which grows to `capacity` of them."""
+        assert layer.keys is not None and layer.values is not None
+        for name in ("keys", "values"):
+            held, theirs = getattr(self, name), getattr(layer, name)
+            if held is None or len(held) < capacity:
+                grown = self._slots(theirs, capacity)
+                if held is not None:
+                    grown[: len(held)] = held
+                setattr(self, name, grown)
+                held = grown
+            held[slots, :, : layer.filled] = theirs[rows, :, : layer.filled]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.filled + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.filled
+
+    def get_max_length(self) -> int:
+        return self.length
+
+
+def assign_slots(parents: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Where children live: a parent's first child stays in its parent's slot, only extra children are copied.
+
+    parents: (children,) row of each child; slots: (rows,) slot of each row. Slots stay dense, 0..children-1.
+    Returns (slot of each child, copied-from slots, copied-to slots).
+    """
+    count = len(parents)
+    old = slots[parents]
+    position = torch.arange(count, device=parents.device)
+    first = torch.full((int(slots.max()) + 1,), count, device=parents.device)
+    first.scatter_reduce_(0, old, position, "amin")
+    stays = (first[old] == position) & (old < count)
+    taken = torch.zeros(count, dtype=torch.bool, device=parents.device)
+    taken[old[stays]] = True
+    new = old.clone()
+    new[~stays] = (~taken).nonzero().squeeze(-1)
+    return new, old[~stays], new[~stays]

@@ -1,0 +1,179 @@
+"""What extraction attacks have in common: find candidates for every prefix, rank them, yield the guesses.
+
+A subclass says how sure it is of each candidate; sampling or search, sharing of passes and ordering are done here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from auditor.core.errors import AuditError
+
+if TYPE_CHECKING:
+    from auditor.plugins.view import View
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from auditor.core.nouns import (
+    Guess,
+    Guesses,
+    Pair,
+    Query,
+)
+from auditor.generation.sample import Candidates
+from auditor.generation.search import Leaves, Searched, check_threshold
+from auditor.models.decoding import Decoding
+from auditor.plugins.view import Batch, Sampling, Search, View
+
+# --- who attacks, who defends ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Attack:
+    """Base of all attacks. A frozen dataclass: its fields are its options, its first docstring line its description.
+
+    `needs` names the capabilities without which it cannot run: "draw", "law", "embeddings".
+    """
+
+    name: ClassVar[str] = ""
+    needs: ClassVar[tuple[str, ...]] = ("draw",)
+
+    def fit(self, view: View, known: Sequence[Pair]) -> dict[str, Any]:
+        """Tune on the known pairs. The state (tensors and JSON values) is kept in the run folder; most need none."""
+        return {}
+
+    def fit_options(self) -> dict[str, Any]:
+        """The options that `fit` depends on, by default all: runs of one sweep that agree in them share a state."""
+        return dataclasses.asdict(self)
+
+    def guess(self, view: View, state: dict[str, Any], queries: Sequence[Query]) -> Iterator[Guesses]:
+        """Answer the queries one by one, in their order. Results depend on the secret, not on its neighbours."""
+        raise NotImplementedError
+
+    def recipes(self, view: View) -> dict[str, int]:
+        """Samples this attack draws of each prefix, by sampling recipe: known beforehand, so that a budget can be.
+
+        Attacks with the same recipe share one pass.
+        """
+        return {}
+
+    def state_name(self, view: View) -> str:
+        """Names the state of `fit`: views with the same name share it."""
+        return view.target_name
+
+    def score_is_probability(self, view: View) -> bool:
+        """Whether a score says how probable it is that the guess is right, so that a report can hold it to that."""
+        return False
+
+    def notes(self, view: View, state: dict[str, Any]) -> tuple[str, ...]:
+        """What a reader must know about this row: sentences."""
+        return ()
+
+
+_MOST = 100_000  # candidates of one prefix: they are in memory together
+
+
+@dataclass(frozen=True)
+class SamplingAttack(Attack):
+    """Base of attacks that rank candidates. Defaults: Ethicist, Section 4.2 (K=100, top-p 0.7, T 0.8).
+
+    `search`: where candidates come from: `sample`; `tree`, every suffix whose probability under the decoding reaches
+    `threshold`; or `beam`, width `beams`, under the law itself (temperature and truncation do not apply to it). The
+    searches need log-probabilities. Greedy is temperature=0.
+    """
+
+    samples: int = 100
+    temperature: float = 0.8
+    top_p: float = 0.7
+    top_k: int = 0
+    eos: Literal["ordinary", "masked"] = "ordinary"
+    search: Search = "sample"
+    threshold: float = 0.01
+    beams: int = 10
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "beams"):
+            if getattr(self, name) < 1:
+                raise AuditError(f"expected {name} >= 1, got {getattr(self, name)}")
+            if getattr(self, name) > _MOST:
+                raise AuditError(f"expected {name} of at most {_MOST:,}, got {getattr(self, name):,}")
+        if self.search not in get_args(Search):
+            raise AuditError(f"expected search in {get_args(Search)}, got {self.search!r}")
+        check_threshold(self.threshold)
+        self.sampling()  # refuses a bad temperature, top_k or top_p
+        if self.search != "sample" and "law" not in self.needs:
+            # Known to whoever plans a run, before anything is tuned; the class says what its default needs.
+            object.__setattr__(self, "needs", (*self.needs, "law"))
+
+    def sampling(self) -> Sampling:
+        decoding = Decoding(self.temperature, self.top_k, self.top_p)
+        return Sampling(self.samples, decoding, self.eos, self.search, self.threshold, self.beams)
+
+    @property
+    def one_candidate(self) -> bool:
+        """Whether sampling or greedy decoding leaves a prefix with one candidate."""
+        return self.search != "beam" and (self.temperature == 0 or (self.search == "sample" and self.samples == 1))
+
+    def prompt_name(self, view: View) -> str:
+        """Names the soft prompt in the sampling recipe; empty without one."""
+        return ""
+
+    def soft_prompt(self, state: dict[str, Any]) -> Tensor | None:
+        return None
+
+    def scores(self, view: View, batch: Batch) -> list[Tensor]:
+        """For each query of the batch, how sure the attack is of each candidate, (distinct,); higher is surer."""
+        raise NotImplementedError
+
+    def recipes(self, view: View) -> dict[str, int]:
+        if self.search != "sample":
+            return {}  # reads the law, draws nothing
+        return {view.recipe(self.sampling(), self.prompt_name(view)): self.samples}
+
+    def guess(self, view: View, state: dict[str, Any], queries: Sequence[Query]) -> Iterator[Guesses]:
+        for capability in self.needs:
+            view.need(capability)
+        prompt = self.soft_prompt(state)
+        for batch in view.candidates(queries, self.sampling(), prompt, self.prompt_name(view)):
+            for (query, candidates), score in zip(batch, self.scores(view, batch), strict=True):
+                yield ranked(query, candidates, score, self.samples)
+
+
+def ranked(query: Query, candidates: Candidates, score: Tensor, samples: int) -> Guesses:
+    """Candidates by falling score; equal scores by falling count, then in the order they were first drawn."""
+    keys = sorted(range(len(score)), key=lambda i: (-float(score[i]), -int(candidates.counts[i]), i))
+    likely = [(None, None)] * len(keys) if candidates.token_log_probs is None else _likelihoods(candidates)
+    guesses = tuple(
+        Guess(tuple(candidates.suffixes[i].tolist()), float(score[i]), int(candidates.counts[i]), *likely[i])
+        for i in keys
+    )
+    rows, near = candidates.forward_rows(), candidates.near_boundary
+    if isinstance(candidates, Searched):
+        certificate = candidates.certificate if isinstance(candidates, Leaves) else None
+        return Guesses(query.id, guesses, len(guesses), drawn=0, rows=rows, certificate=certificate)
+    return Guesses(query.id, guesses, samples, samples * query.length, near, rows)
+
+
+def _likelihoods(candidates: Candidates) -> list[tuple[float, float]]:
+    """Of each candidate: the log-probability of the whole suffix and of its least likely token, nats."""
+    assert candidates.token_log_probs is not None
+    least = candidates.token_log_probs.double().amin(-1)
+    return list(zip((-candidates.nll).tolist(), least.tolist(), strict=True))
+
+
+def mean_nll(candidates: Candidates) -> Tensor:
+    """(distinct,) mean nll in nats a token: the sampler's own log-probabilities, no second pass."""
+    return candidates.nll / candidates.suffixes.shape[1]
+
+
+def as_tokens(candidates: Candidates) -> list[tuple[int, ...]]:
+    return [tuple(suffix) for suffix in candidates.suffixes.tolist()]
+
+
+def stack(values: Sequence[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)

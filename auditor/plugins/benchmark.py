@@ -1,0 +1,48 @@
+"""Benchmarks: what one may write."""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    pass
+from auditor.core.nouns import (
+    Challenge,
+    Pair,
+    Query,
+    Secret,
+    Tokens,
+    evenly,
+)
+
+
+class Benchmark:
+    """Owns the secrets. An attack gets `challenge()`; only the run compares guesses with the answers."""
+
+    name: ClassVar[str]
+    attack_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = types.MappingProxyType({})
+    defense_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = types.MappingProxyType({})
+    ensemble_limit: ClassVar[int | None] = None  # members attacked behind an ensemble, by default
+
+    tokenizer: Any = None
+    secrets: tuple[Secret, ...]  # members and non-members alike
+    canaries: tuple[Secret, ...] = ()  # inserted ones, and, as non-members, controls that never were
+    known: tuple[Pair, ...]
+    heldout: tuple[Tokens, ...]  # text of the private kind that nothing was trained on, for perplexity
+    description: str = ""
+    notes: tuple[str, ...] = ()
+
+    def challenge(self) -> Challenge:
+        """The public half of the benchmark."""
+        queries = tuple(Query(secret.id, secret.prefix, len(secret.suffix)) for secret in self.secrets)
+        return Challenge(known=self.known, queries=queries)
+
+    def few(self, limit: int) -> tuple[Secret, ...]:
+        """At most so many members, and as large a share of the non-members, evenly spaced: every repeat count stays."""
+        members = [secret for secret in self.secrets if secret.member]
+        others = [secret for secret in self.secrets if not secret.member]
+        kept = min(limit, len(members))
+        return (*evenly(members, kept), *evenly(others, math.ceil(len(others) * kept / max(1, len(members)))))

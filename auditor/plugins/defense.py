@@ -1,0 +1,107 @@
+"""Defenses: what one may write, and what one may hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from auditor.core.errors import AuditError
+
+if TYPE_CHECKING:
+    from auditor.models.base import LanguageModel
+    from auditor.models.masked import MaskedModel
+    from auditor.privacy.promises import PrivacyRecord
+from auditor.core.nouns import (
+    Claim,
+)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What a defense may hold: the models around the target, and the queries it will have to answer."""
+
+    target: LanguageModel
+    public: LanguageModel | None
+    ensemble: Any  # auditor.models.ensemble.Ensemble, or None
+    queries: int  # tokens the claim row will draw
+    answer_length: int  # tokens of one answer
+    trained: TrainedModel | None = None
+    whole: LanguageModel | None = None  # one adapter on all the ensemble's records, by its members' recipe
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model that was trained to be private, and what it promises (`privacy.json`), as far as it says."""
+
+    model: LanguageModel
+    privacy: PrivacyRecord | None
+
+
+@dataclass(frozen=True)
+class MaskedScenario:
+    """The same for a masked LM: what stands around it, and how many gaps it fills at most in one text."""
+
+    target: MaskedModel
+    public: MaskedModel | None
+    queries: int
+
+
+@dataclass(frozen=True)
+class Defense:
+    """Base of all defenses. `protect` returns a model that holds others; `claim` says what it promises.
+
+    `needs` names what the scenario must hold beyond the target: "public", "ensemble", "trained", "whole".
+    """
+
+    name: ClassVar[str] = ""
+    title: ClassVar[str] = ""  # what people read in a table
+    needs: ClassVar[tuple[str, ...]] = ()
+    claims: ClassVar[str] = "none"  # one line for `audit list`
+
+    def protect(self, scenario: Scenario) -> LanguageModel:
+        raise NotImplementedError
+
+    def claim(self, scenario: Scenario, spent: int) -> Claim | None:
+        """What is promised, with `spent` drawn tokens accounted for; None where nothing is."""
+        return None
+
+    def protect_masked(self, scenario: MaskedScenario) -> tuple[MaskedModel, Claim | None]:
+        """The same in front of a masked LM, and what is promised of it. Raises AuditError where there is no such."""
+        raise AuditError(f"expected a causal LM behind {self.name}, which draws token by token, got a masked one")
+
+    def budget(self, scenario: Scenario) -> Budget | None:
+        """The fixed number of tokens this defense answers, None where it answers as many as the row will draw."""
+        return None
+
+    def remarks(self, scenario: Scenario) -> tuple[str, ...]:
+        """What a reader of every row must know about how the defense was set up: sentences."""
+        return ()
+
+    def chain(self) -> tuple[Cause, ...]:
+        """Why this model leaks less than the undefended one: the rows between the two, each one cause further.
+
+        A run shows the other rows beside this one and credits each cause with its own step. What is behind this
+        defense's own row is no part of its effect: what less still would leak.
+        """
+        return ()
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A step of a defense's chain: what its row changes against the row before it, and nothing else.
+
+    row: the control that is shown for it; None: the defense itself. needs: what must be given where there is no row.
+    """
+
+    name: str  # "splitting"
+    changes: str  # what is different, in words that go on from it: "splitting: each adapter sees one shard only"
+    row: Defense | None = None
+    needs: str = ""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A fixed allowance of drawn tokens and what happens when it is spent: the row stops, or the public answers."""
+
+    tokens: int
+    on_exhaustion: Literal["stop", "public"]

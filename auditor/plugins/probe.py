@@ -1,0 +1,127 @@
+"""What probes of the decoding law have in common: its options, and how the members' numbers stand beside the floor.
+
+A probe sees the answers and draws nothing. A subclass says what it observes of one secret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+if TYPE_CHECKING:
+    from auditor.plugins.view import View
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from auditor.core.nouns import (
+    Observation,
+    Secret,
+)
+from auditor.core.result import (
+    Measurement,
+)
+from auditor.models.decoding import Decoding, by_shape
+from auditor.plugins.view import Sampling, View
+from auditor.statistics.intervals import excess_mean, mean_probability
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Base of the auditor's own measurements, which see the answers. A frozen dataclass like an `Attack`.
+
+    `needs` names the capabilities without which it cannot run: "draw", "law", "embeddings"; `of` what it looks at: the
+    benchmark's secrets, or its canaries.
+    """
+
+    name: ClassVar[str] = ""
+    needs: ClassVar[tuple[str, ...]] = ("law",)
+    of: ClassVar[Literal["secrets", "canaries"]] = "secrets"
+
+    def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
+        """Observes the secrets one by one. What is seen of a secret depends on it alone, not on its neighbours."""
+        raise NotImplementedError
+
+    def complete(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
+        """The observations with what takes all secrets to tell, such as a p-value against the non-members.
+
+        secrets, observations: side by side, in the same order, here and below.
+        """
+        return list(observations)
+
+    def measurements(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Measurement]:
+        """What it all came to. The first is the row's main number; NAME_nonmembers and excess_NAME go with it."""
+        raise NotImplementedError
+
+    def by_repeats(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> dict[str, Measurement]:
+        """The main number by repeat count, members only; empty where no repeat count is known."""
+        return {}
+
+    def per_secret(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> dict[str, list[float]]:
+        """By measurement, the numbers of the secrets that it is the mean of over the members: what runs are paired by.
+
+        A measurement left out cannot be held to a baseline.
+        """
+        return {}
+
+    def notes(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> tuple[str, ...]:
+        """What a reader must know about this row: sentences."""
+        return ()
+
+
+@dataclass(frozen=True)
+class LawProbe(Probe):
+    """Base of probes that ask for the law tokens are drawn from. Defaults: Ethicist, Section 4.2 (top-p 0.7, T 0.8)."""
+
+    temperature: float = 0.8
+    top_p: float = 0.7
+    top_k: int = 0
+    eos: Literal["ordinary", "masked"] = "ordinary"
+
+    def __post_init__(self) -> None:
+        self.sampling()  # refuses a bad temperature, top_k or top_p
+
+    def sampling(self) -> Sampling:
+        """The recipe of the one sample whose law is looked at."""
+        return Sampling(1, Decoding(self.temperature, self.top_k, self.top_p), self.eos)
+
+
+def batches(view: View, secrets: Sequence[Secret], size: int) -> Iterator[tuple[list[Secret], Tensor, Tensor]]:
+    """Secrets of one shape with their prefixes (B, n) and suffixes (B, L)."""
+    for indices in by_shape([(len(s.prefix), len(s.suffix)) for s in secrets], view.batch_size or size):
+        batch = [secrets[i] for i in indices]
+        prefixes = torch.tensor([secret.prefix for secret in batch], device=view.target.device)
+        yield batch, prefixes, torch.tensor([secret.suffix for secret in batch], device=view.target.device)
+
+
+def column(observations: Sequence[Observation], name: str) -> NDArray[np.float64]:
+    return np.array([observation.values[name] for observation in observations], dtype=float)
+
+
+def is_member(secrets: Sequence[Secret]) -> NDArray[np.bool_]:
+    return np.array([secret.member for secret in secrets], dtype=bool)
+
+
+def beside_the_floor(
+    name: str, p: NDArray[np.float64], member: NDArray[np.bool_], note: str = "", excess: bool = True
+) -> list[Measurement]:
+    """Mean probability of members and, where there are any, of non-members, with what is left between the two."""
+    own = mean_probability(name, p[member], note)
+    if member.all():
+        return [own]
+    floor = mean_probability(f"{name}_nonmembers", p[~member], "the floor")
+    return [own, floor, excess_mean(f"excess_{name}", own, floor)] if excess else [own, floor]
+
+
+def by_repeats(name: str, secrets: Sequence[Secret], p: NDArray[np.float64]) -> dict[str, Measurement]:
+    """Mean probability of the members of each repeat count, where repeat counts are known."""
+    repeats = np.array([-1 if s.repeats is None or not s.member else s.repeats for s in secrets])
+    return {str(r): mean_probability(name, p[repeats == r]) for r in sorted(set(repeats.tolist()) - {-1})}
+
+
+def probe_record(probe: Probe, secrets: Sequence[Secret], observations: Sequence[Observation]) -> dict[str, Any]:
+    """A probe's row as JSON values; ids and numbers only."""
+    ids, member, repeats = ([getattr(s, name) for s in secrets] for name in ("id", "member", "repeats"))
+    return {"ids": ids, "member": member, "repeats": repeats, "values": probe.per_secret(secrets, observations)}

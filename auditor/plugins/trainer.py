@@ -1,0 +1,95 @@
+"""Trainers: what one may write, and the job they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from auditor.core.errors import AuditError
+
+if TYPE_CHECKING:
+    from auditor.models.huggingface import HuggingFaceModel
+import torch
+
+from auditor.core import disk
+from auditor.core.nouns import (
+    Tokens,
+)
+
+
+@dataclass(frozen=True)
+class TrainingRecord:
+    """One private record to fine-tune on; copies are records of their own."""
+
+    text: str
+    tokens: Tokens  # of the whole text, without special tokens
+    unit: str  # whose it is: the user or group column, else the name of the record's own content
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """What `audit train` hands to a `Trainer`: the data as tokens, a way to load the base, and where to write."""
+
+    base: str  # hub id or folder
+    load: Callable[[], Any]  # a fresh transformers model, its parameters (LoRA: the adapter's) free to train
+    tokenizer: Any
+    end: int  # the token that ends a record
+    block: int  # tokens of a training sequence, at most
+    records: tuple[TrainingRecord, ...]
+    users: bool  # whether the data say whose each record is; else a record's unit is its own content
+    public: HuggingFaceModel  # judges records for trainers that ask; the base where no other was named
+    out: Path
+    checkpoint: Checkpoint  # where an interrupted training goes on; cleared by whoever records that it is finished
+    seed: int
+    progress: Callable[[str, int, int], None]  # (what, done, of how many)
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Base of what `audit train` offers: one way to fine-tune. A frozen dataclass like an `Attack`.
+
+    `train` writes a model folder (or a folder of them) to `job.out`; where part of it is already there, it goes on.
+    `audit train` has seen to it that what is there was made with the same configuration.
+    """
+
+    name: ClassVar[str] = ""
+    claims: ClassVar[str] = "none"  # one line for `audit list`
+    immaterial: ClassVar[frozenset[str]] = frozenset()  # options that its results do not depend on: of memory and speed
+
+    def check(self, job: TrainingJob) -> None:
+        """Refuses, before anything is written, what this trainer cannot train on. Raises AuditError."""
+
+    def train(self, job: TrainingJob) -> tuple[str, ...]:
+        """Trains. Returns what the user must know of it: sentences."""
+        raise NotImplementedError
+
+
+class Checkpoint:
+    """Where an interrupted training goes on: one file, replaced as a whole, readable by its owner only.
+
+    Saved is on disk: a key that noise is drawn from must not be lost, or the records would be used with another one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Tensors, numbers and text, and containers of them."""
+        with disk.replacing(self.path, sync=True) as scratch:
+            torch.save(state, scratch)
+
+    def load(self) -> dict[str, Any] | None:
+        """What was saved last; None where nothing was. Raises AuditError for a file that cannot be read."""
+        if not self.path.is_file():
+            return None
+        try:
+            state: dict[str, Any] = torch.load(self.path, weights_only=True, map_location="cpu")
+        except Exception as error:  # torch raises a dozen kinds, all of them about the file
+            raise AuditError(f"cannot read the checkpoint {str(self.path)!r}: {type(error).__name__}") from None
+        return state
+
+    def clear(self) -> None:
+        """Removes it: the training is done, and it holds private data."""
+        self.path.unlink(missing_ok=True)

@@ -1,0 +1,242 @@
+"""What one attacker may ask of one target in one setting, and the randomness of its questions.
+
+An attack sees the target through a view only: no attack asks whether a defense is there. Knows nothing of answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from auditor.core.errors import NotApplicable
+from auditor.core.nouns import Query, SettingName, Tokens
+from auditor.core.streams import CHANNELS, uniforms
+from auditor.generation.sample import Candidates, joined, sample, suffix_log_probs
+from auditor.generation.search import beam, tree
+from auditor.models.base import LanguageModel
+from auditor.models.decoding import ANCESTRAL, Decoding, by_shape
+
+# What decoding rows may hold at once, should no two samples of a prefix share a path. Twice as much is 9% slower with
+# the lab's ensemble (its laws outgrow the blocks that the allocator keeps); a sixteenth, 30% with any model.
+_ROWS_BYTES = 2**29
+_PREFIXES_AT_ONCE = 256
+_TREE_LAWS = 4  # a tree reads whole laws, in more precision, where a draw reads a nucleus
+
+
+Search = Literal["sample", "tree", "beam"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An access and a decoding: a privacy claim covers one of each."""
+
+    name: SettingName
+    capabilities: frozenset[str]
+    ancestral: bool  # draws come from the target's own law, whatever decoding an attack would like
+
+
+# Inside the claim of a private prediction only sampled tokens come back, and they are drawn from the mixed law itself.
+CLAIM = Setting("claim", frozenset({"draw"}), ancestral=True)
+WORST = Setting("worst", frozenset({"draw", "law", "embeddings"}), ancestral=False)
+SETTINGS: Mapping[str, Setting] = {setting.name: setting for setting in (CLAIM, WORST)}
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """A recipe for candidates: how many samples a prefix, under which decoding, end of text allowed or not.
+
+    Or a search in their place: the `tree` of all suffixes whose probability under the decoding reaches `threshold`, or
+    a `beam` of width `beams`, which knows neither temperature nor truncation.
+    """
+
+    samples: int
+    decoding: Decoding
+    eos: Literal["ordinary", "masked"] = "ordinary"
+    search: Search = "sample"
+    threshold: float = 0.01
+    beams: int = 10
+
+
+@dataclass
+class Meter:
+    """Tokens of one target inside the claim: what was really drawn by this process, and what the claim says is spent.
+
+    A resumed run draws less than it spends; one that draws more was not charged for it.
+    """
+
+    drawn: int = 0
+    spent: int = 0
+
+    @property
+    def uncharged(self) -> int:
+        return max(0, self.drawn - self.spent)
+
+
+Batch = list[tuple[Query, Candidates]]
+
+
+@dataclass
+class View:
+    """One attacker's access. `need` refuses what the setting does not give; everything else asks through it."""
+
+    target_name: str
+    target: LanguageModel
+    setting: Setting
+    seed: int
+    public: LanguageModel | None = None
+    reference: LanguageModel | None = None
+    tokenizer: Any = None
+    batch_size: int | None = None
+    allowance: Mapping[tuple[str, str], int] | None = None  # tokens a (recipe, secret) may still draw; None: unlimited
+    meter: Meter = field(default_factory=Meter)
+    progress: Callable[[int], None] = lambda done: None
+    _shared: dict[str, dict[str, Candidates]] = field(default_factory=dict)
+
+    def need(self, capability: str) -> None:
+        """Raises NotApplicable where this setting, or the target, does not give the capability."""
+        if capability not in self.setting.capabilities:
+            raise NotApplicable(f"needs {_WORDS[capability]}; in this setting only sampled tokens come back")
+        if capability not in self.target.capabilities:
+            raise NotApplicable(f"needs {_WORDS[capability]}; {self.target.name} does not give them")
+
+    def has(self, capability: str) -> bool:
+        return capability in self.setting.capabilities and capability in self.target.capabilities
+
+    def decoding(self, sampling: Sampling) -> Decoding:
+        """The decoding really used: the attack's own, or ancestral where the setting draws from the target's law."""
+        if self.setting.ancestral:
+            return ANCESTRAL
+        forbidden = self.target.eos if sampling.eos == "masked" else ()
+        own = sampling.decoding
+        return Decoding(own.temperature, own.top_k, own.top_p, forbidden)
+
+    def words(self, sampling: Sampling) -> str:
+        """How candidates come about, as a reader of the report is told; the number of samples is told elsewhere."""
+        decoding = self.decoding(sampling)
+        if sampling.search == "tree":
+            return f"tree to {sampling.threshold:g}, {decoding}"
+        if sampling.search == "beam":
+            return f"beam {sampling.beams}" + ", end of text masked" * bool(decoding.forbidden)
+        return str(decoding)
+
+    def recipe(self, sampling: Sampling, prompt: str) -> str:
+        """The name of a pass: attacks with the same recipe share it. `prompt` names the soft prompt."""
+        samples = f"{sampling.samples} x " if sampling.search == "sample" else ""
+        return f"{samples}{self.words(sampling)}, prompt {prompt or 'none'}"
+
+    def covered(self, sampling: Sampling, prompt: str, queries: Sequence[Query]) -> list[Query]:
+        """The queries whose whole answer the budget pays for, or that are answered publicly; all without a budget."""
+        if self.allowance is None:
+            return list(queries)
+        name = self.recipe(sampling, prompt)
+        return [query for query in queries if (name, query.id) in self.allowance]
+
+    def candidates(
+        self, queries: Sequence[Query], sampling: Sampling, soft_prompt: Tensor | None = None, prompt: str = ""
+    ) -> Iterator[Batch]:
+        """Candidates for each query, in batches of one shape. A pass with this recipe that was run before is reused."""
+        self.need("draw" if sampling.search == "sample" else "law")
+        name = self.recipe(sampling, prompt)
+        done = self._shared.setdefault(name, {})
+        queries = self.covered(sampling, prompt, queries)
+        size = self.batch_size or self._batch(sampling, queries, soft_prompt)
+        for indices in by_shape([(len(q.prefix), q.length) for q in queries], size):
+            batch = [queries[i] for i in indices]
+            fresh = [query for query in batch if query.id not in done]
+            if fresh:
+                found = self._find(fresh, sampling, name, soft_prompt)
+                done.update(zip((q.id for q in fresh), found, strict=True))
+            yield [(query, done[query.id]) for query in batch]
+
+    def _batch(self, sampling: Sampling, queries: Sequence[Query], soft_prompt: Tensor | None) -> int:
+        """Prefixes at once: many, since the rows of memorised text are few, within what memory the rows may take."""
+        longest = max((len(query.prefix) + query.length for query in queries), default=1)
+        # A tree divides a batch that outgrows its rows by itself.
+        width = {"sample": sampling.samples, "beam": sampling.beams, "tree": 1}[sampling.search]
+        return max(1, min(_PREFIXES_AT_ONCE, self._rows(longest, soft_prompt) // width))
+
+    def _rows(self, tokens: int, soft_prompt: Tensor | None) -> int:
+        """Decoding rows of so many tokens that memory allows at once."""
+        positions = tokens + (0 if soft_prompt is None else len(soft_prompt))
+        return max(1, _ROWS_BYTES // self.target.row_bytes(positions, law=self.has("law")))
+
+    def _find(
+        self, batch: Sequence[Query], sampling: Sampling, name: str, prompt: Tensor | None
+    ) -> Sequence[Candidates]:
+        model, length, decoding = self.target, batch[0].length, self.decoding(sampling)
+        prefixes = torch.tensor([query.prefix for query in batch], device=model.device)
+        if sampling.search == "tree":
+            max_rows = max(1, self._rows(prefixes.shape[1] + length, prompt) // _TREE_LAWS)
+            return tree(model, prefixes, length, decoding, sampling.threshold, prompt=prompt, max_rows=max_rows)
+        if sampling.search == "beam":
+            return beam(model, prefixes, length, sampling.beams, forbidden=decoding.forbidden, prompt=prompt)
+        noise = np.stack([self._uniforms(query, sampling.samples, name) for query in batch])
+        if self.setting is CLAIM:
+            self.meter.drawn += int((noise[..., 1] >= 0).sum())  # the others are answered by the public model
+        # A batch is sized for all samples of its prefixes; those of a single one may still be too many for memory.
+        at_once = max(1, self._rows(prefixes.shape[1] + length, prompt) // len(batch))
+        passes = [
+            sample(model, prefixes, length, decoding, some, prompt=prompt, law=self.has("law"))
+            for some in np.split(noise, range(at_once, sampling.samples, at_once), axis=1)
+        ]
+        return passes[0] if len(passes) == 1 else [joined(parts) for parts in zip(*passes, strict=True)]
+
+    def _uniforms(self, query: Query, samples: int, name: str) -> np.ndarray:
+        # The number of samples is left out of the key: a run with fewer of them draws the first ones of this run.
+        recipe = name.split(" x ", 1)[1]
+        noise = uniforms(samples, query.length, self.seed, self.target_name, self.setting.name, recipe, query.id)
+        if self.allowance is not None:
+            # Draws past the budget are answered by the public model: a subset of size zero, whatever was drawn for it.
+            paid = self.allowance[(name, query.id)]
+            noise.reshape(-1, CHANNELS)[paid:, 1] = -1.0
+        return noise
+
+    def mean_nll(self, model: LanguageModel, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[float]:
+        """Mean nll in nats a token of each (prefix, suffix) under `model`, which is the target or a reference.
+
+        Suffixes of one prefix are scored together: what they share is read once.
+        """
+        if model is self.target:
+            self.need("law")
+        behind: dict[Tokens, list[Tokens]] = {}
+        for prefix, suffix in dict.fromkeys(pairs):
+            behind.setdefault(prefix, []).append(suffix)
+        found = {**_read_whole(model, behind), **_walked(model, behind)}
+        return [found[pair] / len(pair[1]) for pair in pairs]
+
+
+def _read_whole(model: LanguageModel, behind: Mapping[Tokens, Sequence[Tokens]]) -> dict[tuple[Tokens, Tokens], float]:
+    """Summed nll of suffixes that are alone behind their prefix, each in one pass."""
+    pairs = [(prefix, suffixes[0]) for prefix, suffixes in behind.items() if len(suffixes) == 1]
+    found: dict[tuple[Tokens, Tokens], float] = {}
+    for indices in by_shape([(len(prefix), len(suffix)) for prefix, suffix in pairs], _PREFIXES_AT_ONCE):
+        prefixes, suffixes = (torch.tensor([pairs[i][side] for i in indices], device=model.device) for side in (0, 1))
+        with torch.no_grad():
+            scores = model.token_log_probs(prefixes, suffixes)
+        found.update(zip((pairs[i] for i in indices), (-scores.double().sum(-1)).tolist(), strict=True))
+    return found
+
+
+def _walked(model: LanguageModel, behind: Mapping[Tokens, Sequence[Tokens]]) -> dict[tuple[Tokens, Tokens], float]:
+    """Summed nll of suffixes that share their prefix with others, as many at once as memory allows."""
+    prefixes = [prefix for prefix, suffixes in behind.items() if len(suffixes) > 1]
+    found: dict[tuple[Tokens, Tokens], float] = {}
+    for indices in by_shape([(len(prefix), 0) for prefix in prefixes], _PREFIXES_AT_ONCE):
+        pairs = [(prefixes[i], suffix) for i in indices for suffix in behind[prefixes[i]]]
+        longest = max(len(prefix) + len(suffix) for prefix, suffix in pairs)
+        at_once = max(1, _ROWS_BYTES // model.row_bytes(longest))
+        for some in (pairs[i : i + at_once] for i in range(0, len(pairs), at_once)):
+            read = list(dict.fromkeys(prefix for prefix, _ in some))
+            owner = [read.index(prefix) for prefix, _ in some]
+            tokens = torch.tensor(read, device=model.device)
+            log_probs = suffix_log_probs(model, tokens, owner, [suffix for _, suffix in some])
+            found.update(zip(some, (-x for x in log_probs), strict=True))
+    return found
+
+
+_WORDS = {"draw": "sampled tokens", "law": "log-probabilities", "embeddings": "gradients"}

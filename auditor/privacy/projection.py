@@ -1,0 +1,345 @@
+"""How much of a private law may be mixed into the public one: the largest weight that stays within a Renyi radius.
+
+Knows tensors, not budgets or models. Laws are normalised log-probabilities in nats over the last dimension, p private
+and p0 public, with any leading dimensions; the mixture is lambda p + (1 - lambda) p0. Weights carry no gradient.
+"""
+
+import copy
+import itertools
+import math
+import operator
+from collections.abc import Iterable, Iterator
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from auditor.core.errors import AuditError
+
+_CHUNK = 1 << 18  # elements walked at once: the working copies of a chunk stay in the cache
+_DIRECT_ORDERS = 8  # from 12 on, alternating sums of central moments cancel more digits than _SHAVE makes up for
+_ITERATIONS = 64  # Newton needs 3 to 20
+_MASS_TOLERANCE = 1e-3  # a law further from total mass 1 than this is not a rounding matter
+_ROUNDING = 1e-12  # relative, off every radius: what double precision may hide of a divergence
+_SHAVE = 1e-4  # the same for single precision
+_SMALLEST_STEP = 1e-15  # relative to the weight
+
+
+@torch.no_grad()
+def log_moments(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
+    """log E_{p0} (p / p0)^k for k = 0..alpha: (alpha + 1, ...) in float64, inf where p > 0 = p0.
+
+    Half precision is renormalised in float32. Raises AuditError where a law is none: NaN, or a total mass other than 1.
+    """
+    log_p, log_p0 = _aligned(log_p, log_p0)
+    moments = log_p.new_empty(_require_order(alpha) + 1, *log_p.shape[:-1], dtype=torch.float64)
+    of_chunk = _moments_directly if alpha <= _DIRECT_ORDERS else _moments_in_logs
+    for index in _chunks(log_p.shape):
+        moments[(slice(None), *index)] = of_chunk(_at(log_p, index), _at(log_p0, index), alpha)
+    return moments
+
+
+@torch.no_grad()
+def largest_weight(moments: Tensor, radius: float | Tensor, max_weight: float = 1.0) -> Tensor:
+    """Largest lambda in [0, max_weight] with D_alpha(lambda p + (1 - lambda) p0 || p0) <= radius (nats); float64.
+
+    `moments` are `log_moments` up to alpha; `radius` broadcasts with their leading dimensions, and may have more.
+    Raises AuditError on bad input.
+    """
+    if not 0 <= max_weight <= 1:
+        raise AuditError(f"expected max_weight in [0, 1], got {max_weight}")
+    alpha = len(moments) - 1
+    budget = (alpha - 1) * _radii(radius, moments.device)  # what log E x^alpha may reach
+    shape = torch.broadcast_shapes(moments.shape[1:], budget.shape)
+    budget = budget.expand(shape)
+    moments = moments.reshape(alpha + 1, *(1,) * (len(shape) + 1 - moments.ndim), *moments.shape[1:]).expand(-1, *shape)
+    whole = torch.full(shape, max_weight, dtype=torch.float64, device=moments.device)
+    fits = (_log_excess(moments, whole) <= _log_expm1(budget)) | budget.isposinf()
+    weight = torch.where(fits, whole, 0.0)
+    unsettled = ~fits & (budget > 0) & moments[alpha].isfinite()  # p > 0 = p0 admits no weight at all
+    if unsettled.any():
+        weight[unsettled] = _newton_from_the_right(moments[:, unsettled], budget[unsettled], max_weight)
+    return weight
+
+
+def project(log_p: Tensor, log_p0: Tensor, alpha: int, radius: float | Tensor, max_weight: float = 1.0) -> Tensor:
+    """Largest lambda in [0, max_weight] with D_alpha(lambda p + (1 - lambda) p0 || p0) <= radius (nats); float64.
+
+    `radius` broadcasts with the leading dimensions. Single precision loses 1e-4 of it. Raises AuditError on bad input.
+    """
+    return largest_weight(log_moments(log_p, log_p0, alpha), _shaved(radius, log_p, log_p0), max_weight)
+
+
+@torch.no_grad()
+def project_two_sided(log_p: Tensor, log_p0: Tensor, alpha: int, radius: float | Tensor) -> Tensor:
+    """Largest lambda in [0, 1] whose mixture is within `radius` (nats) of p0 in both directions; PMixED Sec. 4.2.
+
+    As `project`, and then shrunk where D_alpha(p0 || mixture) is the larger one. Raises AuditError on bad input.
+    """
+    radius = _shaved(radius, log_p, log_p0)
+    moments = log_moments(log_p, log_p0, alpha)
+    weight = largest_weight(moments, radius)
+    budget = ((alpha - 1) * radius).expand(weight.shape)
+    # Taylor: E x^(1 - alpha) - 1 <= C(alpha, 2) lambda^2 E h^2 (1 - lambda)^-(alpha + 1), as x >= 1 - lambda everywhere
+    most = math.comb(alpha, 2) * weight**2 * torch.expm1(moments[2]) * (1 - weight) ** -(alpha + 1)
+    unsure = ~(most.log1p() <= budget)  # NaN, where no weight is left or none needed, too
+    lead = weight.shape[weight.ndim - moments.ndim + 1 :]  # of the laws; before it are sizes that the radius alone has
+    log_p, log_p0 = _aligned(log_p, log_p0, lead)
+    sizes = math.prod(weight.shape[: weight.ndim - len(lead)])
+    found, budget, unsure = (x.reshape(sizes, *lead) for x in (weight, budget, unsure))
+    for index in _chunks(log_p.shape):
+        here = (slice(None), *index)
+        own, allowed, looked_at = (x[here].reshape(sizes, -1).clone() for x in (found, budget, unsure))
+        some = looked_at.any(0)  # of the laws of the chunk
+        if not some.any():
+            continue
+        shape = _at(log_p, index).shape
+        private, public = (_at(law, index).expand(shape).reshape(-1, shape[-1])[some] for law in (log_p, log_p0))
+        own[:, some] = _within_both(private, public, own[:, some], allowed[:, some], looked_at[:, some], alpha)
+        found[here] = own.view(found[here].shape)
+    return found.view(weight.shape)
+
+
+@torch.no_grad()
+def project_pure(log_p: Tensor, log_p0: Tensor, radius: float | Tensor) -> Tensor:
+    """Largest lambda in [0, 1] with |log(mixture / p0)| <= radius (nats) at every token: alpha = inf; float64.
+
+    Closed form, both directions. Raises AuditError on bad input.
+    """
+    radius = _shaved(radius, log_p, log_p0)
+    log_p, log_p0 = log_p.double(), log_p0.double()
+    _require_mass(log_p.exp().sum(-1))
+    _require_mass(log_p0.exp().sum(-1))
+    excess = _relative_excess(log_p, log_p0)
+    up, down = torch.expm1(radius) / excess.amax(-1), torch.expm1(-radius) / excess.amin(-1)
+    return torch.minimum(up, down).nan_to_num(nan=1.0).clamp_max(1.0)  # 0 / 0: p = p0 within a radius of 0
+
+
+def _moments_directly(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
+    """Through the central moments of p / p0: one exponential a token, and small divergences to full precision."""
+    # A p0 below the smallest normal number is rounded up to it: more divergence, less weight, nothing lost.
+    public = log_p0.clamp_min(math.log(torch.finfo(log_p0.dtype).tiny)).exp_()
+    _require_mass(public.sum(-1))
+    excess = _relative_excess(log_p, log_p0)
+    term = excess * public
+    powers = [term.sum(-1)]  # E h, which is 0
+    for _ in range(2, alpha + 1):
+        powers.append(term.mul_(excess).sum(-1))  # E h^k
+    central = torch.stack(powers).double()
+    fine = central.isfinite().all(0) & (central[0].abs() <= _MASS_TOLERANCE)
+    moments = central.new_zeros(alpha + 1, *fine.shape)  # the first two are log 1
+    for k in range(2, alpha + 1):  # E (1 + h)^k - 1
+        weights = central.new_tensor([math.comb(k, j) for j in range(2, k + 1)])
+        moments[k] = torch.tensordot(weights, central[1:k], 1).log1p()
+    if not fine.all():  # a ratio, or a p0 beside its p, beyond the range of the dtype; or no law at all
+        moments[:, ~fine] = _moments_in_logs(log_p[~fine], log_p0.expand(log_p.shape)[~fine], alpha)
+    return moments
+
+
+def _moments_in_logs(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
+    """By log-sum-exp in float64, both laws renormalised: slow, and right wherever float64 is."""
+    log_p, log_p0 = log_p.double(), log_p0.double()
+    log_mass, log_mass0 = log_p.logsumexp(-1), log_p0.logsumexp(-1)
+    _require_mass(log_mass.exp())
+    _require_mass(log_mass0.exp())
+    log_ratio = log_p - log_p0
+    moments = log_p.new_zeros(alpha + 1, *log_ratio.shape[:-1])
+    for k in range(2, alpha + 1):
+        terms = log_p + (k - 1) * log_ratio
+        terms.masked_fill_(log_p.isneginf(), -math.inf)  # with log_ratio = NaN where p0 is 0 as well
+        moments[k] = terms.logsumexp(-1) - k * log_mass + (k - 1) * log_mass0
+    return moments.clamp_min_(0.0)  # a rounding below 0 is one
+
+
+def _relative_excess(log_p: Tensor, log_p0: Tensor) -> Tensor:
+    """h = p / p0 - 1; 0 where both laws are, inf where only p0 is 0."""
+    return _log_ratio(log_p, log_p0).expm1_()
+
+
+def _log_ratio(log_p: Tensor, log_p0: Tensor) -> Tensor:
+    """log p / p0; 0 where both laws are, inf where only p0 is 0."""
+    ratio = log_p - log_p0
+    dead = log_p0.isneginf()
+    return ratio.masked_fill_(dead & log_p.isneginf(), 0.0) if dead.any() else ratio
+
+
+def _newton_from_the_right(moments: Tensor, budget: Tensor, max_weight: float) -> Tensor:
+    """lambda with log E x^alpha = budget > 0, for (alpha + 1, n) finite moments and (n,) budgets; x = mixture / p0.
+
+    (E x^alpha)^(1/alpha) is convex in lambda (Minkowski): Newton's steps from an upper bound never pass the root.
+    """
+    alpha = len(moments) - 1
+    # Upper bounds: one term of E x^alpha alone, and E x^alpha >= (E x^2)^(alpha/2)
+    one_term = torch.exp((budget - moments[alpha]) / alpha)
+    square = torch.exp((_log_expm1(2 * budget / alpha) - _log_expm1(moments[2])) / 2)
+    weight = torch.minimum(one_term, square).clamp_max(max_weight)
+    log_rises = moments[2:] + torch.log(-torch.expm1((moments[1:-1] - moments[2:]).clamp_max(0.0)))
+    for _ in range(_ITERATIONS):
+        log_moment = torch.logaddexp(_log_excess(moments, weight), budget.new_zeros(()))
+        log_slope = math.log(alpha) + _log_bernstein(log_rises, alpha - 1, weight)
+        step = -alpha * torch.expm1((budget - log_moment) / alpha) * torch.exp(log_moment - log_slope)
+        step = step.clamp_min(0.0)
+        if not (step > _SMALLEST_STEP * weight).any():
+            break
+        weight = (weight - step).clamp_min(0.0)
+    # What is left above the budget goes by the chord from (0, 1), which lies above a convex function: its end fits
+    chord = torch.exp(_log_expm1(budget) - _log_excess(moments, weight))
+    return weight * chord.clamp_max(1.0)
+
+
+def _log_excess(moments: Tensor, weight: Tensor) -> Tensor:
+    """log(E x^alpha - 1) of the mixtures: a sum over k >= 2 of positive terms, hence exact for small divergences."""
+    return _log_bernstein(_log_expm1(moments[2:]), len(moments) - 1, weight)
+
+
+def _log_bernstein(log_coefficients: Tensor, degree: int, weight: Tensor) -> Tensor:
+    """log sum_k C(degree, k) weight^k (1 - weight)^(degree - k) e^(coefficient), for the last k up to the degree."""
+    first = degree + 1 - len(log_coefficients)
+    log_weight = weight.log()
+    return torch.stack(
+        [
+            math.log(math.comb(degree, k)) + k * log_weight + torch.special.xlog1py(degree - k, -weight) + coefficient
+            for k, coefficient in enumerate(log_coefficients, start=first)
+        ]
+    ).logsumexp(0)
+
+
+def _within_both(log_p: Tensor, log_p0: Tensor, weight: Tensor, budget: Tensor, unsure: Tensor, alpha: int) -> Tensor:
+    """Weights (sizes, n) shrunk where, among the unsure, log E x^(1 - alpha) > budget (sizes, n); laws (n, V)."""
+    weight, reverse, exact = weight.clone(), _Reverse(log_p, log_p0, alpha), None
+    # single precision may be a few percent off where the mixture loses nearly all of a token: look again near it
+    near = torch.where(weight > 0.9, 0.9, 1.0) * budget
+    for size, rows in enumerate(unsure):
+        at = rows.nonzero().squeeze(-1)
+        if not len(at):
+            continue
+        at = at[~(reverse.at(at).excess(weight[size, at]).log1p() <= near[size, at])]
+        if len(at):
+            exact = exact or _Reverse(log_p.double(), log_p0.double(), alpha)
+            weight[size, at] = exact.at(at).shrink(weight[size, at], budget[size, at])
+    return weight
+
+
+class _Reverse:
+    """E x^(1 - alpha) of laws (n, V) at any weights, x = mixture / p0 = 1 + lambda h.
+
+    With E h = 0, which adds (alpha - 1) lambda h to each token's term, its excess over 1 is the mean of
+    lambda^2 h^2 sum_j (alpha - j) x^-j over j = 1..alpha - 1, and the slope of that is the mean of
+    (alpha - 1) lambda h^2 sum_j x^-j over j = 1..alpha: nothing cancels.
+    """
+
+    def __init__(self, log_p: Tensor, log_p0: Tensor, alpha: int) -> None:
+        self.alpha = alpha
+        self.ratio, excess = _log_ratio(log_p, log_p0).exp_(), _relative_excess(log_p, log_p0)
+        self.square = log_p0.exp().mul_(excess).mul_(excess)  # p0 h^2
+
+    def at(self, laws: Tensor) -> Self:
+        """Of these laws alone."""
+        some = copy.copy(self)
+        some.ratio, some.square = self.ratio[laws], self.square[laws]
+        return some
+
+    def excess(self, weight: Tensor, inverse: Tensor | None = None) -> Tensor:
+        """E x^(1 - alpha) - 1, (n,) in float64; inverse: 1 / x."""
+        inverse = self._inverse(weight) if inverse is None else inverse
+        return weight**2 * self._mean(_polynomial(inverse, range(1, self.alpha)))
+
+    def _slope(self, weight: Tensor, inverse: Tensor) -> Tensor:
+        return (self.alpha - 1) * weight * self._mean(_polynomial(inverse, [1] * self.alpha))
+
+    def _inverse(self, weight: Tensor) -> Tensor:
+        own = weight.unsqueeze(-1)  # x = lambda p / p0 + 1 - lambda is no difference either
+        return torch.addcmul((1 - own).to(self.ratio), self.ratio, own.to(self.ratio)).reciprocal_()
+
+    def _mean(self, term: Tensor) -> Tensor:
+        return term.mul_(self.square).sum(-1).double()
+
+    def shrink(self, weight: Tensor, budget: Tensor) -> Tensor:
+        """Largest lambda <= weight with log E x^(1 - alpha) <= budget, of laws in float64.
+
+        (E x^(1 - alpha))^(-1/(alpha - 1)) is concave and decreasing (reverse Minkowski): Newton stays on the right.
+        """
+        order = self.alpha - 1
+        # At 1 a token of p = 0 makes the moment infinite; from here it stays within float64
+        weight = weight.clamp_max(1 - max(_ROUNDING, 10.0 ** (-280 / order)))
+        for _ in range(_ITERATIONS):
+            inverse = self._inverse(weight)
+            moment = self.excess(weight, inverse)
+            log_moment = torch.log1p(moment)
+            step = order * torch.expm1((log_moment - budget) / order) * (1 + moment) / self._slope(weight, inverse)
+            step = torch.where(log_moment > budget, step, 0.0)
+            if not (step > _SMALLEST_STEP * weight).any():
+                break
+            weight = (weight - step).clamp_min(0.0)
+        chord = torch.expm1(budget) / self.excess(weight)  # as above
+        return weight * chord.nan_to_num(nan=1.0).clamp_max(1.0)
+
+
+def _polynomial(x: Tensor, coefficients: Iterable[int]) -> Tensor:
+    """sum_j c_j x^j for j = n..1: the coefficient of the highest power first (Horner)."""
+    first, *others = coefficients
+    total = first * x
+    for coefficient in others:
+        total.add_(coefficient).mul_(x)
+    return total
+
+
+def _log_expm1(x: Tensor) -> Tensor:
+    return x + torch.log(-torch.expm1(-x))
+
+
+def _aligned(log_p: Tensor, log_p0: Tensor, lead: torch.Size | None = None) -> tuple[Tensor, Tensor]:
+    """Both laws in one dtype and with the same number of dimensions, p with all of them and p0 with 1 where it can."""
+    if log_p.shape[-1] != log_p0.shape[-1]:
+        raise AuditError(f"expected one vocabulary, got {log_p.shape[-1]} and {log_p0.shape[-1]} tokens")
+    shape = torch.broadcast_shapes(log_p.shape, log_p0.shape, (*(lead or ()), 1))
+    dtype = torch.promote_types(log_p.dtype, log_p0.dtype)
+    if dtype in (torch.float16, torch.bfloat16):
+        log_p, log_p0 = log_p.float().log_softmax(-1), log_p0.float().log_softmax(-1)
+    elif dtype not in (torch.float32, torch.float64):
+        raise AuditError(f"expected log-probabilities in floating point, got {dtype}")
+    else:
+        log_p, log_p0 = log_p.to(dtype), log_p0.to(dtype)
+    return log_p.expand(shape), log_p0[(None,) * (len(shape) - log_p0.ndim)]
+
+
+def _chunks(shape: torch.Size) -> Iterator[tuple[slice, ...]]:
+    """Index ranges over the leading dimensions, each of at most _CHUNK elements or a single law."""
+    ranges = []
+    for dim, size in enumerate(shape[:-1]):
+        step = max(1, _CHUNK // max(1, math.prod(shape[dim + 1 :])))
+        ranges.append([slice(start, start + step) for start in range(0, size, step)])
+    return itertools.product(*ranges)
+
+
+def _at(law: Tensor, index: tuple[slice, ...]) -> Tensor:
+    return law[tuple(slice(None) if size == 1 else part for part, size in zip(index, law.shape, strict=False))]
+
+
+def _radii(radius: float | Tensor, device: torch.device) -> Tensor:
+    radii = torch.as_tensor(radius, dtype=torch.float64, device=device)
+    if not bool((radii >= 0).all()):
+        raise AuditError(f"expected radius >= 0, got {radii.min().item()}")
+    return radii * (1 - _ROUNDING)
+
+
+def _shaved(radius: float | Tensor, *laws: Tensor) -> Tensor:
+    exact = all(law.dtype == torch.float64 for law in laws)
+    return _radii(radius, laws[0].device) * (1 if exact else 1 - _SHAVE)
+
+
+def _require_mass(mass: Tensor) -> None:
+    off = (mass - 1).abs()
+    if not bool((off <= _MASS_TOLERANCE).all()):  # NaN too
+        worst = mass.flatten()[off.flatten().argmax()].item()
+        raise AuditError(f"expected log-probabilities of total mass 1, got mass {worst:.6g}")
+
+
+def _require_order(alpha: int) -> int:
+    try:
+        order = operator.index(alpha)
+    except TypeError:
+        raise AuditError(f"expected a whole number for alpha, got {alpha}") from None
+    if order < 2:
+        raise AuditError(f"expected alpha >= 2, got {order}")
+    return order

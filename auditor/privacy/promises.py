@@ -1,0 +1,163 @@
+"""`privacy.json`: what a privately trained model promises, beside its weights; and the claim a report makes of it.
+
+Knows records of numbers and words; computes no epsilon.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from auditor.core import disk
+from auditor.core.errors import AuditError
+from auditor.core.jsonable import from_json, to_json
+from auditor.core.nouns import ANY_ACCESS, Claim
+
+FILE = "privacy.json"
+NOMINAL = "if its scale were constant, the mean"  # of the epsilons that promise nothing, the one that papers print
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """A subsampled Gaussian mechanism and how often it was used on the records."""
+
+    noise_multiplier: float  # sigma
+    sampling_rate: float  # q
+    steps: int
+
+
+@dataclass(frozen=True)
+class PrivacyRecord:
+    """One private training: its mechanism, what it promises and for whom. Epsilons in nats.
+
+    epsilon is None where nothing is promised; `status` then says why, and `nominal` holds the numbers that some paper
+    would print all the same, by what they would mean. It is that of this training and the `earlier` ones together.
+    """
+
+    method: str
+    epsilon: float | None
+    delta: float
+    status: str
+    noise_multiplier: float  # sigma
+    clip: float  # C: no unit moves the sum of gradients by more
+    sampling_rate: float  # q
+    steps: int  # T, as they were counted
+    unit: str
+    noise: Literal["secret", "seeded", "none"]
+    sampling: str = "poisson"
+    adjacency: str = "add_remove"
+    accountant: str = "dp-accounting PLD"
+    epsilon_rdp: float | None = None  # the cross-check; at least epsilon
+    epsilon_twice: float | None = None  # what this model and another one like it, of the same records, promise together
+    earlier: tuple[Mechanism, ...] = ()  # private trainings that the base had been through
+    units: int | None = None  # n, a public number: q = batch / n, and sigma, follow from it; None: an older record
+    units_given: bool = False  # whether n was named (`-D units=`); else it is what the data were found to have
+    optimizer: str = ""  # "": an older record
+    nominal: dict[str, float] = field(default_factory=dict)
+    details: dict[str, float] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    schema_version: int = 1
+
+    @property
+    def nominal_epsilon(self) -> float | None:
+        """The one of the nominal epsilons that a paper would print."""
+        return self.nominal.get(NOMINAL, next(iter(self.nominal.values()), None))
+
+    def claim(self) -> Claim | None:
+        """The claim, spent in full by the training; None where nothing is promised."""
+        if self.epsilon is None:
+            return None
+        return Claim(
+            epsilon={self.adjacency: self.epsilon},
+            delta=self.delta,
+            relation=self.adjacency,
+            unit=self.unit,
+            queries=None,
+            theorem=f"subsampled Gaussian mechanism, {self.steps:,} steps{self._of_how_many()} ({self.accountant})",
+            status=self.status,
+            access=ANY_ACCESS,
+            decoding="any",
+            spent_epsilon={self.adjacency: self.epsilon},
+            details={
+                "noise_multiplier": self.noise_multiplier,
+                "clip": self.clip,
+                "sampling_rate": self.sampling_rate,
+                "steps": float(self.steps),
+                **({} if self.units is None else {"units": float(self.units)}),
+                **({} if self.epsilon_rdp is None else {"epsilon_by_rdp": self.epsilon_rdp}),
+                **({} if self.epsilon_twice is None else {"epsilon_with_another_like_it": self.epsilon_twice}),
+                **self.details,
+            },
+        )
+
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know beside the claim: sentences."""
+        if self.epsilon is None:
+            numbers = "; ".join(f"{what}: ε {value:.3g}" for what, value in self.nominal.items())
+            return (f"{self.method}: {self.status}" + (f" (nominal, no guarantee: {numbers})" if numbers else ""),)
+        whose = "the claim is for one user or group: for all of its records together"
+        if self.unit == "record":
+            whose = "the claim is for one record: a text that occurs k times is protected at the group size k only"
+        return (whose, *self._about_units(), *self._about_other_trainings())
+
+    def _of_how_many(self) -> str:
+        return "" if self.units is None else f", on a public number of {self.unit}s"
+
+    def _about_units(self) -> tuple[str, ...]:
+        if self.units is None:
+            return ()
+        if self.units_given:
+            return (f"sampling rate and noise follow from {self.units:,} {self.unit}s, which was given as public",)
+        return (
+            f"that there are {self.units:,} {self.unit}s is taken as public: sampling rate and noise follow from it "
+            "(-D units= names a public number instead)",
+        )
+
+    def _about_other_trainings(self) -> tuple[str, ...]:
+        told = []
+        if self.earlier:
+            told.append(
+                f"its base was trained privately too: ε is that of both together, {len(self.earlier) + 1} trainings, "
+                f"for a {self.unit} in all of them"
+            )
+        if self.epsilon_twice is not None:
+            told.append(
+                f"another training on the same {self.unit}s adds to it: two models like this one promise "
+                f"ε {self.epsilon_twice:.3g} together"
+            )
+        return tuple(told)
+
+
+def of_the_recipe(own: PrivacyRecord, control: PrivacyRecord) -> Iterator[tuple[str, object, object]]:
+    """(what, of a model, of its control) for all that the two must have in common, as far as both say."""
+    for name in ("sampling_rate", "steps", "unit", "sampling"):
+        yield name, getattr(own, name), getattr(control, name)
+    if own.optimizer and control.optimizer:
+        yield "optimizer", own.optimizer, control.optimizer
+    for name in ("expected_batch", "learning_rate"):
+        yield name, own.details.get(name), control.details.get(name)
+    if math.isfinite(control.clip):
+        yield "clip", own.clip, control.clip
+        yield "kappa_least", own.details.get("kappa_least", 1.0), control.details.get("kappa_least", 1.0)
+
+
+def write(folder: Path, record: PrivacyRecord) -> None:
+    """Writes it whole or not at all."""
+    disk.replace(folder / FILE, json.dumps(to_json(record), indent=1) + "\n", sync=True)
+
+
+def read(folder: Path) -> PrivacyRecord | None:
+    """What the folder's model promises; None where it does not say. Raises AuditError for another form."""
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise AuditError(f"expected a privacy record in {str(path)!r}, got {type(error).__name__}") from None
+    record: PrivacyRecord = from_json(PrivacyRecord, values, str(path))
+    return record

@@ -1,0 +1,235 @@
+"""Numbers over several runs that attacked the same secrets: means over seeds, and differences between runs.
+
+One rule for every interval: resample the secrets, not the seeds. All runs and seeds of a contrast are read at the same
+resample, so that what they share cancels (a paired bootstrap). Seeds vary what the attack draws, not the target: the
+interval speaks of other secrets, at the mean of these seeds. Pure functions on judged guesses; no torch, no files.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from auditor.core.errors import AuditError, unknown
+from auditor.core.result import Measurement
+from auditor.core.streams import generator
+from auditor.records.outcomes import PerSecret
+from auditor.statistics.bounds import paired_means
+from auditor.statistics.extraction import errors_before, solved_before
+from auditor.statistics.intervals import CONFIDENCE, clopper_pearson
+from auditor.statistics.judging import Outcome
+
+_RESAMPLES = 2000
+_MOST_UNDEFINED = 0.05  # of the resamples: where more have no value, there is no interval
+Draws = NDArray[np.int64]  # (resamples, n): how often each secret was drawn
+Values = NDArray[np.float64]  # (resamples,); NaN where a resample holds nothing to take a mean of
+
+
+# --- one metric of one outcome, at every resample -------------------------------------------------------------------
+
+
+def _mean_of(values: Values, draws: Draws, where: NDArray[np.bool_] | None = None) -> Values:
+    weights = draws if where is None else draws * where
+    total = weights.sum(1)
+    sums = weights @ np.where(weights.any(0), values, 0.0)
+    return np.divide(sums, total, out=np.full(len(draws), np.nan), where=total > 0)
+
+
+def _at_errors(outcome: Outcome, draws: Draws, errors: int) -> Values:
+    ranked, _ = errors_before(outcome.hit, outcome.score)
+    order = np.lexsort((outcome.hit, -outcome.score))
+    return solved_before(ranked, draws[:, order], errors)
+
+
+def _trait(name: str, right: bool) -> Callable[[Outcome, Draws], Values]:
+    def statistic(o: Outcome, draws: Draws) -> Values:
+        values = o.score if name == "score" else o.traits[name]
+        values = np.exp(values) if name == "min_log_prob" else values
+        return _mean_of(values, draws, o.hit if right else ~o.hit)
+
+    return statistic
+
+
+# Names, definitions and units are those of the measurements of a finding; members only.
+STATISTICS: Mapping[str, Callable[[Outcome, Draws], Values]] = {
+    "recall": lambda o, draws: _mean_of(o.hit.astype(float), draws),
+    "any_of_k": lambda o, draws: _mean_of(o.any_hit.astype(float), draws),
+    "recall_at_100_errors": lambda o, draws: _at_errors(o, draws, 100),
+    "recall_at_10pct_errors": lambda o, draws: _at_errors(o, draws, max(1, len(o.ids) // 10)),
+    "recall_top_3": lambda o, draws: _mean_of((o.traits["rank"] <= 3).astype(float), draws),
+    "right_against_likelihood": lambda o, draws: _mean_of(
+        np.where(np.isnan(o.traits["passed_over"]), np.nan, o.hit & (o.traits["passed_over"] == 1)), draws
+    ),
+    "count_right": _trait("count", True),
+    "count_wrong": _trait("count", False),
+    "score_right": _trait("score", True),
+    "score_wrong": _trait("score", False),
+    "min_probability_right": _trait("min_log_prob", True),
+    "min_probability_wrong": _trait("min_log_prob", False),
+}
+UNITS = {
+    **dict.fromkeys(("count_right", "count_wrong"), "samples"),
+    **dict.fromkeys(("score_right", "score_wrong"), "score"),
+    **dict.fromkeys(("min_probability_right", "min_probability_wrong"), "probability"),
+}
+
+
+# --- cells of several runs ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One (target, setting, attack) at one point of a grid, over its seeds: judged members, and what was measured."""
+
+    target: str
+    setting: str
+    attack: str
+    outcomes: Mapping[int, Outcome] = field(default_factory=dict)
+    measured: Mapping[int, Mapping[str, Measurement]] = field(default_factory=dict)  # of the finding and its target
+    heldout: Mapping[int, Mapping[str, Sequence[float]]] = field(default_factory=dict)  # nll by target's text
+    options: Mapping[str, Any] = field(default_factory=dict)
+    not_applicable: str = ""
+    probed: Mapping[int, PerSecret] = field(default_factory=dict)  # of a probe: its numbers by secret
+
+
+@dataclass(frozen=True)
+class Part:
+    """A metric of a cell, times a coefficient."""
+
+    coefficient: float
+    metric: str
+    cell: Cell
+
+
+def contrast(name: str, parts: Sequence[Part]) -> Measurement:
+    """The sum of coefficient x metric, as the mean over the seeds that all cells have, with its 95% interval.
+
+    Paired over secrets where every metric is one of STATISTICS or a probe's mean over the same secrets, over held-out
+    texts where every one is a perplexity of the same texts; for others (an epsilon) the cells' own intervals are
+    combined as independent ones (MOVER). Raises AuditError for a metric that a cell does not have.
+    """
+    seeds = sorted(set.intersection(*(_seeds(part) for part in parts)))
+    if not seeds:
+        raise AuditError(f"no seed was run at every point that {name} compares")
+    if all(part.metric in STATISTICS for part in parts):
+        return _paired(name, parts, seeds)
+    if len({_texts(part, seed) for part in parts for seed in seeds}) == 1 and _texts(parts[0], seeds[0]):
+        return _paired_by_text(name, parts, seeds)
+    same = len({frozenset(_by_secret(part, seed)) for part in parts for seed in seeds}) == 1
+    if len(parts) > 1 and same and _by_secret(parts[0], seeds[0]):
+        return _paired_means(name, parts, seeds)
+    return _unpaired(name, parts, seeds)
+
+
+def _seeds(part: Part) -> set[int]:
+    return set(part.cell.outcomes if part.metric in STATISTICS else part.cell.measured)
+
+
+def _paired(name: str, parts: Sequence[Part], seeds: Sequence[int]) -> Measurement:
+    outcomes = [part.cell.outcomes[seed] for part in parts for seed in seeds]
+    ids = tuple(sorted({secret for outcome in outcomes for secret in outcome.ids}))
+    at, draws = {secret: i for i, secret in enumerate(ids)}, _resamples(len(ids))
+    values = np.zeros(len(draws))
+    for part in parts:
+        for seed in seeds:
+            outcome = part.cell.outcomes[seed]
+            mine = draws[:, [at[secret] for secret in outcome.ids]]
+            values += part.coefficient / len(seeds) * STATISTICS[part.metric](outcome, mine)
+    units = {UNITS.get(part.metric, "share") for part in parts}
+    unit, n = units.pop() if len(units) == 1 else "", len(ids)
+    value, resampled = float(values[0]), values[1:]
+    if math.isnan(value) or np.isnan(resampled).mean() > _MOST_UNDEFINED:
+        return Measurement(name, value, math.nan, math.nan, n, unit, "too few guesses to take a mean of")
+    low, high = np.nanquantile(resampled, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    if low == high and unit == "share":
+        # No resample differs, so a bootstrap has no width: bounded as in `metrics.share` and `metrics.difference`.
+        low, high = _without_width(value, n, single=len(parts) == 1)
+    return Measurement(name, value, float(low), float(high), n, unit)
+
+
+def _texts(part: Part, seed: int) -> tuple[float, ...]:
+    """Tokens of the held-out texts that the metric is the perplexity of; none where it is something else."""
+    held = part.cell.heldout.get(seed, {})
+    return tuple(held["tokens"]) if part.metric in held and part.metric != "tokens" else ()
+
+
+def _paired_by_text(name: str, parts: Sequence[Part], seeds: Sequence[int]) -> Measurement:
+    tokens = np.array(_texts(parts[0], seeds[0]))
+    draws = _resamples(len(tokens))
+    values = np.zeros(len(draws))
+    for part in parts:
+        for seed in seeds:
+            nll = np.array(part.cell.heldout[seed][part.metric])
+            values += part.coefficient / len(seeds) * np.exp(draws @ nll / (draws @ tokens))
+    low, high = np.quantile(values[1:], [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return Measurement(name, float(values[0]), float(low), float(high), len(tokens), "perplexity")
+
+
+def _by_secret(part: Part, seed: int) -> dict[str, float]:
+    """What the metric is the members' mean of, where a probe kept that: `exposure`, `exposure(count=16)`."""
+    match = re.fullmatch(r"(\w+)(?:\(count=(\d{1,15})\))?", part.metric)
+    held = part.cell.probed.get(seed)
+    if match is None or held is None or match[1] not in held.values:
+        return {}
+    rows = zip(held.ids, held.member, held.repeats, held.values[match[1]].tolist(), strict=True)
+    own = {id: x for id, member, times, x in rows if member and (match[2] is None or times == int(match[2]))}
+    return own if all(map(math.isfinite, own.values())) else {}
+
+
+def _paired_means(name: str, parts: Sequence[Part], seeds: Sequence[int]) -> Measurement:
+    """As the steps of a chain of causes are (auditor/runs/causes.py)."""
+    secrets = sorted(_by_secret(parts[0], seeds[0]))
+    plus, minus = np.zeros(len(secrets)), np.zeros(len(secrets))
+    for part in parts:
+        for seed in seeds:
+            mine = _by_secret(part, seed)
+            values = part.coefficient / len(seeds) * np.array([mine[secret] for secret in secrets])
+            if part.coefficient > 0:
+                plus += values
+            else:
+                minus -= values
+    found, tail = paired_means(plus, minus), (1 - CONFIDENCE) / 2
+    unit = _measured(parts[0], seeds[0]).unit
+    return Measurement(name, found.value, found.low(tail), found.high(tail), found.n, unit)
+
+
+def _without_width(value: float, n: int, single: bool) -> tuple[float, float]:
+    if single:
+        return clopper_pearson(round(value * n), n)
+    unseen = clopper_pearson(0, n)[1]
+    return value - unseen, value + unseen
+
+
+@functools.lru_cache(maxsize=4)
+def _resamples(n: int) -> Draws:
+    """(1 + resamples, n); the first row is the sample itself. The same for every contrast over n secrets."""
+    draws = generator("bootstrap", "contrast", n).multinomial(n, np.full(n, 1 / n), size=_RESAMPLES)
+    return np.vstack([np.ones((1, n), dtype=draws.dtype), draws])
+
+
+def _unpaired(name: str, parts: Sequence[Part], seeds: Sequence[int]) -> Measurement:
+    value = below = above = 0.0
+    n, units = 0, set[str]()
+    for part in parts:
+        held = [_measured(part, seed) for seed in seeds]
+        mean, low, high = (float(np.mean([getattr(m, bound) for m in held])) for bound in ("value", "low", "high"))
+        down, up = (mean - low, high - mean) if part.coefficient > 0 else (high - mean, mean - low)
+        value += part.coefficient * mean
+        below, above = math.hypot(below, part.coefficient * down), math.hypot(above, part.coefficient * up)
+        n, units = max(n, held[0].n), units | {held[0].unit}
+    unit = units.pop() if len(units) == 1 else ""
+    return Measurement(name, value, value - below, value + above, n, unit, "not paired")
+
+
+def _measured(part: Part, seed: int) -> Measurement:
+    held = part.cell.measured[seed]
+    if part.metric not in held:
+        raise unknown(f"metric of {part.cell.attack} on {part.cell.target}:", part.metric, {*held, *STATISTICS})
+    return held[part.metric]

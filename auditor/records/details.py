@@ -1,0 +1,239 @@
+"""What a run found out secret by secret, as its report shows it: read from the run folder, ids and numbers only.
+
+`secrets.json` tells of each secret what may be told, `outcomes.json` what each row saw of it, `tokens.jsonl` how likely
+each token of its true suffix is, `observations.jsonl` what probes saw. Each may be missing: older runs kept less. Knows
+no models and no text.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from auditor.core.errors import AuditError
+from auditor.core.jsonfiles import read_object
+from auditor.core.nouns import Secret
+from auditor.core.result import Measurement
+from auditor.records.outcomes import OUTCOMES, Row
+from auditor.statistics import intervals, judging
+
+SECRETS, TOKENS, OBSERVATIONS = "secrets.json", "tokens.jsonl", "observations.jsonl"
+
+
+@dataclass(frozen=True)
+class Told:
+    """What may be told of one secret."""
+
+    id: str
+    member: bool
+    repeats: int | None = None
+    length: int | None = None  # of its suffix, in tokens; None: an older run
+    group: str | None = None
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One row, side by side. An attack has an outcome, a probe a number a secret."""
+
+    ids: tuple[str, ...]
+    outcome: judging.Outcome | None = None
+    value: tuple[float, ...] = ()  # of a probe: its main number
+    score_is_probability: bool = False
+
+
+@dataclass(frozen=True)
+class Details:
+    """A run secret by secret. Empty where the folder keeps nothing of the kind.
+
+    tokens: by target and secret, nats a token of the true suffix. exposure: by row and secret, the bits that are
+    certain: -log2 of the null p-value, which is the exposure where the rank is exact.
+    """
+
+    secrets: tuple[Told, ...] = ()
+    rows: Mapping[Row, Seen] = field(default_factory=dict)
+    tokens: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
+    exposure: Mapping[Row, Mapping[str, float]] = field(default_factory=dict)
+
+
+def told(secrets: Sequence[Secret]) -> dict[str, Any]:
+    """The record `read` reads: a column a key."""
+    columns = {name: [getattr(s, name) for s in secrets] for name in ("id", "member", "repeats", "group")}
+    return {**columns, "length": [len(secret.suffix) for secret in secrets]}
+
+
+def read(folder: Path) -> Details:
+    """What the folder keeps. Raises AuditError for a file that holds something else."""
+    with _held(folder / OUTCOMES, "rows called target/setting/attack"):
+        cells = {_row(cell): record for cell, record in _json(folder / OUTCOMES).items()}
+    rows = {row: seen for row, record in cells.items() if (seen := _seen(folder, record))}
+    columns = _json(folder / SECRETS)
+    secrets = _told(folder, columns) if columns else _told_by_rows(rows)
+    return Details(secrets, rows, _tokens(folder / TOKENS), _exposure(folder / OBSERVATIONS))
+
+
+def renamed(details: Details, names: Mapping[str, str]) -> Details:
+    """The same under other names; who has none keeps its own."""
+
+    def said(id: str) -> str:
+        return names.get(id, id)
+
+    return Details(
+        tuple(replace(secret, id=said(secret.id)) for secret in details.secrets),
+        {row: _renamed(seen, said) for row, seen in details.rows.items()},
+        {target: {said(id): seen for id, seen in held.items()} for target, held in details.tokens.items()},
+        {row: {said(id): bits for id, bits in held.items()} for row, held in details.exposure.items()},
+    )
+
+
+def _renamed(seen: Seen, said: Callable[[str], str]) -> Seen:
+    ids = tuple(map(said, seen.ids))
+    return replace(seen, ids=ids, outcome=replace(seen.outcome, ids=ids) if seen.outcome else None)
+
+
+def _told(folder: Path, columns: Mapping[str, Any]) -> tuple[Told, ...]:
+    names = ("id", "member", "repeats", "length", "group")
+    with _held(folder / SECRETS, f"a column each of {', '.join(names)}"):
+        return tuple(Told(*values) for values in zip(*(columns[name] for name in names), strict=True))
+
+
+def _told_by_rows(rows: Mapping[Row, Seen]) -> tuple[Told, ...]:
+    """An older run: what its attacks were judged on."""
+    found: dict[str, Told] = {}
+    for outcome in filter(None, (seen.outcome for seen in rows.values())):
+        members = outcome.member.tolist()
+        found |= {id: Told(id, m, r) for id, m, r in zip(outcome.ids, members, outcome.repeats, strict=True)}
+    return tuple(found[id] for id in sorted(found))
+
+
+def _seen(folder: Path, record: Any) -> Seen | None:
+    with _held(folder / OUTCOMES, "what each row found out about each secret"):
+        if "hit" in record:
+            outcome = judging.from_record(record)
+            return Seen(outcome.ids, outcome, score_is_probability=bool(record.get("score_is_probability")))
+        main = next(iter(record["values"].values()), None)
+        return None if main is None else Seen(tuple(record["ids"]), value=tuple(map(float, main)))
+
+
+def _tokens(path: Path) -> dict[str, dict[str, tuple[float, ...]]]:
+    found: dict[str, dict[str, tuple[float, ...]]] = {}
+    with _held(path, "log-probabilities by target and secret"):
+        for record in _lines(path):
+            found.setdefault(record["target"], {})[record["secret"]] = tuple(map(float, record["log_probs"]))
+    return found
+
+
+def _exposure(path: Path) -> dict[Row, dict[str, float]]:
+    """Of probes that observe it; the last observation of a secret is the one that counts."""
+    found: dict[Row, dict[str, float]] = {}
+    with _held(path, "observations by cell and secret"):
+        for record in _lines(path):
+            if "null_p" in record["values"]:
+                bits = -math.log2(float(record["values"]["null_p"]))
+                found.setdefault(_row(record["cell"]), {})[record["secret"]] = bits
+    return found
+
+
+@contextmanager
+def _held(path: Path, what: str) -> Iterator[None]:
+    """Raises AuditError where the file turns out to hold something else."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+        raise AuditError(f"{path}: expected {what}, got something else: the file is damaged") from None
+
+
+def _row(cell: str) -> Row:
+    target, setting, attack = cell.split("/")
+    return target, setting, attack
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return read_object(path, "a part of a run") if path.exists() else {}
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a journal; one cut off by a crash is left out, as resuming leaves it out."""
+    if not path.exists():
+        return []
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+    except (OSError, ValueError, RecursionError) as error:
+        raise AuditError(f"{path}: not lines of JSON that can be read") from error
+
+
+# --- numbers over the secrets -----------------------------------------------------------------------------------------
+
+
+def by_group(details: Details, seen: Seen) -> dict[str, Measurement]:
+    """Verbatim recall of the members of each group, by the group's name; empty where there are no groups."""
+    groups = {secret.id: secret.group for secret in details.secrets if secret.member and secret.group is not None}
+    if seen.outcome is None or not groups:
+        return {}
+    own = [groups.get(id) for id in seen.ids]
+    names = sorted({name for name in own if name is not None})
+    return {name: intervals.share("recall", seen.outcome.hit[[group == name for group in own]]) for name in names}
+
+
+def by_length(
+    details: Details, seen: Seen, lengths: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+) -> dict[int, Measurement]:
+    """Share of members whose first guess is right in its first L tokens, of those with a suffix so long; by L.
+
+    The longest suffix is the last L, so that where all are of one length its share is the recall.
+    """
+    of = {secret.id: secret.length for secret in details.secrets if secret.member and secret.length is not None}
+    if seen.outcome is None or "lead" not in seen.outcome.traits or not of:
+        return {}
+    member = [i for i, id in enumerate(seen.ids) if id in of]
+    length = np.array([of[seen.ids[i]] for i in member])
+    lead = seen.outcome.traits["lead"][member]
+    if not len(length):
+        return {}
+    longest = int(length.max())
+    shown = [*(L for L in lengths if longest > L), longest]
+    return {L: intervals.share("recall_first_tokens", lead[length >= L] >= L) for L in shown}
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Guesses of about one score: the mean score, and the share of them that is right."""
+
+    score: float
+    right: Measurement
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """How well a score that is a probability keeps its word."""
+
+    bins: tuple[Bin, ...]
+    error: float  # expected calibration error: mean |score - share right| over the bins, by guesses
+    brier: float  # mean squared distance of the score from 1 (right) or 0 (wrong)
+    n: int
+
+
+def reliability(score: NDArray[np.float64], right: NDArray[np.bool_], bins: int = 10) -> Reliability:
+    """Of (n,) scores in [0, 1] and whether each guess was right, over equally wide bins; empty bins are left out.
+
+    Guo et al. 2017, Eq. 3 (expected calibration error); Brier 1950. Raises AuditError for a score that is none.
+    """
+    if not len(score) or not ((score >= 0) & (score <= 1 + 1e-9)).all():
+        raise AuditError("expected at least one score, each a probability in [0, 1]")
+    at = np.minimum((score * bins).astype(int), bins - 1)
+    found = [Bin(float(score[at == i].mean()), intervals.share("right", right[at == i])) for i in np.unique(at)]
+    error = sum(abs(b.score - b.right.value) * b.right.n for b in found) / len(score)
+    return Reliability(tuple(found), float(error), float(np.mean((score - right) ** 2)), len(score))
+
+
+def tail(values: Sequence[float]) -> list[tuple[float, float]]:
+    """(x, share of the values that are at least x) at every distinct finite value, rising; NaN is left out."""
+    known = np.sort([value for value in values if not math.isnan(value)])
+    return [(float(x), float(np.mean(known >= x))) for x in np.unique(known) if math.isfinite(x)]

@@ -1,0 +1,266 @@
+"""The run folder: guesses and observations appended as secrets finish, tuned states, the plan that resumes it.
+
+Files are 0600. Knows files; knows nothing of models or terminals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from filelock import FileLock
+
+from auditor.core import disk, locks
+from auditor.core.errors import AuditError
+from auditor.core.jsonable import from_json, to_json
+from auditor.core.jsonfiles import read_object
+from auditor.core.nouns import Guesses, Lead, Observation, TokenLogProbs
+from auditor.records import weights
+from auditor.records.details import OBSERVATIONS, SECRETS, TOKENS
+from auditor.records.journal import (
+    _decode,
+    _decode_observation,
+    _decode_tokens,
+    _encode,
+    _encode_observation,
+    _encode_tokens,
+    _Journal,
+)
+from auditor.records.outcomes import OUTCOMES
+
+_GUESSES, _PLAN = "guesses.jsonl", "plan.json"
+
+
+_SECRETS, _HELDOUT, _WEIGHTS, _LEAD = "secrets.sha256", "heldout.json", "weights.json", "lead.json"
+
+Item = TypeVar("Item")
+
+
+def cell_name(target: str, setting: str, attack: str) -> str:
+    """What the guesses of one (target, setting, attack) are kept under."""
+    return f"{target}/{setting}/{attack}"
+
+
+class RunFolder:
+    """One run on disk. `create` starts it, `reopen` continues one that was interrupted: no other process may then."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: FileLock | None = None
+        self._new = False  # whether `create` began this run; one that is resumed is somebody's already
+        self._ours = False  # whether `create` made the folder itself
+        self._latest: str | None = None  # what runs/latest pointed to before
+        self._guesses = _Journal(path / _GUESSES, _encode, _decode)
+        self._observations = _Journal(path / OBSERVATIONS, _encode_observation, _decode_observation)
+        self._tokens = _Journal(path / TOKENS, _encode_tokens, _decode_tokens)
+
+    @classmethod
+    def create(cls, out: Path | None, name: str, plan: dict[str, Any]) -> RunFolder:
+        """A new folder with the plan in it. Raises AuditError when it cannot be written or already holds a run."""
+        path = out or new_folder(name)
+        folder = cls(path)
+        try:
+            folder._ours = not path.exists()
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder._lock = locks.hold(path)
+            if (path / _PLAN).exists():
+                raise AuditError(
+                    f"expected a new folder for -o, but {str(path)!r} holds a run; continue it with --resume {path}"
+                )
+            (path / "state").mkdir(exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise AuditError(f"cannot write the run folder {str(path)!r}: {error.strerror}") from error
+        disk.replace(path / _PLAN, json.dumps(plan, indent=1))
+        folder._new = True
+        if out is None:
+            folder._latest = _point_latest(path.parent, path.name)
+        return folder
+
+    @classmethod
+    def reopen(cls, path: Path) -> RunFolder:
+        """A folder that `create` made. Finished secrets are read back; a line cut off by a crash is dropped."""
+        if not (path / _PLAN).is_file():
+            raise AuditError(f"expected a run folder to resume, but {str(path)!r} holds no {_PLAN}")
+        folder = cls(path)
+        folder._lock = locks.hold(path)
+        folder._guesses.read()
+        folder._observations.read()
+        folder._tokens.read()
+        return folder
+
+    def close(self) -> None:
+        """Lets other processes write to it."""
+        if self._lock is not None:
+            self._lock.release()
+
+    def discard_if_empty(self) -> None:
+        """Removes a new folder in which no attack found anything: a refused run leaves nothing half written."""
+        found = any((self.path / name).exists() for name in (_GUESSES, OBSERVATIONS))
+        if not self._new or found or any((self.path / "state").iterdir()):
+            return
+        latest = self.path.parent / "latest"
+        if latest.is_symlink() and os.readlink(latest) == self.path.name:
+            latest.unlink()
+            if self._latest is not None:
+                _point_latest(self.path.parent, self._latest)
+        (self.path / "state").rmdir()
+        (self.path / _PLAN).unlink()
+        for name in (_SECRETS, _WEIGHTS, _LEAD, SECRETS, TOKENS, locks.LOCK):
+            (self.path / name).unlink(missing_ok=True)
+        if self._ours:
+            with contextlib.suppress(OSError):  # somebody may have put other things there
+                self.path.rmdir()
+
+    def plan(self) -> dict[str, Any]:
+        return read_object(self.path / _PLAN, "the plan of a run")
+
+    def pin(self, fingerprint: str) -> None:
+        """Ties the folder to the secrets it is started on. Raises AuditError where it holds answers about others."""
+        path = self.path / _SECRETS
+        if path.is_file() and path.read_bytes() != fingerprint.encode():
+            raise AuditError(f"expected the secrets that {str(self.path)!r} was started on, but the data has changed")
+        disk.replace(path, fingerprint)
+
+    def check_weights(self, now: Mapping[str, str]) -> None:
+        """Raises AuditError by the name of a file where the answers in the folder are about other weights."""
+        path = self.path / _WEIGHTS
+        if not path.is_file():
+            if any((self.path / name).exists() for name in (_GUESSES, OBSERVATIONS)):
+                weights.check(None, now, str(self.path))
+            return
+        held = from_json(dict[str, str], read_object(path, "the digests of weights"), str(path))
+        weights.check(held, now, str(self.path))
+
+    def pin_weights(self, now: Mapping[str, str]) -> None:
+        """Ties the folder to the weights it is started on. Raises AuditError as `check_weights`."""
+        self.check_weights(now)
+        disk.replace(self.path / _WEIGHTS, json.dumps(now, indent=1))
+
+    def save_lead(self, lead: Lead) -> None:
+        """Ties the folder to what stands before every text: a resumed run chooses none anew."""
+        disk.replace(self.path / _LEAD, json.dumps(to_json(lead)))
+
+    def lead(self) -> Lead | None:
+        """None in a new folder; one that was started before leads were kept had none."""
+        path = self.path / _LEAD
+        if not path.exists():
+            started = (self.path / _SECRETS).is_file()
+            return Lead((), "lead nothing: an older version started this run") if started else None
+        lead: Lead = from_json(Lead, read_object(path, "the lead of a run"), str(path))
+        return lead
+
+    def save_secrets(self, told: dict[str, Any]) -> None:
+        """What reports may tell of each secret (`details.told`): a column a key, no text."""
+        disk.replace(self.path / SECRETS, json.dumps(told))
+
+    def save_outcomes(self, outcomes: dict[str, Any]) -> None:
+        """What was found out secret by secret, by cell: judged guesses (`metrics.to_record`), probes' numbers.
+
+        It is what tables over several runs and baselines need, without the answers.
+        """
+        disk.replace(self.path / OUTCOMES, json.dumps(outcomes))
+
+    def outcomes(self) -> dict[str, Any]:
+        return read_object(self.path / OUTCOMES, "the judged guesses of a run")
+
+    def save_heldout(self, heldout: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
+        """By target, of each held-out text: `tokens` predicted, and the summed nll behind each kind of perplexity."""
+        disk.replace(self.path / _HELDOUT, json.dumps(heldout))
+
+    def heldout(self) -> dict[str, dict[str, list[float]]]:
+        """Empty for a run of before they were kept."""
+        path = self.path / _HELDOUT
+        if not path.exists():
+            return {}
+        held = read_object(path, "the held-out texts of a run")
+        read: dict[str, dict[str, tuple[float, ...]]] = from_json(
+            dict[str, dict[str, tuple[float, ...]]], held, str(path)
+        )
+        return {target: {name: list(values) for name, values in own.items()} for target, own in read.items()}
+
+    def done(self, cell: str) -> dict[str, Guesses]:
+        """The finished secrets of an attack's cell."""
+        return self._guesses.done(cell)
+
+    def append(self, cell: str, batch: list[Guesses]) -> None:
+        """Adds finished secrets, flushed to disk before they count as done."""
+        self._guesses.append(cell, batch)
+
+    def observed(self, cell: str) -> dict[str, Observation]:
+        """The finished secrets of a probe's cell."""
+        return self._observations.done(cell)
+
+    def observe(self, cell: str, batch: list[Observation]) -> None:
+        """As `append`; a second observation of a secret takes the place of the first."""
+        self._observations.append(cell, batch)
+
+    def scored(self, target: str) -> dict[str, TokenLogProbs]:
+        """The secrets whose true suffix was scored under this target, token by token."""
+        return self._tokens.done(target)
+
+    def score(self, target: str, batch: list[TokenLogProbs]) -> None:
+        """As `append`."""
+        self._tokens.append(target, batch)
+
+    def save_state(self, cell: str, state: dict[str, Any]) -> None:
+        made = io.BytesIO()
+        torch.save(state, made)
+        disk.replace(self._state_path(cell), made.getvalue())
+
+    def load_state(self, cell: str) -> dict[str, Any] | None:
+        """What was tuned; None where nothing was. Raises AuditError for a file that cannot be read."""
+        path = self._state_path(cell)
+        if not path.exists():
+            return None
+        try:
+            state: dict[str, Any] = torch.load(path, weights_only=True)
+        except Exception as error:  # torch raises a dozen kinds, all of them about the file
+            raise AuditError(f"{path}: expected what an attack tuned, got a file that cannot be read") from error
+        if not isinstance(state, dict):
+            raise AuditError(f"{path}: expected what an attack tuned, got {type(state).__name__}")
+        return state
+
+    def _state_path(self, cell: str) -> Path:
+        return self.path / "state" / (cell.replace("/", "--") + ".pt")
+
+
+def new_folder(name: str) -> Path:
+    """runs/<UTC time>-<name>, or the first of its kind that is free; nothing is created."""
+    return _unused(Path("runs") / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{name}")
+
+
+def _unused(path: Path) -> Path:
+    """The path, or the first of path-2, path-3, ... that is free: two runs may start in one second."""
+    count, free = 1, path
+    while free.exists():
+        count += 1
+        free = path.with_name(f"{path.name}-{count}")
+    return free
+
+
+def _point_latest(runs: Path, name: str) -> str | None:
+    """runs/latest -> this run, replaced in one step; returns what it pointed to before."""
+    link, scratch = runs / "latest", runs / f".latest-{os.getpid()}"
+    before = os.readlink(link) if link.is_symlink() else None
+    scratch.symlink_to(name)
+    os.replace(scratch, link)
+    return before
+
+
+def batched(stream: Iterator[Item], size: int) -> Iterator[list[Item]]:
+    """Finished secrets in small lists, so that appending them costs one flush for several."""
+    batch: list[Item] = []
+    for item in stream:
+        batch.append(item)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch

@@ -1,0 +1,122 @@
+"""What each row found out about each secret, as runs are paired by it: the numbers whose means are the measurements.
+
+They lie in `outcomes.json` beside the result, ids and numbers only: ten thousand secrets take some hundred kB a row,
+too much for a record that every report loads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sized
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from auditor.core.errors import AuditError
+from auditor.core.jsonfiles import read_object
+from auditor.core.result import AuditResult, Finding
+from auditor.statistics.bounds import Evidence, paired_means, paired_ranking, paired_shares
+from auditor.statistics.judging import from_record
+
+OUTCOMES = "outcomes.json"
+
+Row = tuple[str, str, str]  # target, setting, attack
+
+_RANKED = re.compile(r"recall_at_(\d+)(pct)?_errors")
+
+
+@dataclass(frozen=True)
+class PerSecret:
+    """One row, (secrets,) each. values: by measurement; of an attack also the "score" of each first guess."""
+
+    ids: tuple[str, ...]
+    member: NDArray[np.bool_]
+    repeats: tuple[int | None, ...]
+    values: Mapping[str, NDArray[np.float64]]
+
+    def chosen(self, members: bool, count: int | None) -> dict[str, NDArray[np.float64]]:
+        """The values of the members (or the others), of one repeat count if given, in the order of their ids."""
+        wanted = [
+            i
+            for i in sorted(range(len(self.ids)), key=lambda i: self.ids[i])
+            if self.member[i] == members and count in (None, self.repeats[i])
+        ]
+        return {name: values[wanted] for name, values in self.values.items()}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run, as it can be held against another."""
+
+    name: str
+    result: AuditResult
+    outcomes: Mapping[Row, PerSecret]  # empty: a run of before they were kept
+
+
+def row_of(finding: Finding) -> Row:
+    return finding.target, finding.setting, finding.attack
+
+
+def of_folder(folder: Path) -> dict[Row, PerSecret]:
+    """What a run folder holds; nothing where it holds no such file. Raises AuditError as `read`."""
+    path = folder / OUTCOMES
+    return read(path, read_object(path, "the judged guesses")) if path.exists() else {}
+
+
+def read(path: Path, cells: Mapping[str, Any]) -> dict[Row, PerSecret]:
+    """The rows of `RunFolder.outcomes`. Raises AuditError for what is no such record; path: for its sentence."""
+    try:
+        found = {_row(cell): per_secret(record) for cell, record in cells.items()}
+        for one in found.values():
+            columns: list[Sized] = [one.member, one.repeats, *one.values.values()]
+            if any(len(column) != len(one.ids) for column in columns) or not all(isinstance(id, str) for id in one.ids):
+                raise ValueError("columns of other lengths than the ids")
+        return found
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise AuditError(f"{path}: expected what each row found out about each secret, got something else") from error
+
+
+def _row(cell: str) -> Row:
+    target, setting, attack = cell.split("/")
+    return target, setting, attack
+
+
+def per_secret(record: Mapping[str, Any]) -> PerSecret:
+    """A row of `RunFolder.outcomes`. Raises ValueError and the like for what is none."""
+    if "hit" in record:
+        o = from_record(record)
+        values = {"recall": o.hit, "any_of_k": o.any_hit, "near_verbatim_recall": o.near, "score": o.score}
+        return PerSecret(o.ids, o.member, o.repeats, {name: v.astype(float) for name, v in values.items()})
+    numbers = {name: np.array(values, dtype=float) for name, values in record["values"].items()}
+    return PerSecret(tuple(record["ids"]), np.array(record["member"], dtype=bool), tuple(record["repeats"]), numbers)
+
+
+def difference(metric: str, count: int | None, new: PerSecret, base: PerSecret) -> Evidence | str:
+    """The metric of `new` minus that of `base`, paired by secret; or why there is none. The secrets are the same.
+
+    count: among the members of this repeat count. `_nonmembers` metrics are taken over the non-members.
+    """
+    column, members = metric.removesuffix("_nonmembers"), not metric.endswith("_nonmembers")
+    first, second = (rows.chosen(members, count) for rows in (new, base))
+    ranked = _RANKED.fullmatch(metric)
+    for wanted in ("recall", "score") if ranked else (column,):
+        if wanted not in first or wanted not in second or column == "score":
+            return (
+                f"{metric} is not kept secret by secret (kept: {', '.join(name for name in first if name != 'score')})"
+            )
+    n = len(next(iter(first.values())))
+    if not n:
+        return f"no secret stood in the data {count} times" if count is not None else "no secret to pair"
+    if ranked:
+        errors = max(1, n * int(ranked[1]) // 100) if ranked[2] else int(ranked[1])
+        mine, theirs = ((side["recall"] == 1, side["score"]) for side in (first, second))
+        return paired_ranking(mine, theirs, errors)
+    one, other = first[column], second[column]
+    if not (np.isfinite(one).all() and np.isfinite(other).all()):
+        return f"{metric} is not a number for some secret"
+    if all(np.isin(values, (0, 1)).all() for values in (one, other)):
+        return paired_shares(one == 1, other == 1)
+    return paired_means(one, other)

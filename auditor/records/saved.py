@@ -1,0 +1,45 @@
+"""`result.json` of a run folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from auditor.core.errors import AuditError
+from auditor.core.jsonable import from_json
+from auditor.core.result import SCHEMA_VERSION, AuditResult
+
+if TYPE_CHECKING:
+    pass
+
+
+RESULT = "result.json"
+
+
+def read(folder: Path) -> AuditResult:
+    """The result a run folder holds. Raises AuditError, one sentence, when there is none that this version can read."""
+    path = folder / RESULT
+    raw = _load(folder, path)
+    if not isinstance(raw, dict):
+        raise AuditError(f"{path}: expected an object, got {type(raw).__name__}")
+    found = raw.get("schema_version", "none")
+    if type(found) is not int or found != SCHEMA_VERSION:
+        newer = type(found) is int and found > SCHEMA_VERSION
+        then = "a newer audit made it, update this one" if newer else "re-run the audit"
+        raise AuditError(f"{path}: expected schema_version {SCHEMA_VERSION}, got {found!r}; {then}")
+    result: AuditResult = from_json(AuditResult, raw, str(path))
+    return result
+
+
+def _load(folder: Path, path: Path) -> Any:
+    if not folder.is_dir():
+        raise AuditError(f"{folder}: no such run folder")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise AuditError(f"{folder}: no {RESULT} in this folder; is it a run folder, and did the run finish?") from None
+    except OSError as error:
+        raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise AuditError(f"{path}: not valid JSON ({error})") from error

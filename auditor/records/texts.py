@@ -1,0 +1,123 @@
+"""The private half of a run folder: what secrets say, for `--reveal`, and the aliases that reports name them by.
+
+`ids.json` holds aliases only; `texts.jsonl` holds private text. Both are readable by their owner only. Knows no
+tokenizer: whoever writes brings a `decode`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from auditor.core import disk
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Secret, Tokens
+
+IDS, TEXTS = "ids.json", "texts.jsonl"
+Decode = Callable[[Sequence[int]], str]
+_CONTEXT = 8  # tokens before a text that decide how its first token is written
+
+
+@dataclass(frozen=True)
+class Text:
+    """What one secret says. pieces: what each token of the suffix adds to it; guesses: the first one of each row.
+
+    Rows are named as in `outcomes.json`, `target/setting/attack`.
+    """
+
+    prefix: str
+    suffix: str
+    pieces: tuple[str, ...]
+    guesses: Mapping[str, str] = field(default_factory=dict)
+
+
+def write_ids(folder: Path, aliases: Mapping[str, str], salt: str) -> None:
+    """salt: its fingerprint."""
+    disk.replace(folder / IDS, json.dumps({"salt": salt, "ids": aliases}) + "\n")
+
+
+def read_ids(folder: Path) -> dict[str, str]:
+    """The alias of each secret id of the run. Raises AuditError where it has none (an older version made it)."""
+    try:
+        ids: dict[str, str] = dict(json.loads(_read(folder, IDS))["ids"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _broken(folder, IDS) from error
+    return ids
+
+
+def names(folder: Path) -> dict[str, str]:
+    """As `read_ids`, empty where an older version made the run."""
+    return read_ids(folder) if (folder / IDS).exists() else {}
+
+
+def write_texts(
+    folder: Path, secrets: Sequence[Secret], guesses: Mapping[str, Mapping[str, Tokens]], decode: Decode
+) -> None:
+    """guesses: by row, the first guess of each secret id."""
+    disk.replace(folder / TEXTS, "".join(json.dumps(line) + "\n" for line in _lines(secrets, guesses, decode)))
+
+
+def _lines(
+    secrets: Sequence[Secret], guesses: Mapping[str, Mapping[str, Tokens]], decode: Decode
+) -> Iterator[dict[str, Any]]:
+    for secret in secrets:
+        context = secret.prefix[-_CONTEXT:]
+        first = {row: added(decode, context, held[secret.id]) for row, held in guesses.items() if secret.id in held}
+        suffix = pieces(decode, context, secret.suffix)
+        yield {"secret": secret.id, "prefix": decode(secret.prefix), "pieces": suffix, "guesses": first}
+
+
+def added(decode: Decode, context: Sequence[int], tokens: Sequence[int]) -> str:
+    """What the tokens add to the text behind the context: some tokenizers drop a space that a text begins with."""
+    return decode([*context, *tokens])[len(decode(context)) :]
+
+
+def pieces(decode: Decode, context: Sequence[int], tokens: Sequence[int]) -> list[str]:
+    """What each token adds; a character of several tokens comes with the last of them."""
+    found, seen = [], len(decode(context))
+    for count in range(1, len(tokens) + 1):
+        text = decode([*context, *tokens[:count]])
+        if text.endswith("\ufffd") and count < len(tokens):
+            text = text[:seen]
+        found.append(text[seen:])
+        seen = len(text)
+    return found
+
+
+def read_texts(folder: Path) -> dict[str, Text]:
+    """By secret id, in the order of the run. Raises AuditError where the folder holds none."""
+    lines = _read(folder, TEXTS).splitlines()
+    try:
+        return {line["secret"]: _text(line) for line in map(json.loads, lines)}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _broken(folder, TEXTS) from error
+
+
+def by_alias(folder: Path) -> dict[str, Text]:
+    """As `read_texts`, by what reports call the secrets."""
+    ids, texts = read_ids(folder), read_texts(folder)
+    if not set(texts) <= set(ids):
+        raise _broken(folder, IDS)
+    return {ids[secret]: text for secret, text in texts.items()}
+
+
+def _text(line: Mapping[str, Any]) -> Text:
+    return Text(line["prefix"], "".join(line["pieces"]), tuple(line["pieces"]), dict(line["guesses"]))
+
+
+def _read(folder: Path, name: str) -> str:
+    try:
+        return (folder / name).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise AuditError(
+            f"{folder}: no {name} in this folder: the run did not finish, or an older audit made it"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise AuditError(f"{folder / name}: cannot be read ({type(error).__name__})") from None
+
+
+def _broken(folder: Path, name: str) -> AuditError:
+    return AuditError(f"{folder / name}: expected what `audit run` writes there, got something else")

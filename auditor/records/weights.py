@@ -1,0 +1,153 @@
+"""Which weights a run is about: a SHA-256 of every file that its models, adapters and tokenizers are read from.
+
+A path is no promise of what lies there: a run that is gone on with, or a sweep that is run again, after other weights
+were put in the same place is refused by the name of the file. Knows files; loads no model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from huggingface_hub import try_to_load_from_cache
+
+from auditor.core import disk
+from auditor.core.cache import cache_folder
+from auditor.core.errors import AuditError
+
+# What transformers and PEFT read of a folder: weights, configurations, tokenizers, templates, code of its own.
+_READ = (".safetensors", ".bin", ".json", ".model", ".tiktoken", ".txt", ".jinja", ".py", ".gguf")
+
+_ABOUT = ("training.json", "trainer_state.json", "seconds.json")  # of how it came about: no model is made of them
+
+_SETTLED = 2.0  # seconds: a file may change again within one tick of the coarsest file system's clock
+
+
+def of(named: Mapping[str, tuple[str, str | None]]) -> dict[str, str]:
+    """The same of models by role: each a folder or hub id, and the revision of one on the hub."""
+    memory, found = _Memory(), {}
+    for role, (place, revision) in named.items():
+        for name, path in _files(place, revision):
+            found[f"{role}/{name}"] = memory.digest(path)
+        for name, path in _base_files(place, revision):
+            found[f"{role} base/{name}"] = memory.digest(path)
+    memory.keep()
+    return found
+
+
+def check(held: Mapping[str, str] | None, now: Mapping[str, str], what: str) -> None:
+    """Raises AuditError by the name of a file that has changed, gone or come since `what` was made with `held`.
+
+    held: None where `what` does not say. A model of which one side holds nothing at all is not compared: what is not
+    there cannot be mistaken for another, and whoever needs it fails to load it.
+    """
+    if held is None:
+        if now:
+            raise AuditError(f"expected {what} to say which weights it is of, but an older version made it: start anew")
+        return
+    both = set(map(_role, held)) & set(map(_role, now))
+    for name in sorted({*held, *now}):
+        if held.get(name) == now.get(name) or _role(name) not in both:
+            continue
+        how = "has changed" if name in held and name in now else "is new" if name in now else "is gone"
+        raise AuditError(f"expected the weights that {what} was made with, but {name} {how} since: give a new folder")
+
+
+def _role(name: str) -> str:
+    return name.partition("/")[0]
+
+
+def _files(place: str, revision: str | None) -> Iterator[tuple[str, Path]]:
+    """(name, path) of what is read of a model, an adapter or an ensemble's members."""
+    for path in _listed(_folder(place, revision)):
+        if path.is_file() and path.suffix in _READ and path.name not in _ABOUT:
+            yield path.name, path
+        elif (path / "adapter_config.json").is_file():  # a member of an ensemble
+            yield from ((f"{path.name}/{name}", own) for name, own in _files(str(path), None))
+
+
+def _base_files(place: str, revision: str | None) -> Iterator[tuple[str, Path]]:
+    """The same of the model that an adapter is for."""
+    base = _base(_folder(place, revision) / "adapter_config.json")
+    if base is not None and base != place:
+        yield from _files(base, None)
+
+
+def _folder(place: str, revision: str | None) -> Path:
+    folder = Path(place)
+    return folder if folder.is_dir() else _snapshot(place, revision) or folder
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if not path.name.startswith(".")) if folder.is_dir() else []
+    except OSError as error:
+        raise AuditError(f"{folder}: cannot be read: {error.strerror}") from error
+
+
+def _base(config: Path) -> str | None:
+    """The model that an adapter is for, as it names it."""
+    try:
+        named = json.loads(config.read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError):
+        return None  # no adapter; or a broken one, which does not load
+    return named if isinstance(named, str) and named else None
+
+
+def _snapshot(name: str, revision: str | None) -> Path | None:
+    """The folder that the hub's cache keeps a model's files in, by commit; None where it keeps none."""
+    for file in ("config.json", "adapter_config.json"):
+        with suppress(ValueError):  # no name that a hub could have
+            path = try_to_load_from_cache(name, file, revision=revision)
+            if isinstance(path, str):
+                return Path(path).parent
+    return None
+
+
+class _Memory:
+    """Digests by path, size, times and inode, in the cache folder: gigabytes are read once.
+
+    ctime is among them: it moves with every change, also of a file whose mtime is put back. What changed within the
+    last moments is not remembered: it could change again without a trace. Where nothing can be kept, all is read again.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[str, list[object]] = {}
+        self._path: Path | None = None
+        with suppress(AuditError, OSError, ValueError):
+            self._path = cache_folder() / "weights.json"
+            held = json.loads(self._path.read_text(encoding="utf-8"))
+            self._held = held if isinstance(held, dict) else {}
+        self._new = False
+
+    def digest(self, path: Path) -> str:
+        """SHA-256 in hex. Raises AuditError for a file that cannot be read."""
+        try:
+            key, seen = str(path.resolve()), _seen(path)
+            held = self._held.get(key)
+            if isinstance(held, list) and held[:-1] == seen and isinstance(held[-1], str):
+                return held[-1]
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            changed = max(path.stat().st_mtime, path.stat().st_ctime)
+            if seen == _seen(path) and time.time() - changed > _SETTLED:
+                self._held[key], self._new = [*seen, digest], True
+        except OSError as error:
+            raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
+        return digest
+
+    def keep(self) -> None:
+        if self._path is not None and self._new:
+            there = {path: held for path, held in self._held.items() if os.path.exists(path)}
+            with suppress(AuditError):
+                disk.replace(self._path, json.dumps(there))
+
+
+def _seen(path: Path) -> list[object]:
+    state = os.stat(path)
+    return [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino, state.st_dev]

@@ -1,0 +1,98 @@
+"""`audit canaries score`: the exposure of every canary of a manifest, on a model or as a finished run measured it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from auditor.benchmarks import canaries
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Observation, Secret
+from auditor.models.loading import load
+from auditor.plugins import registry
+from auditor.plugins.view import WORST, View
+from auditor.records import saved
+from auditor.records.folder import RunFolder, cell_name
+from auditor.reports import words
+from auditor.runs.lead import choose, led
+from auditor.runs.plan import AUTO, check_general, options_for, parse_options
+from auditor.runs.run import Reporter
+
+PROBE = "exposure"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One canary. values: what the probe observed of it; count: insertions."""
+
+    id: str
+    count: int
+    values: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Score:
+    """The canaries on one target, and what a reader must know."""
+
+    title: str
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...]
+
+
+def score(
+    manifest: Path,
+    model: str,
+    options: Sequence[str],
+    lead: str,
+    device: str,
+    dtype: str,
+    seed: int,
+    reporter: Reporter,
+) -> list[Score]:
+    """On the model of that name, or, where it is the folder of a run, on every target of the run.
+
+    Raises AuditError where the run knows nothing of these canaries, or the model cannot write them.
+    """
+    held = canaries.read(manifest)
+    if (Path(model) / "plan.json").is_file():
+        if options or lead != AUTO:
+            raise AuditError("-A and --lead go with a model: a run was measured with options of its own")
+        return _of_run(held, Path(model))
+    fields = list(registry.options_of(registry.probes()[PROBE]))
+    parsed = parse_options("-A", options, [PROBE])
+    check_general("-A", parsed, {PROBE: fields})
+    probe = registry.build("probe", registry.probes(), PROBE, options_for(PROBE, parsed, {}, fields))
+    target = load(model, device=device, dtype=dtype)
+    secrets = canaries.secrets(held, target.tokenizer, target.vocab_size)
+    longest = max(len(secret.suffix) for secret in secrets)
+    before = choose(lead, target, longest=longest, canaries=secrets)
+    attacked = led(target, before.tokens)
+    attacked.check_room(0, longest)
+    with reporter.stage(f"exposure of {len(secrets)} canaries"):
+        view = View("undefended", attacked, WORST, seed, tokenizer=target.tokenizer)
+        seen = {observation.secret: observation for observation in probe.measure(view, secrets)}
+    completed = probe.complete(secrets, [seen[secret.id] for secret in secrets])
+    notes = (before.said, *target.notes, *probe.notes(secrets, completed))
+    return [Score(f"Exposure on {model}", _rows(secrets, completed), notes)]
+
+
+def _of_run(held: canaries.Manifest, folder: Path) -> list[Score]:
+    result, run = saved.read(folder), RunFolder.reopen(folder)
+    counts = {entry.id: entry.count for entry in held.canaries}
+    scores = []
+    for finding in result.findings:
+        if finding.attack != PROBE or finding.not_applicable:
+            continue
+        observed = run.observed(cell_name(finding.target, finding.setting, PROBE))
+        if set(observed) != set(counts):
+            raise AuditError(f"expected the canaries of this manifest in {str(folder)!r}, but the run measured others")
+        rows = tuple(Row(id, count, observed[id].values) for id, count in counts.items())
+        scores.append(Score(f"Exposure on {words.row_title(result, finding)}", rows, finding.notes))
+    if not scores:
+        raise AuditError(f"{str(folder)!r} holds no exposure: run it with --canaries MANIFEST --attack exposure")
+    return scores
+
+
+def _rows(secrets: Sequence[Secret], observations: Sequence[Observation]) -> tuple[Row, ...]:
+    return tuple(Row(s.id, s.repeats or 0, o.values) for s, o in zip(secrets, observations, strict=True))

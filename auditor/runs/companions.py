@@ -1,0 +1,51 @@
+"""Which rows a run shows: the defenses that were asked for, and the controls of their chains under names of their own.
+
+Knows defenses; not how a row is built or measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from auditor.plugins import registry
+from auditor.plugins.defense import Defense
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A row: under which name and title a defense is shown, and whether that is for another one's sake."""
+
+    name: str
+    title: str
+    defense: Defense
+    companion: bool
+
+
+def shown(defenses: Sequence[Defense], there: Callable[[Defense], bool]) -> list[Shown]:
+    """Every defense with the controls of its chain behind it; equal controls of several defenses are one row.
+
+    there: whether a control can be had, and is not the undefended target itself.
+    """
+    rows: list[Shown] = []
+    for defense in defenses:
+        rows.append(Shown(defense.name, registry.title(type(defense)), defense, False))
+        for cause in defense.chain():
+            control = cause.row
+            if control is None or not there(control) or control in defenses or _among(rows, control):
+                continue
+            taken = {row.name for row in rows} | {one.name for one in defenses}
+            own = control.name not in taken
+            name = control.name if own else f"{control.name}-of-{defense.name}"
+            title = registry.title(type(control)) + ("" if own else f" (of {registry.title(type(defense))})")
+            rows.append(Shown(name, title, control, True))
+    return rows
+
+
+def _among(rows: Sequence[Shown], defense: Defense) -> bool:
+    return any(row.defense == defense for row in rows)
+
+
+def name_of(rows: Sequence[Shown], defense: Defense) -> str:
+    """The name of the row that shows it; "" where none does."""
+    return next((row.name for row in rows if row.defense == defense), "")

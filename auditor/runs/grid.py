@@ -1,0 +1,230 @@
+"""Grids of a plan: variants x swept fields x seeds, as single points. Knows raw plan values; nothing of models.
+
+seeds = [0, 1, 2]
+[sweep]
+"ethicist.samples" = [1, 10, 100]      # plug-in.option, a plan field, or table.field (lab_recipe.hidden)
+[[variant]]                            # a list of points where a product would be too much
+name = "w/o smooth"
+attack_options = { ethicist = { alpha = 0 } }
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from itertools import product
+from typing import Any
+
+from auditor.core.errors import AuditError, unknown
+from auditor.runs.plan import FIELDS, Plan, check_kind
+
+GRID = ("seeds", "sweep", "variant")  # what a plan file may hold beside the fields of a plan
+_LISTS = ("attack", "defense", "plugin")
+_TABLES = ("lab_recipe", "model_args")
+_LONGEST_RANGE = 10_000
+_MOST_POINTS = 10_000  # a run each: more is a slip
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a grid: the fields of its plan, and where it stands."""
+
+    variant: str
+    at: Values  # swept key -> value
+    seed: int
+    plan: Values = field(compare=False)
+
+    @property
+    def place(self) -> str:
+        """What it is called, seed apart."""
+        return called(self.variant, self.at)
+
+    @property
+    def name(self) -> str:
+        return f"{self.place or 'plan'}, seed {self.seed}"
+
+    @property
+    def folder(self) -> str:
+        """A file name; a digest where the name had to be cut or other names could come to the same."""
+        plain = self.name.replace(", ", "_").replace(" ", "-")
+        safe = re.sub(r"[^A-Za-z0-9._=-]+", "-", plain)[:80].strip("-.")
+        return safe if safe == plain else f"{safe}-{hashlib.sha256(self.name.encode()).hexdigest()[:6]}"
+
+
+def called(variant: str, at: Mapping[str, Any]) -> str:
+    """`w/o smooth, ethicist.samples=10`; empty for a plan without variants and sweep."""
+    return ", ".join(filter(None, [variant, *(f"{key}={value}" for key, value in at.items())]))
+
+
+def is_grid(raw: Mapping[str, Any]) -> bool:
+    return any(name in raw for name in GRID)
+
+
+def expand(raw: Mapping[str, Any]) -> list[Point]:
+    """All points of a raw plan, the seeds outermost: one seed is complete before the next one starts.
+
+    Raises AuditError for an unknown field, an empty list, a name used twice, and options for nobody.
+    """
+    base = {"attack": list(Plan.attack), **{name: value for name, value in raw.items() if name not in GRID}}
+    variants = _variants(raw.get("variant", []))
+    swept = _swept(raw.get("sweep", {}))
+    _check_options(base, variants)
+    seeds, points = _seeds(raw), []
+    count = len(seeds) * len(variants) * math.prod(len(values) for values in swept.values())
+    if count > _MOST_POINTS:
+        raise AuditError(f"expected a grid of at most {_MOST_POINTS:,} runs, got {count:,}")
+    for seed in seeds:
+        for name, own in variants:
+            for values in product(*swept.values()):
+                at = dict(zip(swept, values, strict=True))
+                points.append(Point(name, at, seed, _plan(base, own, at, seed)))
+    return points
+
+
+def _plan(base: Values, own: Values, at: Values, seed: int) -> Values:
+    plan = merged(base, own)
+    for key, value in at.items():
+        _assign(plan, key, value)
+    for kind in ("attack", "defense"):  # a common part may hold options of what only other variants use
+        options = plan.get(f"{kind}_options")
+        if options:
+            used = {"", *plan.get(kind, [])}
+            plan[f"{kind}_options"] = {plugin: own for plugin, own in options.items() if plugin in used}
+    plan["seed"] = seed
+    return plan
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Values:
+    """`over` on top of `base`: tables are merged entry by entry, everything else is replaced."""
+    result = copy.deepcopy(dict(base))
+    for name, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(result.get(name), Mapping)
+        result[name] = merged(result[name], value) if both else copy.deepcopy(value)
+    return result
+
+
+def _assign(plan: Values, key: str, value: Any) -> None:
+    head, dot, rest = key.partition(".")
+    if not dot:
+        if key not in FIELDS or key == "seed":
+            raise unknown("plan field in the sweep:", key, set(FIELDS) - {"seed"})
+        plan[key] = [value] if key in _LISTS and not isinstance(value, list) else value
+        check_kind(key, plan[key])
+    elif head in _TABLES:
+        plan.setdefault(head, {})[rest] = value
+    else:
+        kind = next((kind for kind in ("attack", "defense") if head in plan.get(kind, [])), None)
+        if kind is None:
+            used = ", ".join([*plan["attack"], *plan.get("defense", [])])
+            raise AuditError(f"expected the sweep to name an attack or defense of the plan ({used}), got {key!r}")
+        plan.setdefault(f"{kind}_options", {}).setdefault(head, {})[rest] = value
+
+
+def _seeds(raw: Mapping[str, Any]) -> list[int]:
+    if "seed" in raw and "seeds" in raw:
+        raise AuditError("expected seed or seeds, got both")
+    seeds = raw.get("seeds", [raw.get("seed", 0)])
+    if not isinstance(seeds, list) or not seeds or any(type(seed) is not int for seed in seeds):
+        raise AuditError(f"expected seeds to be a list of whole numbers, got {seeds!r}")
+    if len(set(seeds)) < len(seeds):
+        raise AuditError(f"expected seeds that differ, got {seeds}")
+    return seeds
+
+
+def _swept(sweep: Any) -> dict[str, list[Any]]:
+    if not isinstance(sweep, Mapping):
+        raise AuditError(f"expected [sweep] to be a table of lists, got {sweep!r}")
+    for key, values in sweep.items():
+        if not isinstance(values, list) or not values:
+            raise AuditError(f"expected a list of values for {key!r} in [sweep], got {values!r}")
+        if len({repr(value) for value in values}) < len(values):
+            raise AuditError(f"expected values that differ for {key!r} in [sweep], got {values}")
+    return dict(sweep)
+
+
+def _variants(variants: Any) -> list[tuple[str, Values]]:
+    if not isinstance(variants, list) or not all(
+        isinstance(v, Mapping) and isinstance(v.get("name"), str) and v["name"] for v in variants
+    ):
+        raise AuditError("expected each [[variant]] to be a table with a name")
+    names = [variant["name"] for variant in variants]
+    for name in names:
+        if names.count(name) > 1:
+            raise AuditError(f"two variants are called {name!r}")
+    own = [(v["name"], {key: value for key, value in v.items() if key != "name"}) for v in variants]
+    for name, fields in own:
+        for key in fields:
+            if key not in FIELDS or key == "seed":
+                raise unknown(f"field of variant {name!r}:", key, set(FIELDS) - {"seed"})
+            check_kind(key, fields[key])
+    return own or [("", {})]
+
+
+def _check_options(base: Values, variants: Sequence[tuple[str, Values]]) -> None:
+    """Options of the common part must be of use to some variant: a misspelt attack is not dropped in silence."""
+    for kind in ("attack", "defense"):
+        used = {name for _, own in variants for name in own.get(kind) or base.get(kind) or []}
+        for plugin in base.get(f"{kind}_options", {}):
+            if plugin and plugin not in used:
+                raise unknown(f"{kind} in {kind}_options:", plugin, used)
+
+
+# --- flags ----------------------------------------------------------------------------------------------------------
+
+
+def parse_sweep(items: Sequence[str]) -> dict[str, list[Any]]:
+    """`--sweep KEY=V1,V2` items. Values are read as TOML where they are TOML, else as text.
+
+    `start:stop:step` stands for numbers from start to stop, both included where a step lands on it.
+    """
+    sweep: dict[str, list[Any]] = {}
+    for item in items:
+        key, separator, values = item.partition("=")
+        if not separator or not key or not values:
+            raise AuditError(f"expected --sweep key=value,value or key=start:stop:step, got {item!r}")
+        sweep[key] = [value for text in values.split(",") for value in _range(text) or [_value(text)]]
+    return sweep
+
+
+def _range(text: str) -> list[Any]:
+    """The numbers of `start:stop:step`, as they are written: 0.3, not three times 0.1; nothing for another text."""
+    number = r"([-+]?(?:[0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18}))"
+    match = re.fullmatch(f"{number}:{number}:{number}", text.strip())
+    if match is None:
+        return []
+    start, stop, step = map(Decimal, match.groups())
+    if step == 0 or (stop - start) * step < 0:
+        raise AuditError(f"expected start:stop:step with a step from start towards stop, got {text!r}")
+    count = int((stop - start) / step) + 1
+    if count > _LONGEST_RANGE:
+        raise AuditError(f"expected start:stop:step of at most {_LONGEST_RANGE:,} values, got {count:,} in {text!r}")
+    kind = int if all(part.isdigit() for part in re.split("[-+:]+", text.strip()) if part) else float
+    return [kind(start + i * step) for i in range(count)]
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def parse_seeds(text: str) -> list[int]:
+    """`0-4`, `0,2,5` or both."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part.strip())
+        if match is None or (match[2] and int(match[2]) < int(match[1])):
+            raise AuditError(f"expected --seeds like 0-4 or 0,2,5, got {text!r}")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last - first >= _MOST_POINTS:
+            raise AuditError(f"expected at most {_MOST_POINTS:,} --seeds, got {last - first + 1:,} in {text!r}")
+        seeds += range(first, last + 1)
+    return seeds

@@ -1,0 +1,248 @@
+"""What stands before every text that a model is asked about: the token that its tokenizer or its training put there.
+
+A tokenizer that puts `<bos>` in front, or packing with end-of-text, is part of what was learnt: without it a model
+that recites its records may say little of them. A lead is chosen once a run, on the undefended model, and put in front
+in one place, so that prefixes, secrets and guesses stay those of the data. Knows nothing of attacks or files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.stats import t as student
+from torch import Tensor
+
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Lead, Pair, Secret, Tokens
+from auditor.core.streams import generator
+from auditor.generation.tries import encode
+from auditor.models.base import Check, LanguageModel, Rows
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.plugins.view import WORST, View
+from auditor.runs.plan import AUTO
+from auditor.statistics.intervals import CONFIDENCE
+
+NONE = "none"
+_SPECIAL = ("bos", "eos")
+_PAIRS = 500  # known pairs that a choice looks at, at most: a difference that more of them would show is no matter
+_DRAWN = 64  # texts of each format of canaries that stand in for known pairs
+
+
+class Led(LanguageModel):
+    """A model behind a lead: it is asked about texts, and reads the lead before each. A soft prompt stands before both.
+
+    The one place where a text becomes a context; whatever else is to stand around a prefix (a template) belongs here.
+    `max_positions`: those that are left for texts.
+    """
+
+    def __init__(self, model: LanguageModel, lead: Tokens) -> None:
+        self.model, self.lead = model, lead
+        self.name, self.family, self.vocab_size = model.name, model.family, model.vocab_size
+        self.capabilities, self.parts, self.notes = model.capabilities, model.parts, model.notes
+        self.eos, self.device = model.eos, model.device
+        self.max_positions = None if model.max_positions is None else model.max_positions - len(lead)
+
+    def context(self, texts: Tensor) -> Tensor:
+        """(B, n) -> (B, lead + n); n may be 0."""
+        lead = torch.tensor(self.lead, device=self.device).expand(len(texts), -1)
+        return torch.cat([lead, texts.to(lead)], dim=1)
+
+    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Rows:
+        return self.model.start(self.context(prefixes), length, prompt=prompt, law=law)
+
+    def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
+        return self.model.log_probs(self.context(contexts), last, prompt=prompt)
+
+    def tuning_log_probs(self, contexts: Tensor, last: int, prompt: Tensor, noise: torch.Generator) -> Tensor:
+        return self.model.tuning_log_probs(self.context(contexts), last, prompt, noise)
+
+    def token_log_probs(self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None) -> Tensor:
+        return self.model.token_log_probs(self.context(prefixes), suffixes, prompt=prompt)
+
+    def teacher_forced(
+        self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        return self.model.teacher_forced(self.context(prefixes), suffixes, prompt=prompt)
+
+    def other_nll(self, texts: Sequence[Tokens], seed: int, given: int = 1) -> Mapping[str, Sequence[float]]:
+        return self.model.other_nll([(*self.lead, *text) for text in texts], seed, len(self.lead) + given)
+
+    def check_claim(self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0) -> Sequence[Check]:
+        return self.model.check_claim(self.context(contexts), last, at, order)
+
+    def claim_premises(self) -> Mapping[str, int]:
+        return self.model.claim_premises()
+
+    def row_bytes(self, positions: int, law: bool = True) -> int:
+        return self.model.row_bytes(len(self.lead) + positions, law)
+
+    def embedding_rows(self, count: int) -> Tensor:
+        return self.model.embedding_rows(count)
+
+    def check_room(self, n_prefix: int, length: int, prompt: Tensor | None = None, lead: int = 0) -> None:
+        self.model.check_room(n_prefix, length, prompt, len(self.lead) + lead)
+
+
+def led(model: LanguageModel, lead: Tokens) -> LanguageModel:
+    """The model behind the lead; itself where there is none."""
+    return Led(model, lead) if lead else model
+
+
+# --- which one --------------------------------------------------------------------------------------------------------
+
+
+def choose(
+    asked: str,
+    model: HuggingFaceModel,
+    known: Sequence[Pair] = (),
+    longest: int = 0,
+    canaries: Sequence[Secret] = (),
+) -> Lead:
+    """The lead that was asked for; for `auto`, the one behind which the known pairs are likeliest under the model.
+
+    Where no pair is known, texts of the canaries' formats stand in, drawn anew.
+
+    The tokenizer's own choice is tried first and stays unless another is likelier beyond chance: by the mean nll a
+    token of the known suffixes, paired by pair, Student's interval corrected for the number of others. longest: tokens
+    that a context takes beside the lead, at most; `auto` takes none that has no room. Raises AuditError for a lead that
+    the model or its tokenizer does not have.
+    """
+    if asked != AUTO:
+        tokens = named(asked, model)
+        return Lead(tokens, f"lead {shown(tokens, model.tokenizer)}, as asked for (--lead {asked})")
+    if known or not canaries:
+        return _likeliest(model, known, longest, "known pairs")
+    return _likeliest(model, _drawn_anew(canaries, model.tokenizer), longest, "new texts of the canaries' formats")
+
+
+def _likeliest(model: HuggingFaceModel, known: Sequence[Pair], longest: int, what: str) -> Lead:
+    words, every = model.tokenizer, _candidates(model)
+    room = math.inf if model.max_positions is None else model.max_positions
+    own, *others = leads = [lead for lead in every if len(lead) + longest <= room or not lead]
+    whose = "there is no tokenizer to put another" if words is None else "the tokenizer's own"
+    if own != every[0]:
+        whose = f"there is no room for the tokenizer's own, {shown(every[0], words)}"
+    most = max(map(len, leads))
+    pairs = _some([pair for pair in known if most + len(pair.prefix) + len(pair.suffix) <= room])
+    if not pairs:
+        return Lead(own, f"lead {shown(own, words)}, {whose}: there are no {what} to choose by")
+    nll = {lead: _mean_nll(led(model, lead), pairs) for lead in leads}
+    likelier = [lead for lead in others if _beyond_chance(nll[own] - nll[lead], len(others))]
+    best = min(likelier, key=lambda lead: float(nll[lead].mean()), default=own)
+    means = {lead: f"{values.mean():.3f}" for lead, values in nll.items()}
+    beside = ", ".join(f"{shown(lead, words)} {mean}" for lead, mean in means.items() if lead != best)
+    which = f"the likeliest of {len(nll)} by" if likelier else f"{whose}, and no other is likelier beyond chance by"
+    said = f"lead {shown(best, words)}, {which} {len(pairs)} {what}: {means[best]} nats a token"
+    return Lead(best, f"{said} ({beside})" if beside else said)
+
+
+def named(asked: str, model: HuggingFaceModel) -> Tokens:
+    """The tokens of `none`, `bos`, `eos` or a text. Raises AuditError where the model cannot read them."""
+    if asked == NONE:
+        return ()
+    if asked in _SPECIAL:
+        token = _special(asked, model)
+        if token is None:
+            whose = "configuration" if model.tokenizer is None else "tokenizer"
+            raise AuditError(f"expected --lead {asked} to be a token of {model.name}, but its {whose} names none")
+        tokens: Tokens = (token,)
+    else:
+        tokens = _tokens(asked, model)
+    if not _readable(tokens, model):
+        raise AuditError(
+            f"expected --lead {asked} in the vocabulary of {model.name}, which has {model.vocab_size} tokens, "
+            f"got {', '.join(map(str, tokens))}"
+        )
+    return tokens
+
+
+def shown(lead: Tokens, tokenizer: Any) -> str:
+    """The lead as a reader knows it: its text, or its ids where nothing says what they write."""
+    if not lead:
+        return "nothing"
+    if tokenizer is None:
+        return f"token {', '.join(map(str, lead))}"
+    return str(tokenizer.decode(list(lead), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def _candidates(model: HuggingFaceModel) -> list[Tokens]:
+    """The tokenizer's own choice, then nothing, bos and eos: each once, as far as the model has them."""
+    special = (_special(kind, model) for kind in _SPECIAL)
+    leads = [_own(model.tokenizer), (), *((token,) for token in special if token is not None)]
+    return [lead for lead in dict.fromkeys(leads) if _readable(lead, model)]
+
+
+def _readable(lead: Tokens, model: LanguageModel) -> bool:
+    return all(0 <= token < model.vocab_size for token in lead)
+
+
+def _own(tokenizer: Any) -> Tokens:
+    """What the tokenizer puts in front of a text."""
+    if tokenizer is None:
+        return ()
+    whole, bare = (list(tokenizer("a", add_special_tokens=special)["input_ids"]) for special in (True, False))
+    starts = (i for i in range(len(whole)) if bare and whole[i : i + len(bare)] == bare)
+    return tuple(whole[: next(starts, 0)])
+
+
+def _special(kind: str, model: HuggingFaceModel) -> int | None:
+    """The tokenizer's token of this kind; without a tokenizer, the one that the model's configuration names."""
+    if model.tokenizer is not None:
+        token = getattr(model.tokenizer, f"{kind}_token_id", None)
+    else:
+        token = getattr(model.model.config.get_text_config(decoder=True), f"{kind}_token_id", None)
+    return next(iter(token), None) if isinstance(token, list | tuple) else token
+
+
+def _tokens(text: str, model: HuggingFaceModel) -> Tokens:
+    if model.tokenizer is None:
+        raise AuditError(
+            f"expected --lead as one of {AUTO}, {NONE}, bos and eos for a model without a tokenizer, got {text!r}"
+        )
+    tokens = tuple(model.tokenizer(text, add_special_tokens=False)["input_ids"])
+    unknown = getattr(model.tokenizer, "unk_token_id", None)
+    if not tokens or (unknown in tokens and model.tokenizer.unk_token not in text):
+        raise AuditError(f"expected --lead as text that the tokenizer of {model.name} can write, got {text!r}")
+    return tokens
+
+
+def _drawn_anew(canaries: Sequence[Secret], tokenizer: Any) -> list[Pair]:
+    """Texts of the canaries' formats, none of them a canary; the first token is given, as nothing may stand before it.
+
+    They say what the model makes of a format, and nothing of which of its texts went in: the null law of exposure
+    stays what it is.
+    """
+    own = [secret.canary for secret in canaries if secret.canary is not None]
+    said = {canary.text for canary in own}
+    texts: dict[str, None] = {}
+    for space in dict.fromkeys(canary.space for canary in own):
+        noise = generator("lead", space.format)
+        texts |= dict.fromkeys(space.draw(noise) for _ in range(_DRAWN))
+    rows = encode(tokenizer, [text for text in texts if text not in said])
+    return [Pair(tuple(row[:1]), tuple(row[1:])) for row in rows if len(row) > 1]
+
+
+def _some(known: Sequence[Pair]) -> list[Pair]:
+    """The same ones for every seed: which lead stands there is no draw of the attack's."""
+    kept = generator("lead", len(known)).permutation(len(known))[:_PAIRS]
+    return [known[i] for i in sorted(kept.tolist())]
+
+
+def _mean_nll(model: LanguageModel, pairs: Sequence[Pair]) -> NDArray[np.float64]:
+    """(pairs,) nats a token of the suffix."""
+    view = View("lead", model, WORST, seed=0)
+    return np.array(view.mean_nll(model, [(pair.prefix, pair.suffix) for pair in pairs]))
+
+
+def _beyond_chance(gain: NDArray[np.float64], comparisons: int) -> bool:
+    """Whether the mean of paired differences is above 0 at the usual level, divided by the number of comparisons."""
+    n = len(gain)
+    if n < 2:
+        return False
+    reach = student.ppf(1 - (1 - CONFIDENCE) / 2 / comparisons, n - 1) * gain.std(ddof=1) / math.sqrt(n)
+    return bool(gain.mean() > reach)

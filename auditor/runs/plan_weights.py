@@ -1,0 +1,37 @@
+"""Which weights a plan is about: those of every model, adapter and ensemble that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from auditor.records.weights import (
+    of,
+)
+from auditor.runs.plan import Plan
+
+_FOLDERS = {"ensemble": "ensemble", "model": "trained"}  # an option of a defense -> what it names
+
+
+def of_plan(plan: Plan) -> dict[str, str]:
+    """`role/file` -> SHA-256, of all that this plan reads from a place of the user's; nothing in the lab.
+
+    A model on the hub: the files of the snapshot that is at hand; none before it was fetched. Raises AuditError for
+    what cannot be read.
+    """
+    return of({role: (name, revision) for role, name, revision in _named(plan)})
+
+
+def _named(plan: Plan) -> Iterator[tuple[str, str, str | None]]:
+    """(role, folder or hub id, revision)."""
+    if plan.model is not None:
+        yield "model", plan.model, plan.revision
+        if "subfolder" in plan.model_args:
+            yield "model subfolder", str(Path(plan.model) / plan.model_args["subfolder"]), plan.revision
+    for role, name in (("public", plan.public), ("reference", plan.reference)):
+        if name is not None:
+            yield role, name, None
+    for defense, options in sorted(plan.defense_options.items()):
+        for option, kind in _FOLDERS.items():
+            if option in options:
+                yield " ".join(filter(None, (defense, kind))), str(options[option]), None

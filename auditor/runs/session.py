@@ -1,0 +1,247 @@
+"""`audit train`: reads the records, loads the base, lets a `Trainer` train, and knows whether it has done so before.
+
+The folder's `training.json` says with what configuration it was made: the same one goes on where it stopped, any other
+is refused. Knows nothing of how a trainer trains.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from auditor import __version__
+from auditor.benchmarks.files import training_texts
+from auditor.core import disk, locks
+from auditor.core.errors import AuditError
+from auditor.core.jsonable import to_json
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.loading import load
+from auditor.models.shards import record_names
+from auditor.plugins import registry
+from auditor.plugins.trainer import Checkpoint, Trainer, TrainingJob, TrainingRecord
+from auditor.records import weights
+from auditor.training.members import Adapter, with_adapter
+
+RECORD, CHECKPOINT = "training.json", "checkpoint.pt"
+_LONGEST = 512  # tokens of a sequence, unless asked otherwise: memory grows with its square
+
+
+@dataclass(frozen=True)
+class Training:
+    """One `audit train`: what was asked for."""
+
+    method: str
+    model: str
+    data: str
+    out: Path
+    options: Mapping[str, Any] = field(default_factory=dict)
+    public: str | None = None
+    lora: bool = False
+    lora_rank: int = 8
+    lora_alpha: int = 16
+    text_column: str | None = None
+    user_column: str | None = None
+    block: int | None = None
+    seed: int = 0
+    device: str = "cpu"
+    dtype: str = "float32"
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+
+def train(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[str, ...]:
+    """Trains, or goes on training, into `asked.out`. Returns what the user must know: sentences.
+
+    Raises AuditError, before anything is written, for whatever a user can mend.
+    """
+    trainer: Trainer = registry.build("training method", registry.trainers(), asked.method, asked.options)
+    if not 0 <= asked.seed < 2**63:
+        raise AuditError(f"expected --seed between 0 and 2^63 - 1, got {asked.seed}")
+    if asked.lora and (asked.lora_rank < 1 or asked.lora_alpha < 1):
+        raise AuditError(f"expected a LoRA rank and alpha >= 1, got {asked.lora_rank} and {asked.lora_alpha}")
+    if (Path(asked.model) / "adapter_config.json").is_file():
+        raise AuditError(f"expected a whole model to train, but {asked.model!r} is an adapter: give its base, or merge")
+    texts, units = training_texts(asked.data, asked.text_column, asked.user_column)  # before minutes of loading
+    base = _load(asked, asked.model, main=True)
+    records, notes = _records(base, texts, units)
+    job = TrainingJob(
+        base=asked.model,
+        load=lambda: _trainable(asked),
+        tokenizer=base.tokenizer,
+        end=_end(base),
+        block=_block(asked, base),
+        records=records,
+        users=units is not None,
+        public=base if asked.public is None else _public(asked, base),
+        out=asked.out,
+        checkpoint=Checkpoint(asked.out / CHECKPOINT),
+        seed=asked.seed,
+        progress=progress,
+    )
+    trainer.check(job)
+    configuration = _configuration(asked, trainer, job)
+    if trainer.claims != "none" and _trained_on(asked.model) == configuration["data"]:
+        raise AuditError(
+            f"expected a base that has not learnt these records without privacy, but {asked.model!r} was trained on "
+            "them: what a training on top of that promised would not be true"
+        )
+    with locks.held(asked.out, RECORD):
+        if _is_finished(asked.out, configuration):
+            job.checkpoint.clear()  # of a training that was killed between its end and this
+            unless = "" if trainer.claims == "none" else " (which records it was, is not kept)"
+            return (f"{asked.out} is already trained with this configuration{unless}: nothing was done",)
+        return (*base.notes, *notes, *_run(trainer, job, configuration))
+
+
+def _run(trainer: Trainer, job: TrainingJob, configuration: dict[str, Any]) -> tuple[str, ...]:
+    record = {"tool_version": __version__, "configuration": configuration, "finished": False}
+    disk.replace(job.out / RECORD, json.dumps(record, indent=1), sync=True)
+    start = time.perf_counter()
+    try:
+        told = trainer.train(job)
+    except AuditError:
+        if {path.name for path in job.out.iterdir()} == {RECORD, locks.LOCK}:  # a refusal leaves nothing behind
+            (job.out / RECORD).unlink()
+        raise
+    if trainer.claims != "none":  # two data sets that a promise makes alike would differ in their digest
+        record["configuration"] = {name: value for name, value in configuration.items() if name != "data"}
+    record |= {"finished": True, "seconds_of_last_run": round(time.perf_counter() - start, 1)}
+    disk.sync_all(job.out)
+    disk.replace(job.out / RECORD, json.dumps(record, indent=1), sync=True)
+    job.checkpoint.clear()  # not before: with neither, the same command would train on the records again
+    return told
+
+
+# --- the data ---------------------------------------------------------------------------------------------------------
+
+
+def _records(
+    base: HuggingFaceModel, texts: list[str], units: list[str] | None
+) -> tuple[tuple[TrainingRecord, ...], tuple[str, ...]]:
+    """The texts as tokens, and what is to be said of them. Without a column, copies of a text are one unit."""
+    if base.tokenizer is None:
+        raise AuditError(f"expected a model with a tokenizer, but {base.name} has none")
+    tokens = base.tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+    widest = max((max(ids) for ids in tokens if ids), default=0)
+    if widest >= base.vocab_size:
+        raise AuditError(f"the tokenizer has token {widest}, but {base.name} knows {base.vocab_size} tokens")
+    owners = units if units is not None else [record_names([text])[0] for text in texts]
+    records = tuple(
+        TrainingRecord(text, tuple(ids), owner) for text, ids, owner in zip(texts, tokens, owners, strict=True)
+    )
+    whose = "users or groups" if units is not None else "distinct texts"
+    return records, (f"{len(records):,} records of {len(set(owners)):,} {whose}",)
+
+
+def _end(base: HuggingFaceModel) -> int:
+    end = getattr(base.tokenizer, "eos_token_id", None)
+    if end is None:
+        raise AuditError(f"expected a tokenizer with an end-of-text token, but that of {base.name} has none")
+    return int(end)
+
+
+def _block(asked: Training, base: HuggingFaceModel) -> int:
+    room = base.max_positions or _LONGEST
+    block = min(room, _LONGEST) if asked.block is None else asked.block
+    if not 2 <= block <= room:
+        raise AuditError(f"expected --block between 2 and the {room} positions of {base.name}, got {block}")
+    return block
+
+
+# --- the models -------------------------------------------------------------------------------------------------------
+
+
+def _load(asked: Training, name: str, main: bool = False) -> HuggingFaceModel:
+    revision = asked.revision if main else None
+    remote = asked.trust_remote_code
+    return load(name, revision=revision, device=asked.device, dtype=asked.dtype, trust_remote_code=remote)
+
+
+def _public(asked: Training, base: HuggingFaceModel) -> HuggingFaceModel:
+    assert asked.public is not None
+    public = _load(asked, asked.public)
+    if public.vocab_size != base.vocab_size:
+        raise AuditError(
+            f"expected --public to share the vocabulary of {base.vocab_size} tokens of {base.name}, "
+            f"but {public.name} has {public.vocab_size}"
+        )
+    return public
+
+
+def _trainable(asked: Training) -> Any:
+    """A fresh model in training mode: all of its parameters free, or only those of a new LoRA adapter."""
+    model: Any = _load(asked, asked.model, main=True).model
+    torch.manual_seed(asked.seed)  # of the adapter's random half
+    if asked.lora:
+        model = with_adapter(model, Adapter(asked.lora_rank, asked.lora_alpha, "all"))
+    else:
+        for parameter in model.parameters():
+            parameter.requires_grad_(parameter.is_floating_point())
+    return model.train()
+
+
+# --- what a folder was made with --------------------------------------------------------------------------------------
+
+
+def _configuration(asked: Training, trainer: Trainer, job: TrainingJob) -> dict[str, Any]:
+    """All that the weights depend on, as JSON. Of the records: a digest."""
+    told = [[record.text, record.unit] for record in job.records]
+    read: dict[str, Any] = {"model": (asked.model, asked.revision), "public": (asked.public, None)}
+    configuration = {
+        "method": trainer.name,
+        "options": {name: value for name, value in to_json(trainer).items() if name not in trainer.immaterial},
+        "model": asked.model,
+        "revision": asked.revision,
+        "public": asked.public,
+        "weights": weights.of({role: of for role, of in read.items() if of[0] is not None}),
+        "lora": [asked.lora_rank, asked.lora_alpha] if asked.lora else None,
+        "data": hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16],
+        "block": job.block,
+        "seed": asked.seed,
+        "dtype": asked.dtype,
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(configuration))
+    return plain
+
+
+def _trained_on(model: str) -> str | None:
+    """The digest of the records that a folder was trained on without privacy; None where it does not say."""
+    try:
+        found: str | None = json.loads((Path(model) / RECORD).read_text())["configuration"].get("data")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return found
+
+
+def _is_finished(out: Path, configuration: dict[str, Any]) -> bool:
+    """Whether the folder holds this training, finished. Raises AuditError where it holds anything else."""
+    if not any(path.name != locks.LOCK for path in out.iterdir()):
+        return False
+    try:
+        record = json.loads((out / RECORD).read_text())
+        before, finished = dict(record["configuration"]), bool(record["finished"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise AuditError(f"expected a new or empty folder for -o, but {str(out)!r} holds something else") from None
+    for name in [*configuration, *before]:
+        if name == "data" and finished and name not in before:
+            continue
+        own, other = configuration.get(name), before.get(name)
+        if own != other:
+            raise AuditError(f"{str(out)!r} was trained with another configuration ({_difference(name, own, other)})")
+    return finished
+
+
+def _difference(name: str, own: Any, other: Any) -> str:
+    if isinstance(own, dict) and isinstance(other, dict):
+        name = next(key for key in [*own, *other] if own.get(key) != other.get(key))
+        own, other = own.get(name), other.get(name)
+    if name == "data":
+        return "other records"
+    return f"{name}: {other!r} there, {own!r} now"

@@ -1,0 +1,285 @@
+"""One-sided bounds of what a gate decides on: shares, recorded intervals, paired differences. Knows no rules, no files.
+
+`low(level)`: a lower bound that exceeds the truth with probability at most `level`; `high(level)` likewise from above.
+Levels are below 1/2. Pure functions on counts and numpy arrays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import binom, norm
+
+from auditor.core.streams import generator
+from auditor.statistics.extraction import solved_before
+from auditor.statistics.intervals import clopper_pearson
+
+LEVEL = 0.05  # what a gate's false alarms, and its false passes, are held to
+RESAMPLES = 4000
+_SURE = 1e-4  # Berger and Boos's gamma: added to the p-value for leaving improbable nuisances out
+_NUISANCES = 25  # values of the nuisance parameter that the tail is maximised over
+_STEPS = 16  # bisections of a bound: 2 / 2^16 is 3e-5
+
+
+class Evidence(Protocol):
+    """A measured number with one-sided bounds at any level."""
+
+    @property
+    def value(self) -> float: ...
+
+    @property
+    def n(self) -> int: ...
+
+    def low(self, level: float) -> float: ...
+
+    def high(self, level: float) -> float: ...
+
+
+@dataclass(frozen=True)
+class Count:
+    """A binomial share: exact bounds (Clopper and Pearson)."""
+
+    hits: int
+    n: int
+
+    @property
+    def value(self) -> float:
+        return self.hits / self.n
+
+    def low(self, level: float) -> float:
+        return clopper_pearson(self.hits, self.n, 1 - 2 * level)[0]
+
+    def high(self, level: float) -> float:
+        return clopper_pearson(self.hits, self.n, 1 - 2 * level)[1]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A number of which only the two-sided 95% interval is on record.
+
+    At 2.5% and above the interval's own ends, which are no closer than they need be; below that they move out as a
+    normal law's would. A NaN stays one.
+    """
+
+    value: float
+    lower: float
+    upper: float
+    n: int
+
+    def low(self, level: float) -> float:
+        return self.value - (self.value - self.lower) * _stretch(level)
+
+    def high(self, level: float) -> float:
+        return self.value + (self.upper - self.value) * _stretch(level)
+
+
+def _stretch(level: float) -> float:
+    return max(1.0, float(norm.isf(level) / norm.isf(0.025)))
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Difference of two shares on the same n secrets: `wins` only here, `losses` only there, the rest alike.
+
+    Exact unconditional bounds by inverting the score test of a paired difference (Tango 1998, Statistics in Medicine
+    17:891); at a difference of 0 the statistic is McNemar's.
+    """
+
+    wins: int
+    losses: int
+    n: int
+
+    @property
+    def value(self) -> float:
+        return (self.wins - self.losses) / self.n
+
+    def low(self, level: float) -> float:
+        return _paired_low(self.wins, self.losses, self.n, level)
+
+    def high(self, level: float) -> float:
+        return -_paired_low(self.losses, self.wins, self.n, level)
+
+
+@dataclass(frozen=True)
+class Resampled:
+    """A number with its bootstrap draws; its bounds are never inside those of `floor`, which sees what draws cannot."""
+
+    value: float
+    n: int
+    draws: NDArray[np.float64]
+    floor: Evidence
+
+    def low(self, level: float) -> float:
+        return min(float(np.quantile(self.draws, level)), self.floor.low(level))
+
+    def high(self, level: float) -> float:
+        return max(float(np.quantile(self.draws, 1 - level)), self.floor.high(level))
+
+
+@dataclass(frozen=True)
+class Around:
+    """What n secrets allow at least: a rare one of this size that the sample missed would move the mean so far."""
+
+    value: float
+    n: int
+    size: float
+
+    def low(self, level: float) -> float:
+        return self.value - self._missed(level)
+
+    def high(self, level: float) -> float:
+        return self.value + self._missed(level)
+
+    def _missed(self, level: float) -> float:
+        return -self.size * math.expm1(math.log(level) / self.n)
+
+
+# --- paired by secret -----------------------------------------------------------------------------------------------
+
+
+def paired_shares(new: NDArray[np.bool_], base: NDArray[np.bool_]) -> Pairs:
+    """Share of `new` minus share of `base`, both (secrets,)."""
+    return Pairs(int((new & ~base).sum()), int((base & ~new).sum()), len(new))
+
+
+def paired_means(new: NDArray[np.float64], base: NDArray[np.float64]) -> Resampled:
+    """Mean of `new` minus mean of `base`, finite numbers of the same secrets: paired bootstrap."""
+    delta = new - base
+    n, value, size = len(delta), float(delta.mean()), float(np.abs([new, base]).max())
+    return Resampled(value, n, _resample(n, lambda draws: draws @ delta / n), Around(value, n, max(1.0, size)))
+
+
+def paired_ranking(
+    new: tuple[NDArray[np.bool_], NDArray[np.float64]],
+    base: tuple[NDArray[np.bool_], NDArray[np.float64]],
+    errors: int,
+) -> Resampled:
+    """Recall before the `errors`-th wrong guess (metrics.recall_at_errors), new minus base: (hits, scores) of each.
+
+    Paired bootstrap: a secret is drawn with its guesses in both runs. Never inside the bounds of the same counts with
+    the two thresholds taken as given.
+    """
+    n = len(new[0])
+    orders = [np.lexsort((hit, -score)) for hit, score in (new, base)]  # equal scores: wrong ones first
+    ranked = [hit[order] for (hit, _), order in zip((new, base), orders, strict=True)]
+    solved = [np.zeros(n, dtype=bool) for _ in orders]
+    for mine, order, right in zip(solved, orders, ranked, strict=True):
+        mine[order] = right & (np.cumsum(~right) - ~right < errors)
+    floor = paired_shares(*solved)
+
+    def delta(draws: NDArray[np.int64]) -> NDArray[np.float64]:
+        first, second = (solved_before(r, draws[:, order], errors) for r, order in zip(ranked, orders, strict=True))
+        return first - second
+
+    return Resampled(floor.value, n, _resample(n, delta), floor)
+
+
+def _resample(n: int, statistic: Callable[[NDArray[np.int64]], NDArray[np.float64]]) -> NDArray[np.float64]:
+    """statistic: of (draws, n) counts, how often each secret was drawn."""
+    rng, at_once = generator("bootstrap", "gate", n), 250
+    parts = [statistic(rng.multinomial(n, np.full(n, 1 / n), size=at_once)) for _ in range(RESAMPLES // at_once)]
+    return np.concatenate(parts)
+
+
+# --- the exact score test of a paired difference ----------------------------------------------------------------------
+
+
+def score_statistic(
+    wins: NDArray[Any] | float, losses: NDArray[Any] | float, n: int, delta: float
+) -> NDArray[np.float64]:
+    """Tango's z of the hypothesis that the difference is delta; 0 where nothing varies and nothing differs.
+
+    The share of losses under the hypothesis is the larger root of 2n q^2 + (-wins - losses + (2n - wins + losses)
+    delta) q - losses delta (1 - delta) = 0.
+    """
+    wins, losses = np.asarray(wins, dtype=float), np.asarray(losses, dtype=float)
+    b = -wins - losses + (2 * n - wins + losses) * delta
+    c = -losses * delta * (1 - delta)
+    q = (np.sqrt(np.maximum(b * b - 8 * n * c, 0)) - b) / (4 * n)
+    spread = np.sqrt(n * np.maximum(2 * q + delta * (1 - delta), 0))
+    distance = wins - losses - n * delta
+    with np.errstate(divide="ignore", invalid="ignore"):
+        z: NDArray[np.float64] = np.where(np.abs(distance) < 1e-12 * n, 0.0, distance / spread)
+    return z
+
+
+def paired_p_value(wins: int, losses: int, n: int, delta: float) -> float:
+    """P-value of "the difference is at most delta" against "it is larger".
+
+    The largest probability, over the discordance that is not known, of a statistic as large as the one seen (exact
+    and unconditional); the discordance ranges over an interval that holds it but for gamma, which is added (Berger
+    and Boos 1994, JASA 89:1012).
+    """
+    if delta <= -1:
+        return 0.0 if wins - losses > -n else 1.0
+    seen = float(score_statistic(wins, losses, n, delta)) - 1e-9
+    discordant = _discordance(wins + losses, n)
+    shares = np.linspace(max(discordant[0], abs(delta)), min(1.0, discordant[1]), _NUISANCES)
+    if discordant[1] < abs(delta):  # so large a difference takes more discordant pairs than can be
+        return _SURE if delta < (wins - losses) / n else 1.0
+    lost = (shares - delta) / 2  # (nuisances,) share of losses
+    won = shares - lost
+    half = math.ceil(4.5 * math.sqrt(n * 0.25)) + 10 if n > 200 else n
+    centre = np.round(n * lost).astype(int)
+    first = np.clip(centre - half, 0, n)
+    width = min(n, 2 * half) + 1
+    grid = np.minimum(first[:, None] + np.arange(width), n)  # (nuisances, width): losses that may be seen
+    real = first[:, None] + np.arange(width) <= n
+    needed = _wins_needed(grid, n, delta, seen)
+    rest = n - grid
+    with np.errstate(divide="ignore", invalid="ignore"):
+        given = np.where(lost < 1, np.clip(won / (1 - lost), 0, 1), 0.0)[:, None]
+    tail = binom.pmf(grid, n, lost[:, None]) * binom.sf(needed - 1, rest, given) * real
+    return min(1.0, float(tail.sum(axis=1).max()) + _SURE)
+
+
+def _discordance(discordant: int, n: int) -> tuple[float, float]:
+    return clopper_pearson(discordant, n, 1 - _SURE)
+
+
+def _wins_needed(losses: NDArray[np.int64], n: int, delta: float, seen: float) -> NDArray[np.int64]:
+    """The fewest wins beside these losses whose statistic reaches the one seen; n + 1 - losses where none does."""
+    low, high = np.zeros_like(losses), n + 1 - losses
+    while np.any(low < high):
+        middle = (low + high) // 2
+        enough = score_statistic(middle, losses, n, delta) >= seen
+        open_ = low < high
+        high = np.where(open_ & enough, middle, high)
+        low = np.where(open_ & ~enough, middle + 1, low)
+    return low
+
+
+@lru_cache(maxsize=4096)
+def _paired_low(wins: int, losses: int, n: int, level: float) -> float:
+    """The largest difference that is still refuted as an upper limit of the truth, by bisection."""
+    low, high = -1.0, (wins - losses) / n
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        if paired_p_value(wins, losses, n, middle) <= level:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+# --- several at once --------------------------------------------------------------------------------------------------
+
+
+def holm(tests: Sequence[Callable[[float], bool]], level: float = LEVEL) -> float:
+    """The level at which each of the tests is decided so that all together are wrong with at most `level` (Holm 1979).
+
+    tests: whether each rejects at a level; a test that rejects at one also does at every higher one.
+    """
+    rejected = 0
+    while True:
+        each = level / max(1, len(tests) - rejected)
+        now = sum(test(each) for test in tests)
+        if now <= rejected:
+            return each
+        rejected = now

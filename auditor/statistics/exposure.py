@@ -1,0 +1,178 @@
+"""Exposure in bits from ranks, from uniform references and from weighted draws (formulas.md B6). Numbers in and out.
+
+exposure = log2|R| - log2 rank, rank = #{r in R: nll(r) <= nll(canary)}, itself included: ties count against exposure.
+Null law: over a canary that was drawn uniformly and never inserted, P(exposure >= e) <= 2^-e. nll in nats throughout.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import kstest, skewnorm
+
+from auditor.core.streams import generator
+from auditor.statistics.intervals import CONFIDENCE, clopper_pearson
+
+_RESAMPLES = 1000
+_IMPOSSIBLE = 1e4  # nats: in place of infinity, where a law gives a text no probability at all
+_REFITS = 20  # a skew-normal fit takes a tenth of a second
+
+
+def of_rank(rank: float, bits: float) -> float:
+    """bits: log2 of the size of the space."""
+    return bits - math.log2(rank)
+
+
+def sampled(nll: float, references: NDArray[np.float64]) -> float:
+    """log2 n - log2(c + 1), c of n uniform references at most as high; cannot exceed log2 n (TF Privacy)."""
+    return math.log2(len(references)) - math.log2(1 + int((references <= nll).sum()))
+
+
+def sampled_interval(c: int, n: int, bits: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Clopper-Pearson on P(reference <= canary), in bits."""
+    low, high = clopper_pearson(c, n, confidence)
+    return -math.log2(high), min(bits, -math.log2(low)) if low > 0 else bits
+
+
+def null_p(nll: float, references: NDArray[np.float64]) -> float:
+    """(c + 1) / (n + 1): exact, since a canary that was never inserted is exchangeable with its references."""
+    return (1 + int((references <= nll).sum())) / (1 + len(references))
+
+
+def null_band(bits: float, n: int, confidence: float = CONFIDENCE) -> float:
+    """What the share of n canaries with at least so many bits stays under, at all bits at once, had none been learned.
+
+    Dvoretzky-Kiefer-Wolfowitz, one-sided with Massart's constant (1990, Theorem 1; confidence >= 1/2): of n independent
+    draws P(the tail exceeds its law somewhere by more than t) <= exp(-2 n t^2). The law is at most 2^-bits.
+    """
+    return min(1.0, 2.0**-bits + math.sqrt(-math.log(1 - confidence) / (2 * n)))
+
+
+# --- weighted draws ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """n draws by which ranks in a large space are estimated: the first `drawn` from q, the others uniform.
+
+    nll, log_q: (n,) nats; counts: (n,) whether a draw is a text of the space as the tokenizer writes it.
+    """
+
+    texts: tuple[str, ...]
+    nll: NDArray[np.float64]
+    log_q: NDArray[np.float64]
+    counts: NDArray[np.bool_]
+    drawn: int
+    size: int  # of the space
+
+    @property
+    def weights(self) -> NDArray[np.float64]:
+        """1/density of each draw in the mixture of both laws: none exceeds n/uniform * size, however small q is."""
+        n = len(self.nll)
+        with np.errstate(divide="ignore"):  # no draw from one of the two
+            own, other = np.log(self.drawn / n), np.log(1 - self.drawn / n)
+        weights: NDArray[np.float64] = np.exp(-np.logaddexp(self.log_q + own, other - math.log(self.size)))
+        return np.where(self.counts, weights, 0.0)
+
+    def largest(self, nll: float) -> float:
+        """The most that a draw of at most this nll can weigh: q is no less than the model's own probability."""
+        n, uniform = len(self.nll), len(self.nll) - self.drawn
+        from_model = n / self.drawn * math.exp(min(nll, 700.0)) if self.drawn else math.inf
+        return min(from_model, n / uniform * self.size if uniform else math.inf)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A rank with its two-sided 95% interval."""
+
+    rank: float
+    low: float
+    high: float
+
+
+def estimate(nll: float, text: str, draws: Weighted) -> Estimate:
+    """The rank of a canary: 1 + E[weight 1{nll(r) <= nll, r another text}], unbiased (formulas.md A8).
+
+    The interval is a bootstrap's, and reaches at least as far up as a hit that n draws can miss (Clopper-Pearson's
+    bound for no hit, times the largest weight). Two bounds hold for certain: rank <= e^nll, since texts that are as
+    likely as the canary share a mass of at most 1, and rank <= |R|.
+    """
+    n = len(draws.nll)
+    other = np.array([drawn != text for drawn in draws.texts], dtype=bool)
+    values = np.where((draws.nll <= nll) & other, draws.weights, 0.0)
+    resamples = generator("bootstrap", "exposure", n).multinomial(n, np.full(n, 1 / n), size=_RESAMPLES)
+    low, high = np.quantile(resamples @ values / n, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    missed = clopper_pearson(0, n)[1] * draws.largest(nll)
+    most = certain_rank(nll, draws.size)
+    rank, low, high = (min(most, 1 + x) for x in (float(values.mean()), float(low), max(float(high), missed)))
+    return Estimate(rank, low, high)
+
+
+def certain_rank(nll: float, size: int) -> float:
+    """No text of this nll ranks lower than this, whatever the other texts' nll: probabilities sum to at most 1."""
+    return max(1.0, min(float(size), math.exp(min(nll, 700.0))))
+
+
+# --- extrapolation ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SkewNormal:
+    """A skew-normal law fitted to the references' nll, with refits to resamples of them, and how badly it fits."""
+
+    parameters: tuple[float, float, float]  # shape, location, scale
+    refits: tuple[tuple[float, float, float], ...]
+    ks_p: float  # of a Kolmogorov-Smirnov test against the references; small: the law does not fit
+
+    def bits(self, nll: float, most: float) -> tuple[float, float, float]:
+        """(exposure, low, high): -log2 of the cdf, at most `most`; a bootstrap interval of the fit."""
+        value, *others = (tail_bits(nll, *law, most) for law in (self.parameters, *self.refits))
+        low, high = np.quantile(others, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+        return value, min(value, float(low)), max(value, float(high))
+
+
+def tail_bits(nll: float, shape: float, location: float, scale: float, most: float = math.inf) -> float:
+    """-log2 P(X <= nll) of a skew-normal X."""
+    if scale == 0:  # all references alike
+        return 0.0 if nll >= location else most
+    return min(most, float(-skewnorm.logcdf(nll, shape, location, scale)) / math.log(2))
+
+
+def fit(references: NDArray[np.float64]) -> SkewNormal:
+    """Maximum likelihood, as TF Privacy extrapolates. What it says far out in the tail is what its shape says."""
+    references = np.minimum(references, _IMPOSSIBLE)
+    parameters, n = _fitted(references), len(references)
+    noise = generator("bootstrap", "skew-normal", n)
+    refits = tuple(_fitted(references[noise.integers(n, size=n)], parameters) for _ in range(_REFITS))
+    fits_well = parameters[2] > 0
+    ks_p = float(kstest(references, skewnorm(*parameters).cdf).pvalue) if fits_well else 0.0
+    return SkewNormal(parameters, refits, ks_p)
+
+
+def _fitted(
+    references: NDArray[np.float64], start: tuple[float, float, float] | None = None
+) -> tuple[float, float, float]:
+    if np.ptp(references) < 1e-9:
+        return 0.0, float(references.mean()), 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # on its way the optimiser tries impossible parameters
+        if start is None or start[2] == 0:
+            shape, location, scale = skewnorm.fit(references)
+        else:
+            shape, location, scale = skewnorm.fit(references, start[0], loc=start[1], scale=start[2])
+    return float(shape), float(location), float(scale)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's adjusted p-values, in the order given."""
+    order = np.argsort(p_values, kind="stable")
+    adjusted, worst = [0.0] * len(p_values), 0.0
+    for place, i in enumerate(order.tolist()):
+        worst = max(worst, min(1.0, (len(p_values) - place) * p_values[i]))
+        adjusted[i] = worst
+    return adjusted

@@ -1,0 +1,81 @@
+"""Paper plans: a folder a paper, with `paper.toml` and one TOML file a table or figure. Knows files; not how to run.
+
+`paper.toml` holds what all its plans share and the order in which they are shown. A plan file holds the fields of a
+plan, a grid (see `grid`) and claims (see `ledger`); with a `[utility]` table it is measured by `audit utility`, and its
+sweep is that of one. `[scale.NAME]` tables in both are laid over the rest at that scale.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from auditor.core.errors import AuditError, unknown
+from auditor.runs.grid import GRID, merged
+from auditor.runs.plan import FIELDS, read_toml
+
+_PAPER = "paper.toml"
+UTILITY = "utility"
+_PARTS = (*FIELDS, *GRID, UTILITY)  # what a plan at a scale is made of
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper's plans: what they share, and each one's own part, in the paper's order."""
+
+    name: str
+    title: str
+    shared: dict[str, Any]
+    plans: dict[str, dict[str, Any]]
+
+    @property
+    def scales(self) -> tuple[str, ...]:
+        return tuple(self.shared.get("scale", {}))
+
+    def at(self, plan: str, scale: str) -> dict[str, Any]:
+        """The raw grid of one plan at one scale, claims and titles aside. Raises AuditError for names nobody has."""
+        if plan not in self.plans:
+            raise unknown(f"plan of {self.name}:", plan, self.plans)
+        if scale not in self.scales:
+            raise unknown(f"scale of {self.name}:", scale, self.scales)
+        raw: dict[str, Any] = {}
+        for part in (self.shared, self.plans[plan]):
+            own = {name: value for name, value in part.items() if name in _PARTS}
+            raw = merged(raw, merged(own, part.get("scale", {}).get(scale, {})))
+        return raw
+
+
+def papers() -> dict[str, Path]:
+    """The papers that come with this program, by name."""
+    folder = Path(str(importlib.resources.files("auditor.benchmarks"))) / "plans"
+    return {path.parent.name: path.parent for path in sorted(folder.glob(f"*/{_PAPER}"))}
+
+
+def load(name: str) -> Paper:
+    """A paper by name, or from a folder of one's own. Raises AuditError with the nearest name for an unknown one."""
+    folder = Path(name) if (Path(name) / _PAPER).is_file() else papers().get(name)
+    if folder is None:
+        raise unknown("paper", name, papers())
+    shared = _read(folder / _PAPER, ("title", "plans", "scale"))
+    files = {path.stem: path for path in folder.glob("*.toml") if path.name != _PAPER}
+    listed = shared.get("plans", sorted(files))
+    if sorted(listed) != sorted(files):
+        raise AuditError(f"{folder / _PAPER}: expected plans to list {sorted(files)}, got {sorted(listed)}")
+    plans = {plan: _read(files[plan], ("title", "claim", "scale", UTILITY, *GRID)) for plan in listed}
+    return Paper(folder.resolve().name, shared.get("title", name), shared, plans)
+
+
+def _read(path: Path, extra: tuple[str, ...]) -> dict[str, Any]:
+    values = read_toml(path, extra)
+    for name, scale in values.get("scale", {}).items():
+        _check_scale(path, name, scale)
+    return values
+
+
+def _check_scale(path: Path, name: str, scale: Mapping[str, Any]) -> None:
+    for key in scale:
+        if key not in _PARTS:
+            raise unknown(f"field in {path}, scale.{name}:", key, _PARTS)

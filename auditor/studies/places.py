@@ -1,0 +1,78 @@
+"""Where in a grid a number stands, as a claim ledger asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from auditor.core.result import Measurement
+from auditor.records.contrasts import Cell
+from auditor.utility.measure import Point, Row, Utility
+from auditor.utility.tradeoff import (
+    NAME,
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A planned place of a grid, its seeds taken together: its cells, or why there are none."""
+
+    variant: str
+    at: Mapping[str, Any]
+    attacks: tuple[str, ...]
+    cells: tuple[Cell, ...] = ()
+    failure: str = ""
+    about: str = ""  # what was attacked, for the reader
+
+
+# --- the ledger -------------------------------------------------------------------------------------------------------
+
+
+def planned(points: Sequence[Point], failure: str = "") -> list[Place]:
+    """The places of a sweep before it is measured, or why it could not be."""
+    keys = {key for point in points for key in point.at}
+    return [
+        Place("", {key: point.at.get(key) for key in keys}, (NAME,), failure=failure)
+        for point in points
+        if point.defense
+    ]
+
+
+def places(result: Utility) -> list[Place]:
+    """One place a point; its cell holds the row's numbers, epsilons as numbers without an interval."""
+    keys = {key for row in result.rows for key in row.at}
+    seed = int(result.plan["seed"])
+    what = f"{Path(result.model).name} ({result.kind}) on {result.data}"
+    made = []
+    for row in result.rows:
+        if row.options:
+            cell = Cell(row.target, "", NAME, measured={seed: _measured(row, result.vocab_size)}, options=row.options)
+            made.append(Place("", {key: row.at.get(key) for key in keys}, (NAME,), (cell,), about=what))
+    return made
+
+
+METRICS: Mapping[str, Callable[[Row, int], Measurement | None]] = {
+    "perplexity": lambda row, vocab_size: row.perplexity,
+    "perplexity_ratio": lambda row, vocab_size: row.ratio,
+    "perplexity_over_vocabulary": lambda row, vocab_size: _over(row.perplexity, vocab_size),
+    "covered": lambda row, vocab_size: row.covered,
+    "slowdown": lambda row, vocab_size: row.slowdown,
+    "epsilon_per_token": lambda row, vocab_size: _exact(row.epsilon_per_token, row),
+    "epsilon": lambda row, vocab_size: _exact(row.epsilon, row),
+    "epsilon_mean": lambda row, vocab_size: _exact(row.epsilon_mean, row),
+}
+
+
+def _over(m: Measurement, size: int) -> Measurement:
+    return Measurement(f"{m.name}_over_vocabulary", m.value / size, m.low / size, m.high / size, m.n, "times")
+
+
+def _exact(value: float | None, row: Row) -> Measurement | None:
+    """A number that is computed, not estimated."""
+    return None if value is None else Measurement("epsilon", value, value, value, row.perplexity.n, "nats")
+
+
+def _measured(row: Row, vocab_size: int) -> Mapping[str, Measurement]:
+    return {name: m for name, metric in METRICS.items() if (m := metric(row, vocab_size)) is not None}

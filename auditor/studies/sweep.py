@@ -1,0 +1,354 @@
+"""Walks a grid: every point an ordinary run folder inside one parent, then one table over the points.
+
+A finished point is not run again, a half-finished one is continued; models and labs are shared from point to point.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from auditor.core import disk, locks
+from auditor.core.errors import AuditError
+from auditor.core.jsonable import from_json, to_json
+from auditor.core.jsonfiles import read_object
+from auditor.core.result import AuditResult, Finding, Measurement, TargetRecord
+from auditor.records import saved
+from auditor.records.contrasts import STATISTICS, Cell, Part, contrast
+from auditor.records.folder import RunFolder
+from auditor.records.outcomes import per_secret
+from auditor.reports import files, tables, words
+from auditor.runs import plan, plan_weights
+from auditor.runs.grid import Point, called
+from auditor.runs.run import Reporter, Shelf, check, run
+from auditor.statistics import judging
+from auditor.studies.ledger import ranges
+from auditor.studies.places import Place
+
+SWEEP = "sweep.json"
+COLUMNS = {"recall": "recall", "recall_at_100_errors": "recall@100", "any_of_k": "any of K"}
+_WHERE_THEY_DIFFER = {
+    "extraction_probability_ancestral": "mean p",
+    "perplexity": "PPL",
+    "perplexity_subset_average": "PPL, subset average",
+}
+DIFFERENCE = "recall_difference"
+
+
+def walk(
+    points: Sequence[Point], folder: Path, reporter: Reporter, command: str, *, refuse: bool = True
+) -> dict[str, str]:
+    """Runs what is not finished; returns why points failed, by their name.
+
+    refuse: whether a point that cannot run at all is refused before any other starts; else it is such a reason.
+    Raises AuditError where the folder holds runs of other plans, and where another process walks it.
+    """
+    plans, failures = _plans(points, command, refuse)
+    for point in points:
+        if point.name in plans:
+            _unchanged(folder / point.folder, plans[point.name])
+    with locks.held(folder, SWEEP):
+        _walk(points, plans, failures, folder, reporter)
+    return failures
+
+
+def _walk(
+    points: Sequence[Point],
+    plans: Mapping[str, plan.Plan],
+    failures: dict[str, str],
+    folder: Path,
+    reporter: Reporter,
+) -> None:
+    _write_points(folder, points, failures)
+    shelf, quiet = Shelf(), _Quiet(reporter)
+    for number, point in enumerate(points, 1):
+        path = folder / point.folder
+        if point.name not in plans:
+            continue
+        if (path / saved.RESULT).is_file():
+            files.render_missing(path)
+            continue
+        with reporter.stage(f"{number} of {len(points)}: {point.name}"):
+            failure = _run(plans[point.name], path, quiet, shelf)
+        if failure:
+            failures[point.name] = failure
+            _write_points(folder, points, failures)
+
+
+def _plans(points: Sequence[Point], command: str, refuse: bool) -> tuple[dict[str, plan.Plan], dict[str, str]]:
+    plans, failures = {}, {}
+    for point in points:
+        try:
+            made = plan.make(point.plan, {"command": command})
+            check(made)
+            plans[point.name] = made
+        except AuditError as why:
+            if refuse:
+                raise AuditError(f"{point.name}: {why}") from why
+            failures[point.name] = str(why)
+    return plans, failures
+
+
+def _unchanged(path: Path, wanted: plan.Plan) -> None:
+    """Raises AuditError where the folder holds the run of another plan, or one on other weights."""
+    if not (path / "plan.json").is_file():
+        return
+    held = RunFolder(path).plan()
+    mine = to_json(wanted)
+    for name in plan.FIELDS:
+        if held.get(name) != mine[name]:
+            raise AuditError(
+                f"expected a new folder for -o, but {str(path)!r} was run with {name} = {held.get(name)!r}, "
+                f"not {mine[name]!r}"
+            )
+    RunFolder(path).check_weights(plan_weights.of_plan(wanted))
+
+
+def _run(wanted: plan.Plan, path: Path, reporter: Reporter, shelf: Shelf) -> str:
+    """Runs one point to its end; returns why it could not be, or nothing."""
+    held = (path / "plan.json").is_file()
+    folder = RunFolder.reopen(path) if held else RunFolder.create(path, path.name, to_json(wanted))
+    try:
+        files.write(path, run(wanted, folder, reporter, shelf))
+    except AuditError as why:
+        folder.discard_if_empty()
+        return str(why)
+    finally:
+        folder.close()
+    return ""
+
+
+class _Quiet:
+    """Stages of single points would bury the one line a point; their progress stays."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self.progress, self.note = reporter.progress, reporter.note
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        yield
+
+    def greedy(self, recall: Mapping[str, Measurement]) -> None: ...
+
+
+# --- the folder -----------------------------------------------------------------------------------------------------
+
+
+def _write_points(folder: Path, points: Sequence[Point], failures: Mapping[str, str]) -> None:
+    rows = [{**vars(point), "folder": point.folder, "failure": failures.get(point.name, "")} for point in points]
+    disk.replace(folder / SWEEP, json.dumps({"points": rows}, indent=1) + "\n")
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A point as `sweep.json` holds it; failure: why it could not be run, or nothing."""
+
+    variant: str
+    at: dict[str, Any]
+    seed: int
+    plan: dict[str, Any]
+    folder: str
+    failure: str
+
+    @property
+    def point(self) -> Point:
+        return Point(self.variant, self.at, self.seed, self.plan)
+
+
+def reopen(folder: Path) -> list[Point]:
+    """The points of a sweep that was started. Raises AuditError where there is none."""
+    return [kept.point for kept in _points(folder)]
+
+
+def _points(folder: Path) -> tuple[_Kept, ...]:
+    path = folder / SWEEP
+    raw = read_object(path, "the points of a sweep")
+    kept: tuple[_Kept, ...] = from_json(tuple[_Kept, ...], raw.get("points"), f"{path}: points")
+    for one in kept:
+        from_json(tuple[str, ...], one.plan.get("attack"), f"{path}: attack of {one.point.name}")
+    return kept
+
+
+def planned(points: Sequence[Point]) -> list[Place]:
+    """The places of a grid before anything has run."""
+    first: dict[str, Point] = {}
+    for point in points:
+        first.setdefault(point.place, point)
+    return [Place(point.variant, point.at, tuple(point.plan["attack"])) for point in first.values()]
+
+
+def places(folder: Path) -> list[Place]:
+    """What a sweep folder holds, its seeds taken together, in the order of the plan."""
+    grouped: dict[str, list[_Kept]] = {}
+    for kept in _points(folder):
+        grouped.setdefault(kept.point.place, []).append(kept)
+    return [_place(held, folder) for held in grouped.values()]
+
+
+def _place(held: Sequence[_Kept], folder: Path) -> Place:
+    finished = {
+        kept.seed: (saved.read(folder / kept.folder), RunFolder(folder / kept.folder))
+        for kept in held
+        if (folder / kept.folder / saved.RESULT).is_file()
+    }
+    failure = next((kept.failure for kept in held if kept.failure), "" if finished else "not run yet")
+    results = [result for result, _ in finished.values()]
+    first = held[0]
+    return Place(
+        first.variant,
+        first.at,
+        tuple(first.plan["attack"]),
+        cells=tuple(_cells(finished)),
+        failure=failure,
+        about=_about(results[0]) if results else "",
+    )
+
+
+def _cells(finished: Mapping[int, tuple[AuditResult, RunFolder]]) -> Iterator[Cell]:
+    """One cell a (target, setting, attack or probe), over the seeds at which it has numbers."""
+    seen: dict[tuple[str, str, str], dict[int, Finding]] = {}
+    for seed, (result, _) in finished.items():
+        for finding in result.findings:
+            seen.setdefault((finding.target, finding.setting, finding.attack), {})[seed] = finding
+    judged = {seed: folder.outcomes() for seed, (_, folder) in finished.items()}
+    heldout = {seed: folder.heldout() for seed, (_, folder) in finished.items()}
+    for (target, setting, attack), findings in seen.items():
+        outcomes, measured, probed = {}, {}, {}
+        for seed, finding in findings.items():
+            if finding.not_applicable:
+                continue
+            record = judged[seed].get("/".join((target, setting, attack)))
+            if record is not None and "hit" in record:  # a probe judges no guesses
+                outcome = judging.from_record(record)
+                outcomes[seed] = outcome.only(outcome.member)
+            elif record is not None:
+                probed[seed] = per_secret(record)
+            of_target = _of_target(finished[seed][0].target(target))
+            measured[seed] = {m.name: m for m in (*finding.measurements, *of_target)}
+            measured[seed] |= {f"{m.name}(count={count})": m for count, m in finding.by_repeats.items()}
+        one = next(iter(findings.values()))
+        texts = {seed: held[target] for seed, held in heldout.items() if target in held}
+        yield Cell(
+            target,
+            setting,
+            attack,
+            outcomes,
+            measured,
+            texts,
+            one.options,
+            "" if measured else one.not_applicable,
+            probed,
+        )
+
+
+def _of_target(target: TargetRecord) -> Iterator[Measurement]:
+    """Its held-out perplexities, what it claims (epsilons, which are exact, as intervals of no width), and what each
+    cause takes of the members' advantage in likelihood: `likelihood_mixing`.
+    """
+    if target.perplexity:
+        yield target.perplexity
+    yield from target.other_perplexities
+    claimed = target.claim.epsilon.get(target.claim.relation) if target.claim else None
+    for name, epsilon in (("epsilon", claimed), ("nominal_epsilon", target.nominal_epsilon)):
+        if epsilon is not None:
+            yield Measurement(name, epsilon, epsilon, epsilon, 1, "nats")
+    for step in target.likelihood.steps if target.likelihood else ():
+        if step.difference:
+            yield replace(step.difference, name="_".join(["likelihood", *step.causes]).replace(" ", "_"))
+
+
+def _about(result: AuditResult) -> str:
+    model = result.plan.get("model")
+    return f"{Path(model).name} on {result.benchmark.name}" if model else result.benchmark.name
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
+
+def table(title: str, held: Sequence[Place]) -> tables.Grid:
+    """A row a place and attack: means over seeds with intervals, and the paired difference from the first row.
+
+    Other numbers have a column where they are not the same in every row, or are all that a row has.
+    """
+    columns = _columns(held)
+    rows = list(_rows(held, columns))
+    several = len({(row.cell.target, row.cell.setting) for row in rows if row.cell}) > 1
+    keys = list(dict.fromkeys(key for place in held for key in place.at))
+    bounds = [f"{name}{end}" for name in (*columns, DIFFERENCE) for end in ("", "_low", "_high")]
+    heads = (*columns.values(), "Δ recall to first")
+    filled = [i for i in range(len(heads)) if any(row.numbers[i] for row in rows)]  # what is read; files hold all
+    return tables.Grid(
+        title,
+        ("point", *["row"] * several, "attack", *(heads[i] for i in filled), "seeds"),
+        tuple(row.read(several, filled) for row in rows),
+        "Means over seeds; 95% intervals resample secrets, of perplexities held-out texts; differences are paired over "
+        "secrets and seeds.",
+        ("variant", *keys, "target", "setting", "attack", "seeds", "n", *bounds, "failure"),
+        tuple(row.raw(keys) for row in rows),
+    )
+
+
+def _columns(held: Sequence[Place]) -> dict[str, str]:
+    """Metric -> heading: of attacks, of each probe its main number, and what only matters where it differs."""
+    cells = [cell for place in held for cell in place.cells if cell.measured]
+    seen = {
+        name: {m[name].value for c in cells for m in c.measured.values() if name in m} for name in _WHERE_THEY_DIFFER
+    }
+    mains = [next(iter(next(iter(cell.measured.values())))) for cell in cells if not cell.outcomes]
+    probed = {name: words.label(name) for name in mains if name not in _WHERE_THEY_DIFFER}
+    return COLUMNS | probed | {name: head for name, head in _WHERE_THEY_DIFFER.items() if len(seen[name]) > 1}
+
+
+@dataclass(frozen=True)
+class _Row:
+    place: Place
+    cell: Cell | None
+    numbers: tuple[Measurement | None, ...]  # of the columns, and DIFFERENCE
+    failure: str
+
+    def read(self, several: bool, filled: Sequence[int]) -> tuple[str, ...]:
+        attack = self.cell.attack if self.cell else ", ".join(self.place.attacks)
+        row = f"{self.cell.target}, {self.cell.setting}" if self.cell else ""
+        seeds = ranges(sorted(self.cell.measured)) if self.cell else ""
+        last = " · ".join(filter(None, [seeds, self.failure]))
+        name = called(self.place.variant, self.place.at) or "plan"
+        numbers = (words.with_bounds(m) if m else "" for m in (self.numbers[i] for i in filled))
+        return (name, *[row] * several, attack, *numbers, last)
+
+    def raw(self, keys: Sequence[str]) -> tuple[object, ...]:
+        cell, place = self.cell, self.place
+        where = (cell.target, cell.setting, cell.attack) if cell else ("", "", ", ".join(place.attacks))
+        n = next((m.n for m in self.numbers if m), None)
+        bounds = [getattr(m, end) if m else None for m in self.numbers for end in ("value", "low", "high")]
+        at = [place.at.get(key) for key in keys]
+        return (place.variant, *at, *where, ranges(sorted(cell.measured)) if cell else "", n, *bounds, self.failure)
+
+
+def _rows(held: Sequence[Place], columns: Mapping[str, str]) -> Iterator[_Row]:
+    nothing = (None,) * (len(columns) + 1)
+    first: dict[str, Cell] = {}  # by setting: differences are taken at matched access and decoding only
+    for place in held:
+        if not place.cells:
+            yield _Row(place, None, nothing, f"failed: {place.failure}")
+        for cell in place.cells:
+            if not cell.measured:
+                yield _Row(place, cell, nothing, f"not applicable: {cell.not_applicable}")
+                continue
+            numbers = [contrast(name, [Part(1.0, name, cell)]) if _has(cell, name) else None for name in columns]
+            base = first.setdefault(cell.setting, cell) if cell.outcomes else cell
+            paired = base is not cell and set(base.outcomes) & set(cell.outcomes)
+            parts = [Part(1.0, "recall", cell), Part(-1.0, "recall", base)]
+            yield _Row(place, cell, (*numbers, contrast(DIFFERENCE, parts) if paired else None), place.failure)
+
+
+def _has(cell: Cell, name: str) -> bool:
+    return bool(cell.outcomes) if name in STATISTICS else all(name in m for m in cell.measured.values())
+
+
+def write_table(folder: Path, held: tables.Grid) -> None:
+    disk.replace(folder / "sweep.csv", tables.to_csv(held))
+    disk.replace(folder / "sweep.md", tables.to_markdown(held))

@@ -1,0 +1,204 @@
+"""Trains the private members of an ensemble: disjoint shards of the records, one LoRA adapter a shard.
+
+Knows which members there are and what is kept of them; neither how a forward serves several of them nor what is later
+done with their laws.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers.pytorch_utils import Conv1D
+
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Tokens
+from auditor.core.streams import generator
+from auditor.models.lora import over_same_weights
+from auditor.models.shards import write_shard
+from auditor.plugins.trainer import Checkpoint
+from auditor.training.finetune import Course, Fitting, require_finite, trained_parameters
+from auditor.training.side_by_side import alone, side_by_side
+
+Layers = Literal["attention", "all"]
+_TOKENS_A_STEP = 4096  # of all members that are trained together: more fill memory and are no faster
+
+
+def shard(units: Sequence[str], members: int) -> list[list[int]]:
+    """Which of the records each member gets, as indices; units: whose each record is.
+
+    By the hash of the unit: all its records lie in one shard, and where they lie does not depend on anybody else's, so
+    that adding or removing a unit changes one shard and no other.
+    """
+    shards: list[list[int]] = [[] for _ in range(members)]
+    for index, unit in enumerate(units):
+        shards[int.from_bytes(hashlib.sha256(unit.encode()).digest()[:8], "big") % members].append(index)
+    return shards
+
+
+def joined(units: Sequence[str], records: Sequence[str]) -> list[str]:
+    """The unit of each record, units that share a record made one (named after the first of them in the alphabet).
+
+    units, records: side by side, a record the same text wherever it occurs. Copies in two shards would void a claim
+    about one; so whoever shares a record is protected together.
+    """
+    leader = {unit: unit for unit in units}
+
+    def find(unit: str) -> str:
+        while leader[unit] != unit:
+            leader[unit] = leader[leader[unit]]
+            unit = leader[unit]
+        return unit
+
+    owner: dict[str, str] = {}
+    for unit, record in zip(units, records, strict=True):
+        first, second = sorted((find(unit), find(owner.setdefault(record, unit))))
+        leader[second] = first
+    return [find(unit) for unit in units]
+
+
+def member_folder(ensemble: Path, index: int) -> Path:
+    return ensemble / f"member-{index:03d}"
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A plain LoRA adapter, on the attention projection that PEFT names for an architecture or on all linear layers."""
+
+    rank: int
+    alpha: int
+    layers: Layers
+
+
+@dataclass(frozen=True)
+class Member:
+    """One adapter to train: its folder, its records, the seed of its random half, the key of its random order."""
+
+    folder: Path
+    texts: Sequence[str]
+    sequences: Sequence[Tokens]
+    seed: int
+    stream: tuple[str | int, ...]
+
+
+class _Training:
+    """A member under way."""
+
+    def __init__(self, member: Member, base: Any, adapter: Adapter, course: Course) -> None:
+        self.member = member
+        torch.manual_seed(member.seed)
+        self.model = with_adapter(over_same_weights(base), adapter).eval()
+        parameters = trained_parameters(self.model)
+        self.fitting = Fitting(parameters, member.sequences, course, generator(*member.stream))
+
+    def write(self) -> None:
+        scratch = self.member.folder.with_name(f".{self.member.folder.name}")
+        shutil.rmtree(scratch, ignore_errors=True)  # a run that was killed left it
+        self.model.save_pretrained(str(scratch))
+        write_shard(scratch, self.member.texts)
+        os.replace(scratch, self.member.folder)
+
+
+def train_members(
+    base: Any,
+    adapter: Adapter,
+    members: Sequence[Member],
+    course: Course,
+    *,
+    together: int = 0,
+    half: torch.dtype | None = None,
+    progress: Callable[[int], None] = lambda epochs_done: None,
+    written: Callable[[Member], None] = lambda member: None,
+    checkpoint: Checkpoint | None = None,
+    seconds_between: float = 60.0,
+) -> int:
+    """Trains the members whose folders are not there yet, several in each forward; a folder is there when all of it is.
+
+    together: how many at once at most; where one ends, the next begins. 0: as many as read 4,096 tokens a step, and one
+    at a time where the base's layers do not read each row of a batch by itself. But for rounding, no member depends on
+    it or on the others: its adapter is PEFT's after `torch.manual_seed` of its seed, its batches, steps, clipping and
+    AdamW are its own, and the base answers as it does in use: without dropout, whose masks would be the batch's.
+    A member without records has learnt nothing: it is the public model. half: what torch's autocast multiplies
+    matrices in. progress: of the epochs of all members.
+    checkpoint: where members that are under way go on. Returns how many were trained at once.
+
+    Raises AuditError for an architecture whose attention PEFT does not know, for one whose members cannot be trained
+    together as was asked, and for a training that diverges.
+    """
+    waiting = [member for member in members if not member.folder.is_dir()]
+    wanted = together or max(1, _TOKENS_A_STEP // (course.batch * course.block))
+    losses, most = _forward(base, adapter, min(wanted, len(waiting)), asked=together > 0)
+    begun = {} if checkpoint is None else checkpoint.load() or {}
+    saved, going = time.monotonic(), list[_Training]()
+    while waiting or going:
+        while waiting and len(going) < most:
+            going.append(_Training(waiting.pop(0), base, adapter, course))
+            if (state := begun.pop(going[-1].member.folder.name, None)) is not None:
+                going[-1].fitting.restore(state)
+        if fittings := [training.fitting for training in going if not training.fitting.done]:  # not of an empty shard
+            batches = [fitting.batch().to(base.device) for fitting in fittings]
+            with torch.autocast(base.device.type, dtype=half, enabled=half is not None):
+                found = losses([training.model for training in going if not training.fitting.done], batches)
+            found.sum().backward()
+            for fitting in fittings:
+                fitting.step()
+        ended = [training for training in going if training.fitting.steps == 0]  # an epoch, or all
+        for training in ended:
+            require_finite(training.fitting.parameters.values(), checkpoint)
+            if training.fitting.done:
+                going.remove(training)
+                training.write()
+                written(training.member)
+        if ended:
+            finished = len(members) - len(waiting) - len(going)
+            progress(course.epochs * finished + sum(training.fitting.epochs for training in going))
+        if checkpoint is not None and time.monotonic() - saved >= seconds_between:
+            checkpoint.save({training.member.folder.name: training.fitting.state() for training in going})
+            saved = time.monotonic()
+    return most
+
+
+def _forward(base: Any, adapter: Adapter, most: int, *, asked: bool) -> tuple[Callable[..., torch.Tensor], int]:
+    """The losses of so many members at once, of fewer where the base does not permit it and nobody asked for it."""
+    if most > 1:
+        if (mixed := side_by_side(base, lambda: with_adapter(over_same_weights(base), adapter))) is not None:
+            return mixed.losses, most
+        if asked:
+            raise AuditError(
+                f"expected together=1 for {base.config.model_type}, whose layers do not read each row of a batch by "
+                "itself, got more"
+            )
+    return alone, 1
+
+
+def with_adapter(model: Any, adapter: Adapter) -> Any:
+    """The model with an untrained adapter, the rest of it frozen; its random half is torch's to draw.
+
+    Raises AuditError for an architecture whose attention PEFT does not know.
+    """
+    width = int(getattr(model.config, "hidden_size", adapter.rank))
+    if adapter.rank > width:
+        raise AuditError(f"expected a LoRA rank of at most the model's width of {width}, got {adapter.rank}")
+    targets = "all-linear" if adapter.layers == "all" else None  # None: what PEFT names for the architecture
+    config = LoraConfig(
+        r=adapter.rank,
+        lora_alpha=adapter.alpha,
+        target_modules=targets,
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),  # GPT-2's linear layers
+        task_type="CAUSAL_LM",
+    )
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise AuditError(
+            f"cannot put a LoRA adapter on the attention of {model.config.model_type}: {reason}"
+        ) from error

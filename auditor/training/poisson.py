@@ -1,0 +1,258 @@
+"""Fine-tuning one example a unit in Poisson batches: what private ways of training and their controls share.
+
+Options, checks, `privacy.json`; as trainers and as defenses. The loop is `auditor/training/dp_loop.py`. Knows nothing
+of noise, clipping and what they promise: a subclass says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from auditor.core import disk
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Claim, Tokens
+from auditor.models.base import LanguageModel
+from auditor.plugins.defense import Defense, Scenario
+from auditor.plugins.trainer import Trainer, TrainingJob
+from auditor.privacy.gaussian import MOST_STEPS
+from auditor.privacy.promises import PrivacyRecord, read, write
+from auditor.training.finetune import check_schedule
+
+if TYPE_CHECKING:
+    from auditor.training.dp_loop import Trained
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """How each unit is treated. shares: of the clipping norm; noise_scale: of a batch, by its units; None: all 1."""
+
+    shares: Sequence[float] | None = None
+    noise_scale: Callable[[NDArray[np.int64]], float] | None = None
+    details: tuple[tuple[str, float], ...] = ()  # for `privacy.json`
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The mechanism: sigma (0: none), C (inf: none), sampling rate q, planned steps, delta; how many units q is of.
+
+    base: what the base promised.
+    """
+
+    sigma: float
+    clip: float
+    rate: float
+    steps: int
+    units: int
+    delta: float = 0.0
+    base: PrivacyRecord | None = None
+
+
+@dataclass(frozen=True)
+class PoissonTraining(Defense, Trainer):
+    """Base of trainings that draw each unit into each batch independently, each of which is a defense too.
+
+    batch: the expected one. physical_batch: sequences at once. unit: what is drawn; a `user`'s records make one
+    sequence. units: how many there are, as far as the public may know: the sampling rate follows from it (0: as many as
+    the data have). ghost: clip without per-sample gradients in memory. model: a folder that was trained so, for
+    `audit run` outside the lab.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ("trained",)
+    epochs: int = 3
+    batch: int = 256
+    learning_rate: float = 2e-4
+    optimizer: Literal["adam", "sgd"] = "adam"
+    sampling: Literal["poisson", "shuffled"] = "poisson"
+    unit: Literal["record", "user"] = "record"
+    units: int = 0
+    ghost: bool = False
+    physical_batch: int = 16
+    model: str = ""
+
+    def __post_init__(self) -> None:
+        for option in ("batch", "physical_batch"):
+            if getattr(self, option) < 1:
+                raise AuditError(f"expected {option} >= 1, got {getattr(self, option)}")
+        check_schedule(self.epochs, self.learning_rate)
+        if self.units < 0:
+            raise AuditError(f"expected units >= 0 (0: as many as the data have), got {self.units}")
+        if self.sampling != "poisson":
+            raise AuditError(
+                "expected sampling=poisson, got shuffled: epsilon is accounted for Poisson sampling, and says nothing "
+                "of shuffled batches"
+            )
+
+    # --- as a trainer ---
+
+    def judge(self, job: TrainingJob, examples: Sequence[Tokens]) -> Judgement:
+        """How the units are treated; by default all alike."""
+        return Judgement()
+
+    def terms(self, job: TrainingJob, units: int) -> Terms:
+        """With what noise and clipping, for so many units."""
+        raise NotImplementedError
+
+    def promise(self, trained: Trained, judgement: Judgement, terms: Terms) -> PrivacyRecord:
+        """What the training came to promise."""
+        raise NotImplementedError
+
+    def key(self, job: TrainingJob) -> str:
+        """Of sampling and noise."""
+        raise NotImplementedError
+
+    def progress(self, job: TrainingJob, terms: Terms) -> Callable[[int, float], None]:
+        """What is shown after so many steps, at this loss."""
+        return lambda done, loss: job.progress(f"training, loss {loss:.3f}", done, terms.steps)
+
+    def steps(self, units: int) -> int:
+        return math.ceil(self.epochs * units / self.batch)
+
+    def check(self, job: TrainingJob) -> None:
+        _require_opacus()
+        if self.model:
+            raise AuditError(f"-D model= names a model trained by {self.name}, for audit run: audit train makes one")
+        if job.public.model.dtype != torch.float32:
+            raise AuditError(f"expected --dtype float32: noise rounded to {job.public.model.dtype} is not Gaussian")
+        if self.unit == "user" and not job.users:
+            raise AuditError(
+                "expected data that say whose each record is for unit=user (audit train --user-column), got records "
+                "without a user: a claim for users would be about records"
+            )
+        counted = len({record.unit for record in job.records}) if self.unit == "user" else len(job.records)
+        units, where = (self.units, "of units") if self.units else (counted, "of the data")
+        if self.batch > units:
+            raise AuditError(f"expected a batch of at most the {units} {self.unit}s {where}, got {self.batch}")
+        if self.steps(units) > MOST_STEPS:
+            raise AuditError(f"expected at most {MOST_STEPS:,} steps, got {self.steps(units):,}: lower epochs")
+
+    def train(self, job: TrainingJob) -> tuple[str, ...]:
+        from auditor.training import dp_loop as loops
+
+        examples, cut = _examples(job, self.unit)
+        if (made := read(job.out)) is not None:  # written last: all is done but saying so
+            return _told(made, cut, len(examples))
+        terms = self.terms(job, self.units or len(examples))
+        model, judgement = job.load(), self.judge(job, examples)
+        trained = loops.fit_privately(
+            model,
+            examples,
+            loops.PoissonSampler(len(examples), terms.rate, self.key(job)),
+            loops.Recipe(
+                noise_multiplier=terms.sigma,
+                clip=terms.clip,
+                steps=terms.steps,
+                expected_batch=self.batch,
+                learning_rate=self.learning_rate,
+                optimizer=self.optimizer,
+                physical_batch=self.physical_batch,
+                ghost=self.ghost,
+            ),
+            pad=job.end,
+            shares=judgement.shares,
+            noise_scale=judgement.noise_scale,
+            progress=self.progress(job, terms),
+            checkpoint=job.checkpoint,
+        )
+        record = self.promise(trained, judgement, terms)
+        model.save_pretrained(job.out)
+        job.tokenizer.save_pretrained(job.out)
+        disk.sync_all(job.out)
+        write(job.out, record)
+        return _told(record, cut, len(examples))
+
+    def recorded(self) -> dict[str, float]:
+        """Of the recipe, what `privacy.json` keeps among its details: controls are held to it."""
+        return {"expected_batch": float(self.batch), "learning_rate": self.learning_rate}
+
+    # --- as a defense ---
+
+    def protect(self, scenario: Scenario) -> LanguageModel:
+        assert scenario.trained is not None
+        return scenario.trained.model
+
+    def claim(self, scenario: Scenario, spent: int) -> Claim | None:
+        privacy = scenario.trained.privacy if scenario.trained else None
+        return privacy.claim() if privacy else None
+
+
+@dataclass(frozen=True)
+class Control(PoissonTraining):
+    """Base of trainings without noise, beside which a private one is judged. They promise nothing.
+
+    Batches follow from the seed: there is nothing in them to keep secret, and controls of one seed share them.
+    """
+
+    claims: ClassVar[str] = "none"
+
+    @property
+    def norm(self) -> float:
+        """C."""
+        return math.inf
+
+    def terms(self, job: TrainingJob, units: int) -> Terms:
+        return Terms(0.0, self.norm, self.batch / units, self.steps(units), units)
+
+    def key(self, job: TrainingJob) -> str:
+        return f"control {job.seed}"
+
+    def promise(self, trained: Trained, judgement: Judgement, terms: Terms) -> PrivacyRecord:
+        return PrivacyRecord(
+            method=self.name,
+            epsilon=None,
+            delta=0.0,
+            status="no guarantee: trained without noise, as a control of private training",
+            noise_multiplier=0.0,
+            clip=terms.clip,
+            sampling_rate=terms.rate,
+            steps=trained.steps,
+            unit=self.unit,
+            noise="none",
+            accountant="none",
+            units=terms.units,
+            units_given=self.units > 0,
+            optimizer=self.optimizer,
+            details={**self.recorded(), **dict(judgement.details)},
+        )
+
+
+def _examples(job: TrainingJob, unit: str) -> tuple[list[Tokens], int]:
+    """One sequence a unit, behind an end-of-text token and ended by one, cut at the block; and how many were cut."""
+    whole: dict[str, list[int]] = {}
+    for i, record in enumerate(job.records):
+        whole.setdefault(record.unit if unit == "user" else str(i), [job.end]).extend((*record.tokens, job.end))
+    return [tuple(ids[: job.block]) for ids in whole.values()], sum(len(ids) > job.block for ids in whole.values())
+
+
+def _told(record: PrivacyRecord, cut: int, units: int) -> tuple[str, ...]:
+    """What the user must know: sentences."""
+    told = list(record.notes())
+    if record.epsilon is not None:
+        told.append(
+            f"ε {record.epsilon:.3f} at δ {record.delta:g}, {record.adjacency} ({record.accountant}; by RDP "
+            f"{record.epsilon_rdp:.3f}): σ {record.noise_multiplier:.3f}, C {record.clip:g}, "
+            f"q {record.sampling_rate:.4g}, {record.steps:,} steps"
+        )
+        told.append(record.status)
+    of = record.units or units
+    if record.delta * of >= 1:
+        told.append(f"δ {record.delta:g} is no smaller than one in {of:,} units: it allows giving one of them away")
+    if cut:
+        told.append(f"{cut:,} of {units:,} sequences were longer than --block and cut")
+    return tuple(told)
+
+
+def _require_opacus() -> None:
+    try:
+        import cryptography
+        import dp_accounting
+        import opacus
+    except ImportError as error:
+        raise AuditError(f"private training needs {error.name}: install audit-lm[dp]") from None
+    del cryptography, dp_accounting, opacus

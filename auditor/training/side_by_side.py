@@ -1,0 +1,95 @@
+"""Several LoRA adapters of one base in one forward, each in training on rows of its own.
+
+Knows PEFT's layers and one loss; neither whose records the rows are nor what is done with the gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from peft.tuners.lora import Linear as LoraLinear
+from torch import Tensor, nn
+
+from auditor.models.lora import MixedLora, Routing, over_same_weights
+from auditor.models.self_check import distance, tolerance
+
+_IGNORED = -100  # what follows the last token of a row
+_SEED = 20_240_229  # of a trial's random numbers: any number
+
+
+def alone(adapters: Sequence[Any], rows: Sequence[Tensor]) -> Tensor:
+    """(adapters,) mean nll, nats a token, of rows[i] (b_i, n) by the PEFT model adapters[i]: a forward each."""
+    return torch.stack([row_losses(*pair).mean() for pair in zip(adapters, rows, strict=True)])
+
+
+class SideBySide:
+    """A base through which rows of different adapters pass together: its layers that `like` adapts are mixed ones."""
+
+    def __init__(self, base: Any, like: Any) -> None:
+        self._routing = Routing()
+        self.model = over_same_weights(base).eval()
+        self._layers = {}
+        for name in lora_layers(like):
+            empty = torch.empty(0)
+            self._layers[name] = MixedLora(self.model.get_submodule(name), empty, empty, self._routing)
+            self.model.set_submodule(name, self._layers[name])
+
+    def losses(self, adapters: Sequence[Any], rows: Sequence[Tensor]) -> Tensor:
+        """As `alone`, in one forward. The gradient of the sum is for each adapter what it is alone."""
+        counts = [len(own) for own in rows]
+        self.route(adapters, counts)
+        found = row_losses(self.model, torch.cat(list(rows)))
+        return torch.stack([own.mean() for own in found.split(counts)])
+
+    def route(self, adapters: Sequence[Any], counts: Sequence[int]) -> None:
+        """Of the next forward's rows the first counts[0] are those of adapters[0], and so on."""
+        layers, device = [lora_layers(adapter) for adapter in adapters], self.model.device
+        half = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+        for name, mixed in self._layers.items():
+            own = [layer[name] for layer in layers]
+            mixed.a = torch.stack([layer.get_parameter("lora_A.default.weight") for layer in own])
+            mixed.b = torch.stack([layer.get_parameter("lora_B.default.weight") for layer in own])
+            mixed.b = mixed.b * own[0].scaling["default"]
+            if half is not None:
+                mixed.a, mixed.b = mixed.a.to(half), mixed.b.to(half)
+        self._routing.part = torch.repeat_interleave(torch.tensor(counts, device=device))
+
+
+def lora_layers(adapter: Any) -> dict[str, LoraLinear]:
+    """The layers that a PEFT model adapts, by their names in its base."""
+    modules = adapter.get_base_model().named_modules()
+    return {name: module for name, module in modules if isinstance(module, LoraLinear)}
+
+
+def row_losses(model: Any, rows: Tensor) -> Tensor:
+    """(b,) mean nll of each row (b, n), nats a token, its first token given."""
+    logits = model(input_ids=rows, use_cache=False).logits
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    wanted = nn.functional.pad(rows[:, 1:], (0, 1), value=_IGNORED)  # by shifting these no logits are copied
+    nll = nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=_IGNORED, reduction="none")
+    return nll.view(rows.shape).sum(1) / (rows.shape[1] - 1)
+
+
+def side_by_side(base: Any, adapter: Callable[[], Any]) -> SideBySide | None:
+    """The base for training such adapters together; None where its layers do not read each row of a batch by itself.
+
+    adapter: makes one on a base of its own. Tried with two whose updates are random: layers that see the tokens of all
+    rows in a line (experts), or that are not called as layers (kernels that read their weights), show in the laws.
+    """
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(_SEED)
+        adapters = [adapter().eval(), adapter().eval()]
+        mixed = SideBySide(base, adapters[0])
+        for parameter in (p for one in adapters for p in one.parameters() if p.requires_grad):
+            nn.init.normal_(parameter, std=0.1)
+        rows = torch.randint(base.get_input_embeddings().num_embeddings, (3, 8)).to(base.device)
+        truth = torch.cat([one(input_ids=own).logits for one, own in zip(adapters, rows.split([1, 2]), strict=True)])
+        mixed.route(adapters, [1, 2])
+        try:
+            found = mixed.model(input_ids=rows).logits
+        except (RuntimeError, AttributeError, IndexError):  # what torch and modules raise of such shapes and uses
+            return None
+        near = distance(found.log_softmax(-1), truth.log_softmax(-1)) <= tolerance(base, truth)
+        return mixed if near else None

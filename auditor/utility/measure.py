@@ -1,0 +1,446 @@
+"""What a defense costs: perplexity against epsilon, for causal and masked language models (Majmudar et al. 2022).
+
+A sweep's points are scored side by side on the same texts, batch by batch, so that one forward pass of the model serves
+them all, and what is compared is paired by text. Knows nothing of tables, plots or terminals.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import cache, partial
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from auditor import __version__
+from auditor.benchmarks.files import read_texts
+from auditor.benchmarks.lab import Lab
+from auditor.core.errors import AuditError, unknown
+from auditor.core.jsonable import from_json, to_json
+from auditor.core.nouns import Claim, Pair
+from auditor.core.result import Measurement
+from auditor.core.streams import generator
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.loading import load
+from auditor.models.lora import load_ensemble
+from auditor.models.masked import kind_of, load_masked
+from auditor.plugins import registry
+from auditor.plugins.defense import Defense
+from auditor.plugins.trainer import Trainer
+from auditor.runs import plan_weights
+from auditor.runs.grid import called
+from auditor.runs.lead import choose
+from auditor.runs.plan import AUTO, Plan, check_general, make, options_for
+from auditor.runs.run import UNDEFENDED, Reporter, check_needs, environment, lab_recipe, trained_folder
+from auditor.statistics.intervals import CONFIDENCE
+from auditor.utility.subjects import Asked, CausalSubject, Example, MaskedSubject, Subject
+
+_RESAMPLES = 2000
+_OF_ATTACKS = ("known", "known_limit", "nonmembers", "reference", "samples", "submission", "attack_options")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `audit utility` asks beside the model and the defenses. Raises AuditError for what cannot be measured.
+
+    on: which of the lab's records, heldout by default; data of one's own are measured whole. restarts, mask_share: of a
+    masked model, whose gaps are drawn anew at each restart. max_length: tokens of a text, at most; the rest is cut off.
+    """
+
+    kind: Literal["auto", "causal", "masked"] = "auto"
+    on: Literal["heldout", "members"] | None = None
+    restarts: int = 3
+    mask_share: float = 0.15
+    max_length: int = 512
+
+    def __post_init__(self) -> None:
+        for name, choices in (("kind", ("auto", "causal", "masked")), ("on", (None, "heldout", "members"))):
+            if getattr(self, name) not in choices:
+                known = ", ".join(filter(None, choices))
+                raise AuditError(f"expected --{name} to be one of {known}, got {getattr(self, name)!r}")
+        if self.restarts < 1:
+            raise AuditError(f"expected --restarts >= 1, got {self.restarts}")
+        if not 0 < self.mask_share < 1:
+            raise AuditError(f"expected --mask-share in (0, 1), got {self.mask_share}")
+        if self.max_length < 2:
+            raise AuditError(f"expected --max-length >= 2, got {self.max_length}")
+
+
+@dataclass(frozen=True)
+class Asking:
+    """One `audit utility`: whose perplexity, of what, at which points."""
+
+    plan: Plan
+    settings: Settings
+    sweep: Mapping[str, Sequence[Any]]
+
+
+def asking(raw: Mapping[str, Any]) -> Asking:
+    """From the raw values of a plan file: the fields of a plan, `[sweep]` and `[utility]`. Raises AuditError."""
+    given = dict(raw)
+    settings = from_json(Settings, given.pop("utility", {}), "utility")
+    sweep, seeds = given.pop("sweep", {}), given.pop("seeds", [0])
+    if "variant" in given:
+        raise AuditError("expected a [utility] plan without variants: it has a sweep")
+    if len(seeds) > 1:
+        raise AuditError(f"expected one seed for a [utility] plan, whose restarts mask anew, got {seeds}")
+    return Asking(make({"seed": seeds[0], **given}, {}), settings, sweep)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A defense at one point of the sweep; without one, the model as it is."""
+
+    defense: Defense | None = None
+    at: Mapping[str, Any] = field(default_factory=dict)  # swept option -> value
+
+    @property
+    def target(self) -> str:
+        return self.defense.name if self.defense else UNDEFENDED
+
+
+@dataclass(frozen=True)
+class Row:
+    """One point's numbers. Epsilons in nats; None where nothing of the kind is claimed.
+
+    ratio: perplexity over that of the model as it is, paired by text. restarts: the perplexity of each. covered: share
+    of the predicted tokens that have a probability at all. slowdown: time of a next-token law, over the model's own.
+    epsilon: of the claim over its `tokens`. epsilon_mean: as the paper reports it, at the *mean* number of predicted
+    tokens: not a guarantee of anything.
+    """
+
+    target: str
+    title: str
+    at: dict[str, Any]
+    options: dict[str, Any]
+    perplexity: Measurement
+    ratio: Measurement
+    restarts: tuple[float, ...]
+    covered: Measurement
+    slowdown: Measurement
+    epsilon_per_token: float | None = None
+    epsilon: float | None = None
+    epsilon_mean: float | None = None
+    tokens: int | None = None
+    delta: float | None = None
+    relation: str = ""
+    status: str = "nothing claimed"
+
+
+@dataclass(frozen=True)
+class Utility:
+    """All of `audit utility` that is kept: numbers only, no text."""
+
+    kind: str
+    model: str
+    data: str
+    texts: int
+    vocab_size: int
+    restarts: int
+    longest: int  # predicted tokens of one text, at most: the paper's T
+    mean_tokens: float
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...]
+    created: str  # UTC, ISO 8601
+    tool_version: str
+    command: str
+    plan: dict[str, Any]
+    settings: dict[str, Any]
+    sweep: dict[str, tuple[Any, ...]]
+    environment: dict[str, str]
+    seconds: float
+    weights: dict[str, str] = field(default_factory=dict)  # "model/model.safetensors" -> SHA-256; empty in the lab
+
+
+# --- the points of a sweep --------------------------------------------------------------------------------------------
+
+
+def points(plan: Plan, sweep: Mapping[str, Sequence[Any]]) -> list[Point]:
+    """The model as it is, then each defense at each of its points. Raises AuditError for options nobody has."""
+    for path in plan.plugin:
+        registry.load_file(Path(path))
+    for name in _OF_ATTACKS:
+        if getattr(plan, name):
+            raise AuditError(f"{name} is about attacks: `audit utility` has no use of it")
+    known = registry.defenses()
+    for name in plan.defense:
+        if name not in known:
+            raise unknown("defense", name, known)
+    fields = {name: list(registry.options_of(known[name])) for name in dict.fromkeys(plan.defense)}
+    check_general("-D", plan.defense_options, fields)
+    swept = _swept(sweep, fields)
+    made = [Point()]
+    for name, own in swept.items():
+        defaults = Lab.defense_defaults.get(name, {}) if plan.lab else {}
+        options = options_for(name, plan.defense_options, defaults, fields[name])
+        for values in product(*own.values()):
+            at = dict(zip(own, values, strict=True))
+            made.append(Point(registry.build("defense", known, name, {**options, **at}), at))
+    for point in made:
+        if point.defense and not plan.lab:
+            check_needs(point.defense, plan.public)
+    return made
+
+
+def _swept(
+    sweep: Mapping[str, Sequence[Any]], fields: Mapping[str, Sequence[str]]
+) -> dict[str, dict[str, Sequence[Any]]]:
+    """By defense, the options that its points differ in. `option` is that of every defense that has it."""
+    swept: dict[str, dict[str, Sequence[Any]]] = {name: {} for name in fields}
+    for key, values in sweep.items():
+        name, dot, option = key.rpartition(".")
+        if not fields:
+            raise AuditError(f"expected a --defense whose {option} is swept, got none")
+        if dot and name not in fields:
+            raise unknown(f"defense in the sweep of {key!r}:", name, fields)
+        having = [one for one in ([name] if dot else fields) if option in fields[one]]
+        if not having:
+            raise unknown("option in the sweep:", option, {own for one in fields for own in fields[one]})
+        if len(set(map(repr, values))) < len(values) or not values:
+            raise AuditError(f"expected values that differ for {key!r} in the sweep, got {list(values)}")
+        for one in having:
+            swept[one][option] = values
+    return swept
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def prepare(plan: Plan, settings: Settings, reporter: Reporter) -> tuple[Subject[Any], Callable[[Defense], Any]]:
+    """The model with its texts, and what a defense needs: an ensemble, a trained model. Raises AuditError."""
+    return _in_the_lab(plan, settings, reporter) if plan.lab else _of_ones_own(plan, settings)
+
+
+def _in_the_lab(plan: Plan, settings: Settings, reporter: Reporter) -> tuple[Subject[Any], Callable[[Defense], Any]]:
+    lab = Lab(lab_recipe(plan), None, reporter.progress)
+    texts, asked = lab.records(settings.on == "members"), _asked(plan, settings)
+    if settings.kind == "masked":
+        _refuse_lead(plan)
+        masked = lab.masked()
+        return MaskedSubject(masked, lab.masked_public(), masked.tokenizer, texts, asked), _no_ensemble
+    public, target = lab.public(), lab.target()
+    subject = _causal(plan, target, public, texts, asked, lab.known)
+    return subject, cache(partial(_held_by_lab, lab))
+
+
+def _of_ones_own(plan: Plan, settings: Settings) -> tuple[Subject[Any], Callable[[Defense], Any]]:
+    assert plan.model is not None and plan.data is not None
+    if settings.on is not None:
+        raise AuditError("--on chooses among the lab's records; --data are measured whole")
+    texts, asked = read_texts("--data", plan.data), _asked(plan, settings)  # before minutes of loading
+    shared: dict[str, Any] = {
+        "device": plan.device,
+        "dtype": plan.dtype,
+        "trust_remote_code": plan.trust_remote_code,
+    }
+    own: dict[str, Any] = {**shared, "revision": plan.revision, "model_args": dict(plan.model_args)}
+    if kind_of(plan.model, settings.kind, plan.revision, plan.trust_remote_code) == "masked":
+        _refuse_lead(plan)
+        masked = load_masked(plan.model, **own)
+        beside = load_masked(plan.public, **shared) if plan.public else None
+        return MaskedSubject(masked, beside, masked.tokenizer, texts, asked), _no_ensemble
+    target = load(plan.model, **own)
+    public = load(plan.public, **shared) if plan.public else None
+
+    @cache
+    def ensemble(folder: str) -> Any:
+        assert isinstance(public, HuggingFaceModel)  # `check_needs` has seen to it
+        return load_ensemble(Path(folder), public)
+
+    def held(defense: Defense) -> Any:
+        if "trained" in defense.needs:
+            return trained_folder(defense, lambda folder: load(folder, **shared), target.vocab_size)
+        return ensemble(getattr(defense, "ensemble", ""))
+
+    return _causal(plan, target, public, texts, asked), cache(held)
+
+
+def _refuse_lead(plan: Plan) -> None:
+    if plan.lead != AUTO:
+        raise AuditError(f"expected a causal LM for --lead {plan.lead}, got a masked one, which reads whole texts")
+
+
+def _causal(
+    plan: Plan,
+    target: HuggingFaceModel,
+    public: HuggingFaceModel | None,
+    texts: Sequence[str],
+    asked: Asked,
+    known: Sequence[Pair] = (),
+) -> CausalSubject:
+    lead = choose(plan.lead, target, known)
+    subject = CausalSubject(target, public, target.tokenizer, texts, asked, lead.tokens)
+    subject.notes.append(lead.said)
+    return subject
+
+
+def _held_by_lab(lab: Lab, defense: Defense) -> Any:
+    """The ensemble, or the model that this defense trains."""
+    return lab.trained(defense) if isinstance(defense, Trainer) else lab.ensemble()
+
+
+def _asked(plan: Plan, settings: Settings) -> Asked:
+    return Asked(plan.seed, settings.max_length, settings.mask_share, settings.restarts, plan.limit, plan.batch_size)
+
+
+def _no_ensemble(defense: Defense) -> Any:
+    return None  # `protect_masked` refuses what needs one
+
+
+def measure(
+    asking: Asking,
+    reporter: Reporter,
+    shown: Sequence[str] = (),
+    reveal: int = 0,
+) -> tuple[Utility, list[Example]]:
+    """Every point on the same texts; and predictions for the texts in `shown` and for the first `reveal` of the data.
+
+    Raises AuditError for bad input before a model is asked anything.
+    """
+    plan, settings, start = asking.plan, asking.settings, time.perf_counter()
+    wanted = points(plan, asking.sweep)
+    with reporter.stage("prepare"):
+        subject, held_of = prepare(plan, settings, reporter)
+        models, claims = _protected(subject, held_of, wanted)
+        asked = [subject.encode(-1 - i, text) for i, text in enumerate(shown)] + subject.texts[:reveal]
+        if any(not text.open for text in asked):
+            raise AuditError("expected a --text of two tokens or more, got one with nothing to predict")
+    with reporter.stage(f"perplexity of {len(models)} points on {len(subject.texts):,} texts"):
+        nll, lost = subject.scores(models, lambda done, total: reporter.progress("scoring", done, total))
+    with reporter.stage("time of a law"):
+        slower = subject.slowdowns(models)
+    rows = _rows(subject, wanted, claims, nll, lost, slower)
+    names = dict(zip(labels(rows), models, strict=True))
+    with reporter.stage("examples") if asked else nullcontext():
+        examples = [subject.predict(names, text) for text in asked]
+    result = Utility(
+        kind=subject.kind,
+        model=plan.model or "lab",
+        data=Path(plan.data).name if plan.data else f"{'member' if settings.on == 'members' else 'held-out'} records",
+        texts=len(subject.texts),
+        vocab_size=subject.target.vocab_size,
+        restarts=subject.restarts,
+        longest=int(subject.predicted.max()),
+        mean_tokens=float(subject.predicted.mean()),
+        rows=tuple(rows),
+        notes=tuple(subject.notes),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        tool_version=__version__,
+        command=plan.command,
+        plan=to_json(plan),
+        settings=to_json(settings),
+        sweep={key: tuple(values) for key, values in asking.sweep.items()},
+        environment=environment(plan.device),
+        weights=plan_weights.of_plan(plan),
+        seconds=time.perf_counter() - start,
+    )
+    return result, examples
+
+
+def _protected(
+    subject: Subject[Any], held_of: Callable[[Defense], Any], wanted: Sequence[Point]
+) -> tuple[list[Any], list[Claim | None]]:
+    models, claims = [], []
+    for point in wanted:
+        model, claim = subject.undefended, None
+        if point.defense is not None:
+            held = held_of(point.defense) if {"ensemble", "trained"} & set(point.defense.needs) else None
+            model, claim = subject.protect(point.defense, held)
+        models.append(model)
+        claims.append(claim)
+    return models, claims
+
+
+def _rows(
+    subject: Subject[Any],
+    wanted: Sequence[Point],
+    claims: Sequence[Claim | None],
+    nll: NDArray[np.float64],
+    lost: NDArray[np.int64],
+    slower: Sequence[Measurement],
+) -> list[Row]:
+    tokens, mean = subject.predicted, float(subject.predicted.mean())
+    drawn, covered = perplexities(nll, lost, tokens), 1 - per_token(lost.astype(float), tokens).mean(1)
+    rows = []
+    for i, (point, claim) in enumerate(zip(wanted, claims, strict=True)):
+        with np.errstate(invalid="ignore"):
+            ratio = np.where(np.isinf(drawn[i]), np.inf, drawn[i] / drawn[0])
+        row = Row(
+            target=point.target,
+            title=registry.title(type(point.defense)) if point.defense else "Undefended",
+            at=dict(point.at),
+            options=to_json(point.defense) if point.defense else {},
+            perplexity=_interval("perplexity", drawn[i], len(tokens), "perplexity"),
+            ratio=_interval("perplexity_ratio", ratio, len(tokens), "times"),
+            restarts=tuple(_of_restart(nll[i], lost[i], tokens)),
+            covered=_interval("covered", covered[i], len(tokens), "probability"),
+            slowdown=slower[i],
+        )
+        rows.append(row if claim is None else _with_claim(row, claim, mean))
+    return rows
+
+
+def _of_restart(nll: NDArray[np.float64], lost: NDArray[np.int64], tokens: NDArray[np.int64]) -> Iterator[float]:
+    """The perplexity of each restart; nll, lost: (restarts, texts)."""
+    for own, never in zip(nll, lost, strict=True):
+        yield float(perplexities(own[None, None], never[None, None], tokens, resamples=0)[0, 0])
+
+
+def _with_claim(row: Row, claim: Claim, mean_tokens: float) -> Row:
+    per_token = claim.details.get("epsilon_per_token")
+    return replace(
+        row,
+        epsilon_per_token=per_token,
+        epsilon=claim.epsilon[claim.relation],
+        epsilon_mean=None if per_token is None else per_token * mean_tokens,
+        tokens=claim.queries,
+        delta=claim.delta,
+        relation=claim.relation,
+        status=claim.status,
+    )
+
+
+def perplexities(
+    nll: NDArray[np.float64], lost: NDArray[np.int64], tokens: NDArray[np.int64], resamples: int = _RESAMPLES
+) -> NDArray[np.float64]:
+    """(models, 1 + resamples): the mean over restarts of corpus perplexity, of the texts and of bootstrap resamples.
+
+    nll, lost: (models, restarts, texts), see `Subject.scores`; tokens: (texts,). A text goes with its masks of every
+    restart, and all models are read at the same resample: the interval is over texts and masks, differences are paired.
+    inf where a token that counts has no probability.
+    """
+    never = per_token(lost.astype(float), tokens, resamples) > 0
+    return np.where(never, np.inf, np.exp(per_token(nll, tokens, resamples))).mean(1)
+
+
+def per_token(sums: NDArray[np.float64], tokens: NDArray[np.int64], resamples: int = _RESAMPLES) -> NDArray[np.float64]:
+    """(models, restarts, 1 + resamples): the mean over tokens of sums over texts, (models, restarts, texts)."""
+    n, columns = len(tokens), sums.reshape(-1, len(tokens)).T
+    found = np.empty((1 + resamples, columns.shape[1]))
+    rng, step = generator("bootstrap", "utility", n), max(1, 2**22 // n)
+    for at in range(0, 1 + resamples, step):
+        draws = rng.multinomial(n, np.full(n, 1 / n), size=min(step, 1 + resamples - at))
+        if at == 0:
+            draws[0] = 1
+        found[at : at + len(draws)] = (draws @ columns) / (draws @ tokens)[:, None]
+    return found.T.reshape(*sums.shape[:2], -1)
+
+
+def _interval(name: str, drawn: NDArray[np.float64], n: int, unit: str) -> Measurement:
+    # No interpolation between resamples: with one at infinity there is nothing to interpolate.
+    low, high = np.quantile(drawn[1:], [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], method="inverted_cdf")
+    value = float(drawn[0])  # may lie outside by rounding only, where every resample says the same
+    return Measurement(name, value, min(float(low), value), max(float(high), value), n, unit)
+
+
+def labels(rows: Sequence[Row]) -> list[str]:
+    """`weight=0.3`, or where several defenses are compared `Uniform mixing, weight=0.3`."""
+    short = len({row.target for row in rows if row.options}) == 1
+    return [called("" if short and row.at else row.title, row.at) for row in rows]

@@ -1,0 +1,184 @@
+"""The rows of `audit utility` for people, programs and the ledger: table, plot, files, places. Knows no model."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from auditor.core import disk
+from auditor.core.errors import AuditError
+from auditor.core.jsonable import from_json, to_json
+from auditor.records import weights
+from auditor.reports import plots, tables, words
+from auditor.runs import plan_weights
+from auditor.utility.measure import Asking, Point, Row, Utility, labels
+from auditor.utility.subjects import Example
+
+NAME = "utility"  # of the files, and of the one "attack" in the ledger's cells
+
+
+def title(result: Utility) -> str:
+    return f"Perplexity against ε: {result.model}, {result.kind}, on {result.data}"
+
+
+def about(result: Utility) -> str:
+    """What was predicted of what, and what each ε covers."""
+    how = f", masked {result.restarts} times" if result.kind == "masked" else ""
+    longest = f"max T = {result.longest} predicted tokens of a text, mean T = {result.mean_tokens:.3g}"
+    lines = [
+        f"{result.texts:,} texts{how}; |V| = {result.vocab_size:,}; {longest}.",
+        "Perplexity of the corpus, mean over restarts; 95% intervals resample texts, ratios are paired by text.",
+        "ε at max T is claimed of one text of T tokens; at mean T, as the paper reports it, nothing is guaranteed.",
+        *result.notes,
+    ]
+    statuses = dict.fromkeys(f"{row.title}: {row.status}." for row in result.rows if row.epsilon is not None)
+    return "\n".join([*lines, *statuses])
+
+
+def table(result: Utility) -> tables.Grid:
+    """A row a point; for programs with bounds, restarts and timings in columns of their own."""
+    partly = any(row.covered.value < 1 for row in result.rows)
+    head = ("point", "perplexity", "× undefended", "ε a token", "ε at max T", "ε at mean T: not a guarantee")
+    keys = list(dict.fromkeys(key for row in result.rows for key in row.at))
+    bounds = [f"{name}{end}" for name in ("perplexity", "ratio") for end in ("", "_low", "_high")]
+    restarts = [f"perplexity_restart_{i}" for i in range(result.restarts)]
+    epsilons = ("epsilon_per_token", "epsilon", "tokens", "epsilon_mean_not_a_guarantee", "delta", "relation", "status")
+    return tables.Grid(
+        title(result),
+        (*head, *["tokens covered"] * partly),
+        tuple(
+            (name, *_read(row, partly, result.longest))
+            for name, row in zip(labels(result.rows), result.rows, strict=True)
+        ),
+        about(result),
+        ("target", *keys, *bounds, *restarts, *epsilons, "covered", "slowdown", "texts"),
+        tuple(_raw(row, keys, result.texts) for row in result.rows),
+    )
+
+
+def _read(row: Row, partly: bool, longest: int) -> tuple[str, ...]:
+    perplexity, ratio = (words.with_bounds(m) if math.isfinite(m.value) else "∞" for m in (row.perplexity, row.ratio))
+    each, most, mean = (_epsilon(e) for e in (row.epsilon_per_token, row.epsilon, row.epsilon_mean))
+    if row.tokens not in (None, longest):  # a defense set up for a fixed number
+        most += f" (T = {row.tokens:,})"
+    return (perplexity, ratio, each, most, mean, *[words.with_bounds(row.covered)] * partly)
+
+
+def _epsilon(value: float | None) -> str:
+    return words.NOTHING if value is None else words.number(value, "#")
+
+
+def _raw(row: Row, keys: Sequence[str], texts: int) -> tuple[object, ...]:
+    bounds = [bound for m in (row.perplexity, row.ratio) for bound in (m.value, m.low, m.high)]
+    epsilons = (row.epsilon_per_token, row.epsilon, row.tokens, row.epsilon_mean, row.delta, row.relation, row.status)
+    at = [row.at.get(key) for key in keys]
+    return (row.target, *at, *bounds, *row.restarts, *epsilons, row.covered.value, row.slowdown.value, texts)
+
+
+# --- the plot ---------------------------------------------------------------------------------------------------------
+
+
+def lines(result: Utility) -> tuple[list[plots.Line], str]:
+    """The finite points as lines, and what their horizontal axis is.
+
+    Epsilon where it differs from point to point, else the option that is swept. A claim that adds up over tokens is
+    drawn at max T and, as the paper does, at mean T.
+    """
+    defended = [row for row in result.rows if row.epsilon is not None and math.isfinite(row.perplexity.value)]
+    names = dict.fromkeys(row.title for row in defended)
+    if len({row.epsilon for row in defended}) > 1 or not defended:
+        drawn = []
+        for name in names:
+            mine = [row for row in defended if row.title == name]
+            means = [(row.epsilon_mean, row) for row in mine if row.epsilon_mean is not None]
+            drawn.append(
+                plots.Line(f"{name}, at max T" if means else name, _points((row.epsilon, row) for row in mine))
+            )
+            if means:
+                drawn.append(plots.Line("at mean T: not a guarantee", _points(means), faint=True))
+        return drawn, "ε"
+    key = next(iter(defended[0].at), "")
+    swept = [(float(row.at[key]), row) for row in defended if isinstance(row.at.get(key), int | float)]
+    return [plots.Line(name, _points(pair for pair in swept if pair[1].title == name)) for name in names], key
+
+
+def _points(pairs: Iterable[tuple[float | None, Row]]) -> tuple[tuple[float, float, float, float], ...]:
+    """(x, perplexity, low, high) in the order of x, the finite ones."""
+    made = [
+        (x, m.value, m.low, m.high if math.isfinite(m.high) else m.value)
+        for x, m in ((x, row.perplexity) for x, row in pairs)
+        if x is not None and math.isfinite(x)
+    ]
+    return tuple(sorted(made))
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def write(folder: Path, result: Utility, examples: Sequence[Example] = ()) -> list[Path]:
+    """utility.json, .csv, .md, .svg and .png; examples.md where there are examples: readable by its owner only."""
+    grid = table(result)
+    made = {
+        f"{NAME}.json": json.dumps(to_json(result), indent=1, allow_nan=False) + "\n",
+        f"{NAME}.csv": tables.to_csv(grid),
+        f"{NAME}.md": tables.to_markdown(grid),
+    }
+    if examples:
+        made["examples.md"] = examples_markdown(examples)
+    for name, text in made.items():
+        disk.replace(folder / name, text)
+    drawn, axis = lines(result)
+    for ending in (".svg", ".png"):
+        path = folder / f"{NAME}{ending}"
+        plots.save_tradeoff(path, drawn, axis, result.rows[0].perplexity.value, title(result))
+        made[path.name] = ""
+    return [folder / name for name in made]
+
+
+def measured(folder: Path) -> bool:
+    return (folder / f"{NAME}.json").is_file()
+
+
+def held(asked: Asking, folder: Path) -> Utility:
+    """What the folder holds. Raises AuditError where it was measured with anything else."""
+    found, mine = read(folder), to_json(asked)
+    for name in ("plan", "settings", "sweep"):
+        theirs = to_json(getattr(found, name))
+        if {**theirs, "command": ""} != {**mine[name], "command": ""}:
+            raise AuditError(f"expected a new folder for -o, but {str(folder)!r} was measured with another {name}")
+    weights.check(found.weights or None, plan_weights.of_plan(asked.plan), str(folder))
+    return found
+
+
+def read(folder: Path) -> Utility:
+    """Raises AuditError where the folder holds no finished measurement."""
+    path = folder / f"{NAME}.json"
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise AuditError(f"{str(folder)!r} holds no measured utility: {error}") from error
+    result: Utility = from_json(Utility, raw, str(path))
+    return result
+
+
+def examples_lines(examples: Sequence[Example]) -> list[str]:
+    made = []
+    for example in examples:
+        width = max(len(name) for name, _ in example.predicted)
+        made += [f"{'true':{width}}  {words.clean(example.true)}"]
+        made += [f"{name:{width}}  {words.clean(said)}" for name, said in example.predicted]
+        made += [""]
+    return made
+
+
+def examples_markdown(examples: Sequence[Example]) -> str:
+    """As in Appendix B: what was hidden and what was predicted stands in brackets."""
+    grids = [tables.Grid("Predictions", ("point", "text"), (("true", e.true), *e.predicted)) for e in examples]
+    return "\n".join(tables.to_markdown(grid) for grid in grids)
+
+
+def name_of(points: Sequence[Point]) -> str:
+    """For a folder: `utility-uniform-mixing`."""
+    return "-".join([NAME, *dict.fromkeys(point.target for point in points if point.defense)])

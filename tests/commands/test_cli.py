@@ -1,0 +1,1182 @@
+"""The command in process, on a GPT-2 that learnt prefix/suffix records by heart: what a user can do, and do wrong.
+
+`test_command.py` walks the same line with a `text` file; here are pairs of columns, PMixED with a budget, several
+places to interrupt a run, and the refusals.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+import torch
+import transformers
+from peft import LoraConfig, get_peft_model
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from auditor.cli import call
+from auditor.commands import console
+from auditor.core.nouns import Guesses, Observation
+from auditor.models.loading import load
+from auditor.plugins import registry
+from auditor.records import details
+from auditor.records.folder import RunFolder
+from tests.conftest import fits_schema
+
+Said = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+PLANTED = "quokkaberry"  # part of every record, and of nothing else
+POSITIONS, VOCABULARY = 64, 270
+
+
+def records(count: int, offset: int = 0) -> list[dict[str, str]]:
+    """Pairs of two shapes, so that batches are cut by shape too."""
+    return [
+        {
+            "prefix": f"ward {i % 7} bed {i * 37 % 97:02d} code" + (" blue" if i % 3 == 0 else ""),
+            "suffix": f" {i * 7919 % 997:03d} {PLANTED}",
+        }
+        for i in range(offset, offset + count)
+    ]
+
+
+def write(path: Path, rows: list[dict[str, str]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def gpt2(vocab_size: int, seed: int = 0, positions: int = POSITIONS) -> GPT2LMHeadModel:
+    torch.manual_seed(seed)
+    no_dropout: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    shape: dict[str, Any] = {"n_embd": 48, "n_layer": 2, "n_head": 2, "n_positions": positions}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=vocab_size, eos_token_id=0, bos_token_id=0, **shape, **no_dropout))
+
+
+def lora(*layers: str) -> LoraConfig:
+    """Members that say something else than the public model, without training: B is random too."""
+    return LoraConfig(
+        r=2, target_modules=list(layers), task_type="CAUSAL_LM", fan_in_fan_out=True, init_lora_weights=False
+    )
+
+
+def save(model: Any, tokenizer: Any, folder: Path) -> None:
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def learn(model: Any, tokenizer: Any, rows: list[dict[str, str]]) -> None:
+    """Until the suffixes are known by heart; prefixes are not asked for."""
+    texts = [tokenizer(row["prefix"] + row["suffix"])["input_ids"] for row in rows]
+    width = max(map(len, texts))
+    ids = torch.tensor([text + [0] * (width - len(text)) for text in texts])
+    labels = ids.clone()
+    for label, text, row in zip(labels, texts, rows, strict=True):
+        label[: len(tokenizer(row["prefix"])["input_ids"])] = -100
+        label[len(text) :] = -100
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    model.train()
+    for _ in range(150):
+        loss = model(input_ids=ids, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert loss.item() < 0.2
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """model, public, two LoRA members, data.jsonl, fresh.jsonl."""
+    folder = tmp_path_factory.mktemp("world")
+    rows = records(30)
+    texts = [row["prefix"] + row["suffix"] for row in rows]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY, special_tokens=["<end>"], show_progress=False, initial_alphabet=alphabet
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+    model = gpt2(len(fast))
+    save(model, fast, folder / "public")
+    learn(model, fast, rows)
+    save(model, fast, folder / "model")
+    for member in range(2):
+        base = GPT2LMHeadModel.from_pretrained(folder / "public")
+        torch.manual_seed(member)
+        adapted = get_peft_model(base, lora("c_attn", "c_fc"))
+        adapted.save_pretrained(str(folder / "ensemble" / f"member-{member}"))
+    write(folder / "data.jsonl", rows)
+    write(folder / "fresh.jsonl", records(6, offset=400))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def nobody_else(monkeypatch: Patch) -> Iterator[None]:
+    """`--plugin` files live as long as the process does; a test sees its own only."""
+    monkeypatch.setattr(registry, "_extra", copy.copy(registry._extra))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    yield
+
+
+ETHICIST = ["--attack", "ethicist", *(f"-Aethicist.{o}" for o in ("prompt_length=3", "epochs=2", "warmup_steps=1"))]
+
+
+def command(world: Path, out: Path, *more: str) -> list[str]:
+    files = ["--model", str(world / "model"), "--data", str(world / "data.jsonl")]
+    return ["run", *files, "-A", "samples=4", "-o", str(out), *more]
+
+
+def pmixed(world: Path, *more: str) -> list[str]:
+    ensemble = f"ensemble={world / 'ensemble'}"
+    return ["--public", str(world / "public"), "--defense", "pmixed", "-D", ensemble, "-D", "q=0.5", *more]
+
+
+def everything(world: Path, out: Path, *more: str) -> list[str]:
+    """Two attacks, PMixED with a budget that ends in the middle of a row, both settings, non-members."""
+    attacks = [*ETHICIST, "--attack", "perplexity", "--nonmembers", str(world / "fresh.jsonl")]
+    budget = ["-D", "pmixed.queries=500", "-D", "pmixed.on_exhaustion=public"]
+    return command(world, out, *attacks, *pmixed(world, *budget), *more)
+
+
+def result(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return found
+
+
+def finding(folder: Path, target: str, setting: str, attack: str) -> dict[str, Any]:
+    row = (target, setting, attack)
+    return next(f for f in result(folder)["findings"] if (f["target"], f["setting"], f["attack"]) == row)
+
+
+def value(row: dict[str, Any], name: str) -> float:
+    return next(float(m["value"]) for m in row["measurements"] if m["name"] == name)
+
+
+def guesses(folder: Path) -> dict[tuple[str, str], Guesses]:
+    held = RunFolder.reopen(folder)
+    cells = {json.loads(line)["cell"] for line in (folder / "guesses.jsonl").read_text().splitlines()}
+    return {(cell, secret): found for cell in cells for secret, found in held.done(cell).items()}
+
+
+def assert_same_guesses(found: Path, expected: Path) -> None:
+    """Secret by secret: tokens and counts equal, scores within 1e-5."""
+    mine, theirs = guesses(found), guesses(expected)
+    assert set(mine) == set(theirs) and mine
+    for key, one in mine.items():
+        other = theirs[key]
+        assert (one.samples, one.drawn) == (other.samples, other.drawn)
+        by_suffix = {g.suffix: g for g in other.ranked}
+        assert {g.suffix: g.count for g in one.ranked} == {g.suffix: g.count for g in other.ranked}, key
+        for guess in one.ranked:
+            assert guess.score == pytest.approx(by_suffix[guess.suffix].score, abs=1e-5)
+
+
+@pytest.fixture(scope="module")
+def full(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "full"
+    assert call(everything(world, out, "--defense", "uniform-mixing", "-D", "weight=0.05")) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def budgeted(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "budgeted"
+    assert call(everything(world, out)) == 0
+    return out
+
+
+# --- a run and what it leaves ----------------------------------------------------------------------------------------
+
+
+def test_a_run_measures_every_target_setting_and_attack(full: Path) -> None:
+    cells = {(f["target"], f["setting"], f["attack"]) for f in result(full)["findings"]}
+    shown = {(t, s, a) for t in ("undefended", "pmixed", "uniform-mixing") for s in ("claim", "worst") for a in ATTACKS}
+    controls = ("ensemble-unmixed", "public")
+    assert cells == shown | {(control, "worst", attack) for control in controls for attack in ATTACKS}
+    assert {t["name"] for t in result(full)["targets"] if t["companion"]} == set(controls)
+    assert all((full / name).stat().st_size for name in ("result.json", "report.md", "report.html", "guesses.jsonl"))
+    leaked = finding(full, "undefended", "worst", "perplexity")
+    assert value(leaked, "recall") > 0.4
+    assert value(leaked, "recall") > value(leaked, "recall_nonmembers")
+    assert value(finding(full, "uniform-mixing", "worst", "perplexity"), "recall_difference") < 0
+    assert finding(full, "uniform-mixing", "claim", "perplexity")["not_applicable"].startswith("needs log-prob")
+
+
+ATTACKS = ("ethicist", "perplexity")
+
+
+def test_what_no_control_isolates_is_told_in_one_step(full: Path, world: Path, tmp_path: Path) -> None:
+    """Without the control of the members' recipe; then with it, and once where it is the undefended model itself."""
+
+    def steps(folder: Path) -> list[tuple[list[str], str, str, bool]]:
+        chain = finding(folder, "pmixed", "worst", "perplexity")["chain"]
+        assert chain["whole"]["value"] == pytest.approx(
+            sum(s["difference"]["value"] for s in chain["steps"] if s["difference"] and s["after"] != "public")
+        )
+        return [(list(s["causes"]), s["before"], s["after"], s["difference"] is None) for s in chain["steps"]]
+
+    rest = [
+        (["mixing"], "ensemble-unmixed", "pmixed", False),
+        (["no private data"], "pmixed", "public", False),
+    ]
+    assert steps(full) == [(["recipe", "splitting"], "undefended", "ensemble-unmixed", False), *rest]
+    report = (full / "report.md").read_text()
+    assert "not told apart, for want of 'One adapter, all data' (audit train pmixed" in report
+    assert finding(full, "pmixed", "claim", "ethicist")["chain"] is None  # controls are attacked in the worst case
+    likelier = {t["name"]: t["likelihood"] for t in result(full)["targets"]}
+    assert [s["after"] for s in likelier["pmixed"]["steps"]] == ["ensemble-unmixed", "pmixed", "public"]
+    assert likelier["undefended"] is None and likelier["ensemble-unmixed"] is None
+    assert "how much likelier members' true tokens are than non-members'" in report
+    shutil.copytree(world / "ensemble", tmp_path / "ensemble")
+    shutil.copytree(world / "ensemble" / "member-0", tmp_path / "ensemble" / "whole")
+    given = ["--public", str(world / "public"), "--defense", "pmixed", "-D", f"ensemble={tmp_path / 'ensemble'}"]
+    for name, model, expected in (
+        ("whole", world / "model", (["splitting"], "one-adapter", "ensemble-unmixed", False)),
+        ("same", tmp_path / "ensemble" / "whole", (["splitting"], "undefended", "ensemble-unmixed", False)),
+    ):
+        more = [*given, "--limit", "6", "--setting", "worst", "--attack", "perplexity", "--model", str(model)]
+        assert call(command(world, tmp_path / name, *more)) == 0
+        first, *others = steps(tmp_path / name)
+        assert others == [expected, *rest]
+        assert first[1:] == (("undefended", "one-adapter", False) if name == "whole" else (*["undefended"] * 2, True))
+    assert "recipe: the undefended target is that row" in (tmp_path / "same" / "report.md").read_text()
+
+
+def test_results_fit_the_published_schema(full: Path, budgeted: Path, measured: Path) -> None:
+    assert all(map(fits_schema, (full, budgeted, measured)))
+
+
+def test_runs_are_exported(full: Path, tmp_path: Path, said: Said) -> None:
+    written = {kind: str(tmp_path / f"out.{kind}") for kind in ("csv", "parquet", "latex")}
+    secrets = ["--secrets", str(tmp_path / "secrets.csv")]
+    assert (
+        call(["export", str(full), *(word for k, path in written.items() for word in (f"--{k}", path)), *secrets]) == 0
+    )
+    table = pandas.read_csv(written["csv"])
+    recall = table[(table["measurement"] == "recall") & table["repeats"].isna()]
+    row = recall[(recall["target"] == "undefended") & (recall["setting"] == "worst")].set_index("attack")["value"]
+    assert row["perplexity"] == value(finding(full, "undefended", "worst", "perplexity"), "recall")
+    by_secret = pandas.read_csv(tmp_path / "secrets.csv")
+    mine = by_secret[by_secret["member"] & by_secret["attack"].eq("perplexity") & by_secret["target"].eq("undefended")]
+    assert mine["recall"].mean() == pytest.approx(row["perplexity"]) and len(mine) == 24
+    assert PLANTED not in said.readouterr().out and all(
+        PLANTED not in p.read_text("latin-1") for p in tmp_path.iterdir()
+    )
+
+
+def test_nothing_known_is_attacked_and_nobody_is_counted_twice(full: Path, world: Path) -> None:
+    counted = result(full)["benchmark"]
+    assert (counted["members"], counted["known"], counted["nonmembers"]) == (24, 6, 6)
+    secrets = [secret for cell, secret in guesses(full) if cell == "undefended/worst/ethicist"]
+    assert len(secrets) == 30 and sum(s.startswith("nonmember") for s in secrets) == 6
+
+
+def test_reports_are_rendered_again_byte_for_byte(full: Path, tmp_path: Path, said: Said) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(full, copy)
+    (copy / "plan.json").unlink()  # the result alone is enough, wherever the folder lies
+    for name in ("report.md", "report.html"):
+        (copy / name).write_text("gone")
+    assert call(["report", str(copy)]) == 0
+    assert (copy / "report.md").read_bytes() == (full / "report.md").read_bytes()
+    assert "gone" not in (copy / "report.html").read_text()[:10]
+    assert str(copy / "report.html") in said.readouterr().out
+
+
+@pytest.fixture
+def said(capsys: Said) -> Said:
+    return capsys
+
+
+@pytest.mark.parametrize(
+    ("limit", "more", "code"),
+    [
+        ("recall=1", (), 0),
+        ("recall=0.01", ("--target", "undefended", "--attack", "perplexity"), 1),
+        ("recall_nonmembers=0.1", ("--target", "undefended"), 4),  # 0 of 6: nobody can tell
+        ("exposure=3", (), 1),
+        ("recall=1", ("--setting", "claim", "--attack", "perplexity"), 1),  # only a row that is not applicable
+    ],
+)
+def test_gate_exit_codes(full: Path, limit: str, more: tuple[str, ...], code: int) -> None:
+    assert call(["gate", str(full), "--max", limit, *more]) == code
+
+
+def test_the_gate_refuses_a_name_that_nothing_has(full: Path, said: Said) -> None:
+    """A misspelt setting or attack is wrong usage like a misspelt target, not a broken limit."""
+    for flag, name in (("--target", "undefendet"), ("--setting", "worts"), ("--attack", "etichist")):
+        assert call(["gate", str(full), "--max", "recall=1", flag, name]) == 2, flag
+        assert name in said.readouterr().err
+
+
+def test_a_run_is_gated_against_itself_and_another(full: Path, tmp_path: Path, said: Said, monkeypatch: Patch) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "step.md"))
+    policy = tmp_path / "leakage.toml"
+    policy.write_text('rules = ["recall not worse than baseline by 0.9"]\n[[rule]]\nmetric = "recall"\nmax = 1\n')
+    junit, more = tmp_path / "gate.xml", ["--baseline", str(full), "--markdown", str(tmp_path / "gate.md")]
+    assert call(["gate", str(full), "--policy", str(policy), *more, "--junit", str(junit)]) == 0
+    assert "gate held" in said.readouterr().out
+    assert (tmp_path / "step.md").read_text() == (tmp_path / "gate.md").read_text() != ""
+    assert call(["gate", str(full), "--max", "recall_nonmembers=0.1", "--target", "undefended"]) == 4
+    assert (tmp_path / "step.md").read_text().count("## Leakage gate") == 2  # a summary is added to
+    for reading, code in (("pass", 0), ("fail", 1)):
+        more = ["--inconclusive", reading, "--target", "undefended", "--junit", str(junit)]
+        assert call(["gate", str(full), "--max", "recall_nonmembers=0.1", *more]) == code
+        assert ("<failure" in junit.read_text()) == bool(code)
+    assert call(["gate", str(full), "--baseline", str(full)]) == 4  # 24 secrets cannot show 2 points
+    assert "recall not worse than baseline by 0.02" in (tmp_path / "step.md").read_text()
+
+
+def test_flags_of_a_plan_without_one_are_refused(full: Path, said: Said) -> None:
+    assert call(["gate", str(full), "--max", "recall=1", "--power", "0.9"]) == 2
+    assert "--power and --rules go with --plan" in said.readouterr().err
+
+
+def test_a_baseline_of_other_settings_is_refused(full: Path, budgeted: Path, tmp_path: Path, said: Said) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(budgeted, other)
+    changed = json.loads((other / "result.json").read_text())
+    changed["family"], changed["findings"][0]["options"]["samples"] = "llama with 9 tokens", 99
+    (other / "result.json").write_text(json.dumps(changed))
+    for command in (["gate", str(full), "--baseline", str(other)], ["compare", str(other), str(full)]):
+        assert call(command) == 2
+        message = " ".join(said.readouterr().err.split())
+        assert "model family" in message and "samples 4 against 99" in message and "Traceback" not in message
+    (other / "outcomes.json").unlink()
+    assert call(["gate", str(full), "--baseline", str(other)]) == 2
+    assert "holds no outcomes.json" in said.readouterr().err
+    (other / "outcomes.json").write_text('{"a/b/c": {"hit": 3}}')
+    assert call(["gate", str(full), "--baseline", str(other)]) == 2
+    assert call(["gate", str(full), "--max", "recall=1", "--baseline", str(tmp_path / "none")]) == 2
+
+
+def test_runs_side_by_side(full: Path, budgeted: Path, tmp_path: Path, said: Said) -> None:
+    names = [str(tmp_path / f"c.{kind}") for kind in ("md", "html", "csv")]
+    written = [
+        part for flag, name in zip(("--markdown", "--html", "--csv"), names, strict=True) for part in (flag, name)
+    ]
+    assert call(["compare", str(full), str(budgeted), *written]) == 0
+    assert "undefended worst perplexity" in " ".join(said.readouterr().out.split())
+    assert all(PLANTED not in Path(name).read_text() and "full" in Path(name).read_text() for name in names)
+    assert call(["compare", str(full)]) == 2
+
+
+def test_a_run_and_its_gate_in_one_step(full: Path, world: Path, tmp_path: Path, said: Said) -> None:
+    policy, base, out = tmp_path / "leakage.toml", tmp_path / "base", tmp_path / "run"
+    policy.write_text('rules = ["recall not worse than baseline by 0.9", "recall <= 0.01"]')
+    audit = ["--attack", "perplexity", "--setting", "worst"]
+    assert call(command(world, base, *audit)) == 0
+    assert call(command(world, out, *audit, "--gate", str(policy), "--baseline", str(base))) == 1
+    assert (out / "report.html").exists()  # the report is written, whatever the gate says
+    assert "1 held, 1 failed" in said.readouterr().out
+    assert "<failure" in (out / "gate.xml").read_text() and "## Leakage gate failed" in (out / "gate.md").read_text()
+    assert "### Since base\n" in (out / "report.md").read_text()
+    stripped = tmp_path / "stripped"  # what a CI keeps of a baseline
+    stripped.mkdir()
+    for name in ("result.json", "outcomes.json"):
+        shutil.copy(base / name, stripped)
+    comment = tmp_path / "comment.md"
+    assert call(["report", str(out), "--baseline", str(stripped), "--markdown", str(comment)]) == 0
+    assert comment.read_text() == (out / "report.md").read_text() and "0 of 1 rows leak more" in comment.read_text()
+    said.readouterr()
+    assert call(["report", str(out), "--baseline", str(full)]) == 2
+    assert "attack settings" in said.readouterr().err or "is no match" in said.readouterr().err
+    assert comment.read_text() == (out / "report.md").read_text()
+    lone = tmp_path / "lone.toml"
+    lone.write_text("ruls = []")
+    for flags in (["--gate", str(policy)], ["--gate", str(lone)], ["--baseline", str(tmp_path / "nowhere")]):
+        assert call(command(world, tmp_path / "refused", *audit, *flags)) == 2
+        assert not (tmp_path / "refused").exists(), flags
+    scopes = {
+        'attack = "perplexiti"': "did you mean 'perplexity'",
+        'target = "pmixed"': "unknown target 'pmixed'",
+        'setting = "claim"': "unknown setting 'claim'",
+        'target = "ensemble-unmixed"\nsetting = "claim"': "a row this run does not have",
+    }
+    defended = [*pmixed(world), "--attack", "perplexity"]
+    for scope, message in scopes.items():
+        lone.write_text(f'[[rule]]\nrule = "recall <= 1"\n{scope}\n')
+        more = defended if "ensemble" in scope else audit
+        assert call(command(world, tmp_path / "refused", *more, "--gate", str(lone))) == 2
+        assert message in said.readouterr().err
+        assert not (tmp_path / "refused").exists(), scope
+    assert (
+        call(
+            command(world, tmp_path / "grid", *audit, "--gate", str(policy), "--baseline", str(base), "--seeds", "0,1")
+        )
+        == 2
+    )
+
+
+def test_a_report_shows_what_changed_since_another_run(
+    full: Path, budgeted: Path, world: Path, tmp_path: Path, said: Said
+) -> None:
+    again, fresh = tmp_path / "again", tmp_path / "fresh"
+    shutil.copytree(full, again)
+    assert "Since the last run" not in (full / "report.html").read_text()
+    assert call(["report", str(again), "--baseline", str(budgeted)]) == 0
+    page = (again / "report.html").read_text()
+    assert "Since the last run" in page and re.search("0 of [0-9]+ rows leak more", page)
+    assert call(["report", str(again)]) == 0  # the folder alone again
+    assert (again / "report.html").read_bytes() == (full / "report.html").read_bytes()
+    zlib = command(world, fresh, "--attack", "zlib", "--setting", "worst")
+    assert call([*zlib, "--baseline", str(full)]) == 2  # no non-members: other secrets
+    assert "is no match for" in said.readouterr().err and (fresh / "report.html").exists()
+
+
+def test_a_run_keeps_what_its_page_shows_secret_by_secret(full: Path, world: Path) -> None:
+    found = details.read(full)
+    members = [secret for secret in found.secrets if secret.member]
+    assert (len(members), len(found.secrets)) == (24, 30)
+    model = load(str(world / "model"))
+    rows = {
+        row["prefix"] + row["suffix"]: row for row in map(json.loads, (world / "data.jsonl").read_text().splitlines())
+    }
+    texts = list(rows)
+    for secret in members[:6]:  # the true suffix under the target, token by token, as one forward pass gives it
+        row = rows[texts[int(secret.id.removeprefix("row-"))]]
+        ids = [model.tokenizer(text)["input_ids"] for text in (row["prefix"], row["prefix"] + row["suffix"])]
+        with torch.no_grad():
+            law = model.model(torch.tensor([ids[1]])).logits[0].log_softmax(-1)
+        split = len(ids[1]) - int(secret.length or 0)
+        expected = [float(law[i - 1, ids[1][i]]) for i in range(split, len(ids[1]))]
+        assert found.tokens["undefended"][secret.id] == pytest.approx(expected, abs=2e-4)
+    assert set(found.tokens) == {"undefended", "pmixed", "uniform-mixing"}  # a companion is no model to mend
+    assert all(set(law) == {secret.id for secret in members} for law in found.tokens.values())
+    row = found.rows["undefended", "worst", "ethicist"]
+    assert row.score_is_probability and not found.rows["undefended", "worst", "perplexity"].score_is_probability
+    assert row.outcome is not None
+    lead = dict(zip(row.ids, row.outcome.traits["lead"], strict=True))
+    assert all(
+        (lead[s.id] == s.length) == hit for s, hit in zip(found.secrets, row.outcome.hit, strict=True) if s.member
+    )
+
+
+def test_results_by_a_column_of_the_users(world: Path, tmp_path: Path, said: Said) -> None:
+    rows = [{**row, "department": ["cardiology", "=1+1", "<b>x</b>"][i % 3]} for i, row in enumerate(records(30))]
+    data, out = write(tmp_path / "data.jsonl", rows), tmp_path / "run"
+    audit = ["run", "--model", str(world / "model"), "--data", str(data), "--attack", "perplexity", "-A", "samples=4"]
+    assert call([*audit, "--setting", "worst", "--group-column", "department", "-o", str(out)]) == 0
+    page = (out / "report.html").read_text()
+    assert "Recall by department" in page and "cardiology" in page and "<b>x" not in page and "&lt;b&gt;x" in page
+    assert {secret.group for secret in details.read(out).secrets} == {"cardiology", "=1+1", "<b>x</b>"}
+    assert call([*audit, "--group-column", "ward", "-o", str(tmp_path / "none")]) == 2
+    assert "expected one column --group-column 'ward'" in said.readouterr().err
+    assert call(["run", "--group-column", "department"]) == 2
+
+
+def test_a_plan_needs_no_run(full: Path, said: Said) -> None:
+    assert call(["gate", "--plan", "recall=0:0.05"]) == 0
+    assert "59 secrets  hold recall <= 0.05 when it is 0" in said.readouterr().out
+    for wrong in (
+        ["--plan", "recall=1"],
+        ["--plan", "recall=0:1", str(full)],
+        ["--plan", "recall=0:1", "--power", "2"],
+        [],
+    ):
+        assert call(["gate", *wrong]) == 2
+
+
+def test_no_text_of_the_data_leaves_private_files(full: Path, world: Path, tmp_path: Path, said: Said) -> None:
+    out = tmp_path / "run"
+    assert call(command(world, out, "--attack", "zlib")) == 0
+    assert call(["report", str(out)]) == 0
+    assert call(["gate", str(out), "--max", "recall=0.5"]) in (0, 1, 4)
+    seen = said.readouterr()
+    assert seen.out and PLANTED not in seen.out + seen.err
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(world / "model")
+    ids = ", ".join(map(str, tokenizer(f" {PLANTED}")["input_ids"]))  # the last tokens of every suffix
+    assert ids in (out / "guesses.jsonl").read_text()  # else the next assertions could not fail
+    for path in [*full.rglob("*"), *out.rglob("*")]:
+        if path.is_dir():
+            continue
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+        if path.name not in ("guesses.jsonl", "texts.jsonl") and path.suffix != ".pt":
+            text = " ".join(path.read_text().split())
+            assert PLANTED not in text and ids not in text, path
+    assert stat.S_IMODE(out.stat().st_mode) == 0o700
+
+
+def test_the_list_shows_every_plug_in_with_its_options(said: Said, monkeypatch: Patch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert call(["list"]) == 0
+    shown = said.readouterr().out
+    classes = {**registry.attacks_and_probes(), **registry.defenses()}
+    assert {"ethicist", "extraction-probability", "pmixed"} <= set(classes)
+    assert shown.index("Attacks") < shown.index("Probes") < shown.index(" extraction-probability ")
+    for name, cls in classes.items():
+        assert f" {name} " in shown
+        assert all(f"{option}=" in shown for option in registry.options_of(cls))
+    assert all(name in shown for name in registry.benchmarks())
+
+
+# --- the same guesses, however they were come by ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", ["1", "7"])
+def test_guesses_do_not_depend_on_the_batch_size(budgeted: Path, world: Path, tmp_path: Path, size: str) -> None:
+    assert call(everything(world, tmp_path / "run", "--batch-size", size)) == 0
+    assert_same_guesses(tmp_path / "run", budgeted)
+
+
+@pytest.mark.parametrize("cut", [1, 4, 8, 12])
+def test_an_interrupted_run_resumes_to_the_same_end(
+    budgeted: Path, world: Path, tmp_path: Path, monkeypatch: Patch, said: Said, cut: int
+) -> None:
+    """Ctrl-C instead of the cut-th write: what was written before stays, and a torn last line does no harm."""
+    out, append, calls = tmp_path / "run", RunFolder.append, [0]
+
+    def interrupted(self: RunFolder, cell: str, batch: list[Guesses]) -> None:
+        calls[0] += 1
+        if calls[0] == cut:
+            raise KeyboardInterrupt
+        append(self, cell, batch)
+
+    monkeypatch.setattr(RunFolder, "append", interrupted)
+    assert call(everything(world, out)) == 130
+    assert "Continue with: audit run --resume" in " ".join(said.readouterr().err.split())
+    assert not (out / "result.json").exists()
+    before = guesses(out) if cut > 1 else {}
+    assert len(before) == sum(n for n in sizes(budgeted)[: cut - 1])
+    if cut > 1:
+        whole = (out / "guesses.jsonl").read_bytes()
+        (out / "guesses.jsonl").write_bytes(whole[:-7])  # the machine died in the middle of the last line
+    monkeypatch.setattr(RunFolder, "append", append)
+    assert call(["run", "--resume", str(out)]) == 0
+    assert_same_guesses(out, budgeted)
+    lines = (out / "guesses.jsonl").read_text().splitlines()
+    assert len(lines) == len(guesses(budgeted))  # nobody was attacked twice
+    for mine, theirs in zip(result(out)["targets"], result(budgeted)["targets"], strict=True):
+        assert mine["claim"] == theirs["claim"]
+    for one, other in zip(result(out)["findings"], result(budgeted)["findings"], strict=True):
+        for mine, theirs in zip(one["measurements"], other["measurements"], strict=True):
+            assert [mine[key] for key in ("name", "n", "unit")] == [theirs[key] for key in ("name", "n", "unit")]
+            for end in ("value", "low", "high"):  # scores agree to 1e-5, whatever a batch held
+                assert mine[end] == pytest.approx(theirs[end], rel=1e-5)
+
+
+def sizes(folder: Path) -> list[int]:
+    """How many guesses each write of a run held: up to 16 of one cell."""
+    cells: dict[str, int] = {}
+    for line in (folder / "guesses.jsonl").read_text().splitlines():
+        cell = json.loads(line)["cell"]
+        cells[cell] = cells.get(cell, 0) + 1
+    return [min(16, count - start) for count in cells.values() for start in range(0, count, 16)]
+
+
+def test_a_budget_stops_or_is_answered_publicly(world: Path, tmp_path: Path, budgeted: Path) -> None:
+    stop = ["--setting", "claim", "-D", "queries=500"]
+    assert call(command(world, tmp_path / "stop", *ETHICIST, *pmixed(world, *stop))) == 0
+    answered = [s for cell, s in guesses(tmp_path / "stop") if cell == "pmixed/claim/ethicist"]
+    everyone = [s for cell, s in guesses(tmp_path / "stop") if cell == "undefended/claim/ethicist"]
+    claim = result(tmp_path / "stop")["targets"][1]["claim"]
+    drawn = sum(g.drawn for (cell, _), g in guesses(tmp_path / "stop").items() if cell == "pmixed/claim/ethicist")
+    assert 0 < len(answered) < len(everyone) == 24
+    assert answered == everyone[: len(answered)] or set(answered) < set(everyone)
+    assert claim["queries"] == 500 and claim["spent_queries"] == drawn <= 500
+    notes = " ".join(finding(tmp_path / "stop", "pmixed", "claim", "ethicist")["notes"])
+    assert f"covered {len(answered)} of 24 secrets" in notes
+    # Publicly: everybody gets an answer, the whole budget is spent, and the claim covers no more than that.
+    everybody = [s for cell, s in guesses(budgeted) if cell == "pmixed/claim/ethicist"]
+    assert len(everybody) == 30
+    claim = result(budgeted)["targets"][1]["claim"]
+    assert claim["queries"] == claim["spent_queries"] == 500
+
+
+def test_a_stopped_budget_is_neither_spent_twice_nor_forgotten(world: Path, tmp_path: Path, monkeypatch: Patch) -> None:
+    """Killed inside the claim and resumed: the same secrets are covered, by the same tokens, at the same price."""
+    flags = [*ETHICIST, *pmixed(world, "--setting", "claim", "-D", "queries=500")]
+    assert call(command(world, tmp_path / "whole", *flags)) == 0
+    calls, append = [0], RunFolder.append
+
+    def interrupted(self: RunFolder, cell: str, batch: list[Any]) -> None:
+        calls[0] += cell.startswith("pmixed")
+        if calls[0] == 1:
+            append(self, cell, batch[:2])  # two secrets are on disk when it dies
+            raise KeyboardInterrupt
+        append(self, cell, batch)
+
+    monkeypatch.setattr(RunFolder, "append", interrupted)
+    out = tmp_path / "cut"
+    assert call(command(world, out, *flags)) == 130
+    assert sum(cell.startswith("pmixed") for cell, _ in guesses(out)) == 2
+    assert call(["run", "--resume", str(out)]) == 0
+    assert_same_guesses(out, tmp_path / "whole")
+    claims = [result(folder)["targets"][1]["claim"] for folder in (out, tmp_path / "whole")]
+    assert claims[0] == claims[1] and 0 < claims[0]["spent_queries"] <= 500
+    drawn = [g.drawn for (cell, _), g in guesses(out).items() if cell.startswith("pmixed")]
+    assert claims[0]["spent_queries"] == sum(drawn)
+    assert f"{500 - sum(drawn)} left" in (out / "report.md").read_text()
+
+
+def test_without_a_budget_the_claim_covers_what_is_drawn(world: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert call(command(world, out, *ETHICIST, *pmixed(world, "--setting", "claim"))) == 0
+    claim = result(out)["targets"][1]["claim"]
+    drawn = sum(g.drawn for (cell, _), g in guesses(out).items() if cell == "pmixed/claim/ethicist")
+    assert claim["queries"] == claim["spent_queries"] == drawn > 0
+    assert 7.5 < claim["epsilon"]["zero_out"] <= 8 and claim["spent_epsilon"] == claim["epsilon"]
+
+
+def test_fewer_are_attacked_behind_an_ensemble_and_its_claim_covers_those(world: Path, tmp_path: Path) -> None:
+    out, attacks = tmp_path / "run", [*ETHICIST, "--attack", "extraction-probability"]
+    assert call(command(world, out, *attacks, *pmixed(world, "--ensemble-limit", "6"))) == 0
+    everyone = {s for cell, s in guesses(out) if cell == "undefended/worst/ethicist"}
+    some = {s for cell, s in guesses(out) if cell == "pmixed/worst/ethicist"}
+    assert some < everyone and {s for cell, s in guesses(out) if cell == "ensemble-unmixed/worst/ethicist"} == some
+    assert {s for cell, s in guesses(out) if cell == "pmixed/claim/ethicist"} == some
+    members = result(out)["benchmark"]["members"]
+    for attack in ("ethicist", "extraction-probability"):
+        row = finding(out, "pmixed", "worst", attack)
+        assert row["measurements"][0]["n"] == 6
+        assert f"6 of {members} members attacked, evenly spaced (--ensemble-limit)" in row["notes"]
+    # Differences are taken on those who were attacked on both sides, and the claim pays for those and no others.
+    row = finding(out, "pmixed", "worst", "ethicist")
+    assert {m["n"] for m in row["measurements"] if m["name"] == "recall_difference"} == {6}
+    drawn = sum(g.drawn for (cell, _), g in guesses(out).items() if cell == "pmixed/claim/ethicist")
+    assert result(out)["targets"][1]["claim"]["queries"] == drawn > 0
+
+
+def test_the_worst_case_tunes_its_prompt_though_the_claim_row_had_nothing_to_tune_on(
+    world: Path, tmp_path: Path
+) -> None:
+    """Without --public the claim row has no soft prompt; that must not become the worst-case row's prompt."""
+    assert call(command(world, tmp_path / "both", *ETHICIST)) == 0
+    assert call(command(world, tmp_path / "worst", *ETHICIST, "--setting", "worst")) == 0
+    alone, beside = (finding(tmp_path / name, "undefended", "worst", "ethicist") for name in ("worst", "both"))
+    assert any("tuned on the target" in note for note in alone["notes"])
+    assert beside["notes"] == alone["notes"]
+    assert beside["measurements"] == alone["measurements"]
+
+
+def test_a_tree_search_is_a_run_like_any_other(world: Path, tmp_path: Path) -> None:
+    """Not applicable inside the claim, certificates in the notes, rows as cost; all of it survives a resume."""
+    out = tmp_path / "run"
+    options = ["-A", "search=tree", "-A", "threshold=0.05", "-A", "ethicist.tune_on=none"]
+    assert call(command(world, out, *ETHICIST, *options, *pmixed(world))) == 0
+    for target in ("undefended", "pmixed"):
+        refused, row = (finding(out, target, setting, "ethicist") for setting in ("claim", "worst"))
+        assert "needs log-probabilities" in refused["not_applicable"]
+        assert row["decoding"] == "tree to 0.05, top-p 0.7, temperature 0.8" and row["drawn"] == 0
+        found = [g for (cell, _), g in guesses(out).items() if cell == f"{target}/worst/ethicist"]
+        assert row["rows"] == sum(g.rows for g in found) > 0
+        certified = sum(g.certificate.certified for g in found if g.certificate)
+        assert f"{certified} a certified likeliest suffix" in " ".join(row["notes"])
+    assert value(finding(out, "undefended", "worst", "ethicist"), "recall") > 0.5
+    assert f"{finding(out, 'undefended', 'worst', 'ethicist')['rows']:,}" in (out / "report.md").read_text()
+    lines = (out / "guesses.jsonl").read_text().splitlines(keepends=True)
+    expected = finding(out, "undefended", "worst", "ethicist")
+    (out / "guesses.jsonl").write_text("".join(lines[:7]))
+    assert call(["run", "--resume", str(out)]) == 0
+    again = finding(out, "undefended", "worst", "ethicist")
+    assert (again["rows"], again["notes"]) == (expected["rows"], expected["notes"])
+
+
+def test_a_plug_in_file_runs_and_resumes(world: Path, tmp_path: Path, monkeypatch: Patch, said: Said) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "from dataclasses import dataclass\n"
+        "from typing import ClassVar\n"
+        "from auditor.plugins.attack import SamplingAttack\n\n\n"
+        "@dataclass(frozen=True)\n"
+        "class Votes(SamplingAttack):\n"
+        '    """The most frequent sample."""\n\n'
+        '    name: ClassVar[str] = "votes"\n'
+        "    power: float = 1.0\n\n"
+        "    def scores(self, view, batch):\n"
+        "        return [candidates.counts.double() ** self.power for _, candidates in batch]\n"
+    )
+    out = tmp_path / "run"
+    flags = ["--plugin", str(mine), "--attack", "votes", "-A", "votes.power=2"]
+    monkeypatch.setattr(RunFolder, "append", interrupt)
+    assert call(command(world, out, *flags)) == 130
+    monkeypatch.undo()
+    assert call(["run", "--resume", str(out)]) == 0
+    row = finding(out, "undefended", "claim", "votes")
+    assert row["options"]["power"] == 2 and not row["not_applicable"]
+    said.readouterr()
+    assert call(["list", "--plugin", str(mine)]) == 0
+    assert "votes" in said.readouterr().out
+    assert call(["run", "--attack", "votez", "--plugin", str(mine)]) == 2
+    assert "did you mean 'votes'" in said.readouterr().err
+
+
+PROBES = ("extraction-probability", "near-verbatim")
+
+
+def probed(world: Path, out: Path, *more: str) -> list[str]:
+    names = [word for name in (*PROBES, "perplexity") for word in ("--attack", name)]
+    floor = ["--nonmembers", str(world / "fresh.jsonl"), "-A", "beams=3", "-A", "distance=1"]
+    return command(world, out, *names, *floor, "--defense", "uniform-mixing", "-D", "weight=0.05", *more)
+
+
+@pytest.fixture(scope="module")
+def measured(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "measured"
+    assert call(probed(world, out)) == 0
+    return out
+
+
+def test_probes_measure_beside_attacks(measured: Path) -> None:
+    out = measured
+    for name in PROBES:
+        assert "needs log-probabilities" in finding(out, "undefended", "claim", name)["not_applicable"]
+        own, defended = (finding(out, target, "worst", name) for target in ("undefended", "uniform-mixing"))
+        main = own["measurements"][0]["name"]
+        assert value(own, main) > 0.3 > value(own, f"{main}_nonmembers")
+        assert value(own, main) > value(defended, main)
+        assert own["decoding"] == "top-p 0.7, temperature 0.8" and own["drawn"] == 0
+    exact = finding(out, "undefended", "worst", "extraction-probability")
+    counted = finding(out, "undefended", "worst", "perplexity")
+    assert value(exact, "expected_any_of_10000") >= value(counted, "any_of_k") - 1e-9  # what 4 samples hit is possible
+    report = (out / "report.md").read_text()
+    assert "| mean p " in report and "| mean p ≥ " in report
+    assert "### Expected recall of any of n samples" in report
+    assert not re.search(r"\| (extraction-probability|near-verbatim) \| – \|", report)
+    lines = [json.loads(line) for line in (out / "observations.jsonl").read_text().splitlines()]
+    assert all(set(line) == {"cell", "secret", "values"} for line in lines)
+    assert stat.S_IMODE((out / "observations.jsonl").stat().st_mode) == 0o600
+    for limit, code in (("extraction_probability=1", 0), ("extraction_probability=0.01", 1), ("recall=1", 0)):
+        assert call(["gate", str(out), "--max", limit, "--target", "undefended", "--setting", "worst"]) == code, limit
+
+
+FREE = """
+from dataclasses import dataclass
+from typing import ClassVar
+from auditor.defenses.uniform_mixing import UniformMixing
+
+
+@dataclass(frozen=True)
+class Free(UniformMixing):
+    \"\"\"Forgets what it is charged.\"\"\"
+
+    name: ClassVar[str] = "free"
+
+    def claim(self, scenario, spent):
+        return super().claim(scenario, 0)
+"""
+
+
+def test_claims_are_checked_and_gated(world: Path, tmp_path: Path, said: Said) -> None:
+    """Next to an attack that draws inside the claim; one defense does not charge for it."""
+    (tmp_path / "free.py").write_text(FREE)
+    out = tmp_path / "run"
+    attacks = [*ETHICIST, "--attack", "claim-check", "--limit", "12"]
+    defenses = ["--defense", "uniform-mixing", "--defense", "free", "--plugin", str(tmp_path / "free.py")]
+    budget = ["-D", "pmixed.queries=100", "-D", "pmixed.on_exhaustion=public"]
+    assert call(command(world, out, *attacks, *pmixed(world, *budget), *defenses)) == 0
+    assert "claim violations 0" in said.readouterr().out
+    covered = [note for note in finding(out, "pmixed", "claim", "ethicist")["notes"] if "the query budget paid" in note]
+    assert len(covered) == 1 and "the public model answered the rest" in covered[0]
+    assert "makes no claim" in finding(out, "undefended", "worst", "claim-check")["not_applicable"]
+    for target, broken in (("pmixed", 0), ("uniform-mixing", 0), ("free", 1)):
+        row = finding(out, target, "worst", "claim-check")
+        assert value(row, "claim_violations") == broken and row["decoding"] == "ancestral"
+        assert any("do not publish" in note for note in row["notes"])
+        limit = ["gate", str(out), "--max", "claim_violations=0", "--setting", "worst"]
+        assert call([*limit, "--target", target]) == broken
+    assert call(limit) == 1
+    assert "tokens were drawn inside the claim and not charged" in (out / "report.html").read_text()
+    assert PLANTED not in (out / "report.md").read_text() + (out / "observations.jsonl").read_text()
+
+
+def test_one_member_that_answers_always_is_legal(world: Path, tmp_path: Path) -> None:
+    shutil.copytree(world / "ensemble" / "member-0", tmp_path / "one" / "member-0")
+    own = ["-D", f"ensemble={tmp_path / 'one'}", "-D", "q=1", "-D", "queries=100"]
+    flags = ["--attack", "claim-check", "--attack", "perplexity", "--limit", "4", "--setting", "worst"]
+    assert call(command(world, tmp_path / "run", *flags, *pmixed(world, *own))) == 0
+    row = finding(tmp_path / "run", "pmixed", "worst", "claim-check")
+    assert value(row, "claim_violations") == 0 < value(row, "realised_zero_out")
+
+
+@pytest.mark.parametrize("cut", [1, 3, 4])
+def test_an_interrupted_probe_resumes_to_the_same_end(
+    measured: Path, world: Path, tmp_path: Path, monkeypatch: Patch, cut: int
+) -> None:
+    """The third write is what takes all secrets: the members' p-values against the non-members."""
+    out, calls, observe = tmp_path / "run", [0], RunFolder.observe
+
+    def interrupted(self: RunFolder, cell: str, batch: list[Observation]) -> None:
+        calls[0] += 1
+        if calls[0] == cut:
+            raise KeyboardInterrupt
+        observe(self, cell, batch)
+
+    monkeypatch.setattr(RunFolder, "observe", interrupted)
+    assert call(probed(world, out)) == 130
+    monkeypatch.setattr(RunFolder, "observe", observe)
+    assert call(["run", "--resume", str(out)]) == 0
+    for one, other in zip(result(out)["findings"], result(measured)["findings"], strict=True):
+        for mine, theirs in zip(one["measurements"], other["measurements"], strict=True):
+            assert mine["name"] == theirs["name"]
+            assert [float(mine[k]) for k in ("value", "low", "high")] == pytest.approx(
+                [float(theirs[k]) for k in ("value", "low", "high")], abs=1e-5
+            )
+
+
+def test_probes_alone_make_a_report(world: Path, tmp_path: Path, said: Said) -> None:
+    out = tmp_path / "run"
+    files = ["--model", str(world / "model"), "--data", str(world / "data.jsonl"), "-o", str(out)]
+    assert call(["run", *files, "--attack", "extraction-probability", "--setting", "worst"]) == 0
+    assert "Undefended: extraction probability, mean" in " ".join(said.readouterr().out.split())
+    report = (out / "report.md").read_text()
+    assert "No attack was measured on the undefended model" in report
+    assert call(["gate", str(out), "--max", "recall=1"]) == 1  # no row has a recall
+    assert call(["run", *files[:4], "--attack", "near-verbatim", "--samples", "5"]) == 2
+    assert "expected an attack that draws samples beside --samples" in said.readouterr().err
+
+
+def interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+# --- wrong usage and bad input: one sentence, exit code 2, nothing left behind ---------------------------------------
+
+Case = Callable[[Path, Path], list[str]]  # (world, folder for files) -> what is run, -o aside
+
+
+def with_data(text: str, name: str = "bad.jsonl") -> Case:
+    def case(world: Path, files: Path) -> list[str]:
+        (files / name).write_text(text)
+        return ["--model", str(world / "model"), "--data", str(files / name), "--attack", "perplexity"]
+
+    return case
+
+
+def with_flags(*flags: str) -> Case:
+    return lambda world, files: ["--model", str(world / "model"), "--data", str(world / "data.jsonl"), *flags]
+
+
+def long_prefix(world: Path, files: Path) -> list[str]:
+    write(files / "long.jsonl", [{"prefix": "code" * POSITIONS, "suffix": f" {i}"} for i in range(8)])
+    return ["--model", str(world / "model"), "--data", str(files / "long.jsonl"), "--attack", "perplexity"]
+
+
+def nan_model(world: Path, files: Path) -> list[str]:
+    model: Any = GPT2LMHeadModel.from_pretrained(world / "model")
+    with torch.no_grad():
+        model.transformer.h[1].mlp.c_fc.weight[0, 0] = float("nan")
+    save(model, PreTrainedTokenizerFast.from_pretrained(world / "model"), files / "nan")
+    return ["--model", str(files / "nan"), "--data", str(world / "data.jsonl"), "--attack", "perplexity"]
+
+
+def other_model(flag: str, vocab_size: int, positions: int, *more: str) -> Case:
+    """A model beside the target that does not fit it."""
+
+    def case(world: Path, files: Path) -> list[str]:
+        save(gpt2(vocab_size, positions=positions), _tokenizer(world), files / "other")
+        return [*with_flags(*more)(world, files), flag, str(files / "other")]
+
+    return case
+
+
+def _tokenizer(world: Path) -> PreTrainedTokenizerFast:
+    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(world / "model")
+    return tokenizer
+
+
+def bad_plugin(text: str) -> Case:
+    def case(world: Path, files: Path) -> list[str]:
+        (files / "broken.py").write_text(text)
+        return [*with_flags()(world, files), "--plugin", str(files / "broken.py")]
+
+    return case
+
+
+def no_members(make: bool) -> Case:
+    def case(world: Path, files: Path) -> list[str]:
+        if make:
+            (files / "members").mkdir()
+        ensemble = f"ensemble={files / 'members'}"
+        flags = with_flags("--attack", "perplexity", "--defense", "pmixed", "-D", ensemble)(world, files)
+        return [*flags, "--public", str(world / "public")]
+
+    return case
+
+
+REFUSED: dict[str, tuple[Case, str]] = {
+    "attack": (with_flags("--attack", "etichist"), "unknown attack 'etichist'; did you mean 'ethicist'?"),
+    "attack, nothing near": (with_flags("--attack", "xyzzy"), "known: claim-check, ethicist"),
+    "defense": (with_flags("--defense", "pmixt"), "unknown defense 'pmixt'; did you mean 'pmixed'?"),
+    "option": (with_flags("-A", "sample=3"), "did you mean 'samples'?"),
+    "own option": (with_flags("-A", "ethicist.epoch=3"), "did you mean 'epochs'?"),
+    "option of nobody": (with_flags("-A", "ethicst.epochs=3"), "did you mean 'ethicist'?"),
+    "option value": (with_flags("-A", "samples=ten"), "samples to be a whole number, got 'ten'"),
+    "option word": (with_flags("-A", "eos=never"), "got 'never'"),
+    "no data file": (with_flags("--data", "nowhere.jsonl"), "nowhere.jsonl"),
+    "no model": (with_flags("--model", "./nowhere"), "cannot load './nowhere'"),
+    "no reference": (with_flags("--reference", "./nowhere"), "cannot load './nowhere'"),
+    "columns": (with_data('{"question": "a", "answer": "b"}\n'), "the columns prefix and suffix or the column text"),
+    "no header": (with_data(f"{PLANTED} 1,{PLANTED} 2\na,b\n", "bad.csv"), "header row missing"),
+    "empty": (with_data(""), "is empty"),
+    "empty CSV": (with_data("prefix,suffix\n", "bad.csv"), "is empty"),
+    "not JSON": (with_data(f'{{"prefix": "{PLANTED}"\n'), "bad.jsonl"),
+    "positions": (long_prefix, f"has {POSITIONS} positions"),
+    "positions for a prompt": (with_flags("-A", "prompt_length=60"), f"has {POSITIONS} positions"),
+    "NaN": (nan_model, "returned NaN"),
+    "weight": (with_flags("--defense", "uniform-mixing", "-D", "weight=1.2"), "expected weight in [0, 1], got 1.2"),
+    "q": (with_flags("--defense", "pmixed", "-D", "q=0"), "expected q in (0, 1], got 0.0"),
+    "pmixed without ensemble": (with_flags("--defense", "pmixed"), "needs -D ensemble=DIR"),
+    "ensemble without public": (with_flags("--defense", "pmixed", "-D", "ensemble=x"), "needs --public MODEL"),
+    "fraction": (with_flags("--known-fraction", "1.5"), "expected --known-fraction in [0, 1), got 1.5"),
+    "samples of a search": (with_flags("-a", "exact", "--samples", "5"), "expected an attack that draws samples"),
+    "limit": (with_flags("--limit", "0"), "expected --limit >= 1, got 0"),
+    "batch size": (with_flags("--batch-size", "0"), "expected --batch-size"),
+    "setting": (with_flags("--setting", "claims"), "got 'claims'"),
+    "flag": (with_flags("--atack", "ethicist"), "--atack"),
+    "number": (with_flags("--seed", "one"), "--seed"),
+    "public of another vocabulary": (other_model("--public", 200, 64), "vocabulary"),
+    "plug-in missing": (with_flags("--plugin", "nowhere.py"), "nowhere.py"),
+}
+# What is refused too late or not as the user's doing: each shows a bug.
+REFUSED_TOO: dict[str, tuple[Case, str]] = {
+    "ensemble missing": (no_members(False), "members"),
+    "ensemble empty": (no_members(True), "members"),
+    "ensemble of another model": (
+        lambda world, files: [
+            *with_flags("--attack", "perplexity", "--defense", "pmixed", "-D", f"ensemble={files / 'm'}")(
+                world, _members_of_another(world, files)
+            ),
+            *("--public", str(world / "public")),
+        ],
+        "cannot load the ensemble",
+    ),
+    "positions of the reference": (other_model("--reference", VOCABULARY, 8, "--attack", "reference"), "8 positions"),
+    "positions of the public model": (other_model("--public", VOCABULARY, 8, *ETHICIST), "8 positions"),
+    "device": (with_flags("--device", "cuda"), "cuda"),
+    "plug-in syntax": (bad_plugin("def (:\n"), "broken.py"),
+    "plug-in import": (bad_plugin("import no_such_module_here\n"), "broken.py"),
+}
+
+
+def _members_of_another(world: Path, files: Path) -> Path:
+    torch.manual_seed(0)
+    wide = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=2, n_positions=64))
+    get_peft_model(wide, lora("c_attn")).save_pretrained(str(files / "m" / "member-0"))
+    return files
+
+
+def members_of_another_base(world: Path, files: Path) -> list[str]:
+    """Everything fits but the weights: an adapter of a model that has the public one's shape."""
+    gpt2(VOCABULARY, seed=5).save_pretrained(files / "other")
+    base = GPT2LMHeadModel.from_pretrained(files / "other")
+    get_peft_model(base, lora("c_attn")).save_pretrained(str(files / "m" / "member-0"))
+    ensemble = f"ensemble={files / 'm'}"
+    return [*with_flags("--attack", "perplexity")(world, files), *pmixed(world, "-D", ensemble)]
+
+
+def private(*more: str) -> Case:
+    return lambda world, files: [*with_flags("--attack", "perplexity")(world, files), *pmixed(world, *more)]
+
+
+REFUSED_CLAIMS: dict[str, tuple[Case, str]] = {
+    "budget": (private("-D", "epsilon=2", "-D", "alpha=3"), "expected epsilon above 4.80169 nats"),
+    "queries": (private("-D", f"queries={10**40}"), f"no radius fits {10**40} queries"),
+    "published queries": (private("-D", f"queries={10**40}", "-D", "accounting=published"), "no radius fits"),
+    "alpha not whole": (private("-D", "alpha=2.5"), "expected pmixed.alpha to be a whole number, got '2.5'"),
+    "alpha too small": (private("-D", "alpha=1"), "expected alpha >= 2, got 1"),
+    "order above the controlled one": (
+        lambda world, files: [
+            *with_flags("--attack", "claim-check", "-A", "order=5")(world, files),
+            *pmixed(world, "--setting", "worst"),
+        ],
+        "expected order in 2..4, which the claim controls, got 5",
+    ),
+    "members of another base": (members_of_another_base, "but member-0 was trained from"),
+    "members of another vocabulary": (
+        lambda world, files: [
+            *with_flags("--attack", "perplexity", "--defense", "pmixed", "-D", f"ensemble={world / 'ensemble'}")(
+                world, files
+            ),
+            *other_model("--public", 200, POSITIONS)(world, files)[-2:],
+        ],
+        "vocabulary",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*REFUSED, *REFUSED_TOO, *REFUSED_CLAIMS])
+def test_bad_input_is_refused_in_one_sentence(
+    name: str, world: Path, tmp_path: Path, monkeypatch: Patch, said: Said
+) -> None:
+    if name == "device" and torch.cuda.is_available():
+        pytest.skip("this machine has the device")
+    files, place = tmp_path / "files", tmp_path / "place"
+    files.mkdir()
+    place.mkdir()
+    monkeypatch.chdir(place)
+    case, message = {**REFUSED, **REFUSED_TOO, **REFUSED_CLAIMS}[name]
+    flags = case(world, files)
+    said.readouterr()
+    assert call(["run", *flags, "-o", "out"]) == 2, said.readouterr().err
+    seen = said.readouterr()
+    errors = [line for line in seen.err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and message in errors[0], seen.err
+    assert seen.err.rstrip().splitlines()[-1] == errors[0]  # one line, and the last one
+    assert "Traceback" not in seen.err and PLANTED not in seen.err + seen.out
+    assert list(place.iterdir()) == []
+
+
+def test_an_output_that_cannot_be_written_is_refused(world: Path, tmp_path: Path, said: Said) -> None:
+    (tmp_path / "file").write_text("mine")
+    for out in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / ("x" * 300)):
+        assert call(command(world, out)) == 2, out
+        assert "error: " in said.readouterr().err
+    assert (tmp_path / "file").read_text() == "mine" and os.listdir(tmp_path) == ["file"]
+
+
+def test_a_folder_with_a_run_is_not_written_over(full: Path, world: Path, said: Said) -> None:
+    before = {path.name: path.read_bytes() for path in full.iterdir() if path.is_file()}
+    assert call(command(world, full)) == 2
+    assert f"--resume {full}" in said.readouterr().err
+    assert {path.name: path.read_bytes() for path in full.iterdir() if path.is_file()} == before
+
+
+def test_a_refused_run_leaves_the_users_files_alone(world: Path, tmp_path: Path, said: Said) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    assert call(command(world, tmp_path / "out", "--data", str(tmp_path / "none.jsonl"))) == 2
+    assert os.listdir(tmp_path / "out") == ["notes.txt"]
+
+
+def test_resume_refuses_what_is_no_run_and_further_options(full: Path, tmp_path: Path, said: Said) -> None:
+    assert call(["run", "--resume", str(tmp_path)]) == 2
+    assert "expected a run folder to resume" in said.readouterr().err
+    assert call(["run", "--resume", str(tmp_path / "none")]) == 2
+    for more in (["--seed", "1"], ["-o", "x"], ["-A", "samples=3"], ["--trust-remote-code"], ["--batch-size", "auto"]):
+        assert call(["run", "--resume", str(full), *more]) == 2, more
+        assert "give no other option with it" in said.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_gate_and_report_refuse_what_is_no_finished_run(tmp_path: Path, said: Said) -> None:
+    for arguments in (["report"], ["gate", "--max", "recall=1"]):
+        for folder in (tmp_path, tmp_path / "none"):
+            assert call([*arguments, str(folder)]) == 2
+            assert said.readouterr().err.startswith("error: ")
+    (tmp_path / "result.json").write_text("{")
+    assert call(["report", str(tmp_path)]) == 2
+    assert os.listdir(tmp_path) == ["result.json"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--known-fraction", "0.5"],
+        ["--device", "meta"],
+        ["--dtype", "bfloat16"],
+        ["--model-arg", "attn_implementation=eager"],
+        ["--trust-remote-code"],
+        ["--public", "gpt2"],
+        ["--nonmembers", "fresh.jsonl"],
+    ],
+    ids=lambda flags: flags[0],
+)
+def test_the_lab_ignores_no_flag_in_silence(flags: list[str], tmp_path: Path, monkeypatch: Patch, said: Said) -> None:
+    from auditor.runs import run as module
+
+    def reached(*_: Any) -> None:
+        raise AssertionError("the run started, though the lab does not look at this flag")
+
+    monkeypatch.setattr(module, "run", reached)
+    assert call(["run", *flags, "-o", str(tmp_path / "out")]) == 2, said.readouterr().err
+    assert flags[0] in said.readouterr().err
+
+
+def test_a_cache_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: Patch, said: Said) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "file"))
+    assert call(["run", "-o", str(tmp_path / "out")]) == 2
+    assert "AUDIT_CACHE" in said.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_sweep_tunes_anew_where_the_defense_is_another(world: Path, tmp_path: Path) -> None:
+    """PMixED's radius follows what the row will draw: a prompt of another number of samples is not of this model."""
+    flags = [*ETHICIST, *pmixed(world), "--setting", "worst", "--limit", "6"]
+    assert call(command(world, tmp_path / "grid", *flags, "--sweep", "ethicist.samples=1,40")) == 0
+    assert call(command(world, tmp_path / "alone", *flags, "-A", "ethicist.samples=40")) == 0
+    (point,) = (path for path in (tmp_path / "grid").iterdir() if path.is_dir() and "40" in path.name)
+    assert_same_guesses(point, tmp_path / "alone")
+
+
+def test_flags_win_over_the_plan_file(world: Path, tmp_path: Path, said: Said) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text(
+        f'model = "{world / "model"}"\ndata = "{world / "data.jsonl"}"\nattack = ["perplexity"]\n'
+        'setting = "worst"\nseeds = [5, 7]\n[attack_options.perplexity]\nsamples = 2\ntop_p = 0.9\n'
+    )
+    out = tmp_path / "out"
+    assert call(["run", "--config", str(plan), "--seed", "6", "-A", "perplexity.samples=3", "-o", str(out)]) == 0
+    row = finding(out, "undefended", "worst", "perplexity")
+    assert result(out)["seed"] == 6
+    assert (row["options"]["samples"], row["options"]["top_p"]) == (3, 0.9)
+    assert call(["run", "--config", str(plan), "--submission", str(tmp_path / "guesses.csv")]) == 2
+    assert "--submission holds the guesses of a single run" in said.readouterr().err
+    plan.write_text("atack = []\n")
+    assert call(["run", "--config", str(plan)]) == 2
+    assert "did you mean 'attack'" in said.readouterr().err
+
+
+def test_help_is_quick_and_imports_nothing_heavy() -> None:
+    heavy = "{'torch', 'transformers', 'pandas', 'matplotlib', 'scipy', 'datasets'}"
+    script = (
+        f"import sys; from auditor.cli import call; call(['run', '--help']); sys.exit(bool({heavy} & set(sys.modules)))"
+    )
+    start = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--attack" in done.stdout and time.perf_counter() - start < 10
+
+
+def test_an_unexpected_error_is_ours(monkeypatch: Patch, said: Said, world: Path, tmp_path: Path) -> None:
+    def bug(*_: Any) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(RunFolder, "append", bug)
+    assert call(command(world, tmp_path / "out", "--attack", "perplexity")) == 3
+    assert "please report it" in said.readouterr().err
+
+
+def test_a_tokenizer_wider_than_the_law_is_refused_where_the_data_use_it(
+    world: Path, tmp_path: Path, said: Said
+) -> None:
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(world / "model")
+    save(gpt2(100), tokenizer, tmp_path / "narrow")
+    data = ["--data", str(world / "data.jsonl"), "-o", str(tmp_path / "out")]
+    assert call(["run", "--model", str(tmp_path / "narrow"), *data]) == 2
+    assert "vocabulary mismatch: the tokenizer writes the data with token" in said.readouterr().err
+    assert not (tmp_path / "out").exists()
+    model = GPT2LMHeadModel.from_pretrained(world / "model")
+    tokenizer.add_tokens([f"<unused {i}>" for i in range(1 + model.config.vocab_size - len(tokenizer))])
+    save(model, tokenizer, tmp_path / "wide")
+    assert call(["run", "--model", str(tmp_path / "wide"), *data, "--attack", "zlib", "--samples", "1"]) == 0
+    told = json.loads((tmp_path / "out" / "result.json").read_text())["benchmark"]["notes"]
+    assert [note for note in told if "the data use none of those beyond" in note]
+
+
+def test_what_libraries_report_of_weights_does_not_bury_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers reads its variable once, and may have done so before the command line began."""
+    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "error")
+    before = transformers.logging.get_verbosity()
+    try:
+        transformers.logging.set_verbosity_warning()
+        console.quiet()
+        assert transformers.logging.get_verbosity() == transformers.logging.ERROR
+    finally:
+        transformers.logging.set_verbosity(before)

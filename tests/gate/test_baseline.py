@@ -1,0 +1,264 @@
+"""Held against a baseline: paired by secret, refused where it is another thing, and never wrong more than stated."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Secret
+from auditor.core.result import AuditResult, BenchmarkRecord, Finding
+from auditor.gate.comparable import check_comparable, fingerprint
+from auditor.gate.compare import compare
+from auditor.gate.decide import decide, judge
+from auditor.gate.policy import Policy, Rule, parse_rule
+from auditor.gate.power import limit_failed, limit_held, needs, paired, parse_change
+from auditor.records.outcomes import PerSecret, Run, difference
+from auditor.statistics.intervals import share
+
+ROW = ("undefended", "worst", "a")
+
+
+def per_secret(hits: np.ndarray, **more: np.ndarray) -> PerSecret:
+    n = len(hits)
+    repeats = tuple(1 if i % 2 else 16 for i in range(n))
+    ids = tuple(f"s{i:05d}" for i in range(n))
+    return PerSecret(ids, np.ones(n, dtype=bool), repeats, {"recall": hits.astype(float), **more})
+
+
+def finding(hits: np.ndarray, **more: Any) -> Finding:
+    given = {"options": {"samples": 4}, "access": ("draw",), "decoding": "ancestral", **more}
+    return Finding(*ROW, claim_applies=None, claim_reason="", measurements=(share("recall", hits),), **given)
+
+
+def run(hits: np.ndarray, name: str = "run", **changed: Any) -> Run:
+    record = BenchmarkRecord("files", "data.jsonl", len(hits), 0, 10, digest="d1-ff")
+    fields = {"benchmark": record, "findings": (finding(hits),), "family": "gpt2 with 270 tokens", "seed": 0, **changed}
+    plan = fields.pop("plan", {"defense": []})
+    found = AuditResult(name, "", "", "", plan, fields.pop("benchmark"), (), fields.pop("findings"), {}, {}, **fields)
+    return Run(name, found, {ROW: per_secret(hits)})
+
+
+def hits(n: int, *right: range) -> np.ndarray:
+    found = np.zeros(n, dtype=bool)
+    for which in right:
+        found[which.start : which.stop] = True
+    return found
+
+
+def verdicts(new: Run, base: Run, *rules: str, **more: Any) -> list[str]:
+    policy = Policy(tuple(parse_rule(rule) for rule in rules), **more)
+    return [ruling.verdict for ruling in decide(new, policy, base).rulings]
+
+
+def test_three_outcomes() -> None:
+    base = run(hits(200, range(20)), "base")
+    rule = "recall not worse than baseline by 0.02"
+    assert verdicts(base, base, rule) == ["held"]
+    assert verdicts(run(hits(200, range(60))), base, rule) == ["failed"]
+    assert verdicts(run(hits(200, range(26))), base, rule) == ["inconclusive"]
+    assert verdicts(run(hits(200, range(60))), base, "recall not worse than baseline by 0.5") == ["held"]
+
+
+def test_pairing_sees_what_two_limits_cannot() -> None:
+    """15 of 400 more, and nobody fewer: clear when paired, and within the intervals of either run alone."""
+    base, new = run(hits(400, range(160)), "base"), run(hits(400, range(175)))
+    assert verdicts(new, base, "recall not worse than baseline by 0") == ["failed"]
+    swapped = run(hits(400, range(85), range(200, 290)))  # the same recall, of other secrets
+    assert verdicts(swapped, base, "recall not worse than baseline by 0") == ["inconclusive"]
+
+
+def test_the_order_of_the_secrets_does_not_matter() -> None:
+    base, new = run(hits(200, range(20)), "base"), run(hits(200, range(60)))
+    rows = new.outcomes[ROW]
+    turned = PerSecret(rows.ids[::-1], rows.member, rows.repeats[::-1], {"recall": rows.values["recall"][::-1]})
+    assert difference("recall", None, turned, base.outcomes[ROW]) == difference(
+        "recall", None, rows, base.outcomes[ROW]
+    )
+    assert difference("recall", 16, rows, base.outcomes[ROW]).n == 100  # type: ignore[union-attr]
+    assert difference("recall", 3, rows, base.outcomes[ROW]) == "no secret stood in the data 3 times"
+
+
+def test_by_repeat_count() -> None:
+    measured = {"1": share("recall", hits(100)), "16": share("recall", hits(100, range(60)))}
+    right = np.arange(200) < 120
+    right[1::2] = False  # every other secret is of count 16
+    new = run(right, findings=(finding(right, by_repeats=measured),))
+    assert verdicts(new, new, "recall(count=1) <= 0.05", "recall(count=16) <= 0.05") == ["held", "failed"]
+    (ruling,) = judge(new.result, [Rule("recall", 0.5, count=2)])
+    assert ruling.verdict == "failed" and "repeat counts: 1, 16" in ruling.reason
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"family": "gpt_neox with 270 tokens"}, "model family 'gpt2 with 270 tokens' against 'gpt_neox"),
+        ({"benchmark": BenchmarkRecord("lab", "", 200, 0, 10, digest="d1-ff")}, "data set: name 'files' against 'lab'"),
+        ({"benchmark": BenchmarkRecord("files", "", 200, 0, 10, digest="d2-ff")}, "other secrets"),
+        ({"benchmark": BenchmarkRecord("files", "x", 200, 0, 10)}, "data set 'data.jsonl' against 'x'"),
+        ({"benchmark": BenchmarkRecord("files", "", 200, 5, 10, digest="d1-ff")}, "nonmembers 0 against 5"),
+        ({"findings": (finding(hits(200), options={"samples": 9}),)}, "a.samples 4 against 9"),
+        ({"findings": (finding(hits(200), decoding="greedy"),)}, "decoding of undefended worst a"),
+        ({"findings": (finding(hits(200), access=("law",)),)}, "access of undefended worst a"),
+        ({"plan": {"defense": [], "reference": "gpt2"}}, "attack settings: reference none against 'gpt2'"),
+    ],
+)
+def test_a_baseline_of_something_else_is_refused(changed: dict[str, Any], named: str) -> None:
+    with pytest.raises(AuditError, match=r"^base is no baseline for run: ") as refusal:
+        verdicts(run(hits(200)), run(hits(200), "base", **changed), "recall not worse than baseline by 0.02")
+    assert named in str(refusal.value)
+
+
+def test_another_checkpoint_and_another_seed_may_be_compared() -> None:
+    check_comparable(run(hits(200)), run(hits(200), "base", seed=7, plan={"model": "other", "defense": []}), "baseline")
+
+
+def test_other_secrets_in_a_row_are_refused() -> None:
+    base = run(hits(200), "base")
+    with pytest.raises(AuditError, match="secrets of undefended worst a: 0 only here, 100 only there"):
+        verdicts(replace(base, outcomes={ROW: per_secret(hits(100))}), base, "recall not worse than baseline by 0.02")
+
+
+def test_an_older_baseline_is_refused_and_none_at_all_too() -> None:
+    new = run(hits(200))
+    rule = Policy((parse_rule("recall not worse than baseline by 0.02"),))
+    with pytest.raises(AuditError, match=r"old holds no outcomes.json: an older version made it"):
+        decide(new, rule, Run("old", new.result, {}))
+    with pytest.raises(AuditError, match="needs a baseline: give --baseline RUN"):
+        decide(new, rule)
+    with pytest.raises(AuditError, match="at least one rule"):
+        decide(new, Policy())
+
+
+def test_what_cannot_be_paired_fails() -> None:
+    new, base = run(hits(200)), run(hits(200), "base")
+    assert verdicts(
+        new, replace(base, outcomes={("x", "y", "z"): base.outcomes[ROW]}), "recall not worse than baseline by 1"
+    ) == ["failed"]
+    unkept = {ROW: PerSecret(base.outcomes[ROW].ids, base.outcomes[ROW].member, base.outcomes[ROW].repeats, {})}
+    assert verdicts(new, replace(base, outcomes=unkept), "recall not worse than baseline by 1") == ["failed"]
+    assert verdicts(new, base, "any_of_k not worse than baseline by 1") == ["failed"]
+    lost = np.full(200, math.nan)
+    assert "not a number" in str(
+        difference("p", None, per_secret(hits(200), p=lost), per_secret(hits(200), p=np.zeros(200)))
+    )
+
+
+def test_many_rules_are_not_many_chances_to_fail() -> None:
+    """One in twenty breaks its limit at 5% by chance; corrected for twenty, it is inconclusive."""
+    lucky, plain = hits(100, range(10)), hits(100, range(5))
+    alone = run(lucky)
+    assert [r.verdict for r in judge(alone.result, [Rule("recall", 0.05)])] == ["failed"]
+    rows = tuple(replace(finding(lucky if i == 0 else plain), attack=f"a{i}") for i in range(20))
+    many = judge(run(lucky, findings=rows).result, [Rule("recall", 0.05)])
+    assert [r.verdict for r in many] == ["inconclusive"] * 20
+
+
+def test_the_fingerprint_tells_secrets_apart_and_little_of_the_answers() -> None:
+    secret = Secret("a", (1, 2), (3, 4), 2)
+    other = Secret("b", (5,), (6,), 1)
+    prints = [fingerprint(x) for x in ([secret, other], [replace(secret, prefix=(1, 9)), other], [other])]
+    assert len({p.split("-")[0] for p in prints}) == 3
+    assert fingerprint([other, secret]) == prints[0]
+    answers = [fingerprint([replace(secret, suffix=(i, 4)), other]).split("-") for i in range(300)]
+    assert len({public for public, _ in answers}) == 1
+    assert 100 < len({bits for _, bits in answers}) <= 256
+
+
+# --- how often it is wrong --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def simulation() -> ModuleType:
+    path = Path(__file__).parents[2] / "benchmarks" / "gates" / "simulation.py"
+    spec = importlib.util.spec_from_file_location("gate_simulation", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("which", ["one limit", "ten limits", "baseline", "ten baselines"])
+def test_false_alarms_on_the_limit_are_at_most_five_percent(simulation: ModuleType, which: str) -> None:
+    s, runs = simulation, 400
+    scenario = {
+        "one limit": s.Scenario("", (s.limit(0.1),), s.shares(60, 0.1)),
+        "ten limits": s.Scenario("", tuple(s.limit(0.1, i) for i in range(10)), s.shares(60, 0.1, 10)),
+        "baseline": s.Scenario("", (s.margin(0.05),), s.changes(60, 0.05, 0.15)),
+        "ten baselines": s.Scenario("", tuple(s.margin(0.0, row=i) for i in range(10)), s.changes(60, 0.0, 0.15, 10)),
+    }[which]
+    seen = s.rates(scenario, runs, 0)
+    noise = 2.6 * math.sqrt(0.05 * 0.95 / runs)
+    assert seen["failed"] <= 0.05 + noise and seen["held"] <= 0.05 + noise
+
+
+def test_the_plan_finds_what_it_promises(simulation: ModuleType) -> None:
+    s = simulation
+    asked = paired(0.1, 0.0, 0.15, 0.05, 0.8)
+    found = s.rates(s.Scenario("", (s.margin(0.0),), s.changes(asked, 0.1, 0.15)), 300, 0)["failed"]
+    half = s.rates(s.Scenario("", (s.margin(0.0),), s.changes(asked // 2, 0.1, 0.15)), 300, 0)["failed"]
+    assert found >= 0.8 - 0.06 and half < 0.7
+
+
+def test_secrets_for_a_limit_by_the_exact_test() -> None:
+    """0 of 59 hold 5%, 0 of 299 hold 1%: nothing less does, and with no leak at all every run finds that."""
+    assert limit_held(0.05, 0.0, 0.05, 0.8) == 59 and limit_held(0.01, 0.0, 0.05, 0.8) == 299
+    needed = limit_failed(0.05, 0.15, 0.05, 0.8)
+    power: Callable[[int], float] = lambda n: sum(  # noqa: E731
+        math.comb(n, k) * 0.15**k * 0.85 ** (n - k)
+        for k in range(n + 1)
+        if judge(run(hits(n, range(k))).result, [Rule("recall", 0.05)])[0].verdict == "failed"
+    )
+    assert power(needed) >= 0.8 > power(needed - 1)
+
+
+def test_plans_are_read_or_refused() -> None:
+    change = parse_change("recall=0.05:0.10")
+    assert change.discordant == pytest.approx(0.05 * 0.9 + 0.1 * 0.95)
+    assert [need.secrets for need in needs(change, 0.8, 1)] < [need.secrets for need in needs(change, 0.8, 10)]
+    assert len(needs(parse_change("recall=0:1"), 0.8, 1)) == 4
+    for bad in ("recall", "recall=0.1", "recall=0.2:0.1", "recall=0.1:1.2", "recall=a:b", "recall=0.1:0.2:0.9"):
+        with pytest.raises(AuditError, match=r"expected"):
+            parse_change(bad)
+    with pytest.raises(AuditError, match="more than 1,000,000 secrets"):
+        needs(parse_change("recall=0.5:0.5001"), 0.8, 1)
+
+
+# --- side by side -----------------------------------------------------------------------------------------------------
+
+
+def test_best_is_marked_only_where_it_is_significant() -> None:
+    a, b, c = (run(hits(200, range(k)), f"r{k}") for k in (80, 78, 20))
+    (line,) = compare([a, b, c]).lines
+    assert line.best == 2 and [cell.delta is None for cell in line.cells] == [True, False, False]
+    assert line.cells[2].delta is not None and line.cells[2].delta.high < 0
+    (line,) = compare([a, b]).lines
+    assert line.best is None  # two fewer of 200 may be chance
+    (line,) = compare([a, c, run(hits(200, range(20)), "again")]).lines
+    assert line.best is None  # two share the lowest
+
+
+def test_runs_that_cannot_be_compared_are_refused() -> None:
+    a = run(hits(200), "a")
+    with pytest.raises(AuditError, match=r"^a is no match for b: model family"):
+        compare([a, run(hits(200), "b", family="other")])
+    with pytest.raises(AuditError, match="at least two runs"):
+        compare([a])
+    with pytest.raises(AuditError, match="unknown metric 'recal'; did you mean 'recall'"):
+        compare([a, run(hits(200), "b")], ["recal"])
+
+
+def test_a_row_one_run_lacks_is_said_and_never_best() -> None:
+    a, b = run(hits(200, range(80)), "a"), run(hits(200, range(80)), "b", findings=())
+    (line,) = compare([a, b]).lines
+    assert line.best is None and line.cells[1].why == "not in this run"

@@ -1,0 +1,225 @@
+"""A limit is decided on interval bounds; what was not measured never passes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binom
+
+from auditor.core.errors import AuditError
+from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement
+from auditor.gate.decide import evidence
+from auditor.gate.decide import judge as rule_on
+from auditor.gate.policy import Rule, parse_limits
+from auditor.gate.rulings import EXIT_CODES, Ruling, verdict
+from auditor.statistics.bounds import LEVEL
+from auditor.statistics.intervals import difference
+
+
+def count(hits: int, n: int, name: str = "recall") -> Measurement:
+    """A share as `metrics.share` records it; the two-sided interval is not what a gate may use."""
+    return Measurement(name, hits / n if n else math.nan, math.nan, math.nan, n)
+
+
+def row(target: str, *measured: Measurement, setting: str = "claim", attack: str = "a", why: str = "") -> Finding:
+    return Finding(target, setting, attack, {}, ("draw",), "ancestral", None, "", measured, not_applicable=why)
+
+
+def result(*rows: Finding, defense: tuple[str, ...] = ()) -> AuditResult:
+    plan: dict[str, Any] = {"defense": list(defense)}
+    benchmark = BenchmarkRecord("lab", "", 0, 0, 0)
+    return AuditResult("r", "2026", "0", "audit run", plan, benchmark, (), rows, {}, {}, 0)
+
+
+def judge(found: AuditResult, limits: dict[str, float], **narrowed: str) -> list[Ruling]:
+    return rule_on(found, [Rule(metric, limit) for metric, limit in limits.items()], **narrowed)
+
+
+def decided(hits: int, n: int, limit: float) -> str:
+    return verdict(judge(result(row("undefended", count(hits, n))), {"recall": limit}))
+
+
+@pytest.mark.parametrize(
+    ("hits", "n", "limit", "expected"),
+    [
+        (0, 59, 0.05, "held"),  # 0.95^59 < 0.05 <= 0.95^58
+        (0, 58, 0.05, "inconclusive"),
+        (0, 299, 0.01, "held"),
+        (0, 298, 0.01, "inconclusive"),
+        (1, 59, 0.05, "inconclusive"),
+        (5, 100, 0.05, "inconclusive"),  # the point estimate meets the limit: nobody can tell
+        (30, 100, 0.05, "failed"),
+        (59, 59, 0.99, "inconclusive"),
+        (100, 100, 0.97, "failed"),  # 0.97^100 < 0.05
+        (100, 100, 1.0, "held"),
+        (1, 1, 0.04, "failed"),
+        (0, 1, 0.04, "inconclusive"),
+    ],
+)
+def test_three_outcomes(hits: int, n: int, limit: float, expected: str) -> None:
+    assert decided(hits, n, limit) == expected
+
+
+def test_exit_codes() -> None:
+    assert EXIT_CODES == {"held": 0, "failed": 1, "inconclusive": 4}
+
+
+@given(st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), st.floats(0, 1))
+def test_held_and_failed_are_exact_one_sided_tests(hits_n: tuple[int, int], limit: float) -> None:
+    """Held: a true share above the limit would give so few hits at most 1 time in 20. Failed: likewise from above."""
+    hits, n = hits_n
+    outcome = decided(hits, n, limit)
+    so_few, so_many = binom.cdf(hits, n, limit), binom.sf(hits - 1, n, limit)
+    if outcome == "held":
+        assert so_few <= 0.05 + 1e-9 or limit == 1
+    elif outcome == "failed":
+        assert so_many <= 0.05 + 1e-9
+    else:
+        assert so_few >= 0.05 - 1e-9 and so_many >= 0.05 - 1e-9
+
+
+@given(
+    st.sampled_from(["recall", "any_of_k", "recall_nonmembers", "excess_recall"]), st.integers(0, 50), st.floats(0, 1)
+)
+def test_held_means_that_the_upper_bound_is_within_the_limit(name: str, hits: int, limit: float) -> None:
+    measured = Measurement(name, hits / 50, hits / 80, min(1.0, hits / 30), 50)
+    (ruling,) = judge(result(row("undefended", measured)), {name: limit})
+    low, high = evidence(measured).low(LEVEL), evidence(measured).high(LEVEL)
+    assert low <= measured.value <= high and (ruling.low, ruling.high) == (low, high)
+    assert (ruling.verdict == "held") == (high <= limit)
+    assert (ruling.verdict == "failed") == (low > limit)
+
+
+def test_a_bootstrapped_metric_is_decided_on_its_two_sided_interval() -> None:
+    def outcome(limit: float) -> str:
+        measured = Measurement("recall_at_100_errors", 0.1, 0.05, 0.2, 100)
+        return verdict(judge(result(row("undefended", measured)), {"recall_at_100_errors": limit}))
+
+    assert [outcome(limit) for limit in (0.2, 0.1, 0.04)] == ["held", "inconclusive", "failed"]
+
+
+def test_two_equal_answers_do_not_prove_that_nothing_got_worse() -> None:
+    """A bootstrap of equal pairs has no width, and the gate took it at its word: 2 secrets held any limit."""
+    nobody = np.zeros(2, dtype=bool)
+    measured = difference("recall_difference", nobody, nobody)
+    assert measured.low < 0 < measured.high
+    assert verdict(judge(result(row("undefended", measured)), {"recall_difference": 0.01})) != "held"
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [
+        (),
+        (count(0, 100, "any_of_k"),),
+        (count(0, 0),),
+        (Measurement("recall", math.nan, 0, 0, 100),),
+        (Measurement("recall", 0.0, 0.0, 0.0, 0),),
+    ],
+    ids=["nothing measured", "another metric", "no secret", "NaN", "n of zero"],
+)
+def test_what_was_not_measured_fails(measured: tuple[Measurement, ...]) -> None:
+    rulings = judge(result(row("undefended", *measured)), {"recall": 1.0})
+    assert [r.verdict for r in rulings] == ["failed"] and rulings[0].reason
+
+
+@pytest.mark.parametrize("name", ["recall_at_100_errors", "excess_recall"])
+@pytest.mark.parametrize(("low", "high"), [(math.nan, math.nan), (0.0, math.nan)])
+def test_an_interval_that_is_no_number_never_passes(name: str, low: float, high: float) -> None:
+    measured = Measurement(name, 0.0, low, high, 100)
+    assert verdict(judge(result(row("undefended", measured)), {name: 1.0})) != "held"
+
+
+def test_an_empty_run_and_rows_that_are_not_applicable_fail() -> None:
+    for found in (result(), result(row("undefended", why="needs log-probabilities"))):
+        assert verdict(judge(found, {"recall": 1.0})) == "failed"
+    assert verdict([]) == "failed"
+
+
+def test_a_row_that_is_not_applicable_does_not_spoil_those_that_are() -> None:
+    both = result(row("undefended", why="needs log-probabilities", attack="b"), row("undefended", count(0, 59)))
+    assert verdict(judge(both, {"recall": 0.05})) == "held"
+
+
+def targets(found: AuditResult, **narrowed: str) -> set[tuple[str, str, str]]:
+    return {(r.target, r.setting, r.attack) for r in judge(found, {"recall": 0.5}, **narrowed)}
+
+
+def test_which_rows_are_judged() -> None:
+    rows = [
+        row(target, count(1, 100), setting=setting, attack=attack)
+        for target in ("undefended", "pmixed", "ensemble-unmixed")
+        for setting in ("claim", "worst")
+        for attack in ("a", "b")
+    ]
+    defended = result(*rows, defense=("pmixed",))
+    assert targets(defended) == {("pmixed", s, a) for s in ("claim", "worst") for a in "ab"}
+    assert targets(result(*rows[:4])) == {("undefended", s, a) for s in ("claim", "worst") for a in "ab"}
+    assert targets(defended, target="ensemble-unmixed", setting="worst", attack="b") == {
+        ("ensemble-unmixed", "worst", "b")
+    }
+    assert targets(defended, setting="claim") == {("pmixed", "claim", a) for a in "ab"}
+    with pytest.raises(AuditError, match="unknown target 'pmixd'; did you mean 'pmixed'"):
+        judge(defended, {"recall": 0.5}, target="pmixd")
+
+
+def test_a_defended_target_without_any_measured_row_fails() -> None:
+    """Its budget paid for nothing, say: the other defense's rows must not answer for it."""
+    found = result(
+        row("uniform-mixing", count(0, 100)),
+        row("pmixed", why="0 secrets covered"),
+        defense=("uniform-mixing", "pmixed"),
+    )
+    assert verdict(judge(found, {"recall": 0.05})) == "failed"
+
+
+def test_one_broken_limit_breaks_the_gate() -> None:
+    found = result(row("undefended", count(0, 100), count(50, 100, "any_of_k")))
+    rulings = judge(found, {"recall": 0.05, "any_of_k": 0.05})
+    assert [r.verdict for r in rulings] == ["held", "failed"] and verdict(rulings) == "failed"
+    assert verdict(judge(found, {"recall": 0.05, "any_of_k": 0.5})) == "inconclusive"
+    assert verdict([ruling("held"), ruling("inconclusive"), ruling("failed")]) == "failed"
+
+
+def ruling(outcome: Any) -> Ruling:
+    return Ruling("t", "claim", "a", "recall", 0.1, 0, 1, outcome, "")
+
+
+def test_limits() -> None:
+    assert parse_limits(["recall=0.05", "any_of_k=1e-1"]) == (Rule("recall", 0.05), Rule("any_of_k", 0.1))
+    assert parse_limits(["recall(count=16)=0.5"]) == (Rule("recall", 0.5, count=16),)
+
+
+@pytest.mark.parametrize("item", ["recall", "recall=", "=0.1", "recall=5%", "recall=nan", "recall=0.1=0.2", ""])
+def test_bad_limits_are_refused(item: str) -> None:
+    with pytest.raises(AuditError, match="expected --max metric=number, got"):
+        parse_limits([item])
+
+
+def test_a_limit_given_twice_is_not_decided_on_the_laxer_one() -> None:
+    with pytest.raises(AuditError, match="recall"):
+        parse_limits(["recall=0.05", "recall=0.9"])
+
+
+def test_a_limit_is_for_the_rows_that_measure_its_metric() -> None:
+    """A probe has no recall, an attack no exact probability; but nobody's silence passes for somebody's number."""
+    p = Measurement("extraction_probability", 0.2, 0.1, 0.3, 50, "probability")
+    both = result(row("undefended", count(0, 400)), row("undefended", p, attack="probe"))
+    assert verdict(judge(both, {"recall": 0.05})) == "held"
+    assert verdict(judge(both, {"extraction_probability": 0.3})) == "held"
+    assert verdict(judge(both, {"extraction_probability": 0.25})) == "inconclusive"
+    assert verdict(judge(both, {"extraction_probability": 0.05})) == "failed"
+    assert verdict(judge(both, {"recall": 0.05}, attack="probe")) == "failed"
+    assert verdict(judge(both, {"exposure": 9})) == "failed"
+    one = result(*both.findings, row("d", why="no"), row("d", p, attack="probe"), defense=("d",))
+    assert verdict(judge(one, {"recall": 0.05})) == "failed"  # measured on another target only
+    assert verdict(judge(one, {"extraction_probability": 0.3})) == "held"
+
+
+def test_discoverable_shares_are_counts_and_get_exact_one_sided_bounds() -> None:
+    rows = result(row("undefended", count(0, 59, "discoverable_100_0.9"), attack="probe"))
+    assert verdict(judge(rows, {"discoverable_100_0.9": 0.05})) == "held"

@@ -1,0 +1,111 @@
+"""Rules are read as they are meant, or refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from auditor.core.errors import AuditError
+from auditor.gate.policy import Policy, Rule, parse_limits, parse_rule, read_policy
+
+
+@pytest.mark.parametrize(
+    ("sentence", "rule"),
+    [
+        ("recall <= 0.01", Rule("recall", 0.01)),
+        ("  exposure(count=1)<=10 ", Rule("exposure", 10, count=1)),
+        ("recall_at_100_errors not worse than baseline by 0.02", Rule("recall_at_100_errors", 0.02, True)),
+        ("recall not worse than baseline", Rule("recall", 0.0, True)),
+        ("recall(count = 16) not worse than baseline by 1e-1", Rule("recall", 0.1, True, 16)),
+        ("discoverable_100_0.9 <= 0.05", Rule("discoverable_100_0.9", 0.05)),
+    ],
+)
+def test_sentences(sentence: str, rule: Rule) -> None:
+    assert parse_rule(sentence) == rule
+    assert parse_rule(str(rule)) == rule  # what the reports show can be written back
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        *("", "recall", "recall <=", "recall < 0.1", "recall >= 0.1", "recall <= 5%", "recall <= nan", "recall = 0.1"),
+        *("recall not worse than baseline by", "recall(repeats=3) <= 1", "recall <= 0.1 0.2", "recall(count=-1) <= 1"),
+    ],
+)
+def test_other_sentences_are_refused(sentence: str) -> None:
+    with pytest.raises(AuditError, match="expected a"):
+        parse_rule(sentence)
+
+
+def policy(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "leakage.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_policy_file(tmp_path: Path) -> None:
+    text = """
+    inconclusive = "fail"
+    rules = ["recall <= 0.05"]
+    [[rule]]
+    rule = "recall not worse than baseline by 0.02"
+    target = "pmixed"
+    [[rule]]
+    metric = "recall"
+    count = 1
+    max = 0.01
+    setting = "claim"
+    attack = "ethicist"
+    [[rule]]
+    metric = "any_of_k"
+    max_increase = 0
+    """
+    assert read_policy(policy(tmp_path, text)) == Policy(
+        (
+            Rule("recall", 0.05),
+            Rule("recall", 0.02, True, target="pmixed"),
+            Rule("recall", 0.01, count=1, setting="claim", attack="ethicist"),
+            Rule("any_of_k", 0.0, True),
+        ),
+        "fail",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "at least one rule"),
+        ("rules = 3", "expected rules to be a list"),
+        ("rules = [3]", "expected rules to be a list"),
+        ("rule = 'recall <= 1'", "expected rule to be a list"),
+        ("ruels = ['recall <= 1']", "unknown key in .*'ruels'; did you mean 'rules'"),
+        ("[[rule]]\nmetric = 'recall'\nmaximum = 1", "unknown key in .*rule 1: 'maximum'; did you mean 'max'"),
+        ("[[rule]]\nmax = 1", "expected a metric, got none"),
+        ("[[rule]]\nmetric = 'recall'", "either max or max_increase, got neither"),
+        ("[[rule]]\nmetric = 'recall'\nmax = 1\nmax_increase = 1", "got max and max_increase"),
+        ("[[rule]]\nmetric = 'recall'\nmax = true", "expected max to be a number, got True"),
+        ("[[rule]]\nmetric = 'recall'\nmax = nan", "expected max to be a number"),
+        ("[[rule]]\nmetric = 'recall'\nmax = 1\ncount = '3'", "one whole count"),
+        ("[[rule]]\nmetric = 'recall(count=1)'\nmax = 1\ncount = 3", "one whole count"),
+        ("[[rule]]\nmetric = 'recall'\nmax = 1\ntarget = 3", "expected target to be a string"),
+        ("[[rule]]\nrule = 'recall <= 1'\nmax = 1", "got rule and max"),
+        ("inconclusive = 'ignore'\nrules = ['recall <= 1']", "report, pass or fail, got 'ignore'"),
+        ("rules = ['recall <= 0.1', 'recall <= 0.9']", "expected one limit for recall, got 0.1 and 0.9"),
+        ("rules = [", "is not TOML"),
+    ],
+)
+def test_other_policies_are_refused(tmp_path: Path, text: str, complaint: str) -> None:
+    with pytest.raises(AuditError, match=complaint):
+        read_policy(policy(tmp_path, text))
+
+
+def test_a_policy_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(AuditError, match="cannot read the policy"):
+        read_policy(tmp_path / "none.toml")
+
+
+def test_increases_come_as_flags_too() -> None:
+    assert parse_limits(["recall=0.02"], "--max-increase", True) == (Rule("recall", 0.02, True),)
+    with pytest.raises(AuditError, match="expected --max-increase metric=number"):
+        parse_limits(["recall"], "--max-increase", True)

@@ -1,0 +1,223 @@
+"""Mixed-adapter batches against PEFT with one adapter at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+
+from auditor.core.errors import AuditError
+from auditor.models.ensemble import Members, ModelEnsemble
+from auditor.models.huggingface import HuggingFaceModel, Served
+from auditor.models.lora import LoraEnsemble, load_ensemble
+from auditor.models.shards import whole_adapter
+from tests.rounding import assert_same
+
+MakeTiny = Callable[..., HuggingFaceModel]
+TARGETS = {"neox": ["query_key_value", "dense_h_to_4h"], "gpt2": ["c_attn"]}
+
+
+def save_members(make_tiny: MakeTiny, folder: Path, count: int, kind: str = "neox") -> list[Path]:
+    paths = []
+    for index in range(count):
+        torch.manual_seed(100 + index)
+        config = LoraConfig(
+            r=2,
+            lora_alpha=16,
+            target_modules=TARGETS[kind],
+            task_type="CAUSAL_LM",
+            init_lora_weights=False,
+            fan_in_fan_out=kind == "gpt2",
+        )
+        get_peft_model(make_tiny(kind=kind).model, config).save_pretrained(folder / f"member-{index}")
+        paths.append(folder / f"member-{index}")
+    return paths
+
+
+@pytest.mark.parametrize("kind", ["neox", "gpt2"])
+def test_mixed_batches_equal_one_adapter_at_a_time(make_tiny: MakeTiny, tmp_path: Path, kind: str) -> None:
+    paths = save_members(make_tiny, tmp_path, 3, kind)
+    public = make_tiny(kind=kind)
+    ensemble = LoraEnsemble(public, paths)
+    singles = [make_tiny(kind=kind)] + [
+        HuggingFaceModel(PeftModel.from_pretrained(make_tiny(kind=kind).model, str(path))) for path in paths
+    ]
+    contexts = torch.randint(1, 61, (7, 6), generator=torch.Generator().manual_seed(0))
+    part = torch.tensor([2, 0, 3, 3, 1, 0, 2])
+    prompt = torch.randn(3, 32)
+    for soft in (None, prompt):
+        expected = torch.cat(
+            [singles[p].log_probs(c[None], 2, prompt=soft) for p, c in zip(part, contexts, strict=True)]
+        )
+        assert_same(ensemble.log_probs(contexts, part, 2, prompt=soft), expected)
+    # The general ensemble of whole models says the same.
+    general = ModelEnsemble(singles[0], singles[1:])
+    assert_same(general.log_probs(contexts, part, 2), ensemble.log_probs(contexts, part, 2))
+
+
+@pytest.mark.parametrize("memory", [2**28, 0])
+@pytest.mark.parametrize("kind", ["neox", "gpt2"])
+def test_parts_asked_together_say_what_each_says_alone(
+    make_tiny: MakeTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, memory: int
+) -> None:
+    """With memory for the weights of all, and without."""
+    monkeypatch.setattr("auditor.models.lora._MERGED_BYTES", memory)
+    ensemble = LoraEnsemble(make_tiny(kind=kind), save_members(make_tiny, tmp_path, 3, kind))
+    contexts = torch.randint(1, 61, (4, 6), generator=torch.Generator().manual_seed(0))
+    prompt = torch.randn(3, 32, generator=torch.Generator().manual_seed(1))
+
+    def asked(together: bool, parts: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        soft, some = prompt.clone().requires_grad_(), torch.tensor(parts)
+        laws = (ensemble if together else super(LoraEnsemble, ensemble)).laws(contexts, some, 2, prompt=soft)
+        laws[..., 5].sum().backward()
+        assert laws.shape == (4, 2, len(parts), 61) and soft.grad is not None
+        return laws.detach(), soft.grad
+
+    for parts in ([0, 1, 2, 3], [3, 0], [2]):
+        for together, alone in zip(asked(True, parts), asked(False, parts), strict=True):
+            assert_same(together, alone)
+    rows = ensemble.start(contexts, 1, prompt=prompt).log_probs()
+    assert_same(rows, asked(True, [0, 1, 2, 3])[0][:, -1])
+
+
+@pytest.mark.parametrize("kind", ["neox", "gpt2"])
+def test_members_of_a_base_in_half_precision(make_tiny: MakeTiny, tmp_path: Path, kind: str) -> None:
+    """Adapters stay in single precision beside it, as PEFT keeps them."""
+    paths = save_members(make_tiny, tmp_path, 2, kind)
+
+    def half() -> Any:
+        return make_tiny(kind=kind).model.to(torch.bfloat16)
+
+    ensemble = LoraEnsemble(HuggingFaceModel(half()), paths)
+    context = torch.tensor([[3, 4, 5, 6]])
+    rows = ensemble.start(context, 1).log_probs()[0]
+    for part, path in enumerate(paths, start=1):
+        single = HuggingFaceModel(PeftModel.from_pretrained(half(), str(path))).log_probs(context, 1)
+        for law in (ensemble.log_probs(context, torch.tensor([part]), 1), rows[part]):
+            torch.testing.assert_close(law.flatten(), single.flatten(), atol=0.05, rtol=0)  # bfloat16: eight bits
+        assert float((single.flatten() - rows[0]).abs().max()) > 0.5
+
+
+def test_the_control_beside_the_members_is_no_member(make_tiny: MakeTiny, tmp_path: Path) -> None:
+    paths = save_members(make_tiny, tmp_path, 3)
+    assert whole_adapter(tmp_path) is None
+    paths[2].rename(tmp_path / "whole")
+    assert whole_adapter(tmp_path) == tmp_path / "whole"
+    assert load_ensemble(tmp_path, make_tiny()).size == 2
+
+
+@pytest.mark.parametrize("served", ["slots", "recompute"])
+def test_rows_of_all_parts_split_together(make_tiny: MakeTiny, tmp_path: Path, served: Served) -> None:
+    public = HuggingFaceModel(make_tiny().model, served=served)
+    ensemble = LoraEnsemble(public, save_members(make_tiny, tmp_path, 2))
+    general = ModelEnsemble(
+        make_tiny(),
+        [
+            HuggingFaceModel(PeftModel.from_pretrained(make_tiny().model, str(tmp_path / f"member-{i}")))
+            for i in range(2)
+        ],
+    )
+    contexts = torch.randint(1, 61, (2, 5), generator=torch.Generator().manual_seed(0))
+    rows, others = ensemble.start(contexts, 4), general.start(contexts, 4)
+    for parents in ([0, 1, 1, 0], [3, 2, 2], [1]):
+        at, tokens = torch.tensor(parents), torch.arange(1, 1 + len(parents))
+        rows.advance(at, tokens)
+        others.advance(at, tokens)
+        contexts = torch.cat([contexts[at], tokens[:, None]], dim=1)
+        assert rows.log_probs().shape == (len(parents), 3, 61)
+        assert_same(rows.log_probs(), others.log_probs())
+        for p in range(3):
+            expected = ensemble.log_probs(contexts, torch.full((len(parents),), p), 1)[:, 0]
+            assert_same(rows.log_probs()[:, p], expected)
+
+
+@pytest.mark.parametrize("memory", [2**28, 40_000, 0])
+@pytest.mark.parametrize("soft", [False, True])
+def test_members_that_catch_up_say_what_members_say_that_read_anew(
+    make_tiny: MakeTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soft: bool, memory: int
+) -> None:
+    """Rows split, members are asked at random, most of them late; with memory for all, for a few, and for none."""
+    monkeypatch.setattr("auditor.models.lora._CACHE_BYTES", memory)
+    monkeypatch.setattr("auditor.models.lora._TOKENS_AT_ONCE", 20)
+    ensemble = LoraEnsemble(make_tiny(), save_members(make_tiny, tmp_path, 4))
+    noise = torch.Generator().manual_seed(1)
+    prefixes = torch.randint(1, 61, (3, 5), generator=noise)
+    prompt = torch.randn(2, 32, generator=noise) if soft else None
+    lazy, anew = ensemble.behind(prefixes, 9, prompt=prompt), Members(ensemble, prefixes, prompt)
+    rows = 3
+    for step in range(9):
+        row = torch.randint(rows, (6,), generator=noise)
+        part = 1 + torch.randint(4 if step % 3 else 1, (6,), generator=noise)
+        torch.testing.assert_close(lazy.laws(row, part), anew.laws(row, part), atol=5e-5, rtol=0)
+        parents = torch.randint(rows, (min(8, rows + 2),), generator=noise)
+        rows, tokens = len(parents), torch.randint(1, 61, (len(parents),), generator=noise)
+        lazy.advance(parents, tokens)
+        anew.advance(parents, tokens)
+    held = sum(x.nbytes for layer in lazy.pool for x in (layer.keys, layer.values))  # type: ignore[attr-defined]
+    assert held <= memory
+
+
+def test_a_member_asked_again_reads_only_what_is_new(
+    make_tiny: MakeTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ensemble = LoraEnsemble(make_tiny(), save_members(make_tiny, tmp_path, 2))
+    read: list[tuple[int, ...]] = []
+    original = ensemble.catch_up
+
+    def counting(embeds: torch.Tensor, *more: Any) -> torch.Tensor:
+        read.append(tuple(embeds.shape[:2]))
+        return original(embeds, *more)
+
+    monkeypatch.setattr(ensemble, "catch_up", counting)
+    members = ensemble.behind(torch.tensor([[3, 4, 5, 6, 7]]), 4)
+    ask = lambda *pairs: members.laws(*(torch.tensor(side) for side in zip(*pairs, strict=True)))  # noqa: E731
+    ask((0, 1), (0, 1), (0, 1))  # three draws of one row by one member are one reading
+    members.advance(torch.tensor([0, 0]), torch.tensor([8, 9]))
+    ask((0, 1), (1, 1))
+    members.advance(torch.tensor([0, 1]), torch.tensor([2, 2]))
+    members.advance(torch.tensor([0, 1]), torch.tensor([3, 3]))
+    ask((1, 1))
+    ask((0, 2))
+    members.advance(torch.tensor([0, 1]), torch.tensor([4, 4]))
+    ask((1, 2))  # the other row's member 2 read the prefix: what follows it is read here
+    assert read == [(1, 5), (2, 1), (1, 2), (1, 8), (1, 4)]
+
+
+def test_the_public_model_stays_as_it_was(make_tiny: MakeTiny, tmp_path: Path) -> None:
+    public, fresh = make_tiny(), make_tiny()
+    ensemble = LoraEnsemble(public, save_members(make_tiny, tmp_path, 2))
+    context = torch.tensor([[3, 4, 5]])
+    ensemble.log_probs(context, torch.tensor([1]), 1)
+    assert torch.equal(public.log_probs(context, 1), fresh.log_probs(context, 1))
+    assert not any("lora" in name for name, _ in public.model.named_modules())
+
+
+def test_prompts_get_the_gradient_of_the_member_that_answers(make_tiny: MakeTiny, tmp_path: Path) -> None:
+    paths = save_members(make_tiny, tmp_path, 2)
+    ensemble = LoraEnsemble(make_tiny(), paths)
+    single = HuggingFaceModel(PeftModel.from_pretrained(make_tiny().model, str(paths[1])))
+    context, grads = torch.tensor([[3, 4, 5]]), []
+    for law in (
+        lambda p: ensemble.log_probs(context, torch.tensor([2]), 1, prompt=p),
+        lambda p: single.log_probs(context, 1, prompt=p),
+    ):
+        prompt = torch.ones(2, 32, requires_grad=True)
+        law(prompt)[0, 0, 7].backward()
+        grads.append(prompt.grad)
+    torch.testing.assert_close(grads[0], grads[1], atol=1e-6, rtol=1e-4)
+
+
+def test_refusals(make_tiny: MakeTiny, tmp_path: Path) -> None:
+    with pytest.raises(AuditError, match="is no folder"):
+        load_ensemble(tmp_path / "none", make_tiny())
+    with pytest.raises(AuditError, match="found none"):
+        load_ensemble(tmp_path, make_tiny())
+    with pytest.raises(AuditError, match="vocabulary of 61, but tiny neox has 50"):
+        ModelEnsemble(make_tiny(), [make_tiny(vocab_size=50)])
+    save_members(make_tiny, tmp_path, 1)
+    with pytest.raises(AuditError, match="cannot load the ensemble"):
+        load_ensemble(tmp_path, make_tiny(kind="gpt2"))

@@ -1,0 +1,382 @@
+"""Weights are those of the files, or there is no model: what is missing, what is too much, what is another kind."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PrefixTuningConfig, PromptTuningConfig, VBLoRAConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    BertConfig,
+    BertForMaskedLM,
+    BertForPreTraining,
+    BertModel,
+    ElectraConfig,
+    ElectraForPreTraining,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    LlamaModel,
+    T5Config,
+    T5ForConditionalGeneration,
+    ViTConfig,
+    ViTModel,
+)
+
+from auditor.core.errors import AuditError
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.loading import load, read_weights
+
+Tensors = dict[str, torch.Tensor]
+SHAPE = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
+HEADS = {"num_attention_heads": 4}
+
+
+def llama(kind: type = LlamaForCausalLM, **options: Any) -> Any:
+    torch.manual_seed(0)
+    return kind(LlamaConfig(**{**SHAPE, **HEADS, "num_key_value_heads": 2, **options}))
+
+
+def bert(kind: type, config: type = BertConfig) -> Any:
+    torch.manual_seed(0)
+    return kind(config(**SHAPE, **HEADS, max_position_embeddings=64))
+
+
+def save(model: Any, folder: Path, edit: Callable[[Tensors], Tensors] = dict) -> Path:
+    """As its owner saves it, with the weights edited."""
+    model.save_pretrained(folder)
+    file = next(folder.glob("*.safetensors"))
+    save_file(edit(load_file(file)), file, {"format": "pt"})
+    return folder
+
+
+def law(model: HuggingFaceModel) -> torch.Tensor:
+    return model.log_probs(torch.tensor([[4, 5, 6]]), 1)
+
+
+def without(part: str) -> Callable[[Tensors], Tensors]:
+    return lambda weights: {key: value for key, value in weights.items() if part not in key}
+
+
+def prefixed(prefix: str) -> Callable[[Tensors], Tensors]:
+    return lambda weights: {prefix + key: value for key, value in weights.items()}
+
+
+def one_layer_more(weights: Tensors) -> Tensors:
+    more = {key.replace(".1.", ".2."): value.clone() for key, value in weights.items() if ".1." in key}
+    return {**weights, **more}
+
+
+def fewer_tokens(weights: Tensors) -> Tensors:
+    return {key: value[:40].clone() if "embed" in key else value for key, value in weights.items()}
+
+
+@pytest.mark.parametrize(
+    ("model", "edit", "sentence"),
+    [
+        (lambda: llama(LlamaModel), dict, "lacks lm_head.weight"),
+        (llama, without("layers.1."), "lacks model.layers.1.input_layernorm.weight, .* and 6 more"),
+        (llama, one_layer_more, "has no place for model.layers.2.input_layernorm.weight"),
+        (llama, fewer_tokens, "model.embed_tokens.weight is 40 x 32, not 50 x 32"),
+        (llama, prefixed("teacher."), "lacks lm_head.weight.*; it has others, as teacher.lm_head.weight"),
+        (lambda: llama(LlamaForSequenceClassification), dict, "a classifier of texts .LlamaForSequenceClassification"),
+        (lambda: bert(BertForMaskedLM), dict, "a masked one"),
+        (lambda: bert(ElectraForPreTraining, ElectraConfig), dict, "a discriminator"),
+    ],
+)
+def test_weights_that_are_not_those_of_a_causal_lm_are_refused_by_name(
+    tmp_path: Path, model: Callable[[], Any], edit: Callable[[Tensors], Tensors], sentence: str
+) -> None:
+    with pytest.raises(AuditError, match=sentence):
+        load(str(save(model(), tmp_path, edit)))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_tied_weights_may_be_absent_from_the_files(tmp_path: Path, tied: bool) -> None:
+    model = llama(tie_word_embeddings=tied)
+    weights = load_file(save(model, tmp_path) / "model.safetensors")
+    assert ("lm_head.weight" in weights) is not tied
+    torch.testing.assert_close(law(load(str(tmp_path))), law(HuggingFaceModel(model)))
+
+
+@pytest.mark.parametrize(
+    ("prefix", "said"),
+    [
+        ("_orig_mod.", "_orig_mod."),
+        ("module.", "module."),
+        ("module._orig_mod.", "module._orig_mod."),
+        ("_orig_mod.module.", "_orig_mod.module."),
+        ("_fsdp_wrapped_module._orig_mod.", "_fsdp_wrapped_module._orig_mod."),
+    ],
+)
+def test_prefixes_of_what_wrapped_the_model_in_training_are_stripped_and_said(
+    tmp_path: Path, prefix: str, said: str
+) -> None:
+    model = llama()
+    loaded = load(str(save(model, tmp_path, prefixed(prefix))))
+    torch.testing.assert_close(law(loaded), law(HuggingFaceModel(model)))
+    assert [note for note in loaded.notes if f"({said}): read without" in note]
+
+
+def test_wrappers_of_a_model_of_its_layers_and_of_their_parts_are_stripped(tmp_path: Path) -> None:
+    def sharded(weights: Tensors) -> Tensors:
+        parts = {"layers.0.": "_checkpoint_wrapped_module.", "self_attn.": "", "q_proj.": "_orig_mod."}
+        for part, wrapper in parts.items():
+            weights = {key.replace(part, f"{part}_fsdp_wrapped_module.{wrapper}"): w for key, w in weights.items()}
+        return prefixed("_fsdp_wrapped_module.")(weights)
+
+    model = llama()
+    torch.testing.assert_close(law(load(str(save(model, tmp_path, sharded)))), law(HuggingFaceModel(model)))
+
+
+def test_encoder_decoders_and_what_predicts_no_token_are_refused_in_plain_words(tmp_path: Path) -> None:
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    widths = {"vocab_size": 50, "d_model": 32, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
+    BartForConditionalGeneration(BartConfig(**sizes, **widths)).save_pretrained(tmp_path / "bart")
+    t5 = T5Config(vocab_size=50, d_model=32, d_ff=32, num_layers=1, num_heads=2, d_kv=16)
+    T5ForConditionalGeneration(t5).save_pretrained(tmp_path / "t5")
+    ViTModel(ViTConfig(**HEADS, hidden_size=32, intermediate_size=32, num_hidden_layers=1)).save_pretrained(
+        tmp_path / "vit"
+    )
+    embeds = save(llama(), tmp_path / "embeds")
+    (embeds / "modules.json").write_text("[]")
+    for name, words in (
+        ("bart", r"expected a causal LM, got '.*bart', an encoder-decoder \(bart\)"),
+        ("t5", r"an encoder-decoder \(t5\)"),
+        ("vit", "a model of type 'vit', of which transformers has no causal LM"),
+        ("embeds", "an embedding model"),
+    ):
+        with pytest.raises(AuditError, match=words):
+            load(str(tmp_path / name))
+
+
+def test_masked_lms_have_all_their_weights_too(tmp_path: Path) -> None:
+    def read(folder: Path) -> Any:
+        return read_weights("masked", str(folder), {}, "cpu", "float32").model
+
+    tokens = torch.tensor([[4, 5, 6]])
+    for kind in (BertForMaskedLM, BertForPreTraining):  # the second has a pooler, and a head for pairs of sentences
+        model = bert(kind).eval()
+        wanted = model(tokens)[0] if kind is BertForMaskedLM else model(tokens).prediction_logits
+        torch.testing.assert_close(read(save(model, tmp_path / kind.__name__))(tokens).logits, wanted)
+    for index, (model, words) in enumerate(
+        (
+            (bert(BertModel), "lacks cls.predictions.bias"),
+            (bert(ElectraForPreTraining, ElectraConfig), "expected a masked LM, got .* a discriminator"),
+            (llama(), "a model of type 'llama', of which transformers has no masked LM"),
+        )
+    ):
+        with pytest.raises(AuditError, match=words):
+            read(save(model, tmp_path / str(index)))
+
+
+# --- adapters ---------------------------------------------------------------------------------------------------------
+
+
+def adapter(base: Path, folder: Path, edit: Callable[[Tensors], Tensors] = dict, **options: Any) -> Path:
+    torch.manual_seed(1)
+    lora = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False, **options)
+    model = get_peft_model(LlamaForCausalLM.from_pretrained(base), lora)
+    model.save_pretrained(folder)
+    file = folder / "adapter_model.safetensors"
+    save_file(edit(load_file(file)), file)
+    return folder
+
+
+def renamed(old: str, new: str) -> Callable[[Tensors], Tensors]:
+    return lambda weights: {key.replace(old, new): value for key, value in weights.items()}
+
+
+def test_an_adapter_must_be_of_its_base(tmp_path: Path) -> None:
+    base = save(llama(), tmp_path / "base")
+    whole = law(load(str(adapter(base, tmp_path / "right"))))
+    assert float((whole - law(load(str(base)))).abs().max()) > 1e-3
+    for name, edit, words in (
+        ("other", renamed("model.layers", "transformer.h"), "lacks base_model.model.model.layers.0.*transformer.h.0"),
+        ("less", without("layers.1."), "lacks base_model.model.model.layers.1.self_attn.q_proj.lora_A"),
+        ("more", one_layer_more, "has no place for base_model.model.model.layers.2"),
+    ):
+        with pytest.raises(AuditError, match=words):
+            load(str(adapter(base, tmp_path / name, edit)))
+    compiled = adapter(base, tmp_path / "compiled", renamed("base_model.model.", "base_model.model._orig_mod."))
+    torch.testing.assert_close(law(load(str(compiled))), whole)
+
+
+@pytest.mark.parametrize("kept", [["embed_tokens", "lm_head"], None])
+def test_an_adapter_with_tokens_of_its_own_brings_their_rows(tmp_path: Path, kept: list[str] | None) -> None:
+    base = save(llama(), tmp_path / "base")
+    grown = LlamaForCausalLM.from_pretrained(base)
+    grown.resize_token_embeddings(53, mean_resizing=False)
+    torch.manual_seed(2)
+    lora = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", modules_to_save=kept)
+    trained = get_peft_model(grown, lora)
+    trained.save_pretrained(tmp_path / "adapter", save_embedding_layers=kept is None)
+    loaded = load(str(tmp_path / "adapter"))
+    assert loaded.vocab_size == 53
+    torch.testing.assert_close(law(loaded), law(HuggingFaceModel(trained)))
+
+
+def test_an_adapter_may_hold_modules_twice(tmp_path: Path) -> None:
+    """As PEFT saves it unasked where the tokens of the base have become more or fewer."""
+    grown = LlamaForCausalLM.from_pretrained(save(llama(), tmp_path / "base"))
+    grown.resize_token_embeddings(53, mean_resizing=False)
+    trained = get_peft_model(
+        grown, LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", modules_to_save=["lm_head"])
+    )
+    trained.save_pretrained(tmp_path / "adapter", save_embedding_layers=True)
+    twice = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert {f"base_model.model.lm_head.{part}weight" for part in ("", "modules_to_save.")} <= set(twice)
+    torch.testing.assert_close(law(load(str(tmp_path / "adapter"))), law(HuggingFaceModel(trained)))
+
+
+def test_an_adapter_may_share_weights_among_its_layers(tmp_path: Path) -> None:
+    base = save(llama(), tmp_path / "base")
+    torch.manual_seed(1)
+    shared = VBLoRAConfig(r=2, num_vectors=10, vector_length=16, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    trained = get_peft_model(LlamaForCausalLM.from_pretrained(base), shared)
+    torch.nn.init.normal_(trained.base_model.vblora_vector_bank["default"])
+    trained.save_pretrained(tmp_path / "adapter")
+    torch.testing.assert_close(law(load(str(tmp_path / "adapter"))), law(HuggingFaceModel(trained)))
+
+
+@pytest.mark.parametrize("kind", [PromptTuningConfig, PrefixTuningConfig])
+def test_a_tuned_prompt_is_of_its_base_alone(tmp_path: Path, kind: type) -> None:
+    base = save(llama(), tmp_path / "base")
+    tuned = get_peft_model(LlamaForCausalLM.from_pretrained(base), kind(num_virtual_tokens=3, task_type="CAUSAL_LM"))
+    tuned.save_pretrained(tmp_path / "adapter")
+    load(str(tmp_path / "adapter"))
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    save_file({**load_file(file), "base_model.model.lm_head.weight": torch.zeros(50, 32)}, file)
+    with pytest.raises(AuditError, match=r"has no place for base_model\.model\.lm_head\.weight"):
+        load(str(tmp_path / "adapter"))
+    save(llama(num_hidden_layers=1), base)
+    with pytest.raises(AuditError, match=r"expected the base of .*adapter' to have 2 layers, got .*base' with 1"):
+        load(str(tmp_path / "adapter"))
+
+
+def test_an_adapter_on_another_adapter_is_refused(tmp_path: Path) -> None:
+    below = adapter(save(llama(), tmp_path / "base"), tmp_path / "below")
+    folder = adapter(tmp_path / "base", tmp_path / "above")
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": str(below)}))
+    with pytest.raises(AuditError, match=r"expected an adapter of a whole model, got .*above', one on another adapter"):
+        load(str(folder))
+
+
+def test_adapters_of_classifiers_or_of_nothing_are_refused(tmp_path: Path) -> None:
+    folder = adapter(save(llama(), tmp_path / "base"), tmp_path / "adapter")
+    config = json.loads((folder / "adapter_config.json").read_text())
+    for change, words in (
+        ({"task_type": "SEQ_CLS"}, "expected an adapter of a causal LM, got .* one for SEQ_CLS"),
+        ({"base_model_name_or_path": None}, "names none"),
+        ({"base_model_name_or_path": "/nowhere"}, "cannot load"),
+    ):
+        (folder / "adapter_config.json").write_text(json.dumps({**config, **change}))
+        with pytest.raises(AuditError, match=words):
+            load(str(folder))
+
+
+# --- options, and what libraries raise --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"torch_dtype": "bfloat16"}, "expected --dtype in place of --model-arg torch_dtype=bfloat16"),
+        ({"dtype": "bfloat16"}, "expected --dtype in place of"),
+        ({"ignore_mismatched_sizes": "true"}, "is not yours to give"),
+        ({"quantization_config": "4"}, "a JSON object, got 4"),
+        ({"load_in_8bit": "true", "quantization_config": "{}"}, "got both"),
+    ],
+)
+def test_model_args_that_would_be_ignored_are_refused(tmp_path: Path, given: dict[str, str], words: str) -> None:
+    llama().save_pretrained(tmp_path)
+    with pytest.raises(AuditError, match=words):
+        load(str(tmp_path), model_args=given)
+
+
+def test_quantisation_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llama().save_pretrained(tmp_path)
+    monkeypatch.setattr("auditor.models.loading.is_bitsandbytes_available", lambda: False)
+    for given in ({"load_in_8bit": "true"}, {"quantization_config": '{"load_in_4bit": true}'}):
+        with pytest.raises(AuditError, match=r"needs bitsandbytes: pip install 'audit-lm\[quantised\]'"):
+            load(str(tmp_path), model_args=given)
+    assert load(str(tmp_path), model_args={"load_in_8bit": "false", "attn_implementation": "eager"}).vocab_size == 50
+
+
+def test_a_model_that_is_spread_by_its_library_stays_where_it_was_put(tmp_path: Path) -> None:
+    model = llama()
+    model.save_pretrained(tmp_path)
+    torch.testing.assert_close(
+        law(load(str(tmp_path), model_args={"device_map": "auto"})), law(HuggingFaceModel(model))
+    )
+
+
+def damaged(folder: Path, name: str) -> str:
+    """A model folder with one fault; returns what is said of it."""
+    weights, config = folder / "model.safetensors", folder / "config.json"
+    told = json.loads(config.read_text())
+    match name:
+        case "safetensors":
+            weights.write_bytes(b"garbage")
+            return "header"
+        case "short":
+            weights.write_bytes(weights.read_bytes()[:-100])
+            return "incomplete|header|length"
+        case "pickle":
+            weights.unlink()
+            (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"lm_head.weight": os.system}, protocol=2))
+            return "Weights only load failed"
+        case "type":
+            config.write_text(json.dumps({**told, "num_attention_heads": "four"}))
+            return "num_attention_heads.* expected int, got str"
+        case "zero":
+            config.write_text(json.dumps({**told, "num_attention_heads": 0}))
+            return "ZeroDivisionError"
+        case _:
+            config.write_text("[]")
+            return "."
+
+
+@pytest.mark.parametrize("name", ["safetensors", "short", "pickle", "type", "zero", "list"])
+def test_whatever_a_library_raises_is_one_sentence(tmp_path: Path, name: str) -> None:
+    llama().save_pretrained(tmp_path)
+    words = damaged(tmp_path, name)
+    with pytest.raises(AuditError, match=rf"cannot load .* as a Hugging Face causal LM on cpu: .*({words})") as refused:
+        load(str(tmp_path))
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 600
+
+
+def test_every_end_of_text_counts(tmp_path: Path) -> None:
+    model = llama(eos_token_id=2)
+    model.generation_config.eos_token_id = [2, 7]
+    model.save_pretrained(tmp_path)
+    assert load(str(tmp_path)).eos == (2, 7)
+
+
+def test_shards_beside_one_file_are_refused_for_one_of_them_is_stale(tmp_path: Path) -> None:
+    llama().save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    index = "model.safetensors.index.json"
+    folder = save(llama(), tmp_path / "model")
+    for file in (tmp_path / "shards").glob("model*"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(AuditError, match=f"expected one set of weights .*model.safetensors and {index}"):
+        load(str(folder))
+
+
+def test_two_formats_are_said(tmp_path: Path) -> None:
+    model = llama()
+    folder = save(model, tmp_path)
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    (note,) = load(str(folder)).notes
+    assert "two formats, model.safetensors and pytorch_model.bin" in note

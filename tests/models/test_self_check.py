@@ -1,0 +1,242 @@
+"""A model gives one law however it is asked, or is asked the way that is right, or is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PrefixTuningConfig, get_peft_model
+from transformers import (
+    BertConfig,
+    BertLMHeadModel,
+    Gemma3nForCausalLM,
+    Gemma3nTextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
+    Phi3Config,
+    Phi3ForCausalLM,
+    RecurrentGemmaConfig,
+    RecurrentGemmaForCausalLM,
+    ReformerConfig,
+    ReformerModelWithLMHead,
+    XLMConfig,
+    XLMWithLMHeadModel,
+    XLNetConfig,
+    XLNetLMHeadModel,
+)
+
+from auditor.core.errors import AuditError, NotApplicable
+from auditor.models import self_check
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.loading import load
+from tests.conftest import tiny
+
+SHAPE = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+GROUPED = {**SHAPE, "num_key_value_heads": 2}
+GPT = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
+STRETCHED = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0] * 4,
+    "long_factor": [4.0] * 4,
+    "original_max_position_embeddings": 24,
+}
+
+
+def peaked(model: Any, scale: float = 3.0) -> Any:
+    """A random model whose laws differ enough from one text to the next."""
+    head = model.get_output_embeddings().weight
+    with torch.no_grad():
+        head.mul_(scale / head.norm(dim=1, keepdim=True).clamp_min(1e-3))
+    return model.eval()
+
+
+def recurrent_gemma() -> Any:
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 1, "lru_width": 32, "attention_window_size": 8}
+    sizes = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 96, "num_hidden_layers": 3}
+    return RecurrentGemmaForCausalLM(RecurrentGemmaConfig(**sizes, **heads))
+
+
+def reformer() -> Any:
+    sizes = {"vocab_size": 61, "hidden_size": 32, "feed_forward_size": 64, "attention_head_size": 16}
+    places = {"axial_pos_shape": [8, 8], "axial_pos_embds_dim": [16, 16], "max_position_embeddings": 64}
+    layers = {"attn_layers": ["local", "local"], "local_attn_chunk_length": 8, "num_attention_heads": 2}
+    return ReformerModelWithLMHead(ReformerConfig(**sizes, **places, **layers, is_decoder=True))
+
+
+def xlm(causal: bool) -> Any:
+    sizes = {"vocab_size": 61, "emb_dim": 32, "n_layers": 2, "n_heads": 2, "max_position_embeddings": 64}
+    return XLMWithLMHeadModel(XLMConfig(**sizes, causal=causal))
+
+
+def gemma3n() -> Any:
+    layers = {"num_hidden_layers": 5, "activation_sparsity_pattern": [0.0] * 5, "num_kv_shared_layers": 0}
+    each = {"vocab_size_per_layer_input": 61, "hidden_size_per_layer_input": 8, "laurel_rank": 4, "head_dim": 8}
+    model = Gemma3nForCausalLM(Gemma3nTextConfig(**{**GROUPED, **layers, **each}))
+    for name, parameter in model.named_parameters():
+        if name.endswith("correct_output_scale"):  # zeros before training: the embeddings of the layers say nothing yet
+            torch.nn.init.ones_(parameter)
+    return model
+
+
+def phi3() -> Any:
+    return Phi3ForCausalLM(
+        Phi3Config(
+            **GROUPED,
+            pad_token_id=0,
+            max_position_embeddings=64,
+            original_max_position_embeddings=24,
+            rope_parameters=STRETCHED,
+        )
+    )
+
+
+def own_law(model: Any, tokens: list[int]) -> torch.Tensor:
+    """As transformers gives it, whole context by whole context."""
+    with torch.no_grad():
+        logits: torch.Tensor = model(input_ids=torch.tensor([tokens])).logits[0, -1]
+    return logits.float().log_softmax(-1)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [lambda: OpenAIGPTLMHeadModel(OpenAIGPTConfig(**GPT)), recurrent_gemma, reformer, lambda: xlm(causal=True)],
+    ids=["openai-gpt", "recurrent-gemma", "reformer", "xlm"],
+)
+def test_models_whose_past_no_cache_holds_read_each_text_again(made: Callable[[], Any]) -> None:
+    model = HuggingFaceModel(peaked(made()), name="forgetful")
+    self_check.check(model)
+    assert model.served == "recompute"
+    assert [note for note in model.notes if note.startswith("forgetful: each token it decodes reads its whole text")]
+    rows = model.start(torch.tensor([[3, 4, 5], [6, 7, 8]]), 2)
+    rows.advance(torch.tensor([1, 0, 1]), torch.tensor([9, 10, 11]))
+    wanted = torch.stack([own_law(model.model, text) for text in ([6, 7, 8, 9], [3, 4, 5, 10], [6, 7, 8, 11])])
+    torch.testing.assert_close(rows.log_probs(), wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: BertLMHeadModel(BertConfig(**SHAPE, max_position_embeddings=64)),
+        lambda: xlm(causal=False),
+        lambda: XLNetLMHeadModel(XLNetConfig(vocab_size=61, d_model=32, n_layer=2, n_head=2, d_inner=64)),
+    ],
+    ids=["bert", "xlm", "xlnet"],
+)
+def test_models_that_see_the_future_are_refused(made: Callable[[], Any], tmp_path: Path) -> None:
+    peaked(made()).save_pretrained(tmp_path)
+    with pytest.raises(AuditError, match=r"expected a causal LM, got .* changes by .* nats with what comes after it"):
+        load(str(tmp_path))
+
+
+def test_a_model_that_embeddings_do_not_tell_all_reads_token_ids(tmp_path: Path) -> None:
+    made = peaked(gemma3n())
+    made.save_pretrained(tmp_path)
+    model = load(str(tmp_path))
+    assert model.capabilities == {"draw", "law"}
+    assert [note for note in model.notes if "soft prompts are not applicable" in note]
+    text = [3, 4, 5, 6]
+    torch.testing.assert_close(
+        model.log_probs(torch.tensor([text]), 1)[0, 0], own_law(made, text), atol=1e-5, rtol=1e-5
+    )
+    with pytest.raises(NotApplicable):
+        model.log_probs(torch.tensor([text]), 1, prompt=torch.zeros(2, 32))
+
+
+def test_prefix_tuning_is_served_as_peft_answers(tmp_path: Path) -> None:
+    base = peaked(LlamaForCausalLM(LlamaConfig(**GROUPED)))
+    base.save_pretrained(tmp_path / "base")
+    tuned = get_peft_model(
+        LlamaForCausalLM.from_pretrained(tmp_path / "base"),
+        PrefixTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM"),
+    )
+    torch.nn.init.normal_(tuned.prompt_encoder["default"].embedding.weight)
+    tuned.save_pretrained(tmp_path / "adapter")
+    model = load(str(tmp_path / "adapter"))
+    rows = model.start(torch.tensor([[3, 4, 5]]), 2)
+    rows.advance(torch.tensor([0, 0]), torch.tensor([9, 10]))
+    wanted = torch.stack([own_law(tuned.eval(), [3, 4, 5, token]) for token in (9, 10)])
+    torch.testing.assert_close(rows.log_probs(), wanted, atol=1e-5, rtol=1e-5)
+    assert float((wanted[0] - own_law(base, [3, 4, 5, 9])).abs().max()) > 0.1
+
+
+def test_positions_that_stretch_with_the_text_end_it() -> None:
+    model = HuggingFaceModel(peaked(phi3()), name="stretched")
+    assert self_check.check(model) == ()  # shorter texts are read as they were trained
+    assert self_check.check(model, 24) == ()
+    with pytest.raises(AuditError, match="expected texts of at most 24 tokens for 'stretched', got 30: it reads texts"):
+        self_check.check(model, 30)
+    short = peaked(phi3())
+    short.config.original_max_position_embeddings = 8
+    short.model.rotary_emb.original_max_position_embeddings = 8
+    short.config.rope_parameters = {**STRETCHED, "original_max_position_embeddings": 8}
+    ended = HuggingFaceModel(short, name="short")
+    assert any("more than 8 tokens" in note for note in self_check.check(ended))
+    assert ended.max_positions == 8
+
+
+def test_windows_are_passed_and_what_was_tried_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = HuggingFaceModel(peaked(MistralForCausalLM(MistralConfig(**GROUPED, sliding_window=6))))
+    passed: list[int] = []
+    agree = self_check._Trial._agree
+    monkeypatch.setattr(
+        self_check._Trial, "_agree", lambda self, n, soft=False: (passed.append(n), agree(self, n, soft))[1]
+    )
+    self_check.check(model)
+    assert passed == [2, 5, 13, 2] and model.served == "slots" and model.notes == ()
+    for reach in (None, 10, 16):
+        assert self_check.check(model, reach) == ()
+    assert len(passed) == 4
+    self_check.check(model, 40)
+    assert passed[4:] == [2, 5, 37, 2]
+
+
+def test_a_law_that_depends_on_no_text_is_refused() -> None:
+    model = LlamaForCausalLM(LlamaConfig(**GROUPED))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    with pytest.raises(AuditError, match=r"expected a law that depends on the text, .* the weights are zero or broken"):
+        self_check.check(HuggingFaceModel(model))
+
+
+def test_laws_that_are_no_numbers_are_refused() -> None:
+    made = peaked(LlamaForCausalLM(LlamaConfig(**GROUPED)))
+    made.lm_head.weight.data[7] = float("nan")
+    with pytest.raises(AuditError, match="expected finite logits, but broken returned NaN"):
+        self_check.check(HuggingFaceModel(made, name="broken"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rounding_passes_and_another_law_does_not(dtype: torch.dtype) -> None:
+    """The allowed distance is several times what a dtype's rounding does, and far below that of another text's law."""
+    model = HuggingFaceModel(peaked(LlamaForCausalLM(LlamaConfig(**GROUPED))).to(dtype))
+    texts = torch.randint(1, 61, (2, 12), generator=torch.Generator().manual_seed(0))
+    logits = model.model(input_ids=texts).logits.float()
+    allowed = self_check.tolerance(model.model, logits)
+    exact = HuggingFaceModel(LlamaForCausalLM(model.model.config))
+    exact.model.load_state_dict(model.model.state_dict())
+    rounded = self_check.distance(logits.log_softmax(-1), exact.log_probs(texts, 12))
+    other = self_check.distance(logits[0].log_softmax(-1), logits[1].log_softmax(-1))
+    assert 2 * rounded < allowed < other / 3
+
+
+def test_want_of_memory_takes_no_capability_from_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, whole = tiny(), HuggingFaceModel.log_probs
+
+    def full(self: HuggingFaceModel, contexts: Any, last: int, *, prompt: Any = None) -> Any:
+        if prompt is not None:
+            raise torch.OutOfMemoryError("out of memory")
+        return whole(self, contexts, last)
+
+    monkeypatch.setattr(HuggingFaceModel, "log_probs", full)
+    with pytest.raises((torch.OutOfMemoryError, AuditError), match="memory"):
+        self_check.check(model, 20)
+    assert "embeddings" in model.capabilities

@@ -1,0 +1,410 @@
+"""What an attacker may ask: one pass for one recipe, streams that belong to the secret, budgets shared beforehand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from auditor.core.errors import NotApplicable
+from auditor.core.nouns import Claim, Guesses, Query
+from auditor.defenses.pmixed import PMixed
+from auditor.generation.sample import Candidates
+from auditor.models.base import LanguageModel, Rows
+from auditor.models.decoding import ANCESTRAL, Decoding
+from auditor.models.ensemble import ModelEnsemble
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.plugins.defense import Budget, Defense, Scenario
+from auditor.plugins.view import CLAIM, WORST, Sampling, Setting, View
+from auditor.runs.run import Target, _Run, share_out
+from tests.rounding import assert_same
+
+MakeTiny = Callable[..., HuggingFaceModel]
+TOP_P = Sampling(6, Decoding(temperature=0.8, top_p=0.7))
+
+
+class Counting(LanguageModel):
+    """Counts the passes and the rows that are asked of the model it holds."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.model, self.name = model, model.name
+        self.vocab_size, self.max_positions = model.vocab_size, model.max_positions
+        self.eos, self.device = model.eos, model.device
+        self.started: list[tuple[int, bool]] = []  # (prefixes, whether the law is read)
+
+    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Rows:
+        self.started.append((len(prefixes), law))
+        return self.model.start(prefixes, length, prompt=prompt, law=law)
+
+    def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
+        return self.model.log_probs(contexts, last, prompt=prompt)
+
+    def embedding_rows(self, count: int) -> Tensor:
+        return self.model.embedding_rows(count)
+
+
+@pytest.fixture
+def counting(neox: HuggingFaceModel) -> Counting:
+    return Counting(neox)
+
+
+def queries(count: int = 5) -> list[Query]:
+    tokens = torch.randint(1, 61, (count, 5), generator=torch.Generator().manual_seed(3)).tolist()
+    return [Query(f"q{i}", tuple(row), 3 + i % 2) for i, row in enumerate(tokens)]
+
+
+def view(model: LanguageModel, setting: Setting = WORST, **more: Any) -> View:
+    return View("target", model, setting, **{"seed": 0, **more})
+
+
+def asked(seen: View, sampling: Sampling, of: Sequence[Query] | None = None, **more: Any) -> dict[str, Candidates]:
+    batches = seen.candidates(queries() if of is None else of, sampling, **more)
+    return {query.id: candidates for batch in batches for query, candidates in batch}
+
+
+def same(first: Candidates, second: Candidates) -> bool:
+    return torch.equal(first.suffixes, second.suffixes) and torch.equal(first.counts, second.counts)
+
+
+def total(started: list[tuple[int, bool]]) -> int:
+    return sum(prefixes for prefixes, _ in started)
+
+
+# --- one pass for one recipe -----------------------------------------------------------------------------------------
+
+
+def test_attacks_with_one_recipe_share_one_pass(counting: Counting) -> None:
+    seen = view(counting)
+    first = asked(seen, TOP_P)
+    assert total(counting.started) == 5
+    again = asked(seen, TOP_P)
+    assert total(counting.started) == 5  # not one more
+    assert all(again[name] is candidates for name, candidates in first.items())
+
+
+@pytest.mark.parametrize(
+    ("sampling", "prompt"),
+    [
+        (Sampling(7, TOP_P.decoding), ""),
+        (Sampling(6, Decoding(temperature=0.9, top_p=0.7)), ""),
+        (Sampling(6, TOP_P.decoding, eos="masked"), ""),
+        (Sampling(6, TOP_P.decoding, search="tree"), ""),
+        (Sampling(6, TOP_P.decoding, search="beam"), ""),
+        (TOP_P, "tuned on target"),
+    ],
+    ids=["samples", "decoding", "end of text", "tree", "beam", "prompt"],
+)
+def test_another_recipe_is_another_pass(counting: Counting, sampling: Sampling, prompt: str) -> None:
+    seen = view(counting)
+    asked(seen, TOP_P)
+    rows = counting.embedding_rows(2) if prompt else None
+    asked(seen, sampling, soft_prompt=rows, prompt=prompt)
+    assert total(counting.started) == 10
+
+
+def test_searches_are_told_apart_by_what_they_depend_on(neox: HuggingFaceModel) -> None:
+    """A tree by threshold and decoding, a beam by its width; neither by the number of samples."""
+    seen = view(neox)
+
+    def name(**options: Any) -> str:
+        return seen.recipe(Sampling(**{"samples": 6, "decoding": TOP_P.decoding, **options}), "")
+
+    tree, beam = {"search": "tree"}, {"search": "beam"}
+    others = [{"threshold": 0.02}, {"decoding": ANCESTRAL}, {"eos": "masked"}]
+    assert len({name(), name(**tree), name(**beam), *(name(**tree, **other) for other in others)}) == 6
+    assert name(**tree) == name(**tree, samples=7, beams=3) and name(**beam) == name(**beam, decoding=ANCESTRAL)
+    assert len({name(**beam), name(**beam, beams=3), name(**beam, eos="masked")}) == 3
+
+
+def test_only_what_is_new_is_drawn(counting: Counting) -> None:
+    seen = view(counting)
+    some = asked(seen, TOP_P, queries()[:2])
+    everything = asked(seen, TOP_P)
+    assert total(counting.started) == 5
+    assert all(everything[name] is some[name] for name in some)
+
+
+def test_inside_the_claim_recipes_that_differ_in_decoding_only_are_one(counting: Counting) -> None:
+    """All of them draw from the served law: paid for once."""
+    seen = view(counting, CLAIM)
+    first = asked(seen, TOP_P)
+    second = asked(seen, Sampling(6, Decoding(top_k=5)))
+    assert total(counting.started) == 5 and all(second[name] is first[name] for name in first)
+
+
+# --- streams belong to the secret ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("setting", [CLAIM, WORST], ids=lambda setting: setting.name)
+@pytest.mark.parametrize("size", [1, 2, 64])
+def test_draws_do_not_depend_on_the_batch(neox: HuggingFaceModel, setting: Setting, size: int) -> None:
+    expected = asked(view(neox, setting), TOP_P)
+    found = asked(view(neox, setting, batch_size=size), TOP_P, list(reversed(queries())))
+    assert all(same(found[name], candidates) for name, candidates in expected.items())
+
+
+def test_batches_are_as_large_as_asked_for_and_of_one_shape(counting: Counting) -> None:
+    asked(view(counting, batch_size=2), TOP_P)
+    assert [prefixes for prefixes, _ in counting.started] == [2, 1, 2]  # three of length 3, two of length 4
+
+
+def test_fewer_samples_are_the_first_ones(neox: HuggingFaceModel) -> None:
+    """Of the uniforms, and so of the draws: each of the few is among the many, as often at most."""
+    many, few = asked(view(neox), Sampling(12, TOP_P.decoding)), asked(view(neox), Sampling(5, TOP_P.decoding))
+    for name, candidates in few.items():
+        of_few, of_many = counted(candidates), counted(many[name])
+        assert of_few.total() == 5 and of_few <= of_many
+        assert list(of_few) == list(of_many)[: len(of_few)]  # in the order of their first sample
+    seen = view(neox)
+    few_noise = seen._uniforms(queries()[0], 5, seen.recipe(Sampling(5, TOP_P.decoding), ""))
+    many_noise = seen._uniforms(queries()[0], 12, seen.recipe(Sampling(12, TOP_P.decoding), ""))
+    assert (few_noise == many_noise[:5]).all()
+
+
+def counted(candidates: Candidates) -> Counter[tuple[int, ...]]:
+    return Counter(dict(zip(map(tuple, candidates.suffixes.tolist()), candidates.counts.tolist(), strict=True)))
+
+
+@pytest.mark.parametrize("change", ["seed", "target", "setting", "prompt", "secret"])
+def test_everything_else_has_a_stream_of_its_own(neox: HuggingFaceModel, change: str) -> None:
+    base, other, prompt, query = view(neox, CLAIM), view(neox, CLAIM), "", queries()[0]
+    if change == "seed":
+        other.seed = 1
+    elif change == "target":
+        other.target_name = "defended"
+    elif change == "setting":
+        other = view(neox, WORST)
+    elif change == "prompt":
+        prompt = "tuned"
+    else:
+        query = Query("another", query.prefix, query.length)
+    ancestral = Sampling(4, ANCESTRAL)
+    first = base._uniforms(queries()[0], 4, base.recipe(ancestral, ""))
+    second = other._uniforms(query, 4, other.recipe(ancestral, prompt))
+    assert not (first == second).any()
+
+
+# --- the two settings ------------------------------------------------------------------------------------------------
+
+
+def test_the_claim_setting_draws_ancestrally_and_hides_the_law(counting: Counting) -> None:
+    seen = view(counting, CLAIM)
+    found = asked(seen, TOP_P)
+    assert seen.decoding(TOP_P) == ANCESTRAL and seen.decoding(Sampling(6, TOP_P.decoding, "masked")) == ANCESTRAL
+    assert all(law is False for _, law in counting.started)
+    for candidates in found.values():
+        assert candidates.token_log_probs is None
+        with pytest.raises(ValueError, match="without access to the law"):
+            _ = candidates.nll
+    pairs = [((1, 2), (3,))]
+    with pytest.raises(NotApplicable, match="log-probabilities"):
+        seen.mean_nll(counting, pairs)
+    for capability in ("law", "embeddings"):
+        assert not seen.has(capability)
+        with pytest.raises(NotApplicable, match="in this setting only sampled tokens come back"):
+            seen.need(capability)
+    seen.need("draw")
+
+
+def test_the_worst_case_gives_everything(counting: Counting) -> None:
+    seen = view(counting)
+    assert seen.decoding(TOP_P) == TOP_P.decoding
+    assert seen.decoding(Sampling(6, TOP_P.decoding, "masked")).forbidden == counting.eos == (0,)
+    for query in queries():
+        candidates = asked(seen, TOP_P)[query.id]
+        again = seen.mean_nll(counting, [(query.prefix, tuple(s)) for s in candidates.suffixes.tolist()])
+        assert (candidates.nll / query.length).tolist() == pytest.approx(again, abs=1e-5)
+
+
+def test_what_candidates_share_is_read_once(neox: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = [((1, 2, 3), suffix) for suffix in ((5, 6, 7, 8), (5, 6, 7, 9), (5, 6), (5, 6, 7, 9), (4, 4, 4))]
+    pairs += [((1, 2, 4), (5, 6)), ((2, 2), (5, 6)), ((2, 2), (5, 7))]
+    scores = []
+    for prefix, suffix in pairs:
+        law = neox.log_probs(torch.tensor([[*prefix, *suffix[:-1]]]), len(suffix))
+        scores.append(-float(law[0].gather(-1, torch.tensor(suffix)[:, None]).mean()))
+    neox.row_bytes(8)  # measures the cache once a model, by forwards of its own, which are not counted here
+    read, forward = 0, neox.model.forward
+
+    def counted(**asked: Any) -> Any:
+        nonlocal read
+        read += asked["input_ids"].numel()
+        return forward(**asked)
+
+    monkeypatch.setattr(neox.model, "forward", counted)
+    assert view(neox).mean_nll(neox, pairs) == pytest.approx(scores, abs=1e-5)
+    # Three tokens, then 5 | 4, 5 6 | 4 4, 5 6 7; three and 5 in one text; two and 5. The last of a text is never read.
+    assert read == 3 + 2 + 2 + 1 + (3 + 1) + (2 + 1)
+
+
+def test_a_reference_may_be_asked_in_every_setting(neox: HuggingFaceModel, make_tiny: MakeTiny) -> None:
+    assert view(neox, CLAIM).mean_nll(make_tiny(seed=5), [((1, 2), (3, 4))])[0] > 0
+
+
+def test_what_the_target_does_not_give_is_said(counting: Counting) -> None:
+    class TextOnly(Counting):
+        capabilities = frozenset({"draw"})
+
+    text = TextOnly(counting.model)
+    found = asked(view(text), TOP_P)
+    assert all(candidates.token_log_probs is None for candidates in found.values())
+    assert all(law is False for _, law in text.started)
+    with pytest.raises(NotApplicable, match="does not give them"):
+        view(text).need("law")
+
+
+# --- budgets ---------------------------------------------------------------------------------------------------------
+
+tokens = st.lists(st.integers(1, 30), max_size=12)
+
+
+@given(tokens, st.integers(1, 200))
+def test_stop_pays_whole_answers_in_secret_order(answers: list[int], budget: int) -> None:
+    planned = {("r", f"s{i}"): count for i, count in enumerate(answers)}
+    shared = share_out(Budget(budget, "stop"), planned)
+    assert list(shared) == list(planned)[: len(shared)]
+    assert all(shared[key] == planned[key] for key in shared) and sum(shared.values()) <= budget
+    if len(shared) < len(planned):  # the next one would not have been paid for
+        assert sum(shared.values()) + answers[len(shared)] > budget
+
+
+@given(tokens, st.integers(1, 200))
+def test_public_pays_the_first_tokens_and_answers_everybody(answers: list[int], budget: int) -> None:
+    planned = {("r", f"s{i}"): count for i, count in enumerate(answers)}
+    shared = share_out(Budget(budget, "public"), planned)
+    assert list(shared) == list(planned)
+    assert sum(shared.values()) == min(budget, sum(answers))
+    paid = list(shared.values())
+    partial = [i for i, count in enumerate(paid) if count < answers[i]]
+    assert all(paid[i] == 0 for i in partial[1:])  # nothing is paid behind the first that is not paid in full
+
+
+def test_without_an_allowance_nothing_is_covered_publicly_or_left_out(neox: HuggingFaceModel) -> None:
+    seen = view(neox, CLAIM)
+    assert seen.covered(TOP_P, "", queries()) == queries()
+    seen.allowance = {(seen.recipe(TOP_P, ""), "q1"): 18}
+    assert [query.id for query in seen.covered(TOP_P, "", queries())] == ["q1"]
+    assert set(asked(seen, TOP_P)) == {"q1"}
+
+
+@pytest.fixture(scope="module")
+def defended(make_tiny: MakeTiny) -> tuple[LanguageModel, Scenario]:
+    """q=1 and a huge epsilon: a draw that is paid for hardly ever comes from the public law."""
+    public = make_tiny(seed=1)
+    ensemble = ModelEnsemble(public, [make_tiny(seed=s, scale=6.0) for s in (2, 3)])
+    scenario = Scenario(make_tiny(), public, ensemble, queries=40, answer_length=4)
+    return PMixed(epsilon=1000.0, q=1.0).protect(scenario), scenario
+
+
+def test_draws_past_the_budget_are_the_public_models(defended: tuple[LanguageModel, Scenario]) -> None:
+    """In the order of the samples, token by token, with the same uniforms."""
+    model, scenario = defended
+    assert scenario.public is not None
+    query = Query("q", (5, 6, 7), 4)
+    sampling = Sampling(10, ANCESTRAL)
+
+    def drawn(of: LanguageModel, paid: int | None) -> Counter[tuple[int, ...]]:
+        seen = view(of, CLAIM)
+        if paid is not None:
+            seen.allowance = {(seen.recipe(sampling, ""), "q"): paid}
+        return counted(asked(seen, sampling, [query])["q"])
+
+    public, private = drawn(scenario.public, None), drawn(model, None)
+    assert public != private
+    assert drawn(model, 0) == public
+    assert drawn(model, 40) == private
+    # 5 whole samples of 4 tokens are paid for: as many come from either side as the uniforms of each side give.
+    first = Sampling(5, ANCESTRAL)
+    paid_half = drawn(model, 20)
+    seen = view(model, CLAIM)
+    assert counted(asked(seen, first, [query])["q"]) <= paid_half
+    assert (paid_half - counted(asked(seen, first, [query])["q"])) <= public
+
+
+def test_a_budget_that_ends_within_a_sample_ends_at_that_token(neox: HuggingFaceModel) -> None:
+    """The uniforms of the token and of the member stay; only the subset size becomes none."""
+    free, bound = view(neox, CLAIM), view(neox, CLAIM)
+    name = free.recipe(TOP_P, "")
+    query = queries()[1]  # 4 tokens
+    bound.allowance = {(name, query.id): 6}
+    without, within = (seen._uniforms(query, 3, name).reshape(-1, 3) for seen in (free, bound))
+    assert (within[:, [0, 2]] == without[:, [0, 2]]).all()
+    assert (within[:6, 1] == without[:6, 1]).all() and (within[6:, 1] == -1).all()
+
+
+# --- what is charged -------------------------------------------------------------------------------------------------
+
+
+class Paying(Defense):
+    """Claims what was spent, and nothing else."""
+
+    name = "paying"
+
+    def claim(self, scenario: Scenario, spent: int) -> Claim:
+        return Claim({}, 0.0, "", "", 0, "", "", spent_queries=spent)
+
+
+class Recipe:
+    def __init__(self, *samplings: Sampling) -> None:
+        self.samplings = samplings
+
+    def recipes(self, seen: View) -> dict[str, int]:
+        return {seen.recipe(sampling, ""): sampling.samples for sampling in self.samplings}
+
+
+def charged(neox: HuggingFaceModel, attacks: list[Recipe], allowance: dict[tuple[str, str], int] | None = None) -> int:
+    scenario = Scenario(neox, None, None, 0, 0)
+    target = Target("paying", "Paying", neox, "", Paying(), scenario)
+    seen = view(neox, CLAIM, allowance=allowance)
+    run = object.__new__(_Run)
+    for attack in attacks:
+        done = {q.id: Guesses(q.id, (), 6, 6 * q.length) for q in seen.covered(TOP_P, "", queries())}
+        run._charge(target, seen, attack, done)  # type: ignore[arg-type]
+    claim = target.claim()
+    assert claim is not None
+    return claim.spent_queries
+
+
+def test_attacks_that_share_a_pass_are_charged_once(neox: HuggingFaceModel) -> None:
+    once = 6 * sum(query.length for query in queries())
+    same_law = Recipe(Sampling(6, Decoding(top_k=3)))  # inside the claim: the same recipe
+    assert charged(neox, [Recipe(TOP_P)]) == charged(neox, [Recipe(TOP_P), Recipe(TOP_P), same_law]) == once
+    assert charged(neox, [Recipe(TOP_P), Recipe(Sampling(7, ANCESTRAL))]) > once
+
+
+def test_what_the_public_model_answers_is_not_charged(neox: HuggingFaceModel) -> None:
+    name = view(neox, CLAIM).recipe(TOP_P, "")
+    planned = {(name, query.id): 6 * query.length for query in queries()}
+    for exhaustion in ("public", "stop"):
+        allowance = share_out(Budget(50, exhaustion), planned)
+        spent = charged(neox, [Recipe(TOP_P), Recipe(TOP_P)], allowance)
+        assert spent == {"public": 50, "stop": 18 + 24}[exhaustion]
+
+
+@pytest.mark.parametrize("setting", [WORST, CLAIM])
+def test_samples_of_one_prefix_that_outgrow_memory_are_drawn_in_passes(
+    counting: Counting, monkeypatch: pytest.MonkeyPatch, setting: Setting
+) -> None:
+    recipe = Sampling(20, Decoding(temperature=1.5, top_p=0.9))
+    whole = drawn(view(counting, setting), queries(2), recipe)
+    assert [rows for rows, _ in counting.started] == [1, 1]  # a batch for each of the two lengths
+    counting.started.clear()
+    monkeypatch.setattr("auditor.plugins.view._ROWS_BYTES", 7 * counting.row_bytes(8))
+    parts = drawn(view(counting, setting), queries(2), recipe)
+    assert [rows for rows, _ in counting.started] == [1] * 6  # 7 + 7 + 6 samples each
+    for one, other in zip(whole, parts, strict=True):
+        assert torch.equal(one.suffixes, other.suffixes)
+        assert torch.equal(one.counts, other.counts)
+        assert one.near_boundary == other.near_boundary
+        if setting is WORST:
+            assert_same(one.token_log_probs, other.token_log_probs)
+
+
+def drawn(asked: View, some: Sequence[Query], recipe: Sampling) -> list[Candidates]:
+    return [candidates for batch in asked.candidates(some, recipe) for _, candidates in batch]

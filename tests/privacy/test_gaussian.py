@@ -1,0 +1,92 @@
+"""Accounting of the subsampled Gaussian: the known answers of formulas B4, and the noise solved for."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as example_settings
+from hypothesis import strategies as st
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+from auditor.core.errors import AuditError
+from auditor.privacy.gaussian import noise_for, pld_epsilon, quick_epsilon, rdp_epsilon, reported_epsilon
+
+# q, sigma, T, delta, PLD, RDP
+KNOWN = [
+    (0.01, 1.0, 1000, 1e-5, 1.828244, 2.101367),
+    (0.01, 1.1, 10000, 1e-5, 5.192620, 5.632011),
+    (256 / 60000, 1.1, 14062, 1e-5, 2.381686, 2.596556),
+    (4096 / 230000, 1.0, 1123, 1 / 230000, 3.828546, 4.226221),
+    (4096 / 230000, 5.0, 1123, 1 / 230000, 0.447944, 0.490190),
+    (0.002, 0.6, 2000, 1e-6, 3.463858, 4.331679),
+    (0.1, 2.0, 500, 1e-5, 5.555470, 6.034562),
+    (1.0, 5.0, 1, 1e-5, 0.725522, 0.794522),
+    (1.0, 20.0, 100, 1e-5, 1.993091, 2.165716),
+    (0.001, 0.5, 100, 1e-6, 3.144507, 4.420477),
+]
+
+
+@pytest.mark.parametrize(("q", "sigma", "steps", "delta", "pld", "rdp"), KNOWN)
+def test_known_answers(q: float, sigma: float, steps: int, delta: float, pld: float, rdp: float) -> None:
+    assert pld_epsilon(sigma, q, steps, delta) == pytest.approx(pld, abs=2e-6)
+    assert rdp_epsilon(sigma, q, steps, delta) == pytest.approx(rdp, abs=2e-6)
+    assert pld < rdp - 2e-6 <= quick_epsilon(sigma, q, steps, delta) < 1.1 * rdp
+
+
+def gaussian_delta(epsilon: float, mu: float) -> float:
+    """Balle and Wang 2018: the exact delta of a Gaussian mechanism, mu = sensitivity / sigma; no library."""
+    return float(norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu))
+
+
+@pytest.mark.parametrize(("sigma", "steps"), [(5.0, 1), (20.0, 100), (3.0, 7)])
+def test_without_subsampling_it_is_the_exact_gaussian(sigma: float, steps: int) -> None:
+    exact = brentq(lambda e: gaussian_delta(e, math.sqrt(steps) / sigma) - 1e-5, 1e-6, 50)
+    assert exact - 1e-9 <= pld_epsilon(sigma, 1.0, steps, 1e-5) <= exact + 1e-4
+
+
+@given(st.floats(0.5, 10), st.floats(0.01, 1), st.integers(1, 40))
+@example_settings(max_examples=8)
+def test_more_noise_and_fewer_steps_cost_less(sigma: float, q: float, steps: int) -> None:
+    here = quick_epsilon(sigma, q, steps, 1e-5)
+    assert quick_epsilon(1.1 * sigma, q, steps, 1e-5) <= here <= quick_epsilon(sigma, q, steps + 1, 1e-5)
+    assert here <= quick_epsilon(sigma, min(1.0, 1.1 * q), steps, 1e-5)
+    assert quick_epsilon(sigma, q, 0, 1e-5) == 0
+
+
+@pytest.mark.parametrize(("epsilon", "q", "steps"), [(3.0, 1.0, 1), (0.1, 0.05, 200), (1.0, 0.01, 1000)])
+def test_the_noise_solved_for_spends_the_epsilon_and_no_more(epsilon: float, q: float, steps: int) -> None:
+    sigma = noise_for(epsilon, 1e-5, q, steps)
+    assert 0.999 * epsilon <= pld_epsilon(sigma, q, steps, 1e-5) <= epsilon
+
+
+def test_hardly_any_noise_is_accounted_by_renyi_and_says_so() -> None:
+    epsilon, accountant = reported_epsilon(1e-3, 0.1, 10, 1e-5)
+    assert epsilon > 1e5 and accountant == "dp-accounting RDP"
+    assert reported_epsilon(5.0, 1.0, 1, 1e-5) == (pytest.approx(0.725522, abs=2e-6), "dp-accounting PLD")
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "sentence"),
+    [
+        ((0.0, 0.1, 1, 1e-5), "noise multiplier > 0, got 0.0: without noise there is no epsilon"),
+        ((1.0, 0.0, 1, 1e-5), r"sampling rate in \(0, 1\], got 0.0"),
+        ((1.0, 1.5, 1, 1e-5), r"sampling rate in \(0, 1\], got 1.5"),
+        ((1.0, 0.1, 1, 0.0), r"delta in \(0, 1\), got 0.0"),
+        ((1.0, 0.1, -1, 1e-5), "steps >= 0, got -1"),
+        ((math.nan, 0.1, 1, 1e-5), "noise multiplier > 0, got nan"),
+    ],
+)
+def test_mechanisms_that_do_not_exist_are_refused(mechanism: tuple[float, float, int, float], sentence: str) -> None:
+    for epsilon in (pld_epsilon, rdp_epsilon):
+        with pytest.raises(AuditError, match=sentence):
+            epsilon(*mechanism)
+
+
+def test_an_epsilon_out_of_reach_is_refused() -> None:
+    with pytest.raises(AuditError, match="epsilon > 0 and at most 1000, got 0"):
+        noise_for(0.0, 1e-5, 0.1, 10)
+    with pytest.raises(AuditError, match="none is enough"):
+        noise_for(1e-6, 1e-9, 1.0, 10**6)

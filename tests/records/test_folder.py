@@ -1,0 +1,307 @@
+"""What is written to a run folder comes back as it was, is read by nobody else, and survives a crash."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Certificate, Guess, Guesses, Observation, TokenLogProbs
+from auditor.records.folder import RunFolder, batched
+
+
+def answer(name: str, score: float = -1.5, drawn: int = 6) -> Guesses:
+    return Guesses(name, (Guess((3, 1, 2), score, 2), Guess((3, 1, 4), score - 1)), 3, drawn, near_boundary=1)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(tmp_path / "run", "name", {"seed": 7, "attack": ["a"]})
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+scores = st.floats(allow_nan=False)
+shares = st.floats(0, 1)
+known = st.none() | scores
+guess = st.builds(
+    Guess, st.lists(st.integers(0, 2**40), max_size=4).map(tuple), scores, st.integers(1, 9), known, known
+)
+found = st.builds(
+    Guesses,
+    st.text(),
+    st.lists(guess, max_size=3).map(tuple),
+    st.integers(0, 99),
+    st.integers(0, 10**12),
+    st.integers(0, 9),
+    st.integers(0, 10**12),
+    st.none() | st.builds(Certificate, st.booleans(), st.booleans(), shares, shares),
+)
+
+
+@given(st.dictionaries(st.text(), st.lists(found, max_size=4, unique_by=lambda g: g.secret), max_size=3))
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_guesses_come_back_exactly(tmp_path_factory: pytest.TempPathFactory, cells: dict[str, list[Guesses]]) -> None:
+    """Bit for bit, whatever the scores, cells and secrets are called."""
+    folder = RunFolder.create(tmp_path_factory.mktemp("x") / "run", "n", {})
+    for cell, batch in cells.items():
+        folder.append(cell, batch)
+    again = RunFolder.reopen(folder.path)
+    for cell, batch in cells.items():
+        assert again.done(cell) == folder.done(cell) == {g.secret: g for g in batch}
+
+
+@pytest.mark.parametrize("score", [0.1 + 0.2, 1e-320, -0.0, math.inf, -math.inf, 5e300])
+def test_scores_keep_every_bit(folder: RunFolder, score: float) -> None:
+    folder.append("cell", [Guesses("s", (Guess((1,), score),), 1, 1)])
+    kept = RunFolder.reopen(folder.path).done("cell")["s"].ranked[0].score
+    assert kept.hex() == score.hex()
+
+
+def test_lines_of_an_older_version_are_read(folder: RunFolder) -> None:
+    line = '{"cell": "c", "secret": "s", "ranked": [[[3, 1], -0.5, 2]], "samples": 2, "drawn": 4, "near_boundary": 0}'
+    (folder.path / "guesses.jsonl").write_text(line + "\n")
+    assert RunFolder.reopen(folder.path).done("c")["s"] == Guesses("s", (Guess((3, 1), -0.5, 2),), 2, 4)
+
+
+def test_cells_do_not_mix(folder: RunFolder) -> None:
+    folder.append("t/claim/a", [answer("s1"), answer("s2")])
+    folder.append("t/worst/a", [answer("s1", score=-9.0)])
+    again = RunFolder.reopen(folder.path)
+    assert list(again.done("t/claim/a")) == ["s1", "s2"]
+    assert again.done("t/worst/a") == {"s1": answer("s1", score=-9.0)}
+    assert again.done("t/claim/b") == {}
+
+
+def test_guesses_are_on_disk_before_they_count(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        assert (folder.path / "guesses.jsonl").read_text().count("\n") == 1  # flushed to the file already
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(AuditError, match="no space"):
+        folder.append("cell", [answer("s1")])
+    assert folder.done("cell") == {}
+
+
+@pytest.mark.parametrize("lost", [1, 2, 20])
+def test_a_line_that_was_cut_off_is_dropped_and_the_next_one_is_whole(folder: RunFolder, lost: int) -> None:
+    """lost=1: only the newline is missing."""
+    folder.append("cell", [answer("s1"), answer("s2")])
+    file = folder.path / "guesses.jsonl"
+    file.write_bytes(file.read_bytes()[:-lost])
+    again = RunFolder.reopen(folder.path)
+    assert list(again.done("cell")) == ["s1"]
+    again.append("cell", [answer("s2", score=-3.0), answer("s3")])
+    assert mode(file) == 0o600
+    third = RunFolder.reopen(folder.path)
+    assert third.done("cell") == {"s1": answer("s1"), "s2": answer("s2", score=-3.0), "s3": answer("s3")}
+    assert all(json.loads(line) for line in file.read_text().splitlines())
+
+
+def test_states_come_back(folder: RunFolder) -> None:
+    state: dict[str, Any] = {
+        "prompt": torch.tensor([[0.1, -0.0]], dtype=torch.float64),
+        "loss": [0.5, math.inf],
+        "on": "target",
+    }
+    assert folder.load_state("a/target") is None
+    folder.save_state("a/target", state)
+    kept = RunFolder.reopen(folder.path).load_state("a/target")
+    assert kept is not None and torch.equal(kept["prompt"], state["prompt"])
+    assert (kept["loss"], kept["on"]) == (state["loss"], state["on"])
+    assert folder.load_state("a/other") is None
+
+
+def test_a_state_is_there_whole_or_not_at_all(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dies(state: object, file: object) -> None:
+        file.write(b"half")  # type: ignore[attr-defined]
+        raise KeyboardInterrupt
+
+    folder.save_state("a", {"epoch": 1})
+    monkeypatch.setattr(torch, "save", dies)
+    with pytest.raises(KeyboardInterrupt):
+        folder.save_state("a", {"epoch": 2})
+    with pytest.raises(KeyboardInterrupt):
+        folder.save_state("b", {"epoch": 2})
+    assert folder.load_state("a") == {"epoch": 1} and folder.load_state("b") is None
+
+
+def test_modes(folder: RunFolder) -> None:
+    before = os.umask(0)
+    try:
+        folder.append("cell", [answer("s1")])
+        folder.save_state("a", {})
+        other = RunFolder.create(folder.path.parent / "open", "n", {})
+    finally:
+        os.umask(before)
+    for run in (folder, other):
+        assert mode(run.path) == mode(run.path / "state") == 0o700
+        files = [path for path in run.path.rglob("*") if path.is_file()]
+        assert files and all(mode(path) == 0o600 for path in files)
+
+
+def test_the_plan_comes_back(folder: RunFolder) -> None:
+    assert RunFolder.reopen(folder.path).plan() == {"seed": 7, "attack": ["a"]}
+    (folder.path / "plan.json").write_text("{")
+    with pytest.raises(AuditError, match="cannot read the plan"):
+        folder.plan()
+
+
+def test_a_folder_with_a_run_is_refused(folder: RunFolder) -> None:
+    with pytest.raises(AuditError, match=f"holds a run; continue it with --resume {folder.path}"):
+        RunFolder.create(folder.path, "name", {"seed": 8})
+    assert folder.plan()["seed"] == 7
+
+
+def test_a_folder_without_a_run_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    assert RunFolder.create(tmp_path, "name", {}).path == tmp_path
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("below", [(), ("run",), ("a", "b")])
+def test_a_file_in_the_way_is_refused(tmp_path: Path, below: tuple[str, ...]) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(AuditError, match="cannot write the run folder"):
+        RunFolder.create((tmp_path / "file").joinpath(*below), "name", {})
+    assert os.listdir(tmp_path) == ["file"] and (tmp_path / "file").read_text() == "mine"
+
+
+def test_answers_stay_with_the_secrets_they_are_about(folder: RunFolder) -> None:
+    folder.pin("these")
+    folder.pin("these")
+    with pytest.raises(AuditError, match="the data has changed"):
+        folder.pin("others")
+    assert mode(folder.path / "secrets.sha256") == 0o600
+
+
+def test_only_runs_are_reopened(tmp_path: Path) -> None:
+    (tmp_path / "guesses.jsonl").write_text("")
+    for path in (tmp_path, tmp_path / "none", tmp_path / "guesses.jsonl"):
+        with pytest.raises(AuditError, match="expected a run folder to resume"):
+            RunFolder.reopen(path)
+    assert os.listdir(tmp_path) == ["guesses.jsonl"]
+
+
+def test_latest_points_at_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = RunFolder.create(None, "first", {})
+    latest = Path("runs") / "latest"
+    assert latest.is_symlink() and latest.resolve() == first.path.resolve()
+    second = RunFolder.create(None, "second", {})
+    assert latest.resolve() == second.path.resolve()
+    RunFolder.create(tmp_path / "elsewhere", "third", {})  # -o: the user's own place
+    assert latest.resolve() == second.path.resolve()
+    assert sorted(os.listdir("runs")) == sorted([first.path.name, second.path.name, "latest"])
+    assert RunFolder.reopen(latest).plan() == {}
+
+
+def test_two_runs_may_start_in_one_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    paths = {RunFolder.create(None, "same", {}).path for _ in range(3)}
+    assert len(paths) == 3
+
+
+def test_a_refused_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    RunFolder.create(None, "refused", {}).discard_if_empty()
+    assert os.listdir("runs") == []
+    RunFolder.create(Path("out"), "refused", {}).discard_if_empty()
+    assert os.listdir(tmp_path) == ["runs"]
+
+
+def test_a_refused_run_gives_latest_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`audit gate runs/latest` after a mistyped run: the last real run, as before it."""
+    monkeypatch.chdir(tmp_path)
+    real = RunFolder.create(None, "real", {})
+    real.append("cell", [answer("s1")])
+    RunFolder.create(None, "refused", {}).discard_if_empty()
+    assert (Path("runs") / "latest").exists() and (Path("runs") / "latest").resolve() == real.path.resolve()
+
+
+def test_foreign_files_stay(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    folder = RunFolder.create(tmp_path, "refused", {})
+    folder.discard_if_empty()
+    assert os.listdir(tmp_path) == ["notes.txt"]
+
+
+def test_a_users_empty_folder_stays(tmp_path: Path) -> None:
+    """It was there before the run was."""
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    RunFolder.create(mine, "refused", {}).discard_if_empty()
+    assert mine.is_dir() and not os.listdir(mine)
+
+
+@pytest.mark.parametrize("what", ["guesses", "state"])
+def test_what_was_found_out_is_not_discarded(folder: RunFolder, what: str) -> None:
+    if what == "guesses":
+        folder.append("cell", [answer("s1")])
+    else:
+        folder.save_state("a", {"epoch": 1})
+    folder.discard_if_empty()
+    again = RunFolder.reopen(folder.path)
+    assert again.done("cell") if what == "guesses" else again.load_state("a")
+
+
+def test_a_resumed_run_is_not_discarded(tmp_path: Path) -> None:
+    """It was interrupted before its first guess; that its data cannot be read now must not cost its plan."""
+    RunFolder.create(tmp_path / "run", "run", {"seed": 3}).score("undefended", [TokenLogProbs("s1", (-0.5,))])
+    RunFolder.reopen(tmp_path / "run").discard_if_empty()
+    again = RunFolder.reopen(tmp_path / "run")
+    assert again.plan() == {"seed": 3} and again.scored("undefended")
+
+
+def test_tokens_alone_do_not_keep_a_refused_run(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", "run", {})
+    folder.score("undefended", [TokenLogProbs("s1", (-0.5,))])
+    folder.discard_if_empty()
+    assert os.listdir(tmp_path) == []
+
+
+@given(st.integers(0, 40), st.integers(1, 17))
+def test_batched_loses_nobody_and_waits_for_nobody(count: int, size: int) -> None:
+    taken = 0
+
+    def stream() -> Iterator[Guesses]:
+        nonlocal taken
+        for i in range(count):
+            taken += 1
+            yield answer(f"s{i}")
+
+    seen = []
+    for batch in batched(stream(), size):
+        seen += [g.secret for g in batch]
+        assert len(batch) == min(size, count - len(seen) + len(batch)) and taken == len(seen)
+    assert seen == [f"s{i}" for i in range(count)]
+
+
+def test_observations_come_back_and_a_second_one_takes_the_place_of_the_first(folder: RunFolder) -> None:
+    first, other = Observation("s1", {"log_p": -math.inf, "bits": 0.1 + 0.2}), Observation("s2", {"log_p": -1e-320})
+    folder.observe("t/worst/p", [first, other])
+    again = RunFolder.reopen(folder.path)
+    assert again.observed("t/worst/p") == {"s1": first, "s2": other}
+    assert again.observed("t/worst/q") == {} and again.done("t/worst/p") == {}
+    second = Observation("s1", {**first.values, "conformal_p": 0.5})
+    again.observe("t/worst/p", [second])
+    file = folder.path / "observations.jsonl"
+    assert mode(file) == 0o600
+    file.write_bytes(file.read_bytes() + b'{"cell": "t/wor')  # the machine died in the next line
+    third = RunFolder.reopen(folder.path)
+    assert third.observed("t/worst/p") == {"s1": second, "s2": other}
+    third.discard_if_empty()
+    assert file.exists()

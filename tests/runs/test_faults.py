@@ -1,0 +1,85 @@
+"""Whatever became of a run folder, going on with it or judging it ends in a sentence, never in a bug of ours."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from auditor.cli import call
+from auditor.core.errors import AuditError
+from auditor.core.jsonable import to_json
+from auditor.core.nouns import Guess, Guesses, Observation, TokenLogProbs
+from auditor.core.result import AuditResult, BenchmarkRecord, Finding
+from auditor.records.folder import RunFolder
+from auditor.statistics import extraction, judging
+
+DAMAGE: dict[str, Callable[[bytes], bytes | None]] = {
+    "missing": lambda held: None,
+    "empty": lambda held: b"",
+    "cut off": lambda held: held[: len(held) * 2 // 3],
+    "garbage": lambda held: b"\x00\x01 garbage {\n",
+    "not UTF-8": lambda held: b"\xff\xfe" + held,
+    "a list": lambda held: b"[1, 2]\n",
+    "nothing": lambda held: b"null\n",
+    "a word": lambda held: b'"x"\n',
+    "an empty object": lambda held: b"{}\n",
+    "other types": lambda held: held.replace(b": 1", b': "x"').replace(b"[1", b'["x"').replace(b": [", b": 7, "),
+    "NaN": lambda held: held.replace(b"0.", b"NaN, 0."),
+    "doubled": lambda held: held + held,
+    "nested": lambda held: b"[" * 100_000,
+}
+FILES = (
+    *("guesses.jsonl", "observations.jsonl", "tokens.jsonl", "plan.json", "weights.json", "state/a.pt"),
+    *("result.json", "outcomes.json"),
+)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A finished run of one row, made of records alone."""
+    folder = RunFolder.create(tmp_path / "run", "name", {"seed": 1})
+    folder.pin_weights({"model/model.safetensors": "d1"})
+    folder.append("undefended/worst/a", [Guesses("s1", (Guess((1, 2), -0.5),), 1, 2)])
+    folder.observe("undefended/worst/p", [Observation("s1", {"log_p": -0.5})])
+    folder.score("undefended", [TokenLogProbs("s1", (-0.25, -0.25))])
+    folder.save_state("a", {"epoch": 1})
+    n = 40
+    hit, whole = np.arange(n) < 10, np.ones(n, dtype=bool)
+    ids, repeats = tuple(f"s{i}" for i in range(n)), (1,) * n
+    distance = np.where(hit, 0, 5)
+    outcome = judging.Outcome(ids, hit, hit, np.linspace(0, 1, n), repeats, whole, distance, np.full(n, 2))
+    folder.save_outcomes({"undefended/worst/a": judging.to_record(outcome)})
+    measured, by_repeats = tuple(extraction.extraction(outcome)), extraction.by_repeats("recall", outcome)
+    finding = Finding("undefended", "worst", "a", {}, (), "", None, "", measured, by_repeats)
+    record = BenchmarkRecord("files", "", n, 0, 0)
+    result = AuditResult("r", "2026", "0", "audit run", {"attack": ["a"]}, record, (), (finding,), {}, {}, 0)
+    (folder.path / "result.json").write_text(json.dumps(to_json(result)))
+    return folder.path
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("file", FILES)
+def test_a_damaged_file_is_refused_in_a_sentence(
+    run: Path, file: str, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(["gate", str(run), "--max", "recall=0.5"]) == 0
+    left = DAMAGE[damage]((run / file).read_bytes())
+    if left is None:
+        (run / file).unlink()
+    else:
+        (run / file).write_bytes(left)
+    assert call(["gate", str(run), "--max", "recall=0.5"]) in (0, 1, 2)
+    assert call(["compare", str(run), str(run)]) in (0, 2)
+    assert call(["export", str(run), "--csv", str(run / "out.csv"), "--secrets", str(run / "secrets.csv")]) in (0, 2)
+    assert "a bug of ours" not in capsys.readouterr().err
+    try:
+        again = RunFolder.reopen(run)
+        again.plan()
+        again.load_state("a")
+        again.check_weights({"model/model.safetensors": "d1"})
+    except AuditError as why:
+        assert "\n" not in str(why)

@@ -1,0 +1,363 @@
+"""What stands before every text: chosen by the known pairs, put there in one place, said in every row."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from torch import Tensor
+from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Canary, Pair, Secret
+from auditor.core.spaces import Space
+from auditor.core.streams import uniforms
+from auditor.defenses.pmixed import PMixed
+from auditor.defenses.uniform_mixing import UniformMixing
+from auditor.generation.sample import sample
+from auditor.generation.tries import encode
+from auditor.models.base import LanguageModel, Rows, perplexity_nll
+from auditor.models.decoding import ANCESTRAL
+from auditor.models.ensemble import ModelEnsemble
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.plugins.defense import Scenario
+from auditor.runs.lead import choose, led, named
+from auditor.runs.plan import make
+from auditor.runs.run import greedy_recall
+from auditor.utility.subjects import Asked, CausalSubject
+from tests.commands.test_cli import assert_same_guesses, call, finding, result, value
+from tests.conftest import fits_schema, tiny
+
+Said = pytest.CaptureFixture[str]
+BOS, EOS, FIRST, SYMBOLS = 1, 2, 3, 12
+RECORDS, PREFIX, SUFFIX = 24, 5, 8
+
+
+def tokenizer(**special: str) -> PreTrainedTokenizerFast:
+    """A word is a token; `<bos>`, where there is one, is put in front, as Llama's and Gemma's tokenizers do."""
+    words = {"<unk>": 0, "<bos>": BOS, "<eos>": EOS, **{f"w{i}": i for i in range(FIRST, FIRST + SYMBOLS)}}
+    made = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if "bos_token" in special:
+        made.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
+    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", **special)
+
+
+def records() -> Tensor:
+    numbers = torch.Generator().manual_seed(1)
+    return torch.randint(FIRST, FIRST + SYMBOLS, (RECORDS, PREFIX + SUFFIX), generator=numbers)
+
+
+def reciting(kind: str) -> Any:
+    """A model that knows its records by heart, with `<bos>` before each of them."""
+    shape: dict[str, Any] = {
+        "vocab_size": FIRST + SYMBOLS,
+        "hidden_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "intermediate_size": 96,
+        "max_position_embeddings": 32,
+        "pad_token_id": 0,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+    }
+    torch.manual_seed(0)
+    if kind == "llama":
+        model: Any = LlamaForCausalLM(LlamaConfig(**shape))
+    else:
+        model = Gemma2ForCausalLM(Gemma2Config(head_dim=24, attn_implementation="eager", **shape))
+    texts = torch.cat([torch.full((RECORDS, 1), BOS), records()], dim=1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=STEP)
+    model.train()
+    for _ in range(STEPS[kind]):
+        model(input_ids=texts, labels=texts).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+STEP, STEPS = 6e-3, {"llama": 250, "gemma": 150}
+KNOWN = [Pair(tuple(row[:PREFIX]), tuple(row[PREFIX:])) for row in records().tolist()[:8]]
+SECRETS = [Secret(f"s{i}", tuple(r[:PREFIX]), tuple(r[PREFIX:])) for i, r in enumerate(records().tolist()[8:])]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """model/ and data.jsonl."""
+    folder = tmp_path_factory.mktemp("llama")
+    reciting("llama").save_pretrained(folder / "model")
+    tokenizer(bos_token="<bos>", eos_token="<eos>").save_pretrained(folder / "model")
+    texts = [" ".join(f"w{token}" for token in row) for row in records().tolist()]
+    (folder / "data.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return folder
+
+
+def command(world: Path, out: Path, *more: str) -> list[str]:
+    files = ["--model", f"{world}/model", "--data", f"{world}/data.jsonl", "--known-fraction", "0.3"]
+    lengths = ["--prefix-length", str(PREFIX), "--suffix-length", str(SUFFIX)]
+    return ["run", *files, *lengths, "--attack", "perplexity", "-A", "samples=4", "-o", str(out), *more]
+
+
+@pytest.fixture(scope="module")
+def auto(llama: Path) -> Path:
+    assert call(command(llama, llama / "auto", "--defense", "uniform-mixing")) == 0
+    return llama / "auto"
+
+
+@pytest.fixture(scope="module")
+def without(llama: Path) -> Path:
+    assert call(command(llama, llama / "without", "--lead", "none")) == 0
+    return llama / "without"
+
+
+# --- what it is worth -------------------------------------------------------------------------------------------------
+
+
+def test_a_llama_recites_behind_what_its_tokenizer_puts_in_front(auto: Path, without: Path) -> None:
+    row = ("undefended", "worst", "perplexity")
+    assert value(finding(auto, *row), "recall") > 0.9
+    assert value(finding(without, *row), "recall") < 0.2
+    assert result(auto)["benchmark"]["greedy_recall"]["1"]["value"] > 0.9
+
+
+def test_a_gemma_recites_behind_what_its_tokenizer_puts_in_front() -> None:
+    model = HuggingFaceModel(reciting("gemma"), tokenizer(bos_token="<bos>", eos_token="<eos>"))
+    chosen = choose("auto", model, KNOWN)
+    assert chosen.tokens == (BOS,)
+    assert greedy_recall(led(model, chosen.tokens), SECRETS)["all"].value > 0.9
+    assert greedy_recall(model, SECRETS)["all"].value < 0.2
+
+
+def test_every_row_says_it_and_nothing_else_depends_on_it(auto: Path, without: Path, capsys: Said) -> None:
+    told, plain = result(auto), result(without)
+    assert told["lead"].startswith("lead <bos>, the tokenizer's own, and no other is likelier beyond chance by 7 known")
+    assert "nothing" in told["lead"] and plain["lead"] == "lead nothing, as asked for (--lead none)"
+    measured = [row for row in told["findings"] if not row["not_applicable"]]
+    assert measured and all(told["lead"] in row["notes"] for row in measured)
+    assert all(told["lead"] in " ".join(target["notes"]) for target in told["targets"])
+    assert told["benchmark"]["digest"] == plain["benchmark"]["digest"] and fits_schema(auto)
+    assert (auto / "secrets.sha256").read_text() == (without / "secrets.sha256").read_text()
+    assert "lead &lt;bos&gt;" in (auto / "report.html").read_text()
+    prefixes = [json.loads(line)["prefix"] for line in (auto / "texts.jsonl").read_text().splitlines()]
+    assert prefixes and not any("bos" in prefix for prefix in prefixes)
+    assert call(["compare", str(auto), str(without)]) == 2
+    assert "attack settings: lead 'none' against 'auto'" in " ".join(capsys.readouterr().err.split())
+
+
+def test_guesses_depend_on_neither_batch_size_nor_resume(llama: Path, auto: Path, capsys: Said) -> None:
+    again = llama / "again"
+    assert call(command(llama, again, "--defense", "uniform-mixing", "--batch-size", "3")) == 0
+    assert_same_guesses(again, auto)
+    lines = (again / "guesses.jsonl").read_text().splitlines(keepends=True)
+    (again / "guesses.jsonl").write_text("".join(lines[:3]))
+    assert call(["run", "--resume", str(again)]) == 0
+    assert_same_guesses(again, auto)
+    plan = json.loads((again / "plan.json").read_text())
+    (again / "plan.json").write_text(json.dumps({**plan, "lead": "none"}))
+    capsys.readouterr()
+    assert call(["run", "--resume", str(again)]) == 2
+    assert "was started with (lead <bos>" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_run_of_before_goes_on_without_a_lead(llama: Path, without: Path, tmp_path: Path) -> None:
+    shutil.copytree(without, tmp_path / "old")
+    (tmp_path / "old" / "lead.json").unlink()
+    plan = json.loads((without / "plan.json").read_text())
+    del plan["lead"]
+    (tmp_path / "old" / "plan.json").write_text(json.dumps(plan))
+    assert call(["run", "--resume", str(tmp_path / "old")]) == 0
+    assert_same_guesses(tmp_path / "old", without)
+
+
+# --- which one --------------------------------------------------------------------------------------------------------
+
+
+class Partial(LanguageModel):
+    """Recites, with some noise, behind the token that it likes; a Hugging Face model as far as `choose` looks."""
+
+    name, vocab_size, max_positions, eos, device = "partial", FIRST + SYMBOLS, 16, (EOS,), torch.device("cpu")
+
+    def __init__(self, likes: int | None, tokenizer: Any, **config: Any) -> None:
+        self.likes, self.tokenizer = likes, tokenizer
+        names = SimpleNamespace(**{"bos_token_id": None, "eos_token_id": None, **config})
+        self.model = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda decoder: names))
+
+    def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
+        assert contexts.shape[1] <= self.max_positions
+        numbers = torch.Generator().manual_seed(int(contexts.sum()))
+        noise = torch.randn(len(contexts), last, self.vocab_size, generator=numbers)
+        return torch.log_softmax(noise * (0.1 if int(contexts[0, 0]) == self.likes else 2.0), dim=-1)
+
+    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Rows:
+        return Recited(self, prefixes)
+
+    def embedding_rows(self, count: int) -> Tensor:
+        raise NotImplementedError
+
+
+class Recited(Rows):
+    def __init__(self, model: Partial, tokens: Tensor) -> None:
+        self.model, self.tokens = model, tokens
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def log_probs(self) -> Tensor:
+        return self.model.log_probs(self.tokens, 1)[:, 0]
+
+    def advance(self, parents: Tensor, tokens: Tensor) -> None:
+        self.tokens = torch.cat([self.tokens[parents], tokens[:, None]], dim=1)
+
+
+def chosen(likes: int | None, words: Any, known: Any = tuple(KNOWN), longest: int = 0, **config: Any) -> Any:
+    model: Any = Partial(likes, words, **config)
+    return choose("auto", model, known, longest)
+
+
+BOTH = tokenizer(bos_token="<bos>", eos_token="<eos>")
+
+
+def test_the_known_pairs_decide() -> None:
+    assert chosen(EOS, BOTH).tokens == (EOS,)
+    assert chosen(EOS, BOTH).said.startswith("lead <eos>, the likeliest of 3 by 8 known pairs: ")
+    assert chosen(BOS, BOTH).tokens == (BOS,)
+    assert chosen(EOS, tokenizer(eos_token="<eos>")).tokens == (EOS,)
+    assert chosen(None, tokenizer(eos_token="<eos>")).said.startswith("lead nothing, the tokenizer's own, and no other")
+
+
+def test_one_pair_is_no_reason_to_leave_the_tokenizers_own() -> None:
+    assert chosen(EOS, BOTH, KNOWN[:1]).tokens == (BOS,)
+    assert chosen(EOS, BOTH, ()).said == "lead <bos>, the tokenizer's own: there are no known pairs to choose by"
+
+
+def test_texts_of_the_canaries_formats_stand_in_for_known_pairs() -> None:
+    words = (("name", ("w3", "w4", "w6", "w7")),)
+    spaces = (Space("w5 {name:3}", words), Space("w8 {name:4}", words))
+    texts = [space.draw(np.random.default_rng(0)) for space in spaces]
+    own = [
+        Secret(text, (), tuple(encode(BOTH, [text])[0]), 1, canary=Canary(text, space))
+        for text, space in zip(texts, spaces, strict=True)
+    ]
+    model: Any = Partial(EOS, BOTH)
+    found = choose("auto", model, canaries=own)
+    assert found.tokens == (EOS,) and "new texts of the canaries' formats" in found.said
+    assert choose("auto", model, KNOWN, canaries=own) == chosen(EOS, BOTH)  # pairs that are known say more
+
+
+def test_without_a_tokenizer_the_configuration_says_what_there_is() -> None:
+    assert chosen(EOS, None, eos_token_id=[EOS, 5]).said.startswith(f"lead token {EOS}, the likeliest of 2 by")
+    assert chosen(EOS, None, eos_token_id=FIRST + SYMBOLS).tokens == ()  # a default that names no token of the model
+    assert chosen(EOS, None, ()).said.startswith("lead nothing, there is no tokenizer to put another")
+
+
+def test_a_lead_that_has_no_room_is_left_out() -> None:
+    full = chosen(BOS, BOTH, longest=16)
+    assert full.tokens == () and "there is no room for the tokenizer's own, <bos>" in full.said
+    assert chosen(BOS, BOTH, longest=15).tokens == (BOS,)
+    long = Pair((3,) * 10, (4,) * 10)  # refused by name where it is attacked
+    assert "by 8 known pairs" in chosen(BOS, BOTH, (*KNOWN, long), longest=13).said
+
+
+@pytest.mark.parametrize(
+    ("asked", "words", "why"),
+    [
+        ("bos", tokenizer(eos_token="<eos>"), "expected --lead bos to be a token of partial, but its tokenizer names"),
+        ("eos", None, "expected --lead eos to be a token of partial, but its configuration names none"),
+        ("w3 w99", BOTH, "expected --lead as text that the tokenizer of partial can write, got 'w3 w99'"),
+        (" ", BOTH, "expected --lead as text that the tokenizer of partial can write, got ' '"),
+        ("w3", None, "for a model without a tokenizer, got 'w3'"),
+    ],
+)
+def test_what_the_model_does_not_have_is_refused(asked: str, words: Any, why: str) -> None:
+    model: Any = Partial(None, words)
+    with pytest.raises(AuditError, match=why):
+        named(asked, model)
+
+
+def test_a_text_of_several_tokens_and_one_outside_the_vocabulary() -> None:
+    model: Any = Partial(None, BOTH)
+    assert named("<eos> w3 w4", model) == (EOS, 3, 4)
+    assert choose("w3 w4", model).said == "lead w3 w4, as asked for (--lead w3 w4)"
+    model.vocab_size = 4
+    with pytest.raises(AuditError, match="in the vocabulary of partial, which has 4 tokens, got 3, 4"):
+        named("w3 w4", model)
+
+
+def test_a_bad_lead_is_one_sentence(llama: Path, tmp_path: Path, capsys: Said) -> None:
+    for lead, why in (("w3 nowhere", "can write, got 'w3 nowhere'"), ("", "got an empty one")):
+        assert call(command(llama, tmp_path / "bad", "--lead", lead)) == 2
+        message = " ".join(capsys.readouterr().err.split())
+        assert why in message and "Traceback" not in message
+        assert not (tmp_path / "bad").exists()
+    long = ["--lead", " ".join(["w3"] * 20)]
+    assert call(command(llama, tmp_path / "long", *long)) == 2
+    message = " ".join(capsys.readouterr().err.split())
+    assert "lead (20) + prefix (5) + suffix (8) + soft prompt (0) = 33 tokens" in message
+
+
+def test_auto_wins_over_a_plan_file() -> None:
+    assert make({"lead": "eos"}, {"lead": "auto"}).lead == "auto" == make({}, {}).lead
+    assert make({"lead": "eos"}, {"lead": "none"}).lead == "none"
+
+
+# --- where it is put --------------------------------------------------------------------------------------------------
+
+TEXTS = torch.randint(1, 61, (3, 9), generator=torch.Generator().manual_seed(2))
+WITH = torch.cat([torch.tensor([[7, 8]] * 3), TEXTS], dim=1)
+
+
+def test_a_led_model_is_the_model_asked_behind_the_lead(neox: HuggingFaceModel) -> None:
+    behind, prompt = led(neox, (7, 8)), torch.randn(4, 32, generator=torch.Generator().manual_seed(0))
+    noise = np.stack([uniforms(3, 4, "lead", i) for i in range(3)])
+    for soft in (None, prompt):
+        assert torch.equal(behind.log_probs(TEXTS, 4, prompt=soft), neox.log_probs(WITH, 4, prompt=soft))
+        mine = behind.token_log_probs(TEXTS[:, :5], TEXTS[:, 5:], prompt=soft)
+        assert torch.equal(mine, neox.token_log_probs(WITH[:, :7], WITH[:, 7:], prompt=soft))
+        drawn = sample(behind, TEXTS, 4, ANCESTRAL, noise, prompt=soft)
+        for one, other in zip(drawn, sample(neox, WITH, 4, ANCESTRAL, noise, prompt=soft), strict=True):
+            assert torch.equal(one.suffixes, other.suffixes)
+    assert torch.equal(behind.log_probs(TEXTS[:, :0], 1), neox.log_probs(WITH[:, :2], 1))  # nothing but the lead
+    assert behind.max_positions == 94 and behind.row_bytes(10) == neox.row_bytes(12) and led(neox, ()) is neox
+    with pytest.raises(AuditError, match=r"^lead \(2\) \+ prefix \(40\) \+ suffix \(51\) \+ soft prompt \(4\) = 97"):
+        behind.check_room(40, 51, prompt)
+    behind.check_room(40, 50, prompt)
+
+
+def test_a_defense_reads_the_lead_too(neox: HuggingFaceModel) -> None:
+    parts = ModelEnsemble(neox, [tiny(seed=1), tiny(seed=2)])
+    pmixed = PMixed(q=0.5).protect(Scenario(neox, neox, parts, 12, 4))
+    mixed = UniformMixing().protect(Scenario(neox, neox, None, 12, 4))
+    for model in (pmixed, mixed):
+        assert torch.allclose(led(model, (7, 8)).log_probs(TEXTS, 4), model.log_probs(WITH, 4))
+        checks = zip(led(model, (7, 8)).check_claim(TEXTS, 4, [0]), model.check_claim(WITH, 4, [0]), strict=True)
+        assert all(torch.allclose(mine.realised, own.realised) for mine, own in checks)
+    texts = [tuple(row) for row in TEXTS.tolist()]
+    (mine,) = led(pmixed, (7, 8)).other_nll(texts, 0).values()
+    (longer,) = pmixed.other_nll([(7, 8, *text) for text in texts], 0, given=3).values()
+    assert mine == longer and len(mine) == 3
+    (alone,) = pmixed.other_nll(texts, 0).values()
+    assert mine != alone
+
+
+def test_perplexity_is_of_the_same_tokens_behind_the_lead(neox: HuggingFaceModel) -> None:
+    texts = [tuple(row) for row in TEXTS.tolist()]
+    (first, *_) = perplexity_nll(led(neox, (7, 8)), texts)
+    expected = -neox.token_log_probs(WITH[:1, :3], WITH[:1, 3:]).double().sum()
+    assert first == (pytest.approx(float(expected), abs=1e-4), 8)
+
+
+def test_utility_is_measured_behind_the_lead(neox: HuggingFaceModel) -> None:
+    words: Any = tokenizer(eos_token="<eos>")
+    texts = ["w3 w4 w5 w6", "w9 w8 w7"]
+    subject = CausalSubject(neox, None, words, texts, Asked(), (7,))
+    nll, _ = subject.scores([subject.undefended], lambda done, total: None)
+    expected = -neox.token_log_probs(torch.tensor([[7, 3]]), torch.tensor([[4, 5, 6]])).double().sum()
+    assert nll[0, 0, 0] == pytest.approx(float(expected), abs=1e-4) and subject.predicted.tolist() == [3, 2]

@@ -1,0 +1,194 @@
+"""`audit train`: what it reads, that it goes on where it stopped, and what it refuses with nothing half written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from auditor.benchmarks.files import training_texts
+from auditor.cli import call
+from auditor.core.errors import AuditError
+from auditor.runs import session as training
+from auditor.runs.session import Training
+from auditor.training import finetune
+from tests.conftest import save_tiny
+
+Said = pytest.CaptureFixture[str]
+ROWS = [{"prefix": f"The code of door {i} is", "suffix": f" {i}{i}{i}.", "who": f"user {i % 3}"} for i in range(12)]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """neox/, gpt2/: tiny models with a tokenizer; data.jsonl."""
+    folder = tmp_path_factory.mktemp("train")
+    for kind in ("neox", "gpt2"):
+        save_tiny(folder / kind, kind)
+    (folder / "data.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS))
+    return folder
+
+
+def asked(world: Path, out: Path, **more: Any) -> Training:
+    given: dict[str, Any] = {"method": "none", "model": str(world / "neox"), "data": str(world / "data.jsonl")}
+    return Training(**{**given, "out": out, "block": 32, "options": {"epochs": 2, "batch": 2}, **more})
+
+
+def silent(what: str, done: int, total: int) -> None:
+    pass
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    state: dict[str, torch.Tensor] = AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    return state
+
+
+def test_it_trains_what_the_command_says(world: Path, tmp_path: Path, capsys: Said) -> None:
+    out = tmp_path / "model"
+    command = ["train", "none", "--model", str(world / "neox"), "--data", str(world / "data.jsonl"), "-o", str(out)]
+    command += ["-D", "epochs=2", "-D", "none.batch=2", "--block", "32", "--user-column", "who"]
+    assert call(command) == 0
+    assert "12 records of 3 users or groups" in capsys.readouterr().out
+    before, after = weights(world / "neox"), weights(out)
+    assert all(not torch.equal(before[name], after[name]) for name in before if "embed" in name)
+    record = json.loads((out / "training.json").read_text())
+    assert record["finished"] and record["configuration"]["options"] == {"epochs": 2, "batch": 2, "learning_rate": 1e-4}
+    assert not (out / "checkpoint.pt").exists() and (out.stat().st_mode & 0o777) == 0o700
+    assert call(command) == 0
+    assert "already trained" in capsys.readouterr().out
+
+
+def test_data_comes_as_prefix_and_suffix_or_text_in_any_format(tmp_path: Path) -> None:
+    joined = [row["prefix"] + row["suffix"] for row in ROWS]
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS))
+    frame = pd.DataFrame({"note": joined, "who": range(12), "repeats": [1] * 11 + [3]})
+    frame.to_csv(tmp_path / "b.csv", index=False)
+    frame.to_parquet(tmp_path / "c.parquet")
+    assert training_texts(str(tmp_path / "a.jsonl")) == (joined, None)
+    who = [str(i) for i in range(12)]
+    for name in ("b.csv", "c.parquet"):
+        copies = (joined + joined[-1:] * 2, [*who, "11", "11"])  # `repeats` says how often it is trained on
+        assert training_texts(str(tmp_path / name), "note", "who") == copies
+
+
+@pytest.mark.parametrize("kind", ["neox", "gpt2"])
+def test_lora_trains_an_adapter(world: Path, tmp_path: Path, kind: str) -> None:
+    out = tmp_path / "adapter"
+    training.train(asked(world, out, model=str(world / kind), lora=True), silent)
+    assert (out / "adapter_model.safetensors").is_file() and not (out / "model.safetensors").exists()
+    base, tuned = weights(world / kind), weights(out)
+    changed = {name for name in tuned if "lora_B" in name and float(tuned[name].abs().max()) > 0}
+    assert len(changed) == sum("lora_B" in name for name in tuned) > 4
+    same = {name.replace(".base_layer", "") for name in tuned if "lora" not in name}
+    assert same == set(base)
+
+
+def test_an_interrupted_training_goes_on(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = tmp_path / "whole"
+    training.train(asked(world, whole), silent)
+
+    def stop(what: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        training.train(asked(world, tmp_path / "cut"), stop)
+    assert (tmp_path / "cut" / "checkpoint.pt").stat().st_mode & 0o777 == 0o600
+    epochs = count_calls(monkeypatch, finetune, "causal_loss")
+    training.train(asked(world, tmp_path / "cut"), silent)
+    blocks = sum(len(ids) + 1 for ids in tokens(world)) // 32 + 1
+    assert epochs() == -(-blocks // 2)  # one epoch of the two
+    for name, tensor in weights(whole).items():
+        torch.testing.assert_close(weights(tmp_path / "cut")[name], tensor, atol=1e-5, rtol=1e-4)
+
+
+def tokens(world: Path) -> list[list[int]]:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(world / "neox")
+    ids: list[list[int]] = tokenizer([row["prefix"] + row["suffix"] for row in ROWS])["input_ids"]
+    return ids
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> Callable[[], int]:
+    calls: list[int] = []
+    real = getattr(module, name)
+
+    def counted(*args: Any) -> Any:
+        calls.append(1)
+        return real(*args)
+
+    monkeypatch.setitem(module.fit.__kwdefaults__, "loss", counted)
+    return lambda: len(calls)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "method": ({"method": "nine"}, "unknown training method 'nine'; did you mean 'none'"),
+    "option": ({"options": {"epoch": 2}}, "unknown option of training method none: 'epoch'; did you mean 'epochs'"),
+    "epochs": ({"options": {"epochs": 0}}, "expected epochs >= 1 and at most 100,000, got 0"),
+    "endless": ({"options": {"epochs": 10**9}}, "expected epochs >= 1 and at most 100,000, got 1,000,000,000"),
+    "rate": ({"options": {"learning_rate": 0}}, "expected learning_rate > 0 and at most 1e+06, got 0"),
+    "infinite rate": (
+        {"options": {"learning_rate": float("inf")}},
+        "learning_rate to be a finite number, got inf",
+    ),
+    "no rate": ({"options": {"learning_rate": float("nan")}}, "learning_rate to be a finite number, got nan"),
+    "infinite rate of members": (
+        {"method": "pmixed", "options": {"learning_rate": float("inf")}},
+        "learning_rate to be a finite number, got inf",
+    ),
+    "diverged": ({"options": {"learning_rate": 1e5, "epochs": 8}}, "its weights are not finite: lower learning_rate"),
+    "absurd rate": ({"options": {"learning_rate": 1e30}}, "expected learning_rate > 0 and at most 1e+06, got 1e+30"),
+    "seed": ({"seed": 2**70}, "expected --seed between 0 and 2^63 - 1"),
+    "wide adapter": ({"lora": True, "lora_rank": 10**6}, "a LoRA rank of at most the model's width of 32, got 1000000"),
+    "rank": ({"lora": True, "lora_rank": 0}, "expected a LoRA rank and alpha >= 1"),
+    "block": ({"block": 1000}, "expected --block between 2 and the 96 positions"),
+    "no such column": ({"text_column": "body"}, "expected one column 'body', got prefix, suffix, who"),
+    "no such user column": ({"user_column": "user"}, "expected one column 'user', got prefix, suffix, who"),
+    "no such model": ({"model": "/nowhere"}, "cannot load '/nowhere'"),
+    "no such data": ({"data": "nowhere.jsonl"}, "no such file"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
+def test_a_refusal_leaves_nothing_behind(world: Path, tmp_path: Path, case: tuple[dict[str, Any], str]) -> None:
+    more, sentence = case
+    with pytest.raises(AuditError) as error:
+        training.train(asked(world, tmp_path / "out", **more), silent)
+    assert sentence in str(error.value) and "\n" not in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_configuration_is_refused_by_what_differs(world: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    training.train(asked(world, out), silent)
+    (tmp_path / "other.jsonl").write_text(json.dumps(ROWS[0]))
+    for more, sentence in (
+        ({"seed": 3}, "seed: 0 there, 3 now"),
+        ({"options": {"epochs": 2, "batch": 4}}, "batch: 2 there, 4 now"),
+        ({"data": str(tmp_path / "other.jsonl")}, "other records"),
+        ({"lora": True}, "lora: None there, [8, 16] now"),
+    ):
+        with pytest.raises(AuditError, match="another configuration") as error:
+            training.train(asked(world, out, **more), silent)
+        assert sentence in str(error.value)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("...")
+    with pytest.raises(AuditError, match="new or empty folder"):
+        training.train(asked(world, tmp_path / "mine"), silent)
+
+
+def test_an_adapter_is_no_model_to_start_from(world: Path, tmp_path: Path) -> None:
+    training.train(asked(world, tmp_path / "adapter", lora=True), silent)
+    with pytest.raises(AuditError, match="is an adapter: give its base, or merge"):
+        training.train(asked(world, tmp_path / "out", model=str(tmp_path / "adapter")), silent)
+
+
+def test_a_frozen_model_is_refused() -> None:
+    model = torch.nn.Linear(2, 2).requires_grad_(False)
+    with pytest.raises(AuditError, match="frozen one: none of its 2 parameters"):
+        finetune.trained_parameters(model)

@@ -1,0 +1,152 @@
+"""Bounds err as often as they say, by enumeration; each formula against a slow twin."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize_scalar
+from scipy.stats import binom, binomtest, multinomial
+
+from auditor.statistics.bounds import (
+    Count,
+    Pairs,
+    Recorded,
+    holm,
+    paired_means,
+    paired_p_value,
+    paired_ranking,
+    paired_shares,
+    score_statistic,
+)
+from auditor.statistics.intervals import clopper_pearson
+
+
+def law(delta: float, discordant: float) -> list[float]:
+    """Probabilities of a win, a loss and neither."""
+    return [max(0.0, (discordant + delta) / 2), max(0.0, (discordant - delta) / 2), 1 - discordant]
+
+
+def test_paired_bounds_err_at_most_as_often_as_stated() -> None:
+    """Over all outcomes of 12 pairs, at every difference and discordance: no simulation, no noise."""
+    n = 12
+    outcomes = np.array([(b, c, n - b - c) for b in range(n + 1) for c in range(n + 1 - b)])
+    low = np.array([Pairs(int(b), int(c), n).low(0.05) for b, c, _ in outcomes])
+    high = np.array([Pairs(int(b), int(c), n).high(0.05) for b, c, _ in outcomes])
+    worst = 0.0
+    for delta in (-0.6, -0.3, -0.1, 0.0, 0.05, 0.2, 0.4):
+        for discordant in np.linspace(abs(delta), 1, 30):
+            p = multinomial.pmf(outcomes, n, law(delta, discordant))
+            wrong = p[low > delta + 1e-9].sum(), p[high < delta - 1e-9].sum()
+            assert max(wrong) <= 0.05, (delta, discordant)
+            worst = max(worst, *wrong)
+    assert worst > 0.03  # exact, not merely careful
+
+
+def test_the_statistic_is_the_score_of_the_constrained_likelihood() -> None:
+    """The variance of wins - losses at the most likely law with that difference, found by a search."""
+    n, wins, losses, delta = 40, 9, 3, 0.08
+
+    def unlikelihood(lost: float) -> float:
+        return -multinomial.logpmf([wins, losses, n - wins - losses], n, [lost + delta, lost, 1 - 2 * lost - delta])
+
+    lost = minimize_scalar(unlikelihood, bounds=(1e-9, (1 - delta) / 2 - 1e-9), method="bounded").x
+    expected = (wins - losses - n * delta) / np.sqrt(n * (2 * lost + delta - delta**2))
+    assert score_statistic(wins, losses, n, delta) == pytest.approx(expected, abs=1e-4)
+    assert score_statistic(9, 3, 40, 0.0) == pytest.approx((9 - 3) / np.sqrt(9 + 3))  # McNemar's
+    assert score_statistic(0, 0, 40, 0.0) == 0
+
+
+@pytest.mark.parametrize(("wins", "losses", "n", "delta"), [(5, 1, 15, 0.0), (6, 2, 15, 0.1), (1, 3, 14, -0.3)])
+def test_the_p_value_is_the_largest_tail(wins: int, losses: int, n: int, delta: float) -> None:
+    outcomes = np.array([(b, c, n - b - c) for b in range(n + 1) for c in range(n + 1 - b)])
+    seen = score_statistic(wins, losses, n, delta)
+    extreme = score_statistic(outcomes[:, 0], outcomes[:, 1], n, delta) >= seen - 1e-9
+    low, high = clopper_pearson(wins + losses, n, 1 - 1e-4)
+    grid = np.linspace(max(low, abs(delta)), high, 25)
+    slow = max(multinomial.pmf(outcomes[extreme], n, law(delta, psi)).sum() for psi in grid)
+    assert paired_p_value(wins, losses, n, delta) == pytest.approx(slow + 1e-4, abs=1e-9)
+
+
+def test_equal_answers_leave_open_what_so_few_secrets_can() -> None:
+    assert Pairs(0, 0, 59).high(0.05) == pytest.approx(1 - 0.05 ** (1 / 59), abs=2e-3)
+    assert Pairs(0, 0, 59).low(0.05) == -Pairs(0, 0, 59).high(0.05)
+    assert Pairs(8, 0, 100).low(0.05) > 0 > Pairs(0, 8, 100).high(0.05)
+
+
+@pytest.mark.parametrize(
+    ("wins", "losses", "mcnemar", "refuted"),
+    [
+        (1, 0, 0.500, False),
+        (4, 0, 0.063, True),  # sharper: it does not condition on four answers having changed
+        (5, 0, 0.031, True),
+        (9, 2, 0.033, True),
+        (10, 2, 0.019, True),
+        (30, 20, 0.101, False),
+    ],
+)
+def test_no_change_is_refuted_about_where_mcnemar_refutes_it(
+    wins: int, losses: int, mcnemar: float, refuted: bool
+) -> None:
+    """The unconditional test refutes where exact McNemar does, at times more, and not where that is far from it."""
+    p = binomtest(wins, wins + losses, alternative="greater").pvalue
+    assert p == pytest.approx(mcnemar, abs=6e-4)
+    assert (Pairs(wins, losses, 200).low(0.05) > 0) == refuted
+
+
+def test_exact_counts_and_recorded_intervals() -> None:
+    assert Count(0, 59).high(0.05) < 0.05 < Count(0, 58).high(0.05)
+    assert binom.sf(29, 100, Count(30, 100).low(0.05)) == pytest.approx(0.05)
+    recorded = Recorded(0.10, 0.06, 0.18, 50)
+    assert (recorded.low(0.05), recorded.high(0.05)) == (0.06, pytest.approx(0.18))
+    assert recorded.low(0.005) == pytest.approx(0.10 - 0.04 * 2.5758 / 1.9600, abs=1e-4)
+    assert np.isnan(Recorded(0.1, np.nan, 0.2, 50).low(0.05))
+
+
+def test_a_ranking_is_resampled_with_both_runs_thresholds() -> None:
+    """Against a loop that repeats secrets one by one."""
+    rng = np.random.default_rng(0)
+    n, errors = 60, 10
+    runs = [(rng.random(n) < share, rng.normal(size=n)) for share in (0.5, 0.3)]
+
+    def recall(hit: np.ndarray, score: np.ndarray, chosen: np.ndarray) -> float:
+        wrong, right = 0, 0
+        for i in sorted(chosen, key=lambda i: (-score[i], hit[i])):
+            right += bool(hit[i]) and wrong < errors
+            wrong += not hit[i]
+        return right / len(chosen)
+
+    seen = paired_ranking(*runs, errors)
+    assert seen.value == pytest.approx(recall(*runs[0], np.arange(n)) - recall(*runs[1], np.arange(n)))
+    slow = []
+    for _ in range(400):
+        chosen = rng.integers(n, size=n)
+        slow.append(recall(*runs[0], chosen) - recall(*runs[1], chosen))
+    assert np.mean(seen.draws) == pytest.approx(np.mean(slow), abs=0.02)
+    assert np.std(seen.draws) == pytest.approx(np.std(slow), rel=0.15)
+    assert seen.low(0.05) <= np.quantile(seen.draws, 0.05) and seen.high(0.05) >= np.quantile(seen.draws, 0.95)
+
+
+def test_means_are_never_surer_than_a_missed_secret_allows() -> None:
+    nothing = paired_means(np.zeros(59), np.zeros(59))
+    assert nothing.high(0.05) == pytest.approx(1 - 0.05 ** (1 / 59))
+    rng = np.random.default_rng(0)
+    new, base = rng.random(400), rng.random(400)
+    spread = (new - base).std() / 20
+    assert paired_means(new, base).high(0.05) == pytest.approx((new - base).mean() + 1.645 * spread, abs=0.2 * spread)
+
+
+def test_shares_are_counted_by_secret() -> None:
+    new, base = np.array([True, True, False, True]), np.array([True, False, True, False])
+    assert paired_shares(new, base) == Pairs(2, 1, 4)
+
+
+@pytest.mark.parametrize("p", [[0.001, 0.2, 0.013, 0.026, 0.9], [0.06], [0.01, 0.02, 0.03], [0.04, 0.04], []])
+def test_holm(p: list[float]) -> None:
+    """Against the textbook: smallest first, each at 5% over those that are left, until one is kept."""
+    rejected = set()
+    for rank, i in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
+        if p[i] > 0.05 / (len(p) - rank):
+            break
+        rejected.add(i)
+    level = holm([lambda level, own=own: own <= level for own in p])  # type: ignore[misc]
+    assert {i for i, own in enumerate(p) if own <= level} == rejected

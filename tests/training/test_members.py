@@ -1,0 +1,307 @@
+"""Who is in which shard: every copy of a record in one, and nobody's place depends on others."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from peft import PeftModel
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from auditor.core.errors import AuditError
+from auditor.core.streams import generator
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.shards import read_shard, record_names
+from auditor.plugins.trainer import Checkpoint
+from auditor.training import members as members_module
+from auditor.training.finetune import Course, Fitting, fit
+from auditor.training.members import Adapter, Layers, Member, joined, member_folder, shard, train_members, with_adapter
+from auditor.training.side_by_side import SideBySide
+from tests.zoo.families import tiny as tiny_of
+
+MakeTiny = Callable[..., HuggingFaceModel]
+TEXTS = st.text(alphabet="abcd", max_size=2)
+
+
+@given(st.lists(TEXTS, max_size=60), st.integers(1, 9))
+def test_shards_are_disjoint_and_complete_with_all_copies_together(units: list[str], members: int) -> None:
+    shards = shard(units, members)
+    assert len(shards) == members
+    assert sorted(index for chosen in shards for index in chosen) == list(range(len(units)))
+    for unit in set(units):
+        assert [any(units[i] == unit for i in chosen) for chosen in shards].count(True) == 1
+
+
+@given(st.lists(TEXTS, min_size=1, max_size=30), st.integers(1, 9), st.data())
+def test_a_unit_stays_in_its_shard_whoever_else_is_there(units: list[str], members: int, data: st.DataObject) -> None:
+    """Add/remove one, and no other shard changes: what a shard-level claim is about."""
+    gone = data.draw(st.sampled_from(units))
+    left = [unit for unit in units if unit != gone]
+
+    def named(records: list[str]) -> list[list[str]]:
+        return [[records[i] for i in chosen] for chosen in shard(records, members)]
+
+    assert sum(a != b for a, b in zip(named(units), named(left), strict=True)) == 1
+
+
+@given(st.lists(st.tuples(TEXTS, TEXTS), max_size=40), st.integers(1, 9))
+def test_neither_a_user_nor_a_record_lies_in_two_shards(rows: list[tuple[str, str]], members: int) -> None:
+    users, records = [user for user, _ in rows], [record for _, record in rows]
+    shards = shard(joined(users, records), members)
+    for column in (users, records):
+        held = Counter(value for chosen in shards for value in {column[i] for i in chosen})
+        assert set(held.values()) <= {1}
+
+
+@given(st.lists(st.tuples(TEXTS, TEXTS), max_size=40))
+def test_units_are_joined_where_records_connect_them_and_nowhere_else(rows: list[tuple[str, str]]) -> None:
+    """Naive twin: connected components by repeated merging."""
+    groups = [{i} for i in range(len(rows))]
+    merged = True
+    while merged:
+        merged = False
+        for a in groups:
+            for b in groups:
+                if a is not b and any(rows[i][0] == rows[j][0] or rows[i][1] == rows[j][1] for i in a for j in b):
+                    groups = [g for g in groups if g is not a and g is not b] + [a | b]
+                    merged = True
+                    break
+            if merged:
+                break
+    names = joined([user for user, _ in rows], [record for _, record in rows])
+    for group in groups:
+        assert {names[i] for i in group} == {min(rows[i][0] for i in group)}
+
+
+def test_users_without_common_records_keep_their_names() -> None:
+    assert joined(["u", "v", "u"], ["a", "b", "c"]) == ["u", "v", "u"]
+    assert joined(["w", "v", "u", "v"], ["a", "a", "b", "b"]) == ["u", "u", "u", "u"]
+
+
+COURSE = Course(epochs=2, rate=3e-3, batch=2, block=16, end=0)
+SIZES = (9, 4, 0, 7, 1)  # records of each shard: batches of several sizes, and one that has none
+Losses = dict[int, list[float]]
+
+
+def members_of(folder: Path, sizes: Sequence[int] = SIZES) -> list[Member]:
+    """Random records of 6 tokens."""
+    noise = np.random.default_rng(5)
+    made = []
+    for index, size in enumerate(sizes):
+        records = [tuple(noise.integers(1, 61, 6).tolist()) for _ in range(size)]
+        made.append(Member(member_folder(folder, index), [str(r) for r in records], records, 70 + index, ("t", index)))
+    return made
+
+
+def one_by_one(base: Callable[[], PreTrainedModel], adapter: Adapter, members: Sequence[Member]) -> Losses:
+    """PEFT's layers and a forward each; the loss in the model's own precision."""
+    losses: Losses = {}
+    for index, member in enumerate(members):
+        own = losses.setdefault(index, [])
+
+        def loss(model: Any, blocks: Tensor, own: list[float] = own) -> Tensor:
+            logits = model(input_ids=blocks).logits[:, :-1].flatten(0, 1)
+            found = torch.nn.functional.cross_entropy(logits, blocks[:, 1:].flatten())
+            own.append(float(found.detach()))
+            return found
+
+        plain = without_dropout(base())
+        torch.manual_seed(member.seed)
+        model = with_adapter(plain, adapter)
+        if member.sequences:
+            fit(model, member.sequences, **vars(COURSE), order=generator(*member.stream), loss=loss)
+        model.save_pretrained(str(member.folder))
+    return losses
+
+
+def without_dropout(model: PreTrainedModel) -> PreTrainedModel:
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    return dict(load_file(folder / "adapter_model.safetensors"))
+
+
+@pytest.fixture
+def losses_together(monkeypatch: pytest.MonkeyPatch) -> Losses:
+    """Of each step of each member that is trained together with others: its mean loss."""
+    seen: Losses = {index: [] for index in range(len(SIZES))}
+    begin, real = members_module._Training.__init__, SideBySide.losses
+    whose: dict[int, int] = {}
+
+    def begins(self: Any, member: Member, *more: Any) -> None:
+        begin(self, member, *more)
+        whose[id(self.model)] = int(member.folder.name[-3:])
+
+    def losses(self: SideBySide, adapters: Sequence[Any], rows: Sequence[Tensor]) -> Tensor:
+        found = real(self, adapters, rows)
+        for model, loss in zip(adapters, found, strict=True):
+            seen[whose[id(model)]].append(float(loss.detach()))
+        return found
+
+    monkeypatch.setattr(members_module._Training, "__init__", begins)
+    monkeypatch.setattr(SideBySide, "losses", losses)
+    return seen
+
+
+@pytest.mark.parametrize("layers", ["attention", "all"])
+@pytest.mark.parametrize("kind", ["neox", "gpt2"])  # nn.Linear, and Conv1D with dropout
+def test_together_is_one_by_one(
+    make_tiny: MakeTiny, tmp_path: Path, losses_together: Losses, kind: str, layers: Layers
+) -> None:
+    """In double precision, where rounding hides nothing: the same losses at every step and the same adapters."""
+
+    def base() -> PreTrainedModel:
+        model: PreTrainedModel = make_tiny(kind=kind).model.double()
+        return model
+
+    adapter = Adapter(4, 8, layers)
+    expected = one_by_one(base, adapter, members_of(tmp_path / "one"))
+    written: list[str] = []
+    together = members_of(tmp_path / "together")
+    most = train_members(
+        base(), adapter, together, COURSE, together=5, written=lambda member: written.append(member.folder.name)
+    )
+    assert most == 5 and sorted(written) == [f"member-00{i}" for i in range(5)]
+    for index, own in expected.items():
+        np.testing.assert_allclose(losses_together[index], own, rtol=0, atol=1e-9)
+    assert len({len(own) for own in expected.values()}) > 2  # some end before others
+    for index, member in enumerate(together):
+        here, there = weights(member.folder), weights(tmp_path / "one" / member.folder.name)
+        assert here.keys() == there.keys()
+        for name, found in here.items():
+            torch.testing.assert_close(found, there[name], rtol=0, atol=1e-8)
+        learnt = any(bool(found.any()) for name, found in here.items() if "lora_B" in name)
+        assert learnt == bool(SIZES[index])
+        configs = [
+            json.loads((p / "adapter_config.json").read_text())
+            for p in (member.folder, tmp_path / "one" / member.folder.name)
+        ]
+        assert configs[0] == configs[1]
+
+
+def test_losses_in_single_precision_are_those_of_one_by_one(
+    make_tiny: MakeTiny, tmp_path: Path, losses_together: Losses
+) -> None:
+    adapter = Adapter(4, 8, "all")
+    expected = one_by_one(lambda: make_tiny().model, adapter, members_of(tmp_path / "one"))
+    train_members(make_tiny().model, adapter, members_of(tmp_path / "together"), COURSE, together=5)
+    for index, own in expected.items():
+        np.testing.assert_allclose(losses_together[index], own, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("together", [0, 1, 2, 3])
+def test_members_do_not_depend_on_who_is_trained_beside_them(
+    make_tiny: MakeTiny, tmp_path: Path, together: int
+) -> None:
+    """GPT-2's dropout is off however many are trained at once."""
+    adapter = Adapter(2, 8, "attention")
+    for out, count in (("all", 5), ("some", together)):
+        torch.rand(count)
+        base = make_tiny(kind="gpt2").model.double().train()
+        train_members(base, adapter, members_of(tmp_path / out), COURSE, together=count)
+    for member in members_of(tmp_path / "all"):
+        here, there = weights(member.folder), weights(tmp_path / "some" / member.folder.name)
+        for name, found in here.items():
+            torch.testing.assert_close(found, there[name], rtol=0, atol=1e-8)
+        assert read_shard(member.folder) == record_names(member.texts)
+
+
+def test_products_in_half_precision(make_tiny: MakeTiny, tmp_path: Path, losses_together: Losses) -> None:
+    """Beside others or alone: the losses are near those of single precision, and are not those."""
+    adapter, exact = (
+        Adapter(4, 8, "all"),
+        one_by_one(lambda: make_tiny().model, Adapter(4, 8, "all"), members_of(tmp_path / "one")),
+    )
+    train_members(make_tiny().model, adapter, members_of(tmp_path / "two"), COURSE, together=5, half=torch.bfloat16)
+    far = [abs(a - b) for i, own in exact.items() for a, b in zip(own, losses_together[i], strict=True)]
+    assert 1e-4 < max(far) < 0.1
+    (member,) = members_of(tmp_path / "alone", SIZES[:1])
+    train_members(make_tiny().model, adapter, [member], COURSE, half=torch.bfloat16)
+    far = [
+        float((w - weights(tmp_path / "two" / "member-000")[k]).abs().max()) for k, w in weights(member.folder).items()
+    ]
+    assert max(far) < 0.02
+
+
+def test_a_member_of_an_empty_shard_is_the_public_model(make_tiny: MakeTiny, tmp_path: Path) -> None:
+    (member,) = members_of(tmp_path, [0])
+    train_members(make_tiny().model, Adapter(2, 8, "all"), [member], COURSE)
+    model = HuggingFaceModel(PeftModel.from_pretrained(make_tiny().model, str(member.folder)))
+    context = torch.tensor([[3, 4, 5]])
+    assert torch.equal(model.log_probs(context, 1), make_tiny().log_probs(context, 1))
+    assert read_shard(member.folder) == []
+
+
+class Killed(BaseException):
+    """As Ctrl-C."""
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_killed_training_goes_on_and_ends_as_it_would_have(
+    make_tiny: MakeTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: bool
+) -> None:
+    """In the middle of an epoch of some, when others are written: with a checkpoint of every step, and without one."""
+    adapter, checkpoint = Adapter(2, 8, "all"), Checkpoint(tmp_path / "checkpoint.pt")
+    options: dict[str, Any] = {"together": 3, "checkpoint": checkpoint if saved else None, "seconds_between": 0.0}
+
+    def base() -> PreTrainedModel:
+        model: PreTrainedModel = make_tiny().model.double()
+        return model
+
+    train_members(base(), adapter, members_of(tmp_path / "whole"), COURSE, together=5)
+    real, steps = Fitting.step, [0]
+
+    def dies(self: Fitting) -> None:
+        if steps[0] == 9:
+            raise Killed
+        steps[0] += 1
+        real(self)
+
+    monkeypatch.setattr(Fitting, "step", dies)
+    cut = members_of(tmp_path / "cut")
+    with pytest.raises(Killed):
+        train_members(base(), adapter, cut, COURSE, **options)
+    kept = [member.folder.is_dir() for member in cut]
+    assert True in kept and False in kept
+    (tmp_path / "cut" / ".member-000").mkdir(exist_ok=True)  # killed while it wrote
+    steps[0] = -1000
+    before = steps[0]
+    train_members(base(), adapter, cut, COURSE, **options)
+    needed = sum(2 * -(-len(m.sequences) * 7 // 32) for m, is_kept in zip(cut, kept, strict=True) if not is_kept)
+    assert (steps[0] - before < needed) == saved
+    assert not (tmp_path / "cut" / ".member-000").exists()
+    for member in cut:
+        for name, found in weights(member.folder).items():
+            torch.testing.assert_close(found, weights(tmp_path / "whole" / member.folder.name)[name], rtol=0, atol=1e-8)
+
+
+def test_a_base_whose_rows_do_not_stay_apart_trains_one_member_at_a_time(tmp_path: Path) -> None:
+    """Experts see the tokens of all rows in a line."""
+    base = tiny_of("qwen2_moe")
+    assert train_members(base, Adapter(2, 8, "all"), members_of(tmp_path / "auto", [2, 2]), COURSE) == 1
+    with pytest.raises(AuditError, match=r"expected together=1 for qwen2_moe, whose layers do not read each row"):
+        train_members(base, Adapter(2, 8, "all"), members_of(tmp_path / "two", [2, 2]), COURSE, together=2)
+
+
+def test_an_architecture_that_peft_does_not_know_is_refused(
+    make_tiny: MakeTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = make_tiny().model
+    monkeypatch.setattr(type(base.config), "model_type", "of-tomorrow")
+    with pytest.raises(AuditError, match="cannot put a LoRA adapter on the attention of of-tomorrow"):
+        train_members(base, Adapter(2, 8, "attention"), members_of(tmp_path), COURSE)
+    assert not list(tmp_path.iterdir())
