@@ -9,14 +9,12 @@ import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from auditor.core.nouns import Claim
 from auditor.core.result import SCHEMA_VERSION, AuditResult, Finding, Measurement
+from auditor.records.outcomes import PerSecret, Run
 from auditor.reports import inert, tables, words
-
-if TYPE_CHECKING:
-    from auditor.records.outcomes import PerSecret, Run
 
 Kind = Literal["text", "number", "count", "flag"]
 Cell = str | float | int | bool | None

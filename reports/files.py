@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.core.result import AuditResult
-
-if TYPE_CHECKING:
-    from auditor.gate.compare import Comparison
+from auditor.gate.compare import Comparison
 from auditor.records.saved import RESULT, read
 
 MARKDOWN, HTML = "report.md", "report.html"

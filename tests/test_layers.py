@@ -1,56 +1,104 @@
-"""Imports point one way: types, errors <- models, sampling, metrics <- the side folders <- run, gate <- cli."""
+"""The plan of the house: which room may import which. Imports point down, and no two modules import each other."""
 
 from __future__ import annotations
 
 import ast
+import tomllib
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 SIDES = ("attacks", "defenses", "benchmarks", "reports")
-TOP = {
-    *(
-        "auditor.runs.run",
-        "auditor.gate.decide",
-        "auditor.cli",
-        "auditor.commands.listing",
-        "auditor.studies.sweep",
-        "auditor.studies.reproduce",
-    ),
-    *(
-        "auditor.benchmarks.score",
-        "auditor.runs.submission",
-        "auditor.records.names",
-        "auditor.runs.session",
-        "auditor.utility.subjects",
-    ),
-    *("auditor.utility.measure", "auditor.utility.tradeoff", "auditor.runs.canary_scores"),
+
+LEFT = "core models generation statistics privacy plugins training"  # asks the model
+RIGHT = "core statistics records gate"  # reads the record
+SIDE = "attacks defenses benchmarks reports"
+MAY_IMPORT = {
+    "core": "",
+    "models": "core",
+    "generation": "core models",
+    "statistics": "core",
+    "privacy": "core",
+    "plugins": "core models generation statistics privacy",
+    "training": "core models privacy plugins",
+    "attacks": "core models generation statistics plugins",
+    "defenses": "core models privacy plugins training",
+    "benchmarks": LEFT,
+    "records": "core statistics",
+    "gate": "core statistics records",
+    "reports": RIGHT,
+    "runs": f"{LEFT} {RIGHT} {SIDE}",
+    "utility": f"{LEFT} {RIGHT} {SIDE} runs",
+    "studies": f"{LEFT} {RIGHT} {SIDE} runs utility",
+    "commands": f"{LEFT} {RIGHT} {SIDE} runs utility studies",
+    "cli": f"{LEFT} {RIGHT} {SIDE} runs utility studies commands",
 }
+WITHOUT_TORCH = ("core", "statistics", "records", "gate", "reports")
+SCRIPTS = {"speed", "trust", "gates"}  # of benchmarks: they measure us, and are not installed
 
 
-def imports(path: Path) -> set[str]:
-    tree = ast.parse(path.read_text())
-    found = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return {name for name in found if name.startswith("auditor")}
+def modules() -> dict[str, Path]:
+    """`room.module` -> its file; a module that stands in no room is a room of its own."""
+    found = {}
+    for top in ("auditor", *SIDES):
+        for path in sorted((ROOT / top).rglob("*.py")):
+            below = path.relative_to(ROOT / top).with_suffix("").parts
+            if path.stem != "__init__" and not SCRIPTS & set(below):
+                found[".".join(below if top == "auditor" else (top, *below))] = path
+    return found
 
 
-@pytest.mark.parametrize("side", SIDES)
-def test_side_folders_do_not_import_each_other_or_the_top(side: str) -> None:
-    files = sorted((ROOT / side).glob("*.py"))
+def imports(path: Path) -> Iterator[str]:
+    """Every module that a file names in an import, at the top or inside a function, guarded or not."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+
+
+def ours(path: Path) -> set[str]:
+    return {name.removeprefix("auditor.") for name in imports(path)} & set(MODULES)
+
+
+MODULES = modules()
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_a_room_imports_only_what_lies_below_it(room: str) -> None:
+    files = {name: path for name, path in MODULES.items() if name.partition(".")[0] == room}
     assert files
-    for path in files:
-        for name in imports(path):
-            others = [s for s in SIDES if s != side and name.startswith(f"auditor.{s}")]
-            assert not others, f"{path.name} imports {name}"
-            assert name not in TOP, f"{path.name} imports {name}"
+    for name, path in files.items():
+        reached = {other.partition(".")[0] for other in ours(path)} - {room}
+        assert reached <= set(MAY_IMPORT[room].split()), f"{name} imports {reached}"
 
 
-def test_the_vocabulary_imports_nothing_of_ours_but_errors_when_run() -> None:
-    tree = ast.parse((ROOT / "auditor" / "types.py").read_text())
-    guarded = {id(n) for node in tree.body if isinstance(node, ast.If) for n in ast.walk(node)}
-    names = [n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and id(n) not in guarded]
-    assert [name for name in names if name and name.startswith("auditor")] == ["auditor.core.errors"]
+def test_every_module_stands_in_a_room() -> None:
+    assert {name.partition(".")[0] for name in MODULES} == set(MAY_IMPORT)
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    try:
+        TopologicalSorter({name: ours(path) for name, path in MODULES.items()}).prepare()
+    except CycleError as error:
+        pytest.fail(" <- ".join(error.args[1]))
+
+
+def test_who_reads_the_record_never_imports_torch() -> None:
+    heavy = {"torch", "transformers", "peft"}
+    for name, path in MODULES.items():
+        if name.partition(".")[0] in WITHOUT_TORCH and name != "core.threads":  # it measures how fast torch is
+            assert not heavy & {other.partition(".")[0] for other in imports(path)}, name
+
+
+def test_every_room_is_installed_and_its_door_is_empty() -> None:
+    listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    rooms = {f"auditor.{name.partition('.')[0]}" for name in MODULES if "." in name}
+    assert listed == {"auditor", *rooms}
+    for room in rooms:
+        name = room.removeprefix("auditor.")
+        door = (ROOT / name if name in SIDES else ROOT / "auditor" / name) / "__init__.py"
+        assert len(door.read_text().splitlines()) <= 1, door

@@ -7,15 +7,9 @@ import math
 import types
 import typing
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from auditor.core.errors import AuditError
-
-if TYPE_CHECKING:
-    pass
-
-
-# --- JSON in, JSON out ----------------------------------------------------------------------------------------------
 
 
 def to_json(value: Any) -> Any:

@@ -1,23 +1,18 @@
-"""The nouns of an audit. Plain frozen records: no torch, no files, no terminal, nothing else of ours but errors."""
+"""The nouns of an audit: what is attacked, what an attack is told and answers, what is promised. Plain frozen records."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    from auditor.core.spaces import Space
-
+from auditor.core.spaces import Space
 
 Tokens = tuple[int, ...]
 
 SettingName = Literal["claim", "worst"]
 
 ANY_ACCESS = "any access, the weights included"  # of a claim about a trained model
-
-
-# --- what is attacked ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,13 @@
-"""The record of an audit: measurements, findings, targets, the whole. Plain frozen records."""
+"""The record of an audit, `result.json`: measurements, findings, targets, the whole. Plain frozen records."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    pass
-from auditor.core.nouns import (
-    Claim,
-)
+from auditor.core.nouns import Claim
 
 SCHEMA_VERSION = 1
-
-
-# --- what was measured ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

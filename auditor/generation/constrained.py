@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +19,7 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.core.spaces import Space, State
 from auditor.generation.tries import encode
-
-if TYPE_CHECKING:
-    from auditor.models.base import LanguageModel
+from auditor.models.base import LanguageModel
 
 _ROWS_BYTES = 2**30
 

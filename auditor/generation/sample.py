@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from auditor.models.base import LanguageModel
-from auditor.models.decoding import (
-    Decoding,
-)
+from auditor.models.base import LanguageModel
+from auditor.models.decoding import Decoding
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -16,10 +16,8 @@ from torch import Tensor
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Certificate
 from auditor.generation.sample import Candidates
+from auditor.models.base import LanguageModel
 from auditor.models.decoding import Decoding
-
-if TYPE_CHECKING:
-    from auditor.models.base import LanguageModel
 
 ROUNDING = 1e-5  # nats: a node so little below the threshold is kept, so that rounding cannot lose one that reaches it
 MAX_ROWS = 2048

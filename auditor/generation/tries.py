@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,10 +27,8 @@ from auditor.core.cache import cache_folder
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.core.spaces import Space
+from auditor.models.base import LanguageModel, Rows
 from auditor.models.decoding import by_shape
-
-if TYPE_CHECKING:
-    from auditor.models.base import LanguageModel, Rows
 
 _TIE = 1e-5  # nats, and a millionth of the nll: closer than this, float32 laws cannot tell two texts apart
 _TEXTS_AT_ONCE = 10_000

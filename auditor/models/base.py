@@ -1,4 +1,9 @@
-"""What a language model may be asked: capabilities, laws, decoding rows."""
+"""What a language model may be asked: laws, and decoding rows that are advanced token by token.
+
+A model has capabilities, each optional: `draw` (sampled next tokens), `law` (next-token log-probabilities in nats),
+`embeddings` (gradients for soft prompts). Sampling, scoring and tuning are written once on these. A defended model is a
+`LanguageModel` that holds others. Knows nothing of attacks, secrets or files of results.
+"""
 
 from __future__ import annotations
 

@@ -1,23 +1,15 @@
-"""How tokens are drawn: decoding laws, inverse-CDF draws, and K samples a prefix by count splitting.
-
-Knows rows and uniforms; does not know what model stands behind the rows, nor who asks.
-"""
+"""Decoding laws and inverse-CDF draws. Knows rows and uniforms; neither what model stands behind them, nor who asks."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from auditor.core.errors import AuditError
-
-if TYPE_CHECKING:
-    pass
-
 
 NEAR_BOUNDARY = 1e-6  # a draw this close to a CDF boundary may fall on the other side under float noise
 

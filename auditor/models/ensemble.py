@@ -1,7 +1,6 @@
 """A public model and the private members beside it, asked together or one member at a time.
 
-Part 0 is the public model, parts 1..N are the members. LoRA members of one base share its weights and are served in
-mixed batches. Knows nothing of privacy: what is done with the parts' laws is the defense's business.
+Part 0 is the public model, parts 1..N are the members. Knows nothing of privacy.
 """
 
 from __future__ import annotations
@@ -114,7 +113,5 @@ class _Together(Rows):
         for rows in self.rows:
             rows.advance(parents, tokens)
 
-
-# --- what members say of themselves -----------------------------------------------------------------------------------
 
 _SHARD, _ENSEMBLE = "shard.json", "ensemble.json"

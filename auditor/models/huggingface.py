@@ -1,9 +1,4 @@
-"""Language models as an attacker may query them, and decoding rows on a preallocated cache.
-
-A model has capabilities, each optional: `draw` (sampled next tokens), `law` (next-token log-probabilities in nats),
-`embeddings` (gradients for soft prompts). Sampling, scoring and tuning are written once on these. A defended model is a
-`LanguageModel` that holds others. Knows nothing of attacks, secrets or files of results.
-"""
+"""A Hugging Face model as a `LanguageModel`: its rows stand on a preallocated cache, on its own, or on none."""
 
 from __future__ import annotations
 
@@ -19,11 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
 from auditor.core.errors import AuditError, NotApplicable
-from auditor.models.base import (
-    LanguageModel,
-    Rows,
-    law_elements,
-)
+from auditor.models.base import LanguageModel, Rows, law_elements
 from auditor.models.caches import Dimensions, OwnCache, row_dimensions
 from auditor.models.decoding import Decoding, log_sum_exp
 from auditor.models.slots import SlotLayer, assign_slots

@@ -1,4 +1,7 @@
-"""An ensemble of LoRA adapters over one base, asked together."""
+"""An ensemble of LoRA adapters over one base, asked together in mixed batches; and loading one.
+
+Knows nothing of privacy: what is done with the parts' laws is the defense's business.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,7 @@ from auditor.models.caches import OwnCache
 from auditor.models.ensemble import _ENSEMBLE, Ensemble, Members
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import with_adapter_of
-from auditor.models.shards import (
-    WHOLE,
-    read_ensemble,
-    read_shard,
-    whole_adapter,
-)
+from auditor.models.shards import WHOLE, read_ensemble, read_shard, whole_adapter
 from auditor.models.slots import SlotLayer
 
 _CACHE_BYTES = 2**28  # keys and values of members that single draws asked

@@ -1,6 +1,6 @@
-"""What extraction attacks have in common: find candidates for every prefix, rank them, yield the guesses.
+"""Attacks: the base of all, and of those that find candidates for every prefix, rank them and yield the guesses.
 
-A subclass says how sure it is of each candidate; sampling or search, sharing of passes and ordering are done here.
+A subclass of the latter says how sure it is of each candidate; sampling or search, sharing of passes and ordering are done here.
 """
 
 from __future__ import annotations
@@ -8,29 +8,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
-
-from auditor.core.errors import AuditError
-
-if TYPE_CHECKING:
-    from auditor.plugins.view import View
-from typing import get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from auditor.core.nouns import (
-    Guess,
-    Guesses,
-    Pair,
-    Query,
-)
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Guess, Guesses, Pair, Query
 from auditor.generation.sample import Candidates
 from auditor.generation.search import Leaves, Searched, check_threshold
 from auditor.models.decoding import Decoding
 from auditor.plugins.view import Batch, Sampling, Search, View
-
-# --- who attacks, who defends ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,13 @@
-"""Benchmarks: what one may write."""
+"""Benchmarks: the base of all. A benchmark owns the secrets; what an attack is told of them is a `Challenge`."""
 
 from __future__ import annotations
 
 import math
 import types
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-if TYPE_CHECKING:
-    pass
-from auditor.core.nouns import (
-    Challenge,
-    Pair,
-    Query,
-    Secret,
-    Tokens,
-    evenly,
-)
+from auditor.core.nouns import Challenge, Pair, Query, Secret, Tokens, evenly
 
 
 class Benchmark:

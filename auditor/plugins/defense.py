@@ -1,19 +1,15 @@
-"""Defenses: what one may write, and what one may hold."""
+"""Defenses: the base of all, what one may hold, and the causes that it credits with what it changes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from auditor.core.errors import AuditError
-
-if TYPE_CHECKING:
-    from auditor.models.base import LanguageModel
-    from auditor.models.masked import MaskedModel
-    from auditor.privacy.promises import PrivacyRecord
-from auditor.core.nouns import (
-    Claim,
-)
+from auditor.core.nouns import Claim
+from auditor.models.base import LanguageModel
+from auditor.models.masked import MaskedModel
+from auditor.privacy.promises import PrivacyRecord
 
 
 @dataclass(frozen=True)

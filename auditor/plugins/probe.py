@@ -1,4 +1,4 @@
-"""What probes of the decoding law have in common: its options, and how the members' numbers stand beside the floor.
+"""Probes: the base of all, and of those of the decoding law, whose members' numbers stand beside the floor.
 
 A probe sees the answers and draws nothing. A subclass says what it observes of one secret.
 """
@@ -7,22 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-if TYPE_CHECKING:
-    from auditor.plugins.view import View
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from auditor.core.nouns import (
-    Observation,
-    Secret,
-)
-from auditor.core.result import (
-    Measurement,
-)
+from auditor.core.nouns import Observation, Secret
+from auditor.core.result import Measurement
 from auditor.models.decoding import Decoding, by_shape
 from auditor.plugins.view import Sampling, View
 from auditor.statistics.intervals import excess_mean, mean_probability

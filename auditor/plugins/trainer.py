@@ -1,22 +1,18 @@
-"""Trainers: what one may write, and the job they are given."""
+"""Trainers: the base of all, the job they are given, and the checkpoint from which an interrupted one goes on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from auditor.core.errors import AuditError
-
-if TYPE_CHECKING:
-    from auditor.models.huggingface import HuggingFaceModel
 import torch
 
 from auditor.core import disk
-from auditor.core.nouns import (
-    Tokens,
-)
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Tokens
+from auditor.models.huggingface import HuggingFaceModel
 
 
 @dataclass(frozen=True)

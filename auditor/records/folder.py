@@ -1,4 +1,4 @@
-"""The run folder: guesses and observations appended as secrets finish, tuned states, the plan that resumes it.
+"""The run folder: guesses and observations appended as secrets finish, the plan that resumes it, what reports read.
 
 Files are 0600. Knows files; knows nothing of models or terminals.
 """
@@ -6,7 +6,6 @@ Files are 0600. Knows files; knows nothing of models or terminals.
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from filelock import FileLock
 
 from auditor.core import disk, locks
@@ -209,25 +207,8 @@ class RunFolder:
         """As `append`."""
         self._tokens.append(target, batch)
 
-    def save_state(self, cell: str, state: dict[str, Any]) -> None:
-        made = io.BytesIO()
-        torch.save(state, made)
-        disk.replace(self._state_path(cell), made.getvalue())
-
-    def load_state(self, cell: str) -> dict[str, Any] | None:
-        """What was tuned; None where nothing was. Raises AuditError for a file that cannot be read."""
-        path = self._state_path(cell)
-        if not path.exists():
-            return None
-        try:
-            state: dict[str, Any] = torch.load(path, weights_only=True)
-        except Exception as error:  # torch raises a dozen kinds, all of them about the file
-            raise AuditError(f"{path}: expected what an attack tuned, got a file that cannot be read") from error
-        if not isinstance(state, dict):
-            raise AuditError(f"{path}: expected what an attack tuned, got {type(state).__name__}")
-        return state
-
-    def _state_path(self, cell: str) -> Path:
+    def state_path(self, cell: str) -> Path:
+        """Where an attack's tuned state lies (`runs/tuned.py`)."""
         return self.path / "state" / (cell.replace("/", "--") + ".pt")
 
 

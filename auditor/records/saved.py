@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json
 from auditor.core.result import SCHEMA_VERSION, AuditResult
-
-if TYPE_CHECKING:
-    pass
-
 
 RESULT = "result.json"
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from auditor.records.weights import (
-    of,
-)
+from auditor.records.weights import of
 from auditor.runs.plan import Plan
 
 _FOLDERS = {"ensemble": "ensemble", "model": "trained"}  # an option of a defense -> what it names

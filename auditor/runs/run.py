@@ -61,7 +61,7 @@ from auditor.records.folder import RunFolder, batched, cell_name
 from auditor.records.names import aliases, renamed, salt
 from auditor.records.names import fingerprint as salt_fingerprint
 from auditor.records.outcomes import Row
-from auditor.runs import causes, companions, plan_weights
+from auditor.runs import causes, companions, plan_weights, tuned
 from auditor.runs.lead import choose, led
 from auditor.runs.plan import AUTO, Plan, check_general, options_for
 from auditor.runs.submission import check_submission
@@ -592,7 +592,7 @@ class _Run:
         name = f"{attack.name}-{attack.state_name(view)}"
         key = (attack.name, attack.state_name(view))
         if key not in self.states:
-            saved = self.folder.load_state(name)
+            saved = tuned.load(self.folder, name)
             if saved is None:
                 plan = self.plan
                 # A defense may be set up for what the row will draw: another number is another model to tune on.
@@ -600,7 +600,7 @@ class _Run:
                 made_of = [plan.seed, plan.known_limit, plan.defense_options, queries, key, attack.fit_options()]
                 shared = json.dumps([self._asked_key(), *made_of], sort_keys=True)
                 saved = self.shelf.fits.get(shared) or attack.fit(view, self.challenge.known)
-                self.folder.save_state(name, saved)
+                tuned.save(self.folder, name, saved)
                 self.shelf.fits[shared] = saved
             self.states[key] = saved
         return self.states[key]

@@ -9,17 +9,8 @@ from numpy.typing import NDArray
 
 from auditor.core.result import Measurement
 from auditor.core.streams import generator
-from auditor.statistics.intervals import (
-    _RESAMPLES,
-    CONFIDENCE,
-    excess,
-    mean,
-    share,
-)
-from auditor.statistics.judging import (
-    _NEAR,
-    Outcome,
-)
+from auditor.statistics.intervals import _RESAMPLES, CONFIDENCE, excess, mean, share
+from auditor.statistics.judging import _NEAR, Outcome
 
 
 def errors_before(hit: NDArray[np.bool_], score: NDArray[np.float64]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:

@@ -10,9 +10,7 @@ from typing import Any
 from auditor.core.result import Measurement
 from auditor.records.contrasts import Cell
 from auditor.utility.measure import Point, Row, Utility
-from auditor.utility.tradeoff import (
-    NAME,
-)
+from auditor.utility.tradeoff import NAME
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,7 @@ import textwrap
 from pathlib import Path
 
 import transformers
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from tests.zoo.families import ENCODER_DECODERS, FAMILIES, MASKED, REFUSED, TRAINED, Row
 

@@ -14,16 +14,7 @@ from auditor.core.errors import AuditError, NotApplicable
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load
 from auditor.models.masked import kind_of, load_masked
-from tests.zoo.families import (
-    ENCODER_DECODERS,
-    FAMILIES,
-    MASKED,
-    REFUSED,
-    VOCABULARY,
-    config_of,
-    save,
-    tiny,
-)
+from tests.zoo.families import ENCODER_DECODERS, FAMILIES, MASKED, REFUSED, VOCABULARY, config_of, save, tiny
 from tests.zoo.page import PAGE, page
 
 # `generate` counts their positions from 0; the models themselves, in training too, from behind the padding id.
