@@ -1,4 +1,4 @@
-"""The nouns of an audit: what is attacked, what an attack is told and answers, what is promised. Plain frozen records."""
+"""The nouns of an audit: what is attacked, what an attack is told and answers, what is promised. Frozen records."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Attacks: the base of all, and of those that find candidates for every prefix, rank them and yield the guesses.
 
-A subclass of the latter says how sure it is of each candidate; sampling or search, sharing of passes and ordering are done here.
+A subclass of the latter says how sure it is of each candidate; sampling or search, sharing of passes and ordering are
+done here.
 """
 
 from __future__ import annotations

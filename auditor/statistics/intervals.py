@@ -1,4 +1,4 @@
-"""Numbers with intervals: shares, means, differences, perplexities. Pure functions on numpy arrays; no torch, no files."""
+"""Numbers with intervals: shares, means, differences, perplexities. Pure functions on arrays; no torch, no files."""
 
 from __future__ import annotations
 
