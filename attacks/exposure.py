@@ -18,7 +18,7 @@ from auditor.generation import constrained, tries
 from auditor.models.decoding import ANCESTRAL
 from auditor.plugins.probe import Probe, beside_the_floor, by_repeats, column, is_member
 from auditor.plugins.view import Sampling, View
-from auditor.statistics import exposure
+from auditor.statistics import exposure, holm
 from auditor.statistics.intervals import share
 
 
@@ -66,7 +66,7 @@ class Exposure(Probe):
     def complete(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
         """Adds the Holm-adjusted p-value of each inserted canary."""
         inserted = [i for i, secret in enumerate(secrets) if secret.member]
-        adjusted = exposure.holm([observations[i].values["null_p"] for i in inserted])
+        adjusted = holm.adjusted([observations[i].values["null_p"] for i in inserted])
         completed = list(observations)
         for i, p in zip(inserted, adjusted, strict=True):
             completed[i] = replace(observations[i], values={**observations[i].values, "holm_p": p})

@@ -16,7 +16,8 @@ from auditor.core.result import Finding, Measurement
 from auditor.gate.comparable import check_comparable
 from auditor.records import outcomes
 from auditor.records.outcomes import Row, Run, row_of
-from auditor.statistics.bounds import LEVEL, Evidence, holm
+from auditor.statistics.bounds import LEVEL, Evidence
+from auditor.statistics.holm import level_of_each
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def compare(runs: Sequence[Run], metrics: Sequence[str] = ()) -> Comparison:
     lines = [line for line in lines if any(cell.measured for cell in line.cells)]
     lowest = [_lowest(line) for line in lines]
     rivals = [_rivals(runs, line, candidate) for line, candidate in zip(lines, lowest, strict=True)]
-    level = holm([partial(_all_leak_more, others) for others in rivals])
+    level = level_of_each([partial(_all_leak_more, others) for others in rivals], LEVEL)
     marked = (
         replace(line, best=candidate if _all_leak_more(others, level) else None)
         for line, candidate, others in zip(lines, lowest, rivals, strict=True)

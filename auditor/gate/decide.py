@@ -21,7 +21,8 @@ from auditor.gate.policy import Policy, Rule, check_share
 from auditor.gate.rulings import Decision, Ruling, Verdict
 from auditor.records import outcomes
 from auditor.records.outcomes import PerSecret, Row, Run, row_of
-from auditor.statistics.bounds import LEVEL, Count, Evidence, Recorded, holm
+from auditor.statistics.bounds import LEVEL, Count, Evidence, Recorded
+from auditor.statistics.holm import level_of_each
 
 # Plain counts: a one-sided exact bound is to be had.
 _EXACT = ("recall", "any_of_k", "recall_nonmembers", "near_verbatim_recall", "near_verbatim_recall_nonmembers")
@@ -140,7 +141,7 @@ def judge(
             if not rows:  # another target's rows do not answer for this one
                 row = (name, scope["setting"] or "", scope["attack"] or "")
                 cases.append(_Case(row, rule, "no row was measured"))
-    level = holm([partial(_exceeds, case) for case in cases if isinstance(case.seen, _Seen)])
+    level = level_of_each([partial(_exceeds, case) for case in cases if isinstance(case.seen, _Seen)], LEVEL)
     return [_ruling(case, level) for case in cases]
 
 

@@ -19,17 +19,16 @@ from numpy.typing import NDArray
 
 from auditor.core.errors import AuditError, unknown
 from auditor.core.result import Measurement
-from auditor.core.streams import generator
 from auditor.records.outcomes import PerSecret
+from auditor.statistics import bootstrap
+from auditor.statistics.bootstrap import CONFIDENCE, Draws, Values
 from auditor.statistics.bounds import paired_means
 from auditor.statistics.extraction import errors_before, solved_before
-from auditor.statistics.intervals import CONFIDENCE, clopper_pearson
+from auditor.statistics.intervals import clopper_pearson
 from auditor.statistics.judging import Outcome
 
 _RESAMPLES = 2000
 _MOST_UNDEFINED = 0.05  # of the resamples: where more have no value, there is no interval
-Draws = NDArray[np.int64]  # (resamples, n): how often each secret was drawn
-Values = NDArray[np.float64]  # (resamples,); NaN where a resample holds nothing to take a mean of
 
 
 # --- one metric of one outcome, at every resample -------------------------------------------------------------------
@@ -147,11 +146,11 @@ def _paired(name: str, parts: Sequence[Part], seeds: Sequence[int]) -> Measureme
     value, resampled = float(values[0]), values[1:]
     if math.isnan(value) or np.isnan(resampled).mean() > _MOST_UNDEFINED:
         return Measurement(name, value, math.nan, math.nan, n, unit, "too few guesses to take a mean of")
-    low, high = np.nanquantile(resampled, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    low, high = bootstrap.interval(resampled[~np.isnan(resampled)])
     if low == high and unit == "share":
         # No resample differs, so a bootstrap has no width: bounded as in `metrics.share` and `metrics.difference`.
         low, high = _without_width(value, n, single=len(parts) == 1)
-    return Measurement(name, value, float(low), float(high), n, unit)
+    return Measurement(name, value, low, high, n, unit)
 
 
 def _texts(part: Part, seed: int) -> tuple[float, ...]:
@@ -168,8 +167,8 @@ def _paired_by_text(name: str, parts: Sequence[Part], seeds: Sequence[int]) -> M
         for seed in seeds:
             nll = np.array(part.cell.heldout[seed][part.metric])
             values += part.coefficient / len(seeds) * np.exp(draws @ nll / (draws @ tokens))
-    low, high = np.quantile(values[1:], [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Measurement(name, float(values[0]), float(low), float(high), len(tokens), "perplexity")
+    low, high = bootstrap.interval(values[1:])
+    return Measurement(name, float(values[0]), low, high, len(tokens), "perplexity")
 
 
 def _by_secret(part: Part, seed: int) -> dict[str, float]:
@@ -210,8 +209,7 @@ def _without_width(value: float, n: int, single: bool) -> tuple[float, float]:
 @functools.lru_cache(maxsize=4)
 def _resamples(n: int) -> Draws:
     """(1 + resamples, n); the first row is the sample itself. The same for every contrast over n secrets."""
-    draws = generator("bootstrap", "contrast", n).multinomial(n, np.full(n, 1 / n), size=_RESAMPLES)
-    return np.vstack([np.ones((1, n), dtype=draws.dtype), draws])
+    return np.vstack([np.ones((1, n), dtype=np.int64), *bootstrap.blocks(n, "contrast", _RESAMPLES)])
 
 
 def _unpaired(name: str, parts: Sequence[Part], seeds: Sequence[int]) -> Measurement:

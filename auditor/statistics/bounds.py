@@ -7,7 +7,7 @@ Levels are below 1/2. Pure functions on counts and numpy arrays.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binom, norm
 
-from auditor.core.streams import generator
+from auditor.statistics import bootstrap
 from auditor.statistics.extraction import solved_before
 from auditor.statistics.intervals import clopper_pearson
 
 LEVEL = 0.05  # what a gate's false alarms, and its false passes, are held to
-RESAMPLES = 4000
+_RESAMPLES, _AT_ONCE = 4000, 250
 _SURE = 1e-4  # Berger and Boos's gamma: added to the p-value for leaving improbable nuisances out
 _NUISANCES = 25  # values of the nuisance parameter that the tail is maximised over
 _STEPS = 16  # bisections of a bound: 2 / 2^16 is 3e-5
@@ -173,18 +173,15 @@ def paired_ranking(
         mine[order] = right & (np.cumsum(~right) - ~right < errors)
     floor = paired_shares(*solved)
 
-    def delta(draws: NDArray[np.int64]) -> NDArray[np.float64]:
+    def delta(draws: bootstrap.Draws) -> NDArray[np.float64]:
         first, second = (solved_before(r, draws[:, order], errors) for r, order in zip(ranked, orders, strict=True))
         return first - second
 
     return Resampled(floor.value, n, _resample(n, delta), floor)
 
 
-def _resample(n: int, statistic: Callable[[NDArray[np.int64]], NDArray[np.float64]]) -> NDArray[np.float64]:
-    """statistic: of (draws, n) counts, how often each secret was drawn."""
-    rng, at_once = generator("bootstrap", "gate", n), 250
-    parts = [statistic(rng.multinomial(n, np.full(n, 1 / n), size=at_once)) for _ in range(RESAMPLES // at_once)]
-    return np.concatenate(parts)
+def _resample(n: int, statistic: Callable[[bootstrap.Draws], NDArray[np.float64]]) -> NDArray[np.float64]:
+    return bootstrap.resampled(n, statistic, "gate", _RESAMPLES, _AT_ONCE)
 
 
 # --- the exact score test of a paired difference ----------------------------------------------------------------------
@@ -266,20 +263,3 @@ def _paired_low(wins: int, losses: int, n: int, level: float) -> float:
         else:
             high = middle
     return low
-
-
-# --- several at once --------------------------------------------------------------------------------------------------
-
-
-def holm(tests: Sequence[Callable[[float], bool]], level: float = LEVEL) -> float:
-    """The level at which each of the tests is decided so that all together are wrong with at most `level` (Holm 1979).
-
-    tests: whether each rejects at a level; a test that rejects at one also does at every higher one.
-    """
-    rejected = 0
-    while True:
-        each = level / max(1, len(tests) - rejected)
-        now = sum(test(each) for test in tests)
-        if now <= rejected:
-            return each
-        rejected = now

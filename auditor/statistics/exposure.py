@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import kstest, skewnorm
 
-from auditor.core.streams import generator
-from auditor.statistics.intervals import CONFIDENCE, clopper_pearson
+from auditor.statistics import bootstrap
+from auditor.statistics.bootstrap import CONFIDENCE
+from auditor.statistics.intervals import clopper_pearson
 
-_RESAMPLES = 1000
 _IMPOSSIBLE = 1e4  # nats: in place of infinity, where a law gives a text no probability at all
 _REFITS = 20  # a skew-normal fit takes a tenth of a second
 
@@ -105,11 +104,10 @@ def estimate(nll: float, text: str, draws: Weighted) -> Estimate:
     n = len(draws.nll)
     other = np.array([drawn != text for drawn in draws.texts], dtype=bool)
     values = np.where((draws.nll <= nll) & other, draws.weights, 0.0)
-    resamples = generator("bootstrap", "exposure", n).multinomial(n, np.full(n, 1 / n), size=_RESAMPLES)
-    low, high = np.quantile(resamples @ values / n, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    low, high = bootstrap.interval(bootstrap.resampled(n, lambda counts: counts @ values / n, "exposure"))
     missed = clopper_pearson(0, n)[1] * draws.largest(nll)
     most = certain_rank(nll, draws.size)
-    rank, low, high = (min(most, 1 + x) for x in (float(values.mean()), float(low), max(float(high), missed)))
+    rank, low, high = (min(most, 1 + x) for x in (float(values.mean()), low, max(high, missed)))
     return Estimate(rank, low, high)
 
 
@@ -132,8 +130,8 @@ class SkewNormal:
     def bits(self, nll: float, most: float) -> tuple[float, float, float]:
         """(exposure, low, high): -log2 of the cdf, at most `most`; a bootstrap interval of the fit."""
         value, *others = (tail_bits(nll, *law, most) for law in (self.parameters, *self.refits))
-        low, high = np.quantile(others, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-        return value, min(value, float(low)), max(value, float(high))
+        low, high = bootstrap.interval(others)
+        return value, min(value, low), max(value, high)
 
 
 def tail_bits(nll: float, shape: float, location: float, scale: float, most: float = math.inf) -> float:
@@ -147,8 +145,7 @@ def fit(references: NDArray[np.float64]) -> SkewNormal:
     """Maximum likelihood, as TF Privacy extrapolates. What it says far out in the tail is what its shape says."""
     references = np.minimum(references, _IMPOSSIBLE)
     parameters, n = _fitted(references), len(references)
-    noise = generator("bootstrap", "skew-normal", n)
-    refits = tuple(_fitted(references[noise.integers(n, size=n)], parameters) for _ in range(_REFITS))
+    refits = tuple(_fitted(references[at], parameters) for at in bootstrap.places(n, "skew-normal", _REFITS))
     fits_well = parameters[2] > 0
     ks_p = float(kstest(references, skewnorm(*parameters).cdf).pvalue) if fits_well else 0.0
     return SkewNormal(parameters, refits, ks_p)
@@ -166,13 +163,3 @@ def _fitted(
         else:
             shape, location, scale = skewnorm.fit(references, start[0], loc=start[1], scale=start[2])
     return float(shape), float(location), float(scale)
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values, in the order given."""
-    order = np.argsort(p_values, kind="stable")
-    adjusted, worst = [0.0] * len(p_values), 0.0
-    for place, i in enumerate(order.tolist()):
-        worst = max(worst, min(1.0, (len(p_values) - place) * p_values[i]))
-        adjusted[i] = worst
-    return adjusted

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from auditor.core.result import Measurement
-from auditor.core.streams import generator
-from auditor.statistics.intervals import _RESAMPLES, CONFIDENCE, excess, mean, share
+from auditor.statistics import bootstrap
+from auditor.statistics.intervals import excess, mean, share
 from auditor.statistics.judging import _NEAR, Outcome
 
 
@@ -49,12 +49,11 @@ def recall_of_guesses(
     if int((~right).sum()) < errors:
         whole = "recall" if len(np.unique(secret)) == len(secret) else "the recall of all guesses"
         return share(name, solved, f"fewer than {errors} errors: equals {whole}")
-    draws = generator("bootstrap", name, n).multinomial(n, np.full(n, 1 / n), size=_RESAMPLES)
-    values = [draw[secret[solvers(draw)]].sum() / n for draw in draws]
-    low, high = np.quantile(values, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    recalls = bootstrap.resampled(n, lambda draws: [draw[secret[solvers(draw)]].sum() / n for draw in draws], name)
+    low, high = bootstrap.interval(recalls)
     if low == high:
         return share(name, solved)
-    return Measurement(name, float(solved.mean()), float(low), float(high), n)
+    return Measurement(name, float(solved.mean()), low, high, n)
 
 
 def first_right(secret: NDArray[np.int64], right: NDArray[np.bool_]) -> NDArray[np.int64]:

@@ -10,11 +10,8 @@ from numpy.typing import NDArray
 from scipy.stats import beta, binomtest, norm
 
 from auditor.core.result import Measurement
-from auditor.core.streams import generator
-
-CONFIDENCE = 0.95
-
-_RESAMPLES = 1000
+from auditor.statistics import bootstrap
+from auditor.statistics.bootstrap import CONFIDENCE
 
 
 def clopper_pearson(hits: int, n: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
@@ -41,12 +38,11 @@ def difference(name: str, first: NDArray[np.bool_], second: NDArray[np.bool_]) -
     delta = first.astype(float) - second.astype(float)
     wins, losses = int((delta > 0).sum()), int((delta < 0).sum())
     p = binomtest(wins, wins + losses).pvalue if wins + losses else 1.0
-    draws = generator("bootstrap", name, n).multinomial(n, np.full(n, 1 / n), size=_RESAMPLES)
-    low, high = np.quantile(draws @ delta / n, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    low, high = _interval_of_mean(delta, name)
     if low == high:
         (fewest, most), (least, worst) = clopper_pearson(wins, n), clopper_pearson(losses, n)
         low, high = fewest - worst, most - least
-    return Measurement(name, float(delta.mean()), float(low), float(high), n, note=f"exact McNemar p = {p:.2g}")
+    return Measurement(name, float(delta.mean()), low, high, n, note=f"exact McNemar p = {p:.2g}")
 
 
 def excess(members: NDArray[np.bool_], nonmembers: NDArray[np.bool_]) -> Measurement:
@@ -73,9 +69,9 @@ def perplexity(texts: Sequence[tuple[float, int]], name: str = "perplexity") -> 
     """exp of the mean nll a token, from (summed nll in nats, tokens) of each text; bootstrap over texts."""
     nll, tokens = (np.array(column, dtype=float) for column in zip(*texts, strict=True))
     n = len(nll)
-    draws = generator("bootstrap", "perplexity", n).multinomial(n, np.full(n, 1 / n), size=_RESAMPLES)
-    low, high = np.quantile(np.exp(draws @ nll / (draws @ tokens)), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Measurement(name, float(np.exp(nll.sum() / tokens.sum())), float(low), float(high), n, unit="perplexity")
+    drawn = bootstrap.resampled(n, lambda draws: np.exp(draws @ nll / (draws @ tokens)), "perplexity")
+    low, high = bootstrap.interval(drawn)
+    return Measurement(name, float(np.exp(nll.sum() / tokens.sum())), low, high, n, unit="perplexity")
 
 
 def mean_probability(name: str, values: NDArray[np.float64], note: str = "") -> Measurement:
@@ -87,9 +83,8 @@ def mean_probability(name: str, values: NDArray[np.float64], note: str = "") -> 
     n = len(values)
     if not n:
         return Measurement(name, math.nan, 0.0, 1.0, 0, "probability", note)
-    draws = generator("bootstrap", name, n).multinomial(n, np.full(n, 1 / n), size=_RESAMPLES)
-    low, high = np.quantile(draws @ values / n, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    low, high = min(float(low), clopper_pearson(n, n)[0]), max(float(high), clopper_pearson(0, n)[1])
+    low, high = _interval_of_mean(values, name)
+    low, high = min(low, clopper_pearson(n, n)[0]), max(high, clopper_pearson(0, n)[1])
     return Measurement(name, float(values.mean()), low, high, n, "probability", note)
 
 
@@ -104,7 +99,10 @@ def excess_mean(name: str, members: Measurement, nonmembers: Measurement) -> Mea
 
 def mean(name: str, values: NDArray[np.float64], unit: str) -> Measurement:
     """A mean with its bootstrap interval."""
+    low, high = _interval_of_mean(values, name)
+    return Measurement(name, float(values.mean()), low, high, len(values), unit=unit)
+
+
+def _interval_of_mean(values: NDArray[np.float64], name: str) -> tuple[float, float]:
     n = len(values)
-    draws = generator("bootstrap", name, n).multinomial(n, np.full(n, 1 / n), size=_RESAMPLES)
-    low, high = np.quantile(draws @ values / n, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Measurement(name, float(values.mean()), float(low), float(high), n, unit=unit)
+    return bootstrap.interval(bootstrap.resampled(n, lambda draws: draws @ values / n, name))

@@ -26,7 +26,6 @@ from auditor.core.errors import AuditError, unknown
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.nouns import Claim, Pair
 from auditor.core.result import Measurement
-from auditor.core.streams import generator
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load
 from auditor.models.lora import load_ensemble
@@ -39,7 +38,7 @@ from auditor.runs.grid import called
 from auditor.runs.lead import choose
 from auditor.runs.plan import AUTO, Plan, check_general, make, options_for
 from auditor.runs.run import UNDEFENDED, Reporter, check_needs, environment, lab_recipe, trained_folder
-from auditor.statistics.intervals import CONFIDENCE
+from auditor.statistics import bootstrap
 from auditor.utility.subjects import Asked, CausalSubject, Example, MaskedSubject, Subject
 
 _RESAMPLES = 2000
@@ -423,21 +422,19 @@ def perplexities(
 def per_token(sums: NDArray[np.float64], tokens: NDArray[np.int64], resamples: int = _RESAMPLES) -> NDArray[np.float64]:
     """(models, restarts, 1 + resamples): the mean over tokens of sums over texts, (models, restarts, texts)."""
     n, columns = len(tokens), sums.reshape(-1, len(tokens)).T
-    found = np.empty((1 + resamples, columns.shape[1]))
-    rng, step = generator("bootstrap", "utility", n), max(1, 2**22 // n)
-    for at in range(0, 1 + resamples, step):
-        draws = rng.multinomial(n, np.full(n, 1 / n), size=min(step, 1 + resamples - at))
-        if at == 0:
-            draws[0] = 1
-        found[at : at + len(draws)] = (draws @ columns) / (draws @ tokens)[:, None]
-    return found.T.reshape(*sums.shape[:2], -1)
+    parts: list[NDArray[np.float64]] = []
+    for draws in bootstrap.blocks(n, "utility", 1 + resamples, max(1, 2**22 // n)):
+        if not parts:
+            draws[0] = 1  # the sample itself
+        parts.append((draws @ columns) / (draws @ tokens)[:, None])
+    return np.concatenate(parts).T.reshape(*sums.shape[:2], -1)
 
 
 def _interval(name: str, drawn: NDArray[np.float64], n: int, unit: str) -> Measurement:
     # No interpolation between resamples: with one at infinity there is nothing to interpolate.
-    low, high = np.quantile(drawn[1:], [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], method="inverted_cdf")
+    low, high = bootstrap.interval(drawn[1:], method="inverted_cdf")
     value = float(drawn[0])  # may lie outside by rounding only, where every resample says the same
-    return Measurement(name, value, min(float(low), value), max(float(high), value), n, unit)
+    return Measurement(name, value, min(low, value), max(high, value), n, unit)
 
 
 def labels(rows: Sequence[Row]) -> list[str]:

@@ -11,7 +11,6 @@ from auditor.statistics.bounds import (
     Count,
     Pairs,
     Recorded,
-    holm,
     paired_means,
     paired_p_value,
     paired_ranking,
@@ -138,15 +137,3 @@ def test_means_are_never_surer_than_a_missed_secret_allows() -> None:
 def test_shares_are_counted_by_secret() -> None:
     new, base = np.array([True, True, False, True]), np.array([True, False, True, False])
     assert paired_shares(new, base) == Pairs(2, 1, 4)
-
-
-@pytest.mark.parametrize("p", [[0.001, 0.2, 0.013, 0.026, 0.9], [0.06], [0.01, 0.02, 0.03], [0.04, 0.04], []])
-def test_holm(p: list[float]) -> None:
-    """Against the textbook: smallest first, each at 5% over those that are left, until one is kept."""
-    rejected = set()
-    for rank, i in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
-        if p[i] > 0.05 / (len(p) - rank):
-            break
-        rejected.add(i)
-    level = holm([lambda level, own=own: own <= level for own in p])  # type: ignore[misc]
-    assert {i for i, own in enumerate(p) if own <= level} == rejected

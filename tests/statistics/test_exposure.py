@@ -102,11 +102,6 @@ def test_a_model_that_learned_a_third_leaves_the_band() -> None:
     assert any(y > exposure.null_band(x, 30) for x, y in tail([exposure.of_rank(rank, BITS) for rank in ranks]))
 
 
-def test_holm() -> None:
-    assert exposure.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert exposure.holm([0.9, 0.8]) == [1.0, 1.0] and exposure.holm([]) == []
-
-
 def weighted(n: int, uniform: int, size: int, seed: int, p: np.ndarray) -> exposure.Weighted:
     """Draws from q = p, the model's own law over a space of numbers, and uniform ones."""
     noise = np.random.default_rng(seed)
