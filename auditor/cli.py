@@ -26,11 +26,11 @@ from auditor.core.errors import AuditError, of_a_place
 from auditor.core.threads import settle
 
 if TYPE_CHECKING:
+    from auditor.core.plan import Plan
     from auditor.gate.compare import Comparison
     from auditor.gate.policy import Policy
     from auditor.gate.rulings import Decision
     from auditor.records.outcomes import Run
-    from auditor.runs.plan import Plan
     from auditor.studies.papers import Paper
 
 app = typer.Typer(
@@ -747,7 +747,7 @@ def _flags(given: Mapping[str, Any], options: Mapping[str, Many], base: Mapping[
 
 def _stored_plan(values: dict[str, Any]) -> Plan:
     from auditor.core.jsonable import from_json
-    from auditor.runs.plan import Plan
+    from auditor.core.plan import Plan
 
     plan: Plan = from_json(Plan, values, "plan")
     return plan

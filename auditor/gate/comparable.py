@@ -12,10 +12,8 @@ from typing import Any
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret
+from auditor.core.plan import ATTACKER, about
 from auditor.records.outcomes import Row, Run, row_of
-
-# What attacks score with, tune on, look at, and put in front.
-_SETTINGS = ("reference", "public", "known_limit", "ensemble_limit", "lead")
 
 
 def fingerprint(secrets: Sequence[Secret]) -> str:
@@ -52,7 +50,7 @@ def differences(run: Run, base: Run) -> Iterator[str]:
         seeds = f"; seeds {mine.seed} and {theirs.seed}" if mine.seed != theirs.seed else ""
         digests = f"{_short(mine.benchmark.digest)} against {_short(theirs.benchmark.digest)}"
         yield f"data set: other secrets (digest {digests}{seeds})"
-    for name in _SETTINGS:
+    for name in about(ATTACKER):
         yield from _differs(f"attack settings: {name}", mine.plan.get(name), theirs.plan.get(name))
     others = {row_of(finding): finding for finding in theirs.findings}
     for finding in mine.findings:

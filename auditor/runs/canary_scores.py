@@ -9,6 +9,7 @@ from pathlib import Path
 from auditor.benchmarks import canaries
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Observation, Secret
+from auditor.core.plan import AUTO
 from auditor.models.loading import load
 from auditor.plugins import registry
 from auditor.plugins.view import WORST, View
@@ -16,7 +17,7 @@ from auditor.records import saved
 from auditor.records.folder import RunFolder, cell_name
 from auditor.reports import words
 from auditor.runs.lead import choose, led
-from auditor.runs.plan import AUTO, check_general, options_for, parse_options
+from auditor.runs.plan import check_general, options_for, parse_options
 from auditor.runs.run import Reporter
 
 PROBE = "exposure"

@@ -15,6 +15,7 @@ import hashlib
 import math
 import re
 import tomllib
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -22,11 +23,12 @@ from itertools import product
 from typing import Any
 
 from auditor.core.errors import AuditError, unknown
-from auditor.runs.plan import FIELDS, Plan, check_kind
+from auditor.core.plan import FIELDS, KINDS, Options, Plan
+from auditor.runs.plan import check_kind
 
 GRID = ("seeds", "sweep", "variant")  # what a plan file may hold beside the fields of a plan
-_LISTS = ("attack", "defense", "plugin")
-_TABLES = ("lab_recipe", "model_args")
+_LISTS = tuple(name for name, kind in KINDS.items() if typing.get_origin(kind) is tuple)
+_TABLES = tuple(name for name, kind in KINDS.items() if typing.get_origin(kind) is dict and kind != Options)
 _LONGEST_RANGE = 10_000
 _MOST_POINTS = 10_000  # a run each: more is a slip
 Values = dict[str, Any]

@@ -19,12 +19,12 @@ from torch import Tensor
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Lead, Pair, Secret, Tokens
+from auditor.core.plan import AUTO
 from auditor.core.streams import generator
 from auditor.generation.tries import encode
 from auditor.models.base import Check, LanguageModel, Rows
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.view import WORST, View
-from auditor.runs.plan import AUTO
 from auditor.statistics.intervals import CONFIDENCE
 
 NONE = "none"

@@ -35,6 +35,7 @@ from auditor.core import threads
 from auditor.core.errors import AuditError, NotApplicable, unknown
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.nouns import ANY_ACCESS, Certificate, Claim, Guesses, Lead, Observation, Secret, TokenLogProbs, Tokens
+from auditor.core.plan import AUTO, SUBJECT, Plan, about
 from auditor.core.result import AuditResult, BenchmarkRecord, Chain, Finding, Measurement, TargetRecord
 from auditor.core.streams import CHANNELS, generator
 from auditor.gate.comparable import fingerprint
@@ -63,15 +64,11 @@ from auditor.records.names import fingerprint as salt_fingerprint
 from auditor.records.outcomes import Row
 from auditor.runs import causes, companions, plan_weights, tuned
 from auditor.runs.lead import choose, led
-from auditor.runs.plan import AUTO, Plan, check_general, options_for
+from auditor.runs.plan import check_general, options_for
 from auditor.runs.submission import check_submission
 from auditor.statistics import extraction, intervals, judging
 
 UNDEFENDED = "undefended"
-_NOT_WHAT_IS_ATTACKED = {
-    *("attack", "defense", "attack_options", "defense_options", "setting", "samples", "batch_size"),
-    *("known_limit", "ensemble_limit", "lead", "sizes", "plugin", "command"),
-}
 
 
 class Reporter(Protocol):
@@ -271,8 +268,7 @@ class _Run:
     def _data_key(self) -> dict[str, Any]:
         """All of the plan that decides which model is attacked for which secrets."""
         values = to_json(self.plan)
-        other = _NOT_WHAT_IS_ATTACKED | ({"seed"} if self.plan.lab else set())  # outside, it also splits the data
-        return {name: value for name, value in values.items() if name not in other}
+        return {name: values[name] for name in about(SUBJECT) if name != "seed" or not self.plan.lab}
 
     def _asked_key(self) -> dict[str, Any]:
         """With what stands before every text: what is asked about it."""

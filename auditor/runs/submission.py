@@ -15,8 +15,8 @@ from auditor.benchmarks.lm_extraction import example_row, is_lm_extraction
 from auditor.benchmarks.score import GUESS, ID
 from auditor.core import disk
 from auditor.core.errors import AuditError
+from auditor.core.plan import Plan
 from auditor.records.folder import RunFolder, cell_name
-from auditor.runs.plan import Plan
 
 
 def check_submission(plan: Plan) -> None:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from auditor.core.errors import AuditError, unknown
+from auditor.core.plan import FIELDS
 from auditor.runs.grid import GRID, merged
-from auditor.runs.plan import FIELDS, read_toml
+from auditor.runs.plan import read_toml
 
 _PAPER = "paper.toml"
 UTILITY = "utility"

@@ -16,14 +16,16 @@ from auditor.core import disk, locks
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.jsonfiles import read_object
+from auditor.core.plan import FIELDS, Plan
 from auditor.core.result import AuditResult, Finding, Measurement, TargetRecord
 from auditor.records import saved
 from auditor.records.contrasts import STATISTICS, Cell, Part, contrast
 from auditor.records.folder import RunFolder
 from auditor.records.outcomes import per_secret
 from auditor.reports import files, tables, words
-from auditor.runs import plan, plan_weights
+from auditor.runs import plan_weights
 from auditor.runs.grid import Point, called
+from auditor.runs.plan import make
 from auditor.runs.run import Reporter, Shelf, check, run
 from auditor.statistics import judging
 from auditor.studies.ledger import ranges
@@ -58,7 +60,7 @@ def walk(
 
 def _walk(
     points: Sequence[Point],
-    plans: Mapping[str, plan.Plan],
+    plans: Mapping[str, Plan],
     failures: dict[str, str],
     folder: Path,
     reporter: Reporter,
@@ -79,11 +81,11 @@ def _walk(
             _write_points(folder, points, failures)
 
 
-def _plans(points: Sequence[Point], command: str, refuse: bool) -> tuple[dict[str, plan.Plan], dict[str, str]]:
+def _plans(points: Sequence[Point], command: str, refuse: bool) -> tuple[dict[str, Plan], dict[str, str]]:
     plans, failures = {}, {}
     for point in points:
         try:
-            made = plan.make(point.plan, {"command": command})
+            made = make(point.plan, {"command": command})
             check(made)
             plans[point.name] = made
         except AuditError as why:
@@ -93,13 +95,13 @@ def _plans(points: Sequence[Point], command: str, refuse: bool) -> tuple[dict[st
     return plans, failures
 
 
-def _unchanged(path: Path, wanted: plan.Plan) -> None:
+def _unchanged(path: Path, wanted: Plan) -> None:
     """Raises AuditError where the folder holds the run of another plan, or one on other weights."""
     if not (path / "plan.json").is_file():
         return
     held = RunFolder(path).plan()
     mine = to_json(wanted)
-    for name in plan.FIELDS:
+    for name in FIELDS:
         if held.get(name) != mine[name]:
             raise AuditError(
                 f"expected a new folder for -o, but {str(path)!r} was run with {name} = {held.get(name)!r}, "
@@ -108,7 +110,7 @@ def _unchanged(path: Path, wanted: plan.Plan) -> None:
     RunFolder(path).check_weights(plan_weights.of_plan(wanted))
 
 
-def _run(wanted: plan.Plan, path: Path, reporter: Reporter, shelf: Shelf) -> str:
+def _run(wanted: Plan, path: Path, reporter: Reporter, shelf: Shelf) -> str:
     """Runs one point to its end; returns why it could not be, or nothing."""
     held = (path / "plan.json").is_file()
     folder = RunFolder.reopen(path) if held else RunFolder.create(path, path.name, to_json(wanted))

@@ -25,6 +25,7 @@ from auditor.benchmarks.lab import Lab
 from auditor.core.errors import AuditError, unknown
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.nouns import Claim, Pair
+from auditor.core.plan import ATTACKS, AUTO, Plan
 from auditor.core.result import Measurement
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load
@@ -36,13 +37,12 @@ from auditor.plugins.trainer import Trainer
 from auditor.runs import plan_weights
 from auditor.runs.grid import called
 from auditor.runs.lead import choose
-from auditor.runs.plan import AUTO, Plan, check_general, make, options_for
+from auditor.runs.plan import check_general, make, options_for
 from auditor.runs.run import UNDEFENDED, Reporter, check_needs, environment, lab_recipe, trained_folder
 from auditor.statistics import bootstrap
 from auditor.utility.subjects import Asked, CausalSubject, Example, MaskedSubject, Subject
 
 _RESAMPLES = 2000
-_OF_ATTACKS = ("known", "known_limit", "nonmembers", "reference", "samples", "submission", "attack_options")
 
 
 @dataclass(frozen=True)
@@ -165,9 +165,8 @@ def points(plan: Plan, sweep: Mapping[str, Sequence[Any]]) -> list[Point]:
     """The model as it is, then each defense at each of its points. Raises AuditError for options nobody has."""
     for path in plan.plugin:
         registry.load_file(Path(path))
-    for name in _OF_ATTACKS:
-        if getattr(plan, name):
-            raise AuditError(f"{name} is about attacks: `audit utility` has no use of it")
+    for name in plan.given(ATTACKS):
+        raise AuditError(f"{name} is about attacks: `audit utility` has no use of it")
     known = registry.defenses()
     for name in plan.defense:
         if name not in known:

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
+from auditor.core.plan import Plan
 from auditor.plugins import registry
 from auditor.plugins.attack import Attack
-from auditor.runs.plan import Plan, check_general, make, options_for, parse_options, read_toml
+from auditor.runs.plan import check_general, make, options_for, parse_options, read_toml
 
 OUTSIDE: dict[str, Any] = {"model": "m", "data": "d"}
 

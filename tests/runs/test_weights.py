@@ -11,10 +11,10 @@ import pytest
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Guess, Guesses
+from auditor.core.plan import Plan
 from auditor.records import weights
 from auditor.records.folder import RunFolder
 from auditor.runs import plan_weights
-from auditor.runs.plan import Plan
 
 
 @pytest.fixture(autouse=True)

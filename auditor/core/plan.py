@@ -1,0 +1,126 @@
+"""What a run is asked to do, and what each field of that is about. Knows no files, models or terminals.
+
+Whoever treats some fields of a plan differently asks `about` for them and keeps no list of names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from auditor.core.errors import AuditError
+
+AUTO = "auto"  # a flag that says: not what the plan file says, but the default
+Options = dict[str, dict[str, Any]]  # plug-in name ("" for all) -> option -> value
+
+
+class About(enum.Flag):
+    """What a field of a plan is about: one of the first three, and whatever else is true of it."""
+
+    SUBJECT = enum.auto()  # which model is attacked for which secrets: plans that agree in these share models and data
+    METHOD = enum.auto()  # how it is attacked and defended
+    CONDUCT = enum.auto()  # how the program goes about it: no number depends on it
+    ATTACKER = enum.auto()  # what attacks score with, tune on, look at and put in front: compared runs agree in it
+    ATTACKS = enum.auto()  # attacks and nothing else: who runs none has no use of it
+    OWN = enum.auto()  # a model and data of the user's own: the lab has its own
+    RECORDS = enum.auto()  # the records of --data: there are none where a model is asked for canaries alone
+    COUNT = enum.auto()  # how many: at least one
+
+
+SUBJECT, METHOD, CONDUCT, ATTACKER, ATTACKS, OWN, RECORDS, COUNT = About
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One `audit run`. Written to the run folder, from which it can be resumed."""
+
+    attack: Annotated[tuple[str, ...], METHOD] = ("ethicist",)
+    defense: Annotated[tuple[str, ...], METHOD] = ()
+    attack_options: Annotated[Options, METHOD | ATTACKS] = field(default_factory=dict)
+    defense_options: Annotated[Options, METHOD] = field(default_factory=dict)
+    setting: Annotated[Literal["claim", "worst", "both"], METHOD] = "both"
+    model: Annotated[str | None, SUBJECT] = None
+    model_args: Annotated[dict[str, str], SUBJECT | OWN] = field(default_factory=dict)
+    revision: Annotated[str | None, SUBJECT | OWN] = None
+    device: Annotated[str, SUBJECT | OWN] = "cpu"
+    dtype: Annotated[str, SUBJECT | OWN] = "float32"
+    trust_remote_code: Annotated[bool, SUBJECT | OWN] = False
+    public: Annotated[str | None, SUBJECT | OWN | ATTACKER] = None
+    reference: Annotated[str | None, SUBJECT | OWN | ATTACKER | ATTACKS] = None
+    data: Annotated[str | None, SUBJECT] = None
+    known: Annotated[str | None, SUBJECT | OWN | RECORDS | ATTACKS] = None
+    known_fraction: Annotated[float, SUBJECT | OWN] = 0.2
+    known_limit: Annotated[int | None, METHOD | ATTACKER | ATTACKS | RECORDS | COUNT] = None
+    nonmembers: Annotated[str | None, SUBJECT | OWN | RECORDS | ATTACKS] = None
+    group_column: Annotated[str | None, SUBJECT | OWN] = None
+    canaries: Annotated[str | None, SUBJECT | OWN] = None
+    lead: Annotated[str, METHOD | ATTACKER] = AUTO  # what stands before every text: auto, none, bos, eos, or a text
+    lab_recipe: Annotated[dict[str, Any], SUBJECT] = field(default_factory=dict)
+    prefix_length: Annotated[int | None, SUBJECT | RECORDS] = None
+    suffix_length: Annotated[int | None, SUBJECT | RECORDS] = None
+    limit: Annotated[int | None, SUBJECT | RECORDS | COUNT] = None
+    ensemble_limit: Annotated[int | None, METHOD | ATTACKER | COUNT] = None  # members, behind an ensemble; None: all
+    samples: Annotated[int | None, METHOD | ATTACKS | COUNT] = None
+    sizes: Annotated[Literal["paper", "lab"], METHOD] = "paper"  # attacks' defaults outside the lab, which has its own
+    seed: Annotated[int, SUBJECT] = 0  # outside the lab it also splits the data
+    batch_size: Annotated[int | None, CONDUCT | COUNT] = None
+    plugin: Annotated[tuple[str, ...], METHOD] = ()
+    submission: Annotated[str | None, CONDUCT | ATTACKS] = None
+    command: Annotated[str, CONDUCT] = "audit run"
+
+    def __post_init__(self) -> None:
+        if (self.model is None) != (self.data is None) and not self.canaries_alone:
+            given, missing = ("--model", "--data") if self.data is None else ("--data", "--model")
+            raise AuditError(f"expected --model and --data together, got {given} without {missing} (neither: the lab)")
+        if self.lab:
+            for name in self.given(OWN):
+                raise AuditError(f"{flag(name)} goes with --model and --data; the built-in lab has its own")
+        elif self.lab_recipe:
+            raise AuditError("lab_recipe changes the built-in lab, which --model and --data replace")
+        if self.canaries_alone:
+            for name in self.given(RECORDS):
+                raise AuditError(f"{flag(name)} goes with --data, got --canaries alone")
+        for name in about(COUNT):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise AuditError(f"expected {flag(name)} >= 1, got {value}")
+        if not 0 <= self.seed < 2**63:
+            raise AuditError(f"expected --seed from 0 to 2^63 - 1, got {self.seed}")
+        if not self.lead:
+            raise AuditError("expected --lead as auto, none, bos, eos or a text, got an empty one")
+        if not self.attack:
+            raise AuditError("expected at least one --attack, got none; `audit list` shows them")
+
+    @property
+    def lab(self) -> bool:
+        return self.model is None
+
+    @property
+    def canaries_alone(self) -> bool:
+        """A model that is looked at for canaries only: there are no records to attack."""
+        return self.model is not None and self.data is None and self.canaries is not None
+
+    def given(self, what: About) -> list[str]:
+        """The fields about this that do not hold their default."""
+        default = {f.name: f.default for f in dataclasses.fields(self)}
+        return [name for name in about(what) if getattr(self, name) not in (default[name], {})]
+
+
+FIELDS = tuple(f.name for f in dataclasses.fields(Plan) if f.name != "command")  # what a plan file may hold
+KINDS: Mapping[str, Any] = typing.get_type_hints(Plan)
+_ABOUT: Mapping[str, About] = {
+    name: kind.__metadata__[0] for name, kind in typing.get_type_hints(Plan, include_extras=True).items()
+}
+
+
+def about(what: About) -> tuple[str, ...]:
+    """The fields of a plan that are about this, in their order."""
+    return tuple(name for name, said in _ABOUT.items() if said & what)
+
+
+def flag(name: str) -> str:
+    """How a field is written on the command line."""
+    return "--" + name.replace("_", "-").replace("args", "arg")
