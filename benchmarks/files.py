@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from auditor.benchmarks.splitting import Record, Source, Split, check_lengths, divide
+from auditor.benchmarks.wording import token_ends, worded
 from auditor.core.cache import cache_folder
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Tokens
+from auditor.core.nouns import Tokens, Wording
 from auditor.core.scratch import scratch_folder
 from auditor.plugins.benchmark import Benchmark
 
@@ -119,7 +120,7 @@ class _Cut:
     suffix_length: int
 
 
-_Halves = tuple[Tokens, Tokens] | str  # prefix and suffix, or why the row has none
+_Halves = tuple[Tokens, Tokens, Wording] | str  # prefix and suffix, as tokens and as written, or why the row has none
 
 
 def _source(flag: str, name: str, cut: _Cut, group_column: str | None = None) -> Source:
@@ -145,7 +146,8 @@ def _source(flag: str, name: str, cut: _Cut, group_column: str | None = None) ->
         if isinstance(half, str):
             left_out.setdefault(half, []).append(row)
         else:
-            records.append(Record(row, *half, repeats[row], groups[row]))
+            prefix, suffix, wording = half
+            records.append(Record(row, prefix, suffix, repeats[row], groups[row], wording))
     reasons = tuple((why, tuple(rows)) for why, rows in left_out.items())
     return Source(table.where, tuple(records), reasons, (f"{table.where}: {how}",))
 
@@ -154,11 +156,13 @@ def _cut_texts(cut: _Cut, texts: Sequence[str]) -> Iterator[_Halves]:
     """(prefix_length,) and (suffix_length,) tokens of each text; what follows them is not used."""
     p, total = cut.prefix_length, cut.prefix_length + cut.suffix_length
     for start in range(0, len(texts), _BATCH):
-        for ids in _encode(cut.tokenizer, texts[start : start + _BATCH])["input_ids"]:
+        batch = texts[start : start + _BATCH]
+        encoded = _encode(cut.tokenizer, batch)
+        for text, ids, offsets in zip(batch, encoded["input_ids"], encoded["offset_mapping"], strict=True):
             if len(ids) < total:
                 yield f"shorter than {p} + {cut.suffix_length} tokens"
             else:
-                yield tuple(ids[:p]), tuple(ids[p:total])
+                yield tuple(ids[:p]), tuple(ids[p:total]), worded(text, offsets, 0, p, total)
 
 
 def _cut_pairs(tokenizer: Any, prefixes: Sequence[str], suffixes: Sequence[str]) -> Iterator[_Halves]:
@@ -186,7 +190,8 @@ def _cut_pair(tokenizer: Any, prefix: str, suffix: str, ids: list[int], offsets:
     )  # leading ones that end in it
     for where in range(max(1, begun), min(ended, len(ids) - 1) + 1):  # several where tokens have no width
         if _decode(tokenizer, ids[:where]) == prefix:
-            return tuple(ids[:where]), tuple(ids[where:])
+            ends = [max(0, end - len(prefix)) for end in token_ends(offsets[where:], len(prefix + suffix))]
+            return tuple(ids[:where]), tuple(ids[where:]), Wording(prefix, suffix, tuple(ends))
     return "the join of prefix and suffix is not a token boundary"
 
 

@@ -34,6 +34,7 @@ from torch import Tensor
 from transformers import GPTNeoXForCausalLM, ModernBertForMaskedLM, PreTrainedTokenizerFast
 
 from auditor.benchmarks.masked import MaskedLoss, MaskedRecipe, untrained_masked, with_mask
+from auditor.benchmarks.wording import worded
 from auditor.core.cache import cache_folder
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Canary, Pair, Secret, Tokens, evenly
@@ -215,26 +216,33 @@ class Lab(Benchmark):
         """Splits the records: attacked members by repeat count, known pairs, non-members."""
         recipe = self.recipe
 
-        def cut(text: str) -> tuple[Tokens, Tokens]:
-            tokens = tuple(self.tokenizer(text)["input_ids"][: _CUT + recipe.suffix_length])
-            if len(tokens) < _CUT + recipe.suffix_length:
-                raise AuditError(
-                    f"expected lab records of {_CUT} + {recipe.suffix_length} tokens, got one of {len(tokens)}"
-                )
-            return tokens[_CUT - recipe.prefix_length : _CUT], tokens[_CUT:]
-
-        secrets, known, kinds = [], [], self._texts.kinds
+        secrets, known = list[Secret](), list[Pair]()
         for times, _, given in recipe.repeats:
             texts = self._texts.private[times]
-            known += [Pair(*cut(text)) for text in texts[:given]]
-            for i, text in enumerate(texts[given:]):
-                secrets.append(Secret(f"member-{times:02d}-{i:03d}", *cut(text), times, group=kinds.get(text)))
-        for i, text in enumerate(self._texts.nonmembers):
-            name = f"nonmember-{i:03d}"
-            secrets.append(Secret(name, *cut(text), repeats=0, member=False, group=kinds.get(text)))
+            known += [Pair(secret.prefix, secret.suffix) for secret in self._secrets("known", texts[:given], times)]
+            secrets += self._secrets(f"member-{times:02d}", texts[given:], times)
+        secrets += self._secrets("nonmember", self._texts.nonmembers, 0)
         self.secrets, self.known = tuple(secrets), tuple(known)
         self.canaries = tuple(self._canary(*canary, i) for i, canary in enumerate(recipe.canaries))
         self.heldout = tuple(secret.prefix + secret.suffix for secret in self.secrets if not secret.member)
+
+    def _secrets(self, label: str, texts: Sequence[str], repeats: int) -> Iterator[Secret]:
+        """The texts, cut. Raises AuditError for one that is too short."""
+        start, end = _CUT - self.recipe.prefix_length, _CUT + self.recipe.suffix_length
+        for i, text in enumerate(texts):
+            encoded = self.tokenizer(text, return_offsets_mapping=True)
+            tokens = tuple(encoded["input_ids"])
+            if len(tokens) < end:
+                raise AuditError(f"expected lab records of {_CUT} + {end - _CUT} tokens, got one of {len(tokens)}")
+            yield Secret(
+                f"{label}-{i:03d}",
+                tokens[start:_CUT],
+                tokens[_CUT:end],
+                repeats,
+                member=repeats > 0,
+                group=self._texts.kinds.get(text),
+                wording=worded(text, encoded["offset_mapping"], start, _CUT, end),
+            )
 
     def _canary(self, digits: str, count: int, index: int) -> Secret:
         text = canary_text(digits)

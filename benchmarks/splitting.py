@@ -6,10 +6,10 @@ Knows token ids and row numbers. Knows nothing of files, columns or tokenizers, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Pair, Secret, Tokens
+from auditor.core.nouns import Pair, Secret, Tokens, Wording
 from auditor.core.streams import generator
 
 NAMED_ROWS = 10  # how many row numbers a note names before it only counts
@@ -25,6 +25,7 @@ class Record:
     suffix: Tokens
     repeats: int | None = None
     group: str | None = None  # see Secret
+    wording: Wording | None = None  # see Secret
 
     @property
     def pair(self) -> Pair:
@@ -115,17 +116,19 @@ def divide(members: Source, known: Source | None, nonmembers: Source | None, spl
     others = _others(nonmembers, {record.pair for record in (*unique, *given)}, notes) if nonmembers else []
     attacked = _limited(attacked, "member", split, notes)
     others = _limited(others, "non-member", split, notes)
-    secrets = [Secret(f"{label}-{r.row:06d}", r.prefix, r.suffix, r.repeats, group=r.group) for r in attacked]
-    # repeats=0 as in the lab: a non-member was never trained on
-    secrets += [
-        Secret(f"nonmember-{r.row:06d}", r.prefix, r.suffix, repeats=0, member=False, group=r.group) for r in others
-    ]
+    secrets = [_secret(label, record, record.repeats, member=True) for record in attacked]
+    secrets += [_secret("nonmember", record, 0, member=False) for record in others]  # 0: it was never trained on
     heldout = tuple(record.prefix + record.suffix for record in others)
     return Parts(tuple(secrets), tuple(record.pair for record in given), heldout, tuple(notes))
 
 
+def _secret(label: str, record: Record, repeats: int | None, member: bool) -> Secret:
+    id = f"{label}-{record.row:06d}"
+    return Secret(id, record.prefix, record.suffix, repeats, member, group=record.group, wording=record.wording)
+
+
 def merge(records: Iterable[Record]) -> list[Record]:
-    """One record for each distinct (prefix, suffix), at its first row; repeats add up where all of them are known.
+    """One record for each distinct (prefix, suffix), as its first row has it; repeats add up where all are known.
 
     Equal records of different groups belong to none of them: their group is `SEVERAL`.
     """
@@ -138,7 +141,7 @@ def merge(records: Iterable[Record]) -> list[Record]:
             known = seen.repeats is not None and record.repeats is not None
             repeats = (seen.repeats or 0) + (record.repeats or 0) if known else None
             group = seen.group if seen.group == record.group else SEVERAL
-            first[record.pair] = Record(seen.row, seen.prefix, seen.suffix, repeats, group)
+            first[record.pair] = replace(seen, repeats=repeats, group=group)
     return list(first.values())
 
 

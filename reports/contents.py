@@ -487,14 +487,16 @@ def _private(result: AuditResult, texts: Mapping[str, Text]) -> list[Block]:
     best = strongest(result, words.UNDEFENDED)
     row = "/".join((best.target, best.setting, best.attack)) if best else ""
     rows, left = [], _REVEALED_AT_MOST
-    for alias, text in sorted(texts.items(), key=lambda item: -len(_gave_away(item[1]))):
-        given = ", ".join(titles.get(name, name) for name in _gave_away(text)) or words.NOTHING
+    for alias, text in sorted(texts.items(), key=lambda item: -len(item[1].verbatim)):
+        given = ", ".join(titles.get(name, name) for name in text.verbatim) or words.NOTHING
         shown = (alias, *map(inert.visible, (text.prefix, text.suffix, text.guesses.get(row, ""))), inert.clean(given))
         left -= sum(map(len, shown))
         if left < 0:
             break
         rows.append(shown)
     note = f"{len(rows):,} of {len(texts):,} secrets, those given away by most rows first. Line ends are written as ↵."
+    if any(text.decoded for text in texts.values()):
+        note += " The data hold token ids alone: texts are what the model's tokenizer makes of them."
     guess = f"First guess, {titles[row]}" if row in titles else "First guess"
     head = ("Secret", "Prefix", "Suffix", guess, "Given away verbatim by")
     table = Table(
@@ -504,8 +506,3 @@ def _private(result: AuditResult, texts: Mapping[str, Text]) -> list[Block]:
         (Group("", tuple(rows)),),
     )
     return [Paragraph(note), table]
-
-
-def _gave_away(text: Text) -> list[str]:
-    """The rows whose first guess reads as the suffix."""
-    return [row for row, guess in text.guesses.items() if guess == text.suffix]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 from auditor.core.spaces import Space
@@ -24,10 +25,28 @@ class Canary:
 
 
 @dataclass(frozen=True)
+class Wording:
+    """What a secret says, as its owner wrote it: the characters that its tokens were made of, with no decoding between.
+
+    ends: where in the suffix each of its tokens ends.
+    """
+
+    prefix: str
+    suffix: str
+    ends: tuple[int, ...]
+
+    @property
+    def pieces(self) -> tuple[str, ...]:
+        """What each token of the suffix adds to it; a character of several tokens comes with the last of them."""
+        return tuple(self.suffix[start:end] for start, end in pairwise((0, *self.ends)))
+
+
+@dataclass(frozen=True)
 class Secret:
     """One training record an attacker should not be able to complete. Only the benchmark and the metrics hold it.
 
-    `canary`: where it was not found in the data but put there; `repeats` is then how often.
+    `canary`: where it was not found in the data but put there; `repeats` is then how often. `wording`: None where the
+    data hold token ids alone; two secrets of the same tokens are the same, however they were written.
     """
 
     id: str
@@ -37,6 +56,7 @@ class Secret:
     member: bool = True
     canary: Canary | None = None
     group: str | None = None  # a value of the column that the user names to have results shown by it
+    wording: Wording | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,20 @@
 """The private half of a run folder: what secrets say, for `--reveal`, and the aliases that reports name them by.
 
-`ids.json` holds aliases only; `texts.jsonl` holds private text. Both are readable by their owner only. Knows no
-tokenizer: whoever writes brings a `decode`.
+`ids.json` holds aliases only; `texts.jsonl` holds private text. Both are readable by their owner only. A secret's text
+is kept as its owner wrote it; guesses are tokens, which whoever writes brings a `decode` for.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from auditor.core import disk
 from auditor.core.errors import AuditError
+from auditor.core.jsonable import from_json
 from auditor.core.nouns import Secret, Tokens
 
 IDS, TEXTS = "ids.json", "texts.jsonl"
@@ -25,13 +26,19 @@ _CONTEXT = 8  # tokens before a text that decide how its first token is written
 class Text:
     """What one secret says. pieces: what each token of the suffix adds to it; guesses: the first one of each row.
 
-    Rows are named as in `outcomes.json`, `target/setting/attack`.
+    Rows are named as in `outcomes.json`, `target/setting/attack`; verbatim: those whose first guess is the suffix.
+    decoded: whether the data hold token ids alone, so that this is how a tokenizer writes them.
     """
 
     prefix: str
-    suffix: str
     pieces: tuple[str, ...]
-    guesses: Mapping[str, str] = field(default_factory=dict)
+    guesses: dict[str, str] = field(default_factory=dict)
+    verbatim: tuple[str, ...] = ()
+    decoded: bool = False
+
+    @property
+    def suffix(self) -> str:
+        return "".join(self.pieces)
 
 
 def write_ids(folder: Path, aliases: Mapping[str, str], salt: str) -> None:
@@ -64,10 +71,19 @@ def _lines(
     secrets: Sequence[Secret], guesses: Mapping[str, Mapping[str, Tokens]], decode: Decode
 ) -> Iterator[dict[str, Any]]:
     for secret in secrets:
-        context = secret.prefix[-_CONTEXT:]
-        first = {row: added(decode, context, held[secret.id]) for row, held in guesses.items() if secret.id in held}
-        suffix = pieces(decode, context, secret.suffix)
-        yield {"secret": secret.id, "prefix": decode(secret.prefix), "pieces": suffix, "guesses": first}
+        own = {row: held[secret.id] for row, held in guesses.items() if secret.id in held}
+        text = _text(secret, own, decode)
+        yield {"secret": secret.id, **asdict(text)}
+
+
+def _text(secret: Secret, guesses: Mapping[str, Tokens], decode: Decode) -> Text:
+    """guesses: tokens, by row."""
+    context, wording = secret.prefix[-_CONTEXT:], secret.wording
+    said = {row: added(decode, context, tokens) for row, tokens in guesses.items()}
+    prefix = decode(secret.prefix) if wording is None else wording.prefix
+    pieces = decoded_pieces(decode, context, secret.suffix) if wording is None else wording.pieces
+    same = tuple(row for row, tokens in guesses.items() if tokens == secret.suffix or said[row] == "".join(pieces))
+    return Text(prefix, tuple(pieces), said, same, decoded=wording is None)
 
 
 def added(decode: Decode, context: Sequence[int], tokens: Sequence[int]) -> str:
@@ -75,8 +91,8 @@ def added(decode: Decode, context: Sequence[int], tokens: Sequence[int]) -> str:
     return decode([*context, *tokens])[len(decode(context)) :]
 
 
-def pieces(decode: Decode, context: Sequence[int], tokens: Sequence[int]) -> list[str]:
-    """What each token adds; a character of several tokens comes with the last of them."""
+def decoded_pieces(decode: Decode, context: Sequence[int], tokens: Sequence[int]) -> list[str]:
+    """What each token adds, as far as decoding tells; a character of several tokens comes with the last of them."""
     found, seen = [], len(decode(context))
     for count in range(1, len(tokens) + 1):
         text = decode([*context, *tokens[:count]])
@@ -91,8 +107,8 @@ def read_texts(folder: Path) -> dict[str, Text]:
     """By secret id, in the order of the run. Raises AuditError where the folder holds none."""
     lines = _read(folder, TEXTS).splitlines()
     try:
-        return {line["secret"]: _text(line) for line in map(json.loads, lines)}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return {line.pop("secret"): from_json(Text, line, private=True) for line in map(json.loads, lines)}
+    except (AuditError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _broken(folder, TEXTS) from error
 
 
@@ -102,10 +118,6 @@ def by_alias(folder: Path) -> dict[str, Text]:
     if not set(texts) <= set(ids):
         raise _broken(folder, IDS)
     return {ids[secret]: text for secret, text in texts.items()}
-
-
-def _text(line: Mapping[str, Any]) -> Text:
-    return Text(line["prefix"], "".join(line["pieces"]), tuple(line["pieces"]), dict(line["guesses"]))
 
 
 def _read(folder: Path, name: str) -> str:

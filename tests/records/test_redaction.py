@@ -218,7 +218,7 @@ def test_an_interrupted_run_tells_nothing(world: Path, outside: Path, capfd: Sai
 BUG = """
 from dataclasses import dataclass
 from typing import ClassVar
-from auditor.types import Attack
+from auditor.plugins.attack import Attack
 
 def cannot(text):
     raise ValueError(f"cannot read {text!r}")
@@ -319,6 +319,7 @@ def test_tokens_without_a_tokenizer_are_shown_as_numbers(tmp_path: Path) -> None
     texts.write_texts(tmp_path, [secret], {"a/b/c": {"example-000001": (8, 1)}}, _decoder(None))
     held = texts.read_texts(tmp_path)["example-000001"]
     assert (held.prefix, held.suffix, held.pieces, held.guesses) == ("5 6 7 ", "8 9 ", ("8 ", "9 "), {"a/b/c": "8 1 "})
+    assert held.decoded and not held.verbatim
 
 
 @given(st.text(st.characters(exclude_categories=("Cs",)), max_size=12), st.text(max_size=3))
@@ -327,7 +328,7 @@ def test_pieces_are_the_text_token_by_token(suffix: str, prefix: str) -> None:
         return bytes(tokens).decode(errors="replace")
 
     context, tokens = prefix.encode(errors="ignore"), suffix.encode()
-    found = texts.pieces(decode, context, tokens)
+    found = texts.decoded_pieces(decode, context, tokens)
     assert "".join(found) == texts.added(decode, context, tokens) == suffix and len(found) == len(tokens)
 
 
@@ -365,7 +366,9 @@ def test_sentences_name_secrets_by_their_alias() -> None:
 NAMING = """
 from dataclasses import dataclass
 from typing import ClassVar
-from auditor.types import Measurement, Observation, Probe
+from auditor.core.nouns import Observation
+from auditor.core.result import Measurement
+from auditor.plugins.probe import Probe
 
 @dataclass(frozen=True)
 class Naming(Probe):

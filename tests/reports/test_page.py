@@ -182,7 +182,7 @@ def test_hostile_names_stay_text_in_the_browser(
     browser: Any, tmp_path: Path, result: AuditResult, secret_by_secret: Callable[..., Details], hostile_text: str
 ) -> None:
     details = secret_by_secret(result, 5, length=3, name=hostile_text + "{}", group=hostile_text + "{}")
-    said = Text(hostile_text, hostile_text, (hostile_text, "<b>b</b>", "x" * 1_000_000))
+    said = Text(hostile_text, (hostile_text, "<b>b</b>", "x" * 1_000_000))
     path = tmp_path / "report.html"
     page = html.render(
         replace(result, plan={"group_column": hostile_text}), details, texts={s.id: said for s in details.secrets}

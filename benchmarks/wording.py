@@ -1,0 +1,30 @@
+"""What tokens were made of: a record's own characters, cut where its tokens are cut. Knows offsets; no tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from auditor.core.nouns import Wording
+
+Offsets = Sequence[tuple[int, int]]  # by token: its first character, and the one behind its last
+
+
+def token_ends(offsets: Offsets, length: int) -> list[int]:
+    """Where each token ends in a text of so many characters; side by side, the tokens make up all of it.
+
+    A space that a tokenizer leaves out of all offsets goes to the token behind it, as does a character that a token
+    shares with the next one.
+    """
+    ends, so_far = [], 0
+    for (_, end), (start, _) in pairwise([*offsets, (length, length)]):
+        so_far = max(so_far, min(end, start))
+        ends.append(so_far)
+    return [*ends[:-1], length] if ends else []
+
+
+def worded(text: str, offsets: Offsets, start: int, cut: int, end: int) -> Wording:
+    """The tokens start:cut of the text as a prefix and cut:end as a suffix. offsets: of all its tokens."""
+    ends = token_ends(offsets[: end + 1], len(text))[:end]
+    first, middle = (ends[at - 1] if at else 0 for at in (start, cut))
+    return Wording(text[first:middle], text[middle : ends[-1]], tuple(end - middle for end in ends[cut:]))
