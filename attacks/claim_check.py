@@ -102,11 +102,17 @@ class ClaimCheck(Probe):
         return measured
 
     def notes(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> tuple[str, ...]:
-        said = [_verdict(_worst(observations, relation), relation) for relation in relations(observations)]
+        worst = [(_worst(observations, relation), relation) for relation in relations(observations)]
+        said = [_kept(one, relation) for one, relation in worst if not _is_broken(one, relation)]
         unlisted = int(_most(observations, "unlisted_shards"))
         if unlisted:
             said.append(f"{unlisted} members do not say what they were trained on: disjoint shards were not checked")
-        return (*other_faults(observations), *said, _PRIVATE)
+        return (*said, _PRIVATE)
+
+    def violations(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> tuple[str, ...]:
+        worst = [(_worst(observations, relation), relation) for relation in relations(observations)]
+        broken = (_broken(one, relation) for one, relation in worst if _is_broken(one, relation))
+        return (*other_faults(observations), *broken)
 
 
 def spread(positions: int, length: int) -> list[int]:
@@ -143,23 +149,35 @@ def other_faults(observations: Sequence[Observation]) -> list[str]:
     excess, variance = (float(column(observations, name).sum()) for name in ("draw_excess", "draw_variance"))
     log_odds = math.log(2 / _FALSE_ALARM)
     if not abs(excess) <= math.sqrt(2 * variance * log_odds) + log_odds:  # Bernstein: terms within 1 of their mean
-        faults.append("VIOLATED: drawn tokens do not have the law that is claimed of: decoding is not ancestral")
+        faults.append("drawn tokens do not have the law that is claimed of: decoding is not ancestral")
     shared, uncharged = (int(_most(observations, name)) for name in ("shared_records", "uncharged_tokens"))
     if shared:
-        faults.append(f"VIOLATED: {shared} records are in more than one shard, and the claim is about one")
+        faults.append(f"{shared} records are in more than one shard, and the claim is about one")
     if uncharged:
-        faults.append(f"VIOLATED: {uncharged} tokens were drawn inside the claim and not charged")
+        faults.append(f"{uncharged} tokens were drawn inside the claim and not charged")
     return faults
 
 
-def _verdict(worst: Observation, relation: str) -> str:
-    realised, claimed, order, neighbour, position = (worst.values[f"{name}_{relation}"] for name in _SEEN)
-    words = f"{relation.replace('_', ' ')}, order {order:g}"
-    if not realised <= claimed * (1 + _SLACK) + _LEAST:
-        where = f"{worst.secret}, position {position:.0f}, neighbour {neighbour:.0f}"
-        return f"VIOLATED: {words}: {realised:.6g} nats realised, {claimed:.6g} claimed, at {where}"
+def _is_broken(worst: Observation, relation: str) -> bool:
+    realised, claimed = worst.values[f"realised_{relation}"], worst.values[f"claimed_{relation}"]
+    return not realised <= claimed * (1 + _SLACK) + _LEAST  # NaN is not within a claim
+
+
+def _broken(worst: Observation, relation: str) -> str:
+    neighbour, position = worst.values[f"neighbour_{relation}"], worst.values[f"position_{relation}"]
+    return f"{_numbers(worst, relation)}, at {worst.secret}, position {position:.0f}, neighbour {neighbour:.0f}"
+
+
+def _kept(worst: Observation, relation: str) -> str:
+    realised, claimed = worst.values[f"realised_{relation}"], worst.values[f"claimed_{relation}"]
     margin = max(0.0, 1 - _ratio(realised, claimed))  # below 0 by rounding only
-    return f"holds with margin {margin:.1%}: {words}: {realised:.6g} nats realised, {claimed:.6g} claimed"
+    return f"holds with margin {margin:.1%}: {_numbers(worst, relation)}"
+
+
+def _numbers(worst: Observation, relation: str) -> str:
+    realised, claimed, order = (worst.values[f"{name}_{relation}"] for name in ("realised", "claimed", "order"))
+    words = f"{relation.replace('_', ' ')}, order {order:g}"
+    return f"{words}: {realised:.6g} nats realised, {claimed:.6g} claimed"
 
 
 def _worst(observations: Sequence[Observation], relation: str) -> Observation:

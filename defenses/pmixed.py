@@ -150,7 +150,7 @@ class PMixed(Defense):
         sound, counts = self.accounting == "sound", ensemble.shard_counts()
         relations: tuple[str, ...] = self._relations() if sound else ("as published",)
         projection, shared = self._projection(queries, ensemble.size), counts["shared_records"]
-        seen_whole = ensemble.unit and not shared and not counts["unlisted_shards"]
+        whole = "" if shared or counts["unlisted_shards"] else ensemble.unit
 
         def epsilon(tokens: int) -> dict[str, float]:
             return {r: math.inf if tokens and shared else self._epsilon(r, tokens, scenario) for r in relations}
@@ -159,14 +159,17 @@ class PMixed(Defense):
             epsilon=epsilon(queries),
             delta=self.delta,
             relation=self.adjacency if sound else "as published",
-            unit=f"shard of whole {ensemble.unit}s" if seen_whole else "shard",
+            unit=f"shard of whole {whole}s" if whole else "shard",
             queries=queries,
             theorem="formulas B2.5: Renyi composition of the capped forward projection"
             if sound
             else "PMixED Theorem 5.1",
             status=self._status(shared),
+            sound=sound and not shared,
             spent_queries=spent,
             spent_epsilon=epsilon(spent),
+            shard=True,
+            whole=whole,
             details={
                 "members": float(ensemble.size),
                 "q": self.q,

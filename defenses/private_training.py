@@ -135,6 +135,7 @@ class PrivateTraining(PoissonTraining):
             epsilon=None if flaw else epsilon,
             delta=terms.delta,
             status=flaw or "sound",
+            sound=not flaw,
             noise_multiplier=terms.sigma,
             clip=terms.clip,
             sampling_rate=terms.rate,

@@ -471,7 +471,7 @@ def _rows_table(result: AuditResult) -> Table:
 
 def _cost_row(result: AuditResult, f: Finding) -> tuple[str, ...]:
     options = ", ".join(f"{name}={option}" for name, option in f.options.items())
-    notes = (f"not applicable: {f.not_applicable}",) if f.not_applicable else f.notes
+    notes = (f"not applicable: {f.not_applicable}",) if f.not_applicable else words.notes(f)
     cost = (f"{f.drawn:,}", f"{f.rows:,}", words.duration(f.seconds))
     return (words.row_title(result, f), f.attack, options, *cost, "; ".join(notes))
 

@@ -81,8 +81,8 @@ def _filled(parts: list[str], folded: Iterable[Section]) -> str:
 def _violations(result: AuditResult) -> list[str]:
     """What a probe saw of a broken claim: nobody should have to unfold it."""
     shown = words.cleaned(result)
-    broken = [(finding, note) for finding in words.rows(shown) for note in finding.notes if note.startswith("VIOLATED")]
-    return [f"{words.row_title(shown, finding)}, {finding.attack}: {note}" for finding, note in broken]
+    broken = [(finding, violation) for finding in words.rows(shown) for violation in words.violations(finding)]
+    return [f"{words.row_title(shown, finding)}, {finding.attack}: {violation}" for finding, violation in broken]
 
 
 def _claims(result: AuditResult) -> list[str]:

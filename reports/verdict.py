@@ -247,7 +247,7 @@ def _coverage(target: TargetRecord, best: list[Finding]) -> str:
 def _unit(claim: Claim) -> str:
     """What is protected; of a shard, that its epsilon is not about the single records that recall counts."""
     said = words.unit(claim)
-    if not claim.unit.startswith("shard"):
+    if not claim.shard:
         return said
     return f"{said}: it promises nothing about a single record" if said == claim.unit else said
 

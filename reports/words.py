@@ -324,7 +324,7 @@ def with_costs(result: AuditResult, target: str) -> str:
     claim = None if record is None else record.claim
     parts = [target_title(result, target)] + [f"PPL {perplexity(result, target)}"] * (record is not None)
     if claim is not None and claimed(claim) > 0:  # 0: nothing was drawn that it could promise anything about
-        parts.append(f"{'' if claim.status.startswith('sound') else 'claimed '}ε {promised(claim)}")
+        parts.append(f"{'' if claim.sound else 'claimed '}ε {promised(claim)}")
     return " · ".join(parts)
 
 
@@ -373,11 +373,20 @@ def unit(claim: Claim) -> str:
     there. Users who share a record lie together, so one who joins two others may move them.
     """
     replaced = claim.epsilon.get("replace")
-    whole = re.fullmatch("shard of whole (record|user)s", claim.unit)
-    if whole is None or replaced is None:
+    if not claim.whole or replaced is None:
         return claim.unit
-    alone = " who shares no record" if whole[1] == "user" else ""
-    return f"{claim.unit}; for a single {whole[1]} in it{alone}, ε {number(replaced)} (replace)"
+    alone = " who shares no record" if claim.whole == "user" else ""
+    return f"{claim.unit}; for a single {claim.whole} in it{alone}, ε {number(replaced)} (replace)"
+
+
+def violations(finding: Finding) -> tuple[str, ...]:
+    """How the claim was seen to fail, as nobody can overlook it: `VIOLATED: 3 records are in more than one shard`."""
+    return tuple(f"VIOLATED: {violation}" for violation in finding.violations)
+
+
+def notes(finding: Finding) -> tuple[str, ...]:
+    """All that a reader must know about a row, violations first."""
+    return (*violations(finding), *finding.notes)
 
 
 def spent(claim: Claim) -> str:

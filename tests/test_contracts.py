@@ -283,6 +283,7 @@ PROMISE = PrivacyRecord(
     epsilon=3.0,
     delta=1e-5,
     status="sound",
+    sound=True,
     noise_multiplier=1.0,
     clip=1.0,
     sampling_rate=0.1,

@@ -13,8 +13,6 @@ Tokens = tuple[int, ...]
 
 SettingName = Literal["claim", "worst"]
 
-ANY_ACCESS = "any access, the weights included"  # of a claim about a trained model
-
 
 @dataclass(frozen=True)
 class Canary:
@@ -157,7 +155,11 @@ class TokenLogProbs:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a defense promises, for whom, against what access; and what this audit spent of it. Epsilons in nats."""
+    """What a defense promises, for whom, against what access; and what this audit spent of it. Epsilons in nats.
+
+    `unit`, `theorem`, `status`, `access` and `decoding` are words for readers. What follows from them is in the fields
+    that they stand above; nothing reads the words to find it out.
+    """
 
     epsilon: dict[str, float]  # by neighbouring relation
     delta: float
@@ -166,8 +168,12 @@ class Claim:
     queries: int | None  # T: the drawn tokens the epsilons cover; None: any number, nothing is spent by asking
     theorem: str
     status: str  # "sound" | "claim; proof has gaps" | ...
+    sound: bool = False  # whether the promise follows from what was done; else a reader is told that it is only claimed
     access: str = "sampled tokens only"
+    any_access: bool = False  # whether it holds whatever an attacker may ask, the weights included
     decoding: str = "ancestral"
     spent_queries: int = 0
     spent_epsilon: dict[str, float] = field(default_factory=dict)
+    shard: bool = False  # whether the unit is a shard, of which single records are a part
+    whole: str = ""  # of a shard, what lies in one as a whole: "record", "user"; "": nobody can tell
     details: dict[str, float] = field(default_factory=dict)

@@ -7,7 +7,7 @@ from typing import Any
 
 from auditor.core.nouns import Claim
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ class Finding:
     curve: tuple[tuple[int, float], ...] = ()  # (wrong guesses allowed, recall)
     not_applicable: str = ""
     notes: tuple[str, ...] = ()
+    violations: tuple[str, ...] = ()  # how the claim was seen to fail, a sentence each; empty: it was not
     seconds: float = 0.0
     drawn: int = 0
     rows: int = 0  # run through the target, shared passes included: what methods can be compared at

@@ -59,6 +59,10 @@ class Probe:
         """
         return {}
 
+    def violations(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> tuple[str, ...]:
+        """How the target's claim was seen to fail: sentences. Empty where it was not, or where nobody looked."""
+        return ()
+
     def notes(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> tuple[str, ...]:
         """What a reader must know about this row: sentences."""
         return ()

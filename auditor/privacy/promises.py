@@ -15,9 +15,10 @@ from typing import Literal
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
-from auditor.core.nouns import ANY_ACCESS, Claim
+from auditor.core.nouns import Claim
 
 FILE = "privacy.json"
+ANY_ACCESS = "any access, the weights included"
 NOMINAL = "if its scale were constant, the mean"  # of the epsilons that promise nothing, the one that papers print
 
 
@@ -60,7 +61,8 @@ class PrivacyRecord:
     nominal: dict[str, float] = field(default_factory=dict)
     details: dict[str, float] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
-    schema_version: int = 1
+    sound: bool = False  # whether the guarantee follows from what was done
+    schema_version: int = 2
 
     @property
     def nominal_epsilon(self) -> float | None:
@@ -79,7 +81,9 @@ class PrivacyRecord:
             queries=None,
             theorem=f"subsampled Gaussian mechanism, {self.steps:,} steps{self._of_how_many()} ({self.accountant})",
             status=self.status,
+            sound=self.sound,
             access=ANY_ACCESS,
+            any_access=True,
             decoding="any",
             spent_epsilon={self.adjacency: self.epsilon},
             details={
@@ -151,7 +155,10 @@ def write(folder: Path, record: PrivacyRecord) -> None:
 
 
 def read(folder: Path) -> PrivacyRecord | None:
-    """What the folder's model promises; None where it does not say. Raises AuditError for another form."""
+    """What the folder's model promises; None where it does not say. Raises AuditError for another form.
+
+    Version 1 said in words only whether the guarantee is sound: "sound", and nothing else, where it was.
+    """
     path = folder / FILE
     if not path.is_file():
         return None
@@ -159,5 +166,7 @@ def read(folder: Path) -> PrivacyRecord | None:
         values = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise AuditError(f"expected a privacy record in {str(path)!r}, got {type(error).__name__}") from None
+    if isinstance(values, dict) and values.get("schema_version", 1) == 1:
+        values |= {"sound": values.get("status") == "sound", "schema_version": 2}
     record: PrivacyRecord = from_json(PrivacyRecord, values, str(path))
     return record

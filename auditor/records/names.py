@@ -82,5 +82,6 @@ def renamed(finding: Finding, names: Mapping[str, str]) -> Finding:
         finding,
         not_applicable=said(finding.not_applicable),
         notes=tuple(map(said, finding.notes)),
+        violations=tuple(map(said, finding.violations)),
         measurements=tuple(dataclasses.replace(m, note=said(m.note)) for m in finding.measurements),
     )

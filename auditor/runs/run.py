@@ -34,7 +34,7 @@ from auditor.benchmarks.lm_extraction import LMExtraction, is_lm_extraction
 from auditor.core import threads
 from auditor.core.errors import AuditError, NotApplicable, unknown
 from auditor.core.jsonable import from_json, to_json
-from auditor.core.nouns import ANY_ACCESS, Certificate, Claim, Guesses, Lead, Observation, Secret, TokenLogProbs, Tokens
+from auditor.core.nouns import Certificate, Claim, Guesses, Lead, Observation, Secret, TokenLogProbs, Tokens
 from auditor.core.plan import AUTO, SUBJECT, Plan, about
 from auditor.core.result import AuditResult, BenchmarkRecord, Chain, Finding, Measurement, TargetRecord
 from auditor.core.streams import CHANNELS, generator
@@ -531,6 +531,7 @@ class _Run:
             measurements=measured,
             by_repeats=probe.by_repeats(secrets, observations),
             notes=finding.notes + few + probe.notes(secrets, observations),
+            violations=probe.violations(secrets, observations),
             seconds=time.perf_counter() - start,
         )
 
@@ -967,7 +968,7 @@ def _applies(target: Target, setting: Setting) -> tuple[bool | None, str]:
     claim = target.claim()
     if claim is None:
         return None, "no claim is made"
-    if claim.access == ANY_ACCESS:
+    if claim.any_access:
         return True, f"{claim.access}; {claim.status}"
     if setting is CLAIM:
         return True, f"text access, ancestral; {claim.status}"

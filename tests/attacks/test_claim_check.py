@@ -40,10 +40,11 @@ def scenario(held: Ensemble, queries: int = 1) -> Scenario:
 def checked(
     model: LanguageModel, secrets: Sequence[Secret] = SECRETS, meter: Meter | None = None, **options: int
 ) -> tuple[dict[str, Measurement], str, list[Observation]]:
-    """Measurements by name, the notes as one text, the observations."""
+    """Measurements by name, violations and notes as one text, the observations."""
     probe = ClaimCheck(**options)
     seen = list(probe.measure(View("t", model, WORST, seed=0, meter=meter or Meter()), secrets))
-    return {m.name: m for m in probe.measurements(secrets, seen)}, "\n".join(probe.notes(secrets, seen)), seen
+    said = [*(f"VIOLATED: {one}" for one in probe.violations(secrets, seen)), *probe.notes(secrets, seen)]
+    return {m.name: m for m in probe.measurements(secrets, seen)}, "\n".join(said), seen
 
 
 def violated(notes: str) -> list[str]:
@@ -314,8 +315,9 @@ def test_what_is_no_number_keeps_no_claim() -> None:
     values = summary([Check("add_remove", 2.0, 0.1, realised)], 0, [0, 1])
     assert values["violations"] == 2
     worst = Observation("s", values)
-    said = ClaimCheck().notes([], [dataclasses.replace(worst, values={**_QUIET, **values})])
-    assert any(note.startswith("VIOLATED: add remove") for note in said)
+    broken = [dataclasses.replace(worst, values={**_QUIET, **values})]
+    assert ClaimCheck().violations([], broken)[0].startswith("add remove")
+    assert not any("holds" in note for note in ClaimCheck().notes([], broken))
     assert other_faults([Observation("s", {**_QUIET, "draw_excess": math.nan})])
 
 

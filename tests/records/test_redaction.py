@@ -356,10 +356,12 @@ def test_an_alias_is_of_the_content_and_the_salt_alone() -> None:
 
 def test_sentences_name_secrets_by_their_alias() -> None:
     names = {"row-000001": "sA", "row-000012": "sB"}
-    note = "VIOLATED at row-000001, and at (row-000012). Not row-0000012 of row-000001.jsonl"
-    finding = Finding("t", "worst", "a", {}, (), "", None, "", not_applicable="for row-000012", notes=(note,))
+    note = "Broken at row-000001, and at (row-000012). Not row-0000012 of row-000001.jsonl"
+    finding = Finding(
+        "t", "worst", "a", {}, (), "", None, "", not_applicable="for row-000012", notes=(note,), violations=(note,)
+    )
     said = naming.renamed(finding, names)
-    assert said.notes == ("VIOLATED at sA, and at (sB). Not row-0000012 of row-000001.jsonl",)
+    assert said.notes == said.violations == ("Broken at sA, and at (sB). Not row-0000012 of row-000001.jsonl",)
     assert said.not_applicable == "for sB"
 
 

@@ -68,7 +68,7 @@ def test_recall_keeps_its_own_figure(with_exposure: AuditResult, result: AuditRe
 def test_a_claim_that_is_not_proved_is_not_called_one(with_exposure: AuditResult) -> None:
     target = with_exposure.target("pmixed")
     assert target.claim is not None
-    doubtful = replace(target, claim=replace(target.claim, status="nominal: no guarantee"))
+    doubtful = replace(target, claim=replace(target.claim, status="sound, it says", sound=False))
     changed = replace(with_exposure, targets=tuple(doubtful if t is target else t for t in with_exposure.targets))
     assert "claimed ε 8" in words.with_costs(changed, "pmixed")
 

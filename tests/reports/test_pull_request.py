@@ -49,7 +49,7 @@ def test_verdict_results_and_claims_are_seen_and_the_rest_is_folded(result: Audi
 
 
 def test_a_broken_claim_need_not_be_unfolded(result: AuditResult) -> None:
-    broken = replace(result.findings[4], notes=("holds with margin 1%", "VIOLATED: 3 tokens were not charged"))
+    broken = replace(result.findings[4], notes=("holds with margin 1%",), violations=("3 tokens were not charged",))
     text = seen(markdown.render(replace(result, findings=(*result.findings[:4], broken))))
     assert "- PMixED (sound), ethicist: VIOLATED: 3 tokens were not charged" in text and "holds with" not in text
 

@@ -50,16 +50,16 @@ def test_an_epsilon_beside_recall_names_its_unit(result: AuditResult) -> None:
     pmixed = result.target("pmixed")
     assert pmixed.claim is not None
 
-    def said(unit: str, **epsilon: float) -> str:
-        claim = replace(pmixed.claim, unit=unit, epsilon={"add_remove": 8.0, **epsilon})
+    def said(unit: str, shard: bool, whole: str = "", **epsilon: float) -> str:
+        claim = replace(pmixed.claim, unit=unit, shard=shard, whole=whole, epsilon={"add_remove": 8.0, **epsilon})
         return verdict(
             replace(result, targets=tuple(replace(t, claim=claim) if t is pmixed else t for t in result.targets))
         )
 
-    alone = said("shard")
+    alone = said("shard", shard=True)
     assert "sound) for its unit, shard: it promises nothing about a single record." in alone
-    assert " in it, ε 19.4 (replace)." in said("shard of whole records", replace=19.4)
-    assert "sound) for its unit, record. It does not cover the worst case" in said("record")
+    assert " in it, ε 19.4 (replace)." in said("shard of whole records", shard=True, whole="record", replace=19.4)
+    assert "sound) for its unit, record. It does not cover the worst case" in said("record", shard=False)
     assert "covers what was measured" not in alone
 
 

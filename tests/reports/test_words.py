@@ -88,10 +88,10 @@ def test_epsilon_line(result: AuditResult) -> None:
 def test_a_claim_about_a_shard_says_what_holds_for_somebody_in_it(result: AuditResult) -> None:
     claim = result.target("pmixed").claim
     assert claim is not None
-    shard = replace(claim, unit="shard of whole users")
+    shard = replace(claim, unit="shard of whole users", whole="user")
     one = "for a single user in it who shares no record, ε 12.9 (replace)"
     assert words.unit(shard) == f"shard of whole users; {one}"
-    records = replace(claim, unit="shard of whole records")
+    records = replace(claim, unit="shard of whole records", whole="record")
     assert words.unit(records) == "shard of whole records; for a single record in it, ε 12.9 (replace)"
     assert words.unit(claim) == "shard"  # who lies whole in one is not known
     assert words.unit(replace(shard, epsilon={"as published": 8.0})) == "shard of whole users"

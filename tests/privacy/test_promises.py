@@ -1,0 +1,47 @@
+"""`privacy.json`: what is read back of it, the records of an older version included."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from auditor.core.jsonable import to_json
+from auditor.privacy import promises
+from auditor.privacy.promises import PrivacyRecord
+
+RECORD = PrivacyRecord(
+    method="dp-sgd",
+    epsilon=3.0,
+    delta=1e-5,
+    status="sound",
+    noise_multiplier=1.0,
+    clip=1.0,
+    sampling_rate=0.1,
+    steps=10,
+    unit="record",
+    noise="secret",
+    sound=True,
+)
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    promises.write(tmp_path, RECORD)
+    assert promises.read(tmp_path) == RECORD
+
+
+def test_a_claim_says_in_fields_what_it_says_in_words() -> None:
+    claim = RECORD.claim()
+    assert claim is not None and claim.sound and claim.any_access and not claim.shard
+    doubtful = replace(RECORD, sound=False).claim()
+    assert doubtful is not None and not doubtful.sound
+
+
+@pytest.mark.parametrize("status", ["sound", "no guarantee: the noise is seeded"])
+def test_version_1_said_in_words_whether_it_is_sound(tmp_path: Path, status: str) -> None:
+    values: dict[str, Any] = to_json(replace(RECORD, status=status))
+    del values["sound"]
+    (tmp_path / promises.FILE).write_text(json.dumps({**values, "schema_version": 1}))
+    read = promises.read(tmp_path)
+    assert read is not None and read.sound == (status == "sound") and read.schema_version == 2
