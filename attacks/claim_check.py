@@ -111,7 +111,8 @@ class ClaimCheck(Probe):
 
     def violations(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> tuple[str, ...]:
         worst = [(_worst(observations, relation), relation) for relation in relations(observations)]
-        broken = (_broken(one, relation) for one, relation in worst if _is_broken(one, relation))
+        alias = {secret.id: secret.alias for secret in secrets}
+        broken = (_broken(one, relation, alias[one.secret]) for one, relation in worst if _is_broken(one, relation))
         return (*other_faults(observations), *broken)
 
 
@@ -163,9 +164,9 @@ def _is_broken(worst: Observation, relation: str) -> bool:
     return not realised <= claimed * (1 + _SLACK) + _LEAST  # NaN is not within a claim
 
 
-def _broken(worst: Observation, relation: str) -> str:
+def _broken(worst: Observation, relation: str, alias: str) -> str:
     neighbour, position = worst.values[f"neighbour_{relation}"], worst.values[f"position_{relation}"]
-    return f"{_numbers(worst, relation)}, at {worst.secret}, position {position:.0f}, neighbour {neighbour:.0f}"
+    return f"{_numbers(worst, relation)}, at {alias}, position {position:.0f}, neighbour {neighbour:.0f}"
 
 
 def _kept(worst: Observation, relation: str) -> str:

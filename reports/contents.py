@@ -38,7 +38,7 @@ _REVEALED_AT_MOST = 1_000_000  # characters: a page that a browser still likes
 def document(result: AuditResult, texts: Mapping[str, Text] | None = None) -> Document:
     """The whole report. Every string in it is cleaned of control characters; none is escaped.
 
-    texts: the private text to show, by alias, in a section of its own.
+    texts: the private text to show, by id, in a section of its own.
     """
     result = words.cleaned(result)
     built: list[tuple[str, str, Callable[[AuditResult], list[Block]]]] = [
@@ -487,9 +487,13 @@ def _private(result: AuditResult, texts: Mapping[str, Text]) -> list[Block]:
     best = strongest(result, words.UNDEFENDED)
     row = "/".join((best.target, best.setting, best.attack)) if best else ""
     rows, left = [], _REVEALED_AT_MOST
-    for alias, text in sorted(texts.items(), key=lambda item: -len(item[1].verbatim)):
+    for text in sorted(texts.values(), key=lambda text: -len(text.verbatim)):
         given = ", ".join(titles.get(name, name) for name in text.verbatim) or words.NOTHING
-        shown = (alias, *map(inert.visible, (text.prefix, text.suffix, text.guesses.get(row, ""))), inert.clean(given))
+        shown = (
+            text.alias,
+            *map(inert.visible, (text.prefix, text.suffix, text.guesses.get(row, ""))),
+            inert.clean(given),
+        )
         left -= sum(map(len, shown))
         if left < 0:
             break

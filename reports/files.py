@@ -48,8 +48,8 @@ def _rendered(folder: Path, result: AuditResult, since: Comparison | None, revea
     from auditor.records import details, texts
     from auditor.reports import html, markdown  # jinja2 and matplotlib: only for who renders
 
-    known = details.renamed(details.read(folder), texts.names(folder))
-    shown = texts.by_alias(folder) if reveal else None
+    known = details.read(folder)
+    shown = texts.read_texts(folder) if reveal else None
     return {HTML: html.render(result, known, since, shown), MARKDOWN: markdown.render(result, since, shown)}
 
 

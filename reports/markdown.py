@@ -40,7 +40,7 @@ _MOST_TABLE, _MOST_TEXT, _MOST_CELL, _MOST_CLAIM, _MOST_CLAIMS = 7_000, 500, 160
 def render(result: AuditResult, since: Comparison | None = None, texts: Mapping[str, Text] | None = None) -> str:
     """The report as GitHub-flavoured Markdown of at most MOST characters.
 
-    since: of a baseline with this run. texts: the private text to show, by alias; none by default.
+    since: of a baseline with this run. texts: the private text to show, by id; none by default.
     """
     doc = document(result, texts)
     results = next(section for section in doc.sections if section.id == "results")

@@ -16,7 +16,7 @@ from auditor.core.nouns import Claim
 from auditor.core.result import AuditResult, Finding, Measurement, TargetRecord
 from auditor.gate.compare import Comparison
 from auditor.records import details as detailed
-from auditor.records.details import Details, Reliability, Seen
+from auditor.records.details import Details, Reliability, RowDetails
 from auditor.records.texts import Text
 from auditor.reports import changes, inert, secrets, words
 from auditor.reports.blocks import (
@@ -149,11 +149,11 @@ def _since(since: Comparison) -> list[Block]:
 # --- for mending the model --------------------------------------------------------------------------------------------
 
 
-def _seen(details: Details, finding: Finding) -> Seen | None:
+def _seen(details: Details, finding: Finding) -> RowDetails | None:
     return details.rows.get((finding.target, finding.setting, finding.attack))
 
 
-def _strongest_rows(result: AuditResult, details: Details) -> list[tuple[Finding, Seen]]:
+def _strongest_rows(result: AuditResult, details: Details) -> list[tuple[Finding, RowDetails]]:
     """The row that did best against each target, where its outcomes are kept."""
     found = ((best, _seen(details, best)) for t in result.targets if (best := strongest(result, t.name)))
     return [(finding, seen) for finding, seen in found if seen is not None]
@@ -169,7 +169,7 @@ def _where(result: AuditResult, details: Details) -> list[Block]:
     return [*([Figures(tuple(figures))] if figures else []), *_groups(result, details, rows)]
 
 
-def _groups(result: AuditResult, details: Details, rows: Sequence[tuple[Finding, Seen]]) -> list[Block]:
+def _groups(result: AuditResult, details: Details, rows: Sequence[tuple[Finding, RowDetails]]) -> list[Block]:
     measured = [(finding, detailed.by_group(details, seen)) for finding, seen in rows]
     shown = [(finding, groups) for finding, groups in measured if groups]
     if not shown:
@@ -184,7 +184,7 @@ def _groups(result: AuditResult, details: Details, rows: Sequence[tuple[Finding,
     return [Forest(Table("groups-table", caption, ("Group", "Came out"), tables, frozenset({1})), spans)]
 
 
-def _lengths(result: AuditResult, details: Details, rows: Sequence[tuple[Finding, Seen]]) -> list[Figure]:
+def _lengths(result: AuditResult, details: Details, rows: Sequence[tuple[Finding, RowDetails]]) -> list[Figure]:
     measured = [(finding, detailed.by_length(details, seen)) for finding, seen in rows]
     shown = [(finding, lengths) for finding, lengths in measured if lengths]
     if not shown:

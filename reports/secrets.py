@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from auditor.core.result import AuditResult, Finding
-from auditor.records.details import Details, Seen
+from auditor.records.details import Details, RowDetails
 from auditor.records.texts import Text
 from auditor.reports import inert, words
 from auditor.reports.blocks import Secrets
@@ -86,7 +86,7 @@ def _facts(details: Details) -> dict[str, Any]:
     told = details.secrets
     groups = list(dict.fromkeys(inert.clean(s.group) for s in told if s.group is not None))
     return {
-        "ids": [words.shorten(inert.clean(s.id), _ID) for s in told],
+        "ids": [words.shorten(inert.clean(s.alias), _ID) for s in told],
         "members": "".join("1" if s.member else "0" for s in told),
         "repeats": [s.repeats for s in told],
         "lengths": [s.length for s in told],
@@ -109,14 +109,14 @@ def _row(result: AuditResult, details: Details, finding: Finding) -> dict[str, A
     }
 
 
-def _outcome(seen: Seen, i: int) -> str:
+def _outcome(seen: RowDetails, i: int) -> str:
     found = seen.outcome
     if found is None:
         return "."
     return "3" if found.hit[i] else "2" if found.any_hit[i] else "1" if found.near[i] else "0"
 
 
-def _lead(seen: Seen, order: Sequence[int | None]) -> list[int | None]:
+def _lead(seen: RowDetails, order: Sequence[int | None]) -> list[int | None]:
     if seen.outcome is None or "lead" not in seen.outcome.traits:
         return []
     lead = seen.outcome.traits["lead"]

@@ -53,13 +53,13 @@ def export(
 
 def _with_outcomes(folder: Path) -> Any:
     from auditor.gate.decide import read_run
-    from auditor.records.texts import names
+    from auditor.records.details import aliases
 
-    run, aliases = read_run(folder), names(folder)
+    run, names = read_run(folder), aliases(folder)
     if not run.outcomes:
         raise AuditError(f"{folder} holds nothing by secret: an older version made it, or no row was measured")
     outcomes = {
-        row: replace(found, ids=tuple(aliases.get(secret, secret) for secret in found.ids))
+        row: replace(found, ids=tuple(names.get(secret, secret) for secret in found.ids))
         for row, found in run.outcomes.items()
     }
     return replace(run, outcomes=outcomes)

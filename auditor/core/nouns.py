@@ -43,8 +43,10 @@ class Wording:
 class Secret:
     """One training record an attacker should not be able to complete. Only the benchmark and the metrics hold it.
 
-    `canary`: where it was not found in the data but put there; `repeats` is then how often. `wording`: None where the
-    data hold token ids alone; two secrets of the same tokens are the same, however they were written.
+    `id`: what randomness and the files of a run know it by; `alias`: what sentences and reports call it
+    (`records.names`). `canary`: where it was not found in the data but put there; `repeats` is then how often.
+    `wording`: None where the data hold token ids alone; two secrets of the same tokens are the same, however they were
+    written.
     """
 
     id: str
@@ -55,6 +57,7 @@ class Secret:
     canary: Canary | None = None
     group: str | None = None  # a value of the column that the user names to have results shown by it
     wording: Wording | None = field(default=None, compare=False, repr=False)
+    alias: str = ""  # nobody has named it yet
 
 
 @dataclass(frozen=True)

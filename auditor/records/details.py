@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,11 @@ SECRETS, TOKENS, OBSERVATIONS = "secrets.json", "tokens.jsonl", "observations.js
 
 
 @dataclass(frozen=True)
-class Told:
-    """What may be told of one secret."""
+class SecretFacts:
+    """What may be told of one secret. alias: what reports call it."""
 
     id: str
+    alias: str
     member: bool
     repeats: int | None = None
     length: int | None = None  # of its suffix, in tokens; None: an older run
@@ -40,7 +41,7 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Seen:
+class RowDetails:
     """One row, side by side. An attack has an outcome, a probe a number a secret."""
 
     ids: tuple[str, ...]
@@ -57,16 +58,22 @@ class Details:
     certain: -log2 of the null p-value, which is the exposure where the rank is exact.
     """
 
-    secrets: tuple[Told, ...] = ()
-    rows: Mapping[Row, Seen] = field(default_factory=dict)
+    secrets: tuple[SecretFacts, ...] = ()
+    rows: Mapping[Row, RowDetails] = field(default_factory=dict)
     tokens: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
     exposure: Mapping[Row, Mapping[str, float]] = field(default_factory=dict)
 
 
-def told(secrets: Sequence[Secret]) -> dict[str, Any]:
-    """The record `read` reads: a column a key."""
-    columns = {name: [getattr(s, name) for s in secrets] for name in ("id", "member", "repeats", "group")}
-    return {**columns, "length": [len(secret.suffix) for secret in secrets]}
+def facts(secrets: Sequence[Secret], salt: str) -> dict[str, Any]:
+    """The record `read` reads: a column a key; salt: the fingerprint of the one that the aliases were made with."""
+    columns = {name: [getattr(s, name) for s in secrets] for name in ("id", "alias", "member", "repeats", "group")}
+    return {"salt": salt, **columns, "length": [len(secret.suffix) for secret in secrets]}
+
+
+def aliases(folder: Path) -> dict[str, str]:
+    """What reports call each secret of the run, by its id."""
+    columns = _json(folder / SECRETS)
+    return {secret.id: secret.alias for secret in _facts(folder, columns)} if columns else {}
 
 
 def read(folder: Path) -> Details:
@@ -75,51 +82,32 @@ def read(folder: Path) -> Details:
         cells = {_row(cell): record for cell, record in _json(folder / OUTCOMES).items()}
     rows = {row: seen for row, record in cells.items() if (seen := _seen(folder, record))}
     columns = _json(folder / SECRETS)
-    secrets = _told(folder, columns) if columns else _told_by_rows(rows)
+    secrets = _facts(folder, columns) if columns else _facts_by_rows(rows)
     return Details(secrets, rows, _tokens(folder / TOKENS), _exposure(folder / OBSERVATIONS))
 
 
-def renamed(details: Details, names: Mapping[str, str]) -> Details:
-    """The same under other names; who has none keeps its own."""
-
-    def said(id: str) -> str:
-        return names.get(id, id)
-
-    return Details(
-        tuple(replace(secret, id=said(secret.id)) for secret in details.secrets),
-        {row: _renamed(seen, said) for row, seen in details.rows.items()},
-        {target: {said(id): seen for id, seen in held.items()} for target, held in details.tokens.items()},
-        {row: {said(id): bits for id, bits in held.items()} for row, held in details.exposure.items()},
-    )
-
-
-def _renamed(seen: Seen, said: Callable[[str], str]) -> Seen:
-    ids = tuple(map(said, seen.ids))
-    return replace(seen, ids=ids, outcome=replace(seen.outcome, ids=ids) if seen.outcome else None)
-
-
-def _told(folder: Path, columns: Mapping[str, Any]) -> tuple[Told, ...]:
-    names = ("id", "member", "repeats", "length", "group")
+def _facts(folder: Path, columns: Mapping[str, Any]) -> tuple[SecretFacts, ...]:
+    names = ("id", "alias", "member", "repeats", "length", "group")
     with _held(folder / SECRETS, f"a column each of {', '.join(names)}"):
-        return tuple(Told(*values) for values in zip(*(columns[name] for name in names), strict=True))
+        return tuple(SecretFacts(*values) for values in zip(*(columns[name] for name in names), strict=True))
 
 
-def _told_by_rows(rows: Mapping[Row, Seen]) -> tuple[Told, ...]:
+def _facts_by_rows(rows: Mapping[Row, RowDetails]) -> tuple[SecretFacts, ...]:
     """An older run: what its attacks were judged on."""
-    found: dict[str, Told] = {}
+    found: dict[str, SecretFacts] = {}
     for outcome in filter(None, (seen.outcome for seen in rows.values())):
         members = outcome.member.tolist()
-        found |= {id: Told(id, m, r) for id, m, r in zip(outcome.ids, members, outcome.repeats, strict=True)}
+        found |= {id: SecretFacts(id, id, m, r) for id, m, r in zip(outcome.ids, members, outcome.repeats, strict=True)}
     return tuple(found[id] for id in sorted(found))
 
 
-def _seen(folder: Path, record: Any) -> Seen | None:
+def _seen(folder: Path, record: Any) -> RowDetails | None:
     with _held(folder / OUTCOMES, "what each row found out about each secret"):
         if "hit" in record:
             outcome = judging.from_record(record)
-            return Seen(outcome.ids, outcome, score_is_probability=bool(record.get("score_is_probability")))
+            return RowDetails(outcome.ids, outcome, score_is_probability=bool(record.get("score_is_probability")))
         main = next(iter(record["values"].values()), None)
-        return None if main is None else Seen(tuple(record["ids"]), value=tuple(map(float, main)))
+        return None if main is None else RowDetails(tuple(record["ids"]), value=tuple(map(float, main)))
 
 
 def _tokens(path: Path) -> dict[str, dict[str, tuple[float, ...]]]:
@@ -172,7 +160,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 # --- numbers over the secrets -----------------------------------------------------------------------------------------
 
 
-def by_group(details: Details, seen: Seen) -> dict[str, Measurement]:
+def by_group(details: Details, seen: RowDetails) -> dict[str, Measurement]:
     """Verbatim recall of the members of each group, by the group's name; empty where there are no groups."""
     groups = {secret.id: secret.group for secret in details.secrets if secret.member and secret.group is not None}
     if seen.outcome is None or not groups:
@@ -183,7 +171,7 @@ def by_group(details: Details, seen: Seen) -> dict[str, Measurement]:
 
 
 def by_length(
-    details: Details, seen: Seen, lengths: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    details: Details, seen: RowDetails, lengths: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ) -> dict[int, Measurement]:
     """Share of members whose first guess is right in its first L tokens, of those with a suffix so long; by L.
 

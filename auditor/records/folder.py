@@ -154,9 +154,9 @@ class RunFolder:
         lead: Lead = from_json(Lead, read_object(path, "the lead of a run"), str(path))
         return lead
 
-    def save_secrets(self, told: dict[str, Any]) -> None:
-        """What reports may tell of each secret (`details.told`): a column a key, no text."""
-        disk.replace(self.path / SECRETS, json.dumps(told))
+    def save_secrets(self, facts: dict[str, Any]) -> None:
+        """What reports may tell of each secret (`details.facts`): a column a key, no text."""
+        disk.replace(self.path / SECRETS, json.dumps(facts))
 
     def save_outcomes(self, outcomes: dict[str, Any]) -> None:
         """What was found out secret by secret, by cell: judged guesses (`metrics.to_record`), probes' numbers.

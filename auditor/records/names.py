@@ -6,13 +6,14 @@ salt. Under one salt a record has one alias in every run; without the salt an al
 
 from __future__ import annotations
 
-import dataclasses
 import hmac
 import json
 import os
 import re
 import secrets as randomness
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 
 from filelock import FileLock
 
@@ -24,7 +25,7 @@ from auditor.core.result import Finding
 
 SALT = "AUDIT_SALT"
 _SHORTEST = 16  # characters of a salt: a shorter one could be guessed from its fingerprint
-_NAME = re.compile(r"[\w.-]+")
+_WORD = re.compile(r"[\w-]+")
 
 
 def salt() -> bytes:
@@ -57,31 +58,28 @@ def fingerprint(salt: bytes) -> str:
     return _digest(salt, "fingerprint")[:8]
 
 
-def aliases(secrets: Sequence[Secret], salt: bytes) -> dict[str, str]:
-    """By id, in the order of the secrets: `s` and 12 hex digits, numbered where a benchmark holds one record twice."""
-    found: dict[str, str] = {}
-    seen: dict[str, int] = {}
+def named(secrets: Sequence[Secret], salt: bytes) -> tuple[Secret, ...]:
+    """The secrets with their aliases: `s` and 12 hex digits, numbered where a benchmark holds one record twice."""
+    found, seen = list[Secret](), Counter[str]()
     for secret in secrets:
-        name = f"s{_digest(salt, json.dumps([secret.prefix, secret.suffix]))[:12]}"
-        seen[name] = seen.get(name, 0) + 1
-        found[secret.id] = name if seen[name] == 1 else f"{name}-{seen[name]}"
-    return found
+        alias = f"s{_digest(salt, json.dumps([secret.prefix, secret.suffix]))[:12]}"
+        seen[alias] += 1
+        found.append(replace(secret, alias=alias if seen[alias] == 1 else f"{alias}-{seen[alias]}"))
+    return tuple(found)
 
 
 def _digest(salt: bytes, text: str) -> str:
     return hmac.new(salt, text.encode(), "sha256").hexdigest()
 
 
-def renamed(finding: Finding, names: Mapping[str, str]) -> Finding:
-    """The finding with every secret that its sentences name under its alias."""
+def refuse_ids(finding: Finding, secrets: Sequence[Secret]) -> None:
+    """Raises AuditError where a sentence of the finding, as one of a plug-in may, names a secret by its id.
 
-    def said(text: str) -> str:
-        return _NAME.sub(lambda word: names.get(word[0], word[0]), text)
-
-    return dataclasses.replace(
-        finding,
-        not_applicable=said(finding.not_applicable),
-        notes=tuple(map(said, finding.notes)),
-        violations=tuple(map(said, finding.violations)),
-        measurements=tuple(dataclasses.replace(m, note=said(m.note)) for m in finding.measurements),
-    )
+    An id says which row of the user's data it was: reports name secrets by their aliases.
+    """
+    notes = [measurement.note for measurement in finding.measurements]
+    words = _WORD.findall(" ".join((finding.not_applicable, *finding.notes, *finding.violations, *notes)))
+    if not {secret.id for secret in secrets}.isdisjoint(words):
+        raise AuditError(
+            f"expected {finding.attack} to name secrets in its sentences by `secret.alias`, got the id of one"
+        )

@@ -1,7 +1,6 @@
-"""The private half of a run folder: what secrets say, for `--reveal`, and the aliases that reports name them by.
+"""The private half of a run folder: what secrets say, for `--reveal`. Readable by its owner only.
 
-`ids.json` holds aliases only; `texts.jsonl` holds private text. Both are readable by their owner only. A secret's text
-is kept as its owner wrote it; guesses are tokens, which whoever writes brings a `decode` for.
+A secret's text is kept as its owner wrote it; guesses are tokens, which whoever writes brings a `decode` for.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json
 from auditor.core.nouns import Secret, Tokens
 
-IDS, TEXTS = "ids.json", "texts.jsonl"
+TEXTS = "texts.jsonl"
 Decode = Callable[[Sequence[int]], str]
 _CONTEXT = 8  # tokens before a text that decide how its first token is written
 
@@ -30,6 +29,7 @@ class Text:
     decoded: whether the data hold token ids alone, so that this is how a tokenizer writes them.
     """
 
+    alias: str
     prefix: str
     pieces: tuple[str, ...]
     guesses: dict[str, str] = field(default_factory=dict)
@@ -39,25 +39,6 @@ class Text:
     @property
     def suffix(self) -> str:
         return "".join(self.pieces)
-
-
-def write_ids(folder: Path, aliases: Mapping[str, str], salt: str) -> None:
-    """salt: its fingerprint."""
-    disk.replace(folder / IDS, json.dumps({"salt": salt, "ids": aliases}) + "\n")
-
-
-def read_ids(folder: Path) -> dict[str, str]:
-    """The alias of each secret id of the run. Raises AuditError where it has none (an older version made it)."""
-    try:
-        ids: dict[str, str] = dict(json.loads(_read(folder, IDS))["ids"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise _broken(folder, IDS) from error
-    return ids
-
-
-def names(folder: Path) -> dict[str, str]:
-    """As `read_ids`, empty where an older version made the run."""
-    return read_ids(folder) if (folder / IDS).exists() else {}
 
 
 def write_texts(
@@ -83,7 +64,7 @@ def _text(secret: Secret, guesses: Mapping[str, Tokens], decode: Decode) -> Text
     prefix = decode(secret.prefix) if wording is None else wording.prefix
     pieces = decoded_pieces(decode, context, secret.suffix) if wording is None else wording.pieces
     same = tuple(row for row, tokens in guesses.items() if tokens == secret.suffix or said[row] == "".join(pieces))
-    return Text(prefix, tuple(pieces), said, same, decoded=wording is None)
+    return Text(secret.alias, prefix, tuple(pieces), said, same, decoded=wording is None)
 
 
 def added(decode: Decode, context: Sequence[int], tokens: Sequence[int]) -> str:
@@ -110,14 +91,6 @@ def read_texts(folder: Path) -> dict[str, Text]:
         return {line.pop("secret"): from_json(Text, line, private=True) for line in map(json.loads, lines)}
     except (AuditError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _broken(folder, TEXTS) from error
-
-
-def by_alias(folder: Path) -> dict[str, Text]:
-    """As `read_texts`, by what reports call the secrets."""
-    ids, texts = read_ids(folder), read_texts(folder)
-    if not set(texts) <= set(ids):
-        raise _broken(folder, IDS)
-    return {ids[secret]: text for secret, text in texts.items()}
 
 
 def _read(folder: Path, name: str) -> str:

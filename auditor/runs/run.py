@@ -59,8 +59,8 @@ from auditor.privacy import promises
 from auditor.privacy.promises import PrivacyRecord
 from auditor.records import details, texts, weights
 from auditor.records.folder import RunFolder, batched, cell_name
-from auditor.records.names import aliases, renamed, salt
 from auditor.records.names import fingerprint as salt_fingerprint
+from auditor.records.names import named, refuse_ids, salt
 from auditor.records.outcomes import Row
 from auditor.runs import causes, companions, plan_weights, tuned
 from auditor.runs.lead import choose, led
@@ -164,14 +164,16 @@ class _Run:
         asked: list[Attack | Probe] = _chosen("attack", self.plan, attack_types, self.benchmark)
         self.attacks = [attack for attack in asked if isinstance(attack, Attack)]
         defenses = _chosen("defense", self.plan, defense_types, self.benchmark)
-        self.secrets = {secret.id: secret for secret in self.benchmark.secrets}
         key = salt()
-        self.aliases = aliases((*self.benchmark.secrets, *self.benchmark.canaries), key)
+        self.benchmark.secrets = named(self.benchmark.secrets, key)
+        self.benchmark.canaries = named(self.benchmark.canaries, key)
+        self.secrets = {secret.id: secret for secret in self.benchmark.secrets}
         self.challenge = self.benchmark.challenge()
         undefended.secrets = self.benchmark.secrets
         self.lead = self._choose_lead(undefended.model)
         self.folder.pin(fingerprint(_subjects(self.plan, self.benchmark)))
-        self.folder.save_secrets(details.told((*self.benchmark.secrets, *self.benchmark.canaries)))
+        everyone = (*self.benchmark.secrets, *self.benchmark.canaries)
+        self.folder.save_secrets(details.facts(everyone, salt_fingerprint(key)))
         self._check_room(undefended)
         self.bare, undefended.model = undefended.model, led(undefended.model, self.lead.tokens)
         shown = companions.shown(defenses, partial(_is_row, self.plan))
@@ -199,17 +201,18 @@ class _Run:
                     with self._stage(f"{target.title}: {attack.name} ({setting.name})"):
                         if isinstance(attack, Probe):
                             findings.append(self._probe_cell(target, setting, attack))
+                            refuse_ids(findings[-1], self.benchmark.secrets)
                             continue
                         finding, outcome = self._cell(target, setting, attack)
+                        refuse_ids(finding, self.benchmark.secrets)
                     judged[target.name, setting.name, attack.name] = outcome
                     base = judged.get((UNDEFENDED, setting.name, attack.name))
                     findings.append(_compared(finding, outcome, base) if target is not undefended else finding)
             targets.append(_record(target, held, self.lead))
         self.folder.save_outcomes(self.outcomes)
         self.folder.save_heldout(self.heldout)
-        texts.write_ids(self.folder.path, self.aliases, salt_fingerprint(key))
         texts.write_texts(self.folder.path, self.benchmark.secrets, self.guessed, _decoder(self.benchmark.tokenizer))
-        findings = [renamed(self._explained(finding, shown), self.aliases) for finding in findings]
+        findings = [self._explained(finding, shown) for finding in findings]
         likelier = {row.name: self._chain(row, shown, self.likelihoods.get) for row in shown if not row.companion}
         targets = [dataclasses.replace(target, likelihood=likelier.get(target.name)) for target in targets]
         return self._result(targets, findings, greedy, undefended.model.family)

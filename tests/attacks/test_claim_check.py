@@ -30,7 +30,7 @@ from auditor.privacy.accounting import realised_renyi, uniform_mixing_epsilon
 from auditor.training.members import shard
 
 MakeTiny = Callable[..., HuggingFaceModel]
-SECRETS = [Secret(f"s{i}", (0, 1, i % 2), (1, 0, 1), 1, i % 2 == 0) for i in range(6)]
+SECRETS = [Secret(f"s{i}", (0, 1, i % 2), (1, 0, 1), 1, i % 2 == 0, alias=f"alias{i}") for i in range(6)]
 
 
 def scenario(held: Ensemble, queries: int = 1) -> Scenario:
@@ -165,7 +165,7 @@ def test_a_weight_that_is_rounded_up_is_caught() -> None:
     assert measured["claim_violations"].value == 18
     assert measured["margin_add_remove"].value < -0.01
     line = next(line for line in violated(notes) if "add remove" in line)
-    assert "order 2" in line and "at s0, position 0, neighbour 0" in line
+    assert "order 2" in line and "at alias0, position 0, neighbour 0" in line
 
 
 def test_a_forgotten_cap_is_caught() -> None:
@@ -215,7 +215,7 @@ def test_the_published_rule_is_caught_where_it_fails() -> None:
     assert measured["realised_add_remove"].value == pytest.approx(0.004304407474, rel=1e-6)
     assert measured["claimed_add_remove"].value == pytest.approx(0.003123348164, rel=1e-9)
     assert measured["claim_violations"].value == 6 and measured["claim_violations"].note == "VIOLATED"
-    assert all("at s3, position 0, neighbour 11" in line for line in violated(notes))
+    assert all("at alias3, position 0, neighbour 11" in line for line in violated(notes))
     assert len(violated(notes)) == 2  # add_remove and zero_out: the projection itself is what it should be
 
 
@@ -314,9 +314,9 @@ def test_what_is_no_number_keeps_no_claim() -> None:
     realised = torch.full((1, 2, 3), math.nan, dtype=torch.float64)
     values = summary([Check("add_remove", 2.0, 0.1, realised)], 0, [0, 1])
     assert values["violations"] == 2
-    worst = Observation("s", values)
+    worst = Observation(SECRETS[0].id, values)
     broken = [dataclasses.replace(worst, values={**_QUIET, **values})]
-    assert ClaimCheck().violations([], broken)[0].startswith("add remove")
+    assert ClaimCheck().violations(SECRETS[:1], broken)[0].startswith("add remove")
     assert not any("holds" in note for note in ClaimCheck().notes([], broken))
     assert other_faults([Observation("s", {**_QUIET, "draw_excess": math.nan})])
 

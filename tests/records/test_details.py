@@ -14,15 +14,25 @@ from hypothesis import strategies as st
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Guess, Guesses, Secret
-from auditor.records.details import Details, Seen, Told, by_group, by_length, read, reliability, tail, told
+from auditor.records.details import (
+    Details,
+    RowDetails,
+    SecretFacts,
+    by_group,
+    by_length,
+    facts,
+    read,
+    reliability,
+    tail,
+)
 from auditor.statistics import intervals, judging
 
 CELL = "undefended/worst/a"
 SECRETS = (
-    Secret("s0", (1,), (5, 6, 7, 8), repeats=1, group="mail"),
-    Secret("s1", (2,), (5, 6, 7, 9), repeats=4, group="note"),
-    Secret("s2", (3,), (5, 6), repeats=4, group="mail"),
-    Secret("s3", (4,), (5, 5, 5, 5), repeats=0, member=False, group="mail"),
+    Secret("s0", (1,), (5, 6, 7, 8), repeats=1, group="mail", alias="as0"),
+    Secret("s1", (2,), (5, 6, 7, 9), repeats=4, group="note", alias="as1"),
+    Secret("s2", (3,), (5, 6), repeats=4, group="mail", alias="as2"),
+    Secret("s3", (4,), (5, 5, 5, 5), repeats=0, member=False, group="mail", alias="as3"),
 )
 GUESSED = ((5, 6, 7, 8), (5, 6, 1, 9), (9, 6), (5, 5, 5, 5))  # leads 4 of 4, 2 of 4, 0 of 2; a non-member's is right
 
@@ -36,7 +46,7 @@ def folder(path: Path, **more: str) -> Path:
     record = {**judging.to_record(outcome()), "score_is_probability": True}
     probe = {"ids": ["s0", "s1"], "member": [True, True], "repeats": [1, 4], "values": {"p": [0.5, "nan"]}}
     (path / "outcomes.json").write_text(json.dumps({CELL: record, "undefended/worst/p": probe}))
-    (path / "secrets.json").write_text(json.dumps(told(SECRETS)))
+    (path / "secrets.json").write_text(json.dumps(facts(SECRETS, "salt")))
     lines = [
         {"target": "undefended", "secret": "s0", "log_probs": [0.0, -1.5, "-inf", -2]},
         {"target": "undefended", "secret": "s1", "log_probs": [-0.5] * 4},
@@ -55,7 +65,7 @@ def folder(path: Path, **more: str) -> Path:
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     found = read(folder(tmp_path))
-    assert found.secrets[1] == Told("s1", True, 4, 4, "note")
+    assert found.secrets[1] == SecretFacts("s1", "as1", True, 4, 4, "note")
     row = found.rows["undefended", "worst", "a"]
     assert (
         row.score_is_probability and row.outcome is not None and row.outcome.hit.tolist() == [True, False, False, True]
@@ -72,7 +82,7 @@ def test_an_older_folder_still_tells_what_it_kept(tmp_path: Path) -> None:
     del record["traits"]["lead"]
     (tmp_path / "outcomes.json").write_text(json.dumps({CELL: record}))
     found = read(tmp_path)
-    assert found.secrets[2] == Told("s2", True, 4) and not found.tokens
+    assert found.secrets[2] == SecretFacts("s2", "s2", True, 4) and not found.tokens
     assert by_length(found, found.rows["undefended", "worst", "a"]) == {}
     assert by_group(found, found.rows["undefended", "worst", "a"]) == {}
 
@@ -139,5 +149,5 @@ def test_the_tail_of_exposures() -> None:
 
 
 def test_a_row_of_non_members_alone_has_no_lengths() -> None:
-    found = Details((Told("s3", False, 0, 4),), {})
-    assert by_length(found, Seen(("s3",), outcome().only(np.array([False, False, False, True])))) == {}
+    found = Details((SecretFacts("s3", "as3", False, 0, 4),), {})
+    assert by_length(found, RowDetails(("s3",), outcome().only(np.array([False, False, False, True])))) == {}

@@ -11,6 +11,7 @@ import re
 import stat
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +23,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from auditor.cli import call
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret
-from auditor.core.result import Finding
+from auditor.core.result import Finding, Measurement
 from auditor.core.streams import generator
 from auditor.plugins import registry
+from auditor.records import details, texts
 from auditor.records import names as naming
-from auditor.records import texts
 from auditor.records.folder import RunFolder
 from auditor.training.finetune import fit
 from tests.conftest import save_tiny
@@ -211,7 +212,7 @@ def test_an_interrupted_run_tells_nothing(world: Path, outside: Path, capfd: Sai
     assert_for_the_owner(Path("cut"))
     assert call(["run", "--resume", "cut"]) == 0
     said = capfd.readouterr()
-    assert "interrupted" in said.err and not {"texts.jsonl", "ids.json"} - set(os.listdir("cut"))
+    assert "interrupted" in said.err and not {"texts.jsonl", "secrets.json"} - set(os.listdir("cut"))
     assert silent(outside, world, said.out + said.err)
 
 
@@ -294,7 +295,7 @@ def test_reveal_shows_it_says_so_and_is_taken_back(world: Path, outside: Path, c
     assert call(["report", "run", "--reveal"]) == 0
     said = capfd.readouterr()
     assert "the reports show private text (--reveal)" in said.err and SUFFIX not in said.out + said.err
-    ids = texts.read_ids(Path("run"))
+    ids = details.aliases(Path("run"))
     for page in pages:
         text = page.read_text()
         assert "shows private text" in text and "holds no text" not in text
@@ -344,25 +345,30 @@ SECRETS = [Secret(f"row-{i:06d}", (1, i), (2, i + 1)) for i in range(300)]
 
 
 def test_an_alias_is_of_the_content_and_the_salt_alone() -> None:
-    found = naming.aliases(SECRETS, SALT)
-    assert len(set(found.values())) == 300 and all(re.fullmatch("s[0-9a-f]{12}", alias) for alias in found.values())
+    found = [secret.alias for secret in naming.named(SECRETS, SALT)]
+    assert len(set(found)) == 300 and all(re.fullmatch("s[0-9a-f]{12}", alias) for alias in found)
     moved = [Secret(f"row-{900 - i}", s.prefix, s.suffix, repeats=3, member=False) for i, s in enumerate(SECRETS)]
-    assert list(naming.aliases(moved, SALT).values()) == list(found.values())
-    assert not set(naming.aliases(SECRETS, OTHER).values()) & set(found.values())
+    assert [secret.alias for secret in naming.named(moved, SALT)] == found
+    assert not {secret.alias for secret in naming.named(SECRETS, OTHER)} & set(found)
     assert naming.fingerprint(SALT) != naming.fingerprint(OTHER)
-    twice = naming.aliases([SECRETS[0], Secret("copy", SECRETS[0].prefix, SECRETS[0].suffix)], SALT)
-    assert twice["copy"] == f"{twice['row-000000']}-2"
+    one, copy = naming.named([SECRETS[0], Secret("copy", SECRETS[0].prefix, SECRETS[0].suffix)], SALT)
+    assert copy.alias == f"{one.alias}-2"
 
 
-def test_sentences_name_secrets_by_their_alias() -> None:
-    names = {"row-000001": "sA", "row-000012": "sB"}
-    note = "Broken at row-000001, and at (row-000012). Not row-0000012 of row-000001.jsonl"
-    finding = Finding(
-        "t", "worst", "a", {}, (), "", None, "", not_applicable="for row-000012", notes=(note,), violations=(note,)
-    )
-    said = naming.renamed(finding, names)
-    assert said.notes == said.violations == ("Broken at sA, and at (sB). Not row-0000012 of row-000001.jsonl",)
-    assert said.not_applicable == "for sB"
+@pytest.mark.parametrize("where", ["notes", "violations", "not_applicable", "note of a measurement"])
+def test_a_sentence_that_names_a_row_is_refused_and_not_repeated(where: str) -> None:
+    def finding(said: str) -> Finding:
+        empty = Finding("t", "worst", "mine", {}, (), "", None, "")
+        if where == "not_applicable":
+            return replace(empty, not_applicable=said)
+        if where == "note of a measurement":
+            return replace(empty, measurements=(Measurement("x", 1.0, 1.0, 1.0, 1, note=said),))
+        return replace(empty, **{where: ("holds", said)})
+
+    naming.refuse_ids(finding("worst at s0123456789ab, not at row-0000012"), SECRETS)
+    with pytest.raises(AuditError, match=r"expected mine to name secrets in its sentences by `secret\.alias`") as error:
+        naming.refuse_ids(finding("worst at (row-000012)."), SECRETS)
+    assert "row-" not in str(error.value)
 
 
 NAMING = """
@@ -382,10 +388,10 @@ class Naming(Probe):
             yield Observation(secret.id, {"x": 1.0})
 
     def measurements(self, secrets, observations):
-        return [Measurement("x", 1.0, 1.0, 1.0, len(secrets), note=f"worst at {secrets[0].id}")]
+        return [Measurement("x", 1.0, 1.0, 1.0, len(secrets), note=f"worst at {secrets[0].alias}")]
 
     def notes(self, secrets, observations):
-        return (", ".join(secret.id for secret in secrets),)
+        return (", ".join(secret.alias for secret in secrets),)
 """
 
 
@@ -400,7 +406,7 @@ def test_no_number_depends_on_the_salt_and_no_page_shows_a_row(
     assert call([*command, "-o", "again"]) == 0
     monkeypatch.setenv("AUDIT_SALT", "another one, of the team")
     assert call([*command, "-o", "team"]) == 0
-    own, again, team = (texts.read_ids(Path(name)) for name in ("own", "again", "team"))
+    own, again, team = (details.aliases(Path(name)) for name in ("own", "again", "team"))
     assert own == again and set(own) == set(team) and not set(own.values()) & set(team.values())
     assert measured(Path("own")) == measured(Path("team"))
     assert Path("own/guesses.jsonl").read_text() == Path("team/guesses.jsonl").read_text()
@@ -417,12 +423,27 @@ def test_no_number_depends_on_the_salt_and_no_page_shows_a_row(
     assert not Path("refused").exists()
 
 
+def test_a_canary_called_as_a_word_of_a_sentence_leaves_the_sentence_alone(
+    world: Path, outside: Path, capfd: Said
+) -> None:
+    assert (
+        call(["canaries", "make", "--format", "Code {digits:4}", "--each", "2", "--counts", "1", "-o", "m.json"]) == 0
+    )
+    manifest = json.loads(Path("m.json").read_text())
+    manifest["canaries"][0]["id"] = "lead"
+    Path("m.json").write_text(json.dumps(manifest))
+    command = asked(world, "--canaries", "m.json", "--attack", "zlib", "-o", "run")
+    assert call(command) == 0, capfd.readouterr().err
+    result = json.loads(Path("run/result.json").read_text())
+    assert any(note.startswith("lead ") for note in result["findings"][0]["notes"])
+
+
 def test_a_record_keeps_its_alias_when_rows_move(world: Path, outside: Path) -> None:
     ids = []
     for data in ("data.jsonl", "shuffled.jsonl"):
         assert call(asked(world, "--attack", "zlib", "--known-fraction", "0", "-o", data, data=data)) == 0
-        held = texts.by_alias(Path(data))
-        ids.append({alias: text.prefix for alias, text in held.items()})
+        held = texts.read_texts(Path(data))
+        ids.append({text.alias: text.prefix for text in held.values()})
     assert ids[0] == ids[1] and len(ids[0]) == 14
 
 

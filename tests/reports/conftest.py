@@ -20,7 +20,7 @@ from scipy.stats import beta
 
 from auditor.core.nouns import Claim
 from auditor.core.result import AuditResult, BenchmarkRecord, Chain, Finding, Measurement, Step, TargetRecord
-from auditor.records.details import Details, Seen, Told
+from auditor.records.details import Details, RowDetails, SecretFacts
 from auditor.reports import html
 from auditor.statistics import judging
 
@@ -291,7 +291,9 @@ def detailed_run(
     rng = np.random.default_rng(0)
     member = np.arange(n) % 5 != 4
     told = tuple(
-        Told(name.format(i), bool(member[i]), 2 ** (i % 5) if member[i] else 0, length, group.format(i % 7))
+        SecretFacts(
+            f"id-{i}", name.format(i), bool(member[i]), 2 ** (i % 5) if member[i] else 0, length, group.format(i % 7)
+        )
         for i in range(n)
     )
     ids = tuple(secret.id for secret in told)
@@ -303,7 +305,7 @@ def detailed_run(
         distance = (length - lead).astype(np.int64)
         repeats, tolerance = tuple(s.repeats for s in told), np.full(n, judging.tolerance(length))
         outcome = judging.Outcome(ids, hit, hit, rng.random(n), repeats, member, distance, tolerance, traits)
-        seen = Seen(ids, outcome, score_is_probability=True)
+        seen = RowDetails(ids, outcome, score_is_probability=True)
         rows[finding.target, finding.setting, finding.attack] = seen
     laws = np.log(rng.random((len(result.targets), n, length)))
     tokens = {

@@ -13,7 +13,7 @@ import pytest
 
 from auditor.core.result import AuditResult, Measurement
 from auditor.gate.compare import Cell, Comparison, Line
-from auditor.records.details import Details, Seen, Told
+from auditor.records.details import Details, RowDetails, SecretFacts
 from auditor.reports import readers
 from auditor.reports.blocks import Document, Figure, Forest, Table
 from auditor.reports.plots import svg
@@ -116,7 +116,7 @@ def test_the_probe_foretells_what_sampling_finds(result: AuditResult, secret_by_
     attack, probe = ("undefended", "worst", "perplexity"), ("undefended", "worst", "extraction-probability")
     p = np.linspace(0, 1, 50)
     rows = {attack: replace(details.rows[attack], score_is_probability=False)}
-    rows[probe] = Seen(tuple(s.id for s in details.secrets), value=tuple(p.tolist()))
+    rows[probe] = RowDetails(tuple(s.id for s in details.secrets), value=tuple(p.tolist()))
     drawn = figure(readers.page(result, replace(details, rows=rows)), "calibration").series
     member = np.array([s.member for s in details.secrets])
     foretold = 1 - (1 - p[member]) ** 10  # ten samples
@@ -125,7 +125,7 @@ def test_the_probe_foretells_what_sampling_finds(result: AuditResult, secret_by_
 
 
 def test_exposure_is_drawn_beside_its_null(with_probe: AuditResult) -> None:
-    told = tuple(Told(f"c{i}", i < 8, 1, 6) for i in range(10))
+    told = tuple(SecretFacts(f"c{i}", f"a{i}", i < 8, 1, 6) for i in range(10))
     bits = {f"c{i}": float(i) for i in range(9)} | {"c9": math.nan}
     row = ("undefended", "worst", "extraction-probability")
     doc = readers.page(with_probe, Details(told, {}, {}, {row: bits}))
@@ -139,7 +139,10 @@ def test_exposure_is_drawn_beside_its_null(with_probe: AuditResult) -> None:
 
 
 def test_exposures_that_nothing_was_learned_from_stay_within_their_band(with_probe: AuditResult) -> None:
-    told, row = tuple(Told(f"c{i}", True, 1, 6) for i in range(64)), ("undefended", "worst", "extraction-probability")
+    told, row = (
+        tuple(SecretFacts(f"c{i}", f"a{i}", True, 1, 6) for i in range(64)),
+        ("undefended", "worst", "extraction-probability"),
+    )
     by_rank = {f"c{i}": 6 - math.log2(i + 1) for i in range(64)}  # each rank once: the null, met everywhere
     by_rank["c1"] = by_rank["c0"]  # and crossed a little: by the tail of most models that learned nothing
     drawn = figure(readers.page(with_probe, Details(told, {}, {}, {row: by_rank})), "exposure")
