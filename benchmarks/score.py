@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from auditor.benchmarks.lm_extraction import read_array
 from auditor.core.errors import AuditError
 from auditor.core.result import Measurement
-from auditor.statistics import extraction, intervals
+from auditor.statistics import intervals, ranking
 
 ID, GUESS = "Example ID", "Suffix Guess"
 CurvePoint = tuple[int, int, float]  # (wrong guesses seen, examples solved by then, recall)
@@ -100,8 +100,8 @@ def score(marked: Marked, answered_only: bool = False) -> Score:
     measurements = (
         intervals.share("recall", first),
         intervals.share("any_of_k", some),
-        extraction.recall_of_guesses("recall_at_100_errors", marked.example, marked.right, n, 100),
-        extraction.recall_of_guesses("recall_at_10pct_errors", marked.example, marked.right, n, max(1, n // 10)),
+        ranking.recall_of_guesses("recall_at_100_errors", marked.example, marked.right, n, 100),
+        ranking.recall_of_guesses("recall_at_10pct_errors", marked.example, marked.right, n, max(1, n // 10)),
     )
     wrong = int((~marked.right).sum())
     return Score(marked.answers, marked.answered, answered_only, len(marked.right), wrong, measurements)
@@ -112,7 +112,7 @@ def curve(marked: Marked, answered_only: bool = False) -> list[CurvePoint]:
 
     Recall at E errors is the point of E - 1 wrong guesses: the E-th ends the counting.
     """
-    before = np.cumsum(~marked.right)[extraction.first_right(marked.example, marked.right)]
+    before = np.cumsum(~marked.right)[ranking.first_right(marked.example, marked.right)]
     solved = np.cumsum(np.bincount(before, minlength=int((~marked.right).sum()) + 1))
     n = _counted(marked, answered_only)
     return [(wrong, count, count / n) for wrong, count in enumerate(solved.tolist())]

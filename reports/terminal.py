@@ -53,7 +53,7 @@ def shares(measurements: Iterable[Measurement]) -> Table:
     table = Table("", "share", "95% interval", "hits", "n", "note")
     for m in measurements:
         cells = (f"{m.value:.3f}", f"{m.low:.3f}–{m.high:.3f}", f"{words.hits(m):,}", f"{m.n:,}", m.note)
-        table.add_row(Text(words.NAMES[m.name]), *map(Text, cells))
+        table.add_row(Text(words.label(m.name)), *map(Text, cells))
     return table
 
 

@@ -14,6 +14,8 @@ from auditor.core.jsonable import from_json, to_json
 from auditor.core.nouns import Claim
 from auditor.core.result import AuditResult, Chain, Finding, Measurement, Step
 from auditor.reports.inert import clean
+from auditor.statistics import metrics
+from auditor.statistics.metrics import plain
 
 UNDEFENDED = "undefended"
 NOTHING = "–"
@@ -23,41 +25,7 @@ SETTINGS = {
     "claim": "Inside the claim: only sampled tokens come back, drawn by ancestral decoding.",
     "worst": "Worst case: everything the auditor has: gradients, log-probabilities, the attack's own decoding.",
 }
-NAMES = {
-    "recall": "Recall (first guess, verbatim)",
-    "recall_nonmembers": "Recall on non-members (the floor)",
-    "excess_recall": "Excess recall (members − non-members)",
-    "near_verbatim_recall": "Near-verbatim recall (first guess)",
-    "near_verbatim_recall_nonmembers": "Near-verbatim recall on non-members (the floor)",
-    "any_of_k": "Any of the guesses",
-    "recall_at_100_errors": "Recall at 100 errors",
-    "recall_at_10pct_errors": "Recall at n/10 errors",
-    "recall_difference": "Difference from undefended, paired",
-    "greedy": "Greedy decoding, no attack",
-    "extraction_probability": "Extraction probability, mean",
-    "extraction_probability_ancestral": "Extraction probability without truncation, mean",
-    "rank_bound": "Extraction probability at the best decoding, at most",
-    "conformal_share": "Members above the non-members' conformal threshold",
-    "near_verbatim_probability": "Near-verbatim probability, mean, at least",
-    "claim_violations": "Claim violations",
-    "exposure": "Exposure of canaries, mean bits",
-    "exposed_share": "Canaries more exposed than chance allows",
-    "exposure_extrapolated": "Exposure extrapolated from samples, mean bits",
-    "recall_top_3": "True suffix among the three surest candidates",
-    "count_right": "Samples equal to the first guess, where it is right",
-    "count_wrong": "Samples equal to the first guess, where it is wrong",
-    "score_right": "Score of right first guesses",
-    "score_wrong": "Score of wrong first guesses",
-    "min_probability_right": "Least token probability of right first guesses",
-    "min_probability_wrong": "Least token probability of wrong first guesses",
-    "perplexity": "Held-out perplexity",
-    "perplexity_subset_average": "Held-out perplexity, averaged over subsets as in the paper",
-    "right_against_likelihood": "Right though another candidate is likelier",
-}
-_SHORT = {"extraction_probability": "mean p", "near_verbatim_probability": "mean p ≥"}
-_PERCENT = ("share", "probability")
 _TINY = 1e-4
-_SIGNED = {"excess_recall", "recall_difference"}  # differences of shares: no count stands behind them
 _RELATIONS = {"add_remove": "add/remove", "zero_out": "zero-out", "replace": "replace"}
 
 
@@ -110,7 +78,7 @@ def bounds(m: Measurement) -> str:
     """The interval: `[46–57]`, `[−52 to −41]`, `[10.9–11.5]`."""
     if math.isnan(m.low) or math.isnan(m.high) or m.unit == "count":
         return NOTHING
-    low, high = (percent(v, m.value) if m.unit in _PERCENT else number(v, "#") for v in (m.low, m.high))
+    low, high = (percent(v, m.value) if m.unit in metrics.SHARES else number(v, "#") for v in (m.low, m.high))
     return f"[{low} to {high}]" if "−" in low + high else f"[{low}–{high}]"
 
 
@@ -122,7 +90,7 @@ def value(m: Measurement | None) -> str:
         return f"{m.value:,.0f}"
     if m.unit == "probability" and 0 < m.value < _TINY:
         return f"<{percent(_TINY)}%"  # not 0.00%: it is no zero
-    return f"{percent(m.value)}%" if m.unit in _PERCENT else number(m.value, "#")
+    return f"{percent(m.value)}%" if m.unit in metrics.SHARES else number(m.value, "#")
 
 
 def with_bounds(m: Measurement | None) -> str:
@@ -143,7 +111,7 @@ def hits(m: Measurement) -> int:
 
 def counted(m: Measurement) -> str:
     """How a measurement is written where its interval and n have columns of their own: `166/320 = 52%`."""
-    if m.unit != "share" or m.name in _SIGNED or math.isnan(m.value):
+    if m.unit != "share" or metrics.find(m.name).signed or math.isnan(m.value):
         return value(m)
     return f"{hits(m):,}/{m.n:,} = {value(m)}"
 
@@ -185,17 +153,7 @@ def zero_hits_bound(n: int) -> float:
 
 def label(name: str) -> str:
     """What a measurement is called in a report."""
-    if name in NAMES:
-        return NAMES[name]
-    if name.endswith("_nonmembers"):
-        return f"{label(name.removesuffix('_nonmembers'))}, non-members"
-    if name.startswith("excess_"):
-        return f"{label(name.removeprefix('excess_'))}, members − non-members"
-    if found := re.fullmatch(r"expected_any_of_(\d+)", name):
-        return f"Expected recall of any of {found[1]}"
-    if found := re.fullmatch(r"discoverable_(\d+)_([\d.]+)", name):
-        return f"({found[1]}, {found[2]})-discoverable"
-    return plain(name)
+    return metrics.find(name).title
 
 
 # --- rows -----------------------------------------------------------------------------------------------------------
@@ -229,14 +187,14 @@ def beside_the_floor(finding: Finding) -> tuple[str, str, str]:
     floor, excess = finding.measurement(f"{main.name}_nonmembers"), finding.measurement(f"excess_{main.name}")
     if main.unit == "share":
         return share(main), share(floor), with_bounds(excess)
-    short = _SHORT.get(main.name, plain(main.name).lower())
+    short = metrics.find(main.name).short or plain(main.name).lower()
     return f"{short} {with_bounds(main)}", with_bounds(floor), with_bounds(excess)
 
 
 def any_of_n(finding: Finding, whose: Literal["", "_nonmembers"] = "") -> dict[int, Measurement]:
     """Expected recall of any of n samples by n, rising; empty where the row has none."""
-    found = ((re.fullmatch(rf"expected_any_of_([0-9]{{1,15}}){whose}", m.name), m) for m in finding.measurements)
-    return dict(sorted((int(match[1]), m) for match, m in found if match))
+    found = ((metrics.EXPECTED_ANY_OF.numbers_in(m.name.removesuffix(whose)), m) for m in finding.measurements)
+    return dict(sorted((int(n[0]), m) for n, m in found if n and m.name.endswith(whose)))
 
 
 def claim_applies(finding: Finding) -> str:
@@ -307,7 +265,7 @@ def points(m: Measurement) -> str:
 
 
 def in_points(m: Measurement) -> str:
-    return f"{percent(m.value)} points" if m.unit in _PERCENT else f"{value(m)} {m.unit}"
+    return f"{percent(m.value)} points" if m.unit in metrics.SHARES else f"{value(m)} {m.unit}"
 
 
 def repeats_key(repeats: str) -> float:
@@ -326,12 +284,6 @@ def with_costs(result: AuditResult, target: str) -> str:
     if claim is not None and claimed(claim) > 0:  # 0: nothing was drawn that it could promise anything about
         parts.append(f"{'' if claim.sound else 'claimed '}ε {promised(claim)}")
     return " · ".join(parts)
-
-
-def plain(name: str) -> str:
-    """A field's name as a label: `peak_rate` is `Peak rate`."""
-    text = name.replace("_", " ")
-    return text[:1].upper() + text[1:]
 
 
 # --- claims ---------------------------------------------------------------------------------------------------------

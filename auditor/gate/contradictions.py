@@ -7,7 +7,6 @@ the same twice.
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
@@ -16,11 +15,8 @@ from numpy.typing import NDArray
 
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records.outcomes import PerSecret, Row, row_of
-from auditor.statistics.extraction import errors_before
+from auditor.statistics.metrics import SHARES, find
 
-_SHARES = ("share", "probability")
-_BETWEEN = ("excess", "difference")  # in the name of a share minus another: it may be negative
-_ERRORS = re.compile(r"recall_at_(\d+)(pct)?_errors")
 _ROUNDING = 1e-9
 
 
@@ -63,8 +59,8 @@ def impossible(m: Measurement) -> str:
         return f"{said}, a number of nothing"
     if not (_at_most(m.low, m.value) and _at_most(m.value, m.high)):
         return f"{said}, outside its own bounds"
-    least = -1.0 if any(word in m.name for word in _BETWEEN) else 0.0
-    if m.unit in _SHARES and not (_at_most(least, m.low) and _at_most(m.high, 1.0)):
+    least = -1.0 if find(m.name).signed else 0.0
+    if m.unit in SHARES and not (_at_most(least, m.low) and _at_most(m.high, 1.0)):
         return f"{said}, no share"
     return ""
 
@@ -74,9 +70,10 @@ def _against(finding: Finding, kept: PerSecret) -> Iterator[str]:
     where = "outcomes.json"
     if len(set(kept.ids)) < len(kept.ids):
         yield f"{where} holds a secret twice"
+    members, others = kept.chosen(True, None), kept.chosen(False, None)
     for m in finding.measurements:
-        found = _found(m, kept)
-        if found is None or m.unit not in _SHARES:
+        found = find(m.name).again(members, others)
+        if found is None or m.unit not in SHARES:
             continue
         value, n = found
         if m.n != n:
@@ -84,7 +81,7 @@ def _against(finding: Finding, kept: PerSecret) -> Iterator[str]:
         elif n and not _equal(m.value, value):
             yield f"{m.name} is {m.value:.6g}, {where} makes it {value:.6g}"
     main = finding.main
-    if main is None or main.unit not in _SHARES or main.name not in kept.values:
+    if main is None or main.unit not in SHARES or main.name not in kept.values:
         return
     for count, m in finding.by_repeats.items():
         chosen = kept.chosen(True, int(count))[main.name] if count.isdigit() else np.empty(0)
@@ -92,25 +89,6 @@ def _against(finding: Finding, kept: PerSecret) -> Iterator[str]:
             yield f"{main.name}(count={count}) is of {m.n} secrets, {where} holds {len(chosen)}"
         elif m.n and not _equal(m.value, _mean(chosen)):
             yield f"{main.name}(count={count}) is {m.value:.6g}, {where} makes it {_mean(chosen):.6g}"
-
-
-def _found(m: Measurement, kept: PerSecret) -> tuple[float, int] | None:
-    """The number as the outcomes have it, and of how many secrets; None where they do not hold it."""
-    members = kept.chosen(True, None)
-    if m.name == "excess_recall" and "recall" in members:
-        others = kept.chosen(False, None)["recall"]
-        n = len(members["recall"]) + len(others)
-        return _mean(members["recall"]) - _mean(others), n
-    if (ranked := _ERRORS.fullmatch(m.name)) and "recall" in members:
-        n = len(members["recall"])
-        errors = max(1, n * int(ranked[1]) // 100) if ranked[2] else int(ranked[1])
-        hit, before = errors_before(members["recall"] == 1, members["score"])
-        return _mean((hit & (before < errors)).astype(float)), n
-    column = m.name.removesuffix("_nonmembers")
-    if column not in members or column == "score":
-        return None
-    values = members[column] if column == m.name else kept.chosen(False, None)[column]
-    return (_mean(values), len(values)) if np.isfinite(values).all() else None
 
 
 def _equal(one: float, other: float) -> bool:

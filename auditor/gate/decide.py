@@ -23,9 +23,7 @@ from auditor.records import outcomes
 from auditor.records.outcomes import PerSecret, Row, Run, row_of
 from auditor.statistics.bounds import LEVEL, Count, Evidence, Recorded
 from auditor.statistics.holm import level_of_each
-
-# Plain counts: a one-sided exact bound is to be had.
-_EXACT = ("recall", "any_of_k", "recall_nonmembers", "near_verbatim_recall", "near_verbatim_recall_nonmembers")
+from auditor.statistics.metrics import SHARES, find
 
 
 def read_run(folder: Path) -> Run:
@@ -180,7 +178,7 @@ def _case(finding: Finding, rule: Rule, own: Mapping[Row, PerSecret], baseline: 
     measured = _measured(finding, rule)
     if isinstance(measured, Measurement):
         seen = _paired(finding, rule, measured, own, baseline) if rule.against_baseline else _alone(rule, measured)
-        if measured.unit in ("share", "probability"):
+        if measured.unit in SHARES:
             check_share(rule)
         return _Case(row_of(finding), rule, seen)
     return _Case(row_of(finding), rule, measured)
@@ -246,6 +244,6 @@ def _ruling(case: _Case, level: float) -> Ruling:
 
 def evidence(measurement: Measurement) -> Evidence:
     """One-sided bounds: exact for counts; for others from the two-sided 95% interval that is on record."""
-    if measurement.name in _EXACT or measurement.name.startswith("discoverable_"):
+    if find(measurement.name).exact:
         return Count(round(measurement.value * measurement.n), measurement.n)
     return Recorded(measurement.value, measurement.low, measurement.high, measurement.n)

@@ -27,10 +27,10 @@ from typing import Any
 
 from auditor.core.errors import AuditError, unknown
 from auditor.gate.rulings import Reading
+from auditor.statistics.metrics import RECALL, SHARES, find
 
 _METRIC = re.compile(r"([a-z][a-z0-9_.]*)(?:\(\s*count\s*=\s*([0-9]{1,12})\s*\))?", re.IGNORECASE)
 _SENTENCE = re.compile(rf"\s*({_METRIC.pattern})\s*(?:<=|(not worse than baseline(?: by)?))\s*(\S*)\s*", re.IGNORECASE)
-_SHARE = re.compile(r"(excess_)?(near_verbatim_)?recall(_.*)?|any_of_k|(excess_)?extraction_probability(_.*)?")
 _FORMS = "'METRIC <= NUMBER' or 'METRIC not worse than baseline by NUMBER'"
 
 
@@ -56,7 +56,7 @@ class Rule:
         return f"{self.name} <= {self.limit:g}"
 
 
-NO_WORSE = Rule("recall", 0.02, against_baseline=True)  # what a baseline is for where nobody says
+NO_WORSE = Rule(RECALL, 0.02, against_baseline=True)  # what a baseline is for where nobody says
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _breakable(rule: Rule) -> Rule:
     """The rule. Raises AuditError for a limit that nothing could be beyond, which would hold whatever leaks."""
     if math.isinf(rule.limit):
         raise AuditError(f"expected a limit for {rule.name} that something could be beyond, got {rule.limit:g}")
-    if _SHARE.fullmatch(rule.metric):
+    if find(rule.metric).unit in SHARES:
         check_share(rule)
     return rule
 

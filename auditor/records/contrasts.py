@@ -10,77 +10,23 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from auditor.core.errors import AuditError, unknown
 from auditor.core.result import Measurement
 from auditor.records.outcomes import PerSecret
-from auditor.statistics import bootstrap
-from auditor.statistics.bootstrap import CONFIDENCE, Draws, Values
+from auditor.statistics import bootstrap, metrics
+from auditor.statistics.bootstrap import CONFIDENCE, Draws
 from auditor.statistics.bounds import paired_means
-from auditor.statistics.extraction import errors_before, solved_before
 from auditor.statistics.intervals import clopper_pearson
 from auditor.statistics.judging import Outcome
 
 _RESAMPLES = 2000
 _MOST_UNDEFINED = 0.05  # of the resamples: where more have no value, there is no interval
-
-
-# --- one metric of one outcome, at every resample -------------------------------------------------------------------
-
-
-def _mean_of(values: Values, draws: Draws, where: NDArray[np.bool_] | None = None) -> Values:
-    weights = draws if where is None else draws * where
-    total = weights.sum(1)
-    sums = weights @ np.where(weights.any(0), values, 0.0)
-    return np.divide(sums, total, out=np.full(len(draws), np.nan), where=total > 0)
-
-
-def _at_errors(outcome: Outcome, draws: Draws, errors: int) -> Values:
-    ranked, _ = errors_before(outcome.hit, outcome.score)
-    order = np.lexsort((outcome.hit, -outcome.score))
-    return solved_before(ranked, draws[:, order], errors)
-
-
-def _trait(name: str, right: bool) -> Callable[[Outcome, Draws], Values]:
-    def statistic(o: Outcome, draws: Draws) -> Values:
-        values = o.score if name == "score" else o.traits[name]
-        values = np.exp(values) if name == "min_log_prob" else values
-        return _mean_of(values, draws, o.hit if right else ~o.hit)
-
-    return statistic
-
-
-# Names, definitions and units are those of the measurements of a finding; members only.
-STATISTICS: Mapping[str, Callable[[Outcome, Draws], Values]] = {
-    "recall": lambda o, draws: _mean_of(o.hit.astype(float), draws),
-    "any_of_k": lambda o, draws: _mean_of(o.any_hit.astype(float), draws),
-    "recall_at_100_errors": lambda o, draws: _at_errors(o, draws, 100),
-    "recall_at_10pct_errors": lambda o, draws: _at_errors(o, draws, max(1, len(o.ids) // 10)),
-    "recall_top_3": lambda o, draws: _mean_of((o.traits["rank"] <= 3).astype(float), draws),
-    "right_against_likelihood": lambda o, draws: _mean_of(
-        np.where(np.isnan(o.traits["passed_over"]), np.nan, o.hit & (o.traits["passed_over"] == 1)), draws
-    ),
-    "count_right": _trait("count", True),
-    "count_wrong": _trait("count", False),
-    "score_right": _trait("score", True),
-    "score_wrong": _trait("score", False),
-    "min_probability_right": _trait("min_log_prob", True),
-    "min_probability_wrong": _trait("min_log_prob", False),
-}
-UNITS = {
-    **dict.fromkeys(("count_right", "count_wrong"), "samples"),
-    **dict.fromkeys(("score_right", "score_wrong"), "score"),
-    **dict.fromkeys(("min_probability_right", "min_probability_wrong"), "probability"),
-}
-
-
-# --- cells of several runs ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -110,14 +56,14 @@ class Part:
 def contrast(name: str, parts: Sequence[Part]) -> Measurement:
     """The sum of coefficient x metric, as the mean over the seeds that all cells have, with its 95% interval.
 
-    Paired over secrets where every metric is one of STATISTICS or a probe's mean over the same secrets, over held-out
-    texts where every one is a perplexity of the same texts; for others (an epsilon) the cells' own intervals are
-    combined as independent ones (MOVER). Raises AuditError for a metric that a cell does not have.
+    Paired over secrets where every metric is of an attack's guesses for the members, or a probe's mean over the same
+    secrets; over held-out texts where every one is a perplexity of the same texts. Of others (an epsilon) the cells'
+    own intervals are combined as independent ones (MOVER). Raises AuditError for a metric that a cell does not have.
     """
     seeds = sorted(set.intersection(*(_seeds(part) for part in parts)))
     if not seeds:
         raise AuditError(f"no seed was run at every point that {name} compares")
-    if all(part.metric in STATISTICS for part in parts):
+    if all(_of_guesses(part.metric) for part in parts):
         return _paired(name, parts, seeds)
     if len({_texts(part, seed) for part in parts for seed in seeds}) == 1 and _texts(parts[0], seeds[0]):
         return _paired_by_text(name, parts, seeds)
@@ -128,7 +74,11 @@ def contrast(name: str, parts: Sequence[Part]) -> Measurement:
 
 
 def _seeds(part: Part) -> set[int]:
-    return set(part.cell.outcomes if part.metric in STATISTICS else part.cell.measured)
+    return set(part.cell.outcomes if _of_guesses(part.metric) else part.cell.measured)
+
+
+def _of_guesses(name: str) -> bool:
+    return metrics.find(name).of_members
 
 
 def _paired(name: str, parts: Sequence[Part], seeds: Sequence[int]) -> Measurement:
@@ -140,8 +90,8 @@ def _paired(name: str, parts: Sequence[Part], seeds: Sequence[int]) -> Measureme
         for seed in seeds:
             outcome = part.cell.outcomes[seed]
             mine = draws[:, [at[secret] for secret in outcome.ids]]
-            values += part.coefficient / len(seeds) * STATISTICS[part.metric](outcome, mine)
-    units = {UNITS.get(part.metric, "share") for part in parts}
+            values += part.coefficient / len(seeds) * metrics.find(part.metric).resampled(outcome, mine)
+    units = {metrics.find(part.metric).unit for part in parts}
     unit, n = units.pop() if len(units) == 1 else "", len(ids)
     value, resampled = float(values[0]), values[1:]
     if math.isnan(value) or np.isnan(resampled).mean() > _MOST_UNDEFINED:
@@ -229,5 +179,9 @@ def _unpaired(name: str, parts: Sequence[Part], seeds: Sequence[int]) -> Measure
 def _measured(part: Part, seed: int) -> Measurement:
     held = part.cell.measured[seed]
     if part.metric not in held:
-        raise unknown(f"metric of {part.cell.attack} on {part.cell.target}:", part.metric, {*held, *STATISTICS})
+        raise unknown(
+            f"metric of {part.cell.attack} on {part.cell.target}:",
+            part.metric,
+            {*held, *(m.name for m in metrics.METRICS if m.of_members)},
+        )
     return held[part.metric]

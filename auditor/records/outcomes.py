@@ -6,7 +6,7 @@ too much for a record that every report loads.
 
 from __future__ import annotations
 
-import re
+import math
 from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from auditor.core.errors import AuditError
 from auditor.core.jsonfiles import read_object
 from auditor.core.result import AuditResult, Finding
+from auditor.statistics import metrics
 from auditor.statistics.bounds import Evidence, paired_means, paired_ranking, paired_shares
 from auditor.statistics.judging import from_record
+from auditor.statistics.metrics import RECALL, SCORE, find
 
 OUTCOMES = "outcomes.json"
 
 Row = tuple[str, str, str]  # target, setting, attack
-
-_RANKED = re.compile(r"recall_at_(\d+)(pct)?_errors")
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,9 @@ def per_secret(record: Mapping[str, Any]) -> PerSecret:
     """A row of `RunFolder.outcomes`. Raises ValueError and the like for what is none."""
     if "hit" in record:
         o = from_record(record)
-        values = {"recall": o.hit, "any_of_k": o.any_hit, "near_verbatim_recall": o.near, "score": o.score}
-        return PerSecret(o.ids, o.member, o.repeats, {name: v.astype(float) for name, v in values.items()})
+        kept = sorted((m for m in metrics.METRICS if m.per_secret and m.values), key=lambda m: m.place or math.inf)
+        values = {m.name: m.values(o).astype(float) for m in kept if m.values}
+        return PerSecret(o.ids, o.member, o.repeats, {**values, SCORE: o.score.astype(float)})
     numbers = {name: np.array(values, dtype=float) for name, values in record["values"].items()}
     return PerSecret(tuple(record["ids"]), np.array(record["member"], dtype=bool), tuple(record["repeats"]), numbers)
 
@@ -99,22 +100,17 @@ def difference(metric: str, count: int | None, new: PerSecret, base: PerSecret) 
 
     count: among the members of this repeat count. `_nonmembers` metrics are taken over the non-members.
     """
-    column, members = metric.removesuffix("_nonmembers"), not metric.endswith("_nonmembers")
-    first, second = (rows.chosen(members, count) for rows in (new, base))
-    ranked = _RANKED.fullmatch(metric)
-    for wanted in ("recall", "score") if ranked else (column,):
-        if wanted not in first or wanted not in second or column == "score":
-            return (
-                f"{metric} is not kept secret by secret (kept: {', '.join(name for name in first if name != 'score')})"
-            )
+    about = find(metric)
+    first, second = (rows.chosen(about.members, count) for rows in (new, base))
+    if metric == SCORE or any(column not in side for column in about.columns for side in (first, second)):
+        return f"{metric} is not kept secret by secret (kept: {', '.join(name for name in first if name != SCORE)})"
     n = len(next(iter(first.values())))
     if not n:
         return f"no secret stood in the data {count} times" if count is not None else "no secret to pair"
-    if ranked:
-        errors = max(1, n * int(ranked[1]) // 100) if ranked[2] else int(ranked[1])
-        mine, theirs = ((side["recall"] == 1, side["score"]) for side in (first, second))
-        return paired_ranking(mine, theirs, errors)
-    one, other = first[column], second[column]
+    if about.errors is not None:
+        mine, theirs = ((side[RECALL] == 1, side[SCORE]) for side in (first, second))
+        return paired_ranking(mine, theirs, about.wrong(n))
+    one, other = first[about.column], second[about.column]
     if not (np.isfinite(one).all() and np.isfinite(other).all()):
         return f"{metric} is not a number for some secret"
     if all(np.isin(values, (0, 1)).all() for values in (one, other)):

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from scipy.stats import binom, norm
 
 from auditor.statistics import bootstrap
-from auditor.statistics.extraction import solved_before
 from auditor.statistics.intervals import clopper_pearson
+from auditor.statistics.ranking import solved_before
 
 LEVEL = 0.05  # what a gate's false alarms, and its false passes, are held to
 _RESAMPLES, _AT_ONCE = 4000, 250
@@ -160,7 +160,7 @@ def paired_ranking(
     base: tuple[NDArray[np.bool_], NDArray[np.float64]],
     errors: int,
 ) -> Resampled:
-    """Recall before the `errors`-th wrong guess (metrics.recall_at_errors), new minus base: (hits, scores) of each.
+    """Recall before the `errors`-th wrong guess (ranking.recall_at_errors), new minus base: (hits, scores) of each.
 
     Paired bootstrap: a secret is drawn with its guesses in both runs. Never inside the bounds of the same counts with
     the two thresholds taken as given.

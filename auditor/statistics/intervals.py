@@ -45,8 +45,8 @@ def difference(name: str, first: NDArray[np.bool_], second: NDArray[np.bool_]) -
     return Measurement(name, float(delta.mean()), low, high, n, note=f"exact McNemar p = {p:.2g}")
 
 
-def excess(members: NDArray[np.bool_], nonmembers: NDArray[np.bool_]) -> Measurement:
-    """Recall on members minus recall on non-members, Newcombe's hybrid score interval (1998, method 10)."""
+def excess(name: str, members: NDArray[np.bool_], nonmembers: NDArray[np.bool_]) -> Measurement:
+    """A share of members minus that of non-members, Newcombe's hybrid score interval (1998, method 10)."""
     a, b = members.mean(), nonmembers.mean()
     (a_low, a_high), (b_low, b_high) = (
         wilson(int(members.sum()), len(members)),
@@ -54,7 +54,7 @@ def excess(members: NDArray[np.bool_], nonmembers: NDArray[np.bool_]) -> Measure
     )
     low = a - b - math.hypot(a - a_low, b_high - b)
     high = a - b + math.hypot(a_high - a, b - b_low)
-    return Measurement("excess_recall", float(a - b), float(low), float(high), len(members) + len(nonmembers))
+    return Measurement(name, float(a - b), float(low), float(high), len(members) + len(nonmembers))
 
 
 def wilson(hits: int, n: int) -> tuple[float, float]:

@@ -15,8 +15,6 @@ from rapidfuzz.process import cdist
 
 from auditor.core.nouns import Guesses, Pair, Secret
 
-_NEAR = "at most a fifth of the tokens edited"
-
 _ROWS = 256  # secrets compared with all known pairs at once: bounds the memory
 
 

@@ -24,7 +24,8 @@ from typing import Any
 
 from auditor.core.errors import AuditError, unknown
 from auditor.core.result import Measurement
-from auditor.records.contrasts import STATISTICS, Cell, Part, contrast
+from auditor.records.contrasts import Cell, Part, contrast
+from auditor.statistics.metrics import find
 from auditor.studies.places import Place
 
 HOLDS, REFUTED, UNDECIDED, NOT_RUN = "holds", "refuted", "not at this scale", "not run"
@@ -253,6 +254,6 @@ def _cell(term: Term, place: Place, id: str) -> Cell:
     cell = found[0]
     if cell.not_applicable:
         raise NotRun(f"not applicable: {cell.not_applicable}")
-    if term.metric not in STATISTICS and not cell.measured:
+    if not find(term.metric).of_members and not cell.measured:
         raise NotRun(f"nothing was measured of {cell.attack} on {cell.target}")
     return cell

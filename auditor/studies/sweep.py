@@ -19,7 +19,7 @@ from auditor.core.jsonfiles import read_object
 from auditor.core.plan import FIELDS, Plan
 from auditor.core.result import AuditResult, Finding, Measurement, TargetRecord
 from auditor.records import saved
-from auditor.records.contrasts import STATISTICS, Cell, Part, contrast
+from auditor.records.contrasts import Cell, Part, contrast
 from auditor.records.folder import RunFolder
 from auditor.records.outcomes import per_secret
 from auditor.reports import files, tables, words
@@ -28,16 +28,11 @@ from auditor.runs.grid import Point, called
 from auditor.runs.plan import make
 from auditor.runs.run import Reporter, Shelf, check, run
 from auditor.statistics import judging
+from auditor.statistics.metrics import COLUMNS, RECALL, find
 from auditor.studies.ledger import ranges
 from auditor.studies.places import Place
 
 SWEEP = "sweep.json"
-COLUMNS = {"recall": "recall", "recall_at_100_errors": "recall@100", "any_of_k": "any of K"}
-_WHERE_THEY_DIFFER = {
-    "extraction_probability_ancestral": "mean p",
-    "perplexity": "PPL",
-    "perplexity_subset_average": "PPL, subset average",
-}
 DIFFERENCE = "recall_difference"
 
 
@@ -297,12 +292,12 @@ def table(title: str, held: Sequence[Place]) -> tables.Grid:
 def _columns(held: Sequence[Place]) -> dict[str, str]:
     """Metric -> heading: of attacks, of each probe its main number, and what only matters where it differs."""
     cells = [cell for place in held for cell in place.cells if cell.measured]
-    seen = {
-        name: {m[name].value for c in cells for m in c.measured.values() if name in m} for name in _WHERE_THEY_DIFFER
-    }
+    always = {metric.name: metric.short for metric in COLUMNS if not metric.varies}
+    varying = {metric.name: metric.short for metric in COLUMNS if metric.varies}
+    seen = {name: {m[name].value for c in cells for m in c.measured.values() if name in m} for name in varying}
     mains = [next(iter(next(iter(cell.measured.values())))) for cell in cells if not cell.outcomes]
-    probed = {name: words.label(name) for name in mains if name not in _WHERE_THEY_DIFFER}
-    return COLUMNS | probed | {name: head for name, head in _WHERE_THEY_DIFFER.items() if len(seen[name]) > 1}
+    probed = {name: words.label(name) for name in mains if name not in varying}
+    return always | probed | {name: head for name, head in varying.items() if len(seen[name]) > 1}
 
 
 @dataclass(frozen=True)
@@ -343,12 +338,12 @@ def _rows(held: Sequence[Place], columns: Mapping[str, str]) -> Iterator[_Row]:
             numbers = [contrast(name, [Part(1.0, name, cell)]) if _has(cell, name) else None for name in columns]
             base = first.setdefault(cell.setting, cell) if cell.outcomes else cell
             paired = base is not cell and set(base.outcomes) & set(cell.outcomes)
-            parts = [Part(1.0, "recall", cell), Part(-1.0, "recall", base)]
+            parts = [Part(1.0, RECALL, cell), Part(-1.0, RECALL, base)]
             yield _Row(place, cell, (*numbers, contrast(DIFFERENCE, parts) if paired else None), place.failure)
 
 
 def _has(cell: Cell, name: str) -> bool:
-    return bool(cell.outcomes) if name in STATISTICS else all(name in m for m in cell.measured.values())
+    return bool(cell.outcomes) if find(name).of_members else all(name in m for m in cell.measured.values())
 
 
 def write_table(folder: Path, held: tables.Grid) -> None:

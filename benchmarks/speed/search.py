@@ -28,7 +28,7 @@ from auditor.generation.search import Leaves, beam, tree
 from auditor.models.decoding import Decoding, by_shape
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.attack import ranked
-from auditor.statistics import extraction, judging
+from auditor.statistics import extraction, judging, ranking
 
 OWN = Decoding(temperature=0.8, top_p=0.7)
 Score = Callable[[Candidates], Tensor]
@@ -108,7 +108,7 @@ def line(name: str, how: str, found: Pass, secrets: Sequence[Secret], score: Sco
     measured = {m.name: m for m in extraction.extraction(outcome)}
     shares = [measured[m] for m in ("recall", "any_of_k", "recall_at_100_errors", "recall_at_10pct_errors")]
     numbers = "".join(f"{m.value:9.3f}" for m in shares)
-    curve = extraction.recall_at_errors("recall_at_10_errors", members, 10).value
+    curve = ranking.recall_at_errors("recall_at_10_errors", members, 10).value
     return f"{name:<26}{how:<24}{numbers}{curve:9.3f}{found.rows:>10,}{found.seconds:>9.1f}"
 
 

@@ -20,7 +20,7 @@ from auditor.benchmarks import score
 from auditor.cli import call
 from auditor.core.errors import AuditError
 from auditor.records.folder import RunFolder
-from auditor.statistics import extraction, intervals
+from auditor.statistics import intervals, ranking
 
 Said = pytest.CaptureFixture[str]
 HEADER = "Example ID,Suffix Guess\n"
@@ -99,7 +99,7 @@ def test_every_number_equals_the_walk(rows: list[tuple[int, bool]], errors: int)
     found = by_name(score.score(marked))
     first, some, _ = naive(rows, 8, 1)
     assert (found["recall"].value, found["any_of_k"].value) == (first, some)
-    measured = extraction.recall_of_guesses("recall", example, marked.right, 8, errors)
+    measured = ranking.recall_of_guesses("recall", example, marked.right, 8, errors)
     assert measured.value == naive(rows, 8, errors)[2]
     assert measured.low <= measured.value <= measured.high
     for wrong, solved, recall in score.curve(marked):
@@ -110,10 +110,10 @@ def test_the_bootstrap_draws_examples_with_all_their_guesses() -> None:
     """Every example has one wrong and one right guess: n errors at most, however they are drawn, before n/2 are out."""
     n = 200
     example, right = np.repeat(np.arange(n), 2), np.tile([False, True], n)
-    measured = extraction.recall_of_guesses("recall", example, right, n, n // 2)
+    measured = ranking.recall_of_guesses("recall", example, right, n, n // 2)
     assert measured.value == (n // 2 - 1) / n  # the n/2-th error stands before its own right guess
     assert 0.47 < measured.low <= measured.value <= measured.high <= 0.5  # a naive draw of guesses would spread wider
-    assert measured == extraction.recall_of_guesses("recall", example, right, n, n // 2)
+    assert measured == ranking.recall_of_guesses("recall", example, right, n, n // 2)
 
 
 # --- the file --------------------------------------------------------------------------------------------------------

@@ -11,10 +11,11 @@ import pytest
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Guess, Guesses, Secret
 from auditor.core.result import Measurement
-from auditor.records.contrasts import STATISTICS, Cell, Part, contrast
+from auditor.records.contrasts import Cell, Part, contrast
 from auditor.records.outcomes import PerSecret
 from auditor.statistics import extraction, intervals, judging
 from auditor.statistics.judging import Outcome
+from auditor.statistics.metrics import METRICS, find
 
 
 def outcome(hits: list[int], ids: list[str] | None = None) -> Outcome:
@@ -72,7 +73,7 @@ def test_resampled_recall_at_errors_equals_the_walk_over_copies() -> None:
     one = outcome(list(hits))
     one = dataclasses.replace(one, score=rng.random(n).round(1))
     draws = np.vstack([np.ones((1, n), dtype=int), rng.multinomial(n, np.full(n, 1 / n), size=3)])
-    for row, value in zip(draws, STATISTICS["recall_at_100_errors"](one, draws), strict=True):
+    for row, value in zip(draws, find("recall_at_100_errors").resampled(one, draws), strict=True):
         copies = sorted(
             ((s, h) for s, h, times in zip(one.score, one.hit, row, strict=True) for _ in range(times)),
             key=lambda pair: (-pair[0], pair[1]),
@@ -104,10 +105,11 @@ def judged(n: int = 40) -> Outcome:
 def test_statistics_are_the_measurements_of_a_finding() -> None:
     one = judged()
     measured = {m.name: m for m in extraction.extraction(one)}
-    assert set(STATISTICS) <= set(measured)
+    names = [metric.name for metric in METRICS if metric.of_members]
+    assert set(names) == set(measured)
     ones = np.ones((1, len(one.ids)), dtype=int)
-    for name, statistic in STATISTICS.items():
-        assert float(statistic(one, ones)[0]) == pytest.approx(measured[name].value), name
+    for name in names:
+        assert float(find(name).resampled(one, ones)[0]) == pytest.approx(measured[name].value), name
         assert contrast(name, [Part(1, name, cell(one))]).unit == measured[name].unit
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from auditor.core.nouns import Guess, Guesses, Pair, Secret
-from auditor.statistics import extraction, intervals, judging
+from auditor.statistics import extraction, intervals, judging, ranking
 
 
 def outcome(hits: list[bool], scores: list[float]) -> judging.Outcome:
@@ -32,7 +32,7 @@ def naive_recall(hits: list[bool], scores: list[float], errors: int) -> float:
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9)), min_size=1, max_size=60), st.integers(1, 20))
 def test_recall_at_errors_equals_the_walk(rows: list[tuple[bool, int]], errors: int) -> None:
     hits, scores = [h for h, _ in rows], [float(s) for _, s in rows]
-    measured = extraction.recall_at_errors("recall_at_errors", outcome(hits, scores), errors)
+    measured = ranking.recall_at_errors("recall_at_errors", outcome(hits, scores), errors)
     assert measured.value == pytest.approx(naive_recall(hits, scores, errors))
     assert measured.low <= measured.value <= measured.high
     assert ("equals recall" in measured.note) == (hits.count(False) < errors)
@@ -46,7 +46,7 @@ def test_intervals_known_answers() -> None:
     assert intervals.clopper_pearson(0, 0) == (0, 1)
     # Newcombe (1998), Table II: 56/70 - 48/80 by the hybrid score method: (0.0524, 0.3339).
     a, b = np.arange(70) < 56, np.arange(80) < 48
-    measured = intervals.excess(a, b)
+    measured = intervals.excess("excess_recall", a, b)
     assert (measured.low, measured.high) == (pytest.approx(0.0524, abs=1e-4), pytest.approx(0.3339, abs=1e-4))
 
 

@@ -1,0 +1,322 @@
+"""The measurements by name, in one table: what each is called, what it is a number of, and how it is worked out.
+
+Whatever treats one measurement otherwise than another reads it here: what an attack's row measures, how runs are paired
+by secret, the bounds of a gate, the columns of a sweep, the words of a report. A name that is not in the table is a
+plug-in's: it is shown by its name, and paired by what the plug-in keeps of each secret.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from auditor.core.result import Measurement
+from auditor.statistics.bootstrap import Draws, Values
+from auditor.statistics.intervals import excess, mean, share
+from auditor.statistics.judging import Outcome
+from auditor.statistics.ranking import errors_before, recall_at_errors, solved_before
+
+SHARES = ("share", "probability")  # units between 0 and 1, written in percent
+SCORE = "score"  # no measurement, but kept beside them of each secret: what its first guess is ranked by
+RECALL = "recall"
+
+Columns = Mapping[str, NDArray[np.float64]]  # numbers kept of each secret, (secrets,), by what they are the mean of
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One measurement, or a family: its names hold a number in place of `{n}`, and another in place of `{p}`.
+
+    The fields from `values` on say how it is worked out of an attack's guesses; a probe works out its own. It is then
+    the mean of `values` over the secrets `among`, or where `errors` is given recall before so many wrong guesses.
+    """
+
+    name: str
+    title: str
+    unit: str = "share"
+    exact: bool = False  # a count of secrets: it has exact bounds
+    per_secret: bool = False  # outcomes.json holds the number of each secret that it is the mean of
+    signed: bool = False  # one share minus another
+    members: bool = True  # whom it is of, or else the non-members
+    short: str = ""  # its name where there is room for a word or two
+    place: int = 0  # of its column in a table of several runs, which `short` heads; 0: it has none
+    varies: bool = False  # it has that column only where it is not the same in every row
+    note: str = ""
+    values: Callable[[Outcome], NDArray[np.float64] | NDArray[np.bool_]] | None = None  # NaN where nothing is known
+    among: Callable[[Outcome], NDArray[np.bool_]] | None = None  # all of them where None
+    trait: str = ""  # of the outcome, without which it is not measured
+    errors: Callable[[int, int], int] | None = None  # wrong guesses, of the number of secrets and the family's number
+    number: int = 0  # of a family's member
+
+    @property
+    def column(self) -> str:
+        """What the numbers of each secret are called, of which it is the mean."""
+        return self.name.removesuffix("_nonmembers")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All that has to be kept of each secret to work it out again."""
+        return (RECALL, SCORE) if self.errors else (self.column,)
+
+    @property
+    def of_members(self) -> bool:
+        """Whether an attack's guesses for the members are all that it takes."""
+        return self.members and not self.signed and bool(self.values or self.errors)
+
+    def wrong(self, n: int) -> int:
+        """The wrong guess before which right ones count, of n secrets."""
+        assert self.errors is not None  # whoever asks has seen to it
+        return self.errors(n, self.number)
+
+    def with_numbers(self, *numbers: str) -> Metric:
+        """The member of a family with these numbers in its name."""
+        said = dict(zip(("n", "p"), numbers, strict=False))
+        return replace(self, name=self.name.format(**said), title=self.title.format(**said), number=int(numbers[0]))
+
+    def numbers_in(self, name: str) -> tuple[str, ...] | None:
+        """The numbers in a name of this family; None for other names."""
+        pattern = re.escape(self.name).replace(r"\{n\}", "([0-9]{1,15})").replace(r"\{p\}", "([0-9.e-]{1,15})")
+        found = re.fullmatch(pattern, name)
+        return found.groups() if found else None
+
+    # --- of an attack's guesses ---------------------------------------------------------------------------------------
+
+    def measure(self, members: Outcome, others: Outcome) -> Measurement | None:
+        """The number with its interval; None where these guesses do not give it."""
+        outcome = members if self.members else others
+        if self.errors is not None:
+            return recall_at_errors(self.name, outcome, self.wrong(len(outcome.ids)))
+        of_others = self.signed or not self.members
+        if self.values is None or (self.trait and self.trait not in outcome.traits) or (of_others and not others.ids):
+            return None
+        values = self.values(outcome)
+        if self.signed:
+            return excess(self.name, values == 1, self.values(others) == 1)
+        chosen = values if self.among is None else values[self.among(outcome)]
+        if not np.isfinite(chosen).all():
+            return None
+        if self.unit == "share":
+            return share(self.name, chosen == 1, self.note)
+        return mean(self.name, chosen.astype(float), self.unit) if len(chosen) else None
+
+    def resampled(self, outcome: Outcome, draws: Draws) -> Values:
+        """The number at every resample of the members: (resamples,). Only where `of_members`."""
+        if self.errors is not None:
+            order = np.lexsort((outcome.hit, -outcome.score))  # equal scores: wrong ones first
+            return solved_before(outcome.hit[order], draws[:, order], self.wrong(len(outcome.ids)))
+        assert self.values is not None  # `of_members`
+        weights = draws if self.among is None else draws * self.among(outcome)
+        total, values = weights.sum(1), self.values(outcome).astype(float)
+        sums = weights @ np.where(weights.any(0), values, 0.0)
+        return np.divide(sums, total, out=np.full(len(draws), np.nan), where=total > 0)
+
+    # --- of what is kept of each secret -------------------------------------------------------------------------------
+
+    def again(self, members: Columns, others: Columns) -> tuple[float, int] | None:
+        """The number worked out of what is kept of each secret, and of how many; None where too little is kept."""
+        kept = members if self.members else others
+        if self.signed and self.values is not None:
+            column = self.column.removeprefix("excess_")
+            if column not in members:
+                return None
+            return _mean(members[column]) - _mean(others[column]), len(members[column]) + len(others[column])
+        if self.name == SCORE or any(column not in kept for column in self.columns):
+            return None
+        if self.errors is not None:
+            n = len(kept[RECALL])
+            hit, before = errors_before(kept[RECALL] == 1, kept[SCORE])
+            return _mean((hit & (before < self.wrong(n))).astype(float)), n
+        values = kept[self.column]
+        return (_mean(values), len(values)) if np.isfinite(values).all() else None
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    return float(values.mean()) if len(values) else math.nan
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+_NEAR = "at most a fifth of the tokens edited"
+
+EXPECTED_ANY_OF = Metric("expected_any_of_{n}", "Expected recall of any of {n}", "probability", per_secret=True)
+_AT_ERRORS = Metric("recall_at_{n}_errors", "Recall at {n} errors", errors=lambda n, number: number)
+_AT_SHARE = Metric(
+    "recall_at_{n}pct_errors", "Recall at {n}% errors", errors=lambda n, percent: max(1, n * percent // 100)
+)
+FAMILIES = (
+    _AT_ERRORS,
+    _AT_SHARE,
+    EXPECTED_ANY_OF,
+    Metric("discoverable_{n}_{p}", "({n}, {p})-discoverable", exact=True, per_secret=True),
+)
+
+
+def _against_likelihood(o: Outcome) -> NDArray[np.float64]:
+    passed = o.traits["passed_over"]
+    return np.where(np.isnan(passed), np.nan, o.hit & (passed == 1))
+
+
+# Those with `values` or `errors` are what every attack's row measures, in this order. From `recall_top_3` on: where the
+# true suffix ranks, and how right and wrong first guesses differ (Ethicist, Table 4, Figures 6 and 7).
+METRICS = (
+    Metric(
+        "recall",
+        "Recall (first guess, verbatim)",
+        exact=True,
+        per_secret=True,
+        short="recall",
+        place=1,
+        values=lambda o: o.hit,
+    ),
+    Metric(
+        "near_verbatim_recall",
+        "Near-verbatim recall (first guess)",
+        exact=True,
+        per_secret=True,
+        note=_NEAR,
+        values=lambda o: o.near,
+    ),
+    Metric(
+        "any_of_k",
+        "Any of the guesses",
+        exact=True,
+        per_secret=True,
+        short="any of K",
+        place=3,
+        values=lambda o: o.any_hit,
+    ),
+    replace(_AT_ERRORS.with_numbers("100"), short="recall@100", place=2),
+    replace(_AT_SHARE.with_numbers("10"), title="Recall at n/10 errors"),
+    Metric(
+        "recall_nonmembers",
+        "Recall on non-members (the floor)",
+        exact=True,
+        members=False,
+        note="the floor",
+        values=lambda o: o.hit,
+    ),
+    Metric(
+        "near_verbatim_recall_nonmembers",
+        "Near-verbatim recall on non-members (the floor)",
+        exact=True,
+        members=False,
+        note=f"the floor; {_NEAR}",
+        values=lambda o: o.near,
+    ),
+    Metric("excess_recall", "Excess recall (members − non-members)", signed=True, values=lambda o: o.hit),
+    Metric(
+        "recall_top_3",
+        "True suffix among the three surest candidates",
+        trait="rank",
+        values=lambda o: o.traits["rank"] <= 3,
+    ),
+    Metric(
+        "count_right",
+        "Samples equal to the first guess, where it is right",
+        "samples",
+        trait="count",
+        values=lambda o: o.traits["count"],
+        among=lambda o: o.hit,
+    ),
+    Metric(
+        "count_wrong",
+        "Samples equal to the first guess, where it is wrong",
+        "samples",
+        trait="count",
+        values=lambda o: o.traits["count"],
+        among=lambda o: ~o.hit,
+    ),
+    Metric("score_right", "Score of right first guesses", "score", values=lambda o: o.score, among=lambda o: o.hit),
+    Metric("score_wrong", "Score of wrong first guesses", "score", values=lambda o: o.score, among=lambda o: ~o.hit),
+    Metric(
+        "min_probability_right",
+        "Least token probability of right first guesses",
+        "probability",
+        trait="min_log_prob",
+        values=lambda o: np.exp(o.traits["min_log_prob"]),
+        among=lambda o: o.hit,
+    ),
+    Metric(
+        "min_probability_wrong",
+        "Least token probability of wrong first guesses",
+        "probability",
+        trait="min_log_prob",
+        values=lambda o: np.exp(o.traits["min_log_prob"]),
+        among=lambda o: ~o.hit,
+    ),
+    Metric(
+        "right_against_likelihood",
+        "Right though another candidate is likelier",
+        note="right first guesses that are not the likeliest candidate",
+        trait="passed_over",
+        values=_against_likelihood,
+    ),
+    Metric("recall_difference", "Difference from undefended, paired", signed=True),
+    Metric("greedy", "Greedy decoding, no attack"),
+    # of the probes
+    Metric("extraction_probability", "Extraction probability, mean", "probability", per_secret=True, short="mean p"),
+    Metric(
+        "extraction_probability_ancestral",
+        "Extraction probability without truncation, mean",
+        "probability",
+        per_secret=True,
+        short="mean p",
+        place=4,
+        varies=True,
+    ),
+    Metric("rank_bound", "Extraction probability at the best decoding, at most", "probability", per_secret=True),
+    Metric("conformal_share", "Members above the non-members' conformal threshold"),
+    Metric(
+        "near_verbatim_probability",
+        "Near-verbatim probability, mean, at least",
+        "probability",
+        per_secret=True,
+        short="mean p ≥",
+    ),
+    Metric("claim_violations", "Claim violations", "count"),
+    Metric("exposure", "Exposure of canaries, mean bits", "bits", per_secret=True),
+    Metric("exposed_share", "Canaries more exposed than chance allows", per_secret=True),
+    Metric("exposure_extrapolated", "Exposure extrapolated from samples, mean bits", "bits", per_secret=True),
+    # of the models
+    Metric("perplexity", "Held-out perplexity", "perplexity", short="PPL", place=5, varies=True),
+    Metric(
+        "perplexity_subset_average",
+        "Held-out perplexity, averaged over subsets as in the paper",
+        "perplexity",
+        short="PPL, subset average",
+        place=6,
+        varies=True,
+    ),
+)
+
+COLUMNS = sorted((metric for metric in METRICS if metric.place), key=lambda metric: metric.place)
+_BY_NAME = {metric.name: metric for metric in METRICS}
+
+
+@cache
+def find(name: str) -> Metric:
+    """The entry of this name, or what can be said of a name without one: NAME_nonmembers, excess_NAME, a plug-in's."""
+    if name in _BY_NAME:
+        return _BY_NAME[name]
+    for family in FAMILIES:
+        if numbers := family.numbers_in(name):
+            return family.with_numbers(*numbers)
+    if name.endswith("_nonmembers"):
+        base = find(name.removesuffix("_nonmembers"))
+        return replace(base, name=name, title=f"{base.title}, non-members", members=False)
+    if name.startswith("excess_"):
+        base = find(name.removeprefix("excess_"))
+        return replace(base, name=name, title=f"{base.title}, members − non-members", exact=False, signed=True)
+    return Metric(name, plain(name), unit="", signed="excess" in name or "difference" in name)
+
+
+def plain(name: str) -> str:
+    """A name as a label: `peak_rate` is `Peak rate`."""
+    text = name.replace("_", " ")
+    return text[:1].upper() + text[1:]

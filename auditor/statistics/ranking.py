@@ -1,0 +1,69 @@
+"""Recall of guesses ranked by their scores, while so many wrong ones are allowed: alone and at every resample."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from auditor.core.result import Measurement
+from auditor.statistics import bootstrap
+from auditor.statistics.intervals import share
+from auditor.statistics.judging import Outcome
+
+
+def errors_before(hit: NDArray[np.bool_], score: NDArray[np.float64]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Hits by falling score (equal scores: wrong ones first: ties never flatter), and wrong ones before each."""
+    order = np.lexsort((hit, -score))
+    ranked = hit[order]
+    return ranked, np.cumsum(~ranked) - ~ranked
+
+
+def recall_at_errors(name: str, outcome: Outcome, errors: int) -> Measurement:
+    """Share of secrets solved by guesses that rank before the `errors`-th wrong one (Recall@100: errors=100)."""
+    hit, _ = errors_before(outcome.hit, outcome.score)
+    return recall_of_guesses(name, np.arange(len(hit)), hit, len(hit), errors)
+
+
+def recall_of_guesses(
+    name: str, secret: NDArray[np.int64], right: NDArray[np.bool_], n: int, errors: int
+) -> Measurement:
+    """Share of n secrets that a right guess with fewer than `errors` wrong ones before it solves.
+
+    secret, right: (guesses,), surest first: whose guess it is, as an index below n, and whether it is the answer.
+    A secret may have none or several; it is solved once, while each wrong guess is an error.
+    Interval: bootstrap over secrets, each with all its guesses; where it has no width, or fewer errors exist,
+    Clopper-Pearson of the same count.
+    """
+    solver = first_right(secret, right)  # (solved secrets,) the guess that solves each
+
+    def solvers(weight: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Those that still count when secret i stands weight[i] times in the list."""
+        wrong = weight[secret] * ~right
+        kept: NDArray[np.int64] = solver[(np.cumsum(wrong) - wrong)[solver] < errors]
+        return kept
+
+    solved = np.zeros(n, dtype=bool)
+    solved[secret[solvers(np.ones(n, dtype=np.int64))]] = True
+    if int((~right).sum()) < errors:
+        whole = "recall" if len(np.unique(secret)) == len(secret) else "the recall of all guesses"
+        return share(name, solved, f"fewer than {errors} errors: equals {whole}")
+    recalls = bootstrap.resampled(n, lambda draws: [draw[secret[solvers(draw)]].sum() / n for draw in draws], name)
+    low, high = bootstrap.interval(recalls)
+    if low == high:
+        return share(name, solved)
+    return Measurement(name, float(solved.mean()), low, high, n)
+
+
+def first_right(secret: NDArray[np.int64], right: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Positions, in the order of the guesses, of the first right guess of every secret that has one."""
+    hits = np.flatnonzero(right)
+    return hits[np.sort(np.unique(secret[hits], return_index=True)[1])]
+
+
+def solved_before(hit: NDArray[np.bool_], draws: NDArray[Any], errors: int) -> NDArray[np.float64]:
+    """Recall at `errors` errors of each resample. hit: (n,) by falling rank; draws: (resamples, n), how often each."""
+    wrong = draws * ~hit
+    solved: NDArray[np.float64] = (draws * hit * ((np.cumsum(wrong, axis=1) - wrong) < errors)).sum(1) / draws.sum(1)
+    return solved

@@ -1,0 +1,131 @@
+"""The table of metrics: one entry is all that a new one takes, and names without an entry are still understood."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from auditor.attacks.exposure import Exposure
+from auditor.attacks.extraction_probability import ExtractionProbability
+from auditor.attacks.near_verbatim import NearVerbatim
+from auditor.core.nouns import Observation, Secret
+from auditor.core.result import Finding, Measurement
+from auditor.gate import decide
+from auditor.plugins.probe import Probe
+from auditor.records import contrasts, outcomes
+from auditor.reports import words
+from auditor.statistics import extraction, judging, metrics
+from auditor.statistics.bounds import Count, Pairs, Recorded
+
+
+def outcome(n: int = 40, others: int = 10) -> judging.Outcome:
+    rng = np.random.default_rng(n)
+    hit = rng.random(n) < 0.4
+    traits = {name: rng.integers(0, 2, n).astype(float) for name in ("rank", "count", "min_log_prob", "passed_over")}
+    return judging.Outcome(
+        tuple(f"s{i:03d}" for i in range(n)),
+        hit,
+        hit | (rng.random(n) < 0.2),
+        rng.random(n),
+        (None,) * n,
+        np.arange(n) >= others,
+        np.where(hit, 0, 9),
+        np.full(n, 2),
+        traits,
+    )
+
+
+def test_a_new_metric_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured in every row, kept of each secret, paired, resampled, bounded exactly and written by its title."""
+    new = metrics.Metric(
+        "nothing_right", "No guess right", exact=True, per_secret=True, values=lambda outcome: ~outcome.any_hit
+    )
+    monkeypatch.setattr(metrics, "METRICS", (*metrics.METRICS, new))
+    monkeypatch.setattr(metrics, "_BY_NAME", {**metrics._BY_NAME, new.name: new})
+    metrics.find.cache_clear()
+    try:
+        one = outcome()
+        measured = next(m for m in extraction.extraction(one) if m.name == new.name)
+        members = one.only(one.member)
+        assert (measured.value, measured.n) == (float((~members.any_hit).mean()), 30)
+        assert words.label(new.name) == "No guess right" and isinstance(decide.evidence(measured), Count)
+        kept = outcomes.per_secret(judging.to_record(one))
+        assert new.again(kept.chosen(True, None), kept.chosen(False, None)) == (measured.value, 30)
+        assert outcomes.difference(new.name, None, kept, kept) == Pairs(0, 0, 30)
+        seeds = contrasts.Cell("t", "s", "a", {0: members})
+        found = contrasts.contrast("c", [contrasts.Part(1.0, new.name, seeds)])
+        assert found.value == pytest.approx(measured.value) and found.low < found.value < found.high
+    finally:
+        metrics.find.cache_clear()
+
+
+def test_what_is_measured_is_what_the_kept_numbers_make_it() -> None:
+    one = outcome(60)
+    kept = outcomes.per_secret(judging.to_record(one))
+    sides = kept.chosen(True, None), kept.chosen(False, None)
+    again = {m.name: metrics.find(m.name).again(*sides) for m in extraction.extraction(one)}
+    held = {name: found for name, found in again.items() if found is not None}
+    wanted = {"recall", "any_of_k", "near_verbatim_recall", "recall_at_100_errors", "recall_at_10pct_errors"}
+    assert set(held) == wanted | {"excess_recall", "recall_nonmembers", "near_verbatim_recall_nonmembers"}
+    for m in extraction.extraction(one):
+        if m.name in held:
+            assert held[m.name] == (pytest.approx(m.value), m.n)
+
+
+def observed() -> tuple[list[Secret], list[Observation]]:
+    names = ("log_p", "log_p_ancestral", "log_p_near", "rank_bits", "exposure_bits", "extrapolated_bits", "null_p")
+    names += ("exposure_low_bits", "exposure_high_bits", "space_bits", "exact", "estimated", "ks_p")
+    secrets = [Secret(f"s{i}", (1,), (2,), repeats=1, member=i < 4) for i in range(8)]
+    return secrets, [
+        Observation(s.id, dict.fromkeys(names, -0.5) | {"null_p": 0.5, "space_bits": 9.0}) for s in secrets
+    ]
+
+
+@pytest.mark.parametrize("probe", [ExtractionProbability(), NearVerbatim(), Exposure()], ids=lambda probe: probe.name)
+def test_what_probes_measure_is_in_the_table(probe: Probe) -> None:
+    secrets, observations = observed()
+    observations = probe.complete(secrets, observations)
+    measured = probe.measurements(secrets, observations)
+    kept = probe.per_secret(secrets, observations)
+    for m in measured:
+        entry = metrics.find(m.name)
+        assert entry.unit == m.unit, m.name  # a plug-in's has none
+        if not entry.signed and entry.members:
+            assert entry.per_secret == (m.name in kept), m.name
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("recall_at_100_errors", "Recall at 100 errors"),
+        ("recall_at_10pct_errors", "Recall at n/10 errors"),
+        ("recall_at_20pct_errors", "Recall at 20% errors"),
+        ("recall_at_7_errors", "Recall at 7 errors"),
+        ("expected_any_of_10_nonmembers", "Expected recall of any of 10, non-members"),
+        ("discoverable_10_0.5", "(10, 0.5)-discoverable"),
+        ("excess_extraction_probability", "Extraction probability, mean, members − non-members"),
+        ("taste_of_plugins", "Taste of plugins"),
+        ("excess_taste", "Taste, members − non-members"),
+        ("recall_at_many_errors", "Recall at many errors"),
+    ],
+)
+def test_titles(name: str, title: str) -> None:
+    assert words.label(name) == title
+
+
+def test_what_the_table_does_not_know_is_taken_at_its_word() -> None:
+    """By its own unit, with the interval on record, and paired by what is kept of it."""
+    m = Measurement("taste", 0.5, 0.4, 0.6, 10, unit="bits")
+    assert isinstance(decide.evidence(m), Recorded)
+    kept = outcomes.PerSecret(("a", "b"), np.array([True, True]), (None, None), {"taste": np.array([0.3, 0.5])})
+    found = outcomes.difference("taste", None, kept, kept)
+    assert not isinstance(found, str) and found.value == 0
+    row = Finding("t", "worst", "mine", {}, (), "", None, "", measurements=(m,))
+    assert words.beside_the_floor(row) == ("taste 0.500 [0.400–0.600]", "–", "–")
+    assert (metrics.find("difference_of_taste").signed, metrics.find("taste").signed) == (True, False)
+
+
+def test_errors_of_a_share_are_rounded_down_and_at_least_one() -> None:
+    tenth = metrics.find("recall_at_10pct_errors")
+    assert [tenth.wrong(n) for n in (3, 19, 20, 300)] == [1, 1, 2, 30]
+    assert metrics.find("recall_at_100_errors").wrong(3) == 100
