@@ -284,15 +284,20 @@ def test_a_damaged_part_is_built_anew_with_all_that_was_built_on_it(
 ) -> None:
     folder = tmp_path / "lab" / built.folder.name
     shutil.copytree(built.folder, folder)
-    before = {path.name: path.stat().st_ino for path in folder.iterdir() if path.is_dir()}
+
+    def made(path: Path) -> tuple[int, int]:
+        """Which folder it is, and since when: a number that is free is given again."""
+        return path.stat().st_ino, path.stat().st_ctime_ns
+
     damage(folder / part / name)
+    before = {path.name: made(path) for path in folder.iterdir() if path.is_dir()}
     lab = Lab(TINY, cache=tmp_path)
     build_all(lab)
     assert same(lab, built)
     assert [note for note in lab.notes if "in the cache" in note] == [
         f"the lab's {part} in the cache was not as it was built: it was built anew"
     ]
-    anew = {path.name for path in folder.iterdir() if path.is_dir() and path.stat().st_ino != before[path.name]}
+    anew = {path.name for path in folder.iterdir() if path.is_dir() and made(path) != before[path.name]}
     kept = {"target": {"tokenizer", "public", ENSEMBLE}, "public": {"tokenizer"}, "tokenizer": set()}[part]
     assert anew >= {part} and not anew & kept
 
