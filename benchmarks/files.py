@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from auditor.benchmarks.splitting import Record, Source, Split, check_lengths, divide
 from auditor.benchmarks.wording import token_ends, worded
 from auditor.core.cache import cache_folder
+from auditor.core.disk import scratch_folder
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens, Wording
-from auditor.core.scratch import scratch_folder
 from auditor.plugins.benchmark import Benchmark
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,8 +19,8 @@ import numpy as np
 
 from auditor.benchmarks.canaries import Entry, Manifest
 from auditor.benchmarks.files import csv_rows, json_objects, loaded_dataset, named
+from auditor.core import disk
 from auditor.core.errors import AuditError
-from auditor.core.scratch import scratch_folder
 from auditor.core.streams import generator
 
 _REPEATS = "repeats"  # what `audit run --data` reads how often a row was trained on from: a copy is one row
@@ -92,14 +91,6 @@ def insert(copies: Copies, data: str, out: Path) -> int:
 
 
 @contextmanager
-def _whole(out: Path) -> Iterator[Path]:
-    """A path to write to, which becomes `out` when all is written; readable by its owner only."""
-    with scratch_folder(out.parent, out.name) as scratch:
-        yield scratch / out.name
-        os.replace(scratch / out.name, out)
-
-
-@contextmanager
 def _taken(where: str) -> Iterator[None]:
     """Raises AuditError where the columns of the data cannot hold a canary's row; Arrow's own words may quote one."""
     import pyarrow
@@ -124,7 +115,7 @@ def _write_json(copies: Copies, where: str, data: str, out: Path) -> None:
     else:
         written = [*lines, *(json.dumps(row, ensure_ascii=False) for row in new)]
         text = "\n".join(written[i] for i in order)
-    with _whole(out) as path:
+    with disk.making(out) as path:
         path.write_text(text + "\n", encoding="utf-8", newline="")
 
 
@@ -136,7 +127,7 @@ def _write_csv(copies: Copies, where: str, data: str, out: Path) -> None:
     lines = csv.writer(buffer, lineterminator="\n")
     lines.writerow(header)
     lines.writerows(every[i] for i in copies.order(len(rows)))
-    with _whole(out) as path:
+    with disk.making(out) as path:
         path.write_text(buffer.getvalue(), encoding="utf-8", newline="")
 
 
@@ -153,7 +144,7 @@ def _write_parquet(copies: Copies, where: str, data: str, out: Path) -> None:
     with _taken(where):
         new = pyarrow.Table.from_pylist(rows, schema=table.schema)
         new.validate(full=True)
-    with _whole(out) as path:
+    with disk.making(out) as path:
         parquet.write_table(pyarrow.concat_tables([table, new]).take(copies.order(table.num_rows)), path)
 
 
@@ -167,7 +158,7 @@ def _write_dataset(copies: Copies, where: str, data: str, out: Path) -> None:
         columns: Mapping[str, list[Any]] = {name: [row[name] for row in rows] for name in held.column_names}
         with _taken(where):
             new = datasets.Dataset.from_dict(columns, features=held.features)
-        with _whole(out) as path:
+        with disk.making(out) as path:
             datasets.concatenate_datasets([held, new]).select(np.array(copies.order(len(held)))).save_to_disk(path)
 
 

@@ -15,7 +15,6 @@ import importlib.metadata
 import itertools
 import json
 import math
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -35,10 +34,10 @@ from transformers import GPTNeoXForCausalLM, ModernBertForMaskedLM, PreTrainedTo
 
 from auditor.benchmarks.masked import MaskedLoss, MaskedRecipe, untrained_masked, with_mask
 from auditor.benchmarks.wording import worded
+from auditor.core import disk
 from auditor.core.cache import cache_folder
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Canary, Pair, Secret, Tokens, evenly
-from auditor.core.scratch import scratch_folder
 from auditor.core.spaces import Space
 from auditor.core.streams import generator
 from auditor.models.huggingface import HuggingFaceModel
@@ -384,14 +383,12 @@ class Lab(Benchmark):
             shutil.rmtree(path)
 
     def _build(self, final: Path, build: Callable[[Path], None]) -> None:
-        with scratch_folder(self.folder, final.name) as scratch:
-            made = scratch / final.name
+        with disk.making(final) as made:
             made.mkdir()
             start = time.perf_counter()
             build(made)
             (made / _SECONDS).write_text(json.dumps(time.perf_counter() - start))
             (made / _SUMS).write_text(json.dumps(_sums(made)))
-            os.replace(made, final)
 
     # --- how each part is built ---
 

@@ -1,11 +1,14 @@
-"""Files that are there whole or not at all, readable by their owner only: what a run keeps tells what a model leaks.
+"""Files and folders that are there whole or not at all, for their owner only: what a run keeps tells what leaks.
 
-One way to write for every file of ours. Knows paths and bytes; nothing of what they say.
+One way to write for all of ours, and space that does not stay. Knows paths and bytes; nothing of what they say.
 """
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -48,6 +51,25 @@ def replacing(path: Path, *, sync: bool = False) -> Iterator[Path]:
         if scratch is not None:
             with suppress(OSError):
                 scratch.unlink(missing_ok=True)
+
+
+@contextmanager
+def making(path: Path) -> Iterator[Path]:
+    """Where to make a file or a folder that becomes `path` when the block ends; gone when it raises or is killed.
+
+    For what a library writes: all of it is for its owner only. Whoever makes one holds a lock on `path`.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with scratch_folder(path.parent, path.name) as scratch:
+        yield scratch / path.name
+        os.replace(scratch / path.name, path)
+
+
+def point(link: Path, target: str) -> None:
+    """A symbolic link to the target, put in the place of another in one step."""
+    scratch = link.with_name(f".{link.name}-{os.getpid()}")
+    scratch.symlink_to(target)
+    os.replace(scratch, link)
 
 
 def append(path: Path, text: str) -> None:
@@ -100,3 +122,45 @@ def clear_scratch(folder: Path) -> None:
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
+
+
+# --- space that does not stay ---
+
+
+@contextmanager
+def owner_only() -> Iterator[None]:
+    """Whatever is created meanwhile, by a library too, is for its owner only: folders 0700, files 0600."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@contextmanager
+def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
+    """A folder for its owner only, gone when the block is left. What a killed process left under this name goes too.
+
+    Whoever uses one holds a lock on it, which the system takes back when the process ends, however it ends.
+    """
+    prefix = f".{name}.audit-scratch-"
+    for left in parent.glob(f"{glob.escape(prefix)}*"):
+        with suppress(OSError), _locked(left):
+            shutil.rmtree(left)
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    try:
+        with _locked(folder), owner_only():
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Raises BlockingIOError where another process holds it."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)

@@ -9,8 +9,6 @@ the tokens behind the ones that all texts share. Knows nothing of attacks, files
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -23,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from auditor.core import disk
 from auditor.core.cache import cache_folder
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
@@ -159,15 +158,12 @@ def _cache_key(space: Space, tokenizer: Any) -> str:
 
 
 def _save(path: Path, made: Trie) -> None:
-    """The file whole or not at all: two processes may write it at once."""
+    """Two processes may write it at once."""
     arrays = {
         f"{f.name}-{i}": getattr(level, f.name).numpy() for i, level in enumerate(made.levels) for f in fields(Level)
     }
-    path.parent.mkdir(exist_ok=True, mode=0o700)
-    handle, scratch = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    with os.fdopen(handle, "wb") as file:
+    with disk.replacing(path) as scratch, scratch.open("wb") as file:
         np.savez_compressed(file, head=np.array(made.head, dtype=np.int64), largest=made.largest, **arrays)
-    os.replace(scratch, path)
 
 
 def _load(path: Path) -> Trie:

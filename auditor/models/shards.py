@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.models.ensemble import _ENSEMBLE, _SHARD
 
@@ -25,7 +26,7 @@ def write_ensemble(folder: Path, *, unit: str, members: int) -> None:
     """Says in an ensemble's folder what lies whole in one shard, and how many members there will be."""
     promise = "none of its own: the members are private, and --defense pmixed promises something of its draws"
     record = {"method": "pmixed", "unit": unit, "unit_of_protection": "shard", "members": members, "promise": promise}
-    (folder / _ENSEMBLE).write_text(json.dumps(record, indent=1) + "\n")
+    disk.replace(folder / _ENSEMBLE, json.dumps(record, indent=1) + "\n")
 
 
 def read_ensemble(folder: Path) -> tuple[str, int | None]:
@@ -53,9 +54,7 @@ def record_names(texts: Iterable[str]) -> list[str]:
 
 def write_shard(member: Path, texts: Iterable[str]) -> None:
     """Says in a member's folder which records it was trained on, by name; readable by its owner only."""
-    path = member / _SHARD
-    path.touch(mode=0o600)
-    path.write_text(json.dumps({"records": record_names(texts)}))
+    disk.replace(member / _SHARD, json.dumps({"records": record_names(texts)}))
 
 
 def read_shard(member: Path) -> list[str] | None:

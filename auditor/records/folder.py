@@ -228,10 +228,9 @@ def _unused(path: Path) -> Path:
 
 def _point_latest(runs: Path, name: str) -> str | None:
     """runs/latest -> this run, replaced in one step; returns what it pointed to before."""
-    link, scratch = runs / "latest", runs / f".latest-{os.getpid()}"
+    link = runs / "latest"
     before = os.readlink(link) if link.is_symlink() else None
-    scratch.symlink_to(name)
-    os.replace(scratch, link)
+    disk.point(link, name)
     return before
 
 

@@ -7,8 +7,6 @@ done with their laws.
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers.pytorch_utils import Conv1D
 
+from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.core.streams import generator
@@ -100,11 +99,9 @@ class _Training:
         self.fitting = Fitting(parameters, member.sequences, course, generator(*member.stream))
 
     def write(self) -> None:
-        scratch = self.member.folder.with_name(f".{self.member.folder.name}")
-        shutil.rmtree(scratch, ignore_errors=True)  # a run that was killed left it
-        self.model.save_pretrained(str(scratch))
-        write_shard(scratch, self.member.texts)
-        os.replace(scratch, self.member.folder)
+        with disk.making(self.member.folder) as made:
+            self.model.save_pretrained(str(made))
+            write_shard(made, self.member.texts)
 
 
 def train_members(

@@ -16,9 +16,9 @@ import pytest
 from auditor.benchmarks import canaries, insertion
 from auditor.benchmarks.files import read_texts
 from auditor.cli import call
+from auditor.core.disk import scratch_folder
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
-from auditor.core.scratch import scratch_folder
 from auditor.records import names
 
 Said = pytest.CaptureFixture[str]

@@ -277,13 +277,13 @@ def test_a_killed_training_goes_on_and_ends_as_it_would_have(
         train_members(base(), adapter, cut, COURSE, **options)
     kept = [member.folder.is_dir() for member in cut]
     assert True in kept and False in kept
-    (tmp_path / "cut" / ".member-000").mkdir(exist_ok=True)  # killed while it wrote
+    (tmp_path / "cut" / ".member-000.audit-scratch-x").mkdir(exist_ok=True)  # killed while it wrote
     steps[0] = -1000
     before = steps[0]
     train_members(base(), adapter, cut, COURSE, **options)
     needed = sum(2 * -(-len(m.sequences) * 7 // 32) for m, is_kept in zip(cut, kept, strict=True) if not is_kept)
     assert (steps[0] - before < needed) == saved
-    assert not (tmp_path / "cut" / ".member-000").exists()
+    assert not (tmp_path / "cut" / ".member-000.audit-scratch-x").exists()
     for member in cut:
         for name, found in weights(member.folder).items():
             torch.testing.assert_close(found, weights(tmp_path / "whole" / member.folder.name)[name], rtol=0, atol=1e-8)
