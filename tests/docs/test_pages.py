@@ -1,0 +1,263 @@
+"""README, CONTRIBUTING and docs: every command is run, in a folder that holds what it names, or says why it is not.
+
+Models, data and the lab are tiny. A command that finds nothing under a name it uses fails, as it would for a reader.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib
+import importlib.util
+import json
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
+
+from auditor.benchmarks.lab import LabRecipe
+from auditor.cli import call
+from auditor.plugins import registry
+from auditor.privacy import gaussian
+from tests.conftest import save_tiny
+from tests.docs import rooms
+from tests.docs.pages import PAGES, ROOT, Command, File, links, options, parse, parts, spans, steps
+
+Said = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+LAB = {
+    "vocab_size": 300,
+    "layers": 1,
+    "hidden": 32,
+    "heads": 2,
+    "repeats": tuple((times, 2, 1) for times in (1, 4, 16)),
+    "others": 2,
+    "nonmembers": 4,
+    "public_records": 20,
+    "public_epochs": 1,
+    "private_epochs": 1,
+    "private_rank": 2,
+    "members": 2,
+    "lora_rank": 2,
+    "lora_epochs": 1,
+    "batch": 8,
+}
+MODELS = ("my-model", "gpt2", "EleutherAI/gpt-neo-1.3B")
+FINISHED = ("runs/ci", "runs/main", "runs/a", "runs/b")
+# What a command is given on top of what the page says, so that it takes seconds: fewer samples, epochs and searches.
+SMALLER = {
+    "ethicist": ("-A", "ethicist.samples=4", "-A", "ethicist.prompt_length=2", "-A", "ethicist.epochs=1"),
+    "exposure": ("-A", "exposure.enumerate=1000", "-A", "exposure.references=20", "-A", "exposure.draws=16"),
+    "near-verbatim": ("-A", "near-verbatim.beams=2"),
+}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Everything that the pages speak of as there: models, records, arrays, an ensemble, finished runs; and a cache."""
+    folder = tmp_path_factory.mktemp("docs")
+    given = folder / "given"
+    for name in MODELS:
+        save_tiny(given / name)
+        longer(given / name, max_position_embeddings=512)
+    masked(given / "my-model", given / "roberta-base")
+    notes = [
+        {"prefix": f"ward {i % 7} bed {i * 37 % 97:02d} code", "suffix": f" {i * 7919 % 997:03d}", "patient": f"p{i}"}
+        for i in range(40)
+    ]
+    rows(given / "private.jsonl", notes[:34])
+    rows(given / "fresh.jsonl", notes[34:])
+    texts = [{"text": note["prefix"] + note["suffix"]} for note in notes[:6]]
+    rows(given / "texts.jsonl", texts)
+    rows(given / "train.jsonl", texts)
+    (given / "lm-extraction").mkdir()
+    for part, width in (("prefix", 8), ("suffix", 4)):
+        ids = np.random.default_rng(0).integers(1, 257, (12, width), dtype=np.uint16)
+        np.save(given / "lm-extraction" / f"val_{part}.npy", ids)
+    return folder
+
+
+def rows(path: Path, values: list[dict[str, str]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in values))
+
+
+def longer(folder: Path, **more: int) -> None:
+    """Rotary positions have no weights: only the configuration says how many there are."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **more}))
+
+
+def masked(base: Path, folder: Path) -> None:
+    """A tiny masked LM with the tokenizer of `base` and a mask token."""
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.add_special_tokens({"mask_token": "<mask>"})
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), **shape)).save_pretrained(folder)
+
+
+@pytest.fixture
+def here(world: Path, tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
+    """An empty folder to stand in, the lab tiny, plug-in files of this test only, no hub."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AUDIT_CACHE", str(world / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    monkeypatch.setattr(registry, "_extra", copy.copy(registry._extra))
+    defaults = [LAB.get(field.name, field.default) for field in dataclasses.fields(LabRecipe)]
+    monkeypatch.setattr(LabRecipe.__init__, "__defaults__", tuple(defaults))
+    monkeypatch.setattr(gaussian, "_PLD_TO", 0.0)  # Renyi's bound takes milliseconds, the tighter one seconds
+    gaussian.noise_for.cache_clear()
+    yield tmp_path
+    gaussian.noise_for.cache_clear()
+
+
+def values(words: Sequence[str], *names: str) -> set[str]:
+    """What the command gives these options."""
+    return {after for before, after in pairwise(words) if before in names}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_run(page: str, world: Path, here: Path, capsys: Said, monkeypatch: Patch) -> None:
+    todo = [step for step in steps(page) if isinstance(step, File) or not step.why]
+    if not any(isinstance(step, Command) for step in todo):
+        return
+    lay_out(world, here, [step.words for step in todo if isinstance(step, Command)])
+    for step in todo:
+        if isinstance(step, File):
+            (here / step.name).write_text(step.text)
+            continue
+        program, *words = step.words
+        assert program == "audit", f"{step.where}: the test runs `audit` only; say why this is not run"
+        monkeypatch.setattr(sys, "argv", list(step.words))
+        capsys.readouterr()
+        code = call([*words, *smaller(words)])
+        held = words[0] == "gate" or "--gate" in words
+        assert code in ((0, 1, 4) if held else (0,)), f"{step.where}: exit code {code}\n{capsys.readouterr().err}"
+
+
+def lay_out(world: Path, folder: Path, commands: list[tuple[str, ...]]) -> None:
+    """What is given, but for what the commands make themselves; trained and finished things where they are named."""
+    making = {str(Path(out)) for words in commands for out in values(words, "-o", "--out")}
+    said = " ".join(word for words in commands for word in words)
+    shutil.copytree(world / "given", folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*making))
+    for name in ("ensemble", *FINISHED):
+        if name in said and name not in making:
+            (folder / name).parent.mkdir(exist_ok=True)
+            shutil.copytree(finished(world, "ensemble" if name == "ensemble" else "run"), folder / name)
+
+
+def finished(world: Path, name: str) -> Path:
+    """An ensemble, or a run, made once when it is first asked for."""
+    folder, given = world / name, world / "given"
+    if not folder.exists():
+        model, data = str(given / "my-model"), ["--data", str(given / "private.jsonl"), "-o", str(folder)]
+        ensemble = ["train", "pmixed", "--model", model, "-D", "members=2", "-D", "epochs=1", *data]
+        run = ["run", "--model", model, "--attack", "ethicist", "--limit", "4", *SMALLER["ethicist"], *data]
+        assert call(ensemble if name == "ensemble" else run) == 0
+    return folder
+
+
+def smaller(words: Sequence[str]) -> list[str]:
+    """Options that make the command quick and that the page does not give."""
+    if words[:2] == ["canaries", "score"]:
+        return list(SMALLER["exposure"])
+    if words[0] == "train":
+        sizes = {"epochs": "1", "batch": "8"}
+        return [word for name, value in sizes.items() for word in ("-D", f"{name}={value}")]
+    if words[0] != "run" or "--resume" in words:
+        return []
+    few = [] if "--limit" in words or ("--data" not in words and "--canaries" in words) else ["--limit", "4"]
+    attacks = values(words, "--attack") or {"ethicist"}
+    return [*few, *(word for name in sorted(attacks & set(SMALLER)) for word in SMALLER[name])]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_that_are_not_run_would_be_read(page: str) -> None:
+    """Their options exist; scripts and modules that they name are there, and know the options they are given."""
+    for step in steps(page):
+        if isinstance(step, Command) and step.why:
+            assert len(step.why) > 10, f"{step.where}: say why"
+            for words in parts(step):
+                check_unrun(words, step.where)
+
+
+def check_unrun(words: list[str], where: str) -> None:
+    program, arguments = Path(words[0]).name, words[1:]
+    if program == "audit":
+        parse(arguments)
+    elif program in ("python", "python3") and arguments[0] == "-m":
+        spec = importlib.util.find_spec(arguments[1])
+        assert spec is not None, f"{where}: there is no module {arguments[1]}"
+    elif program in ("python", "python3") or words[0].startswith("examples/"):
+        script = ROOT / (arguments[0] if program.startswith("python") else words[0])
+        source = script.read_text(encoding="utf-8")
+        assert all(f'"{word}"' in source for word in arguments if word.startswith("--")), where
+    else:
+        assert program in ("pip", "ruff", "mypy"), f"{where}: the test does not know {program}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_option_and_path_in_the_text_is_there(page: str) -> None:
+    known = options() | {"--help"}
+    for span in spans(page):
+        if span.startswith(("audit ", "--")):
+            named = {word.partition("=")[0].split("|")[0] for word in span.split() if word.startswith("--")}
+            assert named <= known, f"{page}: {span}"
+        top = span.partition("/")[0]
+        if "/" in span and re.fullmatch(r"[\w./-]+", span) and (ROOT / top).is_dir():
+            assert (ROOT / span).exists(), f"{page}: {span}"
+    for link in links(page):
+        assert "://" in link or (ROOT / page).parent.joinpath(link).exists(), f"{page}: {link}"
+
+
+def test_the_front_door_is_short_and_leads_everywhere() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+    assert {str(Path(link)) for link in links("README.md")} >= set(PAGES) - {"README.md"}
+
+
+def test_ci_runs_the_two_commands_of_the_readme() -> None:
+    """`.ci/run` takes the first line of the first and of the second bash block: an install with an audit; the tests."""
+    first, second = [step for step in steps("README.md") if isinstance(step, Command)][:2]
+    install, audit = first.words.index("install"), first.words.index(".venv/bin/audit")
+    assert install < audit and first.words[audit + 1] == "run"
+    assert second.words[:3] == (".venv/bin/python", "-m", "pytest")
+
+
+def test_the_drawing_is_that_of_the_layer_test() -> None:
+    assert set(rooms.FOR) == set(rooms.ROOMS)
+    page = rooms.PAGE.read_text(encoding="utf-8")
+    assert f"{rooms.BEGIN}{rooms.printed()}{rooms.END}" in page, "python -m tests.docs.rooms writes it anew"
+    drawn = {room: set(rooms.arrows(room)) for room in rooms.ROOMS}
+    for room in rooms.ROOMS:  # every import that is allowed follows the arrows
+        seen, below = set(), [room]
+        while below:
+            here = below.pop()
+            below += drawn[here] - seen
+            seen |= drawn[here]
+        assert rooms.ROOMS[room] <= seen
+
+
+def moved() -> Iterator[tuple[str, str, str]]:
+    """(name, old module, new module) of each name in the table of `docs/extend.md`."""
+    lines = (ROOT / "docs" / "extend.md").read_text(encoding="utf-8").splitlines()
+    for line in lines:
+        if found := re.fullmatch(r"\| (.+) \| `(auditor[\w.]*)` \| `(auditor[\w.]*)` \|", line):
+            yield from ((name, found[2], found[3]) for name in re.findall(r"`(\w+)`", found[1]))
+
+
+def test_what_moved_is_there_and_no_longer_where_it_was() -> None:
+    table = list(moved())
+    assert len(table) > 50
+    for name, was, now in table:
+        assert hasattr(importlib.import_module(now), name), f"{now}.{name}"
+        gone = importlib.util.find_spec(was) is None
+        assert gone or not hasattr(importlib.import_module(was), name), f"{was}.{name}"
