@@ -56,7 +56,7 @@ class ClaimCheck(Probe):
         return Sampling(1, ANCESTRAL)
 
     def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
-        for capability in self.needs:
+        for capability in self.required:
             view.need(capability)
         model, longest = view.target, max((len(secret.suffix) for secret in secrets), default=1)
         size = max(1, _LAW_ELEMENTS // (longest * model.vocab_size * model.parts))

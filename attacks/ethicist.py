@@ -18,7 +18,7 @@ from auditor.core.streams import generator
 from auditor.generation.sample import Candidates
 from auditor.models.base import LanguageModel
 from auditor.models.decoding import by_shape
-from auditor.plugins.attack import SamplingAttack, mean_nll
+from auditor.plugins.attack import SamplingAttack, mean_nll, with_law
 from auditor.plugins.view import Batch, View
 
 CONFIDENCES = {
@@ -57,8 +57,6 @@ class Ethicist(SamplingAttack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.confidence != "calibrated" and "law" not in self.needs:
-            object.__setattr__(self, "needs", (*self.needs, "law"))  # known before anything is drawn inside a claim
         if self.tune_on not in ("auto", "target", "public", "none"):
             raise AuditError(f"expected tune_on in ('auto', 'target', 'public', 'none'), got {self.tune_on!r}")
         if self.confidence not in CONFIDENCES:
@@ -68,6 +66,13 @@ class Ethicist(SamplingAttack):
                 raise AuditError(f"expected {name} >= 1, got {getattr(self, name)}")
         if not 0 < self.validation < 1:
             raise AuditError(f"expected validation in (0, 1), got {self.validation}")
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        return super().required if self.confidence == "calibrated" else with_law(super().required)
+
+    def prompt_rows(self) -> int:
+        return self.prompt_length
 
     def tuned_on(self, view: View) -> str:
         """Which model the prompt is tuned on in this view; NotApplicable where an explicit wish cannot be met."""

@@ -53,7 +53,7 @@ class Exposure(Probe):
         return Sampling(1, ANCESTRAL)
 
     def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
-        for capability in self.needs:
+        for capability in self.required:
             view.need(capability)
         if view.tokenizer is None:
             raise NotApplicable("needs the model's tokenizer: canaries are text")

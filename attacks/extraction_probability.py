@@ -59,7 +59,7 @@ class ExtractionProbability(LawProbe):
         return _numbers("p", self.p, float)
 
     def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
-        for capability in self.needs:
+        for capability in self.required:
             view.need(capability)
         decoding = view.decoding(self.sampling())
         for batch, prefixes, suffixes in batches(view, secrets, _SECRETS_AT_ONCE):

@@ -43,7 +43,7 @@ class NearVerbatim(LawProbe):
             raise AuditError(f"expected beams >= 1, got {self.beams}")
 
     def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
-        for capability in self.needs:
+        for capability in self.required:
             view.need(capability)
         model, decoding = view.target, view.decoding(self.sampling())
         rows = min(_ROWS_AT_ONCE, _LAW_AT_ONCE // model.vocab_size) // model.parts

@@ -27,6 +27,7 @@ class AdpSound(PrivateTraining):
     name: ClassVar[str] = "adp-sound"
     title: ClassVar[str] = "ADP, sound"
     claims: ClassVar[str] = "(epsilon, delta) for one record (or user), under any access and decoding"
+    promises: ClassVar[bool] = True
     clipping_changes: ClassVar[str] = "each unit's gradient is clipped, harder the rarer a public model finds it"
     kappa_least: float = 0.1
     lowest_perplexity: float = 0.0

@@ -15,3 +15,4 @@ class DpSgd(PrivateTraining):
     name: ClassVar[str] = "dp-sgd"
     title: ClassVar[str] = "DP-SGD"
     claims: ClassVar[str] = "(epsilon, delta) for one record (or user), under any access and decoding"
+    promises: ClassVar[bool] = True

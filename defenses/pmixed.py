@@ -102,6 +102,10 @@ class PMixed(Defense):
             "more than in any service: give -D pmixed.queries=N, the tokens to answer, or add an attack that draws",
         )
 
+    @property
+    def ensemble_folder(self) -> str:
+        return self.ensemble
+
     def chain(self) -> tuple[Cause, ...]:
         return (
             Cause("recipe", "one adapter, all data, trained as the members are", OneAdapter(self.ensemble), CONTROL),
@@ -215,6 +219,10 @@ class Unmixed(Defense):
     needs: ClassVar[tuple[str, ...]] = ("public", "ensemble")
     claims: ClassVar[str] = "none: the control row of pmixed"
     ensemble: str = ""
+
+    @property
+    def ensemble_folder(self) -> str:
+        return self.ensemble
 
     def protect(self, scenario: Scenario) -> LanguageModel:
         return PMixedModel(scenario.ensemble, 1.0, everything, "ensemble without mixing")

@@ -120,7 +120,7 @@ class PrivateTraining(PoissonTraining):
         return str(state["key"]) if state is not None else secrets.token_hex(32)
 
     def progress(self, job: TrainingJob, terms: Terms) -> Callable[[int, float], None]:
-        return _Progress(job, terms, self.claims == "none")
+        return _Progress(job, terms, not self.promises)
 
     def promise(self, trained: Trained, judgement: Judgement, terms: Terms) -> PrivacyRecord:
         """The guarantee of the steps that were taken; none where `_flaw` finds a reason."""

@@ -26,11 +26,31 @@ from auditor.plugins.view import Batch, Sampling, Search, View
 class Attack:
     """Base of all attacks. A frozen dataclass: its fields are its options, its first docstring line its description.
 
-    `needs` names the capabilities without which it cannot run: "draw", "law", "embeddings".
+    `needs` names the capabilities without which it cannot run by default: "draw", "law", "embeddings".
     """
 
     name: ClassVar[str] = ""
+    title: ClassVar[str] = ""  # what people read in a table; "": its name
     needs: ClassVar[tuple[str, ...]] = ("draw",)
+    of: ClassVar[Literal["secrets"]] = "secrets"  # what it looks at: a probe may look at canaries instead
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """The capabilities that it cannot run without as its options are set: known before anything is drawn."""
+        return self.needs
+
+    @property
+    def draws_samples(self) -> bool:
+        """Whether a number of samples (`--samples`) says anything to it: a search draws none."""
+        return False
+
+    def sampling(self) -> Sampling | None:
+        """Where its candidates come from, for the report; None where it has no recipe of the kind."""
+        return None
+
+    def prompt_rows(self) -> int:
+        """Rows of the longest soft prompt that it puts before a prefix."""
+        return 0
 
     def fit(self, view: View, known: Sequence[Pair]) -> dict[str, Any]:
         """Tune on the known pairs. The state (tensors and JSON values) is kept in the run folder; most need none."""
@@ -95,9 +115,14 @@ class SamplingAttack(Attack):
             raise AuditError(f"expected search in {get_args(Search)}, got {self.search!r}")
         check_threshold(self.threshold)
         self.sampling()  # refuses a bad temperature, top_k or top_p
-        if self.search != "sample" and "law" not in self.needs:
-            # Known to whoever plans a run, before anything is tuned; the class says what its default needs.
-            object.__setattr__(self, "needs", (*self.needs, "law"))
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        return self.needs if self.search == "sample" else with_law(self.needs)
+
+    @property
+    def draws_samples(self) -> bool:
+        return self.search == "sample"
 
     def sampling(self) -> Sampling:
         decoding = Decoding(self.temperature, self.top_k, self.top_p)
@@ -125,12 +150,17 @@ class SamplingAttack(Attack):
         return {view.recipe(self.sampling(), self.prompt_name(view)): self.samples}
 
     def guess(self, view: View, state: dict[str, Any], queries: Sequence[Query]) -> Iterator[Guesses]:
-        for capability in self.needs:
+        for capability in self.required:
             view.need(capability)
         prompt = self.soft_prompt(state)
         for batch in view.candidates(queries, self.sampling(), prompt, self.prompt_name(view)):
             for (query, candidates), score in zip(batch, self.scores(view, batch), strict=True):
                 yield ranked(query, candidates, score, self.samples)
+
+
+def with_law(needs: tuple[str, ...]) -> tuple[str, ...]:
+    """The same and log-probabilities, once."""
+    return needs if "law" in needs else (*needs, "law")
 
 
 def ranked(query: Query, candidates: Candidates, score: Tensor, samples: int) -> Guesses:

@@ -13,7 +13,8 @@ from auditor.core.nouns import Challenge, Pair, Query, Secret, Tokens, evenly
 class Benchmark:
     """Owns the secrets. An attack gets `challenge()`; only the run compares guesses with the answers."""
 
-    name: ClassVar[str]
+    name: ClassVar[str] = ""
+    title: ClassVar[str] = ""  # what people read in a table; "": its name
     attack_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = types.MappingProxyType({})
     defense_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = types.MappingProxyType({})
     ensemble_limit: ClassVar[int | None] = None  # members attacked behind an ensemble, by default

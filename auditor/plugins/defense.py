@@ -50,9 +50,19 @@ class Defense:
     """
 
     name: ClassVar[str] = ""
-    title: ClassVar[str] = ""  # what people read in a table
+    title: ClassVar[str] = ""  # what people read in a table; "": its name
     needs: ClassVar[tuple[str, ...]] = ()
     claims: ClassVar[str] = "none"  # one line for `audit list`
+
+    @property
+    def ensemble_folder(self) -> str:
+        """Where the adapters lie that it was told to serve; "" where it was told none, as in the lab."""
+        return ""
+
+    @property
+    def model_folder(self) -> str:
+        """Where the model lies that it was told to serve as trained; "" where it was told none, as in the lab."""
+        return ""
 
     def protect(self, scenario: Scenario) -> LanguageModel:
         raise NotImplementedError

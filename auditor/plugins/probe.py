@@ -30,8 +30,23 @@ class Probe:
     """
 
     name: ClassVar[str] = ""
+    title: ClassVar[str] = ""  # what people read in a table; "": its name
     needs: ClassVar[tuple[str, ...]] = ("law",)
     of: ClassVar[Literal["secrets", "canaries"]] = "secrets"
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """The capabilities that it cannot run without as its options are set."""
+        return self.needs
+
+    @property
+    def draws_samples(self) -> bool:
+        """Whether a number of samples (`--samples`) says anything to it."""
+        return False
+
+    def sampling(self) -> Sampling | None:
+        """The law that it looks at, for the report; None where it looks at none."""
+        return None
 
     def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         """Observes the secrets one by one. What is seen of a secret depends on it alone, not on its neighbours."""

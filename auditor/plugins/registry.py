@@ -92,8 +92,7 @@ def _classes(module: types.ModuleType, kind: type) -> Iterator[Any]:
     """The named subclasses of `kind` that this module defines; those it imports belong elsewhere."""
     for value in vars(module).values():
         mine = inspect.isclass(value) and value.__module__ == module.__name__ and issubclass(value, kind)
-        named: str | None = getattr(value, "name", None)
-        if mine and named:
+        if mine and value.name:
             yield value
 
 
@@ -163,6 +162,6 @@ def description(cls: type) -> str:
     return (inspect.getdoc(cls) or "").split("\n", 1)[0]
 
 
-def title(cls: type) -> str:
+def title(cls: type[Attack] | type[Probe] | type[Defense]) -> str:
     """What people read in a table: the class's `title`, else its name."""
-    return getattr(cls, "title", "") or cls.name  # type: ignore[attr-defined]
+    return cls.title or cls.name

@@ -51,7 +51,9 @@ class Trainer:
     """
 
     name: ClassVar[str] = ""
+    title: ClassVar[str] = ""  # what people read in a table; "": its name
     claims: ClassVar[str] = "none"  # one line for `audit list`
+    promises: ClassVar[bool] = False  # whether something is promised of what it trains, or of how that is served
     immaterial: ClassVar[frozenset[str]] = frozenset()  # options that its results do not depend on: of memory and speed
 
     def check(self, job: TrainingJob) -> None:

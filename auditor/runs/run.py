@@ -313,7 +313,7 @@ class _Run:
 
     def _prompt_length(self) -> int:
         """Rows of the longest soft prompt that an attack tunes."""
-        return max((getattr(attack, "prompt_length", 0) for attack in self.attacks), default=0)
+        return max((attack.prompt_rows() for attack in self.attacks), default=0)
 
     def _check_room(self, target: Target) -> None:
         longest = self._prompt_length()
@@ -413,7 +413,7 @@ class _Run:
         if isinstance(self.benchmark, Lab):
             ensemble: Ensemble = self.shelf.get("ensemble", self._data_key(), self.benchmark.ensemble)
             return ensemble
-        folder = str(getattr(defense, "ensemble", ""))
+        folder = defense.ensemble_folder
         if folder not in self.ensembles:
             assert isinstance(self.public, HuggingFaceModel)  # `check` has seen to it
             self.ensembles[folder] = load_ensemble(Path(folder), self.public)
@@ -425,7 +425,7 @@ class _Run:
             made: LanguageModel = self.shelf.get("whole", self._data_key(), self.benchmark.whole)
             return made
         assert isinstance(self.public, HuggingFaceModel)  # `check` has seen to it
-        return load_whole(Path(str(getattr(defense, "ensemble", ""))), self.public)
+        return load_whole(Path(defense.ensemble_folder), self.public)
 
     # --- one cell ---
 
@@ -447,7 +447,7 @@ class _Run:
         """Tokens each (recipe, secret) will draw in this setting, in the order of attacks and secrets."""
         view, planned = self._view(target, setting), {}
         for attack in self.attacks:
-            if not set(attack.needs) <= setting.capabilities:
+            if not set(attack.required) <= setting.capabilities:
                 continue
             try:
                 recipes = attack.recipes(view)
@@ -472,7 +472,7 @@ class _Run:
         finding = _empty(target, setting, attack, view, self.lead)
         start = time.perf_counter()
         try:
-            for capability in attack.needs:
+            for capability in attack.required:
                 view.need(capability)
             state = self._state(target, view, attack)
             guesses = self._guess(target, view, attack, state)
@@ -512,7 +512,7 @@ class _Run:
         finding = _empty(target, setting, probe, view, self.lead)
         start = time.perf_counter()
         try:
-            for capability in probe.needs:
+            for capability in probe.required:
                 view.need(capability)
             secrets = self._of(probe, target)
             claim = target.claim()
@@ -726,7 +726,7 @@ def check(plan: Plan) -> tuple[dict[str, type[Attack] | type[Probe]], dict[str, 
     if plan.lab:
         lab_recipe(plan)
     for attack in _chosen("attack", plan, attacks, None):
-        if plan.canaries_alone and getattr(attack, "of", "secrets") == "secrets":
+        if plan.canaries_alone and attack.of == "secrets":
             raise AuditError(f"--attack {attack.name} looks at records: give --data; --canaries alone are for exposure")
     for defense in _chosen("defense", plan, defenses, None):
         if not plan.lab:
@@ -750,7 +750,7 @@ def _is_target(plan: Plan, control: Defense) -> bool:
         return False
     if plan.lab:
         return lab_recipe(plan).target_is_whole
-    adapter, model = whole_adapter(Path(str(getattr(control, "ensemble", "")))), Path(str(plan.model))
+    adapter, model = whole_adapter(Path(control.ensemble_folder)), Path(str(plan.model))
     return adapter is not None and model.is_dir() and model.samefile(adapter)
 
 
@@ -776,21 +776,21 @@ def _lacks(plan: Plan, defense: Defense) -> str:
 
 def _needs(defense: Defense, public: str | None) -> str:
     """What this defense would have to be given outside the lab; "" where it has been."""
-    ensemble = str(getattr(defense, "ensemble", ""))
+    ensemble = defense.ensemble_folder
     if {"ensemble", "whole"} & set(defense.needs) and not ensemble:
         return "-D ensemble=DIR, a folder of member adapters"
     if "whole" in defense.needs and whole_adapter(Path(ensemble)) is None:
         return f"an ensemble with its control: audit train pmixed -D control=true makes it in {ensemble!r}"
     if "public" in defense.needs and public is None:
         return "--public MODEL, the base of its members"
-    if "trained" in defense.needs and not getattr(defense, "model", ""):
+    if "trained" in defense.needs and not defense.model_folder:
         return f"-D {defense.name}.model=DIR, a folder made by audit train {defense.name}"
     return ""
 
 
 def trained_folder(defense: Defense, load: Callable[[str], HuggingFaceModel], vocab_size: int) -> TrainedModel:
     """The model that `-D model=` of a trained defense names. Raises AuditError for what it did not train."""
-    folder = str(getattr(defense, "model", ""))
+    folder = defense.model_folder
     if not Path(folder).is_dir():
         raise AuditError(f"expected -D model= of {defense.name} to be a folder that was trained, got {folder!r}")
     record = promises.read(Path(folder))
@@ -807,9 +807,9 @@ def trained_folder(defense: Defense, load: Callable[[str], HuggingFaceModel], vo
 
 def _check_controls(defense: Defense) -> None:
     """Refuses a control that was not trained as the model it stands beside. Raises AuditError with what differs."""
-    own = promises.read(Path(str(getattr(defense, "model", ""))))
+    own = promises.read(Path(defense.model_folder))
     for control in (cause.row for cause in defense.chain()):
-        folder = str(getattr(control, "model", ""))
+        folder = "" if control is None else control.model_folder
         record = promises.read(Path(folder)) if folder else None
         if own is None or record is None:
             continue  # what is no folder of the right training is refused by `trained_folder`
@@ -848,15 +848,10 @@ def _chosen(kind: str, plan: Plan, known: Mapping[str, type], benchmark: Benchma
     for name in names:
         own = options_for(name, options, defaults.get(name, {}), fields.get(name, []))
         chosen.append(registry.build(kind, known, name, own))
-    if kind == "attack" and plan.samples is not None and not any(map(_draws_samples, chosen)):
+    if kind == "attack" and plan.samples is not None and not any(attack.draws_samples for attack in chosen):
         raise AuditError(f"expected an attack that draws samples beside --samples, got {', '.join(names)}")
     check_general(f"-{kind[0].upper()}", getattr(plan, f"{kind}_options"), fields)
     return chosen
-
-
-def _draws_samples(attack: Attack | Probe) -> bool:
-    """Whether a number of samples says anything to it: a search has the option too, and draws nothing."""
-    return hasattr(attack, "samples") and getattr(attack, "search", "sample") == "sample"
 
 
 def _load_data(plan: Plan, model: HuggingFaceModel) -> Benchmark:
@@ -953,14 +948,14 @@ def share_out(budget: Budget, planned: Mapping[tuple[str, str], int]) -> dict[tu
 
 def _empty(target: Target, setting: Setting, attack: Attack | Probe, view: View, lead: Lead) -> Finding:
     applies, reason = _applies(target, setting)
-    sampling = getattr(attack, "sampling", None)
+    sampling = attack.sampling()
     return Finding(
         target=target.name,
         setting=setting.name,
         attack=attack.name,
         options=to_json(attack),
         access=tuple(name for name in ("draw", "law", "embeddings") if name in setting.capabilities),
-        decoding=view.words(sampling()) if sampling else "",
+        decoding=view.words(sampling) if sampling else "",
         claim_applies=applies,
         claim_reason=reason,
         notes=(*target.remarks(), lead.said),

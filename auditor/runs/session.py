@@ -87,7 +87,7 @@ def train(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[s
     )
     trainer.check(job)
     configuration = _configuration(asked, trainer, job)
-    if trainer.claims != "none" and _trained_on(asked.model) == configuration["data"]:
+    if trainer.promises and _trained_on(asked.model) == configuration["data"]:
         raise AuditError(
             f"expected a base that has not learnt these records without privacy, but {asked.model!r} was trained on "
             "them: what a training on top of that promised would not be true"
@@ -95,7 +95,7 @@ def train(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[s
     with locks.held(asked.out, RECORD):
         if _is_finished(asked.out, configuration):
             job.checkpoint.clear()  # of a training that was killed between its end and this
-            unless = "" if trainer.claims == "none" else " (which records it was, is not kept)"
+            unless = " (which records it was, is not kept)" if trainer.promises else ""
             return (f"{asked.out} is already trained with this configuration{unless}: nothing was done",)
         return (*base.notes, *notes, *_run(trainer, job, configuration))
 
@@ -110,7 +110,7 @@ def _run(trainer: Trainer, job: TrainingJob, configuration: dict[str, Any]) -> t
         if {path.name for path in job.out.iterdir()} == {RECORD, locks.LOCK}:  # a refusal leaves nothing behind
             (job.out / RECORD).unlink()
         raise
-    if trainer.claims != "none":  # two data sets that a promise makes alike would differ in their digest
+    if trainer.promises:  # two data sets that a promise makes alike would differ in their digest
         record["configuration"] = {name: value for name, value in configuration.items() if name != "data"}
     record |= {"finished": True, "seconds_of_last_run": round(time.perf_counter() - start, 1)}
     disk.sync_all(job.out)

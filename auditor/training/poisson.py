@@ -76,6 +76,10 @@ class PoissonTraining(Defense, Trainer):
     physical_batch: int = 16
     model: str = ""
 
+    @property
+    def model_folder(self) -> str:
+        return self.model
+
     def __post_init__(self) -> None:
         for option in ("batch", "physical_batch"):
             if getattr(self, option) < 1:

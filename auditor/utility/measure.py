@@ -255,7 +255,7 @@ def _of_ones_own(plan: Plan, settings: Settings) -> tuple[Subject[Any], Callable
     def held(defense: Defense) -> Any:
         if "trained" in defense.needs:
             return trained_folder(defense, lambda folder: load(folder, **shared), target.vocab_size)
-        return ensemble(getattr(defense, "ensemble", ""))
+        return ensemble(defense.ensemble_folder)
 
     return _causal(plan, target, public, texts, asked), cache(held)
 
