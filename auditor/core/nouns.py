@@ -5,13 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from auditor.core.spaces import Space
 
 Tokens = tuple[int, ...]
 
 SettingName = Literal["claim", "worst"]
+
+UNDEFENDED = "undefended"  # the target that has no defense
+
+
+class CellKey(NamedTuple):
+    """One cell of a run, by its names: what was found in it is kept under them."""
+
+    target: str
+    setting: str
+    attack: str  # or probe
+
+    def __str__(self) -> str:
+        """As files write it, and people read it: `pmixed/claim/ethicist`."""
+        return "/".join(self)
+
+    @classmethod
+    def read(cls, text: str) -> CellKey:
+        """The inverse of `str`. Raises ValueError for what is no such name."""
+        target, setting, attack = text.split("/")
+        return cls(target, setting, attack)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from auditor.core.nouns import Claim
+from auditor.core.nouns import CellKey, Claim
 
 SCHEMA_VERSION = 2
 
@@ -71,6 +71,10 @@ class Finding:
     drawn: int = 0
     rows: int = 0  # run through the target, shared passes included: what methods can be compared at
     chain: Chain | None = None  # of a defended row where its control rows were measured: what its effect is due to
+
+    @property
+    def key(self) -> CellKey:
+        return CellKey(self.target, self.setting, self.attack)
 
     @property
     def main(self) -> Measurement | None:

@@ -18,7 +18,7 @@ from auditor.records.folder import RunFolder, cell_name
 from auditor.reports import words
 from auditor.runs.lead import choose, led
 from auditor.runs.plan import check_general, options_for, parse_options
-from auditor.runs.run import Reporter
+from auditor.runs.reporter import Reporter
 
 PROBE = "exposure"
 

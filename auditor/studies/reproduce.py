@@ -12,7 +12,7 @@ from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.reports import tables, words
 from auditor.runs.grid import Point, expand, merged
-from auditor.runs.run import Reporter
+from auditor.runs.reporter import Reporter
 from auditor.studies import ledger, places, sweep
 from auditor.studies.ledger import Entry
 from auditor.studies.papers import UTILITY, Paper

@@ -26,7 +26,9 @@ from auditor.reports import files, tables, words
 from auditor.runs import plan_weights
 from auditor.runs.grid import Point, called
 from auditor.runs.plan import make
-from auditor.runs.run import Reporter, Shelf, check, run
+from auditor.runs.reporter import Reporter
+from auditor.runs.run import check, run
+from auditor.runs.shelf import Shelf
 from auditor.statistics import judging
 from auditor.statistics.metrics import COLUMNS, RECALL, find
 from auditor.studies.ledger import ranges

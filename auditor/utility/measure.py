@@ -24,7 +24,7 @@ from auditor.benchmarks.files import read_texts
 from auditor.benchmarks.lab import Lab
 from auditor.core.errors import AuditError, unknown
 from auditor.core.jsonable import from_json, to_json
-from auditor.core.nouns import Claim, Pair
+from auditor.core.nouns import UNDEFENDED, Claim, Pair
 from auditor.core.plan import ATTACKS, AUTO, Plan
 from auditor.core.result import Measurement
 from auditor.models.huggingface import HuggingFaceModel
@@ -36,9 +36,12 @@ from auditor.plugins.defense import Defense
 from auditor.plugins.trainer import Trainer
 from auditor.runs import plan_weights
 from auditor.runs.grid import called
+from auditor.runs.lab_site import lab_recipe
 from auditor.runs.lead import choose
+from auditor.runs.machine import environment
+from auditor.runs.own_site import check_needs, trained_folder
 from auditor.runs.plan import check_general, make, options_for
-from auditor.runs.run import UNDEFENDED, Reporter, check_needs, environment, lab_recipe, trained_folder
+from auditor.runs.reporter import Reporter
 from auditor.statistics import bootstrap
 from auditor.utility.subjects import Asked, CausalSubject, Example, MaskedSubject, Subject
 

@@ -26,7 +26,7 @@ from transformers.pytorch_utils import Conv1D
 
 from auditor.core.nouns import Tokens
 from auditor.core.streams import generator
-from auditor.runs.run import _peak_memory_mb, _reset_peak_memory
+from auditor.runs.machine import peak_memory_mb, reset_peak_memory
 from auditor.training.dp_loop import PoissonSampler, Recipe, fit_privately, padded, record_losses
 from auditor.training.finetune import untrained
 
@@ -106,10 +106,10 @@ def theirs(model: Any, examples: list[Tokens], steps: int, physical: int) -> flo
 def memory(work: Callable[[], object], device: str) -> float:
     """MB that the work adds to what was there before."""
     gc.collect()
-    _reset_peak_memory()
-    before = _peak_memory_mb(torch.device(device))
+    reset_peak_memory()
+    before = peak_memory_mb(torch.device(device))
     work()
-    return _peak_memory_mb(torch.device(device)) - before
+    return peak_memory_mb(torch.device(device)) - before
 
 
 def main() -> None:

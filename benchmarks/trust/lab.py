@@ -28,7 +28,7 @@ from auditor.models.shards import record_names
 from auditor.plugins import registry
 from auditor.plugins.trainer import Trainer
 from auditor.runs import companions
-from auditor.runs.run import greedy_recall
+from auditor.runs.greedy import greedy_recall
 from auditor.statistics.intervals import Measurement
 from auditor.training.finetune import Course, Fitting, trained_parameters
 from auditor.training.members import Adapter, over_same_weights, with_adapter

@@ -73,13 +73,13 @@ class TestSearch:
         self, kind: type[SamplingAttack], search: str, neox: HuggingFaceModel
     ) -> None:
         attack, seen = searching(kind, search), view(neox, CLAIM)
-        assert "law" in attack.needs and "law" in replace(attack, samples=3).needs
+        assert "law" in attack.required and "law" in replace(attack, samples=3).required
         with pytest.raises(NotApplicable, match="needs log-probabilities; in this setting only sampled tokens"):
             list(attack.guess(seen, {"tuned_on": "none"}, queries()))
 
 
 def test_sampling_needs_no_law_and_says_its_rows(neox: HuggingFaceModel) -> None:
-    assert Ethicist().needs == ("draw",)
+    assert Ethicist().required == ("draw",)
     for guesses in answers(replace(small(Perplexity), samples=8), neox, queries()).values():  # type: ignore[type-var]
         length = len(guesses.ranked[0].suffix)
         assert guesses.rows == sum(len({g.suffix[:t] for g in guesses.ranked}) for t in range(length))
@@ -150,7 +150,7 @@ def test_a_ranking_that_reads_the_law_is_refused_before_anything_is_drawn(
 ) -> None:
     seen = view(neox, CLAIM)
     attack = Ethicist(samples=3, tune_on="none", confidence=confidence)
-    assert "law" in attack.needs
+    assert "law" in attack.required
     with pytest.raises(NotApplicable, match="log-probabilities"):
         list(attack.guess(seen, {"tuned_on": "none"}, queries()))
     assert seen.meter.drawn == 0

@@ -27,7 +27,7 @@ from auditor.models.base import perplexity_nll
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load
 from auditor.models.slots import assign_slots
-from auditor.runs.run import greedy_recall
+from auditor.runs.greedy import greedy_recall
 from auditor.training.finetune import fit
 from tests.rounding import assert_same
 

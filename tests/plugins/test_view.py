@@ -22,7 +22,8 @@ from auditor.models.ensemble import ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Budget, Defense, Scenario
 from auditor.plugins.view import CLAIM, WORST, Sampling, Setting, View
-from auditor.runs.run import Target, _Run, share_out
+from auditor.runs.allowance import share_out
+from auditor.runs.target import Target
 from tests.rounding import assert_same
 
 MakeTiny = Callable[..., HuggingFaceModel]
@@ -362,11 +363,10 @@ def charged(neox: HuggingFaceModel, attacks: list[Recipe], allowance: dict[tuple
     scenario = Scenario(neox, None, None, 0, 0)
     target = Target("paying", "Paying", neox, "", Paying(), scenario)
     seen = view(neox, CLAIM, allowance=allowance)
-    run = object.__new__(_Run)
     for attack in attacks:
         done = {q.id: Guesses(q.id, (), 6, 6 * q.length) for q in seen.covered(TOP_P, "", queries())}
-        run._charge(target, seen, attack, done)  # type: ignore[arg-type]
-    claim = target.claim()
+        target.charge(seen, attack, done)  # type: ignore[arg-type]
+    claim = target.claim
     assert claim is not None
     return claim.spent_queries
 

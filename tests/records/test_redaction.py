@@ -314,10 +314,10 @@ def test_reveal_shows_it_says_so_and_is_taken_back(world: Path, outside: Path, c
 
 
 def test_tokens_without_a_tokenizer_are_shown_as_numbers(tmp_path: Path) -> None:
-    from auditor.runs.run import _decoder
+    from auditor.runs.collector import decoder
 
     secret = Secret("example-000001", (5, 6, 7), (8, 9))
-    texts.write_texts(tmp_path, [secret], {"a/b/c": {"example-000001": (8, 1)}}, _decoder(None))
+    texts.write_texts(tmp_path, [secret], {"a/b/c": {"example-000001": (8, 1)}}, decoder(None))
     held = texts.read_texts(tmp_path)["example-000001"]
     assert (held.prefix, held.suffix, held.pieces, held.guesses) == ("5 6 7 ", "8 9 ", ("8 ", "9 "), {"a/b/c": "8 1 "})
     assert held.decoded and not held.verbatim

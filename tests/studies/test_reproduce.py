@@ -19,8 +19,8 @@ from auditor.cli import call
 from auditor.core.errors import AuditError
 from auditor.core.result import Chain, Measurement, Step, TargetRecord
 from auditor.gate.policy import parse_metric
-from auditor.plugins import registry
 from auditor.records.folder import RunFolder
+from auditor.runs import own_site
 from auditor.runs import run as running
 from auditor.runs.grid import Point, expand
 from auditor.runs.plan import make
@@ -85,7 +85,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 def test_a_sweep_runs_every_point_once_and_resumes(world: Path, tmp_path: Path, monkeypatch: Patch, said: Said) -> None:
     out, walked, loaded = tmp_path / "out", [], []
-    real, load = running.run, running.load
+    real, load = running.run, own_site.load
 
     def counted(plan: Any, folder: RunFolder, *rest: Any) -> Any:
         if len(walked) == 2 and "stop" not in walked:
@@ -99,7 +99,7 @@ def test_a_sweep_runs_every_point_once_and_resumes(world: Path, tmp_path: Path, 
         return load(name, **options)
 
     monkeypatch.setattr(sweep, "run", counted)
-    monkeypatch.setattr(running, "load", counting)
+    monkeypatch.setattr(own_site, "load", counting)
     command = ["run", *own(world), *config(tmp_path), "-o", str(out)]
     assert call(command) == 130
     assert walked == ["hot_seed-0", "cold_seed-0", "stop"]
@@ -190,10 +190,7 @@ def test_known_pairs_are_limited_and_nested(world: Path, tmp_path: Path) -> None
     known = {}
     for limit in (2, 3, 99):
         plan = make({"model": str(world / "model"), "data": str(world / "data"), "known_limit": limit}, {})
-        walker = running._Run(plan, RunFolder(tmp_path), None, running.Shelf())  # type: ignore[arg-type]
-        walker.benchmark, *_ = walker._prepare()
-        walker._limit_known()
-        known[limit] = walker.benchmark.known
+        known[limit] = running.site_of(plan).benchmark.known
     assert [len(pairs) for pairs in known.values()] == [2, 3, 5]
     assert set(known[2]) < set(known[3]) < set(known[99])
 
@@ -388,11 +385,10 @@ def test_ids_are_unique_in_a_paper() -> None:
 
 def test_ones_own_target_gets_the_labs_sizes_at_its_scale_and_the_papers_at_its_own() -> None:
     from auditor.benchmarks.lab import Lab
-    from auditor.benchmarks.lm_extraction import LMExtraction
 
     def options(plan: str, scale: str) -> dict[str, Any]:
         made = make(grid(papers.load("ethicist"), plan, scale, model=True)[0].plan, {})
-        (attack, *_) = running._chosen("attack", made, registry.attacks(), LMExtraction.__new__(LMExtraction))
+        (attack, *_) = running.check(made).attacks
         return vars(attack)
 
     lab = options("table2", "lab")

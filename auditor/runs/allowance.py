@@ -1,0 +1,43 @@
+"""How many tokens attacks will draw of each secret inside a claim, and what a fixed budget pays of that, beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from auditor.core.errors import NotApplicable
+from auditor.core.nouns import Secret
+from auditor.plugins.attack import Attack
+from auditor.plugins.defense import Budget
+from auditor.plugins.view import View
+
+Draws = dict[tuple[str, str], int]  # tokens by (recipe, secret)
+
+
+def planned(view: View, attacks: Sequence[Attack], secrets: Sequence[Secret]) -> Draws:
+    """Tokens each (recipe, secret) will draw in this view's setting, in the order of attacks and secrets."""
+    draws: Draws = {}
+    for attack in attacks:
+        if not set(attack.required) <= view.setting.capabilities:
+            continue
+        try:
+            recipes = attack.recipes(view)
+        except NotApplicable:
+            continue
+        for recipe, samples in recipes.items():
+            draws.update({(recipe, secret.id): samples * len(secret.suffix) for secret in secrets})
+    return draws
+
+
+def share_out(budget: Budget, draws: Mapping[tuple[str, str], int]) -> Draws:
+    """A fixed budget over (recipe, secret) in their order, beforehand, so that it does not depend on scheduling.
+
+    `stop`: only answers that are paid for in full, up to the first that is not; `public`: the rest is answered by the
+    public model.
+    """
+    left, allowance = budget.tokens, Draws()
+    for key, tokens in draws.items():
+        if budget.on_exhaustion == "stop" and tokens > left:
+            break
+        allowance[key] = min(tokens, left)
+        left -= allowance[key]
+    return allowance

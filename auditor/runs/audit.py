@@ -1,0 +1,140 @@
+"""One audit that is ready to begin: the site, the selection and the lead that every cell of it shares.
+
+`prepare` refuses here all that can be refused before the first model is asked anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Challenge, Lead, Secret
+from auditor.core.plan import AUTO, Plan
+from auditor.models import self_check
+from auditor.models.base import LanguageModel
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.plugins.benchmark import Benchmark
+from auditor.plugins.view import Setting, View
+from auditor.records.folder import RunFolder
+from auditor.runs.lead import choose, led
+from auditor.runs.reporter import Reporter
+from auditor.runs.selection import Selection
+from auditor.runs.shelf import Shelf
+from auditor.runs.site import Site
+from auditor.runs.states import States
+from auditor.runs.target import Target
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What all cells of a run have in common."""
+
+    plan: Plan
+    site: Site
+    selection: Selection
+    folder: RunFolder
+    reporter: Reporter
+    shelf: Shelf
+    lead: Lead
+
+    @property
+    def benchmark(self) -> Benchmark:
+        return self.site.benchmark
+
+    @cached_property
+    def challenge(self) -> Challenge:
+        return self.benchmark.challenge()
+
+    @cached_property
+    def secrets(self) -> dict[str, Secret]:
+        return {secret.id: secret for secret in self.benchmark.secrets}
+
+    @property
+    def subjects(self) -> tuple[Secret, ...]:
+        """All that the run is about, for its fingerprint. The lab's canaries follow from its recipe."""
+        return (*self.benchmark.secrets, *(self.benchmark.canaries if self.plan.canaries else ()))
+
+    @cached_property
+    def asked(self) -> dict[str, Any]:
+        """With what stands before every text, which model is attacked for which secrets: equal ones share answers."""
+        return {**self.site.subject, "lead": self.lead.tokens}
+
+    @cached_property
+    def states(self) -> States:
+        return States(self.plan, self.folder, self.shelf, self.asked, self.challenge.known)
+
+    def view(self, target: Target, setting: Setting) -> View:
+        public, reference = (
+            other and led(other, self.lead.tokens) for other in (self.site.public, self.site.reference)
+        )
+        return View(
+            target_name=target.name,
+            target=target.model,
+            setting=setting,
+            seed=self.plan.seed,
+            public=public,
+            reference=reference,
+            tokenizer=self.benchmark.tokenizer,
+            batch_size=self.plan.batch_size,
+            meter=target.meter,
+        )
+
+    def check_room(self) -> None:
+        """Raises AuditError where a model has no room for the texts of this run behind its lead and soft prompt."""
+        rows, lead = self.selection.prompt_rows, len(self.lead.tokens)
+        prompt = torch.empty(rows, 0) if rows else None
+        model, public, reference = self.site.model, self.site.public, self.site.reference
+        for n_prefix, length in {(len(query.prefix), query.length) for query in self.challenge.queries}:
+            model.check_room(n_prefix, length, prompt, lead)
+            if public is not None:
+                public.check_room(n_prefix, length, prompt, lead)
+            if reference is not None:
+                reference.check_room(n_prefix, length, lead=lead)
+        for length in {len(canary.suffix) for canary in self.benchmark.canaries}:
+            model.check_room(0, length, lead=lead)
+
+    def self_check(self, models: Iterable[LanguageModel | None]) -> None:
+        """Whether each gives one law however it is asked, up to the longest text of this run behind the soft prompt."""
+        texts = [len(query.prefix) + query.length for query in self.challenge.queries]
+        texts += [len(canary.suffix) for canary in self.benchmark.canaries] + [*map(len, self.benchmark.heldout)]
+        reach = self.selection.prompt_rows + len(self.lead.tokens) + max(texts, default=1)
+        for model in models:
+            if isinstance(model, HuggingFaceModel):
+                notes = self_check.check(model, reach)
+                self.benchmark.notes += notes
+                for note in notes:
+                    self.reporter.note(note)
+
+
+def choose_lead(plan: Plan, site: Site, longest: int, folder: RunFolder, shelf: Shelf) -> Lead:
+    """Once a run, on the model without a defense; a resumed run keeps the one it was started with.
+
+    longest: tokens that a context takes beside the lead, at most. Raises AuditError where a resumed run is asked for
+    another one.
+    """
+    held = folder.lead()
+    if held is not None and plan.lead == AUTO:
+        return held
+    known, canaries = site.benchmark.known, site.benchmark.canaries
+    key = [site.subject, plan.lead, plan.known_limit, longest]
+    lead: Lead = shelf.get("lead", key, lambda: choose(plan.lead, site.model, known, longest, canaries))
+    if held is None:
+        folder.save_lead(lead)
+    elif held.tokens != lead.tokens:
+        raise AuditError(
+            f"expected the lead that {str(folder.path)!r} was started with ({held.said}), got --lead {plan.lead}"
+        )
+    return lead
+
+
+def longest_context(benchmark: Benchmark, prompt_rows: int) -> int:
+    """Tokens that a context takes beside the lead, at most."""
+    pairs = [*((pair.prefix, pair.suffix) for pair in benchmark.known)]
+    pairs += [(secret.prefix, secret.suffix) for secret in benchmark.secrets]
+    others = [*map(len, benchmark.heldout), *(len(canary.suffix) for canary in benchmark.canaries)]
+    return max([*(prompt_rows + len(prefix) + len(suffix) for prefix, suffix in pairs), *others], default=0)

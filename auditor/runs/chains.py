@@ -1,0 +1,65 @@
+"""Which rows of a run are the steps of each defense's chain of causes, and what they add to its findings."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from auditor.core.nouns import UNDEFENDED
+from auditor.core.result import Chain, Finding, TargetRecord
+from auditor.plugins import registry
+from auditor.plugins.defense import Cause
+from auditor.runs import causes, companions
+from auditor.runs.collector import Collector
+from auditor.runs.companions import Shown
+from auditor.runs.selection import Selection
+from auditor.runs.site import Site
+
+Lookup = Callable[[str], causes.Answers | None]  # what a target answered, by its name
+
+
+@dataclass(frozen=True)
+class Chains:
+    """The chains of one run, from what its cells found."""
+
+    site: Site
+    selection: Selection
+    collector: Collector
+
+    def explained(self, finding: Finding) -> Finding:
+        """With the steps of its defense's chain, in the setting that the controls were attacked in."""
+        rows = self.selection.rows
+        row = next((row for row in rows if row.name == finding.target and not row.companion), None)
+        if row is None or finding.setting != self.selection.settings[-1].name:
+            return finding
+        answers = self.collector.answers
+        return dataclasses.replace(
+            finding, chain=self._chain(row, lambda name: answers.get(finding.key._replace(target=name)))
+        )
+
+    def with_likelihood(self, target: TargetRecord) -> TargetRecord:
+        """With the steps that make its members' true tokens less likely."""
+        row = next((row for row in self.selection.rows if row.name == target.name and not row.companion), None)
+        if row is None:
+            return target
+        return dataclasses.replace(target, likelihood=self._chain(row, self.collector.likelihoods.get))
+
+    def _chain(self, row: Shown, answers: Lookup) -> Chain | None:
+        base = answers(UNDEFENDED)
+        if base is None or not (steps := row.defense.chain()):
+            return None
+        return causes.chain(row.name, (UNDEFENDED, base), [self._rung(row, cause, answers) for cause in steps])
+
+    def _rung(self, row: Shown, cause: Cause, answers: Lookup) -> causes.Rung:
+        control = cause.row
+        if control is None:
+            name = row.name
+        elif self.site.is_undefended(control):
+            name = UNDEFENDED
+        else:
+            name = companions.name_of(self.selection.rows, control)
+        found = answers(name)
+        title = registry.title(type(control or row.defense))
+        absent = f"{title!r} ({'not measured' if name else cause.needs})"
+        return causes.Rung(cause, name, found, "" if found else absent)

@@ -1,0 +1,67 @@
+"""Gathers what cells find out secret by secret, for the run folder and for the chains of causes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from auditor.core.nouns import CellKey, Guesses, Observation, Secret, Tokens
+from auditor.core.result import Measurement
+from auditor.plugins.probe import Probe, probe_record
+from auditor.records import texts
+from auditor.records.folder import RunFolder
+from auditor.runs.causes import Answers
+from auditor.statistics import judging
+
+
+class Collector:
+    """answers: the main number of each member, by cell; likelihoods: of their true tokens, by target."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.answers: dict[CellKey, Answers] = {}
+        self.likelihoods: dict[str, Answers] = {}
+        self.heldout: dict[str, Mapping[str, Sequence[float]]] = {}  # nll of each text, by target
+        self._records: dict[CellKey, dict[str, Any]] = {}
+        self._guesses: dict[CellKey, dict[str, Tokens]] = {}  # the first one of each secret
+
+    def judged(self, key: CellKey, outcome: judging.Outcome, guesses: Sequence[Guesses], probable: bool) -> None:
+        """What an attack's cell came to; probable: whether its scores are probabilities."""
+        members = outcome.only(outcome.member)
+        own = dict(zip(members.ids, members.hit.astype(float).tolist(), strict=True))
+        self.answers[key] = Answers("recall", "share", own)
+        self._records[key] = {**judging.to_record(outcome), "score_is_probability": probable}
+        self._guesses[key] = {g.secret: g.ranked[0].suffix for g in guesses}
+
+    def probed(
+        self,
+        key: CellKey,
+        probe: Probe,
+        secrets: Sequence[Secret],
+        observations: Sequence[Observation],
+        main: Measurement,
+    ) -> None:
+        """What a probe's cell came to; main: its first measurement."""
+        self._records[key] = probe_record(probe, secrets, observations)
+        by_secret = probe.per_secret(secrets, observations).get(main.name, [])
+        own = {s.id: x for s, x in zip(secrets, by_secret, strict=False) if s.member}
+        if own and np.isfinite(list(own.values())).all():
+            self.answers[key] = Answers(main.name, main.unit, own)
+
+    def save(self, secrets: Sequence[Secret], tokenizer: Any) -> None:
+        """All of it that is kept, to the run folder."""
+        self.folder.save_outcomes({str(key): record for key, record in self._records.items()})
+        self.folder.save_heldout(self.heldout)
+        guesses = {str(key): held for key, held in self._guesses.items()}
+        texts.write_texts(self.folder.path, secrets, guesses, decoder(tokenizer))
+
+
+def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
+    """Tokens as text, as they are; their ids where there is no tokenizer."""
+    if tokenizer is None:
+        return lambda tokens: "".join(f"{token} " for token in tokens)
+    return lambda tokens: str(
+        tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    )

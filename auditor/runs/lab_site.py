@@ -1,0 +1,116 @@
+"""The built-in lab as the place of an audit: everything is made on the spot, from its recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, ClassVar
+
+from auditor.benchmarks.lab import Lab, LabRecipe
+from auditor.core.errors import unknown
+from auditor.core.jsonable import from_json, to_json
+from auditor.core.plan import Plan
+from auditor.models.base import LanguageModel
+from auditor.models.ensemble import Ensemble
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.plugins.defense import Defense, TrainedModel
+from auditor.plugins.trainer import Trainer
+from auditor.runs.reporter import Reporter
+from auditor.runs.shelf import Shelf
+from auditor.runs.site import Site
+
+
+class LabSite(Site):
+    """The lab that the plan asks for. Raises AuditError for a field that a lab does not have."""
+
+    trains_on_demand: ClassVar[bool] = True
+    attack_defaults: Mapping[str, Mapping[str, Any]] = Lab.attack_defaults
+    defense_defaults: Mapping[str, Mapping[str, Any]] = Lab.defense_defaults
+
+    def __init__(self, plan: Plan, reporter: Reporter, shelf: Shelf) -> None:
+        super().__init__(plan, reporter, shelf)
+        self.recipe = lab_recipe(plan)
+
+    @property
+    def subject(self) -> dict[str, Any]:
+        """The seed of the run splits no data here: the lab has its own."""
+        return {name: value for name, value in super().subject.items() if name != "seed"}
+
+    def lacks(self, defense: Defense) -> str:
+        return ""
+
+    def check(self, defense: Defense) -> None:
+        pass
+
+    def is_undefended(self, control: Defense) -> bool:
+        return "whole" in control.needs and self.recipe.target_is_whole
+
+    # --- its parts, each trained once and then kept ---
+
+    @property
+    def lab(self) -> Lab:
+        limit, progress = self.plan.limit, self.reporter.progress
+        lab: Lab = self.shelf.get("lab", self._key, lambda: Lab(self.recipe, None, progress, limit))
+        return lab
+
+    @property
+    def _key(self) -> tuple[LabRecipe, int | None]:
+        return self.recipe, self.plan.limit
+
+    def data(self) -> Lab:
+        return self.lab
+
+    @cached_property
+    def public(self) -> LanguageModel:
+        made: LanguageModel = self.shelf.get("public", self._key, self.lab.public)
+        return made
+
+    @property
+    def reference(self) -> LanguageModel:
+        return self.public
+
+    @cached_property
+    def model(self) -> HuggingFaceModel:
+        made: HuggingFaceModel = self.shelf.get("model", self._key, self.lab.target)
+        return made
+
+    @property
+    def description(self) -> str:
+        return "the lab's target: the public model fine-tuned on private text"
+
+    def ensemble(self, defense: Defense) -> Ensemble:
+        made: Ensemble = self.shelf.get("ensemble", self.subject, self.lab.ensemble)
+        return made
+
+    def trained(self, defense: Defense) -> TrainedModel:
+        assert isinstance(defense, Trainer)  # "trained" is a need of theirs alone
+        made: TrainedModel = self.shelf.get("trained", (self.subject, defense), lambda: self.lab.trained(defense))
+        return made
+
+    def whole(self, defense: Defense) -> LanguageModel:
+        made: LanguageModel = self.shelf.get("whole", self.subject, self.lab.whole)
+        return made
+
+    def training_seconds(self, defense: Defense | None, building: float) -> float:
+        seconds = self.lab.training_seconds
+        if defense is None:
+            return seconds["public"] + seconds["target"]
+        if isinstance(defense, Trainer):
+            return seconds["public"] + self.lab.seconds_of(defense)
+        whole = "target" if self.recipe.target_is_whole else "whole"
+        parts = {"public": "public", "ensemble": "ensemble", "whole": whole}
+        return sum(seconds[part] for need, part in parts.items() if need in defense.needs)
+
+
+def lab_recipe(plan: Plan) -> LabRecipe:
+    """The lab the plan asks for. Raises AuditError for a field that a lab does not have."""
+    given: dict[str, Any] = dict(plan.lab_recipe)
+    lengths = {"prefix_length": plan.prefix_length, "suffix_length": plan.suffix_length}
+    given |= {name: length for name, length in lengths.items() if length is not None}
+    default = to_json(LabRecipe())
+    for name in given:
+        if name not in default:
+            raise unknown("field of lab_recipe:", name, default)
+    recipe: LabRecipe = from_json(LabRecipe, {**default, **given}, "lab_recipe")
+    recipe.check()
+    return recipe

@@ -1,0 +1,48 @@
+"""The machine that a run is on: what its numbers may depend on, and the memory it takes."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import resource
+from pathlib import Path
+
+import torch
+
+from auditor.core import threads
+
+
+def environment(device: str) -> dict[str, str]:
+    """What the numbers may depend on."""
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "peft", "numpy")}
+    place = torch.cuda.get_device_name(device) if device.startswith("cuda") else f"{os.cpu_count()} cores"
+    return {
+        "python": platform.python_version(),
+        **versions,
+        "machine": f"{platform.system()} {platform.machine()}, {place}",
+        "threads": threads.told(torch.get_num_threads()),
+        "gemm": f"{threads.rate():.0f} GFLOP/s in float32 on the processor, by which timings of machines compare",
+        "device": device,
+    }
+
+
+def reset_peak_memory() -> None:
+    """Starts a new high-water mark, where the system has one to reset."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return  # not Linux: the mark is then that of the whole run
+
+
+def peak_memory_mb(device: torch.device) -> float:
+    """Highest resident memory since the last reset, in MB; of the GPU where the model is on one."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e6
+    try:
+        line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM"))
+        return float(line.split()[1]) / 1000
+    except (OSError, StopIteration):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000

@@ -1,0 +1,76 @@
+"""The records and canaries that a plan names outside the lab, read with the tokenizer of the model they are held to."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+from auditor.benchmarks import canaries as manifests
+from auditor.benchmarks.files import Files
+from auditor.benchmarks.lm_extraction import LMExtraction, is_lm_extraction
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Secret
+from auditor.core.plan import Plan
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.plugins.benchmark import Benchmark
+
+
+def load_data(plan: Plan, model: HuggingFaceModel) -> Benchmark:
+    """The records and canaries of a plan outside the lab."""
+    canaries: tuple[Secret, ...] = ()
+    if plan.canaries is not None:
+        canaries = manifests.secrets(manifests.read(Path(plan.canaries)), model.tokenizer, model.vocab_size)
+    if plan.data is None:
+        return manifests.Canaries(
+            canaries, model.tokenizer, f"{Path(str(plan.canaries)).name}: {len(canaries)} canaries"
+        )
+    benchmark = _load_records(plan, plan.data, model)
+    benchmark.canaries = canaries
+    return benchmark
+
+
+def _load_records(plan: Plan, data: str, model: HuggingFaceModel) -> Benchmark:
+    common: dict[str, Any] = {
+        "known": plan.known,
+        "known_fraction": plan.known_fraction,
+        "nonmembers": plan.nonmembers,
+        "limit": plan.limit,
+        "seed": plan.seed,
+    }
+    prefix, suffix = plan.prefix_length, plan.suffix_length
+    if is_lm_extraction(Path(data)):
+        if plan.group_column is not None:
+            raise AuditError(f"--group-column names a column, which the arrays of {data!r} do not have")
+        arrays = LMExtraction(data, vocab_size=model.vocab_size, prefix_length=prefix, suffix_length=suffix, **common)
+        arrays.tokenizer = model.tokenizer
+        benchmark: Benchmark = arrays
+    else:
+        benchmark = Files(
+            data,
+            model.tokenizer,
+            prefix_length=50 if prefix is None else prefix,
+            suffix_length=50 if suffix is None else suffix,
+            group_column=plan.group_column,
+            **common,
+        )
+    if model.tokenizer is not None and len(model.tokenizer) != model.vocab_size:
+        _check_vocabulary(model, benchmark)
+        more = len(model.tokenizer) > model.vocab_size
+        benchmark.notes += (
+            f"the model's law has {model.vocab_size} entries, its tokenizer {len(model.tokenizer)} tokens: "
+            + ("the data use none of those beyond" if more else "the rest is padding"),
+        )
+    return benchmark
+
+
+def _check_vocabulary(model: HuggingFaceModel, benchmark: Benchmark) -> None:
+    """Refuses data with tokens that the model gives no probability to."""
+    secrets, known = ([(pair.prefix, pair.suffix) for pair in pairs] for pairs in (benchmark.secrets, benchmark.known))
+    texts = (*itertools.chain(*secrets, *known), *benchmark.heldout)
+    largest = max((max(tokens) for tokens in texts if tokens), default=0)
+    if largest >= model.vocab_size:
+        raise AuditError(
+            f"vocabulary mismatch: the tokenizer writes the data with token {largest}, "
+            f"but {model.name} gives probabilities to {model.vocab_size}"
+        )

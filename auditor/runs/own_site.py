@@ -1,0 +1,195 @@
+"""A user's own model and data as the place of an audit: what it is given is loaded, and nothing is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from auditor.benchmarks.lab import Lab
+from auditor.core.errors import AuditError
+from auditor.core.plan import Plan
+from auditor.models.base import LanguageModel
+from auditor.models.ensemble import Ensemble
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.loading import load
+from auditor.models.lora import load_ensemble, load_whole
+from auditor.models.shards import whole_adapter
+from auditor.plugins.benchmark import Benchmark
+from auditor.plugins.defense import Defense, TrainedModel
+from auditor.privacy import promises
+from auditor.privacy.promises import PrivacyRecord
+from auditor.runs.own_data import load_data
+from auditor.runs.reporter import Reporter
+from auditor.runs.shelf import Shelf
+from auditor.runs.site import Site
+
+
+class OwnSite(Site):
+    """What `--model` and `--data` (or `--canaries`) name, and what `--public`, `--reference` and `-D` put beside it.
+
+    Live objects can stand in: a subclass overrides `model`, `data` and `weights`, and everything else follows.
+    """
+
+    trains_on_demand: ClassVar[bool] = False
+
+    def __init__(self, plan: Plan, reporter: Reporter, shelf: Shelf) -> None:
+        super().__init__(plan, reporter, shelf)
+        self._ensembles: dict[str, Ensemble] = {}
+
+    @property
+    def attack_defaults(self) -> Mapping[str, Mapping[str, Any]]:
+        return Lab.attack_defaults if self.plan.sizes == "lab" else MappingProxyType({})
+
+    @property
+    def defense_defaults(self) -> Mapping[str, Mapping[str, Any]]:
+        return Lab.defense_defaults if self.plan.sizes == "lab" else MappingProxyType({})
+
+    def lacks(self, defense: Defense) -> str:
+        return lacks(defense, self.plan.public)
+
+    def check(self, defense: Defense) -> None:
+        check_needs(defense, self.plan.public)
+        check_controls(defense)
+
+    def is_undefended(self, control: Defense) -> bool:
+        if "whole" not in control.needs:
+            return False
+        adapter, model = whole_adapter(Path(control.ensemble_folder)), Path(str(self.plan.model))
+        return adapter is not None and model.is_dir() and model.samefile(adapter)
+
+    # --- what is loaded ---
+
+    @cached_property
+    def model(self) -> HuggingFaceModel:
+        return self._load("model", str(self.plan.model), main=True)
+
+    @property
+    def description(self) -> str:
+        return f"{self.plan.model}, as it is"
+
+    @property
+    def privacy(self) -> PrivacyRecord | None:
+        return promises.read(Path(str(self.plan.model)))
+
+    @cached_property
+    def public(self) -> HuggingFaceModel | None:
+        return self._beside("public", self.plan.public)
+
+    @cached_property
+    def reference(self) -> HuggingFaceModel | None:
+        return self._beside("reference", self.plan.reference) if self.plan.reference else self.public
+
+    def data(self) -> Benchmark:
+        benchmark: Benchmark = self.shelf.get("data", self.subject, lambda: load_data(self.plan, self.model))
+        return benchmark
+
+    def notes(self) -> tuple[str, ...]:
+        models = (self.model, self.public, self.reference)
+        return tuple(dict.fromkeys(note for model in models if model is not None for note in model.notes))
+
+    def ensemble(self, defense: Defense) -> Ensemble:
+        folder = defense.ensemble_folder
+        if folder not in self._ensembles:
+            assert self.public is not None  # `check` has seen to it
+            self._ensembles[folder] = load_ensemble(Path(folder), self.public)
+        return self._ensembles[folder]
+
+    def trained(self, defense: Defense) -> TrainedModel:
+        return trained_folder(defense, lambda folder: self._load("trained", folder), self.model.vocab_size)
+
+    def whole(self, defense: Defense) -> LanguageModel:
+        assert self.public is not None  # `check` has seen to it
+        return load_whole(Path(defense.ensemble_folder), self.public)
+
+    def training_seconds(self, defense: Defense | None, building: float) -> float | None:
+        return None if defense is None else building
+
+    def _beside(self, kind: str, name: str | None) -> HuggingFaceModel | None:
+        """A model that is asked about the same tokens. Raises AuditError for one of another vocabulary."""
+        if name is None:
+            return None
+        other = self._load(kind, name)
+        if other.vocab_size != self.model.vocab_size:
+            raise AuditError(
+                f"expected --{kind} to share the target's vocabulary of {self.model.vocab_size}, "
+                f"but {other.name} has {other.vocab_size}"
+            )
+        return other
+
+    def _load(self, kind: str, name: str, main: bool = False) -> HuggingFaceModel:
+        plan = self.plan
+        options: dict[str, Any] = {
+            "revision": plan.revision if main else None,
+            "device": plan.device,
+            "dtype": plan.dtype,
+            "trust_remote_code": plan.trust_remote_code,
+            "model_args": dict(plan.model_args) if main else None,
+        }
+
+        def fresh() -> HuggingFaceModel:
+            model = load(name, **options)
+            for note in model.notes:
+                self.reporter.note(note)
+            return model
+
+        loaded: HuggingFaceModel = self.shelf.get(kind, (name, options), fresh)
+        return loaded
+
+
+# --- what defenses must be given --------------------------------------------------------------------------------------
+
+
+def lacks(defense: Defense, public: str | None) -> str:
+    """What this defense would have to be given outside the lab; "" where it has been."""
+    ensemble = defense.ensemble_folder
+    if {"ensemble", "whole"} & set(defense.needs) and not ensemble:
+        return "-D ensemble=DIR, a folder of member adapters"
+    if "whole" in defense.needs and whole_adapter(Path(ensemble)) is None:
+        return f"an ensemble with its control: audit train pmixed -D control=true makes it in {ensemble!r}"
+    if "public" in defense.needs and public is None:
+        return "--public MODEL, the base of its members"
+    if "trained" in defense.needs and not defense.model_folder:
+        return f"-D {defense.name}.model=DIR, a folder made by audit train {defense.name}"
+    return ""
+
+
+def check_needs(defense: Defense, public: str | None) -> None:
+    """Refuses a defense whose needs only the lab would see to. Raises AuditError."""
+    if what := lacks(defense, public):
+        raise AuditError(f"--defense {defense.name} outside the lab needs {what}")
+
+
+def check_controls(defense: Defense) -> None:
+    """Refuses a control that was not trained as the model it stands beside. Raises AuditError with what differs."""
+    own = promises.read(Path(defense.model_folder))
+    for control in (cause.row for cause in defense.chain()):
+        folder = "" if control is None else control.model_folder
+        record = promises.read(Path(folder)) if folder else None
+        if own is None or record is None:
+            continue  # what is no folder of the right training is refused by `trained_folder`
+        for what, one, other in promises.of_the_recipe(own, record):
+            if one != other:
+                raise AuditError(
+                    f"expected the control {folder!r} to be trained as the {defense.name} model was, "
+                    f"with {what} {one}, got {other}"
+                )
+
+
+def trained_folder(defense: Defense, load: Callable[[str], HuggingFaceModel], vocab_size: int) -> TrainedModel:
+    """The model that `-D model=` of a trained defense names. Raises AuditError for what it did not train."""
+    folder = defense.model_folder
+    if not Path(folder).is_dir():
+        raise AuditError(f"expected -D model= of {defense.name} to be a folder that was trained, got {folder!r}")
+    record = promises.read(Path(folder))
+    if record is None or record.method != defense.name:
+        found = "no privacy.json" if record is None else f"a model trained by {record.method}"
+        raise AuditError(f"expected {folder!r} to be trained by audit train {defense.name}, got {found}")
+    model = load(folder)
+    if model.vocab_size != vocab_size:
+        raise AuditError(
+            f"expected {folder!r} to share the target's vocabulary of {vocab_size}, but it has {model.vocab_size}"
+        )
+    return TrainedModel(model, record)

@@ -1,0 +1,52 @@
+"""What a reader must know of how a cell's secrets were answered: sentences, from guesses and the budget alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from auditor.core.nouns import Certificate, Guesses, Secret
+from auditor.plugins.attack import Attack
+from auditor.plugins.benchmark import Benchmark
+from auditor.plugins.view import View
+
+
+def of_guesses(guesses: Sequence[Guesses], attacked: Sequence[Secret], benchmark: Benchmark) -> tuple[str, ...]:
+    said = [*of_the_few(attacked, benchmark)]
+    near = sum(g.near_boundary for g in guesses)
+    if near:
+        drawn = sum(g.drawn for g in guesses)
+        said.append(f"{near} of {drawn} draws lay within 1e-6 of a CDF boundary")
+    if len(guesses) < len(attacked):
+        said.append(f"the query budget covered {len(guesses)} of {len(attacked)} secrets")
+    return (*said, *_of_certificates([g.certificate for g in guesses if g.certificate]))
+
+
+def of_the_few(attacked: Sequence[Secret], benchmark: Benchmark) -> tuple[str, ...]:
+    """That not everyone was attacked: differences to other rows are taken on those who were."""
+    if len(attacked) == len(benchmark.secrets):
+        return ()
+    members, of = (sum(secret.member for secret in secrets) for secrets in (attacked, benchmark.secrets))
+    return (f"{members} of {of} members attacked, evenly spaced (--ensemble-limit)",)
+
+
+def of_budget(view: View, attack: Attack, guesses: Sequence[Guesses]) -> tuple[str, ...]:
+    """How far a fixed budget went, where the public model answered what it did not pay for."""
+    if view.allowance is None:
+        return ()
+    allowed = view.allowance
+    paid = sum(all(allowed[recipe, g.secret] >= g.drawn for recipe in attack.recipes(view)) for g in guesses)
+    if paid == len(guesses):
+        return ()
+    return (f"the query budget paid for {paid} of {len(guesses)} secrets in full; the public model answered the rest",)
+
+
+def _of_certificates(found: Sequence[Certificate]) -> tuple[str, ...]:
+    """What a tree search knows for certain, over all secrets."""
+    if not found:
+        return ()
+    reached, certified = sum(c.reached for c in found), sum(c.certified for c in found)
+    leftover = sum(c.leftover for c in found) / len(found)
+    return (
+        f"{reached} of {len(found)} secrets have a suffix that reaches the threshold, "
+        f"{certified} a certified likeliest suffix; mean probability mass not found {leftover:.3f}",
+    )

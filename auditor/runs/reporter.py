@@ -1,0 +1,54 @@
+"""Where a run says what it is doing, and the clock that times its stages. Knows nothing of terminals."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from auditor.core.result import Measurement
+
+
+class Reporter(Protocol):
+    """Where a run says what it is doing."""
+
+    def stage(self, name: str) -> Any:
+        """A context manager around a stage, which is timed."""
+
+    def progress(self, what: str, done: int, total: int) -> None: ...
+
+    def note(self, text: str) -> None:
+        """What a user should know at once; the record holds it too."""
+
+    def greedy(self, recall: Mapping[str, Measurement]) -> None:
+        """The first real number: greedy recall by repeat count."""
+
+
+class Silence:
+    """A reporter that says nothing."""
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        yield
+
+    def progress(self, what: str, done: int, total: int) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def greedy(self, recall: Mapping[str, Measurement]) -> None: ...
+
+
+class Clock:
+    """Announces the stages of a run to its reporter, and keeps how long each took."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self.reporter = reporter
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        with self.reporter.stage(name):
+            yield
+        self.seconds[name] = time.perf_counter() - start

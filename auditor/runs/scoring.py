@@ -1,0 +1,80 @@
+"""What the auditor itself measures of a target beside the attacks: held-out perplexity, and the secrets' true tokens.
+
+It charges no claim: no attacker asks.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from auditor.core.nouns import Secret, TokenLogProbs
+from auditor.core.result import Measurement
+from auditor.models.base import perplexity_nll
+from auditor.models.decoding import by_shape
+from auditor.runs.audit import Audit
+from auditor.runs.causes import Answers
+from auditor.runs.target import Target
+from auditor.statistics import intervals
+
+
+def heldout(audit: Audit, target: Target) -> Mapping[str, Sequence[float]]:
+    """Of each held-out text: `tokens` predicted, and the summed nll behind each kind of perplexity, the law's first.
+
+    Empty where there are no such texts.
+    """
+    texts = audit.benchmark.heldout
+    if not texts:
+        return {}
+
+    def scored() -> dict[str, Sequence[float]]:
+        nll, tokens = zip(*perplexity_nll(target.model, texts), strict=True)
+        return {"tokens": tokens, "perplexity": nll, **target.model.other_nll(texts, audit.plan.seed)}
+
+    found: Mapping[str, Sequence[float]]
+    found = scored() if target.defense else audit.shelf.get("perplexity", audit.asked, scored)
+    return found
+
+
+def perplexities(found: Mapping[str, Sequence[float]]) -> tuple[Measurement, ...]:
+    """Of what `heldout` gives, in its order."""
+    tokens = [int(count) for count in found.get("tokens", ())]
+    return tuple(
+        intervals.perplexity(list(zip(nll, tokens, strict=True)), name)
+        for name, nll in found.items()
+        if name != "tokens"
+    )
+
+
+def token_likelihoods(audit: Audit, target: Target) -> Answers:
+    """Where the model gives each member away: its true suffix token by token, for whoever mends the model.
+
+    One teacher-forced pass a target. Returns the mean log-probability of each secret's tokens, non-members' as the
+    floor. What is found of members is kept in the run folder, but not of a companion: that is no model to mend.
+    """
+    folder, size = audit.folder, audit.plan.batch_size
+    done = {} if target.companion else folder.scored(target.name)
+    for scored in _scored(target, [s for s in target.secrets if s.member and s.id not in done], size):
+        if target.companion:
+            done |= {one.secret: one for one in scored}
+        else:
+            folder.score(target.name, scored)
+    others = itertools.chain(*_scored(target, [s for s in target.secrets if not s.member], size))
+    return Answers("likelihood", "nats a token", _means(done.values()), _means(others))
+
+
+def _means(scored: Iterable[TokenLogProbs]) -> dict[str, float]:
+    return {one.secret: float(np.mean(one.log_probs)) for one in scored if one.log_probs}
+
+
+def _scored(target: Target, waiting: Sequence[Secret], size: int | None) -> Iterator[list[TokenLogProbs]]:
+    for indices in by_shape([(len(s.prefix), len(s.suffix)) for s in waiting], size or 64):
+        batch = [waiting[i] for i in indices]
+        prefixes = torch.tensor([secret.prefix for secret in batch], device=target.model.device)
+        suffixes = torch.tensor([secret.suffix for secret in batch], device=target.model.device)
+        with torch.no_grad():
+            log_probs = target.model.token_log_probs(prefixes, suffixes).double().tolist()
+        yield [TokenLogProbs(s.id, tuple(row)) for s, row in zip(batch, log_probs, strict=True)]

@@ -1,0 +1,117 @@
+"""What a plan chooses among the plug-ins: attacks and probes, defenses with their controls, settings. Built once.
+
+Knows names and options; no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from auditor.core.errors import AuditError
+from auditor.core.nouns import UNDEFENDED, CellKey
+from auditor.core.plan import Options, Plan
+from auditor.plugins import registry
+from auditor.plugins.attack import Attack
+from auditor.plugins.defense import Defense
+from auditor.plugins.probe import Probe
+from auditor.plugins.view import SETTINGS, Setting
+from auditor.runs import companions
+from auditor.runs.companions import Shown
+from auditor.runs.plan import check_general, options_for
+from auditor.runs.site import Site
+from auditor.runs.submission import check_submission
+
+
+@dataclass(frozen=True)
+class Selection:
+    """methods: attacks and probes in the order they were asked for; rows: defenses, each with its controls behind it.
+
+    settings: from the narrowest access to the widest.
+    """
+
+    methods: tuple[Attack | Probe, ...]
+    rows: tuple[Shown, ...]
+    settings: tuple[Setting, ...]
+
+    @property
+    def attacks(self) -> tuple[Attack, ...]:
+        return tuple(method for method in self.methods if isinstance(method, Attack))
+
+    @property
+    def prompt_rows(self) -> int:
+        """Rows of the longest soft prompt that an attack tunes."""
+        return max((attack.prompt_rows() for attack in self.attacks), default=0)
+
+    def settings_of(self, companion: bool) -> tuple[Setting, ...]:
+        """A control is shown where the attacker is strongest, and nowhere else."""
+        return self.settings[-1:] if companion else self.settings
+
+    def cells(self) -> list[CellKey]:
+        """Every cell that the run will have, in its order."""
+        where = {UNDEFENDED: self.settings, **{row.name: self.settings_of(row.companion) for row in self.rows}}
+        return [
+            CellKey(target, setting.name, method.name)
+            for target, settings in where.items()
+            for setting in settings
+            for method in self.methods
+        ]
+
+
+def select(plan: Plan, site: Site) -> Selection:
+    """The plan's names and options as plug-ins, checked before anything is loaded. Raises AuditError."""
+    for path in plan.plugin:
+        registry.load_file(Path(path))
+    check_submission(plan)
+    methods = _methods(plan, site)
+    defenses: list[Defense] = _built(
+        "defense", plan.defense, plan.defense_options, registry.defenses(), site.defense_defaults
+    )
+    check_general("-D", plan.defense_options, _fields(defenses))
+    for defense in defenses:
+        site.check(defense)
+
+    def can_be_shown(control: Defense) -> bool:
+        return not site.lacks(control) and not site.is_undefended(control)
+
+    settings = tuple(setting for name, setting in SETTINGS.items() if plan.setting in (name, "both"))
+    return Selection(tuple(methods), tuple(companions.shown(defenses, can_be_shown)), settings)
+
+
+def _methods(plan: Plan, site: Site) -> list[Attack | Probe]:
+    options = plan.attack_options
+    if plan.samples is not None:
+        options = {**options, "": {"samples": plan.samples, **options.get("", {})}}
+    methods: list[Attack | Probe] = _built(
+        "attack", plan.attack, options, registry.attacks_and_probes(), site.attack_defaults
+    )
+    if plan.samples is not None and not any(method.draws_samples for method in methods):
+        names = ", ".join(method.name for method in methods)
+        raise AuditError(f"expected an attack that draws samples beside --samples, got {names}")
+    check_general("-A", plan.attack_options, _fields(methods))
+    for method in methods:
+        if plan.canaries_alone and method.of == "secrets":
+            raise AuditError(f"--attack {method.name} looks at records: give --data; --canaries alone are for exposure")
+    return methods
+
+
+def _built(
+    kind: str,
+    names: Sequence[str],
+    options: Options,
+    known: Mapping[str, type],
+    defaults: Mapping[str, Mapping[str, Any]],
+) -> list[Any]:
+    """Each once, with its options: the place's defaults, then the user's."""
+    chosen = []
+    for name in dict.fromkeys(names):
+        fields = list(registry.options_of(known[name])) if name in known else []
+        own = options_for(name, options, defaults.get(name, {}), fields)
+        chosen.append(registry.build(kind, known, name, own))
+    return chosen
+
+
+def _fields(chosen: Sequence[Attack | Probe | Defense]) -> dict[str, list[str]]:
+    return {one.name: list(registry.options_of(type(one))) for one in chosen}

@@ -1,0 +1,21 @@
+"""What consecutive runs of a sweep share. Knows nothing of what lies on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class Shelf:
+    """The last thing of each kind, so that consecutive runs share it and two big models never coexist."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, tuple[Any, Any]] = {}
+        self.fits: dict[str, dict[str, Any]] = {}  # soft prompts and the like: small, and worth minutes each
+
+    def get(self, kind: str, key: Any, make: Callable[[], Any]) -> Any:
+        """The thing of this kind if the last one had this key, else a new one; the last one goes first."""
+        if kind not in self._held or self._held[kind][0] != key:
+            self._held.pop(kind, None)
+            self._held[kind] = (key, make())
+        return self._held[kind][1]

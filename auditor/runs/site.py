@@ -1,0 +1,148 @@
+"""Where an audit takes place: the model without a defense, what stands around it, and the data.
+
+Knows no attack. One class for each place (`own_site.py`, `lab_site.py`); nothing else asks which of them it is.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, ClassVar
+
+from auditor.core.jsonable import to_json
+from auditor.core.plan import SUBJECT, Plan, about
+from auditor.core.streams import generator
+from auditor.models.base import LanguageModel
+from auditor.models.ensemble import Ensemble
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.plugins.benchmark import Benchmark
+from auditor.plugins.defense import Defense, TrainedModel
+from auditor.privacy.promises import PrivacyRecord
+from auditor.records.names import named, salt
+from auditor.runs import plan_weights
+from auditor.runs.reporter import Reporter
+from auditor.runs.shelf import Shelf
+
+
+class Site(ABC):
+    """The place of one audit. To make one costs nothing: each model is loaded, or trained, when it is asked for.
+
+    trains_on_demand: whether what a defense needs is made when its turn comes; else it is there before, and what the
+    defense promises can be refused before hours are spent.
+    """
+
+    trains_on_demand: ClassVar[bool]
+
+    def __init__(self, plan: Plan, reporter: Reporter, shelf: Shelf) -> None:
+        self.plan, self.reporter, self.shelf = plan, reporter, shelf
+
+    # --- what can be said before anything is loaded ---
+
+    @property
+    @abstractmethod
+    def attack_defaults(self) -> Mapping[str, Mapping[str, Any]]:
+        """Options of attacks by name, where they are sized to this place."""
+
+    @property
+    @abstractmethod
+    def defense_defaults(self) -> Mapping[str, Mapping[str, Any]]:
+        """Options of defenses by name, where they are sized to this place."""
+
+    @property
+    def subject(self) -> dict[str, Any]:
+        """All of the plan that decides which model is attacked for which secrets: equal ones share them."""
+        values = to_json(self.plan)
+        return {name: values[name] for name in about(SUBJECT)}
+
+    @abstractmethod
+    def lacks(self, defense: Defense) -> str:
+        """What this defense would have to be given here; "" where it needs nothing more."""
+
+    @abstractmethod
+    def check(self, defense: Defense) -> None:
+        """Refuses a defense that cannot stand here as it was asked for. Raises AuditError."""
+
+    @abstractmethod
+    def is_undefended(self, control: Defense) -> bool:
+        """Whether the model without a defense is this control: trained by the recipe of the members, on all data."""
+
+    def weights(self) -> dict[str, str]:
+        """`role/file` -> SHA-256 of what is read from a place of the user's, as far as it is at hand."""
+        return plan_weights.of_plan(self.plan)
+
+    # --- what is loaded ---
+
+    @property
+    @abstractmethod
+    def model(self) -> HuggingFaceModel:
+        """What is attacked, without a defense."""
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """What the undefended model is: a sentence without its full stop."""
+
+    @property
+    @abstractmethod
+    def public(self) -> LanguageModel | None:
+        """One that has seen no private data; None where there is none."""
+
+    @property
+    @abstractmethod
+    def reference(self) -> LanguageModel | None:
+        """What attacks hold likelihoods against; None where there is none."""
+
+    @property
+    def privacy(self) -> PrivacyRecord | None:
+        """What the training of the undefended model promised; None where it does not say."""
+        return None
+
+    @abstractmethod
+    def data(self) -> Benchmark:
+        """The secrets, the known pairs and the held-out texts, as runs on the same subject share them."""
+
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know of the models beside the data: sentences."""
+        return ()
+
+    @cached_property
+    def benchmark(self) -> Benchmark:
+        """The data as this run sees them, every secret with the alias that sentences name it by."""
+        benchmark, key = copy.copy(self.data()), salt()
+        benchmark.notes += self.notes()
+        limit_known(benchmark, self.plan)
+        benchmark.secrets, benchmark.canaries = named(benchmark.secrets, key), named(benchmark.canaries, key)
+        return benchmark
+
+    # --- what defenses hold ---
+
+    @abstractmethod
+    def ensemble(self, defense: Defense) -> Ensemble:
+        """The adapters that this defense serves."""
+
+    @abstractmethod
+    def trained(self, defense: Defense) -> TrainedModel:
+        """The model that this defense trains."""
+
+    @abstractmethod
+    def whole(self, defense: Defense) -> LanguageModel:
+        """One adapter on all the records of the ensemble, by its members' recipe."""
+
+    @abstractmethod
+    def training_seconds(self, defense: Defense | None, building: float) -> float | None:
+        """Seconds that the models behind a row took to train, as far as known; building: what it took just now.
+
+        defense: None for the model without one.
+        """
+
+
+def limit_known(benchmark: Benchmark, plan: Plan) -> None:
+    """Leaves the attacker so many of the known pairs; a larger number, same seed, keeps all of a smaller one."""
+    known, limit = benchmark.known, plan.known_limit
+    if limit is None or limit >= len(known):
+        return
+    kept = sorted(generator("benchmark", "known limit", plan.seed).permutation(len(known))[:limit])
+    benchmark.known = tuple(known[i] for i in kept)
+    benchmark.notes += (f"--known-limit left the attacker {limit} of {len(known)} known pairs",)

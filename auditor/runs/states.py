@@ -1,0 +1,49 @@
+"""What attacks tuned in a run: once for each state, kept in the run folder, shared with runs that tune the same."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from auditor.core.nouns import Pair
+from auditor.core.plan import Plan
+from auditor.plugins.attack import Attack
+from auditor.plugins.view import View
+from auditor.records.folder import RunFolder
+from auditor.runs import tuned
+from auditor.runs.shelf import Shelf
+from auditor.runs.target import Target
+
+State = dict[str, Any]
+
+
+class States:
+    """asked: with what stands before every text, which model is attacked for which secrets."""
+
+    def __init__(
+        self, plan: Plan, folder: RunFolder, shelf: Shelf, asked: dict[str, Any], known: tuple[Pair, ...]
+    ) -> None:
+        self.plan, self.folder, self.shelf, self.asked, self.known = plan, folder, shelf, asked, known
+        self._held: dict[tuple[str, str], State] = {}
+
+    def of(self, target: Target, view: View, attack: Attack) -> State:
+        """Tunes where neither this run, nor one that it goes on from, nor one beside it has done so."""
+        key = (attack.name, attack.state_name(view))
+        if key not in self._held:
+            name = "-".join(key)
+            state = tuned.load(self.folder, name)
+            if state is None:
+                shared = self._shared(target, key, attack)
+                state = self.shelf.fits.get(shared) or attack.fit(view, self.known)
+                tuned.save(self.folder, name, state)
+                self.shelf.fits[shared] = state
+            self._held[key] = state
+        return self._held[key]
+
+    def _shared(self, target: Target, key: tuple[str, str], attack: Attack) -> str:
+        """All that the state depends on: runs of one sweep that agree in it share the state."""
+        # A defense may be set up for what the row will draw: another number is another model to tune on.
+        queries = target.scenario.queries if target.scenario else None
+        plan = self.plan
+        made_of = [plan.seed, plan.known_limit, plan.defense_options, queries, key, attack.fit_options()]
+        return json.dumps([self.asked, *made_of], sort_keys=True)

@@ -1,0 +1,117 @@
+"""A model under attack: the defense in front of it, what that promises, and what was drawn of the promise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from auditor.core.nouns import UNDEFENDED, Claim, Guesses, Lead, Secret
+from auditor.core.result import Measurement, TargetRecord
+from auditor.models.base import LanguageModel
+from auditor.plugins.attack import Attack
+from auditor.plugins.defense import Budget, Defense, Scenario
+from auditor.plugins.view import CLAIM, Meter, Setting, View
+from auditor.privacy.promises import PrivacyRecord
+from auditor.runs import machine
+
+
+@dataclass
+class Target:
+    """secrets: those that are attacked on it. companion: whether it is shown beside a defense, not asked for by name.
+
+    privacy: what its training promised, of a model without a defense. spent: tokens drawn inside the claim, by recipe
+    and secret. seconds, drawn: time and tokens of the draws of this process.
+    """
+
+    name: str
+    title: str
+    model: LanguageModel
+    description: str
+    defense: Defense | None = None
+    scenario: Scenario | None = None
+    training_seconds: float | None = None
+    secrets: tuple[Secret, ...] = ()
+    companion: bool = False
+    privacy: PrivacyRecord | None = None
+    spent: dict[tuple[str, str], int] = field(default_factory=dict)
+    meter: Meter = field(default_factory=Meter)
+    seconds: float = 0.0
+    drawn: int = 0
+    _claims: dict[int, Claim | None] = field(default_factory=dict)  # by tokens spent: to solve for one takes seconds
+
+    @property
+    def is_undefended(self) -> bool:
+        return self.name == UNDEFENDED
+
+    # --- what is promised ---
+
+    @cached_property
+    def budget(self) -> Budget | None:
+        return self.defense.budget(self.scenario) if self.defense and self.scenario else None
+
+    @property
+    def claim(self) -> Claim | None:
+        """What is promised, with what was spent until now; None where nothing is."""
+        spent = sum(self.spent.values())
+        if spent not in self._claims:
+            self._claims[spent] = self._claim(spent)
+        return self._claims[spent]
+
+    def _claim(self, spent: int) -> Claim | None:
+        if self.defense and self.scenario:
+            return self.defense.claim(self.scenario, spent)
+        return self.privacy.claim() if self.privacy else None
+
+    @property
+    def training(self) -> PrivacyRecord | None:
+        """What the training of this model promised, if it was private."""
+        held = self.scenario.trained if self.scenario else None
+        return held.privacy if held else self.privacy
+
+    def applies(self, setting: Setting) -> tuple[bool | None, str]:
+        """Whether the claim covers this access and decoding, None where nothing is claimed; and why."""
+        claim = self.claim
+        if claim is None:
+            return None, "no claim is made"
+        if claim.any_access:
+            return True, f"{claim.access}; {claim.status}"
+        if setting is CLAIM:
+            return True, f"text access, ancestral; {claim.status}"
+        return False, "gradients, log-probabilities, the attack's own decoding"
+
+    def remarks(self) -> tuple[str, ...]:
+        return self.defense.remarks(self.scenario) if self.defense and self.scenario else ()
+
+    # --- what is spent ---
+
+    def charge(self, view: View, attack: Attack, answers: Mapping[str, Guesses]) -> None:
+        """Every token drawn inside the claim is charged once: attacks that share a pass share its charge."""
+        for recipe in attack.recipes(view):
+            for secret, guesses in answers.items():
+                paid = guesses.drawn if view.allowance is None else view.allowance[recipe, secret]
+                self.spent[recipe, secret] = paid
+
+    # --- what is kept of it ---
+
+    def record(self, perplexities: Sequence[Measurement], lead: Lead) -> TargetRecord:
+        """perplexities: the law's own first; none where there were no texts to measure them on."""
+        training = self.training
+        return TargetRecord(
+            name=self.name,
+            title=self.title,
+            description=self.description,
+            perplexity=perplexities[0] if perplexities else None,
+            other_perplexities=tuple(perplexities[1:]),
+            milliseconds_per_token=1000 * self.seconds / self.drawn if self.drawn else None,
+            peak_memory_mb=machine.peak_memory_mb(self.model.device),
+            training_seconds=self.training_seconds,
+            companion=self.companion,
+            claim=self.claim,
+            nominal_epsilon=training.nominal_epsilon if training else None,
+            notes=(
+                *(training.notes() if training else ()),
+                f"asked behind the same lead in every row, for perplexity too: {lead.said}",
+                *(() if perplexities else ("no held-out perplexity: give --nonmembers FILE",)),
+            ),
+        )
