@@ -17,7 +17,7 @@ from auditor.core.result import AuditResult
 from auditor.gate.compare import Comparison
 from auditor.records.details import Details
 from auditor.records.texts import Text
-from auditor.reports import inert, readers
+from auditor.reports import contents, inert
 from auditor.reports.blocks import Document, Figure, Secrets
 from auditor.reports.plots import svg
 
@@ -34,7 +34,7 @@ def render(
     private text to show, by secret; none by default.
     """
     titles = {inert.clean(target.name): inert.clean(target.title) for target in result.targets}
-    return page(readers.page(result, details, since, texts), titles)
+    return page(contents.page(result, details, since, texts), titles)
 
 
 def page(doc: Document, titles: Mapping[str, str] | None = None) -> str:

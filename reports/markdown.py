@@ -43,10 +43,9 @@ def render(result: AuditResult, since: Comparison | None = None, texts: Mapping[
     since: of a baseline with this run. texts: the private text to show, by id; none by default.
     """
     doc = document(result, texts)
-    results = next(section for section in doc.sections if section.id == "results")
+    results, *rest = doc.sections
     shown = [block for block in results.blocks if isinstance(block, Table)]
     notes = tuple(block for block in results.blocks if block not in shown)
-    rest = (section for section in doc.sections if section is not results)
     parts = [f"## {escape(f'{doc.kind}: {words.shorten(doc.title, _MOST_CELL)}')}"]
     parts += [f"**{escape(text)}**" for text in (doc.warning, words.shorten(doc.headline, _MOST_TEXT)) if text]
     parts += [escape(words.shorten(" · ".join(text for _, text in doc.facts), _MOST_TEXT)), *map(cut, shown)]

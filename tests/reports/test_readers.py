@@ -14,7 +14,7 @@ import pytest
 from auditor.core.result import AuditResult, Measurement
 from auditor.gate.compare import Cell, Comparison, Line
 from auditor.records.details import Details, RowDetails, SecretFacts
-from auditor.reports import readers
+from auditor.reports import contents
 from auditor.reports.blocks import Document, Figure, Forest, Table
 from auditor.reports.plots import svg
 from auditor.reports.verdict import answers, verdict
@@ -37,16 +37,16 @@ def change(name: str, value: float, low: float, high: float) -> Line:
 
 
 def test_every_reader_has_a_part(result: AuditResult, secret_by_secret: Callable[..., Details]) -> None:
-    doc = readers.page(result, secret_by_secret(result, 30, length=4))
+    doc = contents.page(result, secret_by_secret(result, 30, length=4))
     parts = {part: [section.id for section in sections] for part, sections in doc.parts}
-    assert list(parts) == [readers.DECIDE, readers.MEND, readers.CHECK]
-    assert parts[readers.DECIDE] == ["glance", "limits"] and parts[readers.MEND] == ["where", "secrets"]
+    assert list(parts) == [contents.DECIDE, contents.MEND, contents.CHECK]
+    assert parts[contents.DECIDE] == ["glance", "limits"] and parts[contents.MEND] == ["where", "secrets"]
     wanted = ["results", "ranking", "calibration", "tradeoff", "claims", "adversary", "attacked", "targets"]
-    assert parts[readers.CHECK] == [*wanted, "measurements", "reproduce"]
+    assert parts[contents.CHECK] == [*wanted, "measurements", "reproduce"]
 
 
 def test_a_result_alone_is_a_whole_page_still(result: AuditResult) -> None:
-    ids = [section.id for section in readers.page(result).sections]
+    ids = [section.id for section in contents.page(result).sections]
     assert {"glance", "where", "results", "measurements", "tradeoff", "claims"} <= set(ids)
     assert not {"since", "secrets", "calibration", "exposure"} & set(ids)
 
@@ -61,7 +61,7 @@ def test_the_answers_say_what_the_verdict_says(result: AuditResult) -> None:
 
 
 def test_the_glance_shows_the_strongest_row_of_each_target_and_setting(result: AuditResult) -> None:
-    forest = next(block for block in blocks(readers.page(result), "glance") if isinstance(block, Forest))
+    forest = next(block for block in blocks(contents.page(result), "glance") if isinstance(block, Forest))
     rows = forest.table.groups[0].rows
     assert rows[1][:4] == ("Undefended, worst case", "166/320 (52% [46–57])", "ethicist", "11.2")
     span = forest.spans[1]
@@ -72,7 +72,7 @@ def test_what_changed_since_another_run(result: AuditResult) -> None:
     """What leaks more comes first, and each row's interval is drawn on one scale around no change."""
     missing = Line(("pmixed", "claim", "ethicist"), "recall", (Cell(None, why="not in this run"), Cell(None)))
     lines = (change("a", 0.0, -0.02, 0.02), missing, change("b", -0.06, -0.1, -0.02), change("c", 0.05, 0.01, 0.09))
-    doc = readers.page(result, since=Comparison(("main", "now"), "lab", lines))
+    doc = contents.page(result, since=Comparison(("main", "now"), "lab", lines))
     forest = next(block for block in blocks(doc, "since") if isinstance(block, Forest))
     assert [row[-1] for row in forest.table.groups[0].rows] == [
         *("leaks more", "leaks less", "no change shown", "not compared")
@@ -87,7 +87,7 @@ def test_calibration_holds_scores_to_what_came_true(
     result: AuditResult, secret_by_secret: Callable[..., Details]
 ) -> None:
     details = secret_by_secret(result, 100, length=4)
-    doc = readers.page(result, details)
+    doc = contents.page(result, details)
     outcome = details.rows["undefended", "worst", "ethicist"].outcome
     assert outcome is not None
     own = outcome.only(outcome.member)
@@ -108,7 +108,7 @@ def test_a_score_that_is_no_probability_is_not_calibrated(
 ) -> None:
     details = secret_by_secret(result, 30, length=4)
     scores = {row: replace(seen, score_is_probability=False) for row, seen in details.rows.items()}
-    assert not blocks(readers.page(result, replace(details, rows=scores)), "calibration")
+    assert not blocks(contents.page(result, replace(details, rows=scores)), "calibration")
 
 
 def test_the_probe_foretells_what_sampling_finds(result: AuditResult, secret_by_secret: Callable[..., Details]) -> None:
@@ -117,7 +117,7 @@ def test_the_probe_foretells_what_sampling_finds(result: AuditResult, secret_by_
     p = np.linspace(0, 1, 50)
     rows = {attack: replace(details.rows[attack], score_is_probability=False)}
     rows[probe] = RowDetails(tuple(s.id for s in details.secrets), value=tuple(p.tolist()))
-    drawn = figure(readers.page(result, replace(details, rows=rows)), "calibration").series
+    drawn = figure(contents.page(result, replace(details, rows=rows)), "calibration").series
     member = np.array([s.member for s in details.secrets])
     foretold = 1 - (1 - p[member]) ** 10  # ten samples
     assert [s.label for s in drawn] == ["Undefended · extraction-probability"]
@@ -128,7 +128,7 @@ def test_exposure_is_drawn_beside_its_null(with_probe: AuditResult) -> None:
     told = tuple(SecretFacts(f"c{i}", f"a{i}", i < 8, 1, 6) for i in range(10))
     bits = {f"c{i}": float(i) for i in range(9)} | {"c9": math.nan}
     row = ("undefended", "worst", "extraction-probability")
-    doc = readers.page(with_probe, Details(told, {}, {}, {row: bits}))
+    doc = contents.page(with_probe, Details(told, {}, {}, {row: bits}))
     drawn = figure(doc, "exposure")
     assert [(p.x, p.y) for p in drawn.series[0].points] == [(float(i), 1 - i / 8) for i in range(8)]  # members only
     assert drawn.table.groups[0].rows[3] == ("3", "62%", "12%", "56%")  # 1/8 and sqrt(ln(20) / 16)
@@ -145,31 +145,31 @@ def test_exposures_that_nothing_was_learned_from_stay_within_their_band(with_pro
     )
     by_rank = {f"c{i}": 6 - math.log2(i + 1) for i in range(64)}  # each rank once: the null, met everywhere
     by_rank["c1"] = by_rank["c0"]  # and crossed a little: by the tail of most models that learned nothing
-    drawn = figure(readers.page(with_probe, Details(told, {}, {}, {row: by_rank})), "exposure")
+    drawn = figure(contents.page(with_probe, Details(told, {}, {}, {row: by_rank})), "exposure")
     assert any(p.y > 2**-p.x for p in drawn.series[0].points)
     assert "Above it: none." in drawn.description and "shows nothing either way" in drawn.description
 
 
 def test_claims_stand_beside_what_was_spent(result: AuditResult) -> None:
-    table = next(block for block in blocks(readers.page(result), "claims") if isinstance(block, Table))
+    table = next(block for block in blocks(contents.page(result), "claims") if isinstance(block, Table))
     rows = {row[0]: row for row in table.groups[0].rows}
     assert rows["add/remove (set up for)"][1:8] == ("8", "8", "1e-5", "shard", "115,200", "115,200", "0")
     claim = result.targets[1].claim
     assert claim is not None
     over = replace(result.targets[1], claim=replace(claim, spent_queries=200_000))
-    table = next(b for b in blocks(readers.page(replace(result, targets=(over,))), "claims") if isinstance(b, Table))
+    table = next(b for b in blocks(contents.page(replace(result, targets=(over,))), "claims") if isinstance(b, Table))
     assert all(row[7] == "overdrawn" for row in table.groups[0].rows)
 
 
 def test_the_tradeoff_needs_two_targets(result: AuditResult) -> None:
-    drawn = figure(readers.page(result), "tradeoff")
+    drawn = figure(contents.page(result), "tradeoff")
     assert {s.label for s in drawn.series} >= {"PMixED (sound) · ε 8 (shard)", "Undefended · no claim"}
     point = next(s for s in drawn.series if s.label.startswith("Undefended") and s.kind == "worst case").points[0]
     assert (point.x, point.y) == (11.2, 166 / 320)
-    assert not blocks(readers.page(replace(result, targets=result.targets[:1])), "tradeoff")
+    assert not blocks(contents.page(replace(result, targets=result.targets[:1])), "tradeoff")
 
 
 def test_the_budget_is_part_of_the_threat_model(result: AuditResult) -> None:
-    table = next(block for block in blocks(readers.page(result), "adversary") if isinstance(block, Table))
+    table = next(block for block in blocks(contents.page(result), "adversary") if isinstance(block, Table))
     at = table.head.index("Budget a secret")
     assert table.groups[0].rows[0][at] == "10 samples, 160 tokens"

@@ -1,0 +1,279 @@
+"""For whoever checks the method: every row's numbers, and whether scores, canaries and costs bear them out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from auditor.core.nouns import Claim
+from auditor.core.result import AuditResult, Chain, Finding, Measurement, Step, TargetRecord
+from auditor.records import details as detailed
+from auditor.records.details import Details, Reliability
+from auditor.reports import figures, words
+from auditor.reports.blocks import Block, Figure, Figures, Group, Paragraph, Point, Series, Table
+from auditor.reports.topics import Topic, by_target, kind, row_details, titled
+from auditor.reports.verdict import strongest
+from auditor.statistics.exposure import null_band
+from auditor.statistics.extraction import any_of
+
+
+def _results(result: AuditResult) -> list[Block]:
+    note = (
+        "Every share is written with its count and two-sided 95% interval. Non-members are records that were never "
+        "trained on: what an attack completes of them is guessing, and the floor for members if the two are alike "
+        "otherwise. Excess is members minus non-members. PPL is perplexity on held-out text: lower is more useful."
+    )
+    if any(finding.main and finding.main.unit == "probability" for finding in result.findings):
+        note += (
+            " Rows with a mean p are the auditor's own: computed from the model's law and the answers, not drawn; p is "
+            "the probability that one sample gives the secret away."
+        )
+    if any(finding.main and finding.main.unit == "bits" for finding in result.findings):
+        note += (
+            " Rows with an exposure are about canaries, random texts that were inserted on purpose: of the texts that "
+            "a canary could have been, 1 in 2^exposure is at least as likely as it. One that was never inserted has "
+            "1.4 bits on average. Many copies of one canary are a group: its exposure says nothing of one record's ε."
+        )
+    if not result.findings:
+        return [Paragraph("The run has no rows.")]
+    return [_results_table(result), *causes(result), Paragraph(note)]
+
+
+def causes(result: AuditResult) -> list[Block]:
+    """What each defense's effect is due to: every chain of every row, step by step."""
+    chained = [finding for finding in words.rows(result) if finding.chain]
+    likelier = [target for target in result.targets if target.likelihood]
+    if not chained and not likelier:
+        return []
+    groups = (
+        *(
+            Group(f"{words.row_title(result, f)} · {f.attack}", tuple(_chain_rows(result, f.target, f.chain)))
+            for f in chained
+        ),
+        *(Group(f"{t.title} · {words.LIKELIER}", tuple(_chain_rows(result, t.name, t.likelihood))) for t in likelier),
+    )
+    head = ("Step", "From", "To", "What changes", "Difference", "95% interval", "n", "Shown")
+    caption = "What the effect of each defense is due to: the step from one control row to the next, paired by secret"
+    return [Table("causes-table", caption, head, groups, frozenset({4, 5, 6}))]
+
+
+def _chain_rows(result: AuditResult, target: str, chain: Chain | None) -> Iterator[tuple[str, ...]]:
+    assert chain is not None  # `causes` has seen to it
+    for step in words.steps(chain, target):
+        yield _step_row(result, step)
+    whole = ("all of these", *_between(result, words.UNDEFENDED, target), "")
+    yield (*whole, *_difference(chain.whole), "")
+    for step in words.steps(chain, target, beyond=True):
+        yield _step_row(result, step)
+
+
+def _step_row(result: AuditResult, step: Step) -> tuple[str, ...]:
+    row = (words.causes(step), *_between(result, step.before, step.after), "; ".join(step.causes.values()))
+    if step.difference is None:
+        return (*row, f"no step: {step.note}")
+    return (*row, *_difference(step.difference), ("yes" if words.is_shown(step) else "not shown") + _noted(step))
+
+
+def _noted(step: Step) -> str:
+    return f" ({step.note})" if step.note else ""
+
+
+def _between(result: AuditResult, before: str, after: str) -> tuple[str, str]:
+    return words.target_title(result, before), words.target_title(result, after) or words.NOTHING
+
+
+def _difference(m: Measurement) -> tuple[str, str, str]:
+    return words.in_points(m), words.bounds(m), f"{m.n:,}"
+
+
+def _results_table(result: AuditResult) -> Table:
+    head = ("Target", "Attack", "Verbatim recall", "Non-members", "Excess", "PPL", "Decoding", "Claim applies")
+    groups = by_target(result, lambda finding: [_result_row(result, finding)])
+    return Table("results-table", "Recall of each target, setting and attack", head, groups, frozenset({2, 3, 4, 5}))
+
+
+def _result_row(result: AuditResult, finding: Finding) -> tuple[str, ...]:
+    title = words.row_title(result, finding)
+    if finding.not_applicable:
+        return (title, finding.attack, f"not applicable: {finding.not_applicable}")
+    return (
+        title,
+        finding.attack,
+        *words.beside_the_floor(finding),
+        words.perplexity(result, finding.target),
+        finding.decoding,
+        words.claim_applies(finding),
+    )
+
+
+def _ranking(result: AuditResult) -> list[Block]:
+    drawn = [figure for figure in figures.drawn(result) if figure.plot in figures.RESEARCH]
+    return [Figures(tuple(drawn))] if drawn else []
+
+
+def _calibration(result: AuditResult, details: Details) -> list[Block]:
+    shown = [(f, name, r) for f in words.rows(result) for name, r in _reliabilities(result, details, f)]
+    if not shown:
+        return []
+    plain = [one for one in shown if one[0].target == words.UNDEFENDED] or shown  # of all targets too many lines
+    series = tuple(Series(name, _reliability_points(r), kind(f)) for f, name, r in plain)
+    groups = tuple(Group(f"{name} · {kind(f)}: {_quality(r)}", _bins(r)) for f, name, r in shown)
+    title = "What a score foretells, and what came true"
+    text = (
+        "Members' first guesses in ten bins of their score, where it is a probability; below the diagonal it boasts. "
+        "Of the probe: the chance that any of the perplexity attack's samples is the secret, and whether one was."
+    )
+    head = ("Mean score", "Right", "95% interval")
+    table = Table("calibration-table", f"{title}: the numbers", head, groups, frozenset({0, 1, 2}), folded=True)
+    axes = ("Score", "Share right")
+    return [Figures((Figure("calibration-plot", "calibration", (), title, text, table, series, axes),)), _errors(shown)]
+
+
+def _reliability_points(r: Reliability) -> tuple[Point, ...]:
+    return tuple(Point(b.score, b.right.value, b.right.low, b.right.high) for b in r.bins)
+
+
+def _errors(shown: Sequence[tuple[Finding, str, Reliability]]) -> Table:
+    rows = tuple(
+        (name, kind(f), f"{r.n:,}", f"{words.percent(r.error)}%", words.number(r.brier)) for f, name, r in shown
+    )
+    head = ("Score", "Setting", "Guesses", "Calibration error", "Brier score")
+    caption = "How far scores are from what came true (expected calibration error over ten bins)"
+    return Table("reliability-table", caption, head, (Group("", rows),), frozenset({2, 3, 4}))
+
+
+def _quality(r: Reliability) -> str:
+    return f"calibration error {words.percent(r.error)}%, Brier score {words.number(r.brier)}, n = {r.n:,}"
+
+
+def _bins(r: Reliability) -> tuple[tuple[str, ...], ...]:
+    return tuple((f"{words.percent(b.score)}%", words.counted(b.right), words.bounds(b.right)) for b in r.bins)
+
+
+def _reliabilities(result: AuditResult, details: Details, finding: Finding) -> list[tuple[str, Reliability]]:
+    """Of an attack whose score is a probability; of a sampling attack also what the exact probability foretold."""
+    seen = row_details(details, finding)
+    if seen is None or seen.outcome is None:
+        return []
+    title, o, found = words.target_title(result, finding.target), seen.outcome.only(seen.outcome.member), []
+    if seen.score_is_probability and len(o.ids):
+        found.append((f"{title} · {finding.attack}", detailed.reliability(o.score.clip(max=1.0), o.hit)))
+    p = _foretold(details, finding)
+    known = np.array([id in p for id in o.ids], dtype=bool)
+    if known.any():
+        foretold = np.array([p[id] for id in o.ids if id in p])
+        name = f"{title} · extraction-probability"
+        found.append((name, detailed.reliability(foretold, o.any_hit[known])))
+    return found
+
+
+def _foretold(details: Details, finding: Finding) -> Mapping[str, float]:
+    """The exact chance of each secret to be among the attack's samples, where the attack adds no prompt of its own."""
+    probe = details.rows.get((finding.target, finding.setting, "extraction-probability"))
+    samples = finding.options.get("samples")
+    plain = finding.attack == "perplexity" and finding.options.get("search", "sample") == "sample"
+    if probe is None or not plain or not isinstance(samples, int):
+        return {}
+    with np.errstate(divide="ignore"):
+        chances = any_of(np.log(np.array(probe.value)), samples)
+    return dict(zip(probe.ids, chances.clip(0.0, 1.0).tolist(), strict=True))
+
+
+def _exposure(result: AuditResult, details: Details) -> list[Block]:
+    shown = [(f, values) for f in words.rows(result) if (values := _exposures(details, f))]
+    if not shown:
+        return []
+    tails = [(f, detailed.tail(values)) for f, values in shown]
+    n = min(len(values) for _, values in shown)  # of fewer canaries the band is wider
+    series = tuple(
+        Series(words.target_title(result, f.target), tuple(Point(x, y) for x, y in t), kind(f)) for f, t in tails
+    )
+    groups = tuple(
+        Group(
+            titled(result, f),
+            tuple((words.number(x), *(f"{words.percent(p)}%" for p in (y, 2**-x, null_band(x, n)))) for x, y in t),
+        )
+        for f, t in tails
+    )
+    above = [words.row_title(result, f) for f, t in tails if any(y > null_band(x, n) for x, y in t)]
+    title = "Exposure of the canaries beside its null"
+    text = (
+        "Share of canaries with at least so many bits of exposure. Had none been memorised, a canary's rank among its "
+        "alternatives would be uniform and the share 2^-x on average (dotted), and the whole line would stay below the "
+        f"top of the shaded band with 95% probability (Dvoretzky–Kiefer–Wolfowitz, {n:,} canaries; about so where "
+        "ranks are estimated). A line that rises above the band shows that some canaries were memorised, not which; "
+        f"one that does not shows nothing either way. Above it: {', '.join(above) or 'none'}."
+    )
+    head = ("Bits", "Canaries with at least so many", "Without memorisation", "The band ends at")
+    table = Table("exposure-table", f"{title}: the numbers", head, groups, frozenset({0, 1, 2, 3}), folded=True)
+    axes = ("Exposure (bits)", "Share with at least as much")
+    null = Series("", tuple(Point(x, 2**-x, 2**-x, null_band(x, n)) for x in np.linspace(0, _most_bits(series), 41)))
+    return [Figures((Figure("exposure-plot", "exposure", (), title, text, table, series, axes, null),))]
+
+
+def _most_bits(series: Sequence[Series]) -> float:
+    return max(point.x for one in series for point in one.points)
+
+
+def _exposures(details: Details, finding: Finding) -> list[float]:
+    """Of the members: a canary that was never inserted shows the null, not the model."""
+    members = {secret.id for secret in details.secrets if secret.member}
+    found = details.exposure.get((finding.target, finding.setting, finding.attack), {})
+    return [value for id, value in found.items() if id in members and math.isfinite(value)]
+
+
+def _tradeoff(result: AuditResult) -> list[Block]:
+    points = []
+    for target in result.targets:
+        for setting in words.SETTINGS:
+            finding = strongest(result, target.name, setting)
+            if finding and target.perplexity and math.isfinite(target.perplexity.value):
+                points.append((target, finding))
+    if len({target.name for target, _ in points}) < 2:
+        return []  # nothing to trade
+    series = tuple(Series(_promised(t), (_cost_point(t, f),), kind(f)) for t, f in points)
+    rows = tuple(
+        (
+            words.row_title(result, f),
+            _epsilon(t.claim),
+            words.with_bounds(t.perplexity),
+            words.share(f.measurement("recall")),
+        )
+        for t, f in points
+    )
+    title = "What protection costs, and what it leaves"
+    text = (
+        "The strongest attack on each target. To the left more useful, downwards less leaks; ε is what is promised of "
+        "its unit."
+    )
+    head = ("Target", "ε promised", "Perplexity", "Recall")
+    table = Table(
+        "tradeoff-table", f"{title}: the numbers", head, (Group("", rows),), frozenset({1, 2, 3}), folded=True
+    )
+    axes = ("Perplexity on held-out text", "Recall")
+    return [Figures((Figure("tradeoff-plot", "tradeoff", (), title, text, table, series, axes),))]
+
+
+def _cost_point(target: TargetRecord, finding: Finding) -> Point:
+    recall, perplexity = finding.measurement("recall"), target.perplexity
+    assert recall is not None and perplexity is not None  # `_tradeoff` has seen to it
+    return Point(perplexity.value, recall.value, recall.low, recall.high)
+
+
+def _promised(target: TargetRecord) -> str:
+    return f"{target.title} · ε {words.promised(target.claim)}" if target.claim else f"{target.title} · no claim"
+
+
+def _epsilon(claim: Claim | None) -> str:
+    return "no claim" if claim is None else words.promised(claim)
+
+
+TOPICS = (
+    Topic("results", "Results", lambda m: _results(m.result), turn=1),
+    Topic("ranking", "Ranking and samples", lambda m: _ranking(m.result)),
+    Topic("calibration", "Calibration of confidence", lambda m: _calibration(m.result, m.details)),
+    Topic("exposure", "Exposure", lambda m: _exposure(m.result, m.details)),
+    Topic("tradeoff", "Privacy, utility, leakage", lambda m: _tradeoff(m.result)),
+)

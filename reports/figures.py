@@ -1,0 +1,110 @@
+"""The figures of a result alone, each with the numbers behind it: drawn by `plots`, chosen by the sections."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from auditor.core.result import AuditResult, Finding
+from auditor.reports import words
+from auditor.reports.blocks import Figure, Group, Table
+from auditor.reports.verdict import strongest
+
+RESEARCH = ("errors", "any_of_n")  # plots that stand with the evidence
+
+
+def drawn(result: AuditResult) -> list[Figure]:
+    """All of them, setting by setting."""
+    figures: list[Figure] = []
+    for setting in words.SETTINGS:
+        where = "worst case" if setting == "worst" else "only sampled tokens"
+        findings = tuple(f for f in words.rows(result) if f.setting == setting and not f.not_applicable)
+        figures += _repeats_figure(result, setting, where, findings)
+        figures += _errors_figure(result, setting, where, findings)
+        figures += _any_of_figure(result, setting, where, findings)
+        figures += _exposure_figure(result, setting, where, findings)
+    return figures
+
+
+def _repeats_figure(result: AuditResult, setting: str, where: str, findings: Sequence[Finding]) -> list[Figure]:
+    """One attack only, the one that did best against the undefended model: error bars of all would hide each other."""
+    best = strongest(result, words.UNDEFENDED, setting)
+    measured = [f for f in findings if f.by_repeats and not words.exposures(f)]
+    if not measured:
+        return []
+    shown = tuple(f for f in measured if f.attack == (best or measured[0]).attack)
+    if not shown:
+        return []
+    first = next(iter(shown[0].by_repeats.values()))
+    attacked = first.unit == "share"
+    what = "Recall" if attacked else words.label(first.name)
+    title = f"{what} by repetitions, {where}"
+    counted = "by how often each stood in the training data, with 95% intervals"
+    seen = f"Share of secrets that {shown[0].attack} completed" if attacked else what
+    description = f"{seen}, {counted}."
+    groups = tuple(Group(words.row_title(result, f), _repeat_rows(f)) for f in shown)
+    head, id = ("Repetitions", what, "95% interval", "n"), f"repeats-{setting}"
+    table = Table(f"{id}-table", f"{title}: the numbers", head, groups, frozenset({1, 2, 3}), folded=True)
+    return [Figure(id, "repeats", shown, title, description, table)]
+
+
+def _repeat_rows(finding: Finding) -> tuple[tuple[str, ...], ...]:
+    measured = words.by_repeats(finding.by_repeats)
+    return tuple((repeats, words.counted(m), words.bounds(m), f"{m.n:,}") for repeats, m in measured)
+
+
+def _errors_figure(result: AuditResult, setting: str, where: str, findings: Sequence[Finding]) -> list[Figure]:
+    shown = tuple(f for f in findings if f.curve)
+    if not shown:
+        return []
+    title = f"Recall by wrong guesses allowed, {where}"
+    description = "Share of secrets completed when guesses are taken surest first, until so many of them were wrong."
+    head, id = ("Wrong guesses allowed", "Recall"), f"errors-{setting}"
+    groups = tuple(Group(f"{words.row_title(result, f)} · {f.attack}", tuple(_curve_rows(f.curve))) for f in shown)
+    table = Table(f"{id}-table", f"{title}: the numbers", head, groups, frozenset({0, 1}), folded=True)
+    return [Figure(id, "errors", shown, title, description, table)]
+
+
+def _any_of_figure(result: AuditResult, setting: str, where: str, findings: Sequence[Finding]) -> list[Figure]:
+    shown = tuple(f for f in findings if words.any_of_n(f))
+    if not shown:
+        return []
+    title = f"Expected recall of any of n samples, {where}"
+    description = "Exact, without sampling: the mean probability that one of n samples is the secret, word for word."
+    groups = tuple(Group(words.row_title(result, f), tuple(_any_of_rows(f))) for f in shown)
+    head, id = ("Samples", "Members", "Non-members"), f"any-of-{setting}"
+    table = Table(f"{id}-table", f"{title}: the numbers", head, groups, frozenset({0, 1, 2}), folded=True)
+    return [Figure(id, "any_of_n", shown, title, description, table)]
+
+
+def _exposure_figure(result: AuditResult, setting: str, where: str, findings: Sequence[Finding]) -> list[Figure]:
+    """Figure 1 of the ADP paper: exposure by insertions, a line a target, with what each costs and promises."""
+    shown = tuple(f for f in findings if words.exposures(f))
+    if not shown:
+        return []
+    title = f"Exposure by insertions, {where}"
+    description = (
+        "How far up the model ranks a canary among every text it could have been, by how often it was inserted, with "
+        "95% intervals; dotted: what a canary that was never inserted has on average."
+    )
+    labels = tuple((f.target, words.with_costs(result, f.target)) for f in shown)
+    groups = tuple(
+        Group(label, tuple((count, words.value(m), words.bounds(m), f"{m.n:,}") for count, m in words.exposures(f)))
+        for (_, label), f in zip(labels, shown, strict=True)
+    )
+    head, id = ("Insertions", "Exposure, bits", "95% interval", "n"), f"exposure-{setting}"
+    table = Table(f"{id}-table", f"{title}: the numbers", head, groups, frozenset({1, 2, 3}), folded=True)
+    return [Figure(id, "insertions", shown, title, description, table, labels=labels)]
+
+
+def _any_of_rows(finding: Finding) -> list[tuple[str, ...]]:
+    floor = words.any_of_n(finding, "_nonmembers")
+    return [
+        (f"{n:,}", words.with_bounds(m), words.with_bounds(floor.get(n))) for n, m in words.any_of_n(finding).items()
+    ]
+
+
+def _curve_rows(curve: Sequence[tuple[int, float]]) -> list[tuple[str, ...]]:
+    """A few points: 0, 1, 2, 5, 10, … and the last. The rest is in result.json."""
+    last = curve[-1][0]
+    wanted = {0, last, *(step * 10**power for power in range(7) for step in (1, 2, 5))}
+    return [(f"{errors:,}", f"{words.percent(recall)}%") for errors, recall in curve if errors in wanted]

@@ -1,0 +1,90 @@
+"""For whoever decides: what comes out, what changed, and what a good result does not mean."""
+
+from __future__ import annotations
+
+from auditor.core.result import AuditResult, Finding, TargetRecord
+from auditor.gate.compare import Comparison
+from auditor.reports import changes, words
+from auditor.reports.blocks import Block, Bullets, Forest, Group, Paragraph, Table
+from auditor.reports.topics import BEFORE, Topic, span
+from auditor.reports.verdict import strongest
+
+
+def _glance(result: AuditResult) -> list[Block]:
+    """The strongest row of each target in each setting: an attacker picks."""
+    rows, spans = [], []
+    for target in result.targets:
+        for setting in words.SETTINGS:
+            finding = strongest(result, target.name, setting)
+            recall = finding.measurement("recall") if finding else None
+            if finding is None or recall is None:
+                continue
+            floor = finding.measurement("recall_nonmembers")
+            model, promise = words.row_title(result, finding), _promise(target, finding)
+            rows.append((model, words.share(recall), finding.attack, words.value(target.perplexity), promise))
+            spans.append(span(recall, floor.value if floor else None))
+    if not rows:
+        return []
+    caption = "What the strongest attack got out of each model, with 95% intervals"
+    head = ("Model", "Came out", "By", "Perplexity", "Covered by the claim")
+    table = Table("glance-table", caption, head, (Group("", tuple(rows)),), frozenset({1, 3}))
+    note = (
+        "The bar spans the interval, the dot is the share itself; an open ring marks what the same attack “completed” "
+        "of records that were never trained on. Perplexity is on held-out text: lower is more useful."
+    )
+    return [Forest(table, tuple(spans)), Paragraph(note)]
+
+
+def _promise(target: TargetRecord, finding: Finding) -> str:
+    """Whether the claim is about this access and decoding, and of what."""
+    if finding.claim_applies is None or target.claim is None:
+        return "nothing claimed"
+    return f"yes, of its unit: {target.claim.unit}" if finding.claim_applies else "no"
+
+
+def _since(since: Comparison) -> list[Block]:
+    """Every row's change, paired by secret, and its interval on one scale. The last run is this one."""
+    deltas = [line.cells[-1].delta for line in changes.ordered(since)]
+    spans = tuple(span(delta) if delta else None for delta in deltas)
+    reach = max((abs(end) for span in spans if span for end in (span.low, span.high)), default=0.0) or 1.0
+    note = Paragraph(
+        "Left of the line in the middle less leaks than before, right of it more; a bar that crosses it shows neither."
+    )
+    return [Forest(changes.table(since), spans, -reach, reach), note]
+
+
+def _limits(result: AuditResult) -> list[Block]:
+    n, claims = result.benchmark.members, [target.claim for target in result.targets if target.claim]
+    unseen = (
+        f"Zero hits is not zero leakage. With {n:,} secrets attacked, none coming out would still leave up to "
+        f"{words.percent(words.zero_hits_bound(n))}% possible (upper end of the 95% interval)."
+    )
+    limits = [unseen] * (n > 0) + [
+        "An attack gives a lower bound. Other attacks, more samples, better known pairs or more queries may get more "
+        "out.",
+        "Recall counts verbatim completion of the attacked suffixes, near-verbatim recall a few token edits more. "
+        "Paraphrase, partial disclosure, membership and attribute inference are not counted.",
+        "The result is about these secrets. Records that are rarer, longer, more often repeated or differently written "
+        "may leak more.",
+        "The intervals cover the choice of secrets, row by row. They do not cover training again with another seed, "
+        "nor picking the best of many rows afterwards.",
+    ]
+    if claims:
+        limits += [
+            "Low measured recall does not prove a claim, and a claim says nothing about a row where it does not apply.",
+            "An ε holds for its unit, relation, access, decoding and number of drawn tokens. Every further token "
+            "answered spends more; a claim about a shard is not one about a person.",
+        ]
+    if result.benchmark.name == "lab":
+        limits.append(
+            "The lab is a small model on synthetic records. Its numbers show that the method works, not what your "
+            "model leaks."
+        )
+    return [Bullets(tuple(limits))]
+
+
+TOPICS = (
+    Topic("glance", "At a glance", lambda m: _glance(m.result)),
+    Topic("since", BEFORE, lambda m: _since(m.since) if m.since else ()),
+    Topic("limits", "What a good result does not mean", lambda m: _limits(m.result), turn=6),
+)

@@ -1,0 +1,165 @@
+"""For whoever mends the model: where it leaks, and which secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from auditor.core.result import AuditResult, Finding
+from auditor.records import details as detailed
+from auditor.records.details import Details, RowDetails
+from auditor.records.texts import Text
+from auditor.reports import figures, inert, secrets, words
+from auditor.reports.blocks import Block, Figure, Figures, Forest, Group, Paragraph, Point, Series, Table
+from auditor.reports.topics import Topic, row_details, span, titled
+from auditor.reports.verdict import strongest
+
+_POSITIONS = 400  # of a suffix that the figure of token positions shows
+_REVEALED_AT_MOST = 1_000_000  # characters: a page that a browser still likes
+
+
+def _strongest_rows(result: AuditResult, details: Details) -> list[tuple[Finding, RowDetails]]:
+    """The row that did best against each target, where its outcomes are kept."""
+    found = ((best, row_details(details, best)) for t in result.targets if (best := strongest(result, t.name)))
+    return [(finding, seen) for finding, seen in found if seen is not None]
+
+
+def _where(result: AuditResult, details: Details) -> list[Block]:
+    rows, alone = _strongest_rows(result, details), [f for f in figures.drawn(result) if f.plot not in figures.RESEARCH]
+    beside = [*_lengths(result, details, rows), *_positions(result, details)]
+    shown: list[Block] = [Figures(tuple(drawn)) for drawn in (alone, beside) if drawn]
+    return [*shown, *_groups(result, details, rows)]
+
+
+def _all_figures(result: AuditResult) -> list[Block]:
+    """Where the page shows some with the evidence."""
+    drawn = figures.drawn(result)
+    return [Figures(tuple(drawn))] if drawn else []
+
+
+def _groups(result: AuditResult, details: Details, rows: Sequence[tuple[Finding, RowDetails]]) -> list[Block]:
+    measured = [(finding, detailed.by_group(details, seen)) for finding, seen in rows]
+    shown = [(finding, groups) for finding, groups in measured if groups]
+    if not shown:
+        return []
+    tables = tuple(
+        Group(titled(result, f), tuple((inert.clean(name), words.share(m)) for name, m in groups.items()))
+        for f, groups in shown
+    )
+    spans = tuple(span(m) for _, groups in shown for m in groups.values())
+    column = result.plan.get("group_column")
+    caption = f"Recall by {column}" if isinstance(column, str) else "Recall by kind of record"
+    return [Forest(Table("groups-table", caption, ("Group", "Came out"), tables, frozenset({1})), spans)]
+
+
+def _lengths(result: AuditResult, details: Details, rows: Sequence[tuple[Finding, RowDetails]]) -> list[Figure]:
+    measured = [(finding, detailed.by_length(details, seen)) for finding, seen in rows]
+    shown = [(finding, lengths) for finding, lengths in measured if lengths]
+    if not shown:
+        return []
+    series = tuple(
+        Series(
+            words.target_title(result, f.target), tuple(Point(L, m.value, m.low, m.high) for L, m in lengths.items())
+        )
+        for f, lengths in shown
+    )
+    groups = tuple(
+        Group(titled(result, f), tuple((f"{L:,}", words.counted(m), words.bounds(m)) for L, m in lengths.items()))
+        for f, lengths in shown
+    )
+    title = "Recall of the first tokens of a suffix"
+    text = (
+        "Share of members, of those with a suffix so long, whose first guess is right up to that token, by the "
+        "strongest attack on each target."
+    )
+    head = ("First tokens", "Right", "95% interval")
+    table = Table("lengths-table", f"{title}: the numbers", head, groups, frozenset({0, 1, 2}), folded=True)
+    return [Figure("lengths", "shares", (), title, text, table, series, ("Tokens from the start", "Recall"))]
+
+
+def _positions(result: AuditResult, details: Details) -> list[Figure]:
+    """Where in the suffix: how likely the true token is at each place, over the members."""
+    shown = [(t, _means(details.tokens[t.name].values())) for t in result.targets if details.tokens.get(t.name)]
+    if not shown:
+        return []
+    series = tuple(Series(t.title, tuple(Point(i, p) for i, p in enumerate(means, 1))) for t, means in shown)
+    groups = tuple(
+        Group(t.title, tuple((f"{i:,}", f"{words.percent(p)}%") for i, p in enumerate(means, 1))) for t, means in shown
+    )
+    title = "Probability of the true token, by its place in the suffix"
+    text = "Mean over the members, each token given all that stands before it: where a continuation gives itself away."
+    head = ("Token", "Mean probability")
+    table = Table("positions-table", f"{title}: the numbers", head, groups, frozenset({0, 1}), folded=True)
+    return [Figure("positions", "shares", (), title, text, table, series, ("Token of the suffix", "Mean probability"))]
+
+
+def _means(suffixes: Iterable[Sequence[float]]) -> list[float]:
+    """Mean probability by position, of the suffixes that reach it."""
+    rows = [np.exp(np.array(suffix[:_POSITIONS])) for suffix in suffixes]
+    longest = max(map(len, rows), default=0)
+    return [float(np.mean([row[i] for row in rows if len(row) > i])) for i in range(longest)]
+
+
+def _secrets(result: AuditResult, details: Details, texts: Mapping[str, Text]) -> list[Block]:
+    block = secrets.block(result, details, texts)
+    counts = _counts(result, details)
+    return [*counts, *([block] if block else [])]
+
+
+def _counts(result: AuditResult, details: Details) -> list[Block]:
+    """How each row came out over the members: what the list below adds up to."""
+    rows = []
+    for finding in words.rows(result):
+        seen = row_details(details, finding)
+        if seen is None or seen.outcome is None:
+            continue
+        o = seen.outcome.only(seen.outcome.member)
+        kinds = (o.hit, o.any_hit & ~o.hit, o.near & ~o.any_hit, ~(o.near | o.any_hit))
+        counted = (f"{int(kind.sum()):,}" for kind in kinds)
+        rows.append((words.row_title(result, finding), finding.attack, *counted, f"{len(o.ids):,}"))
+    if not rows:
+        return []
+    head = ("Target", "Attack", "Verbatim", "Another guess", "Nearly", "Not", "Members")
+    caption = "Members by how they came out of each row"
+    return [Table("counts-table", caption, head, (Group("", tuple(rows)),), frozenset({2, 3, 4, 5, 6}))]
+
+
+def _private(result: AuditResult, texts: Mapping[str, Text]) -> list[Block]:
+    """The secrets that most rows gave away come first, and stay where there are too many to show."""
+    titles = {
+        "/".join((f.target, f.setting, f.attack)): f"{words.row_title(result, f)}: {f.attack}" for f in result.findings
+    }
+    best = strongest(result, words.UNDEFENDED)
+    row = "/".join((best.target, best.setting, best.attack)) if best else ""
+    rows, left = [], _REVEALED_AT_MOST
+    for text in sorted(texts.values(), key=lambda text: -len(text.verbatim)):
+        given = ", ".join(titles.get(name, name) for name in text.verbatim) or words.NOTHING
+        shown = (
+            text.alias,
+            *map(inert.visible, (text.prefix, text.suffix, text.guesses.get(row, ""))),
+            inert.clean(given),
+        )
+        left -= sum(map(len, shown))
+        if left < 0:
+            break
+        rows.append(shown)
+    note = f"{len(rows):,} of {len(texts):,} secrets, those given away by most rows first. Line ends are written as ↵."
+    if any(text.decoded for text in texts.values()):
+        note += " The data hold token ids alone: texts are what the model's tokenizer makes of them."
+    guess = f"First guess, {titles[row]}" if row in titles else "First guess"
+    head = ("Secret", "Prefix", "Suffix", guess, "Given away verbatim by")
+    table = Table(
+        "private-table",
+        "What the secrets say, and what the strongest undefended row guessed",
+        head,
+        (Group("", tuple(rows)),),
+    )
+    return [Paragraph(note), table]
+
+
+TOPICS = (
+    Topic("where", "Where it leaks", lambda m: _where(m.result, m.details), 2, lambda m: _all_figures(m.result)),
+    Topic("secrets", "Secret by secret", lambda m: _secrets(m.result, m.details, m.texts or {})),
+    Topic("private", "Private text", lambda m: () if m.texts is None else _private(m.result, m.texts), turn=9),
+)

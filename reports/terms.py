@@ -1,0 +1,218 @@
+"""For whoever checks the method: what is claimed, what was allowed, what was attacked, how it was run."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from auditor.core.nouns import Claim
+from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement, TargetRecord
+from auditor.reports import words
+from auditor.reports.blocks import Block, Bullets, Card, Cards, Code, FactList, Facts, Group, Paragraph, Table
+from auditor.reports.topics import Topic, by_target
+
+
+def _claims(result: AuditResult) -> list[Block]:
+    """A line for each neighbouring relation: what is promised, what this audit spent of it, what is left to ask."""
+    groups = tuple(Group(f"{t.title}: {t.claim.theorem}", _relations(t.claim)) for t in result.targets if t.claim)
+    if not groups:
+        return []
+    head = ("Neighbours", "ε promised", "ε spent", "δ", "Unit", "Tokens covered", "Drawn", "Left", "Status")
+    caption = "What is promised, and how much of it this audit spent"
+    return [Table("claims-table", caption, head, groups, frozenset({1, 2, 3, 5, 6, 7}))]
+
+
+def _tokens(claim: Claim) -> tuple[str, str, str]:
+    """Covered, drawn, left. A model that was trained privately may be asked without end."""
+    if claim.queries is None:
+        return "any number", words.NOTHING, "any number"
+    left = claim.queries - claim.spent_queries
+    return f"{claim.queries:,}", f"{claim.spent_queries:,}", f"{left:,}" if left >= 0 else "overdrawn"
+
+
+def _relations(claim: Claim) -> tuple[tuple[str, ...], ...]:
+    tokens = _tokens(claim)
+    return tuple(
+        (
+            words.relation(name) + (" (set up for)" if name == claim.relation else ""),
+            words.number(epsilon),
+            words.number(claim.spent_epsilon.get(name, math.nan)),
+            words.number(claim.delta),
+            claim.unit,
+            *tokens,
+            claim.status,
+        )
+        for name, epsilon in claim.epsilon.items()
+    )
+
+
+def _adversary(result: AuditResult) -> list[Block]:
+    settings = {finding.setting for finding in result.findings}
+    explained = tuple(text for setting, text in words.SETTINGS.items() if setting in settings)
+    return [Bullets(explained), _access_table(result)] if explained else []
+
+
+def _access_table(result: AuditResult) -> Table:
+    """The matrix access x decoding x budget: rows that were allowed the same are one row, their attacks listed."""
+    findings = words.rows(result)
+    names = tuple(dict.fromkeys((*words.ACCESS, *(name for finding in findings for name in finding.access))))
+    columns = (words.ACCESS.get(name, words.plain(name)) for name in names)
+    head = ("Target", "Attacks", *columns, "Decoding", "Budget a secret", "Claim applies")
+    attacks: dict[tuple[str, ...], list[str]] = {}
+    for f in findings:
+        allowed = ("yes" if name in f.access else "no" for name in names)
+        spent = words.budget(f, result.benchmark.members + result.benchmark.nonmembers)
+        title, decoding = words.row_title(result, f), f.decoding or words.NOTHING
+        key = (f.target, title, *allowed, decoding, spent, words.claim_applies(f))
+        attacks.setdefault(key, []).append(f.attack)
+    grouped: dict[str, list[tuple[str, ...]]] = {}
+    for (target, title, *rest), who in attacks.items():
+        grouped.setdefault(target, []).append((title, ", ".join(dict.fromkeys(who)), *rest))
+    groups = tuple(Group("", tuple(rows)) for rows in grouped.values())
+    caption = "What each attack could see, how and how often tokens were drawn, and whether the claim covers it"
+    return Table("access-table", caption, head, groups)
+
+
+def _attacked(result: AuditResult) -> list[Block]:
+    n = result.benchmark
+    facts = (
+        ("Members attacked", f"{n.members:,}"),
+        ("Non-members attacked", f"{n.nonmembers:,}"),
+        ("Known to the attacker", f"{n.known:,} pairs, never attacked"),
+        ("Near-duplicates of known pairs", _near_duplicates(n)),
+        *((("Canaries", _canaries(n)),) if n.canaries else ()),
+    )
+    blocks: list[Block] = [Paragraph(n.description)] if n.description else []
+    blocks.append(FactList("", facts))
+    if n.repeats or n.greedy_recall:
+        blocks.append(_greedy_table(result))
+    return [*blocks, *([Bullets(n.notes)] if n.notes else [])]
+
+
+def _canaries(n: BenchmarkRecord) -> str:
+    """`2 inserted once, 1 inserted 16 times, 4 never (controls)`."""
+    times = {"0": "never (controls)", "1": "inserted once"}
+    parts = (f"{many:,} {times.get(count, f'inserted {count} times')}" for count, many in n.canaries.items())
+    return ", ".join(parts)
+
+
+def _near_duplicates(n: BenchmarkRecord) -> str:
+    if n.near_duplicates is None:
+        return "not counted"
+    if not n.near_duplicates:
+        return "none among the members"
+    return f"{n.near_duplicates:,} of {n.members:,} members: these may come from the known pairs, not from the model"
+
+
+def _greedy_table(result: AuditResult) -> Table:
+    n = result.benchmark
+    names = sorted({**n.repeats, **n.greedy_recall}, key=words.repeats_key)
+    rows = tuple((name, f"{n.repeats.get(name, 0):,}", words.share(n.greedy_recall.get(name))) for name in names)
+    head = ("Repetitions", "Members", "Greedy recall, undefended")
+    caption = "Members by repetitions, and what greedy decoding alone gives away"
+    return Table("greedy-table", caption, head, (Group("", rows),), frozenset({1, 2}))
+
+
+def _targets(result: AuditResult) -> list[Block]:
+    cards = (Card(t.title, t.description, (*_cost(t), *_nominal(t), *_claim(t.claim)), t.notes) for t in result.targets)
+    return [Cards(tuple(cards))] if result.targets else []
+
+
+def _cost(target: TargetRecord) -> Facts:
+    per_token, memory, training = target.milliseconds_per_token, target.peak_memory_mb, target.training_seconds
+    return (
+        ("Held-out perplexity", words.with_bounds(target.perplexity)),
+        *((words.label(m.name), words.with_bounds(m)) for m in target.other_perplexities),
+        ("Time per token", words.NOTHING if per_token is None else f"{words.number(per_token)} ms"),
+        ("Peak memory", words.NOTHING if memory is None else words.memory(memory)),
+        ("Training time", words.NOTHING if training is None else words.duration(training)),
+    )
+
+
+def _nominal(target: TargetRecord) -> Facts:
+    """An epsilon that promises nothing is named as such."""
+    if target.nominal_epsilon is None:
+        return ()
+    return (("Nominal ε, no guarantee", words.number(target.nominal_epsilon)),)
+
+
+def _claim(claim: Claim | None) -> Facts:
+    if claim is None:
+        return (("Claim", "none"),)
+    by_relation = ((f"ε, {words.relation(name)}", _epsilon(claim, name)) for name in claim.epsilon)
+    return (
+        ("Claim", f"{claim.theorem} ({claim.status})"),
+        *by_relation,
+        ("δ", words.number(claim.delta)),
+        ("Set up for", f"{words.relation(claim.relation)}; unit of protection: {words.unit(claim)}"),
+        ("Covers", f"{claim.access}, {claim.decoding} decoding, {words.covers(claim)}"),
+        ("Spent by this audit", words.spent(claim)),
+        *((words.plain(name), words.number(value)) for name, value in claim.details.items()),
+    )
+
+
+def _epsilon(claim: Claim, name: str) -> str:
+    """What is promised under one relation, and how much of it is spent."""
+    epsilon, spent = claim.epsilon[name], claim.spent_epsilon.get(name)
+    if spent is None or math.isinf(epsilon):
+        return words.number(epsilon)
+    return f"{words.number(epsilon)}, of which {words.number(spent)} spent"
+
+
+def _measurements(result: AuditResult) -> list[Block]:
+    return [_measurement_table(result), _rows_table(result)] if result.findings else []
+
+
+def _measurement_table(result: AuditResult) -> Table:
+    groups = tuple(
+        Group(
+            f"{words.row_title(result, f)} · {f.attack} · {words.decoding(f)}",
+            tuple(map(_measurement_row, f.measurements)),
+        )
+        for f in words.rows(result)
+        if f.measurements
+    )
+    head = ("Measurement", "Value", "95% interval", "n", "Note")
+    return Table("measurements-table", "Every measurement of every row", head, groups, frozenset({1, 2, 3}))
+
+
+def _measurement_row(m: Measurement) -> tuple[str, ...]:
+    return (words.label(m.name), words.counted(m), words.bounds(m), f"{m.n:,}", m.note)
+
+
+def _rows_table(result: AuditResult) -> Table:
+    head = ("Target", "Attack", "Options", "Tokens drawn", "Forward rows", "Time", "Notes")
+    groups = by_target(result, lambda finding: [_cost_row(result, finding)])
+    return Table("rows-table", "How each row was run", head, groups, frozenset({3, 4, 5}))
+
+
+def _cost_row(result: AuditResult, f: Finding) -> tuple[str, ...]:
+    options = ", ".join(f"{name}={option}" for name, option in f.options.items())
+    notes = (f"not applicable: {f.not_applicable}",) if f.not_applicable else words.notes(f)
+    cost = (f"{f.drawn:,}", f"{f.rows:,}", words.duration(f.seconds))
+    return (words.row_title(result, f), f.attack, options, *cost, "; ".join(notes))
+
+
+def _reproduce(result: AuditResult) -> list[Block]:
+    seeds = (
+        f"Seed {result.seed}. Every secret owns its random numbers, keyed by seed, target, sampling recipe and secret, "
+        "so the guesses do not depend on batch size, workers or resuming."
+    )
+    timings = tuple((words.plain(stage), words.duration(seconds)) for stage, seconds in result.timings.items())
+    return [
+        Code("Command", result.command),
+        Paragraph(seeds),
+        FactList("Environment", (("audit", result.tool_version), *result.environment.items())),
+        FactList("Time by stage", timings),
+        Code("Plan", json.dumps(result.plan, indent=2, ensure_ascii=False), folded=True),
+    ]
+
+
+TOPICS = (
+    Topic("claims", "Claims and spending", lambda m: _claims(m.result)),
+    Topic("adversary", "What the adversary was allowed", lambda m: _adversary(m.result), turn=5),
+    Topic("attacked", "What was attacked", lambda m: _attacked(m.result), turn=3),
+    Topic("targets", "Targets, costs and claims", lambda m: _targets(m.result), turn=4),
+    Topic("measurements", "All measurements", lambda m: _measurements(m.result), turn=8),
+    Topic("reproduce", "How to reproduce", lambda m: _reproduce(m.result), turn=7),
+)

@@ -1,0 +1,74 @@
+"""What a report has sections about: one entry each, which says how it is made and where it stands.
+
+Beside it what the modules of entries share. Knows neither the sections nor how a block is drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from auditor.core.result import AuditResult, Finding, Measurement
+from auditor.gate.compare import Comparison
+from auditor.records.details import Details, RowDetails
+from auditor.records.texts import Text
+from auditor.reports import words
+from auditor.reports.blocks import Block, Group, Span
+
+DECIDE, MEND, CHECK = "For the decision", "For mending the model", "For checking the method"
+BEFORE = "Since the last run"
+
+
+@dataclass(frozen=True)
+class Material:
+    """What sections are made of. result: cleaned. since: another run and this one. texts: private, to be shown."""
+
+    result: AuditResult
+    details: Details = field(default_factory=Details)
+    since: Comparison | None = None
+    texts: Mapping[str, Text] | None = None
+
+
+Maker = Callable[[Material], Sequence[Block]]  # no block: no section
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A section before it is made. It stands in its readers' part of the page, in the order of the part's list.
+
+    turn: its place in the Markdown report, whose last sections may find no room; 0: it is not in it. The first one is
+    not folded. brief: how it is made there, where that differs.
+    """
+
+    id: str
+    title: str
+    make: Maker
+    turn: int = 0
+    brief: Maker | None = None
+
+
+def by_target(result: AuditResult, rows: Callable[[Finding], list[tuple[str, ...]]]) -> tuple[Group, ...]:
+    """One untitled group a target, in report order."""
+    grouped: dict[str, list[tuple[str, ...]]] = {}
+    for finding in words.rows(result):
+        grouped.setdefault(finding.target, []).extend(rows(finding))
+    return tuple(Group("", tuple(group)) for group in grouped.values())
+
+
+def span(m: Measurement, floor: float | None = None) -> Span | None:
+    if any(math.isnan(value) for value in (m.low, m.value, m.high)):
+        return None
+    return Span(m.low, m.value, m.high, None if floor is None or math.isnan(floor) else floor)
+
+
+def row_details(details: Details, finding: Finding) -> RowDetails | None:
+    return details.rows.get((finding.target, finding.setting, finding.attack))
+
+
+def titled(result: AuditResult, finding: Finding) -> str:
+    return f"{words.row_title(result, finding)} · {finding.attack}"
+
+
+def kind(finding: Finding) -> str:
+    return "worst case" if finding.setting == "worst" else "inside the claim"
