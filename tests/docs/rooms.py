@@ -22,7 +22,7 @@ FOR = {
     "records": "a run on disk",
     "gate": "finished runs against limits and against each other",
     "reports": "a run folder as HTML, Markdown, terminal, tables; `schema.json` is the form of `result.json`",
-    "runs": "one audit: plan, site, targets, cells",
+    "runs": "one audit: its plan, where it takes place, its targets and cells",
     "utility": "what a defense costs",
     "studies": "many runs: grids, papers, ledgers",
     "commands": "one file a command",
@@ -52,6 +52,9 @@ def printed() -> str:
 
 
 def _below(room: str) -> str:
+    above = {*list(ROOMS)[: list(ROOMS).index(room)]}
+    if len(above) > 2 and ROOMS[room] == above:
+        return "all rooms above"
     return ", ".join(sorted(ROOMS[room])) or "nothing of ours"
 
 
