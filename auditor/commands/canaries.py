@@ -97,10 +97,11 @@ def score(
     """
     console.quiet()
     from auditor.core.jsonable import to_json
+    from auditor.models.loading import LoadingOptions
     from auditor.runs import canary_scores
 
     with console.terminal() as reporter:
-        scores = canary_scores.score(manifest, model, option or [], lead, device, dtype, seed, reporter)
+        scores = canary_scores.score(manifest, model, option or [], lead, LoadingOptions(device, dtype), seed, reporter)
     if as_json:
         typer.echo(json.dumps(to_json(scores), indent=1))
         return

@@ -47,6 +47,7 @@ def train(
 ) -> None:
     """Fine-tune a causal LM on private records. The same command goes on where it was interrupted."""
     console.quiet()
+    from auditor.models.loading import LoadingOptions
     from auditor.plugins import registry
     from auditor.runs import plan
     from auditor.runs import session as training
@@ -68,10 +69,7 @@ def train(
         user_column=user_column,
         block=block,
         seed=seed,
-        device=device,
-        dtype=dtype,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
+        loading=LoadingOptions(device, dtype, trust_remote_code, revision),
     )
     with console.terminal() as reporter:
         try:

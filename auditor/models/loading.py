@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import cached_file, is_bitsandbytes_available
 
 from auditor.core.errors import AuditError, library_errors
+from auditor.core.plan import Plan
 from auditor.models import self_check
 from auditor.models.huggingface import HuggingFaceModel
 
@@ -76,24 +77,43 @@ _PLACED_BY_PEFT = re.compile(r"^prompt_embeddings$|\.modules_to_save\.(weight|bi
 _SHOWN = 3  # names of weights in a sentence
 
 
-def load(
-    name: str,
-    *,
-    revision: str | None = None,
-    device: str = "cpu",
-    dtype: str = "float32",
-    trust_remote_code: bool = False,
-    model_args: Mapping[str, Any] | None = None,
-) -> HuggingFaceModel:
+@dataclass(frozen=True)
+class LoadingOptions:
+    """How weights are read, and where they go. revision, model_args: of one model, not of others loaded beside it."""
+
+    device: str = "cpu"
+    dtype: str = "float32"
+    trust_remote_code: bool = False
+    revision: str | None = None
+    model_args: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of_plan(cls, plan: Plan) -> LoadingOptions:
+        """For the model that is attacked."""
+        return cls(plan.device, plan.dtype, plan.trust_remote_code, plan.revision, plan.model_args)
+
+    def beside(self) -> LoadingOptions:
+        """For another model of the same audit."""
+        return replace(self, revision=None, model_args={})
+
+    @property
+    def hub(self) -> dict[str, Any]:
+        """What every `from_pretrained` takes."""
+        return {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
+
+
+DEFAULTS = LoadingOptions()
+
+
+def load(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceModel:
     """A causal LM by local folder or hub id; a PEFT adapter folder loads on the base model it names.
 
     Raises AuditError when nothing is there, when it is no causal LM, when its weights are not those of the model, or
     when its laws do not agree (`self_check`).
     """
-    options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
-    with load_errors(name, "causal LM", device, dtype):
+    with load_errors(name, "causal LM", options):
         if not (Path(name) / "adapter_config.json").is_file():
-            read = read_weights("causal", name, options, device, dtype, model_args)
+            read = read_weights("causal", name, options)
             tokenizer = tokenizer_beside(name, options)
             return _checked(HuggingFaceModel(read.model, tokenizer, name=name, notes=read.notes))
         config = PeftConfig.from_pretrained(name)
@@ -104,8 +124,8 @@ def load(
             raise AuditError(f"expected an adapter that names its base model, got {name!r}, which names none")
         if (Path(base) / "adapter_config.json").is_file():
             raise AuditError(f"expected an adapter of a whole model, got {name!r}, one on another adapter, {base!r}")
-        below = {**options, "revision": config.revision}
-        read = read_weights("causal", base, below, device, dtype, model_args)
+        below = replace(options, revision=config.revision)
+        read = read_weights("causal", base, below)
         _make_room(read.model, Path(name))
         model = with_adapter_of(read.model, name)
         tokenizer = tokenizer_beside(name, options) or tokenizer_beside(base, below)
@@ -128,27 +148,20 @@ class Weights:
     notes: tuple[str, ...] = ()
 
 
-def read_weights(
-    kind: Kind,
-    name: str,
-    options: Mapping[str, Any],
-    device: str,
-    dtype: str,
-    model_args: Mapping[str, Any] | None = None,
-) -> Weights:
-    """A model on its device, every weight of which was read. options: revision and trust_remote_code.
+def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
+    """A model on its device, every weight of which was read.
 
     Raises AuditError for another kind of model, and for weights that are missing, of another shape or of another model.
     """
-    place = torch.device(device)
+    place = torch.device(options.device)
     auto, known = _AUTO[kind]
-    config = AutoConfig.from_pretrained(name, **options)
+    config = AutoConfig.from_pretrained(name, **options.hub)
     _refuse_others(kind, name, config, options, known)
     notes = _which_set(name)
-    own = _model_args(model_args or {})
+    own = _model_args(options.model_args)
     if getattr(config, "quantization_config", None) or "quantization_config" in own:
         own.setdefault("device_map", {"": place})  # quantised weights are made where they stay
-    own = {**own, **options, "config": config, "dtype": DTYPES[dtype]}
+    own = {**own, **options.hub, "config": config, "dtype": DTYPES[options.dtype]}
 
     def read(renamed: Mapping[str, str] | None) -> tuple[PreTrainedModel, dict[str, Any]]:
         found: tuple[PreTrainedModel, dict[str, Any]] = auto.from_pretrained(
@@ -221,7 +234,7 @@ def _wrappers(keys: Collection[str]) -> str:
     return ", ".join(sorted({found for key in keys for found in _WRAPPER.findall(key)}))
 
 
-def _refuse_others(kind: Kind, name: str, config: Any, options: Mapping[str, Any], known: Collection[str]) -> None:
+def _refuse_others(kind: Kind, name: str, config: Any, options: LoadingOptions, known: Collection[str]) -> None:
     """What is neither a causal nor a masked LM, in plain words: transformers would make the missing half up.
 
     A masked LM would load as a causal one that sees the tokens it is asked for. Raises AuditError.
@@ -242,8 +255,7 @@ def _refuse_others(kind: Kind, name: str, config: Any, options: Mapping[str, Any
     more = _read_beside(config)
     if more:
         raise AuditError(f"{expected} a model ({config.model_type}) that must be told {more}, beside the text")
-    revision = options.get("revision")
-    if cached_file(name, "modules.json", revision=revision, _raise_exceptions_for_missing_entries=False):
+    if cached_file(name, "modules.json", revision=options.revision, _raise_exceptions_for_missing_entries=False):
         raise AuditError(f"{expected} an embedding model (it has the modules.json of sentence-transformers)")
 
 
@@ -369,15 +381,15 @@ def _embedding_rows(adapter: Path, base: Any) -> int | None:
 
 
 @contextmanager
-def load_errors(name: str, what: str, device: str, dtype: str = "float32") -> Iterator[None]:
+def load_errors(name: str, what: str, options: LoadingOptions) -> Iterator[None]:
     """Whatever a library raises while it loads a model, as one sentence. Raises AuditError."""
-    if dtype not in DTYPES:
-        raise AuditError(f"expected dtype in {sorted(DTYPES)}, got {dtype!r}")
-    with library_errors(f"cannot load {name!r} as a Hugging Face {what} on {device}"):
+    if options.dtype not in DTYPES:
+        raise AuditError(f"expected dtype in {sorted(DTYPES)}, got {options.dtype!r}")
+    with library_errors(f"cannot load {name!r} as a Hugging Face {what} on {options.device}"):
         yield
 
 
-def tokenizer_beside(name: str, options: Mapping[str, Any]) -> PreTrainedTokenizerBase | None:
+def tokenizer_beside(name: str, options: LoadingOptions) -> PreTrainedTokenizerBase | None:
     """The tokenizer beside the weights; None where there is none (token-id benchmarks need none).
 
     transformers makes an empty tokenizer up for a folder without one, so the files are looked for first.
@@ -386,6 +398,6 @@ def tokenizer_beside(name: str, options: Mapping[str, Any]) -> PreTrainedTokeniz
     if folder.is_dir() and not any((folder / file).is_file() for file in _TOKENIZER_FILES):
         return None
     try:
-        return AutoTokenizer.from_pretrained(name, **options)
+        return AutoTokenizer.from_pretrained(name, **options.hub)
     except (OSError, ValueError, KeyError):
         return None

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +16,7 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from auditor.core.errors import AuditError
 from auditor.models.huggingface import positions
-from auditor.models.loading import load_errors, read_weights, tokenizer_beside
+from auditor.models.loading import DEFAULTS, LoadingOptions, load_errors, read_weights, tokenizer_beside
 from auditor.models.self_check import AT_LOAD, distance, marks, tolerance
 
 _LONGEST = 1024  # tokens of a text that a model is tried on when it is loaded
@@ -110,22 +108,13 @@ def check(model: HuggingFaceMaskedModel) -> None:
             raise AuditError(f"{kind} does not change with what comes after it")
 
 
-def load_masked(
-    name: str,
-    *,
-    revision: str | None = None,
-    device: str = "cpu",
-    dtype: str = "float32",
-    trust_remote_code: bool = False,
-    model_args: Mapping[str, Any] | None = None,
-) -> HuggingFaceMaskedModel:
+def load_masked(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceMaskedModel:
     """A masked LM by local folder or hub id.
 
     Raises AuditError where there is none, none with a mask token, or one whose laws do not agree (`check`).
     """
-    options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
-    with load_errors(name, "masked LM", device, dtype):
-        read = read_weights("masked", name, options, device, dtype, model_args)
+    with load_errors(name, "masked LM", options):
+        read = read_weights("masked", name, options)
         tokenizer = tokenizer_beside(name, options)
         if tokenizer is None:
             raise AuditError(f"expected a masked LM with its tokenizer, got {name!r}, which has none")
@@ -134,15 +123,15 @@ def load_masked(
         return model
 
 
-def kind_of(name: str, given: str = "auto", revision: str | None = None, trust_remote_code: bool = False) -> str:
+def kind_of(name: str, given: str = "auto", options: LoadingOptions = DEFAULTS) -> str:
     """`causal` or `masked`: what was given, else what the configuration of the model says.
 
     Raises AuditError for an encoder-decoder, which is neither, and for a model that does not say.
     """
     if (Path(name) / "adapter_config.json").is_file():
         return "causal" if given == "auto" else given
-    with load_errors(name, "model", "cpu"):
-        config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
+    with load_errors(name, "model", options):
+        config = AutoConfig.from_pretrained(name, **options.hub)
     if getattr(config, "is_encoder_decoder", False):
         raise AuditError(f"expected a causal or a masked LM, got {name!r}, an encoder-decoder ({config.model_type})")
     said = " ".join(getattr(config, "architectures", None) or ())

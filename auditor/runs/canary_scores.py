@@ -10,7 +10,7 @@ from auditor.benchmarks import canaries
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Observation, Secret
 from auditor.core.plan import AUTO
-from auditor.models.loading import load
+from auditor.models.loading import LoadingOptions, load
 from auditor.plugins import registry
 from auditor.plugins.view import WORST, View
 from auditor.records import saved
@@ -46,8 +46,7 @@ def score(
     model: str,
     options: Sequence[str],
     lead: str,
-    device: str,
-    dtype: str,
+    loading: LoadingOptions,
     seed: int,
     reporter: Reporter,
 ) -> list[Score]:
@@ -64,7 +63,7 @@ def score(
     parsed = parse_options("-A", options, [PROBE])
     check_general("-A", parsed, {PROBE: fields})
     probe = registry.build("probe", registry.probes(), PROBE, options_for(PROBE, parsed, {}, fields))
-    target = load(model, device=device, dtype=dtype)
+    target = load(model, loading)
     secrets = canaries.secrets(held, target.tokenizer, target.vocab_size)
     longest = max(len(secret.suffix) for secret in secrets)
     before = choose(lead, target, longest=longest, canaries=secrets)

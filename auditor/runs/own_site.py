@@ -14,7 +14,7 @@ from auditor.core.plan import Plan
 from auditor.models.base import LanguageModel
 from auditor.models.ensemble import Ensemble
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.loading import load
+from auditor.models.loading import LoadingOptions, load
 from auditor.models.lora import load_ensemble, load_whole
 from auditor.models.shards import whole_adapter
 from auditor.plugins.benchmark import Benchmark
@@ -120,17 +120,11 @@ class OwnSite(Site):
         return other
 
     def _load(self, kind: str, name: str, main: bool = False) -> HuggingFaceModel:
-        plan = self.plan
-        options: dict[str, Any] = {
-            "revision": plan.revision if main else None,
-            "device": plan.device,
-            "dtype": plan.dtype,
-            "trust_remote_code": plan.trust_remote_code,
-            "model_args": dict(plan.model_args) if main else None,
-        }
+        of_model = LoadingOptions.of_plan(self.plan)
+        options = of_model if main else of_model.beside()
 
         def fresh() -> HuggingFaceModel:
-            model = load(name, **options)
+            model = load(name, options)
             for note in model.notes:
                 self.reporter.note(note)
             return model

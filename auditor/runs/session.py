@@ -22,7 +22,7 @@ from auditor.core import disk, locks
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.loading import load
+from auditor.models.loading import DEFAULTS, LoadingOptions, load
 from auditor.models.shards import record_names
 from auditor.plugins import registry
 from auditor.plugins.trainer import Checkpoint, Trainer, TrainingJob, TrainingRecord
@@ -50,10 +50,7 @@ class Training:
     user_column: str | None = None
     block: int | None = None
     seed: int = 0
-    device: str = "cpu"
-    dtype: str = "float32"
-    revision: str | None = None
-    trust_remote_code: bool = False
+    loading: LoadingOptions = DEFAULTS
 
 
 def train(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[str, ...]:
@@ -69,7 +66,7 @@ def train(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[s
     if (Path(asked.model) / "adapter_config.json").is_file():
         raise AuditError(f"expected a whole model to train, but {asked.model!r} is an adapter: give its base, or merge")
     texts, units = training_texts(asked.data, asked.text_column, asked.user_column)  # before minutes of loading
-    base = _load(asked, asked.model, main=True)
+    base = load(asked.model, asked.loading)
     records, notes = _records(base, texts, units)
     job = TrainingJob(
         base=asked.model,
@@ -158,15 +155,9 @@ def _block(asked: Training, base: HuggingFaceModel) -> int:
 # --- the models -------------------------------------------------------------------------------------------------------
 
 
-def _load(asked: Training, name: str, main: bool = False) -> HuggingFaceModel:
-    revision = asked.revision if main else None
-    remote = asked.trust_remote_code
-    return load(name, revision=revision, device=asked.device, dtype=asked.dtype, trust_remote_code=remote)
-
-
 def _public(asked: Training, base: HuggingFaceModel) -> HuggingFaceModel:
     assert asked.public is not None
-    public = _load(asked, asked.public)
+    public = load(asked.public, asked.loading.beside())
     if public.vocab_size != base.vocab_size:
         raise AuditError(
             f"expected --public to share the vocabulary of {base.vocab_size} tokens of {base.name}, "
@@ -177,7 +168,7 @@ def _public(asked: Training, base: HuggingFaceModel) -> HuggingFaceModel:
 
 def _trainable(asked: Training) -> Any:
     """A fresh model in training mode: all of its parameters free, or only those of a new LoRA adapter."""
-    model: Any = _load(asked, asked.model, main=True).model
+    model: Any = load(asked.model, asked.loading).model
     torch.manual_seed(asked.seed)  # of the adapter's random half
     if asked.lora:
         model = with_adapter(model, Adapter(asked.lora_rank, asked.lora_alpha, "all"))
@@ -193,19 +184,19 @@ def _trainable(asked: Training) -> Any:
 def _configuration(asked: Training, trainer: Trainer, job: TrainingJob) -> dict[str, Any]:
     """All that the weights depend on, as JSON. Of the records: a digest."""
     told = [[record.text, record.unit] for record in job.records]
-    read: dict[str, Any] = {"model": (asked.model, asked.revision), "public": (asked.public, None)}
+    read: dict[str, Any] = {"model": (asked.model, asked.loading.revision), "public": (asked.public, None)}
     configuration = {
         "method": trainer.name,
         "options": {name: value for name, value in to_json(trainer).items() if name not in trainer.immaterial},
         "model": asked.model,
-        "revision": asked.revision,
+        "revision": asked.loading.revision,
         "public": asked.public,
         "weights": weights.of({role: of for role, of in read.items() if of[0] is not None}),
         "lora": [asked.lora_rank, asked.lora_alpha] if asked.lora else None,
         "data": hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16],
         "block": job.block,
         "seed": asked.seed,
-        "dtype": asked.dtype,
+        "dtype": asked.loading.dtype,
     }
     plain: dict[str, Any] = json.loads(json.dumps(configuration))
     return plain

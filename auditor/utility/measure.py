@@ -28,7 +28,7 @@ from auditor.core.nouns import UNDEFENDED, Claim, Pair
 from auditor.core.plan import ATTACKS, AUTO, Plan
 from auditor.core.result import Measurement
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.loading import load
+from auditor.models.loading import LoadingOptions, load
 from auditor.models.lora import load_ensemble
 from auditor.models.masked import kind_of, load_masked
 from auditor.plugins import registry
@@ -236,19 +236,15 @@ def _of_ones_own(plan: Plan, settings: Settings) -> tuple[Subject[Any], Callable
     if settings.on is not None:
         raise AuditError("--on chooses among the lab's records; --data are measured whole")
     texts, asked = read_texts("--data", plan.data), _asked(plan, settings)  # before minutes of loading
-    shared: dict[str, Any] = {
-        "device": plan.device,
-        "dtype": plan.dtype,
-        "trust_remote_code": plan.trust_remote_code,
-    }
-    own: dict[str, Any] = {**shared, "revision": plan.revision, "model_args": dict(plan.model_args)}
-    if kind_of(plan.model, settings.kind, plan.revision, plan.trust_remote_code) == "masked":
+    options = LoadingOptions.of_plan(plan)
+    beside = options.beside()
+    if kind_of(plan.model, settings.kind, options) == "masked":
         _refuse_lead(plan)
-        masked = load_masked(plan.model, **own)
-        beside = load_masked(plan.public, **shared) if plan.public else None
-        return MaskedSubject(masked, beside, masked.tokenizer, texts, asked), _no_ensemble
-    target = load(plan.model, **own)
-    public = load(plan.public, **shared) if plan.public else None
+        masked = load_masked(plan.model, options)
+        other = load_masked(plan.public, beside) if plan.public else None
+        return MaskedSubject(masked, other, masked.tokenizer, texts, asked), _no_ensemble
+    target = load(plan.model, options)
+    public = load(plan.public, beside) if plan.public else None
 
     @cache
     def ensemble(folder: str) -> Any:
@@ -257,7 +253,7 @@ def _of_ones_own(plan: Plan, settings: Settings) -> tuple[Subject[Any], Callable
 
     def held(defense: Defense) -> Any:
         if "trained" in defense.needs:
-            return trained_folder(defense, lambda folder: load(folder, **shared), target.vocab_size)
+            return trained_folder(defense, lambda folder: load(folder, beside), target.vocab_size)
         return ensemble(defense.ensemble_folder)
 
     return _causal(plan, target, public, texts, asked), cache(held)

@@ -17,7 +17,7 @@ from auditor.defenses.adp_sound import AdpSound
 from auditor.defenses.dp_sgd import DpSgd
 from auditor.defenses.no_clipping import NoClipping
 from auditor.defenses.no_noise import NoNoise
-from auditor.models.loading import load
+from auditor.models.loading import LoadingOptions, load
 from auditor.plugins import registry
 from auditor.privacy.gaussian import pld_epsilon, rdp_epsilon
 from auditor.privacy.promises import PrivacyRecord, read
@@ -258,7 +258,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "expected sampling=poisson, got shuffled",
     ),
     "ghost and tied": ({"model": "gpt2", "options": {"ghost": "true"}}, "ghost clipping cannot handle tied parameters"),
-    "half precision": ({"dtype": "bfloat16"}, "expected --dtype float32: noise rounded to torch.bfloat16"),
+    "half precision": (
+        {"loading": LoadingOptions(dtype="bfloat16")},
+        "expected --dtype float32: noise rounded to torch.bfloat16",
+    ),
     "delta": ({"options": {"delta": 0}}, "expected delta in (0, 1), got 0"),
     "epsilon": ({"options": {"epsilon": -1}}, "expected epsilon > 0 and at most 1000, got -1"),
     "no protection": ({"options": {"epsilon": 1e12}}, "expected epsilon > 0 and at most 1000, got 1e+12"),

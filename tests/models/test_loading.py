@@ -34,7 +34,7 @@ from transformers import (
 
 from auditor.core.errors import AuditError
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.loading import load, read_weights
+from auditor.models.loading import LoadingOptions, load, read_weights
 
 Tensors = dict[str, torch.Tensor]
 SHAPE = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
@@ -161,7 +161,7 @@ def test_encoder_decoders_and_what_predicts_no_token_are_refused_in_plain_words(
 
 def test_masked_lms_have_all_their_weights_too(tmp_path: Path) -> None:
     def read(folder: Path) -> Any:
-        return read_weights("masked", str(folder), {}, "cpu", "float32").model
+        return read_weights("masked", str(folder), LoadingOptions()).model
 
     tokens = torch.tensor([[4, 5, 6]])
     for kind in (BertForMaskedLM, BertForPreTraining):  # the second has a pooler, and a head for pairs of sentences
@@ -301,7 +301,7 @@ def test_adapters_of_classifiers_or_of_nothing_are_refused(tmp_path: Path) -> No
 def test_model_args_that_would_be_ignored_are_refused(tmp_path: Path, given: dict[str, str], words: str) -> None:
     llama().save_pretrained(tmp_path)
     with pytest.raises(AuditError, match=words):
-        load(str(tmp_path), model_args=given)
+        load(str(tmp_path), LoadingOptions(model_args=given))
 
 
 def test_quantisation_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,15 +309,16 @@ def test_quantisation_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("auditor.models.loading.is_bitsandbytes_available", lambda: False)
     for given in ({"load_in_8bit": "true"}, {"quantization_config": '{"load_in_4bit": true}'}):
         with pytest.raises(AuditError, match=r"needs bitsandbytes: pip install 'audit-lm\[quantised\]'"):
-            load(str(tmp_path), model_args=given)
-    assert load(str(tmp_path), model_args={"load_in_8bit": "false", "attn_implementation": "eager"}).vocab_size == 50
+            load(str(tmp_path), LoadingOptions(model_args=given))
+    off = LoadingOptions(model_args={"load_in_8bit": "false", "attn_implementation": "eager"})
+    assert load(str(tmp_path), off).vocab_size == 50
 
 
 def test_a_model_that_is_spread_by_its_library_stays_where_it_was_put(tmp_path: Path) -> None:
     model = llama()
     model.save_pretrained(tmp_path)
     torch.testing.assert_close(
-        law(load(str(tmp_path), model_args={"device_map": "auto"})), law(HuggingFaceModel(model))
+        law(load(str(tmp_path), LoadingOptions(model_args={"device_map": "auto"}))), law(HuggingFaceModel(model))
     )
 
 

@@ -25,7 +25,7 @@ from auditor.core.streams import generator
 from auditor.defenses.uniform_mixing import UniformMixingModel
 from auditor.models.base import perplexity_nll
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.loading import load
+from auditor.models.loading import LoadingOptions, load
 from auditor.models.slots import assign_slots
 from auditor.runs.greedy import greedy_recall
 from auditor.training.finetune import fit
@@ -146,7 +146,7 @@ def test_local_folders_load_with_dtype(make_tiny: MakeTiny, tmp_path: Path) -> N
     context = torch.tensor([[4, 5, 6]])
     torch.testing.assert_close(again.log_probs(context, 1), model.log_probs(context, 1))
     assert again.tokenizer is None
-    half = load(str(tmp_path), dtype="bfloat16")
+    half = load(str(tmp_path), LoadingOptions(dtype="bfloat16"))
     assert half.log_probs(context, 1).dtype == torch.float32  # laws are single precision whatever the weights are
     torch.testing.assert_close(half.log_probs(context, 1), model.log_probs(context, 1), atol=0.2, rtol=0)
 
@@ -179,9 +179,9 @@ def test_what_is_no_model_is_refused_in_one_sentence(
 
 def test_unknown_dtypes_and_devices_are_refused(tmp_path: Path) -> None:
     with pytest.raises(AuditError, match="expected dtype in"):
-        load(str(tmp_path), dtype="int3")
+        load(str(tmp_path), LoadingOptions(dtype="int3"))
     with pytest.raises(AuditError, match="cannot load"):
-        load(str(tmp_path), device="teapot")
+        load(str(tmp_path), LoadingOptions(device="teapot"))
 
 
 def test_recall_does_not_move_in_bfloat16(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_recall_does_not_move_in_bfloat16(tmp_path: Path) -> None:
     learnt.save_pretrained(tmp_path)
     secrets = [Secret(str(i), tuple(text[:6]), tuple(text[6:])) for i, text in enumerate(texts.tolist())]
     recall = {
-        dtype: greedy_recall(load(str(tmp_path), dtype=dtype), secrets)["all"].value
+        dtype: greedy_recall(load(str(tmp_path), LoadingOptions(dtype=dtype)), secrets)["all"].value
         for dtype in ("float32", "bfloat16")
     }
     assert recall["float32"] > 0.8

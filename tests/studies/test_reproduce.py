@@ -94,9 +94,9 @@ def test_a_sweep_runs_every_point_once_and_resumes(world: Path, tmp_path: Path, 
         walked.append(folder.path.name)
         return real(plan, folder, *rest)
 
-    def counting(name: str, **options: Any) -> Any:
+    def counting(name: str, options: Any) -> Any:
         loaded.append(name)
-        return load(name, **options)
+        return load(name, options)
 
     monkeypatch.setattr(sweep, "run", counted)
     monkeypatch.setattr(own_site, "load", counting)
