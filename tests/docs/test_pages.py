@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,12 @@ from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
 from auditor.benchmarks.lab import LabRecipe
 from auditor.cli import call
+from auditor.core.nouns import Claim
 from auditor.plugins import registry
+from auditor.plugins.attack import Attack
+from auditor.plugins.defense import Defense
+from auditor.plugins.probe import Probe
+from auditor.plugins.trainer import Trainer
 from auditor.privacy import gaussian
 from tests.conftest import save_tiny
 from tests.docs import rooms
@@ -126,15 +132,17 @@ def values(words: Sequence[str], *names: str) -> set[str]:
     return {after for before, after in pairwise(words) if before in names}
 
 
-@pytest.mark.parametrize("page", PAGES)
+def run_here(page: str) -> list[Command]:
+    return [step for step in steps(page) if isinstance(step, Command) and not step.why]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if run_here(page)])
 def test_commands_run(page: str, world: Path, here: Path, capsys: Said, monkeypatch: Patch) -> None:
-    todo = [step for step in steps(page) if isinstance(step, File) or not step.why]
-    if not any(isinstance(step, Command) for step in todo):
-        return
-    lay_out(world, here, [step.words for step in todo if isinstance(step, Command)])
-    for step in todo:
+    lay_out(world, here, [step.words for step in run_here(page)])
+    for step in steps(page):
         if isinstance(step, File):
             (here / step.name).write_text(step.text)
+        if isinstance(step, File) or step.why:
             continue
         program, *words = step.words
         assert program == "audit", f"{step.where}: the test runs `audit` only; say why this is not run"
@@ -264,3 +272,12 @@ def test_what_moved_is_there_and_no_longer_where_it_was() -> None:
         assert hasattr(importlib.import_module(now), name), f"{now}.{name}"
         gone = importlib.util.find_spec(was) is None
         assert gone or not hasattr(importlib.import_module(was), name), f"{was}.{name}"
+
+
+def test_members_that_pages_name_are_there() -> None:
+    named = [span for page in PAGES for span in spans(page) if re.fullmatch(r"[A-Z][A-Za-z]+\.[a-z_]+", span)]
+    assert len(named) > 10
+    owners: dict[str, Any] = {owner.__name__: owner for owner in (Attack, Probe, Defense, Trainer, Claim)}
+    for span in named:
+        owner, _, member = span.partition(".")
+        assert member in {*dir(owners[owner]), *owners[owner].__dataclass_fields__}, span
