@@ -49,7 +49,7 @@ def causes(result: AuditResult) -> list[Block]:
         return []
     groups = (
         *(
-            Group(f"{words.row_title(result, f)} · {f.attack}", tuple(_chain_rows(result, f.target, f.chain)))
+            Group(f"{words.row_title(result, f)} · {f.attack}{_over(f)}", tuple(_chain_rows(result, f.target, f.chain)))
             for f in chained
         ),
         *(Group(f"{t.title} · {words.LIKELIER}", tuple(_chain_rows(result, t.name, t.likelihood))) for t in likelier),
@@ -57,6 +57,10 @@ def causes(result: AuditResult) -> list[Block]:
     head = ("Step", "From", "To", "What changes", "Difference", "95% interval", "n", "Shown")
     caption = "What the effect of each defense is due to: the step from one control row to the next, paired by secret"
     return [Table("causes-table", caption, head, groups, frozenset({4, 5, 6}))]
+
+
+def _over(finding: Finding) -> str:
+    return words.over(finding.chain.whole) if finding.chain else ""
 
 
 def _chain_rows(result: AuditResult, target: str, chain: Chain | None) -> Iterator[tuple[str, ...]]:

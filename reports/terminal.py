@@ -168,9 +168,8 @@ def _why(title: str, finding: Finding, chain: Chain) -> Text:
     """`why PMixED  recipe −1.0 points [−3.0 to 0.7], not shown · splitting −12 points [−16 to −8] (ethicist, n 300)`"""
     where = ", worst case" if finding.setting == "worst" else ""
     told = " · ".join(map(words.credited, chain.steps))
-    return Text.assemble(
-        (f"why {title}", "bold"), "  ", told, (f" ({finding.attack}{where}, n {chain.whole.n:,})", "dim")
-    )
+    of = f" ({finding.attack}{where}{words.over(chain.whole)}, n {chain.whole.n:,})"
+    return Text.assemble((f"why {title}", "bold"), "  ", told, (of, "dim"))
 
 
 def _pointers(result: AuditResult, folder: Path) -> Iterator[RenderableType]:

@@ -286,7 +286,8 @@ def because(result: AuditResult, target: TargetRecord) -> str:
     where = "worst case" if finding.setting == "worst" else "only sampled tokens"
     whole = finding.chain.whole
     told = "; ".join(map(words.credited_in_full, words.steps(finding.chain, target.name)))
-    opening = f"Of {target.title}'s {words.points(whole)} against no defense ({finding.attack}, {where}, n {whole.n:,})"
+    of = f"{finding.attack}, {where}{words.over(whole)}, n {whole.n:,}"
+    opening = f"Of {target.title}'s {words.points(whole)} against no defense ({of})"
     beyond = words.steps(finding.chain, target.name, beyond=True)
     further = (f"One step further, {words.credited_in_full(step)}." for step in beyond)
     return " ".join((f"{opening}, by control rows: {told}.", *further, *_likelier(target)))

@@ -264,6 +264,11 @@ def points(m: Measurement) -> str:
     return f"{in_points(m)} {bounds(m)}"
 
 
+def over(m: Measurement) -> str:
+    """`, above non-members`: what a difference leaves out, where it says so."""
+    return f", {m.note}" if m.note else ""
+
+
 def in_points(m: Measurement) -> str:
     return f"{percent(m.value)} points" if m.unit in metrics.SHARES else f"{value(m)} {m.unit}"
 

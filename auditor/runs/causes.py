@@ -18,6 +18,7 @@ from auditor.plugins.defense import Cause
 from auditor.statistics import intervals
 from auditor.statistics.bounds import paired_means
 
+ABOVE = "above non-members"  # a note: what they changed by is taken off
 _TAIL = (1 - intervals.CONFIDENCE) / 2
 
 
@@ -95,12 +96,12 @@ def difference(new: Answers, base: Answers, secrets: Sequence[str], others: Sequ
 def _welch(name: str, unit: str, own: NDArray[np.float64], other: NDArray[np.float64]) -> Measurement:
     """The difference of two means with Welch's interval; none where a group of one says nothing of its spread."""
     if not (np.isfinite(own).all() and np.isfinite(other).all()):  # a law that gives a true token nothing
-        return Measurement(name, math.nan, math.nan, math.nan, len(own), unit)
+        return Measurement(name, math.nan, math.nan, math.nan, len(own), unit, ABOVE)
     value = float(own.mean() - other.mean())
     if min(len(own), len(other)) < 2 or own.std() + other.std() == 0:
-        return Measurement(name, value, math.nan, math.nan, len(own), unit)
+        return Measurement(name, value, math.nan, math.nan, len(own), unit, ABOVE)
     found = scipy.stats.ttest_ind(own, other, equal_var=False).confidence_interval(intervals.CONFIDENCE)
-    return Measurement(name, value, float(found.low), float(found.high), len(own), unit)
+    return Measurement(name, value, float(found.low), float(found.high), len(own), unit, ABOVE)
 
 
 def _changes(rungs: Sequence[Rung]) -> dict[str, str]:

@@ -17,7 +17,10 @@ from auditor.statistics import judging
 
 
 class Collector:
-    """answers: the main number of each member, by cell; likelihoods: of their true tokens, by target."""
+    """answers: the main number of each member, by cell, and of each non-member what is no memory in it.
+
+    likelihoods: of their true tokens, by target.
+    """
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -46,9 +49,14 @@ class Collector:
         """What a probe's cell came to; main: its first measurement."""
         self._records[key] = probe_record(probe, secrets, observations)
         by_secret = probe.per_secret(secrets, observations).get(main.name, [])
-        own = {s.id: x for s, x in zip(secrets, by_secret, strict=False) if s.member}
-        if own and np.isfinite(list(own.values())).all():
-            self.answers[key] = Answers(main.name, main.unit, own)
+        own, others = (
+            {s.id: x for s, x in zip(secrets, by_secret, strict=False) if s.member == member}
+            for member in (True, False)
+        )
+        # A canary's exposure is a rank among texts that were never inserted: nothing is to be taken off it.
+        floor = others if probe.of == "secrets" else {}
+        if own and np.isfinite([*own.values(), *floor.values()]).all():
+            self.answers[key] = Answers(main.name, main.unit, own, floor)
 
     def save(self, secrets: Sequence[Secret], tokenizer: Any) -> None:
         """All of it that is kept, to the run folder."""

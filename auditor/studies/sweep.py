@@ -17,7 +17,7 @@ from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.jsonfiles import read_object
 from auditor.core.plan import FIELDS, Plan
-from auditor.core.result import AuditResult, Finding, Measurement, TargetRecord
+from auditor.core.result import AuditResult, Chain, Finding, Measurement, TargetRecord
 from auditor.records import saved
 from auditor.records.contrasts import Cell, Part, contrast
 from auditor.records.folder import RunFolder
@@ -228,6 +228,7 @@ def _cells(finished: Mapping[int, tuple[AuditResult, RunFolder]]) -> Iterator[Ce
                 probed[seed] = per_secret(record)
             of_target = _of_target(finished[seed][0].target(target))
             measured[seed] = {m.name: m for m in (*finding.measurements, *of_target)}
+            measured[seed] |= {m.name: m for m in _of_steps(finding.chain)}
             measured[seed] |= {f"{m.name}(count={count})": m for count, m in finding.by_repeats.items()}
         one = next(iter(findings.values()))
         texts = {seed: held[target] for seed, held in heldout.items() if target in held}
@@ -255,9 +256,15 @@ def _of_target(target: TargetRecord) -> Iterator[Measurement]:
     for name, epsilon in (("epsilon", claimed), ("nominal_epsilon", target.nominal_epsilon)):
         if epsilon is not None:
             yield Measurement(name, epsilon, epsilon, epsilon, 1, "nats")
-    for step in target.likelihood.steps if target.likelihood else ():
+    yield from _of_steps(target.likelihood)
+
+
+def _of_steps(chain: Chain | None) -> Iterator[Measurement]:
+    """What each cause takes, by what it takes it of: `likelihood_mixing`, `near_verbatim_probability_splitting`."""
+    for step in chain.steps if chain else ():
         if step.difference:
-            yield replace(step.difference, name="_".join(["likelihood", *step.causes]).replace(" ", "_"))
+            of = step.difference.name.removesuffix("_difference")
+            yield replace(step.difference, name="_".join([of, *step.causes]).replace(" ", "_"))
 
 
 def _about(result: AuditResult) -> str:

@@ -336,6 +336,8 @@ MEASURED = (
     "exposure",
     "exposure_nonmembers",
     "near_verbatim_probability",
+    "near_verbatim_probability_splitting",
+    "near_verbatim_probability_mixing",
     "realised_zero_out",
     "likelihood_splitting",
     "likelihood_mixing",
