@@ -32,6 +32,7 @@ from auditor.plugins.defense import Defense
 from auditor.plugins.probe import Probe
 from auditor.plugins.trainer import Trainer
 from auditor.privacy import gaussian
+from auditor.runs import grid, plan
 from tests.conftest import save_tiny
 from tests.docs import rooms
 from tests.docs.pages import PAGES, ROOT, Command, File, links, options, parse, parts, spans, steps
@@ -223,11 +224,21 @@ def test_every_option_and_path_in_the_text_is_there(page: str) -> None:
         if span.startswith(("audit ", "--")):
             named = {word.partition("=")[0].split("|")[0] for word in span.split() if word.startswith("--")}
             assert named <= known, f"{page}: {span}"
+        if given := re.match(r"-([AD]) (?:[\w-]+\.)?(\w+)", span):
+            assert given[2] in plugin_options(given[1]), f"{page}: {span}"
         top = span.partition("/")[0]
         if "/" in span and re.fullmatch(r"[\w./-]+", span) and (ROOT / top).is_dir():
             assert (ROOT / span).exists(), f"{page}: {span}"
     for link in links(page):
         assert "://" in link or (ROOT / page).parent.joinpath(link).exists(), f"{page}: {link}"
+
+
+def plugin_options(flag: str) -> set[str]:
+    """Every option that -A, or -D, may give to a plug-in of ours."""
+    found: list[dict[str, Any]] = [registry.defenses(), registry.trainers()]
+    if flag == "A":
+        found = [registry.attacks_and_probes()]
+    return {field.name for kinds in found for kind in kinds.values() for field in dataclasses.fields(kind)}
 
 
 def test_the_front_door_is_short_and_leads_everywhere() -> None:
@@ -281,3 +292,11 @@ def test_members_that_pages_name_are_there() -> None:
     for span in named:
         owner, _, member = span.partition(".")
         assert member in {*dir(owners[owner]), *owners[owner].__dataclass_fields__}, span
+
+
+def test_the_plan_that_is_not_run_is_a_grid_of_as_many_runs_as_it_says(tmp_path: Path) -> None:
+    (shown,) = (step for step in steps("docs/reproduce.md") if isinstance(step, File))
+    (asked,) = (step for step in steps("docs/reproduce.md") if isinstance(step, Command) and shown.name in step.words)
+    (tmp_path / shown.name).write_text(shown.text)
+    points = grid.expand(plan.read_toml(tmp_path / shown.name, grid.GRID))
+    assert asked.why.startswith(f"{len(points)} runs")
