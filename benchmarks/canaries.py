@@ -21,6 +21,7 @@ from auditor.core.nouns import Canary, Secret
 from auditor.core.spaces import Space, parse
 from auditor.core.streams import generator
 from auditor.generation.tries import encode
+from auditor.models.vocabulary import check_tokens
 from auditor.plugins.benchmark import Benchmark
 
 MANIFEST_VERSION = 1
@@ -186,12 +187,7 @@ def secrets(manifest: Manifest, tokenizer: Any, vocab_size: int) -> tuple[Secret
         raise AuditError(
             f"the manifest was made for another tokenizer: {type(tokenizer).__name__} writes two canaries alike"
         )
-    largest = max((token for row in rows for token in row), default=0)
-    if largest >= vocab_size:
-        raise AuditError(
-            f"vocabulary mismatch: the tokenizer writes the canaries with token {largest}, "
-            f"but the model gives probabilities to {vocab_size}"
-        )
+    check_tokens("the canaries", rows, vocab_size)
     return tuple(
         Secret(
             entry.id,

@@ -28,6 +28,7 @@ from auditor.core.nouns import Tokens
 from auditor.core.spaces import Space
 from auditor.models.base import LanguageModel, Rows
 from auditor.models.decoding import by_shape
+from auditor.models.vocabulary import check_tokens
 
 _TIE = 1e-5  # nats, and a millionth of the nll: closer than this, float32 laws cannot tell two texts apart
 _TEXTS_AT_ONCE = 10_000
@@ -311,11 +312,8 @@ class _Search:
 
 
 def check_vocabulary(model: LanguageModel, tree: Trie) -> None:
-    if tree.largest >= model.vocab_size:
-        raise AuditError(
-            f"vocabulary mismatch: the tokenizer writes the canaries with token {tree.largest}, "
-            f"but {model.name} gives probabilities to {model.vocab_size}"
-        )
+    """Raises AuditError where the trie has tokens that the model does not."""
+    check_tokens("the canaries", [(tree.largest,)], model.vocab_size, model.name)
 
 
 def _children(start: Tensor, node: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,8 +12,8 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from auditor.core.errors import AuditError
 from auditor.models.base import LanguageModel, Rows
+from auditor.models.vocabulary import check_shared
 
 
 class Ensemble(ABC):
@@ -75,11 +75,7 @@ class ModelEnsemble(Ensemble):
 
     def __init__(self, public: LanguageModel, members: Sequence[LanguageModel]) -> None:
         for member in members:
-            if member.vocab_size != public.vocab_size:
-                raise AuditError(
-                    f"expected members with the public model's vocabulary of {public.vocab_size}, "
-                    f"but {member.name} has {member.vocab_size}"
-                )
+            check_shared("members", member.name, member.vocab_size, "the public model's", public.vocab_size)
         self.public = public
         self.parts = (public, *members)
         self.size = len(members)

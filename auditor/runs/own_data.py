@@ -13,6 +13,7 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret
 from auditor.core.plan import Plan
 from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.vocabulary import check_tokens
 from auditor.plugins.benchmark import Benchmark
 
 
@@ -55,22 +56,11 @@ def _load_records(plan: Plan, data: str, model: HuggingFaceModel) -> Benchmark:
             **common,
         )
     if model.tokenizer is not None and len(model.tokenizer) != model.vocab_size:
-        _check_vocabulary(model, benchmark)
+        pairs = (*((s.prefix, s.suffix) for s in benchmark.secrets), *((p.prefix, p.suffix) for p in benchmark.known))
+        check_tokens("the data", (*itertools.chain(*pairs), *benchmark.heldout), model.vocab_size, model.name)
         more = len(model.tokenizer) > model.vocab_size
         benchmark.notes += (
             f"the model's law has {model.vocab_size} entries, its tokenizer {len(model.tokenizer)} tokens: "
             + ("the data use none of those beyond" if more else "the rest is padding"),
         )
     return benchmark
-
-
-def _check_vocabulary(model: HuggingFaceModel, benchmark: Benchmark) -> None:
-    """Refuses data with tokens that the model gives no probability to."""
-    secrets, known = ([(pair.prefix, pair.suffix) for pair in pairs] for pairs in (benchmark.secrets, benchmark.known))
-    texts = (*itertools.chain(*secrets, *known), *benchmark.heldout)
-    largest = max((max(tokens) for tokens in texts if tokens), default=0)
-    if largest >= model.vocab_size:
-        raise AuditError(
-            f"vocabulary mismatch: the tokenizer writes the data with token {largest}, "
-            f"but {model.name} gives probabilities to {model.vocab_size}"
-        )

@@ -17,6 +17,7 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import LoadingOptions, load
 from auditor.models.lora import load_ensemble, load_whole
 from auditor.models.shards import whole_adapter
+from auditor.models.vocabulary import check_shared
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.defense import Defense, TrainedModel
 from auditor.privacy import promises
@@ -112,11 +113,7 @@ class OwnSite(Site):
         if name is None:
             return None
         other = self._load(kind, name)
-        if other.vocab_size != self.model.vocab_size:
-            raise AuditError(
-                f"expected --{kind} to share the target's vocabulary of {self.model.vocab_size}, "
-                f"but {other.name} has {other.vocab_size}"
-            )
+        check_shared(f"--{kind}", other.name, other.vocab_size, "the target's", self.model.vocab_size)
         return other
 
     def _load(self, kind: str, name: str, main: bool = False) -> HuggingFaceModel:
@@ -182,8 +179,5 @@ def trained_folder(defense: Defense, load: Callable[[str], HuggingFaceModel], vo
         found = "no privacy.json" if record is None else f"a model trained by {record.method}"
         raise AuditError(f"expected {folder!r} to be trained by audit train {defense.name}, got {found}")
     model = load(folder)
-    if model.vocab_size != vocab_size:
-        raise AuditError(
-            f"expected {folder!r} to share the target's vocabulary of {vocab_size}, but it has {model.vocab_size}"
-        )
+    check_shared(repr(folder), "it", model.vocab_size, "the target's", vocab_size)
     return TrainedModel(model, record)

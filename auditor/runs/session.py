@@ -24,6 +24,7 @@ from auditor.core.jsonable import to_json
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import DEFAULTS, LoadingOptions, load
 from auditor.models.shards import record_names
+from auditor.models.vocabulary import check_shared, check_tokens
 from auditor.plugins import registry
 from auditor.plugins.trainer import Checkpoint, Trainer, TrainingJob, TrainingRecord
 from auditor.records import weights
@@ -126,9 +127,7 @@ def _records(
     if base.tokenizer is None:
         raise AuditError(f"expected a model with a tokenizer, but {base.name} has none")
     tokens = base.tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
-    widest = max((max(ids) for ids in tokens if ids), default=0)
-    if widest >= base.vocab_size:
-        raise AuditError(f"the tokenizer has token {widest}, but {base.name} knows {base.vocab_size} tokens")
+    check_tokens("the records", tokens, base.vocab_size, base.name)
     owners = units if units is not None else [record_names([text])[0] for text in texts]
     records = tuple(
         TrainingRecord(text, tuple(ids), owner) for text, ids, owner in zip(texts, tokens, owners, strict=True)
@@ -158,11 +157,7 @@ def _block(asked: Training, base: HuggingFaceModel) -> int:
 def _public(asked: Training, base: HuggingFaceModel) -> HuggingFaceModel:
     assert asked.public is not None
     public = load(asked.public, asked.loading.beside())
-    if public.vocab_size != base.vocab_size:
-        raise AuditError(
-            f"expected --public to share the vocabulary of {base.vocab_size} tokens of {base.name}, "
-            f"but {public.name} has {public.vocab_size}"
-        )
+    check_shared("--public", public.name, public.vocab_size, "the base's", base.vocab_size)
     return public
 
 

@@ -26,6 +26,7 @@ from auditor.generation.sample import sample
 from auditor.models.base import LanguageModel, Rows, law_elements
 from auditor.models.decoding import ANCESTRAL, by_shape
 from auditor.models.masked import MaskedModel
+from auditor.models.vocabulary import check_shared, check_tokens
 from auditor.plugins.defense import Defense, MaskedScenario, Scenario, TrainedModel
 from auditor.runs.lead import led
 
@@ -75,11 +76,8 @@ class Subject(ABC, Generic[Model]):
     def __init__(self, target: Model, public: Model | None, tokenizer: Any, texts: Sequence[str], asked: Asked) -> None:
         if tokenizer is None:
             raise AuditError(f"expected a model with a tokenizer, got {target.name!r}, which has none")
-        if public is not None and public.vocab_size != target.vocab_size:
-            raise AuditError(
-                f"expected --public to share the target's vocabulary of {target.vocab_size}, "
-                f"but {public.name} has {public.vocab_size}"
-            )
+        if public is not None:
+            check_shared("--public", public.name, public.vocab_size, "the target's", target.vocab_size)
         self.bare: Model = self.behind(target)
         self.target: Model = self._once(target)
         self.undefended: Model = self.behind(self.target)
@@ -104,12 +102,7 @@ class Subject(ABC, Generic[Model]):
     def _usable(self, texts: Sequence[str]) -> list[Text]:
         made = [self.encode(row, text) for row, text in enumerate(texts)]
         usable = [text for text in made if text.open]
-        largest = max((max(text.tokens) for text in usable), default=0)
-        if largest >= self.target.vocab_size:
-            raise AuditError(
-                f"vocabulary mismatch: the tokenizer writes the texts with token {largest}, "
-                f"but {self.target.name} gives probabilities to {self.target.vocab_size}"
-            )
+        check_tokens("the texts", [text.tokens for text in usable], self.target.vocab_size, self.target.name)
         if not usable:
             raise AuditError(f"expected texts with something to predict, got {len(texts)} without two tokens")
         if len(usable) < len(made):

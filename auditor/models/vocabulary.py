@@ -1,0 +1,29 @@
+"""Whether tokens are those of a model: a law says nothing of a token beyond its width. Knows token ids and sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from auditor.core.errors import AuditError
+
+
+def check_tokens(what: str, texts: Iterable[Sequence[int]], size: int, model: str = "the model") -> None:
+    """Raises AuditError for texts with a token that the model gives no probability to.
+
+    what: whose tokens they are, as "the data"; size: how many tokens the model's law has.
+    """
+    largest = max((max(tokens) for tokens in texts if len(tokens)), default=0)
+    if largest >= size:
+        raise AuditError(
+            f"vocabulary mismatch: the tokenizer writes {what} with token {largest}, "
+            f"but {model} gives probabilities to {size}"
+        )
+
+
+def check_shared(what: str, name: str, found: int, whose: str, size: int) -> None:
+    """Raises AuditError where a model that is asked about the same tokens has a law of another width.
+
+    what: how the user gave it, as "--public"; name: of the model; whose: that it is to share, as "the target's".
+    """
+    if found != size:
+        raise AuditError(f"expected {what} to share {whose} vocabulary of {size}, but {name} has {found}")

@@ -1,0 +1,34 @@
+"""Tokens that a model has no probability for are refused in one place, by the same words."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from auditor.core.errors import AuditError
+from auditor.models.vocabulary import check_shared, check_tokens
+from tests.test_layers import MODULES
+
+# Whose words name more than a largest token: the row of an array, the tokens of a lead.
+OTHERS = {"models.vocabulary", "benchmarks.lm_extraction", "runs.lead"}
+
+
+def test_a_token_beyond_the_law_is_refused() -> None:
+    check_tokens("the data", [(0, 1), (), (9,)], 10)
+    check_tokens("the data", [], 1)
+    with pytest.raises(AuditError, match="writes the data with token 10, but tiny gives probabilities to 10"):
+        check_tokens("the data", [(0, 1), (10, 2)], 10, "tiny")
+
+
+def test_a_law_of_another_width_is_refused() -> None:
+    check_shared("--public", "tiny", 5, "the target's", 5)
+    with pytest.raises(AuditError, match="expected --public to share the target's vocabulary of 5, but tiny has 6"):
+        check_shared("--public", "tiny", 6, "the target's", 5)
+
+
+def test_nobody_else_compares_vocabularies_to_refuse_them() -> None:
+    for name, path in MODULES.items():
+        said = [ast.unparse(node) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Raise)]
+        refusing = [words for words in said if "vocabulary mismatch" in words or "vocabulary of" in words]
+        assert name in OTHERS or not refusing, name
