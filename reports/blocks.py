@@ -84,7 +84,7 @@ class Forest:
 
 
 @dataclass(frozen=True)
-class Point:
+class PlotPoint:
     x: float
     y: float
     low: float = math.nan  # of the interval of y; NaN: none
@@ -96,7 +96,7 @@ class Series:
     """One line of a plot. kind: what its line style says, where the marker and colour say the label."""
 
     label: str
-    points: tuple[Point, ...]
+    points: tuple[PlotPoint, ...]
     kind: str = ""
 
 

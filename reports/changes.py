@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from auditor.core.result import Measurement
-from auditor.gate.compare import Cell, Comparison, Line
+from auditor.gate.compare import Comparand, Comparison, Line
 from auditor.reports import inert, words
 from auditor.reports.blocks import Group, Table
 
@@ -17,8 +17,8 @@ def headline(comparison: Comparison) -> str:
     """`1 of 4 rows leak more, 0 less, 3 show no change; ...`"""
     found = Counter(_word(line.cells[-1]) for line in comparison.lines)
     parts = [f"{found[_MORE]} of {len(comparison.lines)} rows leak more", f"{found[_LESS]} less"]
-    parts += [f"{found[_SAME]} show no change"] * bool(found[_SAME])
-    parts += [f"{found[_UNKNOWN]} {_UNKNOWN}"] * bool(found[_UNKNOWN])
+    parts += [f"{found[_SAME]} show no change"] if found[_SAME] else []
+    parts += [f"{found[_UNKNOWN]} {_UNKNOWN}"] if found[_UNKNOWN] else []
     return f"{', '.join(parts)}. Paired by secret; each row has its own 95% interval."
 
 
@@ -41,11 +41,11 @@ def _row(line: Line) -> tuple[str, ...]:
     return name, metric, _measured(before), _measured(now), difference, _word(now)
 
 
-def _measured(cell: Cell) -> str:
+def _measured(cell: Comparand) -> str:
     return words.with_bounds(cell.measured)
 
 
-def _word(cell: Cell) -> str:
+def _word(cell: Comparand) -> str:
     delta: Measurement | None = cell.delta
     if delta is None:
         return _UNKNOWN

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from auditor.gate.compare import Cell, Comparison, Line
+from auditor.gate.compare import Comparand, Comparison, Line
 from auditor.reports import html, inert, words
 from auditor.reports import markdown as marked
 from auditor.reports.blocks import Document, Group, Paragraph, Section, Table
@@ -97,6 +97,7 @@ def _cell(line: Line, i: int) -> str:
 
 def _said(line: Line, i: int) -> tuple[str, str, str]:
     """What was measured, the difference to the first run (or why there is none), whether it is best."""
-    cell: Cell = line.cells[i]
+    cell: Comparand = line.cells[i]
     measured = words.with_bounds(cell.measured) if cell.measured else words.NOTHING
-    return measured, words.with_bounds(cell.delta) if cell.delta else inert.clean(cell.why), _BEST * (line.best == i)
+    delta = words.with_bounds(cell.delta) if cell.delta else inert.clean(cell.why)
+    return measured, delta, _BEST if line.best == i else ""

@@ -12,7 +12,7 @@ from auditor.core.result import AuditResult, Chain, Finding, Measurement, Step, 
 from auditor.records import details as detailed
 from auditor.records.details import Details, Reliability
 from auditor.reports import figures, words
-from auditor.reports.blocks import Block, Figure, Figures, Group, Paragraph, Point, Series, Table
+from auditor.reports.blocks import Block, Figure, Figures, Group, Paragraph, PlotPoint, Series, Table
 from auditor.reports.topics import Topic, by_target, kind, row_details, titled
 from auditor.reports.verdict import strongest
 from auditor.statistics.exposure import null_band
@@ -135,8 +135,8 @@ def _calibration(result: AuditResult, details: Details) -> list[Block]:
     return [Figures((Figure("calibration-plot", "calibration", (), title, text, table, series, axes),)), _errors(shown)]
 
 
-def _reliability_points(r: Reliability) -> tuple[Point, ...]:
-    return tuple(Point(b.score, b.right.value, b.right.low, b.right.high) for b in r.bins)
+def _reliability_points(r: Reliability) -> tuple[PlotPoint, ...]:
+    return tuple(PlotPoint(b.score, b.right.value, b.right.low, b.right.high) for b in r.bins)
 
 
 def _errors(shown: Sequence[tuple[Finding, str, Reliability]]) -> Table:
@@ -192,7 +192,7 @@ def _exposure(result: AuditResult, details: Details) -> list[Block]:
     tails = [(f, detailed.tail(values)) for f, values in shown]
     n = min(len(values) for _, values in shown)  # of fewer canaries the band is wider
     series = tuple(
-        Series(words.target_title(result, f.target), tuple(Point(x, y) for x, y in t), kind(f)) for f, t in tails
+        Series(words.target_title(result, f.target), tuple(PlotPoint(x, y) for x, y in t), kind(f)) for f, t in tails
     )
     groups = tuple(
         Group(
@@ -213,7 +213,9 @@ def _exposure(result: AuditResult, details: Details) -> list[Block]:
     head = ("Bits", "Canaries with at least so many", "Without memorisation", "The band ends at")
     table = Table("exposure-table", f"{title}: the numbers", head, groups, frozenset({0, 1, 2, 3}), folded=True)
     axes = ("Exposure (bits)", "Share with at least as much")
-    null = Series("", tuple(Point(x, 2**-x, 2**-x, null_band(x, n)) for x in np.linspace(0, _most_bits(series), 41)))
+    null = Series(
+        "", tuple(PlotPoint(x, 2**-x, 2**-x, null_band(x, n)) for x in np.linspace(0, _most_bits(series), 41))
+    )
     return [Figures((Figure("exposure-plot", "exposure", (), title, text, table, series, axes, null),))]
 
 
@@ -260,10 +262,10 @@ def _tradeoff(result: AuditResult) -> list[Block]:
     return [Figures((Figure("tradeoff-plot", "tradeoff", (), title, text, table, series, axes),))]
 
 
-def _cost_point(target: TargetRecord, finding: Finding) -> Point:
+def _cost_point(target: TargetRecord, finding: Finding) -> PlotPoint:
     recall, perplexity = finding.measurement("recall"), target.perplexity
     assert recall is not None and perplexity is not None  # `_tradeoff` has seen to it
-    return Point(perplexity.value, recall.value, recall.low, recall.high)
+    return PlotPoint(perplexity.value, recall.value, recall.low, recall.high)
 
 
 def _promised(target: TargetRecord) -> str:

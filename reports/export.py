@@ -17,7 +17,7 @@ from auditor.records.outcomes import PerSecret, Run
 from auditor.reports import inert, tables, words
 
 Kind = Literal["text", "number", "count", "flag"]
-Cell = str | float | int | bool | None
+Value = str | float | int | bool | None
 
 _ROW: dict[str, Kind] = {"run": "text", "target": "text", "setting": "text", "attack": "text"}
 _ABOUT: dict[str, Kind] = {
@@ -62,7 +62,7 @@ class Sheet:
     """Columns by name, and their rows."""
 
     columns: Mapping[str, Kind]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[Value, ...], ...]
 
 
 def measurements(results: Sequence[AuditResult]) -> Sheet:
@@ -76,7 +76,7 @@ def measurements(results: Sequence[AuditResult]) -> Sheet:
     return Sheet({**_ABOUT, **_CLAIM, **_MEASURED}, tuple(rows))
 
 
-def _about(result: AuditResult, f: Finding) -> tuple[Cell, ...]:
+def _about(result: AuditResult, f: Finding) -> tuple[Value, ...]:
     perplexity = next((t.perplexity.value for t in result.targets if t.name == f.target and t.perplexity), None)
     run = (result.benchmark.name, result.seed, result.name, f.target, f.setting, f.attack)
     cost = (perplexity, f.drawn, f.rows, f.seconds)
@@ -87,14 +87,14 @@ def _claim_of(result: AuditResult, finding: Finding) -> Claim | None:
     return next((target.claim for target in result.targets if target.name == finding.target), None)
 
 
-def _claim(claim: Claim | None) -> tuple[Cell, ...]:
+def _claim(claim: Claim | None) -> tuple[Value, ...]:
     if claim is None:
         return (None,) * len(_CLAIM)
     promised = (words.claimed(claim), claim.delta, claim.relation, claim.unit, claim.queries)
     return (*promised, claim.spent_epsilon.get(claim.relation), claim.spent_queries, claim.status)
 
 
-def _measured(finding: Finding) -> Iterator[tuple[Cell, ...]]:
+def _measured(finding: Finding) -> Iterator[tuple[Value, ...]]:
     if finding.not_applicable:
         yield (*(None,) * (len(_MEASURED) - 1), finding.not_applicable)
     for m in finding.measurements:
@@ -103,7 +103,7 @@ def _measured(finding: Finding) -> Iterator[tuple[Cell, ...]]:
         yield _numbers(m, repeats)
 
 
-def _numbers(m: Measurement, repeats: str | None) -> tuple[Cell, ...]:
+def _numbers(m: Measurement, repeats: str | None) -> tuple[Value, ...]:
     return (m.name, repeats, m.value, m.low, m.high, m.n, m.unit, m.note, None)
 
 
@@ -117,7 +117,7 @@ def secrets(runs: Sequence[Run]) -> Sheet:
     return Sheet({**_SECRET, **dict.fromkeys(names, "number")}, tuple(rows))
 
 
-def _cells(found: PerSecret, names: Sequence[str]) -> Iterator[tuple[Cell, ...]]:
+def _cells(found: PerSecret, names: Sequence[str]) -> Iterator[tuple[Value, ...]]:
     columns = [found.values.get(name) for name in names]
     for i, secret in enumerate(found.ids):
         numbers = (None if column is None else float(column[i]) for column in columns)

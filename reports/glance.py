@@ -59,7 +59,8 @@ def _limits(result: AuditResult) -> list[Block]:
         f"Zero hits is not zero leakage. With {n:,} secrets attacked, none coming out would still leave up to "
         f"{words.percent(words.zero_hits_bound(n))}% possible (upper end of the 95% interval)."
     )
-    limits = [unseen] * (n > 0) + [
+    limits = [
+        *([unseen] if n else []),
         "An attack gives a lower bound. Other attacks, more samples, better known pairs or more queries may get more "
         "out.",
         "Recall counts verbatim completion of the attacked suffixes, near-verbatim recall a few token edits more. "

@@ -11,7 +11,7 @@ from auditor.records import details as detailed
 from auditor.records.details import Details, RowDetails
 from auditor.records.texts import Text
 from auditor.reports import figures, inert, secrets, words
-from auditor.reports.blocks import Block, Figure, Figures, Forest, Group, Paragraph, Point, Series, Table
+from auditor.reports.blocks import Block, Figure, Figures, Forest, Group, Paragraph, PlotPoint, Series, Table
 from auditor.reports.topics import Topic, row_details, span, titled
 from auditor.reports.verdict import strongest
 
@@ -60,7 +60,8 @@ def _lengths(result: AuditResult, details: Details, rows: Sequence[tuple[Finding
         return []
     series = tuple(
         Series(
-            words.target_title(result, f.target), tuple(Point(L, m.value, m.low, m.high) for L, m in lengths.items())
+            words.target_title(result, f.target),
+            tuple(PlotPoint(L, m.value, m.low, m.high) for L, m in lengths.items()),
         )
         for f, lengths in shown
     )
@@ -83,7 +84,7 @@ def _positions(result: AuditResult, details: Details) -> list[Figure]:
     shown = [(t, _means(details.tokens[t.name].values())) for t in result.targets if details.tokens.get(t.name)]
     if not shown:
         return []
-    series = tuple(Series(t.title, tuple(Point(i, p) for i, p in enumerate(means, 1))) for t, means in shown)
+    series = tuple(Series(t.title, tuple(PlotPoint(i, p) for i, p in enumerate(means, 1))) for t, means in shown)
     groups = tuple(
         Group(t.title, tuple((f"{i:,}", f"{words.percent(p)}%") for i, p in enumerate(means, 1))) for t, means in shown
     )

@@ -98,7 +98,7 @@ def save_curve(path: Path, points: Sequence[tuple[int, float]], title: str) -> N
 
 
 @dataclass(frozen=True)
-class Line:
+class TradeoffLine:
     """Points (x, y, low, high) under one name; `faint`: beside the matter."""
 
     name: str
@@ -106,7 +106,7 @@ class Line:
     faint: bool = False
 
 
-def save_tradeoff(path: Path, lines: Sequence[Line], axis: str, undefended: float, title: str) -> None:
+def save_tradeoff(path: Path, lines: Sequence[TradeoffLine], axis: str, undefended: float, title: str) -> None:
     """Perplexity, logarithmic, against epsilon (nats) or an option, as .svg or .png; undefended: the dotted line."""
     with _file(path) as (figure, axes):
         for i, line in enumerate(line for line in lines if line.points):

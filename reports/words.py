@@ -285,7 +285,7 @@ def with_costs(result: AuditResult, target: str) -> str:
     """`PMixED · PPL 90.6 · ε 8 (shard)`: what a target costs and promises, where its row is compared with others."""
     record = next((t for t in result.targets if t.name == target), None)
     claim = None if record is None else record.claim
-    parts = [target_title(result, target)] + [f"PPL {perplexity(result, target)}"] * (record is not None)
+    parts = [target_title(result, target)] + ([] if record is None else [f"PPL {perplexity(result, target)}"])
     if claim is not None and claimed(claim) > 0:  # 0: nothing was drawn that it could promise anything about
         parts.append(f"{'' if claim.sound else 'claimed '}ε {promised(claim)}")
     return " · ".join(parts)

@@ -114,7 +114,7 @@ def utility(
     settings = measuring.Settings(kind, on, restarts, mask_share, max_length)  # type: ignore[arg-type]
     points = measuring.points(wanted, swept)
     with console.terminal() as reporter:
-        asked = measuring.Asking(wanted, settings, swept)
+        asked = measuring.UtilityPlan(wanted, settings, swept)
         result, examples = measuring.measure(asked, reporter, text or [], reveal)
     paths = tradeoff.write(out or new_folder(tradeoff.name_of(points)), result, examples)
     console.show(tradeoff.table(result))

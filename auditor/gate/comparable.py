@@ -16,7 +16,7 @@ from auditor.core.plan import ATTACKER, about
 from auditor.records.outcomes import Row, Run, row_of
 
 
-def fingerprint(secrets: Sequence[Secret]) -> str:
+def secrets_digest(secrets: Sequence[Secret]) -> str:
     """SHA-256 of what an attacker is told (ids, prefixes, lengths, membership, repeats), and 8 bits of the answers.
 
     So few, because a digest of the answers would confirm a guess of the last one to whoever knows the others; 255 of

@@ -21,7 +21,7 @@ from auditor.statistics.holm import level_of_each
 
 
 @dataclass(frozen=True)
-class Cell:
+class Comparand:
     """One run in one row: its number, and how much higher than the first run's (two-sided 95%)."""
 
     measured: Measurement | None
@@ -35,7 +35,7 @@ class Line:
 
     row: Row
     metric: str
-    cells: tuple[Cell, ...]
+    cells: tuple[Comparand, ...]
     best: int | None = None
 
 
@@ -91,23 +91,23 @@ def _line(runs: Sequence[Run], row: Row, metric: str, found: Sequence[Finding | 
     return Line(row, metric, tuple(_cell(runs, i, row, metric, finding) for i, finding in enumerate(found)))
 
 
-def _cell(runs: Sequence[Run], i: int, row: Row, metric: str, finding: Finding | None) -> Cell:
+def _cell(runs: Sequence[Run], i: int, row: Row, metric: str, finding: Finding | None) -> Comparand:
     if finding is None:
-        return Cell(None, why="not in this run")
+        return Comparand(None, why="not in this run")
     measured = finding.measurement(metric)
     if measured is None:
-        return Cell(None, why=finding.not_applicable or f"has no {metric}")
+        return Comparand(None, why=finding.not_applicable or f"has no {metric}")
     if i == 0:
-        return Cell(measured)
+        return Comparand(measured)
     first, own = (runs[j].outcomes.get(row) for j in (0, i))
     if first is None or own is None:
-        return Cell(measured, why="nothing to pair")
+        return Comparand(measured, why="nothing to pair")
     seen = outcomes.difference(metric, None, own, first)
     if isinstance(seen, str):
-        return Cell(measured, why=seen)
+        return Comparand(measured, why=seen)
     side = LEVEL / 2
     delta = Measurement(f"{metric}_difference", seen.value, seen.low(side), seen.high(side), seen.n, measured.unit)
-    return Cell(measured, delta)
+    return Comparand(measured, delta)
 
 
 def _lowest(line: Line) -> int:

@@ -139,12 +139,12 @@ def judge(
             if not rows:  # another target's rows do not answer for this one
                 row = (name, scope["setting"] or "", scope["attack"] or "")
                 cases.append(_Case(row, rule, "no row was measured"))
-    level = level_of_each([partial(_exceeds, case) for case in cases if isinstance(case.seen, _Seen)], LEVEL)
+    level = level_of_each([partial(_exceeds, case) for case in cases if isinstance(case.seen, _Number)], LEVEL)
     return [_ruling(case, level) for case in cases]
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _Number:
     """What a rule is decided on: the number with its bounds, and how to say it."""
 
     evidence: Evidence
@@ -157,7 +157,7 @@ class _Case:
 
     row: Row
     rule: Rule
-    seen: _Seen | str
+    seen: _Number | str
 
 
 def _rows(result: AuditResult, target: str, setting: str | None, attack: str | None) -> list[Finding]:
@@ -201,8 +201,8 @@ def _measured(finding: Finding, rule: Rule) -> Measurement | str:
     return measurement
 
 
-def _alone(rule: Rule, measured: Measurement) -> _Seen:
-    return _Seen(evidence(measured), f"{rule.name} {measured.value:.4g}")
+def _alone(rule: Rule, measured: Measurement) -> _Number:
+    return _Number(evidence(measured), f"{rule.name} {measured.value:.4g}")
 
 
 def _paired(
@@ -211,7 +211,7 @@ def _paired(
     measured: Measurement,
     own: Mapping[Row, PerSecret],
     baseline: Run | None,
-) -> _Seen | str:
+) -> _Number | str:
     row = row_of(finding)
     assert baseline is not None  # `decide` has seen to it
     mine, theirs = own.get(row), baseline.outcomes.get(row)
@@ -220,11 +220,11 @@ def _paired(
     found = outcomes.difference(rule.metric, rule.count, mine, theirs)
     if isinstance(found, str):
         return found
-    return _Seen(found, f"{rule.name} minus the baseline's {found.value:+.4g}, paired by secret,")
+    return _Number(found, f"{rule.name} minus the baseline's {found.value:+.4g}, paired by secret,")
 
 
 def _exceeds(case: _Case, level: float) -> bool:
-    return isinstance(case.seen, _Seen) and case.seen.evidence.low(level) > case.rule.limit
+    return isinstance(case.seen, _Number) and case.seen.evidence.low(level) > case.rule.limit
 
 
 def _ruling(case: _Case, level: float) -> Ruling:

@@ -30,7 +30,7 @@ _MOST_UNDEFINED = 0.05  # of the resamples: where more have no value, there is n
 
 
 @dataclass(frozen=True)
-class Cell:
+class Replicates:
     """One (target, setting, attack) at one point of a grid, over its seeds: judged members, and what was measured."""
 
     target: str
@@ -50,7 +50,7 @@ class Part:
 
     coefficient: float
     metric: str
-    cell: Cell
+    cell: Replicates
 
 
 def contrast(name: str, parts: Sequence[Part]) -> Measurement:

@@ -13,7 +13,7 @@ from auditor.core.jsonable import to_json
 from auditor.core.nouns import CellKey
 from auditor.core.plan import Plan
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement, TargetRecord
-from auditor.gate.comparable import fingerprint
+from auditor.gate.comparable import secrets_digest
 from auditor.records import details, names, weights
 from auditor.records.folder import RunFolder
 from auditor.runs import machine, scoring
@@ -99,7 +99,7 @@ def _prepared(
     benchmark = site.benchmark
     lead = choose_lead(plan, site, longest_context(benchmark, selection.prompt_rows), folder, shelf)
     audit = Audit(plan, site, selection, folder, reporter, shelf, lead)
-    folder.pin(fingerprint(audit.subjects))
+    folder.pin(secrets_digest(audit.subjects))
     everyone = (*benchmark.secrets, *benchmark.canaries)
     folder.save_secrets(details.facts(everyone, names.fingerprint(names.salt())))
     audit.check_room()
@@ -151,7 +151,7 @@ def _benchmark_record(audit: Audit, greedy: dict[str, Measurement]) -> Benchmark
         known=len(benchmark.known),
         repeats=dict(repeats),
         greedy_recall=greedy,
-        digest=fingerprint(audit.subjects),
+        digest=secrets_digest(audit.subjects),
         near_duplicates=len(judging.near_duplicates(members, benchmark.known)),
         canaries={str(count): n for count, n in canaries},
         notes=benchmark.notes,

@@ -24,7 +24,7 @@ from typing import Any
 
 from auditor.core.errors import AuditError, unknown
 from auditor.core.result import Measurement
-from auditor.records.contrasts import Cell, Part, contrast
+from auditor.records.contrasts import Part, Replicates, contrast
 from auditor.statistics.metrics import find
 from auditor.studies.places import Place
 
@@ -206,7 +206,8 @@ def setting(about: Sequence[str], parts: Sequence[Part], ours: Measurement) -> s
     sizes = sorted({int(part.cell.options["samples"]) for part in parts if "samples" in part.cell.options})
     seeds = sorted(set.intersection(*({*part.cell.outcomes, *part.cell.measured} for part in parts)))
     words = [*about, f"n {ours.n}"]
-    words += [f"K {', '.join(map(str, sizes))}"] * bool(sizes) + [f"seeds {ranges(seeds)}"] * bool(seeds)
+    words += [f"K {', '.join(map(str, sizes))}"] if sizes else []
+    words += [f"seeds {ranges(seeds)}"] if seeds else []
     return "; ".join(words)
 
 
@@ -243,7 +244,7 @@ def _attack(term: Term, place: Place, id: str) -> str:
     return named or place.attacks[0]
 
 
-def _cell(term: Term, place: Place, id: str) -> Cell:
+def _cell(term: Term, place: Place, id: str) -> Replicates:
     wanted = {**term.cell, "attack": _attack(term, place, id)}
     found = [cell for cell in place.cells if all(getattr(cell, key) == value for key, value in wanted.items())]
     if not found:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from auditor.core.result import Measurement
-from auditor.records.contrasts import Cell
-from auditor.utility.measure import Point, Row, Utility
+from auditor.records.contrasts import Replicates
+from auditor.utility.measure import DefensePoint, Utility, UtilityRow
 from auditor.utility.tradeoff import NAME
 
 
@@ -20,7 +20,7 @@ class Place:
     variant: str
     at: Mapping[str, Any]
     attacks: tuple[str, ...]
-    cells: tuple[Cell, ...] = ()
+    cells: tuple[Replicates, ...] = ()
     failure: str = ""
     about: str = ""  # what was attacked, for the reader
 
@@ -28,7 +28,7 @@ class Place:
 # --- the ledger -------------------------------------------------------------------------------------------------------
 
 
-def planned(points: Sequence[Point], failure: str = "") -> list[Place]:
+def planned(points: Sequence[DefensePoint], failure: str = "") -> list[Place]:
     """The places of a sweep before it is measured, or why it could not be."""
     keys = {key for point in points for key in point.at}
     return [
@@ -46,12 +46,14 @@ def places(result: Utility) -> list[Place]:
     made = []
     for row in result.rows:
         if row.options:
-            cell = Cell(row.target, "", NAME, measured={seed: _measured(row, result.vocab_size)}, options=row.options)
+            cell = Replicates(
+                row.target, "", NAME, measured={seed: _measured(row, result.vocab_size)}, options=row.options
+            )
             made.append(Place("", {key: row.at.get(key) for key in keys}, (NAME,), (cell,), about=what))
     return made
 
 
-METRICS: Mapping[str, Callable[[Row, int], Measurement | None]] = {
+METRICS: Mapping[str, Callable[[UtilityRow, int], Measurement | None]] = {
     "perplexity": lambda row, vocab_size: row.perplexity,
     "perplexity_ratio": lambda row, vocab_size: row.ratio,
     "perplexity_over_vocabulary": lambda row, vocab_size: _over(row.perplexity, vocab_size),
@@ -67,10 +69,10 @@ def _over(m: Measurement, size: int) -> Measurement:
     return Measurement(f"{m.name}_over_vocabulary", m.value / size, m.low / size, m.high / size, m.n, "times")
 
 
-def _exact(value: float | None, row: Row) -> Measurement | None:
+def _exact(value: float | None, row: UtilityRow) -> Measurement | None:
     """A number that is computed, not estimated."""
     return None if value is None else Measurement("epsilon", value, value, value, row.perplexity.n, "nats")
 
 
-def _measured(row: Row, vocab_size: int) -> Mapping[str, Measurement]:
+def _measured(row: UtilityRow, vocab_size: int) -> Mapping[str, Measurement]:
     return {name: m for name, metric in METRICS.items() if (m := metric(row, vocab_size)) is not None}

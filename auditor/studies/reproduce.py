@@ -31,7 +31,7 @@ def kind(paper: Paper, plan: str, scale: str, flags: Mapping[str, Any]) -> Runs 
     if raw.get("model"):
         raw.pop("lab_recipe", None)  # which models the scale would have trained
     if UTILITY in raw:
-        return Measured(measure.asking({**raw, "command": "audit reproduce"}))
+        return Measured(measure.utility_plan({**raw, "command": "audit reproduce"}))
     return Runs(str(paper.plans[plan].get("title", plan)), expand(raw))
 
 
@@ -90,7 +90,7 @@ class Runs:
 class Measured:
     """A plan of `audit utility`: one sweep, measured at once."""
 
-    def __init__(self, asked: measure.Asking) -> None:
+    def __init__(self, asked: measure.UtilityPlan) -> None:
         self.asked = asked
         self.failure = ""
 

@@ -19,7 +19,7 @@ from auditor.core.jsonfiles import read_object
 from auditor.core.plan import FIELDS, Plan
 from auditor.core.result import AuditResult, Chain, Finding, Measurement, TargetRecord
 from auditor.records import saved
-from auditor.records.contrasts import Cell, Part, contrast
+from auditor.records.contrasts import Part, Replicates, contrast
 from auditor.records.folder import RunFolder
 from auditor.records.outcomes import per_secret
 from auditor.reports import files, tables, words
@@ -207,7 +207,7 @@ def _place(held: Sequence[_Kept], folder: Path) -> Place:
     )
 
 
-def _cells(finished: Mapping[int, tuple[AuditResult, RunFolder]]) -> Iterator[Cell]:
+def _cells(finished: Mapping[int, tuple[AuditResult, RunFolder]]) -> Iterator[Replicates]:
     """One cell a (target, setting, attack or probe), over the seeds at which it has numbers."""
     seen: dict[tuple[str, str, str], dict[int, Finding]] = {}
     for seed, (result, _) in finished.items():
@@ -232,7 +232,7 @@ def _cells(finished: Mapping[int, tuple[AuditResult, RunFolder]]) -> Iterator[Ce
             measured[seed] |= {f"{m.name}(count={count})": m for count, m in finding.by_repeats.items()}
         one = next(iter(findings.values()))
         texts = {seed: held[target] for seed, held in heldout.items() if target in held}
-        yield Cell(
+        yield Replicates(
             target,
             setting,
             attack,
@@ -289,7 +289,7 @@ def table(title: str, held: Sequence[Place]) -> tables.Grid:
     filled = [i for i in range(len(heads)) if any(row.numbers[i] for row in rows)]  # what is read; files hold all
     return tables.Grid(
         title,
-        ("point", *["row"] * several, "attack", *(heads[i] for i in filled), "seeds"),
+        ("point", *(["row"] if several else []), "attack", *(heads[i] for i in filled), "seeds"),
         tuple(row.read(several, filled) for row in rows),
         "Means over seeds; 95% intervals resample secrets, of perplexities held-out texts; differences are paired over "
         "secrets and seeds.",
@@ -312,7 +312,7 @@ def _columns(held: Sequence[Place]) -> dict[str, str]:
 @dataclass(frozen=True)
 class _Row:
     place: Place
-    cell: Cell | None
+    cell: Replicates | None
     numbers: tuple[Measurement | None, ...]  # of the columns, and DIFFERENCE
     failure: str
 
@@ -323,7 +323,7 @@ class _Row:
         last = " · ".join(filter(None, [seeds, self.failure]))
         name = called(self.place.variant, self.place.at) or "plan"
         numbers = (words.with_bounds(m) if m else "" for m in (self.numbers[i] for i in filled))
-        return (name, *[row] * several, attack, *numbers, last)
+        return (name, *([row] if several else []), attack, *numbers, last)
 
     def raw(self, keys: Sequence[str]) -> tuple[object, ...]:
         cell, place = self.cell, self.place
@@ -336,7 +336,7 @@ class _Row:
 
 def _rows(held: Sequence[Place], columns: Mapping[str, str]) -> Iterator[_Row]:
     nothing = (None,) * (len(columns) + 1)
-    first: dict[str, Cell] = {}  # by setting: differences are taken at matched access and decoding only
+    first: dict[str, Replicates] = {}  # by setting: differences are taken at matched access and decoding only
     for place in held:
         if not place.cells:
             yield _Row(place, None, nothing, f"failed: {place.failure}")
@@ -351,7 +351,7 @@ def _rows(held: Sequence[Place], columns: Mapping[str, str]) -> Iterator[_Row]:
             yield _Row(place, cell, (*numbers, contrast(DIFFERENCE, parts) if paired else None), place.failure)
 
 
-def _has(cell: Cell, name: str) -> bool:
+def _has(cell: Replicates, name: str) -> bool:
     return bool(cell.outcomes) if find(name).of_members else all(name in m for m in cell.measured.values())
 
 

@@ -43,7 +43,7 @@ from auditor.runs.own_site import check_needs, trained_folder
 from auditor.runs.plan import check_general, make, options_for
 from auditor.runs.reporter import Reporter
 from auditor.statistics import bootstrap
-from auditor.utility.subjects import Asked, CausalSubject, Example, MaskedSubject, Subject
+from auditor.utility.subjects import CausalSubject, Example, MaskedSubject, ScoringOptions, Subject
 
 _RESAMPLES = 2000
 
@@ -76,7 +76,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Asking:
+class UtilityPlan:
     """One `audit utility`: whose perplexity, of what, at which points."""
 
     plan: Plan
@@ -84,7 +84,7 @@ class Asking:
     sweep: Mapping[str, Sequence[Any]]
 
 
-def asking(raw: Mapping[str, Any]) -> Asking:
+def utility_plan(raw: Mapping[str, Any]) -> UtilityPlan:
     """From the raw values of a plan file: the fields of a plan, `[sweep]` and `[utility]`. Raises AuditError."""
     given = dict(raw)
     settings = from_json(Settings, given.pop("utility", {}), "utility")
@@ -93,11 +93,11 @@ def asking(raw: Mapping[str, Any]) -> Asking:
         raise AuditError("expected a [utility] plan without variants: it has a sweep")
     if len(seeds) > 1:
         raise AuditError(f"expected one seed for a [utility] plan, whose restarts mask anew, got {seeds}")
-    return Asking(make({"seed": seeds[0], **given}, {}), settings, sweep)
+    return UtilityPlan(make({"seed": seeds[0], **given}, {}), settings, sweep)
 
 
 @dataclass(frozen=True)
-class Point:
+class DefensePoint:
     """A defense at one point of the sweep; without one, the model as it is."""
 
     defense: Defense | None = None
@@ -109,7 +109,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Row:
+class UtilityRow:
     """One point's numbers. Epsilons in nats; None where nothing of the kind is claimed.
 
     ratio: perplexity over that of the model as it is, paired by text. restarts: the perplexity of each. covered: share
@@ -148,7 +148,7 @@ class Utility:
     restarts: int
     longest: int  # predicted tokens of one text, at most: the paper's T
     mean_tokens: float
-    rows: tuple[Row, ...]
+    rows: tuple[UtilityRow, ...]
     notes: tuple[str, ...]
     created: str  # UTC, ISO 8601
     tool_version: str
@@ -164,7 +164,7 @@ class Utility:
 # --- the points of a sweep --------------------------------------------------------------------------------------------
 
 
-def points(plan: Plan, sweep: Mapping[str, Sequence[Any]]) -> list[Point]:
+def points(plan: Plan, sweep: Mapping[str, Sequence[Any]]) -> list[DefensePoint]:
     """The model as it is, then each defense at each of its points. Raises AuditError for options nobody has."""
     for path in plan.plugin:
         registry.load_file(Path(path))
@@ -177,13 +177,13 @@ def points(plan: Plan, sweep: Mapping[str, Sequence[Any]]) -> list[Point]:
     fields = {name: list(registry.options_of(known[name])) for name in dict.fromkeys(plan.defense)}
     check_general("-D", plan.defense_options, fields)
     swept = _swept(sweep, fields)
-    made = [Point()]
+    made = [DefensePoint()]
     for name, own in swept.items():
         defaults = Lab.defense_defaults.get(name, {}) if plan.lab else {}
         options = options_for(name, plan.defense_options, defaults, fields[name])
         for values in product(*own.values()):
             at = dict(zip(own, values, strict=True))
-            made.append(Point(registry.build("defense", known, name, {**options, **at}), at))
+            made.append(DefensePoint(registry.build("defense", known, name, {**options, **at}), at))
     for point in made:
         if point.defense and not plan.lab:
             check_needs(point.defense, plan.public)
@@ -269,7 +269,7 @@ def _causal(
     target: HuggingFaceModel,
     public: HuggingFaceModel | None,
     texts: Sequence[str],
-    asked: Asked,
+    asked: ScoringOptions,
     known: Sequence[Pair] = (),
 ) -> CausalSubject:
     lead = choose(plan.lead, target, known)
@@ -283,8 +283,10 @@ def _held_by_lab(lab: Lab, defense: Defense) -> Any:
     return lab.trained(defense) if isinstance(defense, Trainer) else lab.ensemble()
 
 
-def _asked(plan: Plan, settings: Settings) -> Asked:
-    return Asked(plan.seed, settings.max_length, settings.mask_share, settings.restarts, plan.limit, plan.batch_size)
+def _asked(plan: Plan, settings: Settings) -> ScoringOptions:
+    return ScoringOptions(
+        plan.seed, settings.max_length, settings.mask_share, settings.restarts, plan.limit, plan.batch_size
+    )
 
 
 def _no_ensemble(defense: Defense) -> Any:
@@ -292,7 +294,7 @@ def _no_ensemble(defense: Defense) -> Any:
 
 
 def measure(
-    asking: Asking,
+    request: UtilityPlan,
     reporter: Reporter,
     shown: Sequence[str] = (),
     reveal: int = 0,
@@ -301,8 +303,8 @@ def measure(
 
     Raises AuditError for bad input before a model is asked anything.
     """
-    plan, settings, start = asking.plan, asking.settings, time.perf_counter()
-    wanted = points(plan, asking.sweep)
+    plan, settings, start = request.plan, request.settings, time.perf_counter()
+    wanted = points(plan, request.sweep)
     with reporter.stage("prepare"):
         subject, held_of = prepare(plan, settings, reporter)
         models, claims = _protected(subject, held_of, wanted)
@@ -333,7 +335,7 @@ def measure(
         command=plan.command,
         plan=to_json(plan),
         settings=to_json(settings),
-        sweep={key: tuple(values) for key, values in asking.sweep.items()},
+        sweep={key: tuple(values) for key, values in request.sweep.items()},
         environment=environment(plan.device),
         weights=plan_weights.of_plan(plan),
         seconds=time.perf_counter() - start,
@@ -342,7 +344,7 @@ def measure(
 
 
 def _protected(
-    subject: Subject[Any], held_of: Callable[[Defense], Any], wanted: Sequence[Point]
+    subject: Subject[Any], held_of: Callable[[Defense], Any], wanted: Sequence[DefensePoint]
 ) -> tuple[list[Any], list[Claim | None]]:
     models, claims = [], []
     for point in wanted:
@@ -357,19 +359,19 @@ def _protected(
 
 def _rows(
     subject: Subject[Any],
-    wanted: Sequence[Point],
+    wanted: Sequence[DefensePoint],
     claims: Sequence[Claim | None],
     nll: NDArray[np.float64],
     lost: NDArray[np.int64],
     slower: Sequence[Measurement],
-) -> list[Row]:
+) -> list[UtilityRow]:
     tokens, mean = subject.predicted, float(subject.predicted.mean())
     drawn, covered = perplexities(nll, lost, tokens), 1 - per_token(lost.astype(float), tokens).mean(1)
     rows = []
     for i, (point, claim) in enumerate(zip(wanted, claims, strict=True)):
         with np.errstate(invalid="ignore"):
             ratio = np.where(np.isinf(drawn[i]), np.inf, drawn[i] / drawn[0])
-        row = Row(
+        row = UtilityRow(
             target=point.target,
             title=registry.title(type(point.defense)) if point.defense else "Undefended",
             at=dict(point.at),
@@ -390,7 +392,7 @@ def _of_restart(nll: NDArray[np.float64], lost: NDArray[np.int64], tokens: NDArr
         yield float(perplexities(own[None, None], never[None, None], tokens, resamples=0)[0, 0])
 
 
-def _with_claim(row: Row, claim: Claim, mean_tokens: float) -> Row:
+def _with_claim(row: UtilityRow, claim: Claim, mean_tokens: float) -> UtilityRow:
     per_token = claim.details.get("epsilon_per_token")
     return replace(
         row,
@@ -435,7 +437,7 @@ def _interval(name: str, drawn: NDArray[np.float64], n: int, unit: str) -> Measu
     return Measurement(name, value, min(low, value), max(high, value), n, unit)
 
 
-def labels(rows: Sequence[Row]) -> list[str]:
+def labels(rows: Sequence[UtilityRow]) -> list[str]:
     """`weight=0.3`, or where several defenses are compared `Uniform mixing, weight=0.3`."""
     short = len({row.target for row in rows if row.options}) == 1
     return [called("" if short and row.at else row.title, row.at) for row in rows]

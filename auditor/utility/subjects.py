@@ -36,7 +36,7 @@ Model = TypeVar("Model", LanguageModel, MaskedModel)
 
 
 @dataclass(frozen=True)
-class Asked:
+class ScoringOptions:
     """How texts are taken. mask_share, restarts: of a masked model, whose gaps are drawn anew at each restart.
 
     max_length: tokens of a text, at most. limit: at most so many texts, a random sample. batch_size: texts at once.
@@ -59,7 +59,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Text:
+class Passage:
     """One text as tokens. row: where it stood in the data, from 0; open: positions that may be predicted."""
 
     row: int
@@ -73,7 +73,9 @@ class Subject(ABC, Generic[Model]):
 
     kind: str
 
-    def __init__(self, target: Model, public: Model | None, tokenizer: Any, texts: Sequence[str], asked: Asked) -> None:
+    def __init__(
+        self, target: Model, public: Model | None, tokenizer: Any, texts: Sequence[str], asked: ScoringOptions
+    ) -> None:
         if tokenizer is None:
             raise AuditError(f"expected a model with a tokenizer, got {target.name!r}, which has none")
         if public is not None:
@@ -99,7 +101,7 @@ class Subject(ABC, Generic[Model]):
         """(texts,) how many tokens of each text are predicted."""
         return np.array([self.count(text) for text in self.texts])
 
-    def _usable(self, texts: Sequence[str]) -> list[Text]:
+    def _usable(self, texts: Sequence[str]) -> list[Passage]:
         made = [self.encode(row, text) for row, text in enumerate(texts)]
         usable = [text for text in made if text.open]
         check_tokens("the texts", [text.tokens for text in usable], self.target.vocab_size, self.target.name)
@@ -111,7 +113,7 @@ class Subject(ABC, Generic[Model]):
             self.notes.append(f"{cut} of {len(usable)} texts are longer than {self.room} tokens: the rest was cut off")
         return usable
 
-    def _limited(self, texts: list[Text], limit: int | None) -> list[Text]:
+    def _limited(self, texts: list[Passage], limit: int | None) -> list[Passage]:
         if limit is None or limit >= len(texts):
             return texts
         kept = sorted(generator("utility", "limit", self.asked.seed).permutation(len(texts))[:limit])
@@ -123,11 +125,11 @@ class Subject(ABC, Generic[Model]):
         return model
 
     @abstractmethod
-    def encode(self, row: int, text: str) -> Text:
+    def encode(self, row: int, text: str) -> Passage:
         """Its tokens, cut to the room there is, and the positions that may be predicted."""
 
     @abstractmethod
-    def count(self, text: Text) -> int:
+    def count(self, text: Passage) -> int:
         """How many tokens of it are predicted."""
 
     @abstractmethod
@@ -147,7 +149,7 @@ class Subject(ABC, Generic[Model]):
         """The law of one token of some texts: what answering takes."""
 
     @abstractmethod
-    def predict(self, models: Mapping[str, Model], text: Text) -> Example:
+    def predict(self, models: Mapping[str, Model], text: Passage) -> Example:
         """What each model says in the text's gaps, or behind its first half."""
 
     def scores(
@@ -202,7 +204,7 @@ class CausalSubject(Subject[LanguageModel]):
         public: LanguageModel | None,
         tokenizer: Any,
         texts: Sequence[str],
-        asked: Asked,
+        asked: ScoringOptions,
         lead: Tokens = (),
     ) -> None:
         self.lead = lead
@@ -211,11 +213,11 @@ class CausalSubject(Subject[LanguageModel]):
     def behind(self, model: LanguageModel) -> LanguageModel:
         return led(model, self.lead)
 
-    def encode(self, row: int, text: str) -> Text:
+    def encode(self, row: int, text: str) -> Passage:
         ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        return Text(row, tuple(ids[: self.room]), tuple(range(1, min(len(ids), self.room))), len(ids) > self.room)
+        return Passage(row, tuple(ids[: self.room]), tuple(range(1, min(len(ids), self.room))), len(ids) > self.room)
 
-    def count(self, text: Text) -> int:
+    def count(self, text: Passage) -> int:
         return len(text.tokens) - 1
 
     def _once(self, model: LanguageModel) -> LanguageModel:
@@ -237,7 +239,7 @@ class CausalSubject(Subject[LanguageModel]):
         return model.log_probs(torch.tensor([self.texts[0].tokens] * 4, device=self.target.device), 1)
 
     @torch.no_grad()
-    def predict(self, models: Mapping[str, LanguageModel], text: Text) -> Example:
+    def predict(self, models: Mapping[str, LanguageModel], text: Passage) -> Example:
         half = (len(text.tokens) + 1) // 2
         first, rest = torch.tensor([text.tokens[:half]], device=self.target.device), len(text.tokens) - half
         drawn = uniforms(1, rest, "utility", "examples", self.asked.seed, text.row)[None]
@@ -260,19 +262,19 @@ class MaskedSubject(Subject[MaskedModel]):
     def restarts(self) -> int:
         return self.asked.restarts
 
-    def encode(self, row: int, text: str) -> Text:
+    def encode(self, row: int, text: str) -> Passage:
         cut = len(self.tokenizer(text, verbose=False)["input_ids"]) > self.room
         coded = self.tokenizer(
             text, truncation=True, max_length=self.room, return_special_tokens_mask=True, verbose=False
         )
         open = tuple(i for i, special in enumerate(coded["special_tokens_mask"]) if not special)
-        return Text(row, tuple(coded["input_ids"]), open, cut)
+        return Passage(row, tuple(coded["input_ids"]), open, cut)
 
-    def count(self, text: Text) -> int:
+    def count(self, text: Passage) -> int:
         """At least one: a text without a gap says nothing."""
         return max(1, round(self.asked.mask_share * len(text.open)))
 
-    def gaps(self, text: Text, restart: int) -> list[int]:
+    def gaps(self, text: Passage, restart: int) -> list[int]:
         """The hidden positions: a function of seed, restart and row, whatever else is measured."""
         rng = generator("utility", "masks", self.asked.seed, restart, text.row)
         return sorted(rng.choice(text.open, self.count(text), replace=False).tolist())
@@ -295,7 +297,7 @@ class MaskedSubject(Subject[MaskedModel]):
         text = self.texts[0]
         return model.log_probs(torch.tensor([text.tokens] * 4), torch.tensor([self.gaps(text, 0)] * 4))
 
-    def predict(self, models: Mapping[str, MaskedModel], text: Text) -> Example:
+    def predict(self, models: Mapping[str, MaskedModel], text: Passage) -> Example:
         gaps = self.gaps(text, 0)
         drawn = generator("utility", "examples", self.asked.seed, text.row).random((len(gaps), CHANNELS))[:, 0]
 

@@ -13,7 +13,7 @@ from auditor.core.jsonable import from_json, to_json
 from auditor.records import weights
 from auditor.reports import plots, tables, words
 from auditor.runs import plan_weights
-from auditor.utility.measure import Asking, Point, Row, Utility, labels
+from auditor.utility.measure import DefensePoint, Utility, UtilityPlan, UtilityRow, labels
 from auditor.utility.subjects import Example
 
 NAME = "utility"  # of the files, and of the one "attack" in the ledger's cells
@@ -47,7 +47,7 @@ def table(result: Utility) -> tables.Grid:
     epsilons = ("epsilon_per_token", "epsilon", "tokens", "epsilon_mean_not_a_guarantee", "delta", "relation", "status")
     return tables.Grid(
         title(result),
-        (*head, *["tokens covered"] * partly),
+        (*head, *(["tokens covered"] if partly else [])),
         tuple(
             (name, *_read(row, partly, result.longest))
             for name, row in zip(labels(result.rows), result.rows, strict=True)
@@ -58,19 +58,19 @@ def table(result: Utility) -> tables.Grid:
     )
 
 
-def _read(row: Row, partly: bool, longest: int) -> tuple[str, ...]:
+def _read(row: UtilityRow, partly: bool, longest: int) -> tuple[str, ...]:
     perplexity, ratio = (words.with_bounds(m) if math.isfinite(m.value) else "∞" for m in (row.perplexity, row.ratio))
     each, most, mean = (_epsilon(e) for e in (row.epsilon_per_token, row.epsilon, row.epsilon_mean))
     if row.tokens not in (None, longest):  # a defense set up for a fixed number
         most += f" (T = {row.tokens:,})"
-    return (perplexity, ratio, each, most, mean, *[words.with_bounds(row.covered)] * partly)
+    return (perplexity, ratio, each, most, mean, *([words.with_bounds(row.covered)] if partly else []))
 
 
 def _epsilon(value: float | None) -> str:
     return words.NOTHING if value is None else words.number(value, "#")
 
 
-def _raw(row: Row, keys: Sequence[str], texts: int) -> tuple[object, ...]:
+def _raw(row: UtilityRow, keys: Sequence[str], texts: int) -> tuple[object, ...]:
     bounds = [bound for m in (row.perplexity, row.ratio) for bound in (m.value, m.low, m.high)]
     epsilons = (row.epsilon_per_token, row.epsilon, row.tokens, row.epsilon_mean, row.delta, row.relation, row.status)
     at = [row.at.get(key) for key in keys]
@@ -80,7 +80,7 @@ def _raw(row: Row, keys: Sequence[str], texts: int) -> tuple[object, ...]:
 # --- the plot ---------------------------------------------------------------------------------------------------------
 
 
-def lines(result: Utility) -> tuple[list[plots.Line], str]:
+def lines(result: Utility) -> tuple[list[plots.TradeoffLine], str]:
     """The finite points as lines, and what their horizontal axis is.
 
     Epsilon where it differs from point to point, else the option that is swept. A claim that adds up over tokens is
@@ -94,17 +94,17 @@ def lines(result: Utility) -> tuple[list[plots.Line], str]:
             mine = [row for row in defended if row.title == name]
             means = [(row.epsilon_mean, row) for row in mine if row.epsilon_mean is not None]
             drawn.append(
-                plots.Line(f"{name}, at max T" if means else name, _points((row.epsilon, row) for row in mine))
+                plots.TradeoffLine(f"{name}, at max T" if means else name, _points((row.epsilon, row) for row in mine))
             )
             if means:
-                drawn.append(plots.Line("at mean T: not a guarantee", _points(means), faint=True))
+                drawn.append(plots.TradeoffLine("at mean T: not a guarantee", _points(means), faint=True))
         return drawn, "ε"
     key = next(iter(defended[0].at), "")
     swept = [(float(row.at[key]), row) for row in defended if isinstance(row.at.get(key), int | float)]
-    return [plots.Line(name, _points(pair for pair in swept if pair[1].title == name)) for name in names], key
+    return [plots.TradeoffLine(name, _points(pair for pair in swept if pair[1].title == name)) for name in names], key
 
 
-def _points(pairs: Iterable[tuple[float | None, Row]]) -> tuple[tuple[float, float, float, float], ...]:
+def _points(pairs: Iterable[tuple[float | None, UtilityRow]]) -> tuple[tuple[float, float, float, float], ...]:
     """(x, perplexity, low, high) in the order of x, the finite ones."""
     made = [
         (x, m.value, m.low, m.high if math.isfinite(m.high) else m.value)
@@ -141,7 +141,7 @@ def measured(folder: Path) -> bool:
     return (folder / f"{NAME}.json").is_file()
 
 
-def held(asked: Asking, folder: Path) -> Utility:
+def held(asked: UtilityPlan, folder: Path) -> Utility:
     """What the folder holds. Raises AuditError where it was measured with anything else."""
     found, mine = read(folder), to_json(asked)
     for name in ("plan", "settings", "sweep"):
@@ -179,6 +179,6 @@ def examples_markdown(examples: Sequence[Example]) -> str:
     return "\n".join(tables.to_markdown(grid) for grid in grids)
 
 
-def name_of(points: Sequence[Point]) -> str:
+def name_of(points: Sequence[DefensePoint]) -> str:
     """For a folder: `utility-uniform-mixing`."""
     return "-".join([NAME, *dict.fromkeys(point.target for point in points if point.defense)])

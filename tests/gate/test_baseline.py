@@ -17,7 +17,7 @@ import pytest
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding
-from auditor.gate.comparable import check_comparable, fingerprint
+from auditor.gate.comparable import check_comparable, secrets_digest
 from auditor.gate.compare import compare
 from auditor.gate.decide import decide, judge
 from auditor.gate.policy import Policy, Rule, parse_rule
@@ -166,10 +166,10 @@ def test_many_rules_are_not_many_chances_to_fail() -> None:
 def test_the_fingerprint_tells_secrets_apart_and_little_of_the_answers() -> None:
     secret = Secret("a", (1, 2), (3, 4), 2)
     other = Secret("b", (5,), (6,), 1)
-    prints = [fingerprint(x) for x in ([secret, other], [replace(secret, prefix=(1, 9)), other], [other])]
+    prints = [secrets_digest(x) for x in ([secret, other], [replace(secret, prefix=(1, 9)), other], [other])]
     assert len({p.split("-")[0] for p in prints}) == 3
-    assert fingerprint([other, secret]) == prints[0]
-    answers = [fingerprint([replace(secret, suffix=(i, 4)), other]).split("-") for i in range(300)]
+    assert secrets_digest([other, secret]) == prints[0]
+    answers = [secrets_digest([replace(secret, suffix=(i, 4)), other]).split("-") for i in range(300)]
     assert len({public for public, _ in answers}) == 1
     assert 100 < len({bits for _, bits in answers}) <= 256
 

@@ -11,7 +11,7 @@ import pytest
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Guess, Guesses, Secret
 from auditor.core.result import Measurement
-from auditor.records.contrasts import Cell, Part, contrast
+from auditor.records.contrasts import Part, Replicates, contrast
 from auditor.records.outcomes import PerSecret
 from auditor.statistics import extraction, intervals, judging
 from auditor.statistics.judging import Outcome
@@ -26,8 +26,8 @@ def outcome(hits: list[int], ids: list[str] | None = None) -> Outcome:
     return Outcome(tuple(ids), hit, hit, np.linspace(1, 0, n), (None,) * n, np.ones(n, dtype=bool), ~hit * 1, hit * 0)
 
 
-def cell(*by_seed: Outcome) -> Cell:
-    return Cell("undefended", "worst", "a", dict(enumerate(by_seed)))
+def cell(*by_seed: Outcome) -> Replicates:
+    return Replicates("undefended", "worst", "a", dict(enumerate(by_seed)))
 
 
 def test_the_mean_over_seeds_of_the_difference_on_the_same_secrets() -> None:
@@ -144,17 +144,17 @@ def test_an_outcome_survives_json() -> None:
 
 
 def test_only_common_seeds_count_and_none_is_refused() -> None:
-    a = Cell("t", "worst", "a", {0: outcome([1, 1, 0]), 1: outcome([0, 0, 0])})
-    b = Cell("t", "worst", "b", {0: outcome([0, 0, 0]), 2: outcome([1, 1, 1])})
+    a = Replicates("t", "worst", "a", {0: outcome([1, 1, 0]), 1: outcome([0, 0, 0])})
+    b = Replicates("t", "worst", "b", {0: outcome([0, 0, 0]), 2: outcome([1, 1, 1])})
     assert contrast("d", [Part(1, "recall", a), Part(-1, "recall", b)]).value == pytest.approx(2 / 3)
     with pytest.raises(AuditError, match="no seed was run at every point"):
-        contrast("d", [Part(1, "recall", a), Part(-1, "recall", Cell("t", "worst", "b", {5: outcome([1])}))])
+        contrast("d", [Part(1, "recall", a), Part(-1, "recall", Replicates("t", "worst", "b", {5: outcome([1])}))])
 
 
 def test_other_metrics_combine_their_own_intervals() -> None:
-    def held(value: float, half: float) -> Cell:
+    def held(value: float, half: float) -> Replicates:
         m = Measurement("perplexity", value, value - half, value + half, 100, "perplexity")
-        return Cell("t", "worst", "a", measured={0: {"perplexity": m}})
+        return Replicates("t", "worst", "a", measured={0: {"perplexity": m}})
 
     m = contrast("d", [Part(1, "perplexity", held(20, 3)), Part(-1, "perplexity", held(12, 4))])
     assert (m.value, m.low, m.high) == (8, 3, 13)  # 3-4-5
@@ -165,14 +165,14 @@ def test_other_metrics_combine_their_own_intervals() -> None:
 # --- perplexities ----------------------------------------------------------------------------------------------------
 
 
-def priced(nll: list[float], tokens: list[int] | None = None, **more: list[float]) -> Cell:
+def priced(nll: list[float], tokens: list[int] | None = None, **more: list[float]) -> Replicates:
     tokens = tokens or [5] * len(nll)
     held = intervals.perplexity(list(zip(nll, tokens, strict=True)))
     texts = {"tokens": [float(t) for t in tokens], "perplexity": nll, **more}
-    return Cell("t", "worst", "a", measured={0: {"perplexity": held}}, heldout={0: texts})
+    return Replicates("t", "worst", "a", measured={0: {"perplexity": held}}, heldout={0: texts})
 
 
-def probed(bits: list[float], repeats: list[int], ids: str = "abcdef") -> Cell:
+def probed(bits: list[float], repeats: list[int], ids: str = "abcdef") -> Replicates:
     """A row of exposures: of one control, which counts for nothing here, and of as many canaries as there are bits."""
     rows = PerSecret(
         (*ids[: len(bits)], "control"),
@@ -184,7 +184,7 @@ def probed(bits: list[float], repeats: list[int], ids: str = "abcdef") -> Cell:
     for times in set(repeats):
         own = [x for x, r in zip(bits, repeats, strict=True) if r == times]
         measured[f"exposure(count={times})"] = Measurement("exposure", float(np.mean(own)), 0.0, 20.0, len(own), "bits")
-    return Cell("t", "worst", "exposure", measured={0: measured}, probed={0: rows})
+    return Replicates("t", "worst", "exposure", measured={0: measured}, probed={0: rows})
 
 
 def test_means_of_a_probe_are_paired_by_secret() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from auditor.core.result import AuditResult, Measurement, TargetRecord
-from auditor.gate.compare import Cell, Comparison, Line
+from auditor.gate.compare import Comparand, Comparison, Line
 from auditor.gate.rulings import Decision, Ruling
 from auditor.reports import decision, files, markdown
 
@@ -33,8 +33,8 @@ def compared(*deltas: float | None, name: str = "main", runs: int = 2) -> Compar
     """A line a delta (its interval is ±0.1); None: nothing to pair."""
     lines = []
     for i, delta in enumerate(deltas):
-        now = Cell(share(0.4), share(delta)) if delta is not None else Cell(share(0.4), why="nothing to pair")
-        lines.append(Line(("undefended", "worst", f"a{i}"), "recall", (Cell(share(0.2)), now)))
+        now = Comparand(share(0.4), share(delta)) if delta is not None else Comparand(share(0.4), why="nothing to pair")
+        lines.append(Line(("undefended", "worst", f"a{i}"), "recall", (Comparand(share(0.2)), now)))
     return Comparison((name, "here"), "lab: 100 members", tuple(lines))
 
 

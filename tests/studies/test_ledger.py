@@ -10,7 +10,7 @@ import pytest
 
 from auditor.core.errors import AuditError
 from auditor.core.result import Measurement
-from auditor.records.contrasts import Cell
+from auditor.records.contrasts import Replicates
 from auditor.statistics.judging import Outcome
 from auditor.studies.ledger import (
     HOLDS,
@@ -67,7 +67,9 @@ def solved(hits: int, n: int = 100, seeds: int = 2) -> dict[int, Outcome]:
 
 
 def place(variant: str, hits: int, attacks: tuple[str, ...] = ("a",), **at: Any) -> Place:
-    cells = tuple(Cell("undefended", "worst", attack, solved(hits), options={"samples": 10}) for attack in attacks)
+    cells = tuple(
+        Replicates("undefended", "worst", attack, solved(hits), options={"samples": 10}) for attack in attacks
+    )
     return Place(variant, at, attacks, cells, about="lab")
 
 
@@ -104,7 +106,7 @@ def test_no_numbers_no_verdict() -> None:
     failed = Place("b", {}, ("a",), failure="it broke")
     ruled = entry("t", claim(of={"variant": "a"}, minus={"variant": "b"}), [place("a", 60), failed])
     assert (ruled.verdict, ruled.note, ruled.ours) == (NOT_RUN, "it broke", None)
-    row = Place("b", {}, ("a",), (Cell("undefended", "worst", "a", not_applicable="no reference"),))
+    row = Place("b", {}, ("a",), (Replicates("undefended", "worst", "a", not_applicable="no reference"),))
     ruled = entry("t", claim(of={"variant": "b"}), [row])
     assert (ruled.verdict, ruled.note) == (NOT_RUN, "not applicable: no reference")
 

@@ -23,8 +23,8 @@ from auditor.privacy.accounting import uniform_mixing_epsilon
 from auditor.runs.plan import make
 from auditor.studies import ledger
 from auditor.utility import tradeoff
-from auditor.utility.measure import Asking, Settings, Utility, measure, perplexities, points
-from auditor.utility.subjects import Asked, CausalSubject, MaskedSubject
+from auditor.utility.measure import Settings, Utility, UtilityPlan, measure, perplexities, points
+from auditor.utility.subjects import CausalSubject, MaskedSubject, ScoringOptions
 from tests.conftest import tiny
 
 Said = pytest.CaptureFixture[str]
@@ -113,7 +113,7 @@ def mixing(
     world: Path, kind: str, sweep: dict[str, Any], options: dict[str, Any] | None = None, **more: Any
 ) -> Utility:
     fields = {"defense": ["uniform-mixing"], "defense_options": {"uniform-mixing": options or {}}, **more}
-    result, _ = measure(Asking(make(own(world, kind, **fields), {}), Settings(restarts=2), sweep), Silent())
+    result, _ = measure(UtilityPlan(make(own(world, kind, **fields), {}), Settings(restarts=2), sweep), Silent())
     return result
 
 
@@ -155,7 +155,7 @@ def test_causal_perplexity_is_a_naive_twins(world: Path) -> None:
 def test_masked_perplexity_is_a_naive_twins(world: Path) -> None:
     result = mixing(world, "masked", {"weight": [0.5]})
     model = load_masked(str(world / "masked"))
-    subject = MaskedSubject(model, None, model.tokenizer, texts(), Asked(restarts=2))
+    subject = MaskedSubject(model, None, model.tokenizer, texts(), ScoringOptions(restarts=2))
     found = []
     for restart in range(2):
         nll, count = 0.0, 0
@@ -186,7 +186,7 @@ def test_a_sweep_asks_the_model_once(world: Path, monkeypatch: pytest.MonkeyPatc
     model, asked = load(str(world / "causal")), []
     forward = type(model).forward
     monkeypatch.setattr(type(model), "forward", lambda self, *a, **k: asked.append(1) or forward(self, *a, **k))
-    subject = CausalSubject(model, None, model.tokenizer, texts(), Asked(batch_size=64))
+    subject = CausalSubject(model, None, model.tokenizer, texts(), ScoringOptions(batch_size=64))
     made = [p.defense for p in points(make({"defense": ["uniform-mixing"]}, {}), {"weight": [0.1, 0.5, 0.9]})]
     defended = [subject.protect(defense, None)[0] for defense in made if defense]
     subject.scores([subject.target], lambda done, total: None)
@@ -237,7 +237,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def in_the_lab(cache: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, sweep: dict[str, Any], **more: Any) -> Utility:
     monkeypatch.setenv("AUDIT_CACHE", str(cache))
     plan = make({"lab_recipe": LAB, **more}, {})
-    return measure(Asking(plan, Settings(kind=kind, restarts=2), sweep), Silent())[0]
+    return measure(UtilityPlan(plan, Settings(kind=kind, restarts=2), sweep), Silent())[0]
 
 
 def test_pmixed_on_the_lab(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
