@@ -28,6 +28,7 @@ from auditor.models.loading import load
 from auditor.plugins import registry
 from auditor.plugins.attack import Attack
 from auditor.plugins.defense import Defense, Scenario, TrainedModel
+from auditor.plugins.options import build, description_of
 from auditor.plugins.probe import LawProbe, Probe
 from auditor.plugins.trainer import Checkpoint, Trainer, TrainingJob, TrainingRecord
 from auditor.plugins.view import CLAIM, WORST, Setting, View
@@ -92,7 +93,7 @@ def answers(attack: Attack, seen: View, asked: list[Query]) -> dict[str, Any]:
 class TestAttack:
     def test_says_what_it_is(self, kind: type[Attack]) -> None:
         assert dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
-        assert registry.description(kind).endswith(".") or len(registry.description(kind)) > 20
+        assert description_of(kind).endswith(".") or len(description_of(kind)) > 20
         assert set(kind.needs) <= {"draw", "law", "embeddings"} and kind.needs
 
     def test_answers_every_query_in_every_setting_or_says_why_not(
@@ -133,11 +134,11 @@ class TestAttack:
 
     def test_unknown_options_name_the_nearest(self, kind: type[Attack]) -> None:
         with pytest.raises(AuditError, match="did you mean 'samples'"):
-            registry.build("attack", ATTACKS, kind.name, {"sample": 3})
+            build("attack", ATTACKS, kind.name, {"sample": 3})
         with pytest.raises(AuditError, match=r"expected .*samples to be a whole number, got 'ten'"):
-            registry.build("attack", ATTACKS, kind.name, {"samples": "ten"})
+            build("attack", ATTACKS, kind.name, {"samples": "ten"})
         with pytest.raises(AuditError, match="expected samples >= 1, got 0"):
-            registry.build("attack", ATTACKS, kind.name, {"samples": "0"})
+            build("attack", ATTACKS, kind.name, {"samples": "0"})
 
 
 def secrets(model: LanguageModel) -> list[Secret]:
@@ -186,7 +187,7 @@ def observed(probe: Probe, seen: View, asked: list[Secret]) -> dict[str, Observa
 class TestProbe:
     def test_says_what_it_is(self, kind: type[Probe]) -> None:
         assert dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
-        assert len(registry.description(kind)) > 20
+        assert len(description_of(kind)) > 20
         assert set(kind.needs) <= {"draw", "law", "embeddings"} and kind.needs
         assert kind.name not in ATTACKS
 
@@ -248,7 +249,7 @@ class TestLawProbe:
 
     def test_unknown_options_are_refused(self, kind: type[LawProbe]) -> None:
         with pytest.raises(AuditError, match="did you mean 'temperature'"):
-            registry.build("attack", PROBES, kind.name, {"temprature": 3})
+            build("attack", PROBES, kind.name, {"temprature": 3})
 
 
 @pytest.mark.parametrize("kind", PROBES.values(), ids=PROBES)
@@ -298,9 +299,7 @@ PROMISE = PrivacyRecord(
 class TestDefense:
     def test_says_what_it_is(self, kind: type[Defense]) -> None:
         assert dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
-        assert (
-            registry.description(kind) and kind.claims and set(kind.needs) <= {"public", "ensemble", "trained", "whole"}
-        )
+        assert description_of(kind) and kind.claims and set(kind.needs) <= {"public", "ensemble", "trained", "whole"}
 
     def test_a_defended_model_is_a_model(self, kind: type[Defense], scenario: Scenario) -> None:
         model = kind().protect(scenario)
@@ -349,7 +348,7 @@ class TestDefense:
 def test_trainers_say_what_they_are_and_train(kind: type[Trainer], neox: HuggingFaceModel, tmp_path: Path) -> None:
     """A tiny run into an empty folder: a model whose law is a law, a promise where one is made."""
     assert dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    assert len(registry.description(kind)) > 20 and kind.claims
+    assert len(description_of(kind)) > 20 and kind.claims
     save_tiny(tmp_path / "base")
     base = load(str(tmp_path / "base"))
     texts = [f"door {i} opens with {i * i}" for i in range(8)]
@@ -385,4 +384,4 @@ def test_trainers_say_what_they_are_and_train(kind: type[Trainer], neox: Hugging
 
 @pytest.mark.parametrize("kind", registry.benchmarks().values(), ids=registry.benchmarks())
 def test_benchmarks_say_what_they_are(kind: type) -> None:
-    assert registry.description(kind)
+    assert description_of(kind)

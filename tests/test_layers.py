@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "utility": f"{LEFT} {RIGHT} {SIDE} runs",
     "studies": f"{LEFT} {RIGHT} {SIDE} runs utility",
     "commands": f"{LEFT} {RIGHT} {SIDE} runs utility studies",
-    "cli": f"{LEFT} {RIGHT} {SIDE} runs utility studies commands",
+    "cli": "core commands",
 }
 WITHOUT_TORCH = ("core", "statistics", "records", "gate", "reports")
 SCRIPTS = {"speed", "trust", "gates"}  # of benchmarks: they measure us, and are not installed

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from auditor.commands import console
-from auditor.commands.console import Many
+from auditor.commands import console, options
+from auditor.commands.options import Many
 from auditor.core.errors import AuditError
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ app = typer.Typer(help="Canaries: make random texts, insert them into training d
 _MANIFEST = Annotated[Path, typer.Argument(help="Manifest that `audit canaries make` wrote.")]
 
 
-@app.command()
 def make(
     out: Annotated[Path, typer.Option("-o", "--out", help="Manifest to write. Keep it: it holds the answers.")],
     format: Annotated[
@@ -54,7 +54,6 @@ def make(
     typer.echo(f"manifest: {out} ({len(manifest.canaries)} canaries, {copies} copies to insert)")
 
 
-@app.command()
 def insert(
     manifest: _MANIFEST,
     data: Annotated[str, typer.Argument(help="JSONL, CSV or Parquet file, or a Hugging Face data set.")],
@@ -75,21 +74,26 @@ def insert(
     typer.echo(f"data: {out} ({copies} copies of canaries inserted)")
 
 
-@app.command()
-def score(
-    manifest: _MANIFEST,
-    model: Annotated[str, typer.Argument(help="Hugging Face causal LM or adapter, or the folder of a finished run.")],
-    option: Annotated[
+@dataclass(frozen=True, kw_only=True)
+class ScoreFlags:
+    """How the canaries are scored on a model: nothing of it concerns a finished run."""
+
+    probe_options: Annotated[
         Many, typer.Option("-A", metavar="OPTION=VALUE", help="Option of the probe `exposure`: `audit list`.")
-    ] = None,
+    ] = None
     lead: Annotated[
         str,
         typer.Option(metavar="auto|none|bos|eos|TEXT", help="What stands before each text; auto: the likeliest."),
-    ] = "auto",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16.")] = "float32",
-    seed: Annotated[int, typer.Option(help="References and draws follow from it.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    ] = "auto"
+    seed: Annotated[int, typer.Option(help="References and draws follow from it.")] = 0
+
+
+def score(
+    manifest: _MANIFEST,
+    model: Annotated[str, typer.Argument(help="Hugging Face causal LM or adapter, or the folder of a finished run.")],
+    flags: ScoreFlags,
+    loading: options.Loading,
+    as_json: options.Json = False,
 ) -> None:
     """Show the exposure of every canary: on a model, or as a run has measured it. Ids and numbers, never texts.
 
@@ -101,12 +105,17 @@ def score(
     from auditor.runs import canary_scores
 
     with console.terminal() as reporter:
-        scores = canary_scores.score(manifest, model, option or [], lead, LoadingOptions(device, dtype), seed, reporter)
+        how = LoadingOptions(**options.given(loading))
+        scores = canary_scores.score(manifest, model, reporter, loading=how, **options.given(flags))
     if as_json:
         typer.echo(json.dumps(to_json(scores), indent=1))
         return
     for one in scores:
         console.show(_table(one))
+
+
+for command in (make, insert, score):
+    app.command()(options.spelt_out(command))
 
 
 def _table(score: Score) -> Grid:

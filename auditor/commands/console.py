@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 err = Console(stderr=True)
 debugging = False  # whether unexpected errors are shown whole (`audit --debug`)
-Many = list[str] | None  # a repeatable option
 
 
 def say(text: str, code: int) -> int:

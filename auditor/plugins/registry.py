@@ -1,32 +1,25 @@
-"""Finds attacks, probes, defenses and benchmarks by name: our own files, installed entry points, `--plugin` files.
-
-Knows how options are written on a command line; knows nothing of what they mean.
-"""
+"""Finds attacks, probes, defenses and benchmarks by name: our own files, installed entry points, `--plugin` files."""
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import importlib.metadata
 import importlib.util
 import inspect
-import math
 import pkgutil
 import types
-import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any
 
-from auditor.core.errors import AuditError, unknown
+from auditor.core.errors import AuditError
 from auditor.plugins.attack import Attack
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.defense import Defense
 from auditor.plugins.probe import Probe
+from auditor.plugins.shadows import ENTRY_POINTS
 from auditor.plugins.trainer import Trainer
 
-ENTRY_POINTS = "audit.plugins"
-Plugin = TypeVar("Plugin", Attack, Probe, Defense, Trainer)
 _extra: dict[Path, types.ModuleType] = {}
 
 
@@ -79,6 +72,12 @@ def benchmarks() -> dict[str, type[Benchmark]]:
     return _find(Benchmark, "auditor.benchmarks")
 
 
+def everything() -> dict[str, dict[str, Any]]:
+    """All plug-ins by kind (Attack, ...) and name, as `shadows` says it of our own."""
+    found = (attacks(), probes(), defenses(), trainers(), benchmarks())
+    return dict(zip(("Attack", "Probe", "Defense", "Trainer", "Benchmark"), found, strict=True))
+
+
 def _find(kind: Any, package: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for module in _modules(package):
@@ -109,59 +108,3 @@ def _installed(entry: importlib.metadata.EntryPoint) -> types.ModuleType:
     except (Exception, SystemExit) as error:
         raise _unloadable(entry.value, error) from error
     return module
-
-
-def build(kind: str, known: Mapping[str, type[Plugin]], name: str, options: Mapping[str, Any]) -> Plugin:
-    """An attack or defense by name with its options. Raises AuditError with the nearest name for an unknown one."""
-    if name not in known:
-        raise unknown(kind, name, known)
-    cls = known[name]
-    hints = typing.get_type_hints(cls)
-    fields = {field.name for field in dataclasses.fields(cls)}
-    values = {}
-    for option, value in options.items():
-        if option not in fields:
-            raise unknown(f"option of {kind} {name}:", option, fields)
-        values[option] = convert(f"{name}.{option}", hints[option], value)
-    return cls(**values)
-
-
-def convert(where: str, kind: Any, value: Any) -> Any:
-    """A command-line or TOML value as the annotated type. No value is guessed at: `samples=ten` is refused."""
-    if typing.get_origin(kind) is Literal:
-        if value not in typing.get_args(kind):
-            raise AuditError(f"expected {where} in {typing.get_args(kind)}, got {value!r}")
-        return value
-    if kind is bool:
-        words = {"true": True, "false": False}
-        if str(value).lower() not in words:
-            raise AuditError(f"expected {where} to be true or false, got {value!r}")
-        return words[str(value).lower()]
-    fits = isinstance(value, int | float if kind is float else kind) and not isinstance(value, bool)
-    try:
-        if not isinstance(value, str) and not fits:  # from TOML: 2.7 is no whole number, true is no number
-            raise TypeError
-        made = kind(value)
-        if kind is float and not math.isfinite(made):  # no option means anything by an infinite number
-            raise ValueError
-        return made
-    except (TypeError, ValueError, OverflowError) as error:
-        raise AuditError(f"expected {where} to be {_WORDS.get(kind, kind.__name__)}, got {value!r}") from error
-
-
-_WORDS: dict[Any, str] = {int: "a whole number", float: "a finite number", str: "text"}
-
-
-def options_of(cls: type) -> dict[str, Any]:
-    """Option names and defaults of a plug-in, in the order of declaration."""
-    return {field.name: field.default for field in dataclasses.fields(cls)}
-
-
-def description(cls: type) -> str:
-    """The first line of the docstring."""
-    return (inspect.getdoc(cls) or "").split("\n", 1)[0]
-
-
-def title(cls: type[Attack] | type[Probe] | type[Defense]) -> str:
-    """What people read in a table: the class's `title`, else its name."""
-    return cls.title or cls.name

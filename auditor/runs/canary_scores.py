@@ -12,6 +12,7 @@ from auditor.core.nouns import Observation, Secret
 from auditor.core.plan import AUTO
 from auditor.models.loading import LoadingOptions, load
 from auditor.plugins import registry
+from auditor.plugins.options import build, options_of
 from auditor.plugins.view import WORST, View
 from auditor.records import saved
 from auditor.records.folder import RunFolder, cell_name
@@ -44,11 +45,12 @@ class Score:
 def score(
     manifest: Path,
     model: str,
-    options: Sequence[str],
-    lead: str,
-    loading: LoadingOptions,
-    seed: int,
     reporter: Reporter,
+    *,
+    probe_options: Sequence[str] = (),
+    lead: str = AUTO,
+    loading: LoadingOptions = LoadingOptions(),
+    seed: int = 0,
 ) -> list[Score]:
     """On the model of that name, or, where it is the folder of a run, on every target of the run.
 
@@ -56,13 +58,13 @@ def score(
     """
     held = canaries.read(manifest)
     if (Path(model) / "plan.json").is_file():
-        if options or lead != AUTO:
+        if probe_options or lead != AUTO:
             raise AuditError("-A and --lead go with a model: a run was measured with options of its own")
         return _of_run(held, Path(model))
-    fields = list(registry.options_of(registry.probes()[PROBE]))
-    parsed = parse_options("-A", options, [PROBE])
+    fields = list(options_of(registry.probes()[PROBE]))
+    parsed = parse_options("-A", probe_options, [PROBE])
     check_general("-A", parsed, {PROBE: fields})
-    probe = registry.build("probe", registry.probes(), PROBE, options_for(PROBE, parsed, {}, fields))
+    probe = build("probe", registry.probes(), PROBE, options_for(PROBE, parsed, {}, fields))
     target = load(model, loading)
     secrets = canaries.secrets(held, target.tokenizer, target.vocab_size)
     longest = max(len(secret.suffix) for secret in secrets)

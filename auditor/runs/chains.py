@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import Chain, Finding, TargetRecord
-from auditor.plugins import registry
 from auditor.plugins.defense import Cause
+from auditor.plugins.options import title_of
 from auditor.runs import causes, companions
 from auditor.runs.collector import Collector
 from auditor.runs.companions import Shown
@@ -60,6 +60,6 @@ class Chains:
         else:
             name = companions.name_of(self.selection.rows, control)
         found = answers(name)
-        title = registry.title(type(control or row.defense))
+        title = title_of(type(control or row.defense))
         absent = f"{title!r} ({'not measured' if name else cause.needs})"
         return causes.Rung(cause, name, found, "" if found else absent)

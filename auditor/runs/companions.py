@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from auditor.plugins import registry
 from auditor.plugins.defense import Defense
+from auditor.plugins.options import title_of
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ def shown(defenses: Sequence[Defense], there: Callable[[Defense], bool]) -> list
     """
     rows: list[Shown] = []
     for defense in defenses:
-        rows.append(Shown(defense.name, registry.title(type(defense)), defense, False))
+        rows.append(Shown(defense.name, title_of(type(defense)), defense, False))
         for cause in defense.chain():
             control = cause.row
             if control is None or not there(control) or control in defenses or _among(rows, control):
@@ -37,7 +37,7 @@ def shown(defenses: Sequence[Defense], there: Callable[[Defense], bool]) -> list
             taken = {row.name for row in rows} | {one.name for one in defenses}
             own = control.name not in taken
             name = control.name if own else f"{control.name}-of-{defense.name}"
-            title = registry.title(type(control)) + ("" if own else f" (of {registry.title(type(defense))})")
+            title = title_of(type(control)) + ("" if own else f" (of {title_of(type(defense))})")
             rows.append(Shown(name, title, control, True))
     return rows
 

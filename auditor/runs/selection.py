@@ -16,6 +16,7 @@ from auditor.core.plan import Options, Plan
 from auditor.plugins import registry
 from auditor.plugins.attack import Attack
 from auditor.plugins.defense import Defense
+from auditor.plugins.options import build, options_of
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import SETTINGS, Setting
 from auditor.runs import companions
@@ -107,11 +108,11 @@ def _built(
     """Each once, with its options: the place's defaults, then the user's."""
     chosen = []
     for name in dict.fromkeys(names):
-        fields = list(registry.options_of(known[name])) if name in known else []
+        fields = list(options_of(known[name])) if name in known else []
         own = options_for(name, options, defaults.get(name, {}), fields)
-        chosen.append(registry.build(kind, known, name, own))
+        chosen.append(build(kind, known, name, own))
     return chosen
 
 
 def _fields(chosen: Sequence[Attack | Probe | Defense]) -> dict[str, list[str]]:
-    return {one.name: list(registry.options_of(type(one))) for one in chosen}
+    return {one.name: list(options_of(type(one))) for one in chosen}

@@ -26,6 +26,7 @@ from auditor.models.loading import DEFAULTS, LoadingOptions, load
 from auditor.models.shards import record_names
 from auditor.models.vocabulary import check_shared, check_tokens
 from auditor.plugins import registry
+from auditor.plugins.options import build
 from auditor.plugins.trainer import Checkpoint, Trainer, TrainingJob, TrainingRecord
 from auditor.records import weights
 from auditor.training.members import Adapter, with_adapter
@@ -59,7 +60,7 @@ def train(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[s
 
     Raises AuditError, before anything is written, for whatever a user can mend.
     """
-    trainer: Trainer = registry.build("training method", registry.trainers(), asked.method, asked.options)
+    trainer: Trainer = build("training method", registry.trainers(), asked.method, asked.options)
     if not 0 <= asked.seed < 2**63:
         raise AuditError(f"expected --seed between 0 and 2^63 - 1, got {asked.seed}")
     if asked.lora and (asked.lora_rank < 1 or asked.lora_alpha < 1):

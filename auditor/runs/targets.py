@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator
 
 from auditor.core.nouns import UNDEFENDED, Secret
-from auditor.plugins import registry
 from auditor.plugins.defense import Defense, Scenario
+from auditor.plugins.options import description_of
 from auditor.plugins.view import CLAIM
 from auditor.runs.allowance import planned
 from auditor.runs.audit import Audit
@@ -54,7 +54,7 @@ class Targets:
             row.name,
             row.title,
             model,
-            registry.description(type(defense)),
+            description_of(type(defense)),
             defense,
             scenario,
             training_seconds=self.audit.site.training_seconds(defense, building),

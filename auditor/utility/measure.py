@@ -33,6 +33,7 @@ from auditor.models.lora import load_ensemble
 from auditor.models.masked import kind_of, load_masked
 from auditor.plugins import registry
 from auditor.plugins.defense import Defense
+from auditor.plugins.options import build, options_of, title_of
 from auditor.plugins.trainer import Trainer
 from auditor.runs import plan_weights
 from auditor.runs.grid import called
@@ -174,7 +175,7 @@ def points(plan: Plan, sweep: Mapping[str, Sequence[Any]]) -> list[DefensePoint]
     for name in plan.defense:
         if name not in known:
             raise unknown("defense", name, known)
-    fields = {name: list(registry.options_of(known[name])) for name in dict.fromkeys(plan.defense)}
+    fields = {name: list(options_of(known[name])) for name in dict.fromkeys(plan.defense)}
     check_general("-D", plan.defense_options, fields)
     swept = _swept(sweep, fields)
     made = [DefensePoint()]
@@ -183,7 +184,7 @@ def points(plan: Plan, sweep: Mapping[str, Sequence[Any]]) -> list[DefensePoint]
         options = options_for(name, plan.defense_options, defaults, fields[name])
         for values in product(*own.values()):
             at = dict(zip(own, values, strict=True))
-            made.append(DefensePoint(registry.build("defense", known, name, {**options, **at}), at))
+            made.append(DefensePoint(build("defense", known, name, {**options, **at}), at))
     for point in made:
         if point.defense and not plan.lab:
             check_needs(point.defense, plan.public)
@@ -373,7 +374,7 @@ def _rows(
             ratio = np.where(np.isinf(drawn[i]), np.inf, drawn[i] / drawn[0])
         row = UtilityRow(
             target=point.target,
-            title=registry.title(type(point.defense)) if point.defense else "Undefended",
+            title=title_of(type(point.defense)) if point.defense else "Undefended",
             at=dict(point.at),
             options=to_json(point.defense) if point.defense else {},
             perplexity=_interval("perplexity", drawn[i], len(tokens), "perplexity"),

@@ -26,6 +26,7 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.lora import adapted
 from auditor.models.shards import record_names
 from auditor.plugins import registry
+from auditor.plugins.options import build
 from auditor.plugins.trainer import Trainer
 from auditor.runs import companions
 from auditor.runs.greedy import greedy_recall
@@ -75,7 +76,7 @@ def line(name: str, perplexity: float, recall: Mapping[str, Measurement], counts
 def trained_privately(lab: Lab, names: Sequence[str]) -> Iterator[tuple[str, LanguageModel]]:
     """The lab's private trainings and their controls: title with epsilon, and model."""
     known = registry.defenses()
-    defenses = [registry.build("defense", known, name, lab.defense_defaults[name]) for name in names]
+    defenses = [build("defense", known, name, lab.defense_defaults[name]) for name in names]
     for row in companions.shown(defenses, lambda control: isinstance(control, Trainer)):
         assert isinstance(row.defense, Trainer)
         trained = lab.trained(row.defense)

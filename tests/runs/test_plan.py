@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.plan import Plan
-from auditor.plugins import registry
 from auditor.plugins.attack import Attack
+from auditor.plugins.options import build
 from auditor.runs.plan import check_general, make, options_for, parse_options, read_toml
 
 OUTSIDE: dict[str, Any] = {"model": "m", "data": "d"}
@@ -63,9 +63,9 @@ def test_options_are_merged_one_by_one(tmp_path: Path) -> None:
 
 def test_automatic_batches_win_over_the_files_size() -> None:
     """`--batch-size auto` is a flag like any other."""
-    from auditor.cli import _batch_size
+    from auditor.commands.options import batch_size
 
-    assert make({**OUTSIDE, "batch_size": 7}, {"batch_size": _batch_size("auto")}).batch_size is None
+    assert make({**OUTSIDE, "batch_size": 7}, {"batch_size": batch_size("auto")}).batch_size is None
 
 
 @given(
@@ -215,7 +215,7 @@ class Mine(Attack):
 
 
 def built(**options: Any) -> Mine:
-    attack = registry.build("attack", {"mine": Mine}, "mine", options)
+    attack = build("attack", {"mine": Mine}, "mine", options)
     assert isinstance(attack, Mine)
     return attack
 
@@ -249,8 +249,8 @@ def test_no_value_is_guessed_at(options: dict[str, Any]) -> None:
 
 def test_names_and_options_nobody_has() -> None:
     with pytest.raises(AuditError, match="unknown attack 'mime'; did you mean 'mine'"):
-        registry.build("attack", {"mine": Mine}, "mime", {})
+        build("attack", {"mine": Mine}, "mime", {})
     with pytest.raises(AuditError, match="unknown attack 'xyzzy'; known: mine"):
-        registry.build("attack", {"mine": Mine}, "xyzzy", {})
+        build("attack", {"mine": Mine}, "xyzzy", {})
     with pytest.raises(AuditError, match="unknown option of attack mine: 'sample'; did you mean 'samples'"):
         built(sample=3)

@@ -1,0 +1,173 @@
+"""`audit gate`: a finished run held to limits and a baseline."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from auditor.commands import options
+from auditor.commands.options import Many
+from auditor.core import disk
+from auditor.core.errors import AuditError
+
+if TYPE_CHECKING:
+    from auditor.gate.policy import Policy
+    from auditor.gate.rulings import Decision
+    from auditor.records.outcomes import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a run is held to."""
+
+    maximum: Annotated[
+        Many,
+        typer.Option(
+            "--max", metavar="METRIC=LIMIT", help="Upper limit: recall=0.05, 'recall(count=16)=0.5'; repeatable."
+        ),
+    ] = None
+    increase: Annotated[
+        Many,
+        typer.Option("--max-increase", metavar="METRIC=MARGIN", help="How much worse than --baseline; repeatable."),
+    ] = None
+    policy: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Rules in TOML, as leakage.toml; --max adds to them.")
+    ] = None
+    baseline: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN", help="Run folder to compare with, paired by secret. [without a rule: recall=0.02 worse]"
+        ),
+    ] = None
+    inconclusive: Annotated[
+        str | None, typer.Option(help="What cannot be told: report (exit 4), pass or fail. [default: report]")
+    ] = None
+    allow_not_applicable: Annotated[
+        bool, typer.Option("--allow-not-applicable", help="Let an attack pass that was asked for and never applied.")
+    ] = False
+
+    def read(self) -> Policy:
+        """The rules of the file and of the flags together. Against a baseline there is one by default."""
+        from auditor.gate import policy as policies
+
+        held = policies.read_policy(self.policy) if self.policy is not None else policies.Policy()
+        flags = policies.parse_limits(self.maximum or [])
+        flags += policies.parse_limits(self.increase or [], "--max-increase", True)
+        rules = policies.distinct([*held.rules, *flags])
+        if not rules and self.baseline is not None:
+            rules = (policies.NO_WORSE,)
+        how = held.inconclusive
+        if self.inconclusive is not None:
+            how = policies.reading(self.inconclusive, "--inconclusive")
+        return policies.Policy(rules, how, self.allow_not_applicable or held.allow_not_applicable)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scope:
+    """Which rows of a run are judged."""
+
+    target: Annotated[
+        str | None, typer.Option(help="Judge this target. [default: the defended ones, else the undefended]")
+    ] = None
+    setting: Annotated[str | None, typer.Option(help="Judge this setting only: claim or worst.")] = None
+    attack: Annotated[str | None, typer.Option(help="Judge this attack only.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """Where the decision is written beside the terminal."""
+
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML.")] = None
+    markdown: options.Markdown = None
+    summary: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Append that Markdown. [default: $GITHUB_STEP_SUMMARY, if set]")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planning:
+    """How many secrets a gate needs: asked without a run."""
+
+    plan: Annotated[
+        Many,
+        typer.Option(
+            metavar="METRIC=A:B",
+            help="Without a run: how many secrets tell a share of A from one of B (A:B:C, if C of the answers change).",
+        ),
+    ] = None
+    power: Annotated[
+        float | None, typer.Option(help="Of --plan: how often a change of that size is to be found. [default: 0.8]")
+    ] = None
+    rules: Annotated[
+        int | None, typer.Option(help="Of --plan: rules times rows that will be decided together. [default: 1]")
+    ] = None
+
+
+def gate(
+    folder: Annotated[Path | None, typer.Argument(help="Run folder.", show_default=False)] = None,
+    *,
+    limits: Limits,
+    scope: Scope,
+    outputs: Outputs,
+    planning: Planning,
+) -> None:
+    """Hold a finished run to limits and a baseline: exit 0 held, 1 failed, 4 inconclusive.
+
+    Held: the one-sided 95% upper bound is within the limit. Failed: the lower bound, corrected for the number of
+    decisions, is beyond it. A policy file holds `rules = ["recall <= 0.05", "recall not worse than baseline by 0.02"]`
+    and [[rule]] tables with rule (or metric, count, max or max_increase), target, setting, attack.
+    """
+    if planning.plan is not None:
+        if folder is not None or any(map(options.given, (limits, scope, outputs))):
+            raise AuditError("--plan needs no run: give only --power and --rules with it")
+        _say_needs(planning.plan, planning.power, planning.rules)
+        return
+    if options.given(planning):
+        raise AuditError("--power and --rules go with --plan")
+    if folder is None:
+        raise AuditError("expected a run folder, got none")
+    raise typer.Exit(hold(folder, limits.read(), run_at(limits.baseline), outputs, scope))
+
+
+def run_at(folder: Path | None) -> Run | None:
+    from auditor.gate.decide import read_run
+
+    return None if folder is None else read_run(folder)
+
+
+def hold(folder: Path, policy: Policy, baseline: Run | None, outputs: Outputs, scope: Scope | None = None) -> int:
+    """Says and writes what the gate decides of a finished run; returns the exit code of the decision."""
+    from auditor.gate.decide import decide, read_run
+
+    decision = decide(read_run(folder), policy, baseline, **vars(scope or Scope()))
+    _say(decision, outputs)
+    return decision.exit_code
+
+
+def _say(decision: Decision, outputs: Outputs) -> None:
+    from auditor.reports import decision as reports
+    from auditor.reports import files
+
+    for line in reports.lines(decision):
+        typer.echo(line)
+    if outputs.junit is not None:
+        disk.replace(outputs.junit, reports.junit(decision))
+    if outputs.markdown is not None:
+        disk.replace(outputs.markdown, reports.markdown(decision))
+    step = outputs.summary or (Path(named) if (named := os.environ.get("GITHUB_STEP_SUMMARY")) else None)
+    if step is not None:
+        files.append(step, reports.markdown(decision))
+
+
+def _say_needs(changes: list[str], power: float | None, rules: int | None) -> None:
+    from auditor.gate import power as powers
+
+    power, rules = 0.8 if power is None else power, 1 if rules is None else rules
+    for item in changes:
+        for need in powers.needs(powers.parse_change(item), power, rules):
+            typer.echo(f"{need.secrets:9,} secrets  {need.question}")
+    typer.echo(f"power {power:g}, {rules} {'decision' if rules == 1 else 'decisions'} at 5% together")

@@ -1,0 +1,184 @@
+"""Flags that several commands share: each with its name and its text, once, and those that go together as groups.
+
+A command takes a flag as `seed: options.Seed = None`, and a group, a dataclass of flags, as `loading: options.Loading`.
+What is not given is None: the default is that of the record that the flags make.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from auditor.core.errors import AuditError
+from auditor.core.plan import AUTO
+
+Many = list[str] | None  # of a flag that may be repeated
+
+Defense = Annotated[Many, typer.Option("--defense", "-d", help="Defense to put in front of the model; repeatable.")]
+DefenseOptions = Annotated[Many, typer.Option("-D", metavar="[DEFENSE.]OPTION=VALUE", help="Option of a defense.")]
+Public = Annotated[
+    str | None,
+    typer.Option(help="Public model: base of a PMixED ensemble, and what claim-setting prompts are tuned on."),
+]
+Limit = Annotated[int | None, typer.Option(help="Attack at most so many members, and so many non-members.")]
+Seed = Annotated[int | None, typer.Option(help="All randomness follows from it. [default: 0]")]
+Seeds = Annotated[
+    str | None, typer.Option(metavar="0-4|0,2", help="Run at each of these seeds, instead of the plan's.")
+]
+BatchSize = Annotated[
+    str | None,
+    typer.Option(metavar="N|auto", help="Prefixes or texts at once; results do not depend on it. [default: auto]"),
+]
+ModelArgs = Annotated[
+    Many,
+    typer.Option(
+        "--model-arg", metavar="K=V", help="Passed to from_pretrained of --model: load_in_8bit=true, device_map=auto."
+    ),
+]
+Plugin = Annotated[
+    Many, typer.Option(help="Python file with attacks, defenses or training methods of your own; repeatable.")
+]
+Markdown = Annotated[Path | None, typer.Option(metavar="FILE", help="Write Markdown, for a pull request.")]
+Reveal = Annotated[
+    bool,
+    typer.Option("--reveal", help="Show the private text in the reports: prefixes, suffixes and guesses, by secret."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is attacked, and the models beside it. Without a model: the lab."""
+
+    model: Annotated[
+        str | None, typer.Option(help="Hugging Face causal LM or PEFT adapter: hub id or folder. Without it: the lab.")
+    ] = None
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Training records: JSONL/CSV/Parquet, a Hugging Face data set, or a folder of LM-Extraction arrays."
+        ),
+    ] = None
+    known: Annotated[str | None, typer.Option(help="Records the attacker already knows (same formats).")] = None
+    nonmembers: Annotated[
+        str | None,
+        typer.Option(help="Matched records the model was not trained on: the floor, and held-out perplexity."),
+    ] = None
+    public: Public = None
+    reference: Annotated[str | None, typer.Option(help="Reference model for comparing scores. [default: --public]")] = (
+        None
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loading:
+    """How a model is loaded: of every command that loads one."""
+
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps. [default: cpu]")] = None
+    dtype: Annotated[str | None, typer.Option(help="float32, float16 or bfloat16. [default: float32]")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubLoading(Loading):
+    """The same of a model that may be on the hub, at a revision and with code of its own."""
+
+    revision: Annotated[str | None, typer.Option(help="Revision of --model on the hub.")] = None
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Let model repositories run their own code.")
+    ] = False
+
+
+# --- groups of flags as typer reads them ------------------------------------------------------------------------------
+
+
+def spelt_out(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with each of its groups replaced by the flags in it: typer reads flags from a signature alone."""
+    kinds = _kinds(command)
+    own = inspect.signature(command).parameters.values()
+
+    @functools.wraps(command)
+    def spelt(**flags: Any) -> None:
+        command(**{one.name: _collected(one.name, kinds[one.name], flags) for one in own})
+
+    flags = [flag for one in own for flag in _flags(one.name, kinds[one.name], one.default)]
+    spelt.__signature__ = inspect.Signature(flags)  # type: ignore[attr-defined]
+    spelt.__annotations__ = {flag.name: flag.annotation for flag in flags}
+    return spelt
+
+
+def _kinds(where: Any) -> dict[str, Any]:
+    return get_type_hints(where, include_extras=True)
+
+
+def _flags(name: str, kind: Any, default: Any) -> Iterator[inspect.Parameter]:
+    """The flags of a group, which may hold groups; of a flag, itself."""
+    if dataclasses.is_dataclass(kind):
+        for field in dataclasses.fields(kind):
+            needed = field.default is dataclasses.MISSING
+            yield from _flags(
+                field.name, _kinds(kind)[field.name], inspect.Parameter.empty if needed else field.default
+            )
+    else:
+        yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+def _collected(name: str, kind: Any, flags: Mapping[str, Any]) -> Any:
+    """The flag's value, or the group made of the values of its flags."""
+    if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
+        return flags[name]
+    kinds = _kinds(kind)
+    return kind(**{field.name: _collected(field.name, kinds[field.name], flags) for field in dataclasses.fields(kind)})
+
+
+# --- what was given ---------------------------------------------------------------------------------------------------
+
+
+def given(group: Any) -> dict[str, Any]:
+    """The flags of a group, and of the groups in it, that were given."""
+    found: dict[str, Any] = {}
+    for name, value in vars(group).items():
+        found |= given(value) if dataclasses.is_dataclass(value) else {name: value}
+    return {name: value for name, value in found.items() if value is not None and value is not False}
+
+
+def plan_values(group: Any, base: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    """The flags given as values of a plan. The plug-in files that they, or else the plan file, name are loaded first.
+
+    base: the values of the plan file.
+    """
+    from auditor.plugins import registry
+    from auditor.runs.plan import parse_options
+
+    values = given(group)
+    load_plugins(values.get("plugin") or base.get("plugin", []))
+    read: dict[str, Callable[[Any], Any]] = {
+        "attack_options": lambda items: parse_options("-A", items, list(registry.attacks_and_probes())),
+        "defense_options": lambda items: parse_options("-D", items, list(registry.defenses())),
+        "model_args": lambda items: parse_options("--model-arg", items, []).get("", {}),
+        "batch_size": batch_size,
+    }
+    return {name: read[name](value) if name in read else value for name, value in values.items()}
+
+
+def load_plugins(files: list[str] | None) -> None:
+    from auditor.plugins import registry
+
+    for path in files or []:
+        registry.load_file(Path(path))
+
+
+def batch_size(value: str) -> int | str:
+    if value == AUTO:
+        return value
+    if not re.fullmatch("[0-9]{1,9}", value) or int(value) < 1:
+        raise AuditError(f"expected --batch-size to be a whole number >= 1 or auto, got {value!r}")
+    return int(value)

@@ -1,0 +1,77 @@
+"""`audit reproduce`: the plans of a paper, and its claims beside what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from auditor.commands import console, options
+from auditor.core.errors import AuditError
+
+if TYPE_CHECKING:
+    from auditor.studies.papers import Paper
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanFlags:
+    """The fields of the paper's plans that are one's own to choose."""
+
+    subject: options.Subject
+    limit: options.Limit = None
+    batch_size: options.BatchSize = None
+    loading: options.Loading
+
+
+def reproduce(
+    paper: Annotated[str | None, typer.Argument(help="Paper, or a folder of plans. See --list.")] = None,
+    show: Annotated[bool, typer.Option("--list", help="List the papers and their plans.")] = False,
+    plan: Annotated[options.Many, typer.Option(help="Run this plan only; repeatable. [default: all]")] = None,
+    scale: Annotated[str, typer.Option(help="Sizes: lab, or the paper's own.")] = "lab",
+    seeds: options.Seeds = None,
+    *,
+    flags: PlanFlags,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Folder; goes on in it. [default: runs/reproduce-PAPER-SCALE]")
+    ] = None,
+) -> None:
+    """Run the plans of a paper and hold its claims beside what was measured: a ledger."""
+    from auditor.runs.grid import parse_seeds
+    from auditor.studies import papers
+
+    if show or paper is None:
+        for name in papers.papers():
+            typer.echo(_listing(papers.load(name)))
+        return
+    values = options.plan_values(flags) | ({} if seeds is None else {"seeds": parse_seeds(seeds)})
+    chosen = papers.load(paper)
+    plans = plan or list(chosen.plans)
+    for name in plans:
+        chosen.at(name, scale)  # refused before torch is imported
+    _reproduce(chosen, plans, scale, values, out or Path("runs") / f"reproduce-{chosen.name}-{scale}")
+
+
+def _reproduce(paper: Paper, plans: list[str], scale: str, values: dict[str, Any], out: Path) -> None:
+    console.quiet()
+    from auditor.studies import reproduce as reproducing
+
+    def walk(reporter: console.Terminal) -> Any:
+        return reproducing.reproduce(paper, plans, scale, values, out, reporter, console.command())
+
+    shown, entries, failures = console.resumably(out, walk)
+    for table in shown:
+        console.show(table)
+    styles = {"holds": "green", "refuted": "red"}
+    console.show(reproducing.brief(paper, entries), [styles.get(entry.verdict, "") for entry in entries])
+    typer.echo(f"ledger: {out}/ledger.md, .csv, .tex, .json")
+    if failures:
+        name, why = next(iter(failures.items()))
+        points = "1 point" if len(failures) == 1 else f"{len(failures)} points"
+        raise AuditError(f"{points} failed, which the ledger calls not run; {name}: {why}")
+
+
+def _listing(paper: Paper) -> str:
+    lines = [f"{name:14}{plan.get('title', '')}" for name, plan in paper.plans.items()]
+    return "\n  ".join([f"{paper.name}: {paper.title}; scales: {', '.join(paper.scales)}", *lines])

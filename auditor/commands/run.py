@@ -1,0 +1,269 @@
+"""`audit run`: one audit, or a grid of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from auditor.commands import console, options
+from auditor.commands import gate as gates
+from auditor.commands.options import Many
+from auditor.commands.report import changes, say_revealed
+from auditor.core.errors import AuditError
+from auditor.core.plan import Plan
+
+if TYPE_CHECKING:
+    from auditor.gate.policy import Policy
+    from auditor.records.folder import RunFolder
+    from auditor.records.outcomes import Run
+    from auditor.runs.grid import Point
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanFlags:
+    """The fields of a plan that have a flag: what is not given is left to the plan file, or to the default."""
+
+    attack: Annotated[
+        Many, typer.Option("--attack", "-a", help="Attack or probe to run; repeat for several. See `audit list`.")
+    ] = None
+    defense: options.Defense = None
+    subject: options.Subject
+    known_fraction: Annotated[
+        float | None, typer.Option(help="Share of the data that the attacker knows, without --known. [default: 0.2]")
+    ] = None
+    known_limit: Annotated[
+        int | None, typer.Option(help="At most so many known pairs for the attacker to tune on. [default: all]")
+    ] = None
+    group_column: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN", help="Column of --data to show results by, as department; its values are in the report."
+        ),
+    ] = None
+    canaries: Annotated[
+        str | None,
+        typer.Option(metavar="MANIFEST", help="Canaries that were inserted into the training data: `audit canaries`."),
+    ] = None
+    attack_options: Annotated[
+        Many, typer.Option("-A", metavar="[ATTACK.]OPTION=VALUE", help="Option of an attack.")
+    ] = None
+    defense_options: options.DefenseOptions = None
+    setting: Annotated[
+        str | None,
+        typer.Option(help="claim: inside a privacy claim; worst: everything the auditor has; both. [default: both]"),
+    ] = None
+    prefix_length: Annotated[
+        int | None, typer.Option(help="Tokens shown to the attacker. [default: 50 of text, whole arrays]")
+    ] = None
+    suffix_length: Annotated[
+        int | None, typer.Option(help="Tokens to extract. [default: 50 of text, whole arrays]")
+    ] = None
+    lead: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|none|bos|eos|TEXT",
+            help="What stands before every text; auto: the tokenizer's own, unless the known pairs are likelier behind "
+            "another. [default: auto]",
+        ),
+    ] = None
+    limit: options.Limit = None
+    ensemble_limit: Annotated[
+        int | None,
+        typer.Option(
+            help="At most so many members behind an ensemble, which asks all its parts. [default: all; in the lab 60]"
+        ),
+    ] = None
+    samples: Annotated[int | None, typer.Option(help="Samples a prefix, for every attack.")] = None
+    seed: options.Seed = None
+    batch_size: options.BatchSize = None
+    loading: options.HubLoading
+    model_args: options.ModelArgs = None
+    plugin: options.Plugin = None
+    submission: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="LM-Extraction submission to write: one attack, undefended, in the worst setting (claim if only that "
+            "is run), its first guess of each attacked row, surest first. It holds private text as token ids.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridFlags:
+    """A plan file, and what makes a grid of it."""
+
+    config: Annotated[Path | None, typer.Option(help="Plan in TOML; flags win over it.")] = None
+    sweep: Annotated[
+        Many,
+        typer.Option(
+            metavar="KEY=V1,V2|KEY=START:STOP:STEP",
+            help="Run every value of a plan field or ATTACK.OPTION; wins over it; repeatable.",
+        ),
+    ] = None
+    seeds: options.Seeds = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SingleFlags:
+    """What only a single run can be asked for: its policy, its baseline and its private text."""
+
+    gate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="POLICY",
+            help="Hold the run to this policy when it is done: exit code of the gate, gate.md and gate.xml.",
+        ),
+    ] = None
+    baseline: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Run folder that the report shows changes against, and --gate compares with."),
+    ] = None
+    reveal: options.Reveal = False
+
+
+_ONE_ONLY = {
+    "gate": "--gate holds a single run to a policy, got a grid of them; gate its runs one by one",
+    "reveal": "--reveal shows the text of a single run, got a grid of them; audit report RUN --reveal",
+    "baseline": "--baseline is what a single run is held against, got a grid of them",
+    "submission": "--submission holds the guesses of a single run, got a grid of them",
+}
+
+
+def run(
+    plan: PlanFlags,
+    grid: GridFlags,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Run folder. [default: runs/<UTC time>-<name>]")
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            help="Continue an interrupted run from its folder; takes only --reveal and the options of the gate."
+        ),
+    ] = None,
+    *,
+    single: SingleFlags,
+) -> None:
+    """Attack a model, with and without defenses, and report what it leaks. Without --model: the built-in lab."""
+    if resume is not None and (options.given(plan) or options.given(grid) or out is not None):
+        raise AuditError("--resume takes the plan from the run folder: give no other option with it")
+    base = gates.run_at(single.baseline)  # refused now rather than after hours
+    policy = None if single.gate is None else _policy(single.gate, base)
+    console.quiet()
+    asked = _asked(plan, grid) if resume is None else _reopened(resume)
+    if isinstance(asked, list):
+        _check_grid(asked, options.given(single))
+        _run_grid(asked, resume or out, grid.config)
+        return
+    folder = _run_one(asked, out, policy, single)
+    if policy is not None:
+        outputs = gates.Outputs(junit=folder / "gate.xml", markdown=folder / "gate.md")
+        raise typer.Exit(gates.hold(folder, policy, base, outputs))
+
+
+def _policy(path: Path, baseline: Run | None) -> Policy:
+    from auditor.gate.decide import check_policy
+
+    policy = gates.Limits(policy=path).read()
+    check_policy(policy, baseline)
+    return policy
+
+
+def _asked(flags: PlanFlags, grid_flags: GridFlags) -> Plan | list[Point]:
+    """The plan that the flags and the plan file ask for, or the points of the grid."""
+    from auditor.runs import grid, plan
+
+    base = plan.read_toml(grid_flags.config, grid.GRID) if grid_flags.config else {}
+    if grid_flags.seeds is not None or flags.seed is not None:
+        base.pop("seeds", None)
+    if grid_flags.sweep:
+        base["sweep"] = {**base.get("sweep", {}), **grid.parse_sweep(grid_flags.sweep)}
+    if grid_flags.seeds is not None:
+        base["seeds"] = grid.parse_seeds(grid_flags.seeds)
+    values = options.plan_values(flags, base)
+    if grid.is_grid(base):
+        return grid.expand(plan.merge(base, values))
+    return plan.make(base, {**values, "command": console.command()})
+
+
+def _reopened(folder: Path) -> RunFolder | list[Point]:
+    """A run that was started, or the points of a grid that was."""
+    from auditor.records.folder import RunFolder
+    from auditor.studies import sweep
+
+    return sweep.reopen(folder) if (folder / sweep.SWEEP).is_file() else RunFolder.reopen(folder)
+
+
+def _check_grid(points: list[Point], single: Mapping[str, Any]) -> None:
+    for name, why in _ONE_ONLY.items():
+        if name in single or any(name in point.plan for point in points):
+            raise AuditError(why)
+
+
+def _run_grid(points: list[Point], out: Path | None, config: Path | None) -> None:
+    from auditor.records.folder import new_folder
+    from auditor.studies import sweep
+
+    folder = out or new_folder(f"sweep-{config.stem if config else 'flags'}")
+    failures = console.resumably(folder, lambda reporter: sweep.walk(points, folder, reporter, console.command()))
+    table = sweep.table(f"{len(points)} runs in {folder}", sweep.places(folder))
+    sweep.write_table(folder, table)
+    console.show(table)
+    if failures:
+        name, why = next(iter(failures.items()))
+        raise AuditError(f"{len(failures)} of {len(points)} points failed; {name}: {why}")
+
+
+def _run_one(asked: Plan | RunFolder, out: Path | None, policy: Policy | None, single: SingleFlags) -> Path:
+    """Runs a plan, or goes on with the folder of one. Returns the folder of the run, with its reports in it."""
+    from auditor.core.jsonable import from_json, to_json
+    from auditor.gate.decide import check_rows
+    from auditor.records.folder import RunFolder
+    from auditor.reports import files
+    from auditor.runs.run import check, rows
+
+    plan: Plan = asked if isinstance(asked, Plan) else from_json(Plan, asked.plan(), "plan")
+    check(plan)
+    if policy is not None:
+        check_rows(policy, rows(plan))
+    folder = RunFolder.create(out, _name(plan), to_json(plan)) if isinstance(asked, Plan) else asked
+    _audit(plan, folder, single.reveal)
+    if single.baseline is not None:
+        files.render_all(folder.path, changes(single.baseline, folder.path), single.reveal)
+    return folder.path
+
+
+def _audit(plan: Plan, folder: RunFolder, reveal: bool) -> None:
+    from auditor.reports import files
+    from auditor.reports.terminal import summary
+    from auditor.runs.run import run as audit
+    from auditor.runs.submission import submit
+
+    with console.terminal() as reporter:
+        try:
+            result = audit(plan, folder, reporter)
+        except KeyboardInterrupt:
+            console.say(f"interrupted; finished secrets are kept. Continue with: audit run --resume {folder.path}", 130)
+            raise
+        except (AuditError, OSError):
+            folder.discard_if_empty()
+            raise
+    files.write(folder.path, result, reveal)
+    Console().print(summary(result, folder.path))
+    if reveal:
+        say_revealed(folder.path)
+    if plan.submission is not None:
+        cell, guesses = submit(plan, folder)
+        what = f"{guesses:,} guesses of {cell}; token ids of private text, readable by you only"
+        typer.echo(f"submission: {plan.submission} ({what})")
+
+
+def _name(plan: Plan) -> str:
+    what = "lab" if plan.lab else Path(str(plan.model)).name
+    return "-".join([what, *plan.attack, *plan.defense])[:80]

@@ -1,0 +1,48 @@
+"""`audit score`: an LM-Extraction submission, as the challenge's organisers score it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from auditor.commands import options
+
+
+def score(
+    submission: Annotated[Path, typer.Argument(help="CSV: Example ID,Suffix Guess; surest first, any number of each.")],
+    answers: Annotated[Path, typer.Option(help="The right suffixes: an .npy array (examples, tokens).")],
+    answered_only: Annotated[
+        bool,
+        typer.Option("--answered-only", help="Shares of the examples with a guess. [default: of all, as organisers]"),
+    ] = False,
+    curve: Annotated[
+        Path | None, typer.Option(metavar="FILE.csv", help="Write recall at every number of wrong guesses.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.svg|.png", help="Draw that curve.")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Score an LM-Extraction submission as the challenge's organisers do, with intervals.
+
+    An example counts once, by its first right guess; every wrong guess is an error, a repeated one too. Recall at 100
+    errors counts right guesses with fewer than 100 wrong ones before them. Ids are rows of the answers from 0; every
+    row and token of the answers counts. Guesses of another length and ids out of range are refused.
+    """
+    from auditor.benchmarks import score as scores
+    from auditor.core.jsonable import to_json
+    from auditor.reports import plots, terminal
+
+    marked = scores.mark(submission, answers)
+    scored, points = scores.score(marked, answered_only), scores.curve(marked, answered_only)
+    if plot is not None:
+        plots.save_curve(plot, [(wrong, recall) for wrong, _, recall in points], "Recall by wrong guesses allowed")
+    if curve is not None:
+        scores.write_curve(curve, points)
+    if as_json:
+        typer.echo(json.dumps(to_json(scored), indent=1))
+    else:
+        typer.echo(scored.headline)
+        Console().print(terminal.shares(scored.measurements))

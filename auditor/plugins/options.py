@@ -1,0 +1,71 @@
+"""What a plug-in class says of itself, and its options as a command line or TOML gives them. Imports no plug-in."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
+
+from auditor.core.errors import AuditError, unknown
+
+Plugin = TypeVar("Plugin")
+
+
+def build(kind: str, known: Mapping[str, type[Plugin]], name: str, options: Mapping[str, Any]) -> Plugin:
+    """An attack or defense by name with its options. Raises AuditError with the nearest name for an unknown one."""
+    if name not in known:
+        raise unknown(kind, name, known)
+    cls = known[name]
+    hints = typing.get_type_hints(cls)
+    fields = set(options_of(cls))
+    values = {}
+    for option, value in options.items():
+        if option not in fields:
+            raise unknown(f"option of {kind} {name}:", option, fields)
+        values[option] = convert(f"{name}.{option}", hints[option], value)
+    return cls(**values)
+
+
+def convert(where: str, kind: Any, value: Any) -> Any:
+    """A command-line or TOML value as the annotated type. No value is guessed at: `samples=ten` is refused."""
+    if typing.get_origin(kind) is Literal:
+        if value not in typing.get_args(kind):
+            raise AuditError(f"expected {where} in {typing.get_args(kind)}, got {value!r}")
+        return value
+    if kind is bool:
+        words = {"true": True, "false": False}
+        if str(value).lower() not in words:
+            raise AuditError(f"expected {where} to be true or false, got {value!r}")
+        return words[str(value).lower()]
+    fits = isinstance(value, int | float if kind is float else kind) and not isinstance(value, bool)
+    try:
+        if not isinstance(value, str) and not fits:  # from TOML: 2.7 is no whole number, true is no number
+            raise TypeError
+        made = kind(value)
+        if kind is float and not math.isfinite(made):  # no option means anything by an infinite number
+            raise ValueError
+        return made
+    except (TypeError, ValueError, OverflowError) as error:
+        raise AuditError(f"expected {where} to be {_WORDS.get(kind, kind.__name__)}, got {value!r}") from error
+
+
+_WORDS: dict[Any, str] = {int: "a whole number", float: "a finite number", str: "text"}
+
+
+def options_of(cls: type) -> dict[str, Any]:
+    """Option names and defaults of a plug-in, in the order of declaration."""
+    return {field.name: field.default for field in dataclasses.fields(cls)}
+
+
+def description_of(cls: type) -> str:
+    """The first line of the docstring."""
+    return (inspect.getdoc(cls) or "").split("\n", 1)[0]
+
+
+def title_of(cls: Any) -> str:
+    """What people read in a table: the class's `title`, else its name."""
+    title: str = cls.title or cls.name
+    return title

@@ -1,0 +1,94 @@
+"""Flags that several commands share: spelt out from groups, with one text each, and none that a plan does not have."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import pytest
+import typer
+
+from auditor.cli import app
+from auditor.commands import options, reproduce, run, train, utility
+from auditor.core.errors import AuditError
+from auditor.core.plan import FIELDS
+from auditor.models.loading import LoadingOptions
+from auditor.runs.session import Training
+
+COMMANDS: Any = typer.main.get_command(app)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    size: Annotated[int | None, typer.Option(help="How many.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    place: Annotated[str, typer.Option(help="Where.")]
+    inner: Inner
+    loud: Annotated[bool, typer.Option("--loud")] = False
+
+
+def flags(group: type) -> list[str]:
+    def command(group: Any) -> None: ...
+
+    command.__annotations__ = {"group": group}
+    return list(inspect.signature(options.spelt_out(command)).parameters)
+
+
+def test_a_command_gets_its_groups_from_flags_that_stand_in_its_signature() -> None:
+    seen: list[tuple[str, Outer, int]] = []
+
+    def command(first: str, outer: Outer, last: Annotated[int, typer.Option()] = 3) -> None:
+        seen.append((first, outer, last))
+
+    spelt = options.spelt_out(command)
+    assert list(inspect.signature(spelt).parameters) == ["first", "place", "size", "loud", "last"]
+    alone = typer.Typer(add_completion=False)
+    alone.command()(spelt)
+    click: Any = typer.main.get_command(alone)
+    click.main(["here", "--place", "there", "--size", "0"], standalone_mode=False)
+    assert seen == [("here", Outer(place="there", inner=Inner(size=0)), 3)]
+    assert options.given(seen[0][1]) == {"place": "there", "size": 0}  # what is zero was given, what is not set was not
+    with pytest.raises(Exception, match="Missing parameter: place"):
+        click.main(["here"], standalone_mode=False)
+
+
+def names(record: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(record))
+
+
+@pytest.mark.parametrize(
+    ("group", "fields"),
+    [
+        (run.PlanFlags, FIELDS),
+        (reproduce.PlanFlags, FIELDS),
+        (utility.PlanFlags, FIELDS),
+        (train.TrainingFlags, names(Training)),
+        (options.HubLoading, names(LoadingOptions)),
+    ],
+)
+def test_every_flag_is_a_field_of_what_it_asks_for(group: type, fields: tuple[str, ...]) -> None:
+    assert flags(group) and set(flags(group)) <= set(fields)
+
+
+def test_every_command_that_loads_a_model_takes_the_same_flags_for_it() -> None:
+    leaves = {**COMMANDS.commands, **COMMANDS.commands["canaries"].commands}
+    loading = {name for name in leaves if "device" in {param.name for param in leaves[name].params}}
+    assert loading == {"run", "reproduce", "utility", "train"} | {"score"}
+    for name in flags(options.Loading):
+        texts = {
+            next(param.help for param in leaves[command].params if param.name == name)
+            for command in loading - {"score"}
+        }
+        assert len(texts) == 1
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "ten", "", "1.5", "9" * 10])
+def test_a_batch_size_is_a_whole_number_or_auto(text: str) -> None:
+    assert (options.batch_size("auto"), options.batch_size("7")) == ("auto", 7)
+    with pytest.raises(AuditError, match="expected --batch-size to be a whole number >= 1 or auto"):
+        options.batch_size(text)
