@@ -106,7 +106,7 @@ def _built(
     defaults: Mapping[str, Mapping[str, Any]],
 ) -> list[Any]:
     """Each once, with its options: the place's defaults, then the user's."""
-    chosen = []
+    chosen: list[Any] = []
     for name in dict.fromkeys(names):
         fields = list(options_of(known[name])) if name in known else []
         own = options_for(name, options, defaults.get(name, {}), fields)
