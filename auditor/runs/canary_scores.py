@@ -47,9 +47,9 @@ def score(
     model: str,
     reporter: Reporter,
     *,
+    loading: LoadingOptions,
     probe_options: Sequence[str] = (),
     lead: str = AUTO,
-    loading: LoadingOptions = LoadingOptions(),
     seed: int = 0,
 ) -> list[Score]:
     """On the model of that name, or, where it is the folder of a run, on every target of the run.
