@@ -8,11 +8,15 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
+from auditor.core.errors import AuditError
 from auditor.core.nouns import Claim
 from auditor.core.result import SCHEMA_VERSION, AuditResult, Finding, Measurement
+from auditor.gate.decide import read_run
+from auditor.records.details import aliases
 from auditor.records.outcomes import PerSecret, Run
 from auditor.reports import inert, tables, words
 
@@ -105,6 +109,21 @@ def _measured(finding: Finding) -> Iterator[tuple[Value, ...]]:
 
 def _numbers(m: Measurement, repeats: str | None) -> tuple[Value, ...]:
     return (m.name, repeats, m.value, m.low, m.high, m.n, m.unit, m.note, None)
+
+
+def by_alias(folder: Path) -> Run:
+    """A run with its secrets by the names that reports know them by.
+
+    Raises AuditError where it holds nothing by secret.
+    """
+    run, names = read_run(folder), aliases(folder)
+    if not run.outcomes:
+        raise AuditError(f"{folder} holds nothing by secret: an older version made it, or no row was measured")
+    outcomes = {
+        row: replace(found, ids=tuple(names.get(secret, secret) for secret in found.ids))
+        for row, found in run.outcomes.items()
+    }
+    return replace(run, outcomes=outcomes)
 
 
 def secrets(runs: Sequence[Run]) -> Sheet:

@@ -33,6 +33,7 @@ MAY_IMPORT = {
     "runs": f"{LEFT} {RIGHT} {SIDE}",
     "utility": f"{LEFT} {RIGHT} {SIDE} runs",
     "studies": f"{LEFT} {RIGHT} {SIDE} runs utility",
+    "api": f"{LEFT} {RIGHT} {SIDE} runs utility studies",
     "commands": f"{LEFT} {RIGHT} {SIDE} runs utility studies",
     "cli": "core commands",
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,21 +44,7 @@ def export(
         contents[latex] = exports.to_latex(results)
     if secrets:
         render = exports.to_csv if secrets.suffix == ".csv" else exports.to_parquet
-        contents[secrets] = render(exports.secrets([_with_outcomes(folder) for folder in folders]))
+        contents[secrets] = render(exports.secrets([exports.by_alias(folder) for folder in folders]))
     for path, content in contents.items():
         disk.replace(path, content)
         typer.echo(path)
-
-
-def _with_outcomes(folder: Path) -> Any:
-    from auditor.gate.decide import read_run
-    from auditor.records.details import aliases
-
-    run, names = read_run(folder), aliases(folder)
-    if not run.outcomes:
-        raise AuditError(f"{folder} holds nothing by secret: an older version made it, or no row was measured")
-    outcomes = {
-        row: replace(found, ids=tuple(names.get(secret, secret) for secret in found.ids))
-        for row, found in run.outcomes.items()
-    }
-    return replace(run, outcomes=outcomes)

@@ -99,6 +99,12 @@ class Plan:
         return self.model is None
 
     @property
+    def title(self) -> str:
+        """What its run folder is called, behind the time."""
+        what = "lab" if self.model is None else self.model.replace("\\", "/").rstrip("/").rpartition("/")[2]
+        return "-".join([what, *self.attack, *self.defense])[:80]
+
+    @property
     def canaries_alone(self) -> bool:
         """A model that is looked at for canaries only: there are no records to attack."""
         return self.model is not None and self.data is None and self.canaries is not None

@@ -1,0 +1,214 @@
+"""The Python API, for notebooks and training scripts: an audit as one call, and finished runs as tables.
+
+from auditor import audit, load_run
+
+result = audit(model, tokenizer, data="private.jsonl", attacks=["perplexity"], defenses=["uniform-mixing"])
+result.to_frame()
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from auditor.core import disk
+from auditor.core.errors import AuditError
+from auditor.core.jsonable import to_json
+from auditor.core.result import AuditResult
+from auditor.gate import decide, policy
+from auditor.gate.compare import compare
+from auditor.gate.rulings import Decision
+from auditor.records.outcomes import Run
+from auditor.reports import export, files, inert, verdict
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from auditor.models.huggingface import HuggingFaceModel
+    from auditor.runs.reporter import Reporter
+
+_KINDS = {"text": "string", "number": "float64", "count": "Int64", "flag": "boolean"}
+_ROWS = ("data", "known", "nonmembers")
+
+
+@dataclass(frozen=True, repr=False)
+class FinishedRun:
+    """A run folder that holds a result. Everything here works without the model, and without torch."""
+
+    folder: Path
+    run: Run
+
+    @property
+    def result(self) -> AuditResult:
+        """The record, as `result.json` holds it."""
+        return self.run.result
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row each (target, setting, attack, measurement, repeat count): value, interval, n, unit, and the claim."""
+        return _frame(export.measurements([self.result]))
+
+    def secrets(self) -> pd.DataFrame:
+        """A row each (target, setting, attack, secret): what was found out about it, by its alias. No text of it."""
+        return _frame(export.secrets([export.by_alias(self.folder)]))
+
+    def gate(self, rules: str | Path | Sequence[str], *, baseline: str | Path | FinishedRun | None = None) -> Decision:
+        """Held, failed or inconclusive, as `audit gate` decides it.
+
+        rules: a policy file, or sentences such as "recall <= 0.05". Raises AuditError for rules that say nothing, and
+        for a baseline that cannot be compared.
+        """
+        base = load_run(baseline) if isinstance(baseline, (str, Path)) else baseline
+        return decide.decide(self.run, _policy(rules), None if base is None else base.run)
+
+    def report(self, path: str | Path | None = None, *, since: FinishedRun | None = None, reveal: bool = False) -> Path:
+        """Renders the reports anew; returns the page, which is `path` (.html, or .md for the Markdown) if given.
+
+        since: another run, to show what changed. reveal: also show the private text that lies in the folder.
+        """
+        changes = None if since is None else compare([since.run, self.run])
+        page, markdown = files.render_all(self.folder, changes, reveal)
+        if path is None:
+            return page
+        wanted, forms = Path(path), {".html": page, ".md": markdown}
+        if wanted.suffix not in forms:
+            raise AuditError(f"expected a report in .html or .md, got {wanted.name!r}")
+        disk.replace(wanted, forms[wanted.suffix].read_bytes())
+        return wanted
+
+    def __repr__(self) -> str:
+        return f"<audit {self.folder}: {inert.clean(verdict.headline(self.result))}>"
+
+    def _repr_html_(self) -> str:
+        table = self.to_frame().to_html(max_rows=40, notebook=True)
+        return f"<p>{inert.html(verdict.headline(self.result))}</p>{table}"
+
+
+def load_run(folder: str | Path) -> FinishedRun:
+    """A finished run. Raises AuditError, one sentence, where the folder holds none that this version can read."""
+    return FinishedRun(Path(folder), decide.read_run(Path(folder)))
+
+
+def audit(
+    model: Any = None,
+    tokenizer: Any = None,
+    *,
+    data: Any = None,
+    attacks: Sequence[Any] = ("ethicist",),
+    defenses: Sequence[Any] = (),
+    public: Any = None,
+    reference: Any = None,
+    out: str | Path | None = None,
+    reporter: Reporter | None = None,
+    **plan: Any,
+) -> FinishedRun:
+    """`audit run` as a call; without a model: the built-in lab.
+
+    model, public, reference: a folder, a hub id, or a live transformers or PEFT model, which is left as it was; all
+    live ones share `tokenizer`. data, and `known` and `nonmembers` in `plan`: a path, a hub id, or rows with `prefix`
+    and `suffix` (or `text`): a list of dictionaries, a DataFrame, a `datasets.Dataset`. attacks, defenses: names, or
+    instances, whose options are then theirs. plan: every other field of `auditor.core.plan.Plan`, as `seed=1`.
+    reporter: is told of progress; none is shown otherwise.
+
+    Raises AuditError, one sentence, for whatever the command refuses; nothing is then left behind.
+    """
+    from auditor.core.plan import FIELDS
+    from auditor.records.folder import RunFolder
+    from auditor.runs import live_site, run
+    from auditor.runs.plan import make
+    from auditor.runs.reporter import Silence
+    from auditor.runs.selection import select
+    from auditor.runs.shelf import Shelf
+
+    if odd := [name for name in plan if name not in FIELDS or name in ("attack", "defense")]:
+        raise AuditError(f"unknown argument {odd[0]!r} of audit(); known: {', '.join(FIELDS)}")
+    models = {"model": model, "public": public, "reference": reference}
+    given = {name: one for name, one in models.items() if live_site.is_live(name, one)}
+    reporter, shelf = reporter or Silence(), Shelf()
+    with ExitStack() as stack:
+        stack.enter_context(live_site.left_as_it_was(*given.values()))
+        live = {name: live_site.wrapped(one, tokenizer) for name, one in given.items()}
+        values = {**plan, "data": data, "command": "audit()", **_of_live(live)}
+        values |= stack.enter_context(_written({name: values.get(name) for name in _ROWS}))
+        values |= {name: str(one) for name, one in models.items() if isinstance(one, (str, Path))}
+        values |= {name: live_site.name_of(one) for name, one in given.items()}
+        for kind, plugins in (("attack", attacks), ("defense", defenses)):
+            values[kind], values[f"{kind}_options"] = _named(plugins, values.get(f"{kind}_options") or {})
+        asked = make({}, values)
+        site = live_site.LiveSite(asked, reporter, shelf, live) if live else run.site_of(asked, reporter, shelf)
+        select(asked, site)
+        folder = RunFolder.create(None if out is None else Path(out), asked.title, to_json(asked))
+        try:
+            result = run.run(asked, folder, reporter, shelf, site)
+        except (AuditError, OSError):
+            folder.discard_if_empty()
+            raise
+        files.write(folder.path, result)
+    return load_run(folder.path)
+
+
+def _of_live(live: Mapping[str, HuggingFaceModel]) -> dict[str, Any]:
+    """Where live models are, and in which precision: what is loaded beside the main one follows it."""
+    if "model" not in live:
+        return {}
+    one = live["model"]
+    return {"device": str(one.device), "dtype": str(one.model.dtype).removeprefix("torch.")}
+
+
+@contextmanager
+def _written(rows: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Rows in memory as files for their owner only, gone when the block is left; paths as they are."""
+    with disk.scratch_folder(Path(tempfile.gettempdir()), "records") as scratch:
+        paths: dict[str, Any] = {}
+        for name, given in rows.items():
+            if given is None or isinstance(given, (str, Path)):
+                paths[name] = None if given is None else str(given)
+                continue
+            paths[name] = str(scratch / f"{name}.jsonl")
+            disk.replace(Path(paths[name]), _table(name, given).to_json(orient="records", lines=True))
+        yield {name: path for name, path in paths.items() if path is not None}
+
+
+def _table(name: str, rows: Any) -> pd.DataFrame:
+    """Raises AuditError for what is no table."""
+    import pandas as pd
+
+    rows = rows.to_pandas() if hasattr(rows, "to_pandas") else rows
+    if not isinstance(rows, pd.DataFrame) and not (
+        isinstance(rows, (list, tuple)) and all(isinstance(row, Mapping) for row in rows)
+    ):
+        raise AuditError(f"expected {name} as a path, a table or a list of dictionaries, got {type(rows).__name__}")
+    return pd.DataFrame(rows)
+
+
+def _named(plugins: Sequence[Any], options: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Names, and the options that instances among the plug-ins hold beside those that were given."""
+    if isinstance(plugins, str):
+        raise AuditError(f"expected a list of names, got {plugins!r}: write [{plugins!r}]")
+    held = {
+        one.name: {f.name: getattr(one, f.name) for f in dataclasses.fields(one) if getattr(one, f.name) != f.default}
+        for one in plugins
+        if not isinstance(one, str)
+    }
+    names = tuple(one if isinstance(one, str) else one.name for one in plugins)
+    return names, {**options, **{name: {**options.get(name, {}), **own} for name, own in held.items() if own}}
+
+
+def _policy(rules: str | Path | Sequence[str]) -> policy.Policy:
+    if isinstance(rules, (str, Path)):
+        return policy.read_policy(Path(rules))
+    read = policy.distinct([policy.parse_rule(sentence) for sentence in rules])
+    if not read:
+        raise AuditError("expected at least one rule, got none; a gate without rules holds nothing")
+    return policy.Policy(read)
+
+
+def _frame(sheet: export.Sheet) -> pd.DataFrame:
+    import pandas as pd
+
+    frame = pd.DataFrame(sheet.rows, columns=list(sheet.columns))
+    return frame.astype({name: _KINDS[kind] for name, kind in sheet.columns.items()})

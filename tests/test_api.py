@@ -1,0 +1,167 @@
+"""From Python: an audit as one call, of live models or of names, and finished runs as tables."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import auditor
+from auditor import audit, load_run
+from auditor.attacks.perplexity import Perplexity
+from auditor.cli import call
+from auditor.core.errors import AuditError
+from tests.conftest import save_tiny
+
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "runs", "home", "again", "today"]
+ROWS = [
+    {"prefix": f"{WORDS[i % 13]} {WORDS[(5 * i) % 13]} {i}", "suffix": f" {WORDS[(3 * i) % 13]} {i * 7}"}
+    for i in range(24)
+]
+ASKED: dict[str, Any] = {"attacks": ["perplexity"], "samples": 3, "prefix_length": 4, "suffix_length": 3, "seed": 2}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with its tokenizer, and records."""
+    root = tmp_path_factory.mktemp("api")
+    save_tiny(root / "model")
+    (root / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return root
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
+
+
+def live(folder: Path) -> tuple[Any, Any]:
+    return AutoModelForCausalLM.from_pretrained(folder / "model"), AutoTokenizer.from_pretrained(folder / "model")
+
+
+def numbers(run: auditor.FinishedRun) -> dict[tuple[Any, ...], float]:
+    frame = run.to_frame().dropna(subset="value")
+    keys = frame[["target", "setting", "attack", "measurement", "repeats"]].astype(str)
+    return dict(zip(keys.itertuples(index=False, name=None), frame.value.tolist(), strict=True))
+
+
+def test_live_objects_rows_and_names_come_to_the_same(folder: Path, tmp_path: Path) -> None:
+    named = audit(str(folder / "model"), data=folder / "data.jsonl", out=tmp_path / "named", **ASKED)
+    model, tokenizer = live(folder)
+    defended = audit(model, tokenizer, data=ROWS, defenses=["uniform-mixing"], out=tmp_path / "live", **ASKED)
+    table = audit(model, tokenizer, data=pd.DataFrame(ROWS), out=tmp_path / "table", **ASKED)
+    undefended = {key: value for key, value in numbers(defended).items() if key[0] == "undefended"}
+    assert numbers(named) and numbers(named) == numbers(table) == undefended
+    assert {"undefended", "uniform-mixing"} == set(defended.to_frame().target)
+    plan = defended.result.plan
+    assert (plan["model"], plan["command"]) == (f"{type(model).__name__} in memory", "audit()")
+    guesses = [(run.folder / "guesses.jsonl").read_text() for run in (named, table)]
+    assert guesses[0] == guesses[1]
+
+
+def test_the_command_line_comes_to_the_same(folder: Path, tmp_path: Path) -> None:
+    command = ["run", "--model", str(folder / "model"), "--data", str(folder / "data.jsonl"), "--attack", "perplexity"]
+    command += ["--samples", "3", "--prefix-length", "4", "--suffix-length", "3", "--seed", "2", "-o", "cli"]
+    assert call(command) == 0
+    model, tokenizer = live(folder)
+    assert numbers(load_run("cli")) == numbers(audit(model, tokenizer, data=ROWS, out=tmp_path / "api", **ASKED))
+
+
+def test_a_live_model_is_left_as_it_was_and_training_goes_on(folder: Path, tmp_path: Path) -> None:
+    model, tokenizer = live(folder)
+    model.train()
+    frozen, free = list(model.parameters())[:2]
+    frozen.requires_grad_(False)
+    before = copy.deepcopy(model.state_dict())
+    first = audit(model, tokenizer, data=ROWS, out=tmp_path / "first", **ASKED)
+    assert model.training and not frozen.requires_grad and free.requires_grad
+    assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
+    free.data += 1
+    second = audit(model, tokenizer, data=ROWS, out=tmp_path / "second", **ASKED)
+    digests = [run.result.weights["model/in memory"] for run in (first, second)]
+    assert len(set(digests)) == 2  # the record says that these are other weights
+
+
+def test_tables_gate_and_report_of_a_finished_run(folder: Path, tmp_path: Path) -> None:
+    model, tokenizer = live(folder)
+    run = audit(
+        model,
+        tokenizer,
+        data=ROWS,
+        attacks=[Perplexity(samples=2)],
+        out=tmp_path / "run",
+        suffix_length=3,
+        prefix_length=4,
+    )
+    assert run.result.findings[0].options["samples"] == 2
+    again = load_run(tmp_path / "run")
+    frame, secrets = again.to_frame(), again.secrets()
+    assert again.result == run.result and len(frame) and frame.value.dtype == "float64"
+    assert secrets.member.dtype == "boolean" and secrets.secret.is_unique
+    assert not any(word in secrets.to_csv() for word in ("lazy", "jumps"))
+    assert again.gate(["recall <= 1"]).exit_code == 0
+    assert again.gate(["recall not worse than baseline by 0.5"], baseline=run).exit_code in (0, 4)
+    page = again.report(tmp_path / "page.html")
+    assert page.read_text().startswith("<!") and again.report(tmp_path / "r.md").read_text().startswith("#")
+    assert "<table" in again._repr_html_() and "perplexity" in again._repr_html_()
+    assert str(tmp_path / "run") in repr(again)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"attacks": "perplexity"}, "expected a list of names"),
+        ({"data": 3}, "expected data as a path, a table or a list of dictionaries, got int"),
+        ({"smaples": 3}, "unknown argument 'smaples'"),
+        ({"seed": "x"}, "plan.seed"),
+        ({"defenses": ["pmixed"]}, "needs -D ensemble=DIR"),
+        ({"public": 7}, "expected public as a folder, a hub id or a transformers model, got int"),
+    ],
+)
+def test_what_is_refused_leaves_nothing(folder: Path, tmp_path: Path, arguments: dict[str, Any], said: str) -> None:
+    model, tokenizer = live(folder)
+    with pytest.raises(AuditError, match=said):
+        audit(model, tokenizer, **{"data": ROWS, **ASKED, "out": tmp_path / "run", **arguments})
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("rules", [[], "nowhere.toml"])
+def test_a_gate_without_rules_is_refused(folder: Path, tmp_path: Path, rules: Any) -> None:
+    model, tokenizer = live(folder)
+    run = audit(model, tokenizer, data=ROWS, out=tmp_path / "run", **ASKED)
+    with pytest.raises(AuditError):
+        run.gate(rules)
+
+
+def test_a_finished_run_is_read_without_torch(folder: Path, tmp_path: Path) -> None:
+    model, tokenizer = live(folder)
+    audit(model, tokenizer, data=ROWS, out=tmp_path / "run", **ASKED)
+    code = f"""
+import sys
+class Absent:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] in ("torch", "transformers", "peft"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Absent())
+from auditor import load_run
+run = load_run({str(tmp_path / "run")!r})
+run.report(), run.secrets()
+print(len(run.to_frame()), run.gate(["recall <= 1"]).exit_code)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[1] == "0"
+
+
+def test_asking_for_the_package_loads_nothing() -> None:
+    code = "import sys, auditor; print([m for m in ('torch', 'pandas', 'auditor.api') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    with pytest.raises(AttributeError):
+        auditor.nothing  # noqa: B018
