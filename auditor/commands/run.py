@@ -232,7 +232,7 @@ def _run_one(asked: Plan | RunFolder, out: Path | None, policy: Policy | None, s
     check(plan)
     if policy is not None:
         check_rows(policy, rows(plan))
-    folder = RunFolder.create(out, _name(plan), to_json(plan)) if isinstance(asked, Plan) else asked
+    folder = RunFolder.create(out, plan.title, to_json(plan)) if isinstance(asked, Plan) else asked
     _audit(plan, folder, single.reveal)
     if single.baseline is not None:
         files.render_all(folder.path, changes(single.baseline, folder.path), single.reveal)
@@ -262,8 +262,3 @@ def _audit(plan: Plan, folder: RunFolder, reveal: bool) -> None:
         cell, guesses = submit(plan, folder)
         what = f"{guesses:,} guesses of {cell}; token ids of private text, readable by you only"
         typer.echo(f"submission: {plan.submission} ({what})")
-
-
-def _name(plan: Plan) -> str:
-    what = "lab" if plan.lab else Path(str(plan.model)).name
-    return "-".join([what, *plan.attack, *plan.defense])[:80]
