@@ -47,7 +47,7 @@ def version(
     threads: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="Threads of the processor. [default: OMP_NUM_THREADS, else every processor it may use]"
+            metavar="N", help="Threads of the processor. [default: OMP_NUM_THREADS, else one a processor that is free]"
         ),
     ] = None,
 ) -> None:
