@@ -175,7 +175,7 @@ def _reliabilities(result: AuditResult, details: Details, finding: Finding) -> l
 
 def _foretold(details: Details, finding: Finding) -> Mapping[str, float]:
     """The exact chance of each secret to be among the attack's samples, where the attack adds no prompt of its own."""
-    probe = details.rows.get((finding.target, finding.setting, "extraction-probability"))
+    probe = details.rows.get(finding.key._replace(attack="extraction-probability"))
     samples = finding.options.get("samples")
     plain = finding.attack == "perplexity" and finding.options.get("search", "sample") == "sample"
     if probe is None or not plain or not isinstance(samples, int):
@@ -226,7 +226,7 @@ def _most_bits(series: Sequence[Series]) -> float:
 def _exposures(details: Details, finding: Finding) -> list[float]:
     """Of the members: a canary that was never inserted shows the null, not the model."""
     members = {secret.id for secret in details.secrets if secret.member}
-    found = details.exposure.get((finding.target, finding.setting, finding.attack), {})
+    found = details.exposure.get(finding.key, {})
     return [value for id, value in found.items() if id in members and math.isfinite(value)]
 
 

@@ -82,7 +82,7 @@ def measurements(results: Sequence[AuditResult]) -> Sheet:
 
 def _about(result: AuditResult, f: Finding) -> tuple[Value, ...]:
     perplexity = next((t.perplexity.value for t in result.targets if t.name == f.target and t.perplexity), None)
-    run = (result.benchmark.name, result.seed, result.name, f.target, f.setting, f.attack)
+    run = (result.benchmark.name, result.seed, result.name, *f.key)
     cost = (perplexity, f.drawn, f.rows, f.seconds)
     return (*run, f.decoding, json.dumps(f.options), *cost, f.claim_applies, f.claim_reason)
 

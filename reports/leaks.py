@@ -128,11 +128,9 @@ def _counts(result: AuditResult, details: Details) -> list[Block]:
 
 def _private(result: AuditResult, texts: Mapping[str, Text]) -> list[Block]:
     """The secrets that most rows gave away come first, and stay where there are too many to show."""
-    titles = {
-        "/".join((f.target, f.setting, f.attack)): f"{words.row_title(result, f)}: {f.attack}" for f in result.findings
-    }
+    titles = {str(f.key): f"{words.row_title(result, f)}: {f.attack}" for f in result.findings}
     best = strongest(result, words.UNDEFENDED)
-    row = "/".join((best.target, best.setting, best.attack)) if best else ""
+    row = str(best.key) if best else ""
     rows, left = [], _REVEALED_AT_MOST
     for text in sorted(texts.values(), key=lambda text: -len(text.verbatim)):
         given = ", ".join(titles.get(name, name) for name in text.verbatim) or words.NOTHING

@@ -51,7 +51,7 @@ def block(result: AuditResult, details: Details, texts: Mapping[str, Text] | Non
 
     texts: the private text to show, by secret.
     """
-    measured = [f for f in words.rows(result) if (f.target, f.setting, f.attack) in details.rows]
+    measured = [f for f in words.rows(result) if f.key in details.rows]
     if not details.secrets or not measured:
         return None
     facts = _facts(details)
@@ -96,7 +96,7 @@ def _facts(details: Details) -> dict[str, Any]:
 
 
 def _row(result: AuditResult, details: Details, finding: Finding) -> dict[str, Any]:
-    seen = details.rows[finding.target, finding.setting, finding.attack]
+    seen = details.rows[finding.key]
     place = {id: i for i, id in enumerate(seen.ids)}
     order = [place.get(secret.id) for secret in details.secrets]
     title = {"target": words.target_title(result, finding.target), "setting": finding.setting, "attack": finding.attack}

@@ -63,7 +63,7 @@ def span(m: Measurement, floor: float | None = None) -> Span | None:
 
 
 def row_details(details: Details, finding: Finding) -> RowDetails | None:
-    return details.rows.get((finding.target, finding.setting, finding.attack))
+    return details.rows.get(finding.key)
 
 
 def titled(result: AuditResult, finding: Finding) -> str:

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Secret
+from auditor.core.nouns import CellKey, Secret
 from auditor.core.plan import ATTACKER, about
-from auditor.records.outcomes import Row, Run, row_of
+from auditor.records.outcomes import Run
 
 
 def secrets_digest(secrets: Sequence[Secret]) -> str:
@@ -52,13 +52,13 @@ def differences(run: Run, base: Run) -> Iterator[str]:
         yield f"data set: other secrets (digest {digests}{seeds})"
     for name in about(ATTACKER):
         yield from _differs(f"attack settings: {name}", mine.plan.get(name), theirs.plan.get(name))
-    others = {row_of(finding): finding for finding in theirs.findings}
+    others = {finding.key: finding for finding in theirs.findings}
     for finding in mine.findings:
-        if (other := others.get(row_of(finding))) is not None:
+        if (other := others.get(finding.key)) is not None:
             yield from _options(finding.attack, finding.options, other.options)
-            yield from _differs(f"decoding of {' '.join(row_of(finding))}", finding.decoding, other.decoding)
-            yield from _differs(f"access of {' '.join(row_of(finding))}", finding.access, other.access)
-            yield from _secrets(run, base, row_of(finding))
+            yield from _differs(f"decoding of {' '.join(finding.key)}", finding.decoding, other.decoding)
+            yield from _differs(f"access of {' '.join(finding.key)}", finding.access, other.access)
+            yield from _secrets(run, base, finding.key)
 
 
 def _options(attack: str, mine: dict[str, Any], theirs: dict[str, Any]) -> Iterator[str]:
@@ -66,7 +66,7 @@ def _options(attack: str, mine: dict[str, Any], theirs: dict[str, Any]) -> Itera
         yield from _differs(f"attack settings: {attack}.{name}", mine.get(name), theirs.get(name))
 
 
-def _secrets(run: Run, base: Run, row: Row) -> Iterator[str]:
+def _secrets(run: Run, base: Run, row: CellKey) -> Iterator[str]:
     mine, theirs = run.outcomes.get(row), base.outcomes.get(row)
     if mine is None or theirs is None:
         return  # one of them was not measured: that is for whoever asks about the row

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from auditor.core.errors import AuditError, unknown
+from auditor.core.nouns import CellKey
 from auditor.core.result import Finding, Measurement
 from auditor.gate.comparable import check_comparable
 from auditor.records import outcomes
-from auditor.records.outcomes import Row, Run, row_of
+from auditor.records.outcomes import Run
 from auditor.statistics.bounds import LEVEL, Evidence
 from auditor.statistics.holm import level_of_each
 
@@ -33,7 +34,7 @@ class Comparand:
 class Line:
     """One metric of one row, a cell a run; `best`: index of the run that leaks significantly least, if one does."""
 
-    row: Row
+    row: CellKey
     metric: str
     cells: tuple[Comparand, ...]
     best: int | None = None
@@ -59,10 +60,10 @@ def compare(runs: Sequence[Run], metrics: Sequence[str] = ()) -> Comparison:
     for name in metrics:
         if name not in known:
             raise unknown("metric", name, known)
-    findings: dict[Row, list[Finding | None]] = {}
+    findings: dict[CellKey, list[Finding | None]] = {}
     for i, run in enumerate(runs):
         for finding in run.result.findings:
-            findings.setdefault(row_of(finding), [None] * len(runs))[i] = finding
+            findings.setdefault(finding.key, [None] * len(runs))[i] = finding
     lines = [_line(runs, row, metric, found) for row, found in findings.items() for metric in metrics or _main(found)]
     lines = [line for line in lines if any(cell.measured for cell in line.cells)]
     lowest = [_lowest(line) for line in lines]
@@ -87,11 +88,11 @@ def _main(found: Sequence[Finding | None]) -> list[str]:
     return list(dict.fromkeys(f.main.name for f in found if f and f.main))
 
 
-def _line(runs: Sequence[Run], row: Row, metric: str, found: Sequence[Finding | None]) -> Line:
+def _line(runs: Sequence[Run], row: CellKey, metric: str, found: Sequence[Finding | None]) -> Line:
     return Line(row, metric, tuple(_cell(runs, i, row, metric, finding) for i, finding in enumerate(found)))
 
 
-def _cell(runs: Sequence[Run], i: int, row: Row, metric: str, finding: Finding | None) -> Comparand:
+def _cell(runs: Sequence[Run], i: int, row: CellKey, metric: str, finding: Finding | None) -> Comparand:
     if finding is None:
         return Comparand(None, why="not in this run")
     measured = finding.measurement(metric)

@@ -13,32 +13,33 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, Finding, Measurement
-from auditor.records.outcomes import PerSecret, Row, row_of
+from auditor.records.outcomes import PerSecret
 from auditor.statistics.metrics import SHARES, find
 
 _ROUNDING = 1e-9
 
 
-def contradictions(result: AuditResult, outcomes: Mapping[Row, PerSecret]) -> Iterator[tuple[Row, str]]:
+def contradictions(result: AuditResult, outcomes: Mapping[CellKey, PerSecret]) -> Iterator[tuple[CellKey, str]]:
     """(row, what does not fit) of everything in the result that cannot be; nothing where all of it can.
 
     outcomes: of the rows that kept them; a row that did not is held to itself only.
     """
-    for row, count in Counter(map(row_of, result.findings)).items():
+    for row, count in Counter(finding.key for finding in result.findings).items():
         if count > 1:
             yield row, f"the row stands there {count} times"
     for finding in result.findings:
         for name, count in Counter(m.name for m in finding.measurements).items():
             if count > 1:
-                yield row_of(finding), f"{name} stands there {count} times"
+                yield finding.key, f"{name} stands there {count} times"
         for name, measured in _numbers(finding):
             if why := impossible(measured):
-                yield row_of(finding), f"{name} is {why}"
-        kept = outcomes.get(row_of(finding))
+                yield finding.key, f"{name} is {why}"
+        kept = outcomes.get(finding.key)
         if kept is not None:
             for why in _against(finding, kept):
-                yield row_of(finding), why
+                yield finding.key, why
 
 
 def _numbers(finding: Finding) -> Iterator[tuple[str, Measurement]]:

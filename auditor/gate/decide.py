@@ -14,13 +14,14 @@ from functools import partial
 from pathlib import Path
 
 from auditor.core.errors import AuditError, unknown
+from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.gate.comparable import check_comparable
 from auditor.gate.contradictions import contradictions
 from auditor.gate.policy import Policy, Rule, check_share
 from auditor.gate.rulings import Decision, Ruling, Verdict
 from auditor.records import outcomes
-from auditor.records.outcomes import PerSecret, Row, Run, row_of
+from auditor.records.outcomes import PerSecret, Run
 from auditor.statistics.bounds import LEVEL, Count, Evidence, Recorded
 from auditor.statistics.holm import level_of_each
 from auditor.statistics.metrics import SHARES, find
@@ -63,7 +64,7 @@ def decide(
 def _contradicted(run: Run, what: str) -> list[Ruling]:
     found = list(contradictions(run.result, run.outcomes))
     if not run.outcomes and any(finding.measurements for finding in run.result.findings):
-        found.append((("", "", ""), f"it has numbers, but no {outcomes.OUTCOMES} that they are of"))
+        found.append((CellKey("", "", ""), f"it has numbers, but no {outcomes.OUTCOMES} that they are of"))
     return [_failed(row, f"the result contradicts itself: {why}", f"{what} agrees with itself") for row, why in found]
 
 
@@ -75,11 +76,11 @@ def _never_applied(result: AuditResult, targets: Collection[str], attack: str | 
             rows = [f for f in result.findings if (f.target, f.attack) == (target, asked)]
             if rows and attack in (None, asked) and all(row.not_applicable for row in rows):
                 why = f"asked for and never applied ({rows[-1].not_applicable}); --allow-not-applicable lets it pass"
-                rulings.append(_failed((target, "", asked), why, "every attack applies"))
+                rulings.append(_failed(CellKey(target, "", asked), why, "every attack applies"))
     return rulings
 
 
-def _failed(row: Row, reason: str, rule: str) -> Ruling:
+def _failed(row: CellKey, reason: str, rule: str) -> Ruling:
     return Ruling(*row, "", math.nan, math.nan, math.nan, "failed", reason, rule)
 
 
@@ -92,7 +93,7 @@ def check_policy(policy: Policy, baseline: Run | None) -> None:
             raise AuditError(f"the rule '{rule}' needs a baseline: give --baseline RUN")
 
 
-def check_rows(policy: Policy, rows: Collection[Row]) -> None:
+def check_rows(policy: Policy, rows: Collection[CellKey]) -> None:
     """Raises AuditError for a rule about a row that a run with these rows will not have."""
     for rule in policy.rules:
         scope = (rule.target, rule.setting, rule.attack)
@@ -101,7 +102,7 @@ def check_rows(policy: Policy, rows: Collection[Row]) -> None:
             raise AuditError(f"the rule '{rule}' is for {' '.join(filter(None, scope))}, a row this run does not have")
 
 
-def _check_names(scope: Sequence[str | None], rows: Collection[Row]) -> None:
+def _check_names(scope: Sequence[str | None], rows: Collection[CellKey]) -> None:
     for i, (kind, wanted) in enumerate(zip(("target", "setting", "attack"), scope, strict=True)):
         known = {row[i] for row in rows}
         if wanted is not None and wanted not in known:
@@ -111,7 +112,7 @@ def _check_names(scope: Sequence[str | None], rows: Collection[Row]) -> None:
 def judge(
     result: AuditResult,
     rules: Sequence[Rule],
-    own: Mapping[Row, PerSecret] | None = None,
+    own: Mapping[CellKey, PerSecret] | None = None,
     baseline: Run | None = None,
     *,
     target: str | None = None,
@@ -131,13 +132,13 @@ def judge(
             "setting": rule.setting or setting,
             "attack": rule.attack or attack,
         }
-        _check_names(tuple(scope.values()), [row_of(finding) for finding in result.findings])
+        _check_names(tuple(scope.values()), [finding.key for finding in result.findings])
         judged = [scope["target"]] if scope["target"] else list(result.plan.get("defense", ())) or ["undefended"]
         for name in dict.fromkeys(judged):
             rows = _rows(result, name, scope["setting"], scope["attack"])
             cases += [_case(row, rule, own or {}, baseline) for row in _rows_for(rule.metric, rows, result)]
             if not rows:  # another target's rows do not answer for this one
-                row = (name, scope["setting"] or "", scope["attack"] or "")
+                row = CellKey(name, scope["setting"] or "", scope["attack"] or "")
                 cases.append(_Case(row, rule, "no row was measured"))
     level = level_of_each([partial(_exceeds, case) for case in cases if isinstance(case.seen, _Number)], LEVEL)
     return [_ruling(case, level) for case in cases]
@@ -155,7 +156,7 @@ class _Number:
 class _Case:
     """A rule on a row, with what was seen of it or why nothing was."""
 
-    row: Row
+    row: CellKey
     rule: Rule
     seen: _Number | str
 
@@ -174,14 +175,14 @@ def _rows_for(metric: str, rows: list[Finding], result: AuditResult) -> list[Fin
     return [row for row in rows if row.attack in measuring] or rows
 
 
-def _case(finding: Finding, rule: Rule, own: Mapping[Row, PerSecret], baseline: Run | None) -> _Case:
+def _case(finding: Finding, rule: Rule, own: Mapping[CellKey, PerSecret], baseline: Run | None) -> _Case:
     measured = _measured(finding, rule)
     if isinstance(measured, Measurement):
         seen = _paired(finding, rule, measured, own, baseline) if rule.against_baseline else _alone(rule, measured)
         if measured.unit in SHARES:
             check_share(rule)
-        return _Case(row_of(finding), rule, seen)
-    return _Case(row_of(finding), rule, measured)
+        return _Case(finding.key, rule, seen)
+    return _Case(finding.key, rule, measured)
 
 
 def _measured(finding: Finding, rule: Rule) -> Measurement | str:
@@ -209,10 +210,10 @@ def _paired(
     finding: Finding,
     rule: Rule,
     measured: Measurement,
-    own: Mapping[Row, PerSecret],
+    own: Mapping[CellKey, PerSecret],
     baseline: Run | None,
 ) -> _Number | str:
-    row = row_of(finding)
+    row = finding.key
     assert baseline is not None  # `decide` has seen to it
     mine, theirs = own.get(row), baseline.outcomes.get(row)
     if mine is None or theirs is None:

@@ -92,6 +92,8 @@ def _classes(module: types.ModuleType, kind: type) -> Iterator[Any]:
     for value in vars(module).values():
         mine = inspect.isclass(value) and value.__module__ == module.__name__ and issubclass(value, kind)
         if mine and value.name:
+            if "/" in value.name:  # files write what was found of it under target/setting/attack
+                raise AuditError(f"expected the name of a plug-in without '/', got {value.name!r}")
             yield value
 
 

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from auditor.core.errors import AuditError
 from auditor.core.jsonfiles import read_object
-from auditor.core.nouns import Secret
+from auditor.core.nouns import CellKey, Secret
 from auditor.core.result import Measurement
-from auditor.records.outcomes import OUTCOMES, Row
+from auditor.records.outcomes import OUTCOMES, by_cell
 from auditor.statistics import intervals, judging
 
 SECRETS, TOKENS, OBSERVATIONS = "secrets.json", "tokens.jsonl", "observations.jsonl"
@@ -59,9 +59,9 @@ class Details:
     """
 
     secrets: tuple[SecretFacts, ...] = ()
-    rows: Mapping[Row, RowDetails] = field(default_factory=dict)
+    rows: Mapping[CellKey, RowDetails] = field(default_factory=dict)
     tokens: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
-    exposure: Mapping[Row, Mapping[str, float]] = field(default_factory=dict)
+    exposure: Mapping[CellKey, Mapping[str, float]] = field(default_factory=dict)
 
 
 def facts(secrets: Sequence[Secret], salt: str) -> dict[str, Any]:
@@ -78,8 +78,7 @@ def aliases(folder: Path) -> dict[str, str]:
 
 def read(folder: Path) -> Details:
     """What the folder keeps. Raises AuditError for a file that holds something else."""
-    with _held(folder / OUTCOMES, "rows called target/setting/attack"):
-        cells = {_row(cell): record for cell, record in _json(folder / OUTCOMES).items()}
+    cells = by_cell(folder / OUTCOMES, _json(folder / OUTCOMES))
     rows = {row: seen for row, record in cells.items() if (seen := _seen(folder, record))}
     columns = _json(folder / SECRETS)
     secrets = _facts(folder, columns) if columns else _facts_by_rows(rows)
@@ -92,7 +91,7 @@ def _facts(folder: Path, columns: Mapping[str, Any]) -> tuple[SecretFacts, ...]:
         return tuple(SecretFacts(*values) for values in zip(*(columns[name] for name in names), strict=True))
 
 
-def _facts_by_rows(rows: Mapping[Row, RowDetails]) -> tuple[SecretFacts, ...]:
+def _facts_by_rows(rows: Mapping[CellKey, RowDetails]) -> tuple[SecretFacts, ...]:
     """An older run: what its attacks were judged on."""
     found: dict[str, SecretFacts] = {}
     for outcome in filter(None, (seen.outcome for seen in rows.values())):
@@ -118,14 +117,14 @@ def _tokens(path: Path) -> dict[str, dict[str, tuple[float, ...]]]:
     return found
 
 
-def _exposure(path: Path) -> dict[Row, dict[str, float]]:
+def _exposure(path: Path) -> dict[CellKey, dict[str, float]]:
     """Of probes that observe it; the last observation of a secret is the one that counts."""
-    found: dict[Row, dict[str, float]] = {}
+    found: dict[CellKey, dict[str, float]] = {}
     with _held(path, "observations by cell and secret"):
         for record in _lines(path):
             if "null_p" in record["values"]:
                 bits = -math.log2(float(record["values"]["null_p"]))
-                found.setdefault(_row(record["cell"]), {})[record["secret"]] = bits
+                found.setdefault(CellKey.read(record["cell"]), {})[record["secret"]] = bits
     return found
 
 
@@ -136,11 +135,6 @@ def _held(path: Path, what: str) -> Iterator[None]:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise AuditError(f"{path}: expected {what}, got something else: the file is damaged") from None
-
-
-def _row(cell: str) -> Row:
-    target, setting, attack = cell.split("/")
-    return target, setting, attack
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from auditor.core import disk, locks
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.jsonfiles import read_object
-from auditor.core.nouns import Guesses, Lead, Observation, TokenLogProbs
+from auditor.core.nouns import CellKey, Guesses, Lead, Observation, TokenLogProbs
 from auditor.records import weights
 from auditor.records.details import OBSERVATIONS, SECRETS, TOKENS
 from auditor.records.journal import (
@@ -31,7 +31,7 @@ from auditor.records.journal import (
     _encode_tokens,
     _Journal,
 )
-from auditor.records.outcomes import OUTCOMES
+from auditor.records.outcomes import OUTCOMES, by_cell
 
 _GUESSES, _PLAN = "guesses.jsonl", "plan.json"
 
@@ -39,11 +39,6 @@ _GUESSES, _PLAN = "guesses.jsonl", "plan.json"
 _SECRETS, _HELDOUT, _WEIGHTS, _LEAD = "secrets.sha256", "heldout.json", "weights.json", "lead.json"
 
 Item = TypeVar("Item")
-
-
-def cell_name(target: str, setting: str, attack: str) -> str:
-    """What the guesses of one (target, setting, attack) are kept under."""
-    return f"{target}/{setting}/{attack}"
 
 
 class RunFolder:
@@ -158,15 +153,16 @@ class RunFolder:
         """What reports may tell of each secret (`details.facts`): a column a key, no text."""
         disk.replace(self.path / SECRETS, json.dumps(facts))
 
-    def save_outcomes(self, outcomes: dict[str, Any]) -> None:
+    def save_outcomes(self, outcomes: Mapping[CellKey, Any]) -> None:
         """What was found out secret by secret, by cell: judged guesses (`metrics.to_record`), probes' numbers.
 
         It is what tables over several runs and baselines need, without the answers.
         """
-        disk.replace(self.path / OUTCOMES, json.dumps(outcomes))
+        disk.replace(self.path / OUTCOMES, json.dumps({str(cell): record for cell, record in outcomes.items()}))
 
-    def outcomes(self) -> dict[str, Any]:
-        return read_object(self.path / OUTCOMES, "the judged guesses of a run")
+    def outcomes(self) -> dict[CellKey, Any]:
+        """What `save_outcomes` was given. Raises AuditError for what is no such record."""
+        return by_cell(self.path / OUTCOMES, read_object(self.path / OUTCOMES, "the judged guesses of a run"))
 
     def save_heldout(self, heldout: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
         """By target, of each held-out text: `tokens` predicted, and the summed nll behind each kind of perplexity."""
@@ -183,19 +179,19 @@ class RunFolder:
         )
         return {target: {name: list(values) for name, values in own.items()} for target, own in read.items()}
 
-    def done(self, cell: str) -> dict[str, Guesses]:
+    def done(self, cell: CellKey) -> dict[str, Guesses]:
         """The finished secrets of an attack's cell."""
         return self._guesses.done(cell)
 
-    def append(self, cell: str, batch: list[Guesses]) -> None:
+    def append(self, cell: CellKey, batch: list[Guesses]) -> None:
         """Adds finished secrets, flushed to disk before they count as done."""
         self._guesses.append(cell, batch)
 
-    def observed(self, cell: str) -> dict[str, Observation]:
+    def observed(self, cell: CellKey) -> dict[str, Observation]:
         """The finished secrets of a probe's cell."""
         return self._observations.done(cell)
 
-    def observe(self, cell: str, batch: list[Observation]) -> None:
+    def observe(self, cell: CellKey, batch: list[Observation]) -> None:
         """As `append`; a second observation of a secret takes the place of the first."""
         self._observations.append(cell, batch)
 
@@ -207,9 +203,9 @@ class RunFolder:
         """As `append`."""
         self._tokens.append(target, batch)
 
-    def state_path(self, cell: str) -> Path:
+    def state_path(self, name: str) -> Path:
         """Where an attack's tuned state lies (`runs/tuned.py`)."""
-        return self.path / "state" / (cell.replace("/", "--") + ".pt")
+        return self.path / "state" / (name.replace("/", "--") + ".pt")
 
 
 def new_folder(name: str) -> Path:

@@ -11,26 +11,27 @@ from typing import Any, Generic, TypeVar
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
-from auditor.core.nouns import Guess, Guesses, Observation, TokenLogProbs
+from auditor.core.nouns import CellKey, Guess, Guesses, Observation, TokenLogProbs
 
+Key = TypeVar("Key", CellKey, str)
 Record = TypeVar("Record", Guesses, Observation, TokenLogProbs)
 
 
 @dataclass
-class _Journal(Generic[Record]):
-    """Finished secrets by cell, one line of JSON each: on disk before they count, read back by `read`."""
+class _Journal(Generic[Key, Record]):
+    """Finished secrets by cell (or target), one line of JSON each: on disk before they count, read back by `read`."""
 
     path: Path
-    encode: Callable[[str, Record], dict[str, Any]]
-    decode: Callable[[dict[str, Any]], tuple[str, Record]]
-    _done: dict[str, dict[str, Record]] = field(default_factory=dict)
+    encode: Callable[[Key, Record], dict[str, Any]]
+    decode: Callable[[dict[str, Any]], tuple[Key, Record]]
+    _done: dict[Key, dict[str, Record]] = field(default_factory=dict)
 
-    def done(self, cell: str) -> dict[str, Record]:
-        return self._done.setdefault(cell, {})
+    def done(self, key: Key) -> dict[str, Record]:
+        return self._done.setdefault(key, {})
 
-    def append(self, cell: str, batch: Sequence[Record]) -> None:
-        disk.append(self.path, "".join(json.dumps(self.encode(cell, record)) + "\n" for record in batch))
-        self.done(cell).update((record.secret, record) for record in batch)
+    def append(self, key: Key, batch: Sequence[Record]) -> None:
+        disk.append(self.path, "".join(json.dumps(self.encode(key, record)) + "\n" for record in batch))
+        self.done(key).update((record.secret, record) for record in batch)
 
     def read(self) -> None:
         """Raises AuditError for a line that is none of ours."""
@@ -42,8 +43,8 @@ class _Journal(Generic[Record]):
             raise AuditError(f"{self.path}: cannot be read: {error.strerror}") from error
         for number, line in enumerate(whole, 1):
             try:
-                cell, record = self.decode(json.loads(line))
-                self.done(cell)[record.secret] = record
+                key, record = self.decode(json.loads(line))
+                self.done(key)[record.secret] = record
             except (AuditError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 where = f"{self.path}, line {number}"
                 raise AuditError(
@@ -53,26 +54,26 @@ class _Journal(Generic[Record]):
             disk.replace(self.path, b"".join(line + b"\n" for line in whole))
 
 
-def _encode(cell: str, guesses: Guesses) -> dict[str, Any]:
+def _encode(cell: CellKey, guesses: Guesses) -> dict[str, Any]:
     ranked = [[list(g.suffix), g.score, g.count, g.log_prob, g.min_log_prob] for g in guesses.ranked]
     rest = to_json(replace(guesses, ranked=()))
-    return {"cell": cell, **rest, "ranked": ranked}
+    return {"cell": str(cell), **rest, "ranked": ranked}
 
 
-def _decode(record: dict[str, Any]) -> tuple[str, Guesses]:
+def _decode(record: dict[str, Any]) -> tuple[CellKey, Guesses]:
     ranked = tuple(Guess(tuple(suffix), *rest) for suffix, *rest in record["ranked"])
     rest = {name: value for name, value in record.items() if name not in ("cell", "ranked")}
     guesses: Guesses = from_json(Guesses, {**rest, "ranked": []})  # an older line lacks the newer fields
-    return record["cell"], replace(guesses, ranked=ranked)
+    return CellKey.read(record["cell"]), replace(guesses, ranked=ranked)
 
 
-def _encode_observation(cell: str, observation: Observation) -> dict[str, Any]:
-    return {"cell": cell, **to_json(observation)}
+def _encode_observation(cell: CellKey, observation: Observation) -> dict[str, Any]:
+    return {"cell": str(cell), **to_json(observation)}
 
 
-def _decode_observation(record: dict[str, Any]) -> tuple[str, Observation]:
+def _decode_observation(record: dict[str, Any]) -> tuple[CellKey, Observation]:
     observation: Observation = from_json(Observation, {k: v for k, v in record.items() if k != "cell"}, "observation")
-    return record["cell"], observation
+    return CellKey.read(record["cell"]), observation
 
 
 def _encode_tokens(target: str, seen: TokenLogProbs) -> dict[str, Any]:

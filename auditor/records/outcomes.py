@@ -17,15 +17,14 @@ from numpy.typing import NDArray
 
 from auditor.core.errors import AuditError
 from auditor.core.jsonfiles import read_object
-from auditor.core.result import AuditResult, Finding
+from auditor.core.nouns import CellKey
+from auditor.core.result import AuditResult
 from auditor.statistics import metrics
 from auditor.statistics.bounds import Evidence, paired_means, paired_ranking, paired_shares
 from auditor.statistics.judging import from_record
 from auditor.statistics.metrics import RECALL, SCORE, find
 
 OUTCOMES = "outcomes.json"
-
-Row = tuple[str, str, str]  # target, setting, attack
 
 
 @dataclass(frozen=True)
@@ -53,23 +52,20 @@ class Run:
 
     name: str
     result: AuditResult
-    outcomes: Mapping[Row, PerSecret]  # empty: a run of before they were kept
+    outcomes: Mapping[CellKey, PerSecret]  # empty: a run of before they were kept
 
 
-def row_of(finding: Finding) -> Row:
-    return finding.target, finding.setting, finding.attack
-
-
-def of_folder(folder: Path) -> dict[Row, PerSecret]:
+def of_folder(folder: Path) -> dict[CellKey, PerSecret]:
     """What a run folder holds; nothing where it holds no such file. Raises AuditError as `read`."""
     path = folder / OUTCOMES
     return read(path, read_object(path, "the judged guesses")) if path.exists() else {}
 
 
-def read(path: Path, cells: Mapping[str, Any]) -> dict[Row, PerSecret]:
+def read(path: Path, cells: Mapping[str, Any]) -> dict[CellKey, PerSecret]:
     """The rows of `RunFolder.outcomes`. Raises AuditError for what is no such record; path: for its sentence."""
+    named = by_cell(path, cells)
     try:
-        found = {_row(cell): per_secret(record) for cell, record in cells.items()}
+        found = {cell: per_secret(record) for cell, record in named.items()}
         for one in found.values():
             columns: list[Sized] = [one.member, one.repeats, *one.values.values()]
             if any(len(column) != len(one.ids) for column in columns) or not all(isinstance(id, str) for id in one.ids):
@@ -79,9 +75,12 @@ def read(path: Path, cells: Mapping[str, Any]) -> dict[Row, PerSecret]:
         raise AuditError(f"{path}: expected what each row found out about each secret, got something else") from error
 
 
-def _row(cell: str) -> Row:
-    target, setting, attack = cell.split("/")
-    return target, setting, attack
+def by_cell(path: Path, held: Mapping[str, Any]) -> dict[CellKey, Any]:
+    """What a file holds under the names of cells. Raises AuditError for other names; path: for its sentence."""
+    try:
+        return {CellKey.read(cell): record for cell, record in held.items()}
+    except ValueError:
+        raise AuditError(f"{path}: expected rows called target/setting/attack: the file is damaged") from None
 
 
 def per_secret(record: Mapping[str, Any]) -> PerSecret:

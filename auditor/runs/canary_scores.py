@@ -15,7 +15,7 @@ from auditor.plugins import registry
 from auditor.plugins.options import build, options_of
 from auditor.plugins.view import WORST, View
 from auditor.records import saved
-from auditor.records.folder import RunFolder, cell_name
+from auditor.records.folder import RunFolder
 from auditor.reports import words
 from auditor.runs.lead import choose, led
 from auditor.runs.plan import check_general, options_for, parse_options
@@ -86,7 +86,7 @@ def _of_run(held: canaries.Manifest, folder: Path) -> list[Score]:
     for finding in result.findings:
         if finding.attack != PROBE or finding.not_applicable:
             continue
-        observed = run.observed(cell_name(finding.target, finding.setting, PROBE))
+        observed = run.observed(finding.key)
         if set(observed) != set(counts):
             raise AuditError(f"expected the canaries of this manifest in {str(folder)!r}, but the run measured others")
         rows = tuple(Row(id, count, observed[id].values) for id, count in counts.items())

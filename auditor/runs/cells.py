@@ -121,13 +121,13 @@ class AttackCell(Cell):
     def _guess(self, state: State) -> list[Guesses]:
         """The guesses of all secrets, those of an interrupted run included; what was drawn in the claim is charged."""
         folder, target = self.audit.folder, self.target
-        done = folder.done(str(self.key))
+        done = folder.done(self.key)
         attacked = {secret.id for secret in target.secrets}
         queries = self.audit.challenge.queries
         waiting = [query for query in queries if query.id in attacked and query.id not in done]
         start, drawn = time.perf_counter(), 0
         for batch in batched(self.attack.guess(self.view, state, waiting), 16):
-            folder.append(str(self.key), batch)
+            folder.append(self.key, batch)
             drawn += sum(g.drawn for g in batch)
             self.audit.reporter.progress(f"{self.attack.name} on {target.title}", len(done), len(attacked))
         if self.view.setting is CLAIM:
@@ -175,15 +175,15 @@ class ProbeCell(Cell):
     def _observe(self, secrets: Sequence[Secret]) -> list[Observation]:
         """An observation of every secret, in their order, those of an interrupted run included."""
         folder, probe = self.audit.folder, self.probe
-        done = folder.observed(str(self.key))
+        done = folder.observed(self.key)
         waiting = [secret for secret in secrets if secret.id not in done]
         for batch in batched(probe.measure(self.view, waiting), 16):
-            folder.observe(str(self.key), batch)
+            folder.observe(self.key, batch)
             self.audit.reporter.progress(f"{probe.name} on {self.target.title}", len(done), len(secrets))
         completed = probe.complete(secrets, [done[secret.id] for secret in secrets])
         changed = [observation for observation in completed if observation != done[observation.secret]]
         if changed:
-            folder.observe(str(self.key), changed)
+            folder.observe(self.key, changed)
         return completed
 
 

@@ -60,7 +60,7 @@ class Collector:
 
     def save(self, secrets: Sequence[Secret], tokenizer: Any) -> None:
         """All of it that is kept, to the run folder."""
-        self.folder.save_outcomes({str(key): record for key, record in self._records.items()})
+        self.folder.save_outcomes(self._records)
         self.folder.save_heldout(self.heldout)
         guesses = {str(key): held for key, held in self._guesses.items()}
         texts.write_texts(self.folder.path, secrets, guesses, decoder(tokenizer))

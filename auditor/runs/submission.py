@@ -15,8 +15,9 @@ from auditor.benchmarks.lm_extraction import example_row, is_lm_extraction
 from auditor.benchmarks.score import GUESS, ID
 from auditor.core import disk
 from auditor.core.errors import AuditError
+from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.plan import Plan
-from auditor.records.folder import RunFolder, cell_name
+from auditor.records.folder import RunFolder
 
 
 def check_submission(plan: Plan) -> None:
@@ -36,7 +37,7 @@ def check_submission(plan: Plan) -> None:
         raise AuditError(f"expected --submission to be a file that can be written, got {got}: {plan.submission!r}")
 
 
-def submit(plan: Plan, folder: RunFolder) -> tuple[str, int]:
+def submit(plan: Plan, folder: RunFolder) -> tuple[CellKey, int]:
     """Writes the submission of a finished run, readable by its owner only; returns the cell and its guesses.
 
     The cell: the undefended target in the worst setting (in the claim setting where only that was run). The first
@@ -44,7 +45,7 @@ def submit(plan: Plan, folder: RunFolder) -> tuple[str, int]:
     out. Raises AuditError where the attack gave no guesses or the file cannot be written.
     """
     assert plan.submission is not None
-    cell = cell_name("undefended", "claim" if plan.setting == "claim" else "worst", plan.attack[0])
+    cell = CellKey(UNDEFENDED, "claim" if plan.setting == "claim" else "worst", plan.attack[0])
     members = [(g.ranked[0], row) for g in folder.done(cell).values() if (row := example_row(g.secret)) is not None]
     if not members:
         raise AuditError(f"no submission was written: expected guesses of {cell}, got none, see the report")

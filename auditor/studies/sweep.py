@@ -16,6 +16,7 @@ from auditor.core import disk, locks
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.jsonfiles import read_object
+from auditor.core.nouns import CellKey
 from auditor.core.plan import FIELDS, Plan
 from auditor.core.result import AuditResult, Chain, Finding, Measurement, TargetRecord
 from auditor.records import saved
@@ -209,33 +210,31 @@ def _place(held: Sequence[_Kept], folder: Path) -> Place:
 
 def _cells(finished: Mapping[int, tuple[AuditResult, RunFolder]]) -> Iterator[Replicates]:
     """One cell a (target, setting, attack or probe), over the seeds at which it has numbers."""
-    seen: dict[tuple[str, str, str], dict[int, Finding]] = {}
+    seen: dict[CellKey, dict[int, Finding]] = {}
     for seed, (result, _) in finished.items():
         for finding in result.findings:
-            seen.setdefault((finding.target, finding.setting, finding.attack), {})[seed] = finding
+            seen.setdefault(finding.key, {})[seed] = finding
     judged = {seed: folder.outcomes() for seed, (_, folder) in finished.items()}
     heldout = {seed: folder.heldout() for seed, (_, folder) in finished.items()}
-    for (target, setting, attack), findings in seen.items():
+    for key, findings in seen.items():
         outcomes, measured, probed = {}, {}, {}
         for seed, finding in findings.items():
             if finding.not_applicable:
                 continue
-            record = judged[seed].get("/".join((target, setting, attack)))
+            record = judged[seed].get(key)
             if record is not None and "hit" in record:  # a probe judges no guesses
                 outcome = judging.from_record(record)
                 outcomes[seed] = outcome.only(outcome.member)
             elif record is not None:
                 probed[seed] = per_secret(record)
-            of_target = _of_target(finished[seed][0].target(target))
+            of_target = _of_target(finished[seed][0].target(key.target))
             measured[seed] = {m.name: m for m in (*finding.measurements, *of_target)}
             measured[seed] |= {m.name: m for m in _of_steps(finding.chain)}
             measured[seed] |= {f"{m.name}(count={count})": m for count, m in finding.by_repeats.items()}
         one = next(iter(findings.values()))
-        texts = {seed: held[target] for seed, held in heldout.items() if target in held}
+        texts = {seed: held[key.target] for seed, held in heldout.items() if key.target in held}
         yield Replicates(
-            target,
-            setting,
-            attack,
+            *key,
             outcomes,
             measured,
             texts,

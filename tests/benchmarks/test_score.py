@@ -19,6 +19,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from auditor.benchmarks import score
 from auditor.cli import call
 from auditor.core.errors import AuditError
+from auditor.core.nouns import CellKey
 from auditor.records.folder import RunFolder
 from auditor.statistics import intervals, ranking
 
@@ -290,7 +291,7 @@ def test_a_written_submission_scores_as_the_run_did(world: Path, ran: Path) -> N
 
 
 def test_the_submission_holds_the_attacked_rows_surest_first(world: Path, ran: Path) -> None:
-    guesses = RunFolder.reopen(ran).done("undefended/worst/perplexity")
+    guesses = RunFolder.reopen(ran).done(CellKey("undefended", "worst", "perplexity"))
     scores = {int(g.secret[-6:]): g.ranked[0] for g in guesses.values() if g.secret.startswith("example-")}
     rows = submitted(ran / "out.csv")
     assert {row for row, _ in rows} == set(scores) and len(rows) == len(scores) == 31  # 39 unique rows, a fifth known

@@ -29,7 +29,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from auditor.cli import call
 from auditor.commands import console
-from auditor.core.nouns import Guesses, Observation
+from auditor.core.nouns import CellKey, Guesses, Observation
 from auditor.models.loading import load
 from auditor.plugins import registry
 from auditor.plugins.options import options_of
@@ -171,7 +171,7 @@ def value(row: dict[str, Any], name: str) -> float:
 def guesses(folder: Path) -> dict[tuple[str, str], Guesses]:
     held = RunFolder.reopen(folder)
     cells = {json.loads(line)["cell"] for line in (folder / "guesses.jsonl").read_text().splitlines()}
-    return {(cell, secret): found for cell in cells for secret, found in held.done(cell).items()}
+    return {(cell, secret): found for cell in cells for secret, found in held.done(CellKey.read(cell)).items()}
 
 
 def assert_same_guesses(found: Path, expected: Path) -> None:

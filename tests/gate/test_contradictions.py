@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 
 from auditor.core.errors import AuditError
+from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement
 from auditor.gate.contradictions import contradictions
 from auditor.gate.decide import decide
 from auditor.gate.policy import Policy, Rule, parse_limits, parse_rule
-from auditor.records.outcomes import PerSecret, Row, Run, read
+from auditor.records.outcomes import PerSecret, Run, read
 from auditor.statistics import extraction, judging
 
-ROW = ("undefended", "worst", "a")
+ROW = CellKey("undefended", "worst", "a")
 Change = Callable[[Finding], Finding]
 
 
@@ -48,12 +49,12 @@ def run(change: Change = lambda finding: finding, seed: int = 0, **more: Any) ->
     benchmark = BenchmarkRecord("lab", "", 0, 0, 0)
     plan = {"attack": more.get("attack", ["a"]), "defense": []}
     result = AuditResult("r", "2026", "0", "audit run", plan, benchmark, (), rows, {}, {}, 0)
-    kept: dict[Row, PerSecret] = {} if more.get("lost") else read_record(found)
+    kept: dict[CellKey, PerSecret] = {} if more.get("lost") else read_record(found)
     return Run("r", result, kept)
 
 
-def read_record(found: judging.Outcome) -> dict[Row, PerSecret]:
-    return read(Path("outcomes.json"), {"/".join(ROW): judging.to_record(found)})
+def read_record(found: judging.Outcome) -> dict[CellKey, PerSecret]:
+    return read(Path("outcomes.json"), {str(ROW): judging.to_record(found)})
 
 
 def with_measured(which: str, **new: Any) -> Change:

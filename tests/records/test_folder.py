@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Certificate, Guess, Guesses, Observation, TokenLogProbs
+from auditor.core.nouns import CellKey, Certificate, Guess, Guesses, Observation, TokenLogProbs
 from auditor.records.folder import RunFolder, batched
 from auditor.runs import tuned
 
@@ -34,6 +34,9 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
+CELL = CellKey("t", "worst", "a")
+words = st.text(st.characters(exclude_characters="/", codec="utf-8"))
+keys = st.builds(CellKey, words, words, words)
 scores = st.floats(allow_nan=False)
 shares = st.floats(0, 1)
 known = st.none() | scores
@@ -52,9 +55,11 @@ found = st.builds(
 )
 
 
-@given(st.dictionaries(st.text(), st.lists(found, max_size=4, unique_by=lambda g: g.secret), max_size=3))
+@given(st.dictionaries(keys, st.lists(found, max_size=4, unique_by=lambda g: g.secret), max_size=3))
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_guesses_come_back_exactly(tmp_path_factory: pytest.TempPathFactory, cells: dict[str, list[Guesses]]) -> None:
+def test_guesses_come_back_exactly(
+    tmp_path_factory: pytest.TempPathFactory, cells: dict[CellKey, list[Guesses]]
+) -> None:
     """Bit for bit, whatever the scores, cells and secrets are called."""
     folder = RunFolder.create(tmp_path_factory.mktemp("x") / "run", "n", {})
     for cell, batch in cells.items():
@@ -66,24 +71,25 @@ def test_guesses_come_back_exactly(tmp_path_factory: pytest.TempPathFactory, cel
 
 @pytest.mark.parametrize("score", [0.1 + 0.2, 1e-320, -0.0, math.inf, -math.inf, 5e300])
 def test_scores_keep_every_bit(folder: RunFolder, score: float) -> None:
-    folder.append("cell", [Guesses("s", (Guess((1,), score),), 1, 1)])
-    kept = RunFolder.reopen(folder.path).done("cell")["s"].ranked[0].score
+    folder.append(CELL, [Guesses("s", (Guess((1,), score),), 1, 1)])
+    kept = RunFolder.reopen(folder.path).done(CELL)["s"].ranked[0].score
     assert kept.hex() == score.hex()
 
 
 def test_lines_of_an_older_version_are_read(folder: RunFolder) -> None:
-    line = '{"cell": "c", "secret": "s", "ranked": [[[3, 1], -0.5, 2]], "samples": 2, "drawn": 4, "near_boundary": 0}'
+    ranked = '"ranked": [[[3, 1], -0.5, 2]], "samples": 2, "drawn": 4, "near_boundary": 0'
+    line = f'{{"cell": "t/worst/a", "secret": "s", {ranked}}}'
     (folder.path / "guesses.jsonl").write_text(line + "\n")
-    assert RunFolder.reopen(folder.path).done("c")["s"] == Guesses("s", (Guess((3, 1), -0.5, 2),), 2, 4)
+    assert RunFolder.reopen(folder.path).done(CELL)["s"] == Guesses("s", (Guess((3, 1), -0.5, 2),), 2, 4)
 
 
 def test_cells_do_not_mix(folder: RunFolder) -> None:
-    folder.append("t/claim/a", [answer("s1"), answer("s2")])
-    folder.append("t/worst/a", [answer("s1", score=-9.0)])
+    folder.append(CellKey("t", "claim", "a"), [answer("s1"), answer("s2")])
+    folder.append(CellKey("t", "worst", "a"), [answer("s1", score=-9.0)])
     again = RunFolder.reopen(folder.path)
-    assert list(again.done("t/claim/a")) == ["s1", "s2"]
-    assert again.done("t/worst/a") == {"s1": answer("s1", score=-9.0)}
-    assert again.done("t/claim/b") == {}
+    assert list(again.done(CellKey("t", "claim", "a"))) == ["s1", "s2"]
+    assert again.done(CellKey("t", "worst", "a")) == {"s1": answer("s1", score=-9.0)}
+    assert again.done(CellKey("t", "claim", "b")) == {}
 
 
 def test_guesses_are_on_disk_before_they_count(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,22 +99,22 @@ def test_guesses_are_on_disk_before_they_count(folder: RunFolder, monkeypatch: p
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(AuditError, match="no space"):
-        folder.append("cell", [answer("s1")])
-    assert folder.done("cell") == {}
+        folder.append(CELL, [answer("s1")])
+    assert folder.done(CELL) == {}
 
 
 @pytest.mark.parametrize("lost", [1, 2, 20])
 def test_a_line_that_was_cut_off_is_dropped_and_the_next_one_is_whole(folder: RunFolder, lost: int) -> None:
     """lost=1: only the newline is missing."""
-    folder.append("cell", [answer("s1"), answer("s2")])
+    folder.append(CELL, [answer("s1"), answer("s2")])
     file = folder.path / "guesses.jsonl"
     file.write_bytes(file.read_bytes()[:-lost])
     again = RunFolder.reopen(folder.path)
-    assert list(again.done("cell")) == ["s1"]
-    again.append("cell", [answer("s2", score=-3.0), answer("s3")])
+    assert list(again.done(CELL)) == ["s1"]
+    again.append(CELL, [answer("s2", score=-3.0), answer("s3")])
     assert mode(file) == 0o600
     third = RunFolder.reopen(folder.path)
-    assert third.done("cell") == {"s1": answer("s1"), "s2": answer("s2", score=-3.0), "s3": answer("s3")}
+    assert third.done(CELL) == {"s1": answer("s1"), "s2": answer("s2", score=-3.0), "s3": answer("s3")}
     assert all(json.loads(line) for line in file.read_text().splitlines())
 
 
@@ -143,7 +149,7 @@ def test_a_state_is_there_whole_or_not_at_all(folder: RunFolder, monkeypatch: py
 def test_modes(folder: RunFolder) -> None:
     before = os.umask(0)
     try:
-        folder.append("cell", [answer("s1")])
+        folder.append(CELL, [answer("s1")])
         tuned.save(folder, "a", {})
         other = RunFolder.create(folder.path.parent / "open", "n", {})
     finally:
@@ -228,7 +234,7 @@ def test_a_refused_run_gives_latest_back(tmp_path: Path, monkeypatch: pytest.Mon
     """`audit gate runs/latest` after a mistyped run: the last real run, as before it."""
     monkeypatch.chdir(tmp_path)
     real = RunFolder.create(None, "real", {})
-    real.append("cell", [answer("s1")])
+    real.append(CELL, [answer("s1")])
     RunFolder.create(None, "refused", {}).discard_if_empty()
     assert (Path("runs") / "latest").exists() and (Path("runs") / "latest").resolve() == real.path.resolve()
 
@@ -251,12 +257,12 @@ def test_a_users_empty_folder_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("what", ["guesses", "state"])
 def test_what_was_found_out_is_not_discarded(folder: RunFolder, what: str) -> None:
     if what == "guesses":
-        folder.append("cell", [answer("s1")])
+        folder.append(CELL, [answer("s1")])
     else:
         tuned.save(folder, "a", {"epoch": 1})
     folder.discard_if_empty()
     again = RunFolder.reopen(folder.path)
-    assert again.done("cell") if what == "guesses" else tuned.load(again, "a")
+    assert again.done(CELL) if what == "guesses" else tuned.load(again, "a")
 
 
 def test_a_resumed_run_is_not_discarded(tmp_path: Path) -> None:
@@ -293,16 +299,16 @@ def test_batched_loses_nobody_and_waits_for_nobody(count: int, size: int) -> Non
 
 def test_observations_come_back_and_a_second_one_takes_the_place_of_the_first(folder: RunFolder) -> None:
     first, other = Observation("s1", {"log_p": -math.inf, "bits": 0.1 + 0.2}), Observation("s2", {"log_p": -1e-320})
-    folder.observe("t/worst/p", [first, other])
+    folder.observe(CellKey("t", "worst", "p"), [first, other])
     again = RunFolder.reopen(folder.path)
-    assert again.observed("t/worst/p") == {"s1": first, "s2": other}
-    assert again.observed("t/worst/q") == {} and again.done("t/worst/p") == {}
+    assert again.observed(CellKey("t", "worst", "p")) == {"s1": first, "s2": other}
+    assert again.observed(CellKey("t", "worst", "q")) == {} and again.done(CellKey("t", "worst", "p")) == {}
     second = Observation("s1", {**first.values, "conformal_p": 0.5})
-    again.observe("t/worst/p", [second])
+    again.observe(CellKey("t", "worst", "p"), [second])
     file = folder.path / "observations.jsonl"
     assert mode(file) == 0o600
     file.write_bytes(file.read_bytes() + b'{"cell": "t/wor')  # the machine died in the next line
     third = RunFolder.reopen(folder.path)
-    assert third.observed("t/worst/p") == {"s1": second, "s2": other}
+    assert third.observed(CellKey("t", "worst", "p")) == {"s1": second, "s2": other}
     third.discard_if_empty()
     assert file.exists()

@@ -306,7 +306,7 @@ def detailed_run(
         repeats, tolerance = tuple(s.repeats for s in told), np.full(n, judging.tolerance(length))
         outcome = judging.Outcome(ids, hit, hit, rng.random(n), repeats, member, distance, tolerance, traits)
         seen = RowDetails(ids, outcome, score_is_probability=True)
-        rows[finding.target, finding.setting, finding.attack] = seen
+        rows[finding.key] = seen
     laws = np.log(rng.random((len(result.targets), n, length)))
     tokens = {
         target.name: {s.id: tuple(law[i].tolist()) for i, s in enumerate(told) if s.member}

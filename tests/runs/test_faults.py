@@ -12,7 +12,7 @@ import pytest
 from auditor.cli import call
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
-from auditor.core.nouns import Guess, Guesses, Observation, TokenLogProbs
+from auditor.core.nouns import CellKey, Guess, Guesses, Observation, TokenLogProbs
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding
 from auditor.records.folder import RunFolder
 from auditor.runs import tuned
@@ -44,8 +44,8 @@ def run(tmp_path: Path) -> Path:
     """A finished run of one row, made of records alone."""
     folder = RunFolder.create(tmp_path / "run", "name", {"seed": 1})
     folder.pin_weights({"model/model.safetensors": "d1"})
-    folder.append("undefended/worst/a", [Guesses("s1", (Guess((1, 2), -0.5),), 1, 2)])
-    folder.observe("undefended/worst/p", [Observation("s1", {"log_p": -0.5})])
+    folder.append(CellKey("undefended", "worst", "a"), [Guesses("s1", (Guess((1, 2), -0.5),), 1, 2)])
+    folder.observe(CellKey("undefended", "worst", "p"), [Observation("s1", {"log_p": -0.5})])
     folder.score("undefended", [TokenLogProbs("s1", (-0.25, -0.25))])
     tuned.save(folder, "a", {"epoch": 1})
     n = 40

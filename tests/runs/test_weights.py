@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Guess, Guesses
+from auditor.core.nouns import CellKey, Guess, Guesses
 from auditor.core.plan import Plan
 from auditor.records import weights
 from auditor.records.folder import RunFolder
@@ -88,7 +88,7 @@ def test_other_weights_in_their_place_are_refused_by_name(plan: Plan, tmp_path: 
 def test_answers_of_nobody_knows_which_weights_are_refused(plan: Plan, tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", "name", {})
     folder.check_weights(plan_weights.of_plan(plan))
-    folder.append("cell", [Guesses("s", (Guess((1,), 0.0),), 1, 1)])
+    folder.append(CellKey("t", "worst", "a"), [Guesses("s", (Guess((1,), 0.0),), 1, 1)])
     folder.check_weights({})  # the lab
     with pytest.raises(AuditError, match="an older version made it"):
         folder.check_weights(plan_weights.of_plan(plan))
