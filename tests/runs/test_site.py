@@ -1,0 +1,94 @@
+"""Where an audit takes place: live objects stand in for what a plan names. And what one run computes once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from auditor.core.jsonable import to_json
+from auditor.core.nouns import CellKey, Claim, Pair, Secret
+from auditor.core.plan import Plan
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.plugins.benchmark import Benchmark
+from auditor.plugins.defense import Defense, Scenario
+from auditor.records.folder import RunFolder
+from auditor.runs.own_site import OwnSite
+from auditor.runs.plan import make
+from auditor.runs.reporter import Silence
+from auditor.runs.run import rows, run
+from auditor.runs.shelf import Shelf
+from auditor.runs.target import Target
+from tests.conftest import tiny
+
+
+class Held(Benchmark):
+    """Records that lie in memory."""
+
+    name = "held"
+
+    def __init__(self) -> None:
+        drawn = torch.randint(1, 61, (12, 10), generator=torch.Generator().manual_seed(0)).tolist()
+        texts = [(tuple(row[:6]), tuple(row[6:])) for row in drawn]
+        self.secrets = tuple(Secret(f"r{i}", *text, member=i % 2 == 0) for i, text in enumerate(texts[:8]))
+        self.known = tuple(Pair(*text) for text in texts[8:])
+        self.heldout = ()
+
+
+class Live(OwnSite):
+    """A model and records that no folder holds."""
+
+    @property
+    def model(self) -> HuggingFaceModel:  # type: ignore[override]
+        made: HuggingFaceModel = self.shelf.get("model", "live", lambda: tiny(scale=8.0))
+        return made
+
+    def data(self) -> Benchmark:
+        return Held()
+
+    def weights(self) -> dict[str, str]:
+        return {}
+
+
+def plan(**fields: object) -> Plan:
+    return make({"model": "live", "data": "in memory", "attack": ["perplexity"], "samples": 3, **fields}, {})
+
+
+def test_live_objects_are_audited_by_the_same_walk(tmp_path: Path) -> None:
+    asked, shelf = plan(attack=["perplexity", "extraction-probability"], defense=["uniform-mixing"]), Shelf()
+    folder = RunFolder.create(tmp_path / "run", "live", to_json(asked))
+    result = run(asked, folder, Silence(), shelf, Live(asked, Silence(), shelf))
+    assert [finding.key for finding in result.findings] == rows(asked)
+    assert result.benchmark.members == 4 and result.benchmark.nonmembers == 4 and result.weights == {}
+    held = folder.done(CellKey("undefended", "worst", "perplexity"))
+    assert sorted(held) == sorted(secret.id for secret in Held().secrets)
+
+
+class Counting(Defense):
+    """Counts how often its promise is computed."""
+
+    name = "counting"
+    asked: list[int] = []  # noqa: RUF012
+
+    def claim(self, scenario: Scenario, spent: int) -> Claim:
+        self.asked.append(spent)
+        return Claim({}, 0.0, "", "", 100, "", "", spent_queries=spent)
+
+
+def test_a_promise_is_computed_once_for_what_is_spent(neox: HuggingFaceModel) -> None:
+    target = Target("counting", "Counting", neox, "", Counting(), Scenario(neox, None, None, 0, 0))
+    Counting.asked.clear()
+    for spent in (0, 40):
+        target.spent = {("recipe", "s"): spent}
+        claims = [target.claim for _ in range(3)]
+        assert all(claim is not None and claim.spent_queries == spent for claim in claims)
+    assert Counting.asked == [0, 40]
+
+
+@pytest.mark.parametrize("text", ["a/b", "a/b/c/d", ""])
+def test_a_cell_is_written_and_read_in_one_form(text: str) -> None:
+    key = CellKey("pmixed", "claim", "ethicist")
+    assert str(key) == "pmixed/claim/ethicist" and CellKey.read(str(key)) == key
+    with pytest.raises(ValueError, match="unpack"):
+        CellKey.read(text)
