@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -158,6 +159,18 @@ print(len(run.to_frame()), run.gate(["recall <= 1"]).exit_code)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split()[1] == "0"
+
+
+def test_the_page_says_what_runs(folder: Path) -> None:
+    model, tokenizer = live(folder)
+    page = (Path(__file__).parents[1] / "docs" / "python.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.S)
+    names = {"model": model, "tokenizer": tokenizer, "records": ROWS[:16], "fresh": ROWS[16:]}
+    lengths = {"prefix_length": 4, "suffix_length": 3}
+    for block in blocks:
+        code = block.replace("    samples=5,", f"    samples=5, **{lengths},")
+        exec(compile(code, "docs/python.md", "exec"), names)
+    assert len(blocks) == 2 and len(names["frame"]) and len(names["secrets"]) and Path("epoch-3.html").is_file()
 
 
 def test_asking_for_the_package_loads_nothing() -> None:

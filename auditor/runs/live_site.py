@@ -59,7 +59,7 @@ def name_of(model: Any) -> str:
 
 def wrapped(model: Any, tokenizer: Any) -> HuggingFaceModel:
     """A live causal LM, checked as one that is loaded. Raises AuditError for laws that do not agree (`self_check`)."""
-    found = HuggingFaceModel(model, tokenizer, name=name_of(model))  # type: ignore[arg-type]  # a PEFT model is one too
+    found = HuggingFaceModel(model, tokenizer, name=name_of(model))
     check(found)
     return found
 

@@ -25,6 +25,7 @@ FOR = {
     "runs": "one audit: its plan, where it takes place, its targets and cells",
     "utility": "what a defense costs",
     "studies": "many runs: grids, papers, ledgers",
+    "api": "the Python API: an audit as a call, finished runs as tables",
     "commands": "one file a command",
     "cli": "the app and its exit codes",
 }
