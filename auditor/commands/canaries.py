@@ -16,7 +16,7 @@ from auditor.core.errors import AuditError
 
 if TYPE_CHECKING:
     from auditor.reports.tables import Grid
-    from auditor.runs.canary_scores import Row, Score
+    from auditor.runs.canary_scores import CanaryScore, Score
 
 app = typer.Typer(help="Canaries: make random texts, insert them into training data, score their exposure afterwards.")
 _MANIFEST = Annotated[Path, typer.Argument(help="Manifest that `audit canaries make` wrote.")]
@@ -122,7 +122,7 @@ def _table(score: Score) -> Grid:
     from auditor.reports import words
     from auditor.reports.tables import Grid
 
-    def cells(row: Row) -> tuple[str, ...]:
+    def cells(row: CanaryScore) -> tuple[str, ...]:
         values = row.values
         seen, low, high = (values[f"exposure_{which}bits"] for which in ("", "low_", "high_"))
         between = "" if values["exact"] else f" [{low:.1f}–{high:.1f}]"

@@ -25,7 +25,7 @@ PROBE = "exposure"
 
 
 @dataclass(frozen=True)
-class Row:
+class CanaryScore:
     """One canary. values: what the probe observed of it; count: insertions."""
 
     id: str
@@ -38,7 +38,7 @@ class Score:
     """The canaries on one target, and what a reader must know."""
 
     title: str
-    rows: tuple[Row, ...]
+    rows: tuple[CanaryScore, ...]
     notes: tuple[str, ...]
 
 
@@ -89,12 +89,12 @@ def _of_run(held: canaries.Manifest, folder: Path) -> list[Score]:
         observed = run.observed(finding.key)
         if set(observed) != set(counts):
             raise AuditError(f"expected the canaries of this manifest in {str(folder)!r}, but the run measured others")
-        rows = tuple(Row(id, count, observed[id].values) for id, count in counts.items())
+        rows = tuple(CanaryScore(id, count, observed[id].values) for id, count in counts.items())
         scores.append(Score(f"Exposure on {words.row_title(result, finding)}", rows, finding.notes))
     if not scores:
         raise AuditError(f"{str(folder)!r} holds no exposure: run it with --canaries MANIFEST --attack exposure")
     return scores
 
 
-def _rows(secrets: Sequence[Secret], observations: Sequence[Observation]) -> tuple[Row, ...]:
-    return tuple(Row(s.id, s.repeats or 0, o.values) for s, o in zip(secrets, observations, strict=True))
+def _rows(secrets: Sequence[Secret], observations: Sequence[Observation]) -> tuple[CanaryScore, ...]:
+    return tuple(CanaryScore(s.id, s.repeats or 0, o.values) for s, o in zip(secrets, observations, strict=True))
