@@ -13,6 +13,7 @@ from auditor.core.nouns import Claim
 from auditor.core.result import AuditResult, Finding, Measurement, TargetRecord
 from auditor.reports import words
 from auditor.reports.blocks import Facts
+from auditor.statistics.metrics import RECALL, excess_of, floor_of
 
 
 def headline(result: AuditResult) -> str:
@@ -103,12 +104,12 @@ def strongest(result: AuditResult, target: str, setting: str | None = None) -> F
 
 
 def _measured(finding: Finding) -> bool:
-    recall = finding.measurement("recall")
+    recall = finding.measurement(RECALL)
     return not finding.not_applicable and recall is not None and recall.n > 0 and not math.isnan(recall.value)
 
 
 def _recall(finding: Finding) -> Measurement:
-    recall = finding.measurement("recall")
+    recall = finding.measurement(RECALL)
     assert recall is not None  # _measured() chose the finding
     return recall
 
@@ -151,9 +152,9 @@ def _probed(result: AuditResult, target: str) -> str:
     seen = []
     for finding in result.findings:
         main = finding.main
-        if finding.target != target or main is None or finding.measurement("recall"):
+        if finding.target != target or main is None or finding.measurement(RECALL):
             continue
-        floor = finding.measurement(f"{main.name}_nonmembers")
+        floor = finding.measurement(floor_of(main.name))
         beside = f" (non-members {words.with_bounds(floor)})" if floor else ""
         seen.append(f"{words.label(main.name).lower()} {words.with_bounds(main)}{beside}")
     return "; ".join(seen)
@@ -161,14 +162,14 @@ def _probed(result: AuditResult, target: str) -> str:
 
 def _above_floor(finding: Finding) -> bool:
     """Whether members come out more often than records the model never saw, beyond the intervals."""
-    excess, floor = finding.measurement("excess_recall"), finding.measurement("recall_nonmembers")
+    excess, floor = finding.measurement(excess_of(RECALL)), finding.measurement(floor_of(RECALL))
     if excess is not None and not math.isnan(excess.low):
         return excess.low > 0
     return floor is None or floor.n == 0 or _recall(finding).low > floor.high
 
 
 def _floor(finding: Finding) -> str:
-    floor, excess = finding.measurement("recall_nonmembers"), finding.measurement("excess_recall")
+    floor, excess = finding.measurement(floor_of(RECALL)), finding.measurement(excess_of(RECALL))
     if floor is None or floor.n == 0:
         return "no non-members were attacked, so how much of this is guessing is not known"
     seen = f"of records that were never trained on, {words.share(floor)} did"

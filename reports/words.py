@@ -184,7 +184,7 @@ def beside_the_floor(finding: Finding) -> tuple[str, str, str]:
     main = finding.main
     if main is None:
         return NOTHING, NOTHING, NOTHING
-    floor, excess = finding.measurement(f"{main.name}_nonmembers"), finding.measurement(f"excess_{main.name}")
+    floor, excess = finding.measurement(metrics.floor_of(main.name)), finding.measurement(metrics.excess_of(main.name))
     if main.unit == "share":
         return share(main), share(floor), with_bounds(excess)
     short = metrics.find(main.name).short or plain(main.name).lower()

@@ -19,6 +19,7 @@ from auditor.core.result import Measurement
 from auditor.models.decoding import Decoding, by_shape
 from auditor.plugins.view import Sampling, View
 from auditor.statistics.intervals import excess_mean, mean_probability
+from auditor.statistics.metrics import excess_of, floor_of
 
 
 @dataclass(frozen=True)
@@ -123,8 +124,8 @@ def beside_the_floor(
     own = mean_probability(name, p[member], note)
     if member.all():
         return [own]
-    floor = mean_probability(f"{name}_nonmembers", p[~member], "the floor")
-    return [own, floor, excess_mean(f"excess_{name}", own, floor)] if excess else [own, floor]
+    floor = mean_probability(floor_of(name), p[~member], "the floor")
+    return [own, floor, excess_mean(excess_of(name), own, floor)] if excess else [own, floor]
 
 
 def by_repeats(name: str, secrets: Sequence[Secret], p: NDArray[np.float64]) -> dict[str, Measurement]:

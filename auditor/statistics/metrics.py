@@ -25,6 +25,7 @@ from auditor.statistics.ranking import errors_before, recall_at_errors, solved_b
 SHARES = ("share", "probability")  # units between 0 and 1, written in percent
 SCORE = "score"  # no measurement, but kept beside them of each secret: what its first guess is ranked by
 RECALL = "recall"
+_OTHERS, _EXCESS = "_nonmembers", "excess_"
 
 Columns = Mapping[str, NDArray[np.float64]]  # numbers kept of each secret, (secrets,), by what they are the mean of
 
@@ -57,7 +58,7 @@ class Metric:
     @property
     def column(self) -> str:
         """What the numbers of each secret are called, of which it is the mean."""
-        return self.name.removesuffix("_nonmembers")
+        return self.name.removesuffix(_OTHERS)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -122,7 +123,7 @@ class Metric:
         """The number worked out of what is kept of each secret, and of how many; None where too little is kept."""
         kept = members if self.members else others
         if self.signed and self.values is not None:
-            column = self.column.removeprefix("excess_")
+            column = self.column.removeprefix(_EXCESS)
             if column not in members:
                 return None
             return _mean(members[column]) - _mean(others[column]), len(members[column]) + len(others[column])
@@ -307,13 +308,23 @@ def find(name: str) -> Metric:
     for family in FAMILIES:
         if numbers := family.numbers_in(name):
             return family.with_numbers(*numbers)
-    if name.endswith("_nonmembers"):
-        base = find(name.removesuffix("_nonmembers"))
+    if name.endswith(_OTHERS):
+        base = find(name.removesuffix(_OTHERS))
         return replace(base, name=name, title=f"{base.title}, non-members", members=False)
-    if name.startswith("excess_"):
-        base = find(name.removeprefix("excess_"))
+    if name.startswith(_EXCESS):
+        base = find(name.removeprefix(_EXCESS))
         return replace(base, name=name, title=f"{base.title}, members − non-members", exact=False, signed=True)
     return Metric(name, plain(name), unit="", signed="excess" in name or "difference" in name)
+
+
+def floor_of(name: str) -> str:
+    """What the same number of the non-members is called."""
+    return f"{name}{_OTHERS}"
+
+
+def excess_of(name: str) -> str:
+    """What the members' number minus that of the non-members is called."""
+    return f"{_EXCESS}{name}"
 
 
 def plain(name: str) -> str:

@@ -209,39 +209,37 @@ def _place(held: Sequence[_Kept], folder: Path) -> Place:
 
 
 def _cells(finished: Mapping[int, tuple[AuditResult, RunFolder]]) -> Iterator[Replicates]:
-    """One cell a (target, setting, attack or probe), over the seeds at which it has numbers."""
-    seen: dict[CellKey, dict[int, Finding]] = {}
+    """Each (target, setting, attack or probe), over the seeds at which it has numbers."""
+    by_key: dict[CellKey, dict[int, Finding]] = {}
     for seed, (result, _) in finished.items():
         for finding in result.findings:
-            seen.setdefault(finding.key, {})[seed] = finding
+            by_key.setdefault(finding.key, {})[seed] = finding
     judged = {seed: folder.outcomes() for seed, (_, folder) in finished.items()}
     heldout = {seed: folder.heldout() for seed, (_, folder) in finished.items()}
-    for key, findings in seen.items():
-        outcomes, measured, probed = {}, {}, {}
-        for seed, finding in findings.items():
-            if finding.not_applicable:
-                continue
-            record = judged[seed].get(key)
-            if record is not None and "hit" in record:  # a probe judges no guesses
-                outcome = judging.from_record(record)
-                outcomes[seed] = outcome.only(outcome.member)
-            elif record is not None:
-                probed[seed] = per_secret(record)
-            of_target = _of_target(finished[seed][0].target(key.target))
-            measured[seed] = {m.name: m for m in (*finding.measurements, *of_target)}
-            measured[seed] |= {m.name: m for m in _of_steps(finding.chain)}
-            measured[seed] |= {f"{m.name}(count={count})": m for count, m in finding.by_repeats.items()}
-        one = next(iter(findings.values()))
-        texts = {seed: held[key.target] for seed, held in heldout.items() if key.target in held}
+    for key, findings in by_key.items():
+        target, one = key.target, next(iter(findings.values()))
+        applied = {seed: finding for seed, finding in findings.items() if not finding.not_applicable}
+        records = {seed: kept for seed in applied if (kept := judged[seed].get(key)) is not None}
         yield Replicates(
             *key,
-            outcomes,
-            measured,
-            texts,
-            one.options,
-            "" if measured else one.not_applicable,
-            probed,
+            outcomes={seed: _of_members(kept) for seed, kept in records.items() if "hit" in kept},
+            measured={seed: _measured(finding, finished[seed][0].target(target)) for seed, finding in applied.items()},
+            heldout={seed: held[target] for seed, held in heldout.items() if target in held},
+            options=one.options,
+            not_applicable="" if applied else one.not_applicable,
+            probed={seed: per_secret(kept) for seed, kept in records.items() if "hit" not in kept},  # it judges none
         )
+
+
+def _of_members(record: Mapping[str, Any]) -> judging.Outcome:
+    outcome = judging.from_record(record)
+    return outcome.only(outcome.member)
+
+
+def _measured(finding: Finding, target: TargetRecord) -> dict[str, Measurement]:
+    """By name, what the finding and its target hold; by repeat count as `exposure(count=16)`."""
+    named = {m.name: m for m in (*finding.measurements, *_of_target(target), *_of_steps(finding.chain))}
+    return named | {f"{m.name}(count={count})": m for count, m in finding.by_repeats.items()}
 
 
 def _of_target(target: TargetRecord) -> Iterator[Measurement]:
