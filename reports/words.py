@@ -265,8 +265,8 @@ def points(m: Measurement) -> str:
 
 
 def over(m: Measurement) -> str:
-    """`, above non-members`: what a difference leaves out, where it says so."""
-    return f", {m.note}" if m.note else ""
+    """`, above non-members`: what a difference leaves out; another note is not about that."""
+    return f", {m.note}" if m.note == metrics.ABOVE else ""
 
 
 def in_points(m: Measurement) -> str:

@@ -17,8 +17,8 @@ from auditor.core.result import Chain, Measurement, Step
 from auditor.plugins.defense import Cause
 from auditor.statistics import intervals
 from auditor.statistics.bounds import paired_means
+from auditor.statistics.metrics import ABOVE
 
-ABOVE = "above non-members"  # a note: what they changed by is taken off
 _TAIL = (1 - intervals.CONFIDENCE) / 2
 
 

@@ -25,6 +25,7 @@ from auditor.statistics.ranking import errors_before, recall_at_errors, solved_b
 SHARES = ("share", "probability")  # units between 0 and 1, written in percent
 SCORE = "score"  # no measurement, but kept beside them of each secret: what its first guess is ranked by
 RECALL = "recall"
+ABOVE = "above non-members"  # note of a difference that what non-members changed by is taken off
 _OTHERS, _EXCESS = "_nonmembers", "excess_"
 
 Columns = Mapping[str, NDArray[np.float64]]  # numbers kept of each secret, (secrets,), by what they are the mean of

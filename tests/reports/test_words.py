@@ -10,6 +10,7 @@ import pytest
 from auditor.core.nouns import Claim
 from auditor.core.result import AuditResult, Measurement
 from auditor.reports import words
+from auditor.statistics.metrics import ABOVE
 
 
 def measurement(value: float, low: float, high: float, n: int = 320, unit: str = "share") -> Measurement:
@@ -36,6 +37,12 @@ def test_share(m: Measurement | None, text: str) -> None:
 def test_signed_intervals_say_to() -> None:
     assert words.with_bounds(measurement(-0.469, -0.525, -0.412)) == "−47% [−52 to −41]"
     assert words.with_bounds(measurement(-0.00001, -0.0004, 0.0004)) == "0.00% [−0.04 to 0.04]"
+
+
+def test_only_what_a_difference_leaves_out_is_said_beside_it() -> None:
+    m = measurement(-0.1, -0.2, 0.0)
+    assert words.over(replace(m, note=ABOVE)) == ", above non-members"
+    assert words.over(replace(m, note="exact McNemar p = 0.5")) == words.over(m) == ""
 
 
 def test_other_units_keep_three_digits() -> None:

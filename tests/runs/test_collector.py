@@ -13,8 +13,9 @@ from auditor.core.nouns import CellKey, Observation, Secret
 from auditor.core.result import Measurement
 from auditor.plugins.probe import Probe
 from auditor.records.folder import RunFolder
-from auditor.runs.causes import ABOVE, difference
+from auditor.runs.causes import difference
 from auditor.runs.collector import Collector
+from auditor.statistics.metrics import ABOVE
 
 SECRETS = tuple(Secret(f"s{i}", (1,), (2,), member=i < 4) for i in range(8))
 
