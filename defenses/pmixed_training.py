@@ -13,7 +13,7 @@ from auditor.core.errors import AuditError
 from auditor.models.shards import WHOLE, write_ensemble
 from auditor.plugins.trainer import Trainer, TrainingJob
 from auditor.training.finetune import Course, check_schedule
-from auditor.training.members import Adapter, Layers, Member, joined, member_folder, shard, train_members
+from auditor.training.members import Adapter, Layers, Member, member_folder, merged_units, shard, train_members
 
 
 @dataclass(frozen=True)
@@ -105,4 +105,4 @@ class PMixedTrainer(Trainer):
 
 def _units(job: TrainingJob) -> list[str]:
     """What must lie in one shard with what, by name: a user's records, and copies of a record."""
-    return joined([record.unit for record in job.records], [record.text for record in job.records])
+    return merged_units([record.unit for record in job.records], [record.text for record in job.records])

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from auditor.core.result import AuditResult
 from auditor.gate.compare import Comparison
 from auditor.records.details import Details
-from auditor.records.texts import Text
+from auditor.records.texts import SecretText
 from auditor.reports import changes, evidence, glance, inert, leaks, terms, words
 from auditor.reports.blocks import Document, Facts, Section
 from auditor.reports.topics import BEFORE, CHECK, DECIDE, MEND, Material
@@ -21,7 +21,7 @@ REVEALED = "This report shows private text (--reveal): keep it to yourself."
 PARTS = ((DECIDE, glance.TOPICS), (MEND, leaks.TOPICS), (CHECK, (*evidence.TOPICS, *terms.TOPICS)))
 
 
-def document(result: AuditResult, texts: Mapping[str, Text] | None = None) -> Document:
+def document(result: AuditResult, texts: Mapping[str, SecretText] | None = None) -> Document:
     """The Markdown report: the sections that have a turn in it. Made of the result alone.
 
     Every string in it is cleaned of control characters; none is escaped. texts: the private text to show, by id.
@@ -44,7 +44,7 @@ def page(
     result: AuditResult,
     details: Details | None = None,
     since: Comparison | None = None,
-    texts: Mapping[str, Text] | None = None,
+    texts: Mapping[str, SecretText] | None = None,
 ) -> Document:
     """The whole page: every section that has something to say, part by part.
 

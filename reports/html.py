@@ -16,7 +16,7 @@ from markupsafe import Markup
 from auditor.core.result import AuditResult
 from auditor.gate.compare import Comparison
 from auditor.records.details import Details
-from auditor.records.texts import Text
+from auditor.records.texts import SecretText
 from auditor.reports import contents, inert
 from auditor.reports.blocks import Document, Figure, Secrets
 from auditor.reports.plots import svg
@@ -26,7 +26,7 @@ def render(
     result: AuditResult,
     details: Details | None = None,
     since: Comparison | None = None,
-    texts: Mapping[str, Text] | None = None,
+    texts: Mapping[str, SecretText] | None = None,
 ) -> str:
     """The whole report; styles, plots and the script are inline, and a content security policy forbids all else.
 

@@ -9,7 +9,7 @@ import numpy as np
 from auditor.core.result import AuditResult, Finding
 from auditor.records import details as detailed
 from auditor.records.details import Details, RowDetails
-from auditor.records.texts import Text
+from auditor.records.texts import SecretText
 from auditor.reports import figures, inert, secrets, words
 from auditor.reports.blocks import Block, Figure, Figures, Forest, Group, Paragraph, PlotPoint, Series, Table
 from auditor.reports.topics import Topic, row_details, span, titled
@@ -102,7 +102,7 @@ def _means(suffixes: Iterable[Sequence[float]]) -> list[float]:
     return [float(np.mean([row[i] for row in rows if len(row) > i])) for i in range(longest)]
 
 
-def _secrets(result: AuditResult, details: Details, texts: Mapping[str, Text]) -> list[Block]:
+def _secrets(result: AuditResult, details: Details, texts: Mapping[str, SecretText]) -> list[Block]:
     block = secrets.block(result, details, texts)
     counts = _counts(result, details)
     return [*counts, *([block] if block else [])]
@@ -126,7 +126,7 @@ def _counts(result: AuditResult, details: Details) -> list[Block]:
     return [Table("counts-table", caption, head, (Group("", tuple(rows)),), frozenset({2, 3, 4, 5, 6}))]
 
 
-def _private(result: AuditResult, texts: Mapping[str, Text]) -> list[Block]:
+def _private(result: AuditResult, texts: Mapping[str, SecretText]) -> list[Block]:
     """The secrets that most rows gave away come first, and stay where there are too many to show."""
     titles = {str(f.key): f"{words.row_title(result, f)}: {f.attack}" for f in result.findings}
     best = strongest(result, words.UNDEFENDED)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from auditor.core.result import AuditResult
 from auditor.gate.compare import Comparison
-from auditor.records.texts import Text
+from auditor.records.texts import SecretText
 from auditor.reports import changes, inert, words
 from auditor.reports.blocks import (
     Block,
@@ -37,7 +37,7 @@ MOST = 32_000  # characters of a report; GitHub takes 65,536 in a comment, so a 
 _MOST_TABLE, _MOST_TEXT, _MOST_CELL, _MOST_CLAIM, _MOST_CLAIMS = 7_000, 500, 160, 300, 3
 
 
-def render(result: AuditResult, since: Comparison | None = None, texts: Mapping[str, Text] | None = None) -> str:
+def render(result: AuditResult, since: Comparison | None = None, texts: Mapping[str, SecretText] | None = None) -> str:
     """The report as GitHub-flavoured Markdown of at most MOST characters.
 
     since: of a baseline with this run. texts: the private text to show, by id; none by default.

@@ -16,7 +16,7 @@ import numpy as np
 
 from auditor.core.result import AuditResult, Finding
 from auditor.records.details import Details, RowDetails
-from auditor.records.texts import Text
+from auditor.records.texts import SecretText
 from auditor.reports import inert, words
 from auditor.reports.blocks import Secrets
 from auditor.reports.verdict import strongest
@@ -46,7 +46,7 @@ def probability(character: str) -> float:
     return float((1 - CODES.index(character) / (len(CODES) - 1)) ** _POWER)
 
 
-def block(result: AuditResult, details: Details, texts: Mapping[str, Text] | None = None) -> Secrets | None:
+def block(result: AuditResult, details: Details, texts: Mapping[str, SecretText] | None = None) -> Secrets | None:
     """The secrets with what each row saw of them; None where the run kept nothing of the kind.
 
     texts: the private text to show, by secret.
@@ -132,7 +132,7 @@ def _short(value: float) -> float | int | None:
 
 
 def _tokens(
-    result: AuditResult, details: Details, texts: Mapping[str, Text], budget: int
+    result: AuditResult, details: Details, texts: Mapping[str, SecretText], budget: int
 ) -> tuple[dict[str, Any], int, int]:
     """By target: a string of codes a secret, and the bits of its whole suffix; then how many are shown, and known.
 
@@ -160,6 +160,6 @@ def _target_tokens(title: str, law: Mapping[str, Sequence[float]], told: Sequenc
     return {"target": title, "codes": [code(law[id]) if id in law else "" for id in told], "bits": bits}
 
 
-def _pieces(texts: Mapping[str, Text], id: str) -> list[str]:
+def _pieces(texts: Mapping[str, SecretText], id: str) -> list[str]:
     """What each token of the suffix says, every character in sight."""
     return [words.shorten(inert.visible(piece), _ID) for piece in texts[id].pieces] if id in texts else []

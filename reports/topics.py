@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.gate.compare import Comparison
 from auditor.records.details import Details, RowDetails
-from auditor.records.texts import Text
+from auditor.records.texts import SecretText
 from auditor.reports import words
 from auditor.reports.blocks import Block, Group, Span
 
@@ -27,7 +27,7 @@ class Material:
     result: AuditResult
     details: Details = field(default_factory=Details)
     since: Comparison | None = None
-    texts: Mapping[str, Text] | None = None
+    texts: Mapping[str, SecretText] | None = None
 
 
 Maker = Callable[[Material], Sequence[Block]]  # no block: no section

@@ -11,7 +11,7 @@ import typer
 from auditor.commands import console, options
 
 if TYPE_CHECKING:
-    from auditor.runs.session import Training
+    from auditor.runs.training import Training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,24 +54,24 @@ def train(
     console.quiet()
     from auditor.models.loading import LoadingOptions
     from auditor.plugins import registry
-    from auditor.runs import plan, session
+    from auditor.runs import plan, training
 
     options.load_plugins(plugin)
     of_methods = plan.parse_options("-D", option or [], list(registry.trainers()))
     own = plan.options_for(method, of_methods, {}, list(of_methods.get("", {})))
     how = LoadingOptions(**options.given(loading))
-    for sentence in _train(session.Training(method=method, options=own, loading=how, **options.given(flags))):
+    for sentence in _train(training.Training(method=method, options=own, loading=how, **options.given(flags))):
         typer.echo(sentence)
     typer.echo(f"model: {flags.out}")
 
 
 def _train(asked: Training) -> tuple[str, ...]:
-    from auditor.runs import session
+    from auditor.runs import training
 
     with console.terminal() as reporter:
         try:
             with reporter.stage(f"train {asked.method}"):
-                return session.train(asked, reporter.progress)
+                return training.train(asked, reporter.progress)
         except KeyboardInterrupt:
             console.say(f"interrupted; the same command goes on from what is kept in {asked.out}", 130)
             raise

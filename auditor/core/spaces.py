@@ -144,7 +144,7 @@ class Space:
     def _following(self) -> list[dict[str, str]]:
         """Of the head and each block: what may follow each beginning of a choice; a whole choice is no beginning."""
         found: list[dict[str, str]] = []
-        for block in [(self.head,)] * bool(self.head) + list(self.blocks):
+        for block in ((self.head,), *self.blocks) if self.head else self.blocks:
             following: dict[str, set[str]] = {}
             for choice in block:
                 for i, character in enumerate(choice):

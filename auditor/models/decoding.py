@@ -54,9 +54,13 @@ class Decoding:
             return "ancestral"
         if self.temperature == 0:
             return "greedy"
-        parts = [f"top-k {self.top_k}"] * (self.top_k > 0) + [f"top-p {self.top_p:g}"] * (self.top_p < 1)
-        parts += [f"temperature {self.temperature:g}"] * (self.temperature != 1)
-        return ", ".join(parts + ["end of text masked"] * bool(self.forbidden))
+        parts = (
+            (f"top-k {self.top_k}", self.top_k > 0),
+            (f"top-p {self.top_p:g}", self.top_p < 1),
+            (f"temperature {self.temperature:g}", self.temperature != 1),
+            ("end of text masked", bool(self.forbidden)),
+        )
+        return ", ".join(words for words, said in parts if said)
 
     def log_law(self, log_probs: Tensor) -> Tensor:
         """The decoding law of each row, (rows, V) nats, renormalised; -inf where a token is cut."""

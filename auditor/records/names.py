@@ -53,7 +53,7 @@ def _long_enough(salt: bytes, where: str) -> bytes:
     return salt
 
 
-def fingerprint(salt: bytes) -> str:
+def salt_fingerprint(salt: bytes) -> str:
     """Tells salts apart: aliases of two runs can be compared where it is the same."""
     return _digest(salt, "fingerprint")[:8]
 

@@ -22,7 +22,7 @@ _CONTEXT = 8  # tokens before a text that decide how its first token is written
 
 
 @dataclass(frozen=True)
-class Text:
+class SecretText:
     """What one secret says. pieces: what each token of the suffix adds to it; guesses: the first one of each row.
 
     Rows are named as in `outcomes.json`, `target/setting/attack`; verbatim: those whose first guess is the suffix.
@@ -57,14 +57,14 @@ def _lines(
         yield {"secret": secret.id, **asdict(text)}
 
 
-def _text(secret: Secret, guesses: Mapping[str, Tokens], decode: Decode) -> Text:
+def _text(secret: Secret, guesses: Mapping[str, Tokens], decode: Decode) -> SecretText:
     """guesses: tokens, by row."""
     context, wording = secret.prefix[-_CONTEXT:], secret.wording
     said = {row: added(decode, context, tokens) for row, tokens in guesses.items()}
     prefix = decode(secret.prefix) if wording is None else wording.prefix
     pieces = decoded_pieces(decode, context, secret.suffix) if wording is None else wording.pieces
     same = tuple(row for row, tokens in guesses.items() if tokens == secret.suffix or said[row] == "".join(pieces))
-    return Text(secret.alias, prefix, tuple(pieces), said, same, decoded=wording is None)
+    return SecretText(secret.alias, prefix, tuple(pieces), said, same, decoded=wording is None)
 
 
 def added(decode: Decode, context: Sequence[int], tokens: Sequence[int]) -> str:
@@ -84,11 +84,11 @@ def decoded_pieces(decode: Decode, context: Sequence[int], tokens: Sequence[int]
     return found
 
 
-def read_texts(folder: Path) -> dict[str, Text]:
+def read_texts(folder: Path) -> dict[str, SecretText]:
     """By secret id, in the order of the run. Raises AuditError where the folder holds none."""
     lines = _read(folder, TEXTS).splitlines()
     try:
-        return {line.pop("secret"): from_json(Text, line, private=True) for line in map(json.loads, lines)}
+        return {line.pop("secret"): from_json(SecretText, line, private=True) for line in map(json.loads, lines)}
     except (AuditError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _broken(folder, TEXTS) from error
 

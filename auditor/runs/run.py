@@ -101,7 +101,7 @@ def _prepared(
     audit = Audit(plan, site, selection, folder, reporter, shelf, lead)
     folder.pin(secrets_digest(audit.subjects))
     everyone = (*benchmark.secrets, *benchmark.canaries)
-    folder.save_secrets(details.facts(everyone, names.fingerprint(names.salt())))
+    folder.save_secrets(details.facts(everyone, names.salt_fingerprint(names.salt())))
     audit.check_room()
     audit.self_check((site.model, site.public, site.reference))
     return audit

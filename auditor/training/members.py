@@ -43,7 +43,7 @@ def shard(units: Sequence[str], members: int) -> list[list[int]]:
     return shards
 
 
-def joined(units: Sequence[str], records: Sequence[str]) -> list[str]:
+def merged_units(units: Sequence[str], records: Sequence[str]) -> list[str]:
     """The unit of each record, units that share a record made one (named after the first of them in the alphabet).
 
     units, records: side by side, a record the same text wherever it occurs. Copies in two shards would void a claim

@@ -56,7 +56,7 @@ def decode(tokenizer: PreTrainedTokenizerFast) -> texts.Decode:
     return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
-def kept(folder: Path, secrets: tuple[Secret, ...], tokenizer: PreTrainedTokenizerFast) -> list[texts.Text]:
+def kept(folder: Path, secrets: tuple[Secret, ...], tokenizer: PreTrainedTokenizerFast) -> list[texts.SecretText]:
     """What a run keeps of these secrets, where every guess is right."""
     right = {"a/b/c": {secret.id: secret.suffix for secret in secrets}}
     texts.write_texts(folder, secrets, right, decode(tokenizer))

@@ -15,7 +15,7 @@ from auditor.commands import options, reproduce, run, train, utility
 from auditor.core.errors import AuditError
 from auditor.core.plan import FIELDS
 from auditor.models.loading import LoadingOptions
-from auditor.runs.session import Training
+from auditor.runs.training import Training
 
 COMMANDS: Any = typer.main.get_command(app)
 

@@ -18,8 +18,8 @@ from auditor.defenses.pmixed_training import PMixedTrainer
 from auditor.models.loading import load
 from auditor.models.lora import LoraEnsemble, load_ensemble
 from auditor.models.shards import read_ensemble, read_shard, record_names, whole_adapter
-from auditor.runs import session as training
-from auditor.runs.session import Training
+from auditor.runs import training
+from auditor.runs.training import Training
 from auditor.training import members as members_module
 from auditor.training.members import Member
 from tests.conftest import save_tiny

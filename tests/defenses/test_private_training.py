@@ -21,8 +21,8 @@ from auditor.models.loading import LoadingOptions, load
 from auditor.plugins import registry
 from auditor.privacy.gaussian import pld_epsilon, rdp_epsilon
 from auditor.privacy.promises import PrivacyRecord, read
-from auditor.runs import session as training
-from auditor.runs.session import Training
+from auditor.runs import training
+from auditor.runs.training import Training
 from auditor.studies import sweep
 from auditor.training import dp_loop as loops
 from auditor.training.rarity import against_constants, log_perplexities, normalise

@@ -350,7 +350,7 @@ def test_an_alias_is_of_the_content_and_the_salt_alone() -> None:
     moved = [Secret(f"row-{900 - i}", s.prefix, s.suffix, repeats=3, member=False) for i, s in enumerate(SECRETS)]
     assert [secret.alias for secret in naming.named(moved, SALT)] == found
     assert not {secret.alias for secret in naming.named(SECRETS, OTHER)} & set(found)
-    assert naming.fingerprint(SALT) != naming.fingerprint(OTHER)
+    assert naming.salt_fingerprint(SALT) != naming.salt_fingerprint(OTHER)
     one, copy = naming.named([SECRETS[0], Secret("copy", SECRETS[0].prefix, SECRETS[0].suffix)], SALT)
     assert copy.alias == f"{one.alias}-2"
 

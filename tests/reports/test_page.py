@@ -12,7 +12,7 @@ import pytest
 
 from auditor.core.result import AuditResult
 from auditor.records.details import Details
-from auditor.records.texts import Text
+from auditor.records.texts import SecretText
 from auditor.reports import html
 
 # WCAG contrast of each text-bearing element with its own colour against the nearest opaque background
@@ -183,7 +183,7 @@ def test_hostile_names_stay_text_in_the_browser(
     browser: Any, tmp_path: Path, result: AuditResult, secret_by_secret: Callable[..., Details], hostile_text: str
 ) -> None:
     details = secret_by_secret(result, 5, length=3, name=hostile_text + "{}", group=hostile_text + "{}")
-    said = Text("a", hostile_text, (hostile_text, "<b>b</b>", "x" * 1_000_000))
+    said = SecretText("a", hostile_text, (hostile_text, "<b>b</b>", "x" * 1_000_000))
     path = tmp_path / "report.html"
     page = html.render(
         replace(result, plan={"group_column": hostile_text}), details, texts={s.id: said for s in details.secrets}

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.result import AuditResult
-from auditor.records.texts import Text
+from auditor.records.texts import SecretText
 from auditor.reports import html, markdown, terminal
 from auditor.reports.contents import document
 from auditor.reports.plots import svg
@@ -235,8 +235,8 @@ def test_html_shows_hostile_text_as_text(result: AuditResult) -> None:
 def test_revealed_text_is_shown_as_text_and_said_to_be_private(result: AuditResult) -> None:
     row = "undefended/worst/ethicist"
     said = {
-        "row-1": Text("s1", "nobody's", ("guess",), {row: "other"}),
-        "row-2": Text("s2", HOSTILE, ("=1", "\n"), {row: "=1\n"}, (row,)),
+        "row-1": SecretText("s1", "nobody's", ("guess",), {row: "other"}),
+        "row-2": SecretText("s2", HOSTILE, ("=1", "\n"), {row: "=1\n"}, (row,)),
     }
     page, usual = Page(html.render(result, texts=said)), Page(html.render(result))
     text, mark = "".join(page.text), markdown.render(result, texts=said)
@@ -256,7 +256,7 @@ def test_revealed_text_is_shown_as_text_and_said_to_be_private(result: AuditResu
 
 
 def test_a_revealed_page_stays_small(result: AuditResult) -> None:
-    many = {f"s{i}": Text(f"s{i}", "p" * 200, ("s" * 200,)) for i in range(10_000)}
+    many = {f"s{i}": SecretText(f"s{i}", "p" * 200, ("s" * 200,)) for i in range(10_000)}
     page = html.render(result, texts=many)
     assert len(page.encode()) < 3_000_000 and re.search("2,[0-9]{3} of 10,000 secrets", page)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from auditor.core.result import AuditResult
 from auditor.records.details import Details
-from auditor.records.texts import Text
+from auditor.records.texts import SecretText
 from auditor.reports import html, secrets
 
 Secrets = Callable[..., Details]
@@ -95,7 +95,7 @@ def test_hostile_ids_groups_and_texts_are_inert(
     result: AuditResult, secret_by_secret: Secrets, hostile_text: str
 ) -> None:
     details = secret_by_secret(result, 10, length=3, name=hostile_text + "{}", group=hostile_text + "{}")
-    texts = {s.id: Text(s.alias, hostile_text, (hostile_text, "", "b")) for s in details.secrets}
+    texts = {s.id: SecretText(s.alias, hostile_text, (hostile_text, "", "b")) for s in details.secrets}
     page = html.render(replace(result, plan={"group_column": hostile_text}), details, texts=texts)
     assert page.count("<script") == page.count("</script>") == 2  # the data and ours
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2028]", page)
@@ -109,7 +109,7 @@ def test_text_is_shown_only_where_it_is_handed_in_and_the_page_says_so(
 ) -> None:
     details = secret_by_secret(result, 10, length=3)
     hidden = html.render(result, details)
-    said = Text("a2", "at the", ("Hea", "ring", " Ann"))
+    said = SecretText("a2", "at the", ("Hea", "ring", " Ann"))
     shown = html.render(result, details, texts={"id-2": said})
     assert "holds no text of the attacked data" in hidden and "shows private text" not in hidden
     assert "This report shows private text" in shown and "holds no text" not in shown

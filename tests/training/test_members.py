@@ -25,7 +25,16 @@ from auditor.models.shards import read_shard, record_names
 from auditor.plugins.trainer import Checkpoint
 from auditor.training import members as members_module
 from auditor.training.finetune import Course, Fitting, fit
-from auditor.training.members import Adapter, Layers, Member, joined, member_folder, shard, train_members, with_adapter
+from auditor.training.members import (
+    Adapter,
+    Layers,
+    Member,
+    member_folder,
+    merged_units,
+    shard,
+    train_members,
+    with_adapter,
+)
 from auditor.training.side_by_side import SideBySide
 from tests.zoo.families import tiny as tiny_of
 
@@ -57,7 +66,7 @@ def test_a_unit_stays_in_its_shard_whoever_else_is_there(units: list[str], membe
 @given(st.lists(st.tuples(TEXTS, TEXTS), max_size=40), st.integers(1, 9))
 def test_neither_a_user_nor_a_record_lies_in_two_shards(rows: list[tuple[str, str]], members: int) -> None:
     users, records = [user for user, _ in rows], [record for _, record in rows]
-    shards = shard(joined(users, records), members)
+    shards = shard(merged_units(users, records), members)
     for column in (users, records):
         held = Counter(value for chosen in shards for value in {column[i] for i in chosen})
         assert set(held.values()) <= {1}
@@ -78,14 +87,14 @@ def test_units_are_joined_where_records_connect_them_and_nowhere_else(rows: list
                     break
             if merged:
                 break
-    names = joined([user for user, _ in rows], [record for _, record in rows])
+    names = merged_units([user for user, _ in rows], [record for _, record in rows])
     for group in groups:
         assert {names[i] for i in group} == {min(rows[i][0] for i in group)}
 
 
 def test_users_without_common_records_keep_their_names() -> None:
-    assert joined(["u", "v", "u"], ["a", "b", "c"]) == ["u", "v", "u"]
-    assert joined(["w", "v", "u", "v"], ["a", "a", "b", "b"]) == ["u", "u", "u", "u"]
+    assert merged_units(["u", "v", "u"], ["a", "b", "c"]) == ["u", "v", "u"]
+    assert merged_units(["w", "v", "u", "v"], ["a", "a", "b", "b"]) == ["u", "u", "u", "u"]
 
 
 COURSE = Course(epochs=2, rate=3e-3, batch=2, block=16, end=0)

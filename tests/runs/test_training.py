@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 from auditor.benchmarks.files import training_texts
 from auditor.cli import call
 from auditor.core.errors import AuditError
-from auditor.runs import session as training
-from auditor.runs.session import Training
+from auditor.runs import training
+from auditor.runs.training import Training
 from auditor.training import finetune
 from tests.conftest import save_tiny
 
