@@ -226,12 +226,12 @@ def _run_one(asked: Plan | RunFolder, out: Path | None, policy: Policy | None, s
     from auditor.gate.decide import check_rows
     from auditor.records.folder import RunFolder
     from auditor.reports import files
-    from auditor.runs.run import check, rows
+    from auditor.runs.run import check
 
     plan: Plan = asked if isinstance(asked, Plan) else from_json(Plan, asked.plan(), "plan")
-    check(plan)
+    selection = check(plan)
     if policy is not None:
-        check_rows(policy, rows(plan))
+        check_rows(policy, selection.cells())
     folder = RunFolder.create(out, plan.title, to_json(plan)) if isinstance(asked, Plan) else asked
     _audit(plan, folder, single.reveal)
     if single.baseline is not None:

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 
 from auditor import __version__
 from auditor.core.jsonable import to_json
-from auditor.core.nouns import CellKey
 from auditor.core.plan import Plan
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement, TargetRecord
 from auditor.gate.comparable import secrets_digest
@@ -85,11 +84,6 @@ def site_of(plan: Plan, reporter: Reporter | None = None, shelf: Shelf | None = 
 def check(plan: Plan) -> Selection:
     """What the plan chooses, checked before anything is built. Raises AuditError."""
     return select(plan, site_of(plan))
-
-
-def rows(plan: Plan) -> list[CellKey]:
-    """Every cell the plan will have, known before anything is built. Raises as `check`."""
-    return check(plan).cells()
 
 
 def _prepared(

@@ -17,7 +17,7 @@ from auditor.records.folder import RunFolder
 from auditor.runs.own_site import OwnSite
 from auditor.runs.plan import make
 from auditor.runs.reporter import Silence
-from auditor.runs.run import rows, run
+from auditor.runs.run import check, run
 from auditor.runs.shelf import Shelf
 from auditor.runs.target import Target
 from tests.conftest import tiny
@@ -59,7 +59,7 @@ def test_live_objects_are_audited_by_the_same_walk(tmp_path: Path) -> None:
     asked, shelf = plan(attack=["perplexity", "extraction-probability"], defense=["uniform-mixing"]), Shelf()
     folder = RunFolder.create(tmp_path / "run", "live", to_json(asked))
     result = run(asked, folder, Silence(), shelf, Live(asked, Silence(), shelf))
-    assert [finding.key for finding in result.findings] == rows(asked)
+    assert [finding.key for finding in result.findings] == check(asked).cells()
     assert result.benchmark.members == 4 and result.benchmark.nonmembers == 4 and result.weights == {}
     held = folder.done(CellKey("undefended", "worst", "perplexity"))
     assert sorted(held) == sorted(secret.id for secret in Held().secrets)
