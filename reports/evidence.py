@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from auditor.core.nouns import Claim
+from auditor.core.nouns import UNDEFENDED, Claim
 from auditor.core.result import AuditResult, Chain, Finding, Measurement, Step, TargetRecord
 from auditor.records import details as detailed
 from auditor.records.details import Details, Reliability
@@ -67,7 +67,7 @@ def _chain_rows(result: AuditResult, target: str, chain: Chain | None) -> Iterat
     assert chain is not None  # `causes` has seen to it
     for step in words.steps(chain, target):
         yield _step_row(result, step)
-    whole = ("all of these", *_between(result, words.UNDEFENDED, target), "")
+    whole = ("all of these", *_between(result, UNDEFENDED, target), "")
     yield (*whole, *_difference(chain.whole), "")
     for step in words.steps(chain, target, beyond=True):
         yield _step_row(result, step)
@@ -121,7 +121,7 @@ def _calibration(result: AuditResult, details: Details) -> list[Block]:
     shown = [(f, name, r) for f in words.rows(result) for name, r in _reliabilities(result, details, f)]
     if not shown:
         return []
-    plain = [one for one in shown if one[0].target == words.UNDEFENDED] or shown  # of all targets too many lines
+    plain = [one for one in shown if one[0].target == UNDEFENDED] or shown  # of all targets too many lines
     series = tuple(Series(name, _reliability_points(r), kind(f)) for f, name, r in plain)
     groups = tuple(Group(f"{name} · {kind(f)}: {_quality(r)}", _bins(r)) for f, name, r in shown)
     title = "What a score foretells, and what came true"

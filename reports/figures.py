@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding
 from auditor.reports import words
 from auditor.reports.blocks import Figure, Group, Table
@@ -27,7 +28,7 @@ def drawn(result: AuditResult) -> list[Figure]:
 
 def _repeats_figure(result: AuditResult, setting: str, where: str, findings: Sequence[Finding]) -> list[Figure]:
     """One attack only, the one that did best against the undefended model: error bars of all would hide each other."""
-    best = strongest(result, words.UNDEFENDED, setting)
+    best = strongest(result, UNDEFENDED, setting)
     measured = [f for f in findings if f.by_repeats and not words.exposures(f)]
     if not measured:
         return []

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding
 from auditor.records import details as detailed
 from auditor.records.details import Details, RowDetails
@@ -129,7 +130,7 @@ def _counts(result: AuditResult, details: Details) -> list[Block]:
 def _private(result: AuditResult, texts: Mapping[str, SecretText]) -> list[Block]:
     """The secrets that most rows gave away come first, and stay where there are too many to show."""
     titles = {str(f.key): f"{words.row_title(result, f)}: {f.attack}" for f in result.findings}
-    best = strongest(result, words.UNDEFENDED)
+    best = strongest(result, UNDEFENDED)
     row = str(best.key) if best else ""
     rows, left = [], _REVEALED_AT_MOST
     for text in sorted(texts.values(), key=lambda text: -len(text.verbatim)):

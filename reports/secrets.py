@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding
 from auditor.records.details import Details, RowDetails
 from auditor.records.texts import SecretText
@@ -72,7 +73,7 @@ def block(result: AuditResult, details: Details, texts: Mapping[str, SecretText]
             f"The token view shows the {shown:,} secrets that the undefended model gives away most, of {known:,}; "
             "tokens.jsonl has all."
         )
-    best = strongest(result, words.UNDEFENDED) or measured[0]
+    best = strongest(result, UNDEFENDED) or measured[0]
     first = next((i for i, f in enumerate(measured[: len(rows)]) if f is best), 0)
     data = {**facts, "rows": rows, "first": first, "outcomes": OUTCOMES, "codes": CODES, "power": _POWER, **tokens}
     return Secrets(data, tuple(notes))

@@ -16,6 +16,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Chain, Finding, Measurement
 from auditor.reports import inert, words
 from auditor.reports.verdict import explained, headline, strongest
@@ -125,11 +126,11 @@ def _indented(content: RenderableType) -> Padding:
 
 
 def _below(result: AuditResult) -> Iterator[RenderableType]:
-    best = strongest(result, words.UNDEFENDED)
+    best = strongest(result, UNDEFENDED)
     if best is not None and best.by_repeats:
         yield _sparkline(best)
     for finding in result.findings:
-        if finding.target == words.UNDEFENDED and (measured := words.exposures(finding)):
+        if finding.target == UNDEFENDED and (measured := words.exposures(finding)):
             shown = ", ".join(words.value(m) for _, m in measured)
             counts = " ".join(count for count, _ in measured)
             yield Text.assemble((f"insertions {counts}", "bold"), f"  exposure {shown} bits (undefended)")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from auditor.core.nouns import Claim
+from auditor.core.nouns import UNDEFENDED, Claim
 from auditor.core.result import AuditResult, Finding, Measurement, TargetRecord
 from auditor.reports import words
 from auditor.reports.blocks import Facts
@@ -18,9 +18,9 @@ from auditor.statistics.metrics import RECALL, excess_of, floor_of
 
 def headline(result: AuditResult) -> str:
     """One sentence: what came out, and what still did with each defense."""
-    best = strongest(result, words.UNDEFENDED)
+    best = strongest(result, UNDEFENDED)
     if best is None:
-        probed = _probed(result, words.UNDEFENDED)
+        probed = _probed(result, UNDEFENDED)
         return f"Undefended: {probed}." if probed else "Nothing was measured on the undefended model."
     recall = _recall(best)
     if not words.hits(recall):
@@ -70,7 +70,7 @@ def _costs(result: AuditResult) -> list[str]:
 
 
 def _slower(result: AuditResult, target: TargetRecord) -> str:
-    base = next((t.milliseconds_per_token for t in result.targets if t.name == words.UNDEFENDED), None)
+    base = next((t.milliseconds_per_token for t in result.targets if t.name == UNDEFENDED), None)
     if not base or target.milliseconds_per_token is None:
         return ""
     return f" A token takes {words.number(target.milliseconds_per_token / base)} times as long."
@@ -120,18 +120,18 @@ def _best(result: AuditResult, target: TargetRecord) -> list[Finding]:
 
 
 def _defended(result: AuditResult) -> list[TargetRecord]:
-    return [target for target in result.targets if target.name != words.UNDEFENDED and not target.companion]
+    return [target for target in result.targets if target.name != UNDEFENDED and not target.companion]
 
 
 # --- what got out ---------------------------------------------------------------------------------------------------
 
 
 def _undefended(result: AuditResult) -> list[str]:
-    best = strongest(result, words.UNDEFENDED)
-    if best is None and (probed := _probed(result, words.UNDEFENDED)):
+    best = strongest(result, UNDEFENDED)
+    if best is None and (probed := _probed(result, UNDEFENDED)):
         return [f"No attack was measured on the undefended model, only what the auditor's probes see: {probed}."]
     if best is None:
-        reasons = {f.not_applicable for f in result.findings if f.target == words.UNDEFENDED and f.not_applicable}
+        reasons = {f.not_applicable for f in result.findings if f.target == UNDEFENDED and f.not_applicable}
         why = f" ({'; '.join(sorted(reasons))})" if reasons else ""
         return [f"Nothing was measured on the undefended model{why}, so this run supports no conclusion."]
     recall = _recall(best)
@@ -141,7 +141,7 @@ def _undefended(result: AuditResult) -> list[str]:
             f"No leakage seen is not no leakage: with 0 hits among {recall.n:,} secrets the 95% upper bound is "
             f"{words.percent(recall.high)}%, and a stronger attack may find more.",
         ]
-    measured = sum(1 for f in result.findings if f.target == words.UNDEFENDED and _measured(f))
+    measured = sum(1 for f in result.findings if f.target == UNDEFENDED and _measured(f))
     chosen = f", the strongest of {measured} undefended rows" if measured > 1 else ""
     opening = f"Without a defense, {words.share(recall)} of the attacked secrets came out verbatim"
     return [f"{opening} ({best.attack}, {best.decoding}{chosen}; brackets hold 95% intervals); {_floor(best)}."]
@@ -222,7 +222,7 @@ def _compared(result: AuditResult, finding: Finding) -> str:
 def _matched(result: AuditResult, finding: Finding) -> Finding | None:
     """The undefended row at the same setting, attack and decoding."""
     key = (finding.setting, finding.attack, finding.decoding)
-    undefended = (f for f in result.findings if f.target == words.UNDEFENDED and _measured(f))
+    undefended = (f for f in result.findings if f.target == UNDEFENDED and _measured(f))
     return next((f for f in undefended if (f.setting, f.attack, f.decoding) == key), None)
 
 
@@ -258,7 +258,7 @@ def _reasons(findings: list[Finding]) -> str:
 
 
 def _cost(result: AuditResult, target: TargetRecord) -> str:
-    base = next((t.perplexity for t in result.targets if t.name == words.UNDEFENDED), None)
+    base = next((t.perplexity for t in result.targets if t.name == UNDEFENDED), None)
     if target.perplexity is None or base is None or not base.value > 0:
         return "Its cost in perplexity was not measured."
     change = words.change(target.perplexity.value / base.value - 1)

@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from auditor.core.jsonable import from_json, to_json
-from auditor.core.nouns import Claim
+from auditor.core.nouns import UNDEFENDED, Claim
 from auditor.core.result import AuditResult, Chain, Finding, Measurement, Step
 from auditor.reports.inert import clean
 from auditor.statistics import metrics
 from auditor.statistics.metrics import plain
 
-UNDEFENDED = "undefended"
 NOTHING = "–"
 OUTSIDE = "outside the claim"
 ACCESS = {"draw": "Sampled tokens", "law": "Log-probabilities", "embeddings": "Gradients"}

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from auditor.core.errors import AuditError, unknown
-from auditor.core.nouns import CellKey
+from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.gate.comparable import check_comparable
 from auditor.gate.contradictions import contradictions
@@ -133,7 +133,7 @@ def judge(
             "attack": rule.attack or attack,
         }
         _check_names(tuple(scope.values()), [finding.key for finding in result.findings])
-        judged = [scope["target"]] if scope["target"] else list(result.plan.get("defense", ())) or ["undefended"]
+        judged = [scope["target"]] if scope["target"] else list(result.plan.get("defense", ())) or [UNDEFENDED]
         for name in dict.fromkeys(judged):
             rows = _rows(result, name, scope["setting"], scope["attack"])
             cases += [_case(row, rule, own or {}, baseline) for row in _rows_for(rule.metric, rows, result)]

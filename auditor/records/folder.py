@@ -204,7 +204,7 @@ class RunFolder:
         self._tokens.append(target, batch)
 
     def state_path(self, name: str) -> Path:
-        """Where an attack's tuned state lies (`runs/tuned.py`)."""
+        """Where an attack's tuned state lies (`runs/states.py`)."""
         return self.path / "state" / (name.replace("/", "--") + ".pt")
 
 

@@ -20,10 +20,10 @@ from auditor.runs.audit import Audit, choose_lead, longest_context
 from auditor.runs.cells import cells
 from auditor.runs.chains import Chains
 from auditor.runs.collector import Collector
-from auditor.runs.greedy import greedy_recall
 from auditor.runs.lab_site import LabSite
 from auditor.runs.own_site import OwnSite
 from auditor.runs.reporter import Clock, Reporter, Silence
+from auditor.runs.scoring import greedy_recall
 from auditor.runs.selection import Selection, select
 from auditor.runs.shelf import Shelf
 from auditor.runs.site import Site

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 from typing import Any
 
+import torch
+
+from auditor.core import disk
+from auditor.core.errors import AuditError
 from auditor.core.nouns import Pair
 from auditor.core.plan import Plan
 from auditor.plugins.attack import Attack
 from auditor.plugins.view import View
 from auditor.records.folder import RunFolder
-from auditor.runs import tuned
 from auditor.runs.shelf import Shelf
 from auditor.runs.target import Target
 
@@ -31,11 +35,11 @@ class States:
         key = (attack.name, attack.state_name(view))
         if key not in self._held:
             name = "-".join(key)
-            state = tuned.load(self.folder, name)
+            state = load(self.folder, name)
             if state is None:
                 shared = self._shared(target, key, attack)
                 state = self.shelf.fits.get(shared) or attack.fit(view, self.known)
-                tuned.save(self.folder, name, state)
+                save(self.folder, name, state)
                 self.shelf.fits[shared] = state
             self._held[key] = state
         return self._held[key]
@@ -47,3 +51,26 @@ class States:
         plan = self.plan
         made_of = [plan.seed, plan.known_limit, plan.defense_options, queries, key, attack.fit_options()]
         return json.dumps([self.asked, *made_of], sort_keys=True)
+
+
+# --- in the run folder ------------------------------------------------------------------------------------------------
+
+
+def save(folder: RunFolder, cell: str, state: dict[str, Any]) -> None:
+    made = io.BytesIO()
+    torch.save(state, made)
+    disk.replace(folder.state_path(cell), made.getvalue())
+
+
+def load(folder: RunFolder, cell: str) -> dict[str, Any] | None:
+    """None where nothing was tuned. Raises AuditError for a file that cannot be read."""
+    path = folder.state_path(cell)
+    if not path.exists():
+        return None
+    try:
+        state: dict[str, Any] = torch.load(path, weights_only=True)
+    except Exception as error:  # torch raises a dozen kinds, all of them about the file
+        raise AuditError(f"{path}: expected what an attack tuned, got a file that cannot be read") from error
+    if not isinstance(state, dict):
+        raise AuditError(f"{path}: expected what an attack tuned, got {type(state).__name__}")
+    return state

@@ -29,7 +29,7 @@ from auditor.plugins import registry
 from auditor.plugins.options import build
 from auditor.plugins.trainer import Trainer
 from auditor.runs import companions
-from auditor.runs.greedy import greedy_recall
+from auditor.runs.scoring import greedy_recall
 from auditor.statistics.intervals import Measurement
 from auditor.training.finetune import Course, Fitting, trained_parameters
 from auditor.training.members import Adapter, over_same_weights, with_adapter

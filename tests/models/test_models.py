@@ -27,7 +27,7 @@ from auditor.models.base import perplexity_nll
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import LoadingOptions, load
 from auditor.models.slots import assign_slots
-from auditor.runs.greedy import greedy_recall
+from auditor.runs.scoring import greedy_recall
 from auditor.training.finetune import fit
 from tests.rounding import assert_same
 

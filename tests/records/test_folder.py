@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Certificate, Guess, Guesses, Observation, TokenLogProbs
 from auditor.records.folder import RunFolder, batched
-from auditor.runs import tuned
+from auditor.runs import states
 
 
 def answer(name: str, score: float = -1.5, drawn: int = 6) -> Guesses:
@@ -124,12 +124,12 @@ def test_states_come_back(folder: RunFolder) -> None:
         "loss": [0.5, math.inf],
         "on": "target",
     }
-    assert tuned.load(folder, "a/target") is None
-    tuned.save(folder, "a/target", state)
-    kept = tuned.load(RunFolder.reopen(folder.path), "a/target")
+    assert states.load(folder, "a/target") is None
+    states.save(folder, "a/target", state)
+    kept = states.load(RunFolder.reopen(folder.path), "a/target")
     assert kept is not None and torch.equal(kept["prompt"], state["prompt"])
     assert (kept["loss"], kept["on"]) == (state["loss"], state["on"])
-    assert tuned.load(folder, "a/other") is None
+    assert states.load(folder, "a/other") is None
 
 
 def test_a_state_is_there_whole_or_not_at_all(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,20 +137,20 @@ def test_a_state_is_there_whole_or_not_at_all(folder: RunFolder, monkeypatch: py
         file.write(b"half")  # type: ignore[attr-defined]
         raise KeyboardInterrupt
 
-    tuned.save(folder, "a", {"epoch": 1})
+    states.save(folder, "a", {"epoch": 1})
     monkeypatch.setattr(torch, "save", dies)
     with pytest.raises(KeyboardInterrupt):
-        tuned.save(folder, "a", {"epoch": 2})
+        states.save(folder, "a", {"epoch": 2})
     with pytest.raises(KeyboardInterrupt):
-        tuned.save(folder, "b", {"epoch": 2})
-    assert tuned.load(folder, "a") == {"epoch": 1} and tuned.load(folder, "b") is None
+        states.save(folder, "b", {"epoch": 2})
+    assert states.load(folder, "a") == {"epoch": 1} and states.load(folder, "b") is None
 
 
 def test_modes(folder: RunFolder) -> None:
     before = os.umask(0)
     try:
         folder.append(CELL, [answer("s1")])
-        tuned.save(folder, "a", {})
+        states.save(folder, "a", {})
         other = RunFolder.create(folder.path.parent / "open", "n", {})
     finally:
         os.umask(before)
@@ -259,10 +259,10 @@ def test_what_was_found_out_is_not_discarded(folder: RunFolder, what: str) -> No
     if what == "guesses":
         folder.append(CELL, [answer("s1")])
     else:
-        tuned.save(folder, "a", {"epoch": 1})
+        states.save(folder, "a", {"epoch": 1})
     folder.discard_if_empty()
     again = RunFolder.reopen(folder.path)
-    assert again.done(CELL) if what == "guesses" else tuned.load(again, "a")
+    assert again.done(CELL) if what == "guesses" else states.load(again, "a")
 
 
 def test_a_resumed_run_is_not_discarded(tmp_path: Path) -> None:

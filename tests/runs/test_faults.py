@@ -15,7 +15,7 @@ from auditor.core.jsonable import to_json
 from auditor.core.nouns import CellKey, Guess, Guesses, Observation, TokenLogProbs
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding
 from auditor.records.folder import RunFolder
-from auditor.runs import tuned
+from auditor.runs import states
 from auditor.statistics import extraction, judging
 
 DAMAGE: dict[str, Callable[[bytes], bytes | None]] = {
@@ -47,7 +47,7 @@ def run(tmp_path: Path) -> Path:
     folder.append(CellKey("undefended", "worst", "a"), [Guesses("s1", (Guess((1, 2), -0.5),), 1, 2)])
     folder.observe(CellKey("undefended", "worst", "p"), [Observation("s1", {"log_p": -0.5})])
     folder.score("undefended", [TokenLogProbs("s1", (-0.25, -0.25))])
-    tuned.save(folder, "a", {"epoch": 1})
+    states.save(folder, "a", {"epoch": 1})
     n = 40
     hit, whole = np.arange(n) < 10, np.ones(n, dtype=bool)
     ids, repeats = tuple(f"s{i}" for i in range(n)), (1,) * n
@@ -80,7 +80,7 @@ def test_a_damaged_file_is_refused_in_a_sentence(
     try:
         again = RunFolder.reopen(run)
         again.plan()
-        tuned.load(again, "a")
+        states.load(again, "a")
         again.check_weights({"model/model.safetensors": "d1"})
     except AuditError as why:
         assert "\n" not in str(why)

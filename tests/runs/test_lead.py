@@ -28,9 +28,9 @@ from auditor.models.decoding import ANCESTRAL
 from auditor.models.ensemble import ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Scenario
-from auditor.runs.greedy import greedy_recall
 from auditor.runs.lead import choose, led, named
 from auditor.runs.plan import make
+from auditor.runs.scoring import greedy_recall
 from auditor.utility.subjects import Asked, CausalSubject
 from tests.commands.test_cli import assert_same_guesses, call, finding, result, value
 from tests.conftest import fits_schema, tiny
