@@ -31,7 +31,7 @@ from auditor.plugins.defense import Scenario
 from auditor.runs.lead import choose, led, named
 from auditor.runs.plan import make
 from auditor.runs.scoring import greedy_recall
-from auditor.utility.subjects import Asked, CausalSubject
+from auditor.utility.subjects import CausalSubject, ScoringOptions
 from tests.commands.test_cli import assert_same_guesses, call, finding, result, value
 from tests.conftest import fits_schema, tiny
 
@@ -357,7 +357,7 @@ def test_perplexity_is_of_the_same_tokens_behind_the_lead(neox: HuggingFaceModel
 def test_utility_is_measured_behind_the_lead(neox: HuggingFaceModel) -> None:
     words: Any = tokenizer(eos_token="<eos>")
     texts = ["w3 w4 w5 w6", "w9 w8 w7"]
-    subject = CausalSubject(neox, None, words, texts, Asked(), (7,))
+    subject = CausalSubject(neox, None, words, texts, ScoringOptions(), (7,))
     nll, _ = subject.scores([subject.undefended], lambda done, total: None)
     expected = -neox.token_log_probs(torch.tensor([[7, 3]]), torch.tensor([[4, 5, 6]])).double().sum()
     assert nll[0, 0, 0] == pytest.approx(float(expected), abs=1e-4) and subject.predicted.tolist() == [3, 2]
