@@ -190,7 +190,7 @@ class _Ranking:
         noise = generator("exposure", "draws", view.seed, self.space.format).random((self.probe.draws, guide.longest()))
         drawn = constrained.draw(view.target, guide, context, noise)
         given = constrained.given(view.target, guide, context, self.references, uniform)
-        draws = exposure.Weighted(
+        draws = exposure.WeightedDraws(
             (*drawn.texts, *given.texts),
             np.concatenate([drawn.nll, given.nll]),
             np.concatenate([drawn.log_q, given.log_q]),

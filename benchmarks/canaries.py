@@ -42,7 +42,7 @@ class Format:
 
 
 @dataclass(frozen=True)
-class Entry:
+class ManifestEntry:
     """One canary: `space` is the place of its format in the manifest; `count` 0: a control, never inserted."""
 
     id: str
@@ -58,7 +58,7 @@ class Manifest:
     schema_version: int
     seed: int
     formats: tuple[Format, ...]
-    canaries: tuple[Entry, ...]
+    canaries: tuple[ManifestEntry, ...]
 
     def __post_init__(self) -> None:
         if self.schema_version != MANIFEST_VERSION:
@@ -85,7 +85,7 @@ class Manifest:
     def spaces(self) -> tuple[Space, ...]:
         return tuple(known.space() for known in self.formats)
 
-    def copies(self) -> list[Entry]:
+    def copies(self) -> list[ManifestEntry]:
         """Every canary as often as it goes into the data. Raises AuditError where none does."""
         copies = [entry for entry in self.canaries for _ in range(entry.count)]
         if not copies:
@@ -131,7 +131,7 @@ def make(
         texts = _distinct(one.space(), len(plan), seed)
         label = f"{index}-" if len(chosen) > 1 else ""
         entries += [
-            Entry(f"{'canary' if count else 'control'}-{label}{count:04d}-{i:03d}", text, index, count)
+            ManifestEntry(f"{'canary' if count else 'control'}-{label}{count:04d}-{i:03d}", text, index, count)
             for (count, i), text in zip(plan, texts, strict=True)
         ]
     return Manifest(MANIFEST_VERSION, seed, tuple(chosen), tuple(entries))

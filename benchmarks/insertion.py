@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from auditor.benchmarks.canaries import Entry, Manifest
+from auditor.benchmarks.canaries import Manifest, ManifestEntry
 from auditor.benchmarks.files import csv_rows, json_objects, loaded_dataset, named
 from auditor.core import disk
 from auditor.core.errors import AuditError
@@ -35,7 +35,7 @@ class Copies:
     group: str = ""
     seed: int = 0
 
-    def rows(self) -> list[Entry]:
+    def rows(self) -> list[ManifestEntry]:
         """The copies in a random order."""
         copies = self.manifest.copies()
         order = generator("canaries", "order", self.seed).permutation(len(copies))
@@ -61,7 +61,7 @@ class Copies:
             if text in inserted:
                 raise AuditError(f"{where} holds a canary already (row {row}): insert into the original data")
 
-    def values(self, entry: Entry, columns: Sequence[str], absent: Any) -> dict[str, Any]:
+    def values(self, entry: ManifestEntry, columns: Sequence[str], absent: Any) -> dict[str, Any]:
         """One copy as a row."""
         own = {_REPEATS: 1, self.group: entry.id, self.text: entry.text}
         return {column: own.get(column, absent) for column in columns}

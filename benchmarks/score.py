@@ -33,7 +33,7 @@ CurvePoint = tuple[int, int, float]  # (wrong guesses seen, examples solved by t
 
 
 @dataclass(frozen=True)
-class Marked:
+class MarkedGuesses:
     """A submission held against the answers, in its own order.
 
     example: (guesses,) whose guess it is, numbered by first appearance; right: (guesses,) whether it is the answer.
@@ -71,7 +71,7 @@ class Score:
         return f"{text}; {left}: {'left out' if self.answered_only else 'not solved (--answered-only leaves them out)'}"
 
 
-def mark(submission: Path, answers: Path) -> Marked:
+def mark(submission: Path, answers: Path) -> MarkedGuesses:
     """Holds a submission file against the answers, an .npy array (examples, tokens).
 
     Raises AuditError with the line number for anything that is not a guess of a whole answer. No words hold tokens.
@@ -88,10 +88,10 @@ def mark(submission: Path, answers: Path) -> Marked:
         right.append(guess == expected[row])
     if not example:
         raise AuditError(f"{str(submission)!r} holds no guesses: expected lines below the header, got none")
-    return Marked(np.array(example, dtype=np.int64), np.array(right, dtype=bool), len(expected))
+    return MarkedGuesses(np.array(example, dtype=np.int64), np.array(right, dtype=bool), len(expected))
 
 
-def score(marked: Marked, answered_only: bool = False) -> Score:
+def score(marked: MarkedGuesses, answered_only: bool = False) -> Score:
     """The organisers' numbers with intervals: Clopper-Pearson for shares, a bootstrap over examples at E errors."""
     n = _counted(marked, answered_only)
     first, some = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
@@ -107,7 +107,7 @@ def score(marked: Marked, answered_only: bool = False) -> Score:
     return Score(marked.answers, marked.answered, answered_only, len(marked.right), wrong, measurements)
 
 
-def curve(marked: Marked, answered_only: bool = False) -> list[CurvePoint]:
+def curve(marked: MarkedGuesses, answered_only: bool = False) -> list[CurvePoint]:
     """One point for each number of wrong guesses, from none to all: what is solved before the next wrong one.
 
     Recall at E errors is the point of E - 1 wrong guesses: the E-th ends the counting.
@@ -127,7 +127,7 @@ def write_curve(path: Path, points: list[CurvePoint]) -> None:
         raise AuditError(f"cannot write {str(path)!r}: {error.strerror}") from error
 
 
-def _counted(marked: Marked, answered_only: bool) -> int:
+def _counted(marked: MarkedGuesses, answered_only: bool) -> int:
     return marked.answered if answered_only else marked.answers
 
 

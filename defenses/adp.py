@@ -19,7 +19,7 @@ from auditor.training.poisson import Judgement, Terms
 from auditor.training.rarity import Normalisation, log_perplexities, normalise
 
 if TYPE_CHECKING:
-    from auditor.training.dp_loop import Trained
+    from auditor.training.dp_loop import PrivateModel
 
 NO_GUARANTEE = (
     "no guarantee at any epsilon: the noise scale depends on which records are in a batch, so that the noise itself "
@@ -48,7 +48,7 @@ class Adp(PrivateTraining):
             details=(("privacy_probability_mean", float(rho.mean())), ("judged_private", float((rho > 0.5).mean()))),
         )
 
-    def promise(self, trained: Trained, judgement: Judgement, terms: Terms) -> PrivacyRecord:
+    def promise(self, trained: PrivateModel, judgement: Judgement, terms: Terms) -> PrivacyRecord:
         """Nothing, with the numbers that a data-independent noise scale of gamma's size would give (formulas B4)."""
         would_be = super().promise(trained, judgement, terms)
         if not trained.moved:

@@ -35,7 +35,7 @@ from auditor.training.finetune import LARGEST
 from auditor.training.poisson import Judgement, PoissonTraining, Terms
 
 if TYPE_CHECKING:
-    from auditor.training.dp_loop import Trained
+    from auditor.training.dp_loop import PrivateModel
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class PrivateTraining(PoissonTraining):
     def progress(self, job: TrainingJob, terms: Terms) -> Callable[[int, float], None]:
         return _Progress(job, terms, not self.promises)
 
-    def promise(self, trained: Trained, judgement: Judgement, terms: Terms) -> PrivacyRecord:
+    def promise(self, trained: PrivateModel, judgement: Judgement, terms: Terms) -> PrivacyRecord:
         """The guarantee of the steps that were taken; none where `_flaw` finds a reason."""
         flaw, nominal = self._flaw(trained, terms.base)
         earlier = _mechanisms(terms.base) if terms.base and not flaw else ()
@@ -154,7 +154,7 @@ class PrivateTraining(PoissonTraining):
             versions={name: importlib.metadata.version(name) for name in ("opacus", "dp-accounting", "torch")},
         )
 
-    def _flaw(self, trained: Trained, base: PrivacyRecord | None) -> tuple[str, str]:
+    def _flaw(self, trained: PrivateModel, base: PrivacyRecord | None) -> tuple[str, str]:
         """Why there is no guarantee, and what the epsilon would be that of ("": there is none to name)."""
         if not trained.moved:
             return "no parameter moved: nothing was learnt, so there is nothing to put an epsilon on", ""

@@ -16,7 +16,7 @@ from auditor.core.errors import AuditError
 
 if TYPE_CHECKING:
     from auditor.reports.tables import Grid
-    from auditor.runs.canary_scores import CanaryScore, Score
+    from auditor.runs.canary_scores import CanaryScore, TargetScores
 
 app = typer.Typer(help="Canaries: make random texts, insert them into training data, score their exposure afterwards.")
 _MANIFEST = Annotated[Path, typer.Argument(help="Manifest that `audit canaries make` wrote.")]
@@ -92,7 +92,7 @@ def score(
     manifest: _MANIFEST,
     model: Annotated[str, typer.Argument(help="Hugging Face causal LM or adapter, or the folder of a finished run.")],
     flags: ScoreFlags,
-    loading: options.Loading,
+    loading: options.LoadingFlags,
     as_json: options.Json = False,
 ) -> None:
     """Show the exposure of every canary: on a model, or as a run has measured it. Ids and numbers, never texts.
@@ -118,7 +118,7 @@ for command in (make, insert, score):
     app.command()(options.spelt_out(command))
 
 
-def _table(score: Score) -> Grid:
+def _table(score: TargetScores) -> Grid:
     from auditor.reports import words
     from auditor.reports.tables import Grid
 

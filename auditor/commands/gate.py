@@ -89,7 +89,7 @@ class Outputs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planning:
+class PlanningFlags:
     """How many secrets a gate needs: asked without a run."""
 
     plan: Annotated[
@@ -113,7 +113,7 @@ def gate(
     limits: Limits,
     scope: Scope,
     outputs: Outputs,
-    planning: Planning,
+    planning: PlanningFlags,
 ) -> None:
     """Hold a finished run to limits and a baseline: exit 0 held, 1 failed, 4 inconclusive.
 

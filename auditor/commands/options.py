@@ -56,7 +56,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class SubjectFlags:
     """What is attacked, and the models beside it. Without a model: the lab."""
 
     model: Annotated[
@@ -80,7 +80,7 @@ class Subject:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loading:
+class LoadingFlags:
     """How a model is loaded: of every command that loads one."""
 
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps. [default: cpu]")] = None
@@ -88,7 +88,7 @@ class Loading:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HubLoading(Loading):
+class HubLoadingFlags(LoadingFlags):
     """The same of a model that may be on the hub, at a revision and with code of its own."""
 
     revision: Annotated[str | None, typer.Option(help="Revision of --model on the hub.")] = None

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanFlags:
+class ReproduceFlags:
     """The fields of the paper's plans that are one's own to choose."""
 
-    subject: options.Subject
+    subject: options.SubjectFlags
     limit: options.Limit = None
     batch_size: options.BatchSize = None
-    loading: options.Loading
+    loading: options.LoadingFlags
 
 
 def reproduce(
@@ -32,7 +32,7 @@ def reproduce(
     scale: Annotated[str, typer.Option(help="Sizes: lab, or the paper's own.")] = "lab",
     seeds: options.Seeds = None,
     *,
-    flags: PlanFlags,
+    flags: ReproduceFlags,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Folder; goes on in it. [default: runs/reproduce-PAPER-SCALE]")
     ] = None,

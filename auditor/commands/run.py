@@ -32,7 +32,7 @@ class PlanFlags:
         Many, typer.Option("--attack", "-a", help="Attack or probe to run; repeat for several. See `audit list`.")
     ] = None
     defense: options.Defense = None
-    subject: options.Subject
+    subject: options.SubjectFlags
     known_fraction: Annotated[
         float | None, typer.Option(help="Share of the data that the attacker knows, without --known. [default: 0.2]")
     ] = None
@@ -81,7 +81,7 @@ class PlanFlags:
     samples: Annotated[int | None, typer.Option(help="Samples a prefix, for every attack.")] = None
     seed: options.Seed = None
     batch_size: options.BatchSize = None
-    loading: options.HubLoading
+    loading: options.HubLoadingFlags
     model_args: options.ModelArgs = None
     plugin: options.Plugin = None
     submission: Annotated[

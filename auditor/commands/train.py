@@ -46,7 +46,7 @@ class TrainingFlags:
 def train(
     method: Annotated[str, typer.Argument(help="How to train; `audit list` shows them: none, dp-sgd, adp, ...")],
     flags: TrainingFlags,
-    loading: options.HubLoading,
+    loading: options.HubLoadingFlags,
     option: Annotated[options.Many, typer.Option("-D", metavar="OPTION=VALUE", help="Option of the method.")] = None,
     plugin: options.Plugin = None,
 ) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanFlags:
+class UtilityFlags:
     """The fields of a plan that a measurement of utility is about."""
 
     defense: options.Defense = None
@@ -42,7 +42,7 @@ class PlanFlags:
     limit: Annotated[int | None, typer.Option(help="Measure at most so many texts, a random sample.")] = None
     seed: options.Seed = None
     batch_size: options.BatchSize = None
-    loading: options.HubLoading
+    loading: options.HubLoadingFlags
     model_args: options.ModelArgs = None
     plugin: options.Plugin = None
 
@@ -63,7 +63,7 @@ class SettingFlags:
 
 
 def utility(
-    plan: PlanFlags,
+    plan: UtilityFlags,
     sweep: Annotated[
         Many,
         typer.Option(

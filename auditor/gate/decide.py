@@ -22,7 +22,7 @@ from auditor.gate.policy import Policy, Rule, check_share
 from auditor.gate.rulings import Decision, Ruling, Verdict
 from auditor.records import outcomes
 from auditor.records.outcomes import PerSecret, Run
-from auditor.statistics.bounds import LEVEL, Count, Evidence, Recorded
+from auditor.statistics.bounds import LEVEL, BinomialCount, Evidence, RecordedInterval
 from auditor.statistics.holm import level_of_each
 from auditor.statistics.metrics import SHARES, find
 
@@ -246,5 +246,5 @@ def _ruling(case: _Case, level: float) -> Ruling:
 def evidence(measurement: Measurement) -> Evidence:
     """One-sided bounds: exact for counts; for others from the two-sided 95% interval that is on record."""
     if find(measurement.name).exact:
-        return Count(round(measurement.value * measurement.n), measurement.n)
-    return Recorded(measurement.value, measurement.low, measurement.high, measurement.n)
+        return BinomialCount(round(measurement.value * measurement.n), measurement.n)
+    return RecordedInterval(measurement.value, measurement.low, measurement.high, measurement.n)

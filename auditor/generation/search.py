@@ -24,7 +24,7 @@ MAX_ROWS = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
-class Searched(Candidates):
+class SearchResult(Candidates):
     """Candidates that were found, not drawn: each counts once. `rows`: forward rows spent on this secret."""
 
     rows: int
@@ -34,7 +34,7 @@ class Searched(Candidates):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Leaves(Searched):
+class Leaves(SearchResult):
     """What a tree found, likeliest first. log_q: (found,) nats under the decoding law, float64."""
 
     log_q: Tensor
@@ -180,7 +180,7 @@ def beam(
     *,
     forbidden: tuple[int, ...] = (),
     prompt: Tensor | None = None,
-) -> list[Searched]:
+) -> list[SearchResult]:
     """Beam search of width `beams` for exactly `length` tokens, as `generate(num_beams=...)` does it.
 
     Candidates of highest total log-probability under the law at temperature 1, untruncated, likeliest first; beams=1 is
@@ -211,6 +211,6 @@ def beam(
     possible = total.isfinite().sum(-1).tolist()  # impossible ones come last; they fill a beam wider than the support
     parts = (x.cpu().unflatten(0, (secrets, -1)) for x in (paths.tokens, paths.scores))
     return [
-        Searched(suffixes[:count], torch.ones(count, dtype=torch.long), token_scores[:count], rows=spent)
+        SearchResult(suffixes[:count], torch.ones(count, dtype=torch.long), token_scores[:count], rows=spent)
         for suffixes, token_scores, count in zip(*parts, possible, strict=True)
     ]

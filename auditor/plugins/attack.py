@@ -17,7 +17,7 @@ from torch import Tensor
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Guess, Guesses, Pair, Query
 from auditor.generation.sample import Candidates
-from auditor.generation.search import Leaves, Searched, check_threshold
+from auditor.generation.search import Leaves, SearchResult, check_threshold
 from auditor.models.decoding import Decoding
 from auditor.plugins.view import Batch, Sampling, Search, View
 
@@ -172,7 +172,7 @@ def ranked(query: Query, candidates: Candidates, score: Tensor, samples: int) ->
         for i in keys
     )
     rows, near = candidates.forward_rows(), candidates.near_boundary
-    if isinstance(candidates, Searched):
+    if isinstance(candidates, SearchResult):
         certificate = candidates.certificate if isinstance(candidates, Leaves) else None
         return Guesses(query.id, guesses, len(guesses), drawn=0, rows=rows, certificate=certificate)
     return Guesses(query.id, guesses, samples, samples * query.length, near, rows)

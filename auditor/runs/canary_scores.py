@@ -34,7 +34,7 @@ class CanaryScore:
 
 
 @dataclass(frozen=True)
-class Score:
+class TargetScores:
     """The canaries on one target, and what a reader must know."""
 
     title: str
@@ -51,7 +51,7 @@ def score(
     probe_options: Sequence[str] = (),
     lead: str = AUTO,
     seed: int = 0,
-) -> list[Score]:
+) -> list[TargetScores]:
     """On the model of that name, or, where it is the folder of a run, on every target of the run.
 
     Raises AuditError where the run knows nothing of these canaries, or the model cannot write them.
@@ -76,10 +76,10 @@ def score(
         seen = {observation.secret: observation for observation in probe.measure(view, secrets)}
     completed = probe.complete(secrets, [seen[secret.id] for secret in secrets])
     notes = (before.said, *target.notes, *probe.notes(secrets, completed))
-    return [Score(f"Exposure on {model}", _rows(secrets, completed), notes)]
+    return [TargetScores(f"Exposure on {model}", _rows(secrets, completed), notes)]
 
 
-def _of_run(held: canaries.Manifest, folder: Path) -> list[Score]:
+def _of_run(held: canaries.Manifest, folder: Path) -> list[TargetScores]:
     result, run = saved.read(folder), RunFolder.reopen(folder)
     counts = {entry.id: entry.count for entry in held.canaries}
     scores = []
@@ -90,7 +90,7 @@ def _of_run(held: canaries.Manifest, folder: Path) -> list[Score]:
         if set(observed) != set(counts):
             raise AuditError(f"expected the canaries of this manifest in {str(folder)!r}, but the run measured others")
         rows = tuple(CanaryScore(id, count, observed[id].values) for id, count in counts.items())
-        scores.append(Score(f"Exposure on {words.row_title(result, finding)}", rows, finding.notes))
+        scores.append(TargetScores(f"Exposure on {words.row_title(result, finding)}", rows, finding.notes))
     if not scores:
         raise AuditError(f"{str(folder)!r} holds no exposure: run it with --canaries MANIFEST --attack exposure")
     return scores

@@ -12,7 +12,7 @@ from auditor.plugins.defense import Cause
 from auditor.plugins.options import title_of
 from auditor.runs import causes, companions
 from auditor.runs.collector import Collector
-from auditor.runs.companions import Shown
+from auditor.runs.companions import ShownRow
 from auditor.runs.selection import Selection
 from auditor.runs.site import Site
 
@@ -45,13 +45,13 @@ class Chains:
             return target
         return dataclasses.replace(target, likelihood=self._chain(row, self.collector.likelihoods.get))
 
-    def _chain(self, row: Shown, answers: Lookup) -> Chain | None:
+    def _chain(self, row: ShownRow, answers: Lookup) -> Chain | None:
         base = answers(UNDEFENDED)
         if base is None or not (steps := row.defense.chain()):
             return None
         return causes.chain(row.name, (UNDEFENDED, base), [self._rung(row, cause, answers) for cause in steps])
 
-    def _rung(self, row: Shown, cause: Cause, answers: Lookup) -> causes.Rung:
+    def _rung(self, row: ShownRow, cause: Cause, answers: Lookup) -> causes.Rung:
         control = cause.row
         if control is None:
             name = row.name

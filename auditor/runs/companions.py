@@ -13,7 +13,7 @@ from auditor.plugins.options import title_of
 
 
 @dataclass(frozen=True)
-class Shown:
+class ShownRow:
     """A row: under which name and title a defense is shown, and whether that is for another one's sake."""
 
     name: str
@@ -22,14 +22,14 @@ class Shown:
     companion: bool
 
 
-def shown(defenses: Sequence[Defense], there: Callable[[Defense], bool]) -> list[Shown]:
+def shown(defenses: Sequence[Defense], there: Callable[[Defense], bool]) -> list[ShownRow]:
     """Every defense with the controls of its chain behind it; equal controls of several defenses are one row.
 
     there: whether a control can be had, and is not the undefended target itself.
     """
-    rows: list[Shown] = []
+    rows: list[ShownRow] = []
     for defense in defenses:
-        rows.append(Shown(defense.name, title_of(type(defense)), defense, False))
+        rows.append(ShownRow(defense.name, title_of(type(defense)), defense, False))
         for cause in defense.chain():
             control = cause.row
             if control is None or not there(control) or control in defenses or _among(rows, control):
@@ -38,14 +38,14 @@ def shown(defenses: Sequence[Defense], there: Callable[[Defense], bool]) -> list
             own = control.name not in taken
             name = control.name if own else f"{control.name}-of-{defense.name}"
             title = title_of(type(control)) + ("" if own else f" (of {title_of(type(defense))})")
-            rows.append(Shown(name, title, control, True))
+            rows.append(ShownRow(name, title, control, True))
     return rows
 
 
-def _among(rows: Sequence[Shown], defense: Defense) -> bool:
+def _among(rows: Sequence[ShownRow], defense: Defense) -> bool:
     return any(row.defense == defense for row in rows)
 
 
-def name_of(rows: Sequence[Shown], defense: Defense) -> str:
+def name_of(rows: Sequence[ShownRow], defense: Defense) -> str:
     """The name of the row that shows it; "" where none does."""
     return next((row.name for row in rows if row.defense == defense), "")

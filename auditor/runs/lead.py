@@ -33,7 +33,7 @@ _PAIRS = 500  # known pairs that a choice looks at, at most: a difference that m
 _DRAWN = 64  # texts of each format of canaries that stand in for known pairs
 
 
-class Led(LanguageModel):
+class LedModel(LanguageModel):
     """A model behind a lead: it is asked about texts, and reads the lead before each. A soft prompt stands before both.
 
     The one place where a text becomes a context; whatever else is to stand around a prefix (a template) belongs here.
@@ -90,7 +90,7 @@ class Led(LanguageModel):
 
 def led(model: LanguageModel, lead: Tokens) -> LanguageModel:
     """The model behind the lead; itself where there is none."""
-    return Led(model, lead) if lead else model
+    return LedModel(model, lead) if lead else model
 
 
 # --- which one --------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from auditor.plugins.options import build, options_of
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import SETTINGS, Setting
 from auditor.runs import companions
-from auditor.runs.companions import Shown
+from auditor.runs.companions import ShownRow
 from auditor.runs.plan import check_general, options_for
 from auditor.runs.site import Site
 from auditor.runs.submission import check_submission
@@ -34,7 +34,7 @@ class Selection:
     """
 
     methods: tuple[Attack | Probe, ...]
-    rows: tuple[Shown, ...]
+    rows: tuple[ShownRow, ...]
     settings: tuple[Setting, ...]
 
     @property

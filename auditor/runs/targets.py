@@ -11,7 +11,7 @@ from auditor.plugins.options import description_of
 from auditor.plugins.view import CLAIM
 from auditor.runs.allowance import planned
 from auditor.runs.audit import Audit
-from auditor.runs.companions import Shown
+from auditor.runs.companions import ShownRow
 from auditor.runs.lead import led
 from auditor.runs.reporter import Clock
 from auditor.runs.target import Target
@@ -45,7 +45,7 @@ class Targets:
                 target = self.build(row)
             yield target
 
-    def build(self, row: Shown) -> Target:
+    def build(self, row: ShownRow) -> Target:
         start, defense = time.perf_counter(), row.defense
         scenario = self.scenario(defense)
         model = led(defense.protect(scenario), self.audit.lead.tokens)

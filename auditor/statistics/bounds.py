@@ -42,7 +42,7 @@ class Evidence(Protocol):
 
 
 @dataclass(frozen=True)
-class Count:
+class BinomialCount:
     """A binomial share: exact bounds (Clopper and Pearson)."""
 
     hits: int
@@ -60,7 +60,7 @@ class Count:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedInterval:
     """A number of which only the two-sided 95% interval is on record.
 
     At 2.5% and above the interval's own ends, which are no closer than they need be; below that they move out as a
@@ -107,7 +107,7 @@ class Pairs:
 
 
 @dataclass(frozen=True)
-class Resampled:
+class ResampledNumber:
     """A number with its bootstrap draws; its bounds are never inside those of `floor`, which sees what draws cannot."""
 
     value: float
@@ -148,18 +148,18 @@ def paired_shares(new: NDArray[np.bool_], base: NDArray[np.bool_]) -> Pairs:
     return Pairs(int((new & ~base).sum()), int((base & ~new).sum()), len(new))
 
 
-def paired_means(new: NDArray[np.float64], base: NDArray[np.float64]) -> Resampled:
+def paired_means(new: NDArray[np.float64], base: NDArray[np.float64]) -> ResampledNumber:
     """Mean of `new` minus mean of `base`, finite numbers of the same secrets: paired bootstrap."""
     delta = new - base
     n, value, size = len(delta), float(delta.mean()), float(np.abs([new, base]).max())
-    return Resampled(value, n, _resample(n, lambda draws: draws @ delta / n), Around(value, n, max(1.0, size)))
+    return ResampledNumber(value, n, _resample(n, lambda draws: draws @ delta / n), Around(value, n, max(1.0, size)))
 
 
 def paired_ranking(
     new: tuple[NDArray[np.bool_], NDArray[np.float64]],
     base: tuple[NDArray[np.bool_], NDArray[np.float64]],
     errors: int,
-) -> Resampled:
+) -> ResampledNumber:
     """Recall before the `errors`-th wrong guess (ranking.recall_at_errors), new minus base: (hits, scores) of each.
 
     Paired bootstrap: a secret is drawn with its guesses in both runs. Never inside the bounds of the same counts with
@@ -177,7 +177,7 @@ def paired_ranking(
         first, second = (solved_before(r, draws[:, order], errors) for r, order in zip(ranked, orders, strict=True))
         return first - second
 
-    return Resampled(floor.value, n, _resample(n, delta), floor)
+    return ResampledNumber(floor.value, n, _resample(n, delta), floor)
 
 
 def _resample(n: int, statistic: Callable[[bootstrap.Draws], NDArray[np.float64]]) -> NDArray[np.float64]:

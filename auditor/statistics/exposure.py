@@ -56,7 +56,7 @@ def null_band(bits: float, n: int, confidence: float = CONFIDENCE) -> float:
 
 
 @dataclass(frozen=True)
-class Weighted:
+class WeightedDraws:
     """n draws by which ranks in a large space are estimated: the first `drawn` from q, the others uniform.
 
     nll, log_q: (n,) nats; counts: (n,) whether a draw is a text of the space as the tokenizer writes it.
@@ -94,7 +94,7 @@ class Estimate:
     high: float
 
 
-def estimate(nll: float, text: str, draws: Weighted) -> Estimate:
+def estimate(nll: float, text: str, draws: WeightedDraws) -> Estimate:
     """The rank of a canary: 1 + E[weight 1{nll(r) <= nll, r another text}], unbiased (formulas.md A8).
 
     The interval is a bootstrap's, and reaches at least as far up as a hit that n draws can miss (Clopper-Pearson's

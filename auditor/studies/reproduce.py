@@ -20,7 +20,7 @@ from auditor.studies.places import Place
 from auditor.utility import measure, tradeoff
 
 
-def kind(paper: Paper, plan: str, scale: str, flags: Mapping[str, Any]) -> Runs | Measured:
+def kind(paper: Paper, plan: str, scale: str, flags: Mapping[str, Any]) -> RunStudy | UtilityStudy:
     """One plan of a paper; flags lie over its fields, and its variants and sweeps over the flags.
 
     Raises AuditError where the scale asks about data that were not given.
@@ -31,8 +31,8 @@ def kind(paper: Paper, plan: str, scale: str, flags: Mapping[str, Any]) -> Runs 
     if raw.get("model"):
         raw.pop("lab_recipe", None)  # which models the scale would have trained
     if UTILITY in raw:
-        return Measured(measure.utility_plan({**raw, "command": "audit reproduce"}))
-    return Runs(str(paper.plans[plan].get("title", plan)), expand(raw))
+        return UtilityStudy(measure.utility_plan({**raw, "command": "audit reproduce"}))
+    return RunStudy(str(paper.plans[plan].get("title", plan)), expand(raw))
 
 
 def reproduce(
@@ -70,7 +70,7 @@ def reproduce(
     return shown, entries, failures
 
 
-class Runs:
+class RunStudy:
     """A plan of attacks: a grid of runs."""
 
     def __init__(self, title: str, grid: list[Point]) -> None:
@@ -87,7 +87,7 @@ class Runs:
         return table, failures
 
 
-class Measured:
+class UtilityStudy:
     """A plan of `audit utility`: one sweep, measured at once."""
 
     def __init__(self, asked: measure.UtilityPlan) -> None:

@@ -73,7 +73,7 @@ class Recipe:
 
 
 @dataclass
-class Trained:
+class PrivateModel:
     """What came of it: the steps that were taken, whether any parameter moved, the noise scale of each step."""
 
     steps: int
@@ -145,7 +145,7 @@ def fit_privately(
     progress: Progress = lambda done, loss: None,
     checkpoint: Checkpoint | None = None,
     seconds_between: float = 60.0,
-) -> Trained:
+) -> PrivateModel:
     """Trains the parameters that ask for gradients, in place, one example a unit; goes on behind the checkpoint.
 
     shares: of the clipping norm, in (0, 1], an example each. noise_scale: of a batch, by its units.
@@ -154,7 +154,7 @@ def fit_privately(
     _require_poisson(sampler, examples)
     parameters = trained_parameters(model)
     before = _digest(parameters)
-    trained = Trained(0, False)
+    trained = PrivateModel(0, False)
     own = torch.ones(len(examples)) if shares is None else torch.tensor(shares)
     with _private(model, recipe, examples, pad) as wrapped:
         optimizer = _optimizer(list(parameters.values()), recipe)
@@ -461,7 +461,7 @@ def _cannot(model: nn.Module, why: str) -> AuditError:
 
 
 def _state(
-    sampler: PoissonSampler, parameters: dict[str, nn.Parameter], optimizer: ScaledOptimizer, trained: Trained
+    sampler: PoissonSampler, parameters: dict[str, nn.Parameter], optimizer: ScaledOptimizer, trained: PrivateModel
 ) -> dict[str, Any]:
     return {
         "key": sampler.key,
@@ -477,7 +477,7 @@ def _restore(
     sampler: PoissonSampler,
     parameters: dict[str, nn.Parameter],
     optimizer: ScaledOptimizer,
-    trained: Trained,
+    trained: PrivateModel,
 ) -> None:
     """Steps, weights and moments come from one file, so that no step is in the weights and not in the count."""
     if state["key"] != sampler.key:

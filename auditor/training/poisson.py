@@ -26,7 +26,7 @@ from auditor.privacy.promises import PrivacyRecord, read, write
 from auditor.training.finetune import check_schedule
 
 if TYPE_CHECKING:
-    from auditor.training.dp_loop import Trained
+    from auditor.training.dp_loop import PrivateModel
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class PoissonTraining(Defense, Trainer):
         """With what noise and clipping, for so many units."""
         raise NotImplementedError
 
-    def promise(self, trained: Trained, judgement: Judgement, terms: Terms) -> PrivacyRecord:
+    def promise(self, trained: PrivateModel, judgement: Judgement, terms: Terms) -> PrivacyRecord:
         """What the training came to promise."""
         raise NotImplementedError
 
@@ -206,7 +206,7 @@ class Control(PoissonTraining):
     def key(self, job: TrainingJob) -> str:
         return f"control {job.seed}"
 
-    def promise(self, trained: Trained, judgement: Judgement, terms: Terms) -> PrivacyRecord:
+    def promise(self, trained: PrivateModel, judgement: Judgement, terms: Terms) -> PrivacyRecord:
         return PrivacyRecord(
             method=self.name,
             epsilon=None,

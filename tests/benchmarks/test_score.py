@@ -96,7 +96,7 @@ GUESSES = st.lists(st.tuples(st.integers(0, 7), st.booleans()), min_size=1, max_
 def test_every_number_equals_the_walk(rows: list[tuple[int, bool]], errors: int) -> None:
     numbers: dict[int, int] = {}
     example = np.array([numbers.setdefault(row, len(numbers)) for row, _ in rows])
-    marked = score.Marked(example, np.array([right for _, right in rows]), 8)
+    marked = score.MarkedGuesses(example, np.array([right for _, right in rows]), 8)
     found = by_name(score.score(marked))
     first, some, _ = naive(rows, 8, 1)
     assert (found["recall"].value, found["any_of_k"].value) == (first, some)

@@ -65,10 +65,10 @@ def names(record: Any) -> tuple[str, ...]:
     ("group", "fields"),
     [
         (run.PlanFlags, FIELDS),
-        (reproduce.PlanFlags, FIELDS),
-        (utility.PlanFlags, FIELDS),
+        (reproduce.ReproduceFlags, FIELDS),
+        (utility.UtilityFlags, FIELDS),
         (train.TrainingFlags, names(Training)),
-        (options.HubLoading, names(LoadingOptions)),
+        (options.HubLoadingFlags, names(LoadingOptions)),
     ],
 )
 def test_every_flag_is_a_field_of_what_it_asks_for(group: type, fields: tuple[str, ...]) -> None:
@@ -79,7 +79,7 @@ def test_every_command_that_loads_a_model_takes_the_same_flags_for_it() -> None:
     leaves = {**COMMANDS.commands, **COMMANDS.commands["canaries"].commands}
     loading = {name for name in leaves if "device" in {param.name for param in leaves[name].params}}
     assert loading == {"run", "reproduce", "utility", "train"} | {"score"}
-    for name in flags(options.Loading):
+    for name in flags(options.LoadingFlags):
         texts = {
             next(param.help for param in leaves[command].params if param.name == name)
             for command in loading - {"score"}

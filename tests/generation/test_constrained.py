@@ -66,7 +66,7 @@ def test_estimated_ranks_cover_the_exact_ones(format: str) -> None:
     given = constrained.given(
         model, held, context, uniform, [tuple(ids[len(tree.head) :]) for ids in tries.encode(own, uniform)]
     )
-    draws = exposure.Weighted(
+    draws = exposure.WeightedDraws(
         (*drawn.texts, *given.texts),
         np.concatenate([drawn.nll, given.nll]),
         np.concatenate([drawn.log_q, given.log_q]),

@@ -8,9 +8,9 @@ from scipy.optimize import minimize_scalar
 from scipy.stats import binom, binomtest, multinomial
 
 from auditor.statistics.bounds import (
-    Count,
+    BinomialCount,
     Pairs,
-    Recorded,
+    RecordedInterval,
     paired_means,
     paired_p_value,
     paired_ranking,
@@ -93,12 +93,12 @@ def test_no_change_is_refuted_about_where_mcnemar_refutes_it(
 
 
 def test_exact_counts_and_recorded_intervals() -> None:
-    assert Count(0, 59).high(0.05) < 0.05 < Count(0, 58).high(0.05)
-    assert binom.sf(29, 100, Count(30, 100).low(0.05)) == pytest.approx(0.05)
-    recorded = Recorded(0.10, 0.06, 0.18, 50)
+    assert BinomialCount(0, 59).high(0.05) < 0.05 < BinomialCount(0, 58).high(0.05)
+    assert binom.sf(29, 100, BinomialCount(30, 100).low(0.05)) == pytest.approx(0.05)
+    recorded = RecordedInterval(0.10, 0.06, 0.18, 50)
     assert (recorded.low(0.05), recorded.high(0.05)) == (0.06, pytest.approx(0.18))
     assert recorded.low(0.005) == pytest.approx(0.10 - 0.04 * 2.5758 / 1.9600, abs=1e-4)
-    assert np.isnan(Recorded(0.1, np.nan, 0.2, 50).low(0.05))
+    assert np.isnan(RecordedInterval(0.1, np.nan, 0.2, 50).low(0.05))
 
 
 def test_a_ranking_is_resampled_with_both_runs_thresholds() -> None:

@@ -102,13 +102,13 @@ def test_a_model_that_learned_a_third_leaves_the_band() -> None:
     assert any(y > exposure.null_band(x, 30) for x, y in tail([exposure.of_rank(rank, BITS) for rank in ranks]))
 
 
-def weighted(n: int, uniform: int, size: int, seed: int, p: np.ndarray) -> exposure.Weighted:
+def weighted(n: int, uniform: int, size: int, seed: int, p: np.ndarray) -> exposure.WeightedDraws:
     """Draws from q = p, the model's own law over a space of numbers, and uniform ones."""
     noise = np.random.default_rng(seed)
     drawn = np.concatenate([noise.choice(size, size=n, p=p / p.sum()), noise.integers(size, size=uniform)])
     nll = -np.log(p[drawn])
     counts = np.ones(len(drawn), dtype=bool)
-    return exposure.Weighted(tuple(map(str, drawn)), nll, np.log(p[drawn] / p.sum()), counts, n, size)
+    return exposure.WeightedDraws(tuple(map(str, drawn)), nll, np.log(p[drawn] / p.sum()), counts, n, size)
 
 
 @pytest.mark.parametrize("place", [0, 3, 60, 450])

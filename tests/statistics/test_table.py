@@ -15,7 +15,7 @@ from auditor.plugins.probe import Probe
 from auditor.records import contrasts, outcomes
 from auditor.reports import words
 from auditor.statistics import extraction, judging, metrics
-from auditor.statistics.bounds import Count, Pairs, Recorded
+from auditor.statistics.bounds import BinomialCount, Pairs, RecordedInterval
 
 
 def outcome(n: int = 40, others: int = 10) -> judging.Outcome:
@@ -48,7 +48,7 @@ def test_a_new_metric_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
         measured = next(m for m in extraction.extraction(one) if m.name == new.name)
         members = one.only(one.member)
         assert (measured.value, measured.n) == (float((~members.any_hit).mean()), 30)
-        assert words.label(new.name) == "No guess right" and isinstance(decide.evidence(measured), Count)
+        assert words.label(new.name) == "No guess right" and isinstance(decide.evidence(measured), BinomialCount)
         kept = outcomes.per_secret(judging.to_record(one))
         assert new.again(kept.chosen(True, None), kept.chosen(False, None)) == (measured.value, 30)
         assert outcomes.difference(new.name, None, kept, kept) == Pairs(0, 0, 30)
@@ -116,7 +116,7 @@ def test_titles(name: str, title: str) -> None:
 def test_what_the_table_does_not_know_is_taken_at_its_word() -> None:
     """By its own unit, with the interval on record, and paired by what is kept of it."""
     m = Measurement("taste", 0.5, 0.4, 0.6, 10, unit="bits")
-    assert isinstance(decide.evidence(m), Recorded)
+    assert isinstance(decide.evidence(m), RecordedInterval)
     kept = outcomes.PerSecret(("a", "b"), np.array([True, True]), (None, None), {"taste": np.array([0.3, 0.5])})
     found = outcomes.difference("taste", None, kept, kept)
     assert not isinstance(found, str) and found.value == 0

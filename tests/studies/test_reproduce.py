@@ -345,14 +345,16 @@ MEASURED = (
 )
 
 
-def asked(paper: papers.Paper, plan: str, scale: str, model: bool = False) -> reproduce.Runs | reproduce.Measured:
+def asked(
+    paper: papers.Paper, plan: str, scale: str, model: bool = False
+) -> reproduce.RunStudy | reproduce.UtilityStudy:
     given = {"data": "d"} if scale == "paper" else {"model": "m", "data": "d"} if model else {}
     return reproduce.kind(paper, plan, scale, given)
 
 
 def grid(paper: papers.Paper, plan: str, scale: str, model: bool = False) -> list[Point]:
     runs = asked(paper, plan, scale, model)
-    return runs.grid if isinstance(runs, reproduce.Runs) else []
+    return runs.grid if isinstance(runs, reproduce.RunStudy) else []
 
 
 @pytest.mark.parametrize(("paper", "plan", "scale"), ALL)
@@ -361,7 +363,7 @@ def test_every_claim_names_points_and_metrics_that_exist(paper: papers.Paper, pl
     assert statements and paper.plans[plan]["title"]
     kind = asked(paper, plan, scale)
     of_guesses = {metric.name for metric in METRICS if metric.of_members}
-    known = {*of_guesses, *MEASURED} if isinstance(kind, reproduce.Runs) else set(places.METRICS)
+    known = {*of_guesses, *MEASURED} if isinstance(kind, reproduce.RunStudy) else set(places.METRICS)
     for statement in statements:
         ledger.check(statement, kind.planned())
         for _, term in statement.terms():
