@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _KINDS = {"text": "string", "number": "float64", "count": "Int64", "flag": "boolean"}
 _ROWS = ("data", "known", "nonmembers")
+_OF_LOADING = ("device", "dtype", "revision", "model_args")
 
 
 @dataclass(frozen=True, repr=False)
@@ -116,7 +117,6 @@ def audit(
 
     Raises AuditError, one sentence, for whatever the command refuses; nothing is then left behind.
     """
-    from auditor.core.plan import FIELDS
     from auditor.records.folder import RunFolder
     from auditor.runs import live_site, run
     from auditor.runs.plan import make
@@ -124,31 +124,50 @@ def audit(
     from auditor.runs.selection import select
     from auditor.runs.shelf import Shelf
 
-    if odd := [name for name in plan if name not in FIELDS or name in ("attack", "defense")]:
-        raise AuditError(f"unknown argument {odd[0]!r} of audit(); known: {', '.join(FIELDS)}")
     models = {"model": model, "public": public, "reference": reference}
     given = {name: one for name, one in models.items() if live_site.is_live(name, one)}
+    _check(tokenizer, given, plan)
     reporter, shelf = reporter or Silence(), Shelf()
     with ExitStack() as stack:
         stack.enter_context(live_site.left_as_it_was(*given.values()))
         live = {name: live_site.wrapped(one, tokenizer) for name, one in given.items()}
-        values = {**plan, "data": data, "command": "audit()", **_of_live(live)}
+        values = {**_as_text(plan), "data": data, "command": "audit()", **_of_live(live)}
         values |= stack.enter_context(_written({name: values.get(name) for name in _ROWS}))
         values |= {name: str(one) for name, one in models.items() if isinstance(one, (str, Path))}
         values |= {name: live_site.name_of(one) for name, one in given.items()}
         for kind, plugins in (("attack", attacks), ("defense", defenses)):
-            values[kind], values[f"{kind}_options"] = _named(plugins, values.get(f"{kind}_options") or {})
+            values[kind], values[f"{kind}_options"] = _named(kind, plugins, values.get(f"{kind}_options") or {})
+        if not values["attack"]:
+            raise AuditError("expected at least one attack, got none; `audit list` shows them")
         asked = make({}, values)
         site = live_site.LiveSite(asked, reporter, shelf, live) if live else run.site_of(asked, reporter, shelf)
         select(asked, site)
         folder = RunFolder.create(None if out is None else Path(out), asked.title, to_json(asked))
         try:
             result = run.run(asked, folder, reporter, shelf, site)
-        except (AuditError, OSError):
+        except Exception:
             folder.discard_if_empty()
             raise
         files.write(folder.path, result)
     return load_run(folder.path)
+
+
+def _check(tokenizer: Any, live: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
+    """Refuses arguments that would be ignored, or mean something else. Raises AuditError."""
+    from auditor.core.plan import FIELDS
+    from auditor.runs.live_site import check_apart
+
+    if odd := [name for name in plan if name not in FIELDS or name in ("attack", "defense")]:
+        raise AuditError(f"unknown argument {odd[0]!r} of audit(); known: {', '.join(FIELDS)}")
+    if tokenizer is not None and not live:
+        raise AuditError("expected a tokenizer beside a live model only: a folder or a hub id brings its own")
+    if "model" in live and (named := [name for name in _OF_LOADING if plan.get(name)]):
+        raise AuditError(f"expected no {named[0]} with a live model, which is loaded already, got {plan[named[0]]!r}")
+    check_apart(live)
+
+
+def _as_text(plan: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: str(value) if isinstance(value, Path) else value for name, value in plan.items()}
 
 
 def _of_live(live: Mapping[str, HuggingFaceModel]) -> dict[str, Any]:
@@ -169,12 +188,12 @@ def _written(rows: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 paths[name] = None if given is None else str(given)
                 continue
             paths[name] = str(scratch / f"{name}.jsonl")
-            disk.replace(Path(paths[name]), _table(name, given).to_json(orient="records", lines=True))
+            disk.replace(Path(paths[name]), _lines(name, given))
         yield {name: path for name, path in paths.items() if path is not None}
 
 
-def _table(name: str, rows: Any) -> pd.DataFrame:
-    """Raises AuditError for what is no table."""
+def _lines(name: str, rows: Any) -> str:
+    """Rows as JSON lines, of the columns that are looked at. Raises AuditError for what is no table."""
     import pandas as pd
 
     rows = rows.to_pandas() if hasattr(rows, "to_pandas") else rows
@@ -182,20 +201,35 @@ def _table(name: str, rows: Any) -> pd.DataFrame:
         isinstance(rows, (list, tuple)) and all(isinstance(row, Mapping) for row in rows)
     ):
         raise AuditError(f"expected {name} as a path, a table or a list of dictionaries, got {type(rows).__name__}")
-    return pd.DataFrame(rows)
+    table = pd.DataFrame(rows)
+    if not table.columns.is_unique:
+        raise AuditError(f"expected {name} with each column once, got {len(table.columns)} columns, some of one name")
+    try:
+        return str(table.to_json(orient="records", lines=True))
+    except (ValueError, OverflowError, TypeError):
+        raise AuditError(f"expected {name} as text and numbers, got a column that is no JSON") from None
 
 
-def _named(plugins: Sequence[Any], options: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Names, and the options that instances among the plug-ins hold beside those that were given."""
-    if isinstance(plugins, str):
-        raise AuditError(f"expected a list of names, got {plugins!r}: write [{plugins!r}]")
-    held = {
-        one.name: {f.name: getattr(one, f.name) for f in dataclasses.fields(one) if getattr(one, f.name) != f.default}
-        for one in plugins
-        if not isinstance(one, str)
-    }
-    names = tuple(one if isinstance(one, str) else one.name for one in plugins)
-    return names, {**options, **{name: {**options.get(name, {}), **own} for name, own in held.items() if own}}
+def _named(kind: str, plugins: Sequence[Any], options: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Names, and the options of instances among the plug-ins, all of which are theirs. Raises AuditError for others."""
+    if isinstance(plugins, str) or not isinstance(plugins, Sequence):
+        raise AuditError(f"expected a list of {kind}s, by name or as instances, got {plugins!r}")
+    names: list[str] = []
+    held = dict(options)
+    for one in plugins:
+        if not isinstance(one, str):
+            if not dataclasses.is_dataclass(one) or isinstance(one, type) or not isinstance(_name(one), str):
+                raise AuditError(f"expected {kind}s by name or as instances, got {one!r}")
+            own = {f.name: getattr(one, f.name) for f in dataclasses.fields(one)}
+            held[_name(one)] = {**held.get(_name(one), {}), **own}
+        names.append(one if isinstance(one, str) else _name(one))
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise AuditError(f"expected each {kind} once, got {twice[0]!r} twice: run one audit for each")
+    return tuple(names), held
+
+
+def _name(plugin: Any) -> Any:
+    return getattr(type(plugin), "name", None)
 
 
 def _policy(rules: str | Path | Sequence[str]) -> policy.Policy:

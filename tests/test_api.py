@@ -12,6 +12,8 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import auditor
@@ -119,11 +121,18 @@ def test_tables_gate_and_report_of_a_finished_run(folder: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"attacks": "perplexity"}, "expected a list of names"),
+        ({"attacks": "perplexity"}, "expected a list of attacks, by name or as instances"),
         ({"data": 3}, "expected data as a path, a table or a list of dictionaries, got int"),
         ({"smaples": 3}, "unknown argument 'smaples'"),
         ({"seed": "x"}, "plan.seed"),
         ({"defenses": ["pmixed"]}, "needs -D ensemble=DIR"),
+        ({"attacks": []}, "expected at least one attack"),
+        ({"attacks": [3]}, "expected attacks by name or as instances, got 3"),
+        ({"attacks": [Perplexity(samples=2), Perplexity(samples=3)]}, "expected each attack once, got 'perplexity'"),
+        ({"device": "cuda:7"}, "expected no device with a live model"),
+        ({"revision": "main"}, "expected no revision with a live model"),
+        ({"data": pd.DataFrame([[1, 2]], columns=["text", "text"])}, "expected data with each column once"),
+        ({"data": [{"text": "a", "image": b"\xff\xfe"}]}, "expected data as text and numbers"),
         ({"public": 7}, "expected public as a folder, a hub id or a transformers model, got int"),
     ],
 )
@@ -132,6 +141,25 @@ def test_what_is_refused_leaves_nothing(folder: Path, tmp_path: Path, arguments:
     with pytest.raises(AuditError, match=said):
         audit(model, tokenizer, **{"data": ROWS, **ASKED, "out": tmp_path / "run", **arguments})
     assert not (tmp_path / "run").exists()
+
+
+def test_an_adapter_and_its_base_are_not_two_models(folder: Path, tmp_path: Path) -> None:
+    """PEFT puts the adapter into the base in place: as the public model it would be the tuned one."""
+    base, tokenizer = live(folder)
+    adapted = get_peft_model(base, LoraConfig(r=2, target_modules="all-linear"))
+    with pytest.raises(AuditError, match="shares weights with model"):
+        audit(adapted, tokenizer, public=base, data=ROWS, out=tmp_path / "run", **ASKED)
+    other, _ = live(folder)
+    run = audit(adapted, tokenizer, public=other, data=ROWS, out=tmp_path / "run", **ASKED)
+    assert {"model/in memory", "public/in memory"} <= set(run.result.weights)
+
+
+def test_an_instances_options_are_its_own(folder: Path, tmp_path: Path) -> None:
+    model, tokenizer = live(folder)
+    model.register_buffer("step", torch.tensor(0.0))  # a number, as some families keep
+    asked = {**ASKED, "attacks": [Perplexity(samples=2)], "samples": 3}
+    run = audit(model, tokenizer, data=ROWS, out=tmp_path / "run", **asked)
+    assert run.result.findings[0].options["samples"] == 2
 
 
 @pytest.mark.parametrize("rules", [[], "nowhere.toml"])

@@ -154,7 +154,7 @@ class RunFolder:
         disk.replace(self.path / SECRETS, json.dumps(facts))
 
     def save_outcomes(self, outcomes: Mapping[CellKey, Any]) -> None:
-        """What was found out secret by secret, by cell: judged guesses (`metrics.to_record`), probes' numbers.
+        """What was found out secret by secret, by cell: judged guesses (`judging.to_record`), probes' numbers.
 
         It is what tables over several runs and baselines need, without the answers.
         """

@@ -1,6 +1,6 @@
 """One audit that is ready to begin: the site, the selection and the lead that every cell of it shares.
 
-`prepare` refuses here all that can be refused before the first model is asked anything.
+Here is refused all that can be refused before the first model is asked anything.
 """
 
 from __future__ import annotations

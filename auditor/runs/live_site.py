@@ -52,6 +52,18 @@ def is_live(kind: str, given: Any) -> bool:
     return True
 
 
+def check_apart(given: Mapping[str, Any]) -> None:
+    """Refuses two roles that share weights: an adapter changes its base in place, which is then no other model."""
+    owner: dict[int, str] = {}
+    for role, model in given.items():
+        for parameter in model.parameters():
+            if owner.setdefault(id(parameter), role) != role:
+                raise AuditError(
+                    f"expected {role} as a model of its own, got one that shares weights with {owner[id(parameter)]}: "
+                    "an adapter changes its base in place; load the other anew"
+                )
+
+
 def name_of(model: Any) -> str:
     """`GPT2LMHeadModel in memory`: no folder and no name on a hub."""
     return f"{type(model).__name__} in memory"
@@ -83,5 +95,5 @@ def _digest(live: HuggingFaceModel) -> str:
     digest = hashlib.sha256()
     for name, tensor in live.model.state_dict().items():
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

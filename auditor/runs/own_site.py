@@ -31,7 +31,7 @@ from auditor.runs.site import Site
 class OwnSite(Site):
     """What `--model` and `--data` (or `--canaries`) name, and what `--public`, `--reference` and `-D` put beside it.
 
-    Live objects can stand in: a subclass overrides `model`, `data` and `weights`, and everything else follows.
+    Live objects can stand in: `LiveSite` overrides how a model is loaded, its weights and its promise.
     """
 
     trains_on_demand: ClassVar[bool] = False

@@ -44,7 +44,11 @@ def make(config: Mapping[str, Any], flags: Mapping[str, Any]) -> Plan:
 
 def merge(config: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
     """The raw values of a plan: flags over a plan file, options one by one."""
-    given = {name: value for name, value in flags.items() if value is not None and value not in ([], {}, ())}
+    given = {
+        name: value
+        for name, value in flags.items()
+        if value is not None and not (isinstance(value, list | dict | tuple) and not value)
+    }
     merged = dict(config)
     for name, value in given.items():
         if name.endswith("_options"):

@@ -1,6 +1,7 @@
 """Where an audit takes place: the model without a defense, what stands around it, and the data.
 
-Knows no attack. One class for each place (`own_site.py`, `lab_site.py`); nothing else asks which of them it is.
+Knows no attack. One class for each place (`own_site.py`, `live_site.py`, `lab_site.py`); nothing else asks which of
+them it is.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The command in process, on a GPT-2 that learnt prefix/suffix records by heart: what a user can do, and do wrong.
 
-`test_command.py` walks the same line with a `text` file; here are pairs of columns, PMixED with a budget, several
+Pairs of columns, PMixED with a budget, several
 places to interrupt a run, and the refusals.
 """
 
