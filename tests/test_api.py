@@ -150,8 +150,10 @@ def test_an_adapter_and_its_base_are_not_two_models(folder: Path, tmp_path: Path
     with pytest.raises(AuditError, match="shares weights with model"):
         audit(adapted, tokenizer, public=base, data=ROWS, out=tmp_path / "run", **ASKED)
     other, _ = live(folder)
-    run = audit(adapted, tokenizer, public=other, data=ROWS, out=tmp_path / "run", **ASKED)
-    assert {"model/in memory", "public/in memory"} <= set(run.result.weights)
+    with pytest.raises(AuditError, match="reference as a model of its own"):
+        audit(adapted, tokenizer, public=other, reference=adapted, data=ROWS, out=tmp_path / "run", **ASKED)
+    run = audit(adapted, tokenizer, public=other, reference=other, data=ROWS, out=tmp_path / "run", **ASKED)
+    assert {"model/in memory", "public/in memory", "reference/in memory"} <= set(run.result.weights)
 
 
 def test_an_instances_options_are_its_own(folder: Path, tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,12 @@ class LiveSite(OwnSite):
         return None if "model" in self.live else super().privacy
 
     def weights(self) -> dict[str, str]:
-        return {**super().weights(), **{f"{role}/in memory": _digest(live) for role, live in self.live.items()}}
+        return {**super().weights(), **self._in_memory}
+
+    @cached_property
+    def _in_memory(self) -> dict[str, str]:
+        """Read once: a run asks twice, as a hub may send files in between, which memory does not."""
+        return {f"{role}/in memory": _digest(live) for role, live in self.live.items()}
 
     def _load(self, kind: str, name: str, main: bool = False) -> HuggingFaceModel:
         return self.live[kind] if kind in self.live else super()._load(kind, name, main)
@@ -53,15 +60,18 @@ def is_live(kind: str, given: Any) -> bool:
 
 
 def check_apart(given: Mapping[str, Any]) -> None:
-    """Refuses two roles that share weights: an adapter changes its base in place, which is then no other model."""
-    owner: dict[int, str] = {}
-    for role, model in given.items():
-        for parameter in model.parameters():
-            if owner.setdefault(id(parameter), role) != role:
-                raise AuditError(
-                    f"expected {role} as a model of its own, got one that shares weights with {owner[id(parameter)]}: "
-                    "an adapter changes its base in place; load the other anew"
-                )
+    """Refuses two models that share weights: an adapter changes its base in place, which is then no other model.
+
+    One model may be both `public` and `reference`.
+    """
+    for (role, model), (other, one) in combinations(given.items(), 2):
+        if one is model and role != "model":
+            continue
+        if {id(parameter) for parameter in model.parameters()} & {id(parameter) for parameter in one.parameters()}:
+            raise AuditError(
+                f"expected {other} as a model of its own, got one that shares weights with {role}: "
+                "an adapter changes its base in place; load the other anew"
+            )
 
 
 def name_of(model: Any) -> str:
