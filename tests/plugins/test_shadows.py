@@ -40,6 +40,12 @@ def test_what_is_read_is_what_running_the_files_says_of_every_plug_in() -> None:
             assert said(read[kind][name]) == said(cls)
 
 
+@pytest.fixture(autouse=True)
+def no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plug-in files that other tests have loaded are no business of these."""
+    monkeypatch.setattr(registry, "_extra", {})
+
+
 @pytest.fixture
 def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], dict[str, Any]]]:
     """Reads a file as if it were one of our attacks; what running it says."""
