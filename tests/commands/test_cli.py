@@ -797,6 +797,24 @@ def test_claims_are_checked_and_gated(world: Path, tmp_path: Path, said: Said) -
     assert PLANTED not in (out / "report.md").read_text() + (out / "observations.jsonl").read_text()
 
 
+def test_a_private_prediction_is_held_to_its_games(world: Path, tmp_path: Path) -> None:
+    """In both settings the same games; the claim is held to those inside it, and 48 of them are too weak for 8."""
+    out = tmp_path / "run"
+    options = ["-A", "prediction-audit.games=64", "-A", "prediction-audit.tokens=8", "--limit", "4"]
+    games = [*ETHICIST, "--attack", "prediction-audit", *options]
+    defenses = ["--defense", "uniform-mixing", "-D", "uniform-mixing.weight=0.01"]
+    assert call(command(world, out, *games, *pmixed(world, "-D", "pmixed.queries=8"), *defenses)) == 0
+    for target in ("undefended", "pmixed", "uniform-mixing"):
+        inside, worst = (finding(out, target, setting, "prediction-audit") for setting in ("claim", "worst"))
+        assert inside["audits"] == worst["audits"] and inside["measurements"] == worst["measurements"]
+        (audit,) = inside["audits"]
+        assert audit["estimator"] == "games" and audit["canaries"] == sum(audit["table"]) == 48
+        assert value(inside, "epsilon_lower_bound") == audit["epsilon"]
+    assert finding(out, "ensemble-unmixed", "worst", "prediction-audit")["audits"][0]["relation"] == "zero_out"
+    said = (out / "report.md").read_text()
+    assert "audit too weak to tell" in said and "was not audited" not in said
+
+
 def test_one_member_that_answers_always_is_legal(world: Path, tmp_path: Path) -> None:
     shutil.copytree(world / "ensemble" / "member-0", tmp_path / "one" / "member-0")
     own = ["-D", f"ensemble={tmp_path / 'one'}", "-D", "q=1", "-D", "queries=100"]
