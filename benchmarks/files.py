@@ -13,10 +13,11 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from auditor.benchmarks.occurrences import occurrences, runs_on
 from auditor.benchmarks.splitting import Record, Source, Split, check_lengths, divide
 from auditor.benchmarks.wording import token_ends, worded
 from auditor.core.cache import cache_folder
@@ -38,6 +39,8 @@ _USUAL = {
     *("prompt", "completion", "instruction", "input", "output", "question", "answer", "response", "title", "url"),
 }
 _ABSENT = object()  # a JSON object without this key
+_FROM_COLUMN = "come from the repeats column"
+_FROM_ROWS = "are how often prefix and suffix stand, one behind the other, anywhere in its rows"
 _OTHER_FILES = (".txt", ".tsv", ".npy", ".npz", ".arrow", ".feather", ".xlsx", ".xls", ".gz", ".zip", ".zst")
 
 
@@ -136,7 +139,7 @@ def _source(flag: str, name: str, cut: _Cut, group_column: str | None = None) ->
         how = "prefix and suffix tokenised jointly and kept whole"
     if flag == "--data":  # nobody asks how often known pairs and non-members occur
         repeats = _repeats(table)
-        how += f"; repeat counts come from {'the repeats column' if 'repeats' in table.columns else 'identical rows'}"
+        how += f"; repeat counts {_FROM_COLUMN if 'repeats' in table.columns else _FROM_ROWS}"
     else:
         repeats = [1] * table.rows
     groups = _groups(table, group_column, needed=flag == "--data")
@@ -148,8 +151,21 @@ def _source(flag: str, name: str, cut: _Cut, group_column: str | None = None) ->
         else:
             prefix, suffix, wording = half
             records.append(Record(row, prefix, suffix, repeats[row], groups[row], wording))
+    if flag == "--data" and "repeats" not in table.columns:
+        records = _counted(records, _joined(table, _layout(table)))
     reasons = tuple((why, tuple(rows)) for why, rows in left_out.items())
     return Source(table.where, tuple(records), reasons, (f"{table.where}: {how}",))
+
+
+def _counted(records: Sequence[Record], texts: Sequence[str]) -> list[Record]:
+    """The records with how often prefix and suffix stand in the texts, one behind the other.
+
+    Of rows that say the same the first has all of it: where they are merged their counts add up.
+    """
+    said = [record.wording.whole for record in records if record.wording is not None]  # text is worded, always
+    cut = {w.whole for r in records if (w := r.wording) is not None and runs_on(w.suffix, w.after[:1])}
+    found = occurrences({text: text not in cut for text in said}, texts)
+    return [replace(record, repeats=found.pop(text, 0)) for record, text in zip(records, said, strict=True)]
 
 
 def _cut_texts(cut: _Cut, texts: Sequence[str]) -> Iterator[_Halves]:

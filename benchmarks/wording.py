@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from auditor.core.nouns import Wording
 
+_AFTER = 100  # characters: more than what runs on behind the end of a suffix has, a number or a name
 Offsets = Sequence[tuple[int, int]]  # by token: its first character, and the one behind its last
 
 
@@ -27,4 +28,6 @@ def worded(text: str, offsets: Offsets, start: int, cut: int, end: int) -> Wordi
     """The tokens start:cut of the text as a prefix and cut:end as a suffix. offsets: of all its tokens."""
     ends = token_ends(offsets[: end + 1], len(text))[:end]
     first, middle = (ends[at - 1] if at else 0 for at in (start, cut))
-    return Wording(text[first:middle], text[middle : ends[-1]], tuple(end - middle for end in ends[cut:]))
+    last = ends[-1]
+    in_suffix = tuple(end - middle for end in ends[cut:])
+    return Wording(text[first:middle], text[middle:last], in_suffix, text[last : last + _AFTER])

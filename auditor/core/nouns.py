@@ -51,12 +51,17 @@ class Canary:
 class Wording:
     """What a secret says, as its owner wrote it: the characters that its tokens were made of, with no decoding between.
 
-    ends: where in the suffix each of its tokens ends.
+    ends: where in the suffix each of its tokens ends. after: the record's next characters, which nobody attacks.
     """
 
     prefix: str
     suffix: str
     ends: tuple[int, ...]
+    after: str = ""
+
+    @property
+    def whole(self) -> str:
+        return self.prefix + self.suffix
 
     @property
     def pieces(self) -> tuple[str, ...]:

@@ -331,6 +331,19 @@ def test_identical_rows_are_one_secret_with_as_many_repeats(tmp_path: Path) -> N
     assert any("merged 2 rows identical to an earlier row" in note for note in benchmark.notes)
 
 
+def test_a_secret_is_counted_wherever_it_stands_in_the_rows_and_the_note_says_so(tmp_path: Path) -> None:
+    """Here and in the middle of longer rows; one that goes on with another digit is another one."""
+    texts = ["code 12", "code 123", "it says code 12. And code 12!", "code 4 of 5", "code 4 of 5 and code 12"]
+    rows = [{"text": text} for text in texts]
+    benchmark = build(write(tmp_path / "d.jsonl", rows), prefix_length=3, suffix_length=2)
+    said = {s.wording.whole: s.repeats for s in benchmark.secrets if s.wording}
+    assert said == {"code 12": 5, "it sa": 1, "code 4 of": 2}  # 5: that of row 1 was cut off within 123
+    assert any("repeat counts are how often prefix and suffix stand" in note for note in benchmark.notes)
+    pairs = [{"prefix": "code", "suffix": text[4:]} for text in texts if text.startswith("code")]
+    benchmark = build(write(tmp_path / "pairs.jsonl", pairs))
+    assert [s.repeats for s in benchmark.secrets] == [2, 1, 2, 1]
+
+
 @pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
 def test_a_repeats_column_is_believed_and_summed_over_copies(tmp_path: Path, ending: str) -> None:
     rows = [{**row, "repeats": n} for row, n in zip([*codes(2), *codes(1)], [4, 16, 5], strict=True)]
