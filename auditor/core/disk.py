@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from auditor.core.errors import AuditError
 
@@ -72,16 +73,35 @@ def point(link: Path, target: str) -> None:
     os.replace(scratch, link)
 
 
-def append(path: Path, text: str) -> None:
-    """Adds to a file, 0600 where it is new; on disk when this returns. Raises AuditError where it cannot be."""
+def append(path: Path, text: str) -> int:
+    """Adds to a file, 0600 where it is new; on disk when this returns. Returns where in the file the text begins.
+
+    Raises AuditError where it cannot be; what part of the text was written is then taken back.
+    """
+    begin = None
     try:
         new = not path.exists()
-        with open(path, "a", encoding="utf-8", newline="\n", opener=_private) as file:
-            file.write(text)
+        with open(path, "ab", opener=_private) as file:
+            begin = file.tell()
+            file.write(text.encode())
             file.flush()
             os.fsync(file.fileno())
         if new:
             synced(path.parent)
+    except OSError as error:
+        if begin is not None:
+            with suppress(OSError):
+                os.truncate(path, begin)
+        raise unwritable(path, error) from error
+    return begin
+
+
+def cut(path: Path, size: int) -> None:
+    """Takes away what a file holds beyond so many bytes. Raises AuditError where it cannot be."""
+    try:
+        if path.stat().st_size > size:
+            os.truncate(path, size)
+            synced(path)
     except OSError as error:
         raise unwritable(path, error) from error
 
@@ -153,6 +173,40 @@ def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+class Nameless:
+    """A file that nobody else can open, gone when it is closed or its process ends: where TMPDIR says, made when used.
+
+    `add` raises AuditError where there is no room.
+    """
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] | None = None
+        self._end = 0
+
+    def add(self, data: bytes) -> tuple[int, int]:
+        """Where it lies from now on, as `read` takes it."""
+        begin = self._end
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(prefix=_BEFORE)  # noqa: SIM115 (it stays open)
+            self._file.seek(begin)
+            self._file.write(data)
+            self._file.flush()
+        except OSError as error:
+            raise unwritable(Path(tempfile.gettempdir()), error) from error
+        self._end += len(data)
+        return begin, len(data)
+
+    def read(self, begin: int, size: int) -> bytes:
+        assert self._file is not None  # something was added
+        return os.pread(self._file.fileno(), size, begin)
+
+    def close(self) -> None:
+        if self._file is not None:
+            with suppress(OSError):  # what could not be written is not missed
+                self._file.close()
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from torch import Tensor
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Claim, Query, SettingName, Tokens
 from auditor.core.streams import CHANNELS, uniforms
+from auditor.generation.passes import Pass
 from auditor.generation.sample import Candidates, joined, sample
 from auditor.generation.search import beam, tree
 from auditor.models.base import LanguageModel, given_by
@@ -101,7 +102,7 @@ class View:
     claim: Claim | None = None  # what the target promises, as everybody is told; None: nothing
     progress: Callable[[int], None] = lambda done: None
     training: GradientCanaries | None = None  # what the target's training kept for an audit of it
-    _shared: dict[str, dict[str, Candidates]] = field(default_factory=dict)
+    _shared: dict[str, Pass] = field(default_factory=dict)
 
     def need(self, capability: str) -> None:
         """Raises NotApplicable where this setting, or the target, does not give the capability."""
@@ -165,7 +166,7 @@ class View:
         """Candidates for each query, in batches of one shape. A pass with this recipe that was run before is reused."""
         self.need("draw" if sampling.search == "sample" else "law")
         name = self.recipe(sampling, prompt)
-        done = self._shared.setdefault(name, {})
+        done = self._shared.setdefault(name, Pass())
         queries = self.covered(sampling, prompt, queries)
         size = self.batch_size or self._batch(sampling, queries, soft_prompt)
         for indices in by_shape([(len(q.prefix), q.length) for q in queries], size):
@@ -173,7 +174,8 @@ class View:
             fresh = [query for query in batch if query.id not in done]
             if fresh:
                 found = self._find(fresh, sampling, name, soft_prompt)
-                done.update(zip((q.id for q in fresh), found, strict=True))
+                for query, candidates in zip(fresh, found, strict=True):
+                    done[query.id] = candidates
             yield [(query, done[query.id]) for query in batch]
 
     def _batch(self, sampling: Sampling, queries: Sequence[Query], soft_prompt: Tensor | None) -> int:

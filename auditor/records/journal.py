@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -19,39 +19,80 @@ Record = TypeVar("Record", Guesses, Observation, TokenLogProbs)
 
 @dataclass
 class _Journal(Generic[Key, Record]):
-    """Finished secrets by cell (or target), one line of JSON each: on disk before they count, read back by `read`."""
+    """Finished secrets by cell (or target), one line of JSON each: on disk before they count, and read where asked for.
+
+    In memory is where each line begins: the guesses of all secrets together are larger than any model.
+    """
 
     path: Path
     encode: Callable[[Key, Record], dict[str, Any]]
     decode: Callable[[dict[str, Any]], tuple[Key, Record]]
-    _done: dict[Key, dict[str, Record]] = field(default_factory=dict)
+    _begins: dict[Key, dict[str, int]] = field(default_factory=dict)
 
-    def done(self, key: Key) -> dict[str, Record]:
-        return self._done.setdefault(key, {})
+    def done(self, key: Key) -> Mapping[str, Record]:
+        return _Finished(self, self._begins.setdefault(key, {}))
 
     def append(self, key: Key, batch: Sequence[Record]) -> None:
-        disk.append(self.path, "".join(json.dumps(self.encode(key, record)) + "\n" for record in batch))
-        self.done(key).update((record.secret, record) for record in batch)
+        lines = [json.dumps(self.encode(key, record)) + "\n" for record in batch]
+        at = disk.append(self.path, "".join(lines))
+        begins = self._begins.setdefault(key, {})
+        for record, line in zip(batch, lines, strict=True):
+            begins[record.secret] = at
+            at += len(line)  # JSON as it is written here is ASCII: a character is a byte
 
     def read(self) -> None:
         """Raises AuditError for a line that is none of ours."""
         if not self.path.exists():
             return
+        at = 0
         try:
-            *whole, rest = self.path.read_bytes().split(b"\n")
+            with open(self.path, "rb") as file:
+                for number, line in enumerate(file, 1):
+                    if not line.endswith(b"\n"):
+                        break
+                    key, record = self.record(line, number)
+                    self._begins.setdefault(key, {})[record.secret] = at
+                    at += len(line)
         except OSError as error:
             raise AuditError(f"{self.path}: cannot be read: {error.strerror}") from error
-        for number, line in enumerate(whole, 1):
-            try:
-                key, record = self.decode(json.loads(line))
-                self.done(key)[record.secret] = record
-            except (AuditError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-                where = f"{self.path}, line {number}"
-                raise AuditError(
-                    f"{where}: expected a finished secret as a run writes it, got something else"
-                ) from error
-        if rest:  # the last append was cut off: forget it, so that the next one starts on a line of its own
-            disk.replace(self.path, b"".join(line + b"\n" for line in whole))
+        disk.cut(self.path, at)  # where the last append was cut off: the next one starts on a line of its own
+
+    def record(self, line: bytes, number: int | None = None) -> tuple[Key, Record]:
+        """What a line says. Raises AuditError."""
+        try:
+            return self.decode(json.loads(line))
+        except (AuditError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            where = f"{self.path}" if number is None else f"{self.path}, line {number}"
+            raise AuditError(
+                f"{where}: expected a finished secret as a run writes it, got something else; without that line its "
+                "secret is done again"
+            ) from error
+
+
+class _Finished(Mapping[str, Record]):
+    """The finished secrets of one cell, in the order in which they were; each is read when it is asked for."""
+
+    def __init__(self, journal: _Journal[Any, Record], begins: dict[str, int]) -> None:
+        self._journal, self._begins = journal, begins
+
+    def __len__(self) -> int:
+        return len(self._begins)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._begins)
+
+    def __contains__(self, secret: object) -> bool:
+        return secret in self._begins
+
+    def __getitem__(self, secret: str) -> Record:
+        """Raises AuditError where the file is not what it was."""
+        begin = self._begins[secret]
+        try:
+            with open(self._journal.path, "rb") as file:
+                file.seek(begin)
+                return self._journal.record(file.readline())[1]
+        except OSError as error:
+            raise AuditError(f"{self._journal.path}: cannot be read: {error.strerror}") from error
 
 
 def _encode(cell: CellKey, guesses: Guesses) -> dict[str, Any]:

@@ -142,7 +142,7 @@ def test_agreement_by_hand(learnt: LanguageModel) -> None:
     probe = EpsilonAudit(by="samples", samples=8)
     drawing = view(learnt)
     (one,) = probe.measure(drawing, [secret])
-    (found,) = drawing._shared[drawing.recipe(probe.sampling(), "")].values()
+    found = drawing._shared[drawing.recipe(probe.sampling(), "")][secret.id]
     total = 0
     for suffix, count in zip(found.suffixes.tolist(), found.counts.tolist(), strict=True):
         agreed = 0

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
 import stat
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,49 @@ def test_guesses_are_on_disk_before_they_count(folder: RunFolder, monkeypatch: p
     with pytest.raises(AuditError, match="no space"):
         folder.append(CELL, [answer("s1")])
     assert folder.done(CELL) == {}
+
+
+def test_what_was_half_appended_is_taken_back(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a full disk: the file ends with a whole line, for whoever reads it before the run goes on."""
+    folder.append(CELL, [answer("s1")])
+    whole = (folder.path / "guesses.jsonl").read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch, pytest.raises(AuditError, match="no space"):
+        patch.setattr(os, "fsync", full)
+        folder.append(CELL, [answer("s2")])
+    assert (folder.path / "guesses.jsonl").read_bytes() == whole
+    folder.append(CELL, [answer("s3")])
+    assert list(folder.done(CELL)) == list(RunFolder.reopen(folder.path).done(CELL)) == ["s1", "s3"]
+
+
+def test_what_is_finished_is_not_kept_in_memory(folder: RunFolder) -> None:
+    """Of 20,000 secrets the guesses are larger than any model: they are read again where they are asked for."""
+    guesses = answer("s1")
+    alive = weakref.ref(guesses)
+    folder.append(CELL, [guesses])
+    del guesses
+    gc.collect()
+    assert alive() is None and folder.done(CELL)["s1"] == answer("s1")
+
+
+def test_a_run_that_goes_on_reads_what_it_wrote(folder: RunFolder) -> None:
+    """A journal may round: what is worked out of it is the same whether or not the run was interrupted."""
+    folder.score("undefended", [TokenLogProbs("s1", (-0.123456789, -2.5))])
+    assert folder.scored("undefended") == RunFolder.reopen(folder.path).scored("undefended")
+
+
+def test_a_broken_line_is_told_with_what_to_do(folder: RunFolder) -> None:
+    folder.append(CELL, [answer("s1"), answer("s2")])
+    file = folder.path / "guesses.jsonl"
+    first, second = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(first + second[:20] + b"\n")
+    with pytest.raises(AuditError, match=r"guesses\.jsonl, line 2: .*; without that line its secret is done again"):
+        RunFolder.reopen(folder.path)
+    file.write_bytes(first)
+    assert list(RunFolder.reopen(folder.path).done(CELL)) == ["s1"]
 
 
 @pytest.mark.parametrize("lost", [1, 2, 20])
