@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from auditor.benchmarks import chat
 from auditor.benchmarks.occurrences import occurrences, runs_on
 from auditor.benchmarks.splitting import Record, Source, Split, check_lengths, divide
 from auditor.benchmarks.wording import token_ends, worded
@@ -30,10 +31,13 @@ if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedTokenizerBase
 
+_LENGTH = 50  # tokens of a prefix or suffix
 _GROUPS, _GROUP_LENGTH = 50, 80  # what a report can show, and what no free text is
 _BATCH = 1000  # rows tokenised at once: offsets of a whole data set need not fit in memory
 _MOST_COPIES = 10_000_000  # records of a training, in memory together
-_COLUMNS = ("prefix", "suffix", "text", "repeats")  # all that is ever looked at, but a column that the user names
+_PLAIN = (("text",), ("prefix", "suffix"))  # layouts, beside those of conversations
+_CHAT = tuple(dict.fromkeys(column for layout in chat.LAYOUTS for column in layout)) + chat.BESIDE
+_COLUMNS = ("prefix", "suffix", "text", "repeats", *_CHAT)  # all that is ever looked at, but what the user names
 _USUAL = {
     *(*_COLUMNS, "id", "label", "content", "body", "sentence", "document", "messages", "conversations", "context"),
     *("prompt", "completion", "instruction", "input", "output", "question", "answer", "response", "title", "url"),
@@ -45,7 +49,7 @@ _OTHER_FILES = (".txt", ".tsv", ".npy", ".npz", ".arrow", ".feather", ".xlsx", "
 
 
 class Files(Benchmark):
-    """Your own text: JSONL, CSV or Parquet with prefix+suffix or text columns, or a Hugging Face data set."""
+    """Your own text or conversations: JSONL, CSV or Parquet with prefix+suffix, text or messages, or a HF data set."""
 
     name = "files"
 
@@ -54,8 +58,10 @@ class Files(Benchmark):
         data: str,
         tokenizer: PreTrainedTokenizerBase | None,
         *,
-        prefix_length: int = 50,
-        suffix_length: int = 50,
+        prefix_length: int | None = None,
+        suffix_length: int | None = None,
+        knows: str | None = None,
+        windows: int | None = None,
         known: str | None = None,
         known_fraction: float = 0.2,
         nonmembers: str | None = None,
@@ -65,22 +71,26 @@ class Files(Benchmark):
     ):
         """Reads and cuts everything at once. Raises AuditError for whatever a user can mend, in one sentence.
 
-        `prefix_length` and `suffix_length` cut a `text` column; `prefix` and `suffix` columns are kept whole.
+        `prefix_length` and `suffix_length`, 50 each where not given, cut a `text` column, at the start of each text, or
+        with `windows` all along it, a stride of so many tokens apart; `prefix` and `suffix` columns are kept whole. Of a
+        conversation, each assistant turn is a suffix, behind what an attacker `knows` of what came before: all of it,
+        or its last `prefix_length` tokens.
         `group_column` is read of `data`, and of `nonmembers` where they have it; its values are shown in reports.
         """
         check_lengths(prefix_length, suffix_length)
         split = Split(known_fraction, limit, seed)
         self.tokenizer = _fast(tokenizer)
-        cut = _Cut(self.tokenizer, prefix_length, suffix_length)
-        parts = divide(
-            _source("--data", data, cut, group_column),
-            None if known is None else _source("--known", known, cut),
-            None if nonmembers is None else _source("--nonmembers", nonmembers, cut, group_column),
-            split,
-            "row",
-        )
+        cut = _Cut(self.tokenizer, prefix_length, suffix_length or _LENGTH, windows, knows)
+        members = _source("--data", data, cut, group_column)
+        pairs = None if known is None else _source("--known", known, cut)
+        others = None if nonmembers is None else _source("--nonmembers", nonmembers, cut, group_column)
+        for source in (pairs, others):
+            if source is not None and source.framed != members.framed:
+                raise AuditError(f"expected conversations in both or neither of {members.where} and {source.where}")
+        parts = divide(members, pairs, others, split, "row")
         self.secrets, self.known, self.heldout = parts.secrets, parts.known, parts.heldout
         self.description = f"{Path(data).name if Path(data).exists() else data}: {parts.counted()}"
+        self.framed = members.framed
         self.notes = (_tokenizer_note(self.tokenizer), *parts.notes)
 
 
@@ -116,14 +126,27 @@ class _Table:
 
 @dataclass(frozen=True)
 class _Cut:
-    """How text becomes a prefix and a suffix. Lengths in tokens, for the `text` layout."""
+    """How a row becomes prefixes and suffixes: lengths in tokens, the stride of windows, what an attacker knows."""
 
     tokenizer: Any
-    prefix_length: int
+    prefix_length: int | None
     suffix_length: int
+    windows: int | None = None
+    knows: str | None = None
 
 
-_Halves = tuple[Tokens, Tokens, Wording] | str  # prefix and suffix, as tokens and as written, or why the row has none
+_Halves = tuple[Tokens, Tokens, Wording] | str  # prefix and suffix, as tokens and as written, or why there is none
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What came of a row, or of a part of it: `at` is where its suffix begins, in tokens of the row."""
+
+    row: int
+    halves: _Halves
+    part: int | None = None  # None: the row is one secret
+    at: int = 0
+    stands: str = ""  # what it is in the row, where an attacker is told something else
 
 
 def _source(flag: str, name: str, cut: _Cut, group_column: str | None = None) -> Source:
@@ -131,12 +154,7 @@ def _source(flag: str, name: str, cut: _Cut, group_column: str | None = None) ->
     table = _read(flag, name, _COLUMNS if group_column is None else (*_COLUMNS, group_column))
     if not table.rows:
         raise AuditError(f"{table.where} is empty: expected at least one row")
-    if _layout(table) == ("text",):
-        halves = _cut_texts(cut, _texts(table, "text"))
-        how = f"text cut into its first {cut.prefix_length} and the next {cut.suffix_length} tokens"
-    else:
-        halves = _cut_pairs(cut.tokenizer, _texts(table, "prefix"), _texts(table, "suffix"))
-        how = "prefix and suffix tokenised jointly and kept whole"
+    parts, how, texts = _parts(table, cut)
     if flag == "--data":  # nobody asks how often known pairs and non-members occur
         repeats = _repeats(table)
         how += f"; repeat counts {_FROM_COLUMN if 'repeats' in table.columns else _FROM_ROWS}"
@@ -144,41 +162,110 @@ def _source(flag: str, name: str, cut: _Cut, group_column: str | None = None) ->
         repeats = [1] * table.rows
     groups = _groups(table, group_column, needed=flag == "--data")
     records: list[Record] = []
+    standing: list[str] = []
     left_out: dict[str, list[int]] = {}
-    for row, half in enumerate(halves):
-        if isinstance(half, str):
-            left_out.setdefault(half, []).append(row)
+    for one in parts:
+        if isinstance(one.halves, str):
+            left_out.setdefault(one.halves, []).append(one.row)
         else:
-            prefix, suffix, wording = half
-            records.append(Record(row, prefix, suffix, repeats[row], groups[row], wording))
+            prefix, suffix, wording = one.halves
+            record = Record(one.row, prefix, suffix, repeats[one.row], groups[one.row], wording, one.part, one.at)
+            records.append(record)
+            standing.append(one.stands or wording.whole)
     if flag == "--data" and "repeats" not in table.columns:
-        records = _counted(records, _joined(table, _layout(table)))
+        records = _counted(records, standing, texts)
     reasons = tuple((why, tuple(rows)) for why, rows in left_out.items())
-    return Source(table.where, tuple(records), reasons, (f"{table.where}: {how}",))
+    framed = _layout(table) not in _PLAIN
+    return Source(table.where, tuple(records), reasons, (f"{table.where}: {how}",), framed)
 
 
-def _counted(records: Sequence[Record], texts: Sequence[str]) -> list[Record]:
-    """The records with how often prefix and suffix stand in the texts, one behind the other.
+def _counted(records: Sequence[Record], standing: Sequence[str], texts: Sequence[str]) -> list[Record]:
+    """The records with how often each stands in the texts, letter for letter, its suffix right behind its prefix.
 
     Of rows that say the same the first has all of it: where they are merged their counts add up.
     """
-    said = [record.wording.whole for record in records if record.wording is not None]  # text is worded, always
-    cut = {w.whole for r in records if (w := r.wording) is not None and runs_on(w.suffix, w.after[:1])}
-    found = occurrences({text: text not in cut for text in said}, texts)
-    return [replace(record, repeats=found.pop(text, 0)) for record, text in zip(records, said, strict=True)]
+    pairs = list(zip(records, standing, strict=True))
+    cut = {text for record, text in pairs if (w := record.wording) is not None and runs_on(w.suffix, w.after[:1])}
+    found = occurrences({text: text not in cut for text in standing}, texts)
+    return [replace(record, repeats=found.pop(text, 0)) for record, text in pairs]
 
 
-def _cut_texts(cut: _Cut, texts: Sequence[str]) -> Iterator[_Halves]:
-    """(prefix_length,) and (suffix_length,) tokens of each text; what follows them is not used."""
-    p, total = cut.prefix_length, cut.prefix_length + cut.suffix_length
-    for start in range(0, len(texts), _BATCH):
-        batch = texts[start : start + _BATCH]
+def _parts(table: _Table, cut: _Cut) -> tuple[Iterator[_Part], str, Sequence[str]]:
+    """The secrets of each row, how they were cut, and what the rows say, which is whole when all secrets are read.
+
+    Raises AuditError for a flag that says nothing to this layout.
+    """
+    layout = _layout(table)
+    if cut.knows is not None and layout in _PLAIN:
+        raise AuditError(f"--knows is about conversations (messages), but {table.where} has {' and '.join(layout)}")
+    if cut.windows is not None and layout != ("text",):
+        raise AuditError(f"--windows slides over a text column, but {table.where} has {' and '.join(layout)}")
+    if layout not in _PLAIN:
+        knows, texts = cut.knows or chat.USER, list[str]()
+        how = f"assistant turns, {cut.suffix_length} tokens of each, in the tokenizer's chat template (--knows {knows})"
+        return _cut_conversations(cut, knows, _conversations(table, layout), texts), how, texts
+    said = _joined(table, layout)
+    if layout == ("prefix", "suffix"):
+        halves = _cut_pairs(cut.tokenizer, _texts(table, "prefix"), _texts(table, "suffix"))
+        pairs = (_Part(row, half) for row, half in enumerate(halves))
+        return pairs, "prefix and suffix tokenised jointly and kept whole", said
+    prefix = cut.prefix_length or _LENGTH
+    how = f"text cut into its first {prefix} and the next {cut.suffix_length} tokens"
+    if cut.windows is not None:
+        how = f"every {cut.windows} tokens of a text, {prefix} of them and the next {cut.suffix_length}"
+    return _cut_texts(cut, prefix, said), how, said
+
+
+def _cut_texts(cut: _Cut, prefix: int, texts: Sequence[str]) -> Iterator[_Part]:
+    """(prefix,) and (suffix_length,) tokens of each text, once or at every stride; what is left over is not used."""
+    total = prefix + cut.suffix_length
+    for first in range(0, len(texts), _BATCH):
+        batch = texts[first : first + _BATCH]
         encoded = _encode(cut.tokenizer, batch)
-        for text, ids, offsets in zip(batch, encoded["input_ids"], encoded["offset_mapping"], strict=True):
+        rows = zip(batch, encoded["input_ids"], encoded["offset_mapping"], strict=True)
+        for row, (text, ids, offsets) in enumerate(rows, first):
             if len(ids) < total:
-                yield f"shorter than {p} + {cut.suffix_length} tokens"
+                yield _Part(row, f"shorter than {prefix} + {cut.suffix_length} tokens")
+                continue
+            starts = [0] if cut.windows is None else range(0, len(ids) - total + 1, cut.windows)
+            for part, start in enumerate(starts):
+                middle, end = start + prefix, start + total
+                halves = tuple(ids[start:middle]), tuple(ids[middle:end]), worded(text, offsets, start, middle, end)
+                yield _Part(row, halves, None if cut.windows is None else part, middle)
+
+
+def _cut_conversations(
+    cut: _Cut, knows: str, talks: Iterator[chat.Conversation | chat.Unusable], texts: list[str]
+) -> Iterator[_Part]:
+    """texts: is given what the template makes of each."""
+    chat.check_template(cut.tokenizer)
+    for row, said in enumerate(talks):
+        try:
+            if isinstance(said, chat.Unusable):
+                raise said
+            written = chat.write(cut.tokenizer, said)
+            texts.append(written.text)
+            found = list(chat.cut(cut.tokenizer, said, written, knows, cut.suffix_length, cut.prefix_length))
+        except chat.Unusable as why:
+            yield _Part(row, str(why))
+            continue
+        for part, one in enumerate(found):
+            number = part if len(found) > 1 else None
+            if isinstance(one, chat.Unusable):
+                yield _Part(row, str(one), number)
             else:
-                yield tuple(ids[:p]), tuple(ids[p:total]), worded(text, offsets, 0, p, total)
+                yield _Part(row, (one.prefix, one.suffix, one.wording), number, one.at, one.stands)
+
+
+def _conversations(table: _Table, layout: Sequence[str]) -> Iterator[chat.Conversation | chat.Unusable]:
+    """What each row says, or why it cannot be used."""
+    columns = [name for name in (*layout, *chat.BESIDE) if name in table.columns]
+    for values in zip(*(table.column(name) for name in columns), strict=True):
+        row = {name: None if value is _ABSENT else value for name, value in zip(columns, values, strict=True)}
+        try:
+            yield chat.conversation(layout, row)
+        except chat.Unusable as why:
+            yield why
 
 
 def _cut_pairs(tokenizer: Any, prefixes: Sequence[str], suffixes: Sequence[str]) -> Iterator[_Halves]:
@@ -238,7 +325,7 @@ def read_texts(flag: str, name: str) -> list[str]:
     Raises AuditError for whatever a user can mend.
     """
     table = _filled(_read(flag, name))
-    return _joined(table, _layout(table))
+    return _joined(table, _plain_layout(table))
 
 
 def _filled(table: _Table) -> _Table:
@@ -253,10 +340,11 @@ def _joined(table: _Table, layout: Sequence[str]) -> list[str]:
 
 def training_texts(
     name: str, text_column: str | None = None, unit_column: str | None = None
-) -> tuple[list[str], list[str] | None]:
-    """Every row's text (prefix and suffix joined, where those are the columns), as often as its `repeats` say.
+) -> tuple[list[str] | list[chat.Conversation], list[str] | None]:
+    """Every row's text (prefix and suffix joined, where those are the columns) or conversation, as often as its
+    `repeats` say.
 
-    Also whose each text is, where `unit_column` says so. Raises AuditError for whatever a user can mend.
+    Also whose each is, where `unit_column` says so. Raises AuditError for whatever a user can mend.
     """
     given = tuple(column for column in (text_column, unit_column) if column is not None)
     table = _filled(_read("--data", name, (*_COLUMNS, *given)))
@@ -265,7 +353,7 @@ def training_texts(
             found = table.columns.count(column)
             raise AuditError(f"{table.where}: expected one column {column!r}, got {found or named(table.columns)}")
     layout = (text_column,) if text_column is not None else _layout(table)
-    texts = _joined(table, layout)
+    texts = _joined(table, layout) if layout in _PLAIN or text_column is not None else _talks(table, layout)
     if "" in texts:
         raise AuditError(f"{table.where}, row {texts.index('')} (counted from 0): expected text, got an empty one")
     repeats = _repeats(table)
@@ -277,6 +365,25 @@ def training_texts(
     rows = [row for row, count in enumerate(repeats) for _ in range(count)]
     units = None if unit_column is None else _units(table, unit_column)
     return [texts[row] for row in rows], None if units is None else [units[row] for row in rows]
+
+
+def _plain_layout(table: _Table) -> tuple[str, ...]:
+    layout = _layout(table)
+    if layout not in _PLAIN:
+        raise AuditError(f"{table.where}: expected text here, or prefix and suffix, got {' and '.join(layout)}")
+    return layout
+
+
+def _talks(table: _Table, layout: Sequence[str]) -> list[chat.Conversation]:
+    """Every row's conversation. Raises AuditError with the row that has none: what is left out is not trained on."""
+    found = []
+    for row, said in enumerate(_conversations(table, layout)):
+        if isinstance(said, chat.Unusable):
+            raise AuditError(
+                f"{table.where}, row {row} (counted from 0): expected a conversation to train on, got {said}"
+            )
+        found.append(said)
+    return found
 
 
 def _units(table: _Table, column: str) -> list[str]:
@@ -292,17 +399,23 @@ def _units(table: _Table, column: str) -> list[str]:
 
 
 def _layout(table: _Table) -> tuple[str, ...]:
-    """("text",) or ("prefix", "suffix"). Raises AuditError, naming the columns found, for both, neither or doubles."""
-    found = {"prefix", "suffix", "text"} & set(table.columns)
+    """One of `_PLAIN` and `chat.LAYOUTS`. Raises AuditError, naming the columns found, for none, several or doubles."""
     for name in _COLUMNS:
         if table.columns.count(name) > 1:
             raise AuditError(f"{table.where}: expected one column {name!r}, got {table.columns.count(name)}")
-    if found == {"text"}:
-        return ("text",)
-    if found == {"prefix", "suffix"}:
-        return ("prefix", "suffix")
+    begun = [layout for layout in (*_PLAIN, *chat.LAYOUTS) if {layout[0], layout[-1]} & set(table.columns)]
+    whole = [layout for layout in begun if set(layout) <= set(table.columns)]
+    plain = [layout for layout in begun if layout in _PLAIN]
+    if len(whole) == 1 and plain in ([], whole):
+        return whole[0]
+    if len(whole) > 1 and len(plain) < 2:
+        raise AuditError(
+            f"{table.where}: expected one layout, got {', and '.join(' + '.join(layout) for layout in whole)}: leave "
+            "out what the model was not trained on"
+        )
     raise AuditError(
-        f"{table.where}: expected either the columns prefix and suffix or the column text, got {named(table.columns)}"
+        f"{table.where}: expected either the columns prefix and suffix or the column text, or conversations "
+        f"({', '.join('+'.join(layout) for layout in chat.LAYOUTS)}), got {named(table.columns)}"
     )
 
 

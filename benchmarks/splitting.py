@@ -18,7 +18,10 @@ SEVERAL = "several groups"
 
 @dataclass(frozen=True)
 class Record:
-    """One row as tokens; `row` counts from 0; `repeats` None: how often it was trained on is not known."""
+    """One row as tokens, or one part of a row; both count from 0.
+
+    repeats: None: how often it was trained on is not known. at: of a part, where its suffix begins, in tokens of the row.
+    """
 
     row: int
     prefix: Tokens
@@ -26,6 +29,8 @@ class Record:
     repeats: int | None = None
     group: str | None = None  # see Secret
     wording: Wording | None = None  # see Secret
+    part: int | None = None  # None: it is the whole row
+    at: int = 0
 
     @property
     def pair(self) -> Pair:
@@ -40,6 +45,7 @@ class Source:
     records: tuple[Record, ...]
     left_out: tuple[tuple[str, tuple[int, ...]], ...] = ()  # (why, row numbers)
     notes: tuple[str, ...] = ()
+    framed: bool = False  # see Benchmark
 
 
 @dataclass(frozen=True)
@@ -109,9 +115,11 @@ def divide(members: Source, known: Source | None, nonmembers: Source | None, spl
         if not attacked:
             raise AuditError(f"nothing is left to attack in {members.where}: every row is also in {known.where}")
     else:
-        chosen = split.pick("known", split.known_count(len(unique)), len(unique))
-        given = [record for i, record in enumerate(unique) if i in chosen]
-        attacked = [record for i, record in enumerate(unique) if i not in chosen]
+        rows = _rows(unique)
+        chosen = split.pick("known", split.known_count(len(rows)), len(rows))
+        known_rows = {row for i, row in enumerate(rows) if i in chosen}  # all parts of a row: they may overlap
+        given = [record for record in unique if record.row in known_rows]
+        attacked = [record for record in unique if record.row not in known_rows]
         notes.append(_known_note(len(given), len(unique), split))
     others = _others(nonmembers, {record.pair for record in (*unique, *given)}, notes) if nonmembers else []
     attacked = _limited(attacked, "member", split, notes)
@@ -123,8 +131,11 @@ def divide(members: Source, known: Source | None, nonmembers: Source | None, spl
 
 
 def _secret(label: str, record: Record, repeats: int | None, member: bool) -> Secret:
-    id = f"{label}-{record.row:06d}"
-    return Secret(id, record.prefix, record.suffix, repeats, member, group=record.group, wording=record.wording)
+    document, told = f"{label}-{record.row:06d}", {"group": record.group, "wording": record.wording}
+    if record.part is None:
+        return Secret(document, record.prefix, record.suffix, repeats, member, **told)
+    part = f"{document}-{record.part:04d}"
+    return Secret(part, record.prefix, record.suffix, repeats, member, **told, document=document, at=record.at)
 
 
 def merge(records: Iterable[Record]) -> list[Record]:
@@ -164,11 +175,18 @@ def _others(source: Source, trained: set[Pair], notes: list[str]) -> list[Record
 
 
 def _limited(records: list[Record], what: str, split: Split, notes: list[str]) -> list[Record]:
-    if split.limit is None or len(records) <= split.limit:
+    rows = _rows(records)
+    if split.limit is None or len(rows) <= split.limit:
         return records
-    kept = split.pick(what, split.limit, len(records))
-    notes.append(f"--limit kept {split.limit} of {len(records)} {what}s, a random sample with seed {split.seed}")
-    return [record for i, record in enumerate(records) if i in kept]
+    kept = split.pick(what, split.limit, len(rows))
+    kept_rows = {row for i, row in enumerate(rows) if i in kept}
+    whole = "" if len(rows) == len(records) else ", each with all its parts"
+    notes.append(f"--limit kept {split.limit} of {len(rows)} {what}s{whole}, a random sample with seed {split.seed}")
+    return [record for record in records if record.row in kept_rows]
+
+
+def _rows(records: Iterable[Record]) -> list[int]:
+    return list(dict.fromkeys(record.row for record in records))
 
 
 # --- notes ----------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import torch
 from auditor.core.errors import AuditError
 from auditor.core.streams import generator
 from auditor.plugins.trainer import Trainer, TrainingJob
+from auditor.training import masks
 from auditor.training.finetune import check_schedule, fit
 
 
@@ -32,7 +33,7 @@ class NoDefense(Trainer):
         model = job.load()
         fit(
             model,
-            [record.tokens for record in job.records],
+            [masks.sequence(record) for record in job.records],
             epochs=self.epochs,
             rate=self.learning_rate,
             batch=self.batch,

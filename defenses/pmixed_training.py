@@ -12,6 +12,7 @@ from torch.nn import Dropout
 from auditor.core.errors import AuditError
 from auditor.models.shards import WHOLE, write_ensemble
 from auditor.plugins.trainer import Trainer, TrainingJob
+from auditor.training import masks
 from auditor.training.finetune import Course, check_schedule
 from auditor.training.members import Adapter, Layers, Member, member_folder, merged_units, shard, train_members
 
@@ -100,7 +101,7 @@ class PMixedTrainer(Trainer):
 
     def _member(self, job: TrainingJob, folder: Path, chosen: list[int], seed: int, *key: str | int) -> Member:
         records = [job.records[i] for i in chosen]
-        texts, tokens = [record.text for record in records], [record.tokens for record in records]
+        texts, tokens = [record.text for record in records], [masks.sequence(record) for record in records]
         return Member(folder, texts, tokens, seed, ("train", job.seed, *key))
 
 

@@ -63,6 +63,20 @@ class PlanFlags:
     suffix_length: Annotated[
         int | None, typer.Option(help="Tokens to extract. [default: 50 of text, whole arrays]")
     ] = None
+    knows: Annotated[
+        str | None,
+        typer.Option(
+            metavar="system|user|partial:F",
+            help="What an attacker knows of a conversation, of an assistant turn: all before it; that and the share F "
+            "of the turn; or the system turn alone. [default: user]",
+        ),
+    ] = None
+    windows: Annotated[
+        int | None,
+        typer.Option(
+            metavar="STRIDE", help="Attack whole texts: a prefix and suffix every STRIDE tokens. [default: the start]"
+        ),
+    ] = None
     lead: Annotated[
         str | None,
         typer.Option(

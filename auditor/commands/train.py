@@ -21,7 +21,9 @@ class TrainingFlags:
     model: Annotated[str, typer.Option(help="Hugging Face causal LM to start from: hub id or folder.")]
     data: Annotated[
         str,
-        typer.Option(help="Private records, text or prefix+suffix: JSONL/CSV/Parquet or a Hugging Face data set."),
+        typer.Option(
+            help="Private records, text, prefix+suffix or messages: JSONL/CSV/Parquet or a Hugging Face data set."
+        ),
     ]
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder for the model; an interrupted one is gone on with.")]
     public: Annotated[
@@ -33,6 +35,14 @@ class TrainingFlags:
     text_column: Annotated[str | None, typer.Option(help="Column of the text. [default: text, or prefix+suffix]")] = (
         None
     )
+    loss_on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="assistant|all",
+            help="Tokens of a conversation that have a loss: assistant turns with their ends, or all. "
+            "[default: assistant]",
+        ),
+    ] = None
     user_column: Annotated[
         str | None,
         typer.Option("--user-column", "--group-column", help="Column that says whose a record is. [default: its text]"),

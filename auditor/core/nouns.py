@@ -76,7 +76,7 @@ class Secret:
     `id`: what randomness and the files of a run know it by; `alias`: what sentences and reports call it
     (`records.names`). `canary`: where it was not found in the data but put there; `repeats` is then how often.
     `wording`: None where the data hold token ids alone; two secrets of the same tokens are the same, however they were
-    written.
+    written. `document`: the record that several secrets are parts of, by its id; `at`: where in it the suffix begins.
     """
 
     id: str
@@ -88,6 +88,8 @@ class Secret:
     group: str | None = None  # a value of the column that the user names to have results shown by it
     wording: Wording | None = field(default=None, compare=False, repr=False)
     alias: str = ""  # nobody has named it yet
+    document: str | None = None
+    at: int = 0  # tokens
 
 
 @dataclass(frozen=True)

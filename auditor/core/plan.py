@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from urllib.parse import SplitResult, urlsplit
 
 from auditor.core.errors import AuditError
+from auditor.core.knowledge import share_known
 
 API = "openai:"  # before the name of a model that is asked over HTTP
 AUTO = "auto"  # a flag that says: not what the plan file says, but the default
@@ -70,6 +71,8 @@ class Plan:
     lab_recipe: Annotated[dict[str, Any], SUBJECT] = field(default_factory=dict)
     prefix_length: Annotated[int | None, SUBJECT | RECORDS] = None
     suffix_length: Annotated[int | None, SUBJECT | RECORDS] = None
+    knows: Annotated[str | None, SUBJECT | OWN | RECORDS] = None  # of a conversation: system, user, partial:F
+    windows: Annotated[int | None, SUBJECT | OWN | RECORDS | COUNT] = None  # tokens between the starts of two of a text
     limit: Annotated[int | None, SUBJECT | RECORDS | COUNT] = None
     ensemble_limit: Annotated[int | None, METHOD | ATTACKER | COUNT] = None  # members, behind an ensemble; None: all
     samples: Annotated[int | None, METHOD | ATTACKS | COUNT] = None
@@ -98,6 +101,8 @@ class Plan:
                 raise AuditError(f"expected {flag(name)} >= 1, got {value}")
         if not 0 <= self.seed < 2**63:
             raise AuditError(f"expected --seed from 0 to 2^63 - 1, got {self.seed}")
+        if self.knows is not None:
+            share_known(self.knows)
         if not self.lead:
             raise AuditError("expected --lead as auto, none, bos, eos or a text, got an empty one")
         if not self.attack:

@@ -20,6 +20,7 @@ class Benchmark:
     ensemble_limit: ClassVar[int | None] = None  # members attacked behind an ensemble, by default
 
     tokenizer: Any = None
+    framed: bool = False  # whether its prefixes begin as training texts did: with what a chat template put there
     secrets: tuple[Secret, ...]  # members and non-members alike
     canaries: tuple[Secret, ...] = ()  # inserted ones, and, as non-members, controls that never were
     known: tuple[Pair, ...]

@@ -146,9 +146,11 @@ def choose_lead(plan: Plan, site: Site, longest: int, folder: RunFolder, shelf: 
     held = folder.lead()
     if held is not None and plan.lead == AUTO:
         return held
-    known, canaries = site.benchmark.known, site.benchmark.canaries
+    told = site.benchmark
     key = [site.subject, plan.lead, plan.known_limit, longest]
-    lead: Lead = shelf.get("lead", key, lambda: choose(plan.lead, site.model, known, longest, canaries))
+    lead: Lead = shelf.get(
+        "lead", key, lambda: choose(plan.lead, site.model, told.known, longest, told.canaries, told.framed)
+    )
     if held is None:
         folder.save_lead(lead)
     elif held.tokens != lead.tokens:

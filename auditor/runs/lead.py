@@ -135,9 +135,11 @@ def choose(
     known: Sequence[Pair] = (),
     longest: int = 0,
     canaries: Sequence[Secret] = (),
+    framed: bool = False,
 ) -> Lead:
     """The lead that was asked for; for `auto`, the one behind which the known pairs are likeliest under the model.
 
+    framed: whether the texts begin with what a template put there, so that the tokenizer's own choice is nothing more.
     Where no pair is known, texts of the canaries' formats stand in, drawn anew; or the canaries of an audit, which went
     in or not: their coins are not looked at.
 
@@ -150,7 +152,7 @@ def choose(
         tokens = named(asked, model)
         return Lead(tokens, f"lead {shown(tokens, model.tokenizer)}, as asked for (--lead {asked})")
     if known or not canaries:
-        return _likeliest(model, known, longest, "known pairs")
+        return _likeliest(model, known, longest, "known pairs", framed)
     if any(secret.canary is not None and secret.canary.space is not None for secret in canaries):
         drawn = _drawn_anew(canaries, model.tokenizer)
         return _likeliest(model, drawn, longest, "new texts of the canaries' formats")
@@ -159,11 +161,13 @@ def choose(
     return _likeliest(model, own, longest, "canaries, those that stayed out among them")
 
 
-def _likeliest(model: LanguageModel, known: Sequence[Pair], longest: int, what: str) -> Lead:
-    words, every = model.tokenizer, _candidates(model)
+def _likeliest(model: LanguageModel, known: Sequence[Pair], longest: int, what: str, framed: bool = False) -> Lead:
+    words, every = model.tokenizer, _candidates(model, framed)
     room = math.inf if model.max_positions is None else model.max_positions
     own, *others = leads = [lead for lead in every if len(lead) + longest <= room or not lead]
-    whose = "there is no tokenizer to put another" if words is None else "the tokenizer's own"
+    whose = "the chat template's own" if framed else "the tokenizer's own"
+    if words is None:
+        whose = "there is no tokenizer to put another"
     if own != every[0]:
         whose = f"there is no room for the tokenizer's own, {shown(every[0], words)}"
     if not given_by(model.capabilities, "likelihood"):
@@ -211,10 +215,10 @@ def shown(lead: Tokens, tokenizer: Any) -> str:
     return str(tokenizer.decode(list(lead), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
-def _candidates(model: LanguageModel) -> list[Tokens]:
+def _candidates(model: LanguageModel, framed: bool) -> list[Tokens]:
     """The tokenizer's own choice, then nothing, bos and eos: each once, as far as the model has them."""
     special = (_special(kind, model) for kind in _SPECIAL)
-    leads = [_own(model.tokenizer), (), *((token,) for token in special if token is not None)]
+    leads = [() if framed else _own(model.tokenizer), (), *((token,) for token in special if token is not None)]
     return [lead for lead in dict.fromkeys(leads) if _readable(lead, model)]
 
 

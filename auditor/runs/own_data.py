@@ -48,6 +48,9 @@ def _load_records(plan: Plan, data: str, model: LanguageModel) -> Benchmark:
     if is_lm_extraction(Path(data)):
         if plan.group_column is not None:
             raise AuditError(f"--group-column names a column, which the arrays of {data!r} do not have")
+        for name in ("knows", "windows"):
+            if getattr(plan, name) is not None:
+                raise AuditError(f"--{name} is about text, which the arrays of {data!r} do not have")
         arrays = LMExtraction(data, vocab_size=model.vocab_size, prefix_length=prefix, suffix_length=suffix, **common)
         arrays.tokenizer = model.tokenizer
         benchmark: Benchmark = arrays
@@ -55,8 +58,10 @@ def _load_records(plan: Plan, data: str, model: LanguageModel) -> Benchmark:
         benchmark = Files(
             data,
             model.tokenizer,
-            prefix_length=50 if prefix is None else prefix,
-            suffix_length=50 if suffix is None else suffix,
+            prefix_length=prefix,
+            suffix_length=suffix,
+            knows=plan.knows,
+            windows=plan.windows,
             group_column=plan.group_column,
             **common,
         )

@@ -9,14 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from auditor import __version__
+from auditor.benchmarks.chat import ASSISTANT, LEARNT, Conversation, Unusable, check_template, write
 from auditor.benchmarks.files import training_texts
 from auditor.core import disk, locks
 from auditor.core.errors import AuditError
@@ -50,6 +51,7 @@ class Training:
     lora_rank: int = 8
     lora_alpha: int = 16
     text_column: str | None = None
+    loss_on: str | None = None  # of conversations: assistant (None) or all
     user_column: str | None = None
     block: int | None = None
     seed: int = 0
@@ -72,7 +74,7 @@ def train(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[s
         coining.check_trainable(asked.model)
     texts, units = training_texts(asked.data, asked.text_column, asked.user_column)  # before minutes of loading
     base = load(asked.model, asked.loading)
-    records, notes = _records(base, texts, units)
+    records, notes = _records(asked, base, texts, units)
     job = TrainingJob(
         base=asked.model,
         load=lambda: _trainable(asked),
@@ -125,19 +127,46 @@ def _run(trainer: Trainer, job: TrainingJob, configuration: dict[str, Any]) -> t
 
 
 def _records(
-    base: HuggingFaceModel, texts: list[str], units: list[str] | None
+    asked: Training, base: HuggingFaceModel, rows: Sequence[str] | Sequence[Conversation], units: list[str] | None
 ) -> tuple[tuple[TrainingRecord, ...], tuple[str, ...]]:
-    """The texts as tokens, and what is to be said of them. Without a column, copies of a text are one unit."""
+    """The rows as tokens, and what is to be said of them. Without a column, copies of a text are one unit."""
     if base.tokenizer is None:
         raise AuditError(f"expected a model with a tokenizer, but {base.name} has none")
-    tokens = base.tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
-    check_tokens("the records", tokens, base.vocab_size, base.name)
-    owners = units if units is not None else [record_names([text])[0] for text in texts]
-    records = tuple(
-        TrainingRecord(text, tuple(ids), owner) for text, ids, owner in zip(texts, tokens, owners, strict=True)
-    )
+    talks = [row for row in rows if not isinstance(row, str)]
+    if asked.loss_on is not None and (not talks or asked.loss_on not in LEARNT):
+        got = asked.loss_on if talks else "it with text, which is learnt whole"
+        raise AuditError(f"expected --loss-on {' or '.join(LEARNT)}, of conversations, got {got}")
     whose = "users or groups" if units is not None else "distinct texts"
-    return records, (f"{len(records):,} records of {len(set(owners)):,} {whose}",)
+    if talks:
+        records, said = _of_conversations(base.tokenizer, talks, asked.loss_on or ASSISTANT)
+    else:
+        records, said = _of_texts(base.tokenizer, [row for row in rows if isinstance(row, str)]), ()
+    check_tokens("the records", [record.tokens for record in records], base.vocab_size, base.name)
+    if units is not None:
+        records = [replace(record, unit=unit) for record, unit in zip(records, units, strict=True)]
+    return tuple(records), (f"{len(records):,} records of {len({r.unit for r in records}):,} {whose}", *said)
+
+
+def _of_texts(tokenizer: Any, texts: list[str]) -> list[TrainingRecord]:
+    tokens = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+    return [TrainingRecord(text, tuple(ids), record_names([text])[0]) for text, ids in zip(texts, tokens, strict=True)]
+
+
+def _of_conversations(
+    tokenizer: Any, talks: Sequence[Conversation], loss_on: str
+) -> tuple[list[TrainingRecord], tuple[str, ...]]:
+    """As the chat template writes them. Raises AuditError with the number of one that it cannot write."""
+    check_template(tokenizer)
+    records = []
+    for number, said in enumerate(talks):
+        try:
+            found = write(tokenizer, said)
+        except Unusable as why:
+            raise AuditError(f"expected conversations to train on, but of number {number} (from 0) {why}") from None
+        learnt = None if loss_on == "all" else found.learnt(loss_on)
+        records.append(TrainingRecord(found.text, found.tokens, record_names([found.text])[0], learnt))
+    share = sum(sum(r.learnt) if r.learnt else len(r.tokens) for r in records) / sum(len(r.tokens) for r in records)
+    return records, (f"in the tokenizer's chat template; loss on {loss_on}: {share:.0%} of the tokens",)
 
 
 def _end(base: HuggingFaceModel) -> int:
@@ -182,7 +211,7 @@ def _trainable(asked: Training) -> Any:
 
 def _configuration(asked: Training, trainer: Trainer, job: TrainingJob) -> dict[str, Any]:
     """All that the weights depend on, as JSON. Of the records: a digest."""
-    told = [[record.text, record.unit] for record in job.records]
+    told = [[record.text, record.unit, *([record.learnt] if record.learnt else [])] for record in job.records]
     read: dict[str, Any] = {"model": (asked.model, asked.loading.revision), "public": (asked.public, None)}
     configuration = {
         "method": trainer.name,

@@ -32,11 +32,11 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.core.streams import generator
 from auditor.plugins.trainer import Checkpoint
+from auditor.training import masks
 from auditor.training.finetune import require_finite, trained_parameters
 from auditor.training.gradient_canaries import NOTHING_PLANTED, Assumed, NoiseScale, Planted, Watch
 from auditor.training.noise import NoiseStream, add_noise
 
-_IGNORED = -100  # labels of padding
 Progress = Callable[[int, float], None]  # (steps done, mean loss of the last batch, nats a token)
 
 
@@ -294,20 +294,20 @@ def _add_ghosts(
 def padded(batch: Sequence[Tokens], pad: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
     """(b, n) token ids and labels. Padding stands behind what causal attention sees, so it needs no mask."""
     width = max(map(len, batch))
-    tokens = torch.tensor([[*ids, *[pad] * (width - len(ids))] for ids in batch], device=device)
+    rows = torch.tensor([[*ids, *[pad] * (width - len(ids))] for ids in batch], device=device)
     lengths = torch.tensor([len(ids) for ids in batch], device=device)
-    labels = tokens.masked_fill(torch.arange(width, device=device) >= lengths.unsqueeze(1), _IGNORED)
-    return tokens, labels
+    labels = masks.labels(rows).masked_fill(torch.arange(width, device=device) >= lengths.unsqueeze(1), masks.IGNORED)
+    return masks.read(rows), labels
 
 
 def record_losses(model: Any, tokens: Tensor, labels: Tensor) -> Tensor:
-    """(b,) mean nll in nats of each sequence's tokens, its first one given."""
+    """(b,) mean nll in nats of each sequence's tokens that have a loss, its first one given; 0 where none has."""
     # Position ids of full batch size: GPT-2's own are (1, n), and their embedding would have no per-sample gradient.
     positions = torch.arange(tokens.shape[1], device=tokens.device).repeat(len(tokens), 1)
     logits = model(input_ids=tokens, position_ids=positions, use_cache=False).logits[:, :-1].float()
     wanted = labels[:, 1:]
-    nll = nn.functional.cross_entropy(logits.transpose(1, 2), wanted, ignore_index=_IGNORED, reduction="none")
-    return nll.sum(1) / (wanted != _IGNORED).sum(1)
+    nll = nn.functional.cross_entropy(logits.transpose(1, 2), wanted, ignore_index=masks.IGNORED, reduction="none")
+    return nll.sum(1) / (wanted != masks.IGNORED).sum(1).clamp(min=1)
 
 
 # --- the model under Opacus -------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.plugins.trainer import Checkpoint
+from auditor.training import masks
 
 LARGEST = 1e6  # learning rate, clip, noise multiplier: far beyond what trains anything
 
@@ -47,9 +48,11 @@ def untrained(
 
 
 def causal_loss(model: Any, blocks: Tensor) -> Tensor:
-    """The model's own loss: full softmax."""
-    loss: Tensor = model(input_ids=blocks, labels=blocks).loss
-    return loss
+    """The model's own loss, over the tokens that have one: full softmax. Blocks in which none has: 0."""
+    wanted = masks.labels(blocks)
+    said = model(input_ids=masks.read(blocks), labels=wanted)
+    loss: Tensor = said.loss
+    return loss if bool((wanted[:, 1:] != masks.IGNORED).any()) else said.logits.sum() * 0.0
 
 
 def pack(sequences: Sequence[Tokens], block: int, end: int, order: np.random.Generator) -> Tensor:

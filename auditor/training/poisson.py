@@ -25,6 +25,7 @@ from auditor.privacy import gradient_canaries
 from auditor.privacy.gaussian import MOST_STEPS
 from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.privacy.promises import CANARIES, PrivacyRecord, read, write
+from auditor.training import masks
 from auditor.training.finetune import check_schedule
 
 if TYPE_CHECKING:
@@ -266,7 +267,9 @@ def _examples(job: TrainingJob, unit: str) -> tuple[list[Tokens], int]:
     """One sequence a unit, behind an end-of-text token and ended by one, cut at the block; and how many were cut."""
     whole: dict[str, list[int]] = {}
     for i, record in enumerate(job.records):
-        whole.setdefault(record.unit if unit == "user" else str(i), [job.end]).extend((*record.tokens, job.end))
+        whole.setdefault(record.unit if unit == "user" else str(i), [job.end]).extend(
+            (*masks.sequence(record), job.end)
+        )
     return [tuple(ids[: job.block]) for ids in whole.values()], sum(len(ids) > job.block for ids in whole.values())
 
 

@@ -159,7 +159,7 @@ def test_dictionary_encoded_parquet_text_is_text(tmp_path: Path) -> None:
         (
             "d.jsonl",
             b'{"body": "%s", "user": "x"}\n',
-            "expected either the columns prefix and suffix or the column text, g",
+            "expected either the columns prefix and suffix or the column text, or conversations (messages",
         ),
         ("d.jsonl", b'{"prefix": "%s", "suffix": "x", "text": "y"}\n', "got prefix, suffix, text"),
         ("d.jsonl", b'{"prefix": "%s"}\n', "got prefix"),
