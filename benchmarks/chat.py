@@ -26,9 +26,9 @@ LEARNT: tuple[str, ...] = get_args(Learnt)
 LAYOUTS = (("messages",), ("conversations",), ("prompt", "completion"), ("instruction", "output"))
 BESIDE = ("input", "system")  # columns that are read where the layout has them
 _ROLES = {
-    **{name: SYSTEM for name in ("system", "developer")},
-    **{name: USER for name in ("user", "human")},
-    **{name: ASSISTANT for name in ("assistant", "gpt", "chatgpt", "bot", "model")},
+    **dict.fromkeys(("system", "developer"), SYSTEM),
+    **dict.fromkeys(("user", "human"), USER),
+    **dict.fromkeys(("assistant", "gpt", "chatgpt", "bot", "model"), ASSISTANT),
 }
 
 

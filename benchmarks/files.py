@@ -72,8 +72,8 @@ class Files(Benchmark):
         """Reads and cuts everything at once. Raises AuditError for whatever a user can mend, in one sentence.
 
         `prefix_length` and `suffix_length`, 50 each where not given, cut a `text` column, at the start of each text, or
-        with `windows` all along it, a stride of so many tokens apart; `prefix` and `suffix` columns are kept whole. Of a
-        conversation, each assistant turn is a suffix, behind what an attacker `knows` of what came before: all of it,
+        with `windows` all along it, a stride of so many tokens apart; `prefix` and `suffix` columns are kept whole. Of
+        a conversation, each assistant turn is a suffix, behind what an attacker `knows` of what came before: all of it,
         or its last `prefix_length` tokens.
         `group_column` is read of `data`, and of `nonmembers` where they have it; its values are shown in reports.
         """
@@ -340,7 +340,7 @@ def _joined(table: _Table, layout: Sequence[str]) -> list[str]:
 
 def training_texts(
     name: str, text_column: str | None = None, unit_column: str | None = None
-) -> tuple[list[str] | list[chat.Conversation], list[str] | None]:
+) -> tuple[Sequence[str | chat.Conversation], list[str] | None]:
     """Every row's text (prefix and suffix joined, where those are the columns) or conversation, as often as its
     `repeats` say.
 
@@ -350,12 +350,14 @@ def training_texts(
     table = _filled(_read("--data", name, (*_COLUMNS, *given)))
     for column in given:
         if table.columns.count(column) != 1:
-            found = table.columns.count(column)
-            raise AuditError(f"{table.where}: expected one column {column!r}, got {found or named(table.columns)}")
+            times = table.columns.count(column)
+            raise AuditError(f"{table.where}: expected one column {column!r}, got {times or named(table.columns)}")
     layout = (text_column,) if text_column is not None else _layout(table)
-    texts = _joined(table, layout) if layout in _PLAIN or text_column is not None else _talks(table, layout)
-    if "" in texts:
-        raise AuditError(f"{table.where}, row {texts.index('')} (counted from 0): expected text, got an empty one")
+    plain = layout in _PLAIN or text_column is not None
+    found: Sequence[str] | Sequence[chat.Conversation] = _joined(table, layout) if plain else _talks(table, layout)
+    for row, text in enumerate(found):
+        if not text:
+            raise AuditError(f"{table.where}, row {row} (counted from 0): expected text, got an empty one")
     repeats = _repeats(table)
     if sum(repeats) > _MOST_COPIES:
         raise AuditError(
@@ -364,7 +366,7 @@ def training_texts(
         )
     rows = [row for row, count in enumerate(repeats) for _ in range(count)]
     units = None if unit_column is None else _units(table, unit_column)
-    return [texts[row] for row in rows], None if units is None else [units[row] for row in rows]
+    return [found[row] for row in rows], None if units is None else [units[row] for row in rows]
 
 
 def _plain_layout(table: _Table) -> tuple[str, ...]:

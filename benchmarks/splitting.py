@@ -20,7 +20,7 @@ SEVERAL = "several groups"
 class Record:
     """One row as tokens, or one part of a row; both count from 0.
 
-    repeats: None: how often it was trained on is not known. at: of a part, where its suffix begins, in tokens of the row.
+    repeats: None: how often it was trained on is not known. at: of a part, where its suffix begins in the row's tokens.
     """
 
     row: int
@@ -131,11 +131,9 @@ def divide(members: Source, known: Source | None, nonmembers: Source | None, spl
 
 
 def _secret(label: str, record: Record, repeats: int | None, member: bool) -> Secret:
-    document, told = f"{label}-{record.row:06d}", {"group": record.group, "wording": record.wording}
-    if record.part is None:
-        return Secret(document, record.prefix, record.suffix, repeats, member, **told)
-    part = f"{document}-{record.part:04d}"
-    return Secret(part, record.prefix, record.suffix, repeats, member, **told, document=document, at=record.at)
+    row = f"{label}-{record.row:06d}"
+    whole = Secret(row, record.prefix, record.suffix, repeats, member, group=record.group, wording=record.wording)
+    return whole if record.part is None else replace(whole, id=f"{row}-{record.part:04d}", document=row, at=record.at)
 
 
 def merge(records: Iterable[Record]) -> list[Record]:

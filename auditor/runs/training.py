@@ -127,7 +127,7 @@ def _run(trainer: Trainer, job: TrainingJob, configuration: dict[str, Any]) -> t
 
 
 def _records(
-    asked: Training, base: HuggingFaceModel, rows: Sequence[str] | Sequence[Conversation], units: list[str] | None
+    asked: Training, base: HuggingFaceModel, rows: Sequence[str | Conversation], units: list[str] | None
 ) -> tuple[tuple[TrainingRecord, ...], tuple[str, ...]]:
     """The rows as tokens, and what is to be said of them. Without a column, copies of a text are one unit."""
     if base.tokenizer is None:

@@ -1,0 +1,231 @@
+"""Conversations: what a template writes of them, what of that is learnt, what an attacker is told, and refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from auditor.benchmarks import chat
+from auditor.benchmarks.files import Files
+from auditor.core.errors import AuditError
+from auditor.core.knowledge import share_known
+from auditor.runs import training
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+MARKED = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}{% generation %}"
+    "{{ m.content + '<|im_end|>' }}{% endgeneration %}{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+INST = (  # the system turn goes into the first user turn, answers stand behind a space, and are trimmed
+    "{{ bos_token }}{% if messages[0].role == 'system' %}{% set sys = messages[0].content + '\n\n' %}"
+    "{% set messages = messages[1:] %}{% else %}{% set sys = '' %}{% endif %}{% for m in messages %}"
+    "{% if m.role == 'user' %}{{ '[INST] ' + (sys if loop.first else '') + m.content + ' [/INST]' }}"
+    "{% else %}{{ ' ' + (m.content | trim) + eos_token }}{% endif %}{% endfor %}"
+)
+ALTERNATING = "{{ raise_exception('System role not supported') if messages[0].role == 'system' }}" + CHATML
+DEAF = CHATML.replace("in messages %}", "in messages if m.role != 'system' %}")
+THINKING = CHATML.replace("m.content", "('' if m.role != 'assistant' else '<think>\n\n</think>\n\n') + m.content")
+WORDS = ["Dear Ann, the code is 4711.", "What is the code of door seven?", "You are a bank's clerk.", " It is 0815."]
+
+
+def tokenizer(template: str | None = CHATML) -> PreTrainedTokenizerFast:
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    special = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "[INST]", "[/INST]"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    asked: dict[str, Any] = {"vocab_size": 350, "special_tokens": special, "initial_alphabet": alphabet}
+    made.train_from_iterator(WORDS, trainers.BpeTrainer(**asked, show_progress=False))
+    found = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
+    found.chat_template = template
+    return found
+
+
+def talk(*contents: str, system: str | None = None) -> chat.Conversation:
+    turns = [chat.Turn(("user", "assistant")[i % 2], content) for i, content in enumerate(contents)]
+    return (*([chat.Turn("system", system)] if system else []), *turns)
+
+
+def messages(said: chat.Conversation) -> list[dict[str, str]]:
+    return [{"role": turn.role, "content": turn.content} for turn in said]
+
+
+def text(words: Any, tokens: Sequence[int]) -> str:
+    return str(words.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+TWO = talk("Hello, I am Ann.", "The code is 4711.", "And of door seven?", "It is 0815.", system="You are a clerk.")
+
+
+# --- what a template writes -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKED, INST, THINKING])
+def test_prefix_and_suffix_are_what_the_model_read_and_said(template: str) -> None:
+    """Of every answer: all before it is the prefix, template and earlier answers included; its own text the suffix."""
+    words = tokenizer(template)
+    whole = str(words.apply_chat_template(messages(TWO), tokenize=False))
+    found = [one for one in chat.cut(words, TWO, "user", 50, None) if isinstance(one, chat.Cut)]
+    assert [text(words, one.suffix).strip() for one in found] == ["The code is 4711.", "It is 0815."]
+    for one in found:
+        assert whole.startswith(text(words, (*one.prefix, *one.suffix)))
+        assert (one.wording.prefix, one.wording.suffix) == (text(words, one.prefix), text(words, one.suffix))
+        assert "".join(one.wording.pieces) == one.wording.suffix
+        ids = words(whole, add_special_tokens=False)["input_ids"]
+        assert tuple(ids[: len(one.prefix) + len(one.suffix)]) == (*one.prefix, *one.suffix)  # as it was trained on
+
+
+def test_what_an_attacker_knows() -> None:
+    words = tokenizer()
+    (system,) = chat.cut(words, TWO, "system", 50, None)
+    assert isinstance(system, chat.Cut)
+    assert system.wording.prefix == "<|im_start|>system\nYou are a clerk.<|im_end|>\n<|im_start|>assistant\n"
+    assert text(words, system.prefix) == system.wording.prefix and system.wording.suffix == "The code is 4711."
+    user, _ = chat.cut(words, TWO, "user", 50, None)
+    half, _ = chat.cut(words, TWO, "partial:0.5", 50, None)
+    assert isinstance(user, chat.Cut) and isinstance(half, chat.Cut)
+    assert len(half.prefix) == len(user.prefix) + len(user.suffix) // 2
+    assert (*half.prefix, *half.suffix) == (*user.prefix, *user.suffix)
+    short, _ = chat.cut(words, TWO, "user", 2, 3)
+    assert isinstance(short, chat.Cut) and (short.prefix, short.suffix) == (user.prefix[-3:], user.suffix[:2])
+    assert short.wording.prefix == text(words, short.prefix)
+
+
+@given(st.lists(st.sampled_from(["a b", "The code\nis 1.", "é 7 ", "[x]"]), min_size=2, max_size=6))
+def test_the_learnt_tokens_are_the_assistants(contents: list[str]) -> None:
+    """Twin: HF's own mask of a template that marks answers; of one that does not, turn by turn as text."""
+    said = talk(*contents)
+    assert chat.write(tokenizer(MARKED), said).learnt("assistant") == _marks(tokenizer(MARKED), said)
+    words = tokenizer(CHATML)
+    found = chat.write(words, said)
+    learnt = "".join(words.decode([t]) for t, own in zip(found.tokens, found.learnt("assistant"), strict=True) if own)
+    if all(content.isascii() for content in contents):
+        assert learnt == "".join(f"{turn.content}<|im_end|>\n" for turn in said if turn.role == "assistant")
+    assert all(found.learnt("all")) and len(found.learnt("all")) == len(found.tokens)
+
+
+def _marks(words: Any, said: chat.Conversation) -> tuple[bool, ...]:
+    told = words.apply_chat_template(messages(said), return_dict=True, return_assistant_tokens_mask=True)
+    return tuple(map(bool, told["assistant_masks"]))
+
+
+# --- columns ----------------------------------------------------------------------------------------------------------
+
+ROWS: dict[str, dict[str, Any]] = {
+    "messages": {"messages": messages(talk("Who?", "Ann."))},
+    "developer": {"messages": [{"role": "user", "content": [{"type": "text", "text": "Who?"}]}, messages(TWO)[2]]},
+    "sharegpt": {"conversations": [{"from": "human", "value": "Who?"}, {"from": "gpt", "value": "Ann."}]},
+    "completion": {"prompt": "Who?", "completion": "Ann."},
+    "both as messages": {"prompt": messages(talk("Who?")), "completion": [{"role": "assistant", "content": "Ann."}]},
+    "alpaca": {"instruction": "Who?", "input": "", "output": "Ann."},
+    "alpaca with input": {"instruction": "Who", "input": "is it?", "output": "Ann.", "system": "You are a clerk."},
+}
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_the_usual_columns_are_conversations(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_text(json.dumps(ROWS[kind]) + "\n")
+    (secret,) = Files(str(path), tokenizer(), known_fraction=0).secrets
+    assert secret.wording is not None and secret.document is None
+    assert secret.wording.suffix == ("The code is 4711." if kind == "developer" else "Ann.")
+    assert "Who" in secret.wording.prefix and secret.wording.prefix.endswith("<|im_start|>assistant\n")
+    assert ("clerk" in secret.wording.prefix) == ("system" in ROWS[kind])
+
+
+def rows(tmp_path: Path, *said: Any) -> str:
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps({"messages": one}) + "\n" for one in said))
+    return str(path)
+
+
+def test_several_answers_of_a_conversation_stay_together(tmp_path: Path) -> None:
+    """None is known whose neighbour is attacked: what came before the one holds the other."""
+    data = rows(tmp_path, *(messages(talk("Who?", f"Ann {i}.", "And?", f"Bob {i}.")) for i in range(10)))
+    made = Files(data, tokenizer(), known_fraction=0.3, limit=4)
+    assert len(made.known) == 6 and len(made.secrets) == 8 and len({s.document for s in made.secrets}) == 4
+    assert {s.id for s in made.secrets} == {f"{s.document}-{part:04d}" for s in made.secrets for part in (0, 1)}
+    assert made.framed and any("each with all its parts" in note for note in made.notes)
+
+
+# --- what cannot be used ----------------------------------------------------------------------------------------------
+
+BAD: dict[str, tuple[Any, str]] = {
+    "no assistant": (messages(talk("Who?")), "no assistant turn"),
+    "system late": ([*messages(talk("Who?", "Ann.")), {"role": "system", "content": "x"}], "roles out of order"),
+    "twice": ([*messages(talk("Who?", "Ann.")), {"role": "assistant", "content": "x"}], "two turns of one role"),
+    "tool": ([*messages(talk("Who?", "Ann.")), {"role": "tool", "content": "x"}], "another role"),
+    "empty": (messages(talk("Who?", " ")), "not text, or empty"),
+    "image": ([{"role": "user", "content": [{"type": "image"}]}, *messages(talk("Who?", "Ann."))[1:]], "not text"),
+    "text": ("Who? Ann.", "no list"),
+    "words": (["Who?"], "no object"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_what_cannot_be_used_is_left_out_by_name(tmp_path: Path, kind: str) -> None:
+    bad, why = BAD[kind]
+    made = Files(rows(tmp_path, messages(talk("Who?", "Ann.")), bad), tokenizer(), known_fraction=0)
+    assert len(made.secrets) == 1 and any(why in note and "row 1" in note for note in made.notes)
+    with pytest.raises(AuditError, match=why):
+        Files(rows(tmp_path, bad), tokenizer(), known_fraction=0)
+
+
+def test_templates_that_cannot_write_a_conversation(tmp_path: Path) -> None:
+    data = rows(tmp_path, messages(TWO))
+    with pytest.raises(AuditError, match="expected a tokenizer with a chat template"):
+        Files(data, tokenizer(None), known_fraction=0)
+    with pytest.raises(AuditError, match="drops it: leave the system turns out"):
+        Files(data, tokenizer(DEAF), known_fraction=0)
+    with pytest.raises(AuditError, match=r"refuses it \(System role not supported\)"):
+        Files(data, tokenizer(ALTERNATING), known_fraction=0)
+    quoting = "{{ raise_exception('not ' + messages[0].content) }}"
+    with pytest.raises(AuditError) as refused:
+        Files(data, tokenizer(quoting), known_fraction=0)
+    assert "clerk" not in str(refused.value)
+    with pytest.raises(AuditError, match="no system turn to know"):
+        Files(rows(tmp_path, messages(talk("Who?", "Ann."))), tokenizer(), knows="system", known_fraction=0)
+
+
+def test_flags_that_say_nothing_to_the_data_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_text(json.dumps({"text": "a b c d e f g h"}) + "\n")
+    with pytest.raises(AuditError, match="--knows is about conversations"):
+        Files(str(path), tokenizer(), knows="user", known_fraction=0)
+    with pytest.raises(AuditError, match="--windows slides over a text column"):
+        Files(rows(tmp_path, messages(TWO)), tokenizer(), windows=3, known_fraction=0)
+    path.write_text(json.dumps({"messages": messages(TWO), "text": "a"}) + "\n")
+    with pytest.raises(AuditError, match=r"expected one layout, got text, and messages"):
+        Files(str(path), tokenizer(), known_fraction=0)
+    for bad in ("assistant", "partial", "partial:1", "partial:x", "user:0.5", "partial:nan", ""):
+        with pytest.raises(AuditError, match="expected --knows system, user or partial:F"):
+            share_known(bad)
+
+
+# --- training on the same ---------------------------------------------------------------------------------------------
+
+
+def test_training_learns_the_answers_alone() -> None:
+    """The records of a training have the mask that the attack's suffixes lie in."""
+    words = tokenizer()
+    (record,), said = training._of_conversations(words, [TWO], "assistant")
+    assert record.learnt is not None and "loss on assistant" in said[0]
+    found = [one for one in chat.cut(words, TWO, "user", 50, None) if isinstance(one, chat.Cut)]
+    for one in found:
+        at = len(one.prefix)
+        assert record.tokens[: at + len(one.suffix)] == (*one.prefix, *one.suffix)
+        assert all(record.learnt[at : at + len(one.suffix)]) and not record.learnt[at - 1]
+    (whole,), _ = training._of_conversations(words, [TWO], "all")
+    assert whole.learnt is None and whole.tokens == record.tokens
