@@ -91,6 +91,8 @@ class Files(Benchmark):
         self.secrets, self.known, self.heldout = parts.secrets, parts.known, parts.heldout
         self.description = f"{Path(data).name if Path(data).exists() else data}: {parts.counted()}"
         self.framed = members.framed
+        if self.framed:  # of a conversation, what is answered: the rest need not have been learnt
+            self.heldout_given = tuple(len(secret.prefix) for secret in self.secrets if not secret.member)
         self.notes = (_tokenizer_note(self.tokenizer), *parts.notes)
 
 

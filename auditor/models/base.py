@@ -274,14 +274,18 @@ class LanguageModel(ABC):
 
 
 def perplexity_nll(
-    model: LanguageModel, texts: Sequence[tuple[int, ...]], batch_size: int = 32
+    model: LanguageModel, texts: Sequence[tuple[int, ...]], batch_size: int = 32, given: Sequence[int] = ()
 ) -> Iterator[tuple[float, int]]:
-    """(summed nll in nats, predicted tokens) of each text under the model's law; the first token is given."""
+    """(summed nll in nats, predicted tokens) of each text under the model's law.
+
+    given: how many tokens of each text are; where empty, the first.
+    """
     results: dict[int, tuple[float, int]] = {}
-    for batch in by_shape([(1, len(text)) for text in texts], batch_size):
-        tokens = torch.tensor([texts[i] for i in batch], device=model.device)
+    shapes = [(first, len(text)) for first, text in zip(given or [1] * len(texts), texts, strict=True)]
+    for batch in by_shape(shapes, batch_size):
+        tokens, first = torch.tensor([texts[i] for i in batch], device=model.device), shapes[batch[0]][0]
         with torch.no_grad():
-            scores = model.token_log_probs(tokens[:, :1], tokens[:, 1:])
+            scores = model.token_log_probs(tokens[:, :first], tokens[:, first:])
         for i, nll in zip(batch, (-scores.double().sum(-1)).tolist(), strict=True):
-            results[i] = (nll, tokens.shape[1] - 1)
+            results[i] = (nll, tokens.shape[1] - first)
     yield from (results[i] for i in range(len(texts)))

@@ -25,6 +25,7 @@ class Benchmark:
     canaries: tuple[Secret, ...] = ()  # inserted ones, and, as non-members, controls that never were
     known: tuple[Pair, ...]
     heldout: tuple[Tokens, ...]  # text of the private kind that nothing was trained on, for perplexity
+    heldout_given: tuple[int, ...] = ()  # how many tokens of each are no part of that; empty: one
     description: str = ""
     notes: tuple[str, ...] = ()
 

@@ -6,12 +6,13 @@ It charges no claim: no attacker asks.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 
-from auditor.core.nouns import Secret, TokenLogProbs
+from auditor.core.nouns import Secret, TokenLogProbs, Tokens
 from auditor.core.result import Measurement
 from auditor.core.streams import CHANNELS
 from auditor.generation.sample import sample
@@ -49,12 +50,28 @@ def heldout(audit: Audit, target: Target) -> Mapping[str, Sequence[float]]:
     if not texts or not given_by(target.model.capabilities, "likelihood"):
         return {}
 
+    given = audit.benchmark.heldout_given
+
     def scored() -> dict[str, Sequence[float]]:
-        nll, tokens = zip(*perplexity_nll(target.model, texts), strict=True)
-        return {"tokens": tokens, "perplexity": nll, **target.model.other_nll(texts, audit.plan.seed)}
+        nll, tokens = zip(*perplexity_nll(target.model, texts, given=given), strict=True)
+        others = _other_nll(target.model, texts, given or [1] * len(texts), audit.plan.seed)
+        return {"tokens": tokens, "perplexity": nll, **others}
 
     found: Mapping[str, Sequence[float]]
     found = scored() if target.defense else audit.shelf.get("perplexity", audit.asked, scored)
+    return found
+
+
+def _other_nll(
+    model: LanguageModel, texts: Sequence[Tokens], given: Sequence[int], seed: int
+) -> Mapping[str, Sequence[float]]:
+    """By each count of given tokens, of which a model takes one at a time."""
+    found: dict[str, list[float]] = {}
+    for first in dict.fromkeys(given):
+        own = [i for i, count in enumerate(given) if count == first]
+        for name, nll in model.other_nll([texts[i] for i in own], seed, first).items():
+            for i, value in zip(own, nll, strict=True):
+                found.setdefault(name, [math.nan] * len(texts))[i] = value
     return found
 
 
