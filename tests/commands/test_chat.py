@@ -14,7 +14,7 @@ from auditor.cli import call
 from tests.benchmarks.test_chat import messages, talk, tokenizer
 
 Said = pytest.CaptureFixture[str]
-NAMES = "Ann Bob Cy Dora Eve Fritz Gus Hal Ivy Joe Kim Lou".split()
+NAMES = ["Ann", "Bob", "Cy", "Dora", "Eve", "Fritz", "Gus", "Hal", "Ivy", "Joe", "Kim", "Lou"]
 FRESH = ["2093", "7741", "3358", "6120", "9485", "4066"]
 CODES = ["4711", "0815", "9036", "5527", "1184", "6602"]
 
