@@ -78,7 +78,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Cut:
-    """One answer as a secret; `at`: where its suffix begins in the conversation's tokens; `stands`: what it is there."""
+    """One answer as a secret; `at`: where its suffix begins, in tokens; `stands`: what it is in the conversation."""
 
     prefix: Tokens
     suffix: Tokens

@@ -16,6 +16,7 @@ from auditor.reports.blocks import Block, Figure, Figures, Forest, Group, Paragr
 from auditor.reports.topics import Topic, row_details, span, titled
 from auditor.reports.verdict import strongest
 
+_DOCUMENTS = 20  # that the table of documents names, a row
 _POSITIONS = 400  # of a suffix that the figure of token positions shows
 _REVEALED_AT_MOST = 1_000_000  # characters: a page that a browser still likes
 
@@ -30,7 +31,7 @@ def _where(result: AuditResult, details: Details) -> list[Block]:
     rows, alone = _strongest_rows(result, details), [f for f in figures.drawn(result) if f.plot not in figures.RESEARCH]
     beside = [*_lengths(result, details, rows), *_positions(result, details)]
     shown: list[Block] = [Figures(tuple(drawn)) for drawn in (alone, beside) if drawn]
-    return [*shown, *_groups(result, details, rows)]
+    return [*shown, *_groups(result, details, rows), *_documents(result, details, rows)]
 
 
 def _all_figures(result: AuditResult) -> list[Block]:
@@ -52,6 +53,26 @@ def _groups(result: AuditResult, details: Details, rows: Sequence[tuple[Finding,
     column = result.plan.get("group_column")
     caption = f"Recall by {column}" if isinstance(column, str) else "Recall by kind of record"
     return [Forest(Table("groups-table", caption, ("Group", "Came out"), tables, frozenset({1})), spans)]
+
+
+def _documents(result: AuditResult, details: Details, rows: Sequence[tuple[Finding, RowDetails]]) -> list[Block]:
+    """Records that several secrets are parts of, the worst of each row."""
+    measured = [(finding, detailed.by_document(details, seen)) for finding, seen in rows]
+    groups = tuple(
+        Group(
+            titled(result, f),
+            tuple((name, f"{block:,}", f"{out:,} of {of:,}") for name, (block, out, of) in found.items() if block)[
+                :_DOCUMENTS
+            ],
+        )
+        for f, found in measured
+        if found
+    )
+    if not any(group.rows for group in groups):
+        return []
+    caption = f"Longest block that came out of a document, in tokens; at most {_DOCUMENTS} documents a row"
+    head = ("Document, by its first part", "Longest block", "Parts that came out")
+    return [Table("documents-table", caption, head, groups, frozenset({1, 2}))]
 
 
 def _lengths(result: AuditResult, details: Details, rows: Sequence[tuple[Finding, RowDetails]]) -> list[Figure]:

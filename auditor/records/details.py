@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from auditor.core.jsonfiles import read_object
 from auditor.core.nouns import CellKey, Secret
 from auditor.core.result import Measurement
 from auditor.records.outcomes import OUTCOMES, by_cell
-from auditor.statistics import intervals, judging
+from auditor.statistics import documents, intervals, judging
 
 SECRETS, TOKENS, OBSERVATIONS = "secrets.json", "tokens.jsonl", "observations.jsonl"
 
@@ -38,6 +39,8 @@ class SecretFacts:
     repeats: int | None = None
     length: int | None = None  # of its suffix, in tokens; None: an older run
     group: str | None = None
+    document: str | None = None  # what it is a part of: the alias of that one's first part
+    at: int = 0  # where in that its suffix begins, in tokens
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,12 @@ class Details:
 def facts(secrets: Sequence[Secret], salt: str) -> dict[str, Any]:
     """The record `read` reads: a column a key; salt: the fingerprint of the one that the aliases were made with."""
     columns = {name: [getattr(s, name) for s in secrets] for name in ("id", "alias", "member", "repeats", "group")}
-    return {"salt": salt, **columns, "length": [len(secret.suffix) for secret in secrets]}
+    found = {"salt": salt, **columns, "length": [len(secret.suffix) for secret in secrets]}
+    if all(secret.document is None for secret in secrets):
+        return found
+    first = {secret.document: secret.alias for secret in reversed(secrets) if secret.document is not None}
+    named = [None if secret.document is None else first[secret.document] for secret in secrets]
+    return {**found, "document": named, "at": [secret.at for secret in secrets]}
 
 
 def aliases(folder: Path) -> dict[str, str]:
@@ -88,9 +96,26 @@ def read(folder: Path) -> Details:
 
 
 def _facts(folder: Path, columns: Mapping[str, Any]) -> tuple[SecretFacts, ...]:
-    names = ("id", "alias", "member", "repeats", "length", "group")
+    names: tuple[str, ...] = ("id", "alias", "member", "repeats", "length", "group")
+    names += ("document", "at") if "document" in columns else ()
     with _held(folder / SECRETS, f"a column each of {', '.join(names)}"):
         return tuple(SecretFacts(*values) for values in zip(*(columns[name] for name in names), strict=True))
+
+
+def by_document(details: Details, seen: RowDetails) -> dict[str, tuple[int, int, int]]:
+    """Of members' documents: tokens of the longest block that came out, parts out, parts asked for. Worst first."""
+    if seen.outcome is None:
+        return {}
+    hit = dict(zip(seen.outcome.ids, seen.outcome.hit.tolist(), strict=True))
+    parts = [
+        documents.Part(s.document, s.at, s.length or 0, hit[s.id])
+        for s in details.secrets
+        if s.document is not None and s.member and s.id in hit
+    ]
+    longest = documents.blocks(parts)
+    asked, out = Counter(part.document for part in parts), Counter(part.document for part in parts if part.out)
+    worst = sorted(longest, key=lambda name: (-longest[name], name))
+    return {name: (longest[name], out[name], asked[name]) for name in worst}
 
 
 def _facts_by_rows(rows: Mapping[CellKey, RowDetails]) -> tuple[SecretFacts, ...]:

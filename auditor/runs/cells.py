@@ -22,7 +22,7 @@ from auditor.runs.audit import Audit
 from auditor.runs.collector import Collector
 from auditor.runs.states import State
 from auditor.runs.target import Target
-from auditor.statistics import extraction, judging
+from auditor.statistics import documents, extraction, judging
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,11 @@ class AttackCell(Cell):
         self.collector.judged(self.key, outcome, guesses, self.attack.score_is_probability(self.view))
         return dataclasses.replace(
             blank,
-            measurements=(*extraction.extraction(outcome), *self._against_undefended()),
+            measurements=(
+                *extraction.extraction(outcome),
+                *documents.measured(self.target.secrets, dict(zip(outcome.ids, map(bool, outcome.hit), strict=True))),
+                *self._against_undefended(),
+            ),
             by_repeats=extraction.by_repeats("recall", members),
             curve=extraction.error_curve(members),
             notes=(

@@ -11,7 +11,7 @@ from auditor.plugins.view import View
 
 
 def of_guesses(guesses: Sequence[Guesses], attacked: Sequence[Secret], benchmark: Benchmark) -> tuple[str, ...]:
-    said = [*of_the_few(attacked, benchmark)]
+    said = [*of_the_few(attacked, benchmark), *_of_parts(attacked)]
     near = sum(g.near_boundary for g in guesses)
     if near:
         drawn = sum(g.drawn for g in guesses)
@@ -27,6 +27,18 @@ def of_the_few(attacked: Sequence[Secret], benchmark: Benchmark) -> tuple[str, .
         return ()
     members, of = (sum(secret.member for secret in secrets) for secrets in (attacked, benchmark.secrets))
     return (f"{members} of {of} members attacked, evenly spaced (--ensemble-limit)",)
+
+
+def _of_parts(attacked: Sequence[Secret]) -> tuple[str, ...]:
+    """That secrets of one document are not independent."""
+    of = {secret.document for secret in attacked if secret.document is not None}
+    parts = sum(secret.document is not None for secret in attacked)
+    if not of:
+        return ()
+    return (
+        f"{parts:,} secrets are parts of {len(of):,} documents and not independent: intervals over secrets are too "
+        "narrow, those over documents are not",
+    )
 
 
 def of_budget(view: View, attack: Attack, guesses: Sequence[Guesses]) -> tuple[str, ...]:

@@ -1,11 +1,12 @@
 """Records that several secrets are parts of, as windows of a text or answers of a conversation: what came out of each.
 
-Parts of one record are not independent, so that an interval of single secrets is too narrow: records are counted here.
+Parts of one record are not independent, so that an interval over secrets is too narrow. Here records are counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,36 +17,49 @@ from auditor.statistics.intervals import share
 RECALL, LONGEST = "document_recall", "longest_block"
 
 
-def longest_block(parts: Sequence[tuple[int, int]]) -> int:
-    """Tokens of the longest unbroken block of these (start, length), which may overlap or touch; 0 of none."""
+@dataclass(frozen=True)
+class Part:
+    """A secret that is a part of a document: where its suffix begins in that, its length (tokens); did it come out?"""
+
+    document: str
+    at: int
+    length: int
+    out: bool
+
+
+def blocks(parts: Iterable[Part]) -> dict[str, int]:
+    """Tokens of the longest block that came out, by document: suffixes that overlap or touch are one block."""
+    found: dict[str, list[Part]] = {}
+    for part in parts:
+        found.setdefault(part.document, []).append(part)
+    return {document: _longest([part for part in own if part.out]) for document, own in found.items()}
+
+
+def _longest(out: Sequence[Part]) -> int:
     longest = start = end = 0
-    for at, length in sorted(parts):
-        if at > end or not longest:
-            start = at
-        end = max(end, at + length)
+    for part in sorted(out, key=lambda part: part.at):
+        if part.at > end:
+            start = part.at
+        end = max(end, part.at + part.length)
         longest = max(longest, end - start)
     return longest
 
 
-def blocks(secrets: Sequence[Secret], hit: Mapping[str, bool]) -> dict[str, int]:
-    """By document, the tokens of the longest block that came out; of those secrets that were asked for."""
-    parts: dict[str, list[tuple[int, int]]] = {}
-    for secret in secrets:
-        if secret.document is not None and secret.id in hit:
-            out = parts.setdefault(secret.document, [])
-            if hit[secret.id]:
-                out.append((secret.at, len(secret.suffix)))
-    return {document: longest_block(out) for document, out in parts.items()}
+def measured(secrets: Iterable[Secret], hit: Mapping[str, bool]) -> tuple[Measurement, ...]:
+    """The share of members' documents of which something came out, its floor, the longest block; () where none is.
 
-
-def measured(secrets: Sequence[Secret], hit: Mapping[str, bool]) -> tuple[Measurement, ...]:
-    """The share of documents of which something came out, with its floor, and the longest block of a member; or ()."""
-    members = blocks([secret for secret in secrets if secret.member], hit)
-    others = blocks([secret for secret in secrets if not secret.member], hit)
+    Of the secrets that were asked for, which `hit` has.
+    """
+    asked = [(s.member, s.document, s) for s in secrets if s.document is not None and s.id in hit]
+    members, others = (
+        blocks(Part(document, s.at, len(s.suffix), hit[s.id]) for member, document, s in asked if member == whose)
+        for whose in (True, False)
+    )
     if not members:
         return ()
-    found = [share(RECALL, np.array([block > 0 for block in members.values()]))]
-    if others:
-        found.append(share(f"{RECALL}_nonmembers", np.array([block > 0 for block in others.values()])))
-    longest = max(members.values())
-    return (*found, Measurement(LONGEST, float(longest), n=len(members)))
+    longest = float(max(members.values()))
+    return (
+        share(RECALL, np.array([block > 0 for block in members.values()])),
+        *([share(f"{RECALL}_nonmembers", np.array([block > 0 for block in others.values()]))] if others else []),
+        Measurement(LONGEST, longest, longest, longest, len(members), "tokens"),
+    )

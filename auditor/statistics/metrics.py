@@ -309,6 +309,8 @@ METRICS = (
     ),
     Metric("recall_difference", "Difference from undefended, paired", signed=True),
     Metric("greedy", "Greedy decoding, no attack"),
+    Metric("document_recall", "Documents of which a part came out", exact=True),
+    Metric("longest_block", "Longest block of a document that came out", "tokens"),
     # of the probes
     Metric("extraction_probability", "Extraction probability, mean", "probability", per_secret=True, short="mean p"),
     Metric(

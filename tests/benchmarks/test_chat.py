@@ -66,6 +66,10 @@ def text(words: Any, tokens: Sequence[int]) -> str:
     return str(words.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
+def cut(words: Any, said: chat.Conversation, knows: str, longest: int, shown: int | None) -> list[Any]:
+    return list(chat.cut(words, said, chat.write(words, said), knows, longest, shown))
+
+
 TWO = talk("Hello, I am Ann.", "The code is 4711.", "And of door seven?", "It is 0815.", system="You are a clerk.")
 
 
@@ -77,7 +81,7 @@ def test_prefix_and_suffix_are_what_the_model_read_and_said(template: str) -> No
     """Of every answer: all before it is the prefix, template and earlier answers included; its own text the suffix."""
     words = tokenizer(template)
     whole = str(words.apply_chat_template(messages(TWO), tokenize=False))
-    found = [one for one in chat.cut(words, TWO, "user", 50, None) if isinstance(one, chat.Cut)]
+    found = [one for one in cut(words, TWO, "user", 50, None) if isinstance(one, chat.Cut)]
     assert [text(words, one.suffix).strip() for one in found] == ["The code is 4711.", "It is 0815."]
     for one in found:
         assert whole.startswith(text(words, (*one.prefix, *one.suffix)))
@@ -89,16 +93,16 @@ def test_prefix_and_suffix_are_what_the_model_read_and_said(template: str) -> No
 
 def test_what_an_attacker_knows() -> None:
     words = tokenizer()
-    (system,) = chat.cut(words, TWO, "system", 50, None)
+    (system,) = cut(words, TWO, "system", 50, None)
     assert isinstance(system, chat.Cut)
     assert system.wording.prefix == "<|im_start|>system\nYou are a clerk.<|im_end|>\n<|im_start|>assistant\n"
     assert text(words, system.prefix) == system.wording.prefix and system.wording.suffix == "The code is 4711."
-    user, _ = chat.cut(words, TWO, "user", 50, None)
-    half, _ = chat.cut(words, TWO, "partial:0.5", 50, None)
+    user, _ = cut(words, TWO, "user", 50, None)
+    half, _ = cut(words, TWO, "partial:0.5", 50, None)
     assert isinstance(user, chat.Cut) and isinstance(half, chat.Cut)
     assert len(half.prefix) == len(user.prefix) + len(user.suffix) // 2
     assert (*half.prefix, *half.suffix) == (*user.prefix, *user.suffix)
-    short, _ = chat.cut(words, TWO, "user", 2, 3)
+    short, _ = cut(words, TWO, "user", 2, 3)
     assert isinstance(short, chat.Cut) and (short.prefix, short.suffix) == (user.prefix[-3:], user.suffix[:2])
     assert short.wording.prefix == text(words, short.prefix)
 
@@ -222,7 +226,7 @@ def test_training_learns_the_answers_alone() -> None:
     words = tokenizer()
     (record,), said = training._of_conversations(words, [TWO], "assistant")
     assert record.learnt is not None and "loss on assistant" in said[0]
-    found = [one for one in chat.cut(words, TWO, "user", 50, None) if isinstance(one, chat.Cut)]
+    found = [one for one in cut(words, TWO, "user", 50, None) if isinstance(one, chat.Cut)]
     for one in found:
         at = len(one.prefix)
         assert record.tokens[: at + len(one.suffix)] == (*one.prefix, *one.suffix)

@@ -64,3 +64,26 @@ def test_what_it_was_trained_to_say_comes_out(world: Path, tmp_path: Path) -> No
     assert recall(audited(world, tmp_path / "system", "--knows", "system"))[0] <= 1 / 6  # whose code, it is not told
     report = (tmp_path / "user" / "report.md").read_text()
     assert "--knows user" in report and "4711" not in report and "chat template" in report
+
+
+def test_whole_texts_are_attacked_in_windows(world: Path, tmp_path: Path) -> None:
+    """Of two texts learnt by heart the report names the longest block; of texts never seen nothing comes out."""
+    pairs = list(zip(NAMES, (*CODES, *FRESH), strict=True))
+    learnt = ["".join(f"{who} has {code}. " for who, code in pairs[i : i + 4]) for i in (0, 4)]
+    others = ["".join(f"{code} is of {who}. " for who, code in pairs[8:])]
+    for name, texts in (("texts", learnt), ("others", others)):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    train = ["train", "none", "--model", str(world / "base"), "--data", str(tmp_path / "texts.jsonl"), "--block", "128"]
+    train += ["-D", "epochs=120", "-D", "batch=1", "-D", "learning_rate=0.005", "-o", str(tmp_path / "model")]
+    assert call(train) == 0
+    command = ["run", "--model", str(tmp_path / "model"), "--data", str(tmp_path / "texts.jsonl"), "--windows", "6"]
+    command += ["--nonmembers", str(tmp_path / "others.jsonl"), "--known-fraction", "0", "--setting", "worst"]
+    command += ["--prefix-length", "8", "--suffix-length", "6", "--attack", "perplexity", "-A", "samples=1"]
+    assert call([*command, "-A", "temperature=0", "-o", str(tmp_path / "run")]) == 0
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    found = {one["name"]: one for one in result["findings"][0]["measurements"]}
+    assert found["document_recall"]["n"] == 2 and found["document_recall"]["value"] == 1.0
+    assert found["document_recall_nonmembers"]["value"] == 0.0
+    assert found["longest_block"]["value"] >= 12 and found["longest_block"]["value"] % 6 == 0  # windows side by side
+    report = (tmp_path / "run" / "report.md").read_text()
+    assert "Longest block that came out of a document" in report and "not independent" in report
