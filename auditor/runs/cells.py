@@ -10,29 +10,56 @@ from dataclasses import dataclass
 
 from auditor.core.errors import NotApplicable
 from auditor.core.jsonable import to_json
-from auditor.core.nouns import UNDEFENDED, CellKey, Guesses, Observation, Secret
+from auditor.core.nouns import UNDEFENDED, CellKey, Guesses, Observation, Query, Secret
 from auditor.core.result import Finding, Measurement
+from auditor.engines.engine import Engine
 from auditor.plugins.attack import Attack
 from auditor.plugins.probe import Probe
-from auditor.plugins.view import CLAIM, View
-from auditor.records.folder import batched
+from auditor.plugins.view import CLAIM, Setting, View
 from auditor.runs import causes, remarks
-from auditor.runs.allowance import planned, share_out
+from auditor.runs.allowance import Draws, planned, share_out
 from auditor.runs.audit import Audit
 from auditor.runs.collector import Collector
 from auditor.runs.states import State
 from auditor.runs.target import Target
+from auditor.runs.work import CellWork, Found, Workplace
 from auditor.statistics import documents, extraction, judging
 
 
 @dataclass(frozen=True)
-class Cell(ABC):
-    """One cell; view: shared by the cells of one target and setting, whose sampling passes are shared in it."""
+class Gathering:
+    """What all cells of a target have in common: who does their work, and where what is found goes."""
 
     audit: Audit
     target: Target
-    view: View
+    place: Workplace
+    engine: Engine
     collector: Collector
+
+
+@dataclass(frozen=True)
+class Cell(ABC):
+    """One cell; view: what the attacker of this target and setting sees. allowance: see `CellWork`."""
+
+    gathering: Gathering
+    setting: Setting
+    allowance: Draws | None
+
+    @property
+    def audit(self) -> Audit:
+        return self.gathering.audit
+
+    @property
+    def target(self) -> Target:
+        return self.gathering.target
+
+    @property
+    def collector(self) -> Collector:
+        return self.gathering.collector
+
+    @property
+    def view(self) -> View:
+        return self.gathering.place.view(self.target.name, self.setting.name)
 
     @property
     @abstractmethod
@@ -41,11 +68,11 @@ class Cell(ABC):
 
     @property
     def key(self) -> CellKey:
-        return CellKey(self.target.name, self.view.setting.name, self.method.name)
+        return CellKey(self.target.name, self.setting.name, self.method.name)
 
     @property
     def title(self) -> str:
-        return f"{self.target.title}: {self.method.name} ({self.view.setting.name})"
+        return f"{self.target.title}: {self.method.name} ({self.setting.name})"
 
     def measure(self) -> Finding:
         """Numbers, or the reason why there are none. What was found secret by secret goes to the collector."""
@@ -62,9 +89,20 @@ class Cell(ABC):
     def _measured(self, blank: Finding) -> Finding:
         """The blank, filled in. Raises NotApplicable where there is nothing to measure."""
 
+    def _stream(self, items: Sequence[Query] | Sequence[Secret], state: State | None = None) -> Iterator[Found]:
+        """What the engine finds of them, as it comes in."""
+        meter = self.target.meter
+        work = CellWork(self.key, self.allowance, meter.drawn, meter.spent, state)
+        for found in self.gathering.engine.stream(work, items):
+            meter.drawn += found.drawn
+            yield found
+
+    def _progress(self, done: int, of: int) -> None:
+        self.audit.reporter.progress(f"{self.method.name} on {self.target.title}", done, of)
+
     def _blank(self) -> Finding:
         """What can be said before anything is measured."""
-        applies, reason = self.target.applies(self.view.setting)
+        applies, reason = self.target.applies(self.setting)
         sampling = self.method.sampling()
         return Finding(
             *self.key,
@@ -124,21 +162,18 @@ class AttackCell(Cell):
 
     def _guess(self, state: State) -> list[Guesses]:
         """The guesses of all secrets, those of an interrupted run included; what was drawn in the claim is charged."""
-        folder, target = self.audit.folder, self.target
-        done = folder.done(self.key)
+        done, target = self.audit.folder.done(self.key), self.target
         attacked = {secret.id for secret in target.secrets}
-        queries = self.audit.challenge.queries
-        waiting = [query for query in queries if query.id in attacked and query.id not in done]
-        start, drawn = time.perf_counter(), 0
-        for batch in batched(self.attack.guess(self.view, state, waiting), 16):
-            folder.append(self.key, batch)
-            drawn += sum(g.drawn for g in batch)
-            self.audit.reporter.progress(f"{self.attack.name} on {target.title}", len(done), len(attacked))
-        if self.view.setting is CLAIM:
-            target.seconds += time.perf_counter() - start
-            target.drawn += drawn
+        queries = [query for query in self.audit.challenge.queries if query.id in attacked]
+        for found in self._stream([query for query in queries if query.id not in done], state):
+            self.audit.folder.append(self.key, found.of)
+            self._progress(len(done), len(attacked))
+            if self.setting is CLAIM:
+                target.seconds += found.seconds
+                target.drawn += sum(guesses.drawn for guesses in found.of)
+        if self.setting is CLAIM:
             target.charge(self.view, self.attack, done)
-        return list(done.values())
+        return [done[query.id] for query in queries if query.id in done]
 
 
 @dataclass(frozen=True)
@@ -190,10 +225,9 @@ class ProbeCell(Cell):
         """An observation of every secret, in their order, those of an interrupted run included."""
         folder, probe = self.audit.folder, self.probe
         done = folder.observed(self.key)
-        waiting = [secret for secret in secrets if secret.id not in done]
-        for batch in batched(probe.measure(self.view, waiting), 16):
-            folder.observe(self.key, batch)
-            self.audit.reporter.progress(f"{probe.name} on {self.target.title}", len(done), len(secrets))
+        for found in self._stream([secret for secret in secrets if secret.id not in done]):
+            folder.observe(self.key, found.of)
+            self._progress(len(done), len(secrets))
         seen = probe.revisit(self.view, secrets, [done[secret.id] for secret in secrets])
         completed = probe.complete(secrets, seen)
         changed = [observation for observation in completed if observation != done[observation.secret]]
@@ -202,14 +236,14 @@ class ProbeCell(Cell):
         return completed
 
 
-def cells(audit: Audit, target: Target, collector: Collector) -> Iterator[Cell]:
+def cells(gathering: Gathering) -> Iterator[Cell]:
     """All cells of a target, in the order of the settings and of what was asked for."""
-    for setting in audit.selection.settings_of(target.companion):
-        view = audit.view(target, setting)
+    selection, target = gathering.audit.selection, gathering.target
+    for setting in selection.settings_of(target.companion):
+        allowance = None
         if target.budget is not None and setting is CLAIM:
-            view.allowance = share_out(target.budget, planned(view, audit.selection.attacks, target.secrets))
-        for method in audit.selection.methods:
-            if isinstance(method, Probe):
-                yield ProbeCell(audit, target, view, collector, method)
-            else:
-                yield AttackCell(audit, target, view, collector, method)
+            view = gathering.place.view(target.name, setting.name)
+            allowance = share_out(target.budget, planned(view, selection.attacks, target.secrets))
+        for method in selection.methods:
+            kind = ProbeCell if isinstance(method, Probe) else AttackCell
+            yield kind(gathering, setting, allowance, method)

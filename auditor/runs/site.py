@@ -37,6 +37,7 @@ class Site(ABC):
     """
 
     trains_on_demand: ClassVar[bool]
+    in_plan: ClassVar[bool] = True  # whether the plan says all of it, so that a worker can open one like it
 
     def __init__(self, plan: Plan, reporter: Reporter, shelf: Shelf) -> None:
         self.plan, self.reporter, self.shelf = plan, reporter, shelf
