@@ -212,8 +212,10 @@ class Lab(Benchmark):
         progress: Progress | None = None,
         limit: int | None = None,
         masked_recipe: MaskedRecipe | None = None,
+        makes: bool = True,
     ):
-        self.recipe = recipe or LabRecipe()
+        """makes: whether what is not in the cache is built; else that is refused."""
+        self.recipe, self.makes = recipe or LabRecipe(), makes
         self.recipe.check()
         self.masked_recipe = masked_recipe or MaskedRecipe()
         self.progress = progress or (lambda what, done, total: None)
@@ -425,9 +427,14 @@ class Lab(Benchmark):
 
         A lock keeps two processes from building at once; the folder appears by one rename when all of it is written, so
         a build killed half-way leaves nothing that looks finished. A part that is no longer what was built is built
-        anew, and the notes say so.
+        anew, and the notes say so. Raises AuditError for a missing one where nothing is made.
         """
         final = self.folder / f"{name}{version}"
+        if not self.makes and not _is_whole(final):
+            raise AuditError(
+                f"expected the lab's {name} in {str(final)!r}, where the run has put it: set AUDIT_CACHE to a folder "
+                "that all machines of the cluster share"
+            )
         if not _is_whole(final):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with FileLock(self.folder / f"{final.name}.lock"):

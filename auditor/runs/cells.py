@@ -10,19 +10,19 @@ from dataclasses import dataclass
 
 from auditor.core.errors import NotApplicable
 from auditor.core.jsonable import to_json
-from auditor.core.nouns import UNDEFENDED, CellKey, Guesses, Observation, Query, Secret
+from auditor.core.nouns import UNDEFENDED, CellKey, Guesses, Observation, Secret
 from auditor.core.result import Finding, Measurement
 from auditor.engines.engine import Engine
 from auditor.plugins.attack import Attack
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import CLAIM, Setting, View
 from auditor.runs import causes, remarks
-from auditor.runs.allowance import Draws, planned, share_out
+from auditor.runs.allowance import planned, share_out
 from auditor.runs.audit import Audit
 from auditor.runs.collector import Collector
 from auditor.runs.states import State
 from auditor.runs.target import Target
-from auditor.runs.work import CellWork, Found, Workplace
+from auditor.runs.work import Answer, Asked, AttackWork, CellWork, Found, ProbeWork, Workplace
 from auditor.statistics import documents, extraction, judging
 
 
@@ -39,11 +39,10 @@ class Gathering:
 
 @dataclass(frozen=True)
 class Cell(ABC):
-    """One cell; view: what the attacker of this target and setting sees. allowance: see `CellWork`."""
+    """One cell; view: what the attacker of this target and setting sees."""
 
     gathering: Gathering
     setting: Setting
-    allowance: Draws | None
 
     @property
     def audit(self) -> Audit:
@@ -89,12 +88,10 @@ class Cell(ABC):
     def _measured(self, blank: Finding) -> Finding:
         """The blank, filled in. Raises NotApplicable where there is nothing to measure."""
 
-    def _stream(self, items: Sequence[Query] | Sequence[Secret], state: State | None = None) -> Iterator[Found]:
+    def _found(self, work: CellWork[Asked, Answer], items: Sequence[Asked]) -> Iterator[Found[Answer]]:
         """What the engine finds of them, as it comes in."""
-        meter = self.target.meter
-        work = CellWork(self.key, self.allowance, meter.drawn, meter.spent, state)
         for found in self.gathering.engine.stream(work, items):
-            meter.drawn += found.drawn
+            self.target.meter.drawn |= found.drawn
             yield found
 
     def _progress(self, done: int, of: int) -> None:
@@ -165,7 +162,8 @@ class AttackCell(Cell):
         done, target = self.audit.folder.done(self.key), self.target
         attacked = {secret.id for secret in target.secrets}
         queries = [query for query in self.audit.challenge.queries if query.id in attacked]
-        for found in self._stream([query for query in queries if query.id not in done], state):
+        work = AttackWork(self.key, self.view.allowance, target.meter, state)
+        for found in self._found(work, [query for query in queries if query.id not in done]):
             self.audit.folder.append(self.key, found.of)
             self._progress(len(done), len(attacked))
             if self.setting is CLAIM:
@@ -190,7 +188,7 @@ class ProbeCell(Cell):
         probe, target = self.probe, self.target
         secrets = self._secrets()
         claim = target.claim
-        target.meter.spent = claim.spent_queries if claim else target.meter.drawn
+        target.meter.spent = claim.spent_queries if claim else target.meter.total
         observations = self._observe(secrets)
         measurements = tuple(probe.measurements(secrets, observations))
         self.collector.probed(self.key, probe, secrets, observations, measurements[0])
@@ -225,7 +223,8 @@ class ProbeCell(Cell):
         """An observation of every secret, in their order, those of an interrupted run included."""
         folder, probe = self.audit.folder, self.probe
         done = folder.observed(self.key)
-        for found in self._stream([secret for secret in secrets if secret.id not in done]):
+        work = ProbeWork(self.key, self.view.allowance, self.target.meter)
+        for found in self._found(work, [secret for secret in secrets if secret.id not in done]):
             folder.observe(self.key, found.of)
             self._progress(len(done), len(secrets))
         seen = probe.revisit(self.view, secrets, [done[secret.id] for secret in secrets])
@@ -240,10 +239,11 @@ def cells(gathering: Gathering) -> Iterator[Cell]:
     """All cells of a target, in the order of the settings and of what was asked for."""
     selection, target = gathering.audit.selection, gathering.target
     for setting in selection.settings_of(target.companion):
-        allowance = None
+        view = gathering.place.view(target.name, setting.name)
         if target.budget is not None and setting is CLAIM:
-            view = gathering.place.view(target.name, setting.name)
-            allowance = share_out(target.budget, planned(view, selection.attacks, target.secrets))
+            view.allowance = share_out(target.budget, planned(view, selection.attacks, target.secrets))
         for method in selection.methods:
-            kind = ProbeCell if isinstance(method, Probe) else AttackCell
-            yield kind(gathering, setting, allowance, method)
+            if isinstance(method, Probe):
+                yield ProbeCell(gathering, setting, method)
+            else:
+                yield AttackCell(gathering, setting, method)

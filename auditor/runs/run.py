@@ -50,17 +50,18 @@ def run(
     selection, clock = select(plan, site), Clock(reporter)
     digests = site.weights()
     folder.check_weights(digests)  # before minutes of loading
-    with clock.stage("prepare"):
-        audit = _prepared(plan, site, selection, folder, reporter, shelf)
-    targets, collector = Targets(audit), Collector(folder)
-    targets.check_claims()
-    loaded = site.weights()  # again: the hub may just have sent them
-    weights.check(digests, loaded, "what was loaded just now")
-    folder.pin_weights(loaded)
-    greedy = _greedy(audit, targets.undefended, clock)
-    records, findings = list[TargetRecord](), list[Finding]()
-    place = Workplace(audit, targets)
-    with closing(_engine(plan, audit, place)) as engine:
+    with closing(_engine(plan, site)) as engine:
+        with clock.stage("prepare"):
+            audit = _prepared(plan, site, selection, folder, reporter, shelf)
+        targets, collector = Targets(audit), Collector(folder)
+        targets.check_claims()
+        loaded = site.weights()  # again: the hub may just have sent them
+        weights.check(digests, loaded, "what was loaded just now")
+        folder.pin_weights(loaded)
+        greedy = _greedy(audit, targets.undefended, clock)
+        records, findings = list[TargetRecord](), list[Finding]()
+        place = Workplace(audit, targets)
+        engine.open(place, Elsewhere(plan, audit.lead, site.read()))
         for target in targets.each(clock):
             place.take(target)
             gathering = Gathering(audit, target, place, engine, collector)
@@ -116,20 +117,19 @@ def _greedy(audit: Audit, target: Target, clock: Clock) -> dict[str, Measurement
     return found
 
 
-def _engine(plan: Plan, audit: Audit, place: Workplace) -> Engine:
+def _engine(plan: Plan, site: Site) -> Engine:
     """What the plan asks for. Raises AuditError where it cannot be had."""
     if plan.engine == "local":
-        return LocalEngine(place)
-    if not audit.site.in_plan:
+        return LocalEngine()
+    if not site.in_plan:
         raise AuditError(
             "expected --model as a folder or a hub id with --engine ray, as each worker loads it, "
             "got a live model or one behind an API"
         )
     from auditor.engines.ray_engine import RayEngine  # an extra
 
-    workers = plan.workers or threads.processors()
-    engine = RayEngine(Elsewhere(plan, audit.lead), workers, plan.ray_address or "", plan.gpus_per_worker)
-    audit.reporter.note(f"secrets are attacked by {engine.said}")
+    engine = RayEngine(plan.workers or threads.processors(), plan.ray_address or "", plan.gpus_per_worker)
+    site.reporter.note(f"secrets are attacked by {engine.said}")
     return engine
 
 
