@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -120,12 +121,17 @@ class Elsewhere:
     plan: Plan
     lead: Lead
     read: Mapping[str, str]
+    folder: str = field(default_factory=os.getcwd)  # where relative paths begin
     version: str = __version__
 
     def __call__(self) -> Workplace:
         """Raises AuditError where something else lies there."""
         if self.version != __version__:
             raise AuditError(f"expected audit {self.version} on every worker, got {__version__} on {node()}")
+        try:
+            os.chdir(self.folder)
+        except OSError as error:
+            raise AuditError(f"expected the folder {self.folder!r} on every worker, got none on {node()}") from error
         plan, reporter, shelf = replace(self.plan, submission=None), Silence(), Shelf()
         site = site_of(plan, reporter, shelf)
         site.only_read()
