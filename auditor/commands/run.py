@@ -45,6 +45,7 @@ class PlanFlags:
             metavar="COLUMN", help="Column of --data to show results by, as department; its values are in the report."
         ),
     ] = None
+    phone_region: options.PhoneRegion = None
     canaries: Annotated[
         str | None,
         typer.Option(metavar="MANIFEST", help="Canaries that were inserted into the training data: `audit canaries`."),
@@ -98,20 +99,6 @@ class PlanFlags:
     api: options.ApiFlags
     loading: options.HubLoadingFlags
     model_args: options.ModelArgs = None
-    engine: Annotated[
-        str | None,
-        typer.Option(metavar="local|ray", help="Who attacks the secrets: this process, or workers. [default: local]"),
-    ] = None
-    workers: Annotated[
-        int | None, typer.Option(help="Workers of --engine ray. [default: as many as processors here]")
-    ] = None
-    ray_address: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="A Ray cluster that is there. [default: one on this machine]"),
-    ] = None
-    gpus_per_worker: Annotated[
-        float | None, typer.Option(help="GPUs of each worker, or a part of one. [default: 0]")
-    ] = None
     plugin: options.Plugin = None
     submission: Annotated[
         str | None,

@@ -12,53 +12,27 @@ from auditor.core.errors import NotApplicable
 from auditor.core.jsonable import to_json
 from auditor.core.nouns import UNDEFENDED, CellKey, Guesses, Observation, Secret
 from auditor.core.result import Finding, Measurement
-from auditor.engines.engine import Engine
 from auditor.plugins.attack import Attack
 from auditor.plugins.probe import Probe
-from auditor.plugins.view import CLAIM, Setting, View
+from auditor.plugins.view import CLAIM, View
+from auditor.records.folder import batched
 from auditor.runs import causes, remarks
 from auditor.runs.allowance import planned, share_out
 from auditor.runs.audit import Audit
-from auditor.runs.collector import Collector
+from auditor.runs.collector import Collector, decoder
 from auditor.runs.states import State
 from auditor.runs.target import Target
-from auditor.runs.work import Answer, Asked, AttackWork, CellWork, Found, ProbeWork, Workplace
 from auditor.statistics import documents, extraction, judging
 
 
 @dataclass(frozen=True)
-class Gathering:
-    """What all cells of a target have in common: who does their work, and where what is found goes."""
+class Cell(ABC):
+    """One cell; view: shared by the cells of one target and setting, whose sampling passes are shared in it."""
 
     audit: Audit
     target: Target
-    place: Workplace
-    engine: Engine
+    view: View
     collector: Collector
-
-
-@dataclass(frozen=True)
-class Cell(ABC):
-    """One cell; view: what the attacker of this target and setting sees."""
-
-    gathering: Gathering
-    setting: Setting
-
-    @property
-    def audit(self) -> Audit:
-        return self.gathering.audit
-
-    @property
-    def target(self) -> Target:
-        return self.gathering.target
-
-    @property
-    def collector(self) -> Collector:
-        return self.gathering.collector
-
-    @property
-    def view(self) -> View:
-        return self.gathering.place.view(self.target.name, self.setting.name)
 
     @property
     @abstractmethod
@@ -67,11 +41,11 @@ class Cell(ABC):
 
     @property
     def key(self) -> CellKey:
-        return CellKey(self.target.name, self.setting.name, self.method.name)
+        return CellKey(self.target.name, self.view.setting.name, self.method.name)
 
     @property
     def title(self) -> str:
-        return f"{self.target.title}: {self.method.name} ({self.setting.name})"
+        return f"{self.target.title}: {self.method.name} ({self.view.setting.name})"
 
     def measure(self) -> Finding:
         """Numbers, or the reason why there are none. What was found secret by secret goes to the collector."""
@@ -88,18 +62,9 @@ class Cell(ABC):
     def _measured(self, blank: Finding) -> Finding:
         """The blank, filled in. Raises NotApplicable where there is nothing to measure."""
 
-    def _found(self, work: CellWork[Asked, Answer], items: Sequence[Asked]) -> Iterator[Found[Answer]]:
-        """What the engine finds of them, as it comes in."""
-        for found in self.gathering.engine.stream(work, items):
-            self.target.meter.drawn |= found.drawn
-            yield found
-
-    def _progress(self, done: int, of: int) -> None:
-        self.audit.reporter.progress(f"{self.method.name} on {self.target.title}", done, of)
-
     def _blank(self) -> Finding:
         """What can be said before anything is measured."""
-        applies, reason = self.target.applies(self.setting)
+        applies, reason = self.target.applies(self.view.setting)
         sampling = self.method.sampling()
         return Finding(
             *self.key,
@@ -132,6 +97,8 @@ class AttackCell(Cell):
         if not len(members.ids):
             raise NotApplicable("the budget covers no member")
         self.collector.judged(self.key, outcome, guesses, self.attack.score_is_probability(self.view))
+        decode = decoder(self.audit.benchmark.tokenizer)
+        by_kind, by_kind_nonmembers = self.audit.personal.came_out(guesses, self.audit.secrets, decode)
         return dataclasses.replace(
             blank,
             measurements=(
@@ -140,6 +107,8 @@ class AttackCell(Cell):
                 *self._against_undefended(),
             ),
             by_repeats=extraction.by_repeats("recall", members),
+            by_kind=by_kind,
+            by_kind_nonmembers=by_kind_nonmembers,
             curve=extraction.error_curve(members),
             notes=(
                 *blank.notes,
@@ -159,19 +128,21 @@ class AttackCell(Cell):
 
     def _guess(self, state: State) -> list[Guesses]:
         """The guesses of all secrets, those of an interrupted run included; what was drawn in the claim is charged."""
-        done, target = self.audit.folder.done(self.key), self.target
+        folder, target = self.audit.folder, self.target
+        done = folder.done(self.key)
         attacked = {secret.id for secret in target.secrets}
-        queries = [query for query in self.audit.challenge.queries if query.id in attacked]
-        work = AttackWork(self.key, self.view.allowance, target.meter, state)
-        for found in self._found(work, [query for query in queries if query.id not in done]):
-            self.audit.folder.append(self.key, found.of)
-            self._progress(len(done), len(attacked))
-            if self.setting is CLAIM:
-                target.seconds += found.seconds
-                target.drawn += sum(guesses.drawn for guesses in found.of)
-        if self.setting is CLAIM:
+        queries = self.audit.challenge.queries
+        waiting = [query for query in queries if query.id in attacked and query.id not in done]
+        start, drawn = time.perf_counter(), 0
+        for batch in batched(self.attack.guess(self.view, state, waiting), 16):
+            folder.append(self.key, batch)
+            drawn += sum(g.drawn for g in batch)
+            self.audit.reporter.progress(f"{self.attack.name} on {target.title}", len(done), len(attacked))
+        if self.view.setting is CLAIM:
+            target.seconds += time.perf_counter() - start
+            target.drawn += drawn
             target.charge(self.view, self.attack, done)
-        return [done[query.id] for query in queries if query.id in done]
+        return list(done.values())
 
 
 @dataclass(frozen=True)
@@ -188,7 +159,7 @@ class ProbeCell(Cell):
         probe, target = self.probe, self.target
         secrets = self._secrets()
         claim = target.claim
-        target.meter.spent = claim.spent_queries if claim else target.meter.total
+        target.meter.spent = claim.spent_queries if claim else target.meter.drawn
         observations = self._observe(secrets)
         measurements = tuple(probe.measurements(secrets, observations))
         self.collector.probed(self.key, probe, secrets, observations, measurements[0])
@@ -223,10 +194,10 @@ class ProbeCell(Cell):
         """An observation of every secret, in their order, those of an interrupted run included."""
         folder, probe = self.audit.folder, self.probe
         done = folder.observed(self.key)
-        work = ProbeWork(self.key, self.view.allowance, self.target.meter)
-        for found in self._found(work, [secret for secret in secrets if secret.id not in done]):
-            folder.observe(self.key, found.of)
-            self._progress(len(done), len(secrets))
+        waiting = [secret for secret in secrets if secret.id not in done]
+        for batch in batched(probe.measure(self.view, waiting), 16):
+            folder.observe(self.key, batch)
+            self.audit.reporter.progress(f"{probe.name} on {self.target.title}", len(done), len(secrets))
         seen = probe.revisit(self.view, secrets, [done[secret.id] for secret in secrets])
         completed = probe.complete(secrets, seen)
         changed = [observation for observation in completed if observation != done[observation.secret]]
@@ -235,15 +206,14 @@ class ProbeCell(Cell):
         return completed
 
 
-def cells(gathering: Gathering) -> Iterator[Cell]:
+def cells(audit: Audit, target: Target, collector: Collector) -> Iterator[Cell]:
     """All cells of a target, in the order of the settings and of what was asked for."""
-    selection, target = gathering.audit.selection, gathering.target
-    for setting in selection.settings_of(target.companion):
-        view = gathering.place.view(target.name, setting.name)
+    for setting in audit.selection.settings_of(target.companion):
+        view = audit.view(target, setting)
         if target.budget is not None and setting is CLAIM:
-            view.allowance = share_out(target.budget, planned(view, selection.attacks, target.secrets))
-        for method in selection.methods:
+            view.allowance = share_out(target.budget, planned(view, audit.selection.attacks, target.secrets))
+        for method in audit.selection.methods:
             if isinstance(method, Probe):
-                yield ProbeCell(gathering, setting, method)
+                yield ProbeCell(audit, target, view, collector, method)
             else:
-                yield AttackCell(gathering, setting, method)
+                yield AttackCell(audit, target, view, collector, method)
