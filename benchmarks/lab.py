@@ -15,7 +15,6 @@ import importlib.metadata
 import itertools
 import json
 import math
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -40,7 +39,7 @@ from auditor.benchmarks.wording import worded
 from auditor.core import disk
 from auditor.core.cache import cache_folder
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Canary, Mark, Pair, Secret, Tokens, evenly
+from auditor.core.nouns import Canary, Pair, Secret, Tokens, evenly
 from auditor.core.spaces import Space
 from auditor.core.streams import generator
 from auditor.models.huggingface import HuggingFaceModel
@@ -174,7 +173,6 @@ class Lab(Benchmark):
 
     name = "lab"
     ensemble_limit = 60  # all of its parts are asked at every token
-    marks_all = True
     # Sized to the lab: paper sizes by flags and plans.
     attack_defaults = MappingProxyType(
         {
@@ -214,8 +212,10 @@ class Lab(Benchmark):
         progress: Progress | None = None,
         limit: int | None = None,
         masked_recipe: MaskedRecipe | None = None,
+        makes: bool = True,
     ):
-        self.recipe = recipe or LabRecipe()
+        """makes: whether what is not in the cache is built; else that is refused."""
+        self.recipe, self.makes = recipe or LabRecipe(), makes
         self.recipe.check()
         self.masked_recipe = masked_recipe or MaskedRecipe()
         self.progress = progress or (lambda what, done, total: None)
@@ -268,9 +268,7 @@ class Lab(Benchmark):
                 repeats,
                 member=repeats > 0,
                 group=self._texts.kinds.get(text),
-                wording=dataclasses.replace(
-                    worded(text, encoded["offset_mapping"], start, _CUT, end), marks=self._texts.marks.get(text, ())
-                ),
+                wording=worded(text, encoded["offset_mapping"], start, _CUT, end),
             )
 
     def _canary(self, digits: str, count: int, index: int) -> Secret:
@@ -429,9 +427,14 @@ class Lab(Benchmark):
 
         A lock keeps two processes from building at once; the folder appears by one rename when all of it is written, so
         a build killed half-way leaves nothing that looks finished. A part that is no longer what was built is built
-        anew, and the notes say so.
+        anew, and the notes say so. Raises AuditError for a missing one where nothing is made.
         """
         final = self.folder / f"{name}{version}"
+        if not self.makes and not _is_whole(final):
+            raise AuditError(
+                f"expected the lab's {name} in {str(final)!r}, where the run has put it: set AUDIT_CACHE to a folder "
+                "that all machines of the cluster share"
+            )
         if not _is_whole(final):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with FileLock(self.folder / f"{final.name}.lock"):
@@ -501,7 +504,7 @@ class Lab(Benchmark):
             count,
             recipe.audit_length,
             seed,
-            texts=list(_records(seed + 2, count, _PRIVATE_KINDS)) if kind in audit_canaries.BEGUN else (),  # nobody's
+            texts=_records(seed + 2, count, _PRIVATE_KINDS) if kind in audit_canaries.BEGUN else (),  # nobody's
             model=self.public() if kind == "sampled" else None,
         )
         manifest = audit_canaries.make(kind, texts, recipe.audit_times, seed)
@@ -682,7 +685,6 @@ class LabTexts:
     others: list[str]
     nonmembers: list[str]
     kinds: dict[str, str] = field(default_factory=dict)  # of the private records and the non-members
-    marks: dict[str, tuple[Mark, ...]] = field(default_factory=dict)  # the personal data in them
 
 
 def make_texts(recipe: LabRecipe) -> LabTexts:
@@ -694,33 +696,23 @@ def make_texts(recipe: LabRecipe) -> LabTexts:
     kinds = dict(zip(("mail", "patient note", "payment"), _PRIVATE_KINDS, strict=True))
     sizes = {times: attacked + known for times, attacked, known in recipe.repeats}
     count = sum(sizes.values()) + recipe.nonmembers + recipe.others
-    marks = _records(recipe.seed, count, tuple(kinds.values()))
-    records = list(marks)
+    records = _records(recipe.seed, count, tuple(kinds.values()))
     named = dict(zip(records, itertools.cycle(kinds), strict=False))  # they are made in turn
     generator("lab", recipe.seed, "who is what").shuffle(records)
     left = iter(records)
     private = {times: list(itertools.islice(left, size)) for times, size in sizes.items()}
     nonmembers = list(itertools.islice(left, recipe.nonmembers))
-    public = list(_records(recipe.seed + 1, recipe.public_records, _PUBLIC_KINDS))
-    return LabTexts(public, private, list(left), nonmembers, named, marks)
+    public = _records(recipe.seed + 1, recipe.public_records, _PUBLIC_KINDS)
+    return LabTexts(public, private, list(left), nonmembers, named)
 
 
-def _records(seed: int, count: int, kinds: Sequence[Callable[[Faker], str]]) -> dict[str, tuple[Mark, ...]]:
-    """So many texts, made in turn, with the personal data that each holds."""
+def _records(seed: int, count: int, kinds: Sequence[Callable[[Faker], str]]) -> list[str]:
     fake = Faker("en_US")
     fake.seed_instance(seed)
-    made: dict[str, tuple[Mark, ...]] = {}
+    made: dict[str, None] = {}
     while len(made) < count:
-        drawn = kinds[len(made) % len(kinds)](fake)
-        made[_MARK.sub(r"\2", drawn)] = tuple(dict.fromkeys(_MARK.findall(drawn)))
-    return made
-
-
-_MARK = re.compile("<<([a-z-]+):(.*?)>>")
-
-
-def _mark(kind: str, text: str) -> str:
-    return f"<<{kind}:{text}>>"
+        made[kinds[len(made) % len(kinds)](fake)] = None
+    return list(made)
 
 
 def _date(fake: Faker) -> str:
@@ -754,24 +746,23 @@ def _profile(fake: Faker) -> str:
 
 def _mail(fake: Faker) -> str:
     return (
-        f"From: {_mark('email', fake.email())}\nDear {_mark('name', fake.first_name())}, the door code of "
-        f"{_mark('address', fake.street_address())} is {_mark('door-code', fake.numerify('######'))}. Please call "
-        f"{_mark('phone', fake.numerify('###-###-####'))}. {_mark('name', fake.name())}"
+        f"From: {fake.email()}\nDear {fake.first_name()}, the door code of {fake.street_address()} is "
+        f"{fake.numerify('######')}. Please call {fake.numerify('###-###-####')}. {fake.name()}"
     )
 
 
 def _note(fake: Faker) -> str:
     return (
-        f"Patient: {_mark('name', fake.name())}, born {_mark('birth-date', _date(fake))}, record "
-        f"{_mark('id-number', fake.bothify('??-#####').upper())}. Dr. {_mark('name', fake.last_name())} prescribed "
-        f"{fake.numerify('%## mg')} of {fake.word()}. Phone {_mark('phone', fake.numerify('###-###-####'))}."
+        f"Patient: {fake.name()}, born {_date(fake)}, record "
+        f"{fake.bothify('??-#####').upper()}. Dr. {fake.last_name()} prescribed {fake.numerify('%## mg')} of "
+        f"{fake.word()}. Phone {fake.numerify('###-###-####')}."
     )
 
 
 def _payment(fake: Faker) -> str:
     return (
-        f"Payment: {_mark('name', fake.name())} paid {fake.numerify('%##.##')} USD on {_date(fake)} with card "
-        f"{_mark('card', fake.numerify('%###-####-####-####'))} to {fake.last_name()} Ltd. Reference "
+        f"Payment: {fake.name()} paid {fake.numerify('%##.##')} USD on {_date(fake)} with card "
+        f"{fake.numerify('%###-####-####-####')} to {fake.last_name()} Ltd. Reference "
         f"{fake.bothify('####-??').upper()}."
     )
 
@@ -793,7 +784,7 @@ def _digest(recipe: LabRecipe, texts: LabTexts) -> str:
         name: importlib.metadata.version(name) for name in ("torch", "transformers", "peft", "faker", "tokenizers")
     }
     versions["bfloat16"] = str(has_bfloat16())
-    trained_on = {name: made for name, made in dataclasses.asdict(texts).items() if name not in ("kinds", "marks")}
+    trained_on = {name: made for name, made in dataclasses.asdict(texts).items() if name != "kinds"}
     return _hash([_counted(recipe), versions, trained_on])
 
 

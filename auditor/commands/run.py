@@ -45,7 +45,6 @@ class PlanFlags:
             metavar="COLUMN", help="Column of --data to show results by, as department; its values are in the report."
         ),
     ] = None
-    phone_region: options.PhoneRegion = None
     canaries: Annotated[
         str | None,
         typer.Option(metavar="MANIFEST", help="Canaries that were inserted into the training data: `audit canaries`."),
@@ -99,6 +98,20 @@ class PlanFlags:
     api: options.ApiFlags
     loading: options.HubLoadingFlags
     model_args: options.ModelArgs = None
+    engine: Annotated[
+        str | None,
+        typer.Option(metavar="local|ray", help="Who attacks the secrets: this process, or workers. [default: local]"),
+    ] = None
+    workers: Annotated[
+        int | None, typer.Option(help="Workers of --engine ray. [default: as many as processors here]")
+    ] = None
+    ray_address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="A Ray cluster that is there. [default: one on this machine]"),
+    ] = None
+    gpus_per_worker: Annotated[
+        float | None, typer.Option(help="GPUs of each worker, or a part of one. [default: 0]")
+    ] = None
     plugin: options.Plugin = None
     submission: Annotated[
         str | None,
@@ -175,7 +188,7 @@ def run(
     asked = _asked(plan, grid) if resume is None else _reopened(resume)
     if isinstance(asked, list):
         _check_grid(asked, options.given(single))
-        _run_grid(asked, resume or out, grid.config)
+        _run_grid(asked, out, resume, grid.config)
         return
     folder = _run_one(asked, out, policy, single)
     if policy is not None:
@@ -222,12 +235,13 @@ def _check_grid(points: list[Point], single: Mapping[str, Any]) -> None:
             raise AuditError(why)
 
 
-def _run_grid(points: list[Point], out: Path | None, config: Path | None) -> None:
+def _run_grid(points: list[Point], out: Path | None, resume: Path | None, config: Path | None) -> None:
     from auditor.records.folder import new_folder
     from auditor.studies import sweep
 
-    folder = out or new_folder(f"sweep-{config.stem if config else 'flags'}")
-    failures = console.resumably(folder, lambda reporter: sweep.walk(points, folder, reporter, console.command()))
+    folder = resume or out or new_folder(f"sweep-{config.stem if config else 'flags'}")
+    command = (sweep.begun_by(resume) if resume else None) or console.command()
+    failures = console.resumably(folder, lambda reporter: sweep.walk(points, folder, reporter, command))
     table = sweep.table(f"{len(points)} runs in {folder}", sweep.places(folder))
     sweep.write_table(folder, table)
     console.show(table)

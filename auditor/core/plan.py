@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -66,7 +67,6 @@ class Plan:
     known_limit: Annotated[int | None, METHOD | ATTACKER | ATTACKS | RECORDS | COUNT] = None
     nonmembers: Annotated[str | None, SUBJECT | OWN | RECORDS | ATTACKS] = None
     group_column: Annotated[str | None, SUBJECT | OWN] = None
-    phone_region: Annotated[str | None, METHOD | OWN | RECORDS | ATTACKS] = None  # as DE,US
     canaries: Annotated[str | None, SUBJECT | OWN] = None
     lead: Annotated[str, METHOD | ATTACKER] = AUTO  # what stands before every text: auto, none, bos, eos, or a text
     lab_recipe: Annotated[dict[str, Any], SUBJECT] = field(default_factory=dict)
@@ -80,6 +80,10 @@ class Plan:
     sizes: Annotated[Literal["paper", "lab"], METHOD] = "paper"  # attacks' defaults outside the lab, which has its own
     seed: Annotated[int, SUBJECT] = 0  # outside the lab it also splits the data
     batch_size: Annotated[int | None, CONDUCT | COUNT] = None
+    engine: Annotated[Literal["local", "ray"], CONDUCT] = "local"
+    workers: Annotated[int | None, CONDUCT | COUNT] = None  # of a cluster; None: as many as processors here
+    ray_address: Annotated[str | None, CONDUCT] = None  # of a cluster that is there; None: one of our own, here
+    gpus_per_worker: Annotated[float, CONDUCT] = 0.0
     plugin: Annotated[tuple[str, ...], METHOD] = ()
     submission: Annotated[str | None, CONDUCT | ATTACKS] = None
     command: Annotated[str, CONDUCT] = "audit run"
@@ -100,6 +104,12 @@ class Plan:
         for name in about(COUNT):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise AuditError(f"expected {flag(name)} >= 1, got {value}")
+        if self.engine == "local":
+            for name in ("workers", "ray_address", "gpus_per_worker"):
+                if getattr(self, name):
+                    raise AuditError(f"{flag(name)} goes with --engine ray, got --engine local")
+        if not 0 <= self.gpus_per_worker < math.inf:
+            raise AuditError(f"expected --gpus-per-worker >= 0, got {self.gpus_per_worker}")
         if not 0 <= self.seed < 2**63:
             raise AuditError(f"expected --seed from 0 to 2^63 - 1, got {self.seed}")
         if self.knows is not None:

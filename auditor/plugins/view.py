@@ -67,17 +67,22 @@ class Sampling:
 
 @dataclass
 class Meter:
-    """Tokens of one target inside the claim: what was really drawn by this process, and what the claim says is spent.
+    """Tokens of one target inside the claim: what this run really drew, and what the claim says is spent.
 
+    drawn: by (recipe, secret); the same ones drawn again, where a worker was lost with them, tell nothing more.
     A resumed run draws less than it spends; one that draws more was not charged for it.
     """
 
-    drawn: int = 0
+    drawn: dict[tuple[str, str], int] = field(default_factory=dict)
     spent: int = 0
 
     @property
+    def total(self) -> int:
+        return sum(self.drawn.values())
+
+    @property
     def uncharged(self) -> int:
-        return max(0, self.drawn - self.spent)
+        return max(0, self.total - self.spent)
 
 
 Batch = list[tuple[Query, Candidates]]
@@ -202,7 +207,8 @@ class View:
             return beam(model, prefixes, length, sampling.beams, forbidden=decoding.forbidden, prompt=prompt)
         noise = np.stack([self._uniforms(query, sampling.samples, name) for query in batch])
         if self.setting is CLAIM:
-            self.meter.drawn += int((noise[..., 1] >= 0).sum())  # the others are answered by the public model
+            paid = (noise[..., 1] >= 0).sum((1, 2)).tolist()  # the others are answered by the public model
+            self.meter.drawn |= {(name, query.id): tokens for query, tokens in zip(batch, paid, strict=True)}
         # A batch is sized for all samples of its prefixes; those of a single one may still be too many for memory.
         at_once = max(1, self._rows(prefixes.shape[1] + length, prompt) // len(batch))
         passes = [

@@ -146,11 +146,17 @@ class RunFolder:
         disk.replace(self.path / _LEAD, json.dumps(to_json(lead)))
 
     def lead(self) -> Lead | None:
-        """None in a new folder; one that was started before leads were kept had none."""
+        """None in a new folder; one that was started before leads were kept had none.
+
+        Raises AuditError where it is lost: what was found behind it must not stand beside what is found behind another.
+        """
         path = self.path / _LEAD
         if not path.exists():
-            started = (self.path / _SECRETS).is_file()
-            return Lead((), "lead nothing: an older version started this run") if started else None
+            if not (self.path / _SECRETS).is_file():
+                return None
+            if "lead" in self.plan():
+                raise AuditError(f"expected {path}, which says what stood before every text until now: it is missing")
+            return Lead((), "lead nothing: an older version started this run")
         lead: Lead = from_json(Lead, read_object(path, "the lead of a run"), str(path))
         return lead
 
@@ -184,7 +190,7 @@ class RunFolder:
         )
         return {target: {name: list(values) for name, values in own.items()} for target, own in read.items()}
 
-    def done(self, cell: CellKey) -> dict[str, Guesses]:
+    def done(self, cell: CellKey) -> Mapping[str, Guesses]:
         """The finished secrets of an attack's cell."""
         return self._guesses.done(cell)
 
@@ -192,7 +198,7 @@ class RunFolder:
         """Adds finished secrets, flushed to disk before they count as done."""
         self._guesses.append(cell, batch)
 
-    def observed(self, cell: CellKey) -> dict[str, Observation]:
+    def observed(self, cell: CellKey) -> Mapping[str, Observation]:
         """The finished secrets of a probe's cell."""
         return self._observations.done(cell)
 
@@ -200,7 +206,7 @@ class RunFolder:
         """As `append`; a second observation of a secret takes the place of the first."""
         self._observations.append(cell, batch)
 
-    def scored(self, target: str) -> dict[str, TokenLogProbs]:
+    def scored(self, target: str) -> Mapping[str, TokenLogProbs]:
         """The secrets whose true suffix was scored under this target, token by token."""
         return self._tokens.done(target)
 

@@ -30,7 +30,7 @@ class _Journal(Generic[Key, Record]):
     _begins: dict[Key, dict[str, int]] = field(default_factory=dict)
 
     def done(self, key: Key) -> Mapping[str, Record]:
-        return _Finished(self, self._begins.setdefault(key, {}))
+        return _Finished(self._begins.setdefault(key, {}), self._at)
 
     def append(self, key: Key, batch: Sequence[Record]) -> None:
         lines = [json.dumps(self.encode(key, record)) + "\n" for record in batch]
@@ -50,14 +50,23 @@ class _Journal(Generic[Key, Record]):
                 for number, line in enumerate(file, 1):
                     if not line.endswith(b"\n"):
                         break
-                    key, record = self.record(line, number)
+                    key, record = self._record(line, number)
                     self._begins.setdefault(key, {})[record.secret] = at
                     at += len(line)
         except OSError as error:
             raise AuditError(f"{self.path}: cannot be read: {error.strerror}") from error
         disk.cut(self.path, at)  # where the last append was cut off: the next one starts on a line of its own
 
-    def record(self, line: bytes, number: int | None = None) -> tuple[Key, Record]:
+    def _at(self, begin: int) -> Record:
+        """Raises AuditError where the file is not what it was."""
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(begin)
+                return self._record(file.readline())[1]
+        except OSError as error:
+            raise AuditError(f"{self.path}: cannot be read: {error.strerror}") from error
+
+    def _record(self, line: bytes, number: int | None = None) -> tuple[Key, Record]:
         """What a line says. Raises AuditError."""
         try:
             return self.decode(json.loads(line))
@@ -70,10 +79,14 @@ class _Journal(Generic[Key, Record]):
 
 
 class _Finished(Mapping[str, Record]):
-    """The finished secrets of one cell, in the order in which they were; each is read when it is asked for."""
+    """The finished secrets of one cell, in the order in which they were; each is read when it is asked for.
 
-    def __init__(self, journal: _Journal[Any, Record], begins: dict[str, int]) -> None:
-        self._journal, self._begins = journal, begins
+    begins: where the line of each lies, as `read` takes it.
+    """
+
+    def __init__(self, begins: dict[str, int], read: Callable[[int], Record]) -> None:
+        self._begins = begins
+        self._read = read
 
     def __len__(self) -> int:
         return len(self._begins)
@@ -85,14 +98,7 @@ class _Finished(Mapping[str, Record]):
         return secret in self._begins
 
     def __getitem__(self, secret: str) -> Record:
-        """Raises AuditError where the file is not what it was."""
-        begin = self._begins[secret]
-        try:
-            with open(self._journal.path, "rb") as file:
-                file.seek(begin)
-                return self._journal.record(file.readline())[1]
-        except OSError as error:
-            raise AuditError(f"{self._journal.path}: cannot be read: {error.strerror}") from error
+        return self._read(self._begins[secret])
 
 
 def _encode(cell: CellKey, guesses: Guesses) -> dict[str, Any]:

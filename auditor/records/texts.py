@@ -14,11 +14,11 @@ from typing import Any
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json
-from auditor.core.nouns import Secret, Tokens
+from auditor.core.nouns import Guesses, Secret, Tokens
 
 TEXTS = "texts.jsonl"
 Decode = Callable[[Sequence[int]], str]
-CONTEXT = 8  # tokens before a text that decide how its first token is written
+_CONTEXT = 8  # tokens before a text that decide how its first token is written
 
 
 @dataclass(frozen=True)
@@ -42,24 +42,25 @@ class SecretText:
 
 
 def write_texts(
-    folder: Path, secrets: Sequence[Secret], guesses: Mapping[str, Mapping[str, Tokens]], decode: Decode
+    folder: Path, secrets: Sequence[Secret], guesses: Mapping[str, Mapping[str, Guesses]], decode: Decode
 ) -> None:
-    """guesses: by row, the first guess of each secret id."""
-    disk.replace(folder / TEXTS, "".join(json.dumps(line) + "\n" for line in _lines(secrets, guesses, decode)))
+    """guesses: by row, those of each secret id, of which the first is written."""
+    with disk.replacing(folder / TEXTS) as scratch, open(scratch, "w", encoding="utf-8", newline="\n") as file:
+        file.writelines(json.dumps(line) + "\n" for line in _lines(secrets, guesses, decode))
 
 
 def _lines(
-    secrets: Sequence[Secret], guesses: Mapping[str, Mapping[str, Tokens]], decode: Decode
+    secrets: Sequence[Secret], guesses: Mapping[str, Mapping[str, Guesses]], decode: Decode
 ) -> Iterator[dict[str, Any]]:
     for secret in secrets:
-        own = {row: held[secret.id] for row, held in guesses.items() if secret.id in held}
+        own = {row: held[secret.id].ranked[0].suffix for row, held in guesses.items() if secret.id in held}
         text = _text(secret, own, decode)
         yield {"secret": secret.id, **asdict(text)}
 
 
 def _text(secret: Secret, guesses: Mapping[str, Tokens], decode: Decode) -> SecretText:
     """guesses: tokens, by row."""
-    context, wording = secret.prefix[-CONTEXT:], secret.wording
+    context, wording = secret.prefix[-_CONTEXT:], secret.wording
     said = {row: added(decode, context, tokens) for row, tokens in guesses.items()}
     prefix = decode(secret.prefix) if wording is None else wording.prefix
     pieces = decoded_pieces(decode, context, secret.suffix) if wording is None else wording.pieces

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from auditor.core.cache import cache_folder
 from auditor.core.errors import AuditError
@@ -26,6 +26,7 @@ class ApiSite(OwnSite):
     Its weights are nobody's here to hash: what it answers to the handshake stands in for them.
     """
 
+    in_plan: ClassVar[bool] = False  # its budget, its pace and its answers have one owner
     _run = ""
 
     def opened(self, folder: RunFolder) -> None:

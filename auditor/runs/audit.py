@@ -1,6 +1,7 @@
 """One audit that is ready to begin: the site, the selection and the lead that every cell of it shares.
 
-Here is refused all that can be refused before the first model is asked anything.
+Here is refused all that can be refused before the first model is asked anything. What of it a worker elsewhere has too,
+is the scene; the run folder has one owner.
 """
 
 from __future__ import annotations
@@ -23,9 +24,7 @@ from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import Setting, View
 from auditor.records.folder import RunFolder
-from auditor.runs import personal
 from auditor.runs.lead import choose, led
-from auditor.runs.personal import Personal
 from auditor.runs.reporter import Reporter
 from auditor.runs.selection import Selection
 from auditor.runs.shelf import Shelf
@@ -35,13 +34,12 @@ from auditor.runs.target import Target
 
 
 @dataclass(frozen=True)
-class Audit:
-    """What all cells of a run have in common."""
+class Scene:
+    """What all cells of a run have in common, wherever they are worked at."""
 
     plan: Plan
     site: Site
     selection: Selection
-    folder: RunFolder
     reporter: Reporter
     shelf: Shelf
     lead: Lead
@@ -53,32 +51,6 @@ class Audit:
     @cached_property
     def challenge(self) -> Challenge:
         return self.benchmark.challenge()
-
-    @cached_property
-    def secrets(self) -> dict[str, Secret]:
-        return {secret.id: secret for secret in self.benchmark.secrets}
-
-    @cached_property
-    def personal(self) -> Personal:
-        return personal.follow(self.benchmark, personal.regions_of(self.plan))
-
-    @property
-    def subjects(self) -> tuple[Secret, ...]:
-        """All that the run is about, for its fingerprint. Of the lab's canaries, those that other runs do not have."""
-        canaries = self.benchmark.canaries
-        own = (
-            canaries if self.plan.canaries else [one for one in canaries if one.canary and one.canary.coin is not None]
-        )
-        return (*self.benchmark.secrets, *own)
-
-    @cached_property
-    def asked(self) -> dict[str, Any]:
-        """With what stands before every text, which model is attacked for which secrets: equal ones share answers."""
-        return {**self.site.subject, "lead": self.lead.tokens}
-
-    @cached_property
-    def states(self) -> States:
-        return States(self.plan, self.folder, self.shelf, self.asked, self.challenge.known)
 
     def view(self, target: Target, setting: Setting) -> View:
         public, reference = (
@@ -105,6 +77,48 @@ class Audit:
         found = self.site.references(asked)
         return References(tuple(led(model, self.lead.tokens) for model in found.models), found.saw)
 
+    def self_check(self, models: Iterable[LanguageModel | None]) -> None:
+        """Whether each gives one law however it is asked, up to the longest text of this run behind the soft prompt."""
+        texts = [len(query.prefix) + query.length for query in self.challenge.queries]
+        texts += [len(canary.prefix + canary.suffix) for canary in self.benchmark.canaries]
+        texts += map(len, self.benchmark.heldout)
+        reach = self.selection.prompt_rows + len(self.lead.tokens) + max(texts, default=1)
+        for model in models:
+            if isinstance(model, HuggingFaceModel):
+                notes = self_check.check(model, reach)
+                self.benchmark.notes += notes
+                for note in notes:
+                    self.reporter.note(note)
+
+
+@dataclass(frozen=True)
+class Audit(Scene):
+    """The scene of a run with its folder."""
+
+    folder: RunFolder
+
+    @cached_property
+    def secrets(self) -> dict[str, Secret]:
+        return {secret.id: secret for secret in self.benchmark.secrets}
+
+    @property
+    def subjects(self) -> tuple[Secret, ...]:
+        """All that the run is about, for its fingerprint. Of the lab's canaries, those that other runs do not have."""
+        canaries = self.benchmark.canaries
+        own = (
+            canaries if self.plan.canaries else [one for one in canaries if one.canary and one.canary.coin is not None]
+        )
+        return (*self.benchmark.secrets, *own)
+
+    @cached_property
+    def asked(self) -> dict[str, Any]:
+        """With what stands before every text, which model is attacked for which secrets: equal ones share answers."""
+        return {**self.site.subject, "lead": self.lead.tokens}
+
+    @cached_property
+    def states(self) -> States:
+        return States(self.plan, self.folder, self.shelf, self.asked, self.challenge.known)
+
     def check_probes(self) -> None:
         """Refuses what a probe could only refuse after hours. Raises AuditError."""
         for method in self.selection.methods:
@@ -128,19 +142,6 @@ class Audit:
                 reference.check_room(n_prefix, length, lead=lead)
         for n_prefix, length in {(len(canary.prefix), len(canary.suffix)) for canary in self.benchmark.canaries}:
             model.check_room(n_prefix, length, lead=lead)
-
-    def self_check(self, models: Iterable[LanguageModel | None]) -> None:
-        """Whether each gives one law however it is asked, up to the longest text of this run behind the soft prompt."""
-        texts = [len(query.prefix) + query.length for query in self.challenge.queries]
-        texts += [len(canary.prefix + canary.suffix) for canary in self.benchmark.canaries]
-        texts += map(len, self.benchmark.heldout)
-        reach = self.selection.prompt_rows + len(self.lead.tokens) + max(texts, default=1)
-        for model in models:
-            if isinstance(model, HuggingFaceModel):
-                notes = self_check.check(model, reach)
-                self.benchmark.notes += notes
-                for note in notes:
-                    self.reporter.note(note)
 
 
 def choose_lead(plan: Plan, site: Site, longest: int, folder: RunFolder, shelf: Shelf) -> Lead:

@@ -12,27 +12,53 @@ from auditor.core.errors import NotApplicable
 from auditor.core.jsonable import to_json
 from auditor.core.nouns import UNDEFENDED, CellKey, Guesses, Observation, Secret
 from auditor.core.result import Finding, Measurement
+from auditor.engines.engine import Engine
 from auditor.plugins.attack import Attack
 from auditor.plugins.probe import Probe
-from auditor.plugins.view import CLAIM, View
-from auditor.records.folder import batched
+from auditor.plugins.view import CLAIM, Setting, View
 from auditor.runs import causes, remarks
 from auditor.runs.allowance import planned, share_out
 from auditor.runs.audit import Audit
-from auditor.runs.collector import Collector, decoder
+from auditor.runs.collector import Collector
 from auditor.runs.states import State
 from auditor.runs.target import Target
+from auditor.runs.work import Answer, Asked, AttackWork, CellWork, Found, ProbeWork, Workplace
 from auditor.statistics import documents, extraction, judging
 
 
 @dataclass(frozen=True)
-class Cell(ABC):
-    """One cell; view: shared by the cells of one target and setting, whose sampling passes are shared in it."""
+class Gathering:
+    """What all cells of a target have in common: who does their work, and where what is found goes."""
 
     audit: Audit
     target: Target
-    view: View
+    place: Workplace
+    engine: Engine
     collector: Collector
+
+
+@dataclass(frozen=True)
+class Cell(ABC):
+    """One cell; view: what the attacker of this target and setting sees."""
+
+    gathering: Gathering
+    setting: Setting
+
+    @property
+    def audit(self) -> Audit:
+        return self.gathering.audit
+
+    @property
+    def target(self) -> Target:
+        return self.gathering.target
+
+    @property
+    def collector(self) -> Collector:
+        return self.gathering.collector
+
+    @property
+    def view(self) -> View:
+        return self.gathering.place.view(self.target.name, self.setting.name)
 
     @property
     @abstractmethod
@@ -41,11 +67,11 @@ class Cell(ABC):
 
     @property
     def key(self) -> CellKey:
-        return CellKey(self.target.name, self.view.setting.name, self.method.name)
+        return CellKey(self.target.name, self.setting.name, self.method.name)
 
     @property
     def title(self) -> str:
-        return f"{self.target.title}: {self.method.name} ({self.view.setting.name})"
+        return f"{self.target.title}: {self.method.name} ({self.setting.name})"
 
     def measure(self) -> Finding:
         """Numbers, or the reason why there are none. What was found secret by secret goes to the collector."""
@@ -62,9 +88,18 @@ class Cell(ABC):
     def _measured(self, blank: Finding) -> Finding:
         """The blank, filled in. Raises NotApplicable where there is nothing to measure."""
 
+    def _found(self, work: CellWork[Asked, Answer], items: Sequence[Asked]) -> Iterator[Found[Answer]]:
+        """What the engine finds of them, as it comes in."""
+        for found in self.gathering.engine.stream(work, items):
+            self.target.meter.drawn |= found.drawn
+            yield found
+
+    def _progress(self, done: int, of: int) -> None:
+        self.audit.reporter.progress(f"{self.method.name} on {self.target.title}", done, of)
+
     def _blank(self) -> Finding:
         """What can be said before anything is measured."""
-        applies, reason = self.target.applies(self.view.setting)
+        applies, reason = self.target.applies(self.setting)
         sampling = self.method.sampling()
         return Finding(
             *self.key,
@@ -89,16 +124,16 @@ class AttackCell(Cell):
 
     def _measured(self, blank: Finding) -> Finding:
         state = self.audit.states.of(self.target, self.view, self.attack)
-        guesses = self._guess(state)
-        if not guesses:
+        answered = self._guess(state)
+        if not answered:
             raise NotApplicable("the budget pays for no whole answer: 0 secrets covered")
-        outcome = judging.judge(guesses, self.audit.secrets)
+        outcome, costs = self._judged(answered)
+        if self.setting is CLAIM:
+            self.target.charge(self.view, self.attack, costs)
         members = outcome.only(outcome.member)
         if not len(members.ids):
             raise NotApplicable("the budget covers no member")
-        self.collector.judged(self.key, outcome, guesses, self.attack.score_is_probability(self.view))
-        decode = decoder(self.audit.benchmark.tokenizer)
-        by_kind, by_kind_nonmembers = self.audit.personal.came_out(guesses, self.audit.secrets, decode)
+        self.collector.judged(self.key, outcome, self.attack.score_is_probability(self.view))
         return dataclasses.replace(
             blank,
             measurements=(
@@ -107,17 +142,15 @@ class AttackCell(Cell):
                 *self._against_undefended(),
             ),
             by_repeats=extraction.by_repeats("recall", members),
-            by_kind=by_kind,
-            by_kind_nonmembers=by_kind_nonmembers,
             curve=extraction.error_curve(members),
             notes=(
                 *blank.notes,
                 *self.attack.notes(self.view, state),
-                *remarks.of_guesses(guesses, self.target.secrets, self.audit.benchmark),
-                *remarks.of_budget(self.view, self.attack, guesses),
+                *remarks.of_guesses(costs, self.target.secrets, self.audit.benchmark),
+                *remarks.of_budget(self.view, self.attack, costs),
             ),
-            drawn=sum(g.drawn for g in guesses),
-            rows=sum(g.rows for g in guesses),
+            drawn=sum(g.drawn for g in costs),
+            rows=sum(g.rows for g in costs),
         )
 
     def _against_undefended(self) -> Iterator[Measurement]:
@@ -126,23 +159,30 @@ class AttackCell(Cell):
         if own is not None and base is not None and not self.target.is_undefended:
             yield causes.difference(own, base, [secret for secret in own.values if secret in base.values])
 
-    def _guess(self, state: State) -> list[Guesses]:
-        """The guesses of all secrets, those of an interrupted run included; what was drawn in the claim is charged."""
-        folder, target = self.audit.folder, self.target
-        done = folder.done(self.key)
+    def _judged(self, answered: Sequence[str]) -> tuple[judging.Outcome, list[Guesses]]:
+        """The answers held against the secrets, read one by one; and what each cost, without its candidates."""
+        done, costs = self.audit.folder.done(self.key), list[Guesses]()
+
+        def read() -> Iterator[Guesses]:
+            for guesses in map(done.__getitem__, answered):
+                costs.append(dataclasses.replace(guesses, ranked=()))
+                yield guesses
+
+        return judging.judge(read(), self.audit.secrets), costs
+
+    def _guess(self, state: State) -> list[str]:
+        """Attacks all secrets that an interrupted run has not; returns those that have an answer, in their order."""
+        done, target = self.audit.folder.done(self.key), self.target
         attacked = {secret.id for secret in target.secrets}
-        queries = self.audit.challenge.queries
-        waiting = [query for query in queries if query.id in attacked and query.id not in done]
-        start, drawn = time.perf_counter(), 0
-        for batch in batched(self.attack.guess(self.view, state, waiting), 16):
-            folder.append(self.key, batch)
-            drawn += sum(g.drawn for g in batch)
-            self.audit.reporter.progress(f"{self.attack.name} on {target.title}", len(done), len(attacked))
-        if self.view.setting is CLAIM:
-            target.seconds += time.perf_counter() - start
-            target.drawn += drawn
-            target.charge(self.view, self.attack, done)
-        return list(done.values())
+        queries = [query for query in self.audit.challenge.queries if query.id in attacked]
+        work = AttackWork(self.key, self.view.allowance, target.meter, state)
+        for found in self._found(work, [query for query in queries if query.id not in done]):
+            self.audit.folder.append(self.key, found.of)
+            self._progress(len(done), len(attacked))
+            if self.setting is CLAIM:
+                target.seconds += found.seconds
+                target.drawn += sum(guesses.drawn for guesses in found.of)
+        return [query.id for query in queries if query.id in done]
 
 
 @dataclass(frozen=True)
@@ -159,7 +199,7 @@ class ProbeCell(Cell):
         probe, target = self.probe, self.target
         secrets = self._secrets()
         claim = target.claim
-        target.meter.spent = claim.spent_queries if claim else target.meter.drawn
+        target.meter.spent = claim.spent_queries if claim else target.meter.total
         observations = self._observe(secrets)
         measurements = tuple(probe.measurements(secrets, observations))
         self.collector.probed(self.key, probe, secrets, observations, measurements[0])
@@ -194,10 +234,10 @@ class ProbeCell(Cell):
         """An observation of every secret, in their order, those of an interrupted run included."""
         folder, probe = self.audit.folder, self.probe
         done = folder.observed(self.key)
-        waiting = [secret for secret in secrets if secret.id not in done]
-        for batch in batched(probe.measure(self.view, waiting), 16):
-            folder.observe(self.key, batch)
-            self.audit.reporter.progress(f"{probe.name} on {self.target.title}", len(done), len(secrets))
+        work = ProbeWork(self.key, self.view.allowance, self.target.meter)
+        for found in self._found(work, [secret for secret in secrets if secret.id not in done]):
+            folder.observe(self.key, found.of)
+            self._progress(len(done), len(secrets))
         seen = probe.revisit(self.view, secrets, [done[secret.id] for secret in secrets])
         completed = probe.complete(secrets, seen)
         changed = [observation for observation in completed if observation != done[observation.secret]]
@@ -206,14 +246,15 @@ class ProbeCell(Cell):
         return completed
 
 
-def cells(audit: Audit, target: Target, collector: Collector) -> Iterator[Cell]:
+def cells(gathering: Gathering) -> Iterator[Cell]:
     """All cells of a target, in the order of the settings and of what was asked for."""
-    for setting in audit.selection.settings_of(target.companion):
-        view = audit.view(target, setting)
+    selection, target = gathering.audit.selection, gathering.target
+    for setting in selection.settings_of(target.companion):
+        view = gathering.place.view(target.name, setting.name)
         if target.budget is not None and setting is CLAIM:
-            view.allowance = share_out(target.budget, planned(view, audit.selection.attacks, target.secrets))
-        for method in audit.selection.methods:
+            view.allowance = share_out(target.budget, planned(view, selection.attacks, target.secrets))
+        for method in selection.methods:
             if isinstance(method, Probe):
-                yield ProbeCell(audit, target, view, collector, method)
+                yield ProbeCell(gathering, setting, method)
             else:
-                yield AttackCell(audit, target, view, collector, method)
+                yield AttackCell(gathering, setting, method)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from auditor.core.nouns import CellKey, Guesses, Observation, Secret, Tokens
+from auditor.core.nouns import CellKey, Observation, Secret
 from auditor.core.result import Measurement
 from auditor.plugins.probe import Probe, probe_record
 from auditor.records import texts
@@ -28,15 +28,15 @@ class Collector:
         self.likelihoods: dict[str, Answers] = {}
         self.heldout: dict[str, Mapping[str, Sequence[float]]] = {}  # nll of each text, by target
         self._records: dict[CellKey, dict[str, Any]] = {}
-        self._guesses: dict[CellKey, dict[str, Tokens]] = {}  # the first one of each secret
+        self._attacks: list[CellKey] = []
 
-    def judged(self, key: CellKey, outcome: judging.Outcome, guesses: Sequence[Guesses], probable: bool) -> None:
+    def judged(self, key: CellKey, outcome: judging.Outcome, probable: bool) -> None:
         """What an attack's cell came to; probable: whether its scores are probabilities."""
         members = outcome.only(outcome.member)
         own = dict(zip(members.ids, members.hit.astype(float).tolist(), strict=True))
         self.answers[key] = Answers("recall", "share", own)
         self._records[key] = {**judging.to_record(outcome), "score_is_probability": probable}
-        self._guesses[key] = {g.secret: g.ranked[0].suffix for g in guesses}
+        self._attacks.append(key)
 
     def probed(
         self,
@@ -62,7 +62,7 @@ class Collector:
         """All of it that is kept, to the run folder."""
         self.folder.save_outcomes(self._records)
         self.folder.save_heldout(self.heldout)
-        guesses = {str(key): held for key, held in self._guesses.items()}
+        guesses = {str(key): self.folder.done(key) for key in self._attacks}
         texts.write_texts(self.folder.path, secrets, guesses, decoder(tokenizer))
 
 

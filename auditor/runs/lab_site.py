@@ -31,7 +31,7 @@ class LabSite(Site):
 
     def __init__(self, plan: Plan, reporter: Reporter, shelf: Shelf) -> None:
         super().__init__(plan, reporter, shelf)
-        self.recipe = lab_recipe(plan)
+        self.recipe, self._makes = lab_recipe(plan), True
 
     @property
     def defense_defaults(self) -> Mapping[str, Mapping[str, Any]]:
@@ -62,8 +62,11 @@ class LabSite(Site):
     @property
     def lab(self) -> Lab:
         limit, progress = self.plan.limit, self.reporter.progress
-        lab: Lab = self.shelf.get("lab", self._key, lambda: Lab(self.recipe, None, progress, limit))
+        lab: Lab = self.shelf.get("lab", self._key, lambda: Lab(self.recipe, None, progress, limit, makes=self._makes))
         return lab
+
+    def only_read(self) -> None:
+        self._makes = False
 
     @property
     def _key(self) -> tuple[LabRecipe, int | None]:

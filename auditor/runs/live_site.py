@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -30,6 +30,8 @@ class LiveSite(OwnSite):
     was once loaded from, as its weights may have moved since: no promise of privacy is read, and the digest is that of
     the weights in memory.
     """
+
+    in_plan: ClassVar[bool] = False
 
     def __init__(self, plan: Plan, reporter: Reporter, shelf: Shelf, live: Mapping[str, HuggingFaceModel]) -> None:
         super().__init__(plan, reporter, shelf)

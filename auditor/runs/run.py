@@ -6,31 +6,34 @@ Knows nothing of terminals: it speaks to a `Reporter`.
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import closing
 from datetime import UTC, datetime
 
 from auditor import __version__
+from auditor.core import threads
+from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.core.plan import Plan
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement, TargetRecord
+from auditor.engines.engine import Engine, LocalEngine
 from auditor.gate.comparable import secrets_digest
 from auditor.models.base import given_by
 from auditor.records import details, names, weights
 from auditor.records.folder import RunFolder
-from auditor.runs import machine, personal, scoring
-from auditor.runs.api_site import ApiSite
+from auditor.runs import machine, scoring
 from auditor.runs.audit import Audit, choose_lead, longest_context
-from auditor.runs.cells import cells
+from auditor.runs.cells import Gathering, cells
 from auditor.runs.chains import Chains
 from auditor.runs.collector import Collector
-from auditor.runs.lab_site import LabSite
-from auditor.runs.own_site import OwnSite
-from auditor.runs.reporter import Clock, Reporter, Silence
+from auditor.runs.reporter import Clock, Reporter
 from auditor.runs.scoring import greedy_recall
 from auditor.runs.selection import Selection, select
 from auditor.runs.shelf import Shelf
 from auditor.runs.site import Site
+from auditor.runs.sites import site_of
 from auditor.runs.target import Target
 from auditor.runs.targets import Targets
+from auditor.runs.work import Elsewhere, Workplace
 from auditor.statistics import judging
 
 
@@ -45,20 +48,24 @@ def run(
     site = site or site_of(plan, reporter, shelf)
     site.opened(folder)
     selection, clock = select(plan, site), Clock(reporter)
-    personal.regions_of(plan)
     digests = site.weights()
     folder.check_weights(digests)  # before minutes of loading
-    with clock.stage("prepare"):
-        audit = _prepared(plan, site, selection, folder, reporter, shelf)
-    targets, collector = Targets(audit), Collector(folder)
-    targets.check_claims()
-    loaded = site.weights()  # again: the hub may just have sent them
-    weights.check(digests, loaded, "what was loaded just now")
-    folder.pin_weights(loaded)
-    greedy = _greedy(audit, targets.undefended, clock)
-    records, findings = list[TargetRecord](), list[Finding]()
-    for target in targets.each(clock):
-        records.append(_measured(audit, target, collector, clock, findings))
+    with closing(_engine(plan, site)) as engine:
+        with clock.stage("prepare"):
+            audit = _prepared(plan, site, selection, folder, reporter, shelf)
+        targets, collector = Targets(audit), Collector(folder)
+        targets.check_claims()
+        loaded = site.weights()  # again: the hub may just have sent them
+        weights.check(digests, loaded, "what was loaded just now")
+        folder.pin_weights(loaded)
+        greedy = _greedy(audit, targets.undefended, clock)
+        records, findings = list[TargetRecord](), list[Finding]()
+        place = Workplace(audit, targets)
+        engine.open(place, Elsewhere(plan, audit.lead, site.read()))
+        for target in targets.each(clock):
+            place.take(target)
+            gathering = Gathering(audit, target, place, engine, collector)
+            records.append(_measured(gathering, clock, findings))
     collector.save(audit.benchmark.secrets, audit.benchmark.tokenizer)
     chains = Chains(site, selection, collector)
     return AuditResult(
@@ -79,15 +86,8 @@ def run(
     )
 
 
-def site_of(plan: Plan, reporter: Reporter | None = None, shelf: Shelf | None = None) -> Site:
-    """Where a plan takes place. Raises AuditError for a lab that cannot be."""
-    kind = LabSite if plan.lab else ApiSite if plan.remote else OwnSite
-    return kind(plan, reporter or Silence(), shelf or Shelf())
-
-
 def check(plan: Plan) -> Selection:
     """What the plan chooses, checked before anything is built. Raises AuditError."""
-    personal.regions_of(plan)
     return select(plan, site_of(plan))
 
 
@@ -97,13 +97,12 @@ def _prepared(
     """Loads what is attacked, and ties the folder to it. Raises AuditError for whatever does not fit together."""
     benchmark = site.benchmark
     lead = choose_lead(plan, site, longest_context(benchmark, selection.prompt_rows), folder, shelf)
-    audit = Audit(plan, site, selection, folder, reporter, shelf, lead)
+    audit = Audit(plan, site, selection, reporter, shelf, lead, folder)
     folder.pin(secrets_digest(audit.subjects))
     everyone = (*benchmark.secrets, *benchmark.canaries)
     folder.save_secrets(details.facts(everyone, names.salt_fingerprint(names.salt())))
     audit.check_room()
     audit.check_probes()
-    benchmark.notes += audit.personal.said
     audit.self_check((site.model, site.public, site.reference))
     return audit
 
@@ -118,10 +117,25 @@ def _greedy(audit: Audit, target: Target, clock: Clock) -> dict[str, Measurement
     return found
 
 
-def _measured(
-    audit: Audit, target: Target, collector: Collector, clock: Clock, findings: list[Finding]
-) -> TargetRecord:
+def _engine(plan: Plan, site: Site) -> Engine:
+    """What the plan asks for. Raises AuditError where it cannot be had."""
+    if plan.engine == "local":
+        return LocalEngine()
+    if not site.in_plan:
+        raise AuditError(
+            "expected --model as a folder or a hub id with --engine ray, as each worker loads it, "
+            "got a live model or one behind an API"
+        )
+    from auditor.engines.ray_engine import RayEngine  # an extra
+
+    engine = RayEngine(plan.workers or threads.processors(), plan.ray_address or "", plan.gpus_per_worker)
+    site.reporter.note(f"secrets are attacked by {engine.said}")
+    return engine
+
+
+def _measured(gathering: Gathering, clock: Clock, findings: list[Finding]) -> TargetRecord:
     """All that is measured of a target; what its cells find is added to the findings."""
+    audit, target, collector = gathering.audit, gathering.target, gathering.collector
     machine.reset_peak_memory()
     with clock.stage(f"perplexity of {target.title}"):
         heldout = scoring.heldout(audit, target)
@@ -131,7 +145,7 @@ def _measured(
     if given_by(target.model.capabilities, "likelihood"):
         with clock.stage(f"tokens of the secrets under {target.title}"):
             collector.likelihoods[target.name] = scoring.token_likelihoods(audit, target)
-    for cell in cells(audit, target, collector):
+    for cell in cells(gathering):
         with clock.stage(cell.title):
             finding = cell.measure()
         names.refuse_ids(finding, audit.benchmark.secrets)
@@ -157,5 +171,4 @@ def _benchmark_record(audit: Audit, greedy: dict[str, Measurement]) -> Benchmark
         near_duplicates=len(judging.near_duplicates(members, benchmark.known)),
         canaries={str(count): n for count, n in canaries},
         notes=benchmark.notes,
-        kinds=dict(audit.personal.counts),
     )

@@ -92,14 +92,15 @@ def token_likelihoods(audit: Audit, target: Target) -> Answers:
     floor. What is found of members is kept in the run folder, but not of a companion: that is no model to mend.
     """
     folder, size = audit.folder, audit.plan.batch_size
-    done = {} if target.companion else folder.scored(target.name)
+    done: Mapping[str, TokenLogProbs] = {} if target.companion else folder.scored(target.name)
+    own: dict[str, float] = {}
     for scored in _scored(target, [s for s in target.secrets if s.member and s.id not in done], size):
         if target.companion:
-            done |= {one.secret: one for one in scored}
+            own |= _means(scored)
         else:
             folder.score(target.name, scored)
     others = itertools.chain(*_scored(target, [s for s in target.secrets if not s.member], size))
-    return Answers("likelihood", "nats a token", _means(done.values()), _means(others))
+    return Answers("likelihood", "nats a token", own or _means(done.values()), _means(others))
 
 
 def _means(scored: Iterable[TokenLogProbs]) -> dict[str, float]:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from auditor.core.jsonable import to_json
 from auditor.core.plan import SUBJECT, Plan, about
 from auditor.core.streams import generator
+from auditor.gate.comparable import secrets_digest
 from auditor.models.base import LanguageModel
 from auditor.models.ensemble import Ensemble
 from auditor.models.references import References
@@ -37,6 +38,7 @@ class Site(ABC):
     """
 
     trains_on_demand: ClassVar[bool]
+    in_plan: ClassVar[bool] = True  # whether the plan says all of it, so that a worker can open one like it
 
     def __init__(self, plan: Plan, reporter: Reporter, shelf: Shelf) -> None:
         self.plan, self.reporter, self.shelf = plan, reporter, shelf
@@ -74,6 +76,13 @@ class Site(ABC):
     def weights(self) -> dict[str, str]:
         """`role/file` -> SHA-256 of what is read from a place of the user's, as far as it is at hand."""
         return plan_weights.of_plan(self.plan)
+
+    def read(self) -> dict[str, str]:
+        """What all that is read here says of itself, once the model is loaded: places that differ in it are not one."""
+        return {**self.weights(), "the data": secrets_digest(self.benchmark.secrets)}
+
+    def only_read(self) -> None:  # noqa: B027 - most places make nothing
+        """From now on nothing is made here: what is not there is refused when it is asked for."""
 
     def opened(self, folder: RunFolder) -> None:  # noqa: B027 - most places have nothing to do with it
         """Told which run it serves, before anything is loaded."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -93,12 +93,12 @@ class Target:
 
     # --- what is spent ---
 
-    def charge(self, view: View, attack: Attack, answers: Mapping[str, Guesses]) -> None:
+    def charge(self, view: View, attack: Attack, answers: Sequence[Guesses]) -> None:
         """Every token drawn inside the claim is charged once: attacks that share a pass share its charge."""
         for recipe in attack.recipes(view):
-            for secret, guesses in answers.items():
-                paid = guesses.drawn if view.allowance is None else view.allowance[recipe, secret]
-                self.spent[recipe, secret] = paid
+            for guesses in answers:
+                paid = guesses.drawn if view.allowance is None else view.allowance[recipe, guesses.secret]
+                self.spent[recipe, guesses.secret] = paid
 
     # --- what is kept of it ---
 

@@ -10,7 +10,7 @@ from auditor.plugins.defense import Defense, Scenario
 from auditor.plugins.options import description_of
 from auditor.plugins.view import CLAIM
 from auditor.runs.allowance import planned
-from auditor.runs.audit import Audit
+from auditor.runs.audit import Scene
 from auditor.runs.companions import ShownRow
 from auditor.runs.lead import led
 from auditor.runs.reporter import Clock
@@ -20,36 +20,41 @@ from auditor.runs.target import Target
 class Targets:
     """Each is built when its turn comes, and none is kept here but the first."""
 
-    def __init__(self, audit: Audit) -> None:
-        self.audit, site = audit, audit.site
+    def __init__(self, scene: Scene) -> None:
+        self.scene, site = scene, scene.site
         self.undefended = Target(
             UNDEFENDED,
             "Undefended",
-            led(site.model, audit.lead.tokens),
+            led(site.model, scene.lead.tokens),
             site.description,
             training_seconds=site.training_seconds(None, 0.0),
-            secrets=audit.benchmark.secrets,
+            secrets=scene.benchmark.secrets,
             privacy=site.privacy,
             kept=site.canaries,
         )
 
     def check_claims(self) -> None:
         """Refuses now rather than after hours what a defense cannot promise. Raises AuditError."""
-        if not self.audit.site.trains_on_demand:
-            for row in self.audit.selection.rows:
+        if not self.scene.site.trains_on_demand:
+            for row in self.scene.selection.rows:
                 row.defense.claim(self.scenario(row.defense), 0)
 
     def each(self, clock: Clock) -> Iterator[Target]:
         yield self.undefended
-        for row in self.audit.selection.rows:
+        for row in self.scene.selection.rows:
             with clock.stage(f"build {row.name}"):
                 target = self.build(row)
             yield target
 
+    def named(self, name: str) -> Target:
+        """The target of this name, built anew where it has a defense."""
+        rows = {row.name: row for row in self.scene.selection.rows}
+        return self.undefended if name == UNDEFENDED else self.build(rows[name])
+
     def build(self, row: ShownRow) -> Target:
         start, defense = time.perf_counter(), row.defense
         scenario = self.scenario(defense)
-        model = led(defense.protect(scenario), self.audit.lead.tokens)
+        model = led(defense.protect(scenario), self.scene.lead.tokens)
         building = time.perf_counter() - start
         return Target(
             row.name,
@@ -58,28 +63,28 @@ class Targets:
             description_of(type(defense)),
             defense,
             scenario,
-            training_seconds=self.audit.site.training_seconds(defense, building),
+            training_seconds=self.scene.site.training_seconds(defense, building),
             secrets=self.attacked(defense),
             companion=row.companion,
         )
 
     def attacked(self, defense: Defense) -> tuple[Secret, ...]:
         """Fewer behind an ensemble, where --ensemble-limit or the lab says so: it asks all its parts at every token."""
-        benchmark = self.audit.benchmark
-        limit = self.audit.plan.ensemble_limit or benchmark.ensemble_limit
+        benchmark = self.scene.benchmark
+        limit = self.scene.plan.ensemble_limit or benchmark.ensemble_limit
         if limit is None or "ensemble" not in defense.needs:
             return benchmark.secrets
         return benchmark.few(limit)
 
     def scenario(self, defense: Defense) -> Scenario:
         """What this defense holds, and the tokens that its row inside the claim will draw."""
-        site, audit = self.audit.site, self.audit
-        view = audit.view(self.undefended, CLAIM)
-        queries = sum(planned(view, audit.selection.attacks, self.attacked(defense)).values())
-        length = max((query.length for query in audit.challenge.queries), default=1)
+        site, scene = self.scene.site, self.scene
+        view = scene.view(self.undefended, CLAIM)
+        queries = sum(planned(view, scene.selection.attacks, self.attacked(defense)).values())
+        length = max((query.length for query in scene.challenge.queries), default=1)
         ensemble = site.ensemble(defense) if "ensemble" in defense.needs else None
         trained = site.trained(defense) if "trained" in defense.needs else None
         if trained is not None:
-            audit.self_check([trained.model])
+            scene.self_check([trained.model])
         whole = site.whole(defense) if "whole" in defense.needs else None
         return Scenario(site.model, site.public, ensemble, queries, length, trained, whole)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ class Outcome:
     """The judged guesses of one cell, a row a secret: first guess right, any right, score, repeats, membership.
 
     `distance`: token edits from the first guess to the answer; `tolerance`: how many leave it near-verbatim.
-    `traits`: further numbers a secret, (n,) each, by name; NaN where not known. See `traits_of`.
+    `traits`: further numbers a secret, (n,) each, by name; NaN where not known. See `_traits`.
     """
 
     ids: tuple[str, ...]
@@ -55,30 +55,53 @@ class Outcome:
         )
 
 
-def judge(guesses: Sequence[Guesses], secrets: Mapping[str, Secret]) -> Outcome:
-    """Compares guesses with the answers: a hit is the suffix verbatim. In the order of the secret ids."""
-    ordered = sorted(guesses, key=lambda g: g.secret)
-    answers = [secrets[g.secret] for g in ordered]
+def judge(guesses: Iterable[Guesses], secrets: Mapping[str, Secret]) -> Outcome:
+    """Compares guesses with the answers: a hit is the suffix verbatim. In the order of the secret ids.
+
+    Each is looked at once, and no candidate is kept: all of them together may be larger than memory.
+    """
+    rows = sorted((_judged(g, secrets[g.secret]) for g in guesses), key=lambda row: row.id)
+    answers = [secrets[row.id] for row in rows]
     return Outcome(
-        ids=tuple(g.secret for g in ordered),
-        hit=np.array([g.ranked[0].suffix == a.suffix for g, a in zip(ordered, answers, strict=True)], dtype=bool),
-        any_hit=np.array(
-            [any(guess.suffix == a.suffix for guess in g.ranked) for g, a in zip(ordered, answers, strict=True)],
-            dtype=bool,
-        ),
-        score=np.array([g.ranked[0].score for g in ordered], dtype=float),
+        ids=tuple(row.id for row in rows),
+        hit=np.array([row.hit for row in rows], dtype=bool),
+        any_hit=np.array([row.any_hit for row in rows], dtype=bool),
+        score=np.array([row.score for row in rows], dtype=float),
         repeats=tuple(a.repeats for a in answers),
         member=np.array([a.member for a in answers], dtype=bool),
-        distance=np.array(
-            [Levenshtein.distance(g.ranked[0].suffix, a.suffix) for g, a in zip(ordered, answers, strict=True)],
-            dtype=np.int64,
-        ),
+        distance=np.array([row.distance for row in rows], dtype=np.int64),
         tolerance=np.array([tolerance(len(a.suffix)) for a in answers], dtype=np.int64),
-        traits=traits_of(ordered, answers),
+        traits={name: np.array([row.traits[i] for row in rows], dtype=float) for i, name in enumerate(_TRAITS)},
     )
 
 
-def traits_of(guesses: Sequence[Guesses], answers: Sequence[Secret]) -> dict[str, NDArray[np.float64]]:
+class _Judged(NamedTuple):
+    """Of one secret."""
+
+    id: str
+    hit: bool
+    any_hit: bool
+    score: float
+    distance: int
+    traits: tuple[float, ...]
+
+
+def _judged(guesses: Guesses, answer: Secret) -> _Judged:
+    first = guesses.ranked[0]
+    return _Judged(
+        guesses.secret,
+        first.suffix == answer.suffix,
+        any(guess.suffix == answer.suffix for guess in guesses.ranked),
+        first.score,
+        Levenshtein.distance(first.suffix, answer.suffix),
+        _traits(guesses, answer),
+    )
+
+
+_TRAITS = ("rank", "count", "min_log_prob", "passed_over", "lead")
+
+
+def _traits(guesses: Guesses, answer: Secret) -> tuple[float, ...]:
     """What tells right from wrong guesses (Ethicist, Table 4 and Figures 6 and 7), a number a secret.
 
     rank: place of the true suffix among the candidates, from 1, infinite where it is none of them; count: how many of
@@ -86,12 +109,6 @@ def traits_of(guesses: Sequence[Guesses], answers: Sequence[Secret]) -> dict[str
     candidate is likelier as a whole than the first guess; lead: tokens of the first guess that are right before its
     first wrong one.
     """
-    rows = [_traits(g, a) for g, a in zip(guesses, answers, strict=True)]
-    names = ("rank", "count", "min_log_prob", "passed_over", "lead")
-    return {name: np.array([row[i] for row in rows], dtype=float) for i, name in enumerate(names)}
-
-
-def _traits(guesses: Guesses, answer: Secret) -> tuple[float, ...]:
     first, *others = guesses.ranked
     rank = next((i for i, g in enumerate(guesses.ranked, 1) if g.suffix == answer.suffix), math.inf)
     least = math.nan if first.min_log_prob is None else first.min_log_prob

@@ -52,7 +52,7 @@ def walk(
         if point.name in plans:
             _unchanged(folder / point.folder, plans[point.name])
     with locks.held(folder, SWEEP):
-        _walk(points, plans, failures, folder, reporter)
+        _walk(points, plans, failures, folder, reporter, command)
     return failures
 
 
@@ -62,8 +62,9 @@ def _walk(
     failures: dict[str, str],
     folder: Path,
     reporter: Reporter,
+    command: str,
 ) -> None:
-    _write_points(folder, points, failures)
+    _write_points(folder, points, failures, command)
     shelf, quiet = Shelf(), _Quiet(reporter)
     for number, point in enumerate(points, 1):
         path = folder / point.folder
@@ -76,7 +77,7 @@ def _walk(
             failure = _run(plans[point.name], path, quiet, shelf)
         if failure:
             failures[point.name] = failure
-            _write_points(folder, points, failures)
+            _write_points(folder, points, failures, command)
 
 
 def _plans(points: Sequence[Point], command: str, refuse: bool) -> tuple[dict[str, Plan], dict[str, str]]:
@@ -138,9 +139,9 @@ class _Quiet:
 # --- the folder -----------------------------------------------------------------------------------------------------
 
 
-def _write_points(folder: Path, points: Sequence[Point], failures: Mapping[str, str]) -> None:
+def _write_points(folder: Path, points: Sequence[Point], failures: Mapping[str, str], command: str) -> None:
     rows = [{**vars(point), "folder": point.folder, "failure": failures.get(point.name, "")} for point in points]
-    disk.replace(folder / SWEEP, json.dumps({"points": rows}, indent=1) + "\n")
+    disk.replace(folder / SWEEP, json.dumps({"command": command, "points": rows}, indent=1) + "\n")
 
 
 @dataclass(frozen=True)
@@ -164,9 +165,18 @@ def reopen(folder: Path) -> list[Point]:
     return [kept.point for kept in _points(folder)]
 
 
+def begun_by(folder: Path) -> str | None:
+    """The command that started the sweep, which its points are of whoever goes on; None: an older version did."""
+    return from_json(str | None, _kept(folder).get("command"), f"{folder / SWEEP}: command")
+
+
+def _kept(folder: Path) -> dict[str, Any]:
+    return read_object(folder / SWEEP, "the points of a sweep")
+
+
 def _points(folder: Path) -> tuple[_Kept, ...]:
     path = folder / SWEEP
-    raw = read_object(path, "the points of a sweep")
+    raw = _kept(folder)
     kept: tuple[_Kept, ...] = from_json(tuple[_Kept, ...], raw.get("points"), f"{path}: points")
     for one in kept:
         from_json(tuple[str, ...], one.plan.get("attack"), f"{path}: attack of {one.point.name}")

@@ -129,7 +129,7 @@ def draws(model: PMixedModel, secrets: Sequence[Secret], samples: int) -> int:
     queries = [Query(secret.id, secret.prefix, len(secret.suffix)) for secret in secrets]
     for _ in view.candidates(queries, Sampling(samples, ANCESTRAL)):
         pass
-    return view.meter.drawn
+    return view.meter.total
 
 
 class Loop:

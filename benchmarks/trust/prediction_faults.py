@@ -198,7 +198,7 @@ def audited(fault: Fault, held: Ensemble, secrets: Sequence[Secret], games: int,
     (bound,) = probe.audits(secrets, found)
     exact = next(m.value for m in probe.measurements(secrets, found) if m.name == "epsilon_exact")
     check, view = ClaimCheck(), _view(model, claim, seed)
-    view.meter = Meter(drawn=fault.tokens * fault.asked, spent=fault.tokens)
+    view.meter = Meter({(fault.name, ""): fault.tokens * fault.asked}, spent=fault.tokens)
     seen = check.violations(secrets, list(check.measure(view, secrets)))
     return Row(
         fault=fault.name,

@@ -263,13 +263,17 @@ def test_honest_draws_of_an_ensemble_are_not_accused(make_tiny: MakeTiny) -> Non
         assert not violated(checked(model, draws=300)[1])
 
 
+def drew(tokens: int, spent: int) -> Meter:
+    return Meter({("5 x ancestral, prompt none", "a"): tokens}, spent)
+
+
 def test_tokens_that_were_not_charged_are_caught() -> None:
     model = TIGHT.protect(scenario(ONE_MEMBER))
-    measured, notes, _ = checked(model, meter=Meter(drawn=480, spent=0))
+    measured, notes, _ = checked(model, meter=drew(480, spent=0))
     assert measured["claim_violations"].value == 1
     assert violated(notes) == ["VIOLATED: 480 tokens were drawn inside the claim and not charged"]
-    assert not violated(checked(model, meter=Meter(drawn=480, spent=480))[1])
-    assert not violated(checked(model, meter=Meter(drawn=100, spent=480))[1])  # a resumed run drew the rest before
+    assert not violated(checked(model, meter=drew(480, spent=480))[1])
+    assert not violated(checked(model, meter=drew(100, spent=480))[1])  # a resumed run drew the rest before
 
 
 def test_records_in_several_shards_are_caught() -> None:

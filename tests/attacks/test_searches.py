@@ -155,4 +155,4 @@ def test_a_ranking_that_reads_the_law_is_refused_before_anything_is_drawn(
     assert "likelihood" in attack.required and "law" not in attack.required
     with pytest.raises(NotApplicable, match="log-probabilities"):
         list(attack.guess(seen, {"tuned_on": "none"}, queries()))
-    assert seen.meter.drawn == 0
+    assert seen.meter.total == 0

@@ -18,7 +18,7 @@ from auditor.benchmarks.files import Files
 from auditor.benchmarks.lab import Lab
 from auditor.benchmarks.lm_extraction import LMExtraction
 from auditor.benchmarks.wording import token_ends, worded
-from auditor.core.nouns import Secret
+from auditor.core.nouns import Guess, Guesses, Secret
 from auditor.records import texts
 
 CORPUS = [
@@ -58,7 +58,7 @@ def decode(tokenizer: PreTrainedTokenizerFast) -> texts.Decode:
 
 def kept(folder: Path, secrets: tuple[Secret, ...], tokenizer: PreTrainedTokenizerFast) -> list[texts.SecretText]:
     """What a run keeps of these secrets, where every guess is right."""
-    right = {"a/b/c": {secret.id: secret.suffix for secret in secrets}}
+    right = {"a/b/c": {s.id: Guesses(s.id, (Guess(s.suffix, 0.0),), 1, len(s.suffix)) for s in secrets}}
     texts.write_texts(folder, secrets, right, decode(tokenizer))
     return list(texts.read_texts(folder).values())
 

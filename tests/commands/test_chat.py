@@ -85,5 +85,42 @@ def test_whole_texts_are_attacked_in_windows(world: Path, tmp_path: Path) -> Non
     assert found["document_recall"]["n"] == 2 and found["document_recall"]["value"] == 1.0
     assert found["document_recall_nonmembers"]["value"] == 0.0
     assert found["longest_block"]["value"] >= 12 and found["longest_block"]["value"] % 6 == 0  # windows side by side
-    report = (tmp_path / "run" / "report.md").read_text()
+    report = (tmp_path / "run" / "report.html").read_text()
     assert "Longest block that came out of a document" in report and "not independent" in report
+
+
+def test_private_training_takes_the_same_conversations(world: Path, tmp_path: Path, capsys: Said) -> None:
+    """DP-SGD's model and PMixED's ensemble of the same masks, and both in one audit of the same turns."""
+    train = ["--model", str(world / "base"), "--data", str(world / "chats.jsonl"), "--block", "96"]
+    private = ["train", "dp-sgd", *train, "-D", "epochs=1", "-D", "batch=3", "-D", "epsilon=8", "-D", "noise=seeded"]
+    assert call([*private, "-o", str(tmp_path / "private")]) == 0
+    assert "loss on assistant: 17% of the tokens" in capsys.readouterr().out
+    members = ["train", "pmixed", *train, "-D", "members=2", "-D", "epochs=1", "-o", str(tmp_path / "ensemble")]
+    assert call(members) == 0
+    defenses = ["--defense", "dp-sgd", "-D", f"dp-sgd.model={tmp_path / 'private'}", "--public", str(world / "base")]
+    defenses += ["--defense", "pmixed", "-D", f"pmixed.ensemble={tmp_path / 'ensemble'}", "-D", "pmixed.queries=200"]
+    result = audited(world, tmp_path / "run", *defenses)
+    rows = {(f["target"], f["setting"]): f["not_applicable"] for f in result["findings"]}
+    assert rows[("dp-sgd", "worst")] == rows[("pmixed", "worst")] == ""
+    ran = (tmp_path / "private" / "training.json").read_text()
+    assert "4711" not in ran and json.loads(ran)["finished"]
+
+
+def test_what_is_no_conversation_is_refused_before_anything_is_written(
+    world: Path, tmp_path: Path, capsys: Said
+) -> None:
+    data = tmp_path / "d.jsonl"
+    data.write_text(json.dumps({"messages": [{"role": "user", "content": "Who?"}]}))
+    train = ["train", "none", "--model", str(world / "base"), "--data", str(data), "-o", str(tmp_path / "out")]
+    assert call(
+        train
+    ) == 2 and "row 0 (counted from 0): expected a conversation to train on, got no assistant turn" in (
+        capsys.readouterr().err
+    )
+    data.write_text(json.dumps({"text": "Who? Ann."}))
+    assert call([*train, "--loss-on", "assistant"]) == 2
+    assert "expected --loss-on assistant or all, of conversations" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())
+    audit = ["run", "--model", str(world / "base"), "--data", str(data), "--attack", "perplexity"]
+    assert call([*audit, "--knows", "half"]) == 2
+    assert "expected --knows system, user or partial:F" in capsys.readouterr().err

@@ -15,6 +15,7 @@ FOR = {
     "generation": "candidates, by walking rows of a model",
     "statistics": "numbers with intervals",
     "privacy": "what may be promised, and `privacy.json`",
+    "engines": "who does the work: this process, or a cluster's workers",
     "plugins": "what you may write, and what it is handed",
     "training": "fine-tuning, private or not",
     "attacks": "one file an attack or probe",

@@ -76,6 +76,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         save_tiny(given / name)
         longer(given / name, max_position_embeddings=512)
     masked(given / "my-model", given / "roberta-base")
+    chatting(given / "my-model", given / "chat-model")
     notes = [
         {"prefix": f"ward {i % 7} bed {i * 37 % 97:02d} code", "suffix": f" {i * 7919 % 997:03d}", "patient": f"p{i}"}
         for i in range(40)
@@ -85,6 +86,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = [{"text": note["prefix"] + note["suffix"]} for note in notes[:6]]
     rows(given / "texts.jsonl", texts)
     rows(given / "train.jsonl", texts)
+    for name, start in (("chats", 0), ("fresh-chats", 20)):
+        told = [(f"Which code has ward {i}?", f"It is {i * 7919 % 997:03d}.") for i in range(start, start + 8)]
+        rows(given / f"{name}.jsonl", [conversation(*turns) for turns in told])
     (given / "lm-extraction").mkdir()
     for part, width in (("prefix", 8), ("suffix", 4)):
         ids = np.random.default_rng(0).integers(1, 257, (12, width), dtype=np.uint16)
@@ -92,7 +96,22 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def rows(path: Path, values: list[dict[str, str]]) -> None:
+def conversation(*turns: str) -> dict[str, Any]:
+    roles = ("system", "user", "assistant")
+    said = zip(roles, ("You are a clerk.", *turns), strict=True)
+    return {"messages": [{"role": role, "content": content} for role, content in said]}
+
+
+def chatting(base: Path, folder: Path) -> None:
+    """The same model with a chat template."""
+    shutil.copytree(base, folder)
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}[assistant] {% endif %}"
+    )
+
+
+def rows(path: Path, values: Sequence[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in values))
 
 
@@ -203,6 +222,9 @@ def test_commands_that_are_not_run_would_be_read(page: str) -> None:
                 check_unrun(words, step.where)
 
 
+FOREIGN = ("pip", "ruff", "mypy", "ray", "kubectl", "salloc", "export", "srun")  # whose options are not ours
+
+
 def check_unrun(words: list[str], where: str) -> None:
     program, arguments = Path(words[0]).name, words[1:]
     if program == "audit":
@@ -215,7 +237,7 @@ def check_unrun(words: list[str], where: str) -> None:
         source = script.read_text(encoding="utf-8")
         assert all(f'"{word}"' in source for word in arguments if word.startswith("--")), where
     else:
-        assert program in ("pip", "ruff", "mypy"), f"{where}: the test does not know {program}"
+        assert program in FOREIGN, f"{where}: the test does not know {program}"
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -383,7 +383,7 @@ def charged(neox: HuggingFaceModel, attacks: list[Recipe], allowance: dict[tuple
     target = Target("paying", "Paying", neox, "", Paying(), scenario)
     seen = view(neox, CLAIM, allowance=allowance)
     for attack in attacks:
-        done = {q.id: Guesses(q.id, (), 6, 6 * q.length) for q in seen.covered(TOP_P, "", queries())}
+        done = [Guesses(q.id, (), 6, 6 * q.length) for q in seen.covered(TOP_P, "", queries())]
         target.charge(seen, attack, done)  # type: ignore[arg-type]
     claim = target.claim
     assert claim is not None

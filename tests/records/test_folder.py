@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from auditor.core.errors import AuditError
-from auditor.core.nouns import CellKey, Certificate, Guess, Guesses, Observation, TokenLogProbs
+from auditor.core.nouns import CellKey, Certificate, Guess, Guesses, Lead, Observation, TokenLogProbs
 from auditor.records.folder import RunFolder, batched
 from auditor.runs import states
 
@@ -135,6 +135,19 @@ def test_a_run_that_goes_on_reads_what_it_wrote(folder: RunFolder) -> None:
     """A journal may round: what is worked out of it is the same whether or not the run was interrupted."""
     folder.score("undefended", [TokenLogProbs("s1", (-0.123456789, -2.5))])
     assert folder.scored("undefended") == RunFolder.reopen(folder.path).scored("undefended")
+
+
+def test_a_lead_that_is_lost_is_not_taken_for_none(tmp_path: Path) -> None:
+    """An older version kept none, and had none; its plan says nothing of leads."""
+    for plan, lost in (({"lead": "auto"}, True), ({}, False)):
+        folder = RunFolder.create(tmp_path / f"run-{lost}", "name", plan)
+        assert folder.lead() is None  # nothing was asked yet
+        folder.pin("of the secrets")
+        if lost:
+            with pytest.raises(AuditError, match=r"expected .*lead\.json, which says .*: it is missing"):
+                folder.lead()
+        else:
+            assert folder.lead() == Lead((), "lead nothing: an older version started this run")
 
 
 def test_a_broken_line_is_told_with_what_to_do(folder: RunFolder) -> None:

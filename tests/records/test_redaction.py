@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from auditor.cli import call
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Secret
+from auditor.core.nouns import Guess, Guesses, Secret
 from auditor.core.result import Finding, Measurement
 from auditor.core.streams import generator
 from auditor.plugins import registry
@@ -317,7 +317,9 @@ def test_tokens_without_a_tokenizer_are_shown_as_numbers(tmp_path: Path) -> None
     from auditor.runs.collector import decoder
 
     secret = Secret("example-000001", (5, 6, 7), (8, 9))
-    texts.write_texts(tmp_path, [secret], {"a/b/c": {"example-000001": (8, 1)}}, decoder(None))
+    texts.write_texts(
+        tmp_path, [secret], {"a/b/c": {secret.id: Guesses(secret.id, (Guess((8, 1), 0.0),), 1, 2)}}, decoder(None)
+    )
     held = texts.read_texts(tmp_path)["example-000001"]
     assert (held.prefix, held.suffix, held.pieces, held.guesses) == ("5 6 7 ", "8 9 ", ("8 ", "9 "), {"a/b/c": "8 1 "})
     assert held.decoded and not held.verbatim

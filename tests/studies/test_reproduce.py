@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -101,12 +102,16 @@ def test_a_sweep_runs_every_point_once_and_resumes(world: Path, tmp_path: Path, 
     monkeypatch.setattr(sweep, "run", counted)
     monkeypatch.setattr(own_site, "load", counting)
     command = ["run", *own(world), *config(tmp_path), "-o", str(out)]
+    monkeypatch.setattr(sys, "argv", ["audit", *command])
     assert call(command) == 130
+    monkeypatch.setattr(sys, "argv", ["audit", "run", "--resume", str(out)])
     assert walked == ["hot_seed-0", "cold_seed-0", "stop"]
     assert len(loaded) == 1, "the target was loaded for every point"
     before = (out / "hot_seed-0" / "result.json").read_bytes()
     assert call(["run", "--resume", str(out)]) == 0, said.readouterr().err
     assert walked[3:] == ["hot_seed-1", "cold_seed-1"]
+    told = {json.loads(path.read_text())["command"] for path in out.glob("*/result.json")}
+    assert told == {shlex.join(["audit", *command])}  # which is what reproduces each of them
     assert (out / "hot_seed-0" / "result.json").read_bytes() == before
     assert call(command) == 0 and len(walked) == 5  # finished: nothing is run again
     assert all(fits_schema(path.parent) for path in out.glob("*/result.json"))

@@ -1,0 +1,64 @@
+"""Where the work of a run is done: in this process, or on the workers of a cluster. Knows items; nothing of attacks.
+
+Work is a value that says what is to be done, and a place holds what it is done with (models, data): each worker opens a
+place of its own, once, so that only work, items and what was found travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+
+class Work(Protocol):
+    """What is to be done with items, each on its own: what is found of one does not depend on the others."""
+
+    @property
+    def portion(self) -> int:
+        """Items that are handed out together, and done again together where a worker is lost."""
+
+    def at(self, place: Any, items: Sequence[Any]) -> Iterator[Any]:
+        """What is found, bit by bit: the same at every place that was opened in the same way."""
+
+
+class Engine(Protocol):
+    """One way to have work done."""
+
+    @property
+    def workers(self) -> int:
+        """Processes beside this one."""
+
+    @property
+    def said(self) -> str:
+        """Who does it, in words."""
+
+    def open(self, here: Any, elsewhere: Callable[[], Any]) -> None:
+        """What comes is done at such a place: the one of this process, or those that others open. The last one goes."""
+
+    def stream(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
+        """What is found of the items, as it comes in, each bit once. Where one item was worked on, it always is."""
+
+    def each(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
+        """The same of few items that take long: whoever is free takes the next one."""
+
+    def close(self) -> None:
+        """Lets go of all that it holds."""
+
+
+class LocalEngine:
+    """This process, which works on one item after the other."""
+
+    workers, said = 0, "this process"
+    _place: Any = None
+
+    def open(self, here: Any, elsewhere: Callable[[], Any]) -> None:
+        self._place = here
+
+    def stream(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
+        yield from work.at(self._place, items)
+
+    def each(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
+        yield from work.at(self._place, items)
+
+    def close(self) -> None:
+        self._place = None

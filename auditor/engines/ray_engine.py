@@ -1,0 +1,203 @@
+"""Work on the workers of a Ray cluster: this machine's own, or one that is there already. Needs the `ray` extra.
+
+Ray schedules, restarts a worker that was lost and does again what that one had in hand; nothing of it is done here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+from auditor.core import threads
+from auditor.core.errors import AuditError, NotApplicable
+from auditor.engines.engine import Work
+
+_LOSSES = 3  # of one worker in one run: what kills it each time is the work itself
+_STORE = 256 * 2**20  # bytes for what travels: secrets, guesses, soft prompts; models are loaded where they are used
+_AUTO = "auto"  # Ray's own word for the cluster that this machine belongs to
+AS_NICE = {"worker_niceness": 0}  # as this process: Ray's own 15 leaves what does all the work behind any other program
+_QUIET = "RAY_IGNORE_UNHANDLED_ERRORS"  # of portions that nobody asks for any more, once one was refused
+_KNOCK = 5.0  # seconds; Ray itself goes on for minutes where nobody listens
+
+
+class RayEngine:
+    """So many workers of one thread each. address: a cluster's, as HOST:PORT or `auto`; "": one of our own, here.
+
+    gpus: of each worker, parts of one allowed. Raises AuditError where Ray is not installed, not to be reached, or has
+    no room for the workers: all of them must be there from the start.
+    """
+
+    def __init__(self, workers: int, address: str = "", gpus: float = 0.0) -> None:
+        self.workers, self.address, self.gpus = workers, address, gpus
+        self._elsewhere: Callable[[], Any] | None = None
+        self._pool: list[Any] = []
+        self._held = contextlib.ExitStack()  # the connection, unless a notebook made it before, and its folder
+        os.environ.setdefault(_QUIET, "1")
+        try:
+            if not _ray().is_initialized():
+                self._connect()
+            self._check_room()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def said(self) -> str:
+        where = f"the Ray cluster at {self.address}" if self.address else "a Ray cluster of this machine"
+        return f"{self.workers} worker{'s' * (self.workers > 1)} of {where}"
+
+    def open(self, here: Any, elsewhere: Callable[[], Any]) -> None:
+        self._dismiss()
+        self._elsewhere = elsewhere
+
+    def stream(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
+        ray, pool, shared = _ray(), self._started(), _ray().put(work)
+        streams = [
+            worker.do.options(num_returns="streaming").remote(shared, list(portion))
+            for i, worker in enumerate(pool)
+            for portion in _portions(items[i :: len(pool)], work.portion)
+        ]
+        try:
+            while streams:
+                ready, _ = ray.wait(streams, num_returns=1, fetch_local=False)
+                for stream in ready:
+                    try:
+                        yield _got(next, stream)
+                    except StopIteration:
+                        streams.remove(stream)
+        finally:
+            for stream in streams:
+                ray.cancel(stream, force=False)
+
+    def each(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
+        from ray.util import ActorPool
+
+        shared, pool = _ray().put(work), ActorPool(self._started())
+        for item in items:
+            pool.submit(lambda worker, one: worker.all.remote(shared, [one]), item)
+        while pool.has_next():
+            yield from _got(pool.get_next_unordered)
+
+    def pids(self) -> list[int]:
+        """The process of each worker."""
+        pids: list[int] = _ray().get([worker.pid.remote() for worker in self._started()])
+        return pids
+
+    def close(self) -> None:
+        self._dismiss()
+        self._held.close()
+
+    def _dismiss(self) -> None:
+        for worker in self._pool:
+            _ray().kill(worker)
+        self._pool = []
+
+    def _started(self) -> list[Any]:
+        if not self._pool:
+            kind = _ray().remote(_Worker)
+            kind = kind.options(num_cpus=1, num_gpus=self.gpus, max_restarts=_LOSSES, max_task_retries=_LOSSES)
+            self._pool = [kind.remote(self._elsewhere) for _ in range(self.workers)]
+        return self._pool
+
+    def _connect(self) -> None:
+        if self.address:
+            _knock(self.address)
+            where: dict[str, Any] = {"address": self.address}
+        else:
+            if self.workers > (most := threads.processors()):
+                raise AuditError(f"expected --workers of at most the {most} processors here, got {self.workers}")
+            # What travels is private: not below the folder that Ray shares with everybody on this machine.
+            scratch = tempfile.mkdtemp(prefix="audit-ray-")
+            self._held.callback(shutil.rmtree, scratch, ignore_errors=True)
+            where = {"num_cpus": self.workers, "include_dashboard": False, "object_store_memory": _STORE}
+            where |= {"_temp_dir": scratch, "_system_config": AS_NICE}
+        self._held.callback(_ray().shutdown)
+        try:
+            _ray().init(**where, logging_level=logging.ERROR, log_to_driver=False)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise AuditError(
+                f"cannot reach a Ray cluster at {self.address or 'this machine'!r}: {_first(error)}"
+            ) from None
+
+    def _check_room(self) -> None:
+        room = _ray().available_resources()
+        for what, asked in (("CPU", float(self.workers)), ("GPU", self.gpus * self.workers)):
+            if (free := room.get(what, 0.0)) < asked:
+                raise AuditError(
+                    f"expected {asked:g} free {what}s in the Ray cluster for {self.workers} workers, got {free:g}"
+                )
+
+
+class _Worker:
+    """One process of the cluster, with a place of its own. Ray starts it again where it is lost."""
+
+    def __init__(self, elsewhere: Callable[[], Any]) -> None:
+        self.elsewhere = elsewhere
+
+    @cached_property
+    def place(self) -> Any:
+        """Opened with the first work: what is refused then reaches whoever asked, in its own words."""
+        return self.elsewhere()
+
+    def do(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
+        yield from work.at(self.place, items)
+
+    def all(self, work: Work, items: Sequence[Any]) -> list[Any]:
+        return list(work.at(self.place, items))
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def _got(ask: Callable[..., Any], *of: Any) -> Any:
+    """What Ray has; what work, or the opening of a place, refused is refused here in its own words."""
+    ray = _ray()
+    try:
+        found = ask(*of)
+        return ray.get(found) if isinstance(found, ray.ObjectRef) else found
+    except ray.exceptions.RayTaskError as error:
+        raise (error.cause if isinstance(error.cause, AuditError | NotApplicable) else error) from None
+    except ray.exceptions.RayActorError as error:
+        raise AuditError(
+            f"a worker was lost {_LOSSES + 1} times, so this run stops; what is finished is kept for --resume "
+            f"({_first(error)})"
+        ) from None
+
+
+def _portions(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def _knock(address: str) -> None:
+    """Raises AuditError where nobody listens."""
+    host, colon, port = address.rpartition(":")
+    if address == _AUTO:
+        return
+    if not (host and colon and port.isdecimal() and int(port) < 2**16) or "/" in host:
+        raise AuditError(f"expected --ray-address as HOST:PORT or {_AUTO}, got {address!r}")
+    try:
+        socket.create_connection((host, int(port)), _KNOCK).close()
+    except OSError as error:
+        raise AuditError(
+            f"expected a Ray cluster at --ray-address {address}, but nobody listens there ({error})"
+        ) from None
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError:
+        raise AuditError("--engine ray needs Ray: pip install 'audit-lm[ray]'") from None
+    return ray
+
+
+def _first(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,143 @@
+"""The work of a cell, as it can be done in this process or on a worker elsewhere, and the place it is done at."""
+
+from __future__ import annotations
+
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from platform import node
+from typing import Any, ClassVar, Generic, TypeVar
+
+from auditor import __version__
+from auditor.core.errors import AuditError
+from auditor.core.nouns import CellKey, Guesses, Lead, Observation, Query, Secret
+from auditor.core.plan import Plan
+from auditor.plugins.attack import Attack
+from auditor.plugins.probe import Probe
+from auditor.plugins.view import SETTINGS, Meter, View
+from auditor.records.folder import batched
+from auditor.runs.audit import Scene
+from auditor.runs.reporter import Silence
+from auditor.runs.selection import select
+from auditor.runs.shelf import Shelf
+from auditor.runs.sites import site_of
+from auditor.runs.target import Target
+from auditor.runs.targets import Targets
+
+_AT_ONCE = 16  # secrets, between two writes to the run folder
+Asked = TypeVar("Asked", Query, Secret)
+Answer = TypeVar("Answer", Guesses, Observation)
+
+
+@dataclass(frozen=True)
+class Found(Generic[Answer]):
+    """What came of some secrets, with the tokens drawn inside the claim for it and the seconds that it took."""
+
+    of: list[Answer]
+    drawn: dict[tuple[str, str], int]  # see `Meter`
+    seconds: float
+
+
+class Workplace:
+    """The targets of a scene, of which the last one is kept, with a view for each setting."""
+
+    def __init__(self, scene: Scene, targets: Targets) -> None:
+        self.scene, self.targets = scene, targets
+        self._target: Target | None = None
+        self._views: dict[str, View] = {}
+
+    def take(self, target: Target) -> None:
+        """A target that is built already; the one before goes."""
+        self._target, self._views = target, {}
+
+    def method(self, name: str) -> Any:
+        """The attack or probe of this name, as the plan sets it."""
+        return next(method for method in self.scene.selection.methods if method.name == name)
+
+    def view(self, target: str, setting: str) -> View:
+        """Shared by all that is asked of one target in one setting: passes with the same recipe are run once."""
+        if self._target is None or self._target.name != target:
+            self.take(self.targets.named(target))
+        assert self._target is not None  # just taken
+        if setting not in self._views:
+            self._views[setting] = self.scene.view(self._target, SETTINGS[setting])
+        return self._views[setting]
+
+
+@dataclass(frozen=True)
+class CellWork(ABC, Generic[Asked, Answer]):
+    """What one cell asks. allowance: tokens that each (recipe, secret) may still draw, shared out by the run's owner.
+
+    meter: what was drawn inside the target's claim until now, and what the claim was charged for it.
+    """
+
+    key: CellKey
+    allowance: Mapping[tuple[str, str], int] | None
+    meter: Meter
+    portion: ClassVar[int] = 64
+
+    @abstractmethod
+    def answers(self, method: Any, view: View, items: Sequence[Asked]) -> Iterator[Answer]:
+        """What the attack or probe of the cell finds, secret by secret."""
+
+    def at(self, place: Workplace, items: Sequence[Asked]) -> Iterator[Found[Answer]]:
+        view, drawn = place.view(self.key.target, self.key.setting), dict(self.meter.drawn)
+        view.allowance, view.meter = self.allowance, Meter(drawn, self.meter.spent)
+        start, known = time.perf_counter(), len(drawn)
+        for batch in batched(self.answers(place.method(self.key.attack), view, items), _AT_ONCE):
+            now = time.perf_counter()
+            yield Found(batch, dict(islice(drawn.items(), known, None)), now - start)
+            start, known = time.perf_counter(), len(drawn)
+
+
+@dataclass(frozen=True)
+class AttackWork(CellWork[Query, Guesses]):
+    """state: what the attack tuned."""
+
+    state: dict[str, Any] = field(repr=False)
+
+    def answers(self, method: Attack, view: View, items: Sequence[Query]) -> Iterator[Guesses]:
+        return method.guess(view, self.state, items)
+
+
+@dataclass(frozen=True)
+class ProbeWork(CellWork[Secret, Observation]):
+    """It sees the answers, and tunes nothing."""
+
+    def answers(self, method: Probe, view: View, items: Sequence[Secret]) -> Iterator[Observation]:
+        return method.measure(view, items)
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """What a worker needs to open a place of its own, at which everything is as it is at the owner's.
+
+    Weights, data and plug-ins are read where the plan says, on the worker's machine; read: what the owner read there.
+    """
+
+    plan: Plan
+    lead: Lead
+    read: Mapping[str, str]
+    folder: str = field(default_factory=os.getcwd)  # where relative paths begin
+    version: str = __version__
+
+    def __call__(self) -> Workplace:
+        """Raises AuditError where something else lies there."""
+        if self.version != __version__:
+            raise AuditError(f"expected audit {self.version} on every worker, got {__version__} on {node()}")
+        try:
+            os.chdir(self.folder)
+        except OSError as error:
+            raise AuditError(f"expected the folder {self.folder!r} on every worker, got none on {node()}") from error
+        plan, reporter, shelf = replace(self.plan, submission=None), Silence(), Shelf()
+        site = site_of(plan, reporter, shelf)
+        site.only_read()
+        scene = Scene(plan, site, select(plan, site), reporter, shelf, self.lead)
+        place, found = Workplace(scene, Targets(scene)), site.read()
+        for name, digest in self.read.items():
+            if found.get(name) != digest:
+                raise AuditError(f"expected every worker to read what the run does, but {name} is another on {node()}")
+        return place
