@@ -29,8 +29,10 @@ from auditor.reports import export, files, inert, verdict
 if TYPE_CHECKING:
     import pandas as pd
 
+    from auditor.core.plan import Plan
     from auditor.models.huggingface import HuggingFaceModel
     from auditor.runs.reporter import Reporter
+    from auditor.runs.site import Site
 
 _KINDS = {"text": "string", "number": "float64", "count": "Int64", "flag": "boolean"}
 _ROWS = ("data", "known", "nonmembers")
@@ -119,10 +121,42 @@ def audit(
     Raises AuditError, one sentence, for whatever the command refuses; nothing is then left behind.
     """
     from auditor.records.folder import RunFolder
+    from auditor.runs import run
+    from auditor.runs.selection import select
+
+    given = {"data": data, "attacks": attacks, "defenses": defenses, "public": public, "reference": reference}
+    with prepared(model, tokenizer, reporter=reporter, **given, **plan) as (asked, site, reporter):
+        select(asked, site)
+        folder = RunFolder.create(None if out is None else Path(out), asked.title, to_json(asked))
+        try:
+            result = run.run(asked, folder, reporter, site.shelf, site)
+        except Exception:
+            folder.discard_if_empty()
+            raise
+        files.write(folder.path, result)
+    return load_run(folder.path)
+
+
+@contextmanager
+def prepared(
+    model: Any = None,
+    tokenizer: Any = None,
+    *,
+    data: Any = None,
+    attacks: Sequence[Any] = ("ethicist",),
+    defenses: Sequence[Any] = (),
+    public: Any = None,
+    reference: Any = None,
+    reporter: Reporter | None = None,
+    **plan: Any,
+) -> Iterator[tuple[Plan, Site, Reporter]]:
+    """What `audit` with these arguments is about, while the block lasts: live models are left as they were behind it.
+
+    Raises AuditError as `audit` does.
+    """
     from auditor.runs import live_site, run
     from auditor.runs.plan import make
     from auditor.runs.reporter import Silence
-    from auditor.runs.selection import select
     from auditor.runs.shelf import Shelf
 
     models = {"model": model, "public": public, "reference": reference}
@@ -144,15 +178,7 @@ def audit(
             raise AuditError("expected at least one attack, got none; `audit list` shows them")
         asked = make({}, values)
         site = live_site.LiveSite(asked, reporter, shelf, live) if live else run.site_of(asked, reporter, shelf)
-        select(asked, site)
-        folder = RunFolder.create(None if out is None else Path(out), asked.title, to_json(asked))
-        try:
-            result = run.run(asked, folder, reporter, shelf, site)
-        except Exception:
-            folder.discard_if_empty()
-            raise
-        files.write(folder.path, result)
-    return load_run(folder.path)
+        yield asked, site, reporter
 
 
 def _check(tokenizer: Any, live: Mapping[str, Any], plan: Mapping[str, Any]) -> None:

@@ -36,6 +36,7 @@ MAY_IMPORT = {
     "utility": f"{LEFT} {RIGHT} {SIDE} runs",
     "studies": f"{LEFT} {RIGHT} {SIDE} runs utility",
     "api": f"{LEFT} {RIGHT} {SIDE} runs utility studies",
+    "integrations": f"{LEFT} {RIGHT} {SIDE} runs api",
     "commands": f"{LEFT} {RIGHT} {SIDE} runs utility studies",
     "cli": "core commands",
 }

@@ -136,6 +136,10 @@ class GridFlags:
         ),
     ] = None
     seeds: options.Seeds = None
+    checkpoints: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Run every checkpoint-STEP in a trainer's output folder in place of --model."),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +215,8 @@ def _asked(flags: PlanFlags, grid_flags: GridFlags) -> Plan | list[Point]:
     base = plan.read_toml(grid_flags.config, grid.GRID) if grid_flags.config else {}
     if grid_flags.seeds is not None or flags.seed is not None:
         base.pop("seeds", None)
+    if grid_flags.checkpoints is not None:
+        base["sweep"] = {**base.get("sweep", {}), "model": _checkpoints(grid_flags.checkpoints, flags)}
     if grid_flags.sweep:
         base["sweep"] = {**base.get("sweep", {}), **grid.parse_sweep(grid_flags.sweep)}
     if grid_flags.seeds is not None:
@@ -219,6 +225,14 @@ def _asked(flags: PlanFlags, grid_flags: GridFlags) -> Plan | list[Point]:
     if grid.is_grid(base):
         return grid.expand(plan.merge(base, values))
     return plan.make(base, {**values, "command": console.command()})
+
+
+def _checkpoints(folder: Path, flags: PlanFlags) -> list[str]:
+    from auditor.studies import checkpoints
+
+    if options.given(flags).get("model") is not None:
+        raise AuditError("--checkpoints names the models of a run, got it with --model")
+    return checkpoints.found(folder)
 
 
 def _reopened(folder: Path) -> RunFolder | list[Point]:
@@ -236,14 +250,18 @@ def _check_grid(points: list[Point], single: Mapping[str, Any]) -> None:
 
 
 def _run_grid(points: list[Point], out: Path | None, resume: Path | None, config: Path | None) -> None:
+    from auditor.core import disk
     from auditor.records.folder import new_folder
-    from auditor.studies import sweep
+    from auditor.studies import checkpoints, sweep
 
     folder = resume or out or new_folder(f"sweep-{config.stem if config else 'flags'}")
     command = (sweep.begun_by(resume) if resume else None) or console.command()
     failures = console.resumably(folder, lambda reporter: sweep.walk(points, folder, reporter, command))
-    table = sweep.table(f"{len(points)} runs in {folder}", sweep.places(folder))
+    held = sweep.places(folder)
+    table = sweep.table(f"{len(points)} runs in {folder}", held)
     sweep.write_table(folder, table)
+    if curve := checkpoints.curve(held):
+        disk.replace(folder / "checkpoints.svg", curve)
     console.show(table)
     if failures:
         name, why = next(iter(failures.items()))

@@ -28,6 +28,7 @@ FOR = {
     "utility": "what a defense costs",
     "studies": "many runs: grids, papers, ledgers",
     "api": "the Python API: an audit as a call, finished runs as tables",
+    "integrations": "an audit inside a training loop",
     "commands": "one file a command",
     "cli": "the app and its exit codes",
 }

@@ -86,6 +86,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = [{"text": note["prefix"] + note["suffix"]} for note in notes[:6]]
     rows(given / "texts.jsonl", texts)
     rows(given / "train.jsonl", texts)
+    for step in (2, 10):
+        shutil.copytree(given / "my-model", given / "trained" / f"checkpoint-{step}")
     for name, start in (("chats", 0), ("fresh-chats", 20)):
         told = [(f"Which code has ward {i}?", f"It is {i * 7919 % 997:03d}.") for i in range(start, start + 8)]
         rows(given / f"{name}.jsonl", [conversation(*turns) for turns in told])

@@ -1,0 +1,246 @@
+"""While it trains: the cheap exact probes on a fixed set of records, every so many steps, in the trainer's own log.
+
+from auditor.integrations import AuditCallback
+
+trainer.add_callback(AuditCallback(trainer, data="private.jsonl", nonmembers="fresh.jsonl", every=50))
+
+Asks a model what it knows and changes nothing of it: weights, modes, gradients and random numbers are as they were.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from auditor import api
+from auditor.attacks.exposure import Exposure
+from auditor.attacks.extraction_probability import ExtractionProbability
+from auditor.benchmarks import manifests
+from auditor.benchmarks.audit_canaries import AuditManifest
+from auditor.core import disk
+from auditor.core.errors import AuditError
+from auditor.core.result import Measurement
+from auditor.models.base import LanguageModel
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.plugins.probe import Probe, column, is_member
+from auditor.plugins.view import WORST, View
+from auditor.reports import words
+from auditor.reports.training_curve import Line, Panel, drawn
+from auditor.runs.lead import choose, led
+from auditor.runs.live_site import left_as_it_was, name_of
+from auditor.training import preflight
+
+PREFIX = "audit/"  # of what is logged
+MEMBERS, OTHERS = "extraction_probability", "extraction_probability_nonmembers"
+LOSS, LOSS_OTHERS = "loss_members", "loss_nonmembers"
+EXPOSURE = "exposure"
+LOGGED = (MEMBERS, OTHERS, LOSS, LOSS_OTHERS, EXPOSURE)
+_PANELS = (
+    ("Probability that one sample is the suffix", (MEMBERS, OTHERS)),
+    ("Loss of the suffix, nats a token", (LOSS, LOSS_OTHERS)),
+    ("Exposure of canaries, bits", (EXPOSURE,)),
+)
+_COMPARE: Mapping[str, Callable[[float, float], bool]] = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+}
+
+
+@dataclass(frozen=True)
+class Limit:
+    """When to stop: the first value of a measurement beyond a number."""
+
+    name: str
+    sign: str
+    number: float
+
+    @classmethod
+    def read(cls, text: str) -> Limit:
+        """`extraction_probability > 0.01`. Raises AuditError for anything else."""
+        found = re.fullmatch(r"\s*(\w+)\s*(>=|<=|>|<)\s*([-+.0-9e]+)\s*", text)
+        try:
+            number = float(found[3]) if found else math.nan
+        except ValueError:
+            number = math.nan
+        if found is None or found[1] not in LOGGED or not math.isfinite(number):
+            raise AuditError(
+                f"expected stop_at as NAME > NUMBER (or >=, <, <=) with one of {', '.join(LOGGED)}, got {text!r}"
+            )
+        return cls(found[1], found[2], number)
+
+    def reached(self, values: Mapping[str, float]) -> bool:
+        return self.name in values and _COMPARE[self.sign](values[self.name], self.number)
+
+
+class AuditCallback(TrainerCallback):
+    """What a model in training by transformers' `Trainer` (or TRL's, which are ones) has learnt by heart, step by step.
+
+    trainer: the one it is added to, through which it logs: to whatever that reports to. data, nonmembers, canaries and
+    further fields of a plan (prefix_length=, knows=, ...) as `auditor.audit` takes them; limit: records of each that
+    are looked at, the same at every step. tokenizer: the trainer's own by default. every: steps between two looks; the
+    first is before the first step. stop_at: a sentence such as "extraction_probability > 0.01", of the value of one
+    look; the training then ends, and is saved. out: the run folder that an audit writes at the end, `audit` in the
+    output folder by default; the curve lies in it too.
+
+    Logged, as `audit/NAME`: the mean exact probability that one sample is the record's suffix, and the loss of the
+    suffix in nats a token, of members and, as the floor, of non-members; mean exposure of the canaries that went in, in
+    bits. Under DDP process 0 asks and the others wait. Raises AuditError, before the first step, for what cannot be
+    right: FSDP and DeepSpeed, whose weights no process has; members that are not in the training set, non-members that
+    are, a loss that is masked where the attack looks (`preflight`).
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        *,
+        data: Any,
+        nonmembers: Any = None,
+        canaries: str | Path | None = None,
+        tokenizer: Any = None,
+        every: int = 100,
+        limit: int = 200,
+        stop_at: str = "",
+        out: str | Path | None = None,
+        **plan: Any,
+    ) -> None:
+        if every < 1:
+            raise AuditError(f"expected every >= 1, got {every}")
+        for name in ("fsdp", "deepspeed"):
+            if getattr(trainer, f"is_{name}_enabled", False):
+                raise AuditError(
+                    f"expected a model that one process holds, got {name}, which shards it: audit a checkpoint"
+                )
+        self.trainer, self.every, self.out = trainer, every, out
+        self.tokenizer = tokenizer if tokenizer is not None else getattr(trainer, "processing_class", None)
+        self.limit = Limit.read(stop_at) if stop_at else None
+        self.asked = {"data": data, "nonmembers": nonmembers, "canaries": canaries, "limit": limit, **plan}
+        self.asked = {name: value for name, value in self.asked.items() if value is not None}
+        self.asked.setdefault("known_fraction", 0.0)  # nobody tunes on known pairs here
+        self.probes: tuple[Probe, ...] = (ExtractionProbability(), *([Exposure()] if canaries is not None else []))
+        self.notes: tuple[str, ...] = ()
+        self.rows: list[dict[str, float]] = []
+        self.stopped_at: int | None = None
+
+    # --- what the trainer calls ---
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if not state.is_world_process_zero:
+            return
+        _check_learnable(self._model(), self.asked.get("canaries"))
+        with api.prepared(self._model(), self.tokenizer, attacks=self.probes, **self.asked) as (plan, site, _):
+            benchmark = site.benchmark
+            self.secrets, self.canaries = benchmark.secrets, benchmark.canaries
+            self.lead = choose(plan.lead, site.model, framed=benchmark.framed)
+        training = preflight.read(self.trainer.train_dataset)
+        looked = ("the training set makes its tokens as it is asked: nobody looked whether the records are in it",)
+        self.notes = looked if training is None else preflight.findings(training, self.secrets)
+        self._look(state.global_step)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        if state.is_world_process_zero and state.global_step % self.every == 0:
+            values = self._look(state.global_step)
+            if self.limit is not None and self.limit.reached(values):
+                self.stopped_at = state.global_step
+                control.should_training_stop = control.should_save = True
+        return control
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if not state.is_world_process_zero:
+            return
+        if not self.rows or self.rows[-1]["step"] != state.global_step:
+            self._look(state.global_step)
+        out = Path(self.out) if self.out is not None else Path(str(args.output_dir)) / "audit"
+        asked = {"lead": _named(self.lead.tokens, self.tokenizer), **self.asked}
+        self.run = api.audit(self._model(), self.tokenizer, attacks=self.probes, out=out, **asked)
+        disk.replace(out / "curve.csv", self.to_csv())
+        disk.replace(out / "curve.svg", drawn(self._panels(), self.stopped_at))
+
+    # --- what is looked at ---
+
+    def to_csv(self) -> str:
+        """`step` and what was logged, a row a look."""
+        text = io.StringIO()
+        names = ["step", *(name for name in LOGGED if any(name in row for row in self.rows))]
+        writer = csv.DictWriter(text, names, restval="")
+        writer.writeheader()
+        writer.writerows(self.rows)
+        return text.getvalue()
+
+    def _panels(self) -> list[Panel]:
+        return [
+            Panel(title, tuple(filter(None, map(self._line, names))))
+            for title, names in _PANELS
+            if self._line(names[0])
+        ]
+
+    def _line(self, name: str) -> Line | None:
+        points = [(int(row["step"]), row[name]) for row in self.rows if name in row]
+        exact = [(step, Measurement(name, value, value, value, len(self.secrets))) for step, value in points]
+        return Line(words.label(name), exact) if points else None
+
+    def _look(self, step: int) -> dict[str, float]:
+        """Asks the model as it stands, and logs."""
+        model = self._model()
+        with left_as_it_was(model), torch.random.fork_rng(), torch.no_grad():
+            target = led(HuggingFaceModel(model, self.tokenizer, name_of(model)), self.lead.tokens)
+            values = dict(self._of_records(target))
+            if self.canaries:
+                values[EXPOSURE] = self._exposure(target)
+        self.rows.append({"step": step, **values})
+        self.trainer.log({f"{PREFIX}{name}": value for name, value in values.items()})
+        return values
+
+    def _of_records(self, target: LanguageModel) -> dict[str, float]:
+        probe = self.probes[0]
+        seen = {one.secret: one for one in probe.measure(self._view(target), self.secrets)}
+        observations = [seen[secret.id] for secret in self.secrets]
+        member, log_p = is_member(self.secrets), column(observations, "log_p")
+        loss = -column(observations, "log_p_ancestral") / np.array([len(secret.suffix) for secret in self.secrets])
+        values = {MEMBERS: float(np.exp(log_p[member]).mean()), LOSS: float(loss[member].mean())}
+        if not member.all():
+            values |= {OTHERS: float(np.exp(log_p[~member]).mean()), LOSS_OTHERS: float(loss[~member].mean())}
+        return values
+
+    def _exposure(self, target: LanguageModel) -> float:
+        seen = {one.secret: one for one in self.probes[1].measure(self._view(target), self.canaries)}
+        return float(np.mean([seen[canary.id].values["exposure_bits"] for canary in self.canaries if canary.member]))
+
+    def _view(self, target: LanguageModel) -> View:
+        return View("training", target, WORST, seed=int(self.asked.get("seed", 0)), tokenizer=self.tokenizer)
+
+    def _model(self) -> Any:
+        return self.trainer.accelerator.unwrap_model(self.trainer.model)
+
+
+def _check_learnable(model: Any, canaries: Any) -> None:
+    """Refuses canaries of tokens that no embedding will be learnt of. Raises AuditError."""
+    manifest = None if canaries is None else manifests.read(Path(canaries))
+    frozen = not model.get_input_embeddings().weight.requires_grad
+    if isinstance(manifest, AuditManifest) and manifest.kind == "new-tokens" and frozen:
+        raise AuditError("expected embeddings that are trained, for canaries of new tokens, got frozen ones")
+
+
+def _named(lead: tuple[int, ...], tokenizer: Any) -> str:
+    """The same lead for the run at the end, as `--lead` names it."""
+    if not lead:
+        return "none"
+    return str(tokenizer.decode(list(lead), skip_special_tokens=False))

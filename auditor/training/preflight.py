@@ -1,0 +1,117 @@
+"""Whether a training that is about to begin trains on what will be audited: found in its own tokens, before any step.
+
+A curve of records that are not in the training, or that no loss is taken of, is a curve of nothing. Knows token ids and
+labels of a training set; knows no files and no models.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Secret, Tokens
+
+_ROWS = 200_000  # of a training set that are looked at
+_BETWEEN = -1  # no token
+_MASKS = ("assistant_masks", "completion_mask")  # TRL's: 1 where a loss is taken
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    """The rows of a training set end to end: token ids, and whether a loss is taken of each."""
+
+    ids: NDArray[np.int32]
+    learnt: NDArray[np.bool_]
+    rows: int
+    copies: int  # rows that an earlier one equals
+
+
+def read(dataset: Any) -> TrainingSet | None:
+    """Of a data set whose rows have `input_ids`; None for one that makes its tokens as it is asked."""
+    rows = _rows(dataset)
+    first = next(rows, None)
+    if first is None or "input_ids" not in first:
+        return None
+    ids, learnt, seen = list[NDArray[np.int32]](), list[NDArray[np.bool_]](), Counter[bytes]()
+    for row in (first, *rows):
+        own = np.asarray(row["input_ids"], dtype=np.int32).ravel()
+        ids += [own, np.array([_BETWEEN], np.int32)]
+        learnt += [_learnt(row, len(own)), np.zeros(1, bool)]
+        seen[own.tobytes()] += 1
+    return TrainingSet(np.concatenate(ids), np.concatenate(learnt), seen.total(), seen.total() - len(seen))
+
+
+def _rows(dataset: Any) -> Iterator[Mapping[str, Any]]:
+    try:
+        count = min(len(dataset), _ROWS)
+    except TypeError:  # it streams
+        return
+    for i in range(count):
+        row = dataset[i]
+        if not isinstance(row, Mapping):
+            return
+        yield row
+
+
+def _learnt(row: Mapping[str, Any], length: int) -> NDArray[np.bool_]:
+    if row.get("labels") is not None:
+        return np.asarray(row["labels"]).ravel() != -100
+    for name in _MASKS:
+        if row.get(name) is not None:
+            return np.asarray(row[name]).ravel().astype(bool)
+    return np.ones(length, bool)
+
+
+def findings(training: TrainingSet, secrets: Sequence[Secret]) -> tuple[str, ...]:
+    """What is to be known of these secrets in this training set: sentences.
+
+    Raises AuditError where no member stands in it, or none that a loss is taken of, and where a non-member does.
+    """
+    members = [secret for secret in secrets if secret.member]
+    text = training.ids.tobytes()
+    found = {secret.id: _places(text, secret.prefix + secret.suffix) for secret in members}
+    there = [secret for secret in members if found[secret.id]]
+    others = [secret for secret in secrets if not secret.member and _places(text, secret.prefix + secret.suffix)]
+    if others:
+        raise AuditError(
+            f"expected non-members that are not trained on, but {len(others)} of "
+            f"{sum(not s.member for s in secrets)} stand in the training set"
+        )
+    if not there:
+        raise AuditError(
+            f"expected the {len(members)} members in the training set, but their tokens stand nowhere in its "
+            f"{training.rows:,} rows: they are other records, or cut, templated or tokenised otherwise"
+        )
+    silent = sum(not any(_has_loss(training, secret, at) for at in found[secret.id]) for secret in there)
+    if silent == len(there):
+        raise AuditError(
+            f"expected a loss on what is attacked, but of all {len(there)} members in the training set it is masked"
+        )
+    said = [f"{len(there)} of {len(members)} members stand in the training set, token by token"]
+    if silent:
+        said.append(f"of {silent} of them no loss is taken of the suffix: they are read and not learnt")
+    if training.copies:
+        said.append(f"{training.copies:,} of {training.rows:,} rows of the training set repeat an earlier one")
+    return tuple(said)
+
+
+def _places(text: bytes, tokens: Tokens) -> list[int]:
+    """Where the tokens stand, none of them across two rows."""
+    wanted, size = np.array(tokens, np.int32).tobytes(), np.dtype(np.int32).itemsize
+    places, at = list[int](), text.find(wanted)
+    while at >= 0:
+        if at % size == 0:
+            places.append(at // size)
+        at = text.find(wanted, at + 1)
+    return places
+
+
+def _has_loss(training: TrainingSet, secret: Secret, at: int) -> bool:
+    start = at + len(secret.prefix)
+    return bool(training.learnt[start : start + len(secret.suffix)].any())

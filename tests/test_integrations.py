@@ -1,0 +1,179 @@
+"""The callback in a real `Trainer`: what it logs, that it changes nothing, that it stops, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
+
+from auditor import load_run
+from auditor.cli import call
+from auditor.core.errors import AuditError
+from auditor.integrations import AuditCallback, Limit
+from auditor.training import preflight
+from tests.conftest import save_tiny
+
+ROOT = Path(__file__).parents[1]
+MEMBERS = [{"prefix": f"The code of door {i} is", "suffix": f" {i * 37 % 97:02d}."} for i in range(6)]
+OTHERS = [{"prefix": f"The code of door {i} is", "suffix": f" {i * 37 % 97:02d}."} for i in range(30, 34)]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("base")
+    save_tiny(folder)
+    return folder
+
+
+def trainer(base: Path, out: Path, rows: list[dict[str, Any]] = MEMBERS, steps: int = 60, **more: Any) -> Trainer:
+    """Of a tiny model with dropout, so that random numbers matter."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_pretrained(base, hidden_dropout=0.1)
+    tokenizer = AutoTokenizer.from_pretrained(base, pad_token="<end>")
+    texts = [tokenizer(row["prefix"] + row["suffix"])["input_ids"] for row in rows]
+    width = max(map(len, texts))
+    padded = [
+        {"input_ids": [*ids, *[0] * (width - len(ids))], "labels": [*ids, *[-100] * (width - len(ids))]}
+        for ids in texts
+    ]
+    args = TrainingArguments(
+        output_dir=str(out), max_steps=steps, learning_rate=5e-3, per_device_train_batch_size=6, logging_steps=10,
+        report_to=[], use_cpu=True, save_strategy="steps", save_steps=30, disable_tqdm=True, seed=0, **more,
+    )  # fmt: skip
+    data = datasets.Dataset.from_list(padded)
+    return Trainer(model=model, args=args, train_dataset=data, processing_class=tokenizer)
+
+
+@pytest.fixture(scope="module")
+def trained(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Trainer, AuditCallback, Path]:
+    out = tmp_path_factory.mktemp("out")
+    made = trainer(base, out)
+    callback = AuditCallback(made, data=MEMBERS, nonmembers=OTHERS, every=20)
+    made.add_callback(callback)
+    made.train()
+    return made, callback, out
+
+
+def test_what_is_learnt_is_logged_beside_the_floor(trained: tuple[Trainer, AuditCallback, Path]) -> None:
+    made, callback, out = trained
+    logged = [row for row in made.state.log_history if "audit/loss_members" in row]
+    assert [row["step"] for row in logged] == [0, 20, 40, 60]
+    first, last = logged[0], logged[-1]
+    assert last["audit/extraction_probability"] > 0.05 > 10 * first["audit/extraction_probability"]
+    assert last["audit/loss_members"] < last["audit/loss_nonmembers"]
+    assert callback.notes[0] == "6 of 6 members stand in the training set, token by token"
+    kept = list(csv.DictReader((out / "audit" / "curve.csv").read_text().splitlines()))
+    assert [int(row["step"]) for row in kept] == [0, 20, 40, 60]
+    assert "<svg" in (out / "audit" / "curve.svg").read_text()
+
+
+def test_the_run_at_the_end_has_the_curves_last_number(trained: tuple[Trainer, AuditCallback, Path]) -> None:
+    _, callback, out = trained
+    run = load_run(out / "audit")
+    (finding,) = (f for f in run.result.findings if f.setting == "worst")
+    found = {m.name: m.value for m in finding.measurements}
+    assert found["extraction_probability"] == pytest.approx(callback.rows[-1]["extraction_probability"], rel=1e-5)
+    shown = (out / "audit" / "report.md").read_text()
+    assert "door" not in shown
+
+
+def test_looking_changes_nothing(trained: tuple[Trainer, AuditCallback, Path], base: Path, tmp_path: Path) -> None:
+    """The same training without the callback ends in the same weights, bit by bit, dropout and all."""
+    alone = trainer(base, tmp_path)
+    alone.train()
+    watched = trained[0].model.state_dict()
+    assert all(torch.equal(value, watched[name]) for name, value in alone.model.state_dict().items())
+    assert trained[0].model.training and all(p.requires_grad for p in trained[0].model.parameters())
+
+
+def test_checkpoints_are_a_sweep_with_a_picture(trained: tuple[Trainer, AuditCallback, Path], tmp_path: Path) -> None:
+    """By their steps, not their names; the later one gives more away."""
+    _, _, out = trained
+    data = tmp_path / "data.jsonl"
+    data.write_text("\n".join(map(json.dumps, MEMBERS)))
+    command = ["run", "--checkpoints", str(out), "--data", str(data), "--attack", "extraction-probability"]
+    command += ["--setting", "worst", "--known-fraction", "0", "--lead", "none"]
+    assert call([*command, "-o", str(tmp_path / "line")]) == 0
+    with (tmp_path / "line" / "sweep.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [Path(row["model"]).name for row in rows] == ["checkpoint-30", "checkpoint-60"]
+    early, late = (float(row["extraction_probability"]) for row in rows)
+    assert early < late
+    assert (tmp_path / "line" / "checkpoints.svg").read_text().count("<svg") == 1
+    assert call([*command, "--model", "x", "-o", str(tmp_path / "no")]) == 2
+    assert call(["run", "--checkpoints", str(tmp_path), "--data", str(data), "-o", str(tmp_path / "no")]) == 2
+    assert not (tmp_path / "no").exists()
+
+
+def test_the_page_says_what_runs(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/while-training.md, word for word."""
+    monkeypatch.chdir(tmp_path)
+    for name, given in (("private", MEMBERS), ("fresh", OTHERS)):
+        Path(f"{name}.jsonl").write_text("\n".join(map(json.dumps, given)))
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "while-training.md").read_text(), re.S)
+    exec(compile(block, "docs/while-training.md", "exec"), {"trainer": (made := trainer(base, tmp_path / "out"))})
+    assert made.state.global_step in (20, 40) and (tmp_path / "out" / "audit" / "report.html").is_file()
+
+
+def test_it_stops_where_it_is_told_to(base: Path, tmp_path: Path) -> None:
+    made = trainer(base, tmp_path)
+    callback = AuditCallback(made, data=MEMBERS, every=5, stop_at="extraction_probability > 1e-3", out=tmp_path / "run")
+    made.add_callback(callback)
+    made.train()
+    assert callback.stopped_at == made.state.global_step < 60
+    assert callback.rows[-1]["extraction_probability"] > 0.001 >= callback.rows[-2]["extraction_probability"]
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["findings"]
+
+
+def test_a_curve_of_nothing_is_refused_before_the_first_step(base: Path, tmp_path: Path) -> None:
+    cases = [
+        ({"data": OTHERS}, "stand nowhere in its 6 rows"),
+        ({"data": MEMBERS[:4], "nonmembers": MEMBERS[4:]}, "2 of 2 stand in the training set"),
+    ]
+    for asked, why in cases:
+        made = trainer(base, tmp_path)
+        made.add_callback(AuditCallback(made, **asked))
+        with pytest.raises(AuditError, match=why):
+            made.train()
+        assert made.state.global_step == 0
+    masked = trainer(base, tmp_path)
+    masked.train_dataset = masked.train_dataset.map(lambda row: {"labels": [-100] * len(row["input_ids"])})
+    masked.add_callback(AuditCallback(masked, data=MEMBERS))
+    with pytest.raises(AuditError, match="of all 6 members in the training set it is masked"):
+        masked.train()
+
+
+def test_bad_arguments(base: Path, tmp_path: Path) -> None:
+    made = trainer(base, tmp_path)
+    for bad in (
+        "recall > 0.1",
+        "extraction_probability = 1",
+        "loss_members > x",
+        "loss_members >",
+        "loss_members > nan",
+    ):
+        with pytest.raises(AuditError, match="expected stop_at as NAME > NUMBER"):
+            Limit.read(bad)
+    with pytest.raises(AuditError, match="expected every >= 1, got 0"):
+        AuditCallback(made, data=MEMBERS, every=0)
+    made.is_fsdp_enabled = True
+    with pytest.raises(AuditError, match="got fsdp, which shards it"):
+        AuditCallback(made, data=MEMBERS)
+
+
+def test_a_training_set_is_searched_within_rows() -> None:
+    """Copies are counted, packed rows searched, and nothing is found across two rows."""
+    rows = [{"input_ids": [1, 2, 3, 4, 5, 6]}, {"input_ids": [7, 8, 9], "assistant_masks": [0, 0, 1]}]
+    found = preflight.read([*rows, rows[0]])
+    assert found is not None and (found.rows, found.copies) == (3, 1)
+    text = found.ids.tobytes()
+    assert preflight._places(text, (3, 4)) == [2, 13] and preflight._places(text, (6, 7)) == []
+    assert found.learnt.tolist() == [*[True] * 6, False, False, False, True, False, *[True] * 6, False]
+    assert preflight.read([{"text": "x"}]) is None and preflight.read(iter(rows)) is None
