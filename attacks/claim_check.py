@@ -21,7 +21,7 @@ from auditor.core.result import Measurement
 from auditor.core.streams import uniforms
 from auditor.models.base import Check
 from auditor.models.decoding import ANCESTRAL
-from auditor.plugins.probe import Probe, batches, column
+from auditor.plugins.probe import Probe, column, observed
 from auditor.plugins.view import Sampling, View
 
 _LAW_ELEMENTS = 2**24  # probabilities of all parts held at once: 128 MiB of float64
@@ -60,15 +60,20 @@ class ClaimCheck(Probe):
             view.need(capability)
         model, longest = view.target, max((len(secret.suffix) for secret in secrets), default=1)
         size = max(1, _LAW_ELEMENTS // (longest * model.vocab_size * model.parts))
-        for batch, prefixes, suffixes in batches(view, secrets, size):
-            length = suffixes.shape[1]
+
+        def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
+            length, seen = suffixes.shape[1], list[Observation]()
             at = spread(self.positions, length)
             checks = model.check_claim(torch.cat([prefixes, suffixes[:, :-1]], dim=1), length, at, self.order)
             drawn = self._draw(view, batch, prefixes)
             premises = {**model.claim_premises(), "uncharged_tokens": view.meter.uncharged}
             for i, secret in enumerate(batch):
                 found = {name: x[i] for name, x in drawn.items()} | premises
-                yield Observation(secret.id, {**summary(checks, i, at), **{n: float(x) for n, x in found.items()}})
+                values = {**summary(checks, i, at), **{n: float(x) for n, x in found.items()}}
+                seen.append(Observation(secret.id, values))
+            return seen
+
+        yield from observed(view, secrets, size, look)
 
     @torch.no_grad()
     def _draw(self, view: View, secrets: Sequence[Secret], prefixes: Tensor) -> dict[str, Tensor]:

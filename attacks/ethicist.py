@@ -18,8 +18,11 @@ from auditor.core.streams import generator
 from auditor.generation.sample import Candidates
 from auditor.models.base import LanguageModel
 from auditor.models.decoding import by_shape
+from auditor.models.memory import AtOnce
 from auditor.plugins.attack import SamplingAttack, also, mean_nll
 from auditor.plugins.view import Batch, View
+
+_PAIRS_AT_ONCE = 32  # in one pass of tuning
 
 CONFIDENCES = {
     "calibrated": "calibrated confidence",
@@ -138,23 +141,55 @@ class Ethicist(SamplingAttack):
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, _warmup_then_linear(self.warmup_steps, steps))
         # The untouched initial prompt is not a candidate: the paper keeps the best *epoch*.
         best, best_epoch, best_loss, history = prompt, 0, np.inf, []
+        at_once = AtOnce(_PAIRS_AT_ONCE)
+
+        def loss_of(pairs: Sequence[Pair], learn: Callable[[Tensor], None]) -> float:
+            state = noise.get_state()
+
+            def asked(size: int) -> float:
+                noise.set_state(state)
+                optimizer.zero_grad(set_to_none=True)  # of what was learnt before memory was used up
+                return self._mean_loss(model, pairs, prompt, noise, size, learn)
+
+            return at_once.ask(asked, len(pairs))[1]
+
         for epoch in range(1, self.epochs + 1):
             for batch in _batches(train, self.batch, order):
-                optimizer.zero_grad(set_to_none=True)
-                for part, pairs in _equal_shapes(batch):
-                    (self._loss(model, pairs, prompt, noise) * part).backward()
+                loss_of(batch, Tensor.backward)
                 optimizer.step()
                 schedule.step()
             with torch.no_grad():
-                loss = sum(
-                    part * float(self._loss(model, pairs, prompt, noise)) for part, pairs in _equal_shapes(validation)
-                )
+                loss = loss_of(validation, lambda part: None)
             history.append(loss)
             if loss < best_loss:
                 best, best_epoch, best_loss = prompt.detach().clone(), epoch, loss
             if epoch - best_epoch >= self.patience:
                 break
         return {"prompt": best.detach(), "best_epoch": best_epoch, "validation_loss": history}
+
+    def _mean_loss(
+        self,
+        model: LanguageModel,
+        pairs: Sequence[Pair],
+        prompt: Tensor,
+        noise: torch.Generator,
+        size: int,
+        learn: Callable[[Tensor], None],
+    ) -> float:
+        """The mean loss over the pairs, `size` of them in one pass; `learn` is given each part of it.
+
+        Pairs of one shape that are parted ask the same members of an ensemble as they would together.
+        """
+        total = 0.0
+        for share, alike in _equal_shapes(pairs):
+            members = noise.get_state()
+            for start in range(0, len(alike), size):
+                noise.set_state(members)
+                some = alike[start : start + size]
+                weight, loss = share * len(some) / len(alike), self._loss(model, some, prompt, noise)
+                learn(loss * weight)
+                total += weight * float(loss.detach())
+        return total
 
     def _loss(self, model: LanguageModel, pairs: Sequence[Pair], prompt: Tensor, noise: torch.Generator) -> Tensor:
         """Mean over the pairs of L_MLE + alpha L_smooth (Eq. 3)."""
@@ -228,7 +263,7 @@ def _batches(pairs: Sequence[Pair], size: int, order: np.random.Generator) -> It
 
 def _equal_shapes(pairs: Sequence[Pair]) -> Iterator[tuple[float, list[Pair]]]:
     """Groups of one shape with their share of the pairs, so that their means add up to the mean over all."""
-    for indices in by_shape([(len(p.prefix), len(p.suffix)) for p in pairs], 32):
+    for indices in by_shape([(len(p.prefix), len(p.suffix)) for p in pairs], _PAIRS_AT_ONCE):
         yield len(indices) / len(pairs), [pairs[i] for i in indices]
 
 

@@ -16,7 +16,7 @@ from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
 from auditor.models.base import LanguageModel, given_by
 from auditor.models.decoding import Decoding
-from auditor.plugins.probe import LawProbe, batches, beside_the_floor, by_repeats, column, is_member
+from auditor.plugins.probe import LawProbe, beside_the_floor, by_repeats, column, is_member, observed
 from auditor.plugins.view import View
 from auditor.statistics.calibration import conformal_p, conformal_threshold
 from auditor.statistics.extraction import any_of
@@ -68,10 +68,15 @@ class ExtractionProbability(LawProbe):
         for capability in self.required:
             view.need(capability)
         decoding = view.decoding(self.sampling())
-        for batch, prefixes, suffixes in batches(view, secrets, _SECRETS_AT_ONCE):
+
+        def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
             seen = observe(view.target, decoding, prefixes, suffixes)
-            for i, secret in enumerate(batch):
-                yield Observation(secret.id, {name: float(values[i]) for name, values in seen.items()})
+            return [
+                Observation(secret.id, {name: float(values[i]) for name, values in seen.items()})
+                for i, secret in enumerate(batch)
+            ]
+
+        yield from observed(view, secrets, _SECRETS_AT_ONCE, look)
 
     def complete(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
         """Adds each member's conformal p-value: the share of non-members that are at least as likely (A7)."""

@@ -19,7 +19,7 @@ from auditor.core.result import Measurement
 from auditor.models.base import LanguageModel, given_by
 from auditor.models.decoding import ANCESTRAL
 from auditor.models.references import References
-from auditor.plugins.probe import Probe, batches, column, is_member
+from auditor.plugins.probe import Probe, column, is_member, observed
 from auditor.plugins.view import Sampling, View
 from auditor.statistics import learned, membership, roc
 from auditor.statistics.membership import FALSE_POSITIVES, SCORES
@@ -85,15 +85,19 @@ class Membership(Probe):
         for capability in self.required:
             view.need(capability)
         reference, references = self._reference(view), self._references(view)
-        for batch, prefixes, suffixes in batches(view, [self._asked(s) for s in secrets], _SECRETS_AT_ONCE):
-            own = read(view.target, prefixes, suffixes)
+
+        def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
+            own, found = read(view.target, prefixes, suffixes), list[Observation]()
             below = read(reference, prefixes, suffixes) if reference else None
             others = self._of_others(references, batch, prefixes, suffixes)
             lowered = self._lowered(view, batch)
             for i, secret in enumerate(batch):
                 seen = self._scores(own.row(i), below.row(i) if below else None)
                 seen |= self._of_text(view, secret, seen["loss"], lowered[i] if lowered else None)
-                yield Observation(secret.id, {**seen, "tokens": float(len(secret.suffix)), **others[i]})
+                found.append(Observation(secret.id, {**seen, "tokens": float(len(secret.suffix)), **others[i]}))
+            return found
+
+        yield from observed(view, [self._asked(s) for s in secrets], _SECRETS_AT_ONCE, look)
 
     def _asked(self, secret: Secret) -> Secret:
         """The secret as it is scored: its suffix behind its prefix, or all of it behind its first token."""

@@ -15,7 +15,7 @@ from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
 from auditor.models.base import LanguageModel
 from auditor.models.decoding import Decoding
-from auditor.plugins.probe import LawProbe, batches, beside_the_floor, by_repeats, column, is_member
+from auditor.plugins.probe import LawProbe, beside_the_floor, by_repeats, column, is_member, observed
 from auditor.plugins.view import View
 from auditor.statistics.extraction import any_of
 
@@ -47,10 +47,15 @@ class NearVerbatim(LawProbe):
             view.need(capability)
         model, decoding = view.target, view.decoding(self.sampling())
         rows = min(_ROWS_AT_ONCE, _LAW_AT_ONCE // model.vocab_size) // model.parts
-        for batch, prefixes, suffixes in batches(view, secrets, max(1, rows // (self.beams + 1))):
+
+        def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
             near, verbatim = beam_bound(model, decoding, prefixes, suffixes, self.distance, self.beams)
-            for secret, log_near, log_p in zip(batch, near.tolist(), verbatim.tolist(), strict=True):
-                yield Observation(secret.id, {"log_p_near": log_near, "log_p": log_p})
+            return [
+                Observation(secret.id, {"log_p_near": log_near, "log_p": log_p})
+                for secret, log_near, log_p in zip(batch, near.tolist(), verbatim.tolist(), strict=True)
+            ]
+
+        yield from observed(view, secrets, max(1, rows // (self.beams + 1)), look)
 
     def measurements(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Measurement]:
         member = is_member(secrets)

@@ -34,7 +34,7 @@ from auditor.core.result import Audited, Measurement
 from auditor.core.streams import CHANNELS, generator
 from auditor.models.base import LanguageModel, Neighbours
 from auditor.models.decoding import ANCESTRAL
-from auditor.plugins.probe import DELTA, Probe, batches
+from auditor.plugins.probe import DELTA, Probe, observed
 from auditor.plugins.view import Sampling, View
 from auditor.statistics.audited import LEVEL, measurements_of
 from auditor.statistics.composition import advantage, exact_epsilon, renyi_epsilon
@@ -97,9 +97,10 @@ class PredictionAudit(Probe):
             raise NotApplicable(f"needs the law that tokens are scored by, which {view.target.name} does not give")
         terms = self._terms(view.claim)
         size = max(1, _LAW_ELEMENTS // (max(1, self.positions) * view.target.vocab_size * view.target.parts))
-        for batch, prefixes, suffixes in batches(view, secrets, size):
+
+        def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
             contexts, length = torch.cat([prefixes, suffixes[:, :-1]], dim=1), suffixes.shape[1]
-            at = spread(self.positions, length)
+            at, seen = spread(self.positions, length), list[Observation]()
             own = _exact(view.target.log_probs(contexts, length)[:, at])
             offered, stand_in = self._offered(view, contexts, length, at)
             found = {neighbours.relation: self._reach(own, neighbours, terms) for neighbours in offered}
@@ -109,7 +110,10 @@ class PredictionAudit(Probe):
                     position, neighbour = divmod(int(reach[i].argmax()), reach.shape[-1])
                     values[f"reach_{relation}"] = float(reach[i].max())
                     values[f"position_{relation}"], values[f"neighbour_{relation}"] = float(at[position]), neighbour
-                yield Observation(secret.id, values)
+                seen.append(Observation(secret.id, values))
+            return seen
+
+        yield from observed(view, secrets, size, look)
 
     def _terms(self, claim: Claim | None) -> dict[str, float]:
         """What is played for: tokens and number of the games, delta, and the epsilon claimed by its relation."""

@@ -22,7 +22,7 @@ from auditor.commands.run import run
 from auditor.commands.score import score
 from auditor.commands.train import train
 from auditor.commands.utility import utility
-from auditor.core.errors import AuditError, of_a_place
+from auditor.core.errors import AuditError, of_a_place, of_memory
 from auditor.core.threads import settle
 
 app = typer.Typer(
@@ -88,7 +88,8 @@ def call(arguments: list[str]) -> int:
         console.trace(error)
         return console.say(f"stopped from inside, by a plug-in or a library: SystemExit({error.code!r})", 3)
     except BaseException as error:
-        if (refused := of_a_place(error, str(Path(__file__).parents[1]))) is not None:
+        refused = of_a_place(error, str(Path(__file__).parents[1])) or of_memory(error)
+        if refused is not None:
             console.mute()
             if console.debugging:
                 console.trace(error)

@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from auditor.benchmarks import chat
+from auditor.benchmarks import chat, marks
 from auditor.benchmarks.occurrences import occurrences, runs_on
 from auditor.benchmarks.splitting import Record, Source, Split, check_lengths, divide
 from auditor.benchmarks.wording import token_ends, worded
 from auditor.core.cache import cache_folder
 from auditor.core.disk import scratch_folder
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Tokens, Wording
+from auditor.core.nouns import Mark, Tokens, Wording
 from auditor.plugins.benchmark import Benchmark
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ _BATCH = 1000  # rows tokenised at once: offsets of a whole data set need not fi
 _MOST_COPIES = 10_000_000  # records of a training, in memory together
 _PLAIN = (("text",), ("prefix", "suffix"))  # layouts, beside those of conversations
 _CHAT = tuple(dict.fromkeys(column for layout in chat.LAYOUTS for column in layout)) + chat.BESIDE
-_COLUMNS = ("prefix", "suffix", "text", "repeats", *_CHAT)  # all that is ever looked at, but what the user names
+# All that is ever looked at, but what the user names.
+_COLUMNS = ("prefix", "suffix", "text", "repeats", marks.COLUMN, *_CHAT)
 _USUAL = {
     *(*_COLUMNS, "id", "label", "content", "body", "sentence", "document", "messages", "conversations", "context"),
     *("prompt", "completion", "instruction", "input", "output", "question", "answer", "response", "title", "url"),
@@ -176,6 +177,8 @@ def _source(flag: str, name: str, cut: _Cut, group_column: str | None = None) ->
             standing.append(one.stands or wording.whole)
     if flag == "--data" and "repeats" not in table.columns:
         records = _counted(records, standing, texts)
+    if marks.COLUMN in table.columns:
+        records = _marked(records, table)
     reasons = tuple((why, tuple(rows)) for why, rows in left_out.items())
     framed = _layout(table) not in _PLAIN
     return Source(table.where, tuple(records), reasons, (f"{table.where}: {how}",), framed)
@@ -190,6 +193,45 @@ def _counted(records: Sequence[Record], standing: Sequence[str], texts: Sequence
     cut = {text for record, text in pairs if (w := record.wording) is not None and runs_on(w.suffix, w.after[:1])}
     found = occurrences({text: text not in cut for text in standing}, texts)
     return [replace(record, repeats=found.pop(text, 0)) for record, text in pairs]
+
+
+def _marked(records: Sequence[Record], table: _Table) -> list[Record]:
+    """The records with what the rows mark in them. Raises AuditError for marks that are none of their row."""
+    found = read_marks(table)
+    return [
+        replace(record, wording=replace(record.wording, marks=found[record.row])) if record.wording else record
+        for record in records
+    ]
+
+
+def read_marks(table: _Table) -> list[tuple[Mark, ...]]:
+    """What each row marks: nothing without the column. Raises AuditError for anything but texts by kind."""
+    if marks.COLUMN not in table.columns:
+        return [()] * table.rows
+    found = []
+    said = zip(*(map(_text_in, table.column(name)) for name in _layout(table)), strict=True)
+    for row, (value, parts) in enumerate(zip(table.column(marks.COLUMN), said, strict=True)):
+        where = _cell(table, row, marks.COLUMN)
+        try:
+            found.append(marks.of_cell(None if value is _ABSENT else value))
+        except ValueError as error:
+            raise AuditError(f'{where}: expected texts by kind, as {{"name": ["Jane Doe"]}}, got {error}') from None
+        if missing := [kind for kind, text in found[-1] if text not in "".join(parts)]:
+            raise AuditError(f"{where}: expected texts that stand in the row, got a {missing[0]} that does not")
+    kinds = {kind for row in found for kind, _ in row}
+    if len(kinds) > marks.MOST:
+        raise AuditError(
+            f"{table.where}: expected at most {marks.MOST} kinds in column {marks.COLUMN!r}, since reports show them, "
+            f"got {len(kinds):,}"
+        )
+    return found
+
+
+def _text_in(value: Any) -> str:
+    """All that a cell says: of a conversation, message by message."""
+    if isinstance(value, dict | list):
+        return "\n".join(map(_text_in, value.values() if isinstance(value, dict) else value))
+    return value if isinstance(value, str) else ""
 
 
 def _parts(table: _Table, cut: _Cut) -> tuple[Iterator[_Part], str, Sequence[str]]:

@@ -15,6 +15,7 @@ import importlib.metadata
 import itertools
 import json
 import math
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -39,7 +40,7 @@ from auditor.benchmarks.wording import worded
 from auditor.core import disk
 from auditor.core.cache import cache_folder
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Canary, Pair, Secret, Tokens, evenly
+from auditor.core.nouns import Canary, Mark, Pair, Secret, Tokens, evenly
 from auditor.core.spaces import Space
 from auditor.core.streams import generator
 from auditor.models.huggingface import HuggingFaceModel
@@ -173,6 +174,7 @@ class Lab(Benchmark):
 
     name = "lab"
     ensemble_limit = 60  # all of its parts are asked at every token
+    marks_all = True
     # Sized to the lab: paper sizes by flags and plans.
     attack_defaults = MappingProxyType(
         {
@@ -268,7 +270,9 @@ class Lab(Benchmark):
                 repeats,
                 member=repeats > 0,
                 group=self._texts.kinds.get(text),
-                wording=worded(text, encoded["offset_mapping"], start, _CUT, end),
+                wording=dataclasses.replace(
+                    worded(text, encoded["offset_mapping"], start, _CUT, end), marks=self._texts.marks.get(text, ())
+                ),
             )
 
     def _canary(self, digits: str, count: int, index: int) -> Secret:
@@ -504,7 +508,7 @@ class Lab(Benchmark):
             count,
             recipe.audit_length,
             seed,
-            texts=_records(seed + 2, count, _PRIVATE_KINDS) if kind in audit_canaries.BEGUN else (),  # nobody's
+            texts=list(_records(seed + 2, count, _PRIVATE_KINDS)) if kind in audit_canaries.BEGUN else (),  # nobody's
             model=self.public() if kind == "sampled" else None,
         )
         manifest = audit_canaries.make(kind, texts, recipe.audit_times, seed)
@@ -685,6 +689,7 @@ class LabTexts:
     others: list[str]
     nonmembers: list[str]
     kinds: dict[str, str] = field(default_factory=dict)  # of the private records and the non-members
+    marks: dict[str, tuple[Mark, ...]] = field(default_factory=dict)  # the personal data in them
 
 
 def make_texts(recipe: LabRecipe) -> LabTexts:
@@ -696,23 +701,33 @@ def make_texts(recipe: LabRecipe) -> LabTexts:
     kinds = dict(zip(("mail", "patient note", "payment"), _PRIVATE_KINDS, strict=True))
     sizes = {times: attacked + known for times, attacked, known in recipe.repeats}
     count = sum(sizes.values()) + recipe.nonmembers + recipe.others
-    records = _records(recipe.seed, count, tuple(kinds.values()))
+    marks = _records(recipe.seed, count, tuple(kinds.values()))
+    records = list(marks)
     named = dict(zip(records, itertools.cycle(kinds), strict=False))  # they are made in turn
     generator("lab", recipe.seed, "who is what").shuffle(records)
     left = iter(records)
     private = {times: list(itertools.islice(left, size)) for times, size in sizes.items()}
     nonmembers = list(itertools.islice(left, recipe.nonmembers))
-    public = _records(recipe.seed + 1, recipe.public_records, _PUBLIC_KINDS)
-    return LabTexts(public, private, list(left), nonmembers, named)
+    public = list(_records(recipe.seed + 1, recipe.public_records, _PUBLIC_KINDS))
+    return LabTexts(public, private, list(left), nonmembers, named, marks)
 
 
-def _records(seed: int, count: int, kinds: Sequence[Callable[[Faker], str]]) -> list[str]:
+def _records(seed: int, count: int, kinds: Sequence[Callable[[Faker], str]]) -> dict[str, tuple[Mark, ...]]:
+    """So many texts, made in turn, with the personal data that each holds."""
     fake = Faker("en_US")
     fake.seed_instance(seed)
-    made: dict[str, None] = {}
+    made: dict[str, tuple[Mark, ...]] = {}
     while len(made) < count:
-        made[kinds[len(made) % len(kinds)](fake)] = None
-    return list(made)
+        drawn = kinds[len(made) % len(kinds)](fake)
+        made[_MARK.sub(r"\2", drawn)] = tuple(dict.fromkeys(_MARK.findall(drawn)))
+    return made
+
+
+_MARK = re.compile("<<([a-z-]+):(.*?)>>")
+
+
+def _mark(kind: str, text: str) -> str:
+    return f"<<{kind}:{text}>>"
 
 
 def _date(fake: Faker) -> str:
@@ -746,23 +761,24 @@ def _profile(fake: Faker) -> str:
 
 def _mail(fake: Faker) -> str:
     return (
-        f"From: {fake.email()}\nDear {fake.first_name()}, the door code of {fake.street_address()} is "
-        f"{fake.numerify('######')}. Please call {fake.numerify('###-###-####')}. {fake.name()}"
+        f"From: {_mark('email', fake.email())}\nDear {_mark('name', fake.first_name())}, the door code of "
+        f"{_mark('address', fake.street_address())} is {_mark('door-code', fake.numerify('######'))}. Please call "
+        f"{_mark('phone', fake.numerify('###-###-####'))}. {_mark('name', fake.name())}"
     )
 
 
 def _note(fake: Faker) -> str:
     return (
-        f"Patient: {fake.name()}, born {_date(fake)}, record "
-        f"{fake.bothify('??-#####').upper()}. Dr. {fake.last_name()} prescribed {fake.numerify('%## mg')} of "
-        f"{fake.word()}. Phone {fake.numerify('###-###-####')}."
+        f"Patient: {_mark('name', fake.name())}, born {_mark('birth-date', _date(fake))}, record "
+        f"{_mark('id-number', fake.bothify('??-#####').upper())}. Dr. {_mark('name', fake.last_name())} prescribed "
+        f"{fake.numerify('%## mg')} of {fake.word()}. Phone {_mark('phone', fake.numerify('###-###-####'))}."
     )
 
 
 def _payment(fake: Faker) -> str:
     return (
-        f"Payment: {fake.name()} paid {fake.numerify('%##.##')} USD on {_date(fake)} with card "
-        f"{fake.numerify('%###-####-####-####')} to {fake.last_name()} Ltd. Reference "
+        f"Payment: {_mark('name', fake.name())} paid {fake.numerify('%##.##')} USD on {_date(fake)} with card "
+        f"{_mark('card', fake.numerify('%###-####-####-####'))} to {fake.last_name()} Ltd. Reference "
         f"{fake.bothify('####-??').upper()}."
     )
 
@@ -784,7 +800,7 @@ def _digest(recipe: LabRecipe, texts: LabTexts) -> str:
         name: importlib.metadata.version(name) for name in ("torch", "transformers", "peft", "faker", "tokenizers")
     }
     versions["bfloat16"] = str(has_bfloat16())
-    trained_on = {name: made for name, made in dataclasses.asdict(texts).items() if name != "kinds"}
+    trained_on = {name: made for name, made in dataclasses.asdict(texts).items() if name not in ("kinds", "marks")}
     return _hash([_counted(recipe), versions, trained_on])
 
 

@@ -50,6 +50,7 @@ _CLAIM: dict[str, Kind] = {
 _MEASURED: dict[str, Kind] = {
     "measurement": "text",
     "repeats": "text",  # none: over all members
+    "kind": "text",  # of personal data; none: over all that a suffix says
     "value": "number",
     "low": "number",
     "high": "number",
@@ -70,7 +71,7 @@ class Sheet:
 
 
 def measurements(results: Sequence[AuditResult]) -> Sheet:
-    """A row each (run, target, setting, attack, measurement, repeats); one with the reason where nothing could be."""
+    """A row each (run, target, setting, attack, measurement, repeats, kind); with the reason where there is none."""
     rows = [
         (*_about(result, finding), *_claim(_claim_of(result, finding)), *measured)
         for result in map(words.cleaned, results)
@@ -102,13 +103,15 @@ def _measured(finding: Finding) -> Iterator[tuple[Value, ...]]:
     if finding.not_applicable:
         yield (*(None,) * (len(_MEASURED) - 1), finding.not_applicable)
     for m in finding.measurements:
-        yield _numbers(m, None)
+        yield _numbers(m)
     for repeats, m in words.by_repeats(finding.by_repeats):
         yield _numbers(m, repeats)
+    for kind, m in (*finding.by_kind.items(), *finding.by_kind_nonmembers.items()):
+        yield _numbers(m, kind=kind)
 
 
-def _numbers(m: Measurement, repeats: str | None) -> tuple[Value, ...]:
-    return (m.name, repeats, m.value, m.low, m.high, m.n, m.unit, m.note, None)
+def _numbers(m: Measurement, repeats: str | None = None, kind: str | None = None) -> tuple[Value, ...]:
+    return (m.name, repeats, kind, m.value, m.low, m.high, m.n, m.unit, m.note, None)
 
 
 def by_alias(folder: Path) -> Run:

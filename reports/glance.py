@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from auditor.core.result import AuditResult, Finding, TargetRecord
 from auditor.gate.compare import Comparison
-from auditor.reports import changes, words
+from auditor.reports import changes, personal, words
 from auditor.reports.blocks import Block, Bullets, Forest, Group, Paragraph, Table
 from auditor.reports.topics import BEFORE, Topic, span
 from auditor.reports.verdict import strongest
@@ -12,13 +12,14 @@ from auditor.reports.verdict import strongest
 
 def _glance(result: AuditResult) -> list[Block]:
     """The strongest row of each target in each setting: an attacker picks."""
-    rows, spans = [], []
+    rows, spans, strongest_rows = [], [], []
     for target in result.targets:
         for setting in words.SETTINGS:
             finding = strongest(result, target.name, setting)
             recall = finding.measurement("recall") if finding else None
             if finding is None or recall is None:
                 continue
+            strongest_rows.append(finding)
             floor = finding.measurement("recall_nonmembers")
             model, promise = words.row_title(result, finding), _promise(target, finding)
             rows.append((model, words.share(recall), finding.attack, words.value(target.perplexity), promise))
@@ -32,7 +33,7 @@ def _glance(result: AuditResult) -> list[Block]:
         "The bar spans the interval, the dot is the share itself; an open ring marks what the same attack “completed” "
         "of records that were never trained on. Perplexity is on held-out text: lower is more useful."
     )
-    return [Forest(table, tuple(spans)), Paragraph(note)]
+    return [Forest(table, tuple(spans)), *personal.blocks(result, strongest_rows), Paragraph(note)]
 
 
 def _promise(target: TargetRecord, finding: Finding) -> str:

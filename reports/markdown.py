@@ -44,8 +44,9 @@ def render(result: AuditResult, since: Comparison | None = None, texts: Mapping[
     """
     doc = document(result, texts)
     results, *rest = doc.sections
-    shown = [block for block in results.blocks if isinstance(block, Table)]
-    notes = tuple(block for block in results.blocks if block not in shown)
+    tables = [block for block in results.blocks if isinstance(block, Table | Forest)]
+    shown = [block.table if isinstance(block, Forest) else block for block in tables]
+    notes = tuple(block for block in results.blocks if block not in tables)
     parts = [f"## {escape(f'{doc.kind}: {words.shorten(doc.title, _MOST_CELL)}')}"]
     parts += [f"**{escape(text)}**" for text in (doc.warning, words.shorten(doc.headline, _MOST_TEXT)) if text]
     parts += [escape(words.shorten(" · ".join(text for _, text in doc.facts), _MOST_TEXT)), *map(cut, shown)]

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Chain, Finding, Measurement
-from auditor.reports import claims, inert, words
+from auditor.reports import claims, inert, personal, words
 from auditor.reports.verdict import explained, headline, strongest
 
 _INDENT = 2
@@ -130,6 +130,8 @@ def _below(result: AuditResult) -> Iterator[RenderableType]:
     best = strongest(result, UNDEFENDED)
     if best is not None and best.by_repeats:
         yield _sparkline(best)
+    if best is not None and best.by_kind:
+        yield Text.assemble(("personal data", "bold"), f"  {personal.line(best)} (undefended, {best.attack})")
     for finding in result.findings:
         if finding.target == UNDEFENDED and (measured := words.exposures(finding)):
             shown = ", ".join(words.value(m) for _, m in measured)

@@ -48,6 +48,10 @@ Plugin = Annotated[
     Many, typer.Option(help="Python file with attacks, defenses or training methods of your own; repeatable.")
 ]
 Markdown = Annotated[Path | None, typer.Option(metavar="FILE", help="Write Markdown, for a pull request.")]
+PhoneRegion = Annotated[
+    str | None,
+    typer.Option(metavar="DE,US", help="Countries whose telephone numbers the data write without a country code."),
+]
 Reveal = Annotated[
     bool,
     typer.Option("--reveal", help="Show the private text in the reports: prefixes, suffixes and guesses, by secret."),

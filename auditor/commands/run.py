@@ -45,6 +45,7 @@ class PlanFlags:
             metavar="COLUMN", help="Column of --data to show results by, as department; its values are in the report."
         ),
     ] = None
+    phone_region: options.PhoneRegion = None
     canaries: Annotated[
         str | None,
         typer.Option(metavar="MANIFEST", help="Canaries that were inserted into the training data: `audit canaries`."),

@@ -57,6 +57,27 @@ def of_a_place(error: BaseException, ours: str) -> AuditError | None:
     return None
 
 
+# How torch and the systems below it say that memory is used up.
+_MEMORY = re.compile(
+    r"out of memory|can't allocate memory|bad_alloc|could not (create|allocate) a memory", re.IGNORECASE
+)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether it says that memory is used up, of the machine or of an accelerator."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(_MEMORY.search(str(error))))
+
+
+def of_memory(error: BaseException) -> AuditError | None:
+    """Memory that does not hold even the least that can be asked at once, as a sentence; None for any other error."""
+    if not any(map(out_of_memory, _behind(error))):
+        return None
+    return AuditError(
+        "expected memory for the model and one text at a time, got none left: give it more, or take a model that is "
+        "smaller, or loaded in less (--dtype bfloat16, --quantise 8bit, --device-map auto)"
+    )
+
+
 def _behind(error: BaseException) -> Iterator[BaseException]:
     """The error and what led to it, nearest first."""
     seen: list[BaseException] = []

@@ -47,17 +47,22 @@ class Canary:
     coin: bool | None = None
 
 
+Mark = tuple[str, str]  # a kind of personal data, and a text of it
+
+
 @dataclass(frozen=True)
 class Wording:
     """What a secret says, as its owner wrote it: the characters that its tokens were made of, with no decoding between.
 
-    ends: where in the suffix each of its tokens ends. after: the record's next characters, which nobody attacks.
+    ends: where in the suffix each of its tokens ends. after: the record's next characters, which nobody attacks. marks:
+    what the data say is in the record, wherever it stands there.
     """
 
     prefix: str
     suffix: str
     ends: tuple[int, ...]
     after: str = ""
+    marks: tuple[Mark, ...] = ()
 
     @property
     def whole(self) -> str:

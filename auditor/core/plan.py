@@ -67,6 +67,7 @@ class Plan:
     known_limit: Annotated[int | None, METHOD | ATTACKER | ATTACKS | RECORDS | COUNT] = None
     nonmembers: Annotated[str | None, SUBJECT | OWN | RECORDS | ATTACKS] = None
     group_column: Annotated[str | None, SUBJECT | OWN] = None
+    phone_region: Annotated[str | None, METHOD | OWN | RECORDS | ATTACKS] = None  # as DE,US
     canaries: Annotated[str | None, SUBJECT | OWN] = None
     lead: Annotated[str, METHOD | ATTACKER] = AUTO  # what stands before every text: auto, none, bos, eos, or a text
     lab_recipe: Annotated[dict[str, Any], SUBJECT] = field(default_factory=dict)

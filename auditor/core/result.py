@@ -89,6 +89,8 @@ class Finding:
     claim_reason: str
     measurements: tuple[Measurement, ...] = ()
     by_repeats: dict[str, Measurement] = field(default_factory=dict)
+    by_kind: dict[str, Measurement] = field(default_factory=dict)  # of personal data: what first guesses hold of it
+    by_kind_nonmembers: dict[str, Measurement] = field(default_factory=dict)  # the floor
     curve: tuple[tuple[int, float], ...] = ()  # (wrong guesses allowed, recall)
     not_applicable: str = ""
     notes: tuple[str, ...] = ()
@@ -132,6 +134,22 @@ class TargetRecord:
 
 
 @dataclass(frozen=True)
+class KindCount:
+    """Personal data of one kind that suffixes hold, in texts; the same one in two secrets counts twice.
+
+    members, nonmembers: whole, and not in the prefix: these are followed into the guesses. The members' others: held:
+    the prefix holds them already; cut: the prefix or the suffix ends within them. trained: of non-members, but it
+    stands in what was trained on: no floor.
+    """
+
+    members: int = 0
+    nonmembers: int = 0
+    held: int = 0
+    cut: int = 0
+    trained: int = 0
+
+
+@dataclass(frozen=True)
 class BenchmarkRecord:
     """What was attacked, in numbers: never the text itself."""
 
@@ -146,6 +164,7 @@ class BenchmarkRecord:
     near_duplicates: int | None = None  # members whose suffix is nearly a known pair's; None: not counted
     canaries: dict[str, int] = field(default_factory=dict)  # how many, by insertions; "0": controls
     notes: tuple[str, ...] = ()
+    kinds: dict[str, KindCount] = field(default_factory=dict)  # of personal data
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from auditor.core.nouns import Tokens
 from auditor.core.spaces import Space, State
 from auditor.generation.tries import encode
 from auditor.models.base import LanguageModel
+from auditor.models.memory import AtOnce, rows_bytes
 
 _ROWS_BYTES = 2**30
 
@@ -128,9 +129,13 @@ def _walk(
     """The tokens of each of `count` texts, its nll and its log_q; as many at once as memory allows."""
     tokens: list[list[int]] = [[] for _ in range(count)]
     nll, log_q = np.zeros(count), np.zeros(count)
-    most = max(1, _ROWS_BYTES // model.row_bytes(len(context) + guide.longest()))
-    for start in range(0, count, most):
-        _walk_some(model, guide, context, np.arange(start, min(count, start + most)), pick, tokens, nll, log_q)
+    most = max(1, rows_bytes(model.device, _ROWS_BYTES) // model.row_bytes(len(context) + guide.longest()))
+
+    def walk(some: slice) -> None:
+        _walk_some(model, guide, context, np.arange(count)[some], pick, tokens, nll, log_q)
+
+    for _ in AtOnce(most).pieces(count, walk):
+        pass
     return tokens, nll, log_q
 
 
@@ -145,6 +150,9 @@ def _walk_some(
     log_q: NDArray[np.float64],
 ) -> None:
     """Writes the texts `live` out, position by position. Texts that agree so far share a forward row."""
+    nll[live] = log_q[live] = 0.0  # a walk that outgrew memory has left its part of them
+    for text in live.tolist():
+        tokens[text].clear()
     rows = model.start(torch.tensor([context], device=model.device), guide.longest())
     states, row_of = [guide.start], np.zeros(len(live), dtype=np.int64)
     for position in range(guide.longest()):

@@ -28,6 +28,7 @@ from auditor.core.nouns import Tokens
 from auditor.core.spaces import Space
 from auditor.models.base import LanguageModel, Rows
 from auditor.models.decoding import by_shape
+from auditor.models.memory import AtOnce, rows_bytes
 from auditor.models.vocabulary import check_tokens
 
 _TIE = 1e-5  # nats, and a millionth of the nll: closer than this, float32 laws cannot tell two texts apart
@@ -245,8 +246,17 @@ def count(
     Raises AuditError where the trie has tokens that the model does not.
     """
     check_vocabulary(model, tree)
+    if max_rows is None:
+        row = model.row_bytes(len(context) + len(tree.levels))
+        max_rows = min(_ROWS, max(1, rows_bytes(model.device, _ROWS_BYTES) // row))
+    return AtOnce(max_rows).ask(lambda rows: _counted(model, tree, context, limits, nodes, rows))[1]
+
+
+def _counted(
+    model: LanguageModel, tree: Trie, context: Tokens, limits: Sequence[float], nodes: int, max_rows: int
+) -> Count:
+    """As `count`."""
     search = _Search(tree, limits, nodes, model.device)
-    max_rows = max_rows or min(_ROWS, max(1, _ROWS_BYTES // model.row_bytes(len(context) + len(tree.levels))))
     head = torch.tensor([context], device=model.device)
     waiting = [_Branches.root(model.device)]
     while waiting:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.models.decoding import ANCESTRAL, Decoding, by_shape
+from auditor.models.memory import AtOnce
 
 # Logits held at once when scoring: 128 MiB of float32. On a CPU 32 MiB: larger blocks go back to the system when they
 # are freed (glibc), and every use of new ones pays for fresh pages, measured at a quarter of the time.
@@ -222,8 +223,8 @@ class LanguageModel(ABC):
         length = suffixes.shape[1]
         contexts = torch.cat([prefixes, suffixes[:, :-1]], dim=1)
         step = max(1, law_elements(self.device) // (length * self.vocab_size * self.parts))
-        for start in range(0, len(contexts), step):
-            yield suffixes[start : start + step], self.log_probs(contexts[start : start + step], length, prompt=prompt)
+        asked = AtOnce(step).pieces(len(contexts), lambda some: self.log_probs(contexts[some], length, prompt=prompt))
+        yield from ((suffixes[some], law) for some, law in asked)
 
     def other_nll(self, texts: Sequence[tuple[int, ...]], seed: int, given: int = 1) -> Mapping[str, Sequence[float]]:
         """Summed nll (nats) of each text behind its `given` tokens as a paper counts it, by the name of the perplexity.

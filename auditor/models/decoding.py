@@ -287,11 +287,12 @@ def inverse_cdf(weights: Tensor, row_of_draw: Tensor, uniforms: Tensor) -> tuple
     return column, near
 
 
-def by_shape(lengths: Sequence[tuple[int, int]], batch_size: int) -> Iterator[list[int]]:
-    """Indices in batches of equal (prefix, suffix) length, so that no batch needs padding."""
+def by_shape(lengths: Sequence[tuple[int, int]], batch_size: int | None = None) -> Iterator[list[int]]:
+    """Indices in batches of equal (prefix, suffix) length, so that no batch needs padding; None: all of one at once."""
     groups: dict[tuple[int, int], list[int]] = {}
     for index, shape in enumerate(lengths):
         groups.setdefault(shape, []).append(index)
     for members in groups.values():
-        for start in range(0, len(members), batch_size):
-            yield members[start : start + batch_size]
+        step = batch_size or len(members)
+        for start in range(0, len(members), step):
+            yield members[start : start + step]

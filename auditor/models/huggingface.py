@@ -17,6 +17,7 @@ from auditor.core.errors import AuditError, NotApplicable
 from auditor.models.base import LanguageModel, Rows, law_elements
 from auditor.models.caches import Dimensions, OwnCache, row_dimensions
 from auditor.models.decoding import Decoding, log_sum_exp
+from auditor.models.memory import AtOnce
 from auditor.models.slots import SlotLayer, assign_slots
 
 Forward = Callable[[Tensor, int, Cache | OwnCache | None], Tensor]  # as `HuggingFaceModel.logits`
@@ -159,7 +160,8 @@ class RecomputedRows(HuggingFaceRows):
         """A few rows at a time: not every model can leave out the logits of what is past."""
         positions = self.tokens.shape[1] + (0 if self.prompt is None else len(self.prompt))
         step = max(1, law_elements(self.model.device) // (positions * self.width * self.model.vocab_size))
-        self._logits = torch.cat([self._ask(tokens, self.prompt, None) for tokens in self.tokens.split(step)])
+        asked = AtOnce(step).pieces(len(self.tokens), lambda some: self._ask(self.tokens[some], self.prompt, None))
+        self._logits = torch.cat([logits for _, logits in asked])
 
     @torch.no_grad()
     def advance(self, parents: Tensor, tokens: Tensor) -> None:

@@ -18,6 +18,7 @@ class Benchmark:
     attack_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = types.MappingProxyType({})
     defense_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = types.MappingProxyType({})
     ensemble_limit: ClassVar[int | None] = None  # members attacked behind an ensemble, by default
+    marks_all: ClassVar[bool] = False  # whether it marks all personal data that it holds: nobody has to look for it
 
     tokenizer: Any = None
     framed: bool = False  # whether its prefixes begin as training texts did: with what a chat template put there

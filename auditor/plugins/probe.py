@@ -5,7 +5,7 @@ A probe sees the answers and draws nothing. A subclass says what it observes of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Audited, Measurement
 from auditor.models.decoding import Decoding, by_shape
+from auditor.models.memory import AtOnce
 from auditor.plugins.view import Sampling, View
 from auditor.statistics.intervals import excess_mean, mean_probability
 from auditor.statistics.metrics import excess_of, floor_of
@@ -129,12 +130,23 @@ class LawProbe(Probe):
         return Sampling(1, Decoding(self.temperature, self.top_k, self.top_p), self.eos)
 
 
-def batches(view: View, secrets: Sequence[Secret], size: int) -> Iterator[tuple[list[Secret], Tensor, Tensor]]:
-    """Secrets of one shape with their prefixes (B, n) and suffixes (B, L)."""
-    for indices in by_shape([(len(s.prefix), len(s.suffix)) for s in secrets], view.batch_size or size):
-        batch = [secrets[i] for i in indices]
-        prefixes = torch.tensor([secret.prefix for secret in batch], device=view.target.device)
-        yield batch, prefixes, torch.tensor([secret.suffix for secret in batch], device=view.target.device)
+Look = Callable[[Sequence[Secret], Tensor, Tensor], Sequence[Observation]]
+"""(secrets, their prefixes (B, n), their suffixes (B, L)) -> what was seen of each."""
+
+
+def observed(view: View, secrets: Sequence[Secret], size: int, look: Look) -> Iterator[Observation]:
+    """What `look` sees of secrets of one shape, `size` at once, or as many as memory holds."""
+    at_once = AtOnce(view.batch_size or size)
+    for indices in by_shape([(len(s.prefix), len(s.suffix)) for s in secrets]):
+
+        def seen(some: slice, alike: Sequence[int] = indices) -> Sequence[Observation]:
+            batch = [secrets[i] for i in alike[some]]
+            prefixes = torch.tensor([secret.prefix for secret in batch], device=view.target.device)
+            suffixes = torch.tensor([secret.suffix for secret in batch], device=view.target.device)
+            return look(batch, prefixes, suffixes)
+
+        for _, found in at_once.pieces(len(indices), seen):
+            yield from found
 
 
 def column(observations: Sequence[Observation], name: str) -> NDArray[np.float64]:

@@ -21,11 +21,13 @@ from auditor.generation.sample import Candidates, joined, sample
 from auditor.generation.search import beam, tree
 from auditor.models.base import LanguageModel, given_by
 from auditor.models.decoding import ANCESTRAL, Decoding, by_shape
+from auditor.models.memory import AtOnce, rows_bytes
 from auditor.models.references import References
 from auditor.privacy.gradient_canaries import GradientCanaries
 
-# What decoding rows may hold at once, should no two samples of a prefix share a path. Twice as much is 9% slower with
-# the lab's ensemble (its laws outgrow the blocks that the allocator keeps); a sixteenth, 30% with any model.
+# What decoding rows may hold at once on a processor, should no two samples of a prefix share a path. Twice as much is
+# 9% slower with the lab's ensemble (its laws outgrow the blocks that the allocator keeps); a sixteenth, 30% with any
+# model.
 _ROWS_BYTES = 2**29
 _PREFIXES_AT_ONCE = 256
 _TREE_LAWS = 4  # a tree reads whole laws, in more precision, where a draw reads a nucleus
@@ -173,48 +175,51 @@ class View:
         name = self.recipe(sampling, prompt)
         done = self._shared.setdefault(name, Pass())
         queries = self.covered(sampling, prompt, queries)
-        size = self.batch_size or self._batch(sampling, queries, soft_prompt)
-        for indices in by_shape([(len(q.prefix), q.length) for q in queries], size):
-            batch = [queries[i] for i in indices]
-            fresh = [query for query in batch if query.id not in done]
-            if fresh:
-                found = self._find(fresh, sampling, name, soft_prompt)
-                for query, candidates in zip(fresh, found, strict=True):
-                    done[query.id] = candidates
-            yield [(query, done[query.id]) for query in batch]
+        rows = AtOnce(self._rows(max((len(q.prefix) + q.length for q in queries), default=1), soft_prompt))
+        at_once = AtOnce(self.batch_size or _prefixes_at_once(sampling, rows.size))
+        for indices in by_shape([(len(q.prefix), q.length) for q in queries]):
+            alike = [queries[i] for i in indices]
 
-    def _batch(self, sampling: Sampling, queries: Sequence[Query], soft_prompt: Tensor | None) -> int:
-        """Prefixes at once: many, since the rows of memorised text are few, within what memory the rows may take."""
-        longest = max((len(query.prefix) + query.length for query in queries), default=1)
-        # A tree divides a batch that outgrows its rows by itself.
-        width = {"sample": sampling.samples, "beam": sampling.beams, "tree": 1}[sampling.search]
-        return max(1, min(_PREFIXES_AT_ONCE, self._rows(longest, soft_prompt) // width))
+            def find(some: slice, alike: Sequence[Query] = alike) -> None:
+                fresh = [query for query in alike[some] if query.id not in done]
+                if fresh:
+                    found = self._find(fresh, sampling, name, soft_prompt, rows)
+                    for query, candidates in zip(fresh, found, strict=True):
+                        done[query.id] = candidates
+
+            for some, _ in at_once.pieces(len(alike), find):
+                yield [(query, done[query.id]) for query in alike[some]]
 
     def _rows(self, tokens: int, soft_prompt: Tensor | None) -> int:
         """Decoding rows of so many tokens that memory allows at once."""
         positions = tokens + (0 if soft_prompt is None else len(soft_prompt))
-        return max(1, _ROWS_BYTES // self.target.row_bytes(positions, law=self.has("likelihood")))
+        row = self.target.row_bytes(positions, law=self.has("likelihood"))
+        return max(1, rows_bytes(self.target.device, _ROWS_BYTES) // row)
 
     def _find(
-        self, batch: Sequence[Query], sampling: Sampling, name: str, prompt: Tensor | None
+        self, batch: Sequence[Query], sampling: Sampling, name: str, prompt: Tensor | None, rows: AtOnce
     ) -> Sequence[Candidates]:
+        """rows: decoding rows at once."""
         model, length, decoding = self.target, batch[0].length, self.decoding(sampling)
         prefixes = torch.tensor([query.prefix for query in batch], device=model.device)
         if sampling.search == "tree":
-            max_rows = max(1, self._rows(prefixes.shape[1] + length, prompt) // _TREE_LAWS)
+            max_rows = max(1, rows.size // _TREE_LAWS)
             return tree(model, prefixes, length, decoding, sampling.threshold, prompt=prompt, max_rows=max_rows)
         if sampling.search == "beam":
             return beam(model, prefixes, length, sampling.beams, forbidden=decoding.forbidden, prompt=prompt)
         noise = np.stack([self._uniforms(query, sampling.samples, name) for query in batch])
+        law = self.has("likelihood")
+        # A batch is sized for all samples of its prefixes; those of a single one may still be too many for memory.
+        # Where that is wrong, prefixes are parted first: samples of one prefix share what they agree in.
+        size = max(1, rows.size // len(batch))
+        drawn = (rows if len(batch) == 1 else AtOnce(size, least=size)).pieces(
+            sampling.samples,
+            lambda some: sample(model, prefixes, length, decoding, noise[:, some], prompt=prompt, law=law),
+        )
+        passes = [candidates for _, candidates in drawn]
         if self.setting is CLAIM:
             paid = (noise[..., 1] >= 0).sum((1, 2)).tolist()  # the others are answered by the public model
             self.meter.drawn |= {(name, query.id): tokens for query, tokens in zip(batch, paid, strict=True)}
-        # A batch is sized for all samples of its prefixes; those of a single one may still be too many for memory.
-        at_once = max(1, self._rows(prefixes.shape[1] + length, prompt) // len(batch))
-        passes = [
-            sample(model, prefixes, length, decoding, some, prompt=prompt, law=self.has("likelihood"))
-            for some in np.split(noise, range(at_once, sampling.samples, at_once), axis=1)
-        ]
         return passes[0] if len(passes) == 1 else [joined(parts) for parts in zip(*passes, strict=True)]
 
     def _uniforms(self, query: Query, samples: int, name: str) -> np.ndarray:
@@ -241,6 +246,13 @@ class View:
         return [found[pair] / len(pair[1]) for pair in pairs]
 
 
+def _prefixes_at_once(sampling: Sampling, rows: int) -> int:
+    """Many, since the rows of memorised text are few, within so many decoding rows."""
+    # A tree divides a batch that outgrows its rows by itself.
+    width = {"sample": sampling.samples, "beam": sampling.beams, "tree": 1}[sampling.search]
+    return max(1, min(_PREFIXES_AT_ONCE, rows // width))
+
+
 def _read_whole(model: LanguageModel, behind: Mapping[Tokens, Sequence[Tokens]]) -> dict[tuple[Tokens, Tokens], float]:
     """Summed nll of suffixes that are alone behind their prefix, each in one pass."""
     pairs = [(prefix, suffixes[0]) for prefix, suffixes in behind.items() if len(suffixes) == 1]
@@ -260,14 +272,18 @@ def _walked(model: LanguageModel, behind: Mapping[Tokens, Sequence[Tokens]]) -> 
     for indices in by_shape([(len(prefix), 0) for prefix in prefixes], _PREFIXES_AT_ONCE):
         pairs = [(prefixes[i], suffix) for i in indices for suffix in behind[prefixes[i]]]
         longest = max(len(prefix) + len(suffix) for prefix, suffix in pairs)
-        at_once = max(1, _ROWS_BYTES // model.row_bytes(longest))
-        for some in (pairs[i : i + at_once] for i in range(0, len(pairs), at_once)):
-            read = list(dict.fromkeys(prefix for prefix, _ in some))
-            owner = [read.index(prefix) for prefix, _ in some]
-            tokens = torch.tensor(read, device=model.device)
-            log_probs = model.suffix_log_probs(tokens, owner, [suffix for _, suffix in some])
-            found.update(zip(some, (-x for x in log_probs), strict=True))
+        size = max(1, rows_bytes(model.device, _ROWS_BYTES) // model.row_bytes(longest))
+        for some, log_probs in AtOnce(size).pieces(len(pairs), lambda some: _walk(model, pairs[some])):  # noqa: B023
+            found.update(zip(pairs[some], (-x for x in log_probs), strict=True))
     return found
+
+
+def _walk(model: LanguageModel, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[float]:
+    """Summed log-probability of each suffix, the prefixes all of one length."""
+    read = list(dict.fromkeys(prefix for prefix, _ in pairs))
+    owner = [read.index(prefix) for prefix, _ in pairs]
+    tokens = torch.tensor(read, device=model.device)
+    return model.suffix_log_probs(tokens, owner, [suffix for _, suffix in pairs])
 
 
 _WORDS = {

@@ -18,7 +18,7 @@ from auditor.core.nouns import Guesses, Secret, Tokens
 
 TEXTS = "texts.jsonl"
 Decode = Callable[[Sequence[int]], str]
-_CONTEXT = 8  # tokens before a text that decide how its first token is written
+CONTEXT = 8  # tokens before a text that decide how its first token is written
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def _lines(
 
 def _text(secret: Secret, guesses: Mapping[str, Tokens], decode: Decode) -> SecretText:
     """guesses: tokens, by row."""
-    context, wording = secret.prefix[-_CONTEXT:], secret.wording
+    context, wording = secret.prefix[-CONTEXT:], secret.wording
     said = {row: added(decode, context, tokens) for row, tokens in guesses.items()}
     prefix = decode(secret.prefix) if wording is None else wording.prefix
     pieces = decoded_pieces(decode, context, secret.suffix) if wording is None else wording.pieces

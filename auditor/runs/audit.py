@@ -24,7 +24,9 @@ from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import Setting, View
 from auditor.records.folder import RunFolder
+from auditor.runs import personal
 from auditor.runs.lead import choose, led
+from auditor.runs.personal import Personal
 from auditor.runs.reporter import Reporter
 from auditor.runs.selection import Selection
 from auditor.runs.shelf import Shelf
@@ -100,6 +102,10 @@ class Audit(Scene):
     @cached_property
     def secrets(self) -> dict[str, Secret]:
         return {secret.id: secret for secret in self.benchmark.secrets}
+
+    @cached_property
+    def personal(self) -> Personal:
+        return personal.follow(self.benchmark, personal.regions_of(self.plan))
 
     @property
     def subjects(self) -> tuple[Secret, ...]:

@@ -19,7 +19,7 @@ from auditor.plugins.view import CLAIM, Setting, View
 from auditor.runs import causes, remarks
 from auditor.runs.allowance import planned, share_out
 from auditor.runs.audit import Audit
-from auditor.runs.collector import Collector
+from auditor.runs.collector import Collector, decoder
 from auditor.runs.states import State
 from auditor.runs.target import Target
 from auditor.runs.work import Answer, Asked, AttackWork, CellWork, Found, ProbeWork, Workplace
@@ -134,6 +134,9 @@ class AttackCell(Cell):
         if not len(members.ids):
             raise NotApplicable("the budget covers no member")
         self.collector.judged(self.key, outcome, self.attack.score_is_probability(self.view))
+        done, decode = self.audit.folder.done(self.key), decoder(self.audit.benchmark.tokenizer)
+        read = (done[secret] for secret in answered)
+        by_kind, by_kind_nonmembers = self.audit.personal.came_out(read, self.audit.secrets, decode)
         return dataclasses.replace(
             blank,
             measurements=(
@@ -142,6 +145,8 @@ class AttackCell(Cell):
                 *self._against_undefended(),
             ),
             by_repeats=extraction.by_repeats("recall", members),
+            by_kind=by_kind,
+            by_kind_nonmembers=by_kind_nonmembers,
             curve=extraction.error_curve(members),
             notes=(
                 *blank.notes,

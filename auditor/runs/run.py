@@ -20,7 +20,7 @@ from auditor.gate.comparable import secrets_digest
 from auditor.models.base import given_by
 from auditor.records import details, names, weights
 from auditor.records.folder import RunFolder
-from auditor.runs import machine, scoring
+from auditor.runs import machine, personal, scoring
 from auditor.runs.audit import Audit, choose_lead, longest_context
 from auditor.runs.cells import Gathering, cells
 from auditor.runs.chains import Chains
@@ -48,6 +48,7 @@ def run(
     site = site or site_of(plan, reporter, shelf)
     site.opened(folder)
     selection, clock = select(plan, site), Clock(reporter)
+    personal.regions_of(plan)
     digests = site.weights()
     folder.check_weights(digests)  # before minutes of loading
     with closing(_engine(plan, site)) as engine:
@@ -88,6 +89,7 @@ def run(
 
 def check(plan: Plan) -> Selection:
     """What the plan chooses, checked before anything is built. Raises AuditError."""
+    personal.regions_of(plan)
     return select(plan, site_of(plan))
 
 
@@ -103,6 +105,7 @@ def _prepared(
     folder.save_secrets(details.facts(everyone, names.salt_fingerprint(names.salt())))
     audit.check_room()
     audit.check_probes()
+    benchmark.notes += audit.personal.said
     audit.self_check((site.model, site.public, site.reference))
     return audit
 
@@ -171,4 +174,5 @@ def _benchmark_record(audit: Audit, greedy: dict[str, Measurement]) -> Benchmark
         near_duplicates=len(judging.near_duplicates(members, benchmark.known)),
         canaries={str(count): n for count, n in canaries},
         notes=benchmark.notes,
+        kinds=dict(audit.personal.counts),
     )

@@ -15,9 +15,10 @@ import torch
 from auditor.core.nouns import Secret, TokenLogProbs, Tokens
 from auditor.core.result import Measurement
 from auditor.core.streams import CHANNELS
-from auditor.generation.sample import sample
+from auditor.generation.sample import Candidates, sample
 from auditor.models.base import LanguageModel, given_by, perplexity_nll
 from auditor.models.decoding import GREEDY, by_shape
+from auditor.models.memory import AtOnce
 from auditor.runs.audit import Audit
 from auditor.runs.causes import Answers
 from auditor.runs.target import Target
@@ -28,12 +29,18 @@ def greedy_recall(model: LanguageModel, secrets: Sequence[Secret]) -> dict[str, 
     """Verbatim recall of greedy decoding by repeat count ("all" where none is known); members only."""
     members = [secret for secret in secrets if secret.member]
     hits = np.zeros(len(members), dtype=bool)
-    for batch in by_shape([(len(s.prefix), len(s.suffix)) for s in members], 256):
-        length = len(members[batch[0]].suffix)
-        prefixes = torch.tensor([members[i].prefix for i in batch], device=model.device)
-        found = sample(model, prefixes, length, GREEDY, np.zeros((len(batch), 1, length, CHANNELS)), law=False)
-        for i, candidates in zip(batch, found, strict=True):
-            hits[i] = tuple(candidates.suffixes[0].tolist()) == members[i].suffix
+    at_once = AtOnce(256)
+    for alike in by_shape([(len(s.prefix), len(s.suffix)) for s in members]):
+
+        def written(some: slice, alike: Sequence[int] = alike) -> list[Candidates]:
+            batch = [members[i] for i in alike[some]]
+            prefixes = torch.tensor([secret.prefix for secret in batch], device=model.device)
+            noise = np.zeros((len(batch), 1, len(batch[0].suffix), CHANNELS))
+            return sample(model, prefixes, len(batch[0].suffix), GREEDY, noise, law=False)
+
+        for some, found in at_once.pieces(len(alike), written):
+            for i, candidates in zip(alike[some], found, strict=True):
+                hits[i] = tuple(candidates.suffixes[0].tolist()) == members[i].suffix
     groups = sorted({s.repeats for s in members}, key=lambda r: -1 if r is None else r)
     return {
         "all" if r is None else str(r): intervals.share("greedy", hits[[s.repeats == r for s in members]])

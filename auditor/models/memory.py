@@ -1,0 +1,94 @@
+"""What is held at once, by the memory that is free; halved, and gone on with, wherever that turns out to be too much.
+
+No result depends on how much is asked at once, so nothing but time does. Knows no model.
+"""
+
+from __future__ import annotations
+
+import gc
+import resource
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+import torch
+
+from auditor.core.errors import out_of_memory
+
+T = TypeVar("T")
+
+_GROUP = Path("/sys/fs/cgroup")
+_NO_LIMIT = 2**60  # bytes: what a control group without a limit says is more
+# Of what is free: the rest is for activations, for laws in more precision, and for rows while they move to more room.
+_SHARE = 4
+
+
+def rows_bytes(device: torch.device, most: int) -> int:
+    """Bytes that decoding rows may hold at once: a quarter of what is free; on a processor no more than `most`.
+
+    most: what more of is not faster there. An accelerator has no such bound: it is the faster, the more it is given.
+    """
+    share = free(device) // _SHARE
+    return max(1, share if device.type in ("cuda", "mps") else min(most, share))
+
+
+def free(device: torch.device) -> int:
+    """Bytes that this process could still take: of the accelerator, or of the machine within the limits set to it."""
+    if device.type == "cuda":
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # ours, and in no use
+        return torch.cuda.mem_get_info(device)[0] + kept
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+    return max(0, min(psutil.virtual_memory().available, _left_to_the_group(), _left_to_the_process()))
+
+
+def _left_to_the_group() -> int:
+    """Of the control group that a container, or a job of a cluster, runs in; pages of files make room."""
+    try:
+        limit, used = ((_GROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        cached = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())["inactive_file"]
+        return _NO_LIMIT if limit == "max" else int(limit) - int(used) + int(cached)
+    except (OSError, ValueError, KeyError):
+        return _NO_LIMIT
+
+
+def _left_to_the_process() -> int:
+    """Of `ulimit -v`."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return _NO_LIMIT if limit == resource.RLIM_INFINITY else limit - psutil.Process().memory_info().vms
+
+
+@dataclass
+class AtOnce:
+    """How many of something are asked at once: halved wherever memory does not hold them, and then kept so."""
+
+    size: int
+    least: int = 1
+
+    def ask(self, work: Callable[[int], T], most: int | None = None) -> tuple[int, T]:
+        """How many memory held, and `work` of that number; of no more than `most`.
+
+        Raises what `work` raises; that memory does not hold even the least, too.
+        """
+        asked = self.size if most is None else min(self.size, most)
+        while True:
+            try:
+                return asked, work(asked)
+            except (RuntimeError, MemoryError) as error:
+                if asked <= self.least or not out_of_memory(error):
+                    raise
+            # Behind the block: until it is left, the error holds on to what was made on the way to it.
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            self.size = asked = max(self.least, asked // 2)
+
+    def pieces(self, count: int, work: Callable[[slice], T]) -> Iterator[tuple[slice, T]]:
+        """`work` on 0..count, so many at once: each piece with what came of it. Raises as `ask`."""
+        start = 0
+        while start < count:
+            held, result = self.ask(lambda n, start=start: work(slice(start, start + n)), count - start)  # type: ignore[misc]
+            yield slice(start, start + held), result
+            start += held

@@ -1,0 +1,152 @@
+"""Personal data in what is attacked, followed into the guesses: how much of each kind came out.
+
+Followed is what lies whole in a suffix and is not in its prefix: what an attacker is told, nobody extracts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from auditor.benchmarks import pii
+from auditor.benchmarks.occurrences import occurrences
+from auditor.core.nouns import Guesses, Mark, Secret, Tokens, Wording
+from auditor.core.plan import Plan
+from auditor.core.result import KindCount, Measurement
+from auditor.plugins.benchmark import Benchmark
+from auditor.records.texts import CONTEXT, Decode, added
+from auditor.runs.collector import decoder
+from auditor.statistics import intervals
+
+Fate = Literal["members", "nonmembers", "held", "cut", "trained"]  # a field of KindCount
+
+
+@dataclass(frozen=True)
+class Personal:
+    """of: what is followed of each secret, a kind and a text each; counts: by kind; said: what a reader must know."""
+
+    of: Mapping[str, tuple[Mark, ...]]
+    counts: Mapping[str, KindCount]
+    said: tuple[str, ...] = ()
+
+    def came_out(
+        self, guesses: Iterable[Guesses], secrets: Mapping[str, Secret], decode: Decode
+    ) -> tuple[dict[str, Measurement], dict[str, Measurement]]:
+        """By kind, of the members and of the non-members: of each secret the share that its first guess holds."""
+        found: dict[bool, dict[str, list[float]]] = {True: {}, False: {}}
+        for answer in guesses:
+            if answer.secret not in self.of:
+                continue
+            secret = secrets[answer.secret]
+            right = answer.ranked[0].suffix == secret.suffix
+            text = "" if right else _guessed(secret.prefix, answer.ranked[0].suffix, decode)
+            for kind, marks in _by_kind(self.of[answer.secret]).items():
+                out = [right or any(pii.places(said, text)) for said in marks]
+                found[secret.member].setdefault(kind, []).append(sum(out) / len(out))
+        return _shares("recall", found[True]), _shares("recall_nonmembers", found[False])
+
+
+def regions_of(plan: Plan) -> tuple[str, ...]:
+    """Whose telephone numbers are looked for. Raises AuditError where they cannot be."""
+    regions = () if plan.phone_region is None else tuple(plan.phone_region.split(","))
+    if regions:
+        pii.Recognisers(regions)
+    return regions
+
+
+def follow(benchmark: Benchmark, regions: Sequence[str] = ()) -> Personal:
+    """What is followed of a benchmark. Raises AuditError where numbers of these regions cannot be looked for."""
+    if benchmark.tokenizer is None or not benchmark.secrets:  # token ids alone are no text to look at
+        return Personal({}, {})
+    recognisers, said = _recognisers(benchmark, regions)
+    decode = decoder(benchmark.tokenizer)
+    worded = {secret.id: _wording(secret, decode) for secret in benchmark.secrets}
+    found = {id: list(_found(wording, recognisers)) for id, wording in worded.items()}
+    members = {secret.id for secret in benchmark.secrets if secret.member}
+    trained = _trained(
+        {text for id, spans in found.items() if id not in members for _, text, _ in spans},
+        (*(worded[id].whole for id in members), *(decode(pair.prefix + pair.suffix) for pair in benchmark.known)),
+    )
+    of: dict[str, tuple[Mark, ...]] = {}
+    counts: dict[str, Counter[str]] = {}
+    for id, spans in found.items():
+        fates = [(kind, text, fate if id in members else _of_other(text, fate, trained)) for kind, text, fate in spans]
+        kept = tuple((kind, text) for kind, text, fate in fates if fate in ("members", "nonmembers"))
+        if kept:
+            of[id] = kept
+        for kind, _, fate in fates:
+            if fate is not None:
+                counts.setdefault(kind, Counter())[fate] += 1
+    return Personal(of, {kind: KindCount(**counted) for kind, counted in sorted(counts.items())}, said)
+
+
+def _of_other(text: str, fate: Fate, trained: Collection[str]) -> Fate | None:
+    """What becomes of a span of a non-member; None: nobody counts it."""
+    if fate != "members":
+        return None
+    return "trained" if text in trained else "nonmembers"
+
+
+def _recognisers(benchmark: Benchmark, regions: Sequence[str]) -> tuple[pii.Recognisers | None, tuple[str, ...]]:
+    """What looks for personal data here, and what it does not see, in words."""
+    if benchmark.marks_all:
+        return None, ()
+    if not pii.installed() and not regions:
+        return None, (
+            f"personal data: only what the data mark is followed ({pii.INSTALL} to have the rest recognised)",
+        )
+    said = "personal data: telephone numbers without a country code are not looked for without --phone-region"
+    return pii.Recognisers(regions), () if regions else (said,)
+
+
+def _wording(secret: Secret, decode: Decode) -> Wording:
+    """As its owner wrote it, or as its tokens are decoded."""
+    if secret.wording is not None:
+        return secret.wording
+    return Wording(decode(secret.prefix), _guessed(secret.prefix, secret.suffix, decode), ())
+
+
+def _guessed(prefix: Tokens, suffix: Tokens, decode: Decode) -> str:
+    return added(decode, prefix[-CONTEXT:], suffix)
+
+
+def _found(wording: Wording, recognisers: pii.Recognisers | None) -> Iterator[tuple[str, str, Fate]]:
+    """Kind, text and fate of each span that the suffix holds some of, as if it were a member's; each text once."""
+    whole, begin, end = wording.whole + wording.after, len(wording.prefix), len(wording.whole)
+    seen: set[Mark] = set()
+    for span in pii.find(whole, wording.marks, recognisers):
+        text = whole[span.start : span.end]
+        if span.end <= begin or span.start >= end or (span.kind, text) in seen:
+            continue
+        seen.add((span.kind, text))
+        if any(pii.places(text, wording.prefix)):
+            yield span.kind, text, "held"
+        else:
+            yield span.kind, text, "cut" if span.start < begin or span.end > end else "members"
+
+
+def _trained(wanted: Iterable[str], texts: Iterable[str]) -> set[str]:
+    """Which of these stand in what was trained on, as far as it is attacked or known: a guess of one is no chance."""
+    return {text for text, count in occurrences(dict.fromkeys(wanted, True), texts).items() if count}
+
+
+def _by_kind(marks: Iterable[Mark]) -> dict[str, list[str]]:
+    texts: dict[str, list[str]] = {}
+    for kind, text in marks:
+        texts.setdefault(kind, []).append(text)
+    return texts
+
+
+def _shares(name: str, found: Mapping[str, list[float]]) -> dict[str, Measurement]:
+    return {kind: _share(name, np.array(values)) for kind, values in sorted(found.items())}
+
+
+def _share(name: str, values: NDArray[np.float64]) -> Measurement:
+    """Exact where each secret holds one text of the kind: a mean of shares is no count of secrets."""
+    whole = bool(np.isin(values, (0.0, 1.0)).all())
+    return intervals.share(name, values == 1) if whole else intervals.mean_probability(name, values)

@@ -1,0 +1,94 @@
+"""How much of the personal data came out, by kind: never what it says. For the first table of every report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from auditor.core.result import AuditResult, Finding, KindCount, Measurement
+from auditor.reports import words
+from auditor.reports.blocks import Block, Forest, Group, Paragraph, Table
+from auditor.reports.topics import span, titled
+
+_TITLES = {
+    "email": "E-mail addresses",
+    "phone": "Telephone numbers",
+    "iban": "IBANs",
+    "card": "Card numbers",
+    "birth-date": "Dates of birth",
+    "id-number": "Identity numbers",
+    "name": "Names",
+    "address": "Addresses",
+}
+
+
+def title(kind: str) -> str:
+    return _TITLES.get(kind, kind.replace("-", " ").capitalize())
+
+
+def named(kind: str) -> str:
+    """Within a sentence."""
+    return title(kind) if kind == "iban" else title(kind)[0].lower() + title(kind)[1:]
+
+
+def blocks(result: AuditResult, findings: Sequence[Finding]) -> list[Block]:
+    """A table by kind of each of these rows; none where they hold nothing of the kind."""
+    shown = [finding for finding in findings if finding.by_kind]
+    if not shown:
+        return _nothing_followed(result)
+    groups = tuple(
+        Group(titled(result, f), tuple(_row(kind, m, f.by_kind_nonmembers.get(kind)) for kind, m in _ordered(f)))
+        for f in shown
+    )
+    spans = tuple(span(m, _value(f.by_kind_nonmembers.get(kind))) for f in shown for kind, m in _ordered(f))
+    caption = "What came out of personal data, letter for letter, with 95% intervals"
+    table = Table("kinds-table", caption, ("Personal data", "Came out", "Non-members"), groups, frozenset({1, 2}))
+    return [Forest(table, spans), Paragraph(f"{_NOTE} {_counts(result)}")]
+
+
+_NOTE = (
+    "Of the secrets whose suffix holds such data, those whose first guess holds it; of a secret with several, the "
+    "share of them. Non-members are the floor: what is guessed of records that were never trained on."
+)
+
+
+def _ordered(finding: Finding) -> list[tuple[str, Measurement]]:
+    return sorted(finding.by_kind.items(), key=lambda item: -item[1].value)
+
+
+def _row(kind: str, m: Measurement, floor: Measurement | None) -> tuple[str, ...]:
+    return title(kind), came_out(m), words.NOTHING if floor is None else came_out(floor)
+
+
+def came_out(m: Measurement) -> str:
+    """`12/80 (15% [8.1–25])`; of secrets with several texts of the kind `15% [8.1–25] of 80`: no count."""
+    return words.share(m) if m.unit == "share" else f"{words.with_bounds(m)} of {m.n:,}"
+
+
+def _value(m: Measurement | None) -> float | None:
+    return None if m is None else m.value
+
+
+def _nothing_followed(result: AuditResult) -> list[Block]:
+    """Where there is personal data, but none that an attack could have extracted."""
+    return [Paragraph(_counts(result))] if result.benchmark.kinds and result.findings else []
+
+
+def _counts(result: AuditResult) -> str:
+    kinds = result.benchmark.kinds.items()
+    told = "; ".join(f"{named(kind)} {_counted(count)}" for kind, count in kinds)
+    return f"Counted are texts that lie whole in the suffix of a member and not in its prefix: {told}."
+
+
+def _counted(count: KindCount) -> str:
+    left_out = (
+        (count.held, "that the prefix holds already"),
+        (count.cut, "that the prefix or the suffix ends within"),
+        (count.trained, "of non-members that stand in what was trained on"),
+    )
+    said = [f"{n:,} {why}" for n, why in left_out if n]
+    return f"{count.members:,}" + (f" (left out: {', '.join(said)})" if said else "")
+
+
+def line(finding: Finding) -> str:
+    """`card numbers 15/80 (19% [11–29]), names 22/94 (23% [15–33])`."""
+    return ", ".join(f"{named(kind)} {came_out(m)}" for kind, m in _ordered(finding))

@@ -1,0 +1,94 @@
+"""Personal data in text: what a checksum, a plan of numbers or the data themselves vouch for, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from auditor.benchmarks import pii
+from auditor.benchmarks.lab import LabRecipe, make_texts
+from auditor.benchmarks.pii import Recognisers, find
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Mark
+
+
+def found(text: str, *regions: str, marks: tuple[Mark, ...] = ()) -> list[tuple[str, str]]:
+    return [(span.kind, text[span.start : span.end]) for span in find(text, marks, Recognisers(regions))]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("mail jane.doe+x@mail.example.com.", [("email", "jane.doe+x@mail.example.com")]),
+        ("IBAN DE89 3704 0044 0532 0130 00 BIC COBADEFF", [("iban", "DE89 3704 0044 0532 0130 00")]),
+        ("GB33BUKB20201555555555,", [("iban", "GB33BUKB20201555555555")]),
+        ("card 4111-1111-1111-1111", [("card", "4111-1111-1111-1111")]),
+        ("or 3782 822463 10005", [("card", "3782 822463 10005")]),
+        ("ring +49 30 1234567 today", [("phone", "+49 30 1234567")]),
+        ("born 1980-02-03; DOB: 3/2/1980", [("birth-date", "1980-02-03"), ("birth-date", "3/2/1980")]),
+        ("geboren am 3.2.1980", [("birth-date", "3.2.1980")]),
+        ("born on February 3, 1980", [("birth-date", "February 3, 1980")]),
+        ("SSN 536-90-4399", [("id-number", "536-90-4399")]),
+        ("DNI 54362315K, AHV 756.9217.0769.85", [("id-number", "54362315K"), ("id-number", "756.9217.0769.85")]),
+        ("CF RSSMRA85T10A562S", [("id-number", "RSSMRA85T10A562S")]),
+    ],
+)  # fmt: skip
+def test_what_is_valid_is_found_whole(text: str, expected: list[tuple[str, str]]) -> None:
+    assert found(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "IBAN DE88 3704 0044 0532 0130 00",  # a wrong check digit each
+        "card 4111-1111-1111-1112",
+        "DNI 54362315A",
+        "CF RSSMRA85T10A562T",
+        "SSN 666-90-4399",  # no such area
+        "born 1980-02-30",  # no such day
+        "on 1980-02-03, paid 1234567890, order 12345678901",  # nobody says that these are anybody's
+        "a@b, @example.com, 12@34",
+        "212-555-0143",  # of which country?
+    ],
+)
+def test_what_no_check_vouches_for_is_not(text: str) -> None:
+    assert found(text) == []
+
+
+def test_regions_say_whose_numbers_have_no_country_code() -> None:
+    text = "Call 212-555-0143 or 030 1234567."
+    assert found(text, "US") == [("phone", "212-555-0143")]
+    assert ("phone", "030 1234567") in found(text, "DE", "US") and ("phone", "212-555-0143") in found(text, "DE", "US")
+    with pytest.raises(
+        AuditError, match=r"expected --phone-region as two capitals of a country, as DE or US, got 'us'"
+    ):
+        Recognisers(["DE", "us"])
+
+
+def test_what_the_data_mark_comes_first_and_is_no_part_of_a_longer_word() -> None:
+    marks = (("name", "Ann"), ("name", "Ann Lee"), ("customer", "jane@example.com"))
+    text = "Annette and Ann Lee (jane@example.com), Ann; joe@example.com"
+    expected = [("name", "Ann Lee"), ("customer", "jane@example.com"), ("name", "Ann"), ("email", "joe@example.com")]
+    assert found(text, marks=marks) == expected
+    assert [span.kind for span in find(text, marks)] == ["name", "customer", "name"]
+
+
+def test_on_records_whose_data_are_known_nothing_else_is_found() -> None:
+    """The lab marks what it makes. Its telephone and card numbers are drawn digit by digit: most are no valid ones."""
+    texts, recognisers = make_texts(LabRecipe()), Recognisers(["US"])
+    marked: dict[str, int] = {}
+    seen: dict[str, int] = {}
+    for text in [*texts.private[1], *texts.nonmembers]:
+        true = {(span.kind, span.start, span.end) for span in find(text, texts.marks[text])}
+        alone = {(span.kind, span.start, span.end) for span in find(text, (), recognisers)}
+        assert alone <= true
+        for kinds, counts in ((true, marked), (alone, seen)):
+            for kind, *_ in kinds:
+                counts[kind] = counts.get(kind, 0) + 1
+    assert all(seen[kind] == marked[kind] for kind in ("email", "birth-date"))
+    assert 0.02 < seen["card"] / marked["card"] < 0.2 and 0.2 < seen["phone"] / marked["phone"] < 0.5
+
+
+def test_without_the_extra_it_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pii, "find_spec", lambda name: None)
+    with pytest.raises(AuditError, match=r"to find personal data by: pip install 'audit-lm\[pii\]'"):
+        Recognisers()

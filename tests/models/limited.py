@@ -1,0 +1,57 @@
+"""Guesses of a model whose laws are wide, asked for more at once than the address space of this process holds.
+
+    python -m tests.models.limited MEBIBYTES
+
+Prints how many prefixes were asked at once before and after a halving, and the guesses.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import torch
+
+from auditor.attacks.perplexity import Perplexity
+from auditor.core.nouns import Query
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.memory import AtOnce
+from auditor.plugins.view import WORST, View
+from tests.conftest import tiny
+
+TOKENS = 20_000
+AT_ONCE = 32
+Found = list[list[tuple[tuple[int, ...], int]]]
+
+
+def guesses(model: HuggingFaceModel, samples: int = 20) -> Found:
+    rows = torch.randint(1, 61, (AT_ONCE, 6), generator=torch.Generator().manual_seed(3)).tolist()
+    queries = [Query(f"q{i}", tuple(row), 4) for i, row in enumerate(rows)]
+    view = View("undefended", model, WORST, seed=0, batch_size=AT_ONCE)
+    found = Perplexity(samples=samples, top_p=1.0, temperature=1.0).guess(view, {}, queries)
+    return [[(guess.suffix, guess.count) for guess in own.ranked] for own in found]
+
+
+def main(mebibytes: int) -> None:
+    model, sizes = tiny(TOKENS), list[tuple[int, int]]()
+    guesses(model, samples=1)  # what torch makes once is made
+    ask = AtOnce.ask
+
+    def watched(self: AtOnce, work: Callable[[int], Any], most: int | None = None) -> Any:
+        before, found = self.size, ask(self, work, most)
+        sizes.append((before, self.size))
+        return found
+
+    AtOnce.ask = watched  # type: ignore[method-assign]
+    limit = psutil.Process().memory_info().vms + mebibytes * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    found = guesses(model)
+    print(json.dumps({"halved": [(a, b) for a, b in sizes if b < a], "guesses": found}))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
