@@ -19,7 +19,7 @@ from auditor.generation.sample import Candidates
 from auditor.models.base import LanguageModel
 from auditor.models.decoding import by_shape
 from auditor.models.memory import AtOnce
-from auditor.plugins.attack import SamplingAttack, also, mean_nll
+from auditor.plugins.attack import Attack, SamplingAttack, also, mean_nll
 from auditor.plugins.view import Batch, View
 
 _PAIRS_AT_ONCE = 32  # in one pass of tuning
@@ -115,6 +115,10 @@ class Ethicist(SamplingAttack):
         """Tuning looks at no option of the sampler, nor at how candidates are ranked."""
         sampling = {f.name for f in dataclasses.fields(SamplingAttack)}
         return {name: v for name, v in super().fit_options().items() if name not in {*sampling, "confidence"}}
+
+    def rehearsal(self) -> tuple[Attack, float]:
+        """One epoch of all: fewer where the loss stops falling."""
+        return dataclasses.replace(self, epochs=1), float(self.epochs)
 
     def soft_prompt(self, state: dict[str, Any]) -> Tensor | None:
         return state.get("prompt")

@@ -436,8 +436,8 @@ class Lab(Benchmark):
         final = self.folder / f"{name}{version}"
         if not self.makes and not _is_whole(final):
             raise AuditError(
-                f"expected the lab's {name} in {str(final)!r}, where the run has put it: set AUDIT_CACHE to a folder "
-                "that all machines of the cluster share"
+                f"expected the lab's {name} in {str(final)!r}, where a run puts it: run the audit once, and for "
+                "workers on other machines set AUDIT_CACHE to a folder that all of them share"
             )
         if not _is_whole(final):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -145,7 +145,7 @@ class GridFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class SingleFlags:
-    """What only a single run can be asked for: its policy, its baseline and its private text."""
+    """What only a single run can be asked for: its policy, its baseline, its private text and its estimate."""
 
     gate: Annotated[
         Path | None,
@@ -159,12 +159,21 @@ class SingleFlags:
         typer.Option(metavar="RUN", help="Run folder that the report shows changes against, and --gate compares with."),
     ] = None
     reveal: options.Reveal = False
+    estimate: Annotated[
+        bool,
+        typer.Option(
+            "--estimate",
+            help="Ask the models for half a minute, and say what the run would take: rows, tokens, memory, time. Runs "
+            "and writes nothing.",
+        ),
+    ] = False
 
 
 _ONE_ONLY = {
     "gate": "--gate holds a single run to a policy, got a grid of them; gate its runs one by one",
     "reveal": "--reveal shows the text of a single run, got a grid of them; audit report RUN --reveal",
     "baseline": "--baseline is what a single run is held against, got a grid of them",
+    "estimate": "--estimate is of a single run, got a grid of them; estimate one of its runs",
     "submission": "--submission holds the guesses of a single run, got a grid of them",
 }
 
@@ -187,6 +196,7 @@ def run(
     """Attack a model, with and without defenses, and report what it leaks. Without --model: the built-in lab."""
     if resume is not None and (options.given(plan) or options.given(grid) or out is not None):
         raise AuditError("--resume takes the plan from the run folder: give no other option with it")
+    _check_estimate(single, resume, out, plan.submission)
     base = gates.run_at(single.baseline)  # refused now rather than after hours
     policy = None if single.gate is None else _policy(single.gate, base)
     console.quiet()
@@ -195,10 +205,30 @@ def run(
         _check_grid(asked, options.given(single))
         _run_grid(asked, out, resume, grid.config)
         return
+    if single.estimate and isinstance(asked, Plan):
+        _estimate(asked)
+        return
     folder = _run_one(asked, out, policy, single)
     if policy is not None:
         outputs = gates.Outputs(junit=folder / "gate.xml", markdown=folder / "gate.md")
         raise typer.Exit(gates.hold(folder, policy, base, outputs))
+
+
+def _check_estimate(single: SingleFlags, resume: Path | None, out: Path | None, submission: str | None) -> None:
+    """Refuses what an estimate, which runs and writes nothing, would ignore. Raises AuditError."""
+    beside = {"--resume": resume, "--out": out, "--submission": submission}
+    beside |= {f"--{name}": value for name, value in options.given(single).items() if name != "estimate"}
+    for name, value in beside.items():
+        if single.estimate and value is not None:
+            raise AuditError(f"--estimate runs and writes nothing: give no {name} with it")
+
+
+def _estimate(plan: Plan) -> None:
+    from auditor.runs import estimate
+
+    with console.terminal() as reporter:
+        found = estimate.estimate(plan, reporter)
+    console.show(estimate.table(found))
 
 
 def _policy(path: Path, baseline: Run | None) -> Policy:

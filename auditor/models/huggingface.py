@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -30,6 +31,17 @@ Served = Literal["slots", "cache", "recompute"]
 _CACHE_NAMES = ("past_key_values", "cache_params", "state")  # what families call it
 
 _POSITIONS = ("max_position_embeddings", "max_seq_len", "max_target_positions")  # what families call how many they have
+
+
+@dataclass
+class Traffic:
+    """What was asked of models. rows: sequences, anew at each step; tokens: those that were read of them."""
+
+    rows: int = 0
+    tokens: int = 0
+
+
+traffic = Traffic()  # of this process
 
 
 class HuggingFaceRows(Rows):
@@ -283,6 +295,8 @@ class HuggingFaceModel(LanguageModel):
         extra: dict[str, Any] = {"logits_to_keep": last} if self._keeps_logits else {}
         if self._cache_name:
             extra |= {self._cache_name: own.held if own else cache, "use_cache": cache is not None}
+        traffic.rows += len(read)
+        traffic.tokens += len(read) * read.shape[1]
         name = "inputs_embeds" if read.is_floating_point() else "input_ids"
         output = self.model(**{name: read}, **extra)
         if own:

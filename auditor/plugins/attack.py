@@ -61,6 +61,13 @@ class Attack:
         """The options that `fit` depends on, by default all: runs of one sweep that agree in them share a state."""
         return dataclasses.asdict(self)
 
+    def rehearsal(self) -> tuple[Attack, float]:
+        """An attack whose `fit` does a part of what this one's does, and how many times as much this one's does.
+
+        What the estimate of a run tunes in its place.
+        """
+        return self, 1.0
+
     def guess(self, view: View, state: dict[str, Any], queries: Sequence[Query]) -> Iterator[Guesses]:
         """Answer the queries one by one, in their order. Results depend on the secret, not on its neighbours."""
         raise NotImplementedError
@@ -149,6 +156,13 @@ class SamplingAttack(Attack):
         if self.search != "sample":
             return {}  # reads the law, draws nothing
         return {view.recipe(self.sampling(), self.prompt_name(view)): self.samples}
+
+    def rehearsal(self) -> tuple[Attack, float]:
+        """An attack whose `fit` does a part of what this one's does, and how many times as much this one's does.
+
+        What the estimate of a run tunes in its place.
+        """
+        return self, 1.0
 
     def guess(self, view: View, state: dict[str, Any], queries: Sequence[Query]) -> Iterator[Guesses]:
         for capability in self.required:

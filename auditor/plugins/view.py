@@ -175,8 +175,9 @@ class View:
         name = self.recipe(sampling, prompt)
         done = self._shared.setdefault(name, Pass())
         queries = self.covered(sampling, prompt, queries)
-        rows = AtOnce(self._rows(max((len(q.prefix) + q.length for q in queries), default=1), soft_prompt))
-        at_once = AtOnce(self.batch_size or _prefixes_at_once(sampling, rows.size))
+        prompt_rows = 0 if soft_prompt is None else len(soft_prompt)
+        rows = AtOnce(self._rows(queries, prompt_rows))
+        at_once = AtOnce(self.prefixes_at_once(sampling, queries, prompt_rows))
         for indices in by_shape([(len(q.prefix), q.length) for q in queries]):
             alike = [queries[i] for i in indices]
 
@@ -190,10 +191,16 @@ class View:
             for some, _ in at_once.pieces(len(alike), find):
                 yield [(query, done[query.id]) for query in alike[some]]
 
-    def _rows(self, tokens: int, soft_prompt: Tensor | None) -> int:
-        """Decoding rows of so many tokens that memory allows at once."""
-        positions = tokens + (0 if soft_prompt is None else len(soft_prompt))
-        row = self.target.row_bytes(positions, law=self.has("likelihood"))
+    def prefixes_at_once(self, sampling: Sampling, queries: Sequence[Query], prompt_rows: int = 0) -> int:
+        """Many, since the rows of memorised text are few, within what memory the rows may take."""
+        # A tree divides a batch that outgrows its rows by itself.
+        width = {"sample": sampling.samples, "beam": sampling.beams, "tree": 1}[sampling.search]
+        return self.batch_size or max(1, min(_PREFIXES_AT_ONCE, self._rows(queries, prompt_rows) // width))
+
+    def _rows(self, queries: Sequence[Query], prompt_rows: int) -> int:
+        """Decoding rows that memory allows at once."""
+        longest = max((len(query.prefix) + query.length for query in queries), default=1)
+        row = self.target.row_bytes(prompt_rows + longest, law=self.has("likelihood"))
         return max(1, rows_bytes(self.target.device, _ROWS_BYTES) // row)
 
     def _find(
@@ -244,13 +251,6 @@ class View:
             behind.setdefault(prefix, []).append(suffix)
         found = {**_read_whole(model, behind), **_walked(model, behind)}
         return [found[pair] / len(pair[1]) for pair in pairs]
-
-
-def _prefixes_at_once(sampling: Sampling, rows: int) -> int:
-    """Many, since the rows of memorised text are few, within so many decoding rows."""
-    # A tree divides a batch that outgrows its rows by itself.
-    width = {"sample": sampling.samples, "beam": sampling.beams, "tree": 1}[sampling.search]
-    return max(1, min(_PREFIXES_AT_ONCE, rows // width))
 
 
 def _read_whole(model: LanguageModel, behind: Mapping[Tokens, Sequence[Tokens]]) -> dict[tuple[Tokens, Tokens], float]:

@@ -92,6 +92,30 @@ class Scene:
                 for note in notes:
                     self.reporter.note(note)
 
+    def check_probes(self) -> None:
+        """Refuses what a probe could only refuse after hours. Raises AuditError."""
+        for method in self.selection.methods:
+            if not isinstance(method, Probe):
+                continue
+            if method.of == "secrets":
+                method.check(self.benchmark.secrets)
+            if asked := method.wanted_references():
+                self.references(asked)
+
+    def check_room(self) -> None:
+        """Raises AuditError where a model has no room for the texts of this run behind its lead and soft prompt."""
+        rows, lead = self.selection.prompt_rows, len(self.lead.tokens)
+        prompt = torch.empty(rows, 0) if rows else None
+        model, public, reference = self.site.model, self.site.public, self.site.reference
+        for n_prefix, length in {(len(query.prefix), query.length) for query in self.challenge.queries}:
+            model.check_room(n_prefix, length, prompt, lead)
+            if public is not None:
+                public.check_room(n_prefix, length, prompt, lead)
+            if reference is not None:
+                reference.check_room(n_prefix, length, lead=lead)
+        for n_prefix, length in {(len(canary.prefix), len(canary.suffix)) for canary in self.benchmark.canaries}:
+            model.check_room(n_prefix, length, lead=lead)
+
 
 @dataclass(frozen=True)
 class Audit(Scene):
@@ -124,30 +148,6 @@ class Audit(Scene):
     @cached_property
     def states(self) -> States:
         return States(self.plan, self.folder, self.shelf, self.asked, self.challenge.known)
-
-    def check_probes(self) -> None:
-        """Refuses what a probe could only refuse after hours. Raises AuditError."""
-        for method in self.selection.methods:
-            if not isinstance(method, Probe):
-                continue
-            if method.of == "secrets":
-                method.check(self.benchmark.secrets)
-            if asked := method.wanted_references():
-                self.references(asked)
-
-    def check_room(self) -> None:
-        """Raises AuditError where a model has no room for the texts of this run behind its lead and soft prompt."""
-        rows, lead = self.selection.prompt_rows, len(self.lead.tokens)
-        prompt = torch.empty(rows, 0) if rows else None
-        model, public, reference = self.site.model, self.site.public, self.site.reference
-        for n_prefix, length in {(len(query.prefix), query.length) for query in self.challenge.queries}:
-            model.check_room(n_prefix, length, prompt, lead)
-            if public is not None:
-                public.check_room(n_prefix, length, prompt, lead)
-            if reference is not None:
-                reference.check_room(n_prefix, length, lead=lead)
-        for n_prefix, length in {(len(canary.prefix), len(canary.suffix)) for canary in self.benchmark.canaries}:
-            model.check_room(n_prefix, length, lead=lead)
 
 
 def choose_lead(plan: Plan, site: Site, longest: int, folder: RunFolder, shelf: Shelf) -> Lead:

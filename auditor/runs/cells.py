@@ -14,6 +14,7 @@ from auditor.core.nouns import UNDEFENDED, CellKey, Guesses, Observation, Secret
 from auditor.core.result import Finding, Measurement
 from auditor.engines.engine import Engine
 from auditor.plugins.attack import Attack
+from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import CLAIM, Setting, View
 from auditor.runs import causes, remarks
@@ -202,7 +203,7 @@ class ProbeCell(Cell):
 
     def _measured(self, blank: Finding) -> Finding:
         probe, target = self.probe, self.target
-        secrets = self._secrets()
+        secrets = subjects(probe, target, self.audit.benchmark, self.view)
         claim = target.claim
         target.meter.spent = claim.spent_queries if claim else target.meter.total
         observations = self._observe(secrets)
@@ -218,23 +219,6 @@ class ProbeCell(Cell):
             audits=probe.audits(secrets, observations),
         )
 
-    def _secrets(self) -> tuple[Secret, ...]:
-        """What the probe looks at."""
-        if self.probe.of == "secrets":
-            return self.target.secrets
-        if self.probe.of == "own":
-            return self.probe.subjects(self.view)
-        canaries = self.audit.benchmark.canaries
-        if not canaries:
-            raise NotApplicable("the data hold no canaries: give --canaries MANIFEST (see `audit canaries`)")
-        coins = self.probe.of == "coins"
-        chosen = tuple(one for one in canaries if (one.canary is not None and one.canary.coin is not None) == coins)
-        if not chosen and coins:
-            raise NotApplicable("no coin decided which of these canaries went in: make them by canaries make --audit")
-        if not chosen:
-            raise NotApplicable("these canaries are of an audit: what else each could have been is not known of them")
-        return chosen
-
     def _observe(self, secrets: Sequence[Secret]) -> list[Observation]:
         """An observation of every secret, in their order, those of an interrupted run included."""
         folder, probe = self.audit.folder, self.probe
@@ -249,6 +233,25 @@ class ProbeCell(Cell):
         if changed:
             folder.observe(self.key, changed)
         return completed
+
+
+def subjects(probe: Probe, target: Target, benchmark: Benchmark, view: View) -> tuple[Secret, ...]:
+    """What the probe looks at. Raises NotApplicable where there is nothing of the kind."""
+    if probe.of == "secrets":
+        return target.secrets
+    if probe.of == "own":
+        return probe.subjects(view)
+    if not benchmark.canaries:
+        raise NotApplicable("the data hold no canaries: give --canaries MANIFEST (see `audit canaries`)")
+    coins = probe.of == "coins"
+    chosen = tuple(
+        one for one in benchmark.canaries if (one.canary is not None and one.canary.coin is not None) == coins
+    )
+    if not chosen and coins:
+        raise NotApplicable("no coin decided which of these canaries went in: make them by canaries make --audit")
+    if not chosen:
+        raise NotApplicable("these canaries are of an audit: what else each could have been is not known of them")
+    return chosen
 
 
 def cells(gathering: Gathering) -> Iterator[Cell]:

@@ -29,7 +29,7 @@ from auditor.statistics.intervals import CONFIDENCE
 
 NONE = "none"
 _SPECIAL = ("bos", "eos")
-_PAIRS = 500  # known pairs that a choice looks at, at most: a difference that more of them would show is no matter
+PAIRS = 500  # known pairs that a choice looks at, at most: a difference that more of them would show is no matter
 _DRAWN = 64  # texts of each format of canaries that stand in for known pairs
 
 
@@ -273,7 +273,7 @@ def _drawn_anew(canaries: Sequence[Secret], tokenizer: Any) -> list[Pair]:
 
 def _some(known: Sequence[Pair]) -> list[Pair]:
     """The same ones for every seed: which lead stands there is no draw of the attack's."""
-    kept = generator("lead", len(known)).permutation(len(known))[:_PAIRS]
+    kept = generator("lead", len(known)).permutation(len(known))[:PAIRS]
     return [known[i] for i in sorted(kept.tolist())]
 
 

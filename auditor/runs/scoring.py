@@ -24,12 +24,14 @@ from auditor.runs.causes import Answers
 from auditor.runs.target import Target
 from auditor.statistics import intervals
 
+GREEDY_AT_ONCE = 256  # prefixes
+
 
 def greedy_recall(model: LanguageModel, secrets: Sequence[Secret]) -> dict[str, Measurement]:
     """Verbatim recall of greedy decoding by repeat count ("all" where none is known); members only."""
     members = [secret for secret in secrets if secret.member]
     hits = np.zeros(len(members), dtype=bool)
-    at_once = AtOnce(256)
+    at_once = AtOnce(GREEDY_AT_ONCE)
     for alike in by_shape([(len(s.prefix), len(s.suffix)) for s in members]):
 
         def written(some: slice, alike: Sequence[int] = alike) -> list[Candidates]:
@@ -59,17 +61,17 @@ def heldout(audit: Audit, target: Target) -> Mapping[str, Sequence[float]]:
 
     given = audit.benchmark.heldout_given
 
-    def scored() -> dict[str, Sequence[float]]:
+    def found_now() -> dict[str, Sequence[float]]:
         nll, tokens = zip(*perplexity_nll(target.model, texts, given=given), strict=True)
-        others = _other_nll(target.model, texts, given or [1] * len(texts), audit.plan.seed)
+        others = other_nll(target.model, texts, given or [1] * len(texts), audit.plan.seed)
         return {"tokens": tokens, "perplexity": nll, **others}
 
     found: Mapping[str, Sequence[float]]
-    found = scored() if target.defense else audit.shelf.get("perplexity", audit.asked, scored)
+    found = found_now() if target.defense else audit.shelf.get("perplexity", audit.asked, found_now)
     return found
 
 
-def _other_nll(
+def other_nll(
     model: LanguageModel, texts: Sequence[Tokens], given: Sequence[int], seed: int
 ) -> Mapping[str, Sequence[float]]:
     """By each count of given tokens, of which a model takes one at a time."""
@@ -101,12 +103,12 @@ def token_likelihoods(audit: Audit, target: Target) -> Answers:
     folder, size = audit.folder, audit.plan.batch_size
     done: Mapping[str, TokenLogProbs] = {} if target.companion else folder.scored(target.name)
     own: dict[str, float] = {}
-    for scored in _scored(target, [s for s in target.secrets if s.member and s.id not in done], size):
+    for some in scored(target, [s for s in target.secrets if s.member and s.id not in done], size):
         if target.companion:
-            own |= _means(scored)
+            own |= _means(some)
         else:
-            folder.score(target.name, scored)
-    others = itertools.chain(*_scored(target, [s for s in target.secrets if not s.member], size))
+            folder.score(target.name, some)
+    others = itertools.chain(*scored(target, [s for s in target.secrets if not s.member], size))
     return Answers("likelihood", "nats a token", own or _means(done.values()), _means(others))
 
 
@@ -114,7 +116,7 @@ def _means(scored: Iterable[TokenLogProbs]) -> dict[str, float]:
     return {one.secret: float(np.mean(one.log_probs)) for one in scored if one.log_probs}
 
 
-def _scored(target: Target, waiting: Sequence[Secret], size: int | None) -> Iterator[list[TokenLogProbs]]:
+def scored(target: Target, waiting: Sequence[Secret], size: int | None) -> Iterator[list[TokenLogProbs]]:
     for indices in by_shape([(len(s.prefix), len(s.suffix)) for s in waiting], size or 64):
         batch = [waiting[i] for i in indices]
         prefixes = torch.tensor([secret.prefix for secret in batch], device=target.model.device)

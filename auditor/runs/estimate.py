@@ -1,0 +1,397 @@
+"""What a run will take, from asking its models a little of what it will ask: forward rows, tokens, memory, seconds.
+
+Each part of a run is done for a few of its texts, for more of them while there is time, and then worked out for all:
+what it costs to ask at all, and what each text costs. Nothing is judged or kept; no run folder is written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import ceil, nan
+from typing import Any
+
+import psutil
+import torch
+
+from auditor.core.errors import AuditError, NotApplicable
+from auditor.core.nouns import Lead
+from auditor.core.plan import AUTO, Plan
+from auditor.core.streams import generator
+from auditor.models.base import LanguageModel, given_by, law_elements, perplexity_nll
+from auditor.models.huggingface import traffic
+from auditor.plugins.attack import Attack
+from auditor.plugins.probe import Probe
+from auditor.plugins.view import CLAIM, Setting, View
+from auditor.reports import words
+from auditor.reports.tables import Grid
+from auditor.runs import lead as leads
+from auditor.runs import machine, scoring
+from auditor.runs.allowance import planned, share_out
+from auditor.runs.audit import Scene, longest_context
+from auditor.runs.cells import subjects
+from auditor.runs.reporter import Clock, Reporter
+from auditor.runs.selection import select
+from auditor.runs.shelf import Shelf
+from auditor.runs.sites import site_of
+from auditor.runs.states import State
+from auditor.runs.target import Target
+from auditor.runs.targets import Targets
+
+PROBE = 30.0  # seconds that models are asked for, beside loading them
+_FASTER = 4  # times as many texts at each attempt
+_TEXTS_AT_ONCE = 64  # of what is read teacher-forced, at most
+_CELLS = 6  # times as long as other parts may be looked at
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A part of a run. rows: sequences read by a network, anew for each token; tokens: those read of them.
+
+    memory: bytes at most, with the models. asked: texts of the `of` that it was worked out from. why: what stands in
+    the place of numbers.
+    """
+
+    name: str
+    of: int = 0
+    asked: int = 0
+    rows: float = nan
+    tokens: float = nan
+    memory: float = nan
+    seconds: float = nan
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """loading: seconds that models and data took just now, which a run takes too. probe: those that were asked for."""
+
+    costs: tuple[Cost, ...]
+    loading: float
+    probe: float
+    held: int  # bytes, once everything is loaded
+
+    @property
+    def seconds(self) -> float:
+        """Of the run until its reports are written, those parts left out that have no numbers."""
+        return self.loading + sum(cost.seconds for cost in self.costs if not cost.why)
+
+    @property
+    def memory(self) -> float:
+        """Bytes at most."""
+        return max((cost.memory for cost in self.costs if not cost.why), default=float(self.held))
+
+    @property
+    def missing(self) -> tuple[Cost, ...]:
+        """Parts that are run, and that nothing was found out about."""
+        return tuple(cost for cost in self.costs if cost.why and cost.of)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A part of a run for some of its texts. at_once: texts that are in memory together; times: how often it is done.
+
+    of: all texts; 0: there is nothing to ask, and `why`.
+    """
+
+    name: str
+    of: int
+    at_once: int = 1
+    work: Callable[[], object] = lambda: None
+    times: float = 1.0
+    why: str = ""
+
+
+Steps = Callable[[int], Iterator[Step]]  # the parts that share what is asked, for so many texts
+
+
+def estimate(plan: Plan, reporter: Reporter, seconds: float = PROBE) -> Estimate:
+    """Of this very plan. Raises AuditError for whatever a run would refuse, and where there is nothing to ask yet."""
+    if plan.remote:
+        raise AuditError(
+            f"expected a model that is loaded here with --estimate, got {plan.model}: what a server takes, it says "
+            "itself; --max-tokens-total bounds it"
+        )
+    shelf, clock = Shelf(), Clock(reporter)
+    site = site_of(plan, reporter, shelf)
+    site.only_read()
+    selection = select(plan, site)
+    with clock.stage("prepare"):
+        site.model, site.public, site.reference, site.benchmark  # noqa: B018 - each is loaded as it is asked for
+    scene = Scene(plan, site, selection, reporter, shelf, Lead((), "not chosen yet"))
+    with clock.stage("probe"):
+        asker = _Asker(scene, seconds)
+        asker.lead()
+        asker.targets()
+    loading = clock.seconds["prepare"] + asker.building
+    return Estimate(tuple(asker.costs), loading, clock.seconds["probe"], asker.held)
+
+
+def table(found: Estimate) -> Grid:
+    """What people read of it."""
+    took, most = words.duration(found.seconds), words.memory(found.memory / 1e6)
+    note = f"about {took} until the reports are written, {most} of memory at most; worked out from "
+    note += f"{found.probe:.0f} seconds of asking"
+    if found.missing:
+        note += f"; that is without {len(found.missing)} part{'s' * (len(found.missing) > 1)} that have no numbers"
+    return Grid("what this run would take", _HEAD, tuple(map(_row, found.costs)), note)
+
+
+_HEAD = ("part", "asked", "forward rows", "tokens", "memory", "time")
+
+
+def _row(cost: Cost) -> tuple[str, ...]:
+    if cost.why:
+        return (cost.name, cost.why, "", "", "", "")
+    asked = f"{cost.asked:,} of {cost.of:,}"
+    return (
+        cost.name,
+        asked,
+        f"{cost.rows:,.0f}",
+        f"{cost.tokens:,.0f}",
+        words.memory(cost.memory / 1e6),
+        words.duration(cost.seconds),
+    )
+
+
+class _Asker:
+    """Asks part after part; each may take its share of the time that is left."""
+
+    def __init__(self, scene: Scene, seconds: float) -> None:
+        self.scene, self.end = scene, time.perf_counter() + seconds
+        self.costs: list[Cost] = []
+        self.building = 0.0
+        self.states: dict[str, State] = {}
+        self.device = scene.site.model.device
+        self.held = _held(self.device)
+        targets = 1 + len(scene.selection.rows)
+        cells = sum(len(scene.selection.settings_of(row.companion)) for row in scene.selection.rows)
+        self.left = 2 * targets + 2 + _CELLS * (cells + len(scene.selection.settings))  # weights of parts to come
+
+    # --- the parts, in the order of a run ---
+
+    def lead(self) -> None:
+        """Which lead stands before every text: chosen by what known pairs say, where the plan leaves it open."""
+        scene, told = self.scene, self.scene.benchmark
+        longest = longest_context(told, scene.selection.prompt_rows)
+        chosen: list[Lead] = []
+
+        def choose(known: Sequence[Any]) -> None:
+            chosen.append(leads.choose(scene.plan.lead, scene.site.model, known, longest, told.canaries, told.framed))
+
+        of = min(len(told.known), leads.PAIRS) if scene.plan.lead == AUTO else 0
+        if of:
+            self.ask(
+                lambda n: iter([Step("choosing a lead", of, 32, partial(choose, _some(told.known, n, "lead")))]), 4
+            )
+        else:
+            choose(told.known)
+        self.scene = replace(scene, lead=chosen[-1])
+        self.scene.check_room()
+        self.scene.check_probes()
+
+    def targets(self) -> None:
+        targets, clock = Targets(self.scene), Clock(self.scene.reporter)
+        self.scene.self_check((self.scene.site.model, self.scene.site.public, self.scene.site.reference))
+        members = [secret for secret in self.scene.benchmark.secrets if secret.member]
+
+        def greedy(n: int) -> Iterator[Step]:
+            some = _some(members, n, "greedy")
+            work = partial(scoring.greedy_recall, targets.undefended.model, some)
+            yield Step("greedy recall", len(members), scoring.GREEDY_AT_ONCE, work)
+
+        self.ask(greedy)
+        for target in targets.each(clock):
+            self.read(target)
+            for setting in self.scene.selection.settings_of(target.companion):
+                self.cells(target, setting)
+        self.building = sum(clock.seconds.values())
+
+    def read(self, target: Target) -> None:
+        """Held-out texts and the secrets' own tokens, teacher-forced."""
+        if not given_by(target.model.capabilities, "likelihood"):
+            return
+        told = self.scene.benchmark
+        given = told.heldout_given or (1,) * len(told.heldout)
+
+        def heldout(n: int) -> Iterator[Step]:
+            some = _some(list(zip(told.heldout, given, strict=True)), n, "heldout")
+            work = partial(_heldout, target.model, some, self.scene.plan.seed)
+            at_once = _read_at_once(target.model, max(map(len, told.heldout)))
+            yield Step(f"perplexity of {target.title}", len(told.heldout), at_once, work)
+
+        def tokens(n: int) -> Iterator[Step]:
+            some, size = _some(target.secrets, n, "tokens"), self.scene.plan.batch_size
+            work = partial(_all, scoring.scored, target, some, size)
+            at_once = _read_at_once(target.model, max(len(secret.suffix) for secret in target.secrets))
+            yield Step(f"tokens of the secrets under {target.title}", len(target.secrets), at_once, work)
+
+        if told.heldout:
+            self.ask(heldout)
+        self.ask(tokens)
+
+    def cells(self, target: Target, setting: Setting) -> None:
+        """What attacks tune, and then all cells of the target and setting: they share what they draw."""
+        states: dict[str, State] = {}
+        for attack in self.scene.selection.attacks:
+            try:
+                states[attack.name] = self.tuned(attack, target, setting)
+            except NotApplicable:
+                continue  # its cell says why
+        self.ask(lambda n: self.asked(target, setting, states, n), weight=_CELLS)
+
+    def tuned(self, attack: Attack, target: Target, setting: Setting) -> State:
+        """What it would have tuned, on few of the known pairs: once for all that share it. Raises NotApplicable."""
+        view, known = self.view(target, setting), self.scene.challenge.known
+        state = self.states.setdefault(f"{attack.name} {attack.state_name(view)}", {})
+        rehearsal, times = attack.rehearsal()
+
+        def steps(n: int) -> Iterator[Step]:
+            def fit() -> None:
+                state.update(rehearsal.fit(view, _some(known, n, "known")))
+
+            yield Step(f"{target.title}: {attack.name} ({setting.name}), tuning", len(known), 32, fit, times)
+
+        if not state and type(attack).fit is not Attack.fit:
+            self.ask(steps, least=8)
+        return state
+
+    def asked(self, target: Target, setting: Setting, states: dict[str, State], n: int) -> Iterator[Step]:
+        view = self.view(target, setting)
+        for method in self.scene.selection.methods:
+            name = f"{target.title}: {method.name} ({setting.name})"
+            try:
+                for capability in method.required:
+                    view.need(capability)
+                if isinstance(method, Probe):
+                    yield self.observing(method, target, view, name, n)
+                else:
+                    method.state_name(view)  # says where there is nothing to tune
+                    yield self.guessing(method, target, view, states[method.name], name, n)
+            except NotApplicable as why:
+                yield Step(name, 0, why=f"not applicable: {why}")
+
+    def guessing(self, attack: Attack, target: Target, view: View, state: State, name: str, n: int) -> Step:
+        attacked = {secret.id for secret in target.secrets}
+        queries = [query for query in self.scene.challenge.queries if query.id in attacked]
+        sampling = attack.sampling()
+        at_once = 64 if sampling is None else view.prefixes_at_once(sampling, queries, attack.prompt_rows())
+        some = _some(queries, n, "secrets")
+        return Step(name, len(queries), at_once, partial(_all, attack.guess, view, state, some))
+
+    def observing(self, probe: Probe, target: Target, view: View, name: str, n: int) -> Step:
+        secrets = subjects(probe, target, self.scene.benchmark, view)
+        work = partial(_all, probe.measure, view, _some(secrets, n, "secrets"))
+        longest = max((len(secret.suffix) for secret in secrets), default=1)
+        return Step(name, len(secrets), _read_at_once(target.model, longest), work)
+
+    def view(self, target: Target, setting: Setting) -> View:
+        """A fresh one: nothing that was drawn before is there."""
+        view = self.scene.view(target, setting)
+        if target.budget is not None and setting is CLAIM:
+            view.allowance = share_out(target.budget, planned(view, self.scene.selection.attacks, target.secrets))
+        return view
+
+    # --- asking ---
+
+    def ask(self, steps: Steps, least: int = 1, weight: int = 1) -> None:
+        """The steps for `least` texts, then for more of them while their share of the time lasts."""
+        start = time.perf_counter()
+        share, self.left = (self.end - start) * weight / max(weight, self.left), self.left - weight
+        asked: list[dict[str, _Asked]] = []
+        n, most = least, 0
+        while True:
+            asked.append({})
+            for step in steps(n):
+                most = max(most, step.of)
+                in_time = time.perf_counter() < self.end
+                asked[-1][step.name] = _asked(step, n, self.device) if in_time or len(asked) > 1 else _Asked(step)
+            spent = time.perf_counter() - start
+            last = sum(one.seconds for one in asked[-1].values())
+            room = int(n * (share - spent) / max(last, 1e-9))  # texts that the rest of the share is enough for
+            if n >= most or room <= n:
+                break
+            n = min(most, _FASTER * n, room)
+        self.costs += [self._cost([held[name] for held in asked if name in held]) for name in asked[-1]]
+
+    def _cost(self, asked: Sequence[_Asked]) -> Cost:
+        *before, last = asked
+        step = last.step
+        if step.why or not last.texts:
+            why = step.why or f"not asked: the {PROBE:g} seconds were over" if step.of else step.why or "nothing to ask"
+            return Cost(step.name, step.of, why=why)
+        scale, each, fixed = step.of / last.texts, last.seconds / last.texts, 0.0
+        if before and before[-1].texts < last.texts:
+            slope = (last.seconds - before[-1].seconds) / (last.texts - before[-1].texts)
+            if 0 < slope < each:
+                each, fixed = slope, last.seconds - slope * last.texts
+        batches = ceil(step.of / step.at_once) / ceil(last.texts / step.at_once)
+        together = min(step.of, step.at_once) / min(last.texts, step.at_once)
+        return Cost(
+            step.name,
+            step.of,
+            last.texts,
+            rows=last.rows * scale * step.times,
+            tokens=last.tokens * scale * step.times,
+            memory=self.held + max(0, last.memory - self.held) * together,
+            seconds=(each * step.of + fixed * batches) * step.times,
+        )
+
+
+@dataclass
+class _Asked:
+    """A step that was done for so many texts; 0: it was not."""
+
+    step: Step
+    texts: int = 0
+    rows: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    memory: float = 0.0
+
+
+def _asked(step: Step, n: int, device: torch.device) -> _Asked:
+    if not step.of or step.why:
+        return _Asked(step)
+    machine.reset_peak_memory()
+    rows, tokens, start = traffic.rows, traffic.tokens, time.perf_counter()
+    try:
+        step.work()
+    except NotApplicable as why:
+        return _Asked(replace(step, of=0, why=f"not applicable: {why}"))
+    seconds = time.perf_counter() - start
+    memory = 1e6 * machine.peak_memory_mb(device)
+    return _Asked(step, min(n, step.of), traffic.rows - rows, traffic.tokens - tokens, seconds, memory)
+
+
+def _read_at_once(model: LanguageModel, length: int) -> int:
+    """Texts whose laws of so many tokens are in memory together."""
+    return max(1, min(_TEXTS_AT_ONCE, law_elements(model.device) // (length * model.vocab_size * model.parts)))
+
+
+def _heldout(model: LanguageModel, texts: Sequence[tuple[Any, int]], seed: int) -> None:
+    own, given = [text for text, _ in texts], [count for _, count in texts]
+    list(perplexity_nll(model, own, given=given))
+    scoring.other_nll(model, own, given, seed)
+
+
+def _all(made: Callable[..., Iterator[Any]], *given: Any) -> None:
+    for _ in made(*given):
+        pass
+
+
+def _some(items: Sequence[Any], n: int, what: str) -> list[Any]:
+    """So many of them, from all over: the same ones for the same number, in their order."""
+    if n >= len(items):
+        return list(items)
+    chosen = generator("estimate", what).permutation(len(items))[:n]
+    return [items[i] for i in sorted(chosen.tolist())]
+
+
+def _held(device: torch.device) -> int:
+    """Bytes that are held now."""
+    if device.type == "cuda":
+        return int(torch.cuda.memory_allocated(device))
+    return int(psutil.Process().memory_info().rss)

@@ -1,0 +1,196 @@
+"""What a run would take, from a little of what it asks: held against the run itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from auditor.cli import call
+from auditor.core.errors import AuditError
+from auditor.core.plan import Plan
+from auditor.models.huggingface import traffic
+from auditor.runs import estimate, machine
+from auditor.runs.estimate import Cost, Step
+from auditor.runs.reporter import Silence
+from tests.conftest import save_tiny
+
+Said = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with records of one shape."""
+    folder = tmp_path_factory.mktemp("estimate")
+    save_tiny(folder / "model")
+    for name, first in (("private", 0), ("fresh", 40)):
+        rows = [
+            (f"ward {i % 7} bed {i * 37 % 97:02d} code", f" {i * 7919 % 997:03d}") for i in range(first, first + 30)
+        ]
+        lines = [json.dumps({"prefix": prefix, "suffix": suffix}) + "\n" for prefix, suffix in rows]
+        (folder / f"{name}.jsonl").write_text("".join(lines))
+    return folder
+
+
+def words(given: Path, *more: str) -> list[str]:
+    flags = {"--model": "model", "--data": "private.jsonl", "--nonmembers": "fresh.jsonl"}
+    return ["run", *(word for flag, name in flags.items() for word in (flag, str(given / name))), *more]
+
+
+def plan(given: Path, **more: Any) -> Plan:
+    files = {"model": "model", "data": "private.jsonl", "nonmembers": "fresh.jsonl"}
+    return Plan(**{name: str(given / file) for name, file in files.items()}, **more)
+
+
+def part(found: estimate.Estimate, name: str) -> Cost:
+    return next(cost for cost in found.costs if cost.name == name)
+
+
+# --- from a little to the whole ---------------------------------------------------------------------------------------
+
+
+class Ticks:
+    """A clock that moves when something is done."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def ticks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ticks]:
+    made = Ticks()
+    monkeypatch.setattr(estimate, "time", made)
+    monkeypatch.setattr(machine, "reset_peak_memory", lambda: None)
+    yield made
+
+
+class Free(estimate._Asker):
+    """Asks parts of no scene."""
+
+    def __init__(self, seconds: float, left: int) -> None:
+        self.end, self.left, self.costs, self.held = seconds, left, [], 1000
+        self.device = None  # type: ignore[assignment]
+
+
+def asked(
+    ticks: Ticks, monkeypatch: pytest.MonkeyPatch, seconds: float, of: int, at_once: int = 10, **more: Any
+) -> Cost:
+    """A part of which a batch takes half a second and each text a tenth, in `seconds`; 50 bytes a text."""
+    peak = [0.0]
+    monkeypatch.setattr(machine, "peak_memory_mb", lambda device: peak[0] / 1e6)
+
+    def steps(n: int) -> Iterator[Step]:
+        def work() -> None:
+            texts = min(n, of)
+            ticks.now += 0.5 * -(-texts // at_once) + 0.1 * texts
+            traffic.rows += 3 * texts
+            traffic.tokens += 12 * texts
+            peak[0] = 1000 + 50 * min(texts, at_once)
+
+        yield Step("part", of, at_once, work, **more)
+
+    asker = Free(seconds, 1)
+    asker.ask(steps)
+    (cost,) = asker.costs
+    return cost
+
+
+def test_costs_are_worked_out_of_what_a_batch_and_what_a_text_takes(ticks: Ticks, monkeypatch: Any) -> None:
+    cost = asked(ticks, monkeypatch, 2.4, 1000)
+    assert (cost.asked, cost.of) == (3, 1000)
+    assert (cost.rows, cost.tokens) == (3000, 12000)
+    assert cost.seconds == pytest.approx(0.5 * 100 + 0.1 * 1000)
+    assert cost.memory == pytest.approx(1000 + 50 * 10)
+
+
+def test_what_was_done_whole_is_told_as_it_was(ticks: Ticks, monkeypatch: Any) -> None:
+    cost = asked(ticks, monkeypatch, 60.0, 13)
+    assert cost.asked == 13
+    assert cost.seconds == pytest.approx(0.5 * 2 + 0.1 * 13)
+
+
+def test_a_rehearsal_is_counted_as_often_as_it_would_be_done(ticks: Ticks, monkeypatch: Any) -> None:
+    once, often = (asked(ticks, monkeypatch, 1e3, 8, times=times) for times in (1.0, 20.0))
+    assert (often.seconds, often.rows) == pytest.approx((20 * once.seconds, 20 * once.rows))
+    assert often.memory == once.memory
+
+
+def test_the_time_is_kept_and_what_was_not_asked_is_not_a_zero(ticks: Ticks, monkeypatch: Any) -> None:
+    assert asked(ticks, monkeypatch, 3.0, 10**6).asked and ticks.now <= 3.0
+    late = asked(ticks, monkeypatch, 0.0, 5)
+    assert late.why == "not asked: the 30 seconds were over" and late.seconds != late.seconds
+    found = estimate.Estimate((late,), 2.0, 30.0, 1000)
+    assert found.missing == (late,) and found.seconds == 2.0
+    assert "without 1 part that have no numbers" in estimate.table(found).note
+
+
+# --- against the run --------------------------------------------------------------------------------------------------
+
+OPTIONS: dict[str, Any] = {
+    "attack": ("ethicist", "perplexity", "extraction-probability", "exposure"),
+    "attack_options": {"": {"samples": 5}, "ethicist": {"prompt_length": 2, "epochs": 3}},
+    "setting": "worst",
+}
+
+
+def test_rows_and_tokens_are_those_of_the_run(given: Path, tmp_path: Path) -> None:
+    """With time for all of it, an estimate counts what the run asks, but for what the run tunes further."""
+    found = estimate.estimate(plan(given, **OPTIONS), Silence(), 1e6)
+    own = ["-A", "samples=5", "-A", "ethicist.prompt_length=2", "-A", "ethicist.epochs=3", "--setting", "worst"]
+    attacks = [word for name in OPTIONS["attack"] for word in ("--attack", name)]
+    assert call([*words(given), *own, *attacks, "-o", str(tmp_path / "run")]) == 0
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    rows = {f["attack"]: f["rows"] for f in result["findings"]}
+    assert part(found, "Undefended: perplexity (worst)").rows == rows["perplexity"]
+    assert part(found, "Undefended: exposure (worst)").why.startswith("not applicable: the data hold no canaries")
+    assert not found.missing
+    tuning = part(found, "Undefended: ethicist (worst), tuning")
+    assert tuning.of == tuning.asked == result["benchmark"]["known"]
+    names = {cost.name for cost in found.costs if not cost.name.endswith("tuning")} - {"choosing a lead"}
+    told = {name for name in result["timings"] if name != "prepare" and not name.startswith("build ")}
+    assert names == told
+    assert found.memory > 0 and found.seconds > 0
+
+
+def test_the_command_shows_a_table_and_writes_nothing(
+    given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
+    assert call(words(given, "--attack", "perplexity", "--samples", "3", "--estimate")) == 0
+    said = capsys.readouterr().out
+    assert "forward rows" in said and "Undefended: perplexity (worst)" in said and "about" in said
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--estimate", "-o", "x"), "--estimate runs and writes nothing: give no --out with it"),
+        (("--estimate", "--reveal"), "--estimate runs and writes nothing: give no --reveal with it"),
+        (("--estimate", "--submission", "x.csv"), "--estimate runs and writes nothing: give no --submission with it"),
+        (("--estimate", "--seeds", "0-1"), "--estimate is of a single run, got a grid of them"),
+    ],
+)
+def test_what_an_estimate_would_ignore_is_refused(given: Path, more: tuple[str, ...], said: str, capsys: Said) -> None:
+    assert call(words(given, *more)) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_there_is_no_estimate_of_resumed_remote_and_unbuilt_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said
+) -> None:
+    monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
+    assert call(["run", "--resume", "runs/latest", "--estimate"]) == 2
+    assert "--estimate runs and writes nothing: give no --resume with it" in capsys.readouterr().err
+    remote = Plan(model="openai:m", base_url="http://127.0.0.1:1/v1", data="x.jsonl", attack=("perplexity",))
+    with pytest.raises(AuditError, match="expected a model that is loaded here with --estimate, got openai:m"):
+        estimate.estimate(remote, Silence())
+    with pytest.raises(AuditError, match=r"expected the lab's \w+ in .*: run the audit once"):
+        estimate.estimate(Plan(), Silence())
