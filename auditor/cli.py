@@ -11,6 +11,7 @@ import typer
 
 from auditor import __version__
 from auditor.commands import canaries, console
+from auditor.commands.advise import advise
 from auditor.commands.compare import compare
 from auditor.commands.export import export
 from auditor.commands.gate import gate
@@ -33,7 +34,7 @@ app = typer.Typer(
     epilog="Exit codes: 0 done or gate held, 1 gate failed, 2 wrong usage or bad input, 3 unexpected failure, "
     "4 gate inconclusive, 130 interrupted.",
 )
-for command in (run, utility, reproduce, train, list_plugins, report, score, gate, compare, export):
+for command in (run, utility, reproduce, train, list_plugins, report, score, gate, compare, advise, export):
     app.command(command.__name__.removesuffix("_plugins"))(spelt_out(command))
 app.add_typer(canaries.app, name="canaries")
 

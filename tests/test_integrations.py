@@ -93,7 +93,9 @@ def test_looking_changes_nothing(trained: tuple[Trainer, AuditCallback, Path], b
     assert trained[0].model.training and all(p.requires_grad for p in trained[0].model.parameters())
 
 
-def test_checkpoints_are_a_sweep_with_a_picture(trained: tuple[Trainer, AuditCallback, Path], tmp_path: Path) -> None:
+def test_checkpoints_are_a_sweep_with_a_picture(
+    trained: tuple[Trainer, AuditCallback, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """By their steps, not their names; the later one gives more away."""
     _, _, out = trained
     data = tmp_path / "data.jsonl"
@@ -107,6 +109,13 @@ def test_checkpoints_are_a_sweep_with_a_picture(trained: tuple[Trainer, AuditCal
     early, late = (float(row["extraction_probability"]) for row in rows)
     assert early < late
     assert (tmp_path / "line" / "checkpoints.svg").read_text().count("<svg") == 1
+    capsys.readouterr()
+    assert call(["advise", str(tmp_path / "line"), "--max", "extraction_probability=0.99"]) == 0
+    assert "checkpoint-60" in (said := capsys.readouterr().out) and "none is beyond it" in said
+    assert call(["advise", str(tmp_path / "line"), "--max", f"extraction_probability={early / 1e6}"]) == 0
+    assert "no checkpoint is below" in capsys.readouterr().out
+    for bad in ([], ["--max", "recall"], ["--max", "exposure=1"]):
+        assert call(["advise", str(tmp_path / "line"), *bad]) == 2
     assert call([*command, "--model", "x", "-o", str(tmp_path / "no")]) == 2
     assert call(["run", "--checkpoints", str(tmp_path), "--data", str(data), "-o", str(tmp_path / "no")]) == 2
     assert not (tmp_path / "no").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from auditor.core.errors import AuditError
@@ -38,6 +39,30 @@ def curve(held: Sequence[Place]) -> str:
         if points := list(_usefulness(at, target)):
             panels.setdefault(_USEFUL, []).append(Line(target, points))
     return drawn([Panel(words.label(name), tuple(lines)) for name, lines in panels.items()]) if panels else ""
+
+
+def last_below(held: Sequence[Place], name: str, most: float) -> str:
+    """The last checkpoint up to which every row's upper bound of this number is at most `most`: a sentence.
+
+    Raises AuditError where the places are no checkpoints, or no row has the number.
+    """
+    at = {step: place for place in held if (step := _step(place)) is not None}
+    found = {step: measured for step in sorted(at) if (measured := _worst(at[step], name)) is not None}
+    if not found:
+        raise AuditError(f"expected finished checkpoints with {name}, got none that has it")
+    below = list(takewhile(lambda step: found[step].high <= most, found))
+    beyond = [step for step in found if step not in below]
+    said = {step: f"checkpoint-{step} ({words.label(name)} {words.with_bounds(found[step])})" for step in found}
+    if not below:
+        return f"no checkpoint is below {most:g}: already {said[beyond[0]]} is not shown to be"
+    ahead = f"; the next, {said[beyond[0]]}, is not shown to be" if beyond else "; none is beyond it"
+    return f"{said[below[-1]]} is the last that is below {most:g} with its whole interval, as all before it are{ahead}"
+
+
+def _worst(place: Place, name: str) -> Measurement | None:
+    """The row with the highest upper bound."""
+    rows = [cell for cell in place.cells if any(name in measured for measured in cell.measured.values())]
+    return max((contrast(name, [Part(1.0, name, cell)]) for cell in rows), key=lambda m: m.high, default=None)
 
 
 def _step(place: Place) -> int | None:

@@ -1,0 +1,54 @@
+"""`audit advise`: what a finished run, or a line of checkpoints, says about mending the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from auditor.core.errors import AuditError
+
+
+def advise(
+    folder: Annotated[Path, typer.Argument(help="Run folder, or that of a run over --checkpoints.")],
+    at_most: Annotated[
+        str | None,
+        typer.Option("--max", metavar="NAME=LIMIT", help="Of checkpoints: the last one below this, as recall=0.05."),
+    ] = None,
+) -> None:
+    """Print what to do now: where the leakage sits, what fewer copies would leave, which defenses help or only hide."""
+    from auditor.studies import sweep
+
+    if (folder / sweep.SWEEP).is_file():
+        typer.echo(_of_checkpoints(folder, at_most))
+        return
+    if at_most is not None:
+        raise AuditError(f"--max is about checkpoints, but {str(folder)!r} is a single run")
+    for sentence in _of_run(folder):
+        typer.echo(sentence)
+
+
+def _of_run(folder: Path) -> list[str]:
+    from auditor.gate.decide import read_run
+    from auditor.records import details
+    from auditor.reports import advice, inert, words
+
+    run = read_run(folder)
+    found = advice.advice(words.cleaned(run.result), details.read(folder))
+    if not found:
+        return ["nothing can be advised: the run keeps no outcomes of an attack on the undefended model"]
+    return [inert.clean(f"{one.kind}: {one.said} · {one.row}") for one in found]
+
+
+def _of_checkpoints(folder: Path, at_most: str | None) -> str:
+    from auditor.studies import checkpoints, sweep
+
+    name, _, limit = (at_most or "").partition("=")
+    try:
+        most = float(limit)
+    except ValueError:
+        raise AuditError(
+            f"expected --max NAME=LIMIT, as recall=0.05, for a line of checkpoints, got {at_most}"
+        ) from None
+    return checkpoints.last_below(sweep.places(folder), name, most)

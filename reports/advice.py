@@ -1,0 +1,171 @@
+"""What to do now, for whoever mends the model: each advice is worked out of this run, and names the row it stands on.
+
+Nothing generic: what the run does not show is not advised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from auditor.core.nouns import UNDEFENDED
+from auditor.core.result import AuditResult, Finding, Measurement
+from auditor.records.details import Details, RowDetails, SecretFacts
+from auditor.reports import inert, words
+from auditor.reports.blocks import Block, Group, Paragraph, Table
+from auditor.reports.topics import Topic, row_details, titled
+from auditor.reports.verdict import strongest
+from auditor.statistics import dose
+from auditor.statistics.bootstrap import CONFIDENCE
+from auditor.statistics.intervals import difference
+from auditor.statistics.judging import Outcome
+
+HELPS, HIDES, COPIES, WHERE = "helps", "only hides", "fewer copies", "where it sits"
+_LEVEL = 1 - CONFIDENCE
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A sentence, and the row of the run that it stands on. kind: what it is about."""
+
+    kind: str
+    said: str
+    row: str
+
+
+def advice(result: AuditResult, details: Details) -> tuple[Advice, ...]:
+    """Where the leakage sits, what fewer copies would leave, what each defense that was measured changes and costs.
+
+    Of the undefended model's strongest row; () where its outcomes are not kept.
+    """
+    worst = strongest(result, UNDEFENDED)
+    seen = None if worst is None else row_details(details, worst)
+    if worst is None or seen is None or seen.outcome is None:
+        return ()
+    members = seen.outcome.only(seen.outcome.member)
+    row = titled(result, worst)
+    if not members.hit.any():
+        most = words.with_bounds(worst.measurement("recall"))
+        return (Advice(WHERE, f"nothing came out, so there is nothing here to mend; recall {most}", row),)
+    sits = (Advice(WHERE, said, row) for said in _sits(members, _facts(details)))
+    copies = (Advice(COPIES, said, row) for said in _copies(members))
+    return (*sits, *copies, *_defenses(result, details, worst, members))
+
+
+def _facts(details: Details) -> Mapping[str, SecretFacts]:
+    return {secret.id: secret for secret in details.secrets}
+
+
+# --- where it sits ----------------------------------------------------------------------------------------------------
+
+
+def _sits(members: Outcome, facts: Mapping[str, SecretFacts]) -> Iterator[str]:
+    """The part of the members, by repeats, by group and by length, that leads beyond chance."""
+    for parts in (_by_repeats(members), _by_group(members, facts), _by_length(members, facts)):
+        if (one := dose.concentrated(parts, members.hit, _LEVEL)) is not None:
+            yield (
+                f"{one.hits:,} of the {one.of_hits:,} members that came out are {one.part}; those are {one.members:,} "
+                f"of {one.of_members:,} members (Fisher p {one.p:.2g})"
+            )
+
+
+def _by_repeats(members: Outcome) -> dict[str, NDArray[np.bool_]]:
+    if None in members.repeats:
+        return {}
+    times = np.array(members.repeats)
+    return {f"those trained on {count:,} times or more": times >= count for count in np.unique(times)[1:]}
+
+
+def _by_group(members: Outcome, facts: Mapping[str, SecretFacts]) -> dict[str, NDArray[np.bool_]]:
+    of = [facts[id].group if id in facts else None for id in members.ids]
+    names = sorted({name for name in of if name is not None})
+    return {f"of the group {inert.clean(name)}": np.array([own == name for own in of]) for name in names[:50]}
+
+
+def _by_length(members: Outcome, facts: Mapping[str, SecretFacts]) -> dict[str, NDArray[np.bool_]]:
+    lengths = np.array([(facts[id].length or 0) if id in facts else 0 for id in members.ids])
+    half = int(np.median(lengths))
+    shorter = lengths <= half
+    if shorter.all() or not shorter.any():
+        return {}
+    return {f"of at most {half:,} tokens": shorter, f"of more than {half:,} tokens": ~shorter}
+
+
+# --- fewer copies -----------------------------------------------------------------------------------------------------
+
+
+def _copies(members: Outcome) -> Iterator[str]:
+    """Every count but the highest as a limit: what would be left."""
+    if None in members.repeats:
+        return
+    times = [count for count in members.repeats if count is not None]
+    for most in sorted(set(times))[:-1]:
+        left = dose.predicted(times, members.hit, most)
+        now = words.percent(float(members.hit.mean()))
+        yield (
+            f"with no record trained on more than {most:,} time{'s' * (most > 1)}, recall would be "
+            f"{words.with_bounds(left)}, not {now}%: predicted from this run's repeat counts, not measured"
+        )
+
+
+# --- what was measured of defenses ------------------------------------------------------------------------------------
+
+
+def _defenses(result: AuditResult, details: Details, worst: Finding, members: Outcome) -> Iterator[Advice]:
+    """Each target at the setting and attack of the worst row: verbatim and near-verbatim, paired, and what it costs."""
+    found = {finding.key: finding for finding in result.findings if not finding.not_applicable}
+    for target in result.targets:
+        finding = found.get(worst.key._replace(target=target.name))
+        seen = None if finding is None or target.name == UNDEFENDED else row_details(details, finding)
+        if finding is None or seen is None or seen.outcome is None:
+            continue
+        pair = _paired(members, seen)
+        if pair is None:
+            continue
+        verbatim, near = pair
+        said = f"{target.title}: verbatim {words.points(verbatim)}, near-verbatim {words.points(near)}"
+        if verbatim.high < 0 and near.high < 0:
+            yield Advice(HELPS, f"{said}; {_cost(result, target.name)}", titled(result, finding))
+        elif verbatim.high < 0:
+            yield Advice(HIDES, f"{said}: the words change, what they say may still come out", titled(result, finding))
+
+
+def _paired(members: Outcome, seen: RowDetails) -> tuple[Measurement, Measurement] | None:
+    """Verbatim and near-verbatim recall minus the undefended model's, on the members that both were asked for."""
+    assert seen.outcome is not None  # whoever asks has seen to it
+    place = {id: i for i, id in enumerate(members.ids)}
+    own = [i for i, id in enumerate(seen.outcome.ids) if id in place]
+    if not own:
+        return None
+    base = [place[seen.outcome.ids[i]] for i in own]
+    return (
+        difference("recall_difference", seen.outcome.hit[own], members.hit[base]),
+        difference("recall_difference", seen.outcome.near[own], members.near[base]),
+    )
+
+
+def _cost(result: AuditResult, name: str) -> str:
+    own, base = result.target(name).perplexity, result.target(UNDEFENDED).perplexity
+    if own is None or base is None:
+        return "what it costs was not measured"
+    return f"held-out perplexity {words.value(own)} for {words.value(base)}, {own.value / base.value:.2f} times"
+
+
+# --- the section ------------------------------------------------------------------------------------------------------
+
+
+def blocks(result: AuditResult, details: Details) -> Sequence[Block]:
+    found = advice(result, details)
+    if not found:
+        return ()
+    rows = tuple((one.kind, one.said, one.row) for one in found)
+    return (
+        Paragraph("Worked out of this run; the last column is the row that each stands on."),
+        Table("advice-table", "What to do now", ("About", "What the run says", "Row"), (Group("", rows),)),
+    )
+
+
+TOPICS = (Topic("advice", "What to do now", lambda m: blocks(m.result, m.details)),)

@@ -1,0 +1,83 @@
+"""What to do now: each advice follows from the run's outcomes, and what they do not show is not advised."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from auditor.core.nouns import CellKey
+from auditor.core.result import AuditResult
+from auditor.records.details import Details, RowDetails, SecretFacts
+from auditor.reports import advice, contents
+from auditor.statistics.judging import Outcome
+
+TIMES = [1] * 40 + [4] * 20 + [16] * 20
+IDS = tuple(f"row-{i:03d}" for i in range(80))
+
+
+def outcome(hit: Sequence[bool], near: Sequence[bool] | None = None) -> Outcome:
+    said, n = np.array(hit), len(hit)
+    close = said | np.array(near if near is not None else hit)
+    return Outcome(
+        IDS[:n], said, said, np.zeros(n), tuple(TIMES[:n]), np.ones(n, bool), np.where(close, 0, 9), np.full(n, 2)
+    )
+
+
+LEAKS = [False] * 40 + [True] * 5 + [False] * 15 + [True] * 20
+NOTHING = [False] * 80
+
+
+def details(result: AuditResult, **rows: Outcome) -> Details:
+    """Outcomes of the strongest undefended row's attack and setting, by target."""
+    keys = {name: CellKey(name.replace("_", "-"), "worst", "ethicist") for name in rows}
+    facts = tuple(
+        SecretFacts(id, f"s{i}", True, TIMES[i], 8, "ward" if i >= 60 else "desk") for i, id in enumerate(IDS)
+    )
+    return Details(facts, {keys[name]: RowDetails(IDS, own) for name, own in rows.items()})
+
+
+def said(result: AuditResult, **rows: Outcome) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for one in advice.advice(result, details(result, **rows)):
+        assert one.row.endswith("worst case · ethicist")
+        found.setdefault(one.kind, []).append(one.said)
+    return found
+
+
+def test_where_it_sits_and_what_fewer_copies_leave(result: AuditResult) -> None:
+    found = said(result, undefended=outcome(LEAKS))
+    sits = found[advice.WHERE]
+    assert any(
+        text.startswith("25 of the 25 members that came out are those trained on 4 times or more") for text in sits
+    )
+    assert any("of the group ward; those are 20 of 80" in text for text in sits) and len(sits) == 2
+    once, four = found[advice.COPIES]
+    assert "more than 1 time, recall would be 0.0% [" in once and "not 31%" in once and "predicted" in once
+    assert "more than 4 times, recall would be 12% [" in four  # 40 of 80 at 5 of 20
+
+
+def test_what_helps_and_what_only_hides(result: AuditResult) -> None:
+    """A defense that changes the words and leaves them near is no help."""
+    found = said(result, undefended=outcome(LEAKS), pmixed=outcome(NOTHING), uniform_mixing=outcome(NOTHING, LEAKS))
+    (helps,), (hides,) = found[advice.HELPS], found[advice.HIDES]
+    assert (
+        helps.startswith("PMixED (sound): verbatim −31 points") and "held-out perplexity" in helps and "times" in helps
+    )
+    assert hides.startswith("Uniform mixing: verbatim −31 points") and "near-verbatim 0" in hides
+    same = said(result, undefended=outcome(LEAKS), pmixed=outcome(LEAKS))
+    assert advice.HELPS not in same and advice.HIDES not in same
+
+
+def test_nothing_is_advised_of_nothing(result: AuditResult) -> None:
+    (only,) = said(result, undefended=outcome(NOTHING)).values()
+    assert only[0].startswith("nothing came out, so there is nothing here to mend")
+    assert advice.advice(result, Details()) == ()
+    mended = replace(outcome(LEAKS), repeats=(None,) * 80)
+    assert advice.COPIES not in said(result, undefended=mended)
+
+
+def test_it_is_the_last_section_for_whoever_mends(result: AuditResult) -> None:
+    page = dict(contents.page(result, details(result, undefended=outcome(LEAKS))).parts)
+    assert [section.id for section in page["For mending the model"]][-1] == "advice"
