@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _KINDS = {"text": "string", "number": "float64", "count": "Int64", "flag": "boolean"}
 _ROWS = ("data", "known", "nonmembers")
-_OF_LOADING = ("device", "dtype", "revision", "model_args")
+_OF_LOADING = ("device", "dtype", "device_map", "quantise", "revision", "model_args")
 
 
 @dataclass(frozen=True, repr=False)

@@ -79,6 +79,7 @@ def quiet() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    import logging as stdlib
     import warnings
 
     from transformers.utils import logging
@@ -88,6 +89,8 @@ def quiet() -> None:
         logging.set_verbosity_error()
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     warnings.filterwarnings("ignore", category=UserWarning, module="peft")
+    for library in ("bitsandbytes", "accelerate"):  # a line for every layer that is asked
+        stdlib.getLogger(library).setLevel(stdlib.ERROR)
 
 
 class Terminal:

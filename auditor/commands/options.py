@@ -40,9 +40,7 @@ BatchSize = Annotated[
 ]
 ModelArgs = Annotated[
     Many,
-    typer.Option(
-        "--model-arg", metavar="K=V", help="Passed to from_pretrained of --model: load_in_8bit=true, device_map=auto."
-    ),
+    typer.Option("--model-arg", metavar="K=V", help="Passed to from_pretrained of --model: attn_implementation=eager."),
 ]
 Plugin = Annotated[
     Many, typer.Option(help="Python file with attacks, defenses or training methods of your own; repeatable.")
@@ -91,7 +89,9 @@ class SubjectFlags:
 class LoadingFlags:
     """How a model is loaded: of every command that loads one."""
 
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps. [default: cpu]")] = None
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1, mps; auto: the best that is there. [default: cpu]")
+    ] = None
     dtype: Annotated[str | None, typer.Option(help="float32, float16 or bfloat16. [default: float32]")] = None
 
 

@@ -98,6 +98,17 @@ class PlanFlags:
     batch_size: options.BatchSize = None
     api: options.ApiFlags
     loading: options.HubLoadingFlags
+    device_map: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|balanced|sequential|JSON",
+            help="Spread models over GPUs, memory and disk, as transformers does. [default: all on --device]",
+        ),
+    ] = None
+    quantise: Annotated[
+        str | None,
+        typer.Option(metavar="8bit|4bit", help="Load --model in fewer bits, by bitsandbytes. [default: as in --dtype]"),
+    ] = None
     model_args: options.ModelArgs = None
     engine: Annotated[
         str | None,

@@ -55,6 +55,8 @@ class Plan:
     revision: Annotated[str | None, SUBJECT | OWN | LOADED] = None
     device: Annotated[str, SUBJECT | OWN | PLACED] = "cpu"
     dtype: Annotated[str, SUBJECT | OWN | PLACED] = "float32"
+    device_map: Annotated[str | None, SUBJECT | OWN | PLACED] = None  # as transformers takes it, or JSON
+    quantise: Annotated[Literal["4bit", "8bit"] | None, SUBJECT | OWN | LOADED] = None
     trust_remote_code: Annotated[bool, SUBJECT | OWN | PLACED] = False
     base_url: Annotated[str | None, SUBJECT | OWN | REMOTE] = None
     tokenizer: Annotated[str | None, SUBJECT | OWN | REMOTE] = None
@@ -99,6 +101,11 @@ class Plan:
         elif self.lab_recipe:
             raise AuditError("lab_recipe changes the built-in lab, which --model and --data replace")
         self._check_remote()
+        if self.device_map is not None and self.device != "cpu":
+            raise AuditError(
+                f"expected either --device or --device-map, which says where each part of a model goes, got --device "
+                f"{self.device} and --device-map {self.device_map}"
+            )
         if self.canaries_alone:
             for name in self.given(RECORDS):
                 raise AuditError(f"{flag(name)} goes with --data, got --canaries alone")

@@ -209,8 +209,8 @@ class HuggingFaceModel(LanguageModel):
         self.n_layers = int(config.num_hidden_layers)
         self.max_positions = positions(model)
         self.eos = _ends(model, config)
-        self.device = next(model.parameters()).device
         self.embedding = model.get_input_embeddings()
+        self.device = _reads_on(model, self.embedding)
         head = model.get_output_embeddings()
         self.vocab_size = int(head.weight.shape[0]) if head is not None else int(config.vocab_size)
         self.family = f"{config.model_type} with {self.vocab_size:,} tokens"
@@ -315,6 +315,18 @@ _ROWS: Mapping[Served, Callable[..., Rows]] = {
     "cache": CachedRows,
     "recompute": RecomputedRows,
 }
+
+
+def _reads_on(model: Any, embedding: Any) -> torch.device:
+    """Where it takes tokens. Weights that lie elsewhere until they are used (`device_map`) do not say."""
+    used_on = getattr(getattr(embedding, "_hf_hook", None), "execution_device", None)
+    return next(model.parameters()).device if used_on is None else torch.device(used_on)
+
+
+def spread(model: Any) -> tuple[str, ...]:
+    """The places that a `device_map` put the parts of a model in; none where all are in one."""
+    places = sorted({str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()})
+    return tuple(places) if len(places) > 1 or places == ["disk"] else ()
 
 
 def _plain(model: Any) -> Any:

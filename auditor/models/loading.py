@@ -30,7 +30,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import cached_file, is_bitsandbytes_available
 
 from auditor.core.errors import AuditError, library_errors
-from auditor.core.plan import Plan
+from auditor.core.plan import AUTO, Plan
 from auditor.models import self_check
 from auditor.models.huggingface import HuggingFaceModel
 
@@ -74,27 +74,38 @@ _FORMATS = (
 _OURS = ("config", "ignore_mismatched_sizes", "output_loading_info", "state_dict", "revision", "trust_remote_code")
 # Names in adapters that PEFT puts in place itself, or fails: the rows of a prompt, and second copies of whole modules.
 _PLACED_BY_PEFT = re.compile(r"^prompt_embeddings$|\.modules_to_save\.(weight|bias)$")
+_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")  # of transformers and accelerate
 _SHOWN = 3  # names of weights in a sentence
 
 
 @dataclass(frozen=True)
 class LoadingOptions:
-    """How weights are read, and where they go. revision, model_args: of one model, not of others loaded beside it."""
+    """How weights are read, and where they go. revision, model_args, quantise: of one model, not of those beside it."""
 
     device: str = "cpu"
     dtype: str = "float32"
     trust_remote_code: bool = False
     revision: str | None = None
     model_args: Mapping[str, Any] = field(default_factory=dict)
+    device_map: str | None = None
+    quantise: str | None = None
 
     @classmethod
     def of_plan(cls, plan: Plan) -> LoadingOptions:
         """For the model that is attacked."""
-        return cls(plan.device, plan.dtype, plan.trust_remote_code, plan.revision, plan.model_args)
+        return cls(
+            plan.device,
+            plan.dtype,
+            plan.trust_remote_code,
+            plan.revision,
+            plan.model_args,
+            plan.device_map,
+            plan.quantise,
+        )
 
     def beside(self) -> LoadingOptions:
         """For another model of the same audit."""
-        return replace(self, revision=None, model_args={})
+        return replace(self, revision=None, model_args={}, quantise=None)
 
     @property
     def hub(self) -> dict[str, Any]:
@@ -103,6 +114,27 @@ class LoadingOptions:
 
 
 DEFAULTS = LoadingOptions()
+
+
+def place(device: str) -> torch.device:
+    """Where models go. `auto`: the accelerator, where there is one. Raises AuditError for what is not there."""
+    best = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if device == AUTO:
+        return best or torch.device("cpu")
+    try:
+        asked = torch.device(device)
+    except RuntimeError:
+        raise AuditError(f"expected --device as auto, cpu, cuda, cuda:N or mps, got {device!r}") from None
+    if asked.type == "cpu":
+        return asked
+    count = torch.accelerator.device_count() if best is not None and best.type == asked.type else 0
+    if (asked.index or 0) >= count:
+        there = f"{count} of {asked.type}" if count else "none"
+        raise AuditError(
+            f"expected {asked} to be there for --device {device}, got a machine with {there}; --device auto takes the "
+            "best that is there"
+        )
+    return asked
 
 
 def load(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceModel:
@@ -153,14 +185,14 @@ def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
 
     Raises AuditError for another kind of model, and for weights that are missing, of another shape or of another model.
     """
-    place = torch.device(options.device)
+    device = place(options.device)
     auto, known = _AUTO[kind]
     config = AutoConfig.from_pretrained(name, **options.hub)
     _refuse_others(kind, name, config, options, known)
     notes = _which_set(name)
-    own = _model_args(options.model_args)
+    own = {**_model_args(_with_bits(options)), **_device_map(options)}
     if getattr(config, "quantization_config", None) or "quantization_config" in own:
-        own.setdefault("device_map", {"": place})  # quantised weights are made where they stay
+        own.setdefault("device_map", {"": device})  # quantised weights are made where they stay
     own = {**own, **options.hub, "config": config, "dtype": DTYPES[options.dtype]}
 
     def read(renamed: Mapping[str, str] | None) -> tuple[PreTrainedModel, dict[str, Any]]:
@@ -175,7 +207,7 @@ def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
         model, info = read(_WRAPPED)
         notes += (f"{name}: its weights are named by what wrapped the model in training ({wrappers}): read without",)
     check_weights(name, info["missing_keys"], info["unexpected_keys"], info["mismatched_keys"])
-    return Weights(model if "device_map" in own else model.to(place), notes)  # type: ignore[arg-type]
+    return Weights(model if "device_map" in own else model.to(device), notes)  # type: ignore[arg-type]
 
 
 def _which_set(name: str) -> tuple[str, ...]:
@@ -299,6 +331,31 @@ def _model_args(given: Mapping[str, Any]) -> dict[str, Any]:
         asked = {key: value for key, value in asked.items() if key != "quant_method"}
         own["quantization_config"] = BitsAndBytesConfig(**asked)
     return own
+
+
+def _with_bits(options: LoadingOptions) -> Mapping[str, Any]:
+    """`--model-arg` with what `--quantise` says. Raises AuditError where both say something."""
+    if options.quantise is None:
+        return options.model_args
+    for name in ("load_in_4bit", "load_in_8bit", "quantization_config"):
+        if name in options.model_args:
+            raise AuditError(f"expected either --quantise or --model-arg {name}, got both")
+    return {**options.model_args, f"load_in_{options.quantise}": "true"}
+
+
+def _device_map(options: LoadingOptions) -> dict[str, Any]:
+    """`--device-map` as `from_pretrained` takes it. Raises AuditError for what is none."""
+    if options.device_map is None:
+        return {}
+    if "device_map" in options.model_args:
+        raise AuditError("expected either --device-map or --model-arg device_map, got both")
+    read = _value(options.device_map)
+    if read not in _MAPS and not (isinstance(read, dict) and read):
+        raise AuditError(
+            f"expected --device-map as {', '.join(_MAPS)} or a JSON object of parts and places, got "
+            f"{options.device_map!r}"
+        )
+    return {"device_map": read}
 
 
 def _value(given: Any) -> Any:

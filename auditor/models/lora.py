@@ -22,7 +22,7 @@ from auditor.core.errors import AuditError, library_errors
 from auditor.models.base import Rows
 from auditor.models.caches import OwnCache
 from auditor.models.ensemble import _ENSEMBLE, Ensemble, Members
-from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.huggingface import HuggingFaceModel, spread
 from auditor.models.loading import with_adapter_of
 from auditor.models.shards import WHOLE, read_ensemble, read_shard, whole_adapter
 from auditor.models.slots import SlotLayer
@@ -38,6 +38,7 @@ class LoraEnsemble(Ensemble):
     """LoRA adapters on one base, which is the public model: one forward serves rows of different members."""
 
     def __init__(self, public: HuggingFaceModel, adapters: Sequence[Path], unit: str = "") -> None:
+        _require_whole(public)
         self.public, self.unit = public, unit
         self.size = len(adapters)
         self.shards = [read_shard(adapter) for adapter in adapters]
@@ -258,6 +259,10 @@ def _mix(base: Any, adapters: Sequence[Path], routing: Routing) -> Any:
         raise AuditError("expected plain LoRA adapters as ensemble members, got another PEFT method or saved modules")
     inner: nn.Module = peft.get_base_model()
     layers = {name: module for name, module in inner.named_modules() if isinstance(module, LoraLinear)}
+    if not layers:  # of layers in few bits PEFT makes others
+        raise AuditError(
+            "expected adapters of plain linear layers as ensemble members, got a base that has none of them"
+        )
     mixed: list[MixedLora] = []
     for name, layer in layers.items():
         if set(layer.lora_variant) or len(layer.lora_A) != len(adapters):
@@ -305,6 +310,7 @@ def load_whole(folder: Path, public: HuggingFaceModel) -> HuggingFaceModel:
 
 def adapted(public: HuggingFaceModel, adapter: Path) -> HuggingFaceModel:
     """The public model with one adapter on it, over the same weights."""
+    _require_whole(public)
     return HuggingFaceModel(
         with_adapter_of(over_same_weights(public.model), str(adapter)),
         public.tokenizer,
@@ -312,6 +318,15 @@ def adapted(public: HuggingFaceModel, adapter: Path) -> HuggingFaceModel:
         served=public.served,
         embeddings="embeddings" in public.capabilities,
     )
+
+
+def _require_whole(public: HuggingFaceModel) -> None:
+    """Refuses to put adapters beside a model whose parts lie in several places. Raises AuditError."""
+    if places := spread(public.model):
+        raise AuditError(
+            f"expected the public model of an ensemble in one place, got one that --device-map put on "
+            f"{', '.join(places)}: its members are asked in one batch"
+        )
 
 
 def over_same_weights(model: Any) -> Any:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from auditor.core.errors import AuditError, NotApplicable, library_errors
+from auditor.core.errors import AuditError, NotApplicable, library_errors, out_of_memory
 from auditor.models.huggingface import HuggingFaceModel, Served
 
 AT_LOAD = 16  # tokens of the longest text that is tried before a run says how long its texts are
@@ -106,12 +106,14 @@ class _Trial:
             with torch.enable_grad():
                 found = self.model.log_probs(self.twins[:, half:], self.short - half, prompt=prompt)
                 (slope,) = torch.autograd.grad(found[0].diagonal().sum(), prompt)  # Reformer has none when it answers
-            right = self.same(found[0].detach(), self.own[0, half:]) and bool(torch.isfinite(slope).all())
+            # Some layers in few bits answer without a gradient, which torch takes for one of zero.
+            learns = bool(torch.isfinite(slope).all()) and bool(slope.any())
+            right = self.same(found[0].detach(), self.own[0, half:]) and learns
         except NotApplicable:
             return
-        except (MemoryError, torch.OutOfMemoryError):  # says something of the machine and nothing of the model
-            raise
-        except Exception:  # whatever a model raises that takes no embeddings
+        except Exception as error:  # whatever a model raises that takes no embeddings
+            if out_of_memory(error):  # says something of the machine and nothing of the model
+                raise
             right = False
         if not right:
             self.model.capabilities = self.model.capabilities - {"embeddings"}
@@ -156,10 +158,8 @@ class _Trial:
     def _rows_agree(self) -> bool:
         try:
             return all(self._agree(begin) for begin in self._begins()) and self._agree(2, soft=True)
-        except (MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception:  # whatever a model raises that cannot decode so
-            if self.model.served == "recompute":
+        except Exception as error:  # whatever a model raises that cannot decode so
+            if self.model.served == "recompute" or out_of_memory(error):
                 raise
             return False
 

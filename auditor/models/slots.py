@@ -45,6 +45,7 @@ class SlotLayer(CacheLayerMixin):
     def copy(self, source: Tensor, destination: Tensor, slots: int) -> None:
         """Copies slots, growing to `slots` of them (by doubling, so that growth is paid for rarely)."""
         assert self.keys is not None and self.values is not None
+        source, destination = source.to(self.keys.device), destination.to(self.keys.device)  # this layer's own
         first, last = int(destination[0]), int(destination[-1])
         # As where no row ends: the extra children follow all rows.
         beside = last - first + 1 == len(source) and int(source.max()) < first
@@ -63,6 +64,7 @@ class SlotLayer(CacheLayerMixin):
     def take(self, pool: SlotLayer, slots: Tensor, filled: int) -> None:
         """Starts with the first `filled` positions of these slots of another layer."""
         assert pool.keys is not None and pool.values is not None
+        slots = slots.to(pool.keys.device)
         for name in ("keys", "values"):
             held = getattr(pool, name)
             own = self._slots(held, len(slots))
@@ -73,6 +75,7 @@ class SlotLayer(CacheLayerMixin):
     def put(self, layer: SlotLayer, rows: Tensor, slots: Tensor, capacity: int) -> None:
         """Takes rows of another layer into slots of this one, which grows to `capacity` of them."""
         assert layer.keys is not None and layer.values is not None
+        rows, slots = rows.to(layer.keys.device), slots.to(layer.keys.device)
         for name in ("keys", "values"):
             held, theirs = getattr(self, name), getattr(layer, name)
             if held is None or len(held) < capacity:

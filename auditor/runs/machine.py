@@ -11,16 +11,18 @@ from pathlib import Path
 import torch
 
 from auditor.core import threads
+from auditor.models.loading import place
 
 
 def environment(device: str) -> dict[str, str]:
-    """What the numbers may depend on."""
+    """What the numbers may depend on. device: as the plan says it."""
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "peft", "numpy")}
-    place = torch.cuda.get_device_name(device) if device.startswith("cuda") else f"{os.cpu_count()} cores"
+    device = str(place(device))
+    made_of = torch.cuda.get_device_name(device) if device.startswith("cuda") else f"{os.cpu_count()} cores"
     return {
         "python": platform.python_version(),
         **versions,
-        "machine": f"{platform.system()} {platform.machine()}, {place}",
+        "machine": f"{platform.system()} {platform.machine()}, {made_of}",
         "threads": threads.told(torch.get_num_threads()),
         "gemm": f"{threads.rate():.0f} GFLOP/s in float32 on the processor, by which timings of machines compare",
         "device": device,

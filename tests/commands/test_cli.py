@@ -979,6 +979,23 @@ REFUSED_TOO: dict[str, tuple[Case, str]] = {
     "positions of the reference": (other_model("--reference", VOCABULARY, 8, "--attack", "reference"), "8 positions"),
     "positions of the public model": (other_model("--public", VOCABULARY, 8, *ETHICIST), "8 positions"),
     "device": (with_flags("--device", "cuda"), "cuda"),
+    "device of another kind": (with_flags("--device", "gpu"), "expected --device as auto, cpu, cuda, cuda:N or mps"),
+    "device that holds nothing": (with_flags("--device", "meta"), "expected meta to be there"),
+    "map that is none": (with_flags("--device-map", "all"), "expected --device-map as auto, balanced"),
+    "map of nothing": (with_flags("--device-map", "{}"), "expected --device-map as auto, balanced"),
+    "map and device": (
+        with_flags("--device-map", "auto", "--device", "mps"),
+        "expected either --device or --device-map, which says where each part of a model goes, got --device mps",
+    ),
+    "map twice": (
+        with_flags("--device-map", "auto", "--model-arg", "device_map=auto"),
+        "expected either --device-map or --model-arg device_map, got both",
+    ),
+    "bits of no kind": (with_flags("--quantise", "2bit"), "2bit"),
+    "bits twice": (
+        with_flags("--quantise", "8bit", "--model-arg", "load_in_4bit=true"),
+        "expected either --quantise or --model-arg load_in_4bit, got both",
+    ),
     "plug-in syntax": (bad_plugin("def (:\n"), "broken.py"),
     "plug-in import": (bad_plugin("import no_such_module_here\n"), "broken.py"),
 }
@@ -1099,6 +1116,8 @@ def test_gate_and_report_refuse_what_is_no_finished_run(tmp_path: Path, said: Sa
     [
         ["--known-fraction", "0.5"],
         ["--device", "meta"],
+        ["--device-map", "auto"],
+        ["--quantise", "8bit"],
         ["--dtype", "bfloat16"],
         ["--model-arg", "attn_implementation=eager"],
         ["--trust-remote-code"],

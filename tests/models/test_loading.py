@@ -34,7 +34,8 @@ from transformers import (
 
 from auditor.core.errors import AuditError
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.loading import LoadingOptions, load, read_weights
+from auditor.models.loading import LoadingOptions, load, place, read_weights
+from auditor.models.lora import LoraEnsemble
 
 Tensors = dict[str, torch.Tensor]
 SHAPE = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
@@ -320,6 +321,65 @@ def test_a_model_that_is_spread_by_its_library_stays_where_it_was_put(tmp_path: 
     torch.testing.assert_close(
         law(load(str(tmp_path), LoadingOptions(model_args={"device_map": "auto"}))), law(HuggingFaceModel(model))
     )
+
+
+EVERYWHERE = {"model.embed_tokens": "disk", "model.layers.0": "cpu", "model.layers.1": "disk"} | dict.fromkeys(
+    ("model.rotary_emb", "model.norm", "lm_head"), "cpu"
+)
+
+
+@pytest.mark.parametrize("places", ["auto", '{"": "disk"}', json.dumps(EVERYWHERE)])
+def test_a_model_spread_over_memory_and_disk_is_the_same_model(tmp_path: Path, places: str) -> None:
+    """Its law, its gradients, and its rows, which split: the self-check walks them."""
+    llama().save_pretrained(tmp_path)
+    whole, parts = load(str(tmp_path)), load(str(tmp_path), LoadingOptions(device_map=places))
+    assert (parts.device, parts.served, parts.notes) == (torch.device("cpu"), "slots", ())
+    torch.testing.assert_close(law(parts), law(whole))
+    slopes = []
+    for model in (whole, parts):
+        prompt = model.embedding_rows(2).requires_grad_(True)
+        model.log_probs(torch.tensor([[4, 5, 6]]), 1, prompt=prompt)[0, 0, 7].backward()
+        slopes.append(prompt.grad)
+    torch.testing.assert_close(*slopes)
+
+
+def test_members_of_an_ensemble_are_not_put_beside_a_model_that_is_spread(tmp_path: Path) -> None:
+    base = llama()
+    base.save_pretrained(tmp_path / "base")
+    member = adapter(tmp_path / "base", tmp_path / "member")
+    public = load(str(tmp_path / "base"), LoadingOptions(device_map=json.dumps(EVERYWHERE)))
+    with pytest.raises(
+        AuditError, match="expected the public model of an ensemble in one place, got one that --device"
+    ):
+        LoraEnsemble(public, [member])
+
+
+def test_the_best_device_is_found_and_what_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    assert place("auto") == torch.device("cpu")
+    with pytest.raises(AuditError, match="expected cuda to be there for --device cuda, got a machine with none"):
+        place("cuda")
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    assert place("auto") == torch.device("cuda") and place("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(
+        AuditError, match="expected cuda:2 to be there for --device cuda:2, got a machine with 2 of cuda"
+    ):
+        place("cuda:2")
+    with pytest.raises(AuditError, match="expected mps to be there"):
+        place("mps")
+
+
+@pytest.mark.parametrize(("bits", "learns"), [("8bit", True), ("4bit", False)])
+def test_what_fewer_bits_can_be_asked_for(tmp_path: Path, bits: str, learns: bool) -> None:
+    """On a processor, where four bits have no gradient: the law stands, soft prompts are not applicable."""
+    pytest.importorskip("bitsandbytes")
+    llama(hidden_size=64, intermediate_size=64).save_pretrained(tmp_path)
+    whole, few = load(str(tmp_path)), load(str(tmp_path), LoadingOptions(quantise=bits))
+    assert {type(module).__name__ for module in few.model.modules()} & {"Linear8bitLt", "Linear4bit"}
+    assert 0 < (law(few).exp() - law(whole).exp()).abs().max() < 0.01
+    assert ("embeddings" in few.capabilities) == learns
 
 
 def damaged(folder: Path, name: str) -> str:

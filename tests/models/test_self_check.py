@@ -228,15 +228,35 @@ def test_rounding_passes_and_another_law_does_not(dtype: torch.dtype) -> None:
     assert 2 * rounded < allowed < other / 3
 
 
-def test_want_of_memory_takes_no_capability_from_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_whose_gradient_is_always_zero_takes_no_soft_prompt() -> None:
+    """As layers in four bits on a processor: torch warns, and gives zeros."""
+
+    class Flat(LlamaForCausalLM):
+        def forward(self, input_ids: Any = None, inputs_embeds: Any = None, **more: Any) -> Any:
+            if inputs_embeds is not None:
+                inputs_embeds = inputs_embeds.detach() + 0 * inputs_embeds
+            return super().forward(input_ids=input_ids, inputs_embeds=inputs_embeds, **more)
+
+    torch.manual_seed(0)
+    model = HuggingFaceModel(peaked(Flat(LlamaConfig(**GROUPED))))
+    notes = self_check.check(model, 20)
+    assert "embeddings" not in model.capabilities
+    assert "soft prompts are not applicable to it" in notes[0]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("out of memory"), RuntimeError("DefaultCPUAllocator: can't allocate memory")],
+)
+def test_want_of_memory_takes_no_capability_from_a_model(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     model, whole = tiny(), HuggingFaceModel.log_probs
 
     def full(self: HuggingFaceModel, contexts: Any, last: int, *, prompt: Any = None) -> Any:
         if prompt is not None:
-            raise torch.OutOfMemoryError("out of memory")
+            raise error
         return whole(self, contexts, last)
 
     monkeypatch.setattr(HuggingFaceModel, "log_probs", full)
-    with pytest.raises((torch.OutOfMemoryError, AuditError), match="memory"):
+    with pytest.raises((RuntimeError, AuditError), match="memory"):
         self_check.check(model, 20)
     assert "embeddings" in model.capabilities
