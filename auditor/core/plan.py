@@ -18,7 +18,7 @@ from auditor.core.errors import AuditError
 from auditor.core.knowledge import share_known
 
 API = "openai:"  # before the name of a model that is asked over HTTP
-AUTO = "auto"  # a flag that says: not what the plan file says, but the default
+AUTO = "auto"  # as the program finds best; of a count: not what the plan file says, but the default
 Options = dict[str, dict[str, Any]]  # plug-in name ("" for all) -> option -> value
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from auditor.core.errors import AuditError, unknown
 from auditor.core.jsonable import from_json
-from auditor.core.plan import AUTO, FIELDS, KINDS, Options, Plan
+from auditor.core.plan import AUTO, COUNT, FIELDS, KINDS, Options, Plan, about
 
 
 def read_toml(path: Path, extra: Collection[str] = ()) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def merge(config: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]
             for plugin, options in value.items():
                 base.setdefault(plugin, {}).update(options)
             value = base
-        if value == AUTO:
+        if value == AUTO and name in about(COUNT):
             merged.pop(name, None)
         else:
             merged[name] = value

@@ -254,3 +254,10 @@ def test_names_and_options_nobody_has() -> None:
         build("attack", {"mine": Mine}, "xyzzy", {})
     with pytest.raises(AuditError, match="unknown option of attack mine: 'sample'; did you mean 'samples'"):
         built(sample=3)
+
+
+def test_auto_is_the_default_of_a_count_and_a_value_of_its_own_elsewhere() -> None:
+    held = {"batch_size": 4, "device": "cuda", "lead": "bos"}
+    flags = {"batch_size": "auto", "device": "auto", "lead": "auto", "model": "m", "data": "d"}
+    made = make(held, flags)
+    assert (made.batch_size, made.device, made.lead) == (None, "auto", "auto")
