@@ -86,7 +86,7 @@ class _Finished(Mapping[str, Record]):
 
     def __init__(self, begins: dict[str, int], read: Callable[[int], Record]) -> None:
         self._begins = begins
-        self._read = read
+        self._read: Callable[[int], Record] = read
 
     def __len__(self) -> int:
         return len(self._begins)
