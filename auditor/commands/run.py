@@ -338,13 +338,13 @@ def _audit(plan: Plan, folder: RunFolder, reveal: bool) -> None:
     with console.terminal() as reporter:
         try:
             result = audit(plan, folder, reporter)
+            files.write(folder.path, result, reveal)
         except KeyboardInterrupt:
             console.say(f"interrupted; finished secrets are kept. Continue with: audit run --resume {folder.path}", 130)
             raise
         except (AuditError, OSError):
             folder.discard_if_empty()
             raise
-    files.write(folder.path, result, reveal)
     Console().print(summary(result, folder.path))
     if reveal:
         say_revealed(folder.path)

@@ -16,15 +16,16 @@ from auditor.core.streams import generator
 
 CONFIDENCE = 0.95
 RESAMPLES = 1000
+_COUNTS = 2**21  # of a block, unless asked otherwise: what is resampled takes no more memory for being longer
 
 Draws = NDArray[np.int64]  # (resamples, n): how often each was drawn
 Values = NDArray[np.float64]  # (resamples,); NaN where a resample holds nothing to take a number of
 
 
 def blocks(n: int, stream: str, size: int = RESAMPLES, at_once: int | None = None) -> Iterator[Draws]:
-    """`size` resamples of n, at most `at_once` rows a block, which bounds the memory; the same rows in any blocks."""
+    """`size` resamples of n, at most `at_once` rows a block, by default as memory bounds it; the same in any blocks."""
     noise, uniform = generator("bootstrap", stream, n), np.full(n, 1 / n)
-    step = at_once or size
+    step = at_once or max(1, _COUNTS // n)
     for start in range(0, size, step):
         yield noise.multinomial(n, uniform, size=min(step, size - start))
 

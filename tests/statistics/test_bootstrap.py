@@ -30,3 +30,9 @@ def test_places_are_drawn_with_replacement() -> None:
     found = list(bootstrap.places(20, "places", 50))
     assert len(found) == 50 and all(len(at) == 20 and at.min() >= 0 and at.max() < 20 for at in found)
     assert np.mean([len(set(at.tolist())) for at in found]) == pytest.approx(20 * (1 - (1 - 1 / 20) ** 20), abs=0.6)
+
+
+def test_many_secrets_take_no_more_memory_than_few() -> None:
+    first = next(bootstrap.blocks(300_000, "many"))
+    assert len(first) > 1 and first.nbytes <= 2**24
+    assert len(next(bootstrap.blocks(300, "few"))) == bootstrap.RESAMPLES
