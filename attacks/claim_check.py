@@ -129,7 +129,7 @@ def spread(positions: int, length: int) -> list[int]:
 
 def summary(checks: Sequence[Check], row: int, at: Sequence[int]) -> dict[str, float]:
     """Of one text: by relation where the most of the claim is used, and how many positions break any claim."""
-    broken = torch.zeros(len(at), dtype=torch.bool)
+    broken = torch.zeros(len(at), dtype=torch.bool, device="cpu")
     worst: dict[str, tuple[float, dict[str, float]]] = {}
     for check in checks:
         realised = check.realised[row].cpu()  # (positions, neighbours)

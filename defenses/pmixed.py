@@ -310,8 +310,8 @@ class PMixedModel(LanguageModel):
     def tuning_log_probs(self, contexts: Tensor, last: int, prompt: Tensor, noise: torch.Generator) -> Tensor:
         """The law with the sum over members estimated from a few, drawn anew each step: unbiased, never negative."""
         few = min(_TUNING_MEMBERS, self.ensemble.size)
-        chosen = 1 + torch.randperm(self.ensemble.size, generator=noise)[:few]
-        parts = torch.cat([torch.zeros(1, dtype=torch.long), chosen]).to(self.device)
+        chosen = 1 + torch.randperm(self.ensemble.size, generator=noise, device=noise.device)[:few]
+        parts = torch.cat([chosen.new_zeros(1), chosen]).to(self.device)
         return self.released(self.ensemble.laws(contexts, parts, last, prompt=prompt))
 
     def released(self, laws: Tensor) -> Tensor:

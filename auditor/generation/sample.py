@@ -91,7 +91,7 @@ def joined(parts: Sequence[Candidates]) -> Candidates:
     """The candidates of one secret whose samples were drawn in several passes, in the order of their first sample."""
     suffixes, counts = torch.cat([part.suffixes for part in parts]), torch.cat([part.counts for part in parts])
     _, first, where = np.unique(suffixes.numpy(), axis=0, return_index=True, return_inverse=True)
-    total = torch.zeros(len(first), dtype=counts.dtype).index_add_(0, torch.from_numpy(where.reshape(-1)), counts)
+    total = counts.new_zeros(len(first)).index_add_(0, torch.from_numpy(where.reshape(-1)), counts)
     order = torch.from_numpy(np.argsort(first))
     scores = [part.token_log_probs for part in parts if part.token_log_probs is not None]
     whole = Candidates(suffixes, counts, torch.cat(scores) if scores else None, sum(p.near_boundary for p in parts))

@@ -167,7 +167,7 @@ def _leaves(suffixes: Tensor, scores: Tensor, log_q: Tensor, pruned: float, rows
         leftover=max(0.0, 1 - float(log_q.exp().sum())),
         pruned=math.exp(pruned),
     )
-    ones = torch.ones(len(order), dtype=torch.long)
+    ones = torch.ones_like(order)
     return Leaves(suffixes[order], ones, scores[order], rows=rows, log_q=log_q, certificate=certificate)
 
 
@@ -211,6 +211,6 @@ def beam(
     possible = total.isfinite().sum(-1).tolist()  # impossible ones come last; they fill a beam wider than the support
     parts = (x.cpu().unflatten(0, (secrets, -1)) for x in (paths.tokens, paths.scores))
     return [
-        SearchResult(suffixes[:count], torch.ones(count, dtype=torch.long), token_scores[:count], rows=spent)
+        SearchResult(suffixes[:count], torch.ones_like(suffixes[:count, 0]), token_scores[:count], rows=spent)
         for suffixes, token_scores, count in zip(*parts, possible, strict=True)
     ]

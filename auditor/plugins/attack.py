@@ -210,4 +210,4 @@ def as_tokens(candidates: Candidates) -> list[tuple[int, ...]]:
 
 
 def stack(values: Sequence[float]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
+    return torch.tensor(values, dtype=torch.float64, device="cpu")  # beside candidates

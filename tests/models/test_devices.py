@@ -1,0 +1,93 @@
+"""Tensors follow the model's device, or say that they stay in memory: nothing is made wherever torch makes it.
+
+By default torch makes tensors on the processor, where all models of these tests are, so that one too many would not
+show. Here it makes them on the device that holds no numbers: whatever was made without a word fails when it meets one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from auditor.attacks.claim_check import ClaimCheck
+from auditor.attacks.ethicist import Ethicist
+from auditor.attacks.extraction_probability import ExtractionProbability
+from auditor.attacks.membership import Membership
+from auditor.attacks.near_verbatim import NearVerbatim
+from auditor.attacks.perplexity import Perplexity
+from auditor.attacks.prediction_audit import PredictionAudit
+from auditor.core.errors import NotApplicable
+from auditor.core.nouns import Pair, Query, Secret
+from auditor.defenses.pmixed import PMixed, Unmixed
+from auditor.defenses.uniform_mixing import UniformMixing
+from auditor.models import self_check
+from auditor.models.base import LanguageModel, perplexity_nll
+from auditor.models.ensemble import ModelEnsemble
+from auditor.plugins.attack import Attack
+from auditor.plugins.defense import Scenario
+from auditor.plugins.probe import Probe
+from auditor.plugins.view import CLAIM, WORST, Setting, View
+from tests.conftest import tiny
+
+TOKENS = torch.randint(1, 61, (8, 9), generator=torch.Generator().manual_seed(0)).tolist()
+SECRETS = [Secret(f"s{i}", tuple(row[:5]), tuple(row[5:]), member=i % 2 == 0) for i, row in enumerate(TOKENS)]
+QUERIES = [Query(secret.id, secret.prefix, len(secret.suffix)) for secret in SECRETS]
+KNOWN = [Pair(secret.prefix, secret.suffix) for secret in SECRETS]
+FEW: dict[str, Any] = {"samples": 4, "prompt_length": 2, "epochs": 1}
+
+
+def plain() -> LanguageModel:
+    return tiny()
+
+
+def mixed(defense: Any) -> Callable[[], LanguageModel]:
+    def made() -> LanguageModel:
+        public = tiny()
+        ensemble = ModelEnsemble(public, [tiny(seed=1), tiny(seed=2)])
+        return defense.protect(Scenario(tiny(seed=3), public, ensemble, 100, 4))
+
+    return made
+
+
+TARGETS = {
+    "plain": plain,
+    "pmixed": mixed(PMixed(q=0.5)),
+    "unmixed": mixed(Unmixed()),
+    "uniform mixing": mixed(UniformMixing()),
+}
+ASKED: list[tuple[Attack | Probe, Setting]] = [
+    (Perplexity(samples=4), WORST),
+    (Perplexity(search="tree", threshold=0.3), WORST),
+    (Perplexity(search="beam", beams=2), WORST),
+    (Ethicist(**FEW), WORST),
+    (Ethicist(**FEW), CLAIM),
+    (Ethicist(confidence="reference", **FEW), WORST),
+    (ExtractionProbability(), WORST),
+    (Membership(), WORST),
+    (NearVerbatim(beams=2), WORST),
+    (ClaimCheck(), WORST),
+    (PredictionAudit(), WORST),
+]
+
+
+def ask(method: Attack | Probe, view: View) -> None:
+    try:
+        if isinstance(method, Probe):
+            list(method.measure(view, SECRETS))
+        else:
+            list(method.guess(view, method.fit(view, KNOWN), QUERIES))
+    except NotApplicable:
+        return
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_nothing_is_made_where_torch_makes_it(name: str) -> None:
+    target, public, reference = TARGETS[name](), tiny(), tiny(seed=4)
+    self_check.check(reference, 12)
+    with torch.device("meta"):
+        list(perplexity_nll(target, [secret.prefix + secret.suffix for secret in SECRETS]))
+        for method, setting in ASKED:
+            ask(method, View("target", target, setting, 0, public=public, reference=reference))
