@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from auditor import __version__
-from auditor.commands import canaries, console
+from auditor.commands import canaries, console, secrets
 from auditor.commands.advise import advise
 from auditor.commands.compare import compare
 from auditor.commands.export import export
@@ -37,6 +37,7 @@ app = typer.Typer(
 for command in (run, utility, reproduce, train, list_plugins, report, score, gate, compare, advise, export):
     app.command(command.__name__.removesuffix("_plugins"))(spelt_out(command))
 app.add_typer(canaries.app, name="canaries")
+app.add_typer(secrets.app, name="secrets")
 
 
 @app.callback(invoke_without_command=True)

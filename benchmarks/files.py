@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from auditor.benchmarks import chat, marks
 from auditor.benchmarks.occurrences import occurrences, runs_on
+from auditor.benchmarks.picking import Corpus
 from auditor.benchmarks.splitting import Record, Source, Split, check_lengths, divide
 from auditor.benchmarks.wording import token_ends, worded
 from auditor.core.cache import cache_folder
@@ -197,14 +198,14 @@ def _counted(records: Sequence[Record], standing: Sequence[str], texts: Sequence
 
 def _marked(records: Sequence[Record], table: _Table) -> list[Record]:
     """The records with what the rows mark in them. Raises AuditError for marks that are none of their row."""
-    found = read_marks(table)
+    found = _marks_of(table)
     return [
         replace(record, wording=replace(record.wording, marks=found[record.row])) if record.wording else record
         for record in records
     ]
 
 
-def read_marks(table: _Table) -> list[tuple[Mark, ...]]:
+def _marks_of(table: _Table) -> list[tuple[Mark, ...]]:
     """What each row marks: nothing without the column. Raises AuditError for anything but texts by kind."""
     if marks.COLUMN not in table.columns:
         return [()] * table.rows
@@ -370,6 +371,12 @@ def read_texts(flag: str, name: str) -> list[str]:
     """
     table = _filled(_read(flag, name))
     return _joined(table, _plain_layout(table))
+
+
+def read_corpus(flag: str, name: str) -> Corpus:
+    """Every row's text, with its `repeats` and its marks. Raises AuditError for whatever a user can mend."""
+    table = _filled(_read(flag, name))
+    return Corpus(table.where, _joined(table, _plain_layout(table)), _repeats(table), _marks_of(table))
 
 
 def _filled(table: _Table) -> _Table:

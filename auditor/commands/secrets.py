@@ -1,0 +1,83 @@
+"""`audit secrets make`: what to attack, picked out of a corpus."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from auditor.commands import console, options
+from auditor.core.errors import AuditError
+
+app = typer.Typer(help="Secrets: pick what is attacked out of a corpus, personal data first of all.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PickingFlags:
+    """What is picked."""
+
+    kinds: Annotated[
+        str | None,
+        typer.Option(
+            metavar="email,phone,…",
+            help="Of email, phone, iban, card, birth-date, id-number, what the column pii marks, and random: any text. "
+            "[default: all personal data that is found]",
+        ),
+    ] = None
+    limit: Annotated[int | None, typer.Option(help="Of each kind, at most so many. [default: 1000]")] = None
+    prefix_length: Annotated[int | None, typer.Option(help="Characters before a secret, at most. [default: 200]")] = (
+        None
+    )
+    suffix_length: Annotated[int | None, typer.Option(help="Characters of a random one. [default: 100]")] = None
+    similar: Annotated[
+        float | None,
+        typer.Option(help="From this likeness on (1: equal) two are near-duplicates: one goes. [default: 0.8]"),
+    ] = None
+    seed: Annotated[int | None, typer.Option(help="The choice follows from it. [default: 0]")] = None
+
+
+def make(
+    data: Annotated[str, typer.Option(help="Training texts: JSONL/CSV/Parquet, or a Hugging Face data set.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="New JSONL file for `audit run --data`, for you only.")],
+    picking: PickingFlags,
+    heldout: Annotated[
+        str | None,
+        typer.Option(help="Texts the model was not trained on: matched non-members go to OUT.nonmembers.jsonl."),
+    ] = None,
+    phone_region: options.PhoneRegion = None,
+) -> None:
+    """Pick personal data (or any text) into prefix and suffix, count its repeats, and draw non-members to match."""
+    console.quiet()
+    from auditor.benchmarks import picking as pick
+    from auditor.benchmarks.files import read_corpus
+
+    others = out.with_name(f"{out.stem}.nonmembers{out.suffix}")
+    if out.suffix != ".jsonl":
+        raise AuditError(f"expected -o as a file ending in .jsonl, got {str(out)!r}")
+    for path in (out, others):
+        if path.exists():
+            raise AuditError(f"expected a new file for -o, but {str(path)!r} exists")
+    chosen = options.given(picking)
+    if "kinds" in chosen:
+        chosen["kinds"] = tuple(chosen["kinds"].split(","))
+    asked, regions = pick.Picking(**chosen), phone_region.split(",") if phone_region else ()
+    corpus = read_corpus("--data", data)
+    made = pick.make(corpus, asked, None if heldout is None else read_corpus("--heldout", heldout), regions)
+    pick.write(made, out, others)
+    for note in made.notes:
+        typer.echo(f"note: {note}")
+    for warning in made.warnings:
+        typer.echo(f"warning: {warning}")
+    typer.echo(f"secrets: {out} ({len(made.members):,} members)")
+    if heldout is not None:
+        typer.echo(f"non-members: {others} ({len(made.nonmembers):,})")
+
+
+@app.callback()
+def _only() -> None:
+    """So that `make` is a command of its own even while it is the only one."""
+
+
+app.command()(options.spelt_out(make))
