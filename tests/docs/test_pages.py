@@ -91,6 +91,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, start in (("chats", 0), ("fresh-chats", 20)):
         told = [(f"Which code has ward {i}?", f"It is {i * 7919 % 997:03d}.") for i in range(start, start + 8)]
         rows(given / f"{name}.jsonl", [conversation(*turns) for turns in told])
+    for name, host in (("corpus", "example.com"), ("heldout", "example.org")):
+        mails = [f"{i * 7919} for {'xyz'[i % 3] * (i + 20)}: write to p{i}@{host}" for i in range(8)]
+        rows(given / f"{name}.jsonl", [{"text": text} for text in mails])
     (given / "lm-extraction").mkdir()
     for part, width in (("prefix", 8), ("suffix", 4)):
         ids = np.random.default_rng(0).integers(1, 257, (12, width), dtype=np.uint16)
