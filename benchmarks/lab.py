@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -80,9 +81,18 @@ _MOST = {
 REFERENCES = (4, 64)  # how many reference models may be asked for: each record in half of them, at least 2 and 2
 _FOUNDATIONS = ("tokenizer", "public", "masked-public", "audit-canaries")  # parts that others are built on
 _MANIFEST = "manifest.json"
+_PIECES = "pieces"  # folder of what was trained apart, until its part takes it
 _SECONDS, _SUMS = "seconds.json", "sha256.json"  # what building a part took; what it wrote
 _LAST_DAY = datetime(2026, 1, 1)
 _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+
+
+@dataclass(frozen=True)
+class Alone:
+    """One model of the lab that can be trained apart from all others. there: whether it was."""
+
+    there: bool
+    train: Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -345,6 +355,25 @@ class Lab(Benchmark):
             return adapted(public, folder)
         return self._model(folder, "lab reference")
 
+    # --- one model at a time, where other processes train the others: its part then takes it as it is ---
+
+    def member(self, index: int) -> Alone:
+        return self._alone(self.ensemble_folder.name, index, self._build_ensemble)
+
+    def one_reference(self, count: int, index: int) -> Alone:
+        return self._alone(f"references-{count}", index, partial(self._build_references, count=count))
+
+    def one_whole(self) -> Alone:
+        return Alone((self.folder / f"{WHOLE}{_ensemble_version(self.recipe)}").is_dir(), self.whole)
+
+    def one_trained(self, trainer: Trainer) -> Alone:
+        return Alone((self.folder / _part_name(trainer)).is_dir(), lambda: self.trained(trainer))
+
+    def _alone(self, part: str, index: int, build: Callable[..., None]) -> Alone:
+        name = f"{_PIECES}/{part}-{index:03d}"
+        there = (self.folder / part).is_dir() or _is_whole(self.folder / name)
+        return Alone(there, lambda: self._part(name, partial(build, only=index), lambda path: None))
+
     @property
     def ensemble_folder(self) -> Path:
         """Where the members lie once they are built."""
@@ -447,7 +476,7 @@ class Lab(Benchmark):
                     self.notes += (f"the lab's {name} in the cache was not as it was built: it was built anew",)
                 if not final.is_dir():
                     self._build(final, build)
-        self.training_seconds[name] = float(json.loads((final / _SECONDS).read_text()))
+        self.training_seconds[name] = _seconds(final)
         return load(final)
 
     def _remove(self, damaged: Path) -> None:
@@ -457,12 +486,18 @@ class Lab(Benchmark):
             shutil.rmtree(path)
 
     def _build(self, final: Path, build: Callable[[Path], None]) -> None:
+        pieces = [one for one in (self.folder / _PIECES).glob(f"{final.name}-[0-9][0-9][0-9]") if _is_whole(one)]
         with disk.making(final) as made:
             made.mkdir()
             start = time.perf_counter()
+            for piece in pieces:
+                shutil.copytree(piece, made, dirs_exist_ok=True, ignore=shutil.ignore_patterns(_SECONDS, _SUMS))
             build(made)
-            (made / _SECONDS).write_text(json.dumps(time.perf_counter() - start))
+            elsewhere = sum(_seconds(piece) for piece in pieces)
+            (made / _SECONDS).write_text(json.dumps(time.perf_counter() - start + elsewhere))
             (made / _SUMS).write_text(json.dumps(_sums(made)))
+        for piece in pieces:
+            shutil.rmtree(piece)
 
     # --- how each part is built ---
 
@@ -534,28 +569,35 @@ class Lab(Benchmark):
         """Attention in steps: in bfloat16 on a CPU the fused one takes twice as long backwards."""
         return GPTNeoXForCausalLM.from_pretrained(self.folder / "public", attn_implementation="eager")
 
-    def _build_ensemble(self, path: Path) -> None:
+    def _build_ensemble(self, path: Path, only: int | None = None) -> None:
         folders = [(member_folder(path, index), texts) for index, texts in enumerate(self.shards())]
-        self._train_adapters("ensemble member", "lora", folders)
+        self._train_adapters("ensemble member", "lora", folders, only)
 
     def _build_whole(self, path: Path) -> None:
         self._train_adapters("adapter on all data", "lora", [(path / WHOLE, self.private_copies())])
 
-    def _build_references(self, path: Path, count: int) -> None:
+    def _build_references(self, path: Path, count: int, only: int | None = None) -> None:
         recipe, listed = self.recipe, self.reference_texts(count)
         folders = [(path / f"reference-{index:03d}", texts) for index, texts in enumerate(listed)]
         if recipe.private_rank:
-            self._train_adapters("reference model", "private", folders)
+            self._train_adapters("reference model", "private", folders, only)
             return
-        for folder, texts in folders:
+        for folder, texts in folders if only is None else folders[only : only + 1]:
+            if folder.is_dir():
+                continue
             model, batch = self._public_to_train(), recipe.private_batch
             what = f"reference model {folder.name}"
             self._fit(model, texts, what, epochs=recipe.private_epochs, rate=recipe.private_rate, batch=batch)
             model.save_pretrained(folder)
             write_shard(folder, texts)
 
-    def _train_adapters(self, what: str, whose: str, folders: Sequence[tuple[Path, Sequence[str]]]) -> None:
-        """Adapters on the public model, side by side, by the target's recipe (`private`) or the members' (`lora`)."""
+    def _train_adapters(
+        self, what: str, whose: str, folders: Sequence[tuple[Path, Sequence[str]]], only: int | None = None
+    ) -> None:
+        """Adapters on the public model, side by side, by the target's recipe (`private`) or the members' (`lora`).
+
+        only: the one that is trained, as it would be beside the others; None: all whose folders are not there yet.
+        """
         recipe = self.recipe
         epochs, rate, batch, rank, alpha = (getattr(recipe, f"{whose}_{name}") for name in _RECIPE)
         total = len(folders) * epochs
@@ -565,6 +607,7 @@ class Lab(Benchmark):
             [
                 Member(folder, texts, self._tokens(texts), recipe.seed + i, ("lab", recipe.seed, f"{what} {i + 1}"))
                 for i, (folder, texts) in enumerate(folders)
+                if only in (None, i)
             ],
             Course(epochs, rate, batch, recipe.block, end=0),
             half=torch.bfloat16 if has_bfloat16() else None,
@@ -665,6 +708,11 @@ def _sums(folder: Path) -> dict[str, str]:
     """SHA-256 of every file, by its path in the folder."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != _SUMS)
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def _seconds(part: Path) -> float:
+    """What it took to build."""
+    return float(json.loads((part / _SECONDS).read_text()))
 
 
 def _is_whole(part: Path) -> bool:

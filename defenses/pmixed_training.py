@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from peft import PeftModel
 from torch.nn import Dropout
 
 from auditor.core.errors import AuditError
 from auditor.models.shards import WHOLE, write_ensemble
-from auditor.plugins.trainer import Trainer, TrainingJob
+from auditor.plugins.trainer import Checkpoint, Trainer, TrainingJob
 from auditor.training import masks
 from auditor.training.finetune import Course, check_schedule
 from auditor.training.members import Adapter, Layers, Member, member_folder, merged_units, shard, train_members
@@ -62,30 +62,9 @@ class PMixedTrainer(Trainer):
     def train(self, job: TrainingJob) -> tuple[str, ...]:
         """Several members at once: one that is finished is kept, the others go on and end as they would have."""
         self.check(job)
-        base = job.load()
-        if isinstance(base, PeftModel):
-            raise AuditError("expected a whole model for pmixed, got an adapter: its own are -D rank and -D alpha")
-        units, given = _units(job), {record.unit for record in job.records}
-        shards = shard(units, self.members)
-        whose = "user" if job.users else "record"
-        members = [
-            self._member(job, member_folder(job.out, index), chosen, job.seed + index, "member", index)
-            for index, chosen in enumerate(shards)
-        ]
-        if self.control:  # first: the others are trained beside it
-            everything = list(range(len(job.records)))
-            members.insert(0, self._member(job, job.out / WHOLE, everything, job.seed, "whole"))
-        total = len(members) * self.epochs
-        most = train_members(
-            base,
-            Adapter(self.rank, self.alpha, self.layers),
-            members,
-            Course(self.epochs, self.learning_rate, self.batch, job.block, job.end),
-            together=self.together,
-            progress=lambda done: job.progress(f"{len(members)} adapters", done, total),
-            written=lambda member: write_ensemble(job.out, unit=whose, members=self.members),
-            checkpoint=job.checkpoint,
-        )
+        base, units, given = _base(job), _units(job), {record.unit for record in job.records}
+        members, whose = self._adapters(job), _whose(job)
+        most = self._fit(job, base, members, self.together, job.checkpoint)
         said = [
             f"each {whose} lies whole in one of {self.members} shards: the unit of protection is the shard",
             "the number of shards is public",
@@ -95,14 +74,58 @@ class PMixedTrainer(Trainer):
             said.append("the base's dropout was off: beside others no adapter has masks of its own")
         if whose == "user" and len(groups := set(units)) < len(given):
             said.append(f"users who share a record are protected together: {len(given)} are {len(groups)} groups")
-        if empty := sum(not chosen for chosen in shards):
+        if empty := sum(not member.texts for member in members):
             said.append(f"{empty} shards are empty: their members have learnt nothing")
         return tuple(said)
+
+    def apart(self, job: TrainingJob) -> int:
+        return self.members + self.control
+
+    def train_one(self, job: TrainingJob, index: int) -> Path:
+        one = self._adapters(job)[index]
+        self._fit(job, _base(job), [one], 1)
+        return one.folder
+
+    def _adapters(self, job: TrainingJob) -> list[Member]:
+        """The members, and the control before them: the others are trained beside it."""
+        members = [
+            self._member(job, member_folder(job.out, index), chosen, job.seed + index, "member", index)
+            for index, chosen in enumerate(shard(_units(job), self.members))
+        ]
+        everything = list(range(len(job.records)))
+        whole = [self._member(job, job.out / WHOLE, everything, job.seed, "whole")] if self.control else []
+        return [*whole, *members]
+
+    def _fit(
+        self, job: TrainingJob, base: Any, members: list[Member], together: int, checkpoint: Checkpoint | None = None
+    ) -> int:
+        total = len(members) * self.epochs
+        return train_members(
+            base,
+            Adapter(self.rank, self.alpha, self.layers),
+            members,
+            Course(self.epochs, self.learning_rate, self.batch, job.block, job.end),
+            together=together,
+            progress=lambda done: job.progress(f"{len(members)} adapters", done, total),
+            written=lambda member: write_ensemble(job.out, unit=_whose(job), members=self.members),
+            checkpoint=checkpoint,
+        )
 
     def _member(self, job: TrainingJob, folder: Path, chosen: list[int], seed: int, *key: str | int) -> Member:
         records = [job.records[i] for i in chosen]
         texts, tokens = [record.text for record in records], [masks.sequence(record) for record in records]
         return Member(folder, texts, tokens, seed, ("train", job.seed, *key))
+
+
+def _base(job: TrainingJob) -> Any:
+    base = job.load()
+    if isinstance(base, PeftModel):
+        raise AuditError("expected a whole model for pmixed, got an adapter: its own are -D rank and -D alpha")
+    return base
+
+
+def _whose(job: TrainingJob) -> str:
+    return "user" if job.users else "record"
 
 
 def _units(job: TrainingJob) -> list[str]:

@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "reports": RIGHT,
     "runs": f"{LEFT} remote engines {RIGHT} {SIDE}",
     "utility": f"{LEFT} {RIGHT} {SIDE} runs",
-    "studies": f"{LEFT} {RIGHT} {SIDE} runs utility",
+    "studies": f"{LEFT} {RIGHT} engines {SIDE} runs utility",
     "api": f"{LEFT} {RIGHT} {SIDE} runs utility studies",
     "integrations": f"{LEFT} {RIGHT} {SIDE} runs api",
     "commands": f"{LEFT} {RIGHT} {SIDE} runs utility studies",

@@ -106,6 +106,26 @@ class HubLoadingFlags(LoadingFlags):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EngineFlags:
+    """Who does the work."""
+
+    engine: Annotated[
+        str | None,
+        typer.Option(metavar="local|ray", help="Who does the work: this process, or workers of Ray. [default: local]"),
+    ] = None
+    workers: Annotated[
+        int | None, typer.Option(help="Workers of --engine ray. [default: as many as processors here]")
+    ] = None
+    ray_address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT|auto", help="A Ray cluster that is there. [default: one on this machine]"),
+    ] = None
+    gpus_per_worker: Annotated[
+        float | None, typer.Option(help="GPUs of each worker, or a part of one. [default: 0]")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ApiFlags:
     """A model that is asked over HTTP: `--model openai:NAME`. Its key is read from OPENAI_API_KEY."""
 

@@ -110,20 +110,7 @@ class PlanFlags:
         typer.Option(metavar="8bit|4bit", help="Load --model in fewer bits, by bitsandbytes. [default: as in --dtype]"),
     ] = None
     model_args: options.ModelArgs = None
-    engine: Annotated[
-        str | None,
-        typer.Option(metavar="local|ray", help="Who attacks the secrets: this process, or workers. [default: local]"),
-    ] = None
-    workers: Annotated[
-        int | None, typer.Option(help="Workers of --engine ray. [default: as many as processors here]")
-    ] = None
-    ray_address: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="A Ray cluster that is there. [default: one on this machine]"),
-    ] = None
-    gpus_per_worker: Annotated[
-        float | None, typer.Option(help="GPUs of each worker, or a part of one. [default: 0]")
-    ] = None
+    engine: options.EngineFlags
     plugin: options.Plugin = None
     submission: Annotated[
         str | None,

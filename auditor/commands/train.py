@@ -57,11 +57,14 @@ def train(
     method: Annotated[str, typer.Argument(help="How to train; `audit list` shows them: none, dp-sgd, adp, ...")],
     flags: TrainingFlags,
     loading: options.HubLoadingFlags,
+    engine: options.EngineFlags,
     option: Annotated[options.Many, typer.Option("-D", metavar="OPTION=VALUE", help="Option of the method.")] = None,
     plugin: options.Plugin = None,
 ) -> None:
     """Fine-tune a causal LM on private records. The same command goes on where it was interrupted."""
     console.quiet()
+    from auditor.core.jsonable import from_json
+    from auditor.core.plan import EngineOptions
     from auditor.models.loading import LoadingOptions
     from auditor.plugins import registry
     from auditor.runs import plan, training
@@ -70,7 +73,10 @@ def train(
     of_methods = plan.parse_options("-D", option or [], list(registry.trainers()))
     own = plan.options_for(method, of_methods, {}, list(of_methods.get("", {})))
     how = LoadingOptions(**options.given(loading))
-    for sentence in _train(training.Training(method=method, options=own, loading=how, **options.given(flags))):
+    who = from_json(EngineOptions, options.given(engine), "engine")
+    files = tuple(plugin or ())
+    asked = training.Training(method=method, options=own, loading=how, engine=who, plugin=files, **options.given(flags))
+    for sentence in _train(asked):
         typer.echo(sentence)
     typer.echo(f"model: {flags.out}")
 

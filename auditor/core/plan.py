@@ -42,6 +42,37 @@ SUBJECT, METHOD, CONDUCT, ATTACKER, ATTACKS, OWN, RECORDS, COUNT, REMOTE, LOADED
 
 
 @dataclass(frozen=True)
+class EngineOptions:
+    """Who does the work: this process, or the workers of a Ray cluster, so many GPUs or a part of one each.
+
+    workers: None: as many as processors here. ray_address: of a cluster that is there; None: one of our own, here.
+    """
+
+    engine: Literal["local", "ray"] = "local"
+    workers: int | None = None
+    ray_address: str | None = None
+    gpus_per_worker: float = 0.0
+
+    def check(self, device: str) -> None:
+        """Raises AuditError for options that do not go together, or with models on this device."""
+        if self.workers is not None and self.workers < 1:
+            raise AuditError(f"expected --workers >= 1, got {self.workers}")
+        if not 0 <= self.gpus_per_worker < math.inf:
+            raise AuditError(f"expected --gpus-per-worker >= 0, got {self.gpus_per_worker}")
+        if self.engine == "local":
+            for name in ("workers", "ray_address", "gpus_per_worker"):
+                if getattr(self, name):
+                    raise AuditError(f"{flag(name)} goes with --engine ray, got --engine local")
+        elif device.startswith("cuda") and not self.gpus_per_worker:
+            raise AuditError(f"expected --gpus-per-worker beside --device {device}, or no worker sees a GPU; got none")
+        elif device == "cpu" and self.gpus_per_worker:
+            raise AuditError(f"--gpus-per-worker {self.gpus_per_worker:g} goes with --device cuda, got --device cpu")
+
+
+LOCAL = EngineOptions()
+
+
+@dataclass(frozen=True)
 class Plan:
     """One `audit run`. Written to the run folder, from which it can be resumed."""
 
@@ -84,8 +115,8 @@ class Plan:
     seed: Annotated[int, SUBJECT] = 0  # outside the lab it also splits the data
     batch_size: Annotated[int | None, CONDUCT | COUNT] = None
     engine: Annotated[Literal["local", "ray"], CONDUCT] = "local"
-    workers: Annotated[int | None, CONDUCT | COUNT] = None  # of a cluster; None: as many as processors here
-    ray_address: Annotated[str | None, CONDUCT] = None  # of a cluster that is there; None: one of our own, here
+    workers: Annotated[int | None, CONDUCT] = None
+    ray_address: Annotated[str | None, CONDUCT] = None
     gpus_per_worker: Annotated[float, CONDUCT] = 0.0
     plugin: Annotated[tuple[str, ...], METHOD] = ()
     submission: Annotated[str | None, CONDUCT | ATTACKS] = None
@@ -112,12 +143,7 @@ class Plan:
         for name in about(COUNT):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise AuditError(f"expected {flag(name)} >= 1, got {value}")
-        if self.engine == "local":
-            for name in ("workers", "ray_address", "gpus_per_worker"):
-                if getattr(self, name):
-                    raise AuditError(f"{flag(name)} goes with --engine ray, got --engine local")
-        if not 0 <= self.gpus_per_worker < math.inf:
-            raise AuditError(f"expected --gpus-per-worker >= 0, got {self.gpus_per_worker}")
+        self.engine_options.check(self.device)
         if not 0 <= self.seed < 2**63:
             raise AuditError(f"expected --seed from 0 to 2^63 - 1, got {self.seed}")
         if self.knows is not None:
@@ -150,6 +176,14 @@ class Plan:
                 f"expected --base-url without a name or password, got {_without_key(url)!r} with one: a key comes from "
                 "OPENAI_API_KEY"
             )
+
+    @property
+    def engine_options(self) -> EngineOptions:
+        return EngineOptions(self.engine, self.workers, self.ray_address, self.gpus_per_worker)
+
+    def by(self, engine: EngineOptions) -> Plan:
+        """The same, by another engine."""
+        return dataclasses.replace(self, **vars(engine))
 
     @property
     def lab(self) -> bool:

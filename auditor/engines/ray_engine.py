@@ -11,7 +11,8 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +22,7 @@ from auditor.engines.engine import Work
 
 _LOSSES = 3  # of one worker in one run: what kills it each time is the work itself
 _STORE = 256 * 2**20  # bytes for what travels: secrets, guesses, soft prompts; models are loaded where they are used
+PATIENCE = 10.0  # seconds, in which the workers of a run before this one are gone
 _AUTO = "auto"  # Ray's own word for the cluster that this machine belongs to
 AS_NICE = {"worker_niceness": 0}  # as this process: Ray's own 15 leaves what does all the work behind any other program
 _QUIET = "RAY_IGNORE_UNHANDLED_ERRORS"  # of portions that nobody asks for any more, once one was refused
@@ -127,12 +129,21 @@ class RayEngine:
             ) from None
 
     def _check_room(self) -> None:
-        room = _ray().available_resources()
+        """Ray itself would wait for ever."""
+        room = self._short_of(_ray().cluster_resources())
+        until = time.monotonic() + PATIENCE
+        while not room and (room := self._short_of(_ray().available_resources())) and time.monotonic() < until:
+            time.sleep(0.1)
+            room = ""
+        if room:
+            raise AuditError(room)
+
+    def _short_of(self, room: Mapping[str, float]) -> str:
+        """What a cluster with so much has too little of for these workers; "" for nothing."""
         for what, asked in (("CPU", float(self.workers)), ("GPU", self.gpus * self.workers)):
             if (free := room.get(what, 0.0)) < asked:
-                raise AuditError(
-                    f"expected {asked:g} free {what}s in the Ray cluster for {self.workers} workers, got {free:g}"
-                )
+                return f"expected {asked:g} free {what}s in the Ray cluster for {self.workers} workers, got {free:g}"
+        return ""
 
 
 class _Worker:

@@ -68,6 +68,14 @@ class Trainer:
     def check(self, job: TrainingJob) -> None:
         """Refuses, before anything is written, what this trainer cannot train on. Raises AuditError."""
 
+    def apart(self, job: TrainingJob) -> int:
+        """How many models it trains, where each can be trained by a process of its own; 0: all that it does is one."""
+        return 0
+
+    def train_one(self, job: TrainingJob, index: int) -> Path:
+        """Trains one of them, as it would be beside the others; returns its folder, which `train` finds there."""
+        raise NotImplementedError
+
     def train(self, job: TrainingJob) -> tuple[str, ...]:
         """Trains. Returns what the user must know of it: sentences."""
         raise NotImplementedError

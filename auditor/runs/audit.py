@@ -99,8 +99,8 @@ class Scene:
                 continue
             if method.of == "secrets":
                 method.check(self.benchmark.secrets)
-            if asked := method.wanted_references():
-                self.references(asked)
+        for asked in self.selection.references:
+            self.references(asked)
 
     def check_room(self) -> None:
         """Raises AuditError where a model has no room for the texts of this run behind its lead and soft prompt."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
-from auditor.benchmarks.lab import REFERENCES, Lab, LabRecipe
+from auditor.benchmarks.lab import REFERENCES, Alone, Lab, LabRecipe
 from auditor.core.errors import AuditError, unknown
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.plan import Plan
@@ -18,7 +18,7 @@ from auditor.plugins.defense import Defense, TrainedModel
 from auditor.plugins.trainer import Trainer
 from auditor.runs.reporter import Reporter
 from auditor.runs.shelf import Shelf
-from auditor.runs.site import Site
+from auditor.runs.site import Piece, Site
 
 AUDIT_CANARIES = 1000  # of the lab that an audit of epsilon has: they can prove an epsilon of more than 5
 
@@ -64,6 +64,28 @@ class LabSite(Site):
         limit, progress = self.plan.limit, self.reporter.progress
         lab: Lab = self.shelf.get("lab", self._key, lambda: Lab(self.recipe, None, progress, limit, makes=self._makes))
         return lab
+
+    def pieces(self, defenses: Mapping[str, Defense], references: Sequence[str]) -> list[Piece]:
+        needs = {need for defense in defenses.values() for need in defense.needs}
+        pieces = [Piece("reference", i, asked) for asked in references for i in range(lab_references(asked))]
+        pieces += [Piece("member", i) for i in range(self.recipe.members) if "ensemble" in needs]
+        pieces += [Piece("whole") for need in needs if need == "whole" and not self.recipe.target_is_whole]
+        pieces += [Piece("trained", of=name) for name, defense in defenses.items() if "trained" in defense.needs]
+        return [piece for piece in pieces if not self._alone(piece, defenses).there]
+
+    def train(self, piece: Piece, defenses: Mapping[str, Defense]) -> None:
+        self._alone(piece, defenses).train()
+
+    def _alone(self, piece: Piece, defenses: Mapping[str, Defense]) -> Alone:
+        if piece.kind == "member":
+            return self.lab.member(piece.index)
+        if piece.kind == "reference":
+            return self.lab.one_reference(lab_references(piece.of), piece.index)
+        if piece.kind == "whole":
+            return self.lab.one_whole()
+        trainer = defenses[piece.of]
+        assert isinstance(trainer, Trainer)  # "trained" is a need of theirs alone
+        return self.lab.one_trained(trainer)
 
     def only_read(self) -> None:
         self._makes = False

@@ -10,12 +10,12 @@ from contextlib import closing
 from datetime import UTC, datetime
 
 from auditor import __version__
-from auditor.core import threads
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.core.plan import Plan
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement, TargetRecord
-from auditor.engines.engine import Engine, LocalEngine
+from auditor.engines.choose import engine_of
+from auditor.engines.engine import Engine
 from auditor.gate.comparable import secrets_digest
 from auditor.models.base import given_by
 from auditor.records import details, names, weights
@@ -33,7 +33,7 @@ from auditor.runs.site import Site
 from auditor.runs.sites import site_of
 from auditor.runs.target import Target
 from auditor.runs.targets import Targets
-from auditor.runs.work import Elsewhere, Workplace
+from auditor.runs.work import SiteThere, Trainings, Workplace, WorkplaceThere
 from auditor.statistics import judging
 
 
@@ -52,6 +52,8 @@ def run(
     digests = site.weights()
     folder.check_weights(digests)  # before minutes of loading
     with closing(_engine(plan, site)) as engine:
+        if engine.workers and site.trains_on_demand:
+            _train_apart(engine, plan, site, selection, clock)
         with clock.stage("prepare"):
             audit = _prepared(plan, site, selection, folder, reporter, shelf)
         targets, collector = Targets(audit), Collector(folder)
@@ -62,7 +64,7 @@ def run(
         greedy = _greedy(audit, targets.undefended, clock)
         records, findings = list[TargetRecord](), list[Finding]()
         place = Workplace(audit, targets)
-        engine.open(place, Elsewhere(plan, audit.lead, site.read()))
+        engine.open(place, WorkplaceThere(SiteThere(plan), audit.lead, site.read()))
         for target in targets.each(clock):
             place.take(target)
             gathering = Gathering(audit, target, place, engine, collector)
@@ -90,7 +92,9 @@ def run(
 def check(plan: Plan) -> Selection:
     """What the plan chooses, checked before anything is built. Raises AuditError."""
     personal.regions_of(plan)
-    return select(plan, site_of(plan))
+    site = site_of(plan)
+    _check_engine(plan, site)
+    return select(plan, site)
 
 
 def _prepared(
@@ -120,20 +124,36 @@ def _greedy(audit: Audit, target: Target, clock: Clock) -> dict[str, Measurement
     return found
 
 
-def _engine(plan: Plan, site: Site) -> Engine:
-    """What the plan asks for. Raises AuditError where it cannot be had."""
-    if plan.engine == "local":
-        return LocalEngine()
-    if not site.in_plan:
+def _check_engine(plan: Plan, site: Site) -> None:
+    if plan.engine != "local" and not site.in_plan:
         raise AuditError(
             "expected --model as a folder or a hub id with --engine ray, as each worker loads it, "
             "got a live model or one behind an API"
         )
-    from auditor.engines.ray_engine import RayEngine  # an extra
 
-    engine = RayEngine(plan.workers or threads.processors(), plan.ray_address or "", plan.gpus_per_worker)
-    site.reporter.note(f"secrets are attacked by {engine.said}")
+
+def _engine(plan: Plan, site: Site) -> Engine:
+    """What the plan asks for. Raises AuditError where it cannot be had."""
+    _check_engine(plan, site)
+    engine = engine_of(plan.engine_options)
+    if engine.workers:
+        site.reporter.note(f"secrets are attacked by {engine.said}")
     return engine
+
+
+def _train_apart(engine: Engine, plan: Plan, site: Site, selection: Selection, clock: Clock) -> None:
+    """What the run would train one after the other, or side by side, is trained by workers, one model a task."""
+    with clock.stage("train"):
+        site.model  # noqa: B018 - what all others are made of, which is trained first where it is not there
+        if pieces := site.pieces(selection.defenses, selection.references):
+            engine.open((site, selection), SiteThere(plan))
+            for done, _ in enumerate(engine.each(Trainings(), pieces), 1):
+                clock.reporter.progress("models trained apart", done, len(pieces))
+        if left := site.pieces(selection.defenses, selection.references):
+            raise AuditError(
+                f"expected the {len(pieces)} models that workers trained, but {len(left)} of them are not here: set "
+                "AUDIT_CACHE to a folder that all machines of the cluster share"
+            )
 
 
 def _measured(gathering: Gathering, clock: Clock, findings: list[Finding]) -> TargetRecord:

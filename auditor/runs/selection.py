@@ -42,6 +42,17 @@ class Selection:
         return tuple(method for method in self.methods if isinstance(method, Attack))
 
     @property
+    def defenses(self) -> dict[str, Defense]:
+        """By the name of their row."""
+        return {row.name: row.defense for row in self.rows}
+
+    @property
+    def references(self) -> tuple[str, ...]:
+        """The reference models that probes want beside the one that all attacks share, as they name them."""
+        probes = (method for method in self.methods if isinstance(method, Probe))
+        return tuple(dict.fromkeys(asked for probe in probes if (asked := probe.wanted_references())))
+
+    @property
     def prompt_rows(self) -> int:
         """Rows of the longest soft prompt that an attack tunes."""
         return max((attack.prompt_rows() for attack in self.attacks), default=0)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from auditor.core.jsonable import to_json
 from auditor.core.plan import SUBJECT, Plan, about
@@ -28,6 +29,15 @@ from auditor.records.names import named, salt
 from auditor.runs import plan_weights
 from auditor.runs.reporter import Reporter
 from auditor.runs.shelf import Shelf
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One model that can be trained apart from all others. of: how many references; the row of a trained model."""
+
+    kind: Literal["member", "whole", "reference", "trained"]
+    index: int = 0
+    of: str = ""
 
 
 class Site(ABC):
@@ -80,6 +90,14 @@ class Site(ABC):
     def read(self) -> dict[str, str]:
         """What all that is read here says of itself, once the model is loaded: places that differ in it are not one."""
         return {**self.weights(), "the data": secrets_digest(self.benchmark.secrets)}
+
+    def pieces(self, defenses: Mapping[str, Defense], references: Sequence[str]) -> Sequence[Piece]:
+        """What is still to be trained here for these rows and this `-A references=`, each apart from the others."""
+        return ()
+
+    def train(self, piece: Piece, defenses: Mapping[str, Defense]) -> None:
+        """Leaves one of them where all processes find it."""
+        raise NotImplementedError
 
     def only_read(self) -> None:  # noqa: B027 - most places make nothing
         """From now on nothing is made here: what is not there is refused when it is asked for."""

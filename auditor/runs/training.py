@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from platform import node
+from typing import Any, ClassVar
 
 import torch
 
@@ -22,6 +24,10 @@ from auditor.benchmarks.files import training_texts
 from auditor.core import disk, locks
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
+from auditor.core.plan import LOCAL, EngineOptions
+from auditor.engines.choose import engine_of
+from auditor.engines.engine import Engine
+from auditor.engines.there import There
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import DEFAULTS, LoadingOptions, load
 from auditor.models.shards import record_names
@@ -56,6 +62,8 @@ class Training:
     block: int | None = None
     seed: int = 0
     loading: LoadingOptions = DEFAULTS
+    engine: EngineOptions = LOCAL
+    plugin: tuple[str, ...] = ()  # files that the method may be in, for workers
 
 
 def train(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[str, ...]:
@@ -63,6 +71,7 @@ def train(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[s
 
     Raises AuditError, before anything is written, for whatever a user can mend.
     """
+    asked.engine.check(asked.loading.device)
     trainer: Trainer = build("training method", registry.trainers(), asked.method, asked.options)
     if not 0 <= asked.seed < 2**63:
         raise AuditError(f"expected --seed between 0 and 2^63 - 1, got {asked.seed}")
@@ -72,6 +81,28 @@ def train(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[s
         raise AuditError(f"expected a whole model to train, but {asked.model!r} is an adapter: give its base, or merge")
     if asked.lora or trainer.adapters:
         coining.check_trainable(asked.model)
+    with closing(engine_of(asked.engine)) as engine:
+        job, notes = _job(asked, progress)
+        trainer.check(job)
+        if engine.workers and not trainer.apart(job):
+            raise AuditError(f"--engine ray goes with a method that trains several models, got {asked.method}: one")
+        configuration = _configuration(asked, trainer, job)
+        if trainer.promises and _trained_on(asked.model) == configuration["data"]:
+            raise AuditError(
+                f"expected a base that has not learnt these records without privacy, but {asked.model!r} was trained "
+                "on them: what a training on top of that promised would not be true"
+            )
+        with locks.held(asked.out, RECORD):
+            if _is_finished(asked.out, configuration):
+                job.checkpoint.clear()  # of a training that was killed between its end and this
+                unless = " (which records it was, is not kept)" if trainer.promises else ""
+                return (f"{asked.out} is already trained with this configuration{unless}: nothing was done",)
+            engine.open((trainer, job), _JobThere(asked, configuration))
+            return (*notes, *_run(trainer, job, configuration, engine))
+
+
+def _job(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[TrainingJob, tuple[str, ...]]:
+    """What is to be trained on what, and what is to be said of it."""
     texts, units = training_texts(asked.data, asked.text_column, asked.user_column)  # before minutes of loading
     base = load(asked.model, asked.loading)
     records, notes = _records(asked, base, texts, units)
@@ -89,26 +120,55 @@ def train(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[s
         seed=asked.seed,
         progress=progress,
     )
-    trainer.check(job)
-    configuration = _configuration(asked, trainer, job)
-    if trainer.promises and _trained_on(asked.model) == configuration["data"]:
-        raise AuditError(
-            f"expected a base that has not learnt these records without privacy, but {asked.model!r} was trained on "
-            "them: what a training on top of that promised would not be true"
-        )
-    with locks.held(asked.out, RECORD):
-        if _is_finished(asked.out, configuration):
-            job.checkpoint.clear()  # of a training that was killed between its end and this
-            unless = " (which records it was, is not kept)" if trainer.promises else ""
-            return (f"{asked.out} is already trained with this configuration{unless}: nothing was done",)
-        return (*base.notes, *notes, *_run(trainer, job, configuration))
+    return job, (*base.notes, *notes)
 
 
-def _run(trainer: Trainer, job: TrainingJob, configuration: dict[str, Any]) -> tuple[str, ...]:
+@dataclass(frozen=True)
+class _JobThere:
+    """The same on a worker, which reads base and records where the command says."""
+
+    asked: Training
+    configuration: dict[str, Any]
+    there: There = field(default_factory=There)
+
+    def __call__(self) -> tuple[Trainer, TrainingJob]:
+        """Raises AuditError where something else lies there."""
+        self.there.enter()
+        for path in self.asked.plugin:
+            registry.load_file(Path(path))
+        trainer: Trainer = build("training method", registry.trainers(), self.asked.method, self.asked.options)
+        job, _ = _job(self.asked, lambda what, done, total: None)
+        found = _configuration(self.asked, trainer, job)
+        for name, own in self.configuration.items():
+            if found[name] != own:
+                difference = _difference(name, found[name], own)
+                raise AuditError(f"expected every worker to read what the training does, got on {node()} {difference}")
+        return trainer, job
+
+
+@dataclass(frozen=True)
+class _Ones:
+    """Models of a trainer, by their index, one a task; what is found of each is where it lies."""
+
+    portion: ClassVar[int] = 1
+
+    def at(self, place: tuple[Trainer, TrainingJob], items: Sequence[int]) -> Iterator[Path]:
+        trainer, job = place
+        for index in items:
+            yield trainer.train_one(job, index)
+
+
+def _run(trainer: Trainer, job: TrainingJob, configuration: dict[str, Any], engine: Engine) -> tuple[str, ...]:
     record = {"tool_version": __version__, "configuration": configuration, "finished": False}
     disk.replace(job.out / RECORD, json.dumps(record, indent=1), sync=True)
     start = time.perf_counter()
     try:
+        if engine.workers:
+            models = range(trainer.apart(job))
+            for done, made in enumerate(engine.each(_Ones(), models), 1):
+                if not made.is_dir():
+                    raise AuditError(f"expected -o on a file system that all workers share, got no {str(made)!r} here")
+                job.progress(f"models trained by {engine.said}", done, len(models))
         told = trainer.train(job)
     except AuditError:
         if {path.name for path in job.out.iterdir()} == {RECORD, locks.LOCK}:  # a refusal leaves nothing behind

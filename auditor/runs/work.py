@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,18 +10,17 @@ from itertools import islice
 from platform import node
 from typing import Any, ClassVar, Generic, TypeVar
 
-from auditor import __version__
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Guesses, Lead, Observation, Query, Secret
 from auditor.core.plan import Plan
+from auditor.engines.there import There
 from auditor.plugins.attack import Attack
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import SETTINGS, Meter, View
 from auditor.records.folder import batched
 from auditor.runs.audit import Scene
-from auditor.runs.reporter import Silence
-from auditor.runs.selection import select
-from auditor.runs.shelf import Shelf
+from auditor.runs.selection import Selection, select
+from auditor.runs.site import Piece, Site
 from auditor.runs.sites import site_of
 from auditor.runs.target import Target
 from auditor.runs.targets import Targets
@@ -112,30 +110,48 @@ class ProbeWork(CellWork[Secret, Observation]):
 
 
 @dataclass(frozen=True)
-class Elsewhere:
-    """What a worker needs to open a place of its own, at which everything is as it is at the owner's.
+class Trainings:
+    """What of a run's models can be trained apart, one a task; what is found of each is that it is done."""
 
-    Weights, data and plug-ins are read where the plan says, on the worker's machine; read: what the owner read there.
-    """
+    portion: ClassVar[int] = 1
+
+    def at(self, place: tuple[Site, Selection], items: Sequence[Piece]) -> Iterator[Piece]:
+        site, selection = place
+        for piece in items:
+            site.train(piece, selection.defenses)
+            yield piece
+
+
+# --- places of workers ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SiteThere:
+    """A worker's own site of a plan, with what the plan chooses: weights, data and plug-ins are read on its machine."""
 
     plan: Plan
+    there: There = field(default_factory=There)
+
+    def __call__(self) -> tuple[Site, Selection]:
+        self.there.enter()
+        plan = replace(self.plan, submission=None)
+        site = site_of(plan)
+        return site, select(plan, site)
+
+
+@dataclass(frozen=True)
+class WorkplaceThere:
+    """A worker's own place to work at cells, at which everything is as it is at the run's; read: what that read."""
+
+    site: SiteThere
     lead: Lead
     read: Mapping[str, str]
-    folder: str = field(default_factory=os.getcwd)  # where relative paths begin
-    version: str = __version__
 
     def __call__(self) -> Workplace:
         """Raises AuditError where something else lies there."""
-        if self.version != __version__:
-            raise AuditError(f"expected audit {self.version} on every worker, got {__version__} on {node()}")
-        try:
-            os.chdir(self.folder)
-        except OSError as error:
-            raise AuditError(f"expected the folder {self.folder!r} on every worker, got none on {node()}") from error
-        plan, reporter, shelf = replace(self.plan, submission=None), Silence(), Shelf()
-        site = site_of(plan, reporter, shelf)
+        site, selection = self.site()
         site.only_read()
-        scene = Scene(plan, site, select(plan, site), reporter, shelf, self.lead)
+        scene = Scene(site.plan, site, selection, site.reporter, site.shelf, self.lead)
         place, found = Workplace(scene, Targets(scene)), site.read()
         for name, digest in self.read.items():
             if found.get(name) != digest:

@@ -6,19 +6,22 @@ A finished point is not run again, a half-finished one is continued; models and 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from auditor.core import disk, locks
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.jsonfiles import read_object
 from auditor.core.nouns import CellKey
-from auditor.core.plan import FIELDS, Plan
+from auditor.core.plan import FIELDS, LOCAL, EngineOptions, Plan
 from auditor.core.result import AuditResult, Chain, Finding, Measurement, TargetRecord
+from auditor.engines.choose import engine_of
+from auditor.engines.engine import Engine
+from auditor.engines.there import There
 from auditor.records import saved
 from auditor.records.contrasts import Part, Replicates, contrast
 from auditor.records.folder import RunFolder
@@ -27,7 +30,7 @@ from auditor.reports import files, tables, words
 from auditor.runs import plan_weights
 from auditor.runs.grid import Point, called
 from auditor.runs.plan import make
-from auditor.runs.reporter import Reporter
+from auditor.runs.reporter import Reporter, Silence
 from auditor.runs.run import check, run
 from auditor.runs.shelf import Shelf
 from auditor.statistics import judging
@@ -48,11 +51,13 @@ def walk(
     Raises AuditError where the folder holds runs of other plans, and where another process walks it.
     """
     plans, failures = _plans(points, command, refuse)
+    by = _agreed(plans.values())
+    plans = {name: plan.by(LOCAL) for name, plan in plans.items()}  # each point by one process
     for point in points:
         if point.name in plans:
             _unchanged(folder / point.folder, plans[point.name])
-    with locks.held(folder, SWEEP):
-        _walk(points, plans, failures, folder, reporter, command)
+    with locks.held(folder, SWEEP), closing(engine_of(by)) as engine:
+        _walk(points, plans, failures, folder, reporter, command, engine)
     return failures
 
 
@@ -63,9 +68,10 @@ def _walk(
     folder: Path,
     reporter: Reporter,
     command: str,
+    engine: Engine,
 ) -> None:
     _write_points(folder, points, failures, command)
-    shelf, quiet = Shelf(), _Quiet(reporter)
+    waiting = []
     for number, point in enumerate(points, 1):
         path = folder / point.folder
         if point.name not in plans:
@@ -73,11 +79,63 @@ def _walk(
         if (path / saved.RESULT).is_file():
             files.render_missing(path)
             continue
-        with reporter.stage(f"{number} of {len(points)}: {point.name}"):
-            failure = _run(plans[point.name], path, quiet, shelf)
+        waiting.append(_Waiting(f"{number} of {len(points)}: {point.name}", point.name, plans[point.name], path))
+    engine.open(_Walker(reporter), _WalkerThere())
+    for done, (name, failure) in enumerate(engine.each(_Points(), waiting), 1):
         if failure:
-            failures[point.name] = failure
+            failures[name] = failure
             _write_points(folder, points, failures, command)
+        if engine.workers:  # who shows no progress of its own
+            reporter.progress(f"points run by {engine.said}", done, len(waiting))
+
+
+def _agreed(plans: Iterable[Plan]) -> EngineOptions:
+    """Who runs the points. Raises AuditError where they do not agree on it."""
+    asked = {plan.engine_options for plan in plans} or {LOCAL}
+    if len(asked) > 1:
+        raise AuditError(f"expected one engine for all points of a grid, got {len(asked)}")
+    return asked.pop()
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A point that is to be run. called: as its stage is."""
+
+    called: str
+    name: str
+    plan: Plan
+    path: Path
+
+
+class _Walker:
+    """Where points are run: models and labs are shared from one to the next."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self.reporter, self.shelf = reporter, Shelf()
+
+
+@dataclass(frozen=True)
+class _WalkerThere:
+    """The same on a worker, which runs its points to their folders: each has one owner, whoever that is."""
+
+    there: There = field(default_factory=There)
+
+    def __call__(self) -> _Walker:
+        self.there.enter()
+        return _Walker(Silence())
+
+
+@dataclass(frozen=True)
+class _Points:
+    """Runs points; of each is found its name, and why it could not be run, or nothing."""
+
+    portion: ClassVar[int] = 1
+
+    def at(self, place: _Walker, items: Sequence[_Waiting]) -> Iterator[tuple[str, str]]:
+        for point in items:
+            with place.reporter.stage(point.called):
+                failure = _run(point.plan, point.path, _Quiet(place.reporter), place.shelf)
+            yield point.name, failure
 
 
 def _plans(points: Sequence[Point], command: str, refuse: bool) -> tuple[dict[str, Plan], dict[str, str]]:

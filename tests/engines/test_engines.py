@@ -4,29 +4,42 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import PreTrainedTokenizerFast
 
+from auditor import audit
 from auditor.cli import call
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.jsonable import from_json
 from auditor.core.nouns import CellKey, Guesses
-from auditor.core.plan import Plan
+from auditor.core.plan import EngineOptions, Plan
 from auditor.core.result import AuditResult
-from auditor.engines.engine import LocalEngine
+from auditor.engines import ray_engine
+from auditor.engines.engine import Engine, LocalEngine, Work
 from auditor.engines.ray_engine import AS_NICE, RayEngine
+from auditor.plugins.defense import Defense
 from auditor.records.folder import RunFolder
+from auditor.runs import run, training
+from auditor.runs.lab_site import LabSite
+from auditor.runs.site import Piece
+from auditor.runs.sites import site_of
 from auditor.runs.work import CellWork
-from tests.conftest import save_tiny
+from auditor.studies import sweep
+from tests.conftest import save_tiny, tiny
 
 ray = pytest.importorskip("ray")
 
@@ -152,12 +165,16 @@ def test_a_lost_worker_is_replaced_and_its_items_are_found_once(cluster: RayEngi
     ("workers", "address", "gpus", "refusal"),
     [
         (4, "", 0, "expected 4 free CPUs in the Ray cluster for 4 workers, got 3"),
+        (6, "", 0, "expected 6 free CPUs in the Ray cluster for 6 workers, got 5"),
         (1, "", 0.5, "expected 0.5 free GPUs in the Ray cluster for 1 workers, got 0"),
     ],
 )
 def test_more_workers_than_the_cluster_has_room_for_are_refused(
-    cluster: RayEngine, workers: int, address: str, gpus: float, refusal: str
+    cluster: RayEngine, workers: int, address: str, gpus: float, refusal: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert len(cluster.pids()) == 2
+    RayEngine(3).close()  # waits until those of the tests before are gone
+    monkeypatch.setattr(ray_engine, "PATIENCE", 0.0)
     with pytest.raises(AuditError, match=f"^{re.escape(refusal)}$"):
         RayEngine(workers, address, gpus)
 
@@ -166,8 +183,8 @@ def test_more_workers_than_the_cluster_has_room_for_are_refused(
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """A run on tiny models of bytes, inside the claim and in the worst case, with a budget that does not last."""
+def own(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """A run on tiny models of bytes."""
     folder = tmp_path_factory.mktemp("own")
     for name in ("model", "public"):
         save_tiny(folder / name)
@@ -176,15 +193,22 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
     given = {name: str(folder / name) for name in ("model", "public")}
     given |= {name: str(folder / f"{name}.jsonl") for name in ("data", "nonmembers")}
-    members = ["-D", "members=2", "-D", "epochs=1", "--data", given["data"], "-o", str(folder / "ensemble")]
-    assert call(["train", "pmixed", "--model", given["public"], *members]) == 0
-    flags = [part for name, value in given.items() for part in (f"--{name}", value)]
+    sizes = ["--samples", "3", "--prefix-length", "10", "--suffix-length", "6", "--batch-size", "4"]
+    return ["run", *(part for name, value in given.items() for part in (f"--{name}", value)), *sizes]
+
+
+@pytest.fixture(scope="module")
+def asked(own: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Inside the claim and in the worst case, with a budget that does not last."""
+    ensemble = str(tmp_path_factory.mktemp("members") / "ensemble")
+    data, public = (own[own.index(flag) + 1] for flag in ("--data", "--public"))
+    members = ["-D", "members=2", "-D", "epochs=1", "--data", data, "-o", ensemble]
+    assert call(["train", "pmixed", "--model", public, *members]) == 0
     methods = ["--attack", "ethicist", "--attack", "perplexity", "--attack", "zlib", "--attack", "claim-check"]
     methods += ["-A", "epochs=1", "-A", "tune_on=public", "-A", "prompt_length=4"]
-    defenses = ["--defense", "uniform-mixing", "--defense", "pmixed", "-D", f"ensemble={folder / 'ensemble'}"]
+    defenses = ["--defense", "uniform-mixing", "--defense", "pmixed", "-D", f"ensemble={ensemble}"]
     defenses += ["-D", "pmixed.queries=500", "-D", "pmixed.on_exhaustion=public"]
-    sizes = ["--samples", "3", "--prefix-length", "10", "--suffix-length", "6", "--batch-size", "4"]
-    return ["run", *flags, *methods, *defenses, *sizes]
+    return [*own, *methods, *defenses]
 
 
 def held(folder: Path) -> tuple[AuditResult, dict[CellKey, dict[str, object]]]:
@@ -203,10 +227,18 @@ def here(asked: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_guesses_and_ledgers_are_those_of_one_process_though_a_worker_is_lost(
+def test_a_lost_driver_and_a_lost_worker_change_nothing(
     here: Path, asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lost in the middle of a cell inside the claim, whose budget does not last."""
+    """The run is killed when it has its first guesses; gone on with, a worker in a cell whose budget does not last."""
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "auditor.cli", *asked, "-o", str(out), "--engine", "ray", "--workers", "2"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as driver:
+        while not ((guesses := out / "guesses.jsonl").exists() and guesses.stat().st_size):
+            assert driver.poll() is None, driver.stderr and driver.stderr.read().decode()
+            time.sleep(0.01)
+        driver.kill()
+    assert not (out / "result.json").exists()
     stream, killed = RayEngine.stream, list[int]()
 
     def deadly(engine: RayEngine, work: CellWork, items: Sequence[object]) -> Iterator[object]:
@@ -217,9 +249,9 @@ def test_guesses_and_ledgers_are_those_of_one_process_though_a_worker_is_lost(
                 killed.append(pid)
 
     monkeypatch.setattr(RayEngine, "stream", deadly)
-    assert call([*asked, "-o", str(tmp_path / "run"), "--engine", "ray", "--workers", "2"]) == 0
+    assert call(["run", "--resume", str(out)]) == 0
     assert killed
-    (mine, one), (others, other) = held(here), held(tmp_path / "run")
+    (mine, one), (others, other) = held(here), held(out)
     assert set(one) == set(other) and all(one[f.key] for f in mine.findings if f.measurements)
     for key, rows in one.items():
         assert rows.keys() == other[key].keys()
@@ -227,7 +259,11 @@ def test_guesses_and_ledgers_are_those_of_one_process_though_a_worker_is_lost(
             assert same(answer, other[key][secret])
     spent = {t.name: t.claim and t.claim.spent_queries for t in mine.targets}
     assert spent == {t.name: t.claim and t.claim.spent_queries for t in others.targets} and spent["pmixed"] == 500
-    for f, g in zip(mine.findings, others.findings, strict=True):
+    agree(mine, others)
+
+
+def agree(one: AuditResult, other: AuditResult) -> None:
+    for f, g in zip(one.findings, other.findings, strict=True):
         assert [m.name for m in f.measurements] == [m.name for m in g.measurements]
         assert [m.value for m in f.measurements] == pytest.approx([m.value for m in g.measurements], nan_ok=True)
 
@@ -239,11 +275,145 @@ def same(one: Any, other: Any) -> bool:
     return bool(one.values == pytest.approx(other.values, abs=1e-5, nan_ok=True))
 
 
-@pytest.mark.parametrize("flag", [["--workers", "2"], ["--ray-address", "h:1"], ["--gpus-per-worker", "1"]])
-def test_flags_of_a_cluster_go_with_one(flag: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(["run", *flag]) == 2
-    assert f"{flag[0]} goes with --engine ray, got --engine local" in capsys.readouterr().err.replace("\n", " ")
+# --- what is done one a task, in this process as if it were another ---------------------------------------------------
 
 
-def test_a_plan_says_who_did_the_work() -> None:
-    assert Plan(engine="ray", workers=2).workers == 2
+class Far(LocalEngine):
+    """Takes nothing along but what travels, and gives it back in another order."""
+
+    workers, said = 2, "two far away"
+
+    def open(self, here: object, elsewhere: Callable[[], object]) -> None:
+        self._place = pickle.loads(pickle.dumps(elsewhere))()
+
+    def stream(self, work: Work, items: Sequence[object]) -> Iterator[object]:
+        yield from super().stream(*pickle.loads(pickle.dumps((work, list(reversed(items))))))
+
+    each = stream
+
+
+@pytest.fixture
+def far(monkeypatch: pytest.MonkeyPatch) -> None:
+    def engine_of(asked: EngineOptions) -> Engine:
+        return LocalEngine() if asked.engine == "local" else Far()
+
+    for module in (run, sweep, training):
+        monkeypatch.setattr(module, "engine_of", engine_of)
+
+
+def test_what_the_lab_trains_is_trained_one_a_task(far: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members, references and private trainings; a run in one process then finds them there, and finds the same."""
+    monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
+    tasks, train = list[str](), LabSite.train
+
+    def told(site: LabSite, piece: Piece, defenses: Mapping[str, Defense]) -> None:
+        tasks.append(piece.kind)
+        train(site, piece, defenses)
+
+    monkeypatch.setattr(LabSite, "train", told)
+    tiny = {"vocab_size": 300, "layers": 1, "hidden": 32, "heads": 2, "private_rank": 2, "batch": 8, "others": 0}
+    tiny |= {"repeats": [[times, 2, 1] for times in (1, 2, 4, 8, 16)], "nonmembers": 4, "public_records": 20}
+    tiny |= {"public_epochs": 1, "private_epochs": 1, "members": 2, "lora_rank": 4, "lora_epochs": 1}
+    (tmp_path / "plan.toml").write_text("[lab_recipe]\n" + "".join(f"{k} = {v}\n" for k, v in tiny.items()))
+    command = ["run", "--config", str(tmp_path / "plan.toml"), "--defense", "pmixed", "--defense", "dp-sgd"]
+    command += ["--attack", "extraction-probability", "--attack", "membership", "-A", "membership.score=lira"]
+    command += ["-A", "membership.references=4", "-D", "dp-sgd.epochs=1", "-D", "noise_multiplier=1.0"]
+    assert call([*command, "-o", str(tmp_path / "far"), "--engine", "ray", "--workers", "2"]) == 0
+    assert {kind: tasks.count(kind) for kind in tasks} == {"member": 2, "whole": 1, "reference": 4, "trained": 3}
+    (lab,) = (tmp_path / "cache" / "lab").glob("*/")
+    assert not list((lab / "pieces").iterdir())
+    assert call([*command, "-o", str(tmp_path / "near")]) == 0
+    agree(held(tmp_path / "far")[0], held(tmp_path / "near")[0])
+
+
+def test_a_worker_that_shares_no_cache_trains_no_lab_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
+    site = site_of(Plan())
+    site.only_read()
+    with pytest.raises(AuditError, match="set AUDIT_CACHE to a folder that all machines of the cluster share"):
+        _ = site.model
+
+
+def test_members_of_an_ensemble_are_trained_one_a_task(far: None, own: list[str], tmp_path: Path) -> None:
+    data, public = (own[own.index(flag) + 1] for flag in ("--data", "--public"))
+    command = ["train", "pmixed", "--model", public, "--data", data, "-D", "members=3", "-D", "epochs=2"]
+    command += ["-D", "control=true"]
+    assert call([*command, "-o", str(tmp_path / "near")]) == 0
+    assert call([*command, "-o", str(tmp_path / "far"), "--engine", "ray"]) == 0
+    files = [path.relative_to(tmp_path / "near") for path in (tmp_path / "near").rglob("adapter_model.safetensors")]
+    assert len(files) == 4
+    for file in files:
+        one, other = load_file(tmp_path / "near" / file), load_file(tmp_path / "far" / file)
+        assert all(torch.allclose(one[name], other[name], atol=1e-4) for name in one)
+    assert call(["train", "none", *command[2:6], "-o", str(tmp_path / "one"), "--engine", "ray"]) == 2
+
+
+def test_points_of_a_sweep_are_run_one_a_task(far: None, own: list[str], tmp_path: Path) -> None:
+    command = [*own, "--attack", "perplexity", "--seeds", "0,1", "--sweep", "samples=2,3"]
+    assert call([*command, "-o", str(tmp_path / "near")]) == 0
+    assert call([*command, "-o", str(tmp_path / "far"), "--engine", "ray"]) == 0
+    folders = [path.parent.name for path in (tmp_path / "near").glob("*/result.json")]
+    assert len(folders) == 4
+    for name in folders:
+        agree(held(tmp_path / "near" / name)[0], held(tmp_path / "far" / name)[0])
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+REFUSED = {
+    "expected --workers >= 1, got 0": ["--engine", "ray", "--workers", "0"],
+    "expected --gpus-per-worker >= 0, got -1.0": ["--engine", "ray", "--gpus-per-worker", "-1"],
+    "--gpus-per-worker 0.5 goes with --device cuda, got --device cpu": ["--engine", "ray", "--gpus-per-worker", "0.5"],
+    "--workers goes with --engine ray, got --engine local": ["--workers", "2"],
+    "--ray-address goes with --engine ray, got --engine local": ["--ray-address", "h:1"],
+    "--gpus-per-worker goes with --engine ray, got --engine local": ["--gpus-per-worker", "1"],
+    "of at most the 1 processors here, got 2": ["--engine", "ray", "--workers", "2"],
+    "expected --ray-address as HOST:PORT or auto, got 'nowhere'": ["--engine", "ray", "--ray-address", "nowhere"],
+    "expected a Ray cluster at --ray-address localhost:1, but nobody listens there": [
+        *("--engine", "ray", "--ray-address", "localhost:1")
+    ],
+}
+
+
+@pytest.mark.parametrize(("sentence", "flags"), REFUSED.items())
+def test_what_cannot_be_is_refused_in_a_sentence_before_anything_is_loaded(
+    sentence: str,
+    flags: list[str],
+    own: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr("auditor.core.threads.processors", lambda: 1)
+    assert call([*own, *flags, "-o", str(tmp_path / "run")]) == 2
+    assert sentence in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_ray_its_engine_is_refused(
+    own: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert call([*own, "--engine", "ray", "-o", str(tmp_path / "run")]) == 2
+    assert "--engine ray needs Ray: pip install 'audit-lm[ray]'" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "run").exists()
+
+
+def test_live_models_and_those_behind_an_api_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sentence = "expected --model as a folder or a hub id with --engine ray"
+    save_tiny(tmp_path / "model")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path / "model")
+    data = [{"text": f"record {i} of somebody and of nobody else at all"} for i in range(12)]
+    sizes = {"prefix_length": 8, "suffix_length": 4, "attacks": ["perplexity"]}
+    with pytest.raises(AuditError, match=sentence):
+        audit(tiny(257).model, tokenizer, data=data, out=tmp_path / "live", engine="ray", **sizes)
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in data))
+    remote = ["--model", "openai:m", "--base-url", "http://localhost:1/v1", "--tokenizer", str(tmp_path / "model")]
+    remote += ["--data", str(tmp_path / "data.jsonl"), "--attack", "perplexity"]
+    assert call(["run", *remote, "--engine", "ray", "-o", str(tmp_path / "api")]) == 2
+    assert sentence in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "live").exists() and not (tmp_path / "api").exists()
