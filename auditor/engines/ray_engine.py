@@ -9,8 +9,10 @@ import contextlib
 import logging
 import os
 import shutil
+import signal
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -118,11 +120,19 @@ class RayEngine:
             # What travels is private: not below the folder that Ray shares with everybody on this machine.
             scratch = tempfile.mkdtemp(prefix="audit-ray-")
             self._held.callback(shutil.rmtree, scratch, ignore_errors=True)
-            where = {"num_cpus": self.workers, "include_dashboard": False, "object_store_memory": _STORE}
+            where = {
+                "address": "local",
+                "num_cpus": self.workers,
+                "include_dashboard": False,
+                "object_store_memory": _STORE,
+            }
             where |= {"_temp_dir": scratch, "_system_config": AS_NICE}
         self._held.callback(_ray().shutdown)
+        handler = signal.getsignal(signal.SIGTERM)  # Ray puts its own in its place, which knows nothing of runs
         try:
             _ray().init(**where, logging_level=logging.ERROR, log_to_driver=False)
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, handler)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise AuditError(
                 f"cannot reach a Ray cluster at {self.address or 'this machine'!r}: {_first(error)}"
