@@ -332,7 +332,7 @@ def test_a_worker_that_shares_no_cache_trains_no_lab_of_its_own(
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
     site = site_of(Plan())
     site.only_read()
-    with pytest.raises(AuditError, match="set AUDIT_CACHE to a folder that all machines of the cluster share"):
+    with pytest.raises(AuditError, match="for workers on other machines set AUDIT_CACHE to a folder"):
         _ = site.model
 
 
