@@ -17,12 +17,18 @@ from auditor.models.decoding import Decoding
 from auditor.remote.wire import Malformed
 
 # What vLLM takes beside OpenAI's fields: ids of the tokens that come back, end of text as a token like any other, and
-# nothing in place of what is asked for: what is left out is taken from the model's generation_config.json there.
+# nothing in place of what is asked for. What is left out is taken from the model's generation_config.json there, and
+# llama.cpp has defaults of its own (top_k 40, min_p 0.05; llama-cpp-python also repeat_penalty 1.1, even when greedy).
 _IDS: dict[str, Any] = {"return_token_ids": True, "return_tokens_as_token_ids": True}
-EXTENSIONS: dict[str, Any] = {**_IDS, "ignore_eos": True, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+_OFF: dict[str, Any] = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "repeat_penalty": 1.0}
+EXTENSIONS: dict[str, Any] = {**_IDS, "ignore_eos": True, **_OFF}
 
 Scored = Literal["prompt_logprobs", "echo"]  # how the log-probabilities of given tokens are asked for
 _NAMED = "token_id:"  # how vLLM writes a token of which ids are asked for
+
+
+class Ignored(Malformed):
+    """Nothing came of what was asked for."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,8 @@ class Written:
 
 @dataclass(frozen=True)
 class Given:
-    """What a server says of the tokens of a text. log_probs: None for the first, which nothing stands before.
+    """What a server says of the tokens of a text. log_probs: None for the first, which nothing stands before, and for
+    those that it does not echo and the one behind them.
 
     ranks: from 1, None where it gives none; tokens: its own ids, None where it does not say.
     """
@@ -67,6 +74,7 @@ class Dialect:
     top_p: bool = False
     top_k: bool = False
     adds: Tokens = ()
+    hidden: int = 0
 
     # --- what is asked ---
 
@@ -105,7 +113,9 @@ class Dialect:
         if not choice:
             raise Malformed("no answer came")
         ours = self.scored == "prompt_logprobs"
-        found = _prompt_log_probs(choice[0]) if ours else _echoed(choice[0], _completed(answer))
+        found = (
+            _prompt_log_probs(choice[0]) if ours else _echoed(choice[0], _completed(answer), self.adds[: self.hidden])
+        )
         if len(found.log_probs) != count:
             raise Malformed(f"log-probabilities of {len(found.log_probs)} tokens came, not of {count}")
         return found
@@ -135,7 +145,7 @@ def _prompt_log_probs(choice: Any) -> Given:
     """vLLM's: at each place the token that stands there, by its id, with its rank; nothing at the first."""
     entries = choice.get("prompt_logprobs")
     if not isinstance(entries, list) or not entries:
-        raise Malformed("no log-probabilities of the prompt came")
+        raise Ignored("no log-probabilities of the prompt came")
     log_probs, ranks, tokens = list[float | None](), list[int | None](), list[int]()
     for entry in entries:
         if entry is None:
@@ -153,16 +163,17 @@ def _prompt_log_probs(choice: Any) -> Given:
     return Given(tuple(log_probs), tuple(ranks) if known else None, tuple(tokens))
 
 
-def _echoed(choice: Any, drawn: int) -> Given:
-    """OpenAI's: the prompt is sent back before so many drawn tokens, each with its log-probability."""
+def _echoed(choice: Any, drawn: int, hidden: Tokens) -> Given:
+    """OpenAI's: the prompt is sent back, but for what is hidden, before so many drawn tokens; each is scored."""
     own = choice.get("logprobs")
     if not isinstance(own, Mapping) or not isinstance(own.get("token_logprobs"), list):
-        raise Malformed("no log-probabilities came")
+        raise Ignored("no log-probabilities came")
     values = own["token_logprobs"]
     values = values[: len(values) - drawn]
     log_probs = tuple(None if value is None else _log_prob(value) for value in values)
     tokens = _named(own.get("tokens"))
-    return Given(log_probs, None, None if tokens is None else tokens[: len(values)])
+    tokens = None if tokens is None else (*hidden, *tokens[: len(values)])
+    return Given((*[None] * len(hidden), *log_probs), None, tokens)
 
 
 def _completed(answer: Any) -> int:

@@ -7,7 +7,7 @@ token too few, shift what they echo by one, or send one sample several times. Wh
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.models.decoding import GREEDY, Decoding
-from auditor.remote.dialect import Dialect, Given, Scored, Written
+from auditor.remote.dialect import Dialect, Given, Ignored, Written
 from auditor.remote.wire import Malformed, Question, Refused, Wire
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ _SURE = {"top_p": replace(_HOT, top_p=1e-4), "top_k": replace(_HOT, top_k=1)}  #
 _CLOSE = 0.05  # nats: half precision in another batch is this far off; the number of a neighbouring token is not
 
 _DEFAULTS = (
-    "the server takes no field that turns its own defaults off (top_k, min_p, penalties): if it has any, samples are "
+    "the server knows no field that turns its own defaults off (top_k, min_p, penalties): if it has any, samples are "
     "of another law than is said"
 )
 
@@ -83,7 +83,7 @@ class Handshake:
         return (
             f"{self.dialect.model} is behind an API: its access is what a handshake found, {self._access}; it is sent "
             f"{sent}; {held} of {len(self.checks)} checks held",
-            *(() if self.dialect.extended else (_DEFAULTS,)),
+            *(() if self.dialect.extended and self.dialect.top_k else (_DEFAULTS,)),
             *(f"handshake: {check}" for check in self.checks if not check.held),
         )
 
@@ -135,21 +135,30 @@ class _Shaking:
                 f"{self.wire.url} makes {counted}: give --tokenizer DIR"
             )
         context = (*adds, *bare)
-        for dialect in (replace(plain, ids=True, adds=adds, extended=more) for more in (True, False)):
-            found = self._try(partial(self._written, dialect, context, GREEDY, 1, None))
-            if found is None:
-                continue
-            (by_ids,), counted = found
-            if counted not in (None, len(context)) or not _begin_alike(by_ids.text, by_text.text):
-                self._say(IDS, False, "they mean other tokens to it")
-                break
-            self._say(IDS, True)
-            read = by_ids.tokens is not None and self._text(by_ids.tokens) == by_ids.text
-            self._say(RETURNED, read, "none come" if by_ids.tokens is None else "they write another text")
-            return replace(dialect, returned=read), context, by_ids if read else replace(by_ids, tokens=None)
-        else:
+        dialect, by_text = self._extended(replace(plain, adds=adds), context, by_text)
+        by_ids = self._by_ids(replace(dialect, ids=True), context, by_text)
+        answer = by_text if by_ids is None else by_ids
+        read = answer.tokens is not None and self._text(answer.tokens) == answer.text
+        self._say(RETURNED, read, "none come" if answer.tokens is None else "they write another text")
+        dialect = replace(dialect, ids=by_ids is not None, returned=read)
+        return dialect, context, answer if read else replace(answer, tokens=None)
+
+    def _extended(self, plain: Dialect, context: Tokens, by_text: Written) -> tuple[Dialect, Written]:
+        """In vLLM's words too, where they are not refused: the answer without a server's own defaults is another."""
+        extended = replace(plain, extended=True)
+        found = self._try(partial(self._written, extended, context, GREEDY, 1, None))
+        return (plain, by_text) if found is None else (extended, found[0][0])
+
+    def _by_ids(self, dialect: Dialect, context: Tokens, by_text: Written) -> Written | None:
+        """The answer to the same tokens by their ids; None where they are refused, or mean other tokens."""
+        found = self._try(partial(self._written, dialect, context, GREEDY, 1, None))
+        if found is None:
             self._say(IDS, False, "they are refused")
-        return replace(plain, adds=adds), context, by_text
+            return None
+        (by_ids,), counted = found
+        same = counted in (None, len(context)) and _begin_alike(by_ids.text, by_text.text)
+        self._say(IDS, same, "they mean other tokens to it")
+        return by_ids if same else None
 
     def _first(self, plain: Dialect) -> tuple[list[Written], int | None]:
         """The greedy answer to the text, in OpenAI's words alone, and how many tokens the server made of the text."""
@@ -167,30 +176,39 @@ class _Shaking:
         """The way of asking for log-probabilities that can be believed, if there is one."""
         answer = self._tokens(greedy.text) if greedy.tokens is None else greedy.tokens
         why = ""
-        ways: tuple[Scored, ...] = ("prompt_logprobs", "echo")
-        for way in ways:
-            asked = replace(dialect, scored=way)
+        for asked in self._ways(dialect):
             try:
                 given = self._given(asked, (*context, *answer))
             except Refused as error:
-                why = f"{way} is refused with {error.status}"
+                why = f"{asked.scored} is refused with {error.status}"
+                continue
+            except Ignored as error:
+                why = f"the server ignores {'echo and logprobs' if asked.scored == 'echo' else asked.scored}: {error}"
                 continue
             except Malformed as error:
-                why = f"the server ignores {'echo and logprobs' if way == 'echo' else way}: {error}"
+                why = f"by {asked.scored}, {error}"
                 continue
             self._say(SCORED, True)
-            self._say(FIRST, given.log_probs[0] is None, "it has a number")
-            fault = _fault(given, (*context, *answer), greedy.log_probs)
+            first, rest = given.log_probs[: 1 + asked.hidden], given.log_probs[1 + asked.hidden :]
+            self._say(FIRST, set(first) == {None}, "it has a number")
+            fault = _fault(rest, given.tokens, (*context, *answer), greedy.log_probs)
             if greedy.log_probs and len(answer) != len(greedy.log_probs):
                 fault = "its answer is text of other tokens than it drew, so that they cannot be compared"
             self._say(SAME, not fault, fault)
-            if fault or given.log_probs[0] is not None:
+            if fault or set(first) != {None}:
                 return dialect
             ranked = given.ranks is not None and set(given.ranks[len(context) :]) == {1}
             self._say(RANKED, ranked, "none come" if given.ranks is None else "the likeliest token is not the first")
             return replace(asked, ranked=ranked)
         self._say(SCORED, False, why)
         return dialect
+
+    def _ways(self, dialect: Dialect) -> Iterator[Dialect]:
+        """vLLM's; OpenAI's; and OpenAI's where what the server puts before a text is not echoed (llama-cpp-python)."""
+        yield replace(dialect, scored="prompt_logprobs")
+        yield replace(dialect, scored="echo")
+        if dialect.adds:
+            yield replace(dialect, scored="echo", hidden=len(dialect.adds))
 
     # --- how samples are drawn ---
 
@@ -209,7 +227,7 @@ class _Shaking:
                 "it does not sample"
             )
         several = copies is not None and len(set(_said(copies))) == _COPIES
-        self._say(SEVERAL, several, "they are refused" if copies is None else "they are copies")
+        self._say(SEVERAL, several, "they do not come" if copies is None else "they are copies")
         self._say(SEED, _said(first) == _said(again), "another one comes")
         obeyed = {}
         for name, decoding in _SURE.items():
@@ -225,7 +243,9 @@ class _Shaking:
         if sample.tokens and sample.log_probs is not None:
             whole = (*context, *sample.tokens)
             given = self._try(lambda: self._given(dialect, whole))
-            fault = "they could not be compared" if given is None else _fault(given, whole, sample.log_probs)
+            fault = "they could not be compared"
+            if given is not None:
+                fault = _fault(given.log_probs[1 + dialect.hidden :], given.tokens, whole, sample.log_probs)
         self._say(REPORTED, not fault, fault)
         return not fault
 
@@ -259,11 +279,11 @@ class _Shaking:
             answers.append(answer)
             return {}
 
-        self.wire.ask(Question(body, at_most, kept))
+        self.wire.try_out(Question(body, at_most, kept))
         try:
             return read(answers[-1])
         except Malformed:
-            self.wire.ask(Question(body, at_most, kept))
+            self.wire.try_out(Question(body, at_most, kept))
             return read(answers[-1])
 
     def _try(self, ask: Callable[[], T]) -> T | None:
@@ -294,15 +314,18 @@ def _begin_alike(one: str, other: str) -> bool:
     return one.startswith(other) or other.startswith(one)
 
 
-def _fault(given: Given, whole: Tokens, drawn: Sequence[float] | None) -> str:
-    """What is wrong with the log-probabilities of tokens the last of which were drawn with these; "" for nothing."""
-    if given.tokens is not None and given.tokens[1:] != whole[1:]:
+def _fault(scored: Sequence[float | None], tokens: Tokens | None, whole: Tokens, drawn: Sequence[float] | None) -> str:
+    """What is wrong with log-probabilities of the last tokens of a text, the last of which were drawn with these.
+
+    "" for nothing. tokens: of the text, as the server says.
+    """
+    if tokens is not None and tokens[1:] != whole[1:]:
         return "they are those of other tokens"
-    if any(value is None for value in given.log_probs[1:]):
+    values = [value for value in scored if value is not None]
+    if len(values) != len(scored):
         return "some are missing"
     if not drawn:
         return "none come with what is drawn, so that they cannot be compared"
-    values = [value for value in given.log_probs if value is not None]
     if _far(values[-len(drawn) :], drawn) <= _CLOSE:
         return ""
     for shift in (-1, 1):

@@ -188,8 +188,11 @@ class RemoteModel(LanguageModel):
     def _given(self, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[tuple[list[float], list[int]]]:
         """(log-probabilities, ranks) of all tokens of each text; nothing is known of the first."""
         answers, texts = self.wire.ledger.answers, [(*prefix, *suffix) for prefix, suffix in pairs]
-        if any(not prefix for prefix, _ in pairs):
+        shortest, hidden = min((len(prefix) for prefix, _ in pairs), default=1), self.dialect.hidden
+        if not shortest:
             raise NotApplicable("nothing stands before the first token of a text: give --lead eos, for example")
+        if shortest <= hidden:
+            raise NotApplicable(f"{self.name} does not say how likely the first token of a text is")
         self._check_text(texts)
         keys = {text: self._key(self.dialect.score(self._prompt(text))) for text in texts}
         found = {key: answer for key in keys.values() if (answer := answers.get(key)) is not None}
@@ -203,11 +206,12 @@ class RemoteModel(LanguageModel):
             given = self.dialect.given(answer, len(text))
             if given.tokens is not None and given.tokens[1:] != text[1:]:
                 raise Malformed("log-probabilities of other tokens came")
-            if any(value is None for value in given.log_probs[1:]):
+            log_probs = [0.0 if i <= self.dialect.hidden else value for i, value in enumerate(given.log_probs)]
+            if None in log_probs:
                 raise Malformed("log-probabilities are missing")
             if self.dialect.ranked and given.ranks is None:
                 raise Malformed("ranks are missing")
-            return {key: [[0.0, *given.log_probs[1:]], [1, *(given.ranks or ())[1:]]]}
+            return {key: [log_probs, [1, *(given.ranks or ())[1:]]]}
 
         return Question(self.dialect.score(self._prompt(text)), len(text) + 9, read)
 

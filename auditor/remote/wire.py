@@ -23,6 +23,7 @@ from auditor.remote.pace import Pace, told_to_wait, used_up
 KEY = "OPENAI_API_KEY"
 
 _AGAIN = (408, 409, 425, 429)  # and every 5xx: worth another try
+_REFUSES = 3  # of 500, which llama-cpp-python answers to a field that it does not take
 _TOO_MUCH = (429, 503, 529)  # signs of too many requests
 _NO_MONEY = ("insufficient_quota", "billing_hard_limit_reached")  # 429 as well, and no wait helps
 
@@ -138,6 +139,22 @@ class Wire:
     def ask(self, question: Question) -> Mapping[bytes, Any]:
         """What is kept of the answer. Raises Refused, Malformed where the server keeps to it, and AuditError."""
         return self._tried(lambda: self._once(question))
+
+    def try_out(self, question: Question) -> Mapping[bytes, Any]:
+        """As `ask`, of what a server may not know: one that fails within at it again and again (500) refuses it."""
+        failures = 0
+
+        def once() -> Mapping[bytes, Any]:
+            nonlocal failures
+            try:
+                return self._once(question)
+            except _Again as error:
+                failures += error.status == 500
+                if failures == _REFUSES:
+                    raise Refused(error.status) from error
+                raise
+
+        return self._tried(once)
 
     def ask_all(self, questions: Sequence[Question]) -> list[Mapping[bytes, Any]]:
         """As `ask`, several at once. The first failure ends all that have not begun; what was answered is kept."""

@@ -36,7 +36,10 @@ HABITS = {
     "begins": "puts end of text before every text",
     "counts wrong": "has another tokenizer",
     "strict": "refuses fields that it does not know",
+    "fails": "fails within (500) at token ids, as llama-cpp-python at all that it does not take",
+    "unechoed": "leaves the first token of a prompt out of its echo, as llama-cpp-python the BOS token",
 }
+_NOT_VLLMS = {"silent", "echo", "unechoed"}
 _OURS = ("prompt_logprobs", "top_k", *EXTENSIONS)
 
 
@@ -78,6 +81,8 @@ class Server:
         if isinstance(prompt, str):
             begins = [0] if "begins" in self.habits else []
             return [*begins, *self.model.tokenizer(prompt, add_special_tokens=False)["input_ids"]]
+        if "fails" in self.habits:
+            raise RuntimeError("prompt must be a string")
         if "text" in self.habits or "silent" in self.habits:
             raise ValueError("prompt must be a string")
         if "permuted" in self.habits:
@@ -112,7 +117,7 @@ class Server:
     def _choice(
         self, index: int, ids: list[int], body: dict[str, Any], tokens: list[int], log_probs: list[float]
     ) -> dict[str, Any]:
-        vllms = "echo" not in self.habits and "silent" not in self.habits
+        vllms = not _NOT_VLLMS & set(self.habits)
         if not (vllms and body.get("ignore_eos")) and 0 in tokens:
             tokens = tokens[: tokens.index(0)]
         log_probs = log_probs[: len(tokens)]
@@ -127,6 +132,8 @@ class Server:
             shown = [*ids, *tokens] if echoed else tokens
             values = [*self._prompt(ids)[0], *log_probs] if echoed else log_probs
             named = vllms and body.get("return_tokens_as_token_ids")
+            if echoed and "unechoed" in self.habits:
+                shown, values = shown[1:], [None, *values[2:]]
             words = [f"token_id:{token}" if named else self._text([token]) for token in shown]
             choice["logprobs"] = {"tokens": words, "token_logprobs": values, "top_logprobs": None}
         if vllms and body.get("prompt_logprobs") is not None:
@@ -191,8 +198,8 @@ def handler(server: Server) -> type[BaseHTTPRequestHandler]:
                 server.gone.wait(20)
             try:
                 answer = server.complete(body)
-            except ValueError as error:
-                self.reply(400, {"error": {"message": str(error)}})
+            except (ValueError, RuntimeError) as error:
+                self.reply(400 if isinstance(error, ValueError) else 500, {"error": {"message": str(error)}})
                 return
             if fault == "short":
                 for choice in answer["choices"]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+import torch
 
-from auditor.core.errors import AuditError
+from auditor.core.errors import AuditError, NotApplicable
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.remote import handshake as hands
 from auditor.remote.handshake import Handshake, shake_hands
+from auditor.remote.model import RemoteModel
 from auditor.remote.wire import Wire
 from tests.remote.server import HABITS, Server
 
@@ -30,6 +33,8 @@ CAUGHT: dict[str, tuple[set[str], str, str]] = {
     "permuted": (EVERYTHING, hands.IDS, "they mean other tokens to it"),
     "truncates not": (EVERYTHING, hands.OBEYED["top_p"], "it is ignored"),
     "echo": ({"draw", "likelihood"}, hands.RANKED, "none come"),
+    "fails": (EVERYTHING, hands.IDS, "they are refused"),
+    "unechoed": ({"draw"}, hands.SCORED, "by echo, log-probabilities of 55 tokens came, not of 56"),
     "strict": (EVERYTHING - {"ranks"}, hands.OBEYED["top_k"], "it is refused"),
 }
 REFUSED = {
@@ -42,6 +47,23 @@ REFUSED = {
 def shaken(served: Served, wire: MakeWire, local: HuggingFaceModel, *habits: str) -> Handshake:
     _, url = served(*habits)
     return shake_hands(wire(url), "tiny", local.tokenizer)
+
+
+class Begins:
+    """A tokenizer that puts end of text before every text, as the server does."""
+
+    def __init__(self, local: HuggingFaceModel) -> None:
+        self._own = local.tokenizer
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        own = self._own(text, add_special_tokens=False)["input_ids"]
+        return {"input_ids": [0, *own] if add_special_tokens else own}
+
+    def __len__(self) -> int:
+        return len(self._own)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
 
 
 def test_every_habit_is_looked_for() -> None:
@@ -79,21 +101,33 @@ def test_a_server_of_which_nothing_can_be_believed_is_refused(
 def test_the_tokens_a_server_puts_before_a_text_are_known(
     served: Served, wire: MakeWire, local: HuggingFaceModel
 ) -> None:
-    class Begins:
-        """A tokenizer that puts end of text before every text, as the server does."""
-
-        def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
-            own = local.tokenizer(text, add_special_tokens=False)["input_ids"]
-            return {"input_ids": [0, *own] if add_special_tokens else own}
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(local.tokenizer, name)
-
     for habits in (("begins",), ("begins", "text")):
         _, url = served(*habits)
-        found = shake_hands(wire(url), "tiny", Begins())
+        found = shake_hands(wire(url), "tiny", Begins(local))
         assert found.capabilities == EVERYTHING and found.dialect.adds == (0,)
         assert found.dialect.ids == ("text" not in habits)
+
+
+def test_what_is_not_echoed_is_not_scored_and_the_rest_is_as_likely_as_at_hand(
+    served: Served, wire: MakeWire, local: HuggingFaceModel
+) -> None:
+    _, url = served("begins", "unechoed", "fails")
+    remote = RemoteModel(wire(url), "tiny", Begins(local))
+    assert remote.capabilities == {"draw", "likelihood"} and remote.dialect.hidden == 1 and not remote.dialect.ids
+    prefixes, suffixes = torch.tensor([[0, 5, 9], [0, 7, 7]]), torch.tensor([[1, 2, 3], [50, 60, 70]])
+    truth = local.token_log_probs(prefixes, suffixes)
+    torch.testing.assert_close(remote.token_log_probs(prefixes, suffixes), truth, atol=1e-4, rtol=0)
+    with pytest.raises(NotApplicable, match="openai:tiny does not say how likely the first token of a text is"):
+        remote.token_log_probs(prefixes[:, :1], suffixes)
+
+
+def test_a_server_that_takes_text_alone_is_told_to_leave_its_own_defaults_out(
+    served: Served, wire: MakeWire, local: HuggingFaceModel
+) -> None:
+    server, url = served("text", "echo")
+    server.top_k = 1  # without that every sample would be greedy
+    found = shake_hands(wire(url), "tiny", local.tokenizer)
+    assert found.dialect.extended and not any("own defaults" in note for note in found.notes())
 
 
 def test_one_bad_answer_is_an_accident(served: Served, wire: MakeWire, local: HuggingFaceModel) -> None:

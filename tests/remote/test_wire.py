@@ -279,12 +279,15 @@ def test_a_process_that_is_killed_has_kept_what_it_was_answered(
     served: Served, wire: MakeWire, local: HuggingFaceModel, folder: Path, tmp_path: Path
 ) -> None:
     server, url = served()
-    server.faults.extend([None] * 10 + [None] * 6 + ["slow"] * 20)
+    RemoteModel(wire(url), "tiny", local.tokenizer)
+    handshake = len(server.asked)
+    server.asked.clear()
+    server.faults.extend([None] * (handshake + 6) + ["slow"] * 20)
     store = str(tmp_path / "answers.sqlite")
     command = [sys.executable, "-c", _KILLED, url, store, str(folder)]
     killed = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
-        while len(server.asked) < 10 + 10 and killed.poll() is None:
+        while len(server.asked) < handshake + 10 and killed.poll() is None:
             time.sleep(0.01)
         assert killed.poll() is None
         deadline = time.monotonic() + 60
