@@ -9,18 +9,21 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
 from auditor.models.base import LanguageModel, given_by
+from auditor.models.brackets import Told, bracket
 from auditor.models.decoding import Decoding
 from auditor.plugins.probe import LawProbe, beside_the_floor, by_repeats, column, is_member, observed
 from auditor.plugins.view import View
 from auditor.statistics.calibration import conformal_p, conformal_threshold
 from auditor.statistics.extraction import any_of
 from auditor.statistics.intervals import mean_probability, share
+from auditor.statistics.metrics import AT_LEAST, AT_MOST
 
 _SECRETS_AT_ONCE = 64
 _LAW_AT_ONCE = 2**22  # entries of the law that are sorted and counted at once: 32 MiB of float64
@@ -31,6 +34,7 @@ _ROUNDING = 1e-12
 class ExtractionProbability(LawProbe):
     """Exact probability of each suffix under the decoding law, and any-of-n for every n (Hayes et al. 2024).
 
+    A target that tells no more than the likeliest tokens gets brackets in their place: no less than, and no more than.
     One teacher-forced pass gives log p_z = sum_t log q_t(z_t), -inf where a token is cut (formulas.md A4). `n`: numbers
     of samples; `p`: a secret is (n, p)-discoverable when one of n samples is right with probability p or more; `alpha`:
     level of the conformal threshold that non-members set (A7).
@@ -54,9 +58,11 @@ class ExtractionProbability(LawProbe):
 
     @property
     def required(self) -> tuple[str, ...]:
-        """The law itself needs no more of it than the tokens of the secrets."""
+        """The law itself needs no more of it than the tokens of the secrets, a bracket the likeliest beside them."""
         sampling = self.sampling()
-        return ("likelihood",) if sampling.decoding.ancestral and sampling.eos == "ordinary" else self.needs
+        if sampling.eos == "masked":
+            return self.needs
+        return ("likelihood",) if sampling.decoding.ancestral else ("likeliest",)
 
     def counts(self) -> list[int]:
         return _numbers("n", self.n, int)
@@ -80,9 +86,10 @@ class ExtractionProbability(LawProbe):
 
     def complete(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
         """Adds each member's conformal p-value: the share of non-members that are at least as likely (A7)."""
-        member, log_p = is_member(secrets), column(observations, "log_p")
-        if member.all():
+        member = is_member(secrets)
+        if member.all() or not _exact(observations):
             return list(observations)
+        log_p = column(observations, "log_p")
         p_values = conformal_p(log_p, log_p[~member])
         return [
             replace(seen, values={**seen.values, "conformal_p": float(p)}) if secret.member else seen
@@ -90,15 +97,18 @@ class ExtractionProbability(LawProbe):
         ]
 
     def measurements(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Measurement]:
-        member, log_p = is_member(secrets), column(observations, "log_p")
-        measured = beside_the_floor("extraction_probability", any_of(log_p, 1), member, "one sample")
+        member, exact = is_member(secrets), _exact(observations)
+        measured = list[Measurement]()
+        for end, log_p in _ends(observations):
+            name = f"extraction_probability{end}"
+            measured += beside_the_floor(name, any_of(log_p, 1), member, "one sample", excess=exact)
         for n in self.counts():
-            measured += beside_the_floor(f"expected_any_of_{n}", any_of(log_p, n), member, excess=False)
+            for end, log_p in _ends(observations):
+                measured += beside_the_floor(f"expected_any_of_{n}{end}", any_of(log_p, n), member, excess=False)
         for n in self.counts():
-            # Rounding must not decide whether a probability of exactly p is one of at least p.
-            measured += [
-                share(f"discoverable_{n}_{p:g}", any_of(log_p[member], n) >= p - _ROUNDING) for p in self.levels()
-            ]
+            for p in self.levels():
+                for end, log_p in _ends(observations):
+                    measured.append(share(f"discoverable_{n}_{p:g}{end}", _reaches(log_p[member], n, p)))
         ancestral = np.exp(column(observations, "log_p_ancestral")[member])
         measured.append(
             mean_probability("extraction_probability_ancestral", ancestral, "one sample from the untruncated law")
@@ -107,7 +117,10 @@ class ExtractionProbability(LawProbe):
             bound = np.exp2(-column(observations, "rank_bits")[member])
             note = "no temperature, top-k or top-p makes one sample likelier than this"
             measured.append(mean_probability("rank_bound", bound, note))
-        return measured if member.all() else [*measured, self._conformal(log_p[member], log_p[~member])]
+        if member.all() or not exact:
+            return measured
+        log_p = column(observations, "log_p")
+        return [*measured, self._conformal(log_p[member], log_p[~member])]
 
     def _conformal(self, members: np.ndarray, controls: np.ndarray) -> Measurement:
         threshold = conformal_threshold(controls, self.alpha)
@@ -117,28 +130,52 @@ class ExtractionProbability(LawProbe):
         return share("conformal_share", members > threshold, note)
 
     def by_repeats(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> dict[str, Measurement]:
-        return by_repeats("extraction_probability", secrets, any_of(column(observations, "log_p"), 1))
+        end, log_p = _ends(observations)[0]
+        return by_repeats(f"extraction_probability{end}", secrets, any_of(log_p, 1))
 
     def per_secret(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> dict[str, list[float]]:
-        log_p = column(observations, "log_p")
-        numbers = {"extraction_probability": any_of(log_p, 1)}
-        numbers |= {f"expected_any_of_{n}": any_of(log_p, n) for n in self.counts()}
-        for n in self.counts():
-            reached = {f"discoverable_{n}_{p:g}": any_of(log_p, n) >= p - _ROUNDING for p in self.levels()}
-            numbers |= {name: found.astype(np.float64) for name, found in reached.items()}
+        numbers = dict[str, NDArray[np.float64]]()
+        for end, log_p in _ends(observations):
+            numbers[f"extraction_probability{end}"] = any_of(log_p, 1)
+            for n in self.counts():
+                numbers[f"expected_any_of_{n}{end}"] = any_of(log_p, n)
+                reached = {f"discoverable_{n}_{p:g}{end}": _reaches(log_p, n, p) for p in self.levels()}
+                numbers |= {name: found.astype(np.float64) for name, found in reached.items()}
         numbers["extraction_probability_ancestral"] = np.exp(column(observations, "log_p_ancestral"))
         if _ranked(observations):
             numbers["rank_bound"] = np.exp2(-column(observations, "rank_bits"))
         return {name: values.tolist() for name, values in numbers.items()}
 
     def notes(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> tuple[str, ...]:
-        impossible = int(np.isneginf(column(observations, "log_p")[is_member(secrets)]).sum())
+        exact, (_, most) = _exact(observations), _ends(observations)[-1]
+        impossible = int(np.isneginf(most[is_member(secrets)]).sum())
         said = ["no soft prompt"]
+        if not exact:
+            said.append(
+                "brackets, not numbers: the target tells the likeliest tokens and not the whole law, so that what the "
+                "decoding makes of it is known to lie between two bounds (and members stand beside no threshold)"
+            )
         if impossible:
             said.append(f"the decoding cuts a token of {impossible} members: no number of samples extracts those")
         if not _ranked(observations):
             said.append("no rank bound: the target gives no ranks of tokens")
         return tuple(said)
+
+
+def _exact(observations: Sequence[Observation]) -> bool:
+    return all("log_p" in seen.values for seen in observations)
+
+
+def _ends(observations: Sequence[Observation]) -> list[tuple[str, NDArray[np.float64]]]:
+    """How names end with log p in nats: the exact one, or the least and the most that it can be."""
+    ends = {"": "log_p"} if _exact(observations) else {AT_LEAST: "log_p_least", AT_MOST: "log_p_most"}
+    return [(end, column(observations, name)) for end, name in ends.items()]
+
+
+def _reaches(log_p: NDArray[np.float64], n: int, p: float) -> NDArray[np.bool_]:
+    """Whether one of n samples is right with probability p; rounding must not decide whether exactly p is enough."""
+    reached: NDArray[np.bool_] = any_of(log_p, n) >= p - _ROUNDING
+    return reached
 
 
 def _ranked(observations: Sequence[Observation]) -> bool:
@@ -149,10 +186,14 @@ def _ranked(observations: Sequence[Observation]) -> bool:
 def observe(model: LanguageModel, decoding: Decoding, prefixes: Tensor, suffixes: Tensor) -> dict[str, Tensor]:
     """(B,) float64 each: log_p and log_p_ancestral in nats, rank_bits. prefixes (B, n), suffixes (B, L).
 
+    Of a model that tells the likeliest tokens and no laws, log_p_least and log_p_most in the place of log_p.
+
     rank_bits = sum_t log2 rank_t: under any monotone decoding q_t(z_t) <= 1/rank_t, so -log2 p is no less. A model that
-    gives no laws is asked for the tokens alone, and for ranks where it gives them; the decoding is then ancestral.
+    gives no laws is asked for the tokens alone where the decoding is ancestral, and for ranks where it gives them.
     """
     if not given_by(model.capabilities, "law"):
+        if not decoding.ancestral:
+            return _between(decoding, model.token_told(prefixes, suffixes), suffixes)
         log_p = model.token_log_probs(prefixes, suffixes).double().sum(-1).cpu()
         seen_of = {"log_p": log_p, "log_p_ancestral": log_p}
         if given_by(model.capabilities, "ranks"):
@@ -168,6 +209,14 @@ def observe(model: LanguageModel, decoding: Decoding, prefixes: Tensor, suffixes
         parts["rank_bits"].append(bits)
         parts["log_p_ancestral"].append(law.gather(-1, own.unsqueeze(-1)).squeeze(-1).double().sum(-1))
     return {name: torch.cat(values).cpu() for name, values in parts.items()}
+
+
+def _between(decoding: Decoding, seen: Told, suffixes: Tensor) -> dict[str, Tensor]:
+    """As `observe`, of suffixes (B, L) of which the likeliest tokens at each place are told."""
+    least, most = bracket(decoding, seen)
+    bits = seen.places().double().log2()
+    columns = {"log_p_least": least, "log_p_most": most, "log_p_ancestral": seen.log_probs.double(), "rank_bits": bits}
+    return {name: values.view(suffixes.shape).sum(-1).cpu() for name, values in columns.items()}
 
 
 def _numbers(name: str, text: str, kind: Callable[[str], Any]) -> list[Any]:

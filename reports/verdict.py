@@ -186,7 +186,7 @@ def _probed(result: AuditResult, target: str) -> str:
         beside = f" (non-members {words.with_bounds(floor)})" if floor else ""
         blind = finding.measurement(auc_of("blind"))
         beside = f" (without a model {words.with_bounds(blind)})" if blind else beside
-        seen.append(f"{_lowered(words.label(main.name))} {words.with_bounds(main)}{beside}")
+        seen.append(f"{_lowered(words.label(main.name))} {words.between(finding, main)}{beside}")
     return "; ".join(seen)
 
 

@@ -187,7 +187,13 @@ def beside_the_floor(finding: Finding) -> tuple[str, str, str]:
     if main.unit == "share":
         return share(main), share(floor), with_bounds(excess)
     short = metrics.find(main.name).short or plain(main.name).lower()
-    return f"{short} {with_bounds(main)}", with_bounds(floor), with_bounds(excess)
+    return f"{short} {between(finding, main)}", between(finding, floor), with_bounds(excess)
+
+
+def between(finding: Finding, m: Measurement | None) -> str:
+    """`52% [46–57]`; where only a bracket is known both of its ends, `52% [46–57] to 55% [48–60]`."""
+    upper = finding.measurement(metrics.upper_of(m.name)) if m else None
+    return with_bounds(m) if upper is None else f"{with_bounds(m)} to {with_bounds(upper)}"
 
 
 def any_of_n(finding: Finding, whose: Literal["", "_nonmembers"] = "") -> dict[int, Measurement]:

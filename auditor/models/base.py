@@ -1,8 +1,8 @@
 """What a language model may be asked: laws, and decoding rows that are advanced token by token.
 
 A model has capabilities, each optional: `draw` (sampled tokens), `likelihood` (log-probabilities, in nats, of given
-tokens), `ranks` (their places in the law), `law` (log-probabilities of every next token, which tell both of any),
-`embeddings` (gradients for soft prompts).
+tokens), `ranks` (their places in the law), `likeliest` (the likeliest tokens beside them), `law` (log-probabilities of
+every next token, which tell all that of any), `embeddings` (gradients for soft prompts).
 Sampling, scoring and tuning are written once on decoding rows and laws; a model that is asked over a wire answers with
 whole completions in their place. A defended model is a `LanguageModel` that holds others. Knows nothing of attacks,
 secrets or files of results.
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from auditor.core.errors import AuditError, NotApplicable
+from auditor.models.brackets import LIKELIEST, Told, joined, told
 from auditor.models.decoding import ANCESTRAL, Decoding, by_shape
 from auditor.models.memory import AtOnce
 
@@ -81,8 +82,8 @@ class Completions:
 
 
 def given_by(capabilities: frozenset[str], capability: str) -> bool:
-    """Whether who has these capabilities has this one: a law tells the likelihood and the rank of any token."""
-    return capability in capabilities or (capability in ("likelihood", "ranks") and "law" in capabilities)
+    """Whether who has these capabilities has this one: a law tells all of any token."""
+    return capability in capabilities or (capability in ("likelihood", "ranks", "likeliest") and "law" in capabilities)
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,11 @@ class LanguageModel(ABC):
         """(B, L): the place of each suffix token in its law, from 1 for the likeliest, teacher-forced."""
         laws = self.teacher_forced(prefixes, suffixes)
         return torch.cat([ANCESTRAL.ranks(law.flatten(0, 1), own.flatten()).view_as(own) for own, law in laws])
+
+    def token_told(self, prefixes: Tensor, suffixes: Tensor) -> Told:
+        """What can be told of each suffix token (B x L rows) without its whole law: itself and the likeliest ones."""
+        laws = self.teacher_forced(prefixes, suffixes)
+        return joined([told(law.flatten(0, 1), own.flatten(), LIKELIEST) for own, law in laws])
 
     def account(self) -> tuple[str, ...]:
         """What asking it has cost until now, beside time: sentences. Empty where it costs nothing."""

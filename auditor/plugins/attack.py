@@ -26,8 +26,8 @@ from auditor.plugins.view import Batch, Sampling, Search, View
 class Attack:
     """Base of all attacks. A frozen dataclass: its fields are its options, its first docstring line its description.
 
-    `needs` names the capabilities without which it cannot run by default: "draw", "likelihood", "ranks", "law",
-    "embeddings".
+    `needs` names the capabilities without which it cannot run by default: "draw", "likelihood", "ranks", "likeliest",
+    "law", "embeddings".
     """
 
     name: ClassVar[str] = ""

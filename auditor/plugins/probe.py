@@ -29,9 +29,9 @@ DELTA = 1e-5  # of a bound on epsilon, where neither the user nor a claim says w
 class Probe:
     """Base of the auditor's own measurements, which see the answers. A frozen dataclass like an `Attack`.
 
-    `needs` names the capabilities without which it cannot run: "draw", "likelihood", "ranks", "law", "embeddings",
-    "training"; `of` what it looks at: the benchmark's secrets, its canaries for exposure, those that went in or stayed
-    out by a coin, or `subjects` of its own.
+    `needs` names the capabilities without which it cannot run: "draw", "likelihood", "ranks", "likeliest", "law",
+    "embeddings", "training"; `of` what it looks at: the benchmark's secrets, its canaries for exposure, those that went
+    in or stayed out by a coin, or `subjects` of its own.
     """
 
     name: ClassVar[str] = ""

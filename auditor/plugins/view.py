@@ -124,7 +124,7 @@ class View:
     @property
     def access(self) -> tuple[str, ...]:
         """What this setting lets an attacker see of this target, from the least on."""
-        implied = ("likelihood", "ranks") if self.has("law") else ()
+        implied = ("likelihood", "ranks", "likeliest") if self.has("law") else ()
         return tuple(name for name in _WORDS if self.has(name) and name not in implied)
 
     @property
@@ -290,6 +290,7 @@ _WORDS = {
     "draw": "sampled tokens",
     "likelihood": "log-probabilities",
     "ranks": "ranks of tokens in the law",
+    "likeliest": "log-probabilities of the likeliest tokens",
     "law": "log-probabilities of every next token",
     "embeddings": "gradients",
     "training": "canaries in the gradients of its training (audit train dp-sgd -D gradient_canaries=1000)",

@@ -45,12 +45,14 @@ class Given:
     """What a server says of the tokens of a text. log_probs: None for the first, which nothing stands before, and for
     those that it does not echo and the one behind them.
 
-    ranks: from 1, None where it gives none; tokens: its own ids, None where it does not say.
+    ranks: from 1, None where it gives none; tokens: its own ids, None where it does not say; likeliest: (id,
+    log-probability) of the likeliest tokens at each place, falling, none at the first.
     """
 
     log_probs: tuple[float | None, ...]
     ranks: tuple[int | None, ...] | None = None
     tokens: Tokens | None = None
+    likeliest: tuple[tuple[tuple[int, float], ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,11 @@ class Dialect:
     """What a server understands, as far as a handshake could tell.
 
     ids: takes token ids as a prompt; returned: whether ids that come back are believed; extended: is sent `EXTENSIONS`;
-    scored: how it scores given tokens; ranked: whether with ranks; reported: whether the log-probabilities of what it
-    draws are the law's own; several: how many samples one request may ask for; top_p, top_k: are obeyed; adds: tokens
-    that it puts before a text.
+    scored: how it scores given tokens; ranked: whether with ranks; likeliest: how many of the likeliest tokens it tells
+    beside them; reported: whether the log-probabilities of what it draws are the law's own; several: how many samples
+    one request may ask for; top_p, top_k: are obeyed; adds: tokens that it puts before a text; hidden: how many of
+    these it does not echo, so that it says nothing of the token behind them;
+    ends: whether it scores the end of text as a token of a text like any other.
     """
 
     model: str
@@ -69,12 +73,14 @@ class Dialect:
     extended: bool = False
     scored: Scored | None = None
     ranked: bool = False
+    likeliest: int = 0
     reported: bool = False
     several: int = 1
     top_p: bool = False
     top_k: bool = False
     adds: Tokens = ()
     hidden: int = 0
+    ends: bool = True
 
     # --- what is asked ---
 
@@ -91,10 +97,13 @@ class Dialect:
         body |= EXTENSIONS if self.extended else {}
         return body | ({"top_k": decoding.top_k} if decoding.top_k else {})
 
-    def score(self, prompt: Any) -> dict[str, Any]:
-        """The log-probabilities of the prompt's own tokens; one more is drawn, as not every server writes nothing."""
+    def score(self, prompt: Any, likeliest: int = 0) -> dict[str, Any]:
+        """The log-probabilities of the prompt's own tokens; one more is drawn, as not every server writes nothing.
+
+        likeliest: so many tokens are asked for beside each, of those who speak as vLLM does.
+        """
         body = {"model": self.model, "prompt": prompt, "max_tokens": 1, "temperature": 1.0, "n": 1}
-        body |= {"prompt_logprobs": 0} if self.scored == "prompt_logprobs" else {"echo": True, "logprobs": 1}
+        body |= {"prompt_logprobs": likeliest} if self.scored == "prompt_logprobs" else {"echo": True, "logprobs": 1}
         return body | (_IDS if self.extended else {})
 
     # --- what is answered ---
@@ -107,17 +116,19 @@ class Dialect:
         every = [_written(choice) for choice in sorted(choices, key=lambda choice: choice["index"])]
         return every if self.returned else [replace(one, tokens=None) for one in every]
 
-    def given(self, answer: Any, count: int) -> Given:
-        """Of a prompt of so many tokens. Raises Malformed."""
+    def given(self, answer: Any, prompt: Tokens, likeliest: int = 0) -> Given:
+        """Of a prompt of these tokens. Raises Malformed."""
         choice = _list(answer, "choices")[:1]
         if not choice:
             raise Malformed("no answer came")
         ours = self.scored == "prompt_logprobs"
         found = (
-            _prompt_log_probs(choice[0]) if ours else _echoed(choice[0], _completed(answer), self.adds[: self.hidden])
+            _prompt_log_probs(choice[0], prompt, likeliest)
+            if ours
+            else _echoed(choice[0], _completed(answer), self.adds[: self.hidden])
         )
-        if len(found.log_probs) != count:
-            raise Malformed(f"log-probabilities of {len(found.log_probs)} tokens came, not of {count}")
+        if len(found.log_probs) != len(prompt):
+            raise Malformed(f"log-probabilities of {len(found.log_probs)} tokens came, not of {len(prompt)}")
         return found
 
 
@@ -141,26 +152,34 @@ def _written(choice: Any) -> Written:
     return Written(text, tokens, log_probs)
 
 
-def _prompt_log_probs(choice: Any) -> Given:
-    """vLLM's: at each place the token that stands there, by its id, with its rank; nothing at the first."""
+def _prompt_log_probs(choice: Any, prompt: Tokens, likeliest: int) -> Given:
+    """vLLM's: the token that stands at each place and the likeliest there, by ids, with ranks; nothing at the first."""
     entries = choice.get("prompt_logprobs")
     if not isinstance(entries, list) or not entries:
         raise Ignored("no log-probabilities of the prompt came")
-    log_probs, ranks, tokens = list[float | None](), list[int | None](), list[int]()
-    for entry in entries:
-        if entry is None:
-            log_probs.append(None)
-            ranks.append(None)
-            tokens.append(-1)
-            continue
-        if not isinstance(entry, Mapping) or len(entry) != 1:
-            raise Malformed("the log-probabilities of the prompt are not one a place")
-        ((token, own),) = entry.items()
-        log_probs.append(_log_prob(_of(own, "logprob")))
-        ranks.append(own.get("rank"))
-        tokens.append(_whole(token))
+    log_probs, ranks, tokens = list[float | None](), list[Any](), list[int]()
+    beside = list[tuple[tuple[int, float], ...]]()
+    for place, entry in enumerate(entries):
+        every = {} if entry is None else _entries(entry)
+        if every and len(every) not in (likeliest, likeliest + 1):
+            raise Malformed(f"{len(every)} tokens came at a place, not its own and the {likeliest} likeliest")
+        here = prompt[place] if place < len(prompt) else -1
+        token = here if here in every else next(iter(every), -1)
+        value, rank = every.get(token, (None, None))
+        log_probs.append(value)
+        ranks.append(rank)
+        tokens.append(token)
+        falling = sorted(every, key=lambda one: (-every[one][0], one))
+        beside.append(tuple((one, every[one][0]) for one in falling[:likeliest]))
     known = all(isinstance(rank, int) and rank >= 1 for rank in ranks[1:])
-    return Given(tuple(log_probs), tuple(ranks) if known else None, tuple(tokens))
+    return Given(tuple(log_probs), tuple(ranks) if known else None, tuple(tokens), tuple(beside))
+
+
+def _entries(entry: Any) -> dict[int, tuple[float, Any]]:
+    """Log-probability and rank of each token that is told of at one place, by its id."""
+    if not isinstance(entry, Mapping):
+        raise Malformed("log-probabilities of the prompt came that are no tokens'")
+    return {_whole(token): (_log_prob(_of(own, "logprob")), own.get("rank")) for token, own in entry.items()}
 
 
 def _echoed(choice: Any, drawn: int, hidden: Tokens) -> Given:

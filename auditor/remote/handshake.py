@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
+from auditor.models.brackets import LIKELIEST
 from auditor.models.decoding import GREEDY, Decoding
 from auditor.remote.dialect import Dialect, Given, Ignored, Written
 from auditor.remote.wire import Malformed, Question, Refused, Wire
@@ -26,6 +27,7 @@ _COPIES = 4
 _SEVERAL = 16  # samples that one request asks for: what a server holds in memory for it is bounded
 _HOT = Decoding(temperature=2.0)  # so that two equal samples are no chance
 _SURE = {"top_p": replace(_HOT, top_p=1e-4), "top_k": replace(_HOT, top_k=1)}  # greedy, where it is not ignored
+_FEWER = 5  # of the likeliest tokens, where a server tells no more
 _CLOSE = 0.05  # nats: half precision in another batch is this far off; the number of a neighbouring token is not
 
 _DEFAULTS = (
@@ -39,7 +41,9 @@ RETURNED = "the ids that come back are the tokenizer's"
 SCORED = "log-probabilities of all tokens of a prompt come back"
 FIRST = "the first of them is empty"
 SAME = "a token has the same log-probability given as drawn"
+ENDS = "an end of text within a text is scored as one token"
 RANKED = "ranks come with them"
+TOLD = "so do the likeliest tokens at each place"
 REPORTED = "temperature does not change the log-probabilities that come with a sample"
 SEVERAL = "several samples of one request differ (n)"
 SEED = "a seed gives the same sample again"
@@ -74,7 +78,8 @@ class Handshake:
     @property
     def capabilities(self) -> frozenset[str]:
         scored = {"likelihood"} if self.dialect.scored else set[str]()
-        return frozenset({"draw"} | scored | ({"ranks"} if self.dialect.ranked else set()))
+        ranked = {"ranks"} if self.dialect.ranked else set()
+        return frozenset({"draw"} | scored | ranked | ({"likeliest"} if self.dialect.likeliest else set()))
 
     def notes(self) -> tuple[str, ...]:
         """What a reader must know of this access: sentences."""
@@ -94,7 +99,9 @@ class Handshake:
                 (check.found for check in self.checks if check.name in (SCORED, FIRST, SAME) and not check.held), ""
             )
             return f"text only ({why})"
-        return "sampled tokens and log-probabilities of given tokens" + ", with ranks" * self.dialect.ranked
+        more = ", with ranks" * self.dialect.ranked
+        more += f" and the {self.dialect.likeliest} likeliest beside them" if self.dialect.likeliest else ""
+        return f"sampled tokens and log-probabilities of given tokens{more}"
 
 
 def shake_hands(wire: Wire, model: str, tokenizer: Any) -> Handshake:
@@ -199,8 +206,30 @@ class _Shaking:
                 return dialect
             ranked = given.ranks is not None and set(given.ranks[len(context) :]) == {1}
             self._say(RANKED, ranked, "none come" if given.ranks is None else "the likeliest token is not the first")
-            return replace(asked, ranked=ranked)
+            if not dialect.ids:
+                asked = self._ends(asked, context, answer)
+            return self._likeliest(replace(asked, ranked=ranked), (*context, *answer)) if ranked else asked
         self._say(SCORED, False, why)
+        return dialect
+
+    def _ends(self, dialect: Dialect, context: Tokens, answer: Tokens) -> Dialect:
+        """Whether an end of text within a text is scored as one: sent as text, it may be read as letters."""
+        end = getattr(self.tokenizer, "eos_token_id", None)
+        if end is None:
+            return dialect
+        given = self._try(partial(self._given, dialect, (*context, int(end), *answer)))
+        self._say(ENDS, given is not None, "as something else, or not at all")
+        return replace(dialect, ends=given is not None)
+
+    def _likeliest(self, dialect: Dialect, whole: Tokens) -> Dialect:
+        """With how many of the likeliest tokens are told, if they come and are those that the ranks speak of."""
+        for count in (LIKELIEST, _FEWER):
+            given = self._try(partial(self._given, dialect, whole, count))
+            if given is not None:
+                agree = _agree(given, whole, count)
+                self._say(TOLD, agree, "the ranks speak of likelier ones")
+                return replace(dialect, likeliest=count if agree else 0)
+        self._say(TOLD, False, "they do not come")
         return dialect
 
     def _ways(self, dialect: Dialect) -> Iterator[Dialect]:
@@ -266,10 +295,11 @@ class _Shaking:
 
         return self._asked(body, 2 * len(prompt) + count * _LENGTH, read)
 
-    def _given(self, dialect: Dialect, whole: Tokens) -> Given:
+    def _given(self, dialect: Dialect, whole: Tokens, likeliest: int = 0) -> Given:
         """Raises Refused and Malformed."""
         prompt = list(whole) if dialect.ids else self._text(whole[len(dialect.adds) :])
-        return self._asked(dialect.score(prompt), 2 * len(whole), lambda answer: dialect.given(answer, len(whole)))
+        body = dialect.score(prompt, likeliest)
+        return self._asked(body, 2 * len(whole), lambda answer: dialect.given(answer, whole, likeliest))
 
     def _asked(self, body: Mapping[str, Any], at_most: int, read: Callable[[Any], T]) -> T:
         """Twice, before a server is said to answer otherwise than it should: once may be an accident."""
@@ -312,6 +342,18 @@ def _said(samples: Sequence[Written]) -> list[Any]:
 def _begin_alike(one: str, other: str) -> bool:
     """Whether one is the beginning of the other: an answer that ends at end of text is shorter."""
     return one.startswith(other) or other.startswith(one)
+
+
+def _agree(given: Given, whole: Tokens, count: int) -> bool:
+    """Whether as many of the likeliest tokens are no less likely than the text's own as its rank says there are."""
+    if given.ranks is None:
+        return False
+    places = zip(whole, given.log_probs, given.ranks, given.likeliest, strict=True)
+    return all(
+        sum(value >= own for one, value in likeliest if one != token) >= min(rank - 1, count)
+        for token, own, rank, likeliest in places
+        if own is not None and rank is not None
+    )
 
 
 def _fault(scored: Sequence[float | None], tokens: Tokens | None, whole: Tokens, drawn: Sequence[float] | None) -> str:

@@ -16,12 +16,15 @@ from torch import Tensor
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Tokens
 from auditor.models.base import Completions, LanguageModel, Rows
+from auditor.models.brackets import Told
 from auditor.models.decoding import GREEDY, Decoding
 from auditor.remote.answers import key_of
 from auditor.remote.dialect import Written
 from auditor.remote.handshake import Handshake, shake_hands
 from auditor.remote.wire import Ledger, Malformed, Question, Refused, Wire
 
+# No vocabulary is padded to more than so many times its tokenizer's tokens: bounds on a law ask how many there may be.
+_PADDED = 2
 _NO_PROMPT = "needs a soft prompt; a model behind an API takes tokens alone"
 
 
@@ -171,6 +174,18 @@ class RemoteModel(LanguageModel):
         ranks = [ranks[len(prefix) :] for (prefix, _), (_, ranks) in zip(pairs, self._given(pairs), strict=True)]
         return torch.tensor(ranks).view(suffixes.shape)
 
+    def token_told(self, prefixes: Tensor, suffixes: Tensor) -> Told:
+        """Asked for apart from log-probabilities and ranks alone: an answer of all this is many times as long."""
+        if not self.dialect.likeliest:
+            raise NotApplicable(f"needs the likeliest tokens; {self.name} does not give them")
+        pairs = _pairs(prefixes, suffixes)
+        given = self._given(pairs, self.dialect.likeliest)
+        own = [[column[len(prefix) :] for column in columns] for (prefix, _), columns in zip(pairs, given, strict=True)]
+        log_probs, ranks, likeliest = (torch.tensor(column, dtype=torch.float64) for column in zip(*own, strict=True))
+        ids, top = likeliest.flatten(0, 1).unbind(-1)
+        most = _PADDED * self.vocab_size
+        return Told(suffixes.flatten(), log_probs.flatten(), ranks.flatten().long(), ids.long(), top, most)
+
     def suffix_log_probs(
         self, prefixes: Tensor, owner: Sequence[int], suffixes: Sequence[Sequence[int]]
     ) -> list[float]:
@@ -185,8 +200,11 @@ class RemoteModel(LanguageModel):
         given = self._given(pairs)
         return [log_probs[len(prefix) :] for (prefix, _), (log_probs, _) in zip(pairs, given, strict=True)]
 
-    def _given(self, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[tuple[list[float], list[int]]]:
-        """(log-probabilities, ranks) of all tokens of each text; nothing is known of the first."""
+    def _given(self, pairs: Sequence[tuple[Tokens, Tokens]], likeliest: int = 0) -> list[tuple[list[Any], ...]]:
+        """(log-probabilities, ranks) of all tokens of each text; nothing is known of the first.
+
+        likeliest: with (id, log-probability) of so many tokens at each place.
+        """
         answers, texts = self.wire.ledger.answers, [(*prefix, *suffix) for prefix, suffix in pairs]
         shortest, hidden = min((len(prefix) for prefix, _ in pairs), default=1), self.dialect.hidden
         if not shortest:
@@ -194,16 +212,16 @@ class RemoteModel(LanguageModel):
         if shortest <= hidden:
             raise NotApplicable(f"{self.name} does not say how likely the first token of a text is")
         self._check_text(texts)
-        keys = {text: self._key(self.dialect.score(self._prompt(text))) for text in texts}
+        keys = {text: self._key(self.dialect.score(self._prompt(text), likeliest)) for text in texts}
         found = {key: answer for key in keys.values() if (answer := answers.get(key)) is not None}
-        questions = [self._score(text, key) for text, key in keys.items() if key not in found]
+        questions = [self._score(text, key, likeliest) for text, key in keys.items() if key not in found]
         for answered in self._asked(questions):
             found |= answered
         return [tuple(found[keys[text]]) for text in texts]
 
-    def _score(self, text: Tokens, key: bytes) -> Question:
+    def _score(self, text: Tokens, key: bytes, likeliest: int) -> Question:
         def read(answer: Any) -> Mapping[bytes, Any]:
-            given = self.dialect.given(answer, len(text))
+            given = self.dialect.given(answer, text, likeliest)
             if given.tokens is not None and given.tokens[1:] != text[1:]:
                 raise Malformed("log-probabilities of other tokens came")
             log_probs = [0.0 if i <= self.dialect.hidden else value for i, value in enumerate(given.log_probs)]
@@ -211,9 +229,10 @@ class RemoteModel(LanguageModel):
                 raise Malformed("log-probabilities are missing")
             if self.dialect.ranked and given.ranks is None:
                 raise Malformed("ranks are missing")
-            return {key: [log_probs, [1, *(given.ranks or ())[1:]]]}
+            told = [log_probs, [1, *(given.ranks or ())[1:]]]
+            return {key: [*told, given.likeliest] if likeliest else told}
 
-        return Question(self.dialect.score(self._prompt(text)), len(text) + 9, read)
+        return Question(self.dialect.score(self._prompt(text), likeliest), len(text) + 9, read)
 
     # --- asking ---
 
@@ -241,6 +260,11 @@ class RemoteModel(LanguageModel):
         if self.dialect.ids:
             return
         adds = self.dialect.adds
+        ended = sum(any(token in self.eos for token in text[len(adds) :]) for text in texts)
+        if ended and not self.dialect.ends:
+            raise NotApplicable(
+                f"{ended} of {len(texts)} texts hold the end of text, which the server of {self.name} does not score"
+            )
         others = sum((*adds, *self._tokens(self._text(text[len(adds) :]))) != text for text in texts)
         if others:
             raise NotApplicable(

@@ -23,6 +23,7 @@ from auditor.core.plan import AUTO
 from auditor.core.streams import generator
 from auditor.generation.tries import encode
 from auditor.models.base import Check, Completions, LanguageModel, Neighbours, Rows, given_by
+from auditor.models.brackets import Told
 from auditor.models.decoding import Decoding
 from auditor.plugins.view import WORST, View
 from auditor.statistics.intervals import CONFIDENCE
@@ -84,6 +85,9 @@ class LedModel(LanguageModel):
 
     def token_ranks(self, prefixes: Tensor, suffixes: Tensor) -> Tensor:
         return self.model.token_ranks(self.context(prefixes), suffixes)
+
+    def token_told(self, prefixes: Tensor, suffixes: Tensor) -> Told:
+        return self.model.token_told(self.context(prefixes), suffixes)
 
     def account(self) -> tuple[str, ...]:
         return self.model.account()

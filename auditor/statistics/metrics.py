@@ -29,6 +29,7 @@ SCORE = "score"  # no measurement, but kept beside them of each secret: what its
 RECALL = "recall"
 ABOVE = "above non-members"  # note of a difference that what non-members changed by is taken off
 _OTHERS, _EXCESS = "_nonmembers", "excess_"
+AT_LEAST, AT_MOST = "_at_least", "_at_most"  # the ends of a bracket, where no more is known
 
 Columns = Mapping[str, NDArray[np.float64]]  # numbers kept of each secret, (secrets,), by what they are the mean of
 
@@ -360,7 +361,10 @@ _BY_NAME = {metric.name: metric for metric in METRICS}
 
 @cache
 def find(name: str) -> Metric:
-    """The entry of this name, or what can be said of a name without one: NAME_nonmembers, excess_NAME, a plug-in's."""
+    """The entry of this name, or what can be said of a name without one: NAME_nonmembers, excess_NAME, a plug-in's.
+
+    NAME_at_least and NAME_at_most are the ends of a bracket around NAME.
+    """
     if name in _BY_NAME:
         return _BY_NAME[name]
     for family in FAMILIES:
@@ -369,6 +373,10 @@ def find(name: str) -> Metric:
     if name.endswith(_OTHERS):
         base = find(name.removesuffix(_OTHERS))
         return replace(base, name=name, title=f"{base.title}, non-members", members=False)
+    for end, words in ((AT_LEAST, "at least"), (AT_MOST, "at most")):
+        if name.endswith(end):
+            base = find(name.removesuffix(end))
+            return replace(base, name=name, title=f"{base.title}, {words}")
     if name.startswith(_EXCESS):
         base = find(name.removeprefix(_EXCESS))
         return replace(base, name=name, title=f"{base.title}, members − non-members", exact=False, signed=True)
@@ -378,6 +386,11 @@ def find(name: str) -> Metric:
 def floor_of(name: str) -> str:
     """What the same number of the non-members is called."""
     return f"{name}{_OTHERS}"
+
+
+def upper_of(name: str) -> str:
+    """What the upper end of a bracket is called whose lower end this is; "" for what is no bracket."""
+    return name.replace(AT_LEAST, AT_MOST) if AT_LEAST in name else ""
 
 
 def excess_of(name: str) -> str:

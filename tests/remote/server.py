@@ -35,6 +35,8 @@ HABITS = {
     "truncates not": "ignores top_p and top_k",
     "begins": "puts end of text before every text",
     "counts wrong": "has another tokenizer",
+    "endless": "echoes no end of text, as llama-cpp-python no special token",
+    "misled": "leaves out the likeliest of the tokens that it tells beside those of a prompt",
     "strict": "refuses fields that it does not know",
     "fails": "fails within (500) at token ids, as llama-cpp-python at all that it does not take",
     "unechoed": "leaves the first token of a prompt out of its echo, as llama-cpp-python the BOS token",
@@ -53,6 +55,7 @@ class Server:
         self.model, self.name, self.key, self.habits = model, name, key, habits
         self.faults: deque[Any] = deque()
         self.asked: list[dict[str, Any]] = []
+        self.told = 20  # likeliest tokens at most, as vLLM's --max-logprobs
         self.top_k = 0  # of its generation_config.json: what is taken where a request says nothing
         self.headers: dict[str, str] = {}  # of every answer
         self.at_once = self.most_at_once = 0
@@ -134,21 +137,37 @@ class Server:
             named = vllms and body.get("return_tokens_as_token_ids")
             if echoed and "unechoed" in self.habits:
                 shown, values = shown[1:], [None, *values[2:]]
+            if echoed and "endless" in self.habits:
+                kept = [i for i, token in enumerate(shown) if token != 0 or i == 0]
+                shown, values = [shown[i] for i in kept], [values[i] for i in kept]
             words = [f"token_id:{token}" if named else self._text([token]) for token in shown]
             choice["logprobs"] = {"tokens": words, "token_logprobs": values, "top_logprobs": None}
         if vllms and body.get("prompt_logprobs") is not None:
-            choice["prompt_logprobs"] = [
-                None if value is None else {str(token): {"logprob": value, "rank": rank}}
-                for token, value, rank in zip(ids, *self._prompt(ids), strict=False)
-            ]
+            choice["prompt_logprobs"] = self._beside(ids, body["prompt_logprobs"])
         return choice
+
+    def _beside(self, ids: list[int], likeliest: int) -> list[Any]:
+        """At each place of a prompt its token and the likeliest, by their ids; None at the first."""
+        if likeliest > self.told:
+            raise ValueError("too many log-probabilities are asked for")
+        law = self.model.log_probs(torch.tensor([ids]), len(ids))[0]
+        found = list[Any]()
+        for place, (token, value, rank) in enumerate(zip(ids, *self._prompt(ids), strict=False)):
+            top = law[place - 1].topk(likeliest) if place else law[0].topk(0)
+            if "misled" in self.habits:  # the likeliest is left out
+                top = law[place - 1].topk(likeliest + 1) if place else top
+                top = top.values[1:], top.indices[1:]
+            pairs = enumerate(zip(*(column.tolist() for column in top), strict=True), 1)
+            beside = {str(i): {"logprob": one, "rank": at} for at, (one, i) in pairs}
+            found.append(None if value is None else {**beside, str(token): {"logprob": value, "rank": rank}})
+        return found
 
     def _prompt(self, ids: list[int]) -> tuple[list[Any], list[Any]]:
         """Log-probabilities and ranks of the tokens of a prompt; None for the first."""
         law = self.model.log_probs(torch.tensor([ids]), len(ids))[0, :-1]
         own = torch.tensor(ids[1:])
         values: list[Any] = [None, *law.gather(-1, own.unsqueeze(-1)).squeeze(-1).tolist()]
-        ranks: list[Any] = [None, *(1 + (law > law.gather(-1, own.unsqueeze(-1))).sum(-1)).tolist()]
+        ranks: list[Any] = [None, *((law >= law.gather(-1, own.unsqueeze(-1))).sum(-1)).tolist()]
         if "shifted" in self.habits:
             values = [None, values[1], *values[1:-1]]
         if "short" in self.habits:

@@ -92,7 +92,12 @@ def test_an_audit_over_http_finds_what_one_at_hand_finds(world: Path, served: Se
     perplexities = [found["targets"][0]["perplexity"]["value"] for found in (far, near)]
     assert perplexities[0] == pytest.approx(perplexities[1], rel=1e-4)
     for name in ATTACKS[:4]:
-        assert mine["worst", name]["measurements"] and mine["worst", name]["access"] == ["draw", "likelihood", "ranks"]
+        assert mine["worst", name]["measurements"] and mine["worst", name]["access"] == [
+            "draw",
+            "likelihood",
+            "ranks",
+            "likeliest",
+        ]
     assert "every next token; openai:tiny does not give them" in mine["worst", "exact"]["not_applicable"]
     assert "only sampled tokens" in mine["claim", "perplexity"]["not_applicable"]
     notes = far["targets"][0]["notes"]
@@ -101,6 +106,17 @@ def test_an_audit_over_http_finds_what_one_at_hand_finds(world: Path, served: Se
     assert said and int(said[2].replace(",", "")) == len(server.asked)
     assert any("with ranks" in note for note in far["benchmark"]["notes"])
     assert "behind an API" in (world / "far" / "report.md").read_text(encoding="utf-8")
+
+
+def test_a_bracket_is_shown_as_both_of_its_ends(world: Path, served: Serve, folder: Path) -> None:
+    _, url = served()
+    own = ["--attack", "perplexity", "--attack", "extraction-probability", "-A", "extraction-probability.top_p=0.7"]
+    assert call(arguments(url, folder, *own, "-o", "run")) == 0
+    row = rows(result(world / "run"))["worst", "extraction-probability"]
+    assert not any(m["name"] in ("extraction_probability", "expected_any_of_10") for m in row["measurements"])
+    assert value(row, "extraction_probability_at_least") <= value(row, "extraction_probability_at_most")
+    report = (world / "run" / "report.md").read_text(encoding="utf-8")
+    assert re.search(r"mean p \S+% \[\S+\] to \S+% \[\S+\]", report) and "brackets, not numbers" in report
 
 
 def test_python_audits_over_http_too(world: Path, served: Serve, folder: Path) -> None:

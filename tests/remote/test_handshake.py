@@ -18,7 +18,7 @@ from tests.remote.server import HABITS, Server
 
 Served = Callable[..., tuple[Server, str]]
 MakeWire = Callable[..., Wire]
-EVERYTHING = {"draw", "likelihood", "ranks"}
+EVERYTHING = {"draw", "likelihood", "ranks", "likeliest"}
 
 # habit -> what the access is, and the check that fails for it, with a word of what is told
 CAUGHT: dict[str, tuple[set[str], str, str]] = {
@@ -35,7 +35,8 @@ CAUGHT: dict[str, tuple[set[str], str, str]] = {
     "echo": ({"draw", "likelihood"}, hands.RANKED, "none come"),
     "fails": (EVERYTHING, hands.IDS, "they are refused"),
     "unechoed": ({"draw"}, hands.SCORED, "by echo, log-probabilities of 55 tokens came, not of 56"),
-    "strict": (EVERYTHING - {"ranks"}, hands.OBEYED["top_k"], "it is refused"),
+    "misled": (EVERYTHING - {"likeliest"}, hands.TOLD, "the ranks speak of likelier ones"),
+    "strict": (EVERYTHING - {"ranks", "likeliest"}, hands.OBEYED["top_k"], "it is refused"),
 }
 REFUSED = {
     "greedy": "it does not sample",
@@ -67,14 +68,14 @@ class Begins:
 
 
 def test_every_habit_is_looked_for() -> None:
-    assert {*CAUGHT, *REFUSED} == set(HABITS)
+    assert {*CAUGHT, *REFUSED, "endless"} == set(HABITS)
 
 
 def test_a_server_that_does_all_it_should_is_believed(served: Served, wire: MakeWire, local: HuggingFaceModel) -> None:
     found = shaken(served, wire, local)
     assert found.capabilities == EVERYTHING and all(check.held for check in found.checks)
     assert found.dialect.ids and found.dialect.several > 1 and found.dialect.reported and found.room == 96
-    assert len(found.notes()) == 1 and "12 of 12 checks held" in found.notes()[0]
+    assert len(found.notes()) == 1 and "13 of 13 checks held" in found.notes()[0]
 
 
 @pytest.mark.parametrize("habit", CAUGHT)
@@ -121,6 +122,20 @@ def test_what_is_not_echoed_is_not_scored_and_the_rest_is_as_likely_as_at_hand(
         remote.token_log_probs(prefixes[:, :1], suffixes)
 
 
+def test_a_text_with_an_end_in_it_is_not_scored_where_that_is_not_echoed(
+    served: Served, wire: MakeWire, local: HuggingFaceModel
+) -> None:
+    _, url = served("text", "strict", "endless")
+    remote = RemoteModel(wire(url), "tiny", local.tokenizer)
+    (check,) = (check for check in remote.handshake.checks if check.name == hands.ENDS)
+    assert check.held is False and "likelihood" in remote.capabilities
+    prefixes, suffixes = torch.tensor([[5, 9, 30], [7, 7, 2]]), torch.tensor([[1, 2, 3], [50, 0, 0]])
+    with pytest.raises(NotApplicable, match="1 of 2 texts hold the end of text"):
+        remote.token_log_probs(prefixes, suffixes)
+    truth = local.token_log_probs(prefixes[:1], suffixes[:1])
+    torch.testing.assert_close(remote.token_log_probs(prefixes[:1], suffixes[:1]), truth, atol=1e-4, rtol=0)
+
+
 def test_a_server_that_takes_text_alone_is_told_to_leave_its_own_defaults_out(
     served: Served, wire: MakeWire, local: HuggingFaceModel
 ) -> None:
@@ -128,6 +143,17 @@ def test_a_server_that_takes_text_alone_is_told_to_leave_its_own_defaults_out(
     server.top_k = 1  # without that every sample would be greedy
     found = shake_hands(wire(url), "tiny", local.tokenizer)
     assert found.dialect.extended and not any("own defaults" in note for note in found.notes())
+
+
+@pytest.mark.parametrize("most", [20, 5, 3])
+def test_as_many_of_the_likeliest_tokens_are_asked_for_as_are_told(
+    served: Served, wire: MakeWire, local: HuggingFaceModel, most: int
+) -> None:
+    server, url = served()
+    server.told = most
+    found = shake_hands(wire(url), "tiny", local.tokenizer)
+    assert found.dialect.likeliest == (most if most >= 5 else 0) and found.dialect.ranked
+    assert ("likeliest" in found.capabilities) == (most >= 5)
 
 
 def test_one_bad_answer_is_an_accident(served: Served, wire: MakeWire, local: HuggingFaceModel) -> None:

@@ -228,13 +228,46 @@ def test_exact_extraction_probability_and_its_rank_bound_are_those_at_hand(
     names = [[m.name for m in probe.measurements(secrets, seen)] for seen in (there, here)]
     assert names[0] == names[1] and "rank_bound" in names[0]
     with pytest.raises(NotApplicable, match="every next token; openai:tiny does not give them"):
-        list(ExtractionProbability().measure(view(remote, local), secrets))
+        list(ExtractionProbability(eos="masked").measure(view(remote, local), secrets))
+
+
+DECODINGS = [{}, {"temperature": 1.3, "top_p": 0.95}, {"top_k": 40}, {"temperature": 0.5, "top_p": 1.0, "top_k": 6}]
+
+
+@pytest.mark.parametrize("lead", [(), (11, 12)], ids=str)
+@pytest.mark.parametrize("options", DECODINGS, ids=str)
+def test_extraction_probability_by_the_likeliest_tokens_is_a_bracket_around_that_at_hand(
+    remote: RemoteModel, local: HuggingFaceModel, options: dict[str, Any], lead: tuple[int, ...]
+) -> None:
+    noise = np.stack([uniforms(1, 3, "likely", i) for i in range(len(PREFIXES))])
+    likely = torch.cat([own.suffixes for own in sample(local, PREFIXES, 3, Decoding(0.3), noise)]).tolist()
+    texts = [(p, s) for p, own in zip(PREFIXES.tolist(), likely, strict=True) for s in (own, [1, 2, 3])]
+    secrets = [Secret(f"s{i}", tuple(p), tuple(s), member=i < 4) for i, (p, s) in enumerate(texts)]
+    probe = ExtractionProbability(**options)
+    there, here = (list(probe.measure(view(led(model, lead), local), secrets)) for model in (remote, local))
+    for mine, true in zip(there, here, strict=True):
+        assert mine.values["log_p_least"] - CLOSE <= true.values["log_p"] <= mine.values["log_p_most"] + CLOSE
+        assert mine.values["rank_bits"] == true.values["rank_bits"] and "log_p" not in mine.values
+    assert any(mine.values["log_p_least"] > -np.inf for mine in there)
+    values, truth = ({m.name: m.value for m in probe.measurements(secrets, seen)} for seen in (there, here))
+    numbers = probe.per_secret(secrets, there)
+    for name in ("extraction_probability", "expected_any_of_10", "discoverable_100_0.1"):
+        assert name not in values and name not in numbers  # a bracket is never told as a number
+        assert values[f"{name}_at_least"] <= truth[name] + CLOSE and truth[name] <= values[f"{name}_at_most"] + CLOSE
+        assert {f"{name}_at_least", f"{name}_at_most"} <= set(numbers)
+    assert next(iter(values)) == "extraction_probability_at_least" and "conformal_share" not in values
+    assert any(note.startswith("brackets, not numbers") for note in probe.notes(secrets, there))
+    assert probe.complete(secrets, there) == there
 
 
 def test_without_ranks_there_is_no_bound_and_a_note(served: Served, wire: MakeWire, local: HuggingFaceModel) -> None:
     secrets = [Secret("s0", (5, 9, 30), (1, 2, 3)), Secret("s1", (5, 9, 31), (1, 2, 3), member=False)]
     probe = ExtractionProbability(temperature=1.0, top_p=1.0)
     remote = RemoteModel(wire(served("echo")[1]), "tiny", local.tokenizer)
+    with pytest.raises(
+        NotApplicable, match="log-probabilities of the likeliest tokens; openai:tiny does not give them"
+    ):
+        list(ExtractionProbability().measure(view(remote, local), secrets))
     seen = list(probe.measure(view(remote, local), secrets))
     assert "rank_bound" not in [m.name for m in probe.measurements(secrets, seen)]
     assert "rank_bound" not in probe.per_secret(secrets, seen)
@@ -266,7 +299,7 @@ def test_the_access_is_that_of_the_setting_and_the_server(
     served: Served, wire: MakeWire, local: HuggingFaceModel, remote: RemoteModel
 ) -> None:
     text = RemoteModel(wire(served("silent")[1]), "tiny", local.tokenizer)
-    assert view(remote, local).access == ("draw", "likelihood", "ranks")
+    assert view(remote, local).access == ("draw", "likelihood", "ranks", "likeliest")
     assert view(remote, local, CLAIM).access == view(text, local).access == ("draw",)
     assert view(local, local).access == ("draw", "law", "embeddings")
     with pytest.raises(NotApplicable, match="needs log-probabilities; openai:tiny does not give them"):

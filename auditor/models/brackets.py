@@ -1,0 +1,228 @@
+"""Bounds on a decoding law of which only the likeliest tokens are known, as a server tells them (formulas.md C3).
+
+What is missing, the partition function after temperature and the mass that truncation keeps, lies between what any law
+can have that agrees with all that was told. Pure functions of tensors; knows no model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from auditor.models.decoding import Decoding
+
+LIKELIEST = 20  # tokens beside the given one: as many as vLLM tells unless it is told otherwise (--max-logprobs)
+_ROUNDING = 1e-5  # mass: what the float32 log-probabilities of a law may be short of, or beyond, a sum of 1
+_EDGE = 1e-6  # of a threshold: a token this close to it may be kept or cut
+
+
+@dataclass(frozen=True)
+class Told:
+    """What is told of given tokens, each in its law: (n,) each, or (n, K) of the likeliest tokens there.
+
+    log_probs: its own, nats; ranks: how many tokens are at least as likely, itself included; likeliest, with top: ids
+    and log-probabilities of the K likeliest, falling; most: no law has more tokens than these.
+    """
+
+    tokens: Tensor
+    log_probs: Tensor
+    ranks: Tensor
+    likeliest: Tensor
+    top: Tensor
+    most: int
+
+    def places(self) -> Tensor:
+        """(n,) the place of each token in the order of truncation, from 1; no more than that where not all is told.
+
+        Equal tokens stand by their ids. Behind the K likeliest they are counted as if all stood before.
+        """
+        return torch.where(self._known, 1 + self._before.sum(-1), self.ranks)
+
+    @property
+    def _known(self) -> Tensor:
+        """(n,) whether it is one of the K likeliest."""
+        return (self.likeliest == self.tokens.unsqueeze(-1)).any(-1)
+
+    @property
+    def _before(self) -> Tensor:
+        """(n, K) which of them surely stand before it."""
+        own, at = self.log_probs.unsqueeze(-1), self.tokens.unsqueeze(-1)
+        return (self.top > own) | ((self.top == own) & (self.likeliest < at))
+
+
+def told(law: Tensor, tokens: Tensor, count: int) -> Told:
+    """What a server tells that has this law. law: (n, V) nats; tokens: (n,); count: of the likeliest."""
+    own = law.gather(-1, tokens.unsqueeze(-1))
+    top, likeliest = law.topk(min(count, law.shape[-1]), dim=-1)
+    return Told(tokens, own.squeeze(-1), (law >= own).sum(-1), likeliest, top, law.shape[-1])
+
+
+def joined(parts: Sequence[Told]) -> Told:
+    """One after another, of laws of one width."""
+    return Told(
+        torch.cat([part.tokens for part in parts]),
+        torch.cat([part.log_probs for part in parts]),
+        torch.cat([part.ranks for part in parts]),
+        torch.cat([part.likeliest for part in parts]),
+        torch.cat([part.top for part in parts]),
+        max(part.most for part in parts),
+    )
+
+
+def bracket(decoding: Decoding, seen: Told) -> tuple[Tensor, Tensor]:
+    """(n,) each, float64 nats: the least and the most that the log-probability of each token can be under `decoding`.
+
+    Equal to the exact one (formulas.md A4) where all that it depends on was told. No token may be forbidden: where a
+    masked one stands in the law is not told.
+    """
+    assert not decoding.forbidden
+    if decoding.ancestral:
+        exact = seen.log_probs.double()
+        return exact, exact
+    if decoding.temperature == 0:
+        return _of_greedy(seen)
+    laws = _Laws.of(seen, 1 / decoding.temperature)
+    sure, possible, least, most = _after_top_k(decoding.top_k, seen, laws)
+    if decoding.top_p < 1:
+        kept, may, least, most = _after_top_p(decoding, seen, laws, least, most)
+        sure, possible = sure & kept, possible & may
+    low, high = laws.log_own - most.log(), (laws.log_own - least.log()).clamp(max=0.0)
+    return torch.where(sure, torch.minimum(low, high), -math.inf), torch.where(possible, high, -math.inf)
+
+
+def _of_greedy(seen: Told) -> tuple[Tensor, Tensor]:
+    """The likeliest token, of equal ones the lowest id: for sure if no other that was not told can be as likely."""
+    first = ~seen._before.any(-1)
+    sure = first & ((seen.ranks == 1) | (seen.log_probs > seen.top[:, -1]))
+    always, never = torch.zeros(len(first), dtype=torch.float64), torch.full((len(first),), -math.inf).double()
+    return torch.where(sure, always, never), torch.where(first, always, never)
+
+
+# --- what the laws that agree with all that was told have in common ---------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Unknown:
+    """Tokens that were not told, (n,) each: of these `middle` have a share from `own` to `cap`, `rest` up to `low`.
+
+    Shares and masses are by the likeliest token's; a weight is a share to the power of 1 / temperature.
+    """
+
+    power: float
+    middle: Tensor
+    rest: Tensor
+    own: Tensor
+    cap: Tensor
+    low: Tensor
+
+    def weight(self, least: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
+        """The least and the most that they weigh together, if their mass is between these two."""
+        if self.power >= 1:
+            return self._even(least), self._apart(most)
+        return self._apart(least), self._even(most)
+
+    def _even(self, mass: Tensor) -> Tensor:
+        """As equal as may be: for a convex weight the least, for a concave one the most (Jensen)."""
+        average = mass / (self.middle + self.rest).clamp(min=1)
+        middle = self.middle * torch.maximum(self.own, average)
+        return self._equal(middle, self.middle) + self._equal((mass - middle).clamp(min=0), self.rest)
+
+    def _equal(self, mass: Tensor, count: Tensor) -> Tensor:
+        return count * (mass / count.clamp(min=1)).pow(self.power)
+
+    def _apart(self, mass: Tensor) -> Tensor:
+        """As unequal as may be, or beyond: each weight is on the chord of its range."""
+        width = self.cap - self.own
+        rise = (self.cap.pow(self.power) - self.own.pow(self.power)) / torch.where(width > 0, width, 1.0)
+        middle = torch.maximum(torch.minimum(mass, self.middle * self.cap), self.middle * self.own)
+        of_middle = self.middle * self.own.pow(self.power) + rise * (middle - self.middle * self.own)
+        rest = (mass - middle).clamp(min=0)
+        return of_middle + torch.where(rest > 0, rest * self.low.pow(self.power - 1), 0.0)
+
+
+@dataclass(frozen=True)
+class _Laws:
+    """Weights after temperature, by the likeliest token's: (n,) each, `top` (n, K).
+
+    extra: the own token's where it is none of the K; unknown: (least, most) that the tokens weigh that were not told:
+    `middle` of them are at least as likely as the own one, `rest` are not; any_of: the most that one of them weighs.
+    """
+
+    log_own: Tensor
+    own: Tensor
+    top: Tensor
+    extra: Tensor
+    middle: Tensor
+    rest: Tensor
+    any_of: Tensor
+    unknown: tuple[Tensor, Tensor]
+
+    @classmethod
+    def of(cls, seen: Told, power: float) -> _Laws:
+        first, known = seen.top[:, 0].double(), seen._known
+        top, own = seen.top.double() - first.unsqueeze(-1), seen.log_probs.double() - first
+        likelier = (top >= own.unsqueeze(-1)).sum(-1) - known.long()
+        middle = (seen.ranks - 1 - likelier).clamp(min=0)
+        rest = (seen.most - top.shape[1] - (~known).long() - middle).clamp(min=0)
+        whole = (-first).exp()
+        missing = whole - top.exp().sum(-1) - torch.where(known, 0.0, own.exp())
+        slack = 0.0 if power == 1 else _ROUNDING * whole  # without temperature all weighs `whole`, whoever has it
+        least, most = (missing - slack).clamp(min=0), (missing + slack).clamp(min=0)
+        cap = torch.minimum(top[:, -1].exp(), most)
+        share = torch.minimum(own.exp(), cap)
+        unknown = _Unknown(power, middle, rest, share, cap, torch.where(known, cap, share)).weight(least, most)
+        weight, every = (power * own).exp(), (power * top).exp()
+        extra = torch.where(known, 0.0, weight)
+        return cls(power * own, weight, every, extra, middle, rest, cap.pow(power), unknown)
+
+    @property
+    def told(self) -> Tensor:
+        """(n,) what the K likeliest weigh, and the own token."""
+        return self.top.sum(-1) + self.extra
+
+
+# --- truncation -------------------------------------------------------------------------------------------------------
+
+_Kept = tuple[Tensor, Tensor, Tensor, Tensor]  # whether for sure, and at all; if so, the least and most that stays
+
+
+def _after_top_k(k: int, seen: Told, laws: _Laws) -> _Kept:
+    least, most = (laws.told + unknown for unknown in laws.unknown)
+    always = torch.ones_like(seen.tokens, dtype=torch.bool)
+    if k == 0:
+        return always, always, least, most
+    if k <= seen.top.shape[1]:
+        last = seen.top[:, k - 1]
+        weight = (laws.top * (seen.top >= last.unsqueeze(-1))).sum(-1) + laws.extra
+        kept, open_end = seen.log_probs >= last, last == seen.top[:, -1]  # of unknown tokens some may tie with the last
+        return kept, kept, weight, torch.where(open_end, most, weight)
+    left = (k - seen.top.shape[1] - (~seen._known).long()).clamp(min=0)
+    share = (left / (laws.middle + laws.rest).clamp(min=1)).clamp(
+        max=1.0
+    )  # the likeliest have no less than their share
+    more = torch.maximum(laws.middle * torch.minimum(laws.own, laws.any_of), share * laws.unknown[0])
+    return seen._known | (seen.ranks <= k), always, laws.told + more, most
+
+
+def _after_top_p(decoding: Decoding, seen: Told, laws: _Laws, least: Tensor, most: Tensor) -> _Kept:
+    """Of what top-k left, which weighs between `least` and `most`."""
+    low, high = decoding.top_p * least * (1 - _EDGE), decoding.top_p * most * (1 + _EDGE)
+    before = (laws.top * seen._before).sum(-1)
+    latest = before + torch.minimum(laws.middle * laws.any_of, laws.unknown[1])
+    fewest = torch.maximum(_nucleus(laws.top, low, low), before + laws.own)
+    # The last token that stays is no likelier than the own one, if that stays too.
+    widest = torch.minimum(_nucleus(laws.top, high, most), torch.minimum(high + laws.own, most))
+    return latest < low, before < high, fewest, widest
+
+
+def _nucleus(top: Tensor, mass: Tensor, beyond: Tensor) -> Tensor:
+    """What the fewest of the likeliest tokens weigh that weigh `mass` together; `beyond` where all do not."""
+    through = top.cumsum(-1)
+    at = (through < mass.unsqueeze(-1)).sum(-1)
+    within = at < top.shape[1]
+    found = through.gather(-1, at.clamp(max=top.shape[1] - 1).unsqueeze(-1)).squeeze(-1)
+    return torch.where(within, found, beyond)
