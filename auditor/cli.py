@@ -15,6 +15,7 @@ from auditor.commands.advise import advise
 from auditor.commands.compare import compare
 from auditor.commands.export import export
 from auditor.commands.gate import gate
+from auditor.commands.history import history
 from auditor.commands.list import list_plugins
 from auditor.commands.options import spelt_out
 from auditor.commands.report import report
@@ -34,7 +35,7 @@ app = typer.Typer(
     epilog="Exit codes: 0 done or gate held, 1 gate failed, 2 wrong usage or bad input, 3 unexpected failure, "
     "4 gate inconclusive, 130 interrupted.",
 )
-for command in (run, utility, reproduce, train, list_plugins, report, score, gate, compare, advise, export):
+for command in (run, utility, reproduce, train, list_plugins, report, score, gate, compare, history, advise, export):
     app.command(command.__name__.removesuffix("_plugins"))(spelt_out(command))
 app.add_typer(canaries.app, name="canaries")
 app.add_typer(secrets.app, name="secrets")

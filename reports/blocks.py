@@ -60,6 +60,7 @@ class Table:
     groups: tuple[Group, ...]
     numeric: frozenset[int] = frozenset()  # columns of numbers, set flush right
     folded: bool = False
+    links: tuple[str, ...] = ()  # where a page leads to from each row's first cell, over all groups; "": nowhere
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,7 @@ class Figure:
     axes: tuple[str, str] = ("", "")  # what series are drawn over: x, y
     null: Series | None = None  # what the series would be by chance: a line, and what chance stays under
     labels: tuple[tuple[str, str], ...] = ()  # what its legend says of targets beyond their titles, by name
+    ticks: tuple[str, ...] = ()  # what x = 0, 1, 2, … stand for, where they count something
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,13 @@ def headline(comparison: Comparison) -> str:
     return f"{', '.join(parts)}. Paired by secret; each row has its own 95% interval."
 
 
+def brief(comparison: Comparison) -> str:
+    """`1 more, 0 less, 3 no change shown`: how many rows, where there is room for a few words."""
+    found = Counter(_word(line.cells[-1]) for line in comparison.lines)
+    said = {"more": found[_MORE], "less": found[_LESS], _SAME: found[_SAME], _UNKNOWN: found[_UNKNOWN]}
+    return ", ".join(f"{n} {what}" for what, n in said.items() if n or what in ("more", "less"))
+
+
 def table(comparison: Comparison) -> Table:
     """A row each (target, setting, attack): before, now, the paired difference, and what can be said of it."""
     head = ("Row", "Metric", "Before", "Now", "Difference", "")

@@ -12,6 +12,8 @@ from auditor.reports.markdown import cut
 
 _MOST_SAID, _LONGEST = 10, 300  # sentences below the table, and characters of one: the rest is in the JUnit file
 _WORST = ("failed", "inconclusive", "held")
+HEAD = ("Row", "Rule", "Measured", "Bounds (95%, one-sided)", "n", "Ruling")  # of a table of rulings
+NUMERIC = frozenset({2, 3, 4})  # of its columns
 
 
 def lines(decision: Decision) -> Iterator[str]:
@@ -28,14 +30,21 @@ def markdown(decision: Decision) -> str:
     """
     against = f" against {words.shorten(inert.clean(decision.baseline), _LONGEST)}" if decision.baseline else ""
     title = f"{words.shorten(inert.clean(decision.run), _LONGEST)}{against}"
-    rulings = sorted(decision.rulings, key=lambda ruling: _WORST.index(ruling.verdict))
-    head = ("Row", "Rule", "Measured", "Bounds (95%, one-sided)", "n", "Ruling")
-    found = tuple(_cells(ruling) for ruling in rulings)
-    table = cut(Table("gate", "", head, (Group("", found),), frozenset({2, 3, 4})))
+    found = rows(decision)
+    table = cut(Table("gate", "", HEAD, (Group("", found),), NUMERIC))
     parts = [f"## Leakage {inert.markdown(decision.headline)}", inert.markdown(title), table if found else ""]
-    said = [f"{r.row}: {r.reason}" for r in rulings if not r.n][:_MOST_SAID]
+    said = [f"{r.row}: {r.reason}" for r in _worst_first(decision) if not r.n][:_MOST_SAID]
     parts += [f"- {inert.markdown(words.shorten(inert.clean(text), _LONGEST))}" for text in said]
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def rows(decision: Decision) -> tuple[tuple[str, ...], ...]:
+    """A row a ruling under HEAD, the worst first."""
+    return tuple(map(_cells, _worst_first(decision)))
+
+
+def _worst_first(decision: Decision) -> list[Ruling]:
+    return sorted(decision.rulings, key=lambda ruling: _WORST.index(ruling.verdict))
 
 
 def _cells(ruling: Ruling) -> tuple[str, ...]:

@@ -46,6 +46,7 @@ _METADATA: dict[str, dict[str, None]] = {
 _MARKERS = "osD^vPX*"
 _LINES = ["-", (0, (5, 2)), (0, (1.2, 1.6)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1))]
 _FLOOR: Any = {"linestyle": (0, (1.2, 1.6)), "marker": ""}
+_TICKS = 5  # dates that find room beside each other under a plot
 _POINTS = 900  # over all lines of a plot: what keeps it under 60 KB
 _STYLE: Any = {
     "svg.fonttype": "none",
@@ -288,6 +289,34 @@ def _tradeoff(axes: Axes, block: Block) -> None:
     _share_axis(axes)
 
 
+def _course(axes: Axes, block: Block) -> None:
+    """One line a series over runs in their order, a little apart so that error bars stand side by side."""
+    apart = min(0.12, 0.6 / len(block.series))
+    for i, (series, style) in enumerate(zip(block.series, _series_styles(block.series), strict=True)):
+        shift = apart * (i - (len(block.series) - 1) / 2)
+        x, y = [p.x + shift for p in series.points], [p.y for p in series.points]
+        reach = [[max(0.0, p.y - p.low) for p in series.points], [max(0.0, p.high - p.y) for p in series.points]]
+        axes.errorbar(x, y, yerr=reach, elinewidth=1.1, capsize=2, **style)
+    every = -(-len(block.ticks) // _TICKS)
+    shown = range((len(block.ticks) - 1) % every, len(block.ticks), every)  # the newest among them
+    axes.set_xticks(list(shown), [words.shorten(block.ticks[i], 16) for i in shown])
+    axes.set_xlim(-0.5, len(block.ticks) - 0.5)
+    axes.grid(axis="y")
+    axes.set_axisbelow(True)
+    axes.set_xlabel(block.axes[0])
+    axes.set_ylabel(block.axes[1])
+
+
+def _course_of_shares(axes: Axes, block: Block) -> None:
+    """The same from zero, as high as the intervals reach: a leak of a hundredth is seen too."""
+    from matplotlib.ticker import PercentFormatter
+
+    _course(axes, block)
+    reached = max((p.high for s in block.series for p in s.points if not math.isnan(p.high)), default=1.0)
+    axes.set_ylim(0, min(1.02, 1.1 * max(reached, 0.01)))
+    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
+
+
 def _roc(axes: Axes, block: Block) -> None:
     """Staircases on two logarithmic axes; a step at no false positive begins where one of them would be too many."""
     least = min((p.x for s in block.series for p in s.points if p.x > 0), default=0.01) / 2
@@ -315,6 +344,8 @@ PLOTS: dict[str, Callable[[Axes, Block], None]] = {
     "exposure": _exposure,
     "insertions": _insertions,
     "tradeoff": _tradeoff,
+    "course": _course,
+    "course_of_shares": _course_of_shares,
     "roc": _roc,
 }
 

@@ -122,7 +122,16 @@ def test_the_steps_do_what_they_say(tmp_path: Path, code: str) -> None:
 def test_nothing_private_is_uploaded() -> None:
     paths = STEPS["Upload"]["with"]["path"].split("\n")
     names = {Path(path.split("}}/")[1]).name for path in paths if path}
-    kept = {"report.html", "report.md", "comment.md", "gate.md", "gate.xml", "result.json", "outcomes.json"}
+    kept = {
+        "report.html",
+        "report.md",
+        "comment.md",
+        "gate.md",
+        "gate.xml",
+        "decisions.jsonl",
+        "result.json",
+        "outcomes.json",
+    }
     assert names == kept and all("*" not in path for path in paths)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from auditor.commands import options
+from auditor.commands import console, options
 from auditor.commands.options import Many
 from auditor.core import disk
 from auditor.core.errors import AuditError
@@ -144,12 +144,23 @@ def run_at(folder: Path | None) -> Run | None:
 
 
 def hold(folder: Path, policy: Policy, baseline: Run | None, outputs: Outputs, scope: Scope | None = None) -> int:
-    """Says and writes what the gate decides of a finished run; returns the exit code of the decision."""
+    """Says, writes and keeps what the gate decides of a finished run; returns the exit code of the decision."""
     from auditor.gate.decide import decide, read_run
 
     decision = decide(read_run(folder), policy, baseline, **vars(scope or Scope()))
     _say(decision, outputs)
+    _keep(folder, decision)
     return decision.exit_code
+
+
+def _keep(folder: Path, decision: Decision) -> None:
+    """For `audit history`. A folder that is only read has been judged all the same."""
+    from auditor.gate.kept import keep
+
+    try:
+        keep(folder, decision)
+    except AuditError as why:
+        console.say(f"audit history will not know of this decision: {why}", decision.exit_code)
 
 
 def _say(decision: Decision, outputs: Outputs) -> None:

@@ -33,9 +33,8 @@ from auditor.records.journal import (
 )
 from auditor.records.outcomes import OUTCOMES, by_cell
 
-_GUESSES, _PLAN = "guesses.jsonl", "plan.json"
-
-
+PLAN = "plan.json"
+_GUESSES = "guesses.jsonl"
 _SECRETS, _HELDOUT, _WEIGHTS, _LEAD = "secrets.sha256", "heldout.json", "weights.json", "lead.json"
 
 Item = TypeVar("Item")
@@ -63,14 +62,14 @@ class RunFolder:
             folder._ours = not path.exists()
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
             folder._lock = locks.hold(path)
-            if (path / _PLAN).exists():
+            if (path / PLAN).exists():
                 raise AuditError(
                     f"expected a new folder for -o, but {str(path)!r} holds a run; continue it with --resume {path}"
                 )
             (path / "state").mkdir(exist_ok=True, mode=0o700)
         except OSError as error:
             raise AuditError(f"cannot write the run folder {str(path)!r}: {error.strerror}") from error
-        disk.replace(path / _PLAN, json.dumps(plan, indent=1))
+        disk.replace(path / PLAN, json.dumps(plan, indent=1))
         folder._new = True
         if out is None:
             folder._latest = _point_latest(path.parent, path.name)
@@ -79,8 +78,8 @@ class RunFolder:
     @classmethod
     def reopen(cls, path: Path) -> RunFolder:
         """A folder that `create` made. Finished secrets are read back; a line cut off by a crash is dropped."""
-        if not (path / _PLAN).is_file():
-            raise AuditError(f"expected a run folder to resume, but {str(path)!r} holds no {_PLAN}")
+        if not (path / PLAN).is_file():
+            raise AuditError(f"expected a run folder to resume, but {str(path)!r} holds no {PLAN}")
         folder = cls(path)
         folder._lock = locks.hold(path)
         folder._guesses.read()
@@ -104,7 +103,7 @@ class RunFolder:
             if self._latest is not None:
                 _point_latest(self.path.parent, self._latest)
         (self.path / "state").rmdir()
-        (self.path / _PLAN).unlink()
+        (self.path / PLAN).unlink()
         for name in (_SECRETS, _WEIGHTS, _LEAD, SECRETS, TOKENS, locks.LOCK):
             (self.path / name).unlink(missing_ok=True)
         if self._ours:
@@ -114,10 +113,10 @@ class RunFolder:
     @property
     def identity(self) -> str:
         """Where it lies and when it was begun: no other run's, and the same for every process of this one."""
-        return f"{self.path.resolve()} {(self.path / _PLAN).stat().st_mtime_ns}"
+        return f"{self.path.resolve()} {(self.path / PLAN).stat().st_mtime_ns}"
 
     def plan(self) -> dict[str, Any]:
-        return read_object(self.path / _PLAN, "the plan of a run")
+        return read_object(self.path / PLAN, "the plan of a run")
 
     def pin(self, fingerprint: str) -> None:
         """Ties the folder to the secrets it is started on. Raises AuditError where it holds answers about others."""

@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import resource
+import subprocess
 from pathlib import Path
 
 import torch
@@ -15,7 +16,10 @@ from auditor.models.loading import place
 
 
 def environment(device: str) -> dict[str, str]:
-    """What the numbers may depend on. device: as the plan says it."""
+    """What the numbers may depend on, and the commit that the command stood in, where git knows one.
+
+    device: as the plan says it.
+    """
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "peft", "numpy")}
     device = str(place(device))
     made_of = torch.cuda.get_device_name(device) if device.startswith("cuda") else f"{os.cpu_count()} cores"
@@ -26,7 +30,18 @@ def environment(device: str) -> dict[str, str]:
         "threads": threads.told(torch.get_num_threads()),
         "gemm": f"{threads.rate():.0f} GFLOP/s in float32 on the processor, by which timings of machines compare",
         "device": device,
+        **({"commit": commit} if (commit := _commit()) else {}),
     }
+
+
+def _commit() -> str:
+    """`4f2a…`, `4f2a…-dirty` where tracked files were changed since; "" where git knows none."""
+    try:
+        asked = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        told = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return told.stdout.strip() if told.returncode == 0 else ""
 
 
 def reset_peak_memory() -> None:

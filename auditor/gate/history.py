@@ -1,0 +1,192 @@
+"""Many finished runs in order, in lines of runs that can be held against each other. Knows records; renders nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path, PurePosixPath
+from typing import Literal, get_args
+
+from auditor.core.errors import AuditError
+from auditor.gate.comparable import check_comparable
+from auditor.gate.compare import Comparison, compare
+from auditor.gate.contradictions import contradictions
+from auditor.gate.decide import read_run
+from auditor.gate.kept import Kept, kept
+from auditor.records.folder import PLAN
+from auditor.records.outcomes import Run
+from auditor.records.saved import RESULT
+
+By = Literal["date", "commit", "checkpoint"]
+_STEP = re.compile(r"(?:^|[^a-z])(?:checkpoint|step|epoch|iter)[-_]?(\d{1,15})$", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A finished run, when it was made, and what it is ordered by, as its record says it."""
+
+    folder: Path
+    run: Run
+    at: datetime
+    label: str
+    gates: tuple[Kept, ...] = ()
+
+
+@dataclass(frozen=True)
+class Line:
+    """Runs that can all be held against each other, in order. why: what keeps the line from the first one.
+
+    changes: of each run against the one before it, paired by secret; None of the first.
+    """
+
+    entries: tuple[Entry, ...]
+    changes: tuple[Comparison | None, ...]
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class History:
+    """lines: that of the last run first. left_out: folders without a place in it, each with the reason."""
+
+    by: By
+    lines: tuple[Line, ...]
+    left_out: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        return tuple(entry for line in self.lines for entry in line.entries)
+
+
+def history(folders: Sequence[Path], by: str = "date") -> History:
+    """The finished runs among the folders; two names of one folder are one run.
+
+    Raises AuditError for a folder that is no run, for an order there is none of, and where no run is left.
+    """
+    if by not in get_args(By):
+        raise AuditError(f"expected --by {', '.join(get_args(By)[:-1])} or {get_args(By)[-1]}, got {by!r}")
+    order: By = by  # type: ignore[assignment]
+    left_out: list[tuple[str, str]] = []
+    entries: list[Entry] = []
+    for folder in _distinct(folders):
+        if why := _unfinished(folder):
+            left_out.append((str(folder), why))
+            continue
+        run = replace(read_run(folder), name=folder.name)  # as reasons name it
+        at, label = _made(run), _LABELS[order](run)
+        if torn := next((why for _, why in contradictions(run.result, run.outcomes)), ""):
+            left_out.append((str(folder), f"its result contradicts itself: {torn}"))
+        elif label is None:
+            left_out.append((str(folder), _WITHOUT[order]))
+        else:
+            entries.append(Entry(folder, run, at, label, kept(folder)))
+    if not entries:
+        more = f" (as {len(left_out) - 1} more)" if len(left_out) > 1 else ""
+        got = f"{left_out[0][0]}: {left_out[0][1]}{more}" if left_out else "none"
+        raise AuditError(f"expected at least one finished run to order by {order}, got {got}")
+    return History(order, tuple(_lines(_ordered(entries, order))), tuple(left_out))
+
+
+def _distinct(folders: Sequence[Path]) -> list[Path]:
+    """Each folder once, by its own name rather than by that of a link to it, such as runs/latest."""
+    found: dict[Path, Path] = {}
+    for folder in folders:
+        own = folder.resolve()
+        if own not in found or found[own].is_symlink():
+            found[own] = folder
+    return list(found.values())
+
+
+def _unfinished(folder: Path) -> str:
+    """Why a folder holds no result though it is no mistake to name it; "" where it holds one, or should."""
+    if (folder / RESULT).exists():
+        return ""
+    if (folder / PLAN).is_file():
+        return f"not finished; audit run --resume {folder} goes on with it"
+    inner = next((depth for depth in ("*", "*/*") if any(folder.glob(f"{depth}/{RESULT}"))), "")
+    return f"it holds runs and is none; {folder}/{inner} names them" if inner else ""
+
+
+def _made(run: Run) -> datetime:
+    try:
+        at = datetime.fromisoformat(run.result.created)
+    except ValueError:
+        raise AuditError(f"{run.name}: expected the date of the run in {RESULT}, got {run.result.created!r}") from None
+    return at.astimezone(UTC) if at.tzinfo else at.replace(tzinfo=UTC)
+
+
+# --- in order ---------------------------------------------------------------------------------------------------------
+
+
+def _commit(run: Run) -> str | None:
+    return run.result.environment.get("commit")
+
+
+def _checkpoint(run: Run) -> str | None:
+    """The revision, or the folder of the model, where it ends in the number of a step."""
+    named = (run.result.plan.get("revision"), run.result.plan.get("model"))
+    for name in (PurePosixPath(str(text).replace("\\", "/")).name for text in named if text):
+        if _STEP.search(name):
+            return name
+    return None
+
+
+def _step(label: str) -> int:
+    found = _STEP.search(label)
+    assert found is not None  # `_checkpoint` has seen to it
+    return int(found[1])
+
+
+_LABELS: dict[By, Callable[[Run], str | None]] = {
+    "date": lambda run: run.result.created,
+    "commit": _commit,
+    "checkpoint": _checkpoint,
+}
+_WITHOUT: dict[By, str] = {
+    "commit": "it records no commit: it was made outside a git repository, or by an older version",
+    "checkpoint": "its model is not named by a step, as checkpoint-500, step1000 or epoch-3 are",
+}
+
+
+def _ordered(entries: Sequence[Entry], by: By) -> list[Entry]:
+    """Commits in the order in which they were first audited: a run folder knows no other."""
+    dated = sorted(entries, key=lambda entry: (entry.at, str(entry.folder)))
+    if by == "date":
+        return dated
+    if by == "checkpoint":
+        return sorted(dated, key=lambda entry: _step(entry.label))
+    first = list(dict.fromkeys(entry.label for entry in dated))
+    return sorted(dated, key=lambda entry: first.index(entry.label))
+
+
+# --- in lines ---------------------------------------------------------------------------------------------------------
+
+
+def _lines(entries: Sequence[Entry]) -> Iterator[Line]:
+    """Each run stands in the first line with every run of which it can be compared; the last run opens the first."""
+    grouped: list[list[Entry]] = []
+    for entry in reversed(entries):
+        own = next((line for line in grouped if all(not _apart(entry, other) for other in line)), None)
+        if own is None:
+            grouped.append([entry])
+        else:
+            own.append(entry)
+    for line in grouped:
+        runs = tuple(reversed(line))
+        changes = [compare([before.run, now.run]) for before, now in pairwise(runs)]
+        yield Line(runs, (None, *changes), _reason(line, grouped[0]) if line is not grouped[0] else "")
+
+
+def _apart(one: Entry, other: Entry) -> str:
+    try:
+        check_comparable(one.run, other.run, "match")
+    except AuditError as why:
+        return str(why)
+    return ""
+
+
+def _reason(line: Sequence[Entry], first: Sequence[Entry]) -> str:
+    """Why the last run of a line is in no line before it."""
+    return next(why for other in first if (why := _apart(line[0], other)))

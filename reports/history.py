@@ -1,0 +1,314 @@
+"""Many runs on one page: leakage over time, what gates decided, a link to each report. Compares nothing itself.
+
+Names are cleaned; the page escapes them. Aggregates only, as in the reports that it leads to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from urllib.parse import quote
+
+from auditor.core.nouns import UNDEFENDED, CellKey
+from auditor.core.result import AuditResult, Finding, Measurement
+from auditor.gate.compare import Comparison
+from auditor.gate.history import By, Entry, History, Line
+from auditor.gate.kept import Kept
+from auditor.gate.rulings import EXIT_CODES, Decision
+from auditor.reports import changes, decision, files, html, inert, verdict, words
+from auditor.reports.blocks import (
+    Block,
+    Bullets,
+    Document,
+    Facts,
+    Figure,
+    Figures,
+    Group,
+    Paragraph,
+    PlotPoint,
+    Section,
+    Series,
+    Table,
+)
+from auditor.statistics.metrics import SHARES, floor_of
+
+_ALONG: dict[By, str] = {"date": "Runs by date", "commit": "Runs by commit", "checkpoint": "Runs by checkpoint"}
+_READING = (
+    "Runs are evenly spaced in their order; brackets and bars hold two-sided 95% intervals over the choice of secrets. "
+    "They do not cover training again with another seed.",
+    "A change is between a run and the one before it in its line, paired secret by secret, each row with its own 95% "
+    "interval: of twenty rows in which nothing changed, one is expected to show a change.",
+    "A gate's ruling is about one run and its rules. A gate that is not listed was not asked, or its folder could not "
+    "be written to.",
+    "Runs stand in one line where all of them attacked the same secrets of a model of the same family with the same "
+    "attacks at the same settings; the checkpoint, the seed and the defenses may differ.",
+    "No leakage seen is not no leakage: the upper end of an interval says how much may still be there.",
+)
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """A run as the page has it. result: cleaned; label: its place in the order; link: where its report lies."""
+
+    entry: Entry
+    change: Comparison | None
+    result: AuditResult
+    label: str
+    link: str
+
+    @property
+    def name(self) -> str:
+        return inert.clean(self.entry.folder.name) or self.result.name
+
+    @property
+    def date(self) -> str:
+        return f"{self.entry.at:%Y-%m-%d %H:%M}"
+
+    def since(self, row: CellKey, metric: str) -> str:
+        """What became of a number since the run before, or why nobody can tell."""
+        for line in self.change.lines if self.change else ():
+            if (CellKey(*map(inert.clean, line.row)), inert.clean(line.metric)) == (row, metric):
+                cell = line.cells[-1]
+                why = cell.why or (line.cells[0].why if line.cells[0].measured is None else "")
+                return words.with_bounds(cell.delta) if cell.delta else inert.clean(why) or words.NOTHING
+        return words.NOTHING
+
+
+def page(history: History, beside: Path) -> str:
+    """One page that loads nothing. beside: the folder that it will lie in, which its links begin at."""
+    return html.page(_document([_line(history.by, line, beside) for line in history.lines], history))
+
+
+def _line(by: By, line: Line, beside: Path) -> list[_Shown]:
+    told = zip(line.entries, line.changes, _labels(by, line.entries), strict=True)
+    return [
+        _Shown(entry, change, words.cleaned(entry.run.result), inert.clean(label), _link(entry.folder, beside))
+        for entry, change, label in told
+    ]
+
+
+def _labels(by: By, entries: Sequence[Entry]) -> list[str]:
+    """As short as they can be under a plot: days where no two are of one day, times where all are."""
+    if by != "date":
+        return [_short(entry.label) if by == "commit" else entry.label for entry in entries]
+    days = {entry.at.date() for entry in entries}
+    form = "%Y-%m-%d" if len(days) == len(entries) else "%H:%M" if len(days) == 1 else "%m-%d %H:%M"
+    return [f"{entry.at:{form}}" for entry in entries]
+
+
+def _link(folder: Path, beside: Path) -> str:
+    """Where its report lies, as seen from the page; "" where it has none."""
+    report = folder / files.HTML
+    return quote(Path(os.path.relpath(report.resolve(), beside.resolve())).as_posix()) if report.is_file() else ""
+
+
+def _short(commit: str) -> str:
+    """As git shortens it, and that it was not all."""
+    return commit[:9] + ("-dirty" if commit.endswith("-dirty") else "")
+
+
+def _document(lines: Sequence[Sequence[_Shown]], history: History) -> Document:
+    first, newest = lines[0], lines[0][-1]
+    sections = [
+        Section("course", "Leakage", tuple(_course(history.by, first, 0))),
+        Section("runs", "Runs", (_runs(first, "runs-table"),)),
+        *_gates(lines),
+    ]
+    for i, (line, runs) in enumerate(zip(history.lines[1:], lines[1:], strict=True), 1):
+        course = _course(history.by, runs, i) if len(runs) > 1 else ()
+        blocks = (Paragraph(f"{inert.clean(line.why)}."), *course, _runs(runs, f"apart-{i}-runs"))
+        sections.append(Section(f"apart-{i}", f"Apart: {runs[-1].name}{_beside(runs)}", blocks))
+    if history.left_out:
+        said = tuple(inert.clean(f"{name}: {why}") for name, why in history.left_out)
+        sections.append(Section("left-out", "Left out", (Bullets(said),)))
+    sections.append(Section("reading", "How to read this", (Bullets(_READING),)))
+    answers = (
+        ("The last run", f"{newest.name}, {newest.date}"),
+        ("What came out of it", verdict.headline(newest.result)),
+        ("Since the run before", changes.headline(newest.change) if newest.change else "It is the first of its line."),
+        ("What gates decided of it", _decided(newest)),
+    )
+    return Document(
+        title=_subject(newest.result),
+        facts=_facts(lines, history),
+        headline=verdict.headline(newest.result),
+        verdict=" ".join(text for _, text in answers),
+        sections=tuple(sections),
+        kind="History of the privacy audits of a language model",
+        lead="Now",
+        source="Rendered from the run folders alone",
+        answers=answers,
+    )
+
+
+def _beside(runs: Sequence[_Shown]) -> str:
+    return f" and {len(runs) - 1} more" if len(runs) > 1 else ""
+
+
+def _facts(lines: Sequence[Sequence[_Shown]], history: History) -> Facts:
+    first, apart = lines[0], sum(map(len, lines[1:]))
+    record, dates = first[-1].result.benchmark, sorted(run.entry.at for run in first)
+    runs = f"{len(first)} in one line{f', {apart} apart' if apart else ''}"
+    runs += f", {len(history.left_out)} left out" if history.left_out else ""
+    return (
+        ("Runs", runs),
+        ("From", f"{dates[0]:%Y-%m-%d}"),
+        ("To", f"{dates[-1]:%Y-%m-%d}"),
+        ("Secrets", f"{record.name}: {record.members:,} members, {record.nonmembers:,} non-members"),
+        ("In the order of", f"their {history.by}"),
+    )
+
+
+def _subject(result: AuditResult) -> str:
+    model = result.plan.get("model")
+    return "The built-in lab" if model is None else _last(str(model))
+
+
+def _last(path: str) -> str:
+    return PurePosixPath(path.replace("\\", "/")).name or path
+
+
+# --- leakage over the runs --------------------------------------------------------------------------------------------
+
+
+def _course(by: By, runs: Sequence[_Shown], line: int) -> Iterator[Block]:
+    """A figure each number and setting that rows are about, the stronger attacker's first; in it a line a row."""
+    kinds: dict[tuple[str, str], dict[CellKey, list[_Seen]]] = {}
+    for i, run in enumerate(runs):
+        for finding in words.rows(run.result):
+            main = finding.main
+            if main is not None and not any(math.isnan(v) for v in (main.value, main.low, main.high)):
+                rows = kinds.setdefault((finding.setting, main.name), {})
+                rows.setdefault(finding.key, []).append(_Seen(i, run, finding, main))
+    worst_first = sorted(kinds, key=lambda kind: kind[0] != "worst")
+    figures = tuple(
+        _figure(by, runs, setting, metric, kinds[setting, metric], f"course-{line}-{n}")
+        for n, (setting, metric) in enumerate(worst_first)
+    )
+    yield Figures(figures) if figures else Paragraph("Nothing was measured.")
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """The main number of a row, in the run of this place."""
+
+    place: int
+    run: _Shown
+    finding: Finding
+    main: Measurement
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        floor = self.finding.measurement(floor_of(self.main.name))
+        since = self.run.since(self.finding.key, self.main.name)
+        number = (words.counted(self.main), words.bounds(self.main), f"{self.main.n:,}", words.with_bounds(floor))
+        return (f"{self.run.label} · {self.run.name}", *number, since)
+
+
+def _figure(
+    by: By, runs: Sequence[_Shown], setting: str, metric: str, rows: Mapping[CellKey, Sequence[_Seen]], id: str
+) -> Figure:
+    where = "worst case" if setting == "worst" else "only sampled tokens"
+    label, unit = words.label(metric), next(iter(rows.values()))[0].main.unit
+    title = f"{label}, {where}"
+    text = f"{_ALONG[by]}, evenly spaced, with 95% intervals."
+    series, groups = [], []
+    for row, seen in rows.items():
+        named = words.target_title(seen[-1].run.result, row.target)
+        points = tuple(PlotPoint(s.place, s.main.value, s.main.low, s.main.high) for s in seen)
+        series.append(Series(named, points, row.attack))
+        groups.append(Group(f"{named} · {row.attack}", tuple(s.cells for s in seen)))
+    head = ("Run", label, "95% interval", "n", "Non-members", "Since the run before")
+    table = Table(f"{id}-table", f"{title}: the numbers", head, tuple(groups), frozenset({1, 2, 3, 4, 5}), folded=True)
+    shares = unit in SHARES
+    axes = (_ALONG[by], label if shares or not unit else f"{label}, {unit}")
+    ticks = tuple(run.label for run in runs)
+    return Figure(
+        id, "course_of_shares" if shares else "course", (), title, text, table, tuple(series), axes, ticks=ticks
+    )
+
+
+# --- runs and gates ---------------------------------------------------------------------------------------------------
+
+
+def _runs(runs: Sequence[_Shown], id: str) -> Table:
+    """A row a run, the newest first; a column each target that was asked for."""
+    newest = tuple(reversed(runs))
+    targets = {t.name: t.title for run in runs for t in run.result.targets if not t.companion}
+    head = ("Run", "Date", *targets.values(), "Perplexity", "Since the run before", "Gates", "Model")
+    rows = tuple(
+        (
+            run.name,
+            run.date,
+            *(_most(run.result, target) for target in targets),
+            words.perplexity(run.result, UNDEFENDED),
+            changes.brief(run.change) if run.change else words.NOTHING,
+            _decided(run),
+            _model(run.result),
+        )
+        for run in newest
+    )
+    caption = "Each run, the newest first, with the most that any attack got; its name leads to its report"
+    numeric = frozenset(range(2, 3 + len(targets)))
+    return Table(id, caption, head, (Group("", rows),), numeric, links=tuple(run.link for run in newest))
+
+
+def _most(result: AuditResult, target: str) -> str:
+    """The highest recall of a target's rows; where no attack was measured, what its first probe saw."""
+    probed = (finding for finding in result.findings if finding.target == target and finding.main)
+    best = verdict.strongest(result, target) or next(probed, None)
+    return words.beside_the_floor(best)[0] if best else words.NOTHING
+
+
+def _model(result: AuditResult) -> str:
+    """`checkpoint-500 · weights 3fa9c1d2 · commit 4f2a81c09`: what tells it from the model of another run."""
+    plan, commit = result.plan, result.environment.get("commit")
+    parts = ["lab" if plan.get("model") is None else _last(str(plan["model"]))]
+    parts += [f"revision {plan['revision']}"] if plan.get("revision") else []
+    parts += [f"weights {_digest(result.weights)}"] if result.weights else []
+    return " · ".join(parts + ([f"commit {_short(commit)}"] if commit else []))
+
+
+def _digest(weights: Mapping[str, str]) -> str:
+    """Of all weights together: the same where every file is."""
+    return hashlib.sha256(json.dumps(sorted(weights.items())).encode()).hexdigest()[:8]
+
+
+def _decided(run: _Shown) -> str:
+    """`failed: recall <= 0.05; held: …`, a gate each."""
+    said = [f"{kept.decision.verdict}: {_rules(kept.decision)}{_against(kept)}" for kept in run.entry.gates]
+    return inert.clean("; ".join(said)) or "none was asked"
+
+
+def _rules(decided: Decision) -> str:
+    return ", ".join(dict.fromkeys(ruling.rule or ruling.reason for ruling in decided.rulings)) or "nothing was judged"
+
+
+def _against(kept: Kept) -> str:
+    return f" (baseline {_last(kept.decision.baseline)})" if kept.decision.baseline else ""
+
+
+def _gates(lines: Sequence[Sequence[_Shown]]) -> list[Section]:
+    """How many gates held, and every ruling of each, the newest run's first; what did not hold before what did."""
+    groups = tuple(
+        Group(
+            inert.clean(f"{run.name}: {kept.decision.headline}{_against(kept)}, decided {kept.decided}"),
+            decision.rows(kept.decision),
+        )
+        for runs in lines
+        for run in reversed(runs)
+        for kept in reversed(run.entry.gates)
+    )
+    if not groups:
+        return []
+    asked = [kept.decision.verdict for runs in lines for run in runs for kept in run.entry.gates]
+    counts = ", ".join(f"{n} {what}" for what in EXIT_CODES if (n := asked.count(what)))
+    said = Paragraph(f"Decisions of gates: {counts}.")
+    caption = "What gates decided, rule by rule"
+    table = Table("gates-table", caption, decision.HEAD, groups, decision.NUMERIC, folded=True)
+    return [Section("gates", "Gates", (said, table))]

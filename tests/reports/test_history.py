@@ -1,0 +1,269 @@
+"""Many runs on one page: in order, in lines that can be compared, with what gates decided and a link to each report."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from auditor.cli import call
+from auditor.core.errors import AuditError
+from auditor.core.jsonable import to_json
+from auditor.core.result import AuditResult, Finding
+from auditor.gate import kept
+from auditor.gate.decide import decide, read_run
+from auditor.gate.history import History, history
+from auditor.gate.policy import Policy, parse_rule
+from auditor.reports import history as reports
+from tests.reports.conftest import MEMBERS, NONMEMBERS, PER_COUNT, REPEATS, measured
+from tests.reports.test_page import CONTRAST
+from tests.reports.test_renderers import HOSTILE, Page, hostile
+
+Said = pytest.CaptureFixture[str]
+Maker = Callable[..., Path]
+ROWS = [("undefended", "worst", "ethicist"), ("undefended", "worst", "perplexity"), ("pmixed", "worst", "ethicist")]
+
+
+@pytest.fixture
+def made(tmp_path: Path, result: AuditResult) -> Maker:
+    """Writes a finished run: of each row's hits at each repeat count, `fewer` fewer; any field of the result."""
+
+    def make(name: str, day: int, fewer: int = 0, **changed: Any) -> Path:
+        findings, outcomes = [], {}
+        for finding in result.findings:
+            if finding.key not in ROWS:
+                continue
+            hits = tuple(max(0, round(m.value * m.n) - fewer) for m in finding.by_repeats.values())
+            numbers = measured(*finding.key, hits)
+            recall = tuple(m for m in numbers["measurements"] if m.name in ("recall", "recall_nonmembers"))
+            row = replace(finding, **{**numbers, "measurements": recall}, chain=None)
+            findings.append(row)
+            outcomes[str(row.key)] = per_secret(hits)
+        fields: dict[str, Any] = {
+            "name": name,
+            "created": f"2026-03-{day:02d}T09:00:00+00:00",
+            "findings": tuple(findings),
+            "targets": tuple(target for target in result.targets if target.name in ("undefended", "pmixed")),
+            "family": "neox",
+            **changed,
+        }
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "result.json").write_text(json.dumps(to_json(replace(result, **fields))))
+        (folder / "outcomes.json").write_text(json.dumps(outcomes))
+        (folder / "report.html").write_text("the report")
+        return folder
+
+    return make
+
+
+def per_secret(hits: tuple[int, ...]) -> dict[str, Any]:
+    n = MEMBERS + NONMEMBERS
+    right = [float(i % PER_COUNT < hits[i // PER_COUNT]) for i in range(MEMBERS)] + [0.0] * NONMEMBERS
+    repeats = [int(REPEATS[i // PER_COUNT]) if i < MEMBERS else 0 for i in range(n)]
+    ids = [f"s{i}" for i in range(n)]
+    return {"ids": ids, "member": [i < MEMBERS for i in range(n)], "repeats": repeats, "values": {"recall": right}}
+
+
+def names(found: History) -> list[list[str]]:
+    return [[entry.folder.name for entry in line.entries] for line in found.lines]
+
+
+# --- in order, in lines -----------------------------------------------------------------------------------------------
+
+
+def test_runs_stand_in_the_order_of_their_dates_and_what_cannot_be_compared_apart(made: Maker) -> None:
+    late, early, other, older = (
+        made("late", 9, 6),
+        made("early", 2),
+        made("other", 5, family="gpt2"),
+        made("older", 1, family="gpt2"),
+    )
+    found = history([late, other, early, older])
+    assert names(found) == [["early", "late"], ["older", "other"]]
+    assert found.lines[0].why == "" and "model family 'gpt2' against 'neox'" in found.lines[1].why
+    first, change = found.lines[0].changes
+    assert first is None and change is not None
+    (moved,) = [line for line in change.lines if line.row == ("undefended", "worst", "ethicist")]
+    assert moved.cells[-1].delta is not None and moved.cells[-1].delta.high < 0
+
+
+def test_every_two_runs_of_a_line_can_be_compared(made: Maker) -> None:
+    """The last run lacks the row in which the two before it differ: they still may not share a line."""
+
+    def only(run: Path, attack: str, **options: Any) -> None:
+        raw = json.loads((run / "result.json").read_text())
+        raw["findings"] = [f for f in raw["findings"] if attack in (f["attack"], "")]
+        for finding in raw["findings"]:
+            finding["options"] |= options if finding["attack"] == "perplexity" else {}
+        (run / "result.json").write_text(json.dumps(raw))
+
+    runs = [made("a", 1), made("b", 2), made("c", 3)]
+    only(runs[0], "", samples=3)
+    only(runs[2], "ethicist")
+    found = history(runs)
+    assert names(found) == [["b", "c"], ["a"]]
+    assert "attack settings: perplexity.samples 3 against 10" in found.lines[1].why
+
+
+def test_checkpoints_stand_in_the_order_of_their_steps(made: Maker) -> None:
+    def plan(**values: str) -> dict[str, Any]:
+        return {"plan": {"defense": ["pmixed"], **values}}
+
+    runs = [
+        made("a", 1, **plan(model="out/checkpoint-1000")),
+        made("b", 2, **plan(model="out/checkpoint-90")),
+        made("c", 3, **plan(model="pythia", revision="step143000")),
+        made("d", 4, **plan(model="gpt2-1558")),
+    ]
+    found = history(runs, "checkpoint")
+    assert names(found) == [["b", "a", "c"]]
+    assert [entry.label for entry in found.entries] == ["checkpoint-90", "checkpoint-1000", "step143000"]
+    assert [Path(name).name for name, _ in found.left_out] == ["d"]
+
+
+def test_commits_stand_in_the_order_in_which_they_were_first_audited(made: Maker) -> None:
+    runs = [
+        made(name, day, environment={"commit": commit})
+        for day, (name, commit) in enumerate(("af", "bc", "cf", "dc"), 1)
+    ]
+    assert names(history(runs, "commit")) == [["a", "c", "b", "d"]]
+
+
+def test_a_folder_is_one_run_whatever_it_is_called(made: Maker, tmp_path: Path) -> None:
+    run = made("run", 1)
+    (tmp_path / "latest").symlink_to("run")
+    for given in ([tmp_path / "latest", run], [run, tmp_path / "latest", run]):
+        assert names(history(given)) == [["run"]]
+
+
+def test_what_holds_no_result_is_left_out_and_said(made: Maker, tmp_path: Path) -> None:
+    run = made("run", 1)
+    (tmp_path / "grid").mkdir()
+    made("grid/point", 2)
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "plan.json").write_text("{}")
+    torn = made("torn", 3)
+    (torn / "outcomes.json").write_text((torn / "outcomes.json").read_text().replace("1.0", "0.0"))
+    found = history([run, tmp_path / "begun", tmp_path / "grid", torn])
+    assert names(found) == [["run"]]
+    begun, grid, other = (why for _, why in found.left_out)
+    assert other.startswith("its result contradicts itself: recall is 0.51875, outcomes.json makes it 0")
+    assert begun.startswith("not finished; audit run --resume ") and grid.startswith("it holds runs and is none; ")
+
+
+# --- what gates decided -----------------------------------------------------------------------------------------------
+
+
+def rules(*sentences: str) -> Policy:
+    return Policy(tuple(map(parse_rule, sentences)))
+
+
+def test_a_decision_is_kept_once_and_only_of_this_result(made: Maker) -> None:
+    run = made("run", 1)
+    for limit in ("0.01", "0.9", "0.01"):
+        kept.keep(run, decide(read_run(run), rules(f"recall <= {limit}")))
+    assert [one.decision.verdict for one in kept.kept(run)] == ["held", "failed"]
+    assert kept.kept(run)[1].decision == decide(read_run(run), rules("recall <= 0.01"))
+    (run / "result.json").write_text((run / "result.json").read_text() + " ")  # as if it had run again
+    assert kept.kept(run) == ()
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"odd": 1}', "\udcff"])
+def test_a_damaged_record_of_decisions_is_refused(made: Maker, line: str) -> None:
+    run = made("run", 1)
+    (run / "decisions.jsonl").write_bytes(line.encode(errors="surrogateescape"))
+    with pytest.raises(AuditError, match=r"decisions\.jsonl: (expected|missing|unknown)"):
+        kept.kept(run)
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_one_page_that_leads_to_every_report(made: Maker, tmp_path: Path) -> None:
+    """Without torch. The page that was there before is among what the shell names."""
+    runs = [made("first run", 2), made("second", 9, 6), made("third", 5, family="gpt2"), tmp_path / "begun"]
+    runs[-1].mkdir()
+    (runs[-1] / "plan.json").write_text("{}")
+    assert call(["gate", str(runs[1]), "--max", "recall=0.01", "--baseline", str(runs[0])]) == 1
+    out = tmp_path / "pages" / "history.html"
+    out.parent.mkdir()
+    out.write_text("an older one")
+    code = (
+        "import sys; from auditor.cli import call; assert call(['history', *sys.argv[1:]]) == 0; "
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    command = [sys.executable, "-c", code, *map(str, (*runs, out)), "-o", str(out)]
+    said = subprocess.run(command, check=True, timeout=300, capture_output=True, text=True).stdout.splitlines()
+    assert said[0].startswith(f"left out: {runs[-1]}: not finished; audit run --resume ") and said[1:] == [str(out)]
+    page = Page(out.read_text())
+    links = [link["href"] for link in page.all("a") if not str(link["href"]).startswith("#")]
+    assert links == ["../second/report.html", "../first%20run/report.html", "../third/report.html"]
+    text = " ".join("".join(page.text).split())
+    assert "failed: recall <= 0.01 (baseline first run)" in text and "none was asked" in text
+    assert "Decisions of gates: 1 failed." in text and "not finished; audit run --resume" in text
+    assert "Apart: third" in text and "model family 'gpt2' against 'neox'" in text
+    assert "166/320 = 52%" in text and "[46–57]" in text  # of the first run, with its interval
+    ids = [tag["id"] for _, tag in page.tags if tag.get("id")]
+    (svg,) = page.all("svg")
+    assert svg["role"] == "img" and {*str(svg["aria-labelledby"]).split()} <= {*ids}
+    assert len(ids) == len(set(ids))
+    assert out.stat().st_mode & 0o777 == 0o600
+
+
+def test_nothing_that_a_run_says_breaks_out(made: Maker, result: AuditResult, tmp_path: Path) -> None:
+    bad = hostile(result)
+    odd = {name: getattr(bad, name) for name in ("command", "benchmark", "targets", "environment", "plan")}
+    runs = [made("a<b>'&\u202e", 1, **odd, weights={HOSTILE: HOSTILE}), made("b", 2), made("c", 3)]
+    rows: list[Finding] = list(bad.findings)
+    (runs[2] / "result.json").write_text(
+        json.dumps(to_json(replace(read_run(runs[2]).result, findings=tuple(rows), targets=bad.targets)))
+    )
+    kept.keep(runs[1], replace(decide(read_run(runs[1]), rules("recall <= 0.01")), baseline=HOSTILE))
+    page = Page(reports.page(history(runs), tmp_path))
+    assert not page.all("script") and not page.all("img") and "alert(1)" in "".join(page.text)
+    assert not any(name.startswith("on") for _, attrs in page.tags for name in attrs)
+    assert "\x1b" not in "".join(page.text) and "\u202e" not in "".join(page.text)
+
+
+@pytest.mark.parametrize(("width", "dark"), [(390, True), (1280, False)])
+def test_the_page_in_a_browser(browser: Any, made: Maker, tmp_path: Path, width: int, dark: bool) -> None:
+    runs = [made(f"run-{i}", i + 1, i) for i in range(7)]
+    kept.keep(runs[-1], decide(read_run(runs[-1]), rules("recall <= 0.01")))
+    (tmp_path / "history.html").write_text(reports.page(history(runs), tmp_path), encoding="utf-8")
+    browser.open(tmp_path / "history.html", width, dark=dark)
+    assert browser.evaluate("document.scrollingElement.scrollWidth") <= width
+    assert browser.evaluate(CONTRAST) >= 4.5
+    assert browser.troubles() == []
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_what_is_no_run_is_refused(made: Maker, tmp_path: Path, capsys: Said) -> None:
+    run, empty, begun = made("run", 1), tmp_path / "empty", tmp_path / "begun"
+    for folder in (empty, begun):
+        folder.mkdir()
+    (begun / "plan.json").write_text("{}")
+    undated = made("undated", 2, created="yesterday")
+    out = ["-o", str(tmp_path / "h.html")]
+    for given, said in (
+        ([run, empty], "no result.json in this folder"),
+        ([run, tmp_path / "none"], "no such run folder"),
+        ([run, run / "result.json"], "no such run folder"),
+        ([begun], "expected at least one finished run to order by date, got"),
+        ([run, "--by", "size"], "expected --by date, commit or checkpoint, got 'size'"),
+        ([run, "--by", "commit"], "it records no commit"),
+        ([run, undated], "expected the date of the run in result.json, got 'yesterday'"),
+        ([], "Missing argument"),
+    ):
+        capsys.readouterr()
+        assert call(["history", *map(str, given), *out]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert said in line and not (tmp_path / "h.html").exists()
