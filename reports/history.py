@@ -35,7 +35,7 @@ from auditor.reports.blocks import (
     Series,
     Table,
 )
-from auditor.statistics.metrics import SHARES, floor_of
+from auditor.statistics.metrics import RECALL, SHARES, floor_of
 
 _ALONG: dict[By, str] = {"date": "Runs by date", "commit": "Runs by commit", "checkpoint": "Runs by checkpoint"}
 _READING = (
@@ -248,7 +248,7 @@ def _runs(runs: Sequence[_Shown], id: str) -> Table:
             *(_most(run.result, target) for target in targets),
             words.perplexity(run.result, UNDEFENDED),
             changes.brief(run.change) if run.change else words.NOTHING,
-            _decided(run),
+            ", ".join(kept.decision.verdict for kept in run.entry.gates) or words.NOTHING,
             _model(run.result),
         )
         for run in newest
@@ -261,8 +261,10 @@ def _runs(runs: Sequence[_Shown], id: str) -> Table:
 def _most(result: AuditResult, target: str) -> str:
     """The highest recall of a target's rows; where no attack was measured, what its first probe saw."""
     probed = (finding for finding in result.findings if finding.target == target and finding.main)
-    best = verdict.strongest(result, target) or next(probed, None)
-    return words.beside_the_floor(best)[0] if best else words.NOTHING
+    if (best := verdict.strongest(result, target)) is not None:
+        return words.with_bounds(best.measurement(RECALL))
+    first = next(probed, None)
+    return words.beside_the_floor(first)[0] if first else words.NOTHING
 
 
 def _model(result: AuditResult) -> str:
