@@ -39,7 +39,7 @@ class Times:
     start: float
     whole: float
     load: float
-    guesses: list[list[list[int]]]  # suffixes, best first, of each secret of the cell
+    guesses: dict[tuple[str, str], list[list[int]]]  # suffixes, best first, by cell and secret
 
 
 def run(engine: list[str], samples: int, out: Path) -> Times:
@@ -56,12 +56,9 @@ def run(engine: list[str], samples: int, out: Path) -> Times:
     return Times(seconds[_WORST], seconds[_CLAIM] - seconds[_WORST], whole, load, guesses(out))
 
 
-def guesses(out: Path) -> list[list[list[int]]]:
+def guesses(out: Path) -> dict[tuple[str, str], list[list[int]]]:
     lines = map(json.loads, (out / "guesses.jsonl").read_text().splitlines())
-    return [
-        [one[0] for one in line["ranked"]]
-        for line in sorted(lines, key=lambda line: json.dumps(line["cell"] + [line["secret"]]))
-    ]
+    return {(line["cell"], line["secret"]): [one[0] for one in line["ranked"]] for line in lines}
 
 
 def main() -> None:
