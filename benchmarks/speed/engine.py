@@ -4,10 +4,11 @@
 
 Each is a whole `audit run` of the lab's target (trained first, where the cache has none) in a process of its own, with
 one thread each. *Attack*: the seconds of one cell, all secrets attacked by workers that are open. *Start*: what the
-first cell took more than that one, in which workers load Python, torch and the models. *Whole*: the command, from its
-start to its end; tuning, perplexity and reports are the run's own in all three, so no number of workers makes them
-less. The three take turns, and ratios are of runs next to each other: other work on the machine slows both, and two
-workers more than one, as they want two processors. Its load is printed beside each. Guesses are compared.
+first cell took more than that one: tuning, and in workers loading Python, torch and the models. *Whole*: the command,
+from its start to its end; loading, tuning, perplexity and reports are the run's own in all three, so no number of
+workers makes them less. The three take turns, and ratios are of runs next to each other: other work on the machine
+slows both, and two workers more than one, as they want two processors. Its load is printed beside each. Guesses are
+compared.
 """
 
 from __future__ import annotations
