@@ -9,7 +9,7 @@ from auditor.reports import words
 from auditor.reports.blocks import Block, Forest, Group, Paragraph, Table
 from auditor.reports.topics import span, titled
 
-_TITLES = {
+TITLES = {
     "email": "E-mail addresses",
     "phone": "Telephone numbers",
     "iban": "IBANs",
@@ -22,7 +22,7 @@ _TITLES = {
 
 
 def title(kind: str) -> str:
-    return _TITLES.get(kind, kind.replace("-", " ").capitalize())
+    return TITLES.get(kind, kind.replace("-", " ").capitalize())
 
 
 def named(kind: str) -> str:

@@ -9,6 +9,7 @@ import typer
 
 from auditor.commands import console, options
 from auditor.core import disk
+from auditor.core.errors import AuditError
 
 if TYPE_CHECKING:
     from auditor.gate.compare import Comparison
@@ -21,10 +22,24 @@ def report(
     ] = None,
     markdown: options.Markdown = None,
     reveal: options.Reveal = False,
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="edpb",
+            help="Instead: measured answers to the questions of EDPB Opinion 28/2024 and of an impact assessment, "
+            "edpb.md and edpb.html. Aggregates and hashes only.",
+        ),
+    ] = None,
 ) -> None:
     """Render the reports of a run again, without the model."""
     from auditor.reports import files
 
+    if form is not None:
+        if baseline is not None or markdown is not None or reveal:
+            raise AuditError("--format edpb is a page of its own: give no --baseline, --markdown or --reveal with it")
+        _for_the_file(folder, form)
+        return
     written = files.render_all(folder, None if baseline is None else changes(baseline, folder), reveal)
     if markdown is not None:
         disk.replace(markdown, (folder / files.MARKDOWN).read_bytes())
@@ -33,6 +48,17 @@ def report(
         typer.echo(path)
     if reveal:
         say_revealed(folder)
+
+
+def _for_the_file(folder: Path, form: str) -> None:
+    from auditor.reports import edpb, html, markdown
+
+    if form != "edpb":
+        raise AuditError(f"expected --format edpb, got {form!r}")
+    document = edpb.document(folder)
+    for name, text in (("edpb.md", markdown.page(document)), ("edpb.html", html.page(document))):
+        disk.replace(folder / name, text)
+        typer.echo(folder / name)
 
 
 def say_revealed(folder: Path) -> None:

@@ -163,6 +163,7 @@ def test_a_run_and_all_that_follows_tell_nothing(world: Path, outside: Path, cap
     assert call([*gate, "--markdown", "gate.md", "--summary", "step.md"]) in (0, 1, 4)
     assert call(["compare", str(run), "second", "--html", "c.html", "--csv", "c.csv", "--markdown", "c.md"]) == 0
     assert call(["history", str(run), "second"]) == 0 and (run / "decisions.jsonl").exists()
+    assert call(["report", str(run), "--format", "edpb"]) == 0
     said = capfd.readouterr()
     assert silent(outside, world, said.out + said.err)
     for folder in (run, Path("second")):

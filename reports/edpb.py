@@ -1,0 +1,387 @@
+"""A run's numbers beside the questions of EDPB Opinion 28/2024 (¶43, 55, 58) and of an impact assessment (GDPR 35).
+
+Each question is answered by what this run measured, with its interval and what the number does not say, or not at all,
+and then which command would. It is made to leave the building: aggregates, hashes and our own words only. No name of a
+secret, group, file or model, no sentence out of the record. No legal advice, and no finding that a model is anonymous.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from auditor.core.errors import AuditError
+from auditor.core.result import AuditResult, Finding, Measurement, TargetRecord
+from auditor.gate.contradictions import contradictions
+from auditor.gate.decide import read_run
+from auditor.gate.kept import Kept, kept
+from auditor.records.claims import standing
+from auditor.records.saved import RESULT
+from auditor.reports import personal, words
+from auditor.reports.blocks import Document, Group, Paragraph, Section, Table
+from auditor.reports.topics import titled
+from auditor.statistics.membership import FALSE_POSITIVES
+from auditor.statistics.metrics import SHARES, auc_of, find, floor_of, rate_of
+
+_NOT = "Not evaluated"
+_OPINION, _ASSESSMENT = "EDPB Opinion 28/2024", "Impact assessment (GDPR, Article 35)"
+_WHAT_IT_IS = (
+    "Measured numbers beside the questions, in our own words, that a supervisory authority may ask of a model's file. "
+    "This is not legal advice, and no number here says that a model is anonymous: whether a likelihood is "
+    "insignificant for every person, by all means reasonably likely to be used, is for the controller and the "
+    "authority to say."
+)
+_FOR_YOU = "it is not a measurement: the controller's file answers it"
+_NO_MEANS = "no attack or probe of audit measures it"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that an answer may be taken from. result: cleaned; digest: SHA-256 of the file it was read from."""
+
+    result: AuditResult
+    digest: str
+    gates: tuple[Kept, ...] = ()
+
+
+@dataclass(frozen=True)
+class Question:
+    """Where it is asked, in our words; what answers it: sentences, none where this run does not.
+
+    limit: what the answer does not say. otherwise: what would answer it.
+    """
+
+    of: str
+    where: str
+    asked: str
+    answer: Callable[[Evidence], list[str]]
+    limit: str
+    otherwise: str
+
+
+def by_attack(*names: str) -> str:
+    return f"`audit run {' '.join(f'--attack {name}' for name in names)}` would"
+
+
+# --- what answers -----------------------------------------------------------------------------------------------------
+
+
+def _targets(e: Evidence) -> list[TargetRecord]:
+    return [target for target in e.result.targets if not target.companion]
+
+
+def _highest(*metrics: str) -> Callable[[Evidence], list[str]]:
+    """Of each target and measurement the row with the highest value, beside its floor."""
+
+    def answer(e: Evidence) -> list[str]:
+        return [said for target in _targets(e) for metric in metrics if (said := _top(e.result, target.name, metric))]
+
+    return answer
+
+
+def _top(result: AuditResult, target: str, metric: str) -> str:
+    seen = [(m, f) for f in result.findings if f.target == target and _told(m := f.measurement(metric))]
+    if not seen:
+        return ""
+    m, row = max(seen, key=lambda one: one[0].value)  # type: ignore[union-attr]
+    floor = row.measurement(floor_of(metric))
+    beside = f"; of records never trained on {_number(floor)}" if _told(floor) and floor else ""
+    among = f"; the highest of {len(seen)} rows" if len(seen) > 1 else ""
+    return f"{titled(result, row)}: {words.label(metric)} {_number(m)}{beside}{among}."
+
+
+def _told(m: Measurement | None) -> bool:
+    return m is not None and m.n > 0 and not math.isnan(m.value)
+
+
+def _number(m: Measurement | None) -> str:
+    """`43/300 = 14% [11–19]`, `0.3% [0.1–0.9] of 300`."""
+    if m is None:
+        return words.NOTHING
+    if find(m.name).exact:
+        return f"{words.counted(m)} {words.bounds(m)}"
+    return f"{words.with_bounds(m)} of {m.n:,}"
+
+
+def _most_exposed(e: Evidence) -> list[str]:
+    """The repeat count at which most comes out, of each target's row with the highest such number."""
+    found = []
+    for target in _targets(e):
+        groups = [
+            (m, count, f)
+            for f in e.result.findings
+            if f.target == target.name
+            for count, m in f.by_repeats.items()
+            if count.isdecimal() and _told(m) and m.unit in SHARES
+        ]
+        if len({count for _, count, _ in groups}) > 1:  # else it is the mean again
+            m, count, row = max(groups, key=lambda one: one[0].value)
+            found.append(f"{titled(e.result, row)}: at repeat count {count}, {_number(m)}.")
+    return found
+
+
+def _greedy(e: Evidence) -> list[str]:
+    told = words.by_repeats(e.result.benchmark.greedy_recall)
+    parts = [f"{count}: {_number(m)}" for count, m in told if count.isdecimal() and _told(m)]
+    return [f"Greedy decoding behind the start of each record, by repeat count: {'; '.join(parts)}."] if parts else []
+
+
+def _promised(e: Evidence) -> list[str]:
+    """The epsilon of each claim with its terms, and whether an audit speaks against it."""
+    found = []
+    for target in _targets(e):
+        stands = standing(e.result, target)
+        if target.claim is None or stands.claimed is None:
+            continue
+        held = stands.verdict or "not audited"
+        least = max((bound.audit.epsilon for bound in stands.bounds), default=None)
+        audited = "" if least is None else f", audited ε at least {words.number(least)}"
+        found.append(
+            f"{target.title}: claimed ε {words.promised(target.claim)}, {words.relation(target.claim.relation)}, "
+            f"δ {words.number(target.claim.delta)}, {words.covers(target.claim)}{audited}: {held}."
+        )
+    return found
+
+
+def _scope(e: Evidence) -> list[str]:
+    r = e.result
+    measured = [f for f in r.findings if f.measurements and not f.not_applicable]
+    if not measured:
+        return []
+    attacks = ", ".join(dict.fromkeys(f.attack for f in measured))
+    settings = " and ".join(dict.fromkeys("worst case" if f.setting == "worst" else "claim" for f in measured))
+    idle = sum(1 for f in r.findings if f.not_applicable)
+    left = f"; {idle} more did not apply" if idle else ""
+    drawn, rows = sum(f.drawn for f in measured), sum(f.rows for f in measured)
+    return [
+        f"{r.benchmark.members:,} members and {r.benchmark.nonmembers:,} non-members attacked, "
+        f"{r.benchmark.known:,} known pairs; {len(measured)} rows of model, setting and attack ({attacks}; {settings})"
+        f"{left}; {drawn:,} tokens drawn, {rows:,} forward rows."
+    ]
+
+
+def _reports(e: Evidence) -> list[str]:
+    weights = sorted(e.result.weights.values())
+    of = f"weights {_hash(json.dumps(weights).encode())}; " if weights else ""
+    public = e.result.benchmark.digest.partition("-")[0]  # behind it stand bits of the answers
+    secrets = f"secrets {public}; " if public else ""
+    return [
+        f"audit {e.result.tool_version}, {e.result.created}, seed {e.result.seed}; SHA-256: {of}{secrets}"
+        f"{RESULT} {e.digest}."
+    ]
+
+
+def _measures(e: Evidence) -> list[str]:
+    """What each defense changed, of its row with the highest recall, and what it cost."""
+    found = []
+    for target in _targets(e):
+        rows = [f for f in e.result.findings if f.target == target.name and _told(f.measurement("recall_difference"))]
+        if rows:
+            row = max(rows, key=_recall)
+            change = row.measurement("recall_difference")
+            assert change is not None  # it was told
+            cost = f"; held-out perplexity {words.with_bounds(target.perplexity)}" if target.perplexity else ""
+            found.append(f"{titled(e.result, row)}: {words.points(change)} against no defense{cost}.")
+    return found
+
+
+def _recall(row: Finding) -> float:
+    recall = row.measurement("recall")
+    return recall.value if recall else -1.0
+
+
+def _by_kind(e: Evidence) -> list[str]:
+    """By kind of personal data, of each target's row with most of it; only kinds whose names are ours."""
+    found = []
+    for target in _targets(e):
+        rows = [(m, k, f) for f in e.result.findings if f.target == target.name for k, m in f.by_kind.items()]
+        for kind in dict.fromkeys(kind for _, kind, _ in rows if kind in personal.TITLES):
+            told = [(m, f) for m, own, f in rows if own == kind and _told(m)]
+            if told:
+                m, row = max(told, key=lambda one: one[0].value)
+                found.append(f"{titled(e.result, row)}: {personal.named(kind)} {personal.came_out(m)}.")
+    return found
+
+
+def _held_to(e: Evidence) -> list[str]:
+    return [f"Gate {one.decision.verdict}, decided {one.decided}: {_rulings(one)}." for one in e.gates]
+
+
+def _rulings(one: Kept) -> str:
+    counts = [
+        (what, sum(r.verdict == what for r in one.decision.rulings)) for what in ("failed", "inconclusive", "held")
+    ]
+    return ", ".join(f"{n} {what}" for what, n in counts if n) or "nothing was judged"
+
+
+def _nothing(e: Evidence) -> list[str]:
+    return []
+
+
+# --- the questions ----------------------------------------------------------------------------------------------------
+
+_LOWER = "An attack gives a lower bound; the interval is over the choice of secrets."
+_MEAN = "A mean over the secrets: of single ones it may be far higher."
+_FPR = f"{100 * FALSE_POSITIVES[0]:g}%"
+QUESTIONS = (
+    Question(
+        _OPINION,
+        "¶43 (i)",
+        "How likely is personal data of the training records to be extracted directly, probabilities included?",
+        _highest("extraction_probability", "near_verbatim_probability", "exposure"),
+        f"{_MEAN} Of these suffixes, at this decoding.",
+        by_attack("extraction-probability"),
+    ),
+    Question(
+        _OPINION,
+        "¶43 (ii)",
+        "How likely is personal data of the training records to be obtained by queries?",
+        _highest("recall", "near_verbatim_recall"),
+        f"{_LOWER} Asked with the start of a record; what comes out unasked was not looked for.",
+        by_attack("ethicist", "perplexity"),
+    ),
+    Question(
+        _OPINION,
+        "¶43",
+        "Does that hold for every person, not on average?",
+        _most_exposed,
+        "The worst repeat count, not the worst person: no sample shows what holds for everyone.",
+        "repeat counts in the data (a repeats column) would",
+    ),
+    Question(
+        _OPINION,
+        "¶55",
+        "What was tested: scope, quantity and quality?",
+        _scope,
+        "One run; how often tests are repeated, audit history shows.",
+        by_attack("ethicist"),
+    ),
+    Question(
+        _OPINION,
+        "¶55",
+        "Membership inference",
+        _highest(auc_of(""), rate_of("", FALSE_POSITIVES[0])),
+        f"0.5 and {_FPR} are chance. It means something only where members and non-members are alike.",
+        by_attack("membership"),
+    ),
+    Question(
+        _OPINION,
+        "¶55",
+        "Regurgitation of training data",
+        _greedy,
+        "Word for word behind the start of a record; paraphrase is not counted.",
+        "`audit run --model MODEL --data RECORDS` would, where the data have repeat counts",
+    ),
+    Question(
+        _OPINION,
+        "¶55",
+        "Exfiltration by an attacker with many tries",
+        _highest("any_of_k", "rank_bound"),
+        f"{_LOWER} Of the model's outputs; theft of the weights is another matter.",
+        by_attack("ethicist"),
+    ),
+    Question(_OPINION, "¶55", "Attribute inference", _nothing, "", _NO_MEANS),
+    Question(_OPINION, "¶55", "Model inversion", _nothing, "", _NO_MEANS),
+    Question(_OPINION, "¶55", "Reconstruction of records from nothing, or from gradients", _nothing, "", _NO_MEANS),
+    Question(_OPINION, "¶58 (a), (b)", "Impact assessment, and the advice of the officer", _nothing, "", _FOR_YOU),
+    Question(
+        _OPINION,
+        "¶58 (c), (d)",
+        "Which technical measures lower the likelihood, and by how much?",
+        _measures,
+        "Measures that were put in front of the model in this run; organisational ones are not measured.",
+        "`audit run --defense pmixed` and others would: `audit list` names them",
+    ),
+    Question(
+        _OPINION,
+        "¶58 (e)",
+        "Theoretical resistance to re-identification",
+        _promised,
+        "An ε holds for its unit, relation, access, decoding and number of drawn tokens; an audit can only refute it.",
+        "a model trained with `audit train dp-sgd`, or `audit run --defense pmixed`, claims one",
+    ),
+    Question(_OPINION, "¶58 (e)(i)", "Ratio of training data to parameters", _nothing, "", _NO_MEANS),
+    Question(
+        _OPINION,
+        "¶58 (e)(ii)",
+        "Metrics of the likelihood of re-identification",
+        _highest("excess_recall", "excess_extraction_probability", "exposed_share", "epsilon_lower_bound"),
+        "Beyond the floor of records that were never trained on, if those are alike.",
+        by_attack("extraction-probability", "exposure"),
+    ),
+    Question(
+        _OPINION,
+        "¶58 (e)(iii), (iv)",
+        "How, when and on what was it tested, and where are the results?",
+        _reports,
+        "By whom, the controller adds. The hashes tie this page to the run folder.",
+        "",
+    ),
+    Question(_OPINION, "¶58 (f)", "What deployers and data subjects are told", _nothing, "", _FOR_YOU),
+    Question(_ASSESSMENT, "35(7)(a), (b)", "Purpose, necessity, proportionality", _nothing, "", _FOR_YOU),
+    Question(
+        _ASSESSMENT,
+        "35(7)(c)",
+        "Likelihood of the risk, by kind of personal data",
+        _by_kind,
+        "Kinds that patterns find, or the data mark; texts that no pattern knows are not counted.",
+        "data with such texts in the attacked suffixes (`audit secrets`) would",
+    ),
+    Question(_ASSESSMENT, "35(7)(c)", "Severity of the risk for the person", _nothing, "", _FOR_YOU),
+    Question(
+        _ASSESSMENT,
+        "35(7)(d)",
+        "Was the residual risk held to a limit?",
+        _held_to,
+        "Held: the one-sided 95% upper bound is within the limit that the controller chose.",
+        "`audit gate RUN --max recall=0.05` would",
+    ),
+)
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def document(folder: Path) -> Document:
+    """The answers of a finished run. Raises AuditError where there is none, or where it contradicts itself."""
+    run = read_run(folder)
+    for row, why in contradictions(run.result, run.outcomes):
+        raise AuditError(
+            f"{folder}: the result contradicts itself ({' '.join(row)}: {why}), so it is evidence of nothing"
+        )
+    digest = _hash((folder / RESULT).read_bytes())
+    return of(Evidence(words.cleaned(run.result), digest, kept(folder)))
+
+
+def of(e: Evidence) -> Document:
+    answered = sum(bool(question.answer(e)) for question in QUESTIONS)
+    sections = [Section("limits", "What this is not", (Paragraph(_WHAT_IT_IS),))]
+    for n, (title, asked) in enumerate(groupby(QUESTIONS, key=lambda question: question.of), 1):
+        head = ("Where", "Question", "Measured in this run", "What that does not say")
+        table = Table(f"questions-{n}", title, head, (Group("", tuple(_rows(e, asked))),))
+        sections.append(Section(f"part-{n}", title, (table,)))
+    return Document(
+        title="Measured answers for the file",
+        facts=(("Run of", e.result.created), ("Record, SHA-256", e.digest)),
+        headline=f"{answered} of {len(QUESTIONS)} questions have a measured answer. This is not legal advice.",
+        verdict="Brackets hold two-sided 95% intervals; n and counts are of secrets. Aggregates and hashes only.",
+        sections=tuple(sections),
+        kind="Privacy audit of a language model",
+        lead="Summary",
+    )
+
+
+def _rows(e: Evidence, questions: Iterator[Question]) -> Iterator[tuple[str, ...]]:
+    for question in questions:
+        answer = question.answer(e)
+        said = " ".join(answer) or f"{_NOT}: {question.otherwise}."
+        yield question.where, question.asked, said, question.limit if answer else words.NOTHING
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
