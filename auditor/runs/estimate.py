@@ -311,6 +311,8 @@ class _Asker:
             spent = time.perf_counter() - start
             last = sum(one.seconds for one in asked[-1].values())
             room = int(n * (share - spent) / max(last, 1e-9))  # texts that the rest of the share is enough for
+            if len(asked) == 1 and 2 * last < (self.end - time.perf_counter()) / 4:
+                room = max(room, 2 * n)  # one attempt alone does not tell what a batch costs from what a text does
             if n >= most or room <= n:
                 break
             n = min(most, _FASTER * n, room)
@@ -328,14 +330,17 @@ class _Asker:
             if 0 < slope < each:
                 each, fixed = slope, last.seconds - slope * last.texts
         batches = ceil(step.of / step.at_once) / ceil(last.texts / step.at_once)
-        together = min(step.of, step.at_once) / min(last.texts, step.at_once)
+        together, now = min(step.of, step.at_once), min(last.texts, step.at_once)
+        grown = max(0.0, last.memory - self.held) / now  # bytes a text, where one attempt is all there is
+        if before and (then := min(before[-1].texts, step.at_once)) < now:
+            grown = max(0.0, last.memory - before[-1].memory) / (now - then)
         return Cost(
             step.name,
             step.of,
             last.texts,
             rows=last.rows * scale * step.times,
             tokens=last.tokens * scale * step.times,
-            memory=self.held + max(0, last.memory - self.held) * together,
+            memory=max(self.held, last.memory) + grown * (together - now),
             seconds=(each * step.of + fixed * batches) * step.times,
         )
 

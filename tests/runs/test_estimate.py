@@ -79,7 +79,13 @@ class Free(estimate._Asker):
 
 
 def asked(
-    ticks: Ticks, monkeypatch: pytest.MonkeyPatch, seconds: float, of: int, at_once: int = 10, **more: Any
+    ticks: Ticks,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+    of: int,
+    at_once: int = 10,
+    others: int = 0,
+    **more: Any,
 ) -> Cost:
     """A part of which a batch takes half a second and each text a tenth, in `seconds`; 50 bytes a text."""
     peak = [0.0]
@@ -95,7 +101,7 @@ def asked(
 
         yield Step("part", of, at_once, work, **more)
 
-    asker = Free(seconds, 1)
+    asker = Free(seconds, 1 + others)
     asker.ask(steps)
     (cost,) = asker.costs
     return cost
@@ -107,6 +113,13 @@ def test_costs_are_worked_out_of_what_a_batch_and_what_a_text_takes(ticks: Ticks
     assert (cost.rows, cost.tokens) == (3000, 12000)
     assert cost.seconds == pytest.approx(0.5 * 100 + 0.1 * 1000)
     assert cost.memory == pytest.approx(1000 + 50 * 10)
+
+
+def test_a_part_with_little_time_is_asked_twice_all_the_same(ticks: Ticks, monkeypatch: Any) -> None:
+    """One attempt does not tell what a batch costs from what a text does: it would make 36 seconds of these 9."""
+    cost = asked(ticks, monkeypatch, 20.0, 60, others=100)
+    assert cost.asked == 2
+    assert cost.seconds == pytest.approx(0.5 * 6 + 0.1 * 60)
 
 
 def test_what_was_done_whole_is_told_as_it_was(ticks: Ticks, monkeypatch: Any) -> None:
