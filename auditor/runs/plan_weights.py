@@ -33,7 +33,8 @@ def _named(plan: Plan) -> Iterator[tuple[str, str, str | None]]:
         if name is not None:
             yield role, name, None
     for options in plan.attack_options.values() if plan.model is not None else ():
-        for place in places(Path(str(options.get("references", "")))):  # of another probe a number
+        folder = str(options.get("references", ""))  # of another probe a number
+        for place in places(Path(folder)) if folder else ():
             yield f"reference {place.name}", str(place), None
     for defense, options in sorted(plan.defense_options.items()):
         for option, kind in _FOLDERS.items():

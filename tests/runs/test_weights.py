@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -47,6 +48,15 @@ def plan(tmp_path: Path) -> Plan:
     options = {"pmixed": {"ensemble": str(tmp_path / "ensemble")}}
     data = str(tmp_path / "data.jsonl")
     return Plan(model=str(tmp_path / "model"), data=data, public=str(tmp_path / "public"), defense_options=options)
+
+
+def test_models_that_lie_where_a_run_starts_are_not_its_references(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run would not go on once another model is put beside it."""
+    monkeypatch.chdir(tmp_path)
+    asked = dataclasses.replace(plan, attack_options={"perplexity": {"samples": 4}, "membership": {"references": ""}})
+    assert plan_weights.of_plan(asked) == plan_weights.of_plan(plan)
 
 
 def test_every_file_that_a_run_reads_is_on_record(plan: Plan) -> None:
