@@ -91,9 +91,14 @@ class Checkpoint:
         self.path = path
 
     def save(self, state: dict[str, Any]) -> None:
-        """Tensors, numbers and text, and containers of them."""
-        with disk.replacing(self.path, sync=True) as scratch:
-            torch.save(state, scratch)
+        """Tensors, numbers and text, and containers of them. Raises AuditError where they cannot be written."""
+        with disk.replacing(self.path, sync=True) as scratch, open(scratch, "wb") as file:
+            try:
+                torch.save(state, file)
+            except RuntimeError as error:  # torch's, behind which stands what the system said
+                if isinstance(error.__context__, OSError):
+                    raise error.__context__ from None
+                raise
 
     def load(self) -> dict[str, Any] | None:
         """What was saved last; None where nothing was. Raises AuditError for a file that cannot be read."""
