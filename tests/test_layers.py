@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "cli": "core commands",
 }
 WITHOUT_TORCH = ("core", "statistics", "records", "gate", "reports")
-SCRIPTS = {"speed", "trust", "gates"}  # of benchmarks: they measure us, and are not installed
+SCRIPTS = {"faults", "speed", "trust", "gates"}  # of benchmarks: they measure us, and are not installed
 
 
 def modules() -> dict[str, Path]:

@@ -1,0 +1,159 @@
+"""The `audit` command in a process of its own, at the cost of a fork: the parent has imported all that it needs.
+
+What is forked is stopped, starved or let be, and is what a user's process would be: its own session, its output in
+files, signals as the command sets them. A moment is counted in the child's processor time, so it is the same one
+however busy the machine is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import pkgutil
+import resource
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import auditor
+from auditor import cli
+
+Happened = Callable[[], bool]
+_POLL = 0.0005  # seconds
+_LONGEST = 300.0  # seconds that any command here may take
+
+
+@dataclass(frozen=True)
+class Moment:
+    """So many seconds of processor time after something has happened; sent: what the process is then sent."""
+
+    after: Happened
+    seconds: float
+    sent: signal.Signals = signal.SIGKILL
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended. code: its exit code, less than zero where a signal ended it; at: when it was sent one."""
+
+    code: int
+    said: str
+    shown: str
+    seconds: float  # of processor time
+    sent: bool = False
+
+    @property
+    def line(self) -> str:
+        """The last line on stderr: what a user reads."""
+        return next((line.strip() for line in reversed(self.said.splitlines()) if line.strip()), "")
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What the command finds. file_size: bytes that no file of its own may grow beyond."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    file_size: int | None = None
+    before: Callable[[], None] = lambda: None  # in the child, before the command
+
+
+USUAL = Conditions()
+
+
+class Running:
+    """A command under way."""
+
+    def __init__(self, words: Sequence[str], stand: Path, conditions: Conditions = USUAL) -> None:
+        self.stand = stand
+        self._files = [stand / f".{os.urandom(4).hex()}.{name}" for name in ("out", "err")]
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with (
+            warnings.catch_warnings()
+        ):  # Python 3.12 warns where there are threads: they are of pytest's, and hold nothing
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.pid = os.fork()
+        if self.pid == 0:
+            _child(words, stand, conditions, self._files)
+
+    @property
+    def seconds(self) -> float:
+        """Processor time that it has used until now."""
+        return time.clock_gettime((~self.pid << 3) | 2)  # CPUCLOCK_SCHED of that process
+
+    @property
+    def is_over(self) -> bool:
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def send(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def until(self, happened: Happened) -> bool:
+        """Waits for it; false where the process ends first."""
+        deadline = time.monotonic() + _LONGEST
+        while not happened():
+            if self.is_over:
+                return False
+            if time.monotonic() > deadline:
+                self.send(signal.SIGKILL)
+                raise TimeoutError(f"{self.stand}: nothing came within {_LONGEST:g} s")
+            time.sleep(_POLL)
+        return True
+
+    def ended(self, *, sent: bool = False) -> Ended:
+        """Waits for its end."""
+        self.until(lambda: self.is_over)
+        seconds = self.seconds
+        _, status = os.waitpid(self.pid, 0)
+        shown, said = (path.read_text(errors="replace") if path.exists() else "" for path in self._files)
+        for path in self._files:
+            path.unlink(missing_ok=True)
+        return Ended(os.waitstatus_to_exitcode(status), said, shown, seconds, sent)
+
+
+def warm() -> None:
+    """Imports all that a command may import, which is most of the time that a short one takes."""
+    for module in pkgutil.walk_packages(auditor.__path__, "auditor."):
+        with contextlib.suppress(ImportError):  # of an extra that is not here
+            importlib.import_module(module.name)
+
+
+def run(words: Sequence[str], stand: Path, conditions: Conditions = USUAL, moment: Moment | None = None) -> Ended:
+    """`audit WORDS` from the folder `stand`; the signal of the moment is sent when that has come."""
+    running, sent = Running(words, stand, conditions), False
+    if moment is not None and running.until(moment.after):
+        begun = running.seconds
+        if running.until(lambda: running.seconds - begun >= moment.seconds):
+            running.send(moment.sent)
+            sent = True
+    return running.ended(sent=sent)
+
+
+def _child(words: Sequence[str], stand: Path, conditions: Conditions, files: Sequence[Path]) -> None:
+    """Becomes the command. Never returns."""
+    code = 3
+    try:
+        os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes ignore it
+        os.chdir(stand)
+        for number, path in zip((1, 2), files, strict=True):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
+        sys.stdout, sys.stderr = (os.fdopen(os.dup(number), "w", encoding="utf-8") for number in (1, 2))
+        os.environ.update(conditions.environment)
+        sys.argv = ["audit", *words]
+        conditions.before()
+        if conditions.file_size is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (conditions.file_size, resource.RLIM_INFINITY))
+        try:
+            cli.main()
+        except SystemExit as leave:
+            code = leave.code if isinstance(leave.code, int) else 3
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
