@@ -113,7 +113,7 @@ def _short(commit: str) -> str:
 
 
 def _document(lines: Sequence[Sequence[_Shown]], history: History) -> Document:
-    first, newest = lines[0], lines[0][-1]
+    first, last = lines[0], lines[0][-1]
     sections = [
         Section("course", "Leakage", tuple(_course(history.by, first, 0))),
         Section("runs", "Runs", (_runs(first, "runs-table"),)),
@@ -128,15 +128,14 @@ def _document(lines: Sequence[Sequence[_Shown]], history: History) -> Document:
         sections.append(Section("left-out", "Left out", (Bullets(said),)))
     sections.append(Section("reading", "How to read this", (Bullets(_READING),)))
     answers = (
-        ("The last run", f"{newest.name}, {newest.date}"),
-        ("What came out of it", verdict.headline(newest.result)),
-        ("Since the run before", changes.headline(newest.change) if newest.change else "It is the first of its line."),
-        ("What gates decided of it", _decided(newest)),
+        ("The last run", f"{last.name}, {last.date}"),
+        ("Since the run before", changes.headline(last.change) if last.change else "It is the first of its line."),
+        ("What gates decided of it", _decided(last)),
     )
     return Document(
-        title=_subject(newest.result),
+        title=_subject(last.result),
         facts=_facts(lines, history),
-        headline=verdict.headline(newest.result),
+        headline=verdict.headline(last.result),
         verdict=" ".join(text for _, text in answers),
         sections=tuple(sections),
         kind="History of the privacy audits of a language model",
@@ -157,8 +156,7 @@ def _facts(lines: Sequence[Sequence[_Shown]], history: History) -> Facts:
     runs += f", {len(history.left_out)} left out" if history.left_out else ""
     return (
         ("Runs", runs),
-        ("From", f"{dates[0]:%Y-%m-%d}"),
-        ("To", f"{dates[-1]:%Y-%m-%d}"),
+        ("Made", " to ".join(dict.fromkeys(f"{date:%Y-%m-%d}" for date in (dates[0], dates[-1])))),
         ("Secrets", f"{record.name}: {record.members:,} members, {record.nonmembers:,} non-members"),
         ("In the order of", f"their {history.by}"),
     )
@@ -237,8 +235,8 @@ def _figure(
 
 
 def _runs(runs: Sequence[_Shown], id: str) -> Table:
-    """A row a run, the newest first; a column each target that was asked for."""
-    newest = tuple(reversed(runs))
+    """A row a run, the last first; a column each target that was asked for."""
+    shown = tuple(reversed(runs))
     targets = {t.name: t.title for run in runs for t in run.result.targets if not t.companion}
     head = ("Run", "Date", *targets.values(), "Perplexity", "Since the run before", "Gates", "Model")
     rows = tuple(
@@ -251,11 +249,11 @@ def _runs(runs: Sequence[_Shown], id: str) -> Table:
             ", ".join(kept.decision.verdict for kept in run.entry.gates) or words.NOTHING,
             _model(run.result),
         )
-        for run in newest
+        for run in shown
     )
-    caption = "Each run, the newest first, with the most that any attack got; its name leads to its report"
+    caption = "Each run, the last first, with the most that any attack got; its name leads to its report"
     numeric = frozenset(range(2, 3 + len(targets)))
-    return Table(id, caption, head, (Group("", rows),), numeric, links=tuple(run.link for run in newest))
+    return Table(id, caption, head, (Group("", rows),), numeric, links=tuple(run.link for run in shown))
 
 
 def _most(result: AuditResult, target: str) -> str:
@@ -296,7 +294,7 @@ def _against(kept: Kept) -> str:
 
 
 def _gates(lines: Sequence[Sequence[_Shown]]) -> list[Section]:
-    """How many gates held, and every ruling of each, the newest run's first; what did not hold before what did."""
+    """How many gates held, and every ruling of each, the last run's first; what did not hold before what did."""
     groups = tuple(
         Group(
             inert.clean(f"{run.name}: {kept.decision.headline}{_against(kept)}, decided {kept.decided}"),
