@@ -255,7 +255,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         "got none in 'no/such/one'",
     ),
     "none beside": (
-        ["--model", "openai:no/such/one", "--base-url", "{url}", "--tokenizer", "auto"],
+        ["--model", "openai:no/such/one", "--base-url", "{url}", "--tokenizer", ""],
         "expected --tokenizer DIR",
     ),
     "wrong key": (
