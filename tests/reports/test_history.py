@@ -183,6 +183,13 @@ def test_a_damaged_record_of_decisions_is_refused(made: Maker, line: str) -> Non
         kept.kept(run)
 
 
+def test_a_gate_that_cannot_be_kept_decides_all_the_same_and_says_so(made: Maker, capsys: Said) -> None:
+    run = made("run", 1)
+    (run / "decisions.jsonl").mkdir()
+    assert call(["gate", str(run), "--max", "recall=0.9"]) == 0
+    assert "audit history will not know of this decision" in capsys.readouterr().err
+
+
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
