@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import socket
 import tempfile
@@ -16,9 +15,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from auditor.core import threads
+from auditor.core import disk, threads
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.engines.engine import Work
 
@@ -118,15 +118,14 @@ class RayEngine:
             if self.workers > (most := threads.processors()):
                 raise AuditError(f"expected --workers of at most the {most} processors here, got {self.workers}")
             # What travels is private: not below the folder that Ray shares with everybody on this machine.
-            scratch = tempfile.mkdtemp(prefix="audit-ray-")
-            self._held.callback(shutil.rmtree, scratch, ignore_errors=True)
+            scratch = self._held.enter_context(disk.scratch_folder(Path(tempfile.gettempdir()), "ray"))
             where = {
                 "address": "local",
                 "num_cpus": self.workers,
                 "include_dashboard": False,
                 "object_store_memory": _STORE,
             }
-            where |= {"_temp_dir": scratch, "_system_config": AS_NICE}
+            where |= {"_temp_dir": str(scratch), "_system_config": AS_NICE}
         self._held.callback(_ray().shutdown)
         handler = signal.getsignal(signal.SIGTERM)  # Ray puts its own in its place, which knows nothing of runs
         try:
