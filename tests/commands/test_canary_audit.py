@@ -84,10 +84,16 @@ def test_exposure_of_such_canaries_does_not_apply_and_the_other_way_round(
     assert "got those of an audit" in capsys.readouterr().err
 
 
-def test_a_private_training_on_the_inserted_data_keeps_its_claim(world: Path) -> None:
-    """Canaries are records of their own: the claim counts them, and is for one of them."""
+@pytest.fixture(scope="module")
+def of_private(world: Path) -> Path:
+    """The run of the private training."""
     assert run(world, "private", world / "of-private", "--lead", "auto", "--attack", "epsilon-audit") == 0
-    result = saved.read(world / "of-private")
+    return world / "of-private"
+
+
+def test_a_private_training_on_the_inserted_data_keeps_its_claim(world: Path, of_private: Path) -> None:
+    """Canaries are records of their own: the claim counts them, and is for one of them."""
+    result = saved.read(of_private)
     claim, row = result.targets[0].claim, result.findings[-1]
     lines = len((world / "with.jsonl").read_text().splitlines())
     assert claim is not None and claim.details["units"] == lines > 20 and claim.unit == "record"
@@ -102,7 +108,7 @@ def test_samples_do_inside_the_claim(world: Path) -> None:
     assert row.access == ("draw",) and (row.main is not None or "tell canaries apart" in row.not_applicable)
 
 
-def test_several_trainings_are_one_trial_each(world: Path, finished: Path, capsys: Said) -> None:
+def test_several_trainings_are_one_trial_each(world: Path, finished: Path, of_private: Path, capsys: Said) -> None:
     for seed in (6, 7, 8):
         made = ["--audit", "60", "--kind", "prefixed", "--length", "1", "--data", f"{world}/data.jsonl"]
         assert call(["canaries", "make", *made, "--seed", str(seed), "-o", f"{world}/audit{seed}.json"]) == 0
@@ -126,7 +132,7 @@ def test_several_trainings_are_one_trial_each(world: Path, finished: Path, capsy
     for arguments, why in (
         ([*runs, "--canary", same], "expected trials with the record and without it"),
         ([runs[0], runs[0]], "expected models trained apart, got one model"),
-        ([runs[0], str(world / "of-private")], "expected trials of one mechanism"),
+        ([runs[0], str(of_private)], "expected trials of one mechanism"),
         ([*runs, "--canary", "nobody"], "but"),
         ([*runs, "--target", "dp-sgd"], "expected a row of epsilon-audit on dp-sgd"),
     ):
