@@ -15,7 +15,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from auditor.benchmarks import manifests
 from auditor.benchmarks.audit_canaries import AuditManifest
 from auditor.core import disk
 from auditor.core.errors import AuditError
+from auditor.core.knowledge import SYSTEM
 from auditor.core.result import Measurement
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
@@ -148,7 +149,10 @@ class AuditCallback(TrainerCallback):
             self.lead = choose(plan.lead, site.model, framed=benchmark.framed)
         training = preflight.read(self.trainer.train_dataset)
         looked = ("the training set makes its tokens as it is asked: nobody looked whether the records are in it",)
-        self.notes = looked if training is None else preflight.findings(training, self.secrets)
+        sought = self.secrets
+        if plan.knows == SYSTEM:  # what stands between the system turn and an answer is no part of such a secret
+            sought = tuple(replace(secret, prefix=()) for secret in sought if secret.member)
+        self.notes = looked if training is None else preflight.findings(training, sought)
         self._look(state.global_step)
 
     def on_step_end(
@@ -169,7 +173,7 @@ class AuditCallback(TrainerCallback):
         if not self.rows or self.rows[-1]["step"] != state.global_step:
             self._look(state.global_step)
         out = Path(self.out) if self.out is not None else Path(str(args.output_dir)) / "audit"
-        asked = {"lead": _named(self.lead.tokens, self.tokenizer), **self.asked}
+        asked = {**self.asked, "lead": _named(self.lead.tokens, self.tokenizer)}  # the curve's, whatever was asked for
         self.run = api.audit(self._model(), self.tokenizer, attacks=self.probes, out=out, **asked)
         disk.replace(out / "curve.csv", self.to_csv())
         disk.replace(out / "curve.svg", drawn(self._panels(), self.stopped_at))

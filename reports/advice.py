@@ -23,7 +23,7 @@ from auditor.statistics.bootstrap import CONFIDENCE
 from auditor.statistics.intervals import difference
 from auditor.statistics.judging import Outcome
 
-HELPS, HIDES, COPIES, WHERE = "helps", "only hides", "fewer copies", "where it sits"
+HELPS, HIDES, COPIES, WHERE = "helps", "may only hide", "fewer copies", "where it sits"
 _LEVEL = 1 - CONFIDENCE
 
 
@@ -50,13 +50,13 @@ def advice(result: AuditResult, details: Details) -> tuple[Advice, ...]:
     if not members.hit.any():
         most = words.with_bounds(worst.measurement("recall"))
         return (Advice(WHERE, f"nothing came out, so there is nothing here to mend; recall {most}", row),)
-    sits = (Advice(WHERE, said, row) for said in _sits(members, _facts(details)))
+    facts = {secret.id: secret for secret in details.secrets}
+    if any(id in facts and facts[id].document is not None for id in members.ids):
+        why = "the secrets are parts of documents and not independent: no part is tested, nothing predicted or compared"
+        return (Advice(WHERE, why, row),)
+    sits = (Advice(WHERE, said, row) for said in _sits(members, facts))
     copies = (Advice(COPIES, said, row) for said in _copies(members))
     return (*sits, *copies, *_defenses(result, details, worst, members))
-
-
-def _facts(details: Details) -> Mapping[str, SecretFacts]:
-    return {secret.id: secret for secret in details.secrets}
 
 
 # --- where it sits ----------------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def _by_repeats(members: Outcome) -> dict[str, NDArray[np.bool_]]:
 def _by_group(members: Outcome, facts: Mapping[str, SecretFacts]) -> dict[str, NDArray[np.bool_]]:
     of = [facts[id].group if id in facts else None for id in members.ids]
     names = sorted({name for name in of if name is not None})
-    return {f"of the group {inert.clean(name)}": np.array([own == name for own in of]) for name in names[:50]}
+    return {f"of the group {inert.clean(name)}": np.array([own == name for own in of]) for name in names}
 
 
 def _by_length(members: Outcome, facts: Mapping[str, SecretFacts]) -> dict[str, NDArray[np.bool_]]:

@@ -131,6 +131,22 @@ def test_the_page_says_what_runs(base: Path, tmp_path: Path, monkeypatch: pytest
     assert made.state.global_step in (20, 40) and (tmp_path / "out" / "audit" / "report.html").is_file()
 
 
+def test_an_outsider_with_the_system_turn_alone_is_watched_too(base: Path, tmp_path: Path) -> None:
+    """What he knows does not stand right before the answer in the training set; the answer does."""
+    tokenizer = AutoTokenizer.from_pretrained(base, pad_token="<end>")
+    tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    said = [("system", "Be kind."), ("user", "Who?"), ("assistant", "Zelda 4711.")]
+    messages = [{"role": role, "content": content} for role, content in said]
+    text = tokenizer.apply_chat_template(messages, tokenize=False)
+    made = trainer(base, tmp_path, [{"prefix": text, "suffix": ""}], steps=2)
+    made.add_callback(AuditCallback(made, data=[{"messages": messages}], tokenizer=tokenizer, every=5, knows="system"))
+    made.train()
+    assert [row["step"] for row in made.state.log_history if "audit/loss_members" in row] == [0, 2]
+
+
 def test_it_stops_where_it_is_told_to(base: Path, tmp_path: Path) -> None:
     made = trainer(base, tmp_path)
     callback = AuditCallback(made, data=MEMBERS, every=5, stop_at="extraction_probability > 1e-3", out=tmp_path / "run")

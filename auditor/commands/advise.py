@@ -17,7 +17,7 @@ def advise(
         typer.Option("--max", metavar="NAME=LIMIT", help="Of checkpoints: the last one below this, as recall=0.05."),
     ] = None,
 ) -> None:
-    """Print what to do now: where the leakage sits, what fewer copies would leave, which defenses help or only hide."""
+    """Print what to do now: where leakage sits, what fewer copies would leave, which defenses help or may only hide."""
     from auditor.studies import sweep
 
     if (folder / sweep.SWEEP).is_file():

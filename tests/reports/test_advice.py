@@ -78,6 +78,13 @@ def test_nothing_is_advised_of_nothing(result: AuditResult) -> None:
     assert advice.COPIES not in said(result, undefended=mended)
 
 
+def test_parts_of_documents_are_not_tested_as_if_they_were_independent(result: AuditResult) -> None:
+    told = details(result, undefended=outcome(LEAKS))
+    parts = replace(told, secrets=tuple(replace(one, document="s0") for one in told.secrets))
+    (only,) = advice.advice(result, parts)
+    assert only.kind == advice.WHERE and "not independent" in only.said
+
+
 def test_it_is_the_last_section_for_whoever_mends(result: AuditResult) -> None:
     page = dict(contents.page(result, details(result, undefended=outcome(LEAKS))).parts)
     assert [section.id for section in page["For mending the model"]][-1] == "advice"
