@@ -29,7 +29,8 @@ class Limits:
         typer.Option(
             "--max",
             metavar="METRIC=LIMIT",
-            help="Upper limit: recall=0.05, 'recall(count=16)=0.5', epsilon_lower_bound=claim; repeatable.",
+            help="Upper limit: recall=0.05, 'recall(count=16)=0.5', 'recall(kind=email)=0.02', "
+            "epsilon_lower_bound=claim; repeatable.",
         ),
     ] = None
     increase: Annotated[
@@ -121,7 +122,7 @@ def gate(
 
     Held: the one-sided 95% upper bound is within the limit. Failed: the lower bound, corrected for the number of
     decisions, is beyond it. A policy file holds `rules = ["recall <= 0.05", "recall not worse than baseline by 0.02"]`
-    and [[rule]] tables with rule (or metric, count, max or max_increase), target, setting, attack. The rule
+    and [[rule]] tables with rule (or metric, count or kind, max or max_increase), target, setting, attack. The rule
     `epsilon_lower_bound <= claim` fails where an audit contradicts what the target claims, holds where it could have,
     and is inconclusive where it could not have, or where none ran.
     """

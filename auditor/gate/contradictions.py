@@ -70,6 +70,9 @@ def _numbers(finding: Finding) -> Iterator[tuple[str, Measurement]]:
         yield m.name, m
     for count, m in finding.by_repeats.items():
         yield f"{m.name}(count={count})", m
+    for by_kind in (finding.by_kind, finding.by_kind_nonmembers):
+        for kind, m in by_kind.items():
+            yield f"{m.name}(kind={kind})", m
 
 
 def impossible(m: Measurement) -> str:

@@ -226,9 +226,14 @@ def _case(finding: Finding, rule: Rule, own: Mapping[CellKey, PerSecret], baseli
 
 def _measured(finding: Finding, rule: Rule) -> Measurement | str:
     """The rule's number in this row, or why it has none."""
-    measurement = finding.measurement(rule.metric)
+    if rule.kind is not None:
+        measurement = finding.by_kind.get(rule.kind)
+        known = f"kinds of personal data: {', '.join(finding.by_kind) or 'none'}"
+    else:
+        measurement = finding.measurement(rule.metric)
+        known = f"it has: {', '.join(m.name for m in finding.measurements)}"
     if measurement is None:
-        return f"this row has no {rule.metric} (it has: {', '.join(m.name for m in finding.measurements)})"
+        return f"this row has no {rule.name if rule.kind else rule.metric} ({known})"
     if rule.count is not None and not rule.against_baseline:
         if finding.main is not measurement or not finding.by_repeats:
             return f"this row has no {rule.metric} by repeat count"
@@ -347,6 +352,6 @@ def _stands(row: CellKey, rule: Rule, stands: claims.Standing) -> Ruling:
 
 def evidence(measurement: Measurement) -> Evidence:
     """One-sided bounds: exact for counts; for others from the two-sided 95% interval that is on record."""
-    if find(measurement.name).exact:
+    if find(measurement.name).exact and measurement.unit != "probability":  # a mean of parts of texts is no count
         return BinomialCount(round(measurement.value * measurement.n), measurement.n)
     return RecordedInterval(measurement.value, measurement.low, measurement.high, measurement.n)

@@ -2,7 +2,7 @@
 
 inconclusive = "fail"                              # report (exit 4), pass or fail; the flag wins
 allow_not_applicable = true                        # an attack that never applied does not fail it; so does the flag
-rules = ["recall <= 0.05", "recall(count=16) <= 0.5"]
+rules = ["recall <= 0.05", "recall(count=16) <= 0.5", "recall(kind=email) <= 0.02"]
 
 [[rule]]                                           # for one target, setting or attack
 rule = "recall_at_100_errors not worse than baseline by 0.02"
@@ -14,7 +14,7 @@ rule = "epsilon_lower_bound <= claim"
 
 [[rule]]                                           # the same in fields
 metric = "recall"
-count = 1                                          # of secrets that stood in the data once
+count = 1                                          # of secrets that stood in the data once; or kind = "email"
 max = 0.01                                         # or "claim"; or max_increase = 0.02, against the baseline
 """
 
@@ -34,7 +34,8 @@ from auditor.statistics.audited import MAIN
 from auditor.statistics.audited import METRICS as BOUNDS
 from auditor.statistics.metrics import RECALL, SHARES, find
 
-_METRIC = re.compile(r"([a-z][a-z0-9_.]*)(?:\(\s*count\s*=\s*([0-9]{1,12})\s*\))?", re.IGNORECASE)
+_PART = r"\(\s*(?:count\s*=\s*([0-9]{1,12})|kind\s*=\s*([^()=\s][^()=]*?))\s*\)"
+_METRIC = re.compile(rf"([a-z][a-z0-9_.]*)(?:{_PART})?", re.IGNORECASE)
 _SENTENCE = re.compile(rf"\s*({_METRIC.pattern})\s*(?:<=|(not worse than baseline(?: by)?))\s*(\S*)\s*", re.IGNORECASE)
 _FORMS = "'METRIC <= NUMBER' or 'METRIC not worse than baseline by NUMBER'"
 HELD_TO_CLAIMS = BOUNDS[MAIN]
@@ -52,6 +53,7 @@ class Rule:
     limit: float
     against_baseline: bool = False
     count: int | None = None  # among the secrets that stood in the data so often
+    kind: str | None = None  # of personal data: of those secrets that hold some, the share that came out
     target: str | None = None
     setting: str | None = None
     attack: str | None = None
@@ -59,7 +61,8 @@ class Rule:
 
     @property
     def name(self) -> str:
-        return self.metric if self.count is None else f"{self.metric}(count={self.count})"
+        part = "" if self.count is None else f"(count={self.count})"
+        return f"{self.metric}{part if self.kind is None else f'(kind={self.kind})'}"
 
     def __str__(self) -> str:
         if self.against_baseline:
@@ -117,11 +120,10 @@ def parse_rule(sentence: str) -> Rule:
     found = _SENTENCE.fullmatch(sentence)
     if not found:
         raise AuditError(f"expected a rule such as {_FORMS}, got {sentence!r}")
-    name, _, _, relative, number = found.groups()
+    name, *_, relative, number = found.groups()
     if relative and not relative.lower().endswith(" by") and not number:
         number = "0"
-    metric, count = parse_metric(name, f"in {sentence!r}")
-    return _rule(metric, number, f"expected a number at the end of {sentence!r}", bool(relative), count)
+    return _rule(name, number, f"expected a number at the end of {sentence!r}", bool(relative))
 
 
 def parse_limits(items: Sequence[str], flag: str = "--max", against_baseline: bool = False) -> tuple[Rule, ...]:
@@ -132,17 +134,8 @@ def parse_limits(items: Sequence[str], flag: str = "--max", against_baseline: bo
         name, _, value = item.rpartition("=")
         if not _METRIC.fullmatch(name):
             raise AuditError(complaint)
-        metric, count = parse_metric(name, f"in {flag} {item}")
-        rules.append(_rule(metric, value, complaint, against_baseline, count))
+        rules.append(_rule(name, value, complaint, against_baseline))
     return distinct(rules)
-
-
-def parse_metric(name: str, where: str) -> tuple[str, int | None]:
-    """`recall` or `recall(count=16)`."""
-    found = _METRIC.fullmatch(name)
-    if not found:
-        raise AuditError(f"expected a metric such as recall or recall(count=16) {where}, got {name!r}")
-    return found[1], None if found[2] is None else int(found[2])
 
 
 def distinct(rules: Sequence[Rule]) -> tuple[Rule, ...]:
@@ -158,15 +151,16 @@ def distinct(rules: Sequence[Rule]) -> tuple[Rule, ...]:
 
 def _from_table(table: Mapping[str, Any], where: str) -> Rule:
     scope = ("target", "setting", "attack")
-    _known(table, ("rule", "metric", "count", "max", "max_increase", *scope), where)
-    for key in ("rule", "metric", *scope):
+    fields = ("metric", "count", "kind", "max", "max_increase")
+    _known(table, ("rule", *fields, *scope), where)
+    for key in ("rule", "metric", "kind", *scope):
         if key in table and not isinstance(table[key], str):
             raise AuditError(f"{where}: expected {key} to be a string, got {table[key]!r}")
         if table.get(key) == "":
             raise AuditError(f"{where}: expected the name of a {key}, got an empty one")
     narrowed = {key: table[key] for key in scope if key in table}
     if "rule" in table:
-        if extra := sorted({"metric", "count", "max", "max_increase"} & set(table)):
+        if extra := sorted(set(fields) & set(table)):
             raise AuditError(f"{where}: expected a sentence or fields, got rule and {extra[0]}")
         return replace(parse_rule(table["rule"]), **narrowed)
     if "metric" not in table:
@@ -174,22 +168,43 @@ def _from_table(table: Mapping[str, Any], where: str) -> Rule:
     limits = [key for key in ("max", "max_increase") if key in table]
     if len(limits) != 1:
         raise AuditError(f"{where}: expected either max or max_increase, got {' and '.join(limits) or 'neither'}")
-    metric, count = parse_metric(table["metric"], f"as metric of {where}")
-    if "count" in table:
-        if count is not None or type(table["count"]) is not int or table["count"] < 0:
-            raise AuditError(f"{where}: expected one whole count >= 0, got {table['count']!r} for {table['metric']}")
-        count = table["count"]
+    if not _METRIC.fullmatch(table["metric"]):
+        raise AuditError(f"{where}: expected a metric such as recall or recall(count=16), got {table['metric']!r}")
     complaint = f"{where}: expected {limits[0]} to be a number, got {table[limits[0]]!r}"
-    return replace(_rule(metric, table[limits[0]], complaint, limits[0] == "max_increase", count), **narrowed)
+    found = _rule(_with_part(table, where), table[limits[0]], complaint, limits[0] == "max_increase")
+    return replace(found, **narrowed)
 
 
-def _rule(metric: str, limit: Any, complaint: str, against_baseline: bool, count: int | None) -> Rule:
-    """The rule with this limit, a number or the claim. Raises AuditError for one that nothing could be beyond."""
+def _with_part(table: Mapping[str, Any], where: str) -> str:
+    """`recall(count=16)`, whether the table says so in the metric or in fields. Raises AuditError for two of them."""
+    metric, parts = str(table["metric"]), [key for key in ("count", "kind") if key in table]
+    if "count" in parts and (type(table["count"]) is not int or table["count"] < 0):
+        raise AuditError(f"{where}: expected one whole count >= 0, got {table['count']!r} for {metric}")
+    if len(parts) + ("(" in metric) > 1:
+        raise AuditError(f"{where}: expected one count or kind, got {' and '.join(parts)} for {metric}")
+    whole = f"{metric}({parts[0]}={table[parts[0]]})" if parts else metric
+    if not _METRIC.fullmatch(whole):
+        raise AuditError(f"{where}: expected a kind of personal data such as email, got {table['kind']!r}")
+    return whole
+
+
+def _rule(name: str, limit: Any, complaint: str, against_baseline: bool) -> Rule:
+    """The rule with this limit, a number or the claim. Raises AuditError for one that nothing could be beyond.
+
+    name: `recall`, `recall(count=16)` or `recall(kind=email)`, which has been looked at.
+    """
+    found = _METRIC.fullmatch(name)
+    assert found is not None
+    metric, count, kind = found[1], None if found[2] is None else int(found[2]), found[3]
+    if kind is not None and (metric != RECALL or against_baseline):
+        raise AuditError(
+            f"expected a limit on {RECALL}(kind={kind}) itself: only that is counted by kind, got {name!r}"
+        )
     if limit == CLAIM:
         if metric != HELD_TO_CLAIMS or against_baseline or count is not None:
             raise AuditError(f"{complaint}: only {HELD_TO_CLAIMS} <= {CLAIM} is held to what is claimed")
         return Rule(metric, math.inf, of_claim=True)
-    return _breakable(Rule(metric, _number(limit, complaint), against_baseline, count))
+    return _breakable(Rule(metric, _number(limit, complaint), against_baseline, count, kind))
 
 
 def _breakable(rule: Rule) -> Rule:

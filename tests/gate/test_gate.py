@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -192,6 +193,26 @@ def ruling(outcome: Any) -> Ruling:
 def test_limits() -> None:
     assert parse_limits(["recall=0.05", "any_of_k=1e-1"]) == (Rule("recall", 0.05), Rule("any_of_k", 0.1))
     assert parse_limits(["recall(count=16)=0.5"]) == (Rule("recall", 0.5, count=16),)
+    assert parse_limits(["recall(kind=door code)=0.5"]) == (Rule("recall", 0.5, kind="door code"),)
+
+
+def test_a_limit_may_be_on_one_kind_of_personal_data() -> None:
+    """Of the secrets that hold some: what all of them give away is another number; a kind that nobody found fails."""
+    email, name = count(1, 200), Measurement("recall", 0.25, 0.2, 0.31, 200, "probability")
+    found = result(replace(row("undefended", count(0, 400)), by_kind={"email": email, "name": name}))
+
+    def outcome(kind: str, limit: float) -> Ruling:
+        (found_one,) = rule_on(found, [Rule("recall", limit, kind=kind)])
+        return found_one
+
+    assert outcome("email", 0.024).verdict == "held"  # Clopper-Pearson: 1 - 0.95-quantile of Beta(2, 199) is 0.0235
+    assert outcome("email", 0.02).verdict == "inconclusive"
+    assert (outcome("name", 0.19).verdict, outcome("name", 0.32).verdict) == ("failed", "held")  # means: as recorded
+    assert outcome("name", 0.3).verdict == "inconclusive"
+    missing = outcome("phone", 1.0)
+    assert (
+        missing.verdict == "failed" and "no recall(kind=phone) (kinds of personal data: email, name)" in missing.reason
+    )
 
 
 @pytest.mark.parametrize("item", ["recall", "recall=", "=0.1", "recall=5%", "recall=nan", "recall=0.1=0.2", ""])

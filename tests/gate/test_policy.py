@@ -18,6 +18,7 @@ from auditor.gate.policy import Policy, Rule, parse_limits, parse_rule, read_pol
         ("recall_at_100_errors not worse than baseline by 0.02", Rule("recall_at_100_errors", 0.02, True)),
         ("recall not worse than baseline", Rule("recall", 0.0, True)),
         ("recall(count = 16) not worse than baseline by 1e-1", Rule("recall", 0.1, True, 16)),
+        ("recall( kind = door code ) <= 0.02", Rule("recall", 0.02, kind="door code")),
         ("discoverable_100_0.9 <= 0.05", Rule("discoverable_100_0.9", 0.05)),
     ],
 )
@@ -30,6 +31,7 @@ def test_sentences(sentence: str, rule: Rule) -> None:
     "sentence",
     [
         *("", "recall", "recall <=", "recall < 0.1", "recall >= 0.1", "recall <= 5%", "recall <= nan", "recall = 0.1"),
+        *("recall(kind=) <= 1", "recall(kind=email) not worse than baseline", "exposure(kind=email) <= 3"),
         *("recall not worse than baseline by", "recall(repeats=3) <= 1", "recall <= 0.1 0.2", "recall(count=-1) <= 1"),
     ],
 )
@@ -58,6 +60,10 @@ def test_a_policy_file(tmp_path: Path) -> None:
     setting = "claim"
     attack = "ethicist"
     [[rule]]
+    metric = "recall"
+    kind = "email"
+    max = 0.02
+    [[rule]]
     metric = "any_of_k"
     max_increase = 0
     """
@@ -66,6 +72,7 @@ def test_a_policy_file(tmp_path: Path) -> None:
             Rule("recall", 0.05),
             Rule("recall", 0.02, True, target="pmixed"),
             Rule("recall", 0.01, count=1, setting="claim", attack="ethicist"),
+            Rule("recall", 0.02, kind="email"),
             Rule("any_of_k", 0.0, True),
         ),
         "fail",
@@ -87,7 +94,10 @@ def test_a_policy_file(tmp_path: Path) -> None:
         ("[[rule]]\nmetric = 'recall'\nmax = true", "expected max to be a number, got True"),
         ("[[rule]]\nmetric = 'recall'\nmax = nan", "expected max to be a number"),
         ("[[rule]]\nmetric = 'recall'\nmax = 1\ncount = '3'", "one whole count"),
-        ("[[rule]]\nmetric = 'recall(count=1)'\nmax = 1\ncount = 3", "one whole count"),
+        ("[[rule]]\nmetric = 'recall(count=1)'\nmax = 1\ncount = 3", "one count or kind"),
+        ("[[rule]]\nmetric = 'recall'\nmax = 1\ncount = 3\nkind = 'email'", "one count or kind, got count and kind"),
+        ("[[rule]]\nmetric = 'recall'\nmax = 1\nkind = '('", "expected a kind of personal data such as email"),
+        ("[[rule]]\nmetric = 'recall'\nmax = 1\nkind = 3", "expected kind to be a string"),
         ("[[rule]]\nmetric = 'recall'\nmax = 1\ntarget = 3", "expected target to be a string"),
         ("[[rule]]\nrule = 'recall <= 1'\nmax = 1", "got rule and max"),
         ("inconclusive = 'ignore'\nrules = ['recall <= 1']", "report, pass or fail, got 'ignore'"),
