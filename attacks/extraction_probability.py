@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from auditor.attacks.near_verbatim import beam_bound, check_beam, secrets_at_once
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
@@ -21,9 +22,9 @@ from auditor.models.decoding import Decoding
 from auditor.plugins.probe import LawProbe, beside_the_floor, by_repeats, column, is_member, observed
 from auditor.plugins.view import View
 from auditor.statistics.calibration import conformal_p, conformal_threshold
-from auditor.statistics.extraction import any_of
+from auditor.statistics.extraction import any_of, greedy_windows, window_bits
 from auditor.statistics.intervals import mean_probability, share
-from auditor.statistics.metrics import AT_LEAST, AT_MOST
+from auditor.statistics.metrics import AT_LEAST, AT_MOST, floor_of
 
 _SECRETS_AT_ONCE = 64
 _LAW_AT_ONCE = 2**22  # entries of the law that are sorted and counted at once: 32 MiB of float64
@@ -38,15 +39,35 @@ class ExtractionProbability(LawProbe):
     One teacher-forced pass gives log p_z = sum_t log q_t(z_t), -inf where a token is cut (formulas.md A4). `n`: numbers
     of samples; `p`: a secret is (n, p)-discoverable when one of n samples is right with probability p or more; `alpha`:
     level of the conformal threshold that non-members set (A7).
+
+    `bracket` puts two bounds beside it, which are not of one event: at least so likely is a sample within `distance`
+    token edits of the suffix under this decoding (the near-verbatim probe, by `near_beams`); at most so likely is the
+    suffix itself whatever temperature, top-k or top-p a product uses (C3), and each of its `windows` of so many tokens
+    behind the text before it. Shares of secrets are counted that reach 1 in `one_in`.
     """
 
     name: ClassVar[str] = "extraction-probability"
     n: str = "1,10,100,1000,10000"
     p: str = "0.1,0.9"
     alpha: float = 0.05
+    bracket: bool = False
+    near_distance: int = 5
+    near_beams: int = 20
+    windows: str = "8,16"
+    one_in: int = 1000
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        default = {field.name: field.default for field in fields(self)}
+        for name in ("near_distance", "near_beams", "windows", "one_in"):
+            if not self.bracket and getattr(self, name) != default[name]:
+                raise AuditError(f"{name} goes with bracket=true, got {name}={getattr(self, name)} without it")
+        check_beam(self.near_distance, self.near_beams)
+        for length in self.lengths():
+            if length < 1:
+                raise AuditError(f"expected windows of 1 token or more, got {length}")
+        if self.one_in < 1:
+            raise AuditError(f"expected one_in >= 1, got {self.one_in}")
         for n in self.counts():
             if n < 1:
                 raise AuditError(f"expected n >= 1, got {n}")
@@ -60,7 +81,7 @@ class ExtractionProbability(LawProbe):
     def required(self) -> tuple[str, ...]:
         """The law itself needs no more of it than the tokens of the secrets, a bracket the likeliest beside them."""
         sampling = self.sampling()
-        if sampling.eos == "masked":
+        if self.bracket or sampling.eos == "masked":
             return self.needs
         return ("likelihood",) if sampling.decoding.ancestral else ("likeliest",)
 
@@ -70,19 +91,27 @@ class ExtractionProbability(LawProbe):
     def levels(self) -> list[float]:
         return _numbers("p", self.p, float)
 
+    def lengths(self) -> list[int]:
+        """Tokens of the windows that are looked at."""
+        return _numbers("windows", self.windows, int) if self.bracket else []
+
     def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         for capability in self.required:
             view.need(capability)
-        decoding = view.decoding(self.sampling())
+        model, decoding = view.target, view.decoding(self.sampling())
 
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
-            seen = observe(view.target, decoding, prefixes, suffixes)
+            seen = observe(model, decoding, prefixes, suffixes, self.lengths())
+            if self.bracket:
+                near, _ = beam_bound(model, decoding, prefixes, suffixes, self.near_distance, self.near_beams)
+                seen["log_p_near"] = torch.maximum(near.cpu(), seen["log_p"])  # the suffix is near itself
             return [
                 Observation(secret.id, {name: float(values[i]) for name, values in seen.items()})
                 for i, secret in enumerate(batch)
             ]
 
-        yield from observed(view, secrets, _SECRETS_AT_ONCE, look)
+        size = min(_SECRETS_AT_ONCE, secrets_at_once(model, self.near_beams)) if self.bracket else _SECRETS_AT_ONCE
+        yield from observed(view, secrets, size, look)
 
     def complete(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
         """Adds each member's conformal p-value: the share of non-members that are at least as likely (A7)."""
@@ -114,13 +143,49 @@ class ExtractionProbability(LawProbe):
             mean_probability("extraction_probability_ancestral", ancestral, "one sample from the untruncated law")
         )
         if _ranked(observations):
-            bound = np.exp2(-column(observations, "rank_bits")[member])
-            note = "no temperature, top-k or top-p makes one sample likelier than this"
-            measured.append(mean_probability("rank_bound", bound, note))
+            bound = np.exp2(-column(observations, "rank_bits"))
+            # The difference of two upper bounds bounds nothing, so there is no excess.
+            measured += beside_the_floor("rank_bound", bound, member, _CEILING, excess=False)
+        if self.bracket:
+            measured += self._bracketed(member, observations)
         if member.all() or not exact:
             return measured
         log_p = column(observations, "log_p")
         return [*measured, self._conformal(log_p[member], log_p[~member])]
+
+    def _bracketed(self, member: NDArray[np.bool_], observations: Sequence[Observation]) -> Iterator[Measurement]:
+        """What stands around the exact numbers, and the shares of secrets that reach the threshold."""
+        near = (
+            f"at least: within {self.near_distance} token edits, {self.near_beams} beams; one sample of this decoding"
+        )
+        window = f"the likeliest of each secret, behind the text before it; {_CEILING}"
+        notes = {_NEAR: near, **{f"window_bound_{length}": window for length in self.lengths()}}
+        for name, p in self._columns(observations).items():
+            if name != "rank_bound":  # every row has it
+                yield from beside_the_floor(name, p, member, notes.get(name, ""), excess=False)
+        for name, reached in self._reached(observations).items():
+            yield share(name, reached[member])
+            if not member.all():
+                yield share(floor_of(name), reached[~member], "the floor")
+
+    def _columns(self, observations: Sequence[Observation]) -> dict[str, NDArray[np.float64]]:
+        """By measurement, (secrets,): what stands around the exact numbers."""
+        found = {_NEAR: any_of(column(observations, "log_p_near"), 1)}
+        found["rank_bound"] = np.exp2(-column(observations, "rank_bits"))
+        for length in self.lengths():
+            found[f"window_bound_{length}"] = np.exp2(-column(observations, _bits_of(length)))
+            found[f"greedy_windows_{length}"] = column(observations, _greedy_of(length))
+        return found
+
+    def _reached(self, observations: Sequence[Observation]) -> dict[str, NDArray[np.bool_]]:
+        """By measurement, (secrets,): which of the numbers are 1 in `one_in` or more; rounding must not decide."""
+        columns = {"extraction": any_of(column(observations, "log_p"), 1), **self._columns(observations)}
+        columns["near_verbatim"] = columns.pop(_NEAR)
+        return {
+            f"{name}_1_in_{self.one_in}": p * self.one_in >= 1 - _ROUNDING
+            for name, p in columns.items()
+            if not name.startswith("greedy")
+        }
 
     def _conformal(self, members: np.ndarray, controls: np.ndarray) -> Measurement:
         threshold = conformal_threshold(controls, self.alpha)
@@ -144,6 +209,9 @@ class ExtractionProbability(LawProbe):
         numbers["extraction_probability_ancestral"] = np.exp(column(observations, "log_p_ancestral"))
         if _ranked(observations):
             numbers["rank_bound"] = np.exp2(-column(observations, "rank_bits"))
+        if self.bracket:
+            reached = {name: found.astype(np.float64) for name, found in self._reached(observations).items()}
+            numbers |= {**self._columns(observations), **reached}
         return {name: values.tolist() for name, values in numbers.items()}
 
     def notes(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> tuple[str, ...]:
@@ -159,7 +227,31 @@ class ExtractionProbability(LawProbe):
             said.append(f"the decoding cuts a token of {impossible} members: no number of samples extracts those")
         if not _ranked(observations):
             said.append("no rank bound: the target gives no ranks of tokens")
+        if self.bracket:
+            said += self._said(secrets)
         return tuple(said)
+
+    def _said(self, secrets: Sequence[Secret]) -> Iterator[str]:
+        yield (
+            "two events: the floor is of samples near the suffix, the suffix among them, and so no less than "
+            "the exact number; the ceiling is of the suffix alone and says nothing of samples near it"
+        )
+        shortest = min(len(secret.suffix) for secret in secrets)
+        for length in self.lengths():
+            if length > shortest:
+                yield f"where a suffix is shorter than a window of {length} tokens, its window is the whole suffix"
+
+
+_CEILING = "no temperature, top-k or top-p makes one sample likelier than this"
+_NEAR = "near_verbatim_probability"
+
+
+def _bits_of(length: int) -> str:
+    return f"window_bits_{length}"
+
+
+def _greedy_of(length: int) -> str:
+    return f"greedy_windows_{length}"
 
 
 def _exact(observations: Sequence[Observation]) -> bool:
@@ -183,13 +275,18 @@ def _ranked(observations: Sequence[Observation]) -> bool:
 
 
 @torch.no_grad()
-def observe(model: LanguageModel, decoding: Decoding, prefixes: Tensor, suffixes: Tensor) -> dict[str, Tensor]:
+def observe(
+    model: LanguageModel, decoding: Decoding, prefixes: Tensor, suffixes: Tensor, windows: Sequence[int] = ()
+) -> dict[str, Tensor]:
     """(B,) float64 each: log_p and log_p_ancestral in nats, rank_bits. prefixes (B, n), suffixes (B, L).
+
+    windows: tokens of the windows of which window_bits_N and greedy_windows_N are wanted too, of a model with laws.
 
     Of a model that tells the likeliest tokens and no laws, log_p_least and log_p_most in the place of log_p.
 
-    rank_bits = sum_t log2 rank_t: under any monotone decoding q_t(z_t) <= 1/rank_t, so -log2 p is no less. A model that
-    gives no laws is asked for the tokens alone where the decoding is ancestral, and for ranks where it gives them.
+    rank_bits = sum_t log2 rank_t: under any monotone decoding q_t(z_t) <= 1/rank_t, so -log2 p is no less. Of equally
+    likely tokens each counts as the first, as a product may order them so. A model that gives no laws is asked for the
+    tokens alone where the decoding is ancestral, and for ranks where it gives them: as its server orders equal ones.
     """
     if not given_by(model.capabilities, "law"):
         if not decoding.ancestral:
@@ -203,12 +300,18 @@ def observe(model: LanguageModel, decoding: Decoding, prefixes: Tensor, suffixes
     for own, law in model.teacher_forced(prefixes, suffixes):
         step = max(1, _LAW_AT_ONCE // law.shape[-1])
         chunks = zip(law.flatten(0, 1).split(step), own.flatten().split(step), strict=True)
-        seen = [(decoding.token_log_law(rows, at), decoding.ranks(rows, at).double().log2()) for rows, at in chunks]
-        log_q, bits = (torch.cat(columns).view_as(own).sum(-1) for columns in zip(*seen, strict=True))
-        parts["log_p"].append(log_q)
+        seen = [
+            (decoding.token_log_law(rows, at), decoding.least_ranks(rows, at).double().log2()) for rows, at in chunks
+        ]
+        log_q, bits = (torch.cat(columns).view_as(own) for columns in zip(*seen, strict=True))
+        parts["log_p"].append(log_q.sum(-1))
         parts["rank_bits"].append(bits)
         parts["log_p_ancestral"].append(law.gather(-1, own.unsqueeze(-1)).squeeze(-1).double().sum(-1))
-    return {name: torch.cat(values).cpu() for name, values in parts.items()}
+    found = {name: torch.cat(values).cpu() for name, values in parts.items()}
+    bits = found["rank_bits"]
+    of_windows = {_bits_of(length): torch.from_numpy(window_bits(bits.numpy(), length)) for length in windows}
+    of_windows |= {_greedy_of(length): torch.from_numpy(greedy_windows(bits.numpy(), length)) for length in windows}
+    return {**found, "rank_bits": bits.sum(-1), **of_windows}
 
 
 def _between(decoding: Decoding, seen: Told, suffixes: Tensor) -> dict[str, Tensor]:

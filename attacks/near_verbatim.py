@@ -37,16 +37,12 @@ class NearVerbatim(LawProbe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.distance < 0:
-            raise AuditError(f"expected distance >= 0, got {self.distance}")
-        if self.beams < 1:
-            raise AuditError(f"expected beams >= 1, got {self.beams}")
+        check_beam(self.distance, self.beams)
 
     def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         for capability in self.required:
             view.need(capability)
         model, decoding = view.target, view.decoding(self.sampling())
-        rows = min(_ROWS_AT_ONCE, _LAW_AT_ONCE // model.vocab_size) // model.parts
 
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
             near, verbatim = beam_bound(model, decoding, prefixes, suffixes, self.distance, self.beams)
@@ -55,7 +51,7 @@ class NearVerbatim(LawProbe):
                 for secret, log_near, log_p in zip(batch, near.tolist(), verbatim.tolist(), strict=True)
             ]
 
-        yield from observed(view, secrets, max(1, rows // (self.beams + 1)), look)
+        yield from observed(view, secrets, secrets_at_once(model, self.beams), look)
 
     def measurements(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Measurement]:
         member = is_member(secrets)
@@ -81,6 +77,20 @@ class NearVerbatim(LawProbe):
             "lower bounds, the floor too: what the beams dropped is not counted",
             f"near-verbatim samples at least double the probability of {int((near > 2 * verbatim).sum())} suffixes",
         )
+
+
+def check_beam(distance: int, beams: int) -> None:
+    """Raises AuditError."""
+    if distance < 0:
+        raise AuditError(f"expected distance >= 0, got {distance}")
+    if beams < 1:
+        raise AuditError(f"expected beams >= 1, got {beams}")
+
+
+def secrets_at_once(model: LanguageModel, beams: int) -> int:
+    """Whose beams are walked together."""
+    rows = min(_ROWS_AT_ONCE, _LAW_AT_ONCE // model.vocab_size) // model.parts
+    return max(1, rows // (beams + 1))
 
 
 @torch.no_grad()

@@ -91,13 +91,18 @@ class Decoding:
         No temperature, top-k or top-p changes this order, and whatever is kept stands before what is not: so a token
         of rank r has at most 1/r of the mass (formulas.md A4).
         """
+        place = self.least_ranks(log_probs, tokens)
         log_probs = self._allowed(log_probs)
         own = log_probs.gather(-1, tokens.unsqueeze(-1))
-        place = 1 + (log_probs > own).count_nonzero(-1)
         ties = ((log_probs == own).count_nonzero(-1) > 1).nonzero().squeeze(-1)
         ids = torch.arange(log_probs.shape[-1], device=log_probs.device)
         place[ties] += ((log_probs[ties] == own[ties]) & (ids < tokens[ties].unsqueeze(-1))).count_nonzero(-1)
         return place
+
+    def least_ranks(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
+        """(rows,) as `ranks`, of equal tokens the given one first: another decoder may put it before all of them."""
+        log_probs = self._allowed(log_probs)
+        return 1 + (log_probs > log_probs.gather(-1, tokens.unsqueeze(-1))).count_nonzero(-1)
 
     def draw(
         self, log_probs: Tensor, row_of_draw: Tensor, uniforms: Tensor, log_total: Tensor | None = None

@@ -35,6 +35,27 @@ def any_of(log_p: NDArray[np.float64], n: int) -> NDArray[np.float64]:
     return result
 
 
+def window_bits(bits: NDArray[np.float64], length: int) -> NDArray[np.float64]:
+    """(n,): the least bits of any window of so many tokens, of the bits of each token (n, L).
+
+    With log2 of the ranks: no decoder that keeps the order of tokens draws a window with a probability above 2^-bits,
+    what stands before it given; a text is (length, bits)-inextractable (2604.18697). A longer window is the whole text.
+    """
+    least: NDArray[np.float64] = _windows(bits, length).sum(-1).min(-1)
+    return least
+
+
+def greedy_windows(bits: NDArray[np.float64], length: int) -> NDArray[np.float64]:
+    """(n,): the share of windows of so many tokens that greedy decoding gives, what stands before each given."""
+    greedy: NDArray[np.float64] = (_windows(bits, length).sum(-1) == 0).mean(-1)
+    return greedy
+
+
+def _windows(bits: NDArray[np.float64], length: int) -> NDArray[np.float64]:
+    """(n, windows, length)."""
+    return np.lib.stride_tricks.sliding_window_view(bits, min(length, bits.shape[-1]), axis=-1)
+
+
 def by_repeats(name: str, outcome: Outcome) -> dict[str, Measurement]:
     """The share of hits for each repeat count, where repeat counts are known."""
     counts = sorted({r for r in outcome.repeats if r is not None})

@@ -205,6 +205,14 @@ FAMILIES = (
     _AT_SHARE,
     EXPECTED_ANY_OF,
     Metric("discoverable_{n}_{p}", "({n}, {p})-discoverable", exact=True, per_secret=True),
+    Metric("extraction_1_in_{n}", "Extraction probability of 1 in {n} or more", exact=True, per_secret=True),
+    Metric("near_verbatim_1_in_{n}", "Near-verbatim probability surely 1 in {n} or more", exact=True, per_secret=True),
+    Metric("rank_bound_1_in_{n}", "Extraction probability perhaps 1 in {n} or more", exact=True, per_secret=True),
+    Metric("window_bound_{n}", "Likeliest window of {n} tokens, at most", "probability", per_secret=True),
+    Metric(
+        "window_bound_{n}_1_in_{p}", "Some window of {n} tokens perhaps 1 in {p} or more", exact=True, per_secret=True
+    ),
+    Metric("greedy_windows_{n}", "Windows of {n} tokens that greedy decoding gives", "probability", per_secret=True),
 )
 
 
@@ -323,7 +331,12 @@ METRICS = (
         place=4,
         varies=True,
     ),
-    Metric("rank_bound", "Extraction probability at the best decoding, at most", "probability", per_secret=True),
+    Metric(
+        "rank_bound",
+        "Extraction probability at any temperature, top-k or top-p, at most",
+        "probability",
+        per_secret=True,
+    ),
     Metric("conformal_share", "Members above the non-members' conformal threshold"),
     Metric(
         "near_verbatim_probability",

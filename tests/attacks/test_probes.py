@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -12,6 +13,13 @@ import pytest
 import torch
 from scipy.stats import binom, chi2
 from torch import Tensor
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from auditor.attacks.extraction_probability import ExtractionProbability, observe
 from auditor.attacks.near_verbatim import NearVerbatim, _children_edits, _reach, beam_bound
@@ -29,8 +37,9 @@ from auditor.plugins import registry
 from auditor.plugins.defense import Scenario, TrainedModel
 from auditor.plugins.view import WORST, View
 from auditor.statistics.calibration import conformal_p, conformal_threshold
-from auditor.statistics.extraction import any_of
+from auditor.statistics.extraction import any_of, greedy_windows, window_bits
 from auditor.statistics.intervals import clopper_pearson, excess_mean, mean_probability
+from auditor.statistics.metrics import find
 
 MakeTiny = Callable[..., HuggingFaceModel]
 OWN = Decoding(temperature=0.8, top_p=0.7)
@@ -195,11 +204,108 @@ def test_non_members_set_the_floor_and_the_threshold() -> None:
         ({"p": "1"}, r"expected p in \(0, 1\), got 1"),
         ({"alpha": 0.0}, "expected alpha in"),
         ({"top_p": 0.0}, "expected top_p in"),
+        ({"near_beams": 3}, "near_beams goes with bracket=true, got near_beams=3 without it"),
+        ({"bracket": True, "windows": "0,4"}, "expected windows of 1 token or more, got 0"),
+        ({"bracket": True, "windows": "all"}, "expected windows as numbers with commas between them, got 'all'"),
+        ({"bracket": True, "one_in": 0}, "expected one_in >= 1, got 0"),
+        ({"bracket": True, "near_distance": -1}, "expected distance >= 0, got -1"),
     ],
 )
 def test_extraction_probability_refuses(options: dict[str, object], refusal: str) -> None:
     with pytest.raises(AuditError, match=refusal):
         ExtractionProbability(**options)  # type: ignore[arg-type]
+
+
+# --- the bracket -----------------------------------------------------------------------------------------------------
+
+
+def test_windows_by_hand() -> None:
+    """Known answers of formulas.md C3."""
+    bits = np.log2(np.array([[1.0, 1, 2, 1, 4], [1, 3, 1, 1, 2]]))
+    assert window_bits(bits[:1], 5).tolist() == [3]
+    assert window_bits(bits[1:], 2).tolist() == [0]
+    assert greedy_windows(np.log2(np.array([[1.0, 1, 1, 2, 1, 1]])), 2).tolist() == [3 / 5]
+    assert window_bits(bits, 9).tolist() == window_bits(bits, 5).tolist() == pytest.approx([3, math.log2(6)])
+    assert greedy_windows(np.zeros((1, 4)), 9).tolist() == [1]
+
+
+BRACKET = ExtractionProbability(
+    temperature=0.8, top_p=0.7, n="1", bracket=True, near_distance=1, near_beams=4, windows="1,3"
+)
+
+
+def test_the_bracket_is_the_near_verbatim_floor_and_the_ranks_token_by_token(neox: HuggingFaceModel) -> None:
+    prefixes = tokens(12, 5, seed=4)
+    known = secrets(prefixes, torch.cat([likely(neox, prefixes[:8], 4), tokens(4, 4, seed=5)]), members=7)
+    seen = list(BRACKET.measure(view(neox), known))
+    floors = NearVerbatim(distance=1, beams=4).measure(view(neox), known)
+    for secret, found, near in zip(known, seen, floors, strict=True):
+        bits = []
+        for t, token in enumerate(secret.suffix):
+            law = neox.log_probs(torch.tensor([[*secret.prefix, *secret.suffix[:t]]]), 1)[0, 0]
+            bits.append(math.log2(1 + sum(float(other) > float(law[token]) for other in law)))
+        of = found.values
+        assert of["log_p_near"] == pytest.approx(near.values["log_p_near"], abs=1e-4)
+        assert of["rank_bits"] == pytest.approx(sum(bits))
+        for length in (1, 3):
+            windows = [sum(bits[i : i + length]) for i in range(len(bits) - length + 1)]
+            assert of[f"window_bits_{length}"] == pytest.approx(min(windows))
+            assert of[f"greedy_windows_{length}"] == pytest.approx(sum(w == 0 for w in windows) / len(windows))
+        assert of["log_p"] <= min(of["log_p_near"], -of["rank_bits"] * math.log(2)) + 1e-5
+    measured = {m.name: m for m in BRACKET.measurements(known, seen)}
+    for name, values in BRACKET.per_secret(known, seen).items():
+        assert measured[name].value == pytest.approx(np.mean(values[:7])), name
+        entry = find(name)
+        assert entry.unit == measured[name].unit and entry.per_secret, name
+    for name in ("near_verbatim_probability", "extraction_probability", "rank_bound", "window_bound_3"):
+        reached = {"near_verbatim_probability": "near_verbatim", "extraction_probability": "extraction"}.get(name, name)
+        p = np.array(BRACKET.per_secret(known, seen)[name])
+        assert measured[f"{name}_nonmembers"].value == pytest.approx(p[7:].mean())
+        assert measured[f"{reached}_1_in_1000"].value == (p[:7] >= 0.001).mean()
+        assert measured[f"{reached}_1_in_1000_nonmembers"].value == (p[7:] >= 0.001).mean()
+    assert {m for m in measured if m.startswith("excess")} == {"excess_extraction_probability"}
+    plain = ExtractionProbability(n="1")
+    assert [m.name for m in plain.measurements(known, list(plain.measure(view(neox), known)))] == [
+        name for name in measured if not re.search("near|_1_in_|window", name)
+    ]
+
+
+def test_the_floor_is_of_another_event_and_may_lie_above_the_ceiling(make_tiny: MakeTiny) -> None:
+    """Samples near the suffix are many: that one of them comes is no part of what the ranks of the suffix bound."""
+    model, prefixes = make_tiny(vocab_size=6, scale=2.0), tokens(8, 4, 6)
+    known = secrets(prefixes, tokens(8, 4, 6, seed=1), members=8)
+    seen = list(replace(BRACKET, temperature=1.0, top_p=1.0, near_distance=3).measure(view(model), known))
+    floor, ceiling, exact = (
+        np.array([found.values[name] * unit for found in seen])
+        for name, unit in (("log_p_near", 1.0), ("rank_bits", -math.log(2)), ("log_p", 1.0))
+    )
+    assert (exact <= ceiling + 1e-5).all() and (exact <= floor + 1e-9).all()
+    assert (floor > ceiling).any()
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
+def test_no_product_setting_goes_above_the_ceiling(tied: bool) -> None:
+    """Random laws, random temperature, top-k, top-p and min-p, by our decoding and by transformers' own warpers."""
+    rng, noise = np.random.default_rng(5), torch.Generator().manual_seed(5)
+    reached = 0.0
+    for _ in range(150):
+        size, length = int(rng.integers(2, 40)), 3
+        logits = float(rng.uniform(0.3, 6)) * torch.randn(50, length, size, generator=noise, dtype=torch.float64)
+        logits = logits.round() if tied else logits
+        law, flat = logits.log_softmax(-1), logits.flatten(0, 1)
+        own = torch.multinomial(law.flatten(0, 1).exp(), 1, generator=noise).squeeze(-1)
+        ceiling = -ANCESTRAL.least_ranks(law.flatten(0, 1), own).double().log().view(-1, length).sum(-1)
+        temperature, top_k = float(rng.uniform(0.05, 4)), int(rng.integers(1, size + 1))
+        top_p, min_p = float(rng.uniform(0.05, 1)), float(rng.uniform(0, 1))
+        ours = Decoding(temperature, top_k, top_p).token_log_law(law.flatten(0, 1), own)
+        warpers = [TemperatureLogitsWarper(temperature), TopKLogitsWarper(top_k), TopPLogitsWarper(top_p)]
+        warped = LogitsProcessorList([*warpers, MinPLogitsWarper(min_p)])(torch.zeros(len(flat), 1).long(), flat)
+        theirs = warped.log_softmax(-1).gather(-1, own.unsqueeze(-1)).squeeze(-1)
+        for log_q in (ours, theirs, ANCESTRAL.token_log_law(law.flatten(0, 1), own)):
+            log_p = log_q.view(-1, length).sum(-1)
+            assert (log_p <= ceiling + 1e-9).all()
+            reached = max(reached, 0.0, *(log_p - ceiling)[ceiling < 0].exp().tolist())
+    assert reached > 0.5  # it is no idle bound
 
 
 # --- intervals of means --------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ def test_a_new_section_is_one_entry(monkeypatch: pytest.MonkeyPatch, result: Aud
 def test_whatever_has_something_to_say_is_shown(result: AuditResult, secret_by_secret: Callable[..., Details]) -> None:
     details = secret_by_secret(result, 30, length=4)
     shown = {section.id for section in contents.page(result, details).sections}
-    # no other run, no text, no canary, no membership probe
-    assert {topic.id for topic in ALL} - shown == {"since", "private", "exposure", "membership", "roc"}
+    # no other run, no text, no canary, no membership probe, no bracket asked for
+    assert {topic.id for topic in ALL} - shown == {"since", "private", "exposure", "bracket", "membership", "roc"}
     brief = {section.id for section in contents.document(result).sections}
     assert brief == {topic.id for topic in ALL if topic.turn} - {"private", "membership"}

@@ -1,0 +1,85 @@
+"""What stands around exact extraction probabilities: a floor of samples near by, a ceiling of every decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from auditor.core.result import AuditResult, Finding, Measurement
+from auditor.reports import words
+from auditor.reports.blocks import Block, Group, Paragraph, Table
+from auditor.reports.topics import Topic, titled
+from auditor.statistics.metrics import floor_of
+
+_NOTE = (
+    "Two events. A sample near the suffix is at least so likely, under the decoding of the row; the suffix is one of "
+    "them, so that this is never below the exact number. The suffix itself, token for token, is exactly so likely "
+    "under the decoding of the row, and at most so likely under every one that keeps the order of tokens: temperature, "
+    "top-k, top-p, min-p, greedy, at each token another. That ceiling says nothing of samples near the suffix, and "
+    "nothing of beam search, repetition penalties, forbidden tokens or another text in front; of n samples one is the "
+    "suffix with at most n times that probability. A window is a part of the suffix, behind the true text before it, "
+    "prefix included: where its ceiling is low, not even so short a part comes out for whoever has all before it."
+)
+
+
+def rows(result: AuditResult) -> list[Finding]:
+    """The rows that were asked for it."""
+    return [f for f in words.rows(result) if f.options.get("bracket") and f.measurement("rank_bound")]
+
+
+def _bracket(result: AuditResult) -> list[Block]:
+    shown = rows(result)
+    if not shown:
+        return []
+    head = ("One sample is", "Members, mean", "Non-members, mean", "Members above", "Non-members above")
+    groups = tuple(Group(_title(result, finding), tuple(_lines(finding))) for finding in shown)
+    caption = "Around the exact extraction probability; above: the secrets of which it is 1 in so many or more"
+    table = Table("bracket-table", caption, head, groups, frozenset({1, 2, 3, 4}))
+    return [*(Paragraph(_sentence(result, finding)) for finding in shown), table, Paragraph(_NOTE)]
+
+
+def _title(result: AuditResult, finding: Finding) -> str:
+    return f"{titled(result, finding)} · {words.decoding(finding)} · 1 in {_one_in(finding):,}"
+
+
+def _one_in(finding: Finding) -> int:
+    return int(finding.options["one_in"])
+
+
+def _sentence(result: AuditResult, finding: Finding) -> str:
+    ceiling, above = _of(finding, "rank_bound"), _of(finding, f"rank_bound_1_in_{_one_in(finding)}")
+    floor, mean = _of(finding, floor_of("rank_bound")), words.with_bounds(ceiling)
+    beside = f" (non-members: {words.with_bounds(floor)})" if floor else ""
+    return (
+        f"{titled(result, finding)}: whatever temperature, top-k or top-p the product uses, one sample is a member's "
+        f"suffix, token for token, with a probability of at most {mean} on average{beside}; for all but "
+        f"{words.share(above)} of them it is below 1 in {_one_in(finding):,}."
+    )
+
+
+def _lines(finding: Finding) -> Iterator[tuple[str, ...]]:
+    windows = [part.strip() for part in str(finding.options["windows"]).split(",")]
+    kinds = {
+        f"within {finding.options['near_distance']} token edits of it, at least": (
+            "near_verbatim_probability",
+            "near_verbatim",
+        ),
+        "the suffix, exactly": ("extraction_probability", "extraction"),
+        "the suffix, whatever the decoding, at most": ("rank_bound", "rank_bound"),
+        **{
+            f"its likeliest {n} tokens, whatever the decoding, at most": (f"window_bound_{n}", f"window_bound_{n}")
+            for n in windows
+        },
+        **{f"of its windows of {n} tokens, greedy decoding's": (f"greedy_windows_{n}", "") for n in windows},
+    }
+    for title, (mean, above) in kinds.items():
+        share = f"{above}_1_in_{_one_in(finding)}"
+        means = (words.with_bounds(_of(finding, name)) for name in (mean, floor_of(mean)))
+        shares = (words.share(_of(finding, name)) for name in (share, floor_of(share)))
+        yield (title, *means, *shares)
+
+
+def _of(finding: Finding, name: str) -> Measurement | None:
+    return finding.measurement(name)
+
+
+TOPICS = (Topic("bracket", "Floors and ceilings of extraction", lambda m: _bracket(m.result)),)
