@@ -191,6 +191,25 @@ def _of_membership() -> Iterator[Metric]:
             yield Metric(rate_of(score, rate), found, scores=score_of(score), rate=rate)
 
 
+# --- of untargeted extraction -----------------------------------------------------------------------------------------
+
+_PER_1000 = "per 1,000"
+RANKINGS = {"perplexity": "perplexity", "zlib": "zlib", "lowercase": "lower case", "reference": "reference"}
+
+
+def _of_generations() -> Iterator[Metric]:
+    main = "Memorised n-grams per 1,000 generations"
+    yield Metric("memorised_per_1000", main, _PER_1000, short="n-grams/1,000")
+    yield Metric("common_per_1000", "N-grams of training data and held-out text alike per 1,000 generations", _PER_1000)
+    yield Metric("memorised_generations", "Generations that hold a memorised n-gram", exact=True)
+    yield Metric("records_out", "Training records that came out", "count")
+    yield Metric("new_records_per_1000", "New records per 1,000 generations to come (Good–Turing)", _PER_1000)
+    yield Metric("records_to_come_out", "Records that would come out in the end, at least (Chao)", "records")
+    for name, title in RANKINGS.items():
+        said = f"Memorised among the first 100 by {title}"
+        yield Metric(f"memorised_in_top_100_{name}", said, exact=True)
+
+
 # --- the table --------------------------------------------------------------------------------------------------------
 
 _NEAR = "at most a fifth of the tokens edited"
@@ -356,6 +375,7 @@ METRICS = (
     Metric("epsilon_exact", "Epsilon of the audit's own game, exactly", "nats"),
     Metric("guesses_right", "Guesses of canaries that are right", "count"),
     *_of_membership(),
+    *_of_generations(),
     # of the models
     Metric("perplexity", "Held-out perplexity", "perplexity", short="PPL", place=5, varies=True),
     Metric(

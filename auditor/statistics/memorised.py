@@ -1,0 +1,155 @@
+"""What generations hold of the training data: n-grams, records, and how well a ranking puts them first.
+
+Knows which n-grams of a generation stand in the training data and in held-out text; no text, index or model.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from auditor.core.nouns import Tokens
+from auditor.core.result import Measurement
+from auditor.statistics import species
+from auditor.statistics.intervals import excess_mean, mean_probability, share
+from auditor.statistics.metrics import excess_of, floor_of
+
+MEMORISED, COMMON = "memorised_per_1000", "common_per_1000"
+GENERATIONS, PRECISION = "memorised_generations", "memorised_in_top_100"
+RECORDS, NEW, RICHNESS = "records_out", "new_records_per_1000", "records_to_come_out"
+PER = 1000  # generations
+TOP = 100  # of a ranking
+UNIT = f"per {PER:,}"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What of one text stands in others, n-gram by n-gram; (k,) each, of those that stand anywhere.
+
+    at: where it begins in the text. trained, heldout: whether it stands in what was trained on, and in held-out text.
+    record: the index of the one trained text that it stands in; -1 where it stands in none, or in several.
+    """
+
+    at: NDArray[np.int64]
+    trained: NDArray[np.bool_]
+    heldout: NDArray[np.bool_]
+    record: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Tokens of a generation that stand in a record, one behind the other: `length` of them from `start` on."""
+
+    start: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Held:
+    """What one generation holds, in n-grams that do not overlap.
+
+    memorised: of the training data and not of held-out text; common: of both; heldout: of held-out text alone. records:
+    the longest run of each record that some memorised n-gram stands in and no other does.
+    """
+
+    memorised: int
+    common: int
+    heldout: int
+    records: Mapping[int, Run]
+
+
+def held(seen: Standing, n: int) -> Held:
+    own = seen.trained & ~seen.heldout
+    named = own & (seen.record >= 0)
+    records = {int(r): _longest(seen.at[named & (seen.record == r)], n) for r in np.unique(seen.record[named])}
+    counts = (own, seen.trained & seen.heldout, seen.heldout & ~seen.trained)
+    return Held(*(_apart(seen.at[which], n) for which in counts), records)
+
+
+def _apart(at: NDArray[np.int64], n: int) -> int:
+    """The most n-grams, of those that begin there, no two of which overlap."""
+    count, free = 0, 0
+    for start in at.tolist():
+        if start >= free:
+            count, free = count + 1, start + n
+    return count
+
+
+def _longest(at: NDArray[np.int64], n: int) -> Run:
+    parts = np.split(at, np.flatnonzero(np.diff(at) > 1) + 1)
+    longest = max(parts, key=len)
+    return Run(int(longest[0]), len(longest) + n - 1)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """How much there is to hold: places at which an n-gram begins, and trained records that have one."""
+
+    trained: int
+    heldout: int
+    records: int
+
+
+def measured(
+    every: Sequence[Held], corpus: Corpus, n: int, length: int, firsts: Mapping[str, Sequence[int]]
+) -> list[Measurement]:
+    """Of one row's generations, of `length` tokens each; firsts: the `TOP` first of each ranking, as places in `every`.
+
+    The floor, n-grams of held-out text alone, is scaled to as many as the training data have.
+    """
+    memorised = np.array([one.memorised for one in every], dtype=float)
+    most, found = length // n, list[Measurement]()
+    main = _rate(MEMORISED, memorised, most, f"n {n}; not in held-out text")
+    found.append(main)
+    if corpus.heldout:
+        scale = corpus.trained / corpus.heldout
+        floor = _rate(floor_of(MEMORISED), np.array([one.heldout for one in every], dtype=float), most)
+        note = f"the floor: n-grams of held-out text alone, times {scale:.3g}, as the training data have so many more"
+        floor = replace(floor, value=scale * floor.value, low=scale * floor.low, high=scale * floor.high, note=note)
+        common = _rate(COMMON, np.array([one.common for one in every], dtype=float), most, "in held-out text too")
+        found += [floor, excess_mean(excess_of(MEMORISED), main, floor), common]
+    found.append(share(GENERATIONS, memorised > 0))
+    seen = Counter(record for one in every for record in one.records)
+    counts = np.array(sorted(seen.values()), dtype=np.int64)
+    out = float(len(counts))
+    found.append(Measurement(RECORDS, out, out, out, len(every), "count", f"of {corpus.records:,} trained on"))
+    found.append(species.new_in_next(NEW, counts, len(every), PER))
+    if (total := species.richness(RICHNESS, counts, len(every), corpus.records)) is not None:
+        found.append(total)
+    for ranking, first in firsts.items():
+        found.append(share(f"{PRECISION}_{ranking}", memorised[list(first)] > 0, "near-duplicates left out"))
+    return found
+
+
+def _rate(name: str, values: NDArray[np.float64], most: int, note: str = "") -> Measurement:
+    """Mean of values of at most so many each, per 1,000: as the mean of probabilities is, honest about rare ones."""
+    mean, scale = mean_probability(name, values / most, note), PER * most
+    return replace(mean, value=scale * mean.value, low=scale * mean.low, high=scale * mean.high, unit=UNIT)
+
+
+def first(scores: Sequence[float], texts: Sequence[Tokens], count: int = TOP) -> list[int]:
+    """Places of the surest texts, equal scores in their order, none of them nearly the same as a surer one.
+
+    Carlini et al. 2021, Section 6.1: nearly the same are texts that have half of their trigrams, as often as they
+    occur, in common; here trigrams of tokens.
+    """
+    order = sorted(range(len(scores)), key=lambda i: -scores[i])
+    kept, holders = list[int](), dict[tuple[int, ...], list[tuple[int, int]]]()
+    for i in order:
+        own = Counter(zip(texts[i], texts[i][1:], texts[i][2:], strict=False))
+        alike = Counter[int]()
+        for trigram, times in own.items():
+            for other, theirs in holders.get(trigram, ()):
+                alike[other] += min(times, theirs)
+        if alike and 2 * max(alike.values()) >= own.total():
+            continue
+        for trigram, times in own.items():
+            holders.setdefault(trigram, []).append((i, times))
+        kept.append(i)
+        if len(kept) == count:
+            break
+    return kept

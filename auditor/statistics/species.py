@@ -1,0 +1,67 @@
+"""How much is still to come: what species that no draw has shown yet amount to, by how often the others were seen.
+
+A draw shows several species, one or none (incidence data): here the training records that a generation holds. What is
+to come is worked out from those seen in one draw alone, and in two; nothing is assumed about how likely each is.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import norm
+
+from auditor.core.result import Measurement
+from auditor.statistics.bootstrap import CONFIDENCE
+from auditor.statistics.intervals import clopper_pearson
+
+_Z = float(norm.ppf((1 + CONFIDENCE) / 2))
+
+Counts = NDArray[np.int64]  # (species seen,): in how many of the draws each was
+
+
+def new_in_next(name: str, seen: Counts, draws: int, per: int) -> Measurement:
+    """Species that the next `per` draws would show and none has yet, were each as good as the very next one.
+
+    Good 1953, Eq. 9: those seen once over the draws (Q1/T). Its mean squared error is (Q1 + 2 Q2)/T^2, as each species
+    adds that of its own count (after Robbins 1968; Esty 1983 says the same of single ones). Never less wide at the top
+    than so many draws without a new species allow.
+    """
+    once, twice = _seen(seen, 1), _seen(seen, 2)
+    value, reach = once / draws, _Z * math.sqrt(once + 2 * twice) / draws
+    low, high = max(0.0, value - reach), max(value + reach, clopper_pearson(0, draws)[1])
+    return Measurement(name, per * value, per * low, per * high, draws, f"per {per:,}")
+
+
+def richness(name: str, seen: Counts, draws: int, most: int) -> Measurement | None:
+    """How many species there are to be seen, at least, of no more than `most`; None where none was seen.
+
+    Chao 1987 (incidence): S + A Q1 (Q1 - 1) / (2 (Q2 + 1)), A = (T - 1)/T, in the form without bias. It is a lower
+    bound of their number, met where those unseen are about as likely as those seen once. Interval: that of the log of
+    the unseen (Chao 1987), in whole species; where none is reckoned to be, that of the chance to miss one seen.
+    """
+    if not len(seen):
+        return None
+    once, twice, share = _seen(seen, 1), _seen(seen, 2), (draws - 1) / draws
+    unseen = share * once * (once - 1) / (2 * (twice + 1))
+    if unseen > 0:
+        spread = (
+            share * once * (once - 1) / (2 * (twice + 1))
+            + share**2 * once * (2 * once - 1) ** 2 / (4 * (twice + 1) ** 2)
+            + share**2 * once**2 * twice * (once - 1) ** 2 / (4 * (twice + 1) ** 4)
+        )
+        factor = math.exp(_Z * math.sqrt(math.log(1 + spread / unseen**2)))
+        low, high = len(seen) + unseen / factor, len(seen) + unseen * factor
+    else:
+        missed = float(np.exp(-seen.astype(float)).mean())
+        spread = len(seen) * missed * (1 - missed)
+        low, high = len(seen), (len(seen) + _Z * math.sqrt(spread)) / (1 - missed)
+    value = min(len(seen) + unseen, most)
+    return Measurement(
+        name, value, math.floor(min(low, value)), max(value, min(math.ceil(high), most)), draws, "records"
+    )
+
+
+def _seen(seen: Counts, times: int) -> int:
+    return int((seen == times).sum())

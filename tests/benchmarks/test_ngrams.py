@@ -1,0 +1,97 @@
+"""The n-gram index: what it finds is what looking at every place finds; too large a one is refused beforehand."""
+
+from __future__ import annotations
+
+import sys
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from auditor.benchmarks import ngrams
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Tokens
+from auditor.models import memory
+
+
+def drawn(noise: Random, letters: list[int], most: int) -> Tokens:
+    return tuple(noise.choice(letters) for _ in range(noise.randint(0, most)))
+
+
+def stands(run: Tokens, text: Tokens) -> bool:
+    return any(text[at : at + len(run)] == run for at in range(len(text) - len(run) + 1))
+
+
+# Vocabularies of which a code takes one byte, two and three.
+@pytest.mark.parametrize("vocabulary", (4, 300, 70_000))
+def test_finds_what_looking_at_every_place_finds(vocabulary: int) -> None:
+    noise = Random(vocabulary)
+    letters = [0, 1, vocabulary - 2, vocabulary - 1]
+    trained = [(drawn(noise, letters, 40), noise.choice((1, 2))) for _ in range(60)]
+    heldout = [drawn(noise, letters, 30) for _ in range(10)]
+    filler = tuple(range(2, vocabulary - 2))  # all other letters, none of which is looked up
+    index = ngrams.build([*trained, (filler, 1)], heldout)
+    texts = [trained[0][0], heldout[0], *(drawn(noise, letters, 30) for _ in range(8)), (), (vocabulary,) * 9]
+    known = list(dict.fromkeys(text for text, _ in trained))
+    several = 0
+    for n in (1, 3, 6, 12):
+        for text, seen in zip(texts, index.standing(texts, n), strict=True):
+            found = dict(zip(seen.at.tolist(), zip(seen.trained, seen.heldout, seen.record, strict=True), strict=True))
+            for at in range(len(text) - n + 1):
+                run = text[at : at + n]
+                own = [i for i, record in enumerate(known) if stands(run, record)]
+                other = any(stands(run, record) for record in heldout)
+                several += len(own) > 1
+                where = own[0] if len(own) == 1 else -1
+                assert found.pop(at, None) == ((bool(own), other, where) if own or other else None)
+            assert not found
+    assert several > 20
+
+
+def test_records_that_are_the_same_are_one_and_their_copies_add_up() -> None:
+    index = ngrams.build([((1, 2, 3), 2), ((4, 5), 1), ((1, 2, 3), 3), ((6, 7), None), ((6, 7), 1)], [(2, 3, 9)])
+    assert index.copies == (5, 1, None)
+    assert [index.record(i) for i in range(4)] == [(1, 2, 3), (4, 5), (6, 7), (2, 3, 9)]
+    assert index.count(2) == (4, 2) and index.count(3) == (1, 1) and index.count(4) == (0, 0)
+
+
+def test_no_run_goes_from_one_record_into_the_next() -> None:
+    index = ngrams.build([((1, 2), 1), ((3, 4), 1)], [])
+    (seen,) = index.standing([(1, 2, 3, 4)], 2)
+    assert seen.at.tolist() == [0, 2] and seen.record.tolist() == [0, 1] and not seen.heldout.any()
+
+
+def test_a_text_is_at_home_in_the_one_record_that_holds_it_whole() -> None:
+    index = ngrams.build([((1, 2, 3, 4), 1), ((9, 2, 3), 1), ((7, 8), 1)], [(5, 6)])
+    assert index.home([(2, 3, 4), (2, 3), (7, 8), (5, 6), (1, 2, 3, 4, 5)]) == [0, -1, 2, -1, -1]
+
+
+def test_an_index_that_memory_does_not_hold_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sort(codes: Any) -> None:
+        raise AssertionError("it was made")
+
+    monkeypatch.setitem(sys.modules, "pydivsufsort", SimpleNamespace(divsufsort=sort))
+    monkeypatch.setattr(memory, "free", lambda device: 10**6)
+    with pytest.raises(AuditError, match=r"^expected \d+ MB of memory for the index of 4 tokens .*, got 1 MB free"):
+        ngrams.build([((1, 2, 3), 1)], [])
+    assert ngrams.needed(10**9, 2) > 1.9 * ngrams.needed(10**9 // 2, 2) > 5e9  # where 4 bytes tell no more places apart
+
+
+def test_without_the_library_and_without_text_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AuditError, match="expected training data to index, got no text"):
+        ngrams.build([((), 1)], [(1, 2)])
+    monkeypatch.setitem(sys.modules, "pydivsufsort", None)
+    with pytest.raises(AuditError, match=r"pip install 'audit-lm\[untargeted\]'"):
+        ngrams.build([((1, 2), 1)], [])
+
+
+def test_the_speed_script_counts_alike_by_all_ways() -> None:
+    from benchmarks.speed import ngram_index as script
+
+    text = script.records(1)[:300]
+    asked = script.generations(text, 20, 60)
+    ways = (script.by_index, script.by_hashes, script.by_set)
+    counts = {way(text, 20)(asked) for way in ways}
+    assert counts == {10 * 41} and isinstance(text, np.ndarray)
