@@ -51,10 +51,11 @@ from auditor.models.references import References
 from auditor.models.shards import WHOLE, read_shard, record_names, write_shard
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.defense import TrainedModel
-from auditor.plugins.trainer import Checkpoint, Trainer, TrainingJob, TrainingRecord
+from auditor.plugins.trainer import RECORD, Checkpoint, Trainer, TrainingJob, TrainingRecord, made
 from auditor.privacy import gradient_canaries, promises
 from auditor.training.finetune import Course, causal_loss, fit, untrained
 from auditor.training.members import Adapter, Member, member_folder, shard, train_members, with_adapter
+from auditor.training.variants import FineTuning
 
 Progress = Callable[[str, int, int], None]  # (what, done, of how many)
 END = "<|endoftext|>"
@@ -83,6 +84,7 @@ _FOUNDATIONS = ("tokenizer", "public", "masked-public", "audit-canaries")  # par
 _MANIFEST = "manifest.json"
 _PIECES = "pieces"  # folder of what was trained apart, until its part takes it
 _SECONDS, _SUMS = "seconds.json", "sha256.json"  # what building a part took; what it wrote
+_HELDOUT = 120  # records that no model here is trained on, and no attack looks at: what a training may choose by
 _LAST_DAY = datetime(2026, 1, 1)
 _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 
@@ -137,6 +139,11 @@ class LabRecipe:
     def counts(self) -> tuple[int, ...]:
         """How often attacked records occur."""
         return tuple(times for times, _, _ in self.repeats)
+
+    @property
+    def course(self) -> dict[str, Any]:
+        """How the target is trained, as options of a trainer that changes something else."""
+        return {"epochs": self.private_epochs, "batch": self.private_batch, "learning_rate": self.private_rate}
 
     @property
     def target_is_whole(self) -> bool:
@@ -382,13 +389,14 @@ class Lab(Benchmark):
     def trained(self, trainer: Trainer) -> TrainedModel:
         """The public model, fine-tuned on the private records by this trainer, with what it promises.
 
-        The parameters that are trained are those of the target: a new adapter's, or all.
+        The parameters that are trained are those of the target: a new adapter's, or all; unless it says so itself.
         """
 
         def build(path: Path) -> None:
             job = self.job(trainer, path)
             trainer.check(job)
-            trainer.train(job)
+            done = {"configuration": {"method": trainer.name}, "finished": True, "told": list(trainer.train(job))}
+            (path / RECORD).write_text(json.dumps(done, indent=1))
             job.checkpoint.clear()
 
         made: TrainedModel = self._part(_part_name(trainer), build, lambda path: self.loaded(trainer, path))
@@ -396,10 +404,13 @@ class Lab(Benchmark):
 
     def job(self, trainer: Trainer, path: Path) -> TrainingJob:
         """What this trainer is to train on, into that folder."""
-        public, rank, alpha = self.public(), self.recipe.private_rank, self.recipe.private_alpha
+        public, alpha = self.public(), self.recipe.private_alpha
+        rank = 0 if trainer.whole else self.recipe.private_rank
+        plain = isinstance(trainer, FineTuning)  # as the target is trained
 
         def to_train() -> Any:
-            model = GPTNeoXForCausalLM.from_pretrained(self.folder / "public")
+            public = self.folder / "public"
+            model = self._public_to_train() if plain else GPTNeoXForCausalLM.from_pretrained(public)
             torch.manual_seed(self.recipe.seed)  # of the adapter's random half
             return (with_adapter(model, Adapter(rank, alpha, "all")) if rank else model).train()
 
@@ -409,27 +420,31 @@ class Lab(Benchmark):
             tokenizer=self.tokenizer,
             end=0,
             block=self.recipe.block,
-            records=tuple(self._records()),
+            records=tuple(self._records(self.private_copies())),
             users=False,
             public=public,
             out=path,
             checkpoint=Checkpoint(path / "checkpoint.pt"),
             seed=self.recipe.seed,
             progress=lambda what, done, total: self.progress(f"{trainer.name}: {what}", done, total),
+            half=torch.bfloat16 if plain and has_bfloat16() else None,
+            heldout=tuple(self._records(list(_records(self.recipe.seed + 3, _HELDOUT, _PRIVATE_KINDS))))
+            if trainer.chooses
+            else (),
         )
 
     def loaded(self, trainer: Trainer, path: Path) -> TrainedModel:
         """What it has trained there."""
-        model = self._merged(path) if self.recipe.private_rank else GPTNeoXForCausalLM.from_pretrained(path)
-        own = HuggingFaceModel(model, self.tokenizer, f"lab model by {trainer.name}")
-        return TrainedModel(own, promises.read(path), gradient_canaries.read(path))
+        adapter = (path / "adapter_config.json").is_file()
+        model = self._merged(path) if adapter else GPTNeoXForCausalLM.from_pretrained(path)
+        own, how = HuggingFaceModel(model, self.tokenizer, f"lab model by {trainer.name}"), made(path)
+        return TrainedModel(own, promises.read(path), gradient_canaries.read(path), how.told if how else ())
 
     def seconds_of(self, trainer: Trainer) -> float:
         """What its training took."""
         return self.training_seconds[_part_name(trainer)]
 
-    def _records(self) -> Iterator[TrainingRecord]:
-        texts = self.private_copies()
+    def _records(self, texts: list[str]) -> Iterator[TrainingRecord]:
         for text, ids in zip(texts, self.tokenizer(texts)["input_ids"], strict=True):
             yield TrainingRecord(text, tuple(ids), record_names([text])[0])
 

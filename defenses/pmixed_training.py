@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from peft import PeftModel
 from torch.nn import Dropout
 
 from auditor.core.errors import AuditError
@@ -14,7 +13,7 @@ from auditor.models.shards import WHOLE, write_ensemble
 from auditor.plugins.trainer import Checkpoint, Trainer, TrainingJob
 from auditor.training import masks
 from auditor.training.finetune import Course, check_schedule
-from auditor.training.members import Adapter, Layers, Member, member_folder, merged_units, shard, train_members
+from auditor.training.members import Adapter, Layers, Member, indivisible, member_folder, shard, train_members
 
 
 @dataclass(frozen=True)
@@ -32,6 +31,7 @@ class PMixedTrainer(Trainer):
     claims: ClassVar[str] = "none: the members are private; `--defense pmixed` promises something of its draws"
     promises: ClassVar[bool] = True
     adapters: ClassVar[bool] = True
+    whole: ClassVar[bool] = True
     immaterial: ClassVar[frozenset[str]] = frozenset({"together"})
     members: int = 80
     epochs: int = 15
@@ -52,7 +52,7 @@ class PMixedTrainer(Trainer):
         check_schedule(self.epochs, self.learning_rate)
 
     def check(self, job: TrainingJob) -> None:
-        whole = set(_units(job))
+        whole = set(indivisible(job.records))
         if len(whole) < self.members:
             raise AuditError(
                 f"expected at least one record or user for each of {self.members} members, got {len(whole)} that "
@@ -62,7 +62,7 @@ class PMixedTrainer(Trainer):
     def train(self, job: TrainingJob) -> tuple[str, ...]:
         """Several members at once: one that is finished is kept, the others go on and end as they would have."""
         self.check(job)
-        base, units, given = _base(job), _units(job), {record.unit for record in job.records}
+        base, units, given = job.load(), indivisible(job.records), {record.unit for record in job.records}
         members, whose = self._adapters(job), _whose(job)
         most = self._fit(job, base, members, self.together, job.checkpoint)
         said = [
@@ -83,14 +83,14 @@ class PMixedTrainer(Trainer):
 
     def train_one(self, job: TrainingJob, index: int) -> Path:
         one = self._adapters(job)[index]
-        self._fit(job, _base(job), [one], 1)
+        self._fit(job, job.load(), [one], 1)
         return one.folder
 
     def _adapters(self, job: TrainingJob) -> list[Member]:
         """The members, and the control before them: the others are trained beside it."""
         members = [
             self._member(job, member_folder(job.out, index), chosen, job.seed + index, "member", index)
-            for index, chosen in enumerate(shard(_units(job), self.members))
+            for index, chosen in enumerate(shard(indivisible(job.records), self.members))
         ]
         everything = list(range(len(job.records)))
         whole = [self._member(job, job.out / WHOLE, everything, job.seed, "whole")] if self.control else []
@@ -117,17 +117,5 @@ class PMixedTrainer(Trainer):
         return Member(folder, texts, tokens, seed, ("train", job.seed, *key))
 
 
-def _base(job: TrainingJob) -> Any:
-    base = job.load()
-    if isinstance(base, PeftModel):
-        raise AuditError("expected a whole model for pmixed, got an adapter: its own are -D rank and -D alpha")
-    return base
-
-
 def _whose(job: TrainingJob) -> str:
     return "user" if job.users else "record"
-
-
-def _units(job: TrainingJob) -> list[str]:
-    """What must lie in one shard with what, by name: a user's records, and copies of a record."""
-    return merged_units([record.unit for record in job.records], [record.text for record in job.records])

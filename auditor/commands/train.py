@@ -47,6 +47,12 @@ class TrainingFlags:
         str | None,
         typer.Option("--user-column", "--group-column", help="Column that says whose a record is. [default: its text]"),
     ] = None
+    heldout: Annotated[
+        str | None,
+        typer.Option(
+            help="Records that are not trained on, for early-stop to choose by. [default: a tenth of --data, left out]"
+        ),
+    ] = None
     block: Annotated[
         int | None, typer.Option("--block", "--max-length", help="Tokens of a training sequence. [default: 512]")
     ] = None
@@ -54,7 +60,7 @@ class TrainingFlags:
 
 
 def train(
-    method: Annotated[str, typer.Argument(help="How to train; `audit list` shows them: none, dp-sgd, adp, ...")],
+    method: Annotated[str, typer.Argument(help="How to train; `audit list` shows them: none, dedup, dp-sgd, ...")],
     flags: TrainingFlags,
     loading: options.HubLoadingFlags,
     engine: options.EngineFlags,

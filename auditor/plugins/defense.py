@@ -28,14 +28,19 @@ class Scenario:
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model that was trained to be private, and what it promises (`privacy.json`), as far as it says.
+    """A model that was trained to leak less, and what it promises (`privacy.json`), as far as it says.
 
-    canaries: what its training kept for an audit, if it was trained for one.
+    canaries: what its training kept for an audit, if it was trained for one. told: what its trainer said of it.
     """
 
     model: LanguageModel
     privacy: PrivacyRecord | None
     canaries: GradientCanaries | None = None
+    told: tuple[str, ...] = ()
+
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know of the training: sentences."""
+        return self.told if self.privacy is None else self.privacy.notes()
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.models.huggingface import HuggingFaceModel
+
+RECORD = "training.json"  # beside a trained model: how it was made
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,8 @@ class TrainingJob:
     checkpoint: Checkpoint  # where an interrupted training goes on; cleared by whoever records that it is finished
     seed: int
     progress: Callable[[str, int, int], None]  # (what, done, of how many)
+    half: torch.dtype | None = None  # what torch's autocast multiplies matrices in, where a trainer lets it
+    heldout: tuple[TrainingRecord, ...] = ()  # not to be trained on: what a trainer may choose its model by
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,8 @@ class Trainer:
     claims: ClassVar[str] = "none"  # one line for `audit list`
     promises: ClassVar[bool] = False  # whether something is promised of what it trains, or of how that is served
     adapters: ClassVar[bool] = False  # whether it trains adapters beside a frozen base, --lora or not
+    whole: ClassVar[bool] = False  # whether it takes a whole model, and says itself which parameters are trained
+    chooses: ClassVar[bool] = False  # whether it looks at held-out records
     immaterial: ClassVar[frozenset[str]] = frozenset()  # options that its results do not depend on: of memory and speed
     later: ClassVar[frozenset[str]] = frozenset()  # options that came later: at their defaults all is as it was before
 
@@ -79,6 +86,24 @@ class Trainer:
     def train(self, job: TrainingJob) -> tuple[str, ...]:
         """Trains. Returns what the user must know of it: sentences."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Made:
+    """What `training.json` says of the finished model beside it: which trainer made it, and what it told of that."""
+
+    method: str
+    told: tuple[str, ...] = ()
+
+
+def made(folder: Path) -> Made | None:
+    """None where nothing says so, or it is not finished."""
+    try:
+        record = json.loads((folder / RECORD).read_text())
+        found = Made(str(record["configuration"]["method"]), tuple(map(str, record.get("told", ()))))
+        return found if record["finished"] else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 class Checkpoint:

@@ -19,6 +19,7 @@ from auditor.plugins.trainer import Trainer
 from auditor.runs.reporter import Reporter
 from auditor.runs.shelf import Shelf
 from auditor.runs.site import Piece, Site
+from auditor.training.variants import Variant
 
 AUDIT_CANARIES = 1000  # of the lab that an audit of epsilon has: they can prove an epsilon of more than 5
 
@@ -37,6 +38,9 @@ class LabSite(Site):
     def defense_defaults(self) -> Mapping[str, Mapping[str, Any]]:
         """The lab's; where a probe asks about a training, with what that has to be planted."""
         own = {name: dict(options) for name, options in Lab.defense_defaults.items()}
+        for name, kind in registry.trainers().items():
+            if issubclass(kind, Variant):
+                own[name] = self.recipe.course | own.get(name, {})
         for attack in self.plan.attack:
             for name, options in Lab.planted_for.get(attack, {}).items():
                 own[name] |= options

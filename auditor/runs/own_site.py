@@ -22,6 +22,7 @@ from auditor.models.shards import read_shard, record_names, whole_adapter
 from auditor.models.vocabulary import check_shared
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.defense import Defense, TrainedModel
+from auditor.plugins.trainer import RECORD, made
 from auditor.privacy import gradient_canaries, promises
 from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.privacy.promises import PrivacyRecord
@@ -30,6 +31,7 @@ from auditor.runs.own_data import load_data
 from auditor.runs.reporter import Reporter
 from auditor.runs.shelf import Shelf
 from auditor.runs.site import Site
+from auditor.training.variants import Variant
 
 
 class OwnSite(Site):
@@ -220,10 +222,12 @@ def trained_folder(defense: Defense, load: Callable[[str], HuggingFaceModel], vo
     folder = defense.model_folder
     if not Path(folder).is_dir():
         raise AuditError(f"expected -D model= of {defense.name} to be a folder that was trained, got {folder!r}")
-    record = promises.read(Path(folder))
-    if record is None or record.method != defense.name:
-        found = "no privacy.json" if record is None else f"a model trained by {record.method}"
+    record, own = promises.read(Path(folder)), made(Path(folder))
+    plain = isinstance(defense, Variant)  # nothing is promised of it, so nothing but its training says what it is
+    by = own if plain else record
+    if by is None or by.method != defense.name:
+        found = f"a model trained by {by.method}" if by else f"no {RECORD if plain else promises.FILE}"
         raise AuditError(f"expected {folder!r} to be trained by audit train {defense.name}, got {found}")
     model = load(folder)
     check_shared(repr(folder), "it", model.vocab_size, "the target's", vocab_size)
-    return TrainedModel(model, record, gradient_canaries.read(Path(folder)))
+    return TrainedModel(model, record, gradient_canaries.read(Path(folder)), own.told if own else ())

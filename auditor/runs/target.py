@@ -107,6 +107,13 @@ class Target:
             return "no held-out perplexity: give --nonmembers FILE"
         return f"no held-out perplexity: {self.model.name} gives no log-probabilities"
 
+    def _of_training(self) -> tuple[str, ...]:
+        """What must be known of how the model was trained."""
+        held = self.scenario.trained if self.scenario else None
+        if held is not None:
+            return held.notes()
+        return self.privacy.notes() if self.privacy else ()
+
     def record(self, perplexities: Sequence[Measurement], lead: Lead) -> TargetRecord:
         """perplexities: the law's own first; none where there were no texts to measure them on."""
         training = self.training
@@ -123,7 +130,7 @@ class Target:
             claim=self.claim,
             nominal_epsilon=training.nominal_epsilon if training else None,
             notes=(
-                *(training.notes() if training else ()),
+                *self._of_training(),
                 f"asked behind the same lead in every row, for perplexity too: {lead.said}",
                 *(() if perplexities else (self._without_perplexity(),)),
                 *self.model.account(),

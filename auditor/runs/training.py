@@ -34,12 +34,12 @@ from auditor.models.shards import record_names
 from auditor.models.vocabulary import check_shared, check_tokens
 from auditor.plugins import registry
 from auditor.plugins.options import build
-from auditor.plugins.trainer import Checkpoint, Trainer, TrainingJob, TrainingRecord
+from auditor.plugins.trainer import RECORD, Checkpoint, Trainer, TrainingJob, TrainingRecord
 from auditor.records import weights
 from auditor.runs import coining
 from auditor.training.members import Adapter, with_adapter
 
-RECORD, CHECKPOINT = "training.json", "checkpoint.pt"
+CHECKPOINT = "checkpoint.pt"
 _LONGEST = 512  # tokens of a sequence, unless asked otherwise: memory grows with its square
 
 
@@ -59,6 +59,7 @@ class Training:
     text_column: str | None = None
     loss_on: str | None = None  # of conversations: assistant (None) or all
     user_column: str | None = None
+    heldout: str | None = None  # records that are not trained on, for a method that chooses by them
     block: int | None = None
     seed: int = 0
     loading: LoadingOptions = DEFAULTS
@@ -79,6 +80,10 @@ def train(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[s
         raise AuditError(f"expected a LoRA rank and alpha >= 1, got {asked.lora_rank} and {asked.lora_alpha}")
     if (Path(asked.model) / "adapter_config.json").is_file():
         raise AuditError(f"expected a whole model to train, but {asked.model!r} is an adapter: give its base, or merge")
+    if asked.lora and trainer.whole:
+        raise AuditError(f"expected a whole model for {asked.method}, got --lora: it says itself what is trained")
+    if asked.heldout is not None and not trainer.chooses:
+        raise AuditError(f"--heldout names records to choose a model by, and {asked.method} chooses none")
     if asked.lora or trainer.adapters:
         coining.check_trainable(asked.model)
     with closing(engine_of(asked.engine)) as engine:
@@ -106,6 +111,7 @@ def _job(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[Tr
     texts, units = training_texts(asked.data, asked.text_column, asked.user_column)  # before minutes of loading
     base = load(asked.model, asked.loading)
     records, notes = _records(asked, base, texts, units)
+    heldout = _heldout(asked, base, records) if asked.heldout is not None else ()
     job = TrainingJob(
         base=asked.model,
         load=lambda: _trainable(asked),
@@ -119,6 +125,7 @@ def _job(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[Tr
         checkpoint=Checkpoint(asked.out / CHECKPOINT),
         seed=asked.seed,
         progress=progress,
+        heldout=heldout,
     )
     return job, (*base.notes, *notes)
 
@@ -176,7 +183,7 @@ def _run(trainer: Trainer, job: TrainingJob, configuration: dict[str, Any], engi
         raise
     if trainer.promises:  # two data sets that a promise makes alike would differ in their digest
         record["configuration"] = {name: value for name, value in configuration.items() if name != "data"}
-    record |= {"finished": True, "seconds_of_last_run": round(time.perf_counter() - start, 1)}
+    record |= {"finished": True, "told": list(told), "seconds_of_last_run": round(time.perf_counter() - start, 1)}
     disk.sync_all(job.out)
     disk.replace(job.out / RECORD, json.dumps(record, indent=1), sync=True)
     job.checkpoint.clear()  # not before: with neither, the same command would train on the records again
@@ -205,6 +212,15 @@ def _records(
     if units is not None:
         records = [replace(record, unit=unit) for record, unit in zip(records, units, strict=True)]
     return tuple(records), (f"{len(records):,} records of {len({r.unit for r in records}):,} {whose}", *said)
+
+
+def _heldout(asked: Training, base: HuggingFaceModel, records: Sequence[TrainingRecord]) -> tuple[TrainingRecord, ...]:
+    """What --heldout names, read as the records are. Raises AuditError where one of them is trained on."""
+    rows, _ = training_texts(str(asked.heldout), asked.text_column, None)
+    heldout, _ = _records(asked, base, rows, None)
+    if shared := len({record.text for record in heldout} & {record.text for record in records}):
+        raise AuditError(f"expected --heldout with records that are not trained on, got {shared} that --data has too")
+    return heldout
 
 
 def _of_texts(tokenizer: Any, texts: list[str]) -> list[TrainingRecord]:
@@ -271,7 +287,6 @@ def _trainable(asked: Training) -> Any:
 
 def _configuration(asked: Training, trainer: Trainer, job: TrainingJob) -> dict[str, Any]:
     """All that the weights depend on, as JSON. Of the records: a digest."""
-    told = [[record.text, record.unit, *([record.learnt] if record.learnt else [])] for record in job.records]
     read: dict[str, Any] = {"model": (asked.model, asked.loading.revision), "public": (asked.public, None)}
     configuration = {
         "method": trainer.name,
@@ -281,13 +296,19 @@ def _configuration(asked: Training, trainer: Trainer, job: TrainingJob) -> dict[
         "public": asked.public,
         "weights": weights.of({role: of for role, of in read.items() if of[0] is not None}),
         "lora": [asked.lora_rank, asked.lora_alpha] if asked.lora else None,
-        "data": hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16],
+        "data": _digest(job.records),
         "block": job.block,
         "seed": asked.seed,
+        "heldout": _digest(job.heldout) if job.heldout else None,
         "dtype": asked.loading.dtype,
     }
     plain: dict[str, Any] = json.loads(json.dumps(configuration))
     return plain
+
+
+def _digest(records: Sequence[TrainingRecord]) -> str:
+    told = [[record.text, record.unit, *([record.learnt] if record.learnt else [])] for record in records]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 
 
 def _trained_on(model: str) -> str | None:

@@ -55,6 +55,18 @@ def causal_loss(model: Any, blocks: Tensor) -> Tensor:
     return loss if bool((wanted[:, 1:] != masks.IGNORED).any()) else said.logits.sum() * 0.0
 
 
+def loss_in(half: torch.dtype | None) -> Loss:
+    """`causal_loss`, its matrix products in this precision; weights stay as they are. None: as they are too."""
+    if half is None:
+        return causal_loss
+
+    def loss(model: Any, blocks: Tensor) -> Tensor:
+        with torch.autocast(blocks.device.type, dtype=half):
+            return causal_loss(model, blocks)
+
+    return loss
+
+
 def pack(sequences: Sequence[Tokens], block: int, end: int, order: np.random.Generator) -> Tensor:
     """(blocks, block): the sequences in a new order, each ended, packed end to end; the last block wraps around."""
     tokens = [token for i in order.permutation(len(sequences)) for token in (*sequences[i], end)]
@@ -133,6 +145,10 @@ class Fitting:
     @property
     def done(self) -> bool:
         return self.epochs == self.course.epochs
+
+    @property
+    def steps_an_epoch(self) -> int:
+        return len(self._batches)
 
     def batch(self) -> Tensor:
         """(at most batch, block): what the next step's gradients are of."""

@@ -23,7 +23,7 @@ from auditor.core.nouns import Tokens
 from auditor.core.streams import generator
 from auditor.models.lora import over_same_weights
 from auditor.models.shards import write_shard
-from auditor.plugins.trainer import Checkpoint
+from auditor.plugins.trainer import Checkpoint, TrainingRecord
 from auditor.training.finetune import Course, Fitting, require_finite, trained_parameters
 from auditor.training.side_by_side import alone, side_by_side
 
@@ -62,6 +62,11 @@ def merged_units(units: Sequence[str], records: Sequence[str]) -> list[str]:
         first, second = sorted((find(unit), find(owner.setdefault(record, unit))))
         leader[second] = first
     return [find(unit) for unit in units]
+
+
+def indivisible(records: Sequence[TrainingRecord]) -> list[str]:
+    """The name of what each record cannot be parted from: its user's records, and copies of any of them."""
+    return merged_units([record.unit for record in records], [record.text for record in records])
 
 
 def member_folder(ensemble: Path, index: int) -> Path:

@@ -198,7 +198,7 @@ def test_members_differ_from_each_other_by_more_than_their_records(world: Path, 
         ({"options": {"together": -1}}, "expected together >= 0, got -1"),
         ({"options": {"learning_rate": 0}}, "expected learning_rate > 0 and at most 1e.06, got 0"),
         ({"options": {"layers": "some"}}, r"expected pmixed.layers in \('attention', 'all'\), got 'some'"),
-        ({"lora": True}, "expected a whole model for pmixed, got an adapter: its own are -D rank and -D alpha"),
+        ({"lora": True}, "expected a whole model for pmixed, got --lora: it says itself what is trained"),
     ],
     ids=["fewer records than members", "fewer users than members", "members", "together", "rate", "layers", "lora"],
 )

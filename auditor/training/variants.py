@@ -1,0 +1,100 @@
+"""Fine-tuning without privacy, and its variants: the same data by the same recipe, one thing changed.
+
+Knows packed blocks, AdamW and who is told what; each variant says itself what it changes. None of them promises
+anything: what a model so trained still tells of a record is for an audit to measure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Tokens
+from auditor.core.streams import generator
+from auditor.models.base import LanguageModel
+from auditor.plugins.defense import Defense, Scenario
+from auditor.plugins.trainer import Trainer, TrainingJob
+from auditor.training import masks
+from auditor.training.finetune import check_schedule, fit, loss_in
+
+NOTHING_PROMISED = "nothing is promised: what this model learnt of a record, it may tell"
+
+
+@dataclass(frozen=True)
+class FineTuning(Trainer):
+    """Base of fine-tunings on packed blocks with AdamW. learning_rate decays linearly to 0.
+
+    A subclass changes which sequences are learnt (`learnt`), which parameters are trained (`to_train`), or how they are
+    fitted (`fit`); each may tell what it did: sentences.
+    """
+
+    epochs: int = 3
+    batch: int = 16
+    learning_rate: float = 1e-4
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise AuditError(f"expected batch >= 1, got {self.batch}")
+        check_schedule(self.epochs, self.learning_rate)
+
+    def learnt(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
+        """What is trained on, tokens without a loss as `training.masks` writes them."""
+        return [masks.sequence(record) for record in job.records], ()
+
+    def to_train(self, job: TrainingJob) -> tuple[Any, tuple[str, ...]]:
+        """The model, those of its parameters that are trained asking for gradients."""
+        return job.load(), ()
+
+    def fit(self, job: TrainingJob, model: Any, sequences: Sequence[Tokens]) -> tuple[str, ...]:
+        """Trains the model in place; goes on behind the checkpoint."""
+        fit(
+            model,
+            sequences,
+            epochs=self.epochs,
+            rate=self.learning_rate,
+            batch=self.batch,
+            block=job.block,
+            end=job.end,
+            order=generator("train", job.seed),
+            loss=loss_in(job.half),
+            progress=lambda done: job.progress("training", done, self.epochs),
+            checkpoint=job.checkpoint,
+        )
+        return ()
+
+    def train(self, job: TrainingJob) -> tuple[str, ...]:
+        sequences, of_data = self.learnt(job)
+        torch.manual_seed(job.seed)  # of an adapter's random half, and of dropout
+        model, of_model = self.to_train(job)
+        of_fit = self.fit(job, model, sequences)
+        model.save_pretrained(job.out)
+        job.tokenizer.save_pretrained(job.out)
+        return (*of_data, *of_model, *of_fit, NOTHING_PROMISED)
+
+
+@dataclass(frozen=True)
+class Variant(Defense, FineTuning):
+    """Base of the variants, each of which is a defense too: in the lab it is trained on demand, by the target's recipe.
+
+    model: a folder that was trained so, for `audit run` outside the lab.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ("trained",)
+    claims: ClassVar[str] = "none"
+    model: str = ""
+
+    @property
+    def model_folder(self) -> str:
+        return self.model
+
+    def check(self, job: TrainingJob) -> None:
+        if self.model:
+            raise AuditError(f"-D model= names a model trained by {self.name}, for audit run: audit train makes one")
+
+    def protect(self, scenario: Scenario) -> LanguageModel:
+        assert scenario.trained is not None  # the run has seen to what is needed
+        return scenario.trained.model

@@ -1,0 +1,339 @@
+"""Fine-tuning with one thing changed: what each variant drops, freezes or keeps, against cases solved by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from auditor.cli import call
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Tokens
+from auditor.defenses.dedup import Dedup, _bands, distinct
+from auditor.defenses.early_stop import EarlyStop
+from auditor.defenses.freeze_embeddings import FreezeEmbeddings
+from auditor.defenses.goldfish import Goldfish
+from auditor.plugins.trainer import Checkpoint, TrainingJob, TrainingRecord, made
+from auditor.runs import training
+from auditor.runs.training import Training
+from auditor.training import masks
+from auditor.training.finetune import causal_loss
+from auditor.training.variants import Variant
+from tests.conftest import save_tiny, tiny
+
+ROWS = [{"text": f"The code of door {i} is {i * i * 7}.", "who": i % 4} for i in range(16)]
+Said = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("variants")
+    save_tiny(folder / "neox")
+    (folder / "data.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS + ROWS[:3]))
+    return folder
+
+
+def asked(world: Path, out: Path, method: str, **more: Any) -> Training:
+    options = {"epochs": 2, "batch": 2, **more.pop("options", {})}
+    given: dict[str, Any] = {"method": method, "model": str(world / "neox"), "data": str(world / "data.jsonl")}
+    return Training(**{**given, "out": out, "block": 48, "options": options, **more})
+
+
+def silent(what: str, done: int, total: int) -> None:
+    pass
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    state: dict[str, torch.Tensor] = AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    return state
+
+
+def job(texts: Sequence[str], out: Path, whose: Sequence[str] | None = None, **more: Any) -> TrainingJob:
+    """Of texts whose tokens are their bytes; `whose`: a user for each."""
+    own = [
+        TrainingRecord(text, tuple(1 + byte % 60 for byte in text.encode()), who)
+        for text, who in zip(texts, whose or texts, strict=True)
+    ]
+    return TrainingJob(
+        **{
+            "base": "tiny",
+            "load": lambda: tiny().model.requires_grad_(True).train(),
+            "tokenizer": None,
+            "end": 0,
+            "block": 24,
+            "records": tuple(own),
+            "users": whose is not None,
+            "public": tiny(),
+            "out": out,
+            "checkpoint": Checkpoint(out / "checkpoint.pt"),
+            "seed": 0,
+            "progress": silent,
+            **more,
+        }
+    )
+
+
+class TestDedup:
+    COPIES = ("The quick brown fox jumps over the lazy dog by the river.", "Something else entirely is written here.")
+    NEAR = COPIES[0].replace("lazy", "hazy")  # 52 shingles each, 5 of them others: 47 of 57
+
+    def test_copies_beyond_the_first_are_dropped_and_counted(self, tmp_path: Path) -> None:
+        given = job([self.COPIES[0], self.COPIES[1], self.COPIES[0], self.NEAR, self.COPIES[0]], tmp_path)
+        kept, (told,) = Dedup().learnt(given)
+        assert kept == [given.records[0].tokens, given.records[1].tokens]
+        assert "of 5 records 2 exact copies and 1 near-duplicates (similarity 0.8 or more) were dropped: 2" in told
+        kept, (told,) = Dedup(exact=True).learnt(given)
+        assert kept == [given.records[i].tokens for i in (0, 1, 3)] and "2 exact copies were dropped: 3 are" in told
+
+    def test_the_threshold_is_a_similarity_of_runs_of_five_characters(self) -> None:
+        pair = [self.COPIES[0], self.NEAR]
+        assert distinct(pair, 47 / 57) == pair[:1] and distinct(pair, 47 / 57 + 1e-9) == pair
+        assert distinct([*pair, pair[0]], 1.0) == pair
+
+    @pytest.mark.parametrize("threshold", [0.05, 0.3, 0.5, 0.8, 0.95, 0.999])
+    def test_pairs_at_the_threshold_are_found(self, threshold: float) -> None:
+        bands, rows = _bands(threshold)
+        assert bands >= 2 and bands * rows <= 128 and 1 - (1 - threshold**rows) ** bands >= 0.99
+
+    def test_it_drops_what_comparing_all_pairs_drops(self) -> None:
+        """Changed copies of 40 texts, similar by 0.9 and more or by less than 0.5: none near the threshold."""
+        rng, texts = np.random.default_rng(0), list[str]()
+        for _ in range(40):
+            text = "".join(rng.choice(list("abcdefghij "), 200))
+            texts += [text, text[:100] + "#" + text[100:], text[:60] + text[:140]]
+
+        def similar(a: str, b: str) -> float:
+            first, second = ({text[i : i + 5] for i in range(len(text) - 4)} for text in (a, b))
+            return len(first & second) / len(first | second)
+
+        naive = list[str]()
+        for text in texts:
+            if all(similar(text, other) < 0.8 for other in naive):
+                naive.append(text)
+        assert distinct(texts, 0.8) == naive and len(naive) == 80
+
+    def test_it_trains_what_plain_training_on_the_rest_does(self, world: Path, tmp_path: Path) -> None:
+        (world / "once.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS))
+        told = training.train(asked(world, tmp_path / "dedup", "dedup", options={"exact": True}), silent)
+        training.train(asked(world, tmp_path / "once", "none", data=str(world / "once.jsonl")), silent)
+        assert any("of 19 records 3 exact copies were dropped: 16 are left" in sentence for sentence in told)
+        one, other = weights(tmp_path / "dedup"), weights(tmp_path / "once")
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+class TestGoldfish:
+    def test_the_same_context_has_the_same_mask_wherever_it_stands(self) -> None:
+        rng, fish = np.random.default_rng(0), Goldfish(k=3, width=5)
+        passage = tuple(rng.integers(1, 60, 80).tolist())
+        alone = fish.without(passage)
+        for lead in (1, 4, 31):
+            behind = fish.without((*rng.integers(1, 60, lead).tolist(), *passage))
+            assert behind[lead + 5 :] == alone[5:]
+        assert masks.seen(alone) == passage and alone[:5] == passage[:5]
+
+    def test_one_token_in_k_has_no_loss(self) -> None:
+        tokens = tuple(np.random.default_rng(1).integers(0, 50000, 40_013).tolist())
+        for k in (3, 4, 8):
+            dropped = sum(token < 0 for token in Goldfish(k=k).without(tokens))
+            assert abs(dropped - 40_000 / k) < 4 * (40_000 * (k - 1)) ** 0.5 / k
+
+    def test_static_leaves_out_every_kth_token(self) -> None:
+        tokens = tuple(range(10, 20))
+        assert Goldfish(k=4, mask="static").without(tokens) == (10, 11, 12, ~13, 14, 15, 16, ~17, 18, 19)
+
+    def test_what_had_no_loss_keeps_none(self) -> None:
+        assert Goldfish(k=2, mask="static").without((~5, ~6, 7, 8)) == (~5, ~6, 7, ~8)
+
+    def test_left_out_tokens_have_no_loss_and_no_gradient(self) -> None:
+        """The loss is the mean over the others; another token in the last one's place changes nothing."""
+        model = tiny().model
+        tokens = Goldfish(k=4, mask="static").without(tuple(range(1, 25)))
+        loss = causal_loss(model, torch.tensor([tokens]))
+        law = model(input_ids=torch.tensor([masks.seen(tokens)])).logits.log_softmax(-1)[0]
+        kept = [-law[i - 1, token] for i, token in enumerate(tokens) if i and token >= 0]
+        assert len(kept) == 17
+        torch.testing.assert_close(loss, torch.stack(kept).mean())
+        assert tokens[-1] == ~24
+        torch.testing.assert_close(causal_loss(model, torch.tensor([[*tokens[:-1], ~60]])), loss)
+
+    def test_records_too_short_for_it_are_refused(self, world: Path, tmp_path: Path) -> None:
+        with pytest.raises(AuditError, match="expected records of more than width=90 tokens for the Goldfish loss"):
+            training.train(asked(world, tmp_path / "out", "goldfish", options={"width": 90}), silent)
+        assert not (tmp_path / "out" / "training.json").exists()
+
+
+class TestEarlyStop:
+    def test_what_is_held_out_is_not_learnt_nor_are_its_copies(self, tmp_path: Path) -> None:
+        texts = [f"text {i % 10}" for i in range(40)]
+        given = job(texts, tmp_path, [f"user {i % 20}" for i in range(40)])
+        for share, most in ((0.1, 1), (0.35, 4), (0.999, 9)):  # of 10 groups: users who share a text are one
+            learnt, out = EarlyStop(heldout=share).split(given)
+            assert len(learnt) + len(out) == 40 and len({record.text for record in out}) == most
+            assert not {record.text for record in learnt} & {record.text for record in out}
+            assert not {record.unit for record in learnt} & {record.unit for record in out}
+
+    def test_the_model_is_that_of_the_lowest_look(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its held-out loss, taken anew, is the lowest that was seen, and not the last one."""
+        given, seen = job([f"code {i} {i * 97 % 89}" for i in range(12)], tmp_path), list[float]()
+        stop = EarlyStop(epochs=30, batch=1, learning_rate=0.01, looks=2, patience=0, heldout=0.3)
+        given = replace(given, progress=lambda what, done, total: seen.append(float(what.rpartition(" ")[2])))
+        model = given.load()
+        (told,) = stop.fit(given, model, stop.learnt(given)[0])
+        assert len(seen) == 60 and min(seen) < seen[-1] - 0.1
+        learnt, out = stop.split(given)
+        again = replace(given, records=tuple(out))
+        monkeypatch.setattr(EarlyStop, "split", lambda *_: (learnt, list(again.records)))
+        model.eval()
+        from auditor.defenses.early_stop import _Look
+
+        assert _Look(model, [record.tokens for record in out], again, 1).loss() == pytest.approx(min(seen), abs=6e-4)
+        step, of = (int(word) for word in (told.split()[3], told.split()[5]))
+        assert of % 60 == 0 and step == (1 + seen.index(min(seen))) * of // 60
+
+    def test_patience_ends_it(self, tmp_path: Path) -> None:
+        looks = list[int]()
+        texts = [f"code {i} {i * 97 % 89}" for i in range(12)]
+        given = job(texts, tmp_path, progress=lambda what, done, total: looks.append(done))
+        stop = EarlyStop(epochs=30, batch=1, learning_rate=0.01, looks=2, patience=3, heldout=0.3)
+        (told,) = stop.fit(given, given.load(), stop.learnt(given)[0])
+        assert len(looks) < 60 and f"lowest of {len(looks)} looks" in told
+
+    def test_an_interrupted_one_goes_on(self, world: Path, tmp_path: Path) -> None:
+        def stop(what: str, done: int, total: int) -> None:
+            if done == 7:
+                raise KeyboardInterrupt
+
+        more = {"options": {"epochs": 4, "learning_rate": 0.01, "patience": 0}}
+        told = training.train(asked(world, tmp_path / "whole", "early-stop", **more), silent)
+        with pytest.raises(KeyboardInterrupt):
+            training.train(asked(world, tmp_path / "cut", "early-stop", **more), stop)
+        assert training.train(asked(world, tmp_path / "cut", "early-stop", **more), silent) == told
+        one, other = weights(tmp_path / "whole"), weights(tmp_path / "cut")
+        for name in one:
+            torch.testing.assert_close(one[name], other[name], atol=1e-5, rtol=1e-4)
+
+    def test_records_of_a_file_are_looked_at_and_not_learnt(self, world: Path, tmp_path: Path) -> None:
+        (tmp_path / "others.jsonl").write_text("\n".join(json.dumps({"text": f"Door {i} is open."}) for i in range(5)))
+        told = training.train(
+            asked(world, tmp_path / "out", "early-stop", heldout=str(tmp_path / "others.jsonl")), silent
+        )
+        assert any("not trained on: 5 records, of a file of their own" in sentence for sentence in told)
+        assert made(tmp_path / "out").told == told[1:]  # type: ignore[union-attr]
+
+
+class TestFewerParameters:
+    def test_a_lora_is_an_adapter_of_its_own_rank(self, world: Path, tmp_path: Path) -> None:
+        told = training.train(asked(world, tmp_path / "out", "lora", options={"rank": 3}), silent)
+        config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+        assert (config["r"], config["lora_alpha"]) == (3, 16)
+        assert any("an adapter of rank 3: " in sentence for sentence in told)
+
+    @pytest.mark.parametrize("tied", [False, True])
+    def test_frozen_embeddings_do_not_move_and_a_tied_head_is_named(self, tmp_path: Path, tied: bool) -> None:
+        given = job([f"code {i} {i * 97 % 89}" for i in range(6)], tmp_path)
+        model = given.load()
+        if tied:
+            model.config.tie_word_embeddings = True
+            model.tie_weights()
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        variant = FreezeEmbeddings(epochs=1, batch=2)
+        _, (told,) = variant.to_train(replace(given, load=lambda: model))
+        variant.fit(given, model, variant.learnt(given)[0])
+        same = {name for name, p in model.named_parameters() if torch.equal(p, before[name])}
+        assert same == {"gpt_neox.embed_in.weight"}
+        assert ("and with them the head, which is tied to them" in told) is tied and "1,952 of " in told
+
+
+# --- as defenses ---
+
+
+@pytest.fixture(scope="module")
+def trained(world: Path) -> Path:
+    training.train(asked(world, world / "fish", "goldfish", options={"k": 2}), silent)
+    training.train(asked(world, world / "plain", "none"), silent)
+    return world
+
+
+def run(world: Path, out: Path, *more: str) -> list[str]:
+    own = ["run", "--model", str(world / "plain"), "--data", str(world / "data.jsonl"), "-o", str(out)]
+    return [*own, "--prefix-length", "8", "--suffix-length", "4", *more]
+
+
+def test_a_folder_that_was_trained_so_is_a_row_that_claims_nothing(trained: Path, tmp_path: Path) -> None:
+    options = ["--defense", "goldfish", "-D", f"goldfish.model={trained / 'fish'}"]
+    probes = ["--attack", "extraction-probability", "--attack", "claim-check"]
+    assert call(run(trained, tmp_path / "run", *probes, *options)) == 0
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    row = next(target for target in result["targets"] if target["name"] == "goldfish")
+    assert row["claim"] is None and any("the Goldfish loss leaves out" in note for note in row["notes"])
+    cells = {(f["target"], f["attack"], f["setting"]): f for f in result["findings"]}
+    assert cells["goldfish", "extraction-probability", "worst"]["measurements"]
+    checked = cells["goldfish", "claim-check", "worst"]
+    assert not checked["measurements"] and "makes no claim" in checked["not_applicable"]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ([], "needs -D goldfish.model=DIR, a folder made by audit train goldfish"),
+        (["-D", "model={}/plain"], "to be trained by audit train goldfish, got a model trained by none"),
+        (["-D", "model={}/neox"], "to be trained by audit train goldfish, got no training.json"),
+    ],
+)
+def test_what_it_did_not_train_is_refused(
+    trained: Path, tmp_path: Path, capsys: Said, options: list[str], sentence: str
+) -> None:
+    words = [word.format(trained) for word in options]
+    command = run(trained, tmp_path / "run", "--attack", "extraction-probability", "--defense", "goldfish", *words)
+    assert call(command) == 2
+    assert sentence in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "sentence"),
+    [
+        ("dedup", {"options": {"threshold": 1.2}}, "expected threshold in (0, 1], got 1.2"),
+        ("dedup", {"options": {"model": "x"}}, "-D model= names a model trained by dedup, for audit run"),
+        ("dedup", {"heldout": "x.jsonl"}, "--heldout names records to choose a model by, and dedup chooses none"),
+        ("goldfish", {"options": {"k": 1}}, "expected k >= 2 (k=1 would leave no token to learn), got 1"),
+        ("goldfish", {"options": {"width": 0}}, "expected width >= 1, got 0"),
+        ("goldfish", {"options": {"mask": "hsh"}}, "expected goldfish.mask in ('hash', 'static'), got 'hsh'"),
+        ("early-stop", {"options": {"looks": 0}}, "expected looks >= 1, got 0"),
+        ("early-stop", {"options": {"patience": -1}}, "expected patience >= 0 (0: all epochs), got -1"),
+        ("early-stop", {"options": {"heldout": 1}}, "expected heldout in (0, 1), got 1"),
+        ("early-stop", {"heldout": "{}/data.jsonl"}, "not trained on, got 16 that --data has too"),
+        ("lora", {"lora": True}, "expected a whole model for lora, got --lora: it says itself what is trained"),
+        ("lora", {"options": {"rank": 0}}, "expected rank >= 1, got 0"),
+        ("freeze-embeddings", {"lora": True}, "expected a whole model for freeze-embeddings, got --lora"),
+        ("full", {"options": {"batch": 0}}, "expected batch >= 1, got 0"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_nothing_is_left(
+    world: Path, tmp_path: Path, method: str, more: dict[str, Any], sentence: str
+) -> None:
+    more = {name: value.format(world) if isinstance(value, str) else value for name, value in more.items()}
+    with pytest.raises(AuditError) as refused:
+        training.train(asked(world, tmp_path / "out", method, **more), silent)
+    assert sentence in str(refused.value) and not (tmp_path / "out").exists()
+
+
+def test_a_single_text_leaves_nothing_to_look_at(tmp_path: Path) -> None:
+    with pytest.raises(AuditError, match="expected records of two users or texts at least to leave one out, got 1"):
+        EarlyStop().check(job(["same"] * 4, tmp_path))
+
+
+def test_sequences_reach_the_loss_as_they_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `learnt` says is what `fit` is given: no variant trains on what it told was dropped."""
+    given, handed = job(["same text"] * 3 + ["another one"], tmp_path), list[Sequence[Tokens]]()
+    monkeypatch.setattr(Variant, "fit", lambda self, job, model, sequences: handed.append(sequences) or ())
+    model = given.load()
+    monkeypatch.setattr(model, "save_pretrained", lambda out: None)
+    Dedup().train(replace(given, load=lambda: model, tokenizer=model))
+    assert handed == [[given.records[0].tokens, given.records[3].tokens]]
