@@ -90,6 +90,8 @@ class PlotPoint:
     y: float
     low: float = math.nan  # of the interval of y; NaN: none
     high: float = math.nan
+    left: float = math.nan  # of the interval of x
+    right: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,7 @@ class Figure:
     null: Series | None = None  # what the series would be by chance: a line, and what chance stays under
     labels: tuple[tuple[str, str], ...] = ()  # what its legend says of targets beyond their titles, by name
     ticks: tuple[str, ...] = ()  # what x = 0, 1, 2, … stand for, where they count something
+    until: float = math.nan  # where on the x axis ends what is shaded: as useful
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.result import Finding
 from auditor.reports import inert, words
@@ -37,14 +38,19 @@ _THEME = [
     (_GRID, "var(--rule)"),
     *((c, f"var(--series-{i + 1})") for i, c in enumerate(_COLOURS)),
 ]
-_LIGHT = {_INK: "#1b2330", _GRID: "#d5dae1", _COLOURS[0]: "#1f5fa8"}  # as in style.css, for a file of its own
+_ON_WHITE = ("#1f5fa8", "#b4470c", "#187a4c", "#8a3f86", "#8a6500", "#4d5866")  # as in style.css
+_LIGHT = {_INK: "#1b2330", _GRID: "#d5dae1", **dict(zip(_COLOURS, _ON_WHITE, strict=True))}  # for a file of its own
 _TRADEOFF = ("#1f5fa8", "#b4472e", "#3c7a4d")  # lines of a file of its own
+PROVED, MEASURED, CORNERS = "filled: an ε is proved", "hollow: it only measures well", "convex frontier"
 _METADATA: dict[str, dict[str, None]] = {
     ".svg": dict.fromkeys(("Date", "Creator", "Format", "Type")),
     ".png": {"Software": None},
 }  # nothing that differs from one machine or day to the next
 _MARKERS = "osD^vPX*"
 _LINES = ["-", (0, (5, 2)), (0, (1.2, 1.6)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1))]
+_CORNERS: Any = {"color": _INK, "linestyle": (0, (4, 2)), "linewidth": 0.9, "marker": "o", "markersize": 10}
+_CORNERS |= {"markerfacecolor": "none", "markeredgewidth": 0.8}
+_RATIOS = (0.5, 0.8, 0.9, 1, 1.1, 1.2, 1.5, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)  # of perplexities
 _FLOOR: Any = {"linestyle": (0, (1.2, 1.6)), "marker": ""}
 _TICKS = 5  # dates that find room beside each other under a plot
 _POINTS = 900  # over all lines of a plot: what keeps it under 60 KB
@@ -77,7 +83,10 @@ def svg(block: Block, titles: Mapping[str, str]) -> str:
     with _drawing(_STYLE) as (figure, axes):
         PLOTS[block.plot](axes, block)
         named = {**titles, **dict(block.labels)}
-        handles, labels = _keys_of_series(block) if block.series else _keys_of_findings(block, named)
+        if PLOTS[block.plot] is _frontier:
+            handles, labels = _keys_of_frontier([block])
+        else:
+            handles, labels = _keys_of_series(block) if block.series else _keys_of_findings(block, named)
         _legend(figure, handles, labels)
         text = io.StringIO()
         nothing = _METADATA[".svg"]
@@ -128,6 +137,30 @@ def save_tradeoff(path: Path, lines: Sequence[TradeoffLine], axis: str, undefend
         axes.grid(axis="y")
         axes.set_axisbelow(True)
         figure.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=2)
+
+
+def save_frontier(path: Path, blocks: Sequence[Block], alt: str) -> None:
+    """The pictures side by side under one legend, as .svg or .png. alt: what a reader who sees none is told."""
+
+    def paint(colour: str) -> str:
+        return _LIGHT.get(colour, colour)
+
+    columns = min(2, len(blocks))
+    lines = -(-len(blocks) // columns)
+    with _file(path) as (figure, first):
+        first.remove()
+        figure.set_size_inches(5.2 * columns, 3.6 * lines)
+        for i, block in enumerate(blocks):
+            axes = figure.add_subplot(lines, columns, i + 1)
+            _frontier(axes, block, paint)
+        figure.tight_layout(h_pad=1.6, w_pad=2.0)
+        handles, labels = _keys_of_frontier(blocks, paint)
+        figure.legend(handles, labels, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=1 + columns)
+    if path.suffix.lower() == ".svg":
+        opening, svg, body = path.read_text(encoding="utf-8").partition("<svg ")
+        attributes, _, rest = body.partition(">")
+        told = f'<title id="alt">{inert.html(alt)}</title>'
+        disk.replace(path, f'{opening}{svg}role="img" aria-labelledby="alt" {attributes}>{told}{rest}')
 
 
 @contextmanager
@@ -335,6 +368,51 @@ def _roc(axes: Axes, block: Block) -> None:
     axes.set_axisbelow(True)
 
 
+def _frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -> None:
+    """A line a defense over its knob, intervals both ways; ringed and joined: the frontier; shaded: as useful."""
+    names = _distinct(s.label for s in block.series if s.kind != CORNERS)
+    for i, name in enumerate(names):
+        own = [s for s in block.series if s.label == name and s.kind != CORNERS]
+        points, style = [p for s in own for p in s.points], _target_style(i)
+        colour = paint(style["color"])
+        axes.plot([p.x for p in points], [p.y for p in points], color=colour, linewidth=0.9, alpha=0.55)
+        for s in own:
+            reach = [[[max(0.0, p.x - p.left) for p in s.points], [max(0.0, p.right - p.x) for p in s.points]]]
+            reach += [[[max(0.0, p.y - p.low) for p in s.points], [max(0.0, p.high - p.y) for p in s.points]]]
+            face = colour if s.kind == PROVED else "none"
+            xy = [p.x for p in s.points], [p.y for p in s.points]
+            axes.errorbar(*xy, yerr=reach[1], xerr=reach[0], fmt="none", ecolor=colour, elinewidth=0.8, alpha=0.7)
+            axes.plot(*xy, linestyle="", marker=style["marker"], color=colour, markerfacecolor=face, markersize=5.5)
+    corners = [p for s in block.series if s.kind == CORNERS for p in s.points]
+    shape = {**_CORNERS, "color": paint(_INK)}
+    axes.plot([p.x for p in corners], [p.y for p in corners], zorder=0.5, **shape)
+    _ratio_axis(axes, block)
+    axes.axvspan(axes.get_xlim()[0], block.until, color=paint(_GRID), alpha=0.45, linewidth=0, zorder=0)
+    axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    if block.plot == "frontier_of_shares":
+        axes.yaxis.set_major_formatter(lambda y, _: f"{100 * y:g}%")
+    axes.grid(axis="y")
+    axes.set_axisbelow(True)
+    axes.set_xlabel(block.axes[0])
+    axes.set_ylabel(block.axes[1])
+
+
+def _ratio_axis(axes: Axes, block: Block) -> None:
+    """Logarithmic, marked where it is read: lots drawn between two models lie on the line between them."""
+    x = [p.x for s in block.series for p in s.points]
+    low, high = min(*x, 0.97), max(*x, block.until)
+    axes.set_xscale("log")
+    axes.set_xlim(low / (high / low) ** 0.04, high * (high / low) ** 0.04)
+    axes.minorticks_off()
+    marks = [mark for mark in _RATIOS if low <= mark <= high * 1.001]
+    far = math.log(high / low) / 9  # apart enough to be read beside each other
+    kept: list[float] = []
+    for mark in sorted(marks, key=lambda mark: (mark != 1, mark != block.until, -mark)):
+        if all(abs(math.log(mark / other)) > far for other in kept):
+            kept.append(mark)
+    axes.set_xticks(kept, [f"{mark:g}" for mark in kept])
+
+
 PLOTS: dict[str, Callable[[Axes, Block], None]] = {
     "errors": _errors,
     "repeats": _repeats,
@@ -347,6 +425,8 @@ PLOTS: dict[str, Callable[[Axes, Block], None]] = {
     "course": _course,
     "course_of_shares": _course_of_shares,
     "roc": _roc,
+    "frontier": _frontier,
+    "frontier_of_shares": _frontier,
 }
 
 
@@ -434,6 +514,30 @@ def _keys_of_series(block: Block) -> tuple[list[Any], list[str]]:
         handles.append(Line2D([], [], color=_INK, **_FLOOR))
         labels.append("a score that keeps its word")
     return handles, labels
+
+
+def _keys_of_frontier(blocks: Sequence[Block], paint: Callable[[str], str] = str) -> tuple[list[Any], list[str]]:
+    """Defenses by colour and marker, then what filled, hollow and ringed say, of pictures with the same lines."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    def key(**style: Any) -> Line2D:
+        return Line2D([], [], **{**style, "color": paint(style["color"])})
+
+    names = _distinct(s.label for block in blocks for s in block.series if s.kind != CORNERS)
+    kinds = {s.label: s.kind for block in blocks for s in block.series if s.points}
+    shown = [name for name in names if name in kinds]
+    handles: list[Any] = []
+    for i, name in enumerate(names):
+        if name not in shown:
+            continue
+        hollow = {} if kinds[name] == PROVED else {"markerfacecolor": "none"}
+        handles.append(key(**_target_style(i), **hollow, linewidth=0.9))
+    ink: Any = {"color": _INK, "marker": "o", "linestyle": ""}
+    handles += [key(**ink), key(**ink, markerfacecolor="none"), key(**_CORNERS)]
+    handles.append(Patch(color=paint(_GRID), alpha=0.45, linewidth=0))
+    most = f"perplexity within {words.percent(blocks[0].until - 1)}% of undefended"
+    return handles, [*shown, PROVED, MEASURED, CORNERS, most]
 
 
 def _keys_of_findings(block: Block, titles: Mapping[str, str]) -> tuple[list[Any], list[str]]:

@@ -63,13 +63,18 @@ def _reproduce(paper: Paper, plans: list[str], scale: str, values: dict[str, Any
     shown, entries, failures = console.resumably(out, walk)
     for table in shown:
         console.show(table)
-    styles = {"holds": "green", "refuted": "red"}
-    console.show(reproducing.brief(paper, entries), [styles.get(entry.verdict, "") for entry in entries])
-    typer.echo(f"ledger: {out}/ledger.md, .csv, .tex, .json")
+    if entries:
+        styles = {"holds": "green", "refuted": "red"}
+        console.show(reproducing.brief(paper, entries), [styles.get(entry.verdict, "") for entry in entries])
+        typer.echo(f"ledger: {out}/ledger.md, .csv, .tex, .json")
+    for picture in sorted(out.glob("*/frontier.svg")):
+        typer.echo(f"picture: {picture}, .png; its numbers: {picture.with_suffix('.csv').name}, .md, .tex, .json")
     if failures:
         name, why = next(iter(failures.items()))
         points = "1 point" if len(failures) == 1 else f"{len(failures)} points"
-        raise AuditError(f"{points} failed, which the ledger calls not run; {name}: {why}")
+        raise AuditError(
+            f"{points} failed, which {'the ledger calls not run' if entries else 'have no numbers'}; {name}: {why}"
+        )
 
 
 def _listing(paper: Paper) -> str:

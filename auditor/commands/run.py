@@ -281,6 +281,7 @@ def _check_grid(points: list[Point], single: Mapping[str, Any]) -> None:
 def _run_grid(points: list[Point], out: Path | None, resume: Path | None, config: Path | None) -> None:
     from auditor.core import disk
     from auditor.records.folder import new_folder
+    from auditor.reports import frontier
     from auditor.studies import checkpoints, sweep
 
     folder = resume or out or new_folder(f"sweep-{config.stem if config else 'flags'}")
@@ -292,6 +293,11 @@ def _run_grid(points: list[Point], out: Path | None, resume: Path | None, config
     if curve := checkpoints.curve(held):
         disk.replace(folder / "checkpoints.svg", curve)
     console.show(table)
+    compared = sweep.frontiers(folder)
+    for found in compared:
+        typer.echo(frontier.sentence(found))
+    if paths := frontier.write(folder, compared):
+        typer.echo(f"written: {', '.join(map(str, paths))}")
     if failures:
         name, why = next(iter(failures.items()))
         raise AuditError(f"{len(failures)} of {len(points)} points failed; {name}: {why}")

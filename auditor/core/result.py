@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from auditor.core.nouns import CellKey, Claim
 
@@ -168,6 +168,46 @@ class BenchmarkRecord:
 
 
 @dataclass(frozen=True)
+class FrontierPoint:
+    """One model in the picture of what leaks least at the same usefulness.
+
+    ratio: held-out perplexity over the undefended model's, paired by text. within: whether that is within the margin,
+    by its interval: shown, not shown, or shown to be beyond. least: of those shown within, whether nothing shows that
+    another of them leaks less; None of others.
+    """
+
+    label: str  # with the setting of its knob
+    line: str  # the defense; points of one are a line
+    ratio: Measurement
+    leak: Measurement
+    within: Literal["shown", "not shown", "beyond"]
+    least: bool | None = None
+    corner: bool = False  # of the convex frontier
+    epsilon: float | None = None  # what is proved of it, in nats; None: nothing is
+    delta: float = 0.0
+    unit: str = ""  # of protection
+    tokens: int | None = None  # drawn ones that it covers; None: any number
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """Leakage by one number against usefulness, of models asked for the same secrets; the undefended one first.
+
+    margin: of perplexity over the undefended model's, within which is compared what leaks least. missing: models that
+    have no point, and why.
+    """
+
+    metric: str
+    attack: str
+    setting: str
+    margin: float
+    level: float  # the probability of an error of the comparison, at most
+    points: tuple[FrontierPoint, ...]
+    missing: dict[str, str] = field(default_factory=dict)
+    seeds: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class AuditResult:
     """The whole of a run, as `result.json` holds it. Reports read nothing else; baselines `outcomes.json` too."""
 
@@ -185,6 +225,7 @@ class AuditResult:
     family: str = ""  # architecture and vocabulary of the attacked model; "": an older record
     weights: dict[str, str] = field(default_factory=dict)  # "model/model.safetensors" -> SHA-256; empty in the lab
     lead: str = ""  # what stood before every text, and why, in words; "": an older record, where nothing did
+    frontiers: tuple[Frontier, ...] = ()  # by measure of leakage; none where fewer than two defenses were measured
     schema_version: int = SCHEMA_VERSION
 
     def target(self, name: str) -> TargetRecord:

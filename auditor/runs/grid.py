@@ -6,6 +6,7 @@ seeds = [0, 1, 2]
 [[variant]]                            # a list of points where a product would be too much
 name = "w/o smooth"
 attack_options = { ethicist = { alpha = 0 } }
+sweep = { "ethicist.epochs" = [1, 2] }  # what this one alone sweeps
 """
 
 from __future__ import annotations
@@ -76,16 +77,18 @@ def expand(raw: Mapping[str, Any]) -> list[Point]:
     """
     base = {"attack": list(Plan.attack), **{name: value for name, value in raw.items() if name not in GRID}}
     variants = _variants(raw.get("variant", []))
-    swept = _swept(raw.get("sweep", {}))
+    common = _swept(raw.get("sweep", {}))
+    swept = {name: {**common, **_swept(own.get("sweep", {}))} for name, own in variants}
+    variants = [(name, {key: value for key, value in own.items() if key != "sweep"}) for name, own in variants]
     _check_options(base, variants)
     seeds, points = _seeds(raw), []
-    count = len(seeds) * len(variants) * math.prod(len(values) for values in swept.values())
+    count = len(seeds) * sum(math.prod(len(values) for values in own.values()) for own in swept.values())
     if count > _MOST_POINTS:
         raise AuditError(f"expected a grid of at most {_MOST_POINTS:,} runs, got {count:,}")
     for seed in seeds:
         for name, own in variants:
-            for values in product(*swept.values()):
-                at = dict(zip(swept, values, strict=True))
+            for values in product(*swept[name].values()):
+                at = dict(zip(swept[name], values, strict=True))
                 points.append(Point(name, at, seed, _plan(base, own, at, seed)))
     return points
 
@@ -162,7 +165,7 @@ def _variants(variants: Any) -> list[tuple[str, Values]]:
             raise AuditError(f"two variants are called {name!r}")
     own = [(v["name"], {key: value for key, value in v.items() if key != "name"}) for v in variants]
     for name, fields in own:
-        for key in fields:
+        for key in (key for key in fields if key != "sweep"):
             if key not in FIELDS or key == "seed":
                 raise unknown(f"field of variant {name!r}:", key, set(FIELDS) - {"seed"})
             check_kind(key, fields[key])

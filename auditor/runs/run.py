@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from auditor import __version__
@@ -20,6 +21,7 @@ from auditor.gate.comparable import secrets_digest
 from auditor.models.base import given_by
 from auditor.records import details, names, weights
 from auditor.records.folder import RunFolder
+from auditor.records.frontier import frontiers, subjects
 from auditor.runs import machine, personal, scoring
 from auditor.runs.audit import Audit, choose_lead, longest_context
 from auditor.runs.cells import Gathering, cells
@@ -71,7 +73,7 @@ def run(
             records.append(_measured(gathering, clock, findings))
     collector.save(audit.benchmark.secrets, audit.benchmark.tokenizer)
     chains = Chains(site, selection, collector)
-    return AuditResult(
+    result = AuditResult(
         name=folder.path.name,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         tool_version=__version__,
@@ -87,6 +89,7 @@ def run(
         weights=loaded,
         lead=audit.lead.said,
     )
+    return replace(result, frontiers=frontiers(subjects({plan.seed: (result, folder)})))
 
 
 def check(plan: Plan) -> Selection:

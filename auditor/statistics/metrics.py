@@ -388,6 +388,14 @@ METRICS = (
     ),
 )
 
+# By which models are held against each other at the same usefulness.
+LEAKS = (
+    "extraction_probability",
+    "exposure",
+    rate_of("", max(FALSE_POSITIVES)),
+    "near_verbatim_probability",
+    "recall",
+)
 COLUMNS = sorted((metric for metric in METRICS if metric.place), key=lambda metric: metric.place)
 _BY_NAME = {metric.name: metric for metric in METRICS}
 

@@ -227,7 +227,7 @@ def _places(term: Term, places: Sequence[Place], id: str) -> list[Place]:
         key = swept[0] if key == "at" and len(swept) == 1 else key
         if key not in swept:
             raise unknown(f"swept key in claim {id!r}:", key, swept)
-        values = list(dict.fromkeys(place.at[key] for place in places))
+        values = list(dict.fromkeys(place.at[key] for place in places if key in place.at))
         wanted = {"first": values[0], "middle": values[len(values) // 2], "last": values[-1]}.get(value, value)
         found = [place for place in found if place.at.get(key) == wanted]
         if not found:

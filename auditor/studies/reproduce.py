@@ -10,7 +10,7 @@ from typing import Any
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
-from auditor.reports import tables, words
+from auditor.reports import frontier, tables, words
 from auditor.runs.grid import Point, expand, merged
 from auditor.runs.reporter import Reporter
 from auditor.studies import ledger, places, sweep
@@ -44,7 +44,7 @@ def reproduce(
     reporter: Reporter,
     command: str,
 ) -> tuple[list[tables.Grid], list[Entry], dict[str, str]]:
-    """Runs these plans, or goes on with them; returns a table each, the ledger of all plans found in `out`, failures.
+    """Runs these plans, or goes on with them; returns their tables, the ledger of all plans found in `out`, failures.
 
     Every plan and claim is checked before the first run. A point that cannot run is a row that says why, and one of the
     failures: why, by plan and point.
@@ -54,10 +54,10 @@ def reproduce(
     for plan, asked in kinds.items():
         for statement in claims[plan]:
             ledger.check(statement, asked.planned())
-    shown, failures = [], {}
+    shown, failures = list[tables.Grid](), dict[str, str]()
     for plan, asked in kinds.items():
-        table, failed = asked.walk(out / plan, reporter, command)
-        shown.append(table)
+        found, failed = asked.walk(out / plan, reporter, command)
+        shown += found
         failures.update({f"{plan}/{point}": why for point, why in failed.items()})
     entries = []
     for plan in paper.plans:
@@ -66,7 +66,8 @@ def reproduce(
             held = kinds[plan].planned()  # it failed, and says why
         if held is not None:
             entries += [ledger.entry(plan, statement, held) for statement in claims[plan]]
-    write(out, paper, scale, entries)
+    if any(claims.values()):
+        write(out, paper, scale, entries)
     return shown, entries, failures
 
 
@@ -79,12 +80,13 @@ class RunStudy:
     def planned(self) -> list[Place]:
         return sweep.planned(self.grid)
 
-    def walk(self, folder: Path, reporter: Reporter, command: str) -> tuple[tables.Grid, dict[str, str]]:
-        """Its table; why, by point, of those that failed."""
+    def walk(self, folder: Path, reporter: Reporter, command: str) -> tuple[list[tables.Grid], dict[str, str]]:
+        """Its tables; why, by point, of those that failed."""
         failures = sweep.walk(self.grid, folder, reporter, command, refuse=False)
-        table = sweep.table(self.title, sweep.places(folder))
+        table, compared = sweep.table(self.title, sweep.places(folder)), sweep.frontiers(folder)
         sweep.write_table(folder, table)
-        return table, failures
+        frontier.write(folder, compared)
+        return [table, *map(frontier.grid, compared)], failures
 
 
 class UtilityStudy:
@@ -97,17 +99,17 @@ class UtilityStudy:
     def planned(self) -> list[Place]:
         return places.planned(measure.points(self.asked.plan, self.asked.sweep), self.failure)
 
-    def walk(self, folder: Path, reporter: Reporter, command: str) -> tuple[tables.Grid, dict[str, str]]:
+    def walk(self, folder: Path, reporter: Reporter, command: str) -> tuple[list[tables.Grid], dict[str, str]]:
         """Goes on where it is measured; a model that cannot be is a row that says why."""
         if tradeoff.measured(folder):
-            return tradeoff.table(tradeoff.held(self.asked, folder)), {}
+            return [tradeoff.table(tradeoff.held(self.asked, folder))], {}
         try:
             result, _ = measure.measure(self.asked, reporter)
         except AuditError as why:
             self.failure = str(why)
-            return tables.Grid(folder.name, ("point", "failure"), (("all", self.failure),)), {"all": self.failure}
+            return [tables.Grid(folder.name, ("point", "failure"), (("all", self.failure),))], {"all": self.failure}
         tradeoff.write(folder, result)
-        return tradeoff.table(result), {}
+        return [tradeoff.table(result)], {}
 
 
 def _places(folder: Path) -> list[Place] | None:

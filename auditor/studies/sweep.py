@@ -18,11 +18,11 @@ from auditor.core.jsonable import from_json, to_json
 from auditor.core.jsonfiles import read_object
 from auditor.core.nouns import CellKey
 from auditor.core.plan import FIELDS, LOCAL, EngineOptions, Plan
-from auditor.core.result import AuditResult, Chain, Finding, Measurement, TargetRecord
+from auditor.core.result import AuditResult, Chain, Finding, Frontier, Measurement, TargetRecord
 from auditor.engines.choose import engine_of
 from auditor.engines.engine import Engine
 from auditor.engines.there import There
-from auditor.records import saved
+from auditor.records import frontier, saved
 from auditor.records.contrasts import Part, Replicates, contrast
 from auditor.records.folder import RunFolder
 from auditor.records.outcomes import per_secret
@@ -251,18 +251,33 @@ def planned(points: Sequence[Point]) -> list[Place]:
 
 def places(folder: Path) -> list[Place]:
     """What a sweep folder holds, its seeds taken together, in the order of the plan."""
+    return [_place(held, folder) for held in _by_place(folder)]
+
+
+def frontiers(folder: Path) -> tuple[Frontier, ...]:
+    """What leaks least at the same usefulness among all points of the sweep; none where they attack other targets."""
+    runs = ((held[0], _finished(held, folder)) for held in _by_place(folder))
+    models = [frontier.subjects(found, first.variant, first.at) for first, found in runs if found]
+    return frontier.frontiers(frontier.together(models))
+
+
+def _by_place(folder: Path) -> Iterable[list[_Kept]]:
     grouped: dict[str, list[_Kept]] = {}
     for kept in _points(folder):
         grouped.setdefault(kept.point.place, []).append(kept)
-    return [_place(held, folder) for held in grouped.values()]
+    return grouped.values()
 
 
-def _place(held: Sequence[_Kept], folder: Path) -> Place:
-    finished = {
+def _finished(held: Sequence[_Kept], folder: Path) -> frontier.Runs:
+    return {
         kept.seed: (saved.read(folder / kept.folder), RunFolder(folder / kept.folder))
         for kept in held
         if (folder / kept.folder / saved.RESULT).is_file()
     }
+
+
+def _place(held: Sequence[_Kept], folder: Path) -> Place:
+    finished = _finished(held, folder)
     failure = next((kept.failure for kept in held if kept.failure), "" if finished else "not run yet")
     results = [result for result, _ in finished.values()]
     first = held[0]
@@ -276,7 +291,7 @@ def _place(held: Sequence[_Kept], folder: Path) -> Place:
     )
 
 
-def _cells(finished: Mapping[int, tuple[AuditResult, RunFolder]]) -> Iterator[Replicates]:
+def _cells(finished: frontier.Runs) -> Iterator[Replicates]:
     """Each (target, setting, attack or probe), over the seeds at which it has numbers."""
     by_key: dict[CellKey, dict[int, Finding]] = {}
     for seed, (result, _) in finished.items():

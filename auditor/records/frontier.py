@@ -1,0 +1,269 @@
+"""What leaks least at the same usefulness, of one run with several defenses or of the points of a grid together.
+
+Every model is held against the others on the secrets that all of them answered and the held-out texts that all of them
+predict, seeds taken together as everywhere (records/contrasts.py): the mean over seeds, at resamples of secrets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Literal
+
+import numpy as np
+
+from auditor.core.nouns import UNDEFENDED, CellKey, Claim
+from auditor.core.result import AuditResult, Frontier, FrontierPoint, Measurement
+from auditor.records.folder import RunFolder
+from auditor.records.outcomes import PerSecret, of_folder
+from auditor.statistics import frontier
+from auditor.statistics.bounds import LEVEL, Evidence
+from auditor.statistics.frontier import Leak
+from auditor.statistics.metrics import LEAKS, Metric, find
+
+MARGIN = 0.1  # of perplexity
+Runs = Mapping[int, tuple[AuditResult, RunFolder]]  # one point of a grid, by seed
+
+Row = tuple[str, str]  # setting, attack
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model that is held against others, over its seeds. heldout: `tokens` and nll of each text, by seed.
+
+    rows: what each (setting, attack) found out, by seed; absent: why some have no numbers. options: of the attacks.
+    """
+
+    name: str  # of the target
+    label: str
+    line: str
+    claim: Claim | None
+    heldout: Mapping[int, Mapping[str, Sequence[float]]]
+    rows: Mapping[Row, Mapping[int, PerSecret]]
+    options: Mapping[Row, Mapping[str, Any]]
+    measured: Mapping[Row, Sequence[str]]  # names, in their order
+    absent: Mapping[Row, str]
+
+    def is_model_of(self, other: Subject) -> bool:
+        """Whether it is the same model, as far as the held-out texts of the seeds that both have tell."""
+        both = [seed for seed in self.heldout if seed in other.heldout]
+        return bool(both) and all(self.heldout[seed] == other.heldout[seed] for seed in both)
+
+
+# --- models of runs ---------------------------------------------------------------------------------------------------
+
+
+def subjects(runs: Runs, variant: str = "", at: Mapping[str, Any] | None = None) -> list[Subject]:
+    """The undefended model of these runs and their defenses, controls aside.
+
+    variant, at: what the point of a grid is called, and its swept options: those of a defense are on its label.
+    """
+    first, _ = next(iter(runs.values()))
+    found = {seed: of_folder(folder.path) for seed, (_, folder) in runs.items()}
+    heldout = {seed: folder.heldout() for seed, (_, folder) in runs.items()}
+    asked = [target for target in first.targets if not target.companion]
+    alone = len(asked) == 2  # beside the undefended
+    made = []
+    for target in asked:
+        defended = target.name != UNDEFENDED
+        line = variant if defended and alone and variant else target.title
+        cells = {seed: [f for f in result.findings if f.target == target.name] for seed, (result, _) in runs.items()}
+        keys = {(f.setting, f.attack): f for findings in cells.values() for f in findings}
+        knobs = _knobs(target.name, at or {}, first.plan.get("defense", ())) if defended else ()
+        made.append(
+            Subject(
+                name=target.name,
+                label=", ".join([line, *knobs]),
+                line=line,
+                claim=_worst([t.claim for result, _ in runs.values() for t in result.targets if t.name == target.name]),
+                heldout={seed: held[target.name] for seed, held in heldout.items() if target.name in held},
+                rows={
+                    row: {s: own[key] for s, own in found.items() if (key := CellKey(target.name, *row)) in own}
+                    for row in keys
+                },
+                options={row: f.options for row, f in keys.items()},
+                measured={row: [m.name for m in f.measurements] for row, f in keys.items()},
+                absent={row: f.not_applicable for row, f in keys.items()},
+            )
+        )
+    return made
+
+
+def _knobs(name: str, at: Mapping[str, Any], defenses: Sequence[str]) -> Iterator[str]:
+    """`weight 0.9`; options of other defenses say nothing of this one."""
+    for key, value in at.items():
+        plugin, dot, option = key.partition(".")
+        if not dot or plugin not in defenses:
+            yield f"{key} {value}"
+        elif plugin == name:
+            yield f"{option} {value}"
+
+
+def _worst(claims: Sequence[Claim | None]) -> Claim | None:
+    """What holds at every seed."""
+    held = [claim for claim in claims if claim is not None]
+    return max(held, key=lambda c: c.epsilon.get(c.relation, math.inf)) if len(held) == len(claims) else None
+
+
+def together(places: Sequence[Sequence[Subject]]) -> list[Subject]:
+    """The models of several points of a grid, the undefended one and every other with the same label once.
+
+    None where the undefended models differ: those points are about different targets.
+    """
+    bases = [place[0] for place in places]
+    base = max(bases, key=lambda one: len(one.heldout), default=None)
+    if base is None or not all(one.is_model_of(base) for one in bases):
+        return []
+    defended: dict[tuple[str, str], Subject] = {}
+    for model in (model for place in places for model in place[1:]):
+        defended.setdefault((model.name, model.label), model)
+    return [base, *defended.values()]
+
+
+# --- the comparison ---------------------------------------------------------------------------------------------------
+
+
+def frontiers(models: Sequence[Subject], margin: float = MARGIN, level: float = LEVEL) -> tuple[Frontier, ...]:
+    """One by each measure of leakage that the undefended model, the first, has; none of fewer than two defenses."""
+    if len(models) < 3:
+        return ()
+    models = _told_apart(models)
+    ratio = _ratios(models)
+    made = (_frontier(models, metric, row, ratio, margin, level) for metric, row in _panels(models[0]))
+    return tuple(found for found in made if len(found.points) > 2)
+
+
+def _told_apart(models: Sequence[Subject]) -> list[Subject]:
+    """Defenses may have one title: then they are called by their names too."""
+    of = Counter(line for line, _ in {(model.line, model.name) for model in models})
+
+    def named(model: Subject) -> Subject:
+        line = f"{model.line} ({model.name})"
+        return replace(model, line=line, label=line + model.label.removeprefix(model.line))
+
+    return [named(model) if of[model.line] > 1 else model for model in models]
+
+
+def _panels(base: Subject) -> Iterator[tuple[Metric, Row]]:
+    """In the widest access that was measured; a number that several rows have is of the one that it is the point of."""
+    for name in LEAKS:
+        rows = [row for row, measured in base.measured.items() if name in measured and base.rows[row]]
+        widest = [row for row in rows if row[0] == "worst"] or rows
+        several = find(name).of_members  # an attack's: each is one of its own
+        for row in widest if several else sorted(widest, key=lambda row: base.measured[row].index(name))[:1]:
+            yield find(name), row
+
+
+def _ratios(models: Sequence[Subject]) -> dict[str, Measurement]:
+    """By label, where the model's perplexity of the same texts as the undefended one's is known."""
+    base = models[0].heldout
+    tokens = {seed: tuple(held["tokens"]) for seed, held in base.items()}
+    if not tokens or len({len(own) for own in tokens.values()}) > 1:
+        return {}
+    known = [m for m in models if {seed: tuple(held["tokens"]) for seed, held in m.heldout.items()} == tokens]
+    nll = np.array([[m.heldout[seed]["perplexity"] for seed in tokens] for m in known], dtype=float)
+    found = frontier.perplexity_ratios(nll, np.array(list(tokens.values()), dtype=float), nll[0])
+    return {model.label: ratio for model, ratio in zip(known, found, strict=True)}
+
+
+def _frontier(
+    models: Sequence[Subject], metric: Metric, row: Row, ratio: Mapping[str, Measurement], margin: float, level: float
+) -> Frontier:
+    base = models[0]
+    seeds = sorted(base.rows[row])
+    missing = {m.label: why for m in models if (why := _why_not(m, base, metric, row, seeds, ratio))}
+    kept = [model for model in models if model.label not in missing]
+    made = Frontier(metric.name, row[1], row[0], margin, level, (), missing, tuple(seeds))
+    if base not in kept or len(kept) < 3:
+        return made
+    leaks = _leaks(kept, metric, row, seeds)
+    if not leaks:
+        return made
+    points = [
+        _point(m, ratio[m.label], leak.measured(metric.name, metric.unit), margin)
+        for m, leak in zip(kept, leaks, strict=True)
+    ]
+    return replace(made, points=tuple(_with_corners(_with_least(points, leaks, level))))
+
+
+def _why_not(
+    model: Subject, base: Subject, metric: Metric, row: Row, seeds: Sequence[int], ratio: Mapping[str, Measurement]
+) -> str:
+    """Why it has no point; "" where it has one."""
+    if model.label not in ratio:
+        return "no perplexity of the texts that the undefended model predicts"
+    if model.absent.get(row):
+        return model.absent[row]
+    if sorted(model.rows.get(row, {})) != list(seeds):
+        return f"{row[1]} was not measured wherever it was of the undefended model"
+    if model.options[row] != base.options[row]:
+        return f"{row[1]} ran with other options"
+    column = metric.scores or metric.column
+    for held in model.rows[row].values():
+        if column not in held.values:
+            return f"{metric.name} is not kept secret by secret"
+        if not np.isfinite(held.values[column]).all():
+            return f"{metric.name} is not a number for some secret"
+    return ""
+
+
+def _leaks(models: Sequence[Subject], metric: Metric, row: Row, seeds: Sequence[int]) -> list[Leak]:
+    """Of each model, on the secrets that all of them answered at every seed; none where too few did."""
+    rows = [[model.rows[row][seed] for seed in seeds] for model in models]
+    own, others = (_common([held for some in rows for held in some], member) for member in (True, False))
+    column = metric.scores or metric.column
+
+    def values(held: PerSecret, ids: Sequence[str]) -> np.ndarray[Any, np.dtype[np.float64]]:
+        at = {id: i for i, id in enumerate(held.ids)}
+        return held.values[column][[at[id] for id in ids]]
+
+    if len(own) < 2:
+        return []
+    if not metric.scores:
+        return frontier.means(np.array([np.mean([values(h, own) for h in held], axis=0) for held in rows]))
+    if len(others) * metric.rate < 1:
+        return []
+    return frontier.rates([[(values(h, own), values(h, others)) for h in held] for held in rows], metric.rate)
+
+
+def _common(rows: Sequence[PerSecret], member: bool) -> list[str]:
+    held = ({id for id, is_one in zip(row.ids, row.member, strict=True) if is_one == member} for row in rows)
+    return sorted(set.intersection(*held))
+
+
+def _point(model: Subject, ratio: Measurement, leak: Measurement, margin: float) -> FrontierPoint:
+    most = 1 + margin
+    within: Literal["shown", "not shown", "beyond"] = "not shown"
+    if ratio.high <= most:
+        within = "shown"
+    elif ratio.low > most:
+        within = "beyond"
+    claim = model.claim
+    epsilon = claim.epsilon.get(claim.relation, math.inf) if claim and claim.sound else math.inf
+    point = FrontierPoint(model.label, model.line, ratio, leak, within)
+    if claim is None or not math.isfinite(epsilon):
+        return point
+    return replace(point, epsilon=epsilon, delta=claim.delta, unit=claim.unit, tokens=claim.queries)
+
+
+def _with_least(points: Sequence[FrontierPoint], leaks: Sequence[Leak], level: float) -> list[FrontierPoint]:
+    """Of those that are shown to be within the margin, which may leak least."""
+    held = [i for i, point in enumerate(points) if point.within == "shown"]
+
+    @cache
+    def apart(i: int, j: int) -> Evidence:
+        return frontier.difference(leaks[held[i]], leaks[held[j]])
+
+    least = dict(zip(held, frontier.may_be_least(len(held), apart, level), strict=True))
+    return [replace(point, least=least.get(i)) for i, point in enumerate(points)]
+
+
+def _with_corners(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
+    """Over the logarithm of perplexity: lots drawn between two models lie on the line between them there."""
+    known = [i for i, point in enumerate(points) if math.isfinite(point.ratio.value)]
+    places = [(math.log(points[i].ratio.value), points[i].leak.value) for i in known]
+    corners = {known[i] for i in frontier.convex_frontier(places)}
+    return [replace(point, corner=i in corners) for i, point in enumerate(points)]

@@ -1,0 +1,184 @@
+"""What leaks least at the same usefulness: models as points of two costs, their convex frontier, who may be the least.
+
+A point's leakage comes with its values at resamples of the secrets that all points share, so that what the secrets have
+in common cancels in a difference; likewise perplexities, over held-out texts. Knows numbers; not what they are of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from auditor.core.result import Measurement
+from auditor.statistics import bootstrap
+from auditor.statistics.bootstrap import Draws, Values
+from auditor.statistics.bounds import LEVEL, Around, BinomialCount, Evidence, ResampledNumber, paired_shares
+from auditor.statistics.roc import allowed, rate_at
+
+RESAMPLES = 8000  # a pair among thirty points is told apart at 0.09%: seven of them lie beyond
+_SIDE = (1 - bootstrap.CONFIDENCE) / 2
+_COUNTS = 2**20  # of a block, as of members and of non-members at once
+
+Floats = NDArray[np.float64]
+
+
+# --- leakage ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Leak:
+    """One point's leakage. draws: (resamples,); parts: (secrets,), whose mean it is, all thresholds as they are."""
+
+    draws: Values
+    parts: Floats
+
+    @property
+    def value(self) -> float:
+        return float(self.parts.mean())
+
+    @property
+    def size(self) -> float:
+        """What a secret that the sample missed may add, at most: of a probability 1."""
+        return max(1.0, float(np.abs(self.parts).max()))
+
+    @property
+    def binary(self) -> bool:
+        return bool(np.isin(self.parts, (0, 1)).all())
+
+    def measured(self, name: str, unit: str) -> Measurement:
+        """With its 95% interval; no leakage is negative."""
+        n = len(self.parts)
+        exact = BinomialCount(int(self.parts.sum()), n) if self.binary else Around(self.value, n, self.size)
+        seen = ResampledNumber(self.value, n, self.draws, exact)
+        return Measurement(name, self.value, max(0.0, seen.low(_SIDE)), seen.high(_SIDE), n, unit)
+
+
+def difference(one: Leak, other: Leak) -> Evidence:
+    """One minus the other, paired by secret: a bootstrap that is never inside what so many secrets allow.
+
+    That is the exact interval of two shares, and else the weight of a rare secret that the sample missed.
+    """
+    value, n = one.value - other.value, len(one.parts)
+    floor: Evidence = Around(value, n, max(one.size, other.size))
+    if one.binary and other.binary:
+        floor = paired_shares(one.parts == 1, other.parts == 1)
+    return ResampledNumber(value, n, one.draws - other.draws, floor)
+
+
+def means(values: Floats) -> list[Leak]:
+    """Of (points, secrets) numbers, each point's mean."""
+    n = values.shape[1]
+    draws = bootstrap.resampled(n, lambda counts: counts @ values.T / n, "frontier", RESAMPLES)
+    return [Leak(own, row) for own, row in zip(draws.T, values, strict=True)]
+
+
+Scores = tuple[Floats, Floats]  # of members and of non-members
+
+
+def rates(scores: Sequence[Sequence[Scores]], rate: float) -> list[Leak]:
+    """By point, the share of the members found at this rate of false positives, the mean over its seeds.
+
+    scores: by point and seed, of the same members and non-members in the same order. Each seed has a threshold of its
+    own, which every resample chooses anew.
+    """
+    sizes = [len(side) for side in scores[0][0]]
+    at_once = max(1, _COUNTS // max(sizes))
+    streams = ("frontier members", "frontier non-members")
+    made = (bootstrap.blocks(n, name, RESAMPLES, at_once) for n, name in zip(sizes, streams, strict=True))
+    pieces = [
+        [np.mean([_rate(*own, rate, *block) for own in point], axis=0) for point in scores]
+        for block in zip(*made, strict=True)
+    ]
+    draws = np.concatenate(pieces, axis=1)
+    parts = [np.mean([own > rate_at(own, others, rate).threshold for own, others in point], axis=0) for point in scores]
+    return [Leak(values, row) for values, row in zip(draws, parts, strict=True)]
+
+
+def _rate(own: Floats, others: Floats, rate: float, members: Draws, nonmembers: Draws) -> Values:
+    """`roc.rate_at` at every resample: (resamples,). members, nonmembers: (resamples, m) and (resamples, n) counts."""
+    surest = np.argsort(-others)
+    passed = np.cumsum(nonmembers[:, surest], axis=1) <= allowed(len(others), rate)
+    limits = others[surest][passed.sum(axis=1)]  # the surest that has to stay out
+    rising = np.argsort(own)
+    not_above = np.searchsorted(own[rising], limits, side="right")
+    drawn = np.cumsum(members[:, rising], axis=1)
+    lost = np.where(not_above > 0, drawn[np.arange(len(drawn)), not_above - 1], 0)
+    found: Values = 1 - lost / len(own)
+    return found
+
+
+# --- usefulness -------------------------------------------------------------------------------------------------------
+
+
+def perplexity_ratios(nll: Floats, tokens: Floats, base: Floats) -> list[Measurement]:
+    """By point, perplexity over that of the base on the same texts, the geometric mean over seeds: paired by text.
+
+    nll: (points, seeds, texts), summed nats; base: (seeds, texts); tokens: (seeds, texts), predicted. Infinite where a
+    text has no probability.
+    """
+    n = tokens.shape[1]
+
+    def logs(counts: NDArray[np.float64] | Draws) -> Floats:
+        """(resamples, points): nats a token more than the base."""
+        apart = nll - base  # (points, seeds, texts); of an infinite nll infinite, wherever it is drawn
+        held = np.where(np.isfinite(apart), apart, 0.0)
+        beyond = np.einsum("rt,pst->rp", counts, ~np.isfinite(apart)) > 0
+        each = np.einsum("rt,pst->rps", counts, held) / np.einsum("rt,st->rs", counts, tokens)[:, None]
+        found: Floats = np.where(beyond, np.inf, each.mean(axis=2))
+        return found
+
+    values = np.exp(logs(np.ones((1, n)))[0])
+    drawn = np.exp(bootstrap.resampled(n, logs, "frontier texts", RESAMPLES))
+    found = []
+    for value, own in zip(values, drawn.T, strict=True):
+        low, high = bootstrap.interval(own, "inverted_cdf" if np.isinf(own).any() else "linear")
+        found.append(Measurement("perplexity_ratio", float(value), low, high, n, "times"))
+    return found
+
+
+# --- who leaks least --------------------------------------------------------------------------------------------------
+
+
+def may_be_least(count: int, difference: Callable[[int, int], Evidence], level: float = LEVEL) -> list[bool]:
+    """Of so many points, which ones no other is shown to be below: a set that holds the least (Gupta 1965; Hsu 1984).
+
+    difference(i, j): the number of i minus that of j. Every point is held against every other one, so none is picked
+    by the numbers that it is then tested on; each pair is tested at level / (2 (count - 1)) a side. That is Bonferroni,
+    and of Holm the first step, which is all there is: one rejection rules a point out. So a point that is the least is
+    ruled out with probability at most level / 2, and where several are, all but one of them with probability at most
+    level (Markov): with no more than that is one left alone while another leaks as little.
+    """
+    if count < 2:
+        return [True] * count
+    side = level / (2 * (count - 1))
+
+    def is_shown(seen: Evidence) -> bool:
+        return seen.value > 0 and seen.low(side) > 0
+
+    return [not any(is_shown(difference(i, j)) for j in range(count) if j != i) for i in range(count)]
+
+
+# --- the frontier -----------------------------------------------------------------------------------------------------
+
+
+def convex_frontier(points: Sequence[tuple[float, float]]) -> list[int]:
+    """The corners of the lower left of the convex hull, from left to right: less of one number takes more of the other.
+
+    No point lies below the lines between them. Of points that coincide the first is one. Points must be finite.
+    """
+    corners: list[int] = []
+    for i in sorted(range(len(points)), key=lambda i: (points[i], i)):
+        if corners and points[i][1] >= points[corners[-1]][1]:
+            continue  # it leaks no less than what costs no more
+        while len(corners) > 1 and _turn(points[corners[-2]], points[corners[-1]], points[i]) <= 0:
+            corners.pop()
+        corners.append(i)
+    return corners
+
+
+def _turn(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> float:
+    """Above 0 where a, b, c turn to the left."""
+    return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])

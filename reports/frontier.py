@@ -1,0 +1,235 @@
+"""What leaks least at the same usefulness: one picture a measure of leakage, its table, and the sentence that it bears.
+
+Of a run with several defenses or of a grid; knows the record (`core.result.Frontier`) and words, compares nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from auditor.core import disk
+from auditor.core.jsonable import to_json
+from auditor.core.result import Frontier, FrontierPoint
+from auditor.reports import inert, plots, tables, words
+from auditor.reports.blocks import Block, Bullets, Figure, Figures, Group, Paragraph, PlotPoint, Series, Table
+from auditor.reports.plots import CORNERS, MEASURED, PROVED
+from auditor.reports.topics import Topic
+from auditor.statistics.metrics import SHARES, find
+
+NAME = "frontier"  # of the files
+HEAD = ("Model", "× perplexity", "Within", "Leakage", "Proved", "Leaks least", "Frontier")
+
+
+# --- the sentence -----------------------------------------------------------------------------------------------------
+
+
+def sentence(f: Frontier) -> str:
+    """Who leaks least at the same usefulness, as far as it is shown."""
+    held = [p for p in f.points if p.within == "shown"]
+    unsure = [p for p in f.points if p.within == "not shown"]
+    most = words.percent(f.margin)
+    unproven = f" Not shown to be within {most}%, nor beyond: {_named(unsure)}." if unsure else ""
+    if held == [f.points[0]]:
+        return f"{_what(f)}: nothing but the undefended model is shown to be at perplexity within {most}%.{unproven}"
+    return f"{_what(f)}: at perplexity within {most}% of undefended, {_least(f, held)}.{unproven}"
+
+
+def _least(f: Frontier, held: Sequence[FrontierPoint]) -> str:
+    base, *_ = f.points
+    least = sorted((p for p in held if p.least), key=lambda p: p.leak.value)
+    first, *equal = least
+    others = [p for p in held if not p.least]
+    beside = "" if first is base else f"; undefended {words.with_bounds(base.leak)}"
+    number = f"({words.with_bounds(first.leak)}{beside})"
+    if not equal:
+        rest = f"{_named(others)} {'is' if len(others) == 1 else 'are'} shown to leak more"
+        return f"{first.label} leaks least {number}: {rest}"
+    told = f"{first.label} measures least {number}; {_named(equal)} cannot be told apart from it"
+    if base in least:
+        told += ", so that no defense is shown to help there"
+    if others:
+        told += f"; shown to leak more than the least: {_named(others)}"
+    return told
+
+
+def _what(f: Frontier) -> str:
+    several = " of first guesses" if find(f.metric).of_members else ""
+    return f"{words.label(f.metric)}{f' by {f.attack}' if several else ''}"
+
+
+def _named(points: Sequence[FrontierPoint]) -> str:
+    """`Uniform mixing (weight 0.9; weight 0.5) and Public model`."""
+    names = []
+    for line, group in groupby(sorted(points, key=lambda p: [q.line for q in points].index(p.line)), lambda p: p.line):
+        knobs = [p.label.removeprefix(line).removeprefix(", ") for p in group]
+        names.append(f"{line} ({'; '.join(knobs)})" if any(knobs) else line)
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def tested(f: Frontier) -> str:
+    """What stands behind the sentence."""
+    count = sum(p.within == "shown" for p in f.points)
+    n = f.points[0].leak.n
+    seeds = f", the mean over seeds {', '.join(map(str, f.seeds))}" if len(f.seeds) > 1 else ""
+    return (
+        f"{n:,} secrets that every model was asked for{seeds}. Perplexity is of the same held-out texts, its ratio to "
+        f"the undefended model's paired by text; a model is within {words.percent(f.margin)}% where its whole 95% "
+        f"interval is. Each of the {count} models there is held against each other one, paired by secret (bootstrap, "
+        "never inside what so many secrets allow; exact of shares), none picked beforehand: whoever no other is shown "
+        f"to be below may be the least. At {100 * f.level:g}% over {count} models, so that the least is ruled out in "
+        f"{50 * f.level:g}% of all cases at most, and among equals one alone is named in {100 * f.level:g}%."
+    )
+
+
+# --- blocks of a page -------------------------------------------------------------------------------------------------
+
+
+def blocks(found: Sequence[Frontier]) -> list[Block]:
+    if not found:
+        return []
+    left_out = tuple(
+        f"{words.label(f.metric)}: no point of {label}: {why}" for f in found for label, why in f.missing.items()
+    )
+    return [
+        Bullets(tuple(map(sentence, found))),
+        Figures(figures(found)),
+        Paragraph(_reading(found[0])),
+        *([Bullets(left_out)] if left_out else []),
+    ]
+
+
+def _reading(f: Frontier) -> str:
+    return (
+        "To the left more useful, downwards less leaks; bars are 95% intervals, a line is one defense over its own "
+        "knob. Filled: an ε is proved, of its unit, access and number of tokens; hollow: it only measures well, by "
+        "these attacks. Ringed and joined: the convex frontier of the values as measured, which no test stands behind: "
+        f"no model lies below it, nor do lots drawn between two. Each picture by itself: {tested(f)}"
+    )
+
+
+def figures(found: Sequence[Frontier]) -> tuple[Figure, ...]:
+    """A picture each; a defense has one colour and marker in all of them."""
+    lines = list(dict.fromkeys(p.line for f in found for p in f.points))
+    return tuple(_figure(f, lines) for f in found)
+
+
+def _figure(f: Frontier, lines: Sequence[str]) -> Figure:
+    title = f"{_what(f)}, at what perplexity"
+    table = Table(
+        f"frontier-{f.metric}-{f.attack}-table",
+        f"{title}: the numbers",
+        (*HEAD[:3], words.label(f.metric), *HEAD[4:]),
+        (Group("", rows(f)),),
+        frozenset({1, 3}),
+        folded=True,
+    )
+    axes = ("Held-out perplexity, × undefended", words.label(f.metric))
+    id = f"frontier-{f.metric}-{f.attack}".replace("_", "-")
+    plot = "frontier_of_shares" if find(f.metric).unit in SHARES else "frontier"
+    return Figure(id, plot, (), title, sentence(f), table, tuple(_series(f, lines)), axes, until=1 + f.margin)
+
+
+def _series(f: Frontier, lines: Sequence[str]) -> Iterator[Series]:
+    """The finite points of each line, one series a kind; an empty one of a line without points."""
+    shown = [p for p in f.points if math.isfinite(p.ratio.value)]
+    for line in lines:
+        own = [p for p in shown if p.line == line]
+        if not own:
+            yield Series(line, ())
+        for kind, some in groupby(own, lambda p: MEASURED if p.epsilon is None else PROVED):
+            yield Series(line, tuple(map(_plotted, some)), kind)
+    corners = sorted((p for p in shown if p.corner), key=lambda p: p.ratio.value)
+    yield Series(CORNERS, tuple(PlotPoint(p.ratio.value, p.leak.value) for p in corners), CORNERS)
+
+
+def _plotted(p: FrontierPoint) -> PlotPoint:
+    return PlotPoint(p.ratio.value, p.leak.value, p.leak.low, p.leak.high, p.ratio.low, p.ratio.high)
+
+
+def rows(f: Frontier) -> tuple[tuple[str, ...], ...]:
+    """A row a model, under HEAD."""
+    return tuple(
+        (
+            p.label,
+            words.with_bounds(p.ratio),
+            {"shown": "yes", "not shown": "not shown", "beyond": "no"}[p.within],
+            words.with_bounds(p.leak),
+            _promise(p),
+            _verdict(f, p),
+            "corner" if p.corner else "",
+        )
+        for p in f.points
+    )
+
+
+def _promise(p: FrontierPoint) -> str:
+    if p.epsilon is None:
+        return words.NOTHING
+    covered = "" if p.tokens is None else f"; T {p.tokens:,}"
+    return f"ε {words.number(p.epsilon)} ({p.unit}{covered})"
+
+
+def _verdict(f: Frontier, p: FrontierPoint) -> str:
+    """Whether it leaks least among those that are as useful."""
+    if p.least is None:
+        return words.NOTHING
+    if not p.least:
+        return "no: another leaks less"
+    return "may be" if sum(bool(q.least) for q in f.points) > 1 else "yes"
+
+
+TOPICS = (Topic("frontier", "What leaks least at the same usefulness", lambda m: blocks(m.result.frontiers), turn=2),)
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def grid(f: Frontier) -> tables.Grid:
+    """For people and for LaTeX."""
+    head = (*HEAD[:3], words.label(f.metric), *HEAD[4:])
+    return tables.Grid(f"{_what(f)}, at what perplexity", head, rows(f), f"{sentence(f)}\n{tested(f)}")
+
+
+_COLUMNS = (
+    *("metric", "attack", "setting", "seeds", "model", "line", "ratio", "ratio_low", "ratio_high", "within"),
+    *("leakage", "low", "high", "n", "unit", "epsilon", "delta", "unit_of_protection", "tokens", "least", "corner"),
+)
+
+
+def sheet(found: Sequence[Frontier]) -> str:
+    """CSV: a row a measure of leakage and model; shares are fractions, epsilons nats."""
+    return tables.to_csv(tables.Grid("", (), (), machine_head=_COLUMNS, machine_rows=tuple(_machine(found))))
+
+
+def _machine(found: Sequence[Frontier]) -> Iterator[tuple[object, ...]]:
+    for f in found:
+        for p in f.points:
+            about = (f.metric, f.attack, f.setting, " ".join(map(str, f.seeds)), p.label, p.line)
+            ratio = (p.ratio.value, p.ratio.low, p.ratio.high, p.within)
+            leak = (p.leak.value, p.leak.low, p.leak.high, p.leak.n, p.leak.unit)
+            proved = (None,) * 4 if p.epsilon is None else (p.epsilon, p.delta, p.unit, p.tokens)
+            yield (*about, *ratio, *leak, *proved, None if p.least is None else int(p.least), int(p.corner))
+
+
+def write(folder: Path, found: Sequence[Frontier]) -> list[Path]:
+    """frontier.svg, .png, .md, .csv, .tex and .json, each replaced whole; nothing where there is no frontier."""
+    if not found:
+        return []
+    grids = [grid(f) for f in found]
+    alt = inert.clean(" ".join(map(sentence, found)))
+    texts = {
+        ".md": f"![{inert.markdown(alt)}]({NAME}.svg)\n\n" + "\n".join(map(tables.to_markdown, grids)),
+        ".csv": sheet(found),
+        ".tex": "\n\\par\\bigskip\n".join(map(tables.to_latex, grids)),
+        ".json": json.dumps(to_json(list(found)), indent=1, allow_nan=False) + "\n",
+    }
+    for ending, text in texts.items():
+        disk.replace(folder / f"{NAME}{ending}", text)
+    pictures = [folder / f"{NAME}{ending}" for ending in (".svg", ".png")]
+    for path in pictures:
+        plots.save_frontier(path, figures(found), alt)
+    return [*pictures, *(folder / f"{NAME}{ending}" for ending in texts)]

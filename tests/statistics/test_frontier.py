@@ -1,0 +1,199 @@
+"""The convex frontier by hand and by a slow twin, rates against `roc`, and how seldom a winner is named in vain."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from auditor.core.streams import generator
+from auditor.statistics import bootstrap, frontier, intervals
+from auditor.statistics.bounds import paired_means, paired_shares
+from auditor.statistics.frontier import Leak, convex_frontier, may_be_least
+from auditor.statistics.roc import rate_at
+
+# --- the convex frontier ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("points", "corners"),
+    [
+        ([(1, 9), (2, 4), (3, 1)], [0, 1, 2]),
+        ([(1, 9), (2, 6), (3, 1)], [0, 2]),  # above the line between its neighbours
+        ([(1, 9), (2, 5), (3, 1)], [0, 2]),  # on it
+        ([(1, 9), (2, 10), (3, 1), (4, 1)], [0, 2]),  # dominated
+        ([(3, 1), (1, 9), (2, 4)], [1, 2, 0]),
+        ([(1, 5), (1, 3), (1, 3)], [1]),
+        ([(1, 1)], [0]),
+        ([], []),
+    ],
+)
+def test_corners_by_hand(points: list[tuple[float, float]], corners: list[int]) -> None:
+    assert convex_frontier(points) == corners
+
+
+def slow_corners(points: list[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Points that no other dominates, and that no line between two others passes at or below; whole numbers."""
+
+    def is_corner(p: tuple[int, int]) -> bool:
+        others = set(points) - {p}
+        if any(q[0] <= p[0] and q[1] <= p[1] for q in others):
+            return False
+        lines = ((a, b) for a in others for b in others if a[0] < p[0] < b[0])
+        return not any((b[1] - a[1]) * (p[0] - a[0]) <= (p[1] - a[1]) * (b[0] - a[0]) for a, b in lines)
+
+    return {p for p in points if is_corner(p)}
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=12))
+def test_corners_are_those_of_the_slow_twin(points: list[tuple[int, int]]) -> None:
+    found = [points[i] for i in convex_frontier(points)]
+    assert len(found) == len(set(found)) and set(found) == slow_corners(points)
+
+
+@given(st.lists(st.tuples(st.floats(-5, 5), st.floats(0, 1)), min_size=1, max_size=30))
+def test_no_point_is_better_than_a_corner_or_below_the_line_between_two(points: list[tuple[float, float]]) -> None:
+    corners = [points[i] for i in convex_frontier(points)]
+    assert not any(q != p and q[0] <= p[0] and q[1] <= p[1] for p in corners for q in points)
+    for (x0, y0), (x1, y1) in pairwise(corners):
+        assert all(y >= y0 + (y1 - y0) * (x - x0) / (x1 - x0) - 1e-9 for x, y in points if x0 < x < x1)
+
+
+# --- numbers of points ------------------------------------------------------------------------------------------------
+
+
+def test_a_difference_is_what_a_gate_decides_on() -> None:
+    rng = np.random.default_rng(3)
+    values = rng.random((2, 80)) ** 4
+    one, other = frontier.means(values)
+    ours, theirs = frontier.difference(one, other), paired_means(values[0], values[1])
+    assert ours.value == pytest.approx(theirs.value)
+    for level in (0.025, 0.2):
+        assert (ours.low(level), ours.high(level)) == pytest.approx((theirs.low(level), theirs.high(level)), abs=0.01)
+
+
+def test_shares_are_held_to_their_exact_interval() -> None:
+    hits = np.zeros((2, 40))
+    hits[0, :6] = 1
+    one, other = frontier.means(hits)
+    exact = paired_shares(hits[0] == 1, hits[1] == 1)
+    assert frontier.difference(one, other).low(0.01) <= exact.low(0.01)
+    assert other.measured("recall", "share").high == pytest.approx(intervals.clopper_pearson(0, 40)[1])
+    assert one.measured("recall", "share").low >= 0
+
+
+def test_rates_are_those_of_every_single_resample() -> None:
+    """The slow twin: `roc.rate_at` on each resample, written out."""
+    rng = np.random.default_rng(5)
+    own, others = rng.integers(0, 40, 30).astype(float), rng.integers(-20, 20, 50).astype(float)  # ties
+    [leak] = frontier.rates([[(own, others)]], 0.05)
+    members = next(bootstrap.blocks(30, "frontier members", frontier.RESAMPLES))
+    nonmembers = next(bootstrap.blocks(50, "frontier non-members", frontier.RESAMPLES))
+    slow = [
+        rate_at(np.repeat(own, a), np.repeat(others, b), 0.05).value
+        for a, b in zip(members[:200], nonmembers[:200], strict=True)
+    ]
+    assert leak.draws[:200] == pytest.approx(slow)
+    assert leak.value == pytest.approx(rate_at(own, others, 0.05).value)
+
+
+def test_rates_of_several_seeds_are_their_mean() -> None:
+    rng = np.random.default_rng(6)
+    seeds = [(rng.normal(1, 1, 30), rng.normal(0, 1, 50)) for _ in range(2)]
+    [both], *single = frontier.rates([seeds], 0.1), *(frontier.rates([[one]], 0.1) for one in seeds)
+    assert both.value == pytest.approx(np.mean([leak.value for [leak] in single]))
+    assert both.draws == pytest.approx(np.mean([leak.draws for [leak] in single], axis=0))
+
+
+def test_perplexity_ratios_by_hand_paired_by_text() -> None:
+    tokens, base = np.array([[10.0, 30.0]]), np.array([[20.0, 90.0]])
+    nll = np.array([base, base + 0.1 * tokens, np.where([True, False], np.inf, base)])
+    own, same, never = frontier.perplexity_ratios(nll, tokens, base)
+    assert (own.value, own.low, own.high) == (1, 1, 1)
+    assert (same.value, same.low, same.high) == pytest.approx((math.exp(0.1),) * 3)  # each text by as much: no width
+    assert math.isinf(never.value) and math.isinf(never.high)
+
+
+def test_perplexity_ratios_of_seeds_are_their_geometric_mean() -> None:
+    tokens = np.full((2, 4), 10.0)
+    nll = np.array([np.zeros((2, 4)), [[1.0] * 4, [3.0] * 4]])
+    assert frontier.perplexity_ratios(nll, tokens, nll[0])[1].value == pytest.approx(math.exp(0.2))
+
+
+# --- who leaks least --------------------------------------------------------------------------------------------------
+
+
+def leaks(values: list[list[float]]) -> list[Leak]:
+    return frontier.means(np.array(values))
+
+
+def least(found: list[Leak]) -> list[bool]:
+    return may_be_least(len(found), lambda i, j: frontier.difference(found[i], found[j]))
+
+
+def test_a_clear_winner_is_alone() -> None:
+    noise = np.random.default_rng(0).random(200) * 0.01
+    assert least(leaks([list(noise + 0.3), list(noise), list(noise + 0.2)])) == [False, True, False]
+
+
+def test_equals_are_not_told_apart_and_the_worse_is() -> None:
+    rng = np.random.default_rng(1)
+    base = rng.random(300) * 0.2
+    one, other = base + rng.normal(0, 0.01, 300), base + rng.normal(0, 0.01, 300)
+    assert least(leaks([list(one), list(other), list(base + 0.5)])) == [True, True, False]
+
+
+def test_copies_of_one_law_are_all_left_and_one_alone_is_the_least() -> None:
+    values = list(np.random.default_rng(2).random(50))
+    assert least(leaks([values] * 4)) == [True] * 4
+    assert (
+        least(leaks([values])) == [True] and may_be_least(0, lambda i, j: paired_shares(*[np.ones(1, bool)] * 2)) == []
+    )
+
+
+def test_a_winner_is_what_testing_all_pairs_leaves() -> None:
+    """The slow twin, with the gate's own bootstrap."""
+    rng = np.random.default_rng(7)
+    values = np.clip(rng.random((4, 60)) + np.array([[0.0], [0.02], [0.3], [0.6]]), 0, 1)
+    side = 0.05 / (2 * 3)
+    slow = [not any(paired_means(a, b).low(side) > 0 for b in values if b is not a) for a in values]
+    assert least(frontier.means(values)) == slow == [True, True, False, False]
+
+
+def rare(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    """As exact extraction probabilities are: nearly all 0, some near 1."""
+    return rng.random(shape) ** 0.1 * (rng.random(shape) < 0.1)
+
+
+@pytest.mark.parametrize("law", [rare, lambda rng, shape: rng.normal(8, 4, shape)], ids=["probabilities", "bits"])
+@pytest.mark.parametrize("points", [2, 5])
+def test_among_copies_of_one_law_a_winner_is_named_as_seldom_as_promised(
+    law: Callable[[np.random.Generator, tuple[int, int]], np.ndarray], points: int
+) -> None:
+    rng, named, trials = generator("test", "frontier", points), 0, 300
+    draws = np.concatenate(list(bootstrap.blocks(60, "null", 1500)))
+    for _ in range(trials):
+        values = law(rng, (points, 60))
+        found = [Leak(draws @ row / 60, row) for row in values]
+        named += sum(least(found)) == 1
+    assert named <= at_most(trials)
+
+
+def at_most(trials: int) -> int:
+    """Names of a winner that 5% of so many trials exceed in one of a thousand cases."""
+    from scipy.stats import binom
+
+    return int(binom.ppf(0.999, trials, 0.05))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.lists(st.floats(0, 1), min_size=5, max_size=5), min_size=2, max_size=5))
+def test_the_lowest_is_always_left(values: list[list[float]]) -> None:
+    found = [Leak(np.array([np.mean(row)] * 3), np.array(row)) for row in values]
+    lowest = min(range(len(found)), key=lambda i: found[i].value)
+    assert least(found)[lowest]

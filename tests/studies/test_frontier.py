@@ -1,0 +1,166 @@
+"""Runs with several defenses, and grids over their knobs, end to end: any plug-in is a line of the picture."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from auditor.cli import call
+from auditor.core.jsonable import from_json
+from auditor.core.result import Frontier
+from auditor.records.folder import RunFolder
+from auditor.records.frontier import frontiers, subjects, together
+from auditor.records.saved import read
+from auditor.statistics.roc import rate_at
+from tests.conftest import fits_schema, tiny
+
+MINE, COPY = "Uniform mixing (mine)", "Uniform mixing (copy)"  # they have one title
+PLUGINS = """
+from dataclasses import dataclass
+from typing import ClassVar
+from auditor.defenses.uniform_mixing import UniformMixing
+
+
+@dataclass(frozen=True)
+class Mine(UniformMixing):
+    \"\"\"Mixes.\"\"\"
+
+    name: ClassVar[str] = "mine"
+
+
+@dataclass(frozen=True)
+class Copy(UniformMixing):
+    \"\"\"Mixes and promises nothing.\"\"\"
+
+    name: ClassVar[str] = "copy"
+
+    def claim(self, scenario, spent):
+        return None
+"""
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model, arrays of which every other suffix is its own greedy continuation, and others; two plug-ins."""
+    folder = tmp_path_factory.mktemp("world")
+    model = tiny(scale=8.0)
+    model.model.save_pretrained(folder / "model")  # type: ignore[attr-defined]
+    prefix = torch.randint(1, 61, (148, 6), generator=torch.Generator().manual_seed(0))
+    suffix = torch.randint(1, 61, (148, 4), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        tokens = prefix[:40:2]
+        for _ in range(4):
+            tokens = torch.cat([tokens, model.model(tokens).logits[:, -1:].argmax(-1)], dim=1)  # type: ignore[attr-defined]
+    suffix[:40:2] = tokens[:, 6:]
+    for name, rows in (("data", slice(0, 48)), ("others", slice(48, 148))):
+        (folder / name).mkdir()
+        np.save(folder / name / "tiny_prefix.npy", prefix[rows].numpy().astype(np.uint16))
+        np.save(folder / name / "tiny_suffix.npy", suffix[rows].numpy().astype(np.uint16))
+    (folder / "plugins.py").write_text(PLUGINS)
+    return folder
+
+
+def command(world: Path, *more: str) -> list[str]:
+    data = ["--data", str(world / "data"), "--nonmembers", str(world / "others"), "--setting", "worst"]
+    plugins = ["--plugin", str(world / "plugins.py"), "--defense", "mine", "--defense", "copy"]
+    return ["run", "--model", str(world / "model"), *data, "--attack", "extraction-probability", *plugins, *more]
+
+
+@pytest.fixture(scope="module")
+def single(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("single") / "run"
+    flags = ["--attack", "membership", "-A", "membership.score=min_k", "-D", "weight=0.02", "-o", str(out)]
+    assert call(command(world, *flags)) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def swept(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("swept") / "run"
+    flags = ["--sweep", "mine.weight=0.9,0.02", "-D", "copy.weight=0.02", "-o", str(out)]
+    assert call(command(world, *flags)) == 0
+    return out
+
+
+def test_a_run_with_several_defenses_has_its_picture(single: Path) -> None:
+    result = read(single)
+    assert fits_schema(single)
+    extraction, members = result.frontiers
+    assert (extraction.metric, members.metric) == ("extraction_probability", "tpr_at_1pct_fpr")
+    base, mine, copy = extraction.points
+    assert (base.label, mine.label, copy.label) == ("Undefended", MINE, COPY)
+    perplexity = {target.name: target.perplexity for target in result.targets}
+    assert perplexity["mine"] and perplexity["undefended"]
+    assert mine.ratio.value == pytest.approx(perplexity["mine"].value / perplexity["undefended"].value)
+    assert (mine.epsilon, mine.tokens, copy.epsilon) == (pytest.approx(0.809, abs=1e-3), 1, None)  # filled, and hollow
+    main = next(f for f in result.findings if f.key == ("mine", "worst", "extraction-probability")).main
+    assert main is not None and mine.leak.value == pytest.approx(main.value) and mine.leak.n == main.n == 38
+    assert (mine.leak, mine.ratio, mine.least) == (copy.leak, copy.ratio, copy.least)  # one law: not told apart
+    assert members.points[0].leak.n == 38 and not members.missing
+    report = (single / "report.md").read_text()
+    assert "What leaks least at the same usefulness" in report and "perplexity within 10%" in report
+    assert 'id="frontier-extraction-probability' in (single / "report.html").read_text()
+
+
+def test_rates_are_those_of_the_scores_that_were_kept(single: Path) -> None:
+    row = json.loads((single / "outcomes.json").read_text())["mine/worst/membership"]
+    scores, member = np.array(row["values"]["membership_score"]), np.array(row["member"])
+    found = read(single).frontiers[1].points[1].leak.value
+    assert found == rate_at(scores[member], scores[~member], 0.01).value
+
+
+def test_a_grid_has_a_line_a_defense_over_its_own_knob(swept: Path) -> None:
+    with open(swept / "frontier.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["metric"] == "extraction_probability"]
+    assert [row["model"] for row in rows] == ["Undefended", f"{MINE}, weight 0.9", COPY, f"{MINE}, weight 0.02"]
+    by = {row["model"]: row for row in rows}
+    assert by[COPY]["leakage"] == by[f"{MINE}, weight 0.02"]["leakage"]  # no option of its own was swept: one point
+    assert float(by[f"{MINE}, weight 0.02"]["leakage"]) < float(by[f"{MINE}, weight 0.9"]["leakage"])
+    found: tuple[Frontier, ...] = from_json(tuple[Frontier, ...], json.loads((swept / "frontier.json").read_text()))
+    assert all(sum(p.corner for p in f.points) >= 1 for f in found)
+    assert all((swept / f"frontier.{ending}").is_file() for ending in ("svg", "png", "md", "tex"))
+
+
+def test_fewer_than_two_defenses_have_no_picture(single: Path) -> None:
+    models = subjects({0: (read(single), RunFolder(single))})
+    assert frontiers(models) and frontiers(models[:2]) == () and frontiers([]) == ()
+
+
+def test_points_of_different_models_have_none_together(single: Path, swept: Path) -> None:
+    models = subjects({0: (read(single), RunFolder(single))})
+    base, *defended = models
+    held = {seed: {**own, "perplexity": [x + 1 for x in own["perplexity"]]} for seed, own in base.heldout.items()}
+    other = [type(base)(**{**vars(base), "heldout": held}), *defended]
+    assert len(together([models, models])) == 3 and together([models, other]) == [] and together([]) == []
+
+
+def test_a_model_without_the_same_questions_has_no_point_and_says_why(single: Path) -> None:
+    models = subjects({0: (read(single), RunFolder(single))})
+    base, mine, copy = models
+    row = ("worst", "extraction-probability")
+    cases = {
+        "no perplexity of the texts": {"heldout": {}},
+        "ran with other options": {"options": {**copy.options, row: {"top_p": 0.5}}},
+        "not measured wherever": {"rows": {}},
+        "its budget is spent": {"absent": {row: "its budget is spent"}},
+    }
+    third = type(copy)(**{**vars(copy), "line": "Third", "label": "Third"})
+    for why, changed in cases.items():
+        found = frontiers([base, mine, third, type(copy)(**{**vars(copy), **changed})])[0]
+        assert why in found.missing[COPY] and len(found.points) == 3
+
+
+def test_fewer_answers_narrow_what_all_are_compared_on(single: Path) -> None:
+    models = subjects({0: (read(single), RunFolder(single))})
+    row = ("worst", "extraction-probability")
+    held = models[2].rows[row][0]
+    few = type(held)(held.ids[:20], held.member[:20], held.repeats[:20], {k: v[:20] for k, v in held.values.items()})
+    fewer = type(models[2])(**{**vars(models[2]), "rows": {**models[2].rows, row: {0: few}}})
+    found = frontiers([*models[:2], fewer])[0]
+    assert {p.leak.n for p in found.points} == {int(held.member[:20].sum())}
+    assert found.points[1].leak == found.points[2].leak
