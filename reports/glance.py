@@ -88,5 +88,5 @@ def _limits(result: AuditResult) -> list[Block]:
 TOPICS = (
     Topic("glance", "At a glance", lambda m: _glance(m.result)),
     Topic("since", BEFORE, lambda m: _since(m.since) if m.since else ()),
-    Topic("limits", "What a good result does not mean", lambda m: _limits(m.result), turn=7),
+    Topic("limits", "What a good result does not mean", lambda m: _limits(m.result), turn=8),
 )

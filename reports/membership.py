@@ -137,6 +137,6 @@ def _step_rows(points: list[tuple[float, float]]) -> Iterator[tuple[str, ...]]:
 
 
 TOPICS = (
-    Topic("membership", "Membership", lambda m: _scores(m.result), turn=3),
+    Topic("membership", "Membership", lambda m: _scores(m.result), turn=4),
     Topic("roc", "Membership by false positives", lambda m: _curves(m.result, m.details)),
 )
