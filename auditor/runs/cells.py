@@ -260,7 +260,7 @@ def cells(gathering: Gathering) -> Iterator[Cell]:
     for setting in selection.settings_of(target.companion):
         view = gathering.place.view(target.name, setting.name)
         if target.budget is not None and setting is CLAIM:
-            view.allowance = share_out(target.budget, planned(view, selection.attacks, target.secrets))
+            view.allowance = share_out(target.budget, planned(view, selection.attacks, target.secrets), target.lots)
         for method in selection.methods:
             if isinstance(method, Probe):
                 yield ProbeCell(gathering, setting, method)
