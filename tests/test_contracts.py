@@ -406,19 +406,21 @@ def test_trainers_say_what_they_are_and_train(kind: type[Trainer], neox: Hugging
     base = load(str(tmp_path / "base"))
     texts = [f"door {i} opens with {i * i}" for i in range(8)]
     ids = [tuple(tokens) for tokens in base.tokenizer(texts)["input_ids"]]  # type: ignore[misc]
+    records = tuple(TrainingRecord(text, own, text) for text, own in zip(texts, ids, strict=True))
     job = TrainingJob(
         base=base.name,
         load=lambda: load(base.name).model.requires_grad_(True).train(),
         tokenizer=base.tokenizer,
         end=0,
         block=24,
-        records=tuple(TrainingRecord(text, own, text) for text, own in zip(texts, ids, strict=True)),
+        records=records,
         users=False,
         public=base,
         out=tmp_path / "out",
         checkpoint=Checkpoint(tmp_path / "out" / "checkpoint.pt"),
         seed=0,
         progress=lambda what, done, total: None,
+        forget=records[:3] if kind.unlearns else (),
     )
     (tmp_path / "out").mkdir()
     fields = {f.name for f in dataclasses.fields(kind)}
