@@ -353,7 +353,7 @@ MEASURED = (
 def asked(
     paper: papers.Paper, plan: str, scale: str, model: bool = False
 ) -> reproduce.RunStudy | reproduce.UtilityStudy:
-    given = {"data": "d"} if scale == "paper" else {"model": "m", "data": "d"} if model else {}
+    given = {"data": "d"} if scale in ("paper", "arrays") else {"model": "m", "data": "d"} if model else {}
     return reproduce.kind(paper, plan, scale, given)
 
 
