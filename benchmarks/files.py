@@ -12,7 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -96,6 +96,25 @@ class Files(Benchmark):
         if self.framed:  # of a conversation, what is answered: the rest need not have been learnt
             self.heldout_given = tuple(len(secret.prefix) for secret in self.secrets if not secret.member)
         self.notes = (_tokenizer_note(self.tokenizer), *parts.notes)
+        self._given = {True: ("--data", data), False: ("--nonmembers", nonmembers)}
+
+    def corpus(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
+        """Every row as a whole. They are read anew: a corpus is not kept in memory for whoever may ask."""
+        flag, name = self._given[members]
+        if name is None:
+            return
+        table = _read(flag, name)
+        layout, repeats = _layout(table), _repeats(table)
+        if layout not in _PLAIN:
+            for said, times in zip(_conversations(table, layout), repeats, strict=True):
+                with suppress(chat.Unusable):  # nobody is attacked in such a row either, and the notes say so
+                    if not isinstance(said, chat.Unusable):
+                        yield chat.write(self.tokenizer, said).tokens, times
+            return
+        texts = _joined(table, layout)
+        for first in range(0, len(texts), _BATCH):
+            encoded = _encode(self.tokenizer, texts[first : first + _BATCH])["input_ids"]
+            yield from zip(map(tuple, encoded), repeats[first : first + _BATCH], strict=True)
 
 
 def _fast(tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:

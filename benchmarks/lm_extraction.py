@@ -7,6 +7,7 @@ attacked model's vocabulary cannot be seen from the arrays; only ids that are to
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from tokenize import TokenError
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from auditor.benchmarks.splitting import Record, Source, Split, check_lengths, divide
 from auditor.core.errors import AuditError
+from auditor.core.nouns import Tokens
 from auditor.plugins.benchmark import Benchmark
 
 _LABEL = "example"
@@ -48,16 +50,17 @@ class LMExtraction(Benchmark):
         check_lengths(prefix_length, suffix_length)
         split = Split(known_fraction, limit, seed)
         load = partial(_source, vocab_size=vocab_size, prefix_length=prefix_length, suffix_length=suffix_length)
-        parts = divide(
-            load("--data", folder),
-            None if known is None else load("--known", known),
-            None if nonmembers is None else load("--nonmembers", nonmembers),
-            split,
-            _LABEL,
-        )
+        members = load("--data", folder)
+        others = None if nonmembers is None else load("--nonmembers", nonmembers)
+        parts = divide(members, None if known is None else load("--known", known), others, split, _LABEL)
+        self._rows = {True: members.records, False: () if others is None else others.records}
         self.secrets, self.known, self.heldout = parts.secrets, parts.known, parts.heldout
         self.description = f"LM-Extraction arrays of {Path(folder).resolve().name}: {parts.counted()}"
         self.notes = parts.notes
+
+    def corpus(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
+        """Every row, those too that --limit leaves out."""
+        yield from ((record.prefix + record.suffix, None) for record in self._rows[members])
 
 
 def example_row(secret: str) -> int | None:

@@ -75,7 +75,7 @@ class NGrams:
         return [Standing(at[own], trained[own], heldout[own], record[own]) for own in parts]
 
     def home(self, texts: Sequence[Tokens]) -> list[int]:
-        """The trained text that each of these stands in as a whole; -1 where that is none, or not one alone."""
+        """The text that each of these stands in as a whole; -1 where that is none, or not one alone."""
         found = np.full(len(texts), -1)
         of_length: dict[int, list[int]] = {}
         for i, text in enumerate(texts):
@@ -135,21 +135,17 @@ class NGrams:
 
     def _texts_of(self, low: Integers, high: Integers) -> tuple[NDArray[np.bool_], NDArray[np.bool_], Integers]:
         """Of the suffixes low:high of `order`, (k,) each: is any of a trained text, of a held-out one; the one text."""
-        known, none = len(self.copies), len(self.starts)
         ranges, back = np.unique(np.stack([low, high]), axis=1, return_inverse=True)
-        least, most, last = (np.empty(ranges.shape[1], np.int64) for _ in range(3))
+        least, most = (np.empty(ranges.shape[1], np.int64) for _ in range(2))
         for own in _portions(ranges[1] - ranges[0], _PLACES):
             begin, sizes = ranges[0, own], ranges[1, own] - ranges[0, own]
             ends = sizes.cumsum()
             places = np.arange(ends[-1]) + np.repeat(begin - (ends - sizes), sizes)
             owner = np.searchsorted(self.starts, self.order[places], side="right") - 1
-            is_known = owner < known
-            least[own] = np.minimum.reduceat(np.where(is_known, owner, none), ends - sizes)
-            most[own] = np.maximum.reduceat(np.where(is_known, owner, -1), ends - sizes)
-            last[own] = np.maximum.reduceat(owner, ends - sizes)
-        found = most >= 0, last >= known, np.where(least == most, most, -1)
-        trained, heldout, record = (column[back.reshape(-1)] for column in found)
-        return trained, heldout, record
+            least[own] = np.minimum.reduceat(owner, ends - sizes)
+            most[own] = np.maximum.reduceat(owner, ends - sizes)
+        each, known = back.reshape(-1), len(self.copies)  # trained texts come first
+        return (least < known)[each], (most >= known)[each], np.where(least == most, most, -1)[each]
 
 
 def build(trained: Iterable[tuple[Tokens, int | None]], heldout: Iterable[Tokens]) -> NGrams:

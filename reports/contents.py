@@ -12,7 +12,20 @@ from auditor.core.result import AuditResult
 from auditor.gate.compare import Comparison
 from auditor.records.details import Details
 from auditor.records.texts import SecretText
-from auditor.reports import advice, bracket, changes, evidence, frontier, glance, inert, leaks, membership, terms, words
+from auditor.reports import (
+    advice,
+    bracket,
+    changes,
+    evidence,
+    frontier,
+    glance,
+    inert,
+    leaks,
+    membership,
+    terms,
+    untargeted,
+    words,
+)
 from auditor.reports.blocks import Document, Facts, Section
 from auditor.reports.topics import BEFORE, CHECK, DECIDE, MEND, Material
 from auditor.reports.verdict import answers, headline, verdict
@@ -20,7 +33,7 @@ from auditor.reports.verdict import answers, headline, verdict
 REVEALED = "This report shows private text (--reveal): keep it to yourself."
 PARTS = (
     (DECIDE, (*glance.TOPICS, *frontier.TOPICS)),
-    (MEND, (*leaks.TOPICS, *advice.TOPICS)),
+    (MEND, (*leaks.TOPICS, *untargeted.TOPICS, *advice.TOPICS)),
     (CHECK, (*evidence.TOPICS, *bracket.TOPICS, *membership.TOPICS, *terms.TOPICS)),
 )
 

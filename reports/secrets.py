@@ -52,7 +52,8 @@ def block(result: AuditResult, details: Details, texts: Mapping[str, SecretText]
 
     texts: the private text to show, by secret.
     """
-    measured = [f for f in words.rows(result) if f.key in details.rows]
+    own = {secret.id for secret in details.secrets}  # rows of generations are about none of them
+    measured = [f for f in words.rows(result) if f.key in details.rows and own.intersection(details.rows[f.key].ids)]
     if not details.secrets or not measured:
         return None
     facts = _facts(details)

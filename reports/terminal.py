@@ -24,7 +24,12 @@ from auditor.reports.verdict import explained, headline, strongest
 _INDENT = 2
 _SHORTEST = 12  # what is left of a long attack name where the numbers need the room
 _BARS = "▁▂▃▄▅▆▇█"
-_LIMITS = {"recall": "recall=0.05", "exposure": "exposure=10", "membership_auc": "membership_auc=0.6"}  # to begin with
+_LIMITS = {  # to begin with
+    "recall": "recall=0.05",
+    "exposure": "exposure=10",
+    "membership_auc": "membership_auc=0.6",
+    "memorised_per_1000": "memorised_per_1000=10",
+}
 
 
 def summary(result: AuditResult, folder: Path | None = None) -> Summary:

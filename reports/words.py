@@ -211,7 +211,8 @@ def claim_applies(finding: Finding) -> str:
 
 
 def budget(finding: Finding, secrets: int) -> str:
-    """What a row spent on each of so many secrets: `10 samples, 240 tokens, 31 forward rows`."""
+    """What a row spent on each of so many secrets: `10 samples, 240 tokens, 31 forward rows`; or on a generation."""
+    secrets = finding.options.get("generations", secrets)
     if finding.not_applicable or not (finding.drawn or finding.rows) or not secrets:
         return NOTHING
     samples = finding.options.get("samples") if finding.drawn else None

@@ -169,6 +169,7 @@ class Guesses:
     near_boundary: int = 0  # draws within 1e-6 of a CDF boundary, where float noise could have decided otherwise
     rows: int = 0  # rows run through the target: distinct partial samples, or nodes of a search
     certificate: Certificate | None = None
+    rankings: dict[str, float] = field(default_factory=dict)  # of the first, scores by other rankings, higher surer
 
 
 def evenly(secrets: Sequence[Secret], limit: int) -> list[Secret]:

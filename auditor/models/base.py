@@ -62,7 +62,7 @@ class Check:
 
     relation: str  # how neighbours differ: "add_remove"; or the step of the proof that was looked at
     order: float  # of the Renyi divergence; inf: pure
-    claimed: float | None  # nats, the most that any two neighbours may differ by; None: nothing is claimed of it
+    claimed: float  # nats, the most that any two neighbours may differ by
     realised: Tensor  # (B, positions, neighbours) nats, float64, the larger of both directions
 
 
@@ -163,7 +163,7 @@ class LanguageModel(ABC):
         row_of_draw = torch.arange(count, device=self.device).repeat_interleave(samples)
         tokens, scores, near = [], [], torch.zeros(count * samples, dtype=torch.long, device=self.device)
         for position in range(length):
-            drawn, close = rows.draw(row_of_draw, noise[:, position], decoding)
+            drawn, close = rows.draw(row_of_draw, noise[:, position], decoding.at(position))
             near += close
             tokens.append(drawn)
             if likelihood:

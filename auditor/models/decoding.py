@@ -62,6 +62,10 @@ class Decoding:
         )
         return ", ".join(words for words, said in parts if said)
 
+    def at(self, position: int) -> Decoding:
+        """The law of one token of a text, by its place from 0: the same everywhere."""
+        return self
+
     def log_law(self, log_probs: Tensor) -> Tensor:
         """The decoding law of each row, (rows, V) nats, renormalised; -inf where a token is cut."""
         law = torch.full_like(log_probs, -math.inf)
@@ -224,6 +228,47 @@ class Decoding:
             settled = torch.ones_like(settled)
         order = torch.where(keep, tokens, vocab_size).argsort(-1)[:, : int(last.max())]
         return settled, tokens.gather(-1, order), weights.gather(-1, order)
+
+
+@dataclass(frozen=True)
+class Cooling(Decoding):
+    """A law that begins hot: the temperature falls in equal steps from `hot` to `temperature` over `steps` tokens.
+
+    Carlini et al. 2021, Section 5.1.1: texts begin in many ways, and go on as the model is sure of. Every token has a
+    law of its own, so there is none of the whole: `at` says which.
+    """
+
+    hot: float = 10.0
+    steps: int = 20
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (math.isfinite(self.hot) and self.hot > 0 and self.temperature > 0):
+            raise AuditError(f"expected temperatures > 0 to fall, got {self.hot} and {self.temperature}")
+        if self.steps < 1:
+            raise AuditError(f"expected steps >= 1 of a falling temperature, got {self.steps}")
+
+    @property
+    def ancestral(self) -> bool:
+        return False
+
+    def __str__(self) -> str:
+        last = str(Decoding(self.temperature, self.top_k, self.top_p, self.forbidden))
+        return f"temperature {self.hot:g} falling over {self.steps} tokens, then {last}"
+
+    def at(self, position: int) -> Decoding:
+        left = max(0.0, 1 - position / self.steps)
+        return Decoding(self.temperature + left * (self.hot - self.temperature), *self._truncation)
+
+    @property
+    def _truncation(self) -> tuple[int, float, tuple[int, ...]]:
+        return self.top_k, self.top_p, self.forbidden
+
+    def support(self, *_: object) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
+        raise TypeError("the law differs from token to token: ask `at` one")
+
+    def token_log_law(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
+        raise TypeError("the law differs from token to token: ask `at` one")
 
 
 ANCESTRAL = Decoding()

@@ -34,6 +34,7 @@ class Attack:
     title: ClassVar[str] = ""  # what people read in a table; "": its name
     needs: ClassVar[tuple[str, ...]] = ("draw",)
     of: ClassVar[Literal["secrets"]] = "secrets"  # what it looks at: a probe may look at canaries instead
+    control: ClassVar[str] = ""  # a defense that is shown beside the others for its sake, where it can be had
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -67,6 +68,10 @@ class Attack:
         What the estimate of a run tunes in its place.
         """
         return self, 1.0
+
+    def queries(self, view: View, secrets: Sequence[Query]) -> Sequence[Query]:
+        """What it asks of this target: the prefixes of the secrets that are attacked there, or texts of its own."""
+        return secrets
 
     def guess(self, view: View, state: dict[str, Any], queries: Sequence[Query]) -> Iterator[Guesses]:
         """Answer the queries one by one, in their order. Results depend on the secret, not on its neighbours."""

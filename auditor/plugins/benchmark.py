@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from auditor.core.nouns import Challenge, Pair, Query, Secret, Tokens, evenly
@@ -34,6 +34,15 @@ class Benchmark:
         """The public half of the benchmark."""
         queries = tuple(Query(secret.id, secret.prefix, len(secret.suffix)) for secret in self.secrets)
         return Challenge(known=self.known, queries=queries)
+
+    def corpus(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
+        """All that was trained on, or all held-out text: each text with how often, None where nobody knows.
+
+        By default no more than what is attacked or known; whoever reads whole records says so.
+        """
+        yield from ((s.prefix + s.suffix, s.repeats) for s in (*self.secrets, *self.canaries) if s.member == members)
+        if members:
+            yield from ((pair.prefix + pair.suffix, None) for pair in self.known)
 
     def few(self, limit: int) -> tuple[Secret, ...]:
         """At most so many members, and as large a share of the non-members, evenly spaced: every repeat count stays."""

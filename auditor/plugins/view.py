@@ -6,7 +6,7 @@ An attack sees the target through a view only: no attack asks whether a defense 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -23,7 +23,6 @@ from auditor.models.base import LanguageModel, given_by
 from auditor.models.decoding import ANCESTRAL, Decoding, by_shape
 from auditor.models.memory import AtOnce, rows_bytes
 from auditor.models.references import References
-from auditor.plugins.defense import most_of_a_lot
 from auditor.privacy.gradient_canaries import GradientCanaries
 
 # What decoding rows may hold at once on a processor, should no two samples of a prefix share a path. Twice as much is
@@ -78,11 +77,10 @@ class Meter:
 
     drawn: dict[tuple[str, str], int] = field(default_factory=dict)
     spent: int = 0
-    lots: Mapping[str, int] = field(default_factory=dict)  # `Defense.lots`
 
     @property
     def total(self) -> int:
-        return most_of_a_lot(self.drawn, self.lots)
+        return sum(self.drawn.values())
 
     @property
     def uncharged(self) -> int:
@@ -145,8 +143,7 @@ class View:
         if self.setting.ancestral:
             return ANCESTRAL
         forbidden = self.target.eos if sampling.eos == "masked" else ()
-        own = sampling.decoding
-        return Decoding(own.temperature, own.top_k, own.top_p, forbidden)
+        return replace(sampling.decoding, forbidden=forbidden)
 
     def words(self, sampling: Sampling) -> str:
         """How candidates come about, as a reader of the report is told; the number of samples is told elsewhere."""

@@ -23,6 +23,8 @@ from auditor.core.errors import AuditError
 from auditor.core.jsonfiles import read_object
 from auditor.core.nouns import CellKey, Secret
 from auditor.core.result import Measurement
+from auditor.records import memorised
+from auditor.records.memorised import RecordsOut
 from auditor.records.outcomes import OUTCOMES, by_cell
 from auditor.statistics import documents, intervals, judging
 
@@ -67,6 +69,7 @@ class Details:
     rows: Mapping[CellKey, RowDetails] = field(default_factory=dict)
     tokens: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
     exposure: Mapping[CellKey, Mapping[str, float]] = field(default_factory=dict)
+    memorised: Mapping[CellKey, RecordsOut] = field(default_factory=dict)  # of rows of generations
 
 
 def facts(secrets: Sequence[Secret], salt: str) -> dict[str, Any]:
@@ -92,7 +95,8 @@ def read(folder: Path) -> Details:
     rows = {row: seen for row, record in cells.items() if (seen := _seen(folder, record))}
     columns = _json(folder / SECRETS)
     secrets = _facts(folder, columns) if columns else _facts_by_rows(rows)
-    return Details(secrets, rows, _tokens(folder / TOKENS), _exposure(folder / OBSERVATIONS))
+    exposure = _exposure(folder / OBSERVATIONS)
+    return Details(secrets, rows, _tokens(folder / TOKENS), exposure, memorised.read(folder))
 
 
 def _facts(folder: Path, columns: Mapping[str, Any]) -> tuple[SecretFacts, ...]:

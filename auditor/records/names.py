@@ -20,7 +20,7 @@ from filelock import FileLock
 from auditor.core import disk
 from auditor.core.cache import cache_folder
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Secret
+from auditor.core.nouns import Secret, Tokens
 from auditor.core.result import Finding
 
 SALT = "AUDIT_SALT"
@@ -66,6 +66,11 @@ def named(secrets: Sequence[Secret], salt: bytes) -> tuple[Secret, ...]:
         seen[alias] += 1
         found.append(replace(secret, alias=alias if seen[alias] == 1 else f"{alias}-{seen[alias]}"))
     return tuple(found)
+
+
+def of_record(tokens: Tokens, salt: bytes) -> str:
+    """What a whole training record is called, of which a secret may be a part: `r` and 12 hex digits."""
+    return f"r{_digest(salt, json.dumps(tokens))[:12]}"
 
 
 def _digest(salt: bytes, text: str) -> str:

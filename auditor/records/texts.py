@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from auditor.core import disk
@@ -41,12 +42,30 @@ class SecretText:
         return "".join(self.pieces)
 
 
+Out = Mapping[str, Mapping[str, tuple[Tokens, Tokens]]]
+"""By row and alias of a record, the longest part of it that came out, and the generation that it came out in."""
+
+
 def write_texts(
-    folder: Path, secrets: Sequence[Secret], guesses: Mapping[str, Mapping[str, Guesses]], decode: Decode
+    folder: Path,
+    secrets: Sequence[Secret],
+    guesses: Mapping[str, Mapping[str, Guesses]],
+    decode: Decode,
+    out: Out = MappingProxyType({}),
 ) -> None:
     """guesses: by row, those of each secret id, of which the first is written."""
     with disk.replacing(folder / TEXTS) as scratch, open(scratch, "w", encoding="utf-8", newline="\n") as file:
         file.writelines(json.dumps(line) + "\n" for line in _lines(secrets, guesses, decode))
+        file.writelines(json.dumps(line) + "\n" for line in _out(out, decode))
+
+
+def _out(out: Out, decode: Decode) -> Iterator[dict[str, Any]]:
+    """Records that came out of generations, as secrets without a prefix: what came out, and within what."""
+    for alias in dict.fromkeys(alias for found in out.values() for alias in found):
+        own = {row: found[alias] for row, found in out.items() if alias in found}
+        longest = max((part for part, _ in own.values()), key=len)
+        said = {row: decode(whole) for row, (_, whole) in own.items()}
+        yield {"secret": alias, **asdict(SecretText(alias, "", (decode(longest),), said, tuple(own), decoded=True))}
 
 
 def _lines(

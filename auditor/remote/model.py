@@ -17,7 +17,7 @@ from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Tokens
 from auditor.models.base import Completions, LanguageModel, Rows
 from auditor.models.brackets import Told
-from auditor.models.decoding import GREEDY, Decoding
+from auditor.models.decoding import GREEDY, Cooling, Decoding
 from auditor.remote.answers import key_of
 from auditor.remote.dialect import Written
 from auditor.remote.handshake import Handshake, shake_hands
@@ -69,6 +69,11 @@ class RemoteModel(LanguageModel):
         """
         if prompt is not None:
             raise NotApplicable(_NO_PROMPT)
+        if isinstance(decoding, Cooling):
+            raise NotApplicable(
+                f"needs a temperature that falls from token to token; {self.name} draws whole texts at one: "
+                "-A untargeted.cooling=0 asks for that"
+            )
         contexts = [tuple(row) for row in prefixes.tolist()]
         seeds = (uniforms[:, :, 0, 0] * 2**31).long().tolist()
         samples = len(seeds[0]) if seeds else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from auditor.core.errors import NotApplicable
-from auditor.core.nouns import Secret
+from auditor.core.nouns import Query, Secret
 from auditor.models.base import given_by
 from auditor.plugins.attack import Attack
 from auditor.plugins.defense import Budget
@@ -24,24 +24,30 @@ def planned(view: View, attacks: Sequence[Attack], secrets: Sequence[Secret]) ->
             recipes = attack.recipes(view)
         except NotApplicable:
             continue
+        queries = asked(view, attack, secrets)
         for recipe, samples in recipes.items():
-            draws.update({(recipe, secret.id): samples * len(secret.suffix) for secret in secrets})
+            draws.update({(recipe, query.id): samples * query.length for query in queries})
     return draws
 
 
-def share_out(budget: Budget, draws: Mapping[tuple[str, str], int], lots: Mapping[str, int] | None = None) -> Draws:
+def asked(view: View, attack: Attack, secrets: Sequence[Secret]) -> Sequence[Query]:
+    """What the attack asks of a target on which these secrets are attacked; nothing where it does not apply."""
+    try:
+        return attack.queries(view, [Query(secret.id, secret.prefix, len(secret.suffix)) for secret in secrets])
+    except NotApplicable:
+        return ()
+
+
+def share_out(budget: Budget, draws: Mapping[tuple[str, str], int]) -> Draws:
     """A fixed budget over (recipe, secret) in their order, beforehand, so that it does not depend on scheduling.
 
     `stop`: only answers that are paid for in full, up to the first that is not; `public`: the rest is answered by the
-    public model. lots: by secret, where each of them has such a budget of its own (`Defense.lots`).
+    public model.
     """
-    left, allowance = dict[int | None, int](), Draws()
+    left, allowance = budget.tokens, Draws()
     for key, tokens in draws.items():
-        lot = (lots or {}).get(key[1])
-        rest = left.get(lot, budget.tokens)
-        if budget.on_exhaustion == "stop" and tokens > rest:
-            left[lot] = -1  # closed, to shorter answers too
-            continue
-        allowance[key] = min(tokens, rest)
-        left[lot] = rest - allowance[key]
+        if budget.on_exhaustion == "stop" and tokens > left:
+            break
+        allowance[key] = min(tokens, left)
+        left -= allowance[key]
     return allowance

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from auditor.attacks.untargeted import Untargeted
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Challenge, Lead, Secret
 from auditor.core.plan import AUTO, Plan
@@ -22,9 +23,11 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.references import References
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.probe import Probe
-from auditor.plugins.view import Setting, View
+from auditor.plugins.view import WORST, Setting, View
 from auditor.records.folder import RunFolder
-from auditor.runs import personal
+from auditor.runs import generations, personal
+from auditor.runs.allowance import asked
+from auditor.runs.generations import Corpus
 from auditor.runs.lead import choose, led
 from auditor.runs.personal import Personal
 from auditor.runs.reporter import Reporter
@@ -99,8 +102,8 @@ class Scene:
                 continue
             if method.of == "secrets":
                 method.check(self.benchmark.secrets)
-        for asked in self.selection.references:
-            self.references(asked)
+        for wanted in self.selection.references:
+            self.references(wanted)
 
     def check_room(self) -> None:
         """Raises AuditError where a model has no room for the texts of this run behind its lead and soft prompt."""
@@ -144,6 +147,25 @@ class Audit(Scene):
     def asked(self) -> dict[str, Any]:
         """With what stands before every text, which model is attacked for which secrets: equal ones share answers."""
         return {**self.site.subject, "lead": self.lead.tokens}
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        """What generations are held against. Raises AuditError where there is no holding them against it."""
+        attack = next(method for method in self.selection.methods if isinstance(method, Untargeted))
+        index = self.shelf.get("n-grams", self.site.subject, lambda: generations.index_of(self.benchmark))
+        return generations.corpus_of(attack, self.benchmark, index)
+
+    def check_generations(self, target: Target) -> None:
+        """Refuses what could only be refused after the first of them was drawn. Raises AuditError."""
+        view = self.view(target, WORST)
+        for attack in self.selection.attacks:
+            if not isinstance(attack, Untargeted):
+                continue
+            self.corpus  # noqa: B018 - made now, before hours of drawing
+            for n_prefix, length in {(len(query.prefix), query.length) for query in asked(view, attack, ())}:
+                for model in (target.model, view.public, view.reference):
+                    if model is not None:
+                        model.check_room(n_prefix, length)
 
     @cached_property
     def states(self) -> States:

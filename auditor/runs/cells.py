@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from auditor.attacks.untargeted import Untargeted
 from auditor.core.errors import NotApplicable
 from auditor.core.jsonable import to_json
 from auditor.core.nouns import UNDEFENDED, CellKey, Guesses, Observation, Secret
@@ -17,7 +18,7 @@ from auditor.plugins.attack import Attack
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import CLAIM, Setting, View
-from auditor.runs import causes, remarks
+from auditor.runs import causes, generations, remarks
 from auditor.runs.allowance import planned, share_out
 from auditor.runs.audit import Audit
 from auditor.runs.collector import Collector, decoder
@@ -180,15 +181,51 @@ class AttackCell(Cell):
         """Attacks all secrets that an interrupted run has not; returns those that have an answer, in their order."""
         done, target = self.audit.folder.done(self.key), self.target
         attacked = {secret.id for secret in target.secrets}
-        queries = [query for query in self.audit.challenge.queries if query.id in attacked]
+        known = [query for query in self.audit.challenge.queries if query.id in attacked]
+        queries = self.attack.queries(self.view, known)
         work = AttackWork(self.key, self.view.allowance, target.meter, state)
         for found in self._found(work, [query for query in queries if query.id not in done]):
             self.audit.folder.append(self.key, found.of)
-            self._progress(len(done), len(attacked))
+            self._progress(len(done), len(queries))
             if self.setting is CLAIM:
                 target.seconds += found.seconds
                 target.drawn += sum(guesses.drawn for guesses in found.of)
         return [query.id for query in queries if query.id in done]
+
+
+@dataclass(frozen=True)
+class CorpusCell(AttackCell):
+    """Texts that are drawn as guesses are, and held against all that was trained on."""
+
+    attack: Untargeted
+
+    def _measured(self, blank: Finding) -> Finding:
+        audit, attack, view = self.audit, self.attack, self.view
+        state = audit.states.of(self.target, view, attack)
+        drawn = self._guess(state)
+        if not drawn:
+            raise NotApplicable("the budget pays for no whole generation")
+        found = generations.judge(attack, audit.folder.done(self.key), drawn, audit.corpus)
+        if self.setting is CLAIM:
+            self.target.charge(view, attack, found.costs)
+        self.collector.written(self.key, found)
+        asked = len(attack.queries(view, ()))
+        covered = (f"the query budget covered {len(drawn)} of {asked} generations",) if len(drawn) < asked else ()
+        return dataclasses.replace(
+            blank,
+            measurements=found.measurements,
+            notes=(
+                *blank.notes,
+                *attack.notes(view, state),
+                *audit.corpus.notes(attack.begins(view) if attack.prompts else ()),
+                *found.notes,
+                *remarks.of_draws(found.costs),
+                *covered,
+                *remarks.of_budget(view, attack, found.costs, "generations"),
+            ),
+            drawn=sum(g.drawn for g in found.costs),
+            rows=sum(g.rows for g in found.costs),
+        )
 
 
 @dataclass(frozen=True)
@@ -221,10 +258,8 @@ class ProbeCell(Cell):
 
     def _observe(self, secrets: Sequence[Secret]) -> list[Observation]:
         """An observation of every secret, in their order, those of an interrupted run included."""
-        folder, probe, seen_before = self.audit.folder, self.probe, self._seen_before()
+        folder, probe = self.audit.folder, self.probe
         done = folder.observed(self.key)
-        if known := [seen_before[secret.id] for secret in secrets if secret.id in seen_before.keys() - done.keys()]:
-            folder.observe(self.key, known)
         work = ProbeWork(self.key, self.view.allowance, self.target.meter)
         for found in self._found(work, [secret for secret in secrets if secret.id not in done]):
             folder.observe(self.key, found.of)
@@ -234,16 +269,7 @@ class ProbeCell(Cell):
         changed = [observation for observation in completed if observation != done[observation.secret]]
         if changed:
             folder.observe(self.key, changed)
-        seen_before |= {observation.secret: observation for observation in completed}
         return completed
-
-    def _seen_before(self) -> dict[str, Observation]:
-        """By secret, what an earlier run of a sweep saw of the undefended model, which every point asks the same."""
-        if not self.target.is_undefended:
-            return {}
-        key = (self.audit.asked, self.audit.plan.seed, self.probe)
-        held: dict[str, Observation] = self.audit.shelf.get(f"{self.setting.name} {self.probe.name}", key, dict)
-        return held
 
 
 def subjects(probe: Probe, target: Target, benchmark: Benchmark, view: View) -> tuple[Secret, ...]:
@@ -271,9 +297,11 @@ def cells(gathering: Gathering) -> Iterator[Cell]:
     for setting in selection.settings_of(target.companion):
         view = gathering.place.view(target.name, setting.name)
         if target.budget is not None and setting is CLAIM:
-            view.allowance = share_out(target.budget, planned(view, selection.attacks, target.secrets), target.lots)
+            view.allowance = share_out(target.budget, planned(view, selection.attacks, target.secrets))
         for method in selection.methods:
             if isinstance(method, Probe):
                 yield ProbeCell(gathering, setting, method)
+            elif isinstance(method, Untargeted):
+                yield CorpusCell(gathering, setting, method)
             else:
                 yield AttackCell(gathering, setting, method)

@@ -10,10 +10,12 @@ import numpy as np
 from auditor.core.nouns import CellKey, Observation, Secret
 from auditor.core.result import Measurement
 from auditor.plugins.probe import Probe, probe_record
+from auditor.records import memorised as memorised_records
 from auditor.records import texts
 from auditor.records.folder import RunFolder
 from auditor.runs.causes import Answers
-from auditor.statistics import judging
+from auditor.runs.generations import Judged
+from auditor.statistics import judging, memorised
 
 
 class Collector:
@@ -29,6 +31,7 @@ class Collector:
         self.heldout: dict[str, Mapping[str, Sequence[float]]] = {}  # nll of each text, by target
         self._records: dict[CellKey, dict[str, Any]] = {}
         self._attacks: list[CellKey] = []
+        self._out: dict[CellKey, Judged] = {}
 
     def judged(self, key: CellKey, outcome: judging.Outcome, probable: bool) -> None:
         """What an attack's cell came to; probable: whether its scores are probabilities."""
@@ -58,12 +61,26 @@ class Collector:
         if own and np.isfinite([*own.values(), *floor.values()]).all():
             self.answers[key] = Answers(main.name, main.unit, own, floor)
 
+    def written(self, key: CellKey, found: Judged) -> None:
+        """What the generations of a cell came to."""
+        counts = list(found.counts.values())
+        values = {
+            memorised.MEMORISED: [memorised.PER * float(count) for count in counts],
+            memorised.GENERATIONS: [float(count > 0) for count in counts],
+        }
+        nobody = {"ids": list(found.counts), "member": [True] * len(counts), "repeats": [None] * len(counts)}
+        self._records[key] = {**nobody, "values": values}
+        self._out[key] = found
+
     def save(self, secrets: Sequence[Secret], tokenizer: Any) -> None:
         """All of it that is kept, to the run folder."""
         self.folder.save_outcomes(self._records)
         self.folder.save_heldout(self.heldout)
         guesses = {str(key): self.folder.done(key) for key in self._attacks}
-        texts.write_texts(self.folder.path, secrets, guesses, decoder(tokenizer))
+        if self._out:
+            memorised_records.save(self.folder.path, {key: found.out for key, found in self._out.items()})
+        out = {str(key): found.texts for key, found in self._out.items()}
+        texts.write_texts(self.folder.path, secrets, guesses, decoder(tokenizer), out)
 
 
 def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:

@@ -22,10 +22,12 @@ class ShownRow:
     companion: bool
 
 
-def shown(defenses: Sequence[Defense], there: Callable[[Defense], bool]) -> list[ShownRow]:
+def shown(
+    defenses: Sequence[Defense], there: Callable[[Defense], bool], others: Sequence[Defense] = ()
+) -> list[ShownRow]:
     """Every defense with the controls of its chain behind it; equal controls of several defenses are one row.
 
-    there: whether a control can be had, and is not the undefended target itself.
+    there: whether a control can be had, and is not the undefended target itself. others: controls that attacks want.
     """
     rows: list[ShownRow] = []
     for defense in defenses:
@@ -39,7 +41,8 @@ def shown(defenses: Sequence[Defense], there: Callable[[Defense], bool]) -> list
             name = control.name if own else f"{control.name}-of-{defense.name}"
             title = title_of(type(control)) + ("" if own else f" (of {title_of(type(defense))})")
             rows.append(ShownRow(name, title, control, True))
-    return rows
+    wanted = (one for one in others if there(one) and one not in defenses and not _among(rows, one))
+    return [*rows, *(ShownRow(one.name, title_of(type(one)), one, True) for one in wanted)]
 
 
 def _among(rows: Sequence[ShownRow], defense: Defense) -> bool:

@@ -275,7 +275,8 @@ class _Asker:
 
     def guessing(self, attack: Attack, target: Target, view: View, state: State, name: str, n: int) -> Step:
         attacked = {secret.id for secret in target.secrets}
-        queries = [query for query in self.scene.challenge.queries if query.id in attacked]
+        known = [query for query in self.scene.challenge.queries if query.id in attacked]
+        queries = attack.queries(view, known)
         sampling = attack.sampling()
         at_once = 64 if sampling is None else view.prefixes_at_once(sampling, queries, attack.prompt_rows())
         some = _some(queries, n, "secrets")
@@ -291,8 +292,7 @@ class _Asker:
         """A fresh one: nothing that was drawn before is there."""
         view = self.scene.view(target, setting)
         if target.budget is not None and setting is CLAIM:
-            draws = planned(view, self.scene.selection.attacks, target.secrets)
-            view.allowance = share_out(target.budget, draws, target.lots)
+            view.allowance = share_out(target.budget, planned(view, self.scene.selection.attacks, target.secrets))
         return view
 
     # --- asking ---

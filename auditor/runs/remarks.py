@@ -11,14 +11,16 @@ from auditor.plugins.view import View
 
 
 def of_guesses(guesses: Sequence[Guesses], attacked: Sequence[Secret], benchmark: Benchmark) -> tuple[str, ...]:
-    said = [*of_the_few(attacked, benchmark), *_of_parts(attacked)]
-    near = sum(g.near_boundary for g in guesses)
-    if near:
-        drawn = sum(g.drawn for g in guesses)
-        said.append(f"{near} of {drawn} draws lay within 1e-6 of a CDF boundary")
+    said = [*of_the_few(attacked, benchmark), *_of_parts(attacked), *of_draws(guesses)]
     if len(guesses) < len(attacked):
         said.append(f"the query budget covered {len(guesses)} of {len(attacked)} secrets")
     return (*said, *_of_certificates([g.certificate for g in guesses if g.certificate]))
+
+
+def of_draws(guesses: Sequence[Guesses]) -> tuple[str, ...]:
+    """That float noise may have decided some of them."""
+    near, drawn = sum(g.near_boundary for g in guesses), sum(g.drawn for g in guesses)
+    return (f"{near} of {drawn} draws lay within 1e-6 of a CDF boundary",) if near else ()
 
 
 def of_the_few(attacked: Sequence[Secret], benchmark: Benchmark) -> tuple[str, ...]:
@@ -41,7 +43,7 @@ def _of_parts(attacked: Sequence[Secret]) -> tuple[str, ...]:
     )
 
 
-def of_budget(view: View, attack: Attack, guesses: Sequence[Guesses]) -> tuple[str, ...]:
+def of_budget(view: View, attack: Attack, guesses: Sequence[Guesses], what: str = "secrets") -> tuple[str, ...]:
     """How far a fixed budget went, where the public model answered what it did not pay for."""
     if view.allowance is None:
         return ()
@@ -49,7 +51,7 @@ def of_budget(view: View, attack: Attack, guesses: Sequence[Guesses]) -> tuple[s
     paid = sum(all(allowed[recipe, g.secret] >= g.drawn for recipe in attack.recipes(view)) for g in guesses)
     if paid == len(guesses):
         return ()
-    return (f"the query budget paid for {paid} of {len(guesses)} secrets in full; the public model answered the rest",)
+    return (f"the query budget paid for {paid} of {len(guesses)} {what} in full; the public model answered the rest",)
 
 
 def _of_certificates(found: Sequence[Certificate]) -> tuple[str, ...]:

@@ -60,6 +60,7 @@ def run(
             audit = _prepared(plan, site, selection, folder, reporter, shelf)
         targets, collector = Targets(audit), Collector(folder)
         targets.check_claims()
+        audit.check_generations(targets.undefended)
         loaded = site.weights()  # again: the hub may just have sent them
         weights.check(digests, loaded, "what was loaded just now")
         folder.pin_weights(loaded)

@@ -86,10 +86,12 @@ def select(plan: Plan, site: Site) -> Selection:
         site.check(defense)
 
     def can_be_shown(control: Defense) -> bool:
-        return plan.controls and not site.lacks(control) and not site.is_undefended(control)
+        return not site.lacks(control) and not site.is_undefended(control)
 
     settings = tuple(setting for name, setting in SETTINGS.items() if plan.setting in (name, "both"))
-    return Selection(tuple(methods), tuple(companions.shown(defenses, can_be_shown)), settings)
+    wanted = dict.fromkeys(method.control for method in methods if isinstance(method, Attack) and method.control)
+    controls = [registry.defenses()[name]() for name in wanted]
+    return Selection(tuple(methods), tuple(companions.shown(defenses, can_be_shown, controls)), settings)
 
 
 def _methods(plan: Plan, site: Site) -> list[Attack | Probe]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 
-from auditor.core.nouns import UNDEFENDED, Secret, Tokens
-from auditor.plugins.defense import Defense, Prompt, Scenario, most_of_a_lot
+from auditor.core.nouns import UNDEFENDED, Secret
+from auditor.plugins.defense import Defense, Scenario
 from auditor.plugins.options import description_of
 from auditor.plugins.view import CLAIM
-from auditor.runs.allowance import planned
+from auditor.runs.allowance import asked, planned
 from auditor.runs.audit import Scene
 from auditor.runs.companions import ShownRow
 from auditor.runs.lead import led
@@ -70,13 +69,10 @@ class Targets:
         )
 
     def attacked(self, defense: Defense) -> tuple[Secret, ...]:
-        """Fewer behind an ensemble, or records in a context, where --ensemble-limit or the lab says so.
-
-        All parts are asked at every token.
-        """
+        """Fewer behind an ensemble, where --ensemble-limit or the lab says so: it asks all its parts at every token."""
         benchmark = self.scene.benchmark
         limit = self.scene.plan.ensemble_limit or benchmark.ensemble_limit
-        if limit is None or not {"ensemble", "records"} & set(defense.needs):
+        if limit is None or "ensemble" not in defense.needs:
             return benchmark.secrets
         return benchmark.few(limit)
 
@@ -84,19 +80,13 @@ class Targets:
         """What this defense holds, and the tokens that its row inside the claim will draw."""
         site, scene = self.scene.site, self.scene
         view = scene.view(self.undefended, CLAIM)
-        attacked = self.attacked(defense)
-        draws = planned(view, scene.selection.attacks, attacked)
-        length = max((query.length for query in scene.challenge.queries), default=1)
+        attacks, attacked = scene.selection.attacks, self.attacked(defense)
+        queries = sum(planned(view, attacks, attacked).values())
+        lengths = (query.length for attack in attacks for query in asked(view, attack, attacked))
+        length = max((*lengths, *(len(secret.suffix) for secret in attacked)), default=1)
         ensemble = site.ensemble(defense) if "ensemble" in defense.needs else None
         trained = site.trained(defense) if "trained" in defense.needs else None
         if trained is not None:
             scene.self_check([trained.model])
         whole = site.whole(defense) if "whole" in defense.needs else None
-        prompts = tuple(_prompt(secret, scene.lead.tokens) for secret in attacked) if "records" in defense.needs else ()
-        scenario = Scenario(site.model, site.public, ensemble, 0, length, trained, whole, prompts)
-        return replace(scenario, queries=most_of_a_lot(draws, defense.lots(scenario)))
-
-
-def _prompt(secret: Secret, lead: Tokens) -> Prompt:
-    given = (*lead, *secret.prefix)
-    return Prompt(secret.id, given, (*given, *secret.suffix) if secret.member else ())
+        return Scenario(site.model, site.public, ensemble, queries, length, trained, whole)

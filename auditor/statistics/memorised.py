@@ -6,7 +6,7 @@ Knows which n-grams of a generation stand in the training data and in held-out t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,7 +31,7 @@ class Standing:
     """What of one text stands in others, n-gram by n-gram; (k,) each, of those that stand anywhere.
 
     at: where it begins in the text. trained, heldout: whether it stands in what was trained on, and in held-out text.
-    record: the index of the one trained text that it stands in; -1 where it stands in none, or in several.
+    record: the index of the one text that it stands in; -1 where it stands in several.
     """
 
     at: NDArray[np.int64]
@@ -53,21 +53,24 @@ class Held:
     """What one generation holds, in n-grams that do not overlap.
 
     memorised: of the training data and not of held-out text; common: of both; heldout: of held-out text alone. records:
-    the longest run of each record that some memorised n-gram stands in and no other does.
+    the longest run of each trained record that some n-gram stands in and no other text has; strangers: held-out records
+    of the kind.
     """
 
     memorised: int
     common: int
     heldout: int
     records: Mapping[int, Run]
+    strangers: tuple[int, ...] = ()
 
 
 def held(seen: Standing, n: int) -> Held:
-    own = seen.trained & ~seen.heldout
-    named = own & (seen.record >= 0)
-    records = {int(r): _longest(seen.at[named & (seen.record == r)], n) for r in np.unique(seen.record[named])}
-    counts = (own, seen.trained & seen.heldout, seen.heldout & ~seen.trained)
-    return Held(*(_apart(seen.at[which], n) for which in counts), records)
+    own, other, alone = seen.trained & ~seen.heldout, seen.heldout & ~seen.trained, seen.record >= 0
+    of_one = np.unique(seen.record[own & alone]).tolist()
+    records = {record: _longest(seen.at[own & (seen.record == record)], n) for record in of_one}
+    strangers = tuple(np.unique(seen.record[other & alone]).tolist())
+    memorised, common, heldout = (_apart(seen.at[which], n) for which in (own, seen.trained & seen.heldout, other))
+    return Held(memorised, common, heldout, records, strangers)
 
 
 def _apart(at: NDArray[np.int64], n: int) -> int:
@@ -87,11 +90,12 @@ def _longest(at: NDArray[np.int64], n: int) -> Run:
 
 @dataclass(frozen=True)
 class Corpus:
-    """How much there is to hold: places at which an n-gram begins, and trained records that have one."""
+    """How much there is to hold: places at which an n-gram begins; trained, and held-out, records that have one."""
 
     trained: int
     heldout: int
     records: int
+    strangers: int
 
 
 def measured(
@@ -115,8 +119,10 @@ def measured(
     found.append(share(GENERATIONS, memorised > 0))
     seen = Counter(record for one in every for record in one.records)
     counts = np.array(sorted(seen.values()), dtype=np.int64)
-    out = float(len(counts))
-    found.append(Measurement(RECORDS, out, out, out, len(every), "count", f"of {corpus.records:,} trained on"))
+    found.append(_count(RECORDS, len(seen), len(every), f"of {corpus.records:,} trained on"))
+    if corpus.strangers:
+        others = {record for one in every for record in one.strangers}
+        found.append(_count(floor_of(RECORDS), len(others), len(every), f"of {corpus.strangers:,} held out"))
     found.append(species.new_in_next(NEW, counts, len(every), PER))
     if (total := species.richness(RICHNESS, counts, len(every), corpus.records)) is not None:
         found.append(total)
@@ -125,13 +131,17 @@ def measured(
     return found
 
 
+def _count(name: str, count: int, n: int, note: str) -> Measurement:
+    return Measurement(name, float(count), float(count), float(count), n, "count", note)
+
+
 def _rate(name: str, values: NDArray[np.float64], most: int, note: str = "") -> Measurement:
     """Mean of values of at most so many each, per 1,000: as the mean of probabilities is, honest about rare ones."""
     mean, scale = mean_probability(name, values / most, note), PER * most
     return replace(mean, value=scale * mean.value, low=scale * mean.low, high=scale * mean.high, unit=UNIT)
 
 
-def first(scores: Sequence[float], texts: Sequence[Tokens], count: int = TOP) -> list[int]:
+def first(scores: Sequence[float], text: Callable[[int], Tokens], count: int = TOP) -> list[int]:
     """Places of the surest texts, equal scores in their order, none of them nearly the same as a surer one.
 
     Carlini et al. 2021, Section 6.1: nearly the same are texts that have half of their trigrams, as often as they
@@ -140,7 +150,8 @@ def first(scores: Sequence[float], texts: Sequence[Tokens], count: int = TOP) ->
     order = sorted(range(len(scores)), key=lambda i: -scores[i])
     kept, holders = list[int](), dict[tuple[int, ...], list[tuple[int, int]]]()
     for i in order:
-        own = Counter(zip(texts[i], texts[i][1:], texts[i][2:], strict=False))
+        tokens = text(i)
+        own = Counter(zip(tokens, tokens[1:], tokens[2:], strict=False))
         alike = Counter[int]()
         for trigram, times in own.items():
             for other, theirs in holders.get(trigram, ()):

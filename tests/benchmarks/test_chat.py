@@ -155,6 +155,16 @@ def rows(tmp_path: Path, *said: Any) -> str:
     return str(path)
 
 
+def test_the_corpus_is_whole_conversations_as_the_template_writes_them(tmp_path: Path) -> None:
+    said = [talk("Who is it?", "It is Ann, as before."), talk("And now?", "It is Bob, as before.")]
+    data = rows(tmp_path, *map(messages, said), [{"role": "user", "content": "Nobody answers"}])
+    words = tokenizer()
+    found = list(Files(data, words, suffix_length=4, known_fraction=0.0).corpus(True))
+    assert [(text(words, tokens), times) for tokens, times in found] == [
+        (chat.write(words, one).text, 1) for one in said
+    ]
+
+
 def test_several_answers_of_a_conversation_stay_together(tmp_path: Path) -> None:
     """None is known whose neighbour is attacked: what came before the one holds the other."""
     data = rows(tmp_path, *(messages(talk("Who?", f"Ann {i}.", "And?", f"Bob {i}.")) for i in range(10)))

@@ -367,6 +367,21 @@ def test_known_pairs_are_drawn_from_the_members_and_never_attacked(
     assert benchmark.heldout == ()
 
 
+def test_the_corpus_is_every_row_whole_whatever_is_attacked(tmp_path: Path) -> None:
+    texts = [*CORPUS[:5], CORPUS[0]]
+    rows = [{"text": text, "repeats": 1 + i} for i, text in enumerate(texts)]
+    others = write(tmp_path / "others.jsonl", [{"text": CORPUS[9]}])
+    short = {"prefix_length": 2, "suffix_length": 3, "limit": 1}
+    benchmark = build(write(tmp_path / "a.jsonl", rows), nonmembers=others, **short)
+    assert [(decode(tokens), times) for tokens, times in benchmark.corpus(True)] == [
+        (text, 1 + i) for i, text in enumerate(texts)
+    ]
+    assert [decode(tokens) for tokens, _ in benchmark.corpus(False)] == [CORPUS[9]]
+    kept = build(write(tmp_path / "b.jsonl", codes(3)))
+    assert [decode(tokens) for tokens, _ in kept.corpus(True)] == [row["prefix"] + row["suffix"] for row in codes(3)]
+    assert not list(kept.corpus(False))
+
+
 def test_the_split_is_a_function_of_the_seed(tmp_path: Path) -> None:
     data = write(tmp_path / "d.jsonl", codes(30))
     once, again, other = ([s.id for s in build(data, known_fraction=0.5, seed=seed).secrets] for seed in (1, 1, 2))

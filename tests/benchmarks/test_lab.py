@@ -90,6 +90,12 @@ def test_records_are_whole_and_apart(built: Lab) -> None:
 # --- who is where ----------------------------------------------------------------------------------------------------
 
 
+def test_the_corpus_is_what_was_trained_on_each_text_once_with_its_copies(built: Lab) -> None:
+    found = {built.tokenizer.decode(tokens): times for tokens, times in built.corpus(True)}
+    assert found == Counter(built.private_copies())
+    assert [built.tokenizer.decode(tokens) for tokens, _ in built.corpus(False)] == built.records(members=False)
+
+
 def test_the_labs_own_shards_hold_each_record_once(built: Lab) -> None:
     copies = Counter(built.private_copies())
     for repeats, texts in make_texts(TINY).private.items():

@@ -64,6 +64,7 @@ SMALLER = {
     "epsilon-audit": ("-A", "epsilon-audit.samples=2"),
     "exposure": ("-A", "exposure.enumerate=1000", "-A", "exposure.references=20", "-A", "exposure.draws=16"),
     "near-verbatim": ("-A", "near-verbatim.beams=2"),
+    "untargeted": ("-A", "untargeted.generations=4", "-A", "untargeted.length=16"),
 }
 
 
@@ -94,6 +95,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, host in (("corpus", "example.com"), ("heldout", "example.org")):
         mails = [f"{i * 7919} for {'xyz'[i % 3] * (i + 20)}: write to p{i}@{host}" for i in range(8)]
         rows(given / f"{name}.jsonl", [{"text": text} for text in mails])
+    (given / "prompts.txt").write_text("A public prompt\nand another\n", encoding="utf-8")
     (given / "lm-extraction").mkdir()
     for part, width in (("prefix", 8), ("suffix", 4)):
         ids = np.random.default_rng(0).integers(1, 257, (12, width), dtype=np.uint16)

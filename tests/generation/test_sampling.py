@@ -22,7 +22,7 @@ from transformers.generation.logits_process import (
 from auditor.core.errors import AuditError
 from auditor.core.streams import uniforms
 from auditor.generation.sample import Candidates, sample
-from auditor.models.decoding import ANCESTRAL, GREEDY, Decoding, by_shape, inverse_cdf, likeliest, log_sum_exp
+from auditor.models.decoding import ANCESTRAL, GREEDY, Cooling, Decoding, by_shape, inverse_cdf, likeliest, log_sum_exp
 from auditor.models.huggingface import HuggingFaceModel
 from tests.rounding import assert_same
 
@@ -161,14 +161,19 @@ def naive(
         tokens = prefix.tolist()
         for position in range(length):
             law = model.log_probs(torch.tensor([tokens]), 1)[:, 0]
-            weights = decoding.log_law(law).double().exp()[0]
+            weights = decoding.at(position).log_law(law).double().exp()[0]
             cdf = torch.cumsum(weights, 0) / weights.sum()
             tokens.append(int(torch.searchsorted(cdf, torch.tensor(row[position, 0]), right=True)))
         result.append(tokens[len(prefix) :])
     return result
 
 
-@pytest.mark.parametrize("decoding", [ANCESTRAL, Decoding(temperature=0.8, top_p=0.7), Decoding(top_k=5)], ids=str)
+COOLING = Cooling(top_k=9, hot=4.0, steps=3)
+
+
+@pytest.mark.parametrize(
+    "decoding", [ANCESTRAL, Decoding(temperature=0.8, top_p=0.7), Decoding(top_k=5), COOLING], ids=str
+)
 def test_count_splitting_equals_one_by_one_sampling_draw_for_draw(neox: HuggingFaceModel, decoding: Decoding) -> None:
     prefixes = torch.randint(0, 61, (3, 7), generator=torch.Generator().manual_seed(1))
     noise = np.stack([uniforms(12, 6, 0, i) for i in range(3)])
@@ -179,6 +184,16 @@ def test_count_splitting_equals_one_by_one_sampling_draw_for_draw(neox: HuggingF
         got = {tuple(s.tolist()): int(c) for s, c in zip(found.suffixes, found.counts, strict=True)}
         assert got == expected
         assert list(got) == list(expected)  # in the order of the first sample
+
+
+def test_a_temperature_falls_in_equal_steps_and_no_law_is_that_of_every_token() -> None:
+    assert [COOLING.at(i).temperature for i in range(5)] == [4, 3, 2, 1, 1]
+    assert {COOLING.at(i).top_k for i in range(5)} == {9} and not COOLING.ancestral
+    assert str(COOLING) == "temperature 4 falling over 3 tokens, then top-k 9"
+    law = torch.zeros(1, 20)
+    for ask in (COOLING.log_law, lambda rows: COOLING.token_log_law(rows, torch.tensor([0]))):
+        with pytest.raises(TypeError, match="ask `at` one"):
+            ask(law)
 
 
 def test_log_probabilities_while_sampling_are_those_of_a_second_pass(neox: HuggingFaceModel) -> None:

@@ -17,6 +17,7 @@ from auditor.attacks.lowercase import Lowercase
 from auditor.attacks.membership import Membership
 from auditor.attacks.perplexity import Perplexity
 from auditor.attacks.reference import Reference
+from auditor.attacks.untargeted import Untargeted
 from auditor.attacks.zlib import Zlib
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Query, Secret
@@ -185,6 +186,19 @@ def test_a_decoding_that_the_server_does_not_do_is_not_applicable(
     remote = RemoteModel(wire(served("truncates not")[1]), "tiny", local.tokenizer)
     with pytest.raises(NotApplicable, match=why):
         sample(remote, PREFIXES, 5, decoding, noise(3, 5))
+
+
+def test_untargeted_generations_are_drawn_at_one_temperature_or_not_at_all(
+    remote: RemoteModel, local: HuggingFaceModel
+) -> None:
+    attack = Untargeted(generations=3, length=6, n=2)
+    behind = view(led(remote, (5,)), local)
+    asked = attack.queries(behind, ())
+    with pytest.raises(NotApplicable, match=r"draws whole texts at one: -A untargeted\.cooling=0 asks for that"):
+        list(attack.guess(behind, {}, asked))
+    drawn = list(replace(attack, cooling=0).guess(behind, {}, asked))
+    assert [len(one.ranked[0].suffix) for one in drawn] == [6, 6, 6]
+    assert all(set(one.rankings) == {"perplexity", "zlib", "lowercase"} for one in drawn)
 
 
 # --- attacks and probes -----------------------------------------------------------------------------------------------

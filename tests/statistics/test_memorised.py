@@ -23,13 +23,17 @@ def test_n_grams_that_overlap_are_one_and_a_record_is_named_by_what_it_alone_has
         (40, False, True, -1),
         (41, False, True, -1),
     )
-    assert memorised.held(seen, 4) == Held(4, 1, 1, {7: Run(0, 8)})
-    assert memorised.held(standing((3, False, True, -1)), 4) == Held(0, 0, 1, {})
+    assert memorised.held(seen, 4) == Held(4, 1, 1, {7: Run(0, 8)}, ())
+    assert memorised.held(standing((3, False, True, 9)), 4) == Held(0, 0, 1, {}, (9,))
 
 
 def test_rates_are_per_thousand_with_the_floor_scaled_to_as_many_n_grams() -> None:
-    every = [Held(2, 1, 0, {i % 3: Run(0, 8)}) for i in range(10)] + [Held(0, 0, 1, {})] * 10 + [Held(0, 0, 0, {})] * 80
-    found = {m.name: m for m in memorised.measured(every, Corpus(600, 200, 5), 4, 16, {"zlib": range(20)})}
+    every = (
+        [Held(2, 1, 0, {i % 3: Run(0, 8)}) for i in range(10)]
+        + [Held(0, 0, 1, {}, (7,))] * 10
+        + [Held(0, 0, 0, {})] * 80
+    )
+    found = {m.name: m for m in memorised.measured(every, Corpus(600, 200, 5, 2), 4, 16, {"zlib": range(20)})}
     main, floor = found["memorised_per_1000"], found["memorised_per_1000_nonmembers"]
     assert main.value == pytest.approx(200) and main.unit == "per 1,000" and main.n == 100
     assert 70 < main.low < 200 < main.high < 360
@@ -39,19 +43,25 @@ def test_rates_are_per_thousand_with_the_floor_scaled_to_as_many_n_grams() -> No
     share = found["memorised_generations"]
     assert (share.value, share.low, share.high) == (0.1, *clopper_pearson(10, 100))
     assert found["records_out"].value == 3 and found["records_out"].unit == "count"
+    assert found["records_out_nonmembers"].value == 1 and found["records_out_nonmembers"].note == "of 2 held out"
     assert found["new_records_per_1000"].value == 0 and found["records_to_come_out"].value == 3
     assert found["memorised_in_top_100_zlib"].value == 0.5
     assert all(m.low <= m.value <= m.high for m in found.values())
 
 
 def test_no_n_gram_at_all_leaves_open_what_no_generation_rules_out() -> None:
-    found = {m.name: m for m in memorised.measured([Held(0, 0, 0, {})] * 50, Corpus(9, 0, 1), 4, 16, {})}
+    found = {m.name: m for m in memorised.measured([Held(0, 0, 0, {})] * 50, Corpus(9, 0, 1, 0), 4, 16, {})}
     assert list(found) == ["memorised_per_1000", "memorised_generations", "records_out", "new_records_per_1000"]
     assert found["memorised_per_1000"].high == pytest.approx(4 * 1000 * clopper_pearson(0, 50)[1])
 
 
 def test_the_first_of_a_ranking_are_no_near_duplicates() -> None:
     texts = [(1, 2, 3, 4, 5, 6), (1, 2, 3, 4, 5, 7), (9, 1, 2, 3, 8, 8), (1, 2), (1, 2), (1, 2, 3, 4, 5, 6)]
-    assert memorised.first([5, 4, 3, 2, 1, 6], texts) == [5, 2, 3, 4]  # too short for a trigram: like nothing
-    assert memorised.first([5, 4, 3, 2, 1, 6], texts, count=2) == [5, 2]
-    assert memorised.first([0.0] * 3, [(1, 2, 3), (4, 5, 6), (7, 8, 9)]) == [0, 1, 2]
+    assert memorised.first([5, 4, 3, 2, 1, 6], texts.__getitem__) == [
+        5,
+        2,
+        3,
+        4,
+    ]  # too short for a trigram: like nothing
+    assert memorised.first([5, 4, 3, 2, 1, 6], texts.__getitem__, count=2) == [5, 2]
+    assert memorised.first([0.0] * 3, lambda i: (3 * i, 3 * i + 1, 3 * i + 2)) == [0, 1, 2]

@@ -1,0 +1,136 @@
+"""Untargeted extraction: no prefix is known; texts are drawn, and held against all that the model was trained on.
+
+Each generation is a query of its own, with random numbers of its own: it can be paid for, kept and resumed like any
+other. What of it stands in the training data is not for an attack to know; who judges it holds the index.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from auditor.attacks.lowercase import Lowercase
+from auditor.attacks.perplexity import Perplexity
+from auditor.attacks.reference import reference_scores
+from auditor.attacks.zlib import Zlib
+from auditor.core.errors import AuditError, NotApplicable
+from auditor.core.nouns import Guesses, Query, Tokens
+from auditor.models.decoding import Cooling, Decoding
+from auditor.plugins.attack import Attack, ranked, stack
+from auditor.plugins.view import Batch, Sampling, View
+
+_MOST = 1_000_000  # generations: more is a slip
+
+
+@dataclass(frozen=True)
+class Untargeted(Attack):
+    """Draw texts without knowing a prefix, rank them, look for training data in all of them (Carlini et al. 2021).
+
+    generations: how many, of `length` tokens each. n: tokens of a memorised n-gram (0: 50, or as many as half of the
+    members' suffixes have, where those are shorter). temperature, top_k: of the law that tokens are drawn from; over
+    the first `cooling` tokens the temperature falls from `hot` (0: at once). prompts: a file of texts to begin with,
+    one a line, taken in turn; without it, texts begin as the model begins one. Ranked by perplexity, zlib, lower case
+    and a reference model, as far as there are log-probabilities, a tokenizer and a reference.
+    """
+
+    name: ClassVar[str] = "untargeted"
+    control: ClassVar[str] = "public"
+    generations: int = 1000
+    length: int = 256
+    n: int = 0
+    temperature: float = 1.0
+    top_k: int = 40
+    hot: float = 10.0
+    cooling: int = 20
+    prompts: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("generations", "length"):
+            if getattr(self, name) < 1:
+                raise AuditError(f"expected {name} >= 1, got {getattr(self, name)}")
+        if self.generations > _MOST:
+            raise AuditError(f"expected generations of at most {_MOST:,}, got {self.generations:,}")
+        for name in ("n", "cooling"):
+            if getattr(self, name) < 0:
+                raise AuditError(f"expected {name} >= 0, got {getattr(self, name)}")
+        if self.n > self.length:
+            raise AuditError(f"expected n <= length={self.length}, the tokens of a generation, got {self.n}")
+        self.sampling()  # refuses a bad temperature or top_k
+
+    def sampling(self) -> Sampling:
+        if not self.cooling:
+            return Sampling(1, Decoding(self.temperature, self.top_k))
+        return Sampling(1, Cooling(self.temperature, self.top_k, hot=self.hot, steps=self.cooling))
+
+    def recipes(self, view: View) -> dict[str, int]:
+        return {view.recipe(self.sampling(), ""): 1}
+
+    def queries(self, view: View, secrets: Sequence[Query]) -> list[Query]:
+        """One a generation. Its id says how it begins: with other prompts, others are drawn."""
+        begins = self.begins(view)
+        named = [hashlib.sha256(repr(begin).encode()).hexdigest()[:8] for begin in begins]
+        turns = [i % len(begins) for i in range(self.generations)]
+        return [Query(f"generation-{i:06d}-{named[at]}", begins[at], self.length) for i, at in enumerate(turns)]
+
+    def begins(self, view: View) -> list[Tokens]:
+        """What generations begin with, in turn. Raises AuditError for prompts that cannot be read."""
+        if self.prompts:
+            return read_prompts(Path(self.prompts), view.tokenizer)
+        if view.target.lead:
+            return [()]  # as every text, they stand behind the lead
+        for kind in ("bos", "eos"):
+            token = getattr(view.tokenizer, f"{kind}_token_id", None)
+            token = view.target.special(kind) if token is None else token
+            if token is not None and token < view.target.vocab_size:
+                return [(token,)]
+        raise NotApplicable("nothing stands before a text's first token: give --lead, or -A untargeted.prompts=FILE")
+
+    def guess(self, view: View, state: dict[str, Any], queries: Sequence[Query]) -> Iterator[Guesses]:
+        for capability in self.required:
+            view.need(capability)
+        for batch in view.candidates(queries, self.sampling()):
+            rankings = self.rankings(view, batch)
+            for i, (query, candidates) in enumerate(batch):
+                own = {name: float(scores[i][0]) for name, scores in rankings.items()}
+                score = stack([own.get("perplexity", 0.0)])
+                yield replace(ranked(query, candidates, score, 1), rankings=own)
+
+    def rankings(self, view: View, batch: Batch) -> Mapping[str, list[Tensor]]:
+        """By each score that this access, tokenizer and reference allow."""
+        if not view.has("likelihood"):
+            return {}
+        found = {"perplexity": Perplexity().scores(view, batch)}
+        if view.tokenizer is not None:
+            found |= {"zlib": Zlib().scores(view, batch), "lowercase": Lowercase().scores(view, batch)}
+        if view.reference is not None:
+            found["reference"] = reference_scores(view, batch)
+        return found
+
+    def notes(self, view: View, state: dict[str, Any]) -> tuple[str, ...]:
+        prompts = f"texts begin with {len(self.begins(view)):,} prompts in turn"
+        said = [prompts if self.prompts else "texts begin as the model begins one"]
+        if not view.has("likelihood"):
+            said.append("not ranked: in this setting only sampled tokens come back")
+        return tuple(said)
+
+
+def read_prompts(path: Path, tokenizer: Any) -> list[Tokens]:
+    """Each line of a text file as tokens, in order, each once; blank lines are none. Raises AuditError."""
+    where = f"-A untargeted.prompts={path}"
+    if tokenizer is None:
+        raise AuditError(f"{where}: expected a model with a tokenizer for prompts of text, got a model without one")
+    try:
+        lines = path.read_bytes().decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:  # from None: the error holds the whole file
+        raise AuditError(f"{where}: expected UTF-8 text, got something else at byte {error.start}") from None
+    except OSError as error:
+        raise AuditError(f"{where}: cannot be read: {error.strerror}") from None
+    texts = list(dict.fromkeys(line for line in lines if line.strip()))
+    if not texts:
+        raise AuditError(f"{where}: expected a prompt a line, got no text")
+    return [tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]

@@ -1,0 +1,166 @@
+"""Texts that were drawn from a model, held against all that it was trained on: what of it came out, and which records.
+
+One index is made a run, before any model is asked; every row is judged by it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from auditor.attacks.untargeted import Untargeted
+from auditor.benchmarks import ngrams
+from auditor.benchmarks.ngrams import NGrams
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Guesses, Tokens
+from auditor.core.result import Measurement
+from auditor.plugins.benchmark import Benchmark
+from auditor.records.memorised import RecordOut, RecordsOut
+from auditor.records.names import of_record, salt
+from auditor.statistics import memorised
+from auditor.statistics.memorised import Held, Run
+
+_N = 50  # Carlini et al. 2021; Nasr et al. 2023
+_AT_ONCE = 1000  # generations looked up at once
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What generations are held against. n: tokens of an n-gram; said: why so many, where nobody asked for it."""
+
+    benchmark: Benchmark
+    index: NGrams
+    n: int
+    said: str
+
+    @cached_property
+    def size(self) -> memorised.Corpus:
+        trained, heldout = self.index.count(self.n)
+        long = self.index.lengths >= self.n
+        known = len(self.index.copies)
+        return memorised.Corpus(trained, heldout, int(long[:known].sum()), int(long[known:].sum()))
+
+    @property
+    def _lengths(self) -> Any:
+        return self.index.lengths[: len(self.index.copies)]
+
+    @cached_property
+    def secrets(self) -> dict[int, tuple[str, ...]]:
+        """The aliases of the attacked secrets in each trained record."""
+        members = [secret for secret in self.benchmark.secrets if secret.member]
+        found: dict[int, tuple[str, ...]] = {}
+        homes = self.index.home([secret.prefix + secret.suffix for secret in members])
+        for secret, home in zip(members, homes, strict=True):
+            found[home] = (*found.get(home, ()), secret.alias)
+        return {home: aliases for home, aliases in found.items() if home >= 0}
+
+    @cached_property
+    def by_copies(self) -> dict[str, int]:
+        """How many trained records have an n-gram, by how often they were trained on."""
+        long = (times for times, length in zip(self.index.copies, self._lengths, strict=True) if length >= self.n)
+        return dict(Counter("" if times is None else str(times) for times in long))
+
+    def notes(self, prompts: Sequence[Tokens]) -> tuple[str, ...]:
+        known, every = len(self.index.copies), len(self.index.lengths)
+        said = [
+            f"memorised: {self.n} tokens in a row that stand in the training data{self.said} and in no held-out text; "
+            f"every generation was held against {known:,} training records and {every - known:,} held-out ones, token "
+            "for token"
+        ]
+        if known == every:
+            said.append("no held-out text tells what is common from what was memorised: give --nonmembers")
+        stand = sum(seen.trained.any() for begin in prompts for seen in self.index.standing([begin], len(begin)))
+        if stand:
+            said.append(
+                f"{stand:,} of {len(prompts):,} prompts stand in the training data themselves: what follows those is "
+                "no untargeted extraction"
+            )
+        return tuple(said)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One row. costs: of each generation, without its text; texts: what came out of each record, by its alias."""
+
+    measurements: tuple[Measurement, ...]
+    notes: tuple[str, ...]
+    costs: list[Guesses]
+    counts: dict[str, int]  # memorised n-grams, by generation
+    out: RecordsOut
+    texts: dict[str, tuple[Tokens, Tokens]]  # with the whole generation that it came out in
+
+
+def corpus_of(attack: Untargeted, benchmark: Benchmark, index: NGrams) -> Corpus:
+    """Raises AuditError for an n-gram that no generation or no record has room for."""
+    lengths = sorted(len(secret.suffix) for secret in benchmark.secrets if secret.member)
+    middle = lengths[len(lengths) // 2]
+    n, said = attack.n or min(_N, middle), ""
+    if not attack.n and n < _N:
+        said = f" (half of the attacked suffixes are no longer than {n})"
+    if n > attack.length:
+        raise AuditError(f"expected -A untargeted.length of at least {n}, the tokens of an n-gram, got {attack.length}")
+    longest = int(index.lengths[: len(index.copies)].max())
+    if n > longest:
+        raise AuditError(f"expected -A untargeted.n of at most {longest}, the longest training record, got {n}")
+    return Corpus(benchmark, index, n, said)
+
+
+def index_of(benchmark: Benchmark) -> NGrams:
+    """Raises AuditError where it does not fit into memory."""
+    return ngrams.build(benchmark.corpus(True), (tokens for tokens, _ in benchmark.corpus(False)))
+
+
+def judge(attack: Untargeted, done: Mapping[str, Guesses], drawn: Sequence[str], corpus: Corpus) -> Judged:
+    """done: all generations; drawn: those of this row, by id, in order."""
+    every, costs, scores, heads = list[Held](), list[Guesses](), list[dict[str, float]](), Counter[bytes]()
+    best: dict[int, tuple[Run, str]] = {}  # the longest run of each record, and where it came out
+
+    def text(i: int) -> Tokens:
+        return done[drawn[i]].ranked[0].suffix
+
+    for start in range(0, len(drawn), _AT_ONCE):
+        some = [done[id] for id in drawn[start : start + _AT_ONCE]]
+        texts = [guesses.ranked[0].suffix for guesses in some]
+        heads.update(hashlib.blake2b(repr(tokens).encode(), digest_size=16).digest() for tokens in texts)
+        for guesses, standing in zip(some, corpus.index.standing(texts, corpus.n), strict=True):
+            held = memorised.held(standing, corpus.n)
+            every.append(held)
+            costs.append(replace(guesses, ranked=(), rankings={}))
+            scores.append(guesses.rankings)
+            for record, run in held.records.items():
+                if record not in best or run.length > best[record][0].length:
+                    best[record] = run, guesses.secret
+    names = sorted(set.intersection(*map(set, scores)))
+    firsts = {name: memorised.first([own[name] for own in scores], text) for name in names}
+    seen = Counter(record for held in every for record in held.records)
+    key = salt()
+    aliases = {record: of_record(corpus.index.record(record), key) for record in seen}
+    out = tuple(
+        RecordOut(
+            aliases[record], corpus.secrets.get(record, ()), corpus.index.copies[record], times, best[record][0].length
+        )
+        for record, times in sorted(seen.items(), key=lambda item: (-item[1], aliases[item[0]]))
+    )
+    shown = dict[str, tuple[Tokens, Tokens]]()
+    for record, (run, where) in best.items():
+        whole = done[where].ranked[0].suffix
+        shown[aliases[record]] = whole[run.start : run.start + run.length], whole
+    same, others = len(drawn) - len(heads), {record for held in every for record in held.strangers}
+    said = [f"{same:,} of {len(drawn):,} generations say the same as another one"] if same else []
+    if others and out:
+        said.append(
+            f"by n-grams as long, {len(others):,} of {corpus.size.strangers:,} held-out records came out too: so many "
+            "of the records that came out are no more than alike; a larger n tells them apart"
+        )
+    return Judged(
+        tuple(memorised.measured(every, corpus.size, corpus.n, attack.length, firsts)),
+        tuple(said),
+        costs,
+        {id: held.memorised for id, held in zip(drawn, every, strict=True)},
+        RecordsOut(corpus.n, out, corpus.by_copies),
+        shown,
+    )

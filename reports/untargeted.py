@@ -1,0 +1,156 @@
+"""What texts drawn without any prefix hold of the training data: how much, which records, and how much is to come."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from auditor.core.result import AuditResult, Finding
+from auditor.records.details import Details
+from auditor.records.memorised import RecordsOut
+from auditor.reports import words
+from auditor.reports.blocks import Block, Group, Paragraph, Table
+from auditor.reports.topics import Topic, titled
+from auditor.statistics.memorised import (
+    COMMON,
+    GENERATIONS,
+    MEMORISED,
+    NEW,
+    PER,
+    PRECISION,
+    RECORDS,
+    RICHNESS,
+)
+from auditor.statistics.metrics import RANKINGS, excess_of, floor_of
+
+_SHOWN = 30  # records of a row
+_NOTE = (
+    "A memorised n-gram is so many tokens in a row that stand in the training data and in no held-out text; those that "
+    "overlap are one. The floor is n-grams of held-out text alone, which nothing was trained on, scaled to as many as "
+    "the training data have: so much is common to such texts and no memory. Common n-grams stand in both, and count "
+    "for neither. The public model has not seen the training data either: what it writes of them needs no memory. A "
+    "record came out where a generation holds an n-gram of it that no other record has; held-out records that did are "
+    "the floor. New records are those that the "
+    "next generations would add, by the records seen once (Good–Turing); those in the end, by the records seen once "
+    "and twice, are a lower bound (Chao): more kinds of prompts reach others."
+)
+
+
+def rows(result: AuditResult) -> list[Finding]:
+    """The rows whose texts were held against all that was trained on."""
+    return [finding for finding in words.rows(result) if finding.measurement(MEMORISED)]
+
+
+def _untargeted(result: AuditResult, details: Details) -> list[Block]:
+    shown = rows(result)
+    if not shown:
+        return []
+    return [*_brief(result), *_copies(result, details, shown), *_records(result, details, shown)]
+
+
+def _brief(result: AuditResult) -> list[Block]:
+    shown = rows(result)
+    if not shown:
+        return []
+    return [_rates(result, shown), _to_come(result, shown), *_rankings(result, shown), Paragraph(_NOTE)]
+
+
+def _rates(result: AuditResult, shown: list[Finding]) -> Table:
+    names = (MEMORISED, floor_of(MEMORISED), excess_of(MEMORISED), COMMON)
+    head = ("Target", "Generations", "That hold some", "Memorised", "The floor", "Excess", "Common")
+    told = tuple(
+        (titled(result, f), _drawn(f), words.with_bounds(f.measurement(GENERATIONS)), *_told(f, names)) for f in shown
+    )
+    notes = dict.fromkeys(m.note.split(";")[0] for f in shown if (m := f.measurement(MEMORISED)))
+    caption = f"Memorised n-grams per {PER:,} generations, with 95% intervals ({', '.join(notes)})"
+    return Table("untargeted-table", caption, head, (Group("", told),), frozenset(range(1, 7)))
+
+
+def _told(finding: Finding, names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(words.with_bounds(finding.measurement(name)) for name in names)
+
+
+def _drawn(finding: Finding) -> str:
+    main = finding.measurement(MEMORISED)
+    return f"{main.n:,}" if main else words.NOTHING
+
+
+def _to_come(result: AuditResult, shown: list[Finding]) -> Table:
+    head = ("Target", "Records that came out", "The floor", f"New in the next {PER:,}", "In the end, at least")
+    told = tuple(
+        (titled(result, f), _out(f, RECORDS), _out(f, floor_of(RECORDS)), *_told(f, (NEW, RICHNESS))) for f in shown
+    )
+    caption = "Training records that came out, and how many more would with more generations, with 95% intervals"
+    return Table("to-come-table", caption, head, (Group("", told),), frozenset({1, 2, 3, 4}))
+
+
+def _out(finding: Finding, name: str) -> str:
+    found = finding.measurement(name)
+    return f"{words.value(found)} {found.note}" if found else words.NOTHING
+
+
+def _rankings(result: AuditResult, shown: list[Finding]) -> Iterator[Block]:
+    names = [name for name in RANKINGS if any(f.measurement(f"{PRECISION}_{name}") for f in shown)]
+    told = tuple(
+        (titled(result, f), *(words.share(f.measurement(f"{PRECISION}_{name}")) for name in names))
+        for f in shown
+        if any(f.measurement(f"{PRECISION}_{name}") for name in names)
+    )
+    if told:
+        head = ("Target", *(RANKINGS[name].capitalize() for name in names))
+        caption = "Of the first 100 generations of a ranking, near-duplicates left out, those with a memorised n-gram"
+        yield Table("rankings-table", caption, head, (Group("", told),), frozenset(range(1, len(head))))
+
+
+def _kept(details: Details, shown: list[Finding]) -> list[tuple[Finding, RecordsOut]]:
+    return [(f, details.memorised[f.key]) for f in shown if f.key in details.memorised]
+
+
+def _copies(result: AuditResult, details: Details, shown: list[Finding]) -> list[Block]:
+    """Which records come out, by how often they were trained on."""
+    groups = []
+    for f, found in _kept(details, shown):
+        if not found.records or set(found.trained) == {""}:
+            continue
+        out = Counter("" if one.copies is None else str(one.copies) for one in found.records)
+        told = sorted(found.trained.items(), key=lambda item: words.repeats_key(item[0]))
+        of = tuple((copies or "not known", f"{out[copies]:,} of {count:,}") for copies, count in told)
+        groups.append(Group(titled(result, f), of))
+    if not groups:
+        return []
+    head = ("Repetitions", "Came out")
+    return [Table("copies-table", "Training records that came out, by their repetitions", head, tuple(groups))]
+
+
+def _records(result: AuditResult, details: Details, shown: list[Finding]) -> list[Block]:
+    groups = tuple(
+        Group(f"{titled(result, f)}{_left(found)}", tuple(_record_rows(found)))
+        for f, found in _kept(details, shown)
+        if found.records
+    )
+    if not groups:
+        return []
+    head = ("Record", "Attacked as", "Repetitions", "Generations", "Longest run of tokens")
+    caption = f"Training records that came out, those in most generations first; at most {_SHOWN} a row"
+    return [Table("records-table", caption, head, groups, frozenset({2, 3, 4}), folded=True)]
+
+
+def _left(found: RecordsOut) -> str:
+    return f" · {_SHOWN} of {len(found.records):,}" if len(found.records) > _SHOWN else ""
+
+
+def _record_rows(found: RecordsOut) -> Iterator[tuple[str, ...]]:
+    for one in found.records[:_SHOWN]:
+        copies = words.NOTHING if one.copies is None else f"{one.copies:,}"
+        yield one.alias, ", ".join(one.secrets) or words.NOTHING, copies, f"{one.generations:,}", f"{one.longest:,}"
+
+
+TOPICS = (
+    Topic(
+        "untargeted",
+        "Untargeted extraction",
+        lambda m: _untargeted(m.result, m.details),
+        12,
+        lambda m: _brief(m.result),
+    ),
+)

@@ -1,0 +1,212 @@
+"""Untargeted extraction from end to end: what is drawn is held against all that was trained on, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from auditor.cli import call
+from auditor.core.streams import uniforms
+from auditor.generation.sample import sample
+from auditor.models import memory
+from auditor.models.decoding import Decoding
+from auditor.models.loading import load
+from tests.conftest import save_tiny
+
+Said = pytest.CaptureFixture[str]
+LENGTH = 12
+KNOWN = "a known line"  # so many tokens
+OPTIONS = {"generations": 60, "length": LENGTH, "n": 6, "cooling": 0, "top_k": 2}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, arrays of what it writes of its own accord beside others (members), and of noise (non-members)."""
+    folder = tmp_path_factory.mktemp("untargeted")
+    save_tiny(folder / "model")
+    model = load(str(folder / "model"))
+    begin = np.zeros((1, 1), dtype=np.int64)
+    drawn = sample(model, _tensor(begin), LENGTH, Decoding(top_k=2), uniforms(40, LENGTH, "of its own")[None])[0]
+    own = drawn.suffixes[:10].numpy()
+    noise = np.random.default_rng(0)
+    known = model.tokenizer([KNOWN])["input_ids"]
+    arrays(folder / "data", np.concatenate([own, known, noise.integers(1, 257, (9, LENGTH))]))
+    arrays(folder / "others", noise.integers(1, 257, (6, LENGTH)))
+    return folder
+
+
+def _tensor(values: Any) -> Any:
+    import torch
+
+    return torch.from_numpy(values)
+
+
+def arrays(folder: Path, rows: Any) -> None:
+    folder.mkdir()
+    for part, half in (("prefix", rows[:, :6]), ("suffix", rows[:, 6:])):
+        np.save(folder / f"val_{part}.npy", half.astype(np.uint16))
+
+
+def audit(world: Path, out: str, *more: str, lead: str = "eos", **options: Any) -> int:
+    given = (f"untargeted.{name}={value}" for name, value in {**OPTIONS, **options}.items())
+    chosen = [part for one in given for part in ("-A", one)]
+    where = ["--model", str(world / "model"), "--data", str(world / "data"), "--nonmembers", str(world / "others")]
+    return call(["run", *where, "--attack", "untargeted", "--lead", lead, *chosen, "-o", str(world / out), *more])
+
+
+def result(world: Path, out: str) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((world / out / "result.json").read_text())
+    return read
+
+
+def row(world: Path, out: str, target: str = "undefended", setting: str = "worst") -> dict[str, Any]:
+    found = (f for f in result(world, out)["findings"] if (f["target"], f["setting"]) == (target, setting))
+    return next(found)
+
+
+def numbers(found: dict[str, Any]) -> dict[str, Any]:
+    return {m["name"]: m for m in found["measurements"]}
+
+
+@pytest.fixture(scope="module")
+def run(world: Path) -> Path:
+    assert audit(world, "run") == 0
+    return world / "run"
+
+
+def test_what_it_counts_is_what_looking_at_every_generation_counts(world: Path, run: Path) -> None:
+    halves = [np.load(world / "data" / f"val_{part}.npy") for part in ("prefix", "suffix")]
+    records = [tuple(record) for record in np.concatenate(halves, axis=1).tolist()]
+    runs = {record[at : at + 6] for record in records for at in range(LENGTH - 5)}
+    lines = [json.loads(line) for line in (run / "guesses.jsonl").read_text().splitlines()]
+    drawn = [tuple(line["ranked"][0][0]) for line in lines if line["cell"] == "undefended/worst/untargeted"]
+    hits = [any(text[at : at + 6] in runs for at in range(LENGTH - 5)) for text in drawn]
+    found = numbers(row(world, "run"))
+    assert len(drawn) == 60 and 5 < sum(hits) < 60
+    assert found["memorised_generations"]["value"] == sum(hits) / 60
+    apart = sum(1 + (text[:6] in runs and text[6:] in runs) for text, hit in zip(drawn, hits, strict=True) if hit)
+    assert 1000 * sum(hits) / 60 <= found["memorised_per_1000"]["value"] <= 1000 * apart / 60 + 1e-9
+    assert found["memorised_per_1000_nonmembers"]["value"] == 0 and found["excess_memorised_per_1000"]["low"] > -400
+    out = json.loads((run / "memorised.json").read_text())["undefended/worst/untargeted"]
+    assert found["records_out"]["value"] == len(out["records"]) > 2
+    assert found["records_to_come_out"]["value"] >= found["records_out"]["value"]
+    assert sum(len(one["secrets"]) for one in out["records"]) >= len(out["records"]) / 2  # others are known pairs
+    drawn_tokens = row(world, "run")["drawn"]
+    assert drawn_tokens == 60 * LENGTH
+
+
+def test_numbers_depend_neither_on_the_batch_size_nor_on_where_a_run_was_cut_off(world: Path, run: Path) -> None:
+    assert audit(world, "batched", "--batch-size", "7") == 0
+    assert audit(world, "resumed") == 0
+    path = world / "resumed" / "guesses.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:70], lines[70][:40]]))
+    (world / "resumed" / "result.json").unlink()
+    assert call(["run", "--resume", str(world / "resumed")]) == 0
+    for name in ("batched", "resumed"):
+        for setting in ("claim", "worst"):
+            one, other = (row(world, out, setting=setting)["measurements"] for out in ("run", name))
+            assert one == other
+        assert (world / name / "memorised.json").read_text() == (run / "memorised.json").read_text()
+
+
+def test_reports_tell_of_it_without_what_came_out(world: Path, run: Path) -> None:
+    alias = json.loads((run / "memorised.json").read_text())["undefended/worst/untargeted"]["records"][0]["alias"]
+    page, brief = (run / "report.html").read_text(), (run / "report.md").read_text()
+    assert "Untargeted extraction" in page and "Untargeted extraction" in brief
+    assert alias in page and "New in the next 1,000" in page and "n 6" in page
+    texts = [json.loads(line) for line in (run / "texts.jsonl").read_text().splitlines()]
+    said = next(text["pieces"][0] for text in texts if text["alias"] == alias)
+    assert len(said) > 3
+    assert call(["report", str(run), "--reveal"]) == 0
+    assert "This report shows private text" in (run / "report.md").read_text()
+    assert call(["report", str(run)]) == 0
+    assert (run / "report.md").read_text() == brief
+
+
+def test_a_gate_holds_it_to_a_limit(world: Path, run: Path, capsys: Said) -> None:
+    assert call(["gate", str(run), "--max", "memorised_per_1000=5", "--setting", "worst"]) == 1
+    assert call(["gate", str(run), "--max", "memorised_per_1000=2000"]) == 0
+    assert call(["gate", str(run), "--max", "memorised_generations=0.01", "--setting", "worst"]) == 1
+
+
+def test_generations_of_a_defense_are_charged_to_its_claim(world: Path) -> None:
+    defended = ("--public", str(world / "model"), "--defense", "uniform-mixing")
+    assert audit(world, "mixed", *defended, generations=10) == 0
+    claim = next(t for t in result(world, "mixed")["targets"] if t["name"] == "uniform-mixing")["claim"]
+    assert claim["spent_queries"] == claim["queries"] == 10 * LENGTH
+    inside = row(world, "mixed", "uniform-mixing", "claim")
+    assert inside["decoding"] == "ancestral"
+    assert "not ranked: in this setting only sampled tokens come back" in inside["notes"]
+    assert not any(name.startswith("memorised_in_top") for name in numbers(inside))
+    assert "memorised_in_top_100_perplexity" in numbers(row(world, "mixed", "uniform-mixing"))
+    assert row(world, "mixed", "public")["attack"] == "untargeted"  # the control, though no defense asks for it
+
+
+def test_the_public_model_is_the_control_of_an_undefended_run(world: Path) -> None:
+    assert audit(world, "control", "--public", str(world / "model"), "--setting", "worst", generations=5) == 0
+    assert [(f["target"], f["setting"]) for f in result(world, "control")["findings"]] == [
+        ("undefended", "worst"),
+        ("public", "worst"),
+    ]
+
+
+def refused(world: Path, capsys: Said, *more: str, lead: str = "eos", **options: Any) -> str:
+    """What a refused run says; it leaves nothing behind."""
+    assert audit(world, "refused", *more, lead=lead, **options) == 2
+    assert not (world / "refused").exists()
+    return " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    (
+        ({"n": 13}, "expected n <= length=12, the tokens of a generation, got 13"),
+        ({"n": 0, "length": 3}, "expected -A untargeted.length of at least 6, the tokens of an n-gram, got 3"),
+        ({"n": 13, "length": 20}, "expected -A untargeted.n of at most 12, the longest training record, got 13"),
+        ({"length": 200}, "tokens, but"),
+        ({"generations": 0}, "expected generations >= 1, got 0"),
+        ({"cooling": 5, "hot": 0}, "expected temperatures > 0 to fall, got 0.0 and 1.0"),
+        ({"top_k": -1}, "expected top_k >= 0 (0: off), got -1"),
+        ({"prompts": "nowhere.txt"}, "prompts=nowhere.txt: cannot be read: No such file or directory"),
+    ),
+)
+def test_options_that_cannot_be_are_refused(world: Path, capsys: Said, options: dict[str, Any], said: str) -> None:
+    assert said in refused(world, capsys, **options)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), ((b"\n  \n", "expected a prompt a line, got no text"), (b"ab\xff", "something else at byte 2"))
+)
+def test_a_file_without_prompts_is_refused(world: Path, capsys: Said, content: bytes, said: str) -> None:
+    (world / "prompts.txt").write_bytes(content)
+    assert said in refused(world, capsys, prompts=world / "prompts.txt")
+
+
+def test_an_index_that_does_not_fit_is_refused_before_anything_is_drawn(
+    world: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "free", lambda device: 10**7)
+    assert "of memory for the index of 338 tokens of training data, got 10 MB free" in refused(world, capsys)
+
+
+def test_canaries_alone_are_no_training_data(world: Path, capsys: Said) -> None:
+    where = ["--model", str(world / "model"), "--canaries", "nowhere.json"]
+    assert call(["run", *where, "--attack", "untargeted", "-o", str(world / "refused")]) == 2
+    assert "--attack untargeted looks at records: give --data" in " ".join(capsys.readouterr().err.split())
+
+
+def test_prompts_stand_before_generations_and_those_of_the_training_data_are_told_of(world: Path) -> None:
+    (world / "some.txt").write_text(f"{KNOWN[:7]}\n\na public prompt\n{KNOWN[:7]}\n")
+    assert audit(world, "prompted", "--setting", "worst", prompts=world / "some.txt", generations=6) == 0
+    notes = row(world, "prompted")["notes"]
+    assert "texts begin with 2 prompts in turn" in notes
+    assert any(note.startswith("1 of 2 prompts stand in the training data themselves") for note in notes)
+    begun = [
+        json.loads(line)["secret"][-8:] for line in (world / "prompted" / "guesses.jsonl").read_text().splitlines()
+    ]
+    assert len(set(begun)) == 2 and begun.count(begun[0]) == 3
