@@ -21,13 +21,15 @@ from auditor.core.result import Measurement
 from auditor.core.streams import uniforms
 from auditor.models.base import Check
 from auditor.models.decoding import ANCESTRAL
-from auditor.plugins.probe import Probe, column, observed
+from auditor.plugins.probe import DELTA, Probe, column, observed
 from auditor.plugins.view import Sampling, View
+from auditor.statistics.composition import renyi_cost
 
 _LAW_ELEMENTS = 2**24  # probabilities of all parts held at once: 128 MiB of float64
 _SLACK, _LEAST = 1e-6, 1e-9  # what rounding may add: relative, and nats
 _FALSE_ALARM = 1e-9  # how often draws that do have the law are taken for others
 _PRIVATE = "realised divergences depend on the private data: do not publish"
+_COST = ("loss", "realised", "order")  # where nothing is claimed
 _SEEN = ("realised", "claimed", "order", "neighbour", "position")
 
 
@@ -95,7 +97,16 @@ class ClaimCheck(Probe):
         queries, broken = (int(column(observations, name).sum()) for name in ("queries", "violations"))
         faults = other_faults(observations)
         verdict = "VIOLATED" if broken or faults else "holds on every query looked at"
-        measured = [_exact("claim_violations", broken + len(faults), queries, "count", verdict)]
+        measured = []
+        if relations(observations):
+            measured.append(_exact("claim_violations", broken + len(faults), queries, "count", verdict))
+        for relation in unclaimed(observations):
+            spent, most = data_dependent(observations, relation), column(observations, f"realised_{relation}").max()
+            note = f"of all {queries} queries looked at together, δ {DELTA:g}; {_PRIVATE}"
+            measured += [
+                _exact("epsilon_data_dependent", spent, queries, "nats", note),
+                _exact(f"realised_{relation}", float(most), queries, "nats", _PRIVATE),
+            ]
         for relation in relations(observations):
             seen = _worst(observations, relation).values
             realised, claimed = seen[f"realised_{relation}"], seen[f"claimed_{relation}"]
@@ -109,6 +120,11 @@ class ClaimCheck(Probe):
     def notes(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> tuple[str, ...]:
         worst = [(_worst(observations, relation), relation) for relation in relations(observations)]
         said = [_kept(one, relation) for one, relation in worst if not _is_broken(one, relation)]
+        said += [
+            f"nothing is claimed; by their own laws ({relation.replace('_', ' ')}) the queries looked at cost "
+            f"ε {data_dependent(observations, relation):.6g} at δ {DELTA:g}: for the auditor alone"
+            for relation in unclaimed(observations)
+        ]
         unlisted = int(_most(observations, "unlisted_shards"))
         if unlisted:
             said.append(f"{unlisted} members do not say what they were trained on: disjoint shards were not checked")
@@ -128,11 +144,19 @@ def spread(positions: int, length: int) -> list[int]:
 
 
 def summary(checks: Sequence[Check], row: int, at: Sequence[int]) -> dict[str, float]:
-    """Of one text: by relation where the most of the claim is used, and how many positions break any claim."""
+    """Of one text: by relation where the most of the claim is used, and how many positions break any claim.
+
+    Where nothing is claimed, what all positions cost together.
+    """
     broken = torch.zeros(len(at), dtype=torch.bool, device="cpu")
     worst: dict[str, tuple[float, dict[str, float]]] = {}
+    costs: dict[str, float] = {}
     for check in checks:
         realised = check.realised[row].cpu()  # (positions, neighbours)
+        if check.claimed is None:
+            cost = (realised.amax(-1).sum(), realised.max(), check.order)
+            costs |= {f"{name}_{check.relation}": float(x) for name, x in zip(_COST, cost, strict=True)}
+            continue
         broken |= ~(realised <= check.claimed * (1 + _SLACK) + _LEAST).all(-1)  # NaN is not within a claim
         position, neighbour = divmod(int(realised.argmax()), realised.shape[-1])
         most = float(realised[position, neighbour])
@@ -140,13 +164,25 @@ def summary(checks: Sequence[Check], row: int, at: Sequence[int]) -> dict[str, f
         if check.relation not in worst or _ratio(most, check.claimed) > worst[check.relation][0]:
             worst[check.relation] = _ratio(most, check.claimed), seen
     named = {f"{name}_{relation}": float(x) for relation, (_, seen) in worst.items() for name, x in seen.items()}
-    return {"queries": float(len(at)), "violations": float(broken.sum()), **named}
+    return {"queries": float(len(at)), "violations": float(broken.sum()), **named, **costs}
 
 
 def relations(observations: Sequence[Observation]) -> list[str]:
     """What the observations tell of, in the order of the checks."""
     names = observations[0].values if observations else {}
     return [name.removeprefix("claimed_") for name in names if name.startswith("claimed_")]
+
+
+def unclaimed(observations: Sequence[Observation]) -> list[str]:
+    """What the observations tell of that nothing is claimed of, in the order of the checks."""
+    names = observations[0].values if observations else {}
+    return [name.removeprefix("loss_") for name in names if name.startswith("loss_")]
+
+
+def data_dependent(observations: Sequence[Observation], relation: str) -> float:
+    """Epsilon (nats) at `DELTA` of all queries looked at together, by what each one's own law gives away."""
+    lost, order = float(column(observations, f"loss_{relation}").sum()), observations[0].values[f"order_{relation}"]
+    return max(0.0, lost + renyi_cost(order, DELTA)) if lost else 0.0
 
 
 def other_faults(observations: Sequence[Observation]) -> list[str]:

@@ -48,12 +48,13 @@ _LAW_ELEMENTS = 2**22  # probabilities of all neighbours held at once: 32 MiB of
 _SURE = 1e6  # nats: what a token that only one of the two can say counts
 PUBLIC = "any_two_models"  # the neighbour of a model that names none: the public one in its place
 _COUNTS = ("tp", "fn", "fp", "tn")
+_SHARD = "shard"
 _PRIVATE = "exact answers depend on the private data: do not publish"
 
 
 @dataclass(frozen=True)
 class PredictionAudit(Probe):
-    """Audited epsilon of private prediction: guess from a budget's drawn tokens whether a shard's member answered.
+    """Audited epsilon of private prediction: guess from a budget's tokens whether the model or a neighbour drew them.
 
     games: how many (0: as many as make a million tokens); tokens: drawn in each, at most those that the claim covers (a
     game of fewer holds it too, less sharply). relation: of the neighbours (empty: the one that the claim is set up
@@ -125,6 +126,7 @@ class PredictionAudit(Probe):
         if claim is not None:
             relation = self.relation if self.relation in claim.epsilon else claim.relation
             terms |= {f"claimed_{relation}": claim.epsilon[relation], "covered": claim.queries or 0}
+            terms |= {f"unit_{_SHARD if claim.shard else claim.unit}": 1.0}
         return {name: float(value) for name, value in terms.items()}
 
     def _offered(self, view: View, contexts: Tensor, last: int, at: Sequence[int]) -> tuple[Sequence[Neighbours], bool]:
@@ -189,7 +191,9 @@ class PredictionAudit(Probe):
         relation, values = _chosen(observations)
         tp, fn, fp, tn = (int(values[name]) for name in _COUNTS)
         told = next((name.removeprefix("claimed_") for name in values if name.startswith("claimed_")), relation)
-        unit = "the whole training set" if relation == PUBLIC else "shard"
+        unit = next((name.removeprefix("unit_") for name in values if name.startswith("unit_")), _SHARD)
+        if relation == PUBLIC:
+            unit = "the whole training set"
         return (replace(audited((tp, fn, fp, tn), values["delta"], self.level), relation=told, unit=unit),)
 
     def measurements(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Measurement]:

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -214,8 +214,14 @@ class Lab(Benchmark):
     # Private training: as long as the target, in batches so small that its control without noise and clipping leaks
     # (greedy recall 0.75 at 64 repeats, perplexity 13.8): else no row could show what clipping and noise protect. At
     # epsilon 8 this rate has a perplexity of 12.5, half of it 14.0 (public model 56.9, target 11.6).
+    # Unlearning: until greedy decoding gives less than one in forty of what is to be forgotten; ascent alone has then
+    # taken as much of the rest.
     defense_defaults = MappingProxyType(
-        {"pmixed": {"q": 0.06}}
+        {
+            "pmixed": {"q": 0.06},
+            "npo": {"epochs": 10, "batch": 16, "learning_rate": 5e-4, "retain": 1.0},
+            "gradient-ascent": {"epochs": 1, "batch": 16, "learning_rate": 3e-4},
+        }
         | {
             name: {"epochs": LabRecipe.private_epochs, "batch": 32, "learning_rate": 2e-3}
             for name in ("dp-sgd", "adp", "adp-sound", "no-noise", "no-clipping")
@@ -270,7 +276,7 @@ class Lab(Benchmark):
             secrets += self._secrets(f"member-{times:02d}", texts[given:], times)
         secrets += self._secrets("nonmember", self._texts.nonmembers, 0)
         self.secrets, self.known = tuple(secrets), tuple(known)
-        self.canaries = tuple(self._canary(*canary, i) for i, canary in enumerate(recipe.canaries))
+        self.canaries = self._inserted = tuple(self._canary(*canary, i) for i, canary in enumerate(recipe.canaries))
         self.heldout = tuple(secret.prefix + secret.suffix for secret in self.secrets if not secret.member)
 
     def _secrets(self, label: str, texts: Sequence[str], repeats: int) -> Iterator[Secret]:
@@ -406,19 +412,21 @@ class Lab(Benchmark):
         return made
 
     def job(self, trainer: Trainer, path: Path) -> TrainingJob:
-        """What this trainer is to train on, into that folder."""
+        """What this trainer is to train on, into that folder: the public model, or what has learnt the records."""
         public, alpha = self.public(), self.recipe.private_alpha
-        rank = 0 if trainer.whole else self.recipe.private_rank
+        base = "target" if trainer.unlearns else "public"
+        if trainer.unlearns:
+            self.target()
+        rank = 0 if trainer.whole or trainer.unlearns else self.recipe.private_rank
         plain = isinstance(trainer, FineTuning)  # as the target is trained
 
         def to_train() -> Any:
-            public = self.folder / "public"
-            model = self._public_to_train() if plain else GPTNeoXForCausalLM.from_pretrained(public)
+            model = self._to_train(base) if plain else GPTNeoXForCausalLM.from_pretrained(self.folder / base)
             torch.manual_seed(self.recipe.seed)  # of the adapter's random half
             return (with_adapter(model, Adapter(rank, alpha, "all")) if rank else model).train()
 
         return TrainingJob(
-            base=str(self.folder / "public"),
+            base=str(self.folder / base),
             load=to_train,
             tokenizer=self.tokenizer,
             end=0,
@@ -434,6 +442,7 @@ class Lab(Benchmark):
             heldout=tuple(self._records(list(_records(self.recipe.seed + 3, _HELDOUT, _PRIVATE_KINDS))))
             if trainer.chooses
             else (),
+            forget=tuple(self._records(self.forgotten_texts)) if trainer.unlearns else (),
         )
 
     def loaded(self, trainer: Trainer, path: Path) -> TrainedModel:
@@ -450,6 +459,40 @@ class Lab(Benchmark):
     def _records(self, texts: list[str]) -> Iterator[TrainingRecord]:
         for text, ids in zip(texts, self.tokenizer(texts)["input_ids"], strict=True):
             yield TrainingRecord(text, tuple(ids), record_names([text])[0])
+
+    # --- what is to be forgotten, where the run is about that ---
+
+    @cached_property
+    def forgotten(self) -> frozenset[str]:
+        """Ids of the secrets that a model which unlearns is to forget.
+
+        Of the attacked records a random half at each count, rounded up; of the canaries, every other one, from the
+        one that was inserted most.
+        """
+        chosen = set[str]()
+        for times in self.recipe.counts:
+            own = [f"member-{times:02d}-{i:03d}" for i in range(self._attacked(times))]
+            order = generator("lab", self.recipe.seed, "forget", times).permutation(len(own))
+            chosen |= {own[i] for i in order[: math.ceil(len(own) / 2)]}
+        inserted = sorted((one for one in self._inserted if one.repeats), key=lambda one: -(one.repeats or 0))
+        return frozenset(chosen | {one.id for one in inserted[::2]})
+
+    def _attacked(self, times: int) -> int:
+        return next(attacked for count, attacked, _ in self.recipe.repeats if count == times)
+
+    @cached_property
+    def forgotten_texts(self) -> list[str]:
+        """Of those, each once."""
+        canaries = [one.canary.text for one in self._inserted if one.id in self.forgotten and one.canary]
+        return [text for id, text in self._text_of.items() if id in self.forgotten] + canaries
+
+    def retrained(self) -> HuggingFaceModel:
+        """The target had it never seen what is to be forgotten: the public model, trained on the rest."""
+        self.public()
+        made: HuggingFaceModel = self._part(
+            "retrained", self._build_retrained, lambda path: self._model(path, "lab model without them")
+        )
+        return made
 
     def masked_public(self) -> HuggingFaceMaskedModel:
         """A masked LM, trained on public text only."""
@@ -572,7 +615,15 @@ class Lab(Benchmark):
         manifests.write(path / _MANIFEST, manifest)
 
     def _build_target(self, path: Path) -> None:
-        recipe, texts = self.recipe, self.private_copies()
+        self._build_fine_tuned(path, self.private_copies())
+
+    def _build_retrained(self, path: Path) -> None:
+        forgotten = set(self.forgotten_texts)
+        self._build_fine_tuned(path, [text for text in self.private_copies() if text not in forgotten])
+
+    def _build_fine_tuned(self, path: Path, texts: Sequence[str]) -> None:
+        """By the recipe of the target."""
+        recipe = self.recipe
         if recipe.private_rank:
             self._train_adapters("target", "private", [(path / WHOLE, texts)])
             model = self._merged(path / WHOLE)
@@ -588,8 +639,11 @@ class Lab(Benchmark):
         return PeftModel.from_pretrained(public, adapter).merge_and_unload()
 
     def _public_to_train(self) -> Any:
+        return self._to_train("public")
+
+    def _to_train(self, part: str) -> Any:
         """Attention in steps: in bfloat16 on a CPU the fused one takes twice as long backwards."""
-        return GPTNeoXForCausalLM.from_pretrained(self.folder / "public", attn_implementation="eager")
+        return GPTNeoXForCausalLM.from_pretrained(self.folder / part, attn_implementation="eager")
 
     def _build_ensemble(self, path: Path, only: int | None = None) -> None:
         folders = [(member_folder(path, index), texts) for index, texts in enumerate(self.shards())]

@@ -27,7 +27,7 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load
 from auditor.plugins import registry
 from auditor.plugins.attack import Attack
-from auditor.plugins.defense import Defense, Scenario, TrainedModel
+from auditor.plugins.defense import Defense, Prompt, Scenario, TrainedModel
 from auditor.plugins.options import build, description_of
 from auditor.plugins.probe import LawProbe, Probe
 from auditor.plugins.trainer import Checkpoint, Trainer, TrainingJob, TrainingRecord
@@ -325,7 +325,9 @@ def scenario(make_tiny: MakeTiny) -> Scenario:
     held = ModelEnsemble(target, [make_tiny(seed=s) for s in (1, 2)])
     trained = TrainedModel(make_tiny(seed=3), PROMISE)
     whole = make_tiny(seed=4)
-    return Scenario(target, target, held, queries=60, answer_length=4, trained=trained, whole=whole)
+    given = [(f"q{i}", query.prefix) for i, query in enumerate(queries())]
+    prompts = tuple(Prompt(name, prefix, (*prefix, 7, 8) if i % 3 else ()) for i, (name, prefix) in enumerate(given))
+    return Scenario(target, target, held, 60, 4, trained=trained, whole=whole, prompts=prompts)
 
 
 PROMISE = PrivacyRecord(
@@ -344,11 +346,14 @@ PROMISE = PrivacyRecord(
 )
 
 
+NEEDS = {"public", "ensemble", "trained", "whole", "records"}
+
+
 @pytest.mark.parametrize("kind", DEFENSES.values(), ids=DEFENSES)
 class TestDefense:
     def test_says_what_it_is(self, kind: type[Defense]) -> None:
         assert dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
-        assert description_of(kind) and kind.claims and set(kind.needs) <= {"public", "ensemble", "trained", "whole"}
+        assert description_of(kind) and kind.claims and set(kind.needs) <= NEEDS
 
     def test_a_defended_model_is_a_model(self, kind: type[Defense], scenario: Scenario) -> None:
         model = kind().protect(scenario)
@@ -402,19 +407,21 @@ def test_trainers_say_what_they_are_and_train(kind: type[Trainer], neox: Hugging
     base = load(str(tmp_path / "base"))
     texts = [f"door {i} opens with {i * i}" for i in range(8)]
     ids = [tuple(tokens) for tokens in base.tokenizer(texts)["input_ids"]]  # type: ignore[misc]
+    records = tuple(TrainingRecord(text, own, text) for text, own in zip(texts, ids, strict=True))
     job = TrainingJob(
         base=base.name,
         load=lambda: load(base.name).model.requires_grad_(True).train(),
         tokenizer=base.tokenizer,
         end=0,
         block=24,
-        records=tuple(TrainingRecord(text, own, text) for text, own in zip(texts, ids, strict=True)),
+        records=records,
         users=False,
         public=base,
         out=tmp_path / "out",
         checkpoint=Checkpoint(tmp_path / "out" / "checkpoint.pt"),
         seed=0,
         progress=lambda what, done, total: None,
+        forget=records[:3] if kind.unlearns else (),
     )
     (tmp_path / "out").mkdir()
     fields = {f.name for f in dataclasses.fields(kind)}

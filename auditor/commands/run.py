@@ -93,6 +93,14 @@ class PlanFlags:
             help="At most so many members behind an ensemble, which asks all its parts. [default: all; in the lab 60]"
         ),
     ] = None
+    controls: Annotated[
+        bool | None,
+        typer.Option(
+            "--controls/--no-controls",
+            help="Show each defense beside its controls; without them nothing says what an effect is due to. "
+            "[default: --controls]",
+        ),
+    ] = None
     samples: Annotated[int | None, typer.Option(help="Samples a prefix, for every attack.")] = None
     seed: options.Seed = None
     batch_size: options.BatchSize = None

@@ -53,6 +53,10 @@ class TrainingFlags:
             help="Records that are not trained on, for early-stop to choose by. [default: a tenth of --data, left out]"
         ),
     ] = None
+    forget: Annotated[
+        str | None,
+        typer.Option(help="Records of --data that --model has learnt and is to forget, for gradient-ascent and npo."),
+    ] = None
     block: Annotated[
         int | None, typer.Option("--block", "--max-length", help="Tokens of a training sequence. [default: 512]")
     ] = None

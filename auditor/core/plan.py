@@ -110,6 +110,7 @@ class Plan:
     windows: Annotated[int | None, SUBJECT | OWN | RECORDS | COUNT] = None  # tokens between the starts of two of a text
     limit: Annotated[int | None, SUBJECT | RECORDS | COUNT] = None
     ensemble_limit: Annotated[int | None, METHOD | ATTACKER | COUNT] = None  # members, behind an ensemble; None: all
+    controls: Annotated[bool, METHOD] = True  # each defense beside the rows that say what its effect is due to
     samples: Annotated[int | None, METHOD | ATTACKS | COUNT] = None
     sizes: Annotated[Literal["paper", "lab"], METHOD] = "paper"  # attacks' defaults outside the lab, which has its own
     seed: Annotated[int, SUBJECT] = 0  # outside the lab it also splits the data

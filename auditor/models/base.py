@@ -62,7 +62,7 @@ class Check:
 
     relation: str  # how neighbours differ: "add_remove"; or the step of the proof that was looked at
     order: float  # of the Renyi divergence; inf: pure
-    claimed: float  # nats, the most that any two neighbours may differ by
+    claimed: float | None  # nats, the most that any two neighbours may differ by; None: nothing is claimed of it
     realised: Tensor  # (B, positions, neighbours) nats, float64, the larger of both directions
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Claim
+from auditor.core.nouns import Claim, Tokens
 from auditor.models.base import LanguageModel
 from auditor.models.masked import MaskedModel
 from auditor.privacy.gradient_canaries import GradientCanaries
@@ -24,6 +26,19 @@ class Scenario:
     answer_length: int  # tokens of one answer
     trained: TrainedModel | None = None
     whole: LanguageModel | None = None  # one adapter on all the ensemble's records, by its members' recipe
+    prompts: tuple[Prompt, ...] = ()  # what it will be asked behind, and the private records that begin so
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a secret is asked behind, and the private record that begins so, both as a model reads a text.
+
+    secret: its id. record: () for a text that is no private record.
+    """
+
+    secret: str
+    given: Tokens
+    record: Tokens = ()
 
 
 @dataclass(frozen=True)
@@ -56,7 +71,7 @@ class MaskedScenario:
 class Defense:
     """Base of all defenses. `protect` returns a model that holds others; `claim` says what it promises.
 
-    `needs` names what the scenario must hold beyond the target: "public", "ensemble", "trained", "whole".
+    `needs` names what the scenario must hold beyond the target: "public", "ensemble", "trained", "whole", "records".
     """
 
     name: ClassVar[str] = ""
@@ -88,6 +103,13 @@ class Defense:
     def budget(self, scenario: Scenario) -> Budget | None:
         """The fixed number of tokens this defense answers, None where it answers as many as the row will draw."""
         return None
+
+    def lots(self, scenario: Scenario) -> Mapping[str, int]:
+        """Which of several budgets pays for a secret's tokens, by its id; empty where one pays for all of them.
+
+        Lots of disjoint private data are each as if there were no other: a claim covers T tokens of any one.
+        """
+        return {}
 
     def remarks(self, scenario: Scenario) -> tuple[str, ...]:
         """What a reader of every row must know about how the defense was set up: sentences."""
@@ -121,3 +143,11 @@ class Budget:
 
     tokens: int
     on_exhaustion: Literal["stop", "public"]
+
+
+def most_of_a_lot(drawn: Mapping[tuple[str, str], int], lots: Mapping[str, int]) -> int:
+    """Tokens of the lot with the most of them; of all together where there are no lots. drawn: by (recipe, secret)."""
+    spent: Counter[int | None] = Counter()
+    for (_, secret), tokens in drawn.items():
+        spent[lots.get(secret)] += tokens
+    return max(spent.values(), default=0)

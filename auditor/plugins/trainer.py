@@ -47,6 +47,7 @@ class TrainingJob:
     progress: Callable[[str, int, int], None]  # (what, done, of how many)
     half: torch.dtype | None = None  # what torch's autocast multiplies matrices in, where a trainer lets it
     heldout: tuple[TrainingRecord, ...] = ()  # not to be trained on: what a trainer may choose its model by
+    forget: tuple[TrainingRecord, ...] = ()  # of the records, those that the base has learnt and is to forget
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Trainer:
     adapters: ClassVar[bool] = False  # whether it trains adapters beside a frozen base, --lora or not
     whole: ClassVar[bool] = False  # whether it takes a whole model, and says itself which parameters are trained
     chooses: ClassVar[bool] = False  # whether it looks at held-out records
+    unlearns: ClassVar[bool] = False  # whether its base has learnt the records, and it is told which to forget
     immaterial: ClassVar[frozenset[str]] = frozenset()  # options that its results do not depend on: of memory and speed
     later: ClassVar[frozenset[str]] = frozenset()  # options that came later: at their defaults all is as it was before
 

@@ -23,6 +23,7 @@ from auditor.models.base import LanguageModel, given_by
 from auditor.models.decoding import ANCESTRAL, Decoding, by_shape
 from auditor.models.memory import AtOnce, rows_bytes
 from auditor.models.references import References
+from auditor.plugins.defense import most_of_a_lot
 from auditor.privacy.gradient_canaries import GradientCanaries
 
 # What decoding rows may hold at once on a processor, should no two samples of a prefix share a path. Twice as much is
@@ -77,10 +78,11 @@ class Meter:
 
     drawn: dict[tuple[str, str], int] = field(default_factory=dict)
     spent: int = 0
+    lots: Mapping[str, int] = field(default_factory=dict)  # `Defense.lots`
 
     @property
     def total(self) -> int:
-        return sum(self.drawn.values())
+        return most_of_a_lot(self.drawn, self.lots)
 
     @property
     def uncharged(self) -> int:

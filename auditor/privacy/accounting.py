@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
+from scipy.optimize import minimize_scalar
 from scipy.special import logsumexp
 
 from auditor.core.errors import AuditError, unknown
@@ -77,6 +78,44 @@ def rdp_to_dp(rdp: float, delta: float, alpha: int) -> float:
     _require_least("rdp", rdp, 0.0)
     cost = _conversion_cost(delta, alpha)
     return 0.0 if rdp == 0 else max(0.0, rdp + cost)
+
+
+def bounded_range_rho(spread: float) -> float:
+    """rho of the zCDP of a mechanism whose log-ratios range over at most `spread` nats: spread^2 / 8.
+
+    Cesar and Rogers 2021, Lemma 3.4; D_alpha <= alpha rho at every order. Raises AuditError on bad input.
+    """
+    _require_least("spread", spread, 0.0)
+    return spread**2 / 8
+
+
+def zcdp_epsilon(rho: float, delta: float) -> float:
+    """Epsilon (nats) at `delta` of a rho-zCDP mechanism, by the best real order (Canonne et al. 2020, Proposition 12).
+
+    0 for a mechanism that gives nothing away, inf for one without a bound. Raises AuditError on bad input.
+    """
+    _require_least("rho", rho, 0.0)
+    _conversion_cost(delta, 2)  # refuses a delta that is none
+    if rho in (0, math.inf):
+        return rho
+
+    def at_order(log_above: float) -> float:
+        alpha = 1 + math.exp(log_above)
+        return alpha * rho + _conversion_cost(delta, alpha)
+
+    # Any order is a bound; the best lies near 1 + sqrt(log(1/delta) / rho): its part above 1 within a factor of e^3.
+    middle = 0.5 * math.log(-math.log(delta) / rho)
+    best = minimize_scalar(at_order, bounds=(middle - 3, middle + 3), method="bounded", options={"xatol": 1e-9})
+    return max(0.0, float(best.fun))
+
+
+def zcdp_budget(epsilon: float, delta: float) -> float:
+    """The largest rho whose `zcdp_epsilon` is at most `epsilon` (nats); raises AuditError on bad input."""
+    _require_positive("epsilon", epsilon)
+    low, high = 0.0, epsilon + 1  # at which epsilon is exceeded: rho costs more than itself
+    while low < (middle := (low + high) / 2) < high:  # to neighbouring floats; `low` stays on the private side
+        low, high = (middle, high) if zcdp_epsilon(middle, delta) <= epsilon else (low, middle)
+    return low
 
 
 def published_query_rdp(alpha: int, q: float, beta: float, subset_size: int) -> float:
@@ -388,7 +427,7 @@ def _largest_affordable(
     return low
 
 
-def _conversion_cost(delta: float, alpha: int) -> float:
+def _conversion_cost(delta: float, alpha: float) -> float:
     if not 0 < delta < 1:
         raise AuditError(f"expected delta in (0, 1), got {delta}")
     return math.log1p(-1 / alpha) - (math.log(delta) + math.log(alpha)) / (alpha - 1)

@@ -38,16 +38,19 @@ def asked(view: View, attack: Attack, secrets: Sequence[Secret]) -> Sequence[Que
         return ()
 
 
-def share_out(budget: Budget, draws: Mapping[tuple[str, str], int]) -> Draws:
+def share_out(budget: Budget, draws: Mapping[tuple[str, str], int], lots: Mapping[str, int] | None = None) -> Draws:
     """A fixed budget over (recipe, secret) in their order, beforehand, so that it does not depend on scheduling.
 
     `stop`: only answers that are paid for in full, up to the first that is not; `public`: the rest is answered by the
-    public model.
+    public model. lots: by secret, where each of them has such a budget of its own (`Defense.lots`).
     """
-    left, allowance = budget.tokens, Draws()
+    left, allowance = dict[int | None, int](), Draws()
     for key, tokens in draws.items():
-        if budget.on_exhaustion == "stop" and tokens > left:
-            break
-        allowance[key] = min(tokens, left)
-        left -= allowance[key]
+        lot = (lots or {}).get(key[1])
+        rest = left.get(lot, budget.tokens)
+        if budget.on_exhaustion == "stop" and tokens > rest:
+            left[lot] = -1  # closed, to shorter answers too
+            continue
+        allowance[key] = min(tokens, rest)
+        left[lot] = rest - allowance[key]
     return allowance

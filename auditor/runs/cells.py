@@ -258,8 +258,10 @@ class ProbeCell(Cell):
 
     def _observe(self, secrets: Sequence[Secret]) -> list[Observation]:
         """An observation of every secret, in their order, those of an interrupted run included."""
-        folder, probe = self.audit.folder, self.probe
+        folder, probe, seen_before = self.audit.folder, self.probe, self._seen_before()
         done = folder.observed(self.key)
+        if known := [seen_before[secret.id] for secret in secrets if secret.id in seen_before.keys() - done.keys()]:
+            folder.observe(self.key, known)
         work = ProbeWork(self.key, self.view.allowance, self.target.meter)
         for found in self._found(work, [secret for secret in secrets if secret.id not in done]):
             folder.observe(self.key, found.of)
@@ -269,7 +271,16 @@ class ProbeCell(Cell):
         changed = [observation for observation in completed if observation != done[observation.secret]]
         if changed:
             folder.observe(self.key, changed)
+        seen_before |= {observation.secret: observation for observation in completed}
         return completed
+
+    def _seen_before(self) -> dict[str, Observation]:
+        """By secret, what an earlier run of a sweep saw of the undefended model, which every point asks the same."""
+        if not self.target.is_undefended:
+            return {}
+        key = (self.audit.asked, self.audit.plan.seed, self.probe)
+        held: dict[str, Observation] = self.audit.shelf.get(f"{self.setting.name} {self.probe.name}", key, dict)
+        return held
 
 
 def subjects(probe: Probe, target: Target, benchmark: Benchmark, view: View) -> tuple[Secret, ...]:
@@ -297,7 +308,7 @@ def cells(gathering: Gathering) -> Iterator[Cell]:
     for setting in selection.settings_of(target.companion):
         view = gathering.place.view(target.name, setting.name)
         if target.budget is not None and setting is CLAIM:
-            view.allowance = share_out(target.budget, planned(view, selection.attacks, target.secrets))
+            view.allowance = share_out(target.budget, planned(view, selection.attacks, target.secrets), target.lots)
         for method in selection.methods:
             if isinstance(method, Probe):
                 yield ProbeCell(gathering, setting, method)

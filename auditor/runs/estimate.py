@@ -292,7 +292,8 @@ class _Asker:
         """A fresh one: nothing that was drawn before is there."""
         view = self.scene.view(target, setting)
         if target.budget is not None and setting is CLAIM:
-            view.allowance = share_out(target.budget, planned(view, self.scene.selection.attacks, target.secrets))
+            draws = planned(view, self.scene.selection.attacks, target.secrets)
+            view.allowance = share_out(target.budget, draws, target.lots)
         return view
 
     # --- asking ---

@@ -163,8 +163,11 @@ def lab_recipe(plan: Plan) -> LabRecipe:
     """The lab the plan asks for. Raises AuditError for a field that a lab does not have.
 
     Whoever asks about coins has a lab with canaries of an audit in it, all models trained with them; nobody else.
+    A lab whose seed is "run" has that of the run: over several seeds other texts, and models trained anew.
     """
     given: dict[str, Any] = dict(plan.lab_recipe)
+    if given.get("seed") == "run":
+        given["seed"] = plan.seed
     known = registry.probes()
     if any(known[name].of == "coins" for name in plan.attack if name in known):
         given = {"audit_canaries": AUDIT_CANARIES, **given}

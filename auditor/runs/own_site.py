@@ -189,7 +189,7 @@ def lacks(defense: Defense, public: str | None) -> str:
     if "whole" in defense.needs and whole_adapter(Path(ensemble)) is None:
         return f"an ensemble with its control: audit train pmixed -D control=true makes it in {ensemble!r}"
     if "public" in defense.needs and public is None:
-        return "--public MODEL, the base of its members"
+        return "--public MODEL, one that has seen no private data (of an ensemble, the base of its members)"
     if "trained" in defense.needs and not defense.model_folder:
         return f"-D {defense.name}.model=DIR, a folder made by audit train {defense.name}"
     return ""

@@ -86,7 +86,7 @@ def select(plan: Plan, site: Site) -> Selection:
         site.check(defense)
 
     def can_be_shown(control: Defense) -> bool:
-        return not site.lacks(control) and not site.is_undefended(control)
+        return plan.controls and not site.lacks(control) and not site.is_undefended(control)
 
     settings = tuple(setting for name, setting in SETTINGS.items() if plan.setting in (name, "both"))
     wanted = dict.fromkeys(method.control for method in methods if isinstance(method, Attack) and method.control)

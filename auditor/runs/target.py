@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -10,7 +10,7 @@ from auditor.core.nouns import UNDEFENDED, Claim, Guesses, Lead, Secret
 from auditor.core.result import Measurement, TargetRecord
 from auditor.models.base import LanguageModel, given_by
 from auditor.plugins.attack import Attack
-from auditor.plugins.defense import Budget, Defense, Scenario
+from auditor.plugins.defense import Budget, Defense, Scenario, most_of_a_lot
 from auditor.plugins.view import CLAIM, Meter, Setting, View
 from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.privacy.promises import PrivacyRecord
@@ -37,10 +37,13 @@ class Target:
     privacy: PrivacyRecord | None = None
     kept: GradientCanaries | None = None
     spent: dict[tuple[str, str], int] = field(default_factory=dict)
-    meter: Meter = field(default_factory=Meter)
+    meter: Meter = field(init=False)
     seconds: float = 0.0
     drawn: int = 0
     _claims: dict[int, Claim | None] = field(default_factory=dict)  # by tokens spent: to solve for one takes seconds
+
+    def __post_init__(self) -> None:
+        self.meter = Meter(lots=self.lots)
 
     @property
     def is_undefended(self) -> bool:
@@ -52,10 +55,14 @@ class Target:
     def budget(self) -> Budget | None:
         return self.defense.budget(self.scenario) if self.defense and self.scenario else None
 
+    @cached_property
+    def lots(self) -> Mapping[str, int]:
+        return self.defense.lots(self.scenario) if self.defense and self.scenario else {}
+
     @property
     def claim(self) -> Claim | None:
         """What is promised, with what was spent until now; None where nothing is."""
-        spent = sum(self.spent.values())
+        spent = most_of_a_lot(self.spent, self.lots)
         if spent not in self._claims:
             self._claims[spent] = self._claim(spent)
         return self._claims[spent]

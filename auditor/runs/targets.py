@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
-from auditor.core.nouns import UNDEFENDED, Secret
-from auditor.plugins.defense import Defense, Scenario
+from auditor.core.nouns import UNDEFENDED, Secret, Tokens
+from auditor.plugins.defense import Defense, Prompt, Scenario, most_of_a_lot
 from auditor.plugins.options import description_of
 from auditor.plugins.view import CLAIM
 from auditor.runs.allowance import asked, planned
@@ -69,10 +70,13 @@ class Targets:
         )
 
     def attacked(self, defense: Defense) -> tuple[Secret, ...]:
-        """Fewer behind an ensemble, where --ensemble-limit or the lab says so: it asks all its parts at every token."""
+        """Fewer behind an ensemble, or records in a context, where --ensemble-limit or the lab says so.
+
+        All parts are asked at every token.
+        """
         benchmark = self.scene.benchmark
         limit = self.scene.plan.ensemble_limit or benchmark.ensemble_limit
-        if limit is None or "ensemble" not in defense.needs:
+        if limit is None or not {"ensemble", "records"} & set(defense.needs):
             return benchmark.secrets
         return benchmark.few(limit)
 
@@ -81,7 +85,7 @@ class Targets:
         site, scene = self.scene.site, self.scene
         view = scene.view(self.undefended, CLAIM)
         attacks, attacked = scene.selection.attacks, self.attacked(defense)
-        queries = sum(planned(view, attacks, attacked).values())
+        draws = planned(view, attacks, attacked)
         lengths = (query.length for attack in attacks for query in asked(view, attack, attacked))
         length = max((*lengths, *(len(secret.suffix) for secret in attacked)), default=1)
         ensemble = site.ensemble(defense) if "ensemble" in defense.needs else None
@@ -89,4 +93,11 @@ class Targets:
         if trained is not None:
             scene.self_check([trained.model])
         whole = site.whole(defense) if "whole" in defense.needs else None
-        return Scenario(site.model, site.public, ensemble, queries, length, trained, whole)
+        prompts = tuple(_prompt(secret, scene.lead.tokens) for secret in attacked) if "records" in defense.needs else ()
+        scenario = Scenario(site.model, site.public, ensemble, 0, length, trained, whole, prompts)
+        return replace(scenario, queries=most_of_a_lot(draws, defense.lots(scenario)))
+
+
+def _prompt(secret: Secret, lead: Tokens) -> Prompt:
+    given = (*lead, *secret.prefix)
+    return Prompt(secret.id, given, (*given, *secret.suffix) if secret.member else ())

@@ -21,6 +21,7 @@ import torch
 from auditor import __version__
 from auditor.benchmarks.chat import ASSISTANT, LEARNT, Conversation, Unusable, check_template, write
 from auditor.benchmarks.files import training_texts
+from auditor.benchmarks.splitting import rows_named
 from auditor.core import disk, locks
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
@@ -60,6 +61,7 @@ class Training:
     loss_on: str | None = None  # of conversations: assistant (None) or all
     user_column: str | None = None
     heldout: str | None = None  # records that are not trained on, for a method that chooses by them
+    forget: str | None = None  # of the records, those that the model is to forget, for a method that unlearns
     block: int | None = None
     seed: int = 0
     loading: LoadingOptions = DEFAULTS
@@ -84,6 +86,8 @@ def train(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[s
         raise AuditError(f"expected a whole model for {asked.method}, got --lora: it says itself what is trained")
     if asked.heldout is not None and not trainer.chooses:
         raise AuditError(f"--heldout names records to choose a model by, and {asked.method} chooses none")
+    if asked.forget is not None and not trainer.unlearns:
+        raise AuditError(f"--forget names records that a model is to forget, and {asked.method} forgets none")
     if asked.lora or trainer.adapters:
         coining.check_trainable(asked.model)
     with closing(engine_of(asked.engine)) as engine:
@@ -112,6 +116,7 @@ def _job(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[Tr
     base = load(asked.model, asked.loading)
     records, notes = _records(asked, base, texts, units)
     heldout = _heldout(asked, base, records) if asked.heldout is not None else ()
+    forget = _to_forget(asked, base, records) if asked.forget is not None else ()
     job = TrainingJob(
         base=asked.model,
         load=lambda: _trainable(asked),
@@ -126,6 +131,7 @@ def _job(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[Tr
         seed=asked.seed,
         progress=progress,
         heldout=heldout,
+        forget=forget,
     )
     return job, (*base.notes, *notes)
 
@@ -223,6 +229,21 @@ def _heldout(asked: Training, base: HuggingFaceModel, records: Sequence[Training
     return heldout
 
 
+def _to_forget(
+    asked: Training, base: HuggingFaceModel, records: Sequence[TrainingRecord]
+) -> tuple[TrainingRecord, ...]:
+    """What --forget names, read as the records are. Raises AuditError where one of them is none of the records."""
+    rows, _ = training_texts(str(asked.forget), asked.text_column, None)
+    forget, _ = _records(asked, base, rows, None)
+    known = {record.text for record in records}
+    if missing := [row for row, record in enumerate(forget) if record.text not in known]:
+        raise AuditError(
+            f"expected --forget with records that --data has, got {len(missing)} of {len(forget)} that it has not "
+            f"({rows_named(missing)})"
+        )
+    return forget
+
+
 def _of_texts(tokenizer: Any, texts: list[str]) -> list[TrainingRecord]:
     tokens = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
     return [TrainingRecord(text, tuple(ids), record_names([text])[0]) for text, ids in zip(texts, tokens, strict=True)]
@@ -300,6 +321,7 @@ def _configuration(asked: Training, trainer: Trainer, job: TrainingJob) -> dict[
         "block": job.block,
         "seed": asked.seed,
         "heldout": _digest(job.heldout) if job.heldout else None,
+        "forget": _digest(job.forget) if job.forget else None,
         "dtype": asked.loading.dtype,
     }
     plain: dict[str, Any] = json.loads(json.dumps(configuration))

@@ -83,7 +83,7 @@ class CellWork(ABC, Generic[Asked, Answer]):
 
     def at(self, place: Workplace, items: Sequence[Asked]) -> Iterator[Found[Answer]]:
         view, drawn = place.view(self.key.target, self.key.setting), dict(self.meter.drawn)
-        view.allowance, view.meter = self.allowance, Meter(drawn, self.meter.spent)
+        view.allowance, view.meter = self.allowance, Meter(drawn, self.meter.spent, self.meter.lots)
         start, known = time.perf_counter(), len(drawn)
         for batch in batched(self.answers(place.method(self.key.attack), view, items), _AT_ONCE):
             now = time.perf_counter()

@@ -34,6 +34,11 @@ def renyi_epsilon(log_p: Array, log_q: Array, draws: int, delta: float) -> Array
     return np.maximum(*both)
 
 
+def renyi_cost(order: float, delta: float) -> float:
+    """What a Renyi divergence of this order grows by where it is made an epsilon at delta, nats (the same)."""
+    return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
+
+
 def exact_epsilon(log_p: Array, log_q: Array, draws: int, delta: float) -> float:
     """The least epsilon (nats, >= 0) at which so many draws of two laws (V,) are (epsilon, delta)-indistinguishable.
 
@@ -142,7 +147,8 @@ def _renyi_epsilon(log_p: Array, log_q: Array, draws: int, delta: float) -> Arra
     best = np.full(log_p.shape[:-1], math.inf)
     for above in _ABOVE:  # the order less 1: each is the square of the one before
         divergence = np.log(np.einsum("...v,...v->...", p, power)) / above
-        converted = math.log1p(-1 / (1 + above)) - (math.log(delta) + math.log1p(above)) / above
-        best = np.fmin(best, draws * divergence + converted)  # too large for a float: this order says nothing
+        best = np.fmin(
+            best, draws * divergence + renyi_cost(1 + above, delta)
+        )  # too large for a float: this order says nothing
         power *= power
     return np.maximum(best, 0.0)

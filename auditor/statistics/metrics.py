@@ -365,6 +365,7 @@ METRICS = (
         short="mean p ≥",
     ),
     Metric("claim_violations", "Claim violations", "count"),
+    Metric("epsilon_data_dependent", "Epsilon of the queries looked at, by their own laws: no claim", "nats"),
     Metric("exposure", "Exposure of canaries, mean bits", "bits", per_secret=True),
     Metric("exposed_share", "Canaries more exposed than chance allows", per_secret=True),
     Metric("exposure_extrapolated", "Exposure extrapolated from samples, mean bits", "bits", per_secret=True),

@@ -31,11 +31,12 @@ from scipy.stats import norm
 from torch import Tensor
 
 from auditor.benchmarks.fixed_laws import FixedLaw, fixed_ensemble
+from auditor.defenses.invisible_ink import InkModel, InvisibleInk
 from auditor.defenses.pmixed import PMixed, PMixedModel
 from auditor.defenses.uniform_mixing import ANY_TWO, UniformMixing
 from auditor.models.ensemble import Ensemble
 from auditor.models.masked import MaskedModel
-from auditor.plugins.defense import MaskedScenario, Scenario
+from auditor.plugins.defense import MaskedScenario, Prompt, Scenario
 from auditor.privacy.accounting import realised_pure_dp, realised_renyi
 from auditor.privacy.gaussian import reported_epsilon
 
@@ -218,6 +219,77 @@ def overlapping(effort: Effort) -> tuple[float, str]:
     return 0.0, f"nothing promised: {claim.status}"
 
 
+# --- InvisibleInk -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class InkSetting:
+    batch: int
+    clip: float
+    temperature: float
+    top_k: int
+    tokens: int
+    double: bool
+
+    def __str__(self) -> str:
+        precision = "double" if self.double else "single"
+        return (
+            f"B {self.batch}, C {self.clip:g}, tau {self.temperature:g}, top-k {self.top_k}, T {self.tokens}, "
+            f"{precision}"
+        )
+
+
+INK_SETTINGS = [
+    InkSetting(*values)
+    for values in itertools.product((1, 2, 5), (0.01, 0.5, 5.0), (0.7, 1.1), (0, 2), (1, 3), (True, False))
+]
+
+
+def ink_ratio(setting: InkSetting, relation: str) -> Ratios:
+    """Laws: public, the records', and one more for `replace`. Record 0 is the one that changes."""
+    defense = InvisibleInk(clip=setting.clip, batch=setting.batch, temperature=setting.temperature, top_k=setting.top_k)
+    records = tuple(Prompt(str(i), (i,), (i, i)) for i in range(setting.batch))
+    scenario = Scenario(FixedLaw([0.5, 0.5]), FixedLaw([0.5, 0.5]), None, setting.tokens, 1, prompts=records)
+    claim, model = defense.claim(scenario, 0), defense.protect(scenario)
+    assert isinstance(model, InkModel) and model.promise is not None
+    rho, spread = model.promise.rho(relation), model.promise.range[relation]
+
+    def ratios(laws: Tensor) -> Array:
+        laws = laws if setting.double else laws.float()
+        other = laws[:, -1] if relation == "replace" else laws[:, 0]
+        changed = torch.cat([laws[:, :1], other.unsqueeze(1), laws[:, 2:-1]], 1)
+
+        def served(parts: Tensor) -> Array:
+            ink = InkModel(fixed_ensemble(*parts.unbind(1)), model.ink, model.name)
+            return ink.log_probs(torch.arange(len(parts)).unsqueeze(-1), 1)[:, 0].numpy()
+
+        p, r = served(laws[:, :-1]), served(changed)
+        shares = [np.maximum(realised_renyi(p, r, a), realised_renyi(r, p, a)) / (a * rho) for a in (1.1, 2, 8)]
+        shares.append((realised_renyi(p, r, math.inf) + realised_renyi(r, p, math.inf)) / spread)
+        many_p, many_r = np.exp(p), np.exp(r)
+        for _ in range(setting.tokens - 1):
+            many_p, many_r = (
+                (many[:, :, None] * one[:, None]).reshape(len(p), -1)
+                for many, one in ((many_p, np.exp(p)), (many_r, np.exp(r)))
+            )
+        shares.append(delta_at(claim.epsilon[relation], many_p, many_r) / claim.delta)
+        return np.max(shares, axis=0)
+
+    return ratios
+
+
+def inks() -> Iterator[Claimed]:
+    for relation in ("zero_out", "replace"):
+
+        def worst(effort: Effort, r: str = relation) -> tuple[float, str]:
+            def of(setting: InkSetting, effort: Effort) -> float:
+                return most(ink_ratio(setting, r), setting.batch + 2, 3, effort)
+
+            return over_settings(INK_SETTINGS, effort, of)
+
+        yield Claimed("invisible-ink", f"{relation}, one record of a batch", True, worst)
+
+
 # --- uniform mixing ---------------------------------------------------------------------------------------------------
 
 
@@ -364,6 +436,7 @@ def claims() -> list[Claimed]:
     return [
         *ensembles(),
         Claimed("pmixed", "record in two shards", True, overlapping),
+        *inks(),
         *mixings(),
         *(
             Claimed(name, "add_remove, record or user: the Gaussian mechanism as accounted", True, training)

@@ -29,6 +29,54 @@ orders = st.integers(2, 6)
 seeds = st.integers(0, 2**32 - 1)
 
 
+# zCDP -----------------------------------------------------------------------------------------------------------------
+
+ZCDP = {  # formulas C4: epsilon by rho, at delta
+    1e-6: ((0.01, 0.621693), (0.1, 2.141939), (0.5, 5.221534), (1, 7.766217)),
+    1e-5: ((0.01, 0.545726), (0.1, 1.914239), (0.5, 4.728387), (1, 7.077197)),
+}
+
+
+@pytest.mark.parametrize(("delta", "rho", "epsilon"), [(d, *pair) for d, pairs in ZCDP.items() for pair in pairs])
+def test_zcdp_known_answers_and_dp_accountings_beside_them(delta: float, rho: float, epsilon: float) -> None:
+    """dp-accounting looks at the orders that it is given: of many, near enough."""
+    from dp_accounting import ZCDpEvent
+    from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
+
+    found = accounting.zcdp_epsilon(rho, delta)
+    assert found == pytest.approx(epsilon, abs=6e-7)
+    theirs = RdpAccountant(list(1 + np.geomspace(0.5, 200, 3000))).compose(ZCDpEvent(rho)).get_epsilon(delta)
+    assert found <= theirs <= found * (1 + 1e-5)
+
+
+@pytest.mark.parametrize(("epsilon", "rho"), [(1, 0.02435597), (3, 0.18506984), (8, 1.052358), (10, 1.53927876)])
+def test_zcdp_budget_known_answers(epsilon: float, rho: float) -> None:
+    found = accounting.zcdp_budget(epsilon, 1e-6)
+    assert found == pytest.approx(rho, rel=1e-6) and accounting.zcdp_epsilon(found, 1e-6) <= epsilon
+
+
+@pytest.mark.parametrize(("rho", "delta"), [(1e-9, 1e-5), (1e-4, 0.3), (1e5, 1e-12), (3.0, 0.9)])
+def test_zcdp_epsilon_is_the_least_over_all_orders(rho: float, delta: float) -> None:
+    def at(alpha: float) -> float:
+        return alpha * rho + math.log1p(-1 / alpha) - (math.log(delta) + math.log(alpha)) / (alpha - 1)
+
+    least = max(0.0, min(at(1 + 10**power) for power in np.linspace(-8, 8, 20_000)))
+    assert accounting.zcdp_epsilon(rho, delta) == pytest.approx(least, rel=1e-6, abs=1e-9)
+
+
+def test_zcdp_edges_and_bad_input() -> None:
+    assert accounting.zcdp_epsilon(0, 1e-5) == 0 and accounting.zcdp_epsilon(math.inf, 1e-5) == math.inf
+    assert accounting.bounded_range_rho(2) == 0.5
+    for call, said in (
+        (lambda: accounting.zcdp_epsilon(-1, 1e-5), "expected rho >= 0"),
+        (lambda: accounting.zcdp_epsilon(1, 0), r"expected delta in \(0, 1\), got 0"),
+        (lambda: accounting.zcdp_budget(0, 1e-5), "expected epsilon > 0"),
+        (lambda: accounting.bounded_range_rho(-1), "expected spread >= 0"),
+    ):
+        with pytest.raises(AuditError, match=said):
+            call()
+
+
 # Uniform mixing ------------------------------------------------------------------------------------------------------
 
 UNIFORM = [

@@ -38,6 +38,34 @@ def test_the_product_of_sweeps_variants_and_seeds_seeds_outermost() -> None:
     assert points[-1].folder == "b_ethicist.samples=10_limit=6_seed-7"
 
 
+def test_a_variant_may_sweep_what_is_its_own() -> None:
+    """One line a defense over its own knob: no product of all knobs."""
+    raw = {
+        "attack": ["perplexity"],
+        "sweep": {"limit": [5]},
+        "variant": [
+            {"name": "a", "defense": ["uniform-mixing"], "sweep": {"uniform-mixing.weight": [0.9, 0.5]}},
+            {"name": "b", "defense": ["pmixed"], "sweep": {"pmixed.epsilon": [2], "limit": [7]}},
+            {"name": "c"},
+        ],
+    }
+    points = expand(raw)
+    assert [(p.variant, p.at) for p in points] == [
+        ("a", {"limit": 5, "uniform-mixing.weight": 0.9}),
+        ("a", {"limit": 5, "uniform-mixing.weight": 0.5}),
+        ("b", {"limit": 7, "pmixed.epsilon": 2}),
+        ("c", {"limit": 5}),
+    ]
+    assert [p.plan.get("defense_options") for p in points[:3]] == [
+        {"uniform-mixing": {"weight": 0.9}},
+        {"uniform-mixing": {"weight": 0.5}},
+        {"pmixed": {"epsilon": 2}},
+    ]
+    assert all("sweep" not in p.plan for p in points)
+    with pytest.raises(AuditError, match=r"a list of values for 'pmixed.epsilon'"):
+        expand({"variant": [{"name": "b", "defense": ["pmixed"], "sweep": {"pmixed.epsilon": 2}}]})
+
+
 def test_keys_go_where_they_belong() -> None:
     raw = {
         "attack": ["reference", "zlib"],

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from auditor.attacks.extraction_probability import ExtractionProbability
 from auditor.cli import call
 from auditor.core.jsonable import from_json
+from auditor.core.nouns import Observation, Secret
+from auditor.core.plan import Plan
 from auditor.core.result import Frontier
+from auditor.plugins.view import View
 from auditor.records.folder import RunFolder
 from auditor.records.frontier import frontiers, subjects, together
 from auditor.records.saved import read
+from auditor.runs.lab_site import lab_recipe
+from auditor.runs.run import check
 from auditor.statistics.roc import rate_at
 from tests.conftest import fits_schema, tiny
 
@@ -126,6 +133,27 @@ def test_a_grid_has_a_line_a_defense_over_its_own_knob(swept: Path) -> None:
     assert all((swept / f"frontier.{ending}").is_file() for ending in ("svg", "png", "md", "tex"))
 
 
+def test_every_point_of_a_grid_asks_the_undefended_model_the_same_and_it_answers_once(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    measure = ExtractionProbability.measure
+
+    def counted(self: ExtractionProbability, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
+        asked.append(len(secrets))
+        return measure(self, view, secrets)
+
+    monkeypatch.setattr(ExtractionProbability, "measure", counted)
+    out = tmp_path / "run"
+    flags = ["--sweep", "mine.weight=0.9,0.02", "--defense", "mine", "--limit", "10", "-o", str(out)]
+    assert call([*command(world), *flags]) == 0
+    first, second = sorted(out.glob("mine*"))
+    assert [n for n in asked if n] == [20] * 5  # one of no defense, two points of two
+    rows = [json.loads((point / "outcomes.json").read_text()) for point in (first, second)]
+    key = "undefended/worst/extraction-probability"
+    assert rows[0][key] == rows[1][key] and rows[0]["mine" + key[10:]] != rows[1]["mine" + key[10:]]
+
+
 def test_fewer_than_two_defenses_have_no_picture(single: Path) -> None:
     models = subjects({0: (read(single), RunFolder(single))})
     assert frontiers(models) and frontiers(models[:2]) == () and frontiers([]) == ()
@@ -164,3 +192,13 @@ def test_fewer_answers_narrow_what_all_are_compared_on(single: Path) -> None:
     found = frontiers([*models[:2], fewer])[0]
     assert {p.leak.n for p in found.points} == {int(held.member[:20].sum())}
     assert found.points[1].leak == found.points[2].leak
+
+
+def test_a_lab_may_be_of_the_seed_of_its_run() -> None:
+    own, usual = Plan(seed=3, lab_recipe={"seed": "run"}), Plan(seed=3)
+    assert (lab_recipe(own).seed, lab_recipe(usual).seed) == (3, 0)
+
+
+def test_without_controls_a_defense_stands_alone() -> None:
+    rows = [[row.name for row in check(Plan(defense=("pmixed",), controls=on)).rows] for on in (True, False)]
+    assert rows == [["pmixed", "ensemble-unmixed", "public"], ["pmixed"]]

@@ -19,7 +19,7 @@ import torch
 from auditor.cli import call
 from auditor.core.errors import AuditError
 from auditor.core.result import Chain, Measurement, Step, TargetRecord
-from auditor.gate.policy import parse_metric
+from auditor.gate.policy import parse_rule
 from auditor.records.folder import RunFolder
 from auditor.runs import own_site
 from auditor.runs import run as running
@@ -353,7 +353,7 @@ MEASURED = (
 def asked(
     paper: papers.Paper, plan: str, scale: str, model: bool = False
 ) -> reproduce.RunStudy | reproduce.UtilityStudy:
-    given = {"data": "d"} if scale == "paper" else {"model": "m", "data": "d"} if model else {}
+    given = {"data": "d"} if scale in ("paper", "arrays") else {"model": "m", "data": "d"} if model else {}
     return reproduce.kind(paper, plan, scale, given)
 
 
@@ -372,7 +372,7 @@ def test_every_claim_names_points_and_metrics_that_exist(paper: papers.Paper, pl
     for statement in statements:
         ledger.check(statement, kind.planned())
         for _, term in statement.terms():
-            named, _ = parse_metric(term.metric, statement.id)
+            named = parse_rule(f"{term.metric} <= 1").metric
             assert named in known, (statement.id, term.metric)
         assert statement.paper and statement.text
 

@@ -1,0 +1,143 @@
+"""Trainings by which a model that has learnt records is to forget some of them: what they share.
+
+Knows whole records and their log-probabilities; a subclass says which loss pushes them down. Nothing is promised: what
+the model still tells of a record that it was to forget is for an audit to measure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Tokens
+from auditor.core.streams import generator
+from auditor.plugins.trainer import TrainingJob
+from auditor.training import masks
+from auditor.training.finetune import Course, Fitting, require_finite, trained_parameters
+from auditor.training.variants import Variant
+
+_AT_ONCE = 16  # records whose log-probabilities are read together, without gradients
+
+
+@dataclass(frozen=True)
+class Unlearning(Variant):
+    """Base of trainings on records to forget. Every step takes `batch` of them, each distinct record once an epoch.
+
+    retain: weight of the loss of as many records that are to be kept, drawn at random from the others; 0: none.
+    """
+
+    unlearns: ClassVar[bool] = True
+    epochs: int = 10
+    batch: int = 32
+    learning_rate: float = 1e-5
+    retain: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (math.isfinite(self.retain) and self.retain >= 0):
+            raise AuditError(f"expected retain >= 0, got {self.retain:g}")
+
+    def forgetting(self, log_probs: Tensor, before: Tensor) -> Tensor:
+        """The loss of a batch. (records,) each: nats of whole records, now and before the first step."""
+        raise NotImplementedError
+
+    def check(self, job: TrainingJob) -> None:
+        super().check(job)
+        if not job.forget:
+            raise AuditError(f"expected --forget FILE with {self.name}, which forgets records, got none")
+        if self.retain and not _kept(job):
+            raise AuditError(
+                f"expected records of --data that are not to be forgotten with retain={self.retain:g}, got none"
+            )
+
+    def learnt(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
+        """What is to be forgotten, each text once."""
+        texts = {record.text: masks.sequence(record) for record in job.forget}
+        told = f"to forget: {len(texts):,} distinct records; to keep: {len(_kept(job)):,} records, copies included"
+        return list(texts.values()), (told,)
+
+    def fit(self, job: TrainingJob, model: Any, sequences: Sequence[Tokens]) -> tuple[str, ...]:
+        device = next(iter(trained_parameters(model).values())).device
+        rows = padded(sequences, job.block, job.end)
+        before = read_log_probs(model, rows.to(device))
+        fitting = _Passes(model, rows, Course(self.epochs, self.learning_rate, self.batch, rows.shape[1], job.end), job)
+        kept = padded(_kept(job), job.block, job.end) if self.retain else rows[:0]
+        if (state := job.checkpoint.load()) is not None:
+            fitting.restore(state)
+        model.train()
+        while not fitting.done:
+            at = fitting.batch()[:, 0]
+            loss = self.forgetting(log_probs(model, rows[at].to(device), job.half), before[at.to(device)])
+            if self.retain:
+                drawn = generator("retain", job.seed, fitting.epochs, fitting.steps).integers(len(kept), size=len(at))
+                retained = log_probs(model, kept[torch.from_numpy(drawn)].to(device), job.half)
+                loss = loss - self.retain * retained.mean()
+            loss.backward()
+            fitting.step()
+            if not fitting.steps:
+                require_finite(fitting.parameters.values(), job.checkpoint)
+                job.checkpoint.save(fitting.state())
+                job.progress("unlearning", fitting.epochs, self.epochs)
+        tokens = int((masks.labels(rows)[:, 1:] != masks.IGNORED).sum())
+        now = float(read_log_probs(model, rows.to(device)).sum())
+        return (
+            f"the records to forget had {-float(before.sum()) / tokens:.3g} nats a token before, and have "
+            f"{-now / tokens:.3g} after",
+        )
+
+
+class _Passes(Fitting):
+    """A fitting whose batches are places of rows, (at most batch, 1): each row once an epoch, in a new order."""
+
+    def __init__(self, model: Any, rows: Tensor, course: Course, job: TrainingJob) -> None:
+        places = [(place,) for place in range(len(rows))]
+        super().__init__(trained_parameters(model), places, course, generator("unlearn", job.seed))
+
+    def _pack(self) -> Tensor:
+        return torch.from_numpy(self._order.permutation(len(self._sequences)).astype(np.int64)).unsqueeze(-1)
+
+
+def _kept(job: TrainingJob) -> list[Tokens]:
+    """All records but those that are to be forgotten, as often as they occur."""
+    forgotten = {record.text for record in job.forget}
+    return [masks.sequence(record) for record in job.records if record.text not in forgotten]
+
+
+def padded(sequences: Sequence[Tokens], block: int, end: int) -> Tensor:
+    """(records, width): each behind an end-of-text token and ended by one, as in training; cut at the block.
+
+    What has no loss, the first token and what fills up, is written as `training.masks` does.
+    """
+    whole = [(~end, *sequence, end)[:block] for sequence in sequences]
+    width = max(map(len, whole))
+    return torch.tensor([[*row, *([~end] * (width - len(row)))] for row in whole])
+
+
+def log_probs(model: Any, rows: Tensor, half: torch.dtype | None = None) -> Tensor:
+    """(records,): nats of all tokens that have a loss, summed. What fills up stands behind them: nothing reads it.
+
+    half: what matrices are multiplied in; None: as the weights are.
+    """
+    with torch.autocast(rows.device.type, dtype=half, enabled=half is not None):
+        logits = model(input_ids=masks.read(rows)).logits[:, :-1].float()
+    wanted = masks.labels(rows)[:, 1:]
+    nll = torch.nn.functional.cross_entropy(
+        logits.transpose(1, 2), wanted, ignore_index=masks.IGNORED, reduction="none"
+    )
+    return -nll.sum(-1)
+
+
+@torch.no_grad()
+def read_log_probs(model: Any, rows: Tensor) -> Tensor:
+    """(records,): the same of a model that is only read, and left in training mode."""
+    model.eval()
+    found = torch.cat([log_probs(model, some) for some in rows.split(_AT_ONCE)])
+    model.train()
+    return found

@@ -1,0 +1,97 @@
+"""AdaPMixED: PMixED whose privacy loss is what the members' laws make of each query (Flemings et al. 2024, 2410.02016).
+
+Members are mixed with the public law within a radius that is the same for every query and number of queries, and what
+a query costs is looked up afterwards: the Renyi divergence of the law of its token from that without a member. Queries
+that the members agree on cost little. That loss is a function of the private data, and so is any epsilon made of it:
+to print it, or to stop when it is spent, tells of the data. So nothing is claimed here. `claim-check` shows the auditor
+what the queries that it looked at would cost; that is for no one else.
+
+Served as the data-dependent analysis has it, with nothing in a member's place for a neighbour. Left out is the noisy
+screening, by which a query that members and public model disagree on is answered by the public one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from auditor.core.errors import AuditError
+from auditor.defenses.one_adapter import CONTROL, OneAdapter
+from auditor.defenses.pmixed import PMixedModel, Projection, Unmixed
+from auditor.defenses.public import Public
+from auditor.models.base import Check, LanguageModel
+from auditor.plugins.defense import Cause, Defense, Scenario
+from auditor.privacy.accounting import realised_renyi
+
+_MOST_ORDER, _MOST_RADIUS = 256, 1000
+
+
+@dataclass(frozen=True)
+class AdaPMixed(Defense):
+    """Mix an ensemble within one radius, and look up what each query cost: a loss that is private itself. No claim.
+
+    alpha: Renyi order; beta: members are projected to the radius alpha beta (nats), in both directions. ensemble:
+    folder of LoRA members; the lab has its own.
+    """
+
+    name: ClassVar[str] = "adapmixed"
+    title: ClassVar[str] = "AdaPMixED"
+    needs: ClassVar[tuple[str, ...]] = ("public", "ensemble")
+    claims: ClassVar[str] = "none: its epsilon depends on the private data; claim-check shows it to the auditor"
+    alpha: int = 15
+    beta: float = 0.3
+    ensemble: str = ""
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.alpha <= _MOST_ORDER:
+            raise AuditError(f"expected alpha in 2..{_MOST_ORDER}, got {self.alpha:,}")
+        if not 0 <= self.beta * self.alpha <= _MOST_RADIUS:
+            raise AuditError(f"expected beta >= 0 and alpha beta of at most {_MOST_RADIUS:,} nats, got {self.beta:g}")
+
+    @property
+    def ensemble_folder(self) -> str:
+        return self.ensemble
+
+    def protect(self, scenario: Scenario) -> LanguageModel:
+        served = partial(_one_radius, self.alpha, self.alpha * self.beta)
+        return AdaptiveModel(scenario.ensemble, 1.0, served, "AdaPMixED")
+
+    def remarks(self, scenario: Scenario) -> tuple[str, ...]:
+        return (
+            "AdaPMixED without its noisy screening: the mixed ensemble answers every query; what one costs depends on "
+            "the private data, so its epsilon is no claim and is for the auditor alone (claim-check)",
+        )
+
+    def chain(self) -> tuple[Cause, ...]:
+        return (
+            Cause("recipe", "one adapter, all data, trained as the members are", OneAdapter(self.ensemble), CONTROL),
+            Cause("splitting", "each adapter sees one shard only, their laws averaged", Unmixed(self.ensemble)),
+            Cause("mixing", "each law is mixed with the public one, within one radius for all queries"),
+            Cause("no private data", "the public model alone", Public(), "--public MODEL"),
+        )
+
+
+def _one_radius(alpha: int, radius: float, members: int) -> Projection:
+    return Projection(alpha, (radius,) * members, cap=1.0, two_sided=True)
+
+
+class AdaptiveModel(PMixedModel):
+    """The mixed ensemble, all members asked at every token."""
+
+    @torch.no_grad()
+    def check_claim(self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0) -> Sequence[Check]:
+        """What each query costs by its own law and those without a member: nothing is claimed of it."""
+        order = order or self.projection.alpha
+        if order < 2:
+            raise AuditError(f"expected order >= 2, got {order}")
+        own = self.log_probs(contexts, last)[:, at].double().log_softmax(-1).unsqueeze(-2).cpu().numpy()
+        (without,) = self.neighbours(contexts, last, at)
+        other = without.log_probs.cpu().numpy()
+        realised = np.maximum(realised_renyi(own, other, order), realised_renyi(other, own, order))
+        return [Check(without.relation, order, None, torch.from_numpy(realised))]

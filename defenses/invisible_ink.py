@@ -1,0 +1,381 @@
+"""InvisibleInk: text written from private records in a context, each token by one draw (Vinod et al. 2025, 2507.02974).
+
+A public model writes with a batch of B private records, one at a time in its context. A record's influence on the next
+token is what it changes in the log-probabilities, clipped to C:
+
+    phi = log p_0 + (1/B) sum_i clip(log p_i - log p_0, -C, C),    y ~ softmax(phi / tau),
+
+over the tokens that the *public* law makes likely (top-k+): those whose log p_0 is at least that of the k-th likeliest,
+less 2C/B, as the authors have it. With no private information in it the set costs nothing. (It may miss a token that is
+among the k likeliest by phi, as a mean over B records moves phi by C at most, not C/B: 2C would hold all of them.)
+
+**What is claimed.** Neighbours: one record of the batch more or less, in whose place is none (replace-by-null, our
+`zero_out`): its p_i is p_0, so its term is 0, and phi moves by at most C/B at any token. The log-ratio of neighbouring
+laws then ranges over at most eta = 2C/(B tau) nats (it is a difference of phi/tau and one of log-normalisers, which is
+the same for all tokens), and a mechanism of bounded range eta is eta^2/8-zCDP: rho = C^2/(2 B^2 tau^2) a token,
+T times that for T of them. Another record in a record's place (`replace`) moves phi by at most 2C/B: 4 rho.
+p_i may be any law whatever; the paper has logits, of which log-probabilities are those with a constant taken off for
+each model: the bounds are the same. The public model must have seen no private record.
+
+Batches are disjoint, so that a record is in the text of its own batch only: T counts the tokens drawn of one batch. An
+audit asks a batch about the records that are in it; which batch answers is the auditor's choice and tells nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from auditor.core.errors import AuditError, NotApplicable
+from auditor.core.nouns import Claim
+from auditor.defenses.public import Public
+from auditor.models.base import Check, LanguageModel, Neighbours, Rows
+from auditor.models.decoding import Decoding
+from auditor.models.ensemble import Ensemble, Exchanged
+from auditor.models.in_context import Batches, InContext
+from auditor.plugins.defense import Budget, Cause, Defense, Scenario
+from auditor.privacy.accounting import bounded_range_rho, realised_renyi, zcdp_budget, zcdp_epsilon
+
+UNIT = "reference"
+_RELATIONS = ("zero_out", "replace")
+_MOST_BATCH, _MOST_EPSILON = 1024, 1000
+_PRIVATE_END = 1 - 1e-12  # a clip that is solved for costs no more than was asked, however it is rounded
+_ORDER = 2  # of the divergences that are looked at: the lowest whole one, where a bounded range uses most of its zCDP
+
+
+@dataclass(frozen=True)
+class InvisibleInk(Defense):
+    """The public model writes with private records in its context, their influence clipped (InvisibleInk, 2025).
+
+    batch: B, the records behind one text; the attacked records are dealt into such batches, in their order. clip: C,
+    nats, on what a record changes of a log-probability (0: as much as epsilon and delta leave). temperature: tau.
+    top_k: of top-k+, by the public law (0: the whole vocabulary). epsilon, delta: what `queries` drawn tokens of one
+    batch may cost; queries=0: as many as the row will draw of any. on_exhaustion: what happens when a fixed number is
+    spent.
+    """
+
+    name: ClassVar[str] = "invisible-ink"
+    title: ClassVar[str] = "InvisibleInk"
+    needs: ClassVar[tuple[str, ...]] = ("public", "records")
+    claims: ClassVar[str] = "(epsilon, delta) for one record in the context, over the tokens drawn of its batch"
+    epsilon: float = 8.0
+    delta: float = 1e-5
+    batch: int = 8
+    clip: float = 0.0
+    temperature: float = 1.1
+    top_k: int = 0
+    queries: int = 0
+    on_exhaustion: Literal["stop", "public"] = "stop"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.epsilon <= _MOST_EPSILON:
+            raise AuditError(f"expected epsilon > 0 and at most {_MOST_EPSILON:,}, got {self.epsilon:g}")
+        if not 0 < self.delta < 1:
+            raise AuditError(f"expected delta in (0, 1), got {self.delta:g}")
+        if not 1 <= self.batch <= _MOST_BATCH:
+            raise AuditError(f"expected batch in 1..{_MOST_BATCH:,}, got {self.batch:,}")
+        if not 0 <= self.clip < math.inf:
+            raise AuditError(f"expected clip >= 0 and finite (0: solved from epsilon), got {self.clip:g}")
+        if not 0 < self.temperature < math.inf:
+            raise AuditError(f"expected temperature > 0 and finite, got {self.temperature:g}")
+        for option, meaning in (("top_k", "the whole vocabulary"), ("queries", "as many as the row draws")):
+            if getattr(self, option) < 0:
+                raise AuditError(f"expected {option} >= 0 (0: {meaning}), got {getattr(self, option)}")
+        if self.on_exhaustion not in ("stop", "public"):
+            raise AuditError(f"expected on_exhaustion in ('stop', 'public'), got {self.on_exhaustion!r}")
+
+    def protect(self, scenario: Scenario) -> LanguageModel:
+        ink = self._ink(scenario)
+        return InkModel(_in_context(scenario, self.batch), ink, "InvisibleInk", Promise.of(ink, self.batch))
+
+    def budget(self, scenario: Scenario) -> Budget | None:
+        return Budget(self.queries, self.on_exhaustion) if self.queries else None
+
+    def lots(self, scenario: Scenario) -> Mapping[str, int]:
+        batches = dealt(scenario, self.batch)
+        return {prompt.secret: batches.asked[prompt.given] for prompt in scenario.prompts}
+
+    def remarks(self, scenario: Scenario) -> tuple[str, ...]:
+        batches = dealt(scenario, self.batch)
+        said = [
+            f"{len(batches.records)} batches of {self.batch} private records, read in the context of the public model: "
+            "each is asked about its own records, and T counts the tokens of one batch"
+        ]
+        elsewhere = sum(
+            prompt.record not in batches.records[batches.asked[prompt.given]]
+            for prompt in scenario.prompts
+            if prompt.record
+        )
+        if elsewhere:
+            said.append(
+                f"{elsewhere} records begin as one of another batch does, which is asked in place of theirs: "
+                "what comes out of those is a floor"
+            )
+        if not self.queries and not scenario.queries:
+            said.append(
+                "no attack here draws tokens inside the claim, so epsilon pays for one token and records weigh more "
+                "than in any service: give -D invisible-ink.queries=N, or add an attack that draws"
+            )
+        return tuple(said)
+
+    def chain(self) -> tuple[Cause, ...]:
+        return (
+            Cause("no training", "records are read in a context, and nothing is trained on them", self._unclipped()),
+            Cause("clipping", "what each record changes is clipped, as the claim has it"),
+            Cause("no private data", "the public model alone", Public(), "--public MODEL"),
+        )
+
+    def _unclipped(self) -> Unclipped:
+        return Unclipped(self.batch, self.temperature)
+
+    def _covered(self, scenario: Scenario) -> int:
+        """T: the tokens of one batch that epsilon covers. With nothing to draw, the clip is that of one token."""
+        return self.queries or scenario.queries or 1
+
+    def _ink(self, scenario: Scenario) -> Ink:
+        """C = tau B sqrt(2 rho / T) where it is solved for (formulas C4)."""
+        rho = zcdp_budget(self.epsilon, self.delta) / self._covered(scenario)
+        clip = self.clip or self.temperature * self.batch * math.sqrt(2 * rho) * _PRIVATE_END
+        return Ink(clip, self.temperature, self.top_k)
+
+    def claim(self, scenario: Scenario, spent: int) -> Claim:
+        queries, ink = self._covered(scenario), self._ink(scenario)
+        promise, spent = Promise.of(ink, self.batch), min(spent, queries)
+
+        def epsilon(tokens: int) -> dict[str, float]:
+            return {name: zcdp_epsilon(tokens * promise.rho(name), self.delta) for name in _RELATIONS}
+
+        return Claim(
+            epsilon=epsilon(queries),
+            delta=self.delta,
+            relation="zero_out",
+            unit=UNIT,
+            queries=queries,
+            theorem="bounded range of a clipped mean, T C²/(2 B² τ²)-zCDP (Vinod et al. 2025; formulas C4)",
+            status="sound; the public model must have seen no private record, and a record lie in one batch only",
+            sound=True,
+            spent_queries=spent,
+            spent_epsilon=epsilon(spent),
+            details={
+                "batch": float(self.batch),
+                "clip": ink.clip,
+                "temperature": ink.temperature,
+                "top_k": float(ink.top_k),
+                "rho_per_token": promise.rho("zero_out"),
+                "batches": float(len(dealt(scenario, self.batch).records)),
+            },
+        )
+
+
+@dataclass(frozen=True)
+class Unclipped(Defense):
+    """Private records in the context of the public model, their log-probabilities averaged without a clip. No claim."""
+
+    name: ClassVar[str] = "references-unclipped"
+    title: ClassVar[str] = "References, unclipped"
+    needs: ClassVar[tuple[str, ...]] = ("public", "records")
+    claims: ClassVar[str] = "none: the control row of invisible-ink"
+    batch: int = 8
+    temperature: float = 1.1
+
+    def protect(self, scenario: Scenario) -> LanguageModel:
+        ink = Ink(math.inf, self.temperature, 0)
+        return InkModel(_in_context(scenario, self.batch), ink, "references without clipping")
+
+
+@dataclass(frozen=True)
+class Ink:
+    """How a token is written: C in nats, tau, and k of top-k+ (0: all)."""
+
+    clip: float
+    temperature: float
+    top_k: int = 0
+
+    def law(self, laws: Tensor) -> Tensor:
+        """(..., V) nats, float64: of the token drawn; laws (..., 1 + B, V), the public one first.
+
+        In float64: a small clip makes claims that float32's rounding would break.
+        """
+        public, private = laws[..., 0, :].double(), laws[..., 1:, :].double()
+        impossible = (public == -math.inf).unsqueeze(-2)  # stays so, whatever a record says
+        change = (private - public.unsqueeze(-2)).masked_fill(impossible, 0.0).clamp(-self.clip, self.clip)
+        phi = public + change.mean(-2)
+        phi = phi.masked_fill(~self.kept(public, private.shape[-2]), -math.inf)
+        return (phi / self.temperature).log_softmax(-1)
+
+    def kept(self, public: Tensor, batch: int) -> Tensor:
+        """(..., V): top-k+, from the public law alone."""
+        if not 0 < self.top_k < public.shape[-1]:
+            return torch.ones_like(public, dtype=torch.bool)
+        least = public.topk(self.top_k, dim=-1).values[..., -1:]
+        return public >= least - 2 * self.clip / batch
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What the accounting says of one token: the range of log-ratios of neighbouring laws, in nats, by relation."""
+
+    range: Mapping[str, float]
+
+    @classmethod
+    def of(cls, ink: Ink, batch: int) -> Promise:
+        moved = ink.clip / (batch * ink.temperature)  # the most that a record out of its place moves phi / tau
+        return cls({"zero_out": 2 * moved, "replace": 4 * moved})
+
+    def rho(self, relation: str) -> float:
+        return bounded_range_rho(self.range[relation])
+
+
+def dealt(scenario: Scenario, size: int) -> Batches:
+    """The private records in batches, each text once; who asks for no record is answered by a batch in turn.
+
+    Raises AuditError where there are no private records.
+    """
+    records = list(dict.fromkeys(prompt.record for prompt in scenario.prompts if prompt.record))
+    if not records:
+        raise AuditError("expected private records to put into the context of the public model, got none")
+    batches = tuple(tuple(records[i : i + size]) for i in range(0, len(records), size))
+    where = {record: i for i, batch in enumerate(batches) for record in batch}
+    asked: dict[tuple[int, ...], int] = {}
+    for prompt in scenario.prompts:
+        if prompt.record:
+            asked.setdefault(prompt.given, where[prompt.record])
+    for i, prompt in enumerate(prompt for prompt in scenario.prompts if not prompt.record):
+        asked.setdefault(prompt.given, i % len(batches))
+    return Batches(batches, size, asked)
+
+
+def _in_context(scenario: Scenario, size: int) -> InContext:
+    assert scenario.public is not None  # the run has seen to what is needed
+    return InContext(scenario.public, dealt(scenario, size))
+
+
+class InkModel(LanguageModel):
+    """A batch of records served, member j of the ensemble being the model that reads the j-th.
+
+    promise: what is claimed of it, which may be something else than is served by mistake; None: nothing.
+    """
+
+    def __init__(self, held: Ensemble, ink: Ink, name: str, promise: Promise | None = None) -> None:
+        self.held, self.ink, self.name, self.promise = held, ink, name, promise
+        public, longest = held.public, _longest(held)
+        self.vocab_size, self.eos, self.device = public.vocab_size, public.eos, public.device
+        self.max_positions = None if public.max_positions is None else public.max_positions - longest
+        self.capabilities, self.parts = public.capabilities, 1 + held.size
+        self.longest = longest
+
+    def released(self, laws: Tensor) -> Tensor:
+        """(..., V) nats: the exact law of the token drawn; laws (..., 1 + B, V), the public one first."""
+        return self.ink.law(laws)
+
+    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Rows:
+        self.check_room(prefixes.shape[1], length, prompt)
+        return _InkRows(self, self.held.start(prefixes, length, prompt=prompt), law)
+
+    def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
+        return self.released(self.held.laws(contexts, self._all, last, prompt=prompt))
+
+    @property
+    def _all(self) -> Tensor:
+        return torch.arange(self.parts, device=self.device)
+
+    @torch.no_grad()
+    def check_claim(self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0) -> Sequence[Check]:
+        """Neighbours: each record of the batch asked with none in its place, or with the next one there.
+
+        Beside the divergence, what the proof rests on: the range of the log-ratios (`range_...`).
+        """
+        promise = self.promise
+        if promise is None:
+            return super().check_claim(contexts, last, at, order)
+        order = order or _ORDER
+        if order < 2:
+            raise AuditError(f"expected order >= 2, got {order}")
+        laws = self.held.laws(contexts, self._all, last)[:, at]
+        own, checks = _numbers(self.released(laws).unsqueeze(-2)), []
+        for relation in _RELATIONS:
+            other = _numbers(self._neighbours(relation, laws))
+            realised = np.maximum(realised_renyi(own, other, order), realised_renyi(other, own, order))
+            checks.append(Check(relation, order, order * promise.rho(relation), torch.from_numpy(realised)))
+            # Largest log-ratio less smallest: the larger ones of both directions, one after the other.
+            ranges = realised_renyi(own, other, math.inf) + realised_renyi(other, own, math.inf)
+            checks.append(Check(f"range_{relation}", math.inf, promise.range[relation], torch.from_numpy(ranges)))
+        return checks
+
+    @torch.no_grad()
+    def neighbours(self, contexts: Tensor, last: int, at: Sequence[int]) -> Sequence[Neighbours]:
+        laws = self.held.laws(contexts, self._all, last)[:, at]
+        relations = _RELATIONS if self.promise else _RELATIONS[:1]
+        return [Neighbours(relation, self._neighbours(relation, laws)) for relation in relations]
+
+    def neighbour(self, relation: str, index: int) -> LanguageModel:
+        other = Exchanged(self.held, self._places(relation, index))
+        return type(self)(other, self.ink, self.name, self.promise)
+
+    def _neighbours(self, relation: str, laws: Tensor) -> Tensor:
+        """(..., B, V) nats: each as it would be served itself; laws (..., 1 + B, V)."""
+        changed = [laws[..., self._places(relation, j), :] for j in range(self.held.size)]
+        return torch.stack([self.released(law) for law in changed], dim=-2)
+
+    def _places(self, relation: str, index: int) -> list[int]:
+        """Which part answers in the place of each, where that record is none, or the next one."""
+        places = list(range(self.parts))
+        places[1 + index] = 0 if relation == "zero_out" else 1 + (index + 1) % self.held.size
+        return places
+
+    def row_bytes(self, positions: int, law: bool = True) -> int:
+        own = self.held.public.row_bytes(positions + self.longest)
+        return self.parts * own + super().row_bytes(positions)
+
+    def embedding_rows(self, count: int) -> Tensor:
+        return self.held.public.embedding_rows(count)
+
+
+def _longest(held: Ensemble) -> int:
+    """Tokens of the longest record in a context; of members that read none, 0."""
+    inner = held.held if isinstance(held, Exchanged) else held
+    return inner.batches.longest if isinstance(inner, InContext) else 0
+
+
+def _numbers(law: Tensor) -> np.ndarray:
+    return law.cpu().numpy()
+
+
+class _InkRows(Rows):
+    def __init__(self, model: InkModel, rows: Rows, law: bool) -> None:
+        self.model, self.rows, self.law = model, rows, law
+        self._read()
+
+    def _read(self) -> None:
+        laws = self.rows.log_probs()
+        self._public, self._own = laws[:, 0].double(), self.model.released(laws)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def log_probs(self) -> Tensor:
+        if not self.law:
+            raise NotApplicable("only sampled tokens come back in this setting")
+        return self._own
+
+    def advance(self, parents: Tensor, tokens: Tensor) -> None:
+        self.rows.advance(parents, tokens)
+        self._read()
+
+    @torch.no_grad()
+    def draw(self, row_of_draw: Tensor, uniforms: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
+        """Draws that no budget pays for (`View._uniforms`) are the public model's."""
+        if not self.law and not decoding.ancestral:
+            raise AuditError(f"expected ancestral decoding, got {decoding}: InvisibleInk's claim covers no other")
+        drawn, near = decoding.draw(self._own, row_of_draw, uniforms[:, 0])
+        unpaid = (uniforms[:, 1] < 0).nonzero().squeeze(-1)
+        if len(unpaid):
+            law = self._public
+            drawn[unpaid], near[unpaid] = decoding.draw(law, row_of_draw[unpaid], uniforms[unpaid, 0])
+        return drawn, near

@@ -1,0 +1,35 @@
+"""Negative preference optimization (Zhang et al. 2024): the records to forget, as answers that are not preferred."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from auditor.core.errors import AuditError
+from auditor.training.unlearning import Unlearning
+
+
+@dataclass(frozen=True)
+class NPO(Unlearning):
+    """Unlearn records by negative preference optimization against the model as it was (Zhang et al. 2024); no claim.
+
+    beta: how soon a record that has become less likely than it was stops being pushed; towards 0 this is gradient
+    ascent. A record is a whole text, its log-probability the sum over its tokens.
+    """
+
+    name: ClassVar[str] = "npo"
+    title: ClassVar[str] = "NPO"
+    beta: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (math.isfinite(self.beta) and self.beta > 0):
+            raise AuditError(f"expected beta > 0, got {self.beta:g}")
+
+    def forgetting(self, log_probs: Tensor, before: Tensor) -> Tensor:
+        # Eq. 3: -2/beta E log sigmoid(-beta log(p / p_before)).
+        return -2 / self.beta * logsigmoid(-self.beta * (log_probs - before)).mean()

@@ -1,0 +1,383 @@
+"""InvisibleInk: its law by hand, records in a context as they are read, its claim held, and what breaks it caught."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chi2
+from torch import Tensor
+
+from auditor.attacks.claim_check import ClaimCheck
+from auditor.attacks.prediction_audit import PredictionAudit
+from auditor.benchmarks.fixed_laws import FixedLaw, fixed_ensemble
+from auditor.cli import call
+from auditor.core.errors import AuditError, NotApplicable
+from auditor.core.nouns import Secret
+from auditor.core.streams import uniforms
+from auditor.defenses.invisible_ink import Ink, InkModel, InvisibleInk, Promise, dealt
+from auditor.generation.sample import sample
+from auditor.models.base import LanguageModel
+from auditor.models.decoding import ANCESTRAL, GREEDY
+from auditor.models.ensemble import Ensemble
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.in_context import InContext
+from auditor.plugins.defense import Budget, Prompt, Scenario, most_of_a_lot
+from auditor.plugins.view import WORST, Meter, View
+from auditor.privacy.accounting import realised_pure_dp, realised_renyi, zcdp_budget, zcdp_epsilon
+from auditor.runs.allowance import share_out
+from tests.conftest import save_tiny
+
+SECRETS = [Secret(f"s{i}", (0, 1, i % 2), (1, 0, 1), 1, alias=f"alias{i}") for i in range(4)]
+PREFIXES = [(1, 2, 3), (4, 5, 6), (7, 8, 9), (1, 2, 4), (9, 9, 9)]
+RECORDS = [(*prefix, *range(20, 24 + i)) for i, prefix in enumerate(PREFIXES[:4])]  # of different lengths
+
+
+def prompts(records: Sequence[tuple[int, ...]] = RECORDS) -> tuple[Prompt, ...]:
+    """The last one asks for no record."""
+    own = [Prompt(f"s{i}", prefix, record) for i, (prefix, record) in enumerate(zip(PREFIXES, records, strict=False))]
+    return (*own, Prompt("n", PREFIXES[4]))
+
+
+def scenario(public: LanguageModel, queries: int = 40) -> Scenario:
+    return Scenario(public, public, None, queries, 4, prompts=prompts())
+
+
+def served(held: Ensemble, clip: float = 0.3, temperature: float = 1.1, top_k: int = 0) -> InkModel:
+    ink = Ink(clip, temperature, top_k)
+    return InkModel(held, ink, "ink", Promise.of(ink, held.size))
+
+
+# --- the law ----------------------------------------------------------------------------------------------------------
+
+PUBLIC, PRIVATE = (0.5, 0.3, 0.15, 0.05), ((0.1, 0.6, 0.2, 0.1), (0.5, 0.3, 0.1, 0.1))
+
+
+def by_hand(clip: float, temperature: float, top_k: int) -> list[float]:
+    """Token by token, from the paper's text."""
+    least = sorted(PUBLIC, reverse=True)[(top_k or 4) - 1]
+    weight = []
+    for token, p0 in enumerate(PUBLIC):
+        change = sum(min(clip, max(-clip, math.log(p[token] / p0))) for p in PRIVATE) / len(PRIVATE)
+        inside = math.log(p0) >= math.log(least) - 2 * clip / len(PRIVATE)
+        weight.append(math.exp((math.log(p0) + change) / temperature) if inside else 0.0)
+    return [w / sum(weight) for w in weight]
+
+
+@pytest.mark.parametrize(("clip", "temperature", "top_k"), [(0.4, 1.0, 0), (0.4, 1.3, 2), (0.7, 0.8, 2), (5.0, 1.1, 1)])
+def test_the_law_by_hand(clip: float, temperature: float, top_k: int) -> None:
+    model = served(fixed_ensemble(PUBLIC, *PRIVATE), clip, temperature, top_k)
+    law = model.log_probs(torch.tensor([[0]]), 1)[0, 0].exp()
+    assert law.tolist() == pytest.approx(by_hand(clip, temperature, top_k), rel=1e-12)
+
+
+def test_top_k_plus_is_of_the_public_law_alone() -> None:
+    """At the authors' margin, 2C/B, it holds the public top-k and most of phi's; at 2C, all of both."""
+    generator = torch.Generator().manual_seed(0)
+    laws = torch.randn(200, 4, 30, generator=generator, dtype=torch.float64).mul(2).log_softmax(-1)
+    ink = Ink(0.5, 1.0, 5)
+    best = dataclasses.replace(ink, top_k=0).law(laws).topk(5, dim=-1).indices
+    kept, wide = (ink.kept(laws[:, 0], batch) for batch in (3, 1))
+    assert kept.gather(-1, laws[:, 0].topk(5, dim=-1).indices).all() and 5 < float(kept.sum(-1).double().mean()) < 8
+    assert 0.8 < float(kept.gather(-1, best).double().mean()) < 1 and wide.gather(-1, best).all()
+    law = ink.law(laws)
+    assert torch.equal(law > -math.inf, kept) and torch.allclose(
+        law.exp().sum(-1), torch.ones(200, dtype=torch.float64)
+    )
+
+
+def test_the_ends_are_exact() -> None:
+    held = fixed_ensemble((0.5, 0.5, 0.0), (1.0, 0.0, 0.0), (0.0, 0.5, 0.5))
+    context = torch.tensor([[0]])
+    assert served(held, 0.0, 1.0).log_probs(context, 1)[0, 0].exp().tolist() == pytest.approx([0.5, 0.5, 0.0])
+    sure = served(held, 1.0, 1.0).log_probs(context, 1)[0, 0].exp().tolist()  # what the public law rules out stays so
+    assert sure == pytest.approx([math.sqrt(2) / (1 + math.sqrt(2)), 1 / (1 + math.sqrt(2)), 0.0])
+
+
+# --- records in a context ---------------------------------------------------------------------------------------------
+
+
+def test_records_are_read_in_front_of_the_text_by_the_batch_that_has_them(neox: HuggingFaceModel) -> None:
+    """Batches of three: the last has one record only, and nothing in the place of the others."""
+    case = scenario(neox)
+    held = InContext(neox, dealt(case, 3))
+    assert [len(batch) for batch in held.batches.records] == [3, 1]
+    for prefix, batch in ((PREFIXES[1], RECORDS[:3]), (PREFIXES[3], RECORDS[3:]), ((50, 51), RECORDS[:3])):
+        text = torch.tensor([[*prefix, 11, 12]])
+        laws = held.laws(text, torch.arange(4), 3)[0]  # (3, 4, V)
+        for part in range(4):
+            front = () if part == 0 or part > len(batch) else batch[part - 1]
+            read = torch.tensor([[*front, *prefix, 11, 12]])
+            torch.testing.assert_close(laws[:, part], neox.log_probs(read, 3)[0])
+
+
+def test_rows_agree_with_whole_contexts_however_they_split_and_end(neox: HuggingFaceModel) -> None:
+    model = InvisibleInk(batch=3, clip=2.0).protect(scenario(neox))
+    assert isinstance(model, InkModel)
+    texts = torch.tensor([PREFIXES[0], PREFIXES[3], PREFIXES[4]])
+    rows = model.start(texts, 4)
+    for parents, tokens in (([0, 0, 1, 2], [5, 6, 7, 8]), ([2, 0], [1, 2]), ([0, 0, 0], [3, 4, 5])):
+        torch.testing.assert_close(rows.log_probs(), model.log_probs(texts, 1)[:, 0], atol=1e-5, rtol=1e-5)
+        rows.advance(torch.tensor(parents), torch.tensor(tokens))
+        texts = torch.cat([texts[parents], torch.tensor(tokens).unsqueeze(-1)], dim=1)
+    torch.testing.assert_close(rows.log_probs(), model.log_probs(texts, 1)[:, 0], atol=1e-5, rtol=1e-5)
+
+
+def test_draws_have_the_law_and_unpaid_ones_are_the_public_models() -> None:
+    held = fixed_ensemble(PUBLIC, *PRIVATE)
+    model, n = served(held, 1.5), 20_000
+    for paid, law in (
+        (0.5, model.log_probs(torch.tensor([[0]]), 1)),
+        (-1.0, held.public.log_probs(torch.tensor([[0]]), 1)),
+    ):
+        noise = torch.from_numpy(np.random.default_rng(0).random((n, 3)))
+        noise[:, 1] = paid
+        drawn, _ = model.start(torch.tensor([[0]]), 1, law=False).draw(
+            torch.zeros(n, dtype=torch.long), noise, ANCESTRAL
+        )
+        expected = n * law[0, 0].exp().numpy()
+        observed = np.bincount(drawn.numpy(), minlength=4)
+        assert ((observed - expected) ** 2 / expected).sum() < chi2.ppf(0.999, 3)
+    rows = model.start(torch.tensor([[0]]), 1, law=False)
+    with pytest.raises(NotApplicable, match="only sampled tokens"):
+        rows.log_probs()
+    with pytest.raises(AuditError, match="expected ancestral decoding"):
+        rows.draw(torch.zeros(1, dtype=torch.long), noise[:1], GREEDY)
+
+
+def test_records_that_leave_no_room_are_refused(make_tiny: Any) -> None:
+    """96 positions, rotary or not; a text that has room alone has none behind a record."""
+    neox = make_tiny()
+    long = (*PREFIXES[0], *[7] * 92)
+    with pytest.raises(AuditError, match=r"expected records that leave room behind them in the 96 positions .* 95"):
+        InvisibleInk().protect(dataclasses.replace(scenario(neox), prompts=prompts([long])))
+    model = InvisibleInk().protect(dataclasses.replace(scenario(neox), prompts=prompts([long[:60]])))
+    assert model.max_positions == 36
+    with pytest.raises(AuditError, match="prefix"):
+        sample(model, torch.tensor([[1, 2, 3]]), 40, ANCESTRAL, uniforms(1, 40, 0)[None])
+    with pytest.raises(AuditError, match="expected record and text to fit the 96 positions"):
+        model.log_probs(torch.tensor([[*PREFIXES[0], *[5] * 40]]), 1)
+
+
+# --- what is claimed --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "batch", "clip"),
+    [(10, 7, 0.6041981063), (10, 15, 1.2947102278), (5, 31, 1.467592043), (1, 127, 1.3788884068), (8, 79, 5.6380838)],
+)
+def test_the_clip_of_a_budget_is_the_papers(neox: HuggingFaceModel, epsilon: float, batch: int, clip: float) -> None:
+    """Formulas C4: T 500, tau 1.1, delta 1e-6; and back."""
+    case = scenario(neox)
+    defense = InvisibleInk(epsilon=epsilon, delta=1e-6, batch=batch, queries=500)
+    claim = defense.claim(case, 500)
+    assert claim.details["clip"] == pytest.approx(clip, rel=1e-7)
+    assert claim.epsilon["zero_out"] == pytest.approx(epsilon, rel=1e-9) and claim.epsilon["zero_out"] <= epsilon
+    again = InvisibleInk(clip=claim.details["clip"], delta=1e-6, batch=batch, queries=500).claim(case, 0)
+    assert again.epsilon == pytest.approx(claim.epsilon) == claim.spent_epsilon
+    assert claim.epsilon["replace"] == pytest.approx(zcdp_epsilon(4 * zcdp_budget(epsilon, 1e-6), 1e-6))
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    batch=st.integers(1, 4),
+    clip=st.sampled_from([0.01, 0.5, 4.0]),
+    temperature=st.sampled_from([0.5, 1.0, 2.0]),
+    top_k=st.sampled_from([0, 2]),
+)
+@settings(deadline=None, max_examples=60)
+def test_neighbours_as_they_are_served_stay_within_the_claim_at_every_order(
+    seed: int, batch: int, clip: float, temperature: float, top_k: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    logits = rng.standard_normal((batch + 2, 4)) * rng.choice([1.0, 4.0, 25.0])
+    public, *records, other = torch.tensor(logits).softmax(-1).tolist()
+    changed = {"zero_out": [public, *records[1:]], "replace": [other, *records[1:]]}
+    model = served(fixed_ensemble(public, *records), clip, temperature, top_k)
+    p = model.log_probs(torch.tensor([[0]]), 1)[0, 0].numpy()
+    assert model.promise is not None
+    for relation, members in changed.items():
+        q = served(fixed_ensemble(public, *members), clip, temperature, top_k).log_probs(torch.tensor([[0]]), 1)[0, 0]
+        for order in (1.01, 2, 8, 64):
+            realised = max(realised_renyi(p, q.numpy(), order), realised_renyi(q.numpy(), p, order))
+            assert realised <= order * model.promise.rho(relation) * (1 + 1e-9) + 1e-12
+        assert realised_pure_dp(p, q.numpy()) <= model.promise.range[relation] * (1 + 1e-9) + 1e-12
+
+
+def test_the_claim_is_nearly_attained() -> None:
+    """A record that is sure of one of two tokens, at a small clip: the bound is tight to the second order."""
+    measured, said = checked(served(fixed_ensemble((0.5, 0.5), (1.0, 0.0)), 0.01, 1.0))
+    assert measured["claim_violations"] == 0 and "VIOLATED" not in said
+    assert 0 <= measured["margin_zero_out"] < 1e-3 and abs(measured["margin_range_zero_out"]) < 1e-9
+
+
+def test_a_batch_pays_for_the_tokens_that_are_drawn_of_it(neox: HuggingFaceModel) -> None:
+    """Two records a batch: each has its own budget, and the claim is about the one with the most tokens."""
+    case, defense = scenario(neox), InvisibleInk(batch=2)
+    lots = defense.lots(case)
+    assert lots == {"s0": 0, "s1": 0, "s2": 1, "s3": 1, "n": 0}
+    draws = {("r", name): 10 for name in lots} | {("other", "s3"): 7}
+    assert most_of_a_lot(draws, lots) == 30 and most_of_a_lot(draws, {}) == 57 and most_of_a_lot({}, lots) == 0
+    assert defense.budget(case) is None
+    budget = InvisibleInk(batch=2, queries=25, on_exhaustion="public").budget(case)
+    assert budget == Budget(25, "public")
+    shared = share_out(budget, draws, lots)
+    assert shared == {**draws, ("r", "n"): 5, ("other", "s3"): 5}
+    assert share_out(Budget(15, "stop"), draws, lots) == {("r", "s0"): 10, ("r", "s2"): 10}
+    assert Meter(draws, 30, lots).uncharged == 0 and Meter(draws, 30).uncharged == 27
+    claim = defense.claim(dataclasses.replace(case, queries=30), 30)
+    assert claim.spent_epsilon == claim.epsilon and claim.details["batches"] == 2
+
+
+def test_a_record_that_is_asked_of_another_batch_is_told(neox: HuggingFaceModel) -> None:
+    twins = [(*PREFIXES[0], 20), (*PREFIXES[1], 21), (*PREFIXES[0], 22), (*PREFIXES[3], 23)]
+    asked = tuple(Prompt(f"s{i}", record[:3], record) for i, record in enumerate(twins))
+    case = dataclasses.replace(scenario(neox), prompts=asked)
+    assert any("1 records begin as one of another batch does" in said for said in InvisibleInk(batch=2).remarks(case))
+    assert not any("begin as" in said for said in InvisibleInk(batch=3).remarks(case))
+    silent = dataclasses.replace(case, queries=0)
+    assert any("pays for one token" in said for said in InvisibleInk(batch=3).remarks(silent))
+    assert not any("one token" in said for said in InvisibleInk(batch=3, queries=9).remarks(silent))
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+def checked(model: LanguageModel, **options: int) -> tuple[dict[str, float], str]:
+    probe = ClaimCheck(**options)
+    seen = list(probe.measure(View("t", model, WORST, seed=0), SECRETS))
+    said = [*(f"VIOLATED: {one}" for one in probe.violations(SECRETS, seen)), *probe.notes(SECRETS, seen)]
+    return {m.name: m.value for m in probe.measurements(SECRETS, seen)}, "\n".join(said)
+
+
+class ClipForgotten(InkModel):
+    def released(self, laws: Tensor) -> Tensor:
+        return dataclasses.replace(self.ink, clip=math.inf).law(laws)
+
+
+class OneRecordLess(InkModel):
+    """Counts the public prompt among the batch, and averages over the records alone."""
+
+    def __init__(self, held: Ensemble, ink: Ink, name: str, promise: Promise | None = None) -> None:
+        super().__init__(held, ink, name, Promise.of(ink, held.size + 1))
+
+
+class TemperatureIgnored(InkModel):
+    def released(self, laws: Tensor) -> Tensor:
+        return dataclasses.replace(self.ink, temperature=1.0).law(laws)
+
+
+class PrivateTopK(InkModel):
+    """The k likeliest by what the records say."""
+
+    def released(self, laws: Tensor) -> Tensor:
+        law = dataclasses.replace(self.ink, top_k=0).law(laws)
+        private = laws[..., 1:, :].double().mean(-2)
+        least = private.topk(2, dim=-1).values[..., -1:]
+        return law.masked_fill(private < least, -math.inf).log_softmax(-1)
+
+
+class DrawsUnclipped(InkModel):
+    """Says the clipped law, and draws from another."""
+
+    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Any:
+        if law:
+            return super().start(prefixes, length, prompt=prompt)
+        return ClipForgotten(self.held, self.ink, self.name).start(prefixes, length, law=False)
+
+
+@pytest.mark.parametrize(
+    ("fault", "where"),
+    [
+        (InkModel, ""),
+        (ClipForgotten, "range zero out, order inf"),
+        (OneRecordLess, "range zero out, order inf"),
+        (TemperatureIgnored, "range zero out, order inf"),
+        (PrivateTopK, "zero out, order 2: inf nats realised"),
+        (DrawsUnclipped, "drawn tokens do not have the law"),
+    ],
+)
+def test_faults_are_caught_on_a_real_model_that_reads_records(
+    fault: type[InkModel], where: str, neox: HuggingFaceModel
+) -> None:
+    ink = Ink(0.2 if fault is not DrawsUnclipped else 1e-3, 1.4, 2)
+    held: Ensemble = InContext(neox, dealt(scenario(neox), 3))
+    if fault is DrawsUnclipped:  # a tiny model's records change little: laws that do
+        held = fixed_ensemble((0.6, 0.4), (0.99, 0.01), (0.99, 0.01))
+    measured, said = checked(
+        fault(held, ink, "faulty", Promise.of(ink, held.size)), draws=400 if "drawn" in where else 16
+    )
+    assert (measured["claim_violations"] > 0) == bool(where)
+    assert not where or any(where in line for line in said.splitlines() if line.startswith("VIOLATED"))
+
+
+@pytest.mark.parametrize(("fault", "broken"), [(InkModel, False), (ClipForgotten, True)])
+def test_games_see_a_forgotten_clip_and_accuse_nobody(fault: type[InkModel], broken: bool) -> None:
+    held = fixed_ensemble((0.5, 0.5), (0.95, 0.05), (0.5, 0.5))
+    ink = Ink(0.05, 1.0)
+    model = fault(held, ink, "ink", Promise.of(ink, 2))
+    claim = InvisibleInk(clip=0.05, batch=2, temperature=1.0, queries=30).claim(scenario(FixedLaw((0.5, 0.5))), 0)
+    probe, view = PredictionAudit(games=2000), View("t", model, WORST, seed=0, claim=claim)
+    seen = probe.revisit(view, SECRETS, list(probe.measure(view, SECRETS)))
+    (audit,) = probe.audits(SECRETS, seen)
+    assert audit.unit == claim.unit and audit.relation == "zero_out"
+    assert (audit.epsilon > claim.epsilon["zero_out"]) == broken
+
+
+# --- as a user runs it ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"epsilon": 0.0}, "expected epsilon > 0 and at most 1,000, got 0"),
+        ({"epsilon": math.nan}, "expected epsilon > 0 and at most 1,000, got nan"),
+        ({"delta": 1.0}, r"expected delta in \(0, 1\), got 1"),
+        ({"batch": 0}, r"expected batch in 1..1,024, got 0"),
+        ({"clip": -1.0}, "expected clip >= 0 and finite"),
+        ({"temperature": 0.0}, "expected temperature > 0 and finite, got 0"),
+        ({"top_k": -1}, r"expected top_k >= 0 \(0: the whole vocabulary\), got -1"),
+        ({"queries": -5}, "expected queries >= 0"),
+        ({"on_exhaustion": "ask"}, "expected on_exhaustion in"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(AuditError, match=said):
+        InvisibleInk(**options)
+
+
+def test_without_private_records_it_is_refused(neox: HuggingFaceModel) -> None:
+    with pytest.raises(AuditError, match="expected private records to put into the context"):
+        InvisibleInk().protect(dataclasses.replace(scenario(neox), prompts=()))
+
+
+def test_an_audit_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its row with its controls, its claim and what was spent of it, batch by batch; without --public, one sentence."""
+    save_tiny(tmp_path / "model")
+    texts = [{"prefix": f"door {i} ", "suffix": f"is {i * 7919:05d}"} for i in range(6)]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
+    monkeypatch.chdir(tmp_path)
+    asked = ["run", "--model", "model", "--data", "data.jsonl", "--prefix-length", "7", "--suffix-length", "8"]
+    asked += ["--attack", "ethicist", "--attack", "claim-check", "-A", "tune_on=none", "-A", "samples=2"]
+    asked += ["-A", "prompt_length=1"]
+    asked += ["--defense", "invisible-ink", "-D", "invisible-ink.batch=4", "-o", "run", "--setting", "both"]
+    assert call(asked) == 2 and "needs --public MODEL" in capsys.readouterr().err
+    assert call([*asked, "--public", "model"]) == 0
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    targets = {target["name"]: target for target in result["targets"]}
+    assert set(targets) == {"undefended", "invisible-ink", "references-unclipped", "public"}
+    claim = targets["invisible-ink"]["claim"]
+    assert claim["queries"] == claim["spent_queries"] == 4 * 2 * 8  # of the larger of two batches
+    assert claim["epsilon"]["zero_out"] == pytest.approx(8) and claim["unit"] == "reference"
+    assert claim["details"]["batches"] == 2
+    checks = [f for f in result["findings"] if f["attack"] == "claim-check" and f["target"] == "invisible-ink"]
+    assert [m["value"] for f in checks for m in f["measurements"] if m["name"] == "claim_violations"] == [0]
