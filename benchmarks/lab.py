@@ -244,6 +244,7 @@ class Lab(Benchmark):
     ):
         """makes: whether what is not in the cache is built; else that is refused."""
         self.recipe, self.makes = recipe or LabRecipe(), makes
+        self._cache, self._limit = cache, limit
         self.recipe.check()
         self.masked_recipe = masked_recipe or MaskedRecipe()
         self.progress = progress or (lambda what, done, total: None)
@@ -338,6 +339,13 @@ class Lab(Benchmark):
 
         ensemble: LoraEnsemble = self._part("ensemble", self._build_ensemble, load, _ensemble_version(self.recipe))
         return ensemble
+
+    def with_members(self, count: int | None) -> Lab:
+        """The same lab with so many members in its ensemble, the models around them shared; None: as many as it has."""
+        if count in (None, self.recipe.members):
+            return self
+        recipe = dataclasses.replace(self.recipe, members=count)
+        return Lab(recipe, self._cache, self.progress, self._limit, self.masked_recipe, self.makes)
 
     def whole(self) -> HuggingFaceModel:
         """One LoRA adapter on all records, trained as the members of the ensemble are: the target, where it was so."""
@@ -721,6 +729,10 @@ class Lab(Benchmark):
         """What each member of the ensemble is trained on."""
         copies = self.private_copies()
         return [[copies[i] for i in chosen] for chosen in shard(copies, self.recipe.members)]
+
+    def trained_on(self) -> list[Tokens]:
+        """The tokens of the private training text, every record once."""
+        return self._tokens(list(dict.fromkeys(self.private_copies())))
 
     def private_copies(self) -> list[str]:
         """The private training text, every record as often as it is repeated, canaries included."""

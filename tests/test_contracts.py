@@ -327,7 +327,8 @@ def scenario(make_tiny: MakeTiny) -> Scenario:
     whole = make_tiny(seed=4)
     given = [(f"q{i}", query.prefix) for i, query in enumerate(queries())]
     prompts = tuple(Prompt(name, prefix, (*prefix, 7, 8) if i % 3 else ()) for i, (name, prefix) in enumerate(given))
-    return Scenario(target, target, held, 60, 4, trained=trained, whole=whole, prompts=prompts)
+    corpus = [query.prefix * 4 for query in queries()]
+    return Scenario(target, target, held, 60, 4, trained=trained, whole=whole, prompts=prompts, corpus=corpus)
 
 
 PROMISE = PrivacyRecord(
@@ -346,7 +347,7 @@ PROMISE = PrivacyRecord(
 )
 
 
-NEEDS = {"public", "ensemble", "trained", "whole", "records"}
+NEEDS = {"public", "ensemble", "trained", "whole", "records", "corpus"}
 
 
 @pytest.mark.parametrize("kind", DEFENSES.values(), ids=DEFENSES)

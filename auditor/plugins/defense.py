@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -27,6 +27,7 @@ class Scenario:
     trained: TrainedModel | None = None
     whole: LanguageModel | None = None  # one adapter on all the ensemble's records, by its members' recipe
     prompts: tuple[Prompt, ...] = ()  # what it will be asked behind, and the private records that begin so
+    corpus: Sequence[Tokens] = ()  # what the target was trained on, as far as the audit is told, each record once
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ class MaskedScenario:
 class Defense:
     """Base of all defenses. `protect` returns a model that holds others; `claim` says what it promises.
 
-    `needs` names what the scenario must hold beyond the target: "public", "ensemble", "trained", "whole", "records".
+    `needs` names what the scenario must hold beyond the target: "public", "ensemble", "trained", "whole", "records",
+    "corpus".
     """
 
     name: ClassVar[str] = ""
@@ -83,6 +85,11 @@ class Defense:
     def ensemble_folder(self) -> str:
         """Where the adapters lie that it was told to serve; "" where it was told none, as in the lab."""
         return ""
+
+    @property
+    def members(self) -> int | None:
+        """How many members its ensemble must have; None: as many as there are."""
+        return None
 
     @property
     def model_folder(self) -> str:

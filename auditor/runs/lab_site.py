@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from auditor.benchmarks.lab import REFERENCES, Alone, Lab, LabRecipe
 from auditor.core.errors import AuditError, unknown
 from auditor.core.jsonable import from_json, to_json
+from auditor.core.nouns import Tokens
 from auditor.core.plan import Plan
 from auditor.models.base import LanguageModel
 from auditor.models.ensemble import Ensemble
@@ -37,10 +38,7 @@ class LabSite(Site):
     @property
     def defense_defaults(self) -> Mapping[str, Mapping[str, Any]]:
         """The lab's; where a probe asks about a training, with what that has to be planted."""
-        own = {name: dict(options) for name, options in Lab.defense_defaults.items()}
-        for name, kind in registry.trainers().items():
-            if issubclass(kind, Variant):
-                own[name] = self.recipe.course | own.get(name, {})
+        own = defense_defaults(self.recipe)
         for attack in self.plan.attack:
             for name, options in Lab.planted_for.get(attack, {}).items():
                 own[name] |= options
@@ -72,7 +70,8 @@ class LabSite(Site):
     def pieces(self, defenses: Mapping[str, Defense], references: Sequence[str]) -> list[Piece]:
         needs = {need for defense in defenses.values() for need in defense.needs}
         pieces = [Piece("reference", i, asked) for asked in references for i in range(lab_references(asked))]
-        pieces += [Piece("member", i) for i in range(self.recipe.members) if "ensemble" in needs]
+        sizes = {d.members or self.recipe.members: name for name, d in defenses.items() if "ensemble" in d.needs}
+        pieces += [Piece("member", i, of=name) for size, name in sizes.items() for i in range(size)]
         pieces += [Piece("whole") for need in needs if need == "whole" and not self.recipe.target_is_whole]
         pieces += [Piece("trained", of=name) for name, defense in defenses.items() if "trained" in defense.needs]
         return [piece for piece in pieces if not self._alone(piece, defenses).there]
@@ -82,7 +81,7 @@ class LabSite(Site):
 
     def _alone(self, piece: Piece, defenses: Mapping[str, Defense]) -> Alone:
         if piece.kind == "member":
-            return self.lab.member(piece.index)
+            return self._lab_of(defenses[piece.of]).member(piece.index)
         if piece.kind == "reference":
             return self.lab.one_reference(lab_references(piece.of), piece.index)
         if piece.kind == "whole":
@@ -126,7 +125,14 @@ class LabSite(Site):
         return "the lab's target: the public model fine-tuned on private text"
 
     def ensemble(self, defense: Defense) -> Ensemble:
-        made: Ensemble = self.shelf.get("ensemble", self.subject, self.lab.ensemble)
+        key = (self.subject, defense.members)
+        made: Ensemble = self.shelf.get("ensemble", key, lambda: self._lab_of(defense).ensemble())
+        return made
+
+    def _lab_of(self, defense: Defense) -> Lab:
+        """The lab whose ensemble has the members that this defense asks for: the same models around it."""
+        key = (self._key, defense.members)
+        made: Lab = self.shelf.get("lab for a defense", key, lambda: self.lab.with_members(defense.members))
         return made
 
     def trained(self, defense: Defense) -> TrainedModel:
@@ -134,12 +140,15 @@ class LabSite(Site):
         made: TrainedModel = self.shelf.get("trained", (self.subject, defense), lambda: self.lab.trained(defense))
         return made
 
+    def corpus(self, defense: Defense) -> Sequence[Tokens]:
+        return self.lab.trained_on()
+
     def whole(self, defense: Defense) -> LanguageModel:
         made: LanguageModel = self.shelf.get("whole", self.subject, self.lab.whole)
         return made
 
     def training_seconds(self, defense: Defense | None, building: float) -> float:
-        seconds = self.lab.training_seconds
+        seconds = (self.lab if defense is None else self._lab_of(defense)).training_seconds
         if defense is None:
             return seconds["public"] + seconds["target"]
         if isinstance(defense, Trainer):
@@ -147,6 +156,15 @@ class LabSite(Site):
         whole = "target" if self.recipe.target_is_whole else "whole"
         parts = {"public": "public", "ensemble": "ensemble", "whole": whole}
         return sum(seconds[part] for need, part in parts.items() if need in defense.needs)
+
+
+def defense_defaults(recipe: LabRecipe) -> dict[str, dict[str, Any]]:
+    """Options of defenses sized to this lab; of what changes one thing about the target's training, its own recipe."""
+    own = {name: dict(options) for name, options in Lab.defense_defaults.items()}
+    for name, kind in registry.trainers().items():
+        if issubclass(kind, Variant):
+            own[name] = recipe.course | own.get(name, {})
+    return own
 
 
 def lab_references(asked: str) -> int:

@@ -72,10 +72,11 @@ class Targets:
     def attacked(self, defense: Defense) -> tuple[Secret, ...]:
         """Fewer behind an ensemble, or records in a context, where --ensemble-limit or the lab says so.
 
-        All parts are asked at every token.
+        All parts are asked at every token. The lab's limit is sized to its own ensemble: one of a few members, whose
+        number the defense says, has none.
         """
         benchmark = self.scene.benchmark
-        limit = self.scene.plan.ensemble_limit or benchmark.ensemble_limit
+        limit = self.scene.plan.ensemble_limit or (benchmark.ensemble_limit if defense.members is None else None)
         if limit is None or not {"ensemble", "records"} & set(defense.needs):
             return benchmark.secrets
         return benchmark.few(limit)
@@ -94,7 +95,8 @@ class Targets:
             scene.self_check([trained.model])
         whole = site.whole(defense) if "whole" in defense.needs else None
         prompts = tuple(_prompt(secret, scene.lead.tokens) for secret in attacked) if "records" in defense.needs else ()
-        scenario = Scenario(site.model, site.public, ensemble, 0, length, trained, whole, prompts)
+        corpus = site.corpus(defense) if "corpus" in defense.needs else ()
+        scenario = Scenario(site.model, site.public, ensemble, 0, length, trained, whole, prompts, corpus)
         return replace(scenario, queries=most_of_a_lot(draws, defense.lots(scenario)))
 
 

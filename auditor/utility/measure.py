@@ -37,7 +37,7 @@ from auditor.plugins.options import build, options_of, title_of
 from auditor.plugins.trainer import Trainer
 from auditor.runs import plan_weights
 from auditor.runs.grid import called
-from auditor.runs.lab_site import lab_recipe
+from auditor.runs.lab_site import defense_defaults, lab_recipe
 from auditor.runs.lead import choose
 from auditor.runs.machine import environment
 from auditor.runs.own_site import check_needs, trained_folder
@@ -180,7 +180,7 @@ def points(plan: Plan, sweep: Mapping[str, Sequence[Any]]) -> list[DefensePoint]
     swept = _swept(sweep, fields)
     made = [DefensePoint()]
     for name, own in swept.items():
-        defaults = Lab.defense_defaults.get(name, {}) if plan.lab else {}
+        defaults = defense_defaults(lab_recipe(plan)).get(name, {}) if plan.lab else {}
         options = options_for(name, plan.defense_options, defaults, fields[name])
         for values in product(*own.values()):
             at = dict(zip(own, values, strict=True))
@@ -188,6 +188,11 @@ def points(plan: Plan, sweep: Mapping[str, Sequence[Any]]) -> list[DefensePoint]
     for point in made:
         if point.defense and not plan.lab:
             check_needs(point.defense, plan.public)
+            if "corpus" in point.defense.needs:
+                raise AuditError(
+                    f"--defense {point.defense.name} looks at what the model was trained on, which --data here need "
+                    "not be: audit run shows its perplexity"
+                )
     return made
 
 
@@ -215,12 +220,15 @@ def _swept(
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def prepare(plan: Plan, settings: Settings, reporter: Reporter) -> tuple[Subject[Any], Callable[[Defense], Any]]:
+Held = Callable[[Defense], Mapping[str, Any]]  # what a defense needs, as fields of a `Scenario`
+
+
+def prepare(plan: Plan, settings: Settings, reporter: Reporter) -> tuple[Subject[Any], Held]:
     """The model with its texts, and what a defense needs: an ensemble, a trained model. Raises AuditError."""
     return _in_the_lab(plan, settings, reporter) if plan.lab else _of_ones_own(plan, settings)
 
 
-def _in_the_lab(plan: Plan, settings: Settings, reporter: Reporter) -> tuple[Subject[Any], Callable[[Defense], Any]]:
+def _in_the_lab(plan: Plan, settings: Settings, reporter: Reporter) -> tuple[Subject[Any], Held]:
     lab = Lab(lab_recipe(plan), None, reporter.progress)
     texts, asked = lab.records(settings.on == "members"), _asked(plan, settings)
     if settings.kind == "masked":
@@ -232,7 +240,7 @@ def _in_the_lab(plan: Plan, settings: Settings, reporter: Reporter) -> tuple[Sub
     return subject, cache(partial(_held_by_lab, lab))
 
 
-def _of_ones_own(plan: Plan, settings: Settings) -> tuple[Subject[Any], Callable[[Defense], Any]]:
+def _of_ones_own(plan: Plan, settings: Settings) -> tuple[Subject[Any], Held]:
     assert plan.model is not None and plan.data is not None
     if settings.on is not None:
         raise AuditError("--on chooses among the lab's records; --data are measured whole")
@@ -252,10 +260,13 @@ def _of_ones_own(plan: Plan, settings: Settings) -> tuple[Subject[Any], Callable
         assert isinstance(public, HuggingFaceModel)  # `check_needs` has seen to it
         return load_ensemble(Path(folder), public)
 
-    def held(defense: Defense) -> Any:
+    def held(defense: Defense) -> Mapping[str, Any]:
+        parts = dict[str, Any]()
         if "trained" in defense.needs:
-            return trained_folder(defense, lambda folder: load(folder, beside), target.vocab_size)
-        return ensemble(defense.ensemble_folder)
+            parts["trained"] = trained_folder(defense, lambda folder: load(folder, beside), target.vocab_size)
+        if "ensemble" in defense.needs:
+            parts["ensemble"] = ensemble(defense.ensemble_folder)
+        return parts
 
     return _causal(plan, target, public, texts, asked), cache(held)
 
@@ -279,9 +290,16 @@ def _causal(
     return subject
 
 
-def _held_by_lab(lab: Lab, defense: Defense) -> Any:
-    """The ensemble, or the model that this defense trains."""
-    return lab.trained(defense) if isinstance(defense, Trainer) else lab.ensemble()
+def _held_by_lab(lab: Lab, defense: Defense) -> Mapping[str, Any]:
+    parts = dict[str, Any]()
+    if "trained" in defense.needs:
+        assert isinstance(defense, Trainer)  # "trained" is a need of theirs alone
+        parts["trained"] = lab.trained(defense)
+    if "ensemble" in defense.needs:
+        parts["ensemble"] = lab.with_members(defense.members).ensemble()
+    if "corpus" in defense.needs:
+        parts["corpus"] = lab.trained_on()
+    return parts
 
 
 def _asked(plan: Plan, settings: Settings) -> ScoringOptions:
@@ -290,8 +308,8 @@ def _asked(plan: Plan, settings: Settings) -> ScoringOptions:
     )
 
 
-def _no_ensemble(defense: Defense) -> Any:
-    return None  # `protect_masked` refuses what needs one
+def _no_ensemble(defense: Defense) -> Mapping[str, Any]:
+    return {}  # `protect_masked` refuses what needs one
 
 
 def measure(
@@ -345,14 +363,13 @@ def measure(
 
 
 def _protected(
-    subject: Subject[Any], held_of: Callable[[Defense], Any], wanted: Sequence[DefensePoint]
+    subject: Subject[Any], held_of: Held, wanted: Sequence[DefensePoint]
 ) -> tuple[list[Any], list[Claim | None]]:
     models, claims = [], []
     for point in wanted:
         model, claim = subject.undefended, None
         if point.defense is not None:
-            held = held_of(point.defense) if {"ensemble", "trained"} & set(point.defense.needs) else None
-            model, claim = subject.protect(point.defense, held)
+            model, claim = subject.protect(point.defense, held_of(point.defense))
         models.append(model)
         claims.append(claim)
     return models, claims

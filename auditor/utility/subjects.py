@@ -27,7 +27,7 @@ from auditor.models.base import LanguageModel, Rows, law_elements
 from auditor.models.decoding import ANCESTRAL, by_shape
 from auditor.models.masked import MaskedModel
 from auditor.models.vocabulary import check_shared, check_tokens
-from auditor.plugins.defense import Defense, MaskedScenario, Scenario, TrainedModel
+from auditor.plugins.defense import Defense, MaskedScenario, Scenario
 from auditor.runs.lead import led
 
 _BATCH = 64  # texts at once, where memory does not say less
@@ -137,7 +137,7 @@ class Subject(ABC, Generic[Model]):
         """The model, asked in turn by every point of a sweep."""
 
     @abstractmethod
-    def protect(self, defense: Defense, held: Any) -> tuple[Model, Claim | None]:
+    def protect(self, defense: Defense, held: Mapping[str, Any]) -> tuple[Model, Claim | None]:
         """The model behind this defense, and what is promised for the longest text."""
 
     @abstractmethod
@@ -223,10 +223,10 @@ class CausalSubject(Subject[LanguageModel]):
     def _once(self, model: LanguageModel) -> LanguageModel:
         return _Once(model)
 
-    def protect(self, defense: Defense, held: Any) -> tuple[LanguageModel, Claim | None]:
+    def protect(self, defense: Defense, held: Mapping[str, Any]) -> tuple[LanguageModel, Claim | None]:
         longest = int(self.predicted.max())
-        trained = held if isinstance(held, TrainedModel) else None
-        scenario = Scenario(self.target, self.public, None if trained else held, longest, longest, trained)
+        parts: dict[str, Any] = {"ensemble": None, **held}
+        scenario = Scenario(self.target, self.public, queries=longest, answer_length=longest, **parts)
         return self.behind(defense.protect(scenario)), defense.claim(scenario, 0)
 
     def batches(self) -> Iterator[tuple[int, list[int], Callable[[Any], Tensor]]]:
@@ -282,7 +282,7 @@ class MaskedSubject(Subject[MaskedModel]):
     def _once(self, model: MaskedModel) -> MaskedModel:
         return _OnceMasked(model)
 
-    def protect(self, defense: Defense, held: Any) -> tuple[MaskedModel, Claim | None]:
+    def protect(self, defense: Defense, held: Mapping[str, Any]) -> tuple[MaskedModel, Claim | None]:
         return defense.protect_masked(MaskedScenario(self.target, self.public, int(self.predicted.max())))
 
     def batches(self) -> Iterator[tuple[int, list[int], Callable[[Any], Tensor]]]:

@@ -188,7 +188,7 @@ def test_a_sweep_asks_the_model_once(world: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(type(model), "forward", lambda self, *a, **k: asked.append(1) or forward(self, *a, **k))
     subject = CausalSubject(model, None, model.tokenizer, texts(), ScoringOptions(batch_size=64))
     made = [p.defense for p in points(make({"defense": ["uniform-mixing"]}, {}), {"weight": [0.1, 0.5, 0.9]})]
-    defended = [subject.protect(defense, None)[0] for defense in made if defense]
+    defended = [subject.protect(defense, {})[0] for defense in made if defense]
     subject.scores([subject.target], lambda done, total: None)
     alone = len(asked)
     subject.target.forget()  # type: ignore[attr-defined]

@@ -1,0 +1,101 @@
+"""CP-Δ (Vyas, Kakade and Barak 2023): what two models, trained on two halves of the data, both would say.
+
+The source's claim is near access-freeness (their Theorem 3.1): where a work is in one half alone, no text is likelier
+than under the model that never saw the work, by more than k = -log(1 - TV(q1, q2)) nats for Δ_max, or 2 log 1/(1 - H^2)
+for Δ_KL, the distances being those of the two laws at this very prompt. We claim nothing of it. It is no differential
+privacy: k is as large as the two models are apart, which depends on the private data and has no bound beforehand; it
+is a number of each prompt and grows with each token; and it says nothing of who, or what, lies in both halves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from auditor.core.errors import AuditError
+from auditor.models.base import LanguageModel, Rows
+from auditor.models.ensemble import Ensemble
+from auditor.plugins.defense import Defense, Scenario
+
+_PARTS = (1, 2)  # of the ensemble: part 0 is the public model, which has no say here
+
+
+@dataclass(frozen=True)
+class CpDelta(Defense):
+    """Say what two models of two halves of the data both would (CP-Δ, Vyas et al. 2023, Algorithm 3). No claim.
+
+    distance: `max` mixes the two next-token laws to min(q1, q2)/Z, `kl` to sqrt(q1 q2)/Z. ensemble: a folder of the
+    two, where `audit train pmixed -D members=2` leaves them; the lab trains its own. The source's claim is about a work
+    in one half alone, and no privacy: defenses/cp_delta.py says why it is none here.
+    """
+
+    name: ClassVar[str] = "cp-delta"
+    title: ClassVar[str] = "CP-Δ"
+    needs: ClassVar[tuple[str, ...]] = ("public", "ensemble")
+    claims: ClassVar[str] = "none: the source's is about a work in one half of the data, and depends on the data"
+    distance: Literal["max", "kl"] = "max"
+    ensemble: str = ""
+
+    def __post_init__(self) -> None:
+        if self.distance not in ("max", "kl"):
+            raise AuditError(f"expected distance in ('max', 'kl'), got {self.distance!r}")
+
+    @property
+    def ensemble_folder(self) -> str:
+        return self.ensemble
+
+    @property
+    def members(self) -> int:
+        return len(_PARTS)
+
+    def protect(self, scenario: Scenario) -> LanguageModel:
+        return CpDeltaModel(scenario.ensemble, self.distance)
+
+
+class CpDeltaModel(LanguageModel):
+    """Two members of an ensemble, asked together."""
+
+    def __init__(self, ensemble: Ensemble, distance: Literal["max", "kl"]) -> None:
+        if ensemble.size != len(_PARTS):
+            raise AuditError(
+                f"expected an ensemble of {len(_PARTS)} members for cp-delta, got {ensemble.size}: "
+                f"audit train pmixed -D members={len(_PARTS)} makes one"
+            )
+        self.ensemble, self.distance = ensemble, distance
+        public = ensemble.public
+        self.name = f"CP-Δ over {public.name}"
+        self.vocab_size, self.max_positions = public.vocab_size, public.max_positions
+        self.eos, self.device, self.capabilities = public.eos, public.device, public.capabilities
+        self.parts = 1 + ensemble.size
+
+    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Rows:
+        return _CommonRows(self, self.ensemble.start(prefixes, length, prompt=prompt))
+
+    def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
+        parts = torch.tensor(_PARTS, device=self.device)
+        return self.common(self.ensemble.laws(contexts, parts, last, prompt=prompt))
+
+    def common(self, laws: Tensor) -> Tensor:
+        """(..., V) nats, of the two laws (..., 2, V)."""
+        mixed = laws.amin(-2) if self.distance == "max" else laws.mean(-2)
+        return mixed.log_softmax(-1)
+
+    def embedding_rows(self, count: int) -> Tensor:
+        return self.ensemble.public.embedding_rows(count)
+
+
+class _CommonRows(Rows):
+    def __init__(self, model: CpDeltaModel, rows: Rows) -> None:
+        self.model, self.rows = model, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def log_probs(self) -> Tensor:
+        return self.model.common(self.rows.log_probs()[:, list(_PARTS)])
+
+    def advance(self, parents: Tensor, tokens: Tensor) -> None:
+        self.rows.advance(parents, tokens)

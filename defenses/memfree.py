@@ -1,0 +1,176 @@
+"""MemFree decoding (Ippolito et al. 2022): no token that would complete an n-gram of the training data."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar, Literal
+
+import torch
+from rbloom import Bloom
+from torch import Tensor
+
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Tokens
+from auditor.models.base import LanguageModel, Rows
+from auditor.plugins.defense import Defense, Scenario
+
+_CONTEXTS = 100_000  # whose forbidden tokens are remembered
+
+
+@dataclass(frozen=True)
+class MemFree(Defense):
+    """Forbid every token that would complete an n-gram of the training data (MemFree, Ippolito et al. 2022). No claim.
+
+    The law is the target's over the other tokens, renormalised; what was asked counts as text before the answer. n: of
+    the n-grams, in tokens; filter: `exact` keeps them all, `bloom` in a Bloom filter, which forbids that share of all
+    other tokens too, false_positives. Text that differs from the training data in one token of any n passes, and so do
+    records shorter than n: `near-verbatim` and `exposure` measure that. Outside the lab the n-grams are --data's.
+    """
+
+    name: ClassVar[str] = "memfree"
+    title: ClassVar[str] = "MemFree decoding"
+    needs: ClassVar[tuple[str, ...]] = ("corpus",)
+    claims: ClassVar[str] = "none: it forbids verbatim n-grams, and near-verbatim text passes"
+    n: int = 10
+    filter: Literal["exact", "bloom"] = "exact"
+    false_positives: float = 0.01
+
+    def __post_init__(self) -> None:
+        if self.n < 2:
+            raise AuditError(f"expected n >= 2 tokens, got {self.n}")
+        if self.filter not in ("exact", "bloom"):
+            raise AuditError(f"expected filter in ('exact', 'bloom'), got {self.filter!r}")
+        if not 0 < self.false_positives < 1:
+            raise AuditError(f"expected false_positives in (0, 1), got {self.false_positives}")
+
+    def protect(self, scenario: Scenario) -> LanguageModel:
+        return MemFreeModel(scenario.target, self.n, self.held(scenario))
+
+    def claim(self, scenario: Scenario, spent: int) -> None:
+        """None. Raises AuditError where there is nothing to forbid, before a run has gone on for hours."""
+        if not any(len(record) >= self.n for record in scenario.corpus):
+            raise AuditError(
+                f"expected training records of n={self.n} tokens or more for memfree, got {len(scenario.corpus):,} "
+                "records, none of them as long"
+            )
+
+    def held(self, scenario: Scenario) -> NGrams:
+        self.claim(scenario, 0)
+        found = {gram for record in scenario.corpus for gram in grams(record, self.n)}
+        if self.filter == "bloom":
+            return BloomNGrams(found, scenario.target.vocab_size, self.false_positives)
+        return ExactNGrams(found)
+
+    def remarks(self, scenario: Scenario) -> tuple[str, ...]:
+        short = sum(len(record) < self.n for record in scenario.corpus)
+        return (
+            f"memfree forbids the {self.n}-grams of the {len(scenario.corpus):,} records it was told of, {short:,} of "
+            "them too short to have one; what differs in a token passes: near-verbatim measures it",
+        )
+
+
+def grams(record: Tokens, n: int) -> Iterator[Tokens]:
+    """Its n-grams, one for each place."""
+    return (record[i : i + n] for i in range(len(record) - n + 1))
+
+
+class NGrams(ABC):
+    """A set of n-grams, asked for those that begin with a context of n-1 tokens."""
+
+    @abstractmethod
+    def behind(self, context: Tokens) -> Tokens:
+        """The tokens that would complete one of them."""
+
+
+class ExactNGrams(NGrams):
+    def __init__(self, held: set[Tokens]) -> None:
+        self.next: dict[Tokens, list[int]] = {}
+        for gram in held:
+            self.next.setdefault(gram[:-1], []).append(gram[-1])
+
+    def behind(self, context: Tokens) -> Tokens:
+        return tuple(self.next.get(context, ()))
+
+
+class BloomNGrams(NGrams):
+    """As much memory as the rate of false positives needs, whatever n is; each token of the vocabulary is asked for."""
+
+    def __init__(self, held: set[Tokens], vocab_size: int, false_positives: float) -> None:
+        self.filter, self.vocab_size = Bloom(len(held), false_positives), vocab_size
+        self.filter.update(held)
+        self.behind = lru_cache(_CONTEXTS)(self._behind)  # type: ignore[method-assign]
+
+    def behind(self, context: Tokens) -> Tokens:
+        return self._behind(context)
+
+    def _behind(self, context: Tokens) -> Tokens:
+        return tuple(token for token in range(self.vocab_size) if (*context, token) in self.filter)
+
+
+class MemFreeModel(LanguageModel):
+    """A model that holds another, and looks at the last n-1 tokens of every text: those of the question too."""
+
+    def __init__(self, target: LanguageModel, n: int, held: NGrams) -> None:
+        self.target, self.window, self.held = target, n - 1, held
+        self.name = f"{target.name} under MemFree decoding"
+        self.vocab_size, self.max_positions = target.vocab_size, target.max_positions
+        self.eos, self.device, self.capabilities = target.eos, target.device, target.capabilities
+        self.parts = target.parts
+
+    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Rows:
+        tails = [self.tail(tuple(prefix)) for prefix in prefixes.tolist()]
+        return _FreeRows(self, self.target.start(prefixes, length, prompt=prompt), tails)
+
+    def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
+        laws = self.target.log_probs(contexts, last, prompt=prompt)
+        ends = range(contexts.shape[1] - last + 1, contexts.shape[1] + 1)
+        tails = [self.tail(tuple(context[:end])) for context in contexts.tolist() for end in ends]
+        return self.without(laws.flatten(0, 1), tails).view_as(laws)
+
+    def tail(self, text: Tokens) -> Tokens:
+        """What of a text decides which tokens are forbidden behind it."""
+        return text[-self.window :]
+
+    def without(self, laws: Tensor, tails: Sequence[Tokens]) -> Tensor:
+        """(rows, V) nats: each law without the tokens that are forbidden behind its tail, renormalised.
+
+        Raises AuditError where that is all of them: there is no text left to go on with.
+        """
+        found = [(row, token) for row, tail in enumerate(tails) for token in self.held.behind(tail)]
+        if not found:
+            return laws
+        rows, tokens = torch.tensor(found, device=laws.device).T
+        forbidden = torch.zeros_like(laws, dtype=torch.bool)
+        forbidden[rows, tokens] = True
+        if bool(forbidden.all(-1).any()):
+            raise AuditError("expected memfree to leave a token behind every text, but its filter forbids all of them")
+        touched = rows.unique()
+        free = laws[touched].masked_fill(forbidden[touched], -torch.inf).log_softmax(-1)
+        return laws.index_copy(0, touched, free)
+
+    def embedding_rows(self, count: int) -> Tensor:
+        return self.target.embedding_rows(count)
+
+    def row_bytes(self, positions: int, law: bool = True) -> int:
+        return self.target.row_bytes(positions) + super().row_bytes(positions)
+
+
+class _FreeRows(Rows):
+    """tails: of each row the last tokens, which its law depends on."""
+
+    def __init__(self, model: MemFreeModel, rows: Rows, tails: list[Tokens]) -> None:
+        self.model, self.rows, self.tails = model, rows, tails
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def log_probs(self) -> Tensor:
+        return self.model.without(self.rows.log_probs(), self.tails)
+
+    def advance(self, parents: Tensor, tokens: Tensor) -> None:
+        self.rows.advance(parents, tokens)
+        pairs = zip(parents.tolist(), tokens.tolist(), strict=True)
+        self.tails = [self.model.tail((*self.tails[parent], token)) for parent, token in pairs]

@@ -1,0 +1,75 @@
+"""CP-Δ against its formula and its source's bound, and what it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from auditor.core.errors import AuditError, NotApplicable
+from auditor.defenses.cp_delta import CpDelta
+from auditor.models.ensemble import Ensemble, ModelEnsemble
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.plugins.defense import Scenario
+
+MakeTiny = Callable[..., HuggingFaceModel]
+CONTEXTS = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
+
+
+@pytest.fixture(scope="module")
+def halves(make_tiny: MakeTiny) -> ModelEnsemble:
+    return ModelEnsemble(make_tiny(), [make_tiny(seed=s) for s in (1, 2)])
+
+
+def scenario(ensemble: Ensemble) -> Scenario:
+    return Scenario(ensemble.public, ensemble.public, ensemble, queries=10, answer_length=4)
+
+
+def laws(halves: ModelEnsemble) -> tuple[torch.Tensor, torch.Tensor]:
+    first, second = (part.log_probs(CONTEXTS, 3).double().exp() for part in halves.parts[1:])
+    return first, second
+
+
+def test_max_is_the_lesser_of_both_and_kl_their_geometric_mean(halves: ModelEnsemble) -> None:
+    first, second = laws(halves)
+    for model, mixed in (
+        (CpDelta(), torch.minimum(first, second)),
+        (CpDelta(distance="kl"), (first * second).sqrt()),
+    ):
+        found = model.protect(scenario(halves)).log_probs(CONTEXTS, 3).double().exp()
+        torch.testing.assert_close(found, mixed / mixed.sum(-1, keepdim=True), atol=1e-6, rtol=1e-4)
+
+
+def test_its_sources_bound_holds_of_each_half_and_is_made_of_the_private_laws(halves: ModelEnsemble) -> None:
+    """Theorem 3.1 at Δ_max: the log-ratio to either half is -log(1 - TV) at most; TV differs from prompt to prompt."""
+    first, second = laws(halves)
+    k = -torch.log1p(-(first - second).abs().sum(-1) / 2)
+    law = CpDelta().protect(scenario(halves)).log_probs(CONTEXTS, 3).double()
+    for half in (first, second):
+        most = (law - half.log()).amax(-1)
+        assert bool((most <= k + 1e-5).all()) and bool((most > k - 1e-4).all())
+    assert float(k.max() - k.min()) > 0.1
+
+
+def test_rows_are_as_teacher_forced(halves: ModelEnsemble) -> None:
+    model = CpDelta().protect(scenario(halves))
+    rows = model.start(CONTEXTS[:, :3], 2)
+    rows.advance(torch.tensor([0, 1, 1]), torch.tensor([1, 5, 7]))
+    read = torch.tensor([[3, 1, 4, 1], [9, 2, 6, 5], [9, 2, 6, 7]])
+    torch.testing.assert_close(rows.log_probs(), model.log_probs(read, 1)[:, 0], atol=1e-5, rtol=0)
+
+
+def test_nothing_is_claimed(halves: ModelEnsemble) -> None:
+    assert CpDelta().claim(scenario(halves), 10) is None and CpDelta.claims.startswith("none")
+    with pytest.raises(NotApplicable, match="makes no claim"):
+        CpDelta().protect(scenario(halves)).check_claim(CONTEXTS, 2, [0, 1])
+
+
+def test_another_number_of_members_is_refused(make_tiny: MakeTiny, tmp_path: Path) -> None:
+    three = ModelEnsemble(make_tiny(), [make_tiny(seed=s) for s in (1, 2, 3)])
+    with pytest.raises(AuditError, match="expected an ensemble of 2 members for cp-delta, got 3: audit train pmixed"):
+        CpDelta().protect(scenario(three))
+    with pytest.raises(AuditError, match=r"expected distance in \('max', 'kl'\), got 'l2'"):
+        CpDelta(distance="l2")  # type: ignore[arg-type]
