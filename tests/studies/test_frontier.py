@@ -154,6 +154,53 @@ def test_every_point_of_a_grid_asks_the_undefended_model_the_same_and_it_answers
     assert rows[0][key] == rows[1][key] and rows[0]["mine" + key[10:]] != rows[1]["mine" + key[10:]]
 
 
+PICTURE = """
+title = "Two defenses"
+setting = "worst"
+attack = ["extraction-probability"]
+
+[scale.lab]
+limit = 10
+variant = [
+    { name = "Knob", defense = ["mine"], sweep = { "mine.weight" = [0.9, 0.02] } },
+    { name = "Other", defense = ["copy"], defense_options = { copy = { weight = 0.5 } } },
+]
+"""
+
+
+def test_a_study_of_ones_own_has_a_line_a_variant(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And one without claims has no ledger."""
+    plans = tmp_path / "study"
+    plans.mkdir()
+    (plans / "paper.toml").write_text(f'title = "Ours"\nplugin = ["{world / "plugins.py"}"]\n[scale.lab]\n')
+    (plans / "picture.toml").write_text(PICTURE)
+    data = ["--data", str(world / "data"), "--nonmembers", str(world / "others")]
+    command = [
+        "reproduce",
+        str(plans),
+        "--model",
+        str(world / "model"),
+        *data,
+        "--seeds",
+        "0-1",
+        "-o",
+        str(tmp_path / "out"),
+    ]
+    assert call(command) == 0
+    found = tmp_path / "out" / "picture"
+    with open(found / "frontier.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    names = ["Undefended", "Knob, weight 0.9", "Knob, weight 0.02", "Other"]
+    assert [(row["model"], row["line"], row["seeds"]) for row in rows] == [
+        (name, name.partition(",")[0], "0 1") for name in names
+    ]
+    said = capsys.readouterr().out
+    assert "at perplexity within 10%" in said.replace("\n", " ") and "frontier.svg" in said.replace("\n", "")
+    assert not list((tmp_path / "out").glob("ledger*")) and "Claims" not in said
+
+
 def test_fewer_than_two_defenses_have_no_picture(single: Path) -> None:
     models = subjects({0: (read(single), RunFolder(single))})
     assert frontiers(models) and frontiers(models[:2]) == () and frontiers([]) == ()
