@@ -39,6 +39,7 @@ class Untargeted(Attack):
     """
 
     name: ClassVar[str] = "untargeted"
+    of_learnt: ClassVar[bool] = True
     control: ClassVar[str] = "public"
     generations: int = 1000
     length: int = 256

@@ -34,6 +34,7 @@ class Attack:
     title: ClassVar[str] = ""  # what people read in a table; "": its name
     needs: ClassVar[tuple[str, ...]] = ("draw",)
     of: ClassVar[Literal["secrets"]] = "secrets"  # what it looks at: a probe may look at canaries instead
+    of_learnt: ClassVar[bool] = False  # whether it asks only models that have learnt the data, not what reads them
     control: ClassVar[str] = ""  # a defense that is shown beside the others for its sake, where it can be had
 
     @property

@@ -22,6 +22,7 @@ from auditor.runs import causes, generations, remarks
 from auditor.runs.allowance import planned, share_out
 from auditor.runs.audit import Audit
 from auditor.runs.collector import Collector, decoder
+from auditor.runs.selection import why_not
 from auditor.runs.states import State
 from auditor.runs.target import Target
 from auditor.runs.work import Answer, Asked, AttackWork, CellWork, Found, ProbeWork, Workplace
@@ -79,6 +80,8 @@ class Cell(ABC):
         """Numbers, or the reason why there are none. What was found secret by secret goes to the collector."""
         start, blank = time.perf_counter(), self._blank()
         try:
+            if refused := why_not(self.method, self.target.defense):
+                raise NotApplicable(refused)
             for capability in self.method.required:
                 self.view.need(capability)
             finding = self._measured(blank)
@@ -307,8 +310,9 @@ def cells(gathering: Gathering) -> Iterator[Cell]:
     selection, target = gathering.audit.selection, gathering.target
     for setting in selection.settings_of(target.companion):
         view = gathering.place.view(target.name, setting.name)
+        attacks = selection.attacks_on(target.defense)
         if target.budget is not None and setting is CLAIM:
-            view.allowance = share_out(target.budget, planned(view, selection.attacks, target.secrets), target.lots)
+            view.allowance = share_out(target.budget, planned(view, attacks, target.secrets), target.lots)
         for method in selection.methods:
             if isinstance(method, Probe):
                 yield ProbeCell(gathering, setting, method)

@@ -33,7 +33,7 @@ from auditor.runs.allowance import planned, share_out
 from auditor.runs.audit import Scene, longest_context
 from auditor.runs.cells import subjects
 from auditor.runs.reporter import Clock, Reporter
-from auditor.runs.selection import select
+from auditor.runs.selection import select, why_not
 from auditor.runs.shelf import Shelf
 from auditor.runs.sites import site_of
 from auditor.runs.states import State
@@ -263,6 +263,8 @@ class _Asker:
         for method in self.scene.selection.methods:
             name = f"{target.title}: {method.name} ({setting.name})"
             try:
+                if refused := why_not(method, target.defense):
+                    raise NotApplicable(refused)
                 for capability in method.required:
                     view.need(capability)
                 if isinstance(method, Probe):
@@ -292,7 +294,7 @@ class _Asker:
         """A fresh one: nothing that was drawn before is there."""
         view = self.scene.view(target, setting)
         if target.budget is not None and setting is CLAIM:
-            draws = planned(view, self.scene.selection.attacks, target.secrets)
+            draws = planned(view, self.scene.selection.attacks_on(target.defense), target.secrets)
             view.allowance = share_out(target.budget, draws, target.lots)
         return view
 

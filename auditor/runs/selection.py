@@ -41,6 +41,10 @@ class Selection:
     def attacks(self) -> tuple[Attack, ...]:
         return tuple(method for method in self.methods if isinstance(method, Attack))
 
+    def attacks_on(self, defense: Defense | None) -> tuple[Attack, ...]:
+        """Those that ask the target with this defense anything."""
+        return tuple(attack for attack in self.attacks if not why_not(attack, defense))
+
     @property
     def defenses(self) -> dict[str, Defense]:
         """By the name of their row."""
@@ -70,6 +74,14 @@ class Selection:
             for setting in settings
             for method in self.methods
         ]
+
+
+def why_not(method: Attack | Probe, defense: Defense | None) -> str:
+    """Why the target with this defense is not asked by this method; "" where it is."""
+    reads = defense is not None and "records" in defense.needs
+    if reads and isinstance(method, Attack) and method.of_learnt:
+        return "needs a model that has learnt the data: this one reads records as it is asked about them"
+    return ""
 
 
 def select(plan: Plan, site: Site) -> Selection:

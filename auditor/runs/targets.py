@@ -85,7 +85,7 @@ class Targets:
         """What this defense holds, and the tokens that its row inside the claim will draw."""
         site, scene = self.scene.site, self.scene
         view = scene.view(self.undefended, CLAIM)
-        attacks, attacked = scene.selection.attacks, self.attacked(defense)
+        attacks, attacked = scene.selection.attacks_on(defense), self.attacked(defense)
         draws = planned(view, attacks, attacked)
         lengths = (query.length for attack in attacks for query in asked(view, attack, attacked))
         length = max((*lengths, *(len(secret.suffix) for secret in attacked)), default=1)

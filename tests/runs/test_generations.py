@@ -147,6 +147,16 @@ def test_generations_of_a_defense_are_charged_to_its_claim(world: Path) -> None:
     assert row(world, "mixed", "public")["attack"] == "untargeted"  # the control, though no defense asks for it
 
 
+def test_what_reads_records_as_it_is_asked_about_them_has_learnt_none(world: Path) -> None:
+    inking = ("--public", str(world / "model"), "--defense", "invisible-ink", "-D", "batch=4", "--attack", "perplexity")
+    assert audit(world, "ink", *inking, "-A", "perplexity.samples=2", generations=8) == 0
+    target = next(t for t in result(world, "ink")["targets"] if t["name"] == "invisible-ink")
+    assert 0 < target["claim"]["queries"] < 8 * LENGTH  # of the other attack alone
+    found = (f for f in result(world, "ink")["findings"] if f["target"] == "invisible-ink")
+    why = [f["not_applicable"] for f in found if f["attack"] == "untargeted"]
+    assert len(why) == 2 and all("needs a model that has learnt the data" in reason for reason in why)
+
+
 def test_the_public_model_is_the_control_of_an_undefended_run(world: Path) -> None:
     assert audit(world, "control", "--public", str(world / "model"), "--setting", "worst", generations=5) == 0
     assert [(f["target"], f["setting"]) for f in result(world, "control")["findings"]] == [
