@@ -730,10 +730,6 @@ class Lab(Benchmark):
         copies = self.private_copies()
         return [[copies[i] for i in chosen] for chosen in shard(copies, self.recipe.members)]
 
-    def trained_on(self) -> list[Tokens]:
-        """The tokens of the private training text, every record once."""
-        return self._tokens(list(dict.fromkeys(self.private_copies())))
-
     def private_copies(self) -> list[str]:
         """The private training text, every record as often as it is repeated, canaries included."""
         copies = [text for repeats, texts in self._texts.private.items() for text in texts for _ in range(repeats)]

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 from auditor.benchmarks.lab import REFERENCES, Alone, Lab, LabRecipe
 from auditor.core.errors import AuditError, unknown
 from auditor.core.jsonable import from_json, to_json
-from auditor.core.nouns import Tokens
 from auditor.core.plan import Plan
 from auditor.models.base import LanguageModel
 from auditor.models.ensemble import Ensemble
@@ -139,9 +138,6 @@ class LabSite(Site):
         assert isinstance(defense, Trainer)  # "trained" is a need of theirs alone
         made: TrainedModel = self.shelf.get("trained", (self.subject, defense), lambda: self.lab.trained(defense))
         return made
-
-    def corpus(self, defense: Defense) -> Sequence[Tokens]:
-        return self.lab.trained_on()
 
     def whole(self, defense: Defense) -> LanguageModel:
         made: LanguageModel = self.shelf.get("whole", self.subject, self.lab.whole)

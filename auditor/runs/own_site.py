@@ -8,11 +8,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from auditor.benchmarks.files import training_texts
 from auditor.benchmarks.lab import Lab
-from auditor.benchmarks.lm_extraction import is_lm_extraction
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Secret, Tokens
+from auditor.core.nouns import Secret
 from auditor.core.plan import Plan
 from auditor.models.base import LanguageModel
 from auditor.models.ensemble import Ensemble
@@ -33,7 +31,6 @@ from auditor.runs.own_data import load_data
 from auditor.runs.reporter import Reporter
 from auditor.runs.shelf import Shelf
 from auditor.runs.site import Site
-from auditor.runs.training import training_records
 from auditor.training.variants import Variant
 
 
@@ -148,17 +145,6 @@ class OwnSite(Site):
     def whole(self, defense: Defense) -> LanguageModel:
         assert self.public is not None  # `check` has seen to it
         return load_whole(Path(defense.ensemble_folder), self.public)
-
-    def corpus(self, defense: Defense) -> Sequence[Tokens]:
-        """The records of `--data` whole, and as the attacked and known ones were cut."""
-        tokenizer, data = self.model.tokenizer, self.plan.data
-        secrets = (*self.benchmark.secrets, *self.benchmark.canaries)
-        found = [secret.prefix + secret.suffix for secret in secrets if secret.member]
-        found += [pair.prefix + pair.suffix for pair in self.benchmark.known]
-        if tokenizer is not None and data is not None and not is_lm_extraction(Path(data)):
-            rows, _ = training_texts(data)
-            found += [record.tokens for record in training_records(tokenizer, rows)[0]]
-        return list(dict.fromkeys(found))
 
     def training_seconds(self, defense: Defense | None, building: float) -> float | None:
         return None if defense is None else building

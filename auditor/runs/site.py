@@ -14,7 +14,6 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from auditor.core.jsonable import to_json
-from auditor.core.nouns import Tokens
 from auditor.core.plan import SUBJECT, Plan, about
 from auditor.core.streams import generator
 from auditor.gate.comparable import secrets_digest
@@ -177,10 +176,6 @@ class Site(ABC):
     @abstractmethod
     def whole(self, defense: Defense) -> LanguageModel:
         """One adapter on all the records of the ensemble, by its members' recipe."""
-
-    @abstractmethod
-    def corpus(self, defense: Defense) -> Sequence[Tokens]:
-        """What the model was trained on, as far as the plan tells, each record once."""
 
     @abstractmethod
     def training_seconds(self, defense: Defense | None, building: float) -> float | None:

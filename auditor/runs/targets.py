@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from auditor.core.nouns import UNDEFENDED, Secret, Tokens
+from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.defense import Defense, Prompt, Scenario, most_of_a_lot
 from auditor.plugins.options import description_of
 from auditor.plugins.view import CLAIM
@@ -95,9 +96,15 @@ class Targets:
             scene.self_check([trained.model])
         whole = site.whole(defense) if "whole" in defense.needs else None
         prompts = tuple(_prompt(secret, scene.lead.tokens) for secret in attacked) if "records" in defense.needs else ()
-        corpus = site.corpus(defense) if "corpus" in defense.needs else ()
+        corpus = _corpus(scene.benchmark) if "corpus" in defense.needs else ()
         scenario = Scenario(site.model, site.public, ensemble, 0, length, trained, whole, prompts, corpus)
         return replace(scenario, queries=most_of_a_lot(draws, defense.lots(scenario)))
+
+
+def _corpus(benchmark: Benchmark) -> tuple[Tokens, ...]:
+    """What was trained on, whole and as it was cut for the attacks: each once."""
+    texts = (*benchmark.corpus(True), *Benchmark.corpus(benchmark, True))
+    return tuple(dict.fromkeys(tokens for tokens, _ in texts))
 
 
 def _prompt(secret: Secret, lead: Tokens) -> Prompt:

@@ -210,21 +210,14 @@ def _records(
         got = asked.loss_on if talks else "it with text, which is learnt whole"
         raise AuditError(f"expected --loss-on {' or '.join(LEARNT)}, of conversations, got {got}")
     whose = "users or groups" if units is not None else "distinct texts"
-    records, said = training_records(base.tokenizer, rows, asked.loss_on or ASSISTANT)
+    if talks:
+        records, said = _of_conversations(base.tokenizer, talks, asked.loss_on or ASSISTANT)
+    else:
+        records, said = _of_texts(base.tokenizer, [row for row in rows if isinstance(row, str)]), ()
     check_tokens("the records", [record.tokens for record in records], base.vocab_size, base.name)
     if units is not None:
         records = [replace(record, unit=unit) for record, unit in zip(records, units, strict=True)]
     return tuple(records), (f"{len(records):,} records of {len({r.unit for r in records}):,} {whose}", *said)
-
-
-def training_records(
-    tokenizer: Any, rows: Sequence[str | Conversation], loss_on: str = ASSISTANT
-) -> tuple[list[TrainingRecord], tuple[str, ...]]:
-    """Texts, or conversations as the chat template writes them, as they are trained on; and what is to be said."""
-    talks = [row for row in rows if not isinstance(row, str)]
-    if talks:
-        return _of_conversations(tokenizer, talks, loss_on)
-    return _of_texts(tokenizer, [row for row in rows if isinstance(row, str)]), ()
 
 
 def _heldout(asked: Training, base: HuggingFaceModel, records: Sequence[TrainingRecord]) -> tuple[TrainingRecord, ...]:

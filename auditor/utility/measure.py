@@ -298,7 +298,7 @@ def _held_by_lab(lab: Lab, defense: Defense) -> Mapping[str, Any]:
     if "ensemble" in defense.needs:
         parts["ensemble"] = lab.with_members(defense.members).ensemble()
     if "corpus" in defense.needs:
-        parts["corpus"] = lab.trained_on()
+        parts["corpus"] = [tokens for tokens, _ in lab.corpus(True)]
     return parts
 
 

@@ -58,6 +58,15 @@ def test_paired_difference_and_mcnemar_by_hand() -> None:
     assert intervals.difference("d", first, first).note == "exact McNemar p = 1"
 
 
+def test_a_text_of_probability_0_makes_perplexity_infinite_and_is_counted() -> None:
+    """Resamples without it are finite: one of 100 texts is in 63% of them, so that the interval begins finite."""
+    measured = intervals.perplexity([(math.inf, 5), *((2.0, 2) for _ in range(99))])
+    assert (measured.value, measured.high) == (math.inf, math.inf) and math.isfinite(measured.low)
+    assert measured.note == "1 of 100 texts have a token of probability 0; 2.72 over the others"
+    never = intervals.perplexity([(math.inf, 5)])
+    assert never.low == math.inf and never.note == "1 of 1 texts have a token of probability 0"
+
+
 def test_perplexity_weighs_tokens_not_texts() -> None:
     measured = intervals.perplexity([(2.0, 1), (0.0, 3)])
     assert measured.value == pytest.approx(math.exp(0.5))
