@@ -140,6 +140,7 @@ class Target:
                 *self._of_training(),
                 f"asked behind the same lead in every row, for perplexity too: {lead.said}",
                 *(() if perplexities else (self._without_perplexity(),)),
+                *(f"held-out perplexity: {found.note}" for found in perplexities[:1] if found.note),
                 *self.model.account(),
             ),
         )
