@@ -72,16 +72,19 @@ def _named(points: Sequence[FrontierPoint]) -> str:
 
 def tested(f: Frontier) -> str:
     """What stands behind the sentence."""
-    count = sum(p.within == "shown" for p in f.points)
-    n = f.points[0].leak.n
     seeds = f", the mean over seeds {', '.join(map(str, f.seeds))}" if len(f.seeds) > 1 else ""
+    count = sum(p.within == "shown" for p in f.points)
+    return f"{f.points[0].leak.n:,} secrets that every model was asked for{seeds}. {count} models within. {_how(f)}"
+
+
+def _how(f: Frontier) -> str:
     return (
-        f"{n:,} secrets that every model was asked for{seeds}. Perplexity is of the same held-out texts, its ratio to "
-        f"the undefended model's paired by text; a model is within {words.percent(f.margin)}% where its whole 95% "
-        f"interval is. Each of the {count} models there is held against each other one, paired by secret (bootstrap, "
-        "never inside what so many secrets allow; exact of shares), none picked beforehand: whoever no other is shown "
-        f"to be below may be the least. At {100 * f.level:g}% over {count} models, so that the least is ruled out in "
-        f"{50 * f.level:g}% of all cases at most, and among equals one alone is named in {100 * f.level:g}%."
+        f"A model is within {words.percent(f.margin)}% where its whole 95% interval is, of perplexity of the same "
+        "held-out texts, its ratio to the undefended model's paired by text. Each model within is held against each other one, "
+        "paired by secret (bootstrap, never inside what so many secrets allow; exact of shares), none picked "
+        "beforehand: whoever no other is shown to be below may be the least. All pairs are tested so that the least is "
+        f"ruled out in {50 * f.level:g}% of all cases at most, and that among equals one alone is named in at most "
+        f"{100 * f.level:g}%."
     )
 
 
@@ -95,7 +98,6 @@ def blocks(found: Sequence[Frontier]) -> list[Block]:
         f"{words.label(f.metric)}: no point of {label}: {why}" for f in found for label, why in f.missing.items()
     )
     return [
-        Bullets(tuple(map(sentence, found))),
         Figures(figures(found)),
         Paragraph(_reading(found[0])),
         *([Bullets(left_out)] if left_out else []),
@@ -107,7 +109,7 @@ def _reading(f: Frontier) -> str:
         "To the left more useful, downwards less leaks; bars are 95% intervals, a line is one defense over its own "
         "knob. Filled: an ε is proved, of its unit, access and number of tokens; hollow: it only measures well, by "
         "these attacks. Ringed and joined: the convex frontier of the values as measured, which no test stands behind: "
-        f"no model lies below it, nor do lots drawn between two. Each picture by itself: {tested(f)}"
+        f"no model lies below it, nor do lots drawn between two. Each picture is by itself. {_how(f)}"
     )
 
 
@@ -121,7 +123,7 @@ def _figure(f: Frontier, lines: Sequence[str]) -> Figure:
     title = f"{_what(f)}, at what perplexity"
     table = Table(
         f"frontier-{f.metric}-{f.attack}-table",
-        f"{title}: the numbers",
+        f"{title}: the numbers, of {f.points[0].leak.n:,} secrets",
         (*HEAD[:3], words.label(f.metric), *HEAD[4:]),
         (Group("", rows(f)),),
         frozenset({1, 3}),
