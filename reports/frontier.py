@@ -80,7 +80,7 @@ def tested(f: Frontier) -> str:
 def _how(f: Frontier) -> str:
     return (
         f"A model is within {words.percent(f.margin)}% where its whole 95% interval is, of perplexity of the same "
-        "held-out texts, its ratio to the undefended model's paired by text. Each model within is held against each other one, "
+        "held-out texts over the undefended model's, paired by text. Each model within is held against each other one, "
         "paired by secret (bootstrap, never inside what so many secrets allow; exact of shares), none picked "
         "beforehand: whoever no other is shown to be below may be the least. All pairs are tested so that the least is "
         f"ruled out in {50 * f.level:g}% of all cases at most, and that among equals one alone is named in at most "
