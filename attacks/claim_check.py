@@ -154,8 +154,8 @@ def summary(checks: Sequence[Check], row: int, at: Sequence[int]) -> dict[str, f
     for check in checks:
         realised = check.realised[row].cpu()  # (positions, neighbours)
         if check.claimed is None:
-            cost = (realised.amax(-1).sum(), realised.max(), check.order)
-            costs |= {f"{name}_{check.relation}": float(x) for name, x in zip(_COST, cost, strict=True)}
+            cost = (float(realised.amax(-1).sum()), float(realised.max()), check.order)
+            costs |= {f"{name}_{check.relation}": x for name, x in zip(_COST, cost, strict=True)}
             continue
         broken |= ~(realised <= check.claimed * (1 + _SLACK) + _LEAST).all(-1)  # NaN is not within a claim
         position, neighbour = divmod(int(realised.argmax()), realised.shape[-1])

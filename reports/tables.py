@@ -38,8 +38,12 @@ def to_rich(grid: Grid, styles: Sequence[str] = ()) -> RichTable:
 
 def to_markdown(grid: Grid) -> str:
     lines = [f"# {inert.markdown(grid.title)}", ""] + ([inert.markdown(grid.note), ""] if grid.note else [])
-    lines += [_line(grid.head), "| " + " | ".join(["---"] * len(grid.head)) + " |", *map(_line, grid.rows)]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *body(grid)]) + "\n"
+
+
+def body(grid: Grid) -> list[str]:
+    """The rows under their head, as lines of Markdown."""
+    return [_line(grid.head), "| " + " | ".join(["---"] * len(grid.head)) + " |", *map(_line, grid.rows)]
 
 
 def _line(cells: Sequence[str]) -> str:

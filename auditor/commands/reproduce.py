@@ -37,7 +37,10 @@ def reproduce(
         Path | None, typer.Option("-o", "--out", help="Folder; goes on in it. [default: runs/reproduce-PAPER-SCALE]")
     ] = None,
 ) -> None:
-    """Run the plans of a paper and hold its claims beside what was measured: a ledger."""
+    """Run the plans of a paper and hold its claims beside what was measured: a ledger.
+
+    `claims`: published promises, each held to the query that is hardest on it.
+    """
     from auditor.runs.grid import parse_seeds
     from auditor.studies import papers
 
@@ -67,6 +70,8 @@ def _reproduce(paper: Paper, plans: list[str], scale: str, values: dict[str, Any
         styles = {"holds": "green", "refuted": "red"}
         console.show(reproducing.brief(paper, entries), [styles.get(entry.verdict, "") for entry in entries])
         typer.echo(f"ledger: {out}/ledger.md, .csv, .tex, .json")
+    if (page := out / reproducing.PAGE).is_file():
+        typer.echo(f"page: {page}")
     for picture in sorted(out.glob("*/frontier.svg")):
         typer.echo(f"picture: {picture}, .png; its numbers: {picture.with_suffix('.csv').name}, .md, .tex, .json")
     if failures:

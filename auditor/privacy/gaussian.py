@@ -12,6 +12,9 @@ import logging
 import math
 from typing import TYPE_CHECKING, Any
 
+from scipy.optimize import brentq
+from scipy.stats import chi2
+
 from auditor.core.errors import AuditError
 
 if TYPE_CHECKING:
@@ -137,3 +140,44 @@ def _bisect(enough: Any, low: float, high: float, precision: float) -> float:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if enough(middle) else (middle, high)
     return high
+
+
+# --- two scales of noise ----------------------------------------------------------------------------------------------
+
+
+def scale_divergence(order: float, parameters: int, one: float, other: float) -> float:
+    """Renyi divergence (nats) of noise N(0, one^2 I) from N(0, other^2 I) on so many parameters; inf where it has none.
+
+    Formulas B4 (i): what the scale of the noise alone gives away, where it depends on the data.
+    """
+    mixed = order * other**2 + (1 - order) * one**2
+    if mixed <= 0:
+        return math.inf
+    return parameters * (math.log(other / one) + math.log(other**2 / mixed) / (2 * (order - 1)))
+
+
+def scale_epsilon(parameters: int, one: float, other: float, delta: float) -> float:
+    """The least epsilon (nats, >= 0) at which these two noises are (epsilon, delta)-indistinguishable.
+
+    Their squared norm says all there is to say: scaled, it is chi-squared. The larger of both directions.
+    """
+    return max(_scale_epsilon(parameters, *pair, delta) for pair in ((one, other), (other, one)))
+
+
+def _scale_epsilon(parameters: int, one: float, other: float, delta: float) -> float:
+    if one == other:
+        return 0.0
+    slope = (other**-2 - one**-2) / 2  # of the log-ratio in the squared norm
+    tail = chi2.sf if slope > 0 else chi2.cdf
+
+    def excess(epsilon: float) -> float:
+        edge = (epsilon - parameters * math.log(other / one)) / slope
+        shares = [float(tail(edge / scale**2, parameters)) for scale in (one, other)]
+        return shares[0] - (math.exp(epsilon + math.log(shares[1])) if shares[1] else 0.0) - delta
+
+    if excess(0.0) <= 0:
+        return 0.0
+    most = 1.0
+    while excess(most) > 0:
+        most *= 2
+    return float(brentq(excess, 0.0, most, xtol=1e-9))

@@ -2,7 +2,8 @@
 
 `paper.toml` holds what all its plans share and the order in which they are shown. A plan file holds the fields of a
 plan, a grid (see `grid`) and claims (see `ledger`); with a `[utility]` table it is measured by `audit utility`, and its
-sweep is that of one. `[scale.NAME]` tables in both are laid over the rest at that scale.
+sweep is that of one; with a `[published]` table it is a promise of somebody's, held to laws that are given (see
+`published`). `[scale.NAME]` tables in both are laid over the rest at that scale.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from auditor.runs.grid import GRID, merged
 from auditor.runs.plan import read_toml
 
 _PAPER = "paper.toml"
-UTILITY = "utility"
-_PARTS = (*FIELDS, *GRID, UTILITY)  # what a plan at a scale is made of
+UTILITY, PUBLISHED = "utility", "published"
+_PARTS = (*FIELDS, *GRID, UTILITY, PUBLISHED)  # what a plan at a scale is made of
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def load(name: str) -> Paper:
     listed = shared.get("plans", sorted(files))
     if sorted(listed) != sorted(files):
         raise AuditError(f"{folder / _PAPER}: expected plans to list {sorted(files)}, got {sorted(listed)}")
-    plans = {plan: _read(files[plan], ("title", "claim", "scale", UTILITY, *GRID)) for plan in listed}
+    plans = {plan: _read(files[plan], ("title", "claim", "scale", UTILITY, PUBLISHED, *GRID)) for plan in listed}
     return Paper(folder.resolve().name, shared.get("title", name), shared, plans)
 
 

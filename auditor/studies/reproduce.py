@@ -13,19 +13,28 @@ from auditor.core.jsonable import to_json
 from auditor.reports import frontier, tables, words
 from auditor.runs.grid import Point, expand, merged
 from auditor.runs.reporter import Reporter
-from auditor.studies import ledger, places, sweep
+from auditor.studies import ledger, places, published, sweep
 from auditor.studies.ledger import Entry
-from auditor.studies.papers import UTILITY, Paper
+from auditor.studies.papers import PUBLISHED, UTILITY, Paper
 from auditor.studies.places import Place
+from auditor.studies.published import Published
 from auditor.utility import measure, tradeoff
 
+PAGE, _SECTION = "claims.md", "claim.md"
 
-def kind(paper: Paper, plan: str, scale: str, flags: Mapping[str, Any]) -> RunStudy | UtilityStudy:
+
+def kind(paper: Paper, plan: str, scale: str, flags: Mapping[str, Any]) -> RunStudy | UtilityStudy | ClaimStudy:
     """One plan of a paper; flags lie over its fields, and its variants and sweeps over the flags.
 
-    Raises AuditError where the scale asks about data that were not given.
+    Raises AuditError where the scale asks about data that were not given, or does not ask about any.
     """
-    raw = merged(paper.at(plan, scale), {name: value for name, value in flags.items() if value is not None})
+    given = {name: value for name, value in flags.items() if value is not None}
+    raw = merged(paper.at(plan, scale), given)
+    if PUBLISHED in raw:
+        if given:
+            names = ", ".join(sorted(f"--{name.replace('_', '-')}" for name in given))
+            raise AuditError(f"expected no {names} for {paper.name}/{plan}, whose laws are given in its plan")
+        return ClaimStudy(Published.of(str(paper.plans[plan].get("title", plan)), raw[PUBLISHED]))
     if raw.get("model") and not raw.get("data"):
         raise AuditError(f"the scale {scale!r} of {paper.name} attacks {raw['model']}: give --data (and --known)")
     if raw.get("model"):
@@ -68,6 +77,9 @@ def reproduce(
             entries += [ledger.entry(plan, statement, held) for statement in claims[plan]]
     if any(claims.values()):
         write(out, paper, scale, entries)
+    sections = [out / plan / _SECTION for plan in paper.plans]
+    if told := [section.read_text(encoding="utf-8") for section in sections if section.is_file()]:
+        disk.replace(out / PAGE, published.page(told))
     return shown, entries, failures
 
 
@@ -87,6 +99,24 @@ class RunStudy:
         sweep.write_table(folder, table)
         frontier.write(folder, compared)
         return [table, *map(frontier.grid, compared)], failures
+
+
+class ClaimStudy:
+    """A promise of somebody's, held to laws that its plan gives: done in seconds, and anew each time."""
+
+    def __init__(self, claim: Published) -> None:
+        self.claim = claim
+
+    def planned(self) -> list[Place]:
+        return []
+
+    def walk(self, folder: Path, reporter: Reporter, command: str) -> tuple[list[tables.Grid], dict[str, str]]:
+        found = self.claim.held()
+        table = published.grid(self.claim, found)
+        folder.mkdir(parents=True, exist_ok=True)
+        disk.replace(folder / _SECTION, published.section(self.claim, found))
+        disk.replace(folder / "claim.csv", tables.to_csv(table))
+        return [table], {}
 
 
 class UtilityStudy:

@@ -1,0 +1,384 @@
+"""Published claims held to laws that are given: realised against claimed, our accounting beside it, and a page of it.
+
+A plan's `[published]` table names the mechanism, says in words what it does, what it promises, how that was read, and
+gives queries: the laws of a public and of private models, few tokens wide, where the promise is hardest to keep. What a
+token costs there is `claim-check`'s to say, what T tokens cost follows exactly from both laws. Numbers are found here,
+none is written in a plan. Knows how each mechanism serves a query; not how a page is kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from auditor.attacks.claim_check import ClaimCheck, relations
+from auditor.benchmarks.fixed_laws import FixedLaw, fixed_ensemble
+from auditor.core.errors import AuditError, unknown
+from auditor.core.nouns import Secret
+from auditor.defenses.adapmixed import one_radius
+from auditor.defenses.invisible_ink import InkModel, InvisibleInk
+from auditor.defenses.pmixed import PMixed, PMixedModel
+from auditor.defenses.uniform_mixing import UniformMixing
+from auditor.models.base import Check, LanguageModel, Neighbours, Rows
+from auditor.plugins.defense import Prompt, Scenario
+from auditor.plugins.view import WORST, View
+from auditor.privacy.accounting import realised_renyi, uniform_mixing_epsilon
+from auditor.privacy.gaussian import pld_epsilon, scale_divergence, scale_epsilon
+from auditor.reports import tables
+from auditor.statistics.composition import exact_epsilon
+
+_ROUNDING = 1e-6  # relative
+_MASS = 1e-6
+_WORDS = ("source", "does", "says", "reading", "holds", "fails")
+_FIELDS = ("mechanism", *_WORDS, "options", "query")
+_ALIAS = "the query"
+
+
+@dataclass(frozen=True)
+class Held:
+    """One number of a promise against what came true of it. claimed, realised: nats; order: of the divergence.
+
+    order None: of epsilon at a delta, over so many of `unit`. ours: by our accounting, the control.
+    """
+
+    query: str
+    setting: str
+    neighbour: str
+    realised: float
+    claimed: float
+    order: float | None = None
+    count: int = 1
+    unit: str = "token"
+    ours: bool = False
+    where: str = ""  # as claim-check names it
+
+    @property
+    def ratio(self) -> float:
+        return self.realised / self.claimed
+
+    @property
+    def verdict(self) -> str:
+        return "holds" if self.realised <= self.claimed * (1 + _ROUNDING) else f"exceeded, {self.ratio:.3g} times"
+
+
+@dataclass(frozen=True)
+class Query:
+    """Laws that are given: of the public model, of the member that is looked at, of all others."""
+
+    name: str
+    setting: Mapping[str, Any]
+    public: tuple[float, ...]
+    private: tuple[float, ...]
+    other: tuple[float, ...]
+    parameters: int
+
+    @classmethod
+    def of(cls, raw: Mapping[str, Any], setting: Mapping[str, Any]) -> Query:
+        """Raises AuditError for laws that are none, or not all as wide."""
+        name = str(raw.get("name", ""))
+        public, private, other = (tuple(map(float, raw.get(law, ()))) for law in ("public", "private", "other"))
+        for law in filter(None, (public, private, other)):
+            if abs(sum(law) - 1) > _MASS or min(law) < 0 or len(law) != len(public):
+                raise AuditError(f"expected laws of one width and of total mass 1 in the query {name!r}, got {law}")
+        return cls(name, setting, public, private, other, int(raw.get("parameters", 0)))
+
+    @property
+    def words(self) -> str:
+        return ", ".join(
+            f"{_SIGNS.get(name, name)} {_number(value)}" for name, value in self.setting.items() if name != "tokens"
+        )
+
+
+_SIGNS = {"alpha": "α", "beta": "β", "members": "N", "batch": "B", "weight": "λ", "scale": "γ", "epsilon": "ε"}
+
+
+@dataclass(frozen=True)
+class Published:
+    """One promise of somebody's, as a plan has it. Raises AuditError for a field that nobody knows."""
+
+    title: str
+    mechanism: str
+    words: Mapping[str, Any]
+    options: Mapping[str, Any]
+    queries: tuple[Query, ...]
+
+    @classmethod
+    def of(cls, title: str, raw: Mapping[str, Any]) -> Published:
+        for name in raw:
+            if name not in _FIELDS:
+                raise unknown(f"field of [published] in {title!r}:", name, _FIELDS)
+        mechanism = str(raw.get("mechanism"))
+        if mechanism not in MECHANISMS:
+            raise unknown(f"mechanism in {title!r}:", mechanism, MECHANISMS)
+        queries = tuple(
+            Query.of(one, setting) for one in raw.get("query", ()) for setting in one.get("settings", ({},))
+        )
+        return cls(title, mechanism, {name: raw.get(name, "") for name in _WORDS}, raw.get("options", {}), queries)
+
+    def held(self) -> list[Held]:
+        """All that is found of it, query by query."""
+        return [one for query in self.queries for one in MECHANISMS[self.mechanism](query, self.options)]
+
+
+# --- what claim-check says of one query -------------------------------------------------------------------------------
+
+
+class Pair(LanguageModel):
+    """A model as it is served, its neighbours as they are, and what is claimed of a token of it: by relation."""
+
+    capabilities = frozenset({"draw", "law"})
+
+    def __init__(
+        self, served: LanguageModel, others: Mapping[str, LanguageModel], claimed: Mapping[str, tuple[float, float]]
+    ) -> None:
+        """claimed: (order, nats) by relation."""
+        self.served, self.others, self.claimed, self.name = served, others, claimed, served.name
+        self.vocab_size, self.eos, self.device = served.vocab_size, served.eos, served.device
+        self.max_positions = served.max_positions
+
+    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Rows:
+        return self.served.start(prefixes, length, prompt=prompt, law=law)
+
+    def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
+        return self.served.log_probs(contexts, last, prompt=prompt)
+
+    def check_claim(self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0) -> Sequence[Check]:
+        own, checks = _law(self.served, contexts, last, at), []
+        for relation, (k, claimed) in self.claimed.items():
+            other = _law(self.others[relation], contexts, last, at)
+            realised = np.maximum(realised_renyi(own, other, k), realised_renyi(other, own, k))
+            checks.append(Check(relation, k, claimed, torch.from_numpy(realised[..., None])))
+        return checks
+
+    def neighbours(self, contexts: Tensor, last: int, at: Sequence[int]) -> Sequence[Neighbours]:
+        return [
+            Neighbours(name, torch.from_numpy(_law(other, contexts, last, at)).unsqueeze(-2))
+            for name, other in self.others.items()
+        ]
+
+    def embedding_rows(self, count: int) -> Tensor:
+        return self.served.embedding_rows(count)
+
+
+def _law(model: LanguageModel, contexts: Tensor, last: int, at: Sequence[int]) -> np.ndarray:
+    law: np.ndarray = model.log_probs(contexts, last)[:, at].double().log_softmax(-1).numpy()
+    return law
+
+
+def checked(model: LanguageModel, query: Query, only: Sequence[str] = (), ours: bool = False) -> list[Held]:
+    """What claim-check finds, by relation. only: these, of all that it looks at. Raises AuditError for other faults."""
+    probe, secrets = ClaimCheck(draws=256), [Secret("query", (0,), (0,), alias=_ALIAS)]
+    seen = list(probe.measure(View(query.name, model, WORST, seed=0), secrets))
+    found, said = [], probe.violations(secrets, seen)
+    for relation in only or relations(seen):
+        realised, claimed, order = (seen[0].values[f"{name}_{relation}"] for name in ("realised", "claimed", "order"))
+        words = relation.replace("_", " ")
+        where = next((line for line in said if line.startswith(f"{words},")), "")
+        found.append(Held(query.name, query.words, words, realised, claimed, order, ours=ours, where=where))
+    if stray := [line for line in said if not any(line == one.where for one in found)]:
+        raise AuditError(f"expected {query.name!r} to break nothing but the claim that is looked at: {stray[0]}")
+    return found
+
+
+def _over(query: Query, model: LanguageModel, other: LanguageModel, tokens: int, delta: float) -> float:
+    """Exact epsilon of so many draws of both laws."""
+    context = torch.zeros(1, 1, dtype=torch.long)
+    one, two = (_law(each, context, 1, [0])[0, 0] for each in (model, other))
+    return exact_epsilon(one, two, tokens, delta)
+
+
+def _scenario(public: LanguageModel, held: Any, queries: int) -> Scenario:
+    return Scenario(public, public, held, queries, 1)
+
+
+# --- the mechanisms ---------------------------------------------------------------------------------------------------
+
+
+def dp_fusion(query: Query, options: Mapping[str, Any]) -> Iterator[Held]:
+    """Its law is that of an ensemble mixed within one radius; here of a single group (formulas C5)."""
+    alpha, beta, delta = int(query.setting["alpha"]), float(query.setting["beta"]), float(options.get("delta", 1e-5))
+    radius = alpha * beta
+    served, other = (
+        PMixedModel(fixed_ensemble(query.public, law), 1.0, partial(one_radius, alpha, radius), "DP-Fusion")
+        for law in (query.private, query.other)
+    )
+    others: dict[str, LanguageModel] = {"replace": other, "zero_out": FixedLaw(query.public)}
+    yield from checked(Pair(served, others, dict.fromkeys(others, (alpha, 4 * beta))), query)
+    for tokens in query.setting.get("tokens", ()):
+        claimed = 4 * beta * tokens + math.log(1 / delta) / (alpha - 1)
+        exact = _over(query, served, other, tokens, delta)
+        yield Held(query.name, query.words, "replace", exact, claimed, count=tokens)
+    # Hoelder (Mironov 2017, Proposition 11), both terms at order alpha; with none in their place, the radius itself.
+    lower = alpha**2 / (2 * alpha - 1)
+    bounds = {"replace": (lower, radius * (2 * alpha - 1) / (alpha - 1)), "zero_out": (float(alpha), radius)}
+    yield from checked(Pair(served, others, bounds), query, ours=True)
+    yield from (
+        Held(
+            query.name,
+            f"{query.words}, at 4 D: not proved",
+            one.neighbour,
+            one.realised,
+            one.claimed,
+            one.order,
+            ours=True,
+        )
+        for one in checked(Pair(served, others, {"replace": (alpha, 4 * radius)}), query)
+    )
+
+
+def pmixed(query: Query, options: Mapping[str, Any]) -> Iterator[Held]:
+    members, share = int(query.setting["members"]), float(query.setting["q"])
+    held = fixed_ensemble(query.public, query.private, *[query.other] * (members - 1))
+    plain = {"epsilon", "delta", "alpha", "queries"}
+    common = {name: value for name, value in options.items() if name in plain}
+    defenses = [
+        (PMixed(**common, q=share, accounting="published"), ("add_remove", "zero_out"), False),
+        (PMixed(**common, q=share, adjacency="add_remove"), ("add_remove",), True),
+        (PMixed(**common, q=share, adjacency="zero_out"), ("zero_out",), True),
+    ]
+    for defense, only, ours in defenses:
+        model = defense.protect(_scenario(held.public, held, defense.queries))
+        yield from checked(model, query, only, ours)
+        for relation in only:
+            exact = _over(query, model, model.neighbour(relation, 0), defense.queries, defense.delta)
+            words = relation.replace("_", " ")
+            yield Held(query.name, query.words, words, exact, defense.epsilon, count=defense.queries, ours=ours)
+
+
+def adp(query: Query, options: Mapping[str, Any]) -> Iterator[Held]:
+    """One step, with a record of privacy probability 1 in the batch and without it (formulas B4 (i))."""
+    scale, batch = float(query.setting["scale"]), int(query.setting["batch"])
+    sigma, delta, order = float(options["sigma"]), float(options["delta"]), 2
+    without = (scale * batch - 1) / (batch - 1)
+    charged = order / (2 * (scale * sigma) ** 2)  # a gradient of norm C behind noise of the constant scale
+    charged_epsilon = pld_epsilon(scale * sigma, 1.0, 1, delta)
+    for other, ours in ((without, False), (scale, True)):
+        one, two = scale * sigma, other * sigma
+        pairs = ((one, two), (two, one))
+        realised = max(scale_divergence(order, query.parameters, *pair) for pair in pairs)
+        what = "record in or out" + ", γ public" * ours
+        yield Held(query.name, query.words, what, realised, charged, order, unit="step", ours=ours)
+        if not ours:
+            exact = scale_epsilon(query.parameters, one, two, delta)
+            yield Held(query.name, query.words, what, exact, charged_epsilon, unit="step")
+
+
+def uniform_mixing(query: Query, options: Mapping[str, Any]) -> Iterator[Held]:
+    defense, public = UniformMixing(weight=float(query.setting["weight"])), FixedLaw(query.public)
+    one, other = (defense.protect(Scenario(FixedLaw(law), public, None, 1, 1)) for law in (query.private, query.other))
+    epsilon = uniform_mixing_epsilon(defense.weight, public.vocab_size)
+    yield from checked(Pair(one, {"any_two_models": other}, {"any_two_models": (math.inf, epsilon)}), query)
+    for tokens in query.setting.get("tokens", ()):
+        claimed = uniform_mixing_epsilon(defense.weight, public.vocab_size, tokens)
+        exact = _over(query, one, other, tokens, 0.0)
+        yield Held(query.name, query.words, "any two models", exact, claimed, count=tokens)
+
+
+def invisible_ink(query: Query, options: Mapping[str, Any]) -> Iterator[Held]:
+    batch, epsilon = int(query.setting["batch"]), float(query.setting["epsilon"])
+    defense = InvisibleInk(epsilon=epsilon, batch=batch, **options)
+    public = FixedLaw(query.public)
+    asked = Scenario(public, public, None, defense.queries, 1, prompts=(Prompt(_ALIAS, (0,), (0,)),))
+    told = defense.protect(asked)
+    assert isinstance(told, InkModel)
+    held = fixed_ensemble(query.public, query.private, *[query.other] * (batch - 1))
+    model = InkModel(held, told.ink, told.name, told.promise)
+    yield from checked(model, query, ("zero_out", "range_zero_out"))
+    exact = _over(query, model, model.neighbour("zero_out", 0), defense.queries, defense.delta)
+    yield Held(query.name, query.words, "zero out", exact, epsilon, count=defense.queries)
+
+
+MECHANISMS: Mapping[str, Callable[[Query, Mapping[str, Any]], Iterator[Held]]] = {
+    "dp-fusion": dp_fusion,
+    "pmixed": pmixed,
+    "adp": adp,
+    "uniform-mixing": uniform_mixing,
+    "invisible-ink": invisible_ink,
+}
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+INTRO = """# Published claims under `claim-check`
+
+Made by `audit reproduce claims` (`claims.md` in its folder): every number below is found when it is run, in seconds.
+
+Each claim is read in the way that asks least of it, and held to laws of a few tokens where it is hardest to keep:
+both neighbours are served as published, and the divergence of their next-token laws is held against what the claim
+charges for a token. What T tokens cost follows exactly from both laws. One number above its claim refutes it; a claim
+that holds at these queries is not proved by it. The control is our accounting of the same mechanism at the same query.
+All numbers are nats. Laws like these are not met in every document: a claim that is refuted here may be kept in most
+answers, and a promise is about all of them.
+"""
+
+
+def grid(claim: Published, found: Sequence[Held]) -> tables.Grid:
+    """All that was found, as rows."""
+    head = ("query", "setting", "neighbour", "what", "realised", "claimed", "verdict")
+    return tables.Grid(claim.title, head, tuple(map(_cells, found)))
+
+
+def section(claim: Published, found: Sequence[Held]) -> str:
+    """The claim's part of the page, Markdown."""
+    words = claim.words
+    theirs, ours = ([one for one in found if one.ours == own] for own in (False, True))
+    lines = [f"## {claim.title}", "", f"{words['does']} {words['says']}", "", _outcome(theirs), ""]
+    lines += [f"*Reading:* {words['reading']}", "", f"*What holds:* {words['holds']}", ""]
+    lines += [f"*What does not:* {words['fails']}", ""] if words["fails"] else []
+    lines += [*tables.body(grid(claim, theirs)), ""]
+    if ours:
+        lines += [f"*The control*, our accounting of the same: {_outcome(ours)}", ""]
+        lines += [*tables.body(grid(claim, ours)), ""]
+    lines += [f"*The queries:* {' '.join(_described(query) for query in _distinct(claim.queries))}", ""]
+    lines += [f"*Sources:* {' '.join(words['source'])}", ""]
+    return "\n".join(lines)
+
+
+def page(sections: Sequence[str]) -> str:
+    return "\n".join([INTRO, *sections]).rstrip() + "\n"
+
+
+def _outcome(found: Sequence[Held]) -> str:
+    worst = max(found, key=lambda one: one.ratio)
+    broken = sum(one.verdict != "holds" for one in found)
+    at = f"{worst.query}, {worst.setting}, {worst.neighbour}"
+    numbers = f"{_number(worst.realised)} nats realised, {_number(worst.claimed)} claimed, {_of(worst)}"
+    if not broken:
+        return f"**Holds** in all {len(found)} comparisons; nearest to it: {at}: {numbers}."
+    said = f' claim-check: "VIOLATED: {worst.where}".' if worst.where else ""
+    return f"**Does not hold** in {broken} of {len(found)} comparisons; worst: {at}: {numbers}.{said}"
+
+
+def _cells(one: Held) -> tuple[str, ...]:
+    return (one.query, one.setting, one.neighbour, _of(one), _number(one.realised), _number(one.claimed), one.verdict)
+
+
+def _of(one: Held) -> str:
+    if one.order is None:
+        return f"ε of {one.count:,} {one.unit}{'s' * (one.count > 1)}"
+    return f"a {one.unit}, " + ("pure" if math.isinf(one.order) else f"order {_number(one.order)}")
+
+
+def _number(value: float) -> str:
+    if isinstance(value, int) or float(value).is_integer():
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def _distinct(queries: Sequence[Query]) -> list[Query]:
+    return list({query.name: query for query in queries}.values())
+
+
+def _described(query: Query) -> str:
+    if query.parameters:
+        return f"{query.name}: noise on {query.parameters:,} parameters."
+    laws = (("public", query.public), ("the one looked at", query.private), ("the other", query.other))
+    told = "; ".join(f"{whose} ({', '.join(map('{:.10g}'.format, law))})" for whose, law in laws if law)
+    return f"{query.name}: {told}."
