@@ -57,8 +57,9 @@ def _least(f: Frontier, held: Sequence[FrontierPoint]) -> str:
 
 
 def _what(f: Frontier) -> str:
-    several = " of first guesses" if find(f.metric).of_members else ""
-    return f"{words.label(f.metric)}{f' by {f.attack}' if several else ''}"
+    of = find(f.metric)
+    how = f" by {f.attack}" if of.of_members else ", its score read either way" if of.rate else ""
+    return f"{words.label(f.metric)}{how}"
 
 
 def _named(points: Sequence[FrontierPoint]) -> str:

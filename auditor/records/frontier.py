@@ -205,7 +205,8 @@ def _why_not(
     for held in model.rows[row].values():
         if column not in held.values:
             return f"{metric.name} is not kept secret by secret"
-        if not np.isfinite(held.values[column]).all():
+        known = ~np.isnan(held.values[column]) if metric.scores else np.isfinite(held.values[column])
+        if not known.all():
             return f"{metric.name} is not a number for some secret"
     return ""
 

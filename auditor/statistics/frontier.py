@@ -82,19 +82,31 @@ def rates(scores: Sequence[Sequence[Scores]], rate: float) -> list[Leak]:
     """By point, the share of the members found at this rate of false positives, the mean over its seeds.
 
     scores: by point and seed, of the same members and non-members in the same order. Each seed has a threshold of its
-    own, which every resample chooses anew.
+    own, and a direction: members that a defense makes less likely than others are given away by it too. Every resample
+    chooses both anew.
     """
     sizes = [len(side) for side in scores[0][0]]
     at_once = max(1, _COUNTS // max(sizes))
     streams = ("frontier members", "frontier non-members")
     made = (bootstrap.blocks(n, name, RESAMPLES, at_once) for n, name in zip(sizes, streams, strict=True))
     pieces = [
-        [np.mean([_rate(*own, rate, *block) for own in point], axis=0) for point in scores]
+        [np.mean([_either_way(*own, rate, *block) for own in point], axis=0) for point in scores]
         for block in zip(*made, strict=True)
     ]
     draws = np.concatenate(pieces, axis=1)
-    parts = [np.mean([own > rate_at(own, others, rate).threshold for own, others in point], axis=0) for point in scores]
+    parts = [np.mean([_found(*own, rate) for own in point], axis=0) for point in scores]
     return [Leak(values, row) for values, row in zip(draws, parts, strict=True)]
+
+
+def _found(own: Floats, others: Floats, rate: float) -> NDArray[np.bool_]:
+    """(members,): who is found, in the direction in which more are."""
+    upwards, downwards = (side * own > rate_at(side * own, side * others, rate).threshold for side in (1, -1))
+    return upwards if upwards.sum() >= downwards.sum() else downwards
+
+
+def _either_way(own: Floats, others: Floats, rate: float, members: Draws, nonmembers: Draws) -> Values:
+    found: Values = np.maximum(*(_rate(side * own, side * others, rate, members, nonmembers) for side in (1, -1)))
+    return found
 
 
 def _rate(own: Floats, others: Floats, rate: float, members: Draws, nonmembers: Draws) -> Values:

@@ -95,11 +95,22 @@ def test_rates_are_those_of_every_single_resample() -> None:
     members = next(bootstrap.blocks(30, "frontier members", frontier.RESAMPLES))
     nonmembers = next(bootstrap.blocks(50, "frontier non-members", frontier.RESAMPLES))
     slow = [
-        rate_at(np.repeat(own, a), np.repeat(others, b), 0.05).value
+        max(rate_at(np.repeat(s * own, a), np.repeat(s * others, b), 0.05).value for s in (1, -1))
         for a, b in zip(members[:200], nonmembers[:200], strict=True)
     ]
     assert leak.draws[:200] == pytest.approx(slow)
     assert leak.value == pytest.approx(rate_at(own, others, 0.05).value)
+
+
+def test_members_that_are_less_likely_than_others_are_found_too() -> None:
+    """As behind a filter of the training data: whatever it forbids was in it."""
+    rng = np.random.default_rng(8)
+    own, others = rng.normal(2, 1, 40), rng.normal(0, 1, 60)
+    forbidden = np.where(rng.random(40) < 0.5, -np.inf, own)
+    as_it_is, turned, filtered = frontier.rates([[(own, others)], [(-own, -others)], [(forbidden, others)]], 0.05)
+    assert as_it_is.value == turned.value == rate_at(own, others, 0.05).value
+    assert as_it_is.draws == pytest.approx(turned.draws)
+    assert filtered.value >= np.isinf(forbidden).mean() > rate_at(forbidden, others, 0.05).value
 
 
 def test_rates_of_several_seeds_are_their_mean() -> None:
