@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -45,7 +45,8 @@ _ALIAS = "the query"
 class Held:
     """One number of a promise against what came true of it. claimed, realised: nats; order: of the divergence.
 
-    order None: of epsilon at a delta, over so many of `unit`. ours: by our accounting, the control.
+    order None: of epsilon at a delta, over so many of `unit`. ours: by our accounting, the control. beside: by another
+    charge than the one that is published, shown and not counted.
     """
 
     query: str
@@ -57,6 +58,7 @@ class Held:
     count: int = 1
     unit: str = "token"
     ours: bool = False
+    beside: bool = False
     where: str = ""  # as claim-check names it
 
     @property
@@ -211,6 +213,8 @@ def dp_fusion(query: Query, options: Mapping[str, Any]) -> Iterator[Held]:
     )
     others: dict[str, LanguageModel] = {"replace": other, "zero_out": FixedLaw(query.public)}
     yield from checked(Pair(served, others, dict.fromkeys(others, (alpha, 4 * beta))), query)
+    (more,) = checked(Pair(served, others, {"replace": (alpha, 4 * radius)}), query)
+    yield replace(more, setting=f"{query.words}, charged 4 D", beside=True)
     for tokens in query.setting.get("tokens", ()):
         claimed = 4 * beta * tokens + math.log(1 / delta) / (alpha - 1)
         exact = _over(query, served, other, tokens, delta)
@@ -219,18 +223,6 @@ def dp_fusion(query: Query, options: Mapping[str, Any]) -> Iterator[Held]:
     lower = alpha**2 / (2 * alpha - 1)
     bounds = {"replace": (lower, radius * (2 * alpha - 1) / (alpha - 1)), "zero_out": (float(alpha), radius)}
     yield from checked(Pair(served, others, bounds), query, ours=True)
-    yield from (
-        Held(
-            query.name,
-            f"{query.words}, at 4 D: not proved",
-            one.neighbour,
-            one.realised,
-            one.claimed,
-            one.order,
-            ours=True,
-        )
-        for one in checked(Pair(served, others, {"replace": (alpha, 4 * radius)}), query)
-    )
 
 
 def pmixed(query: Query, options: Mapping[str, Any]) -> Iterator[Held]:
@@ -329,7 +321,14 @@ def section(claim: Published, found: Sequence[Held]) -> str:
     """The claim's part of the page, Markdown."""
     words = claim.words
     theirs, ours = ([one for one in found if one.ours == own] for own in (False, True))
-    lines = [f"## {claim.title}", "", f"{words['does']} {words['says']}", "", _outcome(theirs), ""]
+    lines = [
+        f"## {claim.title}",
+        "",
+        f"{words['does']} {words['says']}",
+        "",
+        _outcome([one for one in theirs if not one.beside]),
+        "",
+    ]
     lines += [f"*Reading:* {words['reading']}", "", f"*What holds:* {words['holds']}", ""]
     lines += [f"*What does not:* {words['fails']}", ""] if words["fails"] else []
     lines += [*tables.body(grid(claim, theirs)), ""]

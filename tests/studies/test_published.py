@@ -45,12 +45,24 @@ def held(
 )
 def test_dp_fusion_costs_more_than_it_charges(alpha: int, beta: float, realised: float | None, ratio: float) -> None:
     """Formulas C5: two private contexts that favour opposite tokens."""
-    replaced, emptied = held("dp-fusion", {"alpha": alpha, "beta": beta}, {}, EVEN, SURE, OPPOSITE)
+    replaced, emptied, more = held("dp-fusion", {"alpha": alpha, "beta": beta}, {}, EVEN, SURE, OPPOSITE)
     assert replaced.claimed == pytest.approx(4 * beta) and replaced.order == alpha
     assert replaced.ratio == pytest.approx(ratio, abs=5e-3) and "neighbour 0" in replaced.where
     assert realised is None or replaced.realised == pytest.approx(realised, abs=5e-6)
     assert emptied.realised == pytest.approx(alpha * beta, rel=1e-4)  # as far from the redacted law as it may be
     assert (emptied.verdict == "holds") == (alpha <= 4)
+    assert more.claimed == pytest.approx(4 * alpha * beta) and more.verdict == "holds"
+
+
+def test_dp_fusion_has_no_bound_by_its_radius_where_a_word_is_rare() -> None:
+    """Formulas B2.2 (F1): neither 4 D / alpha nor 4 D is enough; what Hoelder's inequality gives is (`held`)."""
+    ratios = []
+    for rare, low, high in ((1e-4, 1.4e-3, 5e-7), (1e-6, 1.4e-4, 5e-11)):
+        laws = [(p, 1 - p) for p in (rare, low, high)]
+        replaced, _, more, together = held("dp-fusion", {"alpha": 2, "beta": 0.01, "tokens": [1000]}, {}, *laws)
+        assert replaced.claimed * 2 == pytest.approx(more.claimed) and together.ratio > 1
+        ratios.append(more.ratio)
+    assert ratios[1] > 3 * ratios[0] > 30
 
 
 @pytest.mark.parametrize(
