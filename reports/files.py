@@ -16,14 +16,15 @@ MARKDOWN, HTML = "report.md", "report.html"
 
 
 def write(folder: Path, result: AuditResult, reveal: bool = False) -> None:
-    """report.html, report.md and result.json. All are rendered before one is written, and each is replaced whole.
+    """report.html, report.md and result.json, of several defenses `frontier.*`: each is replaced whole.
 
-    The result comes last: a folder that holds one is finished.
+    All reports are rendered before one is written. The result comes last: a folder that holds one is finished.
     reveal: whether the reports show the private text that lies in the folder.
     """
     text = json.dumps(to_json(result), indent=1, allow_nan=False) + "\n"
     for name, report in _rendered(folder, result, None, reveal).items():
         disk.replace(folder / name, report)
+    _write_frontier(folder, result)
     disk.replace(folder / RESULT, text, sync=True)
 
 
@@ -32,9 +33,11 @@ def render_all(folder: Path, since: Comparison | None = None, reveal: bool = Fal
 
     since: another run and this one, to tell what changed. reveal: also show the private text that lies in the folder.
     """
-    rendered = _rendered(folder, read(folder), since, reveal)
+    result = read(folder)
+    rendered = _rendered(folder, result, since, reveal)
     for name, report in rendered.items():
         disk.replace(folder / name, report)
+    _write_frontier(folder, result)
     return tuple(folder / name for name in rendered)
 
 
@@ -42,6 +45,13 @@ def render_missing(folder: Path) -> None:
     """Renders a finished run whose reports are not all there: older versions wrote them behind the result."""
     if not all((folder / name).is_file() for name in (HTML, MARKDOWN)):
         render_all(folder)
+
+
+def _write_frontier(folder: Path, result: AuditResult) -> None:
+    if result.frontiers:
+        from auditor.reports import frontier, words  # matplotlib: only for who renders
+
+        frontier.write(folder, words.cleaned(result).frontiers)
 
 
 def _rendered(folder: Path, result: AuditResult, since: Comparison | None, reveal: bool) -> dict[str, str]:

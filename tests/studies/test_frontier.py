@@ -112,6 +112,7 @@ def test_a_run_with_several_defenses_has_its_picture(single: Path) -> None:
     report = (single / "report.md").read_text()
     assert "What leaks least at the same usefulness" in report and "perplexity within 10%" in report
     assert 'id="frontier-extraction-probability' in (single / "report.html").read_text()
+    assert {path.suffix for path in single.glob("frontier.*")} == {".svg", ".png", ".md", ".csv", ".tex", ".json"}
 
 
 def test_rates_are_those_of_the_scores_that_were_kept(single: Path) -> None:
