@@ -210,8 +210,8 @@ class ExtractionProbability(LawProbe):
         if _ranked(observations):
             numbers["rank_bound"] = np.exp2(-column(observations, "rank_bits"))
         if self.bracket:
-            reached = {name: found.astype(np.float64) for name, found in self._reached(observations).items()}
-            numbers |= {**self._columns(observations), **reached}
+            numbers |= self._columns(observations)
+            numbers |= {name: found.astype(np.float64) for name, found in self._reached(observations).items()}
         return {name: values.tolist() for name, values in numbers.items()}
 
     def notes(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from auditor.runs.site import Site
 
 _KINDS = {"text": "string", "number": "float64", "count": "Int64", "flag": "boolean"}
-_ROWS = ("data", "known", "nonmembers")
+_ROWS = ("data", "known", "nonmembers", "forget")
 _OF_LOADING = ("device", "dtype", "device_map", "quantise", "revision", "model_args")
 
 
@@ -113,9 +113,9 @@ def audit(
 
     model, public, reference: a folder, a hub id, or a live transformers or PEFT model, which is left as it was; all
     live ones share `tokenizer`. model may be `openai:NAME` too, with base_url=; `tokenizer` is then a folder or hub id.
-    data, and `known` and `nonmembers` in `plan`: a path, a hub id, or rows with `prefix` and `suffix` (or `text`): a
-    list of dictionaries, a DataFrame, a `datasets.Dataset`. attacks, defenses: names, or instances, whose options are
-    then theirs. plan: every other field of `auditor.core.plan.Plan`, as `seed=1`.
+    data, and `known`, `nonmembers` and `forget` in `plan`: a path, a hub id, or rows with `prefix` and `suffix` (or
+    `text`): a list of dictionaries, a DataFrame, a `datasets.Dataset`. attacks, defenses: names, or instances, whose
+    options are then theirs. plan: every other field of `auditor.core.plan.Plan`, as `seed=1`.
     reporter: is told of progress; none is shown otherwise.
 
     Raises AuditError, one sentence, for whatever the command refuses; nothing is then left behind.
@@ -184,7 +184,7 @@ def prepared(
 def _check(tokenizer: Any, live: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
     """Refuses arguments that would be ignored, or mean something else. Raises AuditError."""
     from auditor.core.plan import FIELDS
-    from auditor.runs.live_site import check_apart
+    from auditor.runs.live_site import check_apart, is_live
 
     if odd := [name for name in plan if name not in FIELDS or name in ("attack", "defense")]:
         raise AuditError(f"unknown argument {odd[0]!r} of audit(); known: {', '.join(FIELDS)}")
@@ -192,6 +192,11 @@ def _check(tokenizer: Any, live: Mapping[str, Any], plan: Mapping[str, Any]) -> 
         raise AuditError("expected a tokenizer beside a live model only: a folder or a hub id brings its own")
     if "model" in live and (named := [name for name in _OF_LOADING if plan.get(name)]):
         raise AuditError(f"expected no {named[0]} with a live model, which is loaded already, got {plan[named[0]]!r}")
+    for name in ("before", "retrained"):
+        if is_live(name, plan.get(name)):
+            raise AuditError(
+                f"expected {name} as a folder or a hub id, got a live {type(plan[name]).__name__}: save it"
+            )
     check_apart(live)
 
 

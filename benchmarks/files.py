@@ -67,6 +67,7 @@ class Files(Benchmark):
         known: str | None = None,
         known_fraction: float = 0.2,
         nonmembers: str | None = None,
+        forget: str | None = None,
         limit: int | None = None,
         seed: int = 0,
         group_column: str | None = None,
@@ -86,11 +87,13 @@ class Files(Benchmark):
         members = _source("--data", data, cut, group_column)
         pairs = None if known is None else _source("--known", known, cut)
         others = None if nonmembers is None else _source("--nonmembers", nonmembers, cut, group_column)
-        for source in (pairs, others):
+        lost = None if forget is None else _source("--forget", forget, cut)
+        for source in (pairs, others, lost):
             if source is not None and source.framed != members.framed:
                 raise AuditError(f"expected conversations in both or neither of {members.where} and {source.where}")
-        parts = divide(members, pairs, others, split, "row")
+        parts = divide(members, pairs, others, split, "row", lost)
         self.secrets, self.known, self.heldout = parts.secrets, parts.known, parts.heldout
+        self.forgotten = parts.forgotten
         self.description = f"{Path(data).name if Path(data).exists() else data}: {parts.counted()}"
         self.framed = members.framed
         if self.framed:  # of a conversation, what is answered: the rest need not have been learnt

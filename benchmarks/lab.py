@@ -279,6 +279,7 @@ class Lab(Benchmark):
         self.secrets, self.known = tuple(secrets), tuple(known)
         self.canaries = self._inserted = tuple(self._canary(*canary, i) for i, canary in enumerate(recipe.canaries))
         self.heldout = tuple(secret.prefix + secret.suffix for secret in self.secrets if not secret.member)
+        self.forgotten = self._to_forget()
 
     def _secrets(self, label: str, texts: Sequence[str], repeats: int) -> Iterator[Secret]:
         """The texts, cut. Raises AuditError for one that is too short."""
@@ -470,8 +471,12 @@ class Lab(Benchmark):
 
     # --- what is to be forgotten, where the run is about that ---
 
-    @cached_property
-    def forgotten(self) -> frozenset[str]:
+    @property
+    def unattacked(self) -> list[Tokens]:
+        """The known pairs, and the further records that nobody attacks."""
+        return [*super().unattacked, *self._tokens(self._texts.others)]
+
+    def _to_forget(self) -> frozenset[str]:
         """Ids of the secrets that a model which unlearns is to forget.
 
         Of the attacked records a random half at each count, rounded up; of the canaries, every other one, from the

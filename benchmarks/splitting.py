@@ -81,6 +81,7 @@ class Parts:
     known: tuple[Pair, ...]
     heldout: tuple[Tokens, ...]
     notes: tuple[str, ...]
+    forgotten: frozenset[str] = frozenset()  # ids of secrets
 
     def members(self) -> int:
         return sum(secret.member for secret in self.secrets)
@@ -99,35 +100,70 @@ def check_lengths(prefix_length: int | None, suffix_length: int | None) -> None:
             raise AuditError(f"expected {flag} >= 1, got {length}")
 
 
-def divide(members: Source, known: Source | None, nonmembers: Source | None, split: Split, label: str) -> Parts:
+def divide(
+    members: Source,
+    known: Source | None,
+    nonmembers: Source | None,
+    split: Split,
+    label: str,
+    forget: Source | None = None,
+) -> Parts:
     """Unique members into known and attacked ones, non-members beside them; ids are `label-000017`, by first row.
 
-    Known pairs are never attacked. A non-member that is also a member, known or attacked, is no non-member and goes.
-    Raises AuditError when a source has nothing left.
+    Known pairs are never attacked, and nothing that was to be forgotten is known. A non-member that is also a member,
+    known or attacked, is no non-member and goes. Raises AuditError when a source has nothing left, and for records to
+    forget that are no members.
     """
-    notes = [note for source in (members, known, nonmembers) if source is not None for note in _source_notes(source)]
+    sources = (members, known, nonmembers, forget)
+    notes = [note for source in sources if source is not None for note in _source_notes(source)]
     unique = merge(_usable(members))
+    lost = _to_forget(forget, unique) if forget is not None else set[int]()
     if known is not None:
         given = merge(_usable(known))
         pairs = {record.pair for record in given}
+        if twice := [record.row for record in unique if record.row in lost and record.pair in pairs]:
+            raise AuditError(
+                f"expected {known.where} without what was to be forgotten, got {len(twice)} records of {members.where} "
+                f"that are in both ({rows_named(twice)})"
+            )
         attacked = [record for record in unique if record.pair not in pairs]
         notes += _known_file_notes(known, len(given), len(unique) - len(attacked))
         if not attacked:
             raise AuditError(f"nothing is left to attack in {members.where}: every row is also in {known.where}")
     else:
-        rows = _rows(unique)
+        rows = [row for row in _rows(unique) if row not in lost]
         chosen = split.pick("known", split.known_count(len(rows)), len(rows))
         known_rows = {row for i, row in enumerate(rows) if i in chosen}  # all parts of a row: they may overlap
         given = [record for record in unique if record.row in known_rows]
         attacked = [record for record in unique if record.row not in known_rows]
         notes.append(_known_note(len(given), len(unique), split))
     others = _others(nonmembers, {record.pair for record in (*unique, *given)}, notes) if nonmembers else []
-    attacked = _limited(attacked, "member", split, notes)
+    if lost:
+        kept = _limited([record for record in attacked if record.row not in lost], "retained member", split, notes)
+        gone = _limited([record for record in attacked if record.row in lost], "member to forget", split, notes)
+        attacked = sorted((*kept, *gone), key=lambda record: (record.row, record.part or 0))
+    else:
+        attacked = _limited(attacked, "member", split, notes)
     others = _limited(others, "non-member", split, notes)
     secrets = [_secret(label, record, record.repeats, member=True) for record in attacked]
     secrets += [_secret("nonmember", record, 0, member=False) for record in others]  # 0: it was never trained on
     heldout = tuple(record.prefix + record.suffix for record in others)
-    return Parts(tuple(secrets), tuple(record.pair for record in given), heldout, tuple(notes))
+    forgotten = frozenset(
+        secret.id for secret, record in zip(secrets[: len(attacked)], attacked, strict=True) if record.row in lost
+    )
+    return Parts(tuple(secrets), tuple(record.pair for record in given), heldout, tuple(notes), forgotten)
+
+
+def _to_forget(forget: Source, members: Sequence[Record]) -> set[int]:
+    """The rows of the members that are to be forgotten, whole. Raises AuditError for a record that is none of them."""
+    row_of = {record.pair: record.row for record in members}
+    wanted = _usable(forget)
+    if missing := sorted({record.row for record in wanted if record.pair not in row_of}):
+        raise AuditError(
+            f"expected {forget.where} with records that --data has, got {len(missing)} that it has not "
+            f"({rows_named(missing)})"
+        )
+    return {row_of[record.pair] for record in wanted}
 
 
 def _secret(label: str, record: Record, repeats: int | None, member: bool) -> Secret:

@@ -23,6 +23,7 @@ from auditor.reports import (
     leaks,
     membership,
     terms,
+    unlearning,
     untargeted,
     words,
 )
@@ -32,7 +33,7 @@ from auditor.reports.verdict import answers, headline, verdict
 
 REVEALED = "This report shows private text (--reveal): keep it to yourself."
 PARTS = (
-    (DECIDE, (*glance.TOPICS, *frontier.TOPICS)),
+    (DECIDE, (*glance.TOPICS, *frontier.TOPICS, *unlearning.TOPICS)),
     (MEND, (*leaks.TOPICS, *untargeted.TOPICS, *advice.TOPICS)),
     (CHECK, (*evidence.TOPICS, *bracket.TOPICS, *membership.TOPICS, *terms.TOPICS)),
 )

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Chain, Finding, Measurement
-from auditor.reports import claims, inert, personal, words
+from auditor.reports import claims, inert, personal, unlearning, words
 from auditor.reports.verdict import explained, headline, strongest
 
 _INDENT = 2
@@ -148,6 +148,8 @@ def _below(result: AuditResult) -> Iterator[RenderableType]:
             yield _why(target.title, told, told.chain)
         if target.likelihood is not None:
             yield _likelier(target.title, target.likelihood)
+    for one in result.unlearning:
+        yield Text.assemble(("forgotten", "bold"), "  ", unlearning.sentence(result, one))
     if result.lead:
         yield Text.assemble(("lead", "bold"), result.lead.removeprefix("lead"))
     for target in result.targets:

@@ -11,7 +11,7 @@ import math
 
 from auditor.core.nouns import UNDEFENDED, Claim
 from auditor.core.result import AuditResult, Finding, Measurement, TargetRecord
-from auditor.reports import claims, words
+from auditor.reports import claims, unlearning, words
 from auditor.reports.blocks import Facts
 from auditor.statistics.metrics import RECALL, auc_of, excess_of, floor_of
 
@@ -64,6 +64,7 @@ def verdict(result: AuditResult) -> str:
     sentences = [*_differ(result), *_undefended(result)]
     for target in _defended(result):
         sentences += _defense(result, target)
+    sentences += [unlearning.sentence(result, one) for one in result.unlearning]
     sentences += [*(because(result, target) for target in _explained(result)), *_exposed(result)]
     sentences += [claims.sentence(stands) for stands in claims.told(result)]
     return " ".join(sentences)
@@ -76,6 +77,7 @@ def answers(result: AuditResult) -> Facts:
         found.append(
             (f"With {target.title}", " ".join([*_change_sentences(result, target), *_refuted(result, target)]))
         )
+    found += [("What is left of the forgotten", unlearning.sentence(result, one)) for one in result.unlearning]
     found += [(f"Why, with {target.title}", because(result, target)) for target in _explained(result)]
     found += [("At what cost", " ".join(_costs(result)))] if _defended(result) else []
     promises = [*_promises(result), *(claims.sentence(stands) for stands in claims.told(result))]

@@ -45,6 +45,30 @@ class PlanFlags:
             metavar="COLUMN", help="Column of --data to show results by, as department; its values are in the report."
         ),
     ] = None
+    before: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="What --model was before it was to forget --forget, to hold the two together."
+        ),
+    ] = None
+    forget: Annotated[str | None, typer.Option(help="Records of --data that --model was to forget (same formats).")] = (
+        None
+    )
+    retrained: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="Trained as --before was, without --forget: what forgetting is held against."
+        ),
+    ] = None
+    relearn: Annotated[
+        int | None,
+        typer.Option(
+            metavar="STEPS", help="Train a copy of what was to forget so many steps on known pairs, and look again."
+        ),
+    ] = None
+    relearn_rate: Annotated[
+        float | None, typer.Option(help="Learning rate of --relearn. [default: 5e-5; in the lab 1e-4]")
+    ] = None
     phone_region: options.PhoneRegion = None
     canaries: Annotated[
         str | None,

@@ -99,6 +99,13 @@ class Plan:
     known_fraction: Annotated[float, SUBJECT | OWN] = 0.2
     known_limit: Annotated[int | None, METHOD | ATTACKER | ATTACKS | RECORDS | COUNT] = None
     nonmembers: Annotated[str | None, SUBJECT | OWN | RECORDS | ATTACKS] = None
+    before: Annotated[str | None, SUBJECT | OWN | LOADED] = None  # the model before it was to forget
+    retrained: Annotated[str | None, SUBJECT | OWN | LOADED] = (
+        None  # trained as that one, without what it was to forget
+    )
+    forget: Annotated[str | None, SUBJECT | OWN | RECORDS] = None
+    relearn: Annotated[int | None, METHOD | COUNT | LOADED] = None  # steps on known pairs
+    relearn_rate: Annotated[float | None, METHOD | LOADED] = None  # None: as the place has it
     group_column: Annotated[str | None, SUBJECT | OWN] = None
     phone_region: Annotated[str | None, METHOD | OWN | RECORDS | ATTACKS] = None  # as DE,US
     canaries: Annotated[str | None, SUBJECT | OWN] = None
@@ -133,6 +140,7 @@ class Plan:
         elif self.lab_recipe:
             raise AuditError("lab_recipe changes the built-in lab, which --model and --data replace")
         self._check_remote()
+        self._check_unlearning()
         if self.device_map is not None and self.device != "cpu":
             raise AuditError(
                 f"expected either --device or --device-map, which says where each part of a model goes, got --device "
@@ -153,6 +161,33 @@ class Plan:
             raise AuditError("expected --lead as auto, none, bos, eos or a text, got an empty one")
         if not self.attack:
             raise AuditError("expected at least one --attack, got none; `audit list` shows them")
+
+    def _check_unlearning(self) -> None:
+        """Refuses what only goes with a model that was to forget, and a training that cannot be done. What the
+        defenses have to say to it is seen when they are chosen.
+        """
+        for name in ("before", "retrained"):
+            if getattr(self, name) is not None and self.forget is None:
+                raise AuditError(
+                    f"expected --forget FILE with --{name}: the records that were to be forgotten; got none"
+                )
+        if self.relearn_rate is not None and self.relearn is None:
+            raise AuditError("--relearn-rate goes with --relearn STEPS, got it alone")
+        if self.relearn is None:
+            return
+        if self.relearn_rate is not None and not 0 < self.relearn_rate <= 1:
+            raise AuditError(f"expected --relearn-rate above 0 and at most 1, got {self.relearn_rate:g}")
+        if not self.lab and self.forget is None:
+            raise AuditError(
+                "--relearn goes with a model that was to forget: expected --before and --forget, got neither"
+            )
+        if self.engine == "ray":
+            raise AuditError("--relearn trains models that every worker would train anew: it goes with --engine local")
+        for name in ("quantise", "device_map"):
+            if getattr(self, name) is not None:
+                raise AuditError(f"--relearn trains all weights, which {flag(name)} does not let it")
+        if self.dtype == "float16":
+            raise AuditError("--relearn goes with --dtype float32 or bfloat16: steps in float16 come to nothing")
 
     def _check_remote(self) -> None:
         """Refuses what says nothing to this kind of model, and a place that no request can be sent to."""

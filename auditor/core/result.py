@@ -134,6 +134,43 @@ class TargetRecord:
 
 
 @dataclass(frozen=True)
+class Recalled:
+    """One number of one group of secrets, of the models around an unlearning, as far as they were measured.
+
+    values: of `before`, `after` and `relearned`, and of a model that never saw what was to be forgotten, `retrained`
+    and `retrained_relearned`. group: "forgotten", "retained" or "nonmembers". changes, over the same secrets:
+    `unlearned`, after minus before; `left`, after minus retrained; `relearned`, minus after; `came_back`, that minus
+    what the same steps do to the retrained model; `share_back`, what relearning brings back of what unlearning took.
+    """
+
+    attack: str
+    name: str
+    group: str
+    values: dict[str, Measurement]
+    changes: dict[str, Measurement]
+
+
+@dataclass(frozen=True)
+class Unlearning:
+    """What is left of records that a model was to forget. models: names of targets, as `Recalled` calls them.
+
+    steps, rate, texts: of relearning, on so many other records; 0: there was none. perplexity: held out, by model;
+    `ratio`: after by before, paired by text.
+    """
+
+    target: str
+    models: dict[str, str]
+    setting: str
+    forgotten: int
+    retained: int
+    numbers: tuple[Recalled, ...]
+    perplexity: dict[str, Measurement] = field(default_factory=dict)
+    steps: int = 0
+    rate: float = 0.0
+    texts: int = 0
+
+
+@dataclass(frozen=True)
 class KindCount:
     """Personal data of one kind that suffixes hold, in texts; the same one in two secrets counts twice.
 
@@ -226,6 +263,7 @@ class AuditResult:
     weights: dict[str, str] = field(default_factory=dict)  # "model/model.safetensors" -> SHA-256; empty in the lab
     lead: str = ""  # what stood before every text, and why, in words; "": an older record, where nothing did
     frontiers: tuple[Frontier, ...] = ()  # by measure of leakage; none where fewer than two defenses were measured
+    unlearning: tuple[Unlearning, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
     def target(self, name: str) -> TargetRecord:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from auditor.core.nouns import Challenge, Pair, Query, Secret, Tokens, evenly
@@ -24,11 +24,17 @@ class Benchmark:
     framed: bool = False  # whether its prefixes begin as training texts did: with what a chat template put there
     secrets: tuple[Secret, ...]  # members and non-members alike
     canaries: tuple[Secret, ...] = ()  # inserted ones, and, as non-members, controls that never were
+    forgotten: frozenset[str] = frozenset()  # ids of secrets and canaries that a model was to forget
     known: tuple[Pair, ...]
     heldout: tuple[Tokens, ...]  # text of the private kind that nothing was trained on, for perplexity
     heldout_given: tuple[int, ...] = ()  # how many tokens of each are no part of that; empty: one
     description: str = ""
     notes: tuple[str, ...] = ()
+
+    @property
+    def unattacked(self) -> Sequence[Tokens]:
+        """Records that were trained on, are not attacked and were not to be forgotten: what can be learnt again."""
+        return [pair.prefix + pair.suffix for pair in self.known]
 
     def challenge(self) -> Challenge:
         """The public half of the benchmark."""

@@ -28,6 +28,7 @@ class Scenario:
     whole: LanguageModel | None = None  # one adapter on all the ensemble's records, by its members' recipe
     prompts: tuple[Prompt, ...] = ()  # what it will be asked behind, and the private records that begin so
     corpus: Sequence[Tokens] = ()  # what the target was trained on, as far as the audit is told, each record once
+    beside: LanguageModel | None = None  # what is shown beside a model that was to forget
 
 
 @dataclass(frozen=True)

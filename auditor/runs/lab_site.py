@@ -19,6 +19,7 @@ from auditor.plugins.trainer import Trainer
 from auditor.runs.reporter import Reporter
 from auditor.runs.shelf import Shelf
 from auditor.runs.site import Piece, Site
+from auditor.runs.unlearning import Beside
 from auditor.training.variants import Variant
 
 AUDIT_CANARIES = 1000  # of the lab that an audit of epsilon has: they can prove an epsilon of more than 5
@@ -29,6 +30,7 @@ class LabSite(Site):
 
     trains_on_demand: ClassVar[bool] = True
     attack_defaults: Mapping[str, Mapping[str, Any]] = Lab.attack_defaults
+    relearn_rate: ClassVar[float] = 1e-4
 
     def __init__(self, plan: Plan, reporter: Reporter, shelf: Shelf) -> None:
         super().__init__(plan, reporter, shelf)
@@ -143,7 +145,14 @@ class LabSite(Site):
         made: LanguageModel = self.shelf.get("whole", self.subject, self.lab.whole)
         return made
 
+    @property
+    def retrained(self) -> LanguageModel:
+        made: LanguageModel = self.shelf.get("retrained", self._key, self.lab.retrained)
+        return made
+
     def training_seconds(self, defense: Defense | None, building: float) -> float:
+        if isinstance(defense, Beside):
+            return building
         seconds = (self.lab if defense is None else self._lab_of(defense)).training_seconds
         if defense is None:
             return seconds["public"] + seconds["target"]

@@ -48,7 +48,7 @@ def _load_records(plan: Plan, data: str, model: LanguageModel) -> Benchmark:
     if is_lm_extraction(Path(data)):
         if plan.group_column is not None:
             raise AuditError(f"--group-column names a column, which the arrays of {data!r} do not have")
-        for name in ("knows", "windows"):
+        for name in ("knows", "windows", "forget"):
             if getattr(plan, name) is not None:
                 raise AuditError(f"--{name} is about text, which the arrays of {data!r} do not have")
         arrays = LMExtraction(data, vocab_size=model.vocab_size, prefix_length=prefix, suffix_length=suffix, **common)
@@ -63,6 +63,7 @@ def _load_records(plan: Plan, data: str, model: LanguageModel) -> Benchmark:
             knows=plan.knows,
             windows=plan.windows,
             group_column=plan.group_column,
+            forget=plan.forget,
             **common,
         )
     if model.tokenizer is not None and len(model.tokenizer) != model.vocab_size:

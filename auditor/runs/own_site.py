@@ -149,6 +149,30 @@ class OwnSite(Site):
     def training_seconds(self, defense: Defense | None, building: float) -> float | None:
         return None if defense is None else building
 
+    @cached_property
+    def before(self) -> LanguageModel:
+        return self._alike("before", self.plan.before)
+
+    @cached_property
+    def retrained(self) -> LanguageModel:
+        return self._alike("retrained", self.plan.retrained)
+
+    def _alike(self, kind: str, name: str | None) -> HuggingFaceModel:
+        """The same model, trained otherwise. Raises AuditError for another one, and for the one that is attacked."""
+        own, here = self.model, Path(str(name))
+        if here.is_dir() and Path(str(self.plan.model)).is_dir() and here.samefile(str(self.plan.model)):
+            raise AuditError(f"expected --{kind} as another model than --model, got {name} as both")
+        other = self._beside(kind, name)
+        assert other is not None  # there is no row of it without a name
+        if other.family != own.family:
+            raise AuditError(f"expected --{kind} as {own.family}, as --model is, got {other.name}: {other.family}")
+        ours, theirs = (one.tokenizer and one.tokenizer.get_vocab() for one in (own, other))
+        if ours != theirs:
+            raise AuditError(
+                f"expected --{kind} with the tokenizer of --model, got {other.name} with another vocabulary"
+            )
+        return other
+
     def _beside(self, kind: str, name: str | None) -> HuggingFaceModel | None:
         """A model that is asked about the same tokens. Raises AuditError for one of another vocabulary."""
         if name is None:

@@ -29,8 +29,8 @@ def _named(plan: Plan) -> Iterator[tuple[str, str, str | None]]:
         yield "model", plan.model, plan.revision
         if "subfolder" in plan.model_args:
             yield "model subfolder", str(Path(plan.model) / plan.model_args["subfolder"]), plan.revision
-    for role, name in (("public", plan.public), ("reference", plan.reference)):
-        if name is not None:
+    for role in ("public", "reference", "before", "retrained"):
+        if (name := getattr(plan, role)) is not None:
             yield role, name, None
     for options in plan.attack_options.values() if plan.model is not None else ():
         folder = str(options.get("references", ""))  # of another probe a number

@@ -6,6 +6,7 @@ Knows nothing of terminals: it speaks to a `Reporter`.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ from auditor import __version__
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.core.plan import Plan
-from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement, TargetRecord
+from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement, TargetRecord, Unlearning
 from auditor.engines.choose import engine_of
 from auditor.engines.engine import Engine
 from auditor.gate.comparable import secrets_digest
@@ -22,6 +23,7 @@ from auditor.models.base import given_by
 from auditor.records import details, names, weights
 from auditor.records.folder import RunFolder
 from auditor.records.frontier import frontiers, subjects
+from auditor.records.unlearning import unlearned
 from auditor.runs import machine, personal, scoring
 from auditor.runs.audit import Audit, choose_lead, longest_context
 from auditor.runs.cells import Gathering, cells
@@ -90,7 +92,17 @@ def run(
         weights=loaded,
         lead=audit.lead.said,
     )
-    return replace(result, frontiers=frontiers(subjects({plan.seed: (result, folder)})))
+    result = replace(result, frontiers=frontiers(subjects({plan.seed: (result, folder)})))
+    return replace(result, unlearning=tuple(_unlearned(result, audit, one.models) for one in selection.around))
+
+
+def _unlearned(result: AuditResult, audit: Audit, models: Mapping[str, str]) -> Unlearning:
+    """What is left of what the model of these rows was to forget."""
+    plan, told = audit.plan, audit.benchmark
+    found = unlearned(result, audit.folder, models, told.forgotten)
+    if plan.relearn is None:
+        return found
+    return replace(found, steps=plan.relearn, rate=audit.site.rate_of_relearning, texts=len(told.unattacked))
 
 
 def check(plan: Plan) -> Selection:

@@ -19,11 +19,12 @@ from auditor.plugins.defense import Defense
 from auditor.plugins.options import build, options_of
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import SETTINGS, Setting
-from auditor.runs import companions
+from auditor.runs import companions, unlearning
 from auditor.runs.companions import ShownRow
 from auditor.runs.plan import check_general, options_for
 from auditor.runs.site import Site
 from auditor.runs.submission import check_submission
+from auditor.runs.unlearning import Around
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Selection:
     methods: tuple[Attack | Probe, ...]
     rows: tuple[ShownRow, ...]
     settings: tuple[Setting, ...]
+    around: tuple[Around, ...] = ()  # of each model that was to forget, what stands beside it
 
     @property
     def attacks(self) -> tuple[Attack, ...]:
@@ -103,7 +105,8 @@ def select(plan: Plan, site: Site) -> Selection:
     settings = tuple(setting for name, setting in SETTINGS.items() if plan.setting in (name, "both"))
     wanted = dict.fromkeys(method.control for method in methods if isinstance(method, Attack) and method.control)
     controls = [registry.defenses()[name]() for name in wanted]
-    return Selection(tuple(methods), tuple(companions.shown(defenses, can_be_shown, controls)), settings)
+    beside, models = unlearning.around(plan, defenses)
+    return Selection(tuple(methods), (*companions.shown(defenses, can_be_shown, controls), *beside), settings, models)
 
 
 def _methods(plan: Plan, site: Site) -> list[Attack | Probe]:

@@ -10,15 +10,18 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
 
+from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
+from auditor.core.nouns import Tokens
 from auditor.core.plan import SUBJECT, Plan, about
 from auditor.core.streams import generator
 from auditor.gate.comparable import secrets_digest
 from auditor.models.base import LanguageModel
 from auditor.models.ensemble import Ensemble
+from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.references import References
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.defense import Defense, TrainedModel
@@ -29,6 +32,8 @@ from auditor.records.names import named, salt
 from auditor.runs import plan_weights
 from auditor.runs.reporter import Reporter
 from auditor.runs.shelf import Shelf
+from auditor.runs.unlearning import Before, Beside, Relearned, Retrained
+from auditor.training.relearning import relearned
 
 
 @dataclass(frozen=True)
@@ -49,9 +54,11 @@ class Site(ABC):
 
     trains_on_demand: ClassVar[bool]
     in_plan: ClassVar[bool] = True  # whether the plan says all of it, so that a worker can open one like it
+    relearn_rate: ClassVar[float] = 5e-5  # of `--relearn`, unless the plan says another
 
     def __init__(self, plan: Plan, reporter: Reporter, shelf: Shelf) -> None:
         self.plan, self.reporter, self.shelf = plan, reporter, shelf
+        self._besides: dict[Beside, LanguageModel] = {}
 
     # --- what can be said before anything is loaded ---
 
@@ -176,6 +183,61 @@ class Site(ABC):
     @abstractmethod
     def whole(self, defense: Defense) -> LanguageModel:
         """One adapter on all the records of the ensemble, by its members' recipe."""
+
+    # --- what stands beside a model that was to forget ---
+
+    @property
+    def before(self) -> LanguageModel:
+        """The model before it was to forget, where the one that is attacked is what was left of it."""
+        raise NotImplementedError
+
+    @property
+    def retrained(self) -> LanguageModel:
+        """The same trained without what was to be forgotten."""
+        raise NotImplementedError
+
+    def beside(self, defense: Defense) -> LanguageModel:
+        """Made once. Raises AuditError where it cannot be had."""
+        assert isinstance(defense, Beside)  # "beside" is a need of theirs alone
+        if defense not in self._besides:
+            self._besides[defense] = self._made_beside(defense)
+        return self._besides[defense]
+
+    def check_beside(self, defense: Defense) -> None:
+        """Refuses what could not be had when its turn comes; nothing is trained yet. Raises AuditError."""
+        if isinstance(defense, Relearned) or (isinstance(defense, Retrained) and defense.relearned):
+            self._to_relearn()
+        if isinstance(defense, Before):
+            self.beside(defense)
+        elif isinstance(defense, Retrained):
+            self.beside(Retrained())
+
+    def _to_relearn(self) -> Sequence[Tokens]:
+        """Records that are neither attacked nor were to be forgotten. Raises AuditError for none."""
+        if not (texts := self.benchmark.unattacked):
+            raise AuditError(
+                "expected known pairs to relearn on, which --known or --known-fraction leaves the attacker, got none"
+            )
+        return texts
+
+    def _made_beside(self, one: Beside) -> LanguageModel:
+        if isinstance(one, Before):
+            return self.before
+        if isinstance(one, Retrained):
+            return self._relearned(self.retrained) if one.relearned else self.retrained
+        assert isinstance(one, Relearned)
+        return self._relearned(self.model if one.of is None else self.trained(one.of).model)
+
+    @property
+    def rate_of_relearning(self) -> float:
+        return self.plan.relearn_rate or self.relearn_rate
+
+    def _relearned(self, model: LanguageModel) -> LanguageModel:
+        steps, rate = self.plan.relearn, self.rate_of_relearning
+        assert steps is not None and isinstance(model, HuggingFaceModel)  # the plan, and who can be trained
+        progress = partial(self.reporter.progress, f"relearning of {model.name}")
+        texts, seed = self._to_relearn(), self.plan.seed
+        return relearned(model, texts, steps=steps, rate=rate, seed=seed, progress=lambda done: progress(done, steps))
 
     @abstractmethod
     def training_seconds(self, defense: Defense | None, building: float) -> float | None:

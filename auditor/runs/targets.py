@@ -26,7 +26,7 @@ class Targets:
         self.scene, site = scene, scene.site
         self.undefended = Target(
             UNDEFENDED,
-            "Undefended",
+            "After unlearning" if scene.plan.before else "Undefended",
             led(site.model, scene.lead.tokens),
             site.description,
             training_seconds=site.training_seconds(None, 0.0),
@@ -36,10 +36,16 @@ class Targets:
         )
 
     def check_claims(self) -> None:
-        """Refuses now rather than after hours what a defense cannot promise. Raises AuditError."""
+        """Refuses now rather than after hours what a defense cannot promise, or what no row can show.
+
+        Raises AuditError.
+        """
         if not self.scene.site.trains_on_demand:
             for row in self.scene.selection.rows:
-                row.defense.claim(self.scenario(row.defense), 0)
+                if "beside" in row.defense.needs:
+                    self.scene.site.check_beside(row.defense)
+                else:
+                    row.defense.claim(self.scenario(row.defense), 0)
 
     def each(self, clock: Clock) -> Iterator[Target]:
         yield self.undefended
@@ -97,7 +103,8 @@ class Targets:
         whole = site.whole(defense) if "whole" in defense.needs else None
         prompts = tuple(_prompt(secret, scene.lead.tokens) for secret in attacked) if "records" in defense.needs else ()
         corpus = _corpus(scene.benchmark) if "corpus" in defense.needs else ()
-        scenario = Scenario(site.model, site.public, ensemble, 0, length, trained, whole, prompts, corpus)
+        beside = site.beside(defense) if "beside" in defense.needs else None
+        scenario = Scenario(site.model, site.public, ensemble, 0, length, trained, whole, prompts, corpus, beside)
         return replace(scenario, queries=most_of_a_lot(draws, defense.lots(scenario)))
 
 

@@ -24,6 +24,7 @@ from auditor.benchmarks.masked import MaskedRecipe
 from auditor.core.errors import AuditError
 from auditor.defenses.dp_sgd import DpSgd
 from auditor.defenses.no_clipping import NoClipping
+from auditor.defenses.npo import NPO
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.shards import read_shard, record_names
 
@@ -104,6 +105,27 @@ def test_the_labs_own_shards_hold_each_record_once(built: Lab) -> None:
     shards = built.shards()
     assert all(shards) and not set(shards[0]) & set(shards[1])
     assert sum(map(len, shards)) == copies.total()
+
+
+def test_half_of_each_count_is_to_be_forgotten_and_kept_from_who_never_saw_it(
+    built: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of three at each count, and of four canaries the one inserted most and the third: by the seed alone."""
+    counts = Counter(id.rpartition("-")[0] for id in built.forgotten)
+    assert counts == {**{f"member-{times:02d}": 2 for times in TINY.counts}, "canary-64": 1, "canary-04": 1}
+    assert built.forgotten == Lab(TINY, cache=built.folder.parents[1], limit=2).forgotten
+    lost = set(built.forgotten_texts)
+    attacked = {built._text_of[s.id] for s in built.secrets if s.member and s.id in built.forgotten}
+    assert attacked < lost and len(lost) == len(built.forgotten) == 12
+    job = built.job(NPO(), tmp_path)
+    assert Path(job.base).name == "target" and {record.text for record in job.forget} == lost
+    assert [record.text for record in job.records] == built.private_copies()
+    trained: list[list[str]] = []
+    monkeypatch.setattr(Lab, "_build_fine_tuned", lambda self, path, texts: trained.append(list(texts)))
+    built._build_retrained(tmp_path)
+    assert Counter(trained[0]) == Counter(text for text in built.private_copies() if text not in lost)
+    again = {tuple(tokens) for tokens in built.unattacked}
+    assert len(again) == 10 + 2 and not again & {s.prefix + s.suffix for s in built.secrets}
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

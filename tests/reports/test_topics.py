@@ -37,7 +37,7 @@ def test_a_new_section_is_one_entry(monkeypatch: pytest.MonkeyPatch, result: Aud
         return Topic(id, f"About {id}", lambda m: [Paragraph(f"{m.result.seed} told of {id}")], turn)
 
     (name, first), *others = contents.PARTS
-    added = ((name, (*first, said("weather", 0), said("harvest", 13))), *others)
+    added = ((name, (*first, said("weather", 0), said("harvest", 14))), *others)
     monkeypatch.setattr(contents, "PARTS", added)
     page = dict(contents.page(result).parts)[name]
     assert [section.id for section in page][-2:] == ["weather", "harvest"]
@@ -49,8 +49,9 @@ def test_whatever_has_something_to_say_is_shown(result: AuditResult, secret_by_s
     details = secret_by_secret(result, 30, length=4)
     shown = {section.id for section in contents.page(result, details).sections}
     # no other run, no text, no canary, no membership probe, no bracket asked for, no comparison of several defenses,
-    # no generations held against what was trained on
-    nothing = {"since", "private", "exposure", "bracket", "membership", "roc", "frontier", "untargeted"}
+    # no generations held against what was trained on, nothing to be forgotten
+    nothing = {"since", "private", "exposure", "bracket", "membership", "roc", "frontier", "untargeted", "unlearning"}
     assert {topic.id for topic in ALL} - shown == nothing
     brief = {section.id for section in contents.document(result).sections}
-    assert brief == {topic.id for topic in ALL if topic.turn} - {"private", "membership", "frontier", "untargeted"}
+    nothing = {"private", "membership", "frontier", "untargeted", "unlearning"}
+    assert brief == {topic.id for topic in ALL if topic.turn} - nothing

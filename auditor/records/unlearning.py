@@ -1,0 +1,101 @@
+"""What a run says of records that a model was to forget, from what its rows found out about each secret."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from auditor.core.result import AuditResult, Measurement, Recalled, Unlearning
+from auditor.records.folder import RunFolder
+from auditor.records.outcomes import PerSecret, of_folder
+from auditor.statistics.frontier import perplexity_ratios
+from auditor.statistics.unlearning import AFTER, BEFORE, FORGOTTEN, NONMEMBERS, RETAINED, recalled
+
+_GREEDY = "greedy"  # of a row with a bound by ranks: whether greedy decoding gives the secret
+_BOUND = "rank_bound"
+Columns = Mapping[str, PerSecret]  # by model
+
+
+def unlearned(
+    result: AuditResult,
+    folder: RunFolder,
+    models: Mapping[str, str],
+    forgotten: frozenset[str],
+) -> Unlearning:
+    """In the widest setting, in which controls are attacked; of relearning nothing but what came of it.
+
+    models: names of targets, by what each is to the model that was to forget. forgotten: ids of what it was to forget.
+    """
+    setting = "worst" if any(f.setting == "worst" for f in result.findings) else "claim"
+    held, target = of_folder(folder.path), models[AFTER]
+    rows = [f for f in result.findings if f.target == target and f.setting == setting and f.main is not None]
+    numbers = list[Recalled]()
+    for finding in rows:
+        keys = {model: finding.key._replace(target=name) for model, name in models.items()}
+        columns = {model: held[key] for model, key in keys.items() if key in held}
+        assert finding.main is not None
+        numbers += _numbers(finding.attack, finding.main.name, columns, forgotten)
+    mine = max(
+        (seen for key, seen in held.items() if key.target == target), key=lambda seen: len(seen.ids), default=None
+    )
+    attacked = [] if mine is None else [id for id, member in zip(mine.ids, mine.member, strict=True) if member]
+    lost = sum(id in forgotten for id in attacked)
+    return Unlearning(
+        target=target,
+        models=dict(models),
+        setting=setting,
+        forgotten=lost,
+        retained=len(attacked) - lost,
+        numbers=tuple(numbers),
+        perplexity=_perplexities(result, folder, models),
+    )
+
+
+def _numbers(attack: str, main: str, columns: Columns, forgotten: frozenset[str]) -> Iterator[Recalled]:
+    for name in (_GREEDY, main, _BOUND):
+        if not all(_kept(name) in seen.values for seen in columns.values()) or (name == _BOUND and main == _BOUND):
+            continue
+        for group in (FORGOTTEN, RETAINED, NONMEMBERS):
+            ids = _members(columns, group, forgotten)
+            found = {model: _values(seen, name, ids) for model, seen in columns.items()}
+            if ids and all(np.isfinite(values).all() for values in found.values()):
+                yield recalled(attack, name, group, found)
+
+
+def _kept(name: str) -> str:
+    return _BOUND if name == _GREEDY else name
+
+
+def _members(columns: Columns, group: str, forgotten: frozenset[str]) -> list[str]:
+    """The secrets of a group that all models were asked for."""
+    asked = [
+        {id for id, member in zip(seen.ids, seen.member, strict=True) if _is_of(group, id, bool(member), forgotten)}
+        for seen in columns.values()
+    ]
+    return sorted(set.intersection(*asked)) if asked else []
+
+
+def _is_of(group: str, id: str, member: bool, forgotten: frozenset[str]) -> bool:
+    if group == NONMEMBERS:
+        return not member
+    return member and (id in forgotten) == (group == FORGOTTEN)
+
+
+def _values(seen: PerSecret, name: str, ids: Sequence[str]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    at = {id: i for i, id in enumerate(seen.ids)}
+    values = seen.values[_kept(name)][[at[id] for id in ids]]
+    found: np.ndarray[tuple[int], np.dtype[np.float64]] = (values == 1).astype(float) if name == _GREEDY else values
+    return found
+
+
+def _perplexities(result: AuditResult, folder: RunFolder, models: Mapping[str, str]) -> dict[str, Measurement]:
+    found = {model: m for model, name in models.items() if (m := result.target(name).perplexity) is not None}
+    held = folder.heldout()
+    both = [held.get(models[model]) for model in (BEFORE, AFTER)]
+    if all(both) and all(math.isfinite(x) for one in both if one for x in one["perplexity"]):
+        before, after = (np.array([one["perplexity"]], dtype=float) for one in both if one)
+        tokens = np.array([both[0]["tokens"]], dtype=float) if both[0] else before
+        found["ratio"] = perplexity_ratios(after[None], tokens, before)[0]
+    return found

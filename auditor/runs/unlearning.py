@@ -1,0 +1,128 @@
+"""An audit of unlearning: which models stand beside one that was to forget, and what is left of the records in each.
+
+Knows rows, and what they found out about each secret; no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from auditor.core.errors import AuditError
+from auditor.core.nouns import UNDEFENDED
+from auditor.core.plan import Plan
+from auditor.models.base import LanguageModel
+from auditor.plugins.defense import Defense, Scenario
+from auditor.plugins.options import title_of
+from auditor.runs.companions import ShownRow
+from auditor.statistics.unlearning import AFTER, BEFORE, RELEARNED, RETRAINED, RETRAINED_RELEARNED
+from auditor.training.unlearning import Unlearning as UnlearningTrainer
+
+
+@dataclass(frozen=True)
+class Beside(Defense):
+    """Base of the models that stand beside one that was to forget. No defenses: they share the rows of those."""
+
+    needs: ClassVar[tuple[str, ...]] = ("beside",)
+
+    def protect(self, scenario: Scenario) -> LanguageModel:
+        assert scenario.beside is not None  # the run has seen to what is needed
+        return scenario.beside
+
+
+@dataclass(frozen=True)
+class Before(Beside):
+    """The model before it was to forget."""
+
+    name: ClassVar[str] = "before"
+    title: ClassVar[str] = "Before unlearning"
+
+
+@dataclass(frozen=True)
+class Retrained(Beside):
+    """A model that never saw what was to be forgotten, trained on the rest.
+
+    relearned: and some steps more, as what unlearning left.
+    """
+
+    name: ClassVar[str] = "retrained"
+    title: ClassVar[str] = "Never saw them"
+    relearned: bool = False
+
+
+@dataclass(frozen=True)
+class Relearned(Beside):
+    """What unlearning left, trained some steps more, on records that were not to be forgotten.
+
+    of: the unlearning; None: the model that is attacked is what it left.
+    """
+
+    name: ClassVar[str] = "relearned"
+    title: ClassVar[str] = "Relearned"
+    of: Defense | None = None
+
+
+@dataclass(frozen=True)
+class Around:
+    """A model that was to forget, by the name of its row, and the rows of the models around it, by what each is."""
+
+    models: Mapping[str, str]
+
+    @property
+    def target(self) -> str:
+        return self.models[AFTER]
+
+
+def around(plan: Plan, defenses: Sequence[Defense]) -> tuple[list[ShownRow], tuple[Around, ...]]:
+    """The rows that stand beside the models of this run that were to forget. Raises AuditError for idle flags."""
+    unlearning = [defense for defense in defenses if isinstance(defense, UnlearningTrainer)]
+    if plan.before is not None and unlearning:
+        raise AuditError(
+            f"--before says that --model is what unlearning left, and --defense {unlearning[0].name} is such a model "
+            "too: give --before, or that model in its place as --model"
+        )
+    if unlearning and not plan.lab and plan.forget is None:
+        raise AuditError(
+            f"expected --forget FILE with --defense {unlearning[0].name}: the records that it was to forget; got none"
+        )
+    if not unlearning and plan.before is None:
+        for name in ("forget", "relearn"):
+            if getattr(plan, name) is not None:
+                raise AuditError(
+                    f"--{name} goes with a model that was to forget: expected "
+                    + ("--defense npo or gradient-ascent" if plan.lab else "--before MODEL, or --defense npo")
+                    + ", got neither"
+                )
+        return [], ()
+    rows, found = list[ShownRow](), list[Around]()
+    shared = _never_saw(plan)
+    if plan.before is not None:
+        rows.append(_row(Before()))
+        models = {BEFORE: Before.name, AFTER: UNDEFENDED}
+        if plan.relearn:
+            rows.append(_row(Relearned()))
+            models[RELEARNED] = Relearned.name
+        found.append(Around({**models, **shared}))
+    for defense in unlearning:
+        models = {BEFORE: UNDEFENDED, AFTER: defense.name}
+        if plan.relearn:
+            name, title = f"{defense.name}-relearned", f"{title_of(type(defense))}, relearned"
+            rows.append(ShownRow(name, title, Relearned(defense), True))
+            models[RELEARNED] = name
+        found.append(Around({**models, **shared}))
+    never = {RETRAINED: Retrained(), RETRAINED_RELEARNED: Retrained(relearned=True)}
+    titles = {RETRAINED: Retrained.title, RETRAINED_RELEARNED: f"{Retrained.title}, relearned"}
+    rows += [ShownRow(shared[role], titles[role], never[role], True) for role in shared]
+    return rows, tuple(found)
+
+
+def _never_saw(plan: Plan) -> dict[str, str]:
+    """The names of the rows that never saw what was to be forgotten: in the lab a control, else where one was given."""
+    if not (plan.controls if plan.lab else plan.retrained):
+        return {}
+    return {RETRAINED: "retrained", **({RETRAINED_RELEARNED: "retrained-relearned"} if plan.relearn else {})}
+
+
+def _row(defense: Defense) -> ShownRow:
+    return ShownRow(defense.name, title_of(type(defense)), defense, True)

@@ -1,0 +1,70 @@
+"""What is left of records that a model was to forget: one number of one group of secrets in the models around it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from auditor.core.result import Measurement, Recalled
+from auditor.statistics import bootstrap, intervals
+from auditor.statistics.bounds import paired_means
+from auditor.statistics.metrics import find
+
+BEFORE, AFTER, RELEARNED = "before", "after", "relearned"
+RETRAINED, RETRAINED_RELEARNED = "retrained", "retrained_relearned"
+FORGOTTEN, RETAINED, NONMEMBERS = "forgotten", "retained", "nonmembers"
+_FEWEST = 10  # secrets of which a share is resampled
+_TAIL = (1 - bootstrap.CONFIDENCE) / 2
+_CHANGES = {"unlearned": (AFTER, BEFORE), "left": (AFTER, RETRAINED), "relearned": (RELEARNED, AFTER)}
+
+Floats = NDArray[np.float64]
+
+
+def recalled(attack: str, name: str, group: str, columns: Mapping[str, Floats]) -> Recalled:
+    """columns: (secrets,) by model, the same finite numbers of the same secrets in their order."""
+    changes = {
+        change: _difference(change, name, columns[new], columns[old])
+        for change, (new, old) in _CHANGES.items()
+        if new in columns and old in columns
+    }
+    if {AFTER, RELEARNED, RETRAINED, RETRAINED_RELEARNED} <= set(columns):
+        learnt = columns[RETRAINED_RELEARNED] - columns[RETRAINED]  # by what never saw them
+        changes["came_back"] = _difference("came_back", "", columns[RELEARNED] - columns[AFTER], learnt)
+    if {BEFORE, AFTER, RELEARNED} <= set(columns):
+        share = _share_back(*(columns[model] for model in (BEFORE, AFTER, RELEARNED)))
+        changes |= {} if share is None else {"share_back": share}
+    return Recalled(attack, name, group, {model: _mean(name, values) for model, values in columns.items()}, changes)
+
+
+def _mean(name: str, values: Floats) -> Measurement:
+    unit = find(name).unit or "number"
+    if unit == "share":
+        return intervals.share(name, values == 1)
+    return intervals.mean_probability(name, values) if unit == "probability" else intervals.mean(name, values, unit)
+
+
+def _difference(change: str, name: str, new: Floats, old: Floats) -> Measurement:
+    """Paired by secret. name: of what it is a difference; "": of differences."""
+    unit = find(name).unit if name else "number"
+    if unit == "share":
+        return intervals.difference(change, new == 1, old == 1)
+    found = paired_means(new, old)
+    return Measurement(change, found.value, found.low(_TAIL), found.high(_TAIL), found.n, unit)
+
+
+def _share_back(before: Floats, after: Floats, again: Floats) -> Measurement | None:
+    """Of what was taken on the whole, the part that is there again; below 0 where relearning takes more.
+
+    None where a bootstrap could not tell how sure that is: of few secrets, where all that came back is alike, and where
+    a resample holds nothing that was taken.
+    """
+    taken, back = before - after, again - after
+    if len(taken) < _FEWEST or taken.sum() <= 0 or not back.any():
+        return None
+    drawn = bootstrap.resampled(len(taken), lambda draws: np.stack([draws @ back, draws @ taken], -1), "share back")
+    if (drawn[:, 1] <= 0).any():
+        return None
+    low, high = bootstrap.interval(drawn[:, 0] / drawn[:, 1])
+    return Measurement("share_back", float(back.sum() / taken.sum()), low, high, len(taken), "share")

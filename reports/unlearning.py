@@ -1,0 +1,169 @@
+"""What is left of records that a model was to forget: before, after and after relearning, and in one plain sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from auditor.core.result import AuditResult, Measurement, Recalled, Unlearning
+from auditor.reports import words
+from auditor.reports.blocks import Block, Group, Paragraph, Table
+from auditor.reports.topics import Topic
+from auditor.statistics.unlearning import (
+    AFTER,
+    BEFORE,
+    FORGOTTEN,
+    NONMEMBERS,
+    RELEARNED,
+    RETAINED,
+    RETRAINED,
+    RETRAINED_RELEARNED,
+)
+
+_HEADS = {
+    BEFORE: "Before",
+    AFTER: "After",
+    RELEARNED: "Relearned",
+    RETRAINED: "Never saw them",
+    RETRAINED_RELEARNED: "Never saw them, relearned",
+}
+_GROUPS = {FORGOTTEN: "forgotten", RETAINED: "retained", NONMEMBERS: "non-members"}
+_USELESS = 1.5  # times the perplexity: beyond, little leaks because little is said
+_NOTE = (
+    "Forgotten: members that the model was to forget; retained: the other members, the control; non-members: the "
+    "floor. Relearning trains a copy on records that were trained on before, none of which is attacked or was to be "
+    "forgotten: what it brings back of the forgotten was still in the weights, unless the same steps give as much to a "
+    "model that never saw them. Changes are paired by secret, with 95% intervals. A model that lost its use forgets "
+    "too: perplexity on held-out text stands beside."
+)
+
+
+def sentence(result: AuditResult, one: Unlearning) -> str:
+    """What is left, what comes back, and what it cost: in the order of the numbers that were measured."""
+    title = words.target_title(result, one.target)
+    told = [_fell(row) for row in one.numbers if row.group == FORGOTTEN]
+    if not told:
+        return f"{title}: nothing was measured of what it was to forget."
+    opening = f"{title}, {one.forgotten:,} records forgotten of {one.forgotten + one.retained:,}: {'; '.join(told)}"
+    return " ".join((f"{opening}.", *_judged(one), *_came_back(one), *_cost(one)))
+
+
+def _fell(row: Recalled) -> str:
+    beside = f", never seen {words.value(row.values[RETRAINED])}" if RETRAINED in row.values else ""
+    before, after = (words.value(row.values[model]) for model in (BEFORE, AFTER))
+    return f"{_named(row)} {before} → {words.with_bounds(row.values[AFTER]) if before != after else after}{beside}"
+
+
+def _named(row: Recalled) -> str:
+    if row.name == "greedy":
+        return "greedy decoding gives"
+    return words.label(row.name)[:1].lower() + words.label(row.name)[1:]
+
+
+def _judged(one: Unlearning) -> Iterator[str]:
+    """Whether it is forgotten: by the model that never saw them, or else by the floor."""
+    rows = [row for row in one.numbers if row.group == FORGOTTEN]
+    left = [row for row in rows if "left" in row.changes]
+    if left:
+        there = [_named(row) for row in left if row.changes["left"].low > 0]
+        yield (
+            f"Still there, more than in a model that never saw it, by {', '.join(there)}."
+            if there
+            else "Asked as it is, no more of it is shown than in a model that never saw it."
+        )
+        return
+    floors = {(row.attack, row.name): row for row in one.numbers if row.group == NONMEMBERS}
+    beside = [(row, floors[row.attack, row.name]) for row in rows if (row.attack, row.name) in floors]
+    there = [_named(row) for row, floor in beside if row.values[AFTER].low > floor.values[AFTER].high]
+    if beside:
+        yield (
+            f"Above records it never saw by {', '.join(there)}."
+            if there
+            else "Not shown to be above records it never saw."
+        )
+
+
+def _came_back(one: Unlearning) -> Iterator[str]:
+    if not one.steps:
+        return
+    trained = f"{one.steps} steps of relearning on {one.texts:,} other records"
+    rows = [row for row in one.numbers if row.group == FORGOTTEN and RELEARNED in row.values]
+    if not rows:
+        yield f"{trained} were not measured."
+        return
+    back = [row for row in rows if _comes_back(row)]
+    rest = [row for row in rows if not _comes_back(row)]
+    if back:
+        yield f"{trained} bring it back, so it was hidden and not gone: {'; '.join(map(_back, back))}."
+    if rest:
+        opening = "Not shown to come back" if back else f"{trained} are not shown to bring it back"
+        yield f"{opening}: {'; '.join(map(_back, rest))}."
+    if not any("came_back" in row.changes for row in rows):
+        yield "Without --retrained, nothing tells what comes back from what such steps teach any model."
+
+
+def _comes_back(row: Recalled) -> bool:
+    """Beyond what the same steps do to a model that never saw it, where there is one."""
+    return row.changes.get("came_back", row.changes["relearned"]).low > 0
+
+
+def _back(row: Recalled) -> str:
+    share, never = row.changes.get("share_back"), row.values.get(RETRAINED_RELEARNED)
+    part = f", {words.with_bounds(share)} of what was taken" if share and _comes_back(row) else ""
+    beside = f", never seen {words.value(never)}" if never else ""
+    return f"{_named(row)} {words.value(row.values[AFTER])} → {words.value(row.values[RELEARNED])}{part}{beside}"
+
+
+def _cost(one: Unlearning) -> Iterator[str]:
+    before, after = one.perplexity.get(BEFORE), one.perplexity.get(AFTER)
+    ratio = one.perplexity.get("ratio")
+    if before is None or after is None:
+        yield "What it cost in perplexity was not measured."
+        return
+    times = f" ({words.change(ratio.value - 1)})" if ratio else ""
+    useless = "; a model that says little leaks little" if ratio and ratio.low > _USELESS else ""
+    yield f"Held-out perplexity {words.value(before)} → {words.value(after)}{times}{useless}."
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def _unlearned(result: AuditResult) -> list[Block]:
+    blocks = list[Block]()
+    for one in result.unlearning:
+        if one.numbers:
+            blocks += [Paragraph(sentence(result, one)), _table(result, one)]
+    return [*blocks, Paragraph(_NOTE)] if blocks else []
+
+
+def _table(result: AuditResult, one: Unlearning) -> Table:
+    shown = [model for model in _HEADS if any(model in row.values for row in one.numbers)]
+    kinds = dict.fromkeys((row.attack, row.name) for row in one.numbers)
+    groups = tuple(
+        Group(
+            f"{words.label(name)} · {attack}",
+            tuple(_line(row, shown) for row in one.numbers if (row.attack, row.name) == (attack, name)),
+        )
+        for attack, name in kinds
+    )
+    costs = tuple(words.value(one.perplexity.get(model)) for model in shown)
+    ratio = one.perplexity.get("ratio")
+    last = Group("Held-out perplexity", (("all", *costs, f"× {words.with_bounds(ratio)}" if ratio else words.NOTHING),))
+    head = ("Records", *(_HEADS[model] for model in shown), "After − before", "Relearned − after", "That − never saw")
+    caption = f"What is left of what {words.target_title(result, one.target)} was to forget"
+    return Table(f"unlearning-{one.target}", caption, head, (*groups, last), frozenset(range(1, len(head))))
+
+
+def _line(row: Recalled, shown: list[str]) -> tuple[str, ...]:
+    changes = (row.changes.get(name) for name in ("unlearned", "relearned", "came_back"))
+    return (
+        f"{_GROUPS[row.group]} ({row.values[AFTER].n:,})",
+        *(words.with_bounds(row.values.get(model)) for model in shown),
+        *map(_moved, changes),
+    )
+
+
+def _moved(m: Measurement | None) -> str:
+    return words.with_bounds(m) if m else words.NOTHING
+
+
+TOPICS = (Topic("unlearning", "What is left of the forgotten", lambda m: _unlearned(m.result), turn=13),)
