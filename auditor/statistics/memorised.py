@@ -111,7 +111,10 @@ def measured(
     found.append(main)
     if corpus.heldout:
         scale = corpus.trained / corpus.heldout
-        floor = _rate(floor_of(MEMORISED), np.array([one.heldout for one in every], dtype=float), most)
+        strange = np.array([one.heldout for one in every], dtype=float)
+        # How many a generation that was not seen holds, if it holds any: as many as those that were seen, on average.
+        some = np.concatenate([values[values > 0] for values in (memorised, strange)])
+        floor = _rate(floor_of(MEMORISED), strange, some.mean() if len(some) else most)
         note = f"the floor: n-grams of held-out text alone, times {scale:.3g}, as the training data have so many more"
         floor = replace(floor, value=scale * floor.value, low=scale * floor.low, high=scale * floor.high, note=note)
         common = _rate(COMMON, np.array([one.common for one in every], dtype=float), most, "in held-out text too")
@@ -135,8 +138,8 @@ def _count(name: str, count: int, n: int, note: str) -> Measurement:
     return Measurement(name, float(count), float(count), float(count), n, "count", note)
 
 
-def _rate(name: str, values: NDArray[np.float64], most: int, note: str = "") -> Measurement:
-    """Mean of values of at most so many each, per 1,000: as the mean of probabilities is, honest about rare ones."""
+def _rate(name: str, values: NDArray[np.float64], most: float, note: str = "") -> Measurement:
+    """Mean of values per 1,000, where a rare one may be as large as `most`: honest as the mean of probabilities is."""
     mean, scale = mean_probability(name, values / most, note), PER * most
     return replace(mean, value=scale * mean.value, low=scale * mean.low, high=scale * mean.high, unit=UNIT)
 

@@ -49,6 +49,13 @@ def test_rates_are_per_thousand_with_the_floor_scaled_to_as_many_n_grams() -> No
     assert all(m.low <= m.value <= m.high for m in found.values())
 
 
+def test_a_floor_of_nothing_reaches_as_far_as_generations_that_hold_some_do() -> None:
+    every = [Held(1 + i % 2, 0, 0, {}) for i in range(10)] + [Held(0, 0, 0, {})] * 90
+    found = {m.name: m for m in memorised.measured(every, Corpus(40, 20, 5, 2), 4, 64, {})}
+    floor = found["memorised_per_1000_nonmembers"]
+    assert floor.value == 0 and floor.high == pytest.approx(2 * 1.5 * 1000 * clopper_pearson(0, 100)[1])
+
+
 def test_no_n_gram_at_all_leaves_open_what_no_generation_rules_out() -> None:
     found = {m.name: m for m in memorised.measured([Held(0, 0, 0, {})] * 50, Corpus(9, 0, 1, 0), 4, 16, {})}
     assert list(found) == ["memorised_per_1000", "memorised_generations", "records_out", "new_records_per_1000"]
