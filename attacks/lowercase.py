@@ -16,7 +16,8 @@ from auditor.plugins.view import Batch, View
 class Lowercase(SamplingAttack):
     """Rank by perplexity against that of the lower-cased suffix (Carlini et al. 2021); score = -(nll / nll of lower).
 
-    Both nll are means per token, in nats, behind the same prefix; the lower-cased text is tokenised anew.
+    Both nll are means per token, in nats, behind the same prefix; the lower-cased text is tokenised anew, and read as
+    far as the model has positions.
     """
 
     name: ClassVar[str] = "lowercase"
@@ -27,10 +28,11 @@ class Lowercase(SamplingAttack):
             raise NotApplicable("needs a tokenizer to lower-case text, and the model came without one")
         pairs, own = [], []
         for query, candidates in batch:
+            room = None if view.target.max_positions is None else view.target.max_positions - len(query.prefix)
             own.append(mean_nll(candidates))
             for suffix in as_tokens(candidates):
                 lowered = view.tokenizer.decode(suffix).lower()
-                tokens = view.tokenizer(lowered, add_special_tokens=False)["input_ids"]
+                tokens = view.tokenizer(lowered, add_special_tokens=False)["input_ids"][:room]
                 pairs.append((query.prefix, tuple(tokens) or suffix))
         lower = stack(view.mean_nll(view.target, pairs)).split([len(nll) for nll in own])
         return [-(nll / below) for nll, below in zip(own, lower, strict=True)]

@@ -157,6 +157,12 @@ def test_what_reads_records_as_it_is_asked_about_them_has_learnt_none(world: Pat
     assert len(why) == 2 and all("needs a model that has learnt the data" in reason for reason in why)
 
 
+def test_a_text_that_lower_case_makes_too_long_is_ranked_by_what_there_is_room_for(world: Path) -> None:
+    """Bytes that are no text are written as several, in small letters too."""
+    assert audit(world, "long", "--setting", "worst", generations=4, length=80) == 0
+    assert "memorised_in_top_100_lowercase" in numbers(row(world, "long"))
+
+
 def test_the_public_model_is_the_control_of_an_undefended_run(world: Path) -> None:
     assert audit(world, "control", "--public", str(world / "model"), "--setting", "worst", generations=5) == 0
     assert [(f["target"], f["setting"]) for f in result(world, "control")["findings"]] == [
