@@ -30,9 +30,10 @@ from auditor.models.base import Check, LanguageModel, Neighbours, Rows
 from auditor.plugins.defense import Prompt, Scenario
 from auditor.plugins.view import WORST, View
 from auditor.privacy.accounting import realised_renyi, uniform_mixing_epsilon
-from auditor.privacy.gaussian import pld_epsilon, scale_divergence, scale_epsilon
+from auditor.privacy.gaussian import scale_divergence, scale_epsilon
 from auditor.reports import tables
 from auditor.statistics.composition import exact_epsilon
+from auditor.statistics.one_run import gaussian_epsilon
 
 _ROUNDING = 1e-6  # relative
 _MASS = 1e-6
@@ -250,7 +251,7 @@ def adp(query: Query, options: Mapping[str, Any]) -> Iterator[Held]:
     sigma, delta, order = float(options["sigma"]), float(options["delta"]), 2
     without = (scale * batch - 1) / (batch - 1)
     charged = order / (2 * (scale * sigma) ** 2)  # a gradient of norm C behind noise of the constant scale
-    charged_epsilon = pld_epsilon(scale * sigma, 1.0, 1, delta)
+    charged_epsilon = gaussian_epsilon(1 / (scale * sigma), delta)
     for other, ours in ((without, False), (scale, True)):
         one, two = scale * sigma, other * sigma
         pairs = ((one, two), (two, one))
