@@ -34,7 +34,7 @@ from auditor.models.decoding import ANCESTRAL, GREEDY, Decoding
 from auditor.models.ensemble import ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins import registry
-from auditor.plugins.defense import Scenario, TrainedModel
+from auditor.plugins.defense import Prompt, Scenario, TrainedModel
 from auditor.plugins.view import WORST, View
 from auditor.statistics.calibration import conformal_p, conformal_threshold
 from auditor.statistics.extraction import any_of, greedy_windows, window_bits
@@ -438,8 +438,9 @@ def test_the_suffixes_of_a_defended_model_share_one_probability(make_tiny: MakeT
     """p_z is exact for every defense: over all suffixes it sums to one, truncated or not."""
     target = make_tiny(vocab_size=23)
     held = ModelEnsemble(target, [make_tiny(vocab_size=23, seed=s) for s in (1, 2)])
+    trained, prompt = TrainedModel(target, None), Prompt("s0", (1, 2, 3), (1, 2, 3, 4, 5))
     scenario = Scenario(
-        target, target, held, queries=60, answer_length=2, trained=TrainedModel(target, None), whole=target
+        target, target, held, 60, 2, trained=trained, whole=target, prompts=(prompt,), corpus=[tuple(range(1, 20))]
     )
     model = registry.defenses()[name]().protect(scenario)
     every = torch.tensor(list(itertools.product(range(23), repeat=2)))
