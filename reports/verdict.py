@@ -13,6 +13,7 @@ from auditor.core.nouns import UNDEFENDED, Claim
 from auditor.core.result import AuditResult, Finding, Measurement, TargetRecord
 from auditor.reports import claims, unlearning, words
 from auditor.reports.blocks import Facts
+from auditor.statistics.memorised import RECORDS
 from auditor.statistics.metrics import RECALL, auc_of, excess_of, floor_of
 
 
@@ -61,7 +62,7 @@ def _came_out(result: AuditResult) -> str:
 
 def verdict(result: AuditResult) -> str:
     """The paragraph: what got out and how sure, what each defense changed, at what cost, and what its claim covers."""
-    sentences = [*_differ(result), *_undefended(result)]
+    sentences = [*_differ(result), *_undefended(result), *_drawn(result)]
     for target in _defended(result):
         sentences += _defense(result, target)
     sentences += [unlearning.sentence(result, one) for one in result.unlearning]
@@ -72,7 +73,7 @@ def verdict(result: AuditResult) -> str:
 
 def answers(result: AuditResult) -> Facts:
     """The verdict by question, for a page: what came out, what did with each defense, at what cost, how sure."""
-    found: list[tuple[str, str]] = [("What came out", " ".join(_undefended(result)))]
+    found: list[tuple[str, str]] = [("What came out", " ".join([*_undefended(result), *_drawn(result)]))]
     for target in _defended(result):
         found.append(
             (f"With {target.title}", " ".join([*_change_sentences(result, target), *_refuted(result, target)]))
@@ -159,7 +160,7 @@ def _defended(result: AuditResult) -> list[TargetRecord]:
 def _undefended(result: AuditResult) -> list[str]:
     best = strongest(result, UNDEFENDED)
     if best is None and (probed := _probed(result, UNDEFENDED)):
-        return [f"No attack was measured on the undefended model, only what the auditor's probes see: {probed}."]
+        return [f"No attack on single secrets was measured on the undefended model, only {probed}."]
     if best is None:
         reasons = {f.not_applicable for f in result.findings if f.target == UNDEFENDED and f.not_applicable}
         why = f" ({'; '.join(sorted(reasons))})" if reasons else ""
@@ -175,6 +176,19 @@ def _undefended(result: AuditResult) -> list[str]:
     chosen = f", the strongest of {measured} undefended rows" if measured > 1 else ""
     opening = f"Without a defense, {words.share(recall)} of the attacked secrets came out verbatim"
     return [f"{opening} ({best.attack}, {best.decoding}{chosen}; brackets hold 95% intervals); {_floor(best)}."]
+
+
+def _drawn(result: AuditResult) -> list[str]:
+    """What came out of each target without any prefix, where texts were drawn; beside held-out records, if any."""
+    seen = []
+    for finding in result.findings:
+        records, floor = finding.measurement(RECORDS), finding.measurement(floor_of(RECORDS))
+        if records is None:
+            continue
+        beside = f", and {words.value(floor)} {floor.note}" if floor else ""
+        title = words.row_title(result, finding)
+        seen.append(f"{title} {words.value(records)} {records.note} in {records.n:,} texts{beside}")
+    return [f"Without any prefix, records came out: {'; '.join(seen)}."] if seen else []
 
 
 def _probed(result: AuditResult, target: str) -> str:

@@ -183,7 +183,7 @@ def test_probes_alone_are_told(probe_only: AuditResult) -> None:
         "Undefended: extraction probability, mean 31% [27–35] (non-members <0.01% [0.00–4.00])."
     )
     told = verdict(probe_only)
-    assert "No attack was measured on the undefended model" in told
+    assert "No attack on single secrets was measured on the undefended model" in told
     assert "PMixED (sound): extraction probability, mean 2.0% [0.0–6.0]" in told and "Uniform mixing was not" in told
 
 
