@@ -117,7 +117,7 @@ def padded(sequences: Sequence[Tokens], block: int, end: int) -> Tensor:
     """
     whole = [(~end, *sequence, end)[:block] for sequence in sequences]
     width = max(map(len, whole))
-    return torch.tensor([[*row, *([~end] * (width - len(row)))] for row in whole])
+    return torch.tensor([[*row, *([~end] * (width - len(row)))] for row in whole], device="cpu")
 
 
 def log_probs(model: Any, rows: Tensor, half: torch.dtype | None = None) -> Tensor:

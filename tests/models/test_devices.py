@@ -66,6 +66,7 @@ ASKED: list[tuple[Attack | Probe, Setting]] = [
     (Ethicist(**FEW), CLAIM),
     (Ethicist(confidence="reference", **FEW), WORST),
     (ExtractionProbability(), WORST),
+    (ExtractionProbability(bracket=True, near_beams=2), WORST),
     (Membership(), WORST),
     (NearVerbatim(beams=2), WORST),
     (ClaimCheck(), WORST),
