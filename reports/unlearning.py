@@ -27,6 +27,7 @@ _HEADS = {
     RETRAINED_RELEARNED: "Never saw them, relearned",
 }
 _GROUPS = {FORGOTTEN: "forgotten", RETAINED: "retained", NONMEMBERS: "non-members"}
+_NAMES = {"greedy": "greedy decoding gives", "rank_bound": "the ceiling over all temperatures, top-k and top-p"}
 _USELESS = 1.5  # times the perplexity: beyond, little leaks because little is said
 _NOTE = (
     "Forgotten: members that the model was to forget; retained: the other members, the control; non-members: the "
@@ -54,8 +55,8 @@ def _fell(row: Recalled) -> str:
 
 
 def _named(row: Recalled) -> str:
-    if row.name == "greedy":
-        return "greedy decoding gives"
+    if row.name in _NAMES:
+        return _NAMES[row.name]
     return words.label(row.name)[:1].lower() + words.label(row.name)[1:]
 
 

@@ -24,32 +24,35 @@ Floats = NDArray[np.float64]
 
 def recalled(attack: str, name: str, group: str, columns: Mapping[str, Floats]) -> Recalled:
     """columns: (secrets,) by model, the same finite numbers of the same secrets in their order."""
+    unit = find(name).unit or "number"
     changes = {
-        change: _difference(change, name, columns[new], columns[old])
+        change: _difference(change, unit, columns[new], columns[old])
         for change, (new, old) in _CHANGES.items()
         if new in columns and old in columns
     }
     if {AFTER, RELEARNED, RETRAINED, RETRAINED_RELEARNED} <= set(columns):
         learnt = columns[RETRAINED_RELEARNED] - columns[RETRAINED]  # by what never saw them
-        changes["came_back"] = _difference("came_back", "", columns[RELEARNED] - columns[AFTER], learnt)
+        changes["came_back"] = _paired("came_back", unit, columns[RELEARNED] - columns[AFTER], learnt)
     if {BEFORE, AFTER, RELEARNED} <= set(columns):
         share = _share_back(*(columns[model] for model in (BEFORE, AFTER, RELEARNED)))
         changes |= {} if share is None else {"share_back": share}
-    return Recalled(attack, name, group, {model: _mean(name, values) for model, values in columns.items()}, changes)
+    means = {model: _mean(name, unit, values) for model, values in columns.items()}
+    return Recalled(attack, name, group, means, changes)
 
 
-def _mean(name: str, values: Floats) -> Measurement:
-    unit = find(name).unit or "number"
+def _mean(name: str, unit: str, values: Floats) -> Measurement:
     if unit == "share":
         return intervals.share(name, values == 1)
     return intervals.mean_probability(name, values) if unit == "probability" else intervals.mean(name, values, unit)
 
 
-def _difference(change: str, name: str, new: Floats, old: Floats) -> Measurement:
-    """Paired by secret. name: of what it is a difference; "": of differences."""
-    unit = find(name).unit if name else "number"
+def _difference(change: str, unit: str, new: Floats, old: Floats) -> Measurement:
     if unit == "share":
         return intervals.difference(change, new == 1, old == 1)
+    return _paired(change, unit, new, old)
+
+
+def _paired(change: str, unit: str, new: Floats, old: Floats) -> Measurement:
     found = paired_means(new, old)
     return Measurement(change, found.value, found.low(_TAIL), found.high(_TAIL), found.n, unit)
 

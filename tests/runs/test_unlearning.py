@@ -136,6 +136,7 @@ def test_changes_by_hand() -> None:
     expected = {"unlearned": -0.5, "left": 0.1, "relearned": 0.2, "came_back": 0.1, "share_back": 0.4}
     assert changes == pytest.approx(expected)
     assert all(m.low <= m.value <= m.high for m in found.changes.values())
+    assert {m.unit for name, m in found.changes.items() if name != "share_back"} == {"probability"}
     alone = recalled("probe", "recall", "retained", {"before": np.array([1.0, 0]), "after": np.array([1.0, 0])})
     assert set(alone.changes) == {"unlearned"} and alone.values["after"].unit == "share"
     gained = recalled("p", "exposure", "retained", {**columns, "after": columns["before"] + 0.1})
