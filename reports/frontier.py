@@ -107,10 +107,11 @@ def blocks(found: Sequence[Frontier]) -> list[Block]:
 
 def _reading(f: Frontier) -> str:
     return (
-        "To the left more useful, downwards less leaks; bars are 95% intervals, a line is one defense over its own "
-        "knob. Filled: an ε is proved, of its unit, access and number of tokens; hollow: it only measures well, by "
-        "these attacks. Ringed and joined: the convex frontier of the values as measured, which no test stands behind: "
-        f"no model lies below it, nor do lots drawn between two. Each picture is by itself. {_how(f)}"
+        "To the left more useful, on an axis stretched around 1; downwards less leaks; bars are 95% intervals, a line "
+        "is one defense over its own knob. Filled: an ε is proved, of its unit, access and number of tokens; hollow: "
+        "it only measures well, by these attacks. Ringed and joined: the convex frontier of the values as measured, "
+        "which no test stands behind: no model lies below it, nor do lots drawn between two. Each picture is by "
+        f"itself. {_how(f)}"
     )
 
 

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,29 @@ _MARKERS = "osD^vPX*"
 _LINES = ["-", (0, (5, 2)), (0, (1.2, 1.6)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1))]
 _CORNERS: Any = {"color": _INK, "linestyle": (0, (4, 2)), "linewidth": 0.9, "marker": "o", "markersize": 10}
 _CORNERS |= {"markerfacecolor": "none", "markeredgewidth": 0.8}
-_RATIOS = (0.5, 0.8, 0.9, 1, 1.1, 1.2, 1.5, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)  # of perplexities
+_RATIOS = (
+    0.2,
+    0.5,
+    0.7,
+    0.8,
+    0.9,
+    0.95,
+    1,
+    1.05,
+    1.1,
+    1.2,
+    1.5,
+    2,
+    3,
+    5,
+    10,
+    20,
+    50,
+    100,
+    200,
+    500,
+    1000,
+)  # of perplexities
 _FLOOR: Any = {"linestyle": (0, (1.2, 1.6)), "marker": ""}
 _TICKS = 5  # dates that find room beside each other under a plot
 _POINTS = 900  # over all lines of a plot: what keeps it under 60 KB
@@ -383,9 +406,10 @@ def _frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -> No
             xy = [p.x for p in s.points], [p.y for p in s.points]
             axes.errorbar(*xy, yerr=reach[1], xerr=reach[0], fmt="none", ecolor=colour, elinewidth=0.8, alpha=0.7)
             axes.plot(*xy, linestyle="", marker=style["marker"], color=colour, markerfacecolor=face, markersize=5.5)
-    corners = [p for s in block.series if s.kind == CORNERS for p in s.points]
+    corners = [(p.x, p.y) for s in block.series if s.kind == CORNERS for p in s.points]
     shape = {**_CORNERS, "color": paint(_INK)}
-    axes.plot([p.x for p in corners], [p.y for p in corners], zorder=0.5, **shape)
+    axes.plot(*zip(*_straight(corners), strict=True), zorder=0.5, **{**shape, "marker": ""})
+    axes.plot(*zip(*corners, strict=True), zorder=0.5, **{**shape, "linestyle": ""})
     _ratio_axis(axes, block)
     axes.axvspan(axes.get_xlim()[0], block.until, color=paint(_GRID), alpha=0.45, linewidth=0, zorder=0)
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
@@ -397,20 +421,41 @@ def _frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -> No
     axes.set_ylabel(block.axes[1])
 
 
+def _straight(corners: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Points on the lines between them over the logarithm of x, on which lots drawn between two models lie."""
+    found = [corners[0]]
+    for (x0, y0), (x1, y1) in pairwise(corners):
+        found += [(x0 * (x1 / x0) ** (i / 24), y0 + (y1 - y0) * i / 24) for i in range(1, 25)]
+    return found
+
+
+def _spread(ratio: Any) -> Any:
+    """Where a ratio stands: the root of its logarithm, as most models are near 1 and some far from it."""
+    import numpy as np
+
+    logs = np.log(np.maximum(ratio, 1e-9))
+    return np.sign(logs) * np.sqrt(np.abs(logs))
+
+
+def _unspread(place: Any) -> Any:
+    import numpy as np
+
+    return np.exp(np.sign(place) * np.square(place))
+
+
 def _ratio_axis(axes: Axes, block: Block) -> None:
-    """Logarithmic, marked where it is read: lots drawn between two models lie on the line between them."""
-    x = [p.x for s in block.series for p in s.points]
-    low, high = min(*x, 0.97), max(*x, block.until)
-    axes.set_xscale("log")
-    axes.set_xlim(low / (high / low) ** 0.04, high * (high / low) ** 0.04)
-    axes.minorticks_off()
-    marks = [mark for mark in _RATIOS if low <= mark <= high * 1.001]
-    far = math.log(high / low) / 9  # apart enough to be read beside each other
+    ends = [end for s in block.series for p in s.points for end in (p.x, p.left, p.right) if math.isfinite(end)]
+    low, high = float(_spread(min(*ends, 0.99))), float(_spread(max(*ends, block.until)))
+    room, far = 0.03 * (high - low), 0.075 * (high - low)  # beside the outermost; between two marks
+    axes.set_xscale("function", functions=(_spread, _unspread))
+    axes.set_xlim(float(_unspread(low - room)), float(_unspread(high + room)))
     kept: list[float] = []
-    for mark in sorted(marks, key=lambda mark: (mark != 1, mark != block.until, -mark)):
-        if all(abs(math.log(mark / other)) > far for other in kept):
+    for mark in sorted(_RATIOS, key=lambda mark: (mark != 1, mark != block.until, abs(math.log(mark)))):
+        place = float(_spread(mark))
+        if low - room <= place <= high + room and all(abs(place - float(_spread(other))) > far for other in kept):
             kept.append(mark)
     axes.set_xticks(kept, [f"{mark:g}" for mark in kept])
+    axes.minorticks_off()
 
 
 PLOTS: dict[str, Callable[[Axes, Block], None]] = {

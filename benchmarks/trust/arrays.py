@@ -46,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("arrays", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--epochs", type=int, nargs=2, default=(4, 10), help="of public, and of private text")
+    parser.add_argument("--epochs", type=int, nargs=2, default=(3, 5), help="of public, and of private text")
     asked = parser.parse_args()
     whole, own = rows(asked.arrays, ("preprefix", "prefix", "suffix")), rows(asked.arrays, ("prefix", "suffix"))
     members = slice(PUBLIC, PUBLIC + MEMBERS)
