@@ -337,3 +337,29 @@ def test_sequences_reach_the_loss_as_they_are_left(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(model, "save_pretrained", lambda out: None)
     Dedup().train(replace(given, load=lambda: model, tokenizer=model))
     assert handed == [[given.records[0].tokens, given.records[3].tokens]]
+
+
+def test_the_lab_trains_them_by_its_targets_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its epochs, its adapter but where a variant says otherwise; held-out records and two halves of its own."""
+    monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
+    tiny_lab = {"vocab_size": 300, "layers": 1, "hidden": 32, "heads": 2, "private_rank": 2, "batch": 8}
+    tiny_lab |= {"repeats": [[times, 2, 1] for times in (1, 4, 16)], "others": 0, "members": 3}
+    tiny_lab |= {"nonmembers": 4, "public_records": 20, "public_epochs": 1, "private_epochs": 2, "private_batch": 5}
+    fields = "".join(f"{name} = {value}\n" for name, value in tiny_lab.items())
+    names = ["dedup", "early-stop", "lora", "cp-delta", "memfree"]
+    plan = f'attack = ["extraction-probability"]\ndefense = {names}\nsetting = "worst"\n[lab_recipe]\n{fields}'
+    (tmp_path / "plan.toml").write_text(plan)
+    assert call(["run", "--config", str(tmp_path / "plan.toml"), "-o", str(tmp_path / "run")]) == 0
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    rows = {target["name"]: target for target in result["targets"]}
+    assert set(rows) == {"undefended", *names} and all(row["claim"] is None for row in rows.values())
+    said = {name: " ".join(row["notes"]) for name, row in rows.items()}
+    assert "exact copies and" in said["dedup"] and "an adapter of rank 8" in said["lora"]
+    assert "120 records, of a file of their own" in said["early-stop"] and "of 2)" in said["early-stop"]
+    (lab,) = (tmp_path / "cache" / "lab").iterdir()
+    ranks = {
+        name: json.loads(next(lab.glob(f"{name}-*/adapter_config.json")).read_text())["r"] for name in ("dedup", "lora")
+    }
+    assert ranks == {"dedup": 2, "lora": 8}
+    assert {len(list(path.glob("member-*"))) for path in lab.glob("ensemble*") if path.is_dir()} == {2}
+    assert all(finding["measurements"] for finding in result["findings"])
