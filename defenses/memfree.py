@@ -67,8 +67,8 @@ class MemFree(Defense):
     def remarks(self, scenario: Scenario) -> tuple[str, ...]:
         short = sum(len(record) < self.n for record in scenario.corpus)
         return (
-            f"memfree forbids the {self.n}-grams of the {len(scenario.corpus):,} records it was told of, {short:,} of "
-            "them too short to have one; what differs in a token passes: near-verbatim measures it",
+            f"memfree forbids the {self.n}-grams of {len(scenario.corpus):,} training texts (records, whole and cut), "
+            f"{short:,} of them too short to have one; what differs in a token passes: near-verbatim measures it",
         )
 
 

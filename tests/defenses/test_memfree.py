@@ -113,7 +113,7 @@ def test_a_bloom_filter_forbids_all_of_them_and_others_at_its_rate(neox: Hugging
 def test_nothing_is_claimed_and_what_passes_is_said(neox: HuggingFaceModel) -> None:
     found = scenario(neox, [*RECORDS, (1, 2, 3)])
     (said,) = MemFree().remarks(found)
-    assert "the 10-grams of the 31 records it was told of, 1 of them too short" in said
+    assert "the 10-grams of 31 training texts" in said and "1 of them too short to have one" in said
 
 
 def test_a_filter_without_a_token_left_is_refused(neox: HuggingFaceModel) -> None:
@@ -139,6 +139,7 @@ def run(world: Path, out: Path, *more: str) -> list[str]:
 def test_on_a_model_of_ones_own_it_filters_the_data(world: Path, tmp_path: Path) -> None:
     """Whole records, beyond what is attacked of them; the claim check says that nothing is claimed."""
     attacks = ["--attack", "extraction-probability", "--attack", "near-verbatim", "--attack", "claim-check"]
+    attacks += ["--setting", "worst"]
     assert call(run(world, tmp_path / "run", *attacks)) == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     cells = {(f["target"], f["attack"], f["setting"]): f for f in result["findings"]}
@@ -151,7 +152,7 @@ def test_on_a_model_of_ones_own_it_filters_the_data(world: Path, tmp_path: Path)
     assert value("memfree", "extraction-probability", "extraction_probability_ancestral") == 0
     assert value("memfree", "near-verbatim", "near_verbatim_probability") > 0
     assert "makes no claim" in cells["memfree", "claim-check", "worst"]["not_applicable"]
-    assert any("the 10-grams of the " in note for note in cells["memfree", "near-verbatim", "worst"]["notes"])
+    assert any("the 10-grams of " in note for note in cells["memfree", "near-verbatim", "worst"]["notes"])
 
 
 @pytest.mark.parametrize(
