@@ -6,7 +6,7 @@
 
 The first 400 rows teach a public model from nothing, the next 300 a fine-tuned one, 100 of them eight times an epoch;
 the last 300 are trained on by neither. Token ids are GPT-2's. So small a model on so little text is of no use to
-anybody: ratios of its perplexities are what is read. Some minutes on two cores.
+anybody: ratios of its perplexities are what is read. Some ten minutes of one processor.
 """
 
 from __future__ import annotations
