@@ -193,12 +193,11 @@ def _file(path: Path) -> Iterator[tuple[Figure, Axes]]:
         raise AuditError(f"expected --plot to end in {' or '.join(_METADATA)}, got {path.name!r}")
     with _drawing({name: _LIGHT.get(value, value) for name, value in _STYLE.items()}) as (figure, axes):
         yield figure, axes
-        try:
+        ending = path.suffix.lower()
+        with disk.replacing(path) as scratch:  # its owner's only, and whole
             figure.savefig(
-                path, dpi=200, facecolor="white", metadata=_METADATA[path.suffix.lower()], bbox_inches="tight"
+                scratch, format=ending[1:], dpi=200, facecolor="white", metadata=_METADATA[ending], bbox_inches="tight"
             )
-        except OSError as error:
-            raise AuditError(f"cannot write {str(path)!r}: {error.strerror}") from error
 
 
 @contextmanager
