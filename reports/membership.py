@@ -44,7 +44,17 @@ def _scores(result: AuditResult) -> list[Block]:
     head = ("Score", "AUC", *(f"Found at {rate}% false positives" for rate in rates), f"Behind the rate at {rates[0]}%")
     groups = tuple(Group(titled(result, f), tuple(_score_rows(f))) for f in shown)
     table = Table("membership-table", "Members told from non-members, by score", head, groups, frozenset({1, 2, 3}))
-    return [table, *_by_repeats(result, shown), Paragraph(_NOTE)]
+    return [table, *_other_way(result, shown), *_by_repeats(result, shown), Paragraph(_NOTE)]
+
+
+def _other_way(result: AuditResult, shown: list[Finding]) -> list[Block]:
+    """The rows whose score finds members by what is least likely, as where a defense forbids what it was trained on."""
+    found = [(titled(result, f), m) for f in shown if (m := f.measurement(auc_of(""))) is not None and m.high < 0.5]
+    said = (
+        f"{title}: members score lower than others, so read the other way {words.number(1 - m.value)}"
+        for title, m in found
+    )
+    return [Paragraph(f"{'; '.join(said)}. A gate reads an AUC either way.")] if found else []
 
 
 def _score_rows(finding: Finding) -> Iterator[tuple[str, ...]]:

@@ -27,9 +27,10 @@ from auditor.records import claims, outcomes
 from auditor.records.outcomes import PerSecret, Run
 from auditor.statistics.audited import METRICS as BOUNDS
 from auditor.statistics.audited import at_level
-from auditor.statistics.bounds import LEVEL, BinomialCount, Evidence, RecordedInterval
+from auditor.statistics.bounds import LEVEL, BinomialCount, EitherWay, Evidence, RecordedInterval
 from auditor.statistics.holm import level_of_each
 from auditor.statistics.metrics import SHARES, find
+from auditor.statistics.roc import AUC
 
 
 def read_run(folder: Path) -> Run:
@@ -257,7 +258,9 @@ def _lower_bound(finding: Finding, metric: str) -> _LowerBound | str:
 
 
 def _alone(rule: Rule, measured: Measurement) -> _Number:
-    return _Number(evidence(measured), f"{rule.name} {measured.value:.4g}")
+    seen = evidence(measured)
+    other = "" if seen.value == measured.value else f" (the other way {seen.value:.4g})"
+    return _Number(seen, f"{rule.name} {measured.value:.4g}{other}")
 
 
 def _paired(
@@ -354,4 +357,5 @@ def evidence(measurement: Measurement) -> Evidence:
     """One-sided bounds: exact for counts; for others from the two-sided 95% interval that is on record."""
     if find(measurement.name).exact and measurement.unit != "probability":  # a mean of parts of texts is no count
         return BinomialCount(round(measurement.value * measurement.n), measurement.n)
-    return RecordedInterval(measurement.value, measurement.low, measurement.high, measurement.n)
+    seen = RecordedInterval(measurement.value, measurement.low, measurement.high, measurement.n)
+    return EitherWay(seen) if measurement.unit == AUC else seen

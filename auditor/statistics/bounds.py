@@ -79,6 +79,28 @@ class RecordedInterval:
         return self.value + (self.upper - self.value) * _stretch(level)
 
 
+@dataclass(frozen=True)
+class EitherWay:
+    """An AUC in the direction in which it is above 1/2: members that are shown to be less likely are given away too."""
+
+    auc: Evidence
+
+    @property
+    def value(self) -> float:
+        return max(self.auc.value, 1 - self.auc.value)
+
+    @property
+    def n(self) -> int:
+        return self.auc.n
+
+    def low(self, level: float) -> float:
+        """Either direction may be wrong by chance, so each has half of the level."""
+        return max(self.auc.low(level / 2), 1 - self.auc.high(level / 2))
+
+    def high(self, level: float) -> float:
+        return max(self.auc.high(level), 1 - self.auc.low(level))
+
+
 def _stretch(level: float) -> float:
     return max(1.0, float(norm.isf(level) / norm.isf(0.025)))
 

@@ -241,6 +241,20 @@ def test_a_limit_is_for_the_rows_that_measure_its_metric() -> None:
     assert verdict(judge(one, {"extraction_probability": 0.3})) == "held"
 
 
+def test_an_auc_below_a_half_gives_members_away_as_one_above_does() -> None:
+    """A defense that forbids what it was trained on makes members the least likely: an AUC of 0.1 passes no limit."""
+
+    def outcome(value: float, low: float, high: float, limit: float) -> Ruling:
+        auc = Measurement("membership_auc", value, low, high, 400, "AUC")
+        (found,) = judge(result(row("undefended", auc)), {"membership_auc": limit})
+        return found
+
+    assert outcome(0.1, 0.06, 0.14, 0.6).verdict == outcome(0.9, 0.86, 0.94, 0.6).verdict == "failed"
+    assert "membership_auc 0.1 (the other way 0.9) between 0.8600 and 0.9400" in outcome(0.1, 0.06, 0.14, 0.6).reason
+    assert outcome(0.49, 0.43, 0.55, 0.6).verdict == "held"
+    assert outcome(0.45, 0.38, 0.52, 0.6).verdict == outcome(0.55, 0.48, 0.62, 0.6).verdict == "inconclusive"
+
+
 def test_discoverable_shares_are_counts_and_get_exact_one_sided_bounds() -> None:
     rows = result(row("undefended", count(0, 59, "discoverable_100_0.9"), attack="probe"))
     assert verdict(judge(rows, {"discoverable_100_0.9": 0.05})) == "held"
