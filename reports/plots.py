@@ -191,6 +191,8 @@ def _file(path: Path) -> Iterator[tuple[Figure, Axes]]:
     """Axes in the page's light colours, written when done. Raises AuditError for another ending than .svg or .png."""
     if path.suffix.lower() not in _METADATA:
         raise AuditError(f"expected --plot to end in {' or '.join(_METADATA)}, got {path.name!r}")
+    if not path.parent.is_dir():
+        raise AuditError(f"cannot write {str(path)!r}: no such folder as {str(path.parent)!r}")
     with _drawing({name: _LIGHT.get(value, value) for name, value in _STYLE.items()}) as (figure, axes):
         yield figure, axes
         ending = path.suffix.lower()
