@@ -20,7 +20,8 @@ from auditor.models.base import LanguageModel, Rows
 from auditor.models.ensemble import Ensemble
 from auditor.plugins.defense import Defense, Scenario
 
-_PARTS = (1, 2)  # of the ensemble: part 0 is the public model, which has no say here
+_HALVES = (1, 2)  # of the ensemble: part 0 is the public model, which has no say here
+Distance = Literal["max", "kl"]
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,11 @@ class CpDelta(Defense):
     title: ClassVar[str] = "CP-Δ"
     needs: ClassVar[tuple[str, ...]] = ("public", "ensemble")
     claims: ClassVar[str] = "none: the source's is about a work in one half of the data, and depends on the data"
-    distance: Literal["max", "kl"] = "max"
+    distance: Distance = "max"
     ensemble: str = ""
 
     def __post_init__(self) -> None:
-        if self.distance not in ("max", "kl"):
-            raise AuditError(f"expected distance in ('max', 'kl'), got {self.distance!r}")
+        check_distance(self.distance)
 
     @property
     def ensemble_folder(self) -> str:
@@ -49,22 +49,29 @@ class CpDelta(Defense):
 
     @property
     def members(self) -> int:
-        return len(_PARTS)
+        return len(_HALVES)
 
     def protect(self, scenario: Scenario) -> LanguageModel:
-        return CpDeltaModel(scenario.ensemble, self.distance)
-
-
-class CpDeltaModel(LanguageModel):
-    """Two members of an ensemble, asked together."""
-
-    def __init__(self, ensemble: Ensemble, distance: Literal["max", "kl"]) -> None:
-        if ensemble.size != len(_PARTS):
+        ensemble: Ensemble = scenario.ensemble
+        if ensemble.size != len(_HALVES):
             raise AuditError(
-                f"expected an ensemble of {len(_PARTS)} members for cp-delta, got {ensemble.size}: "
-                f"audit train pmixed -D members={len(_PARTS)} makes one"
+                f"expected an ensemble of {len(_HALVES)} members for cp-delta, got {ensemble.size}: "
+                f"audit train pmixed -D members={len(_HALVES)} makes one"
             )
-        self.ensemble, self.distance = ensemble, distance
+        return CommonModel(ensemble, self.distance, _HALVES)
+
+
+def check_distance(distance: str) -> None:
+    """Raises AuditError for a distance that no law is made for."""
+    if distance not in ("max", "kl"):
+        raise AuditError(f"expected distance in ('max', 'kl'), got {distance!r}")
+
+
+class CommonModel(LanguageModel):
+    """What two parts of an ensemble both would say."""
+
+    def __init__(self, ensemble: Ensemble, distance: Distance, both: tuple[int, int]) -> None:
+        self.ensemble, self.distance, self.both = ensemble, distance, both
         public = ensemble.public
         self.name = f"CP-Δ over {public.name}"
         self.vocab_size, self.max_positions = public.vocab_size, public.max_positions
@@ -75,7 +82,7 @@ class CpDeltaModel(LanguageModel):
         return _CommonRows(self, self.ensemble.start(prefixes, length, prompt=prompt))
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
-        parts = torch.tensor(_PARTS, device=self.device)
+        parts = torch.tensor(self.both, device=self.device)
         return self.common(self.ensemble.laws(contexts, parts, last, prompt=prompt))
 
     def common(self, laws: Tensor) -> Tensor:
@@ -88,14 +95,14 @@ class CpDeltaModel(LanguageModel):
 
 
 class _CommonRows(Rows):
-    def __init__(self, model: CpDeltaModel, rows: Rows) -> None:
+    def __init__(self, model: CommonModel, rows: Rows) -> None:
         self.model, self.rows = model, rows
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def log_probs(self) -> Tensor:
-        return self.model.common(self.rows.log_probs()[:, list(_PARTS)])
+        return self.model.common(self.rows.log_probs()[:, list(self.model.both)])
 
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
         self.rows.advance(parents, tokens)

@@ -10,6 +10,7 @@ import torch
 
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.defenses.cp_delta import CpDelta
+from auditor.defenses.public_common import PublicCommon
 from auditor.models.ensemble import Ensemble, ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Scenario
@@ -73,3 +74,18 @@ def test_another_number_of_members_is_refused(make_tiny: MakeTiny, tmp_path: Pat
         CpDelta().protect(scenario(three))
     with pytest.raises(AuditError, match=r"expected distance in \('max', 'kl'\), got 'l2'"):
         CpDelta(distance="l2")  # type: ignore[arg-type]
+
+
+def test_with_the_public_model_as_one_half(halves: ModelEnsemble) -> None:
+    public, target, _ = halves.parts
+    given = Scenario(target, public, None, queries=10, answer_length=4)
+    p, q = (part.log_probs(CONTEXTS, 3).double().exp() for part in (public, target))
+    for model, mixed in ((PublicCommon(), torch.minimum(p, q)), (PublicCommon(distance="kl"), (p * q).sqrt())):
+        served = model.protect(given)
+        found = served.log_probs(CONTEXTS, 3).double().exp()
+        torch.testing.assert_close(found, mixed / mixed.sum(-1, keepdim=True), atol=1e-6, rtol=1e-4)
+        rows = served.start(CONTEXTS[:, :3], 2)
+        torch.testing.assert_close(rows.log_probs().double().exp(), found[:, 0], atol=1e-5, rtol=1e-4)
+        assert model.claim(given, 10) is None
+    with pytest.raises(AuditError, match=r"expected distance in \('max', 'kl'\), got 'l2'"):
+        PublicCommon(distance="l2")  # type: ignore[arg-type]
