@@ -73,7 +73,7 @@ class CommonModel(LanguageModel):
     def __init__(self, ensemble: Ensemble, distance: Distance, both: tuple[int, int]) -> None:
         self.ensemble, self.distance, self.both = ensemble, distance, both
         public = ensemble.public
-        self.name = f"CP-Δ over {public.name}"
+        self.name = f"CP-Δ's rule over {public.name}"
         self.vocab_size, self.max_positions = public.vocab_size, public.max_positions
         self.eos, self.device, self.capabilities = public.eos, public.device, public.capabilities
         self.parts = 1 + ensemble.size
