@@ -184,7 +184,8 @@ def _with_part(table: Mapping[str, Any], where: str) -> str:
         raise AuditError(f"{where}: expected one count or kind, got {' and '.join(parts)} for {metric}")
     whole = f"{metric}({parts[0]}={table[parts[0]]})" if parts else metric
     if not _METRIC.fullmatch(whole):
-        raise AuditError(f"{where}: expected a kind of personal data such as email, got {table['kind']!r}")
+        what = "a kind of personal data such as email" if parts == ["kind"] else "a count of at most 12 digits"
+        raise AuditError(f"{where}: expected {what}, got {table[parts[0]]!r}")
     return whole
 
 

@@ -97,6 +97,7 @@ def test_a_policy_file(tmp_path: Path) -> None:
         ("[[rule]]\nmetric = 'recall(count=1)'\nmax = 1\ncount = 3", "one count or kind"),
         ("[[rule]]\nmetric = 'recall'\nmax = 1\ncount = 3\nkind = 'email'", "one count or kind, got count and kind"),
         ("[[rule]]\nmetric = 'recall'\nmax = 1\nkind = '('", "expected a kind of personal data such as email"),
+        ("[[rule]]\nmetric = 'recall'\nmax = 1\ncount = 1000000000000", "a count of at most 12 digits"),
         ("[[rule]]\nmetric = 'recall'\nmax = 1\nkind = 3", "expected kind to be a string"),
         ("[[rule]]\nmetric = 'recall'\nmax = 1\ntarget = 3", "expected target to be a string"),
         ("[[rule]]\nrule = 'recall <= 1'\nmax = 1", "got rule and max"),
