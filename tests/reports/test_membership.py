@@ -142,3 +142,10 @@ def test_the_names_are_those_of_the_table(name: str) -> None:
 
     assert find(auc_of(name)).unit == "AUC" and find(auc_of(name)).scores == score_of(name)
     assert find(rate_of(name, 0.001)).rate == 0.001 and "0.1%" in find(rate_of(name, 0.001)).title
+
+
+def test_members_that_score_lower_than_others_are_told_apart_too(result: AuditResult) -> None:
+    found = row()
+    reversed_ = replace(found, measurements=(auc("", 0.1), *found.measurements[1:]))
+    said = "members score lower than others, so read the other way 0.9"
+    assert said in html.render(with_row(result, reversed_)) and said not in html.render(with_row(result, found))
