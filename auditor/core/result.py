@@ -115,6 +115,20 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class Doubt:
+    """Why nothing seen is no evidence of nothing there: something that may have hidden a leak from this audit.
+
+    kind: what it is about, one of KINDS_OF_DOUBT; sentence: what was seen, in one sentence, for a report.
+    """
+
+    kind: str
+    sentence: str
+
+
+KINDS_OF_DOUBT = ("text form", "answers", "model", "contradiction")
+
+
+@dataclass(frozen=True)
 class TargetRecord:
     """One attacked model: what it is, what it costs, what it claims."""
 
@@ -131,6 +145,7 @@ class TargetRecord:
     other_perplexities: tuple[Measurement, ...] = ()  # of the same texts, as papers count them
     companion: bool = False  # a control, shown beside a defense and not asked for by name
     likelihood: Chain | None = None  # how much likelier members' true tokens are than non-members', row by row
+    doubts: tuple[Doubt, ...] = ()  # about its answers alone
 
 
 @dataclass(frozen=True)
@@ -202,6 +217,7 @@ class BenchmarkRecord:
     canaries: dict[str, int] = field(default_factory=dict)  # how many, by insertions; "0": controls
     notes: tuple[str, ...] = ()
     kinds: dict[str, KindCount] = field(default_factory=dict)  # of personal data
+    doubts: tuple[Doubt, ...] = ()  # about the data, and so about every row
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from auditor.core.errors import AuditError, NotApplicable
+from auditor.core.result import Doubt
 from auditor.models.brackets import LIKELIEST, Told, joined, told
 from auditor.models.decoding import ANCESTRAL, Decoding, by_shape
 from auditor.models.memory import AtOnce
@@ -216,6 +217,10 @@ class LanguageModel(ABC):
 
     def account(self) -> tuple[str, ...]:
         """What asking it has cost until now, beside time: sentences. Empty where it costs nothing."""
+        return ()
+
+    def doubts(self) -> tuple[Doubt, ...]:
+        """What of its answers until now may have hidden a leak: answers withheld, cut or not its own."""
         return ()
 
     def special(self, kind: str) -> int | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from auditor.core.nouns import Challenge, Pair, Query, Secret, Tokens, evenly
+from auditor.core.result import Doubt
 
 
 class Benchmark:
@@ -30,6 +31,7 @@ class Benchmark:
     heldout_given: tuple[int, ...] = ()  # how many tokens of each are no part of that; empty: one
     description: str = ""
     notes: tuple[str, ...] = ()
+    doubts: tuple[Doubt, ...] = ()  # what of the data may hide a leak, whatever the model
 
     @property
     def unattacked(self) -> Sequence[Tokens]:

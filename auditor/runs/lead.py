@@ -20,6 +20,7 @@ from torch import Tensor
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Lead, Pair, Secret, Tokens
 from auditor.core.plan import AUTO
+from auditor.core.result import Doubt
 from auditor.core.streams import generator
 from auditor.generation.tries import encode
 from auditor.models.base import Check, Completions, LanguageModel, Neighbours, Rows, given_by
@@ -91,6 +92,9 @@ class LedModel(LanguageModel):
 
     def account(self) -> tuple[str, ...]:
         return self.model.account()
+
+    def doubts(self) -> tuple[Doubt, ...]:
+        return self.model.doubts()
 
     def special(self, kind: str) -> int | None:
         return self.model.special(kind)

@@ -211,4 +211,5 @@ def _benchmark_record(audit: Audit, greedy: dict[str, Measurement]) -> Benchmark
         canaries={str(count): n for count, n in canaries},
         notes=benchmark.notes,
         kinds=dict(audit.personal.counts),
+        doubts=benchmark.doubts,
     )

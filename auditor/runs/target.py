@@ -143,4 +143,5 @@ class Target:
                 *(f"held-out perplexity: {found.note}" for found in perplexities[:1] if found.note),
                 *self.model.account(),
             ),
+            doubts=self.model.doubts(),
         )
