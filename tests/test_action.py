@@ -119,6 +119,20 @@ def test_the_steps_do_what_they_say(tmp_path: Path, code: str) -> None:
     assert not (tmp_path / "pwned").exists()
 
 
+def test_attacks_and_arguments_on_lines_of_their_own_all_run(tmp_path: Path) -> None:
+    """As YAML's `attacks: |` hands them over: `read` alone takes the first line, and the gate holds for the rest."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "audit").write_text(STUB)
+    (tmp_path / "bin" / "audit").chmod(0o755)
+    env = {"MODEL": "m", "DATA": "d", "NONMEMBERS": "", "POLICY": "p.toml", "BASELINE": "", "RUN": "out"}
+    env |= {"ATTACKS": "perplexity\n  zlib\tmin-k\n\nexposure\n", "ARGS": "--setting worst\n--samples 10\n*\n"}
+    done = step("Audit and gate", tmp_path, **env, STUB_LOG="args", STUB_CODE="0")
+    assert done.returncode == 0, done.stderr
+    asked = (tmp_path / "args").read_text().splitlines()[9:]
+    attacks = [word for name in ("perplexity", "zlib", "min-k", "exposure") for word in ("--attack", name)]
+    assert asked == [*attacks, "--setting", "worst", "--samples", "10", "*"]
+
+
 def test_nothing_private_is_uploaded() -> None:
     paths = STEPS["Upload"]["with"]["path"].split("\n")
     names = {Path(path.split("}}/")[1]).name for path in paths if path}
