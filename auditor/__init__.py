@@ -5,6 +5,9 @@ From Python: `from auditor import audit, load_run` (`auditor/api.py`), which is 
 
 from __future__ import annotations
 
+import sys
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,10 +15,42 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["FinishedRun", "audit", "load_run"]
+_BESIDE = ("attacks", "benchmarks", "defenses", "reports")  # beside this folder in a checkout, in it when installed
+
+
+def misplaced() -> str:
+    """Why the parts of `auditor` are not one program, in a sentence; "" where they are.
+
+    An editable install names the folders of one checkout, and the current folder comes first on Python's path: run in
+    another checkout, half of the code would be that one's, and its tests would pass on code that they never saw.
+    """
+    here = Path(__file__).resolve().parent
+    for name in _BESIDE:
+        spec = find_spec(f"auditor.{name}")
+        if spec is None or spec.origin is None:
+            return f"expected auditor.{name}, which is not installed: run `pip install -c constraints.txt -e '.[dev]'`"
+        if (there := Path(spec.origin).resolve().parent) not in (here / name, here.parent / name):
+            return (
+                f"expected all parts of auditor from one checkout, got auditor from {here} and auditor.{name} from "
+                f"{there}: run `pip install -c constraints.txt -e '.[dev]'` in the checkout that is meant"
+            )
+    return ""
+
+
+def main() -> None:
+    """The console script `audit`."""
+    if why := misplaced():
+        print(f"error: {why}", file=sys.stderr)
+        sys.exit(2)
+    from auditor import cli
+
+    cli.main()
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
+        if why := misplaced():
+            raise ImportError(why)
         from auditor import api
 
         return getattr(api, name)
