@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -66,7 +66,8 @@ class Limits:
         how = held.inconclusive
         if self.inconclusive is not None:
             how = policies.reading(self.inconclusive, "--inconclusive")
-        return policies.Policy(rules, how, self.allow_not_applicable or held.allow_not_applicable)
+        allowed = self.allow_not_applicable or held.allow_not_applicable
+        return replace(held, rules=rules, inconclusive=how, allow_not_applicable=allowed)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from pathlib import Path
 from auditor.core.errors import AuditError, unknown
 from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.result import Audited, AuditResult, Finding, Measurement
+from auditor.gate import required
 from auditor.gate.comparable import check_comparable
 from auditor.gate.contradictions import contradictions
 from auditor.gate.policy import Policy, Rule, check_share
@@ -62,8 +63,10 @@ def decide(
         check_comparable(run, baseline, "baseline")
     rulings = [*_contradicted(run, "this run"), *(_contradicted(baseline, "the baseline") if baseline else ())]
     rulings += judge(run.result, policy.rules, run.outcomes, baseline, target=target, setting=setting, attack=attack)
+    judged = dict.fromkeys(ruling.target for ruling in rulings if ruling.target)
+    rulings += required.rulings(run, policy.require, judged)
     if not policy.allow_not_applicable:
-        rulings += _never_applied(run.result, dict.fromkeys(ruling.target for ruling in rulings), attack)
+        rulings += _never_applied(run.result, judged, attack)
     return Decision(run.name, baseline.name if baseline else "", tuple(rulings), policy.inconclusive)
 
 

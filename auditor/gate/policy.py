@@ -16,6 +16,12 @@ rule = "epsilon_lower_bound <= claim"
 metric = "recall"
 count = 1                                          # of secrets that stood in the data once; or kind = "email"
 max = 0.01                                         # or "claim"; or max_increase = 0.02, against the baseline
+
+[require]                                          # what the run must have looked at, whatever it found
+attacks = ["perplexity", "ethicist"]               # each applied to every judged target
+access = "white-box"                               # to which the above applies; or "text-only"
+secrets = 300                                      # attacked by each of them, at least
+nonmembers = 200
 """
 
 from __future__ import annotations
@@ -24,11 +30,12 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from auditor.core.errors import AuditError, unknown
+from auditor.core.nouns import SettingName
 from auditor.gate.rulings import Reading
 from auditor.statistics.audited import MAIN
 from auditor.statistics.audited import METRICS as BOUNDS
@@ -75,11 +82,32 @@ class Rule:
 NO_WORSE = Rule(RECALL, 0.02, against_baseline=True)  # what a baseline is for where nobody says
 
 
+ACCESS: Mapping[str, SettingName] = {"text-only": "claim", "white-box": "worst"}
+
+
+@dataclass(frozen=True)
+class Required:
+    """What a run must have looked at to be judged at all: a limit on what nobody looked for is no limit.
+
+    attacks, access: each of these attacks, at this access, on every judged target; secrets, nonmembers: at least so
+    many of each in every such row. access: a key of ACCESS; None: any.
+    """
+
+    attacks: tuple[str, ...] = ()
+    access: str | None = None
+    secrets: int = 0
+    nonmembers: int = 0
+
+
+NOTHING = Required()
+
+
 @dataclass(frozen=True)
 class Policy:
     rules: tuple[Rule, ...] = ()
     inconclusive: Reading = "report"
     allow_not_applicable: bool = False  # an attack that was asked for and never applied does not fail the gate
+    require: Required = NOTHING
 
 
 def read_policy(path: Path) -> Policy:
@@ -90,7 +118,7 @@ def read_policy(path: Path) -> Policy:
         raise AuditError(f"cannot read the policy {str(path)!r}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise AuditError(f"{path} is not TOML: {error}") from error
-    _known(raw, ("inconclusive", "allow_not_applicable", "rules", "rule"), str(path))
+    _known(raw, ("inconclusive", "allow_not_applicable", "rules", "rule", "require"), str(path))
     sentences, tables = raw.get("rules", []), raw.get("rule", [])
     for key, value, kind in (("rules", sentences, str), ("rule", tables, dict)):
         if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
@@ -104,7 +132,23 @@ def read_policy(path: Path) -> Policy:
     allowed = raw.get("allow_not_applicable", False)
     if not isinstance(allowed, bool):
         raise AuditError(f"{path}: expected allow_not_applicable to be true or false, got {allowed!r}")
-    return Policy(distinct(rules), reading(raw.get("inconclusive", "report"), f"{path}: inconclusive"), allowed)
+    how = reading(raw.get("inconclusive", "report"), f"{path}: inconclusive")
+    return Policy(distinct(rules), how, allowed, _required(raw.get("require", {}), f"{path}: require"))
+
+
+def _required(table: Any, where: str) -> Required:
+    if not isinstance(table, dict):
+        raise AuditError(f"expected {where} to be a table [require], got {table!r}")
+    _known(table, [f.name for f in fields(Required)], where)
+    attacks = table.get("attacks", [])
+    if not isinstance(attacks, list) or not all(isinstance(name, str) and name for name in attacks):
+        raise AuditError(f"{where}: expected attacks to be a list of names, got {attacks!r}")
+    if (access := table.get("access")) is not None and access not in ACCESS:
+        raise AuditError(f"{where}: expected access to be {' or '.join(ACCESS)}, got {access!r}")
+    for key in ("secrets", "nonmembers"):
+        if key in table and (type(table[key]) is not int or table[key] < 1):
+            raise AuditError(f"{where}: expected {key} to be a whole number >= 1, got {table[key]!r}")
+    return Required(tuple(attacks), access, table.get("secrets", 0), table.get("nonmembers", 0))
 
 
 def reading(value: Any, where: str) -> Reading:
@@ -151,8 +195,8 @@ def distinct(rules: Sequence[Rule]) -> tuple[Rule, ...]:
 
 def _from_table(table: Mapping[str, Any], where: str) -> Rule:
     scope = ("target", "setting", "attack")
-    fields = ("metric", "count", "kind", "max", "max_increase")
-    _known(table, ("rule", *fields, *scope), where)
+    parts = ("metric", "count", "kind", "max", "max_increase")
+    _known(table, ("rule", *parts, *scope), where)
     for key in ("rule", "metric", "kind", *scope):
         if key in table and not isinstance(table[key], str):
             raise AuditError(f"{where}: expected {key} to be a string, got {table[key]!r}")
@@ -160,7 +204,7 @@ def _from_table(table: Mapping[str, Any], where: str) -> Rule:
             raise AuditError(f"{where}: expected the name of a {key}, got an empty one")
     narrowed = {key: table[key] for key in scope if key in table}
     if "rule" in table:
-        if extra := sorted(set(fields) & set(table)):
+        if extra := sorted(set(parts) & set(table)):
             raise AuditError(f"{where}: expected a sentence or fields, got rule and {extra[0]}")
         return replace(parse_rule(table["rule"]), **narrowed)
     if "metric" not in table:

@@ -1,0 +1,65 @@
+"""Whether a run looked at what its policy requires: attacks, at an access, on so many secrets and non-members.
+
+Read off the outcomes of each secret, not off the counts that the result says of itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+
+from auditor.core.nouns import CellKey
+from auditor.gate.policy import ACCESS, Required
+from auditor.gate.rulings import Ruling
+from auditor.records.outcomes import Run
+
+_ANY = ""  # attack: whichever has looked at most
+
+
+def rulings(run: Run, asked: Required, targets: Collection[str]) -> Iterator[Ruling]:
+    """One for each target and required attack: held or failed. None where nothing is required."""
+    if asked == Required():
+        return
+    for target in targets:
+        for attack in asked.attacks or (_ANY,):
+            yield _ruling(run, asked, target, attack)
+
+
+def _ruling(run: Run, asked: Required, target: str, attack: str) -> Ruling:
+    setting = None if asked.access is None else ACCESS[asked.access]
+    row = CellKey(target, setting or "", attack)
+    where = f" at {asked.access} access" if asked.access else ""
+    rule = f"{attack or 'an attack'} ran{where}, on at least {asked.secrets} secrets and {asked.nonmembers} non-members"
+    applied = [
+        finding.key
+        for finding in run.result.findings
+        if finding.target == target
+        and finding.attack == (attack or finding.attack)
+        and finding.setting == (setting or finding.setting)
+        and not finding.not_applicable
+        and finding.measurements
+    ]
+    if not applied:
+        return _ruled(row, rule, f"required, but {attack or 'no attack'} {'did not run' if attack else 'ran'}{where}")
+    enough = (asked.secrets, asked.nonmembers)
+    counts = [_counts(run, key) for key in applied]
+    members, others = next((c for c in counts if c[0] >= enough[0] and c[1] >= enough[1]), max(counts))
+    said = f"{attack or 'an attack'} ran{where} on {members} secrets and {others} non-members"
+    if members < asked.secrets or others < asked.nonmembers:
+        return _ruled(row, rule, f"{said}; required are {asked.secrets} and {asked.nonmembers}")
+    return _ruled(row, rule, said, held=True)
+
+
+def _counts(run: Run, key: CellKey) -> tuple[int, int]:
+    """Members and non-members that this row found something out about."""
+    own = run.outcomes.get(key)
+    if own is None:
+        return 0, 0
+    members, others = (
+        {name for name, member in zip(own.ids, own.member, strict=True) if member == side} for side in (True, False)
+    )
+    return len(members), len(others)
+
+
+def _ruled(row: CellKey, rule: str, reason: str, held: bool = False) -> Ruling:
+    return Ruling(*row, "", math.nan, math.nan, math.nan, "held" if held else "failed", reason, rule)

@@ -1,0 +1,92 @@
+"""A policy says what must have been looked at: what nobody looked for is under every limit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from auditor.core.errors import AuditError
+from auditor.core.nouns import CellKey
+from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement
+from auditor.gate.decide import decide
+from auditor.gate.policy import Policy, Required, Rule, read_policy
+from auditor.records.outcomes import PerSecret, Run
+
+LIMIT = (Rule("recall", 0.5),)
+
+
+def finished(*rows: tuple[str, str, str], members: int = 100, others: int = 50) -> Run:
+    """Nothing was extracted by any of these (target, setting, attack)."""
+    measured = (Measurement("recall", 0.0, 0.0, 0.03, members),)
+    found = tuple(Finding(*row, {}, ("draw",), "ancestral", None, "", measured) for row in rows)
+    record = BenchmarkRecord("b", "", members, others, 0)
+    plan = {"defense": [], "attack": [attack for *_, attack in rows]}
+    result = AuditResult("r", "2026", "0", "audit run", plan, record, (), found, {}, {}, 0)
+    n = members + others
+    ids, member = tuple(f"s{i}" for i in range(n)), np.arange(n) < members
+    own = PerSecret(ids, member, (None,) * n, {"recall": np.zeros(n)})
+    return Run("r", result, {CellKey(*row): own for row in rows})
+
+
+def reasons(run: Run, asked: Required) -> list[str]:
+    found = decide(run, Policy(LIMIT, require=asked))
+    return [ruling.reason for ruling in found.rulings if ruling.verdict == "failed" and ruling.rule]
+
+
+ONE = ("undefended", "worst", "perplexity")
+
+
+def test_what_is_required_and_was_done_holds_and_is_said() -> None:
+    found = decide(finished(ONE), Policy(LIMIT, require=Required(("perplexity",), "white-box", 100, 50)))
+    assert found.verdict == "held"
+    assert "perplexity ran at white-box access on 100 secrets and 50 non-members" in [r.reason for r in found.rulings]
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        (Required(("perplexity", "ethicist")), "required, but ethicist did not run"),
+        (Required(access="text-only"), "required, but no attack ran at text-only access"),
+        (Required(secrets=101), "an attack ran on 100 secrets and 50 non-members; required are 101 and 0"),
+        (Required(("perplexity",), nonmembers=51), "perplexity ran on 100 secrets and 50 non-members; required are"),
+    ],
+)
+def test_what_is_required_and_was_not_done_fails(asked: Required, why: str) -> None:
+    run = finished(ONE)
+    assert decide(run, Policy(LIMIT)).verdict == "held"
+    (said,) = reasons(run, asked)
+    assert said.startswith(why)
+
+
+def test_a_row_that_never_applied_and_counts_that_only_the_result_tells_are_not_enough() -> None:
+    run = finished(ONE)
+    never = replace(run.result.findings[0], attack="ethicist", measurements=(), not_applicable="needs embeddings")
+    run = replace(run, result=replace(run.result, findings=(*run.result.findings, never)))
+    assert reasons(run, Required(("ethicist",))) != []
+    few = {key: replace(own, ids=("s0",) * len(own.ids)) for key, own in run.outcomes.items()}
+    said = reasons(replace(run, outcomes=few), Required(secrets=2))
+    assert any("on 1 secrets" in why for why in said)
+
+
+def test_it_is_read_from_a_policy_and_what_says_nothing_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "leakage.toml"
+    path.write_text(
+        'rules = ["recall <= 0.5"]\n[require]\nattacks = ["perplexity"]\naccess = "white-box"\nsecrets = 300\n'
+    )
+    assert read_policy(path).require == Required(("perplexity",), "white-box", 300)
+    for line, why in (
+        ("attacks = 'perplexity'", "attacks to be a list"),
+        ("access = 'worst'", "access to be text-only or white-box, got 'worst'"),
+        ("secrets = 0", "secrets to be a whole number >= 1, got 0"),
+        ("nonmembers = true", "nonmembers to be a whole number"),
+        ("secret = 3", "unknown key"),
+    ):
+        path.write_text(f'rules = ["recall <= 0.5"]\n[require]\n{line}\n')
+        with pytest.raises(AuditError, match=why):
+            read_policy(path)
+    path.write_text('rules = ["recall <= 0.5"]\nrequire = "all"\n')
+    with pytest.raises(AuditError, match=r"to be a table \[require\]"):
+        read_policy(path)
