@@ -1,10 +1,12 @@
 """CP-Δ (Vyas, Kakade and Barak 2023): what two models, trained on two halves of the data, both would say.
 
-The source's claim is near access-freeness (their Theorem 3.1): where a work is in one half alone, no text is likelier
-than under the model that never saw the work, by more than k = -log(1 - TV(q1, q2)) nats for Δ_max, or 2 log 1/(1 - H^2)
-for Δ_KL, the distances being those of the two laws at this very prompt. We claim nothing of it. It is no differential
-privacy: k is as large as the two models are apart, which depends on the private data and has no bound beforehand; it
-is a number of each prompt and grows with each token; and it says nothing of who, or what, lies in both halves.
+The source's claim is near access-freeness (their Theorem 3.1), of a work that is in one half alone, against the model
+q that never saw it. With `max`, every text is at most exp(k) times as likely as under q, k = -log(1 - TV(q1, q2)) nats.
+With `kl`, only the mean over the model's own texts is bounded: KL(p || q) <= k = 2 log 1/(1 - H^2(q1, q2)). A single
+text may be likelier by any factor (q1 = (1/2, 1/2), q2 = (1 - 1e-9, 1e-9): 10.36 nats where k is 0.693). TV and H are
+of the two laws at this very prompt. We claim nothing of it. It is no differential privacy: k is as large as the two
+models are apart, which depends on the private data and has no bound beforehand; it is a number of each prompt and grows
+with each token; and it says nothing of who, or what, lies in both halves.
 """
 
 from __future__ import annotations
@@ -28,9 +30,10 @@ Distance = Literal["max", "kl"]
 class CpDelta(Defense):
     """Say what two models of two halves of the data both would (CP-Δ, Vyas et al. 2023, Algorithm 3). No claim.
 
-    distance: `max` mixes the two next-token laws to min(q1, q2)/Z, `kl` to sqrt(q1 q2)/Z. ensemble: a folder of the
-    two, where `audit train pmixed -D members=2` leaves them; the lab trains its own. The source's claim is about a work
-    in one half alone, and no privacy: defenses/cp_delta.py says why it is none here.
+    distance: `max` mixes the two next-token laws to min(q1, q2)/Z, `kl` to sqrt(q1 q2)/Z, which bounds how much
+    likelier texts become on average alone. ensemble: a folder of the two, where `audit train pmixed -D members=2`
+    leaves them; the lab trains its own. The source's claim is about a work in one half alone, and no privacy:
+    defenses/cp_delta.py says why it is none here.
     """
 
     name: ClassVar[str] = "cp-delta"

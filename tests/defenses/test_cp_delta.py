@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 import torch
 
 from auditor.core.errors import AuditError, NotApplicable
-from auditor.defenses.cp_delta import CpDelta
+from auditor.defenses import cp_delta
+from auditor.defenses.cp_delta import CommonModel, CpDelta
 from auditor.defenses.public_common import PublicCommon
 from auditor.models.ensemble import Ensemble, ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
@@ -52,6 +54,21 @@ def test_its_sources_bound_holds_of_each_half_and_is_made_of_the_private_laws(ha
         most = (law - half.log()).amax(-1)
         assert bool((most <= k + 1e-5).all()) and bool((most > k - 1e-4).all())
     assert float(k.max() - k.min()) > 0.1
+
+
+def test_kl_bounds_the_mean_and_no_single_text(halves: ModelEnsemble) -> None:
+    """Theorem 3.1 at Δ_KL, where the two halves all but disagree on a rare token: KL is within k, that token is not."""
+    first, second = torch.tensor([[0.5, 0.5], [1 - 1e-9, 1e-9]], dtype=torch.float64).log()
+    k = -2 * torch.logsumexp((first + second) / 2, -1)  # 1 - H^2 is the sum of sqrt(q1 q2)
+    law = CommonModel(halves, "kl", (1, 2)).common(torch.stack([first, second]))
+    above = law - second
+    assert float(k) == pytest.approx(0.6931, abs=1e-4) and float(above.max()) == pytest.approx(10.36, abs=0.005)
+    for half in (first, second):
+        assert float((law.exp() * (law - half)).sum()) <= float(k)
+    least = CommonModel(halves, "max", (1, 2)).common(torch.stack([first, second]))
+    assert float((least - second).max()) <= -math.log1p(-0.5 + 1e-9) + 1e-9
+    said = " ".join((cp_delta.__doc__ or "").split())
+    assert "With `kl`, only the mean" in said and "10.36 nats where k is 0.693" in said
 
 
 def test_rows_are_as_teacher_forced(halves: ModelEnsemble) -> None:
