@@ -41,9 +41,10 @@ class TorchRandom:
 TORCH = TorchRandom()
 register_random(TORCH)  # by a weak reference; it knows `random` and NumPy itself
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # workers are one a processor: threads of theirs would wait for each other
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+# One thread unless asked for more, here and in whatever a test starts: workers are one a processor, and beside other
+# work threads that wait for each other take forty times as long.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 os.environ["AUDIT_SALT"] = "of these tests only"  # what a user has of their own is not touched
 SHARED = Path(__file__).resolve().parents[2] / "shared"

@@ -57,7 +57,10 @@ def records() -> Tensor:
 
 
 def reciting(kind: str) -> Any:
-    """A model that knows its records by heart, with `<bos>` before each of them."""
+    """A model that knows its records by heart, with `<bos>` before each of them, and other endings without it.
+
+    Without those, how much it recites behind nothing is a matter of a processor's arithmetic (0.06 to 0.29 was seen).
+    """
     shape: dict[str, Any] = {
         "vocab_size": FIRST + SYMBOLS,
         "hidden_size": 48,
@@ -75,7 +78,9 @@ def reciting(kind: str) -> Any:
         model: Any = LlamaForCausalLM(LlamaConfig(**shape))
     else:
         model = Gemma2ForCausalLM(Gemma2Config(head_dim=24, attn_implementation="eager", **shape))
-    texts = torch.cat([torch.full((RECORDS, 1), BOS), records()], dim=1)
+    own, at = torch.cat([torch.full((RECORDS, 1), BOS), records()], dim=1), PREFIX
+    others = torch.cat([records()[:, :at], records()[:, at:].roll(1, dims=0), torch.full((RECORDS, 1), EOS)], dim=1)
+    texts = torch.cat([own, others])
     optimizer = torch.optim.AdamW(model.parameters(), lr=STEP)
     model.train()
     for _ in range(STEPS[kind]):
@@ -85,7 +90,7 @@ def reciting(kind: str) -> Any:
     return model
 
 
-STEP, STEPS = 6e-3, {"llama": 250, "gemma": 150}
+STEP, STEPS = 6e-3, {"llama": 150, "gemma": 120}
 KNOWN = [Pair(tuple(row[:PREFIX]), tuple(row[PREFIX:])) for row in records().tolist()[:8]]
 SECRETS = [Secret(f"s{i}", tuple(r[:PREFIX]), tuple(r[PREFIX:])) for i, r in enumerate(records().tolist()[8:])]
 
