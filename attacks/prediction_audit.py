@@ -17,6 +17,7 @@ target says which models are its neighbours, and without any the public model st
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -125,7 +126,8 @@ class PredictionAudit(Probe):
         terms = {"tokens": covered, "games": self.games or max(FEWEST, _DRAWS // covered), "delta": delta}
         if claim is not None:
             relation = self.relation if self.relation in claim.epsilon else claim.relation
-            terms |= {f"claimed_{relation}": claim.epsilon[relation], "covered": claim.queries or 0}
+            any_number = math.inf if claim.queries is None else claim.queries
+            terms |= {f"claimed_{relation}": claim.epsilon[relation], "covered": any_number}
             terms |= {f"unit_{_SHARD if claim.shard else claim.unit}": 1.0}
         return {name: float(value) for name, value in terms.items()}
 
@@ -194,7 +196,16 @@ class PredictionAudit(Probe):
         unit = next((name.removeprefix("unit_") for name in values if name.startswith("unit_")), _SHARD)
         if relation == PUBLIC:
             unit = "the whole training set"
-        return (replace(audited((tp, fn, fp, tn), values["delta"], self.level), relation=told, unit=unit),)
+        covered = values.get("covered", math.inf)
+        found = replace(
+            audited((tp, fn, fp, tn), values["delta"], self.level),
+            relation=told,
+            unit=unit,
+            tokens=int(values["tokens"]),
+            covered=int(covered) if math.isfinite(covered) else None,
+            exact=values[f"exact_{relation}"],
+        )
+        return (found,)
 
     def measurements(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Measurement]:
         (audit,), (relation, values) = self.audits(secrets, observations), _chosen(observations)
@@ -206,8 +217,8 @@ class PredictionAudit(Probe):
 
     def notes(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> tuple[str, ...]:
         (audit,), (relation, values) = self.audits(secrets, observations), _chosen(observations)
-        tokens, covered = int(values["tokens"]), int(values.get("covered", 0))
-        of = f" of the {covered:,} that the claim covers" if covered > tokens else ""
+        tokens, covered = int(values["tokens"]), values.get("covered", 0)
+        of = f" of the {covered:,.0f} that the claim covers" if math.inf > covered > tokens else ""
         neighbour = "the public model in its place" if values["stand_in"] else relation.replace("_", " ")
         said = [
             f"{audit.canaries:,} games that count, each of {tokens:,} drawn tokens{of}; by a fair coin the model "

@@ -64,7 +64,8 @@ def _bound(stands: Standing, bound: Bound) -> str:
         f"{audit.right:,} of {audit.guesses:,} guesses right, {audit.played}, one-sided "
         f"{_confidence(audit.level)}{shared}"
     )
-    return f"audited ε ≥ {words.number(audit.epsilon)} ({game}), provable at best {words.number(audit.best)}{of}"
+    weak = f", but {bound.powerless}" if bound.powerless and audit.best > bound.promised else ""
+    return f"audited ε ≥ {words.number(audit.epsilon)} ({game}), provable at best {words.number(audit.best)}{of}{weak}"
 
 
 def _differs(stands: Standing, bound: Bound) -> bool:

@@ -13,7 +13,9 @@ from auditor.reports.topics import Topic, by_target
 
 _NEVER = (
     "A claim is consistent where an audit could have contradicted it and did not: that does not prove it. An audit "
-    "is too weak where not even all-right guesses would have. Every audit of a model gets an equal share of the level."
+    "is too weak where not even all-right guesses would have, or where its games look at a part of the tokens that the "
+    "claim covers, and these give away less than it by themselves. Every audit of a model gets an equal share of the "
+    "level."
 )
 
 

@@ -42,6 +42,9 @@ class Audited:
     relation: str = "add_remove"
     unit: str = "record"
     table: tuple[int, int, int, int] | None = None  # of games: tp, fn, fp, tn; canaries are then the games that count
+    tokens: int | None = None  # drawn in each game
+    covered: int | None = None  # tokens that the claim is for; None: any number, or there is no claim
+    exact: float | None = None  # epsilon of these very games, from both next-token distributions
 
     @property
     def played(self) -> str:

@@ -5,7 +5,7 @@ if all rules do, so an upper bound of 95% each keeps a false pass to 5% (an inte
 rule does, so lower bounds are corrected for the number of decisions (Holm), which keeps a false alarm to 5% too.
 
 A lower bound of epsilon has no upper one: no audit shows that epsilon is small. It is held where it is within a limit
-that it could have been beyond (`records.claims`), and inconclusive where no outcome could have been.
+that it could have been beyond (`statistics.audited.powerless`), and inconclusive where it could not have been.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from auditor.gate.rulings import Decision, Ruling, Verdict
 from auditor.records import claims, outcomes
 from auditor.records.outcomes import PerSecret, Run
 from auditor.statistics.audited import METRICS as BOUNDS
-from auditor.statistics.audited import at_level
+from auditor.statistics.audited import at_level, powerless
 from auditor.statistics.bounds import LEVEL, BinomialCount, EitherWay, Evidence, RecordedInterval
 from auditor.statistics.holm import level_of_each
 from auditor.statistics.metrics import SHARES, find
@@ -322,13 +322,13 @@ _OF_A_CLAIM: dict[claims.Verdict, Verdict] = {
 
 
 def _bounded(row: CellKey, rule: Rule, audit: Audited) -> Ruling:
-    """A number as the limit of a lower bound: held only where all-right guesses would have shown more."""
+    """A number as the limit of a lower bound: held only where it could have shown more."""
     limit = rule.limit
-    verdict: Verdict = "failed" if audit.epsilon > limit else "held" if audit.best > limit else "inconclusive"
-    weak = ", so no outcome could have exceeded it" if verdict == "inconclusive" else ""
+    weak = powerless(audit, limit)
+    verdict: Verdict = "failed" if audit.epsilon > limit else "inconclusive" if weak else "held"
     reason = (
         f"{rule.name} {audit.epsilon:.4f} (of {audit.best:.4f} provable by {audit.played} at "
-        f"{1 - audit.level:.4g}), limit {limit:g}{weak}"
+        f"{1 - audit.level:.4g}), limit {limit:g}" + (f": {weak}" if verdict == "inconclusive" else "")
     )
     bound = audit.epsilon
     return Ruling(*row, rule.name, limit, bound, math.inf, verdict, reason, str(rule), bound, audit.canaries)
@@ -341,6 +341,7 @@ def _stands(row: CellKey, rule: Rule, stands: claims.Standing) -> Ruling:
     seen = [
         f"{bound.row.attack} ({bound.row.setting}) {bound.audit.epsilon:.4f} of {bound.audit.best:.4f} provable"
         + ("" if bound.promised == claimed else f", against {bound.promised:.4g}")
+        + (f", but {bound.powerless}" if bound.powerless and bound.audit.best > bound.promised else "")
         for bound in bounds
     ]
     seen += [f"{other.row.attack} ({other.row.setting}) is {other.why}" for other in stands.unheld]

@@ -15,13 +15,13 @@ from typing import Literal
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Claim
 from auditor.core.result import Audited, AuditResult, Finding, TargetRecord
-from auditor.statistics.audited import at_level
+from auditor.statistics.audited import at_level, powerless
 from auditor.statistics.bounds import LEVEL
 
 Verdict = Literal["consistent", "claim contradicted", "audit too weak to tell"]
 CONSISTENT: Verdict = "consistent"  # it could have been contradicted, and was not
 CONTRADICTED: Verdict = "claim contradicted"
-TOO_WEAK: Verdict = "audit too weak to tell"  # no outcome of it could have contradicted the claim
+TOO_WEAK: Verdict = "audit too weak to tell"  # it could not have contradicted the claim (`powerless`)
 
 PROBES = ("epsilon-audit", "gradient-audit", "prediction-audit")
 
@@ -39,9 +39,9 @@ class Bound:
         return self.audit.epsilon > self.promised
 
     @property
-    def could(self) -> bool:
-        """Whether all-right guesses would have contradicted it."""
-        return self.audit.best > self.promised
+    def powerless(self) -> str:
+        """Why it could not have contradicted the claim; "" where it could have."""
+        return powerless(self.audit, self.promised)
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Standing:
             return CONTRADICTED
         if self.claimed is None and self.nominal is None:
             return None
-        if any(bound.could for bound in self.bounds):
+        if any(not bound.powerless for bound in self.bounds):
             return CONSISTENT
         return TOO_WEAK if self.bounds else None
 

@@ -96,6 +96,27 @@ def at_level(audit: Audited, level: float) -> Audited:
     return replace(audit, epsilon=epsilon, best=best, level=level)
 
 
+def powerless(audit: Audited, limit: float) -> str:
+    """Why this audit could not have shown an epsilon above the limit, whatever leaks; "" where it could have.
+
+    A game over a part of the tokens that a claim covers is bounded by what that part gives away: unless that exceeds
+    the limit by itself, no guess about it speaks to the claim of them all.
+    """
+    if audit.best <= limit:
+        return "not even all-right guesses would have exceeded it"
+    if audit.table is None:
+        return ""
+    if audit.tokens is None:
+        return "it is not on record how many tokens its games were of: run it anew"
+    if audit.covered is not None and audit.tokens >= audit.covered:
+        return ""
+    if audit.exact is not None and audit.exact > limit:
+        return ""
+    of = f"of the {audit.covered:,} tokens covered" if audit.covered is not None else "of any number of tokens covered"
+    apart = "" if audit.exact is None else f", which give away no more than {audit.exact:.3g} exactly"
+    return f"its games look at {audit.tokens:,} {of}{apart}"
+
+
 def guess_counts(m: int) -> tuple[int, ...]:
     """The numbers of guesses that are tried with m canaries: even, and at least 16 but for the first, which is all."""
     counts = [m // part // 2 * 2 for part in _PARTS]

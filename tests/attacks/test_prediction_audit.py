@@ -24,6 +24,7 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Scenario
 from auditor.plugins.view import CLAIM, WORST, View
 from auditor.runs.lead import led
+from auditor.statistics.audited import powerless
 from auditor.statistics.composition import exact_epsilon
 from auditor.statistics.games import audited, counted
 from auditor.statistics.two_samples import epsilon_clopper_pearson
@@ -158,6 +159,19 @@ def test_what_is_proved_is_below_what_is_so_which_is_below_what_is_claimed(relat
     assert measured["epsilon_lower_bound"].high == math.inf and "one-sided" in measured["epsilon_lower_bound"].note
     assert "each of 4 drawn tokens" in notes[0] and "not released, and not charged" in notes[2]
     assert {seen[i].values["tokens"] for i in range(3)} == {4.0}
+
+
+def test_one_token_of_a_thousand_cannot_have_contradicted_the_claim_of_them_all() -> None:
+    """100,000 games: all-right guesses would have proved more than the claim, and cannot come of what they look at."""
+    case, defense = three(1024), PMixed(epsilon=8.0, alpha=9)
+    model, claim = defense.protect(case), defense.claim(case, 0)
+    measured, bound, notes, _ = audit(model, claim, games=100_000, tokens=1)
+    assert bound.epsilon == 0 and bound.best > claim.epsilon[claim.relation]
+    assert (bound.tokens, bound.covered, bound.exact) == (1, 1024, measured["epsilon_exact"].value)
+    assert "its games look at 1 of the 1,024 tokens covered" in powerless(bound, claim.epsilon[claim.relation])
+    assert "each of 1 drawn tokens of the 1,024 that the claim covers" in notes[0]
+    _, all_of_them, _, _ = audit(model, claim, games=64, tokens=4096)
+    assert all_of_them.tokens == all_of_them.covered == 1024
 
 
 def test_a_published_claim_is_played_by_every_relation_and_held_as_published() -> None:

@@ -17,6 +17,7 @@ from auditor.core.nouns import Claim
 from auditor.core.result import Audited, AuditResult, BenchmarkRecord, Finding, TargetRecord
 from auditor.gate.decide import judge
 from auditor.gate.policy import Rule, parse_limits, parse_rule
+from auditor.statistics import games
 from auditor.statistics.audited import at_level, audited, measurements_of
 from auditor.statistics.intervals import share
 
@@ -88,6 +89,18 @@ def test_what_a_claim_is_held_to(
     folder = finished(tmp_path / "run", epsilon, *rows)
     assert gate(folder, "--max", "epsilon_lower_bound=claim") == code
     assert said in " ".join(capsys.readouterr().out.split())
+
+
+def test_games_of_one_token_do_not_hold_the_claim_of_a_thousand(tmp_path: Path, capsys: Said) -> None:
+    """Nor a number: right guesses would have proved 9, of tokens that give away 0.234 at most."""
+    weak = replace(games.audited((18_750,) * 4, 1e-5, 0.05), tokens=1, covered=1024, exact=0.234)
+    for audit, code in ((weak, 4), (replace(weak, tokens=1024), 0)):
+        folder = finished(tmp_path / str(code), 8.0, row((audit,), attack="prediction-audit"))
+        for limit in ("claim", "8"):
+            assert gate(folder, "--max", f"epsilon_lower_bound={limit}") == code
+            said = " ".join(capsys.readouterr().out.split())
+            why = "its games look at 1 of the 1,024 tokens covered, which give away no more than 0.234 exactly"
+            assert (why in said) == (code == 4)
 
 
 def test_in_toml_beside_numbers(tmp_path: Path, capsys: Said) -> None:

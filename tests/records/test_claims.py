@@ -117,7 +117,7 @@ def test_what_a_claim_covers() -> None:
 
 
 def test_independent_games_are_held_to_the_claim_of_a_shard() -> None:
-    played = games.audited((900, 100, 120, 880), 1e-5, 0.05)
+    played = replace(games.audited((900, 100, 120, 880), 1e-5, 0.05), tokens=64, covered=64)
     shards = claim({"add_remove": 1.0, "zero_out": 3.0}, unit="shard", shard=True, queries=64, any_access=False)
     prediction = row(replace(played, unit="shard"), attack="prediction-audit")
     assert stands(shards, prediction).verdict == CONTRADICTED and stands(shards, prediction).bounds[0].audit.best > 5
@@ -126,6 +126,28 @@ def test_independent_games_are_held_to_the_claim_of_a_shard() -> None:
     shared = stands(shards, prediction, zeroed)
     assert [bound.audit.level for bound in shared.bounds] == [0.025] * 2 and shared.verdict == CONTRADICTED
     assert shared.bounds[0].audit.epsilon < played.epsilon
+
+
+@pytest.mark.parametrize(
+    ("tokens", "covered", "exact", "verdict"),
+    [
+        (1, 1024, 0.234, TOO_WEAK),  # one token of so many gives next to nothing away, whoever guesses
+        (1023, 1024, 7.9, TOO_WEAK),
+        (1024, 1024, 0.234, CONSISTENT),
+        (1, 1024, 8.1, CONSISTENT),  # one token alone would have contradicted it
+        (1024, None, 7.9, TOO_WEAK),  # any number of tokens is covered
+        (None, None, None, TOO_WEAK),  # a record of before this was kept
+    ],
+)
+def test_games_of_a_part_of_the_tokens_speak_to_no_claim_of_them_all(
+    tokens: int | None, covered: int | None, exact: float | None, verdict: str
+) -> None:
+    """75,000 games, guessed by chance: right guesses would have proved 9, of tokens that cannot give away as much."""
+    found = games.audited((18_750, 18_750, 18_750, 18_750), 1e-5, 0.05)
+    assert found.epsilon == 0 and found.best > 9
+    shards = claim(8.0, unit="shard", shard=True, queries=covered, any_access=False)
+    audit = replace(found, unit="shard", tokens=tokens, covered=covered, exact=exact)
+    assert stands(shards, row(audit, attack="prediction-audit")).verdict == verdict
 
 
 def test_claim_check_contradicts_on_its_own() -> None:
