@@ -67,6 +67,11 @@ class Ethicist(SamplingAttack):
         for name in ("prompt_length", "smooth_tokens", "batch", "epochs", "patience"):
             if getattr(self, name) < 1:
                 raise AuditError(f"expected {name} >= 1, got {getattr(self, name)}")
+        for name in ("alpha", "weight_decay", "warmup_steps"):
+            if getattr(self, name) < 0:
+                raise AuditError(f"expected {name} >= 0, got {getattr(self, name)}")
+        if self.learning_rate <= 0:
+            raise AuditError(f"expected learning_rate > 0, got {self.learning_rate}")
         if not 0 < self.validation < 1:
             raise AuditError(f"expected validation in (0, 1), got {self.validation}")
 

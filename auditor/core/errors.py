@@ -59,7 +59,8 @@ def of_a_place(error: BaseException, ours: str) -> AuditError | None:
 
 # How torch and the systems below it say that memory is used up.
 _MEMORY = re.compile(
-    r"out of memory|can't allocate memory|bad_alloc|could not (create|allocate) a memory", re.IGNORECASE
+    r"out of memory|can't allocate memory|bad_alloc|could not ((create|allocate) a memory|create a primitive$)",
+    re.IGNORECASE,
 )
 
 

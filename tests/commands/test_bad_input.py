@@ -142,6 +142,7 @@ ARRAYS: dict[str, bytes] = {
     "complex": saved(np.ones((1, 2), complex)),
     "flags": saved(np.ones((1, 2), bool)),
     "text": saved(np.array([["a", "b"]])),
+    "durations": saved(np.array([[1, 2]], dtype="m8[s]")),
     "dates": saved(np.array([["2020-01-01"]], dtype="M8[D]")),
     "records": saved(np.zeros((1,), dtype=[("a", "<u2"), ("b", "<u2")])),
     "scalar": saved(np.uint16(3)),
@@ -245,6 +246,8 @@ def test_policies_that_rule_nothing(policy: str, tmp_path: Path, refuses: Any) -
 
 OPTIONS = [
     *(["run", "-A", f"alpha={v}"] for v in ("nan", "inf", "-inf", "", "x", "1e400", "True")),
+    *(["run", "-A", f"ethicist.learning_rate={v}"] for v in ("-1", "0")),
+    *(["run", "-A", f"ethicist.{v}=-1"] for v in ("weight_decay", "warmup_steps")),
     *(["run", "-A", f"samples={v}"] for v in ("nan", "0", "-1", "1e3", "100000000", "9" * 5000)),
     *(["run", "-A", v] for v in ("", "=", "=1", ".=1", "x.y=1", "alpha", "alphas=1", "ethicist.=1")),
     *(["run", "-d", "pmixed", "-D", f"{v}"] for v in ("epsilon=nan", "epsilon=0", "epsilon=-1", "delta=0", "q=nan")),

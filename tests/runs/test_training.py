@@ -192,3 +192,11 @@ def test_a_frozen_model_is_refused() -> None:
     model = torch.nn.Linear(2, 2).requires_grad_(False)
     with pytest.raises(AuditError, match="frozen one: none of its 2 parameters"):
         finetune.trained_parameters(model)
+
+
+def test_a_folder_whose_name_no_tokenizer_can_write_is_refused_before_anything_is_there(
+    world: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(AuditError):
+        training.train(asked(world, tmp_path / "model\udcff"), silent)
+    assert not list(tmp_path.iterdir())
