@@ -90,7 +90,7 @@ class GradientAudit(Probe):
 
 
 def _faults(seen: Mapping[str, float]) -> Iterator[str]:
-    """What the steps are that they are not said to be: sentences."""
+    """How the recorded steps contradict the accounting: too many releases, wrong sampling, too little noise."""
     steps, releases, values, size = (seen[name] for name in ("steps", "releases", "noise_values", "noise_size"))
     if releases > steps:
         yield f"the training released {releases:,.0f} noisy sums, and {steps:,.0f} are accounted for"

@@ -50,7 +50,7 @@ class Dedup(Variant):
 
 
 def distinct(texts: Sequence[str], threshold: float) -> list[str]:
-    """The texts that are no near-duplicates of one that is kept before them, in their order."""
+    """The texts in order, without near-duplicates (Jaccard similarity >= threshold) of a text kept earlier."""
     if threshold == 1:
         return list(dict.fromkeys(texts))
     index = MinHashLSH(num_perm=_PERMUTATIONS, params=_bands(threshold))

@@ -108,7 +108,7 @@ def _link(folder: Path, beside: Path) -> str:
 
 
 def _short(commit: str) -> str:
-    """As git shortens it, and that it was not all."""
+    """The commit's first nine digits, and `-dirty` where the tree had uncommitted changes."""
     return commit[:9] + ("-dirty" if commit.endswith("-dirty") else "")
 
 

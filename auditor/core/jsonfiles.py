@@ -1,4 +1,4 @@
-"""JSON files, read with a sentence for whatever is wrong with them. Knows files; quotes nothing of what is in them."""
+"""Reads JSON files; any fault is one sentence, which never quotes the content, as that may be private."""
 
 from __future__ import annotations
 

@@ -54,10 +54,11 @@ class Audited:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a chain of rows: what is credited to these causes, and to no single one of several.
+    """One step from a target to the next in a chain that changes one thing at a time.
 
-    difference: the row's number minus that of the row before it; None where there is nothing to take it of: `note` says
-    why. Names of targets; after: "" where no row shows what the step would be.
+    causes: what the step changes; the effect of several changed together cannot be divided among them. before, after:
+    names of the two targets; after is "" where the second was not measured. difference: the number of `after` minus
+    that of `before`; None where it cannot be taken, and `note` says why.
     """
 
     causes: dict[str, str]  # what each changes, by its name

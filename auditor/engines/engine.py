@@ -33,13 +33,13 @@ class Engine(Protocol):
         """Who does it, in words."""
 
     def open(self, here: Any, elsewhere: Callable[[], Any]) -> None:
-        """What comes is done at such a place: the one of this process, or those that others open. The last one goes."""
+        """Sets what later work runs on: `here` in this process; each worker makes its own with `elsewhere()`."""
 
     def stream(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
-        """What is found of the items, as it comes in, each bit once. Where one item was worked on, it always is."""
+        """The results of the items as they arrive, each once. The same item always goes to the same worker."""
 
     def each(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
-        """The same of few items that take long: whoever is free takes the next one."""
+        """The same for few, long items: the next free worker takes the next item."""
 
     def close(self) -> None:
         """Lets go of all that it holds."""

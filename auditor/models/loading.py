@@ -80,7 +80,10 @@ _SHOWN = 3  # names of weights in a sentence
 
 @dataclass(frozen=True)
 class LoadingOptions:
-    """How weights are read, and where they go. revision, model_args, quantise: of one model, not of those beside it."""
+    """How models are loaded, and onto which device.
+
+    revision, model_args and quantise hold for the audited model only, not for a reference, public or base model.
+    """
 
     device: str = "cpu"
     dtype: str = "float32"
@@ -307,7 +310,7 @@ def _read_beside(config: Any) -> str:
 
 
 def _model_args(given: Mapping[str, Any]) -> dict[str, Any]:
-    """`--model-arg` as `from_pretrained` takes it: text that is JSON is read as such, so that `true` is no word.
+    """`--model-arg` as keyword arguments of `from_pretrained`. A value that parses as JSON is JSON: `true` is a bool.
 
     Raises AuditError for what has a flag of its own, and for quantisation without its library.
     """

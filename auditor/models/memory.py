@@ -26,9 +26,9 @@ _SHARE = 4
 
 
 def rows_bytes(device: torch.device, most: int) -> int:
-    """Bytes that decoding rows may hold at once: a quarter of what is free; on a processor no more than `most`.
+    """Bytes that decoding rows may take at once: a quarter of the free memory; on a CPU at most `most`.
 
-    most: what more of is not faster there. An accelerator has no such bound: it is the faster, the more it is given.
+    most: the size beyond which a CPU gets no faster. An accelerator keeps getting faster with larger batches.
     """
     share = free(device) // _SHARE
     return max(1, share if device.type in ("cuda", "mps") else min(most, share))

@@ -82,7 +82,7 @@ class Trainer:
         return 0
 
     def train_one(self, job: TrainingJob, index: int) -> Path:
-        """Trains one of them, as it would be beside the others; returns its folder, which `train` finds there."""
+        """Trains model `index` alone, with the weights that `train` would give it; returns its folder."""
         raise NotImplementedError
 
     def train(self, job: TrainingJob) -> tuple[str, ...]:

@@ -24,9 +24,10 @@ def unlearned(
     models: Mapping[str, str],
     forgotten: frozenset[str],
 ) -> Unlearning:
-    """In the widest setting, in which controls are attacked; of relearning nothing but what came of it.
+    """What is left of the forgotten records, measured with white-box access where that was measured, else text-only.
 
-    models: names of targets, by what each is to the model that was to forget. forgotten: ids of what it was to forget.
+    models: name of the target in each role ("before", "after", "retrained", ...). forgotten: ids of the secrets that
+    were to be forgotten. The steps, rate and texts of relearning are not known here; the caller fills them in.
     """
     setting = "worst" if any(f.setting == "worst" for f in result.findings) else "claim"
     held, target = of_folder(folder.path), models[AFTER]

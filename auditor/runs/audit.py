@@ -1,7 +1,7 @@
-"""One audit that is ready to begin: the site, the selection and the lead that every cell of it shares.
+"""One audit, ready to start: the site, the selected attacks and defenses, and the prefix token that all cells share.
 
-Here is refused all that can be refused before the first model is asked anything. What of it a worker elsewhere has too,
-is the scene; the run folder has one owner.
+Whatever can be refused before the first query to a model is refused here. `Scene` is the part that remote workers have
+too; the run folder belongs to the main process alone.
 """
 
 from __future__ import annotations

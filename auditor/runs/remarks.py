@@ -24,7 +24,7 @@ def of_draws(guesses: Sequence[Guesses]) -> tuple[str, ...]:
 
 
 def of_the_few(attacked: Sequence[Secret], benchmark: Benchmark) -> tuple[str, ...]:
-    """That not everyone was attacked: differences to other rows are taken on those who were."""
+    """That only some secrets were attacked; comparisons with other rows use the secrets attacked in both."""
     if len(attacked) == len(benchmark.secrets):
         return ()
     members, of = (sum(secret.member for secret in secrets) for secrets in (attacked, benchmark.secrets))

@@ -95,7 +95,7 @@ class Site(ABC):
         return plan_weights.of_plan(self.plan)
 
     def read(self) -> dict[str, str]:
-        """What all that is read here says of itself, once the model is loaded: places that differ in it are not one."""
+        """Fingerprints of all inputs, once the model is loaded; a worker whose fingerprints differ is refused."""
         return {**self.weights(), "the data": secrets_digest(self.benchmark.secrets)}
 
     def pieces(self, defenses: Mapping[str, Defense], references: Sequence[str]) -> Sequence[Piece]:
@@ -136,7 +136,7 @@ class Site(ABC):
 
     @property
     def reference_fault(self) -> str:
-        """What is known of the reference that makes it none: that it saw private data; "" where nothing is."""
+        """Why the reference model cannot serve as one, as it was trained on private data; "" where it can."""
         return ""
 
     @abstractmethod

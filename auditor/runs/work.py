@@ -111,7 +111,7 @@ class ProbeWork(CellWork[Secret, Observation]):
 
 @dataclass(frozen=True)
 class Trainings:
-    """What of a run's models can be trained apart, one a task; what is found of each is that it is done."""
+    """Trains models that do not depend on each other, one a task; yields each piece when its model is trained."""
 
     portion: ClassVar[int] = 1
 

@@ -30,7 +30,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Leak:
-    """One point's leakage. draws: (resamples,); parts: (secrets,), whose mean it is, all thresholds as they are."""
+    """One model's leakage. parts: (secrets,) the values whose mean it is; draws: (resamples,) means of the bootstrap.
+
+    Where a value needs a threshold (TPR at an FPR), `parts` use that of the full sample.
+    """
 
     draws: Values
     parts: Floats
@@ -155,13 +158,12 @@ def perplexity_ratios(nll: Floats, tokens: Floats, base: Floats) -> list[Measure
 
 
 def may_be_least(count: int, difference: Callable[[int, int], Evidence], level: float = LEVEL) -> list[bool]:
-    """Of so many points, which ones no other is shown to be below: a set that holds the least (Gupta 1965; Hsu 1984).
+    """For each point, whether it may be the one that leaks least: subset selection (Gupta 1965; Hsu 1984).
 
-    difference(i, j): the number of i minus that of j. Every point is held against every other one, so none is picked
-    by the numbers that it is then tested on; each pair is tested at level / (2 (count - 1)) a side. That is Bonferroni,
-    and of Holm the first step, which is all there is: one rejection rules a point out. So a point that is the least is
-    ruled out with probability at most level / 2, and where several are, all but one of them with probability at most
-    level (Markov): with no more than that is one left alone while another leaks as little.
+    difference(i, j): evidence about the leakage of i minus that of j. A point is ruled out when it leaks significantly
+    more than some other point. Every pair is tested, each side at level / (2 (count - 1)) (Bonferroni), so no point is
+    selected and tested on the same numbers. The point that truly leaks least is ruled out with probability at most
+    level / 2; where several tie for least, all but one of them are ruled out with probability at most level (Markov).
     """
     if count < 2:
         return [True] * count

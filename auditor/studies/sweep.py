@@ -340,7 +340,7 @@ def _of_target(target: TargetRecord) -> Iterator[Measurement]:
 
 
 def _of_steps(chain: Chain | None) -> Iterator[Measurement]:
-    """What each cause takes, by what it takes it of: `likelihood_mixing`, `near_verbatim_probability_splitting`."""
+    """The effect of each cause, named after metric and cause: `likelihood_mixing`, `recall_splitting`."""
     for step in chain.steps if chain else ():
         if step.difference:
             of = step.difference.name.removesuffix("_difference")

@@ -158,10 +158,11 @@ def fit_privately(
     checkpoint: Checkpoint | None = None,
     seconds_between: float = 60.0,
 ) -> PrivateModel:
-    """Trains the parameters that ask for gradients, in place, one example a unit; goes on behind the checkpoint.
+    """Trains the parameters that require gradients, in place, from the checkpoint on; each example is a privacy unit.
 
-    shares: of the clipping norm, in (0, 1], an example each. noise_scale: of a batch, by its units. canaries: units
-    behind the examples, which the sampler draws too; those that are not in the data are in no batch.
+    shares: for each example the fraction of the clipping norm, in (0, 1], that its gradient is clipped to.
+    noise_scale: maps the units of a batch to the factor on its noise. canaries: extra units, sampled like the examples
+    and numbered after them; a canary that was not included (by its coin) contributes to no batch.
     Raises AuditError for batches that are not Poisson, frozen models, and layers without per-sample gradients.
     """
     _require_poisson(sampler, len(examples), canaries.count)
