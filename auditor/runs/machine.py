@@ -7,6 +7,7 @@ import os
 import platform
 import resource
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -36,12 +37,28 @@ def environment(device: str) -> dict[str, str]:
 
 def _commit() -> str:
     """`4f2a…`, `4f2a…-dirty` where tracked files were changed since; "" where git knows none."""
-    try:
-        asked = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-        told = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+    head = _git("rev-parse", "--verify", "HEAD")
+    if head is None or head.returncode:
         return ""
-    return told.stdout.strip() if told.returncode == 0 else ""
+    # What the folder's own configuration would have git run on the files that it looks at.
+    filters = _git("config", "--name-only", "--get-regexp", r"^filter\..*\.(clean|smudge|process|required)$")
+    names = filters.stdout.split("\n") if filters is not None else []
+    off = [f"{name}={'false' if name.endswith('required') else ''}" for name in names if name]
+    changed = _git("diff", "--quiet", "--no-ext-diff", "--no-textconv", "--ignore-submodules=all", "HEAD", off=off)
+    return f"{head.stdout.strip()}-dirty" if changed is None or changed.returncode else head.stdout.strip()
+
+
+def _git(*asked: str, off: Sequence[str] = ()) -> subprocess.CompletedProcess[str] | None:
+    """What git says, without the programs that a folder may name for it: monitors, hooks, filters. None: no git.
+
+    off: settings more, as `name=value`.
+    """
+    settings = [word for one in ("core.fsmonitor=false", "core.hooksPath=/dev/null", *off) for word in ("-c", one)]
+    command = ["git", "--no-optional-locks", *settings, *asked]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
 
 
 def reset_peak_memory() -> None:
