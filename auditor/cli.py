@@ -35,8 +35,10 @@ app = typer.Typer(
     epilog="Exit codes: 0 done or gate held, 1 gate failed, 2 wrong usage or bad input, 3 unexpected failure, "
     "4 gate inconclusive, 130 interrupted.",
 )
+READING = (report, gate, compare, history, advise, export)  # --safe unless they are told otherwise
 for command in (run, utility, reproduce, train, list_plugins, report, score, gate, compare, history, advise, export):
-    app.command(command.__name__.removesuffix("_plugins"))(spelt_out(command))
+    safe = True if command in READING else False if command is run else None
+    app.command(command.__name__.removesuffix("_plugins"))(spelt_out(command, safe))
 app.add_typer(canaries.app, name="canaries")
 app.add_typer(secrets.app, name="secrets")
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import os
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -18,8 +21,9 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from auditor.core import safe as guard
 from auditor.core.errors import AuditError
-from auditor.core.plan import AUTO
+from auditor.core.plan import AUTO, Plan
 
 Many = list[str] | None  # of a flag that may be repeated
 
@@ -44,6 +48,9 @@ ModelArgs = Annotated[
 ]
 Plugin = Annotated[
     Many, typer.Option(help="Python file with attacks, defenses or training methods of your own; repeatable.")
+]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Let model repositories run their own code.")
 ]
 Markdown = Annotated[Path | None, typer.Option(metavar="FILE", help="Write Markdown, for a pull request.")]
 PhoneRegion = Annotated[
@@ -100,9 +107,7 @@ class HubLoadingFlags(LoadingFlags):
     """The same of a model that may be on the hub, at a revision and with code of its own."""
 
     revision: Annotated[str | None, typer.Option(help="Revision of --model on the hub.")] = None
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Let model repositories run their own code.")
-    ] = False
+    trust_remote_code: TrustRemoteCode = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,16 +149,28 @@ class ApiFlags:
 # --- groups of flags as typer reads them ------------------------------------------------------------------------------
 
 
-def spelt_out(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with each of its groups replaced by the flags in it: typer reads flags from a signature alone."""
+_SAFE = Annotated[
+    bool,
+    typer.Option("--safe/--no-safe", help="Run no plug-in, no code of a model folder, no other program; no network."),
+]
+
+
+def spelt_out(command: Callable[..., None], safe: bool | None = None) -> Callable[..., None]:
+    """The command with each of its groups replaced by the flags in it: typer reads flags from a signature alone.
+
+    safe: the default of its flag --safe; None: it has none.
+    """
     kinds = _kinds(command)
     own = inspect.signature(command).parameters.values()
 
     @functools.wraps(command)
     def spelt(**flags: Any) -> None:
-        command(**{one.name: _collected(one.name, kinds[one.name], flags) for one in own})
+        with guard.reading() if flags.pop("safe", False) else nullcontext():
+            command(**{one.name: _collected(one.name, kinds[one.name], flags) for one in own})
 
     flags = [flag for one in own for flag in _flags(one.name, kinds[one.name], one.default)]
+    if safe is not None:
+        flags += _flags("safe", _SAFE, safe)
     spelt.__signature__ = inspect.Signature(flags)  # type: ignore[attr-defined]
     spelt.__annotations__ = {flag.name: flag.annotation for flag in flags}
     return spelt
@@ -195,15 +212,16 @@ def given(group: Any) -> dict[str, Any]:
 
 
 def plan_values(group: Any, base: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
-    """The flags given as values of a plan. The plug-in files that they, or else the plan file, name are loaded first.
+    """The flags given as values of a plan. The plug-in files that they name are loaded first.
 
-    base: the values of the plan file.
+    base: the values of the plan file, which may ask for no code to run that the flags do not name. Raises AuditError.
     """
     from auditor.plugins import registry
     from auditor.runs.plan import parse_options
 
     values = given(group)
-    load_plugins(values.get("plugin") or base.get("plugin", []))
+    Allowed.by(values).check(base, "the plan file")
+    load_plugins(values.get("plugin"))
     read: dict[str, Callable[[Any], Any]] = {
         "attack_options": lambda items: parse_options("-A", items, list(registry.attacks_and_probes())),
         "defense_options": lambda items: parse_options("-D", items, list(registry.defenses())),
@@ -211,6 +229,58 @@ def plan_values(group: Any, base: Mapping[str, Any] = MappingProxyType({})) -> d
         "batch_size": batch_size,
     }
     return {name: read[name](value) if name in read else value for name, value in values.items()}
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """Code that the command line names, so that it may run. A plan file or a run folder may be anybody's."""
+
+    plugin: tuple[str, ...] = ()
+    trust_remote_code: bool = False
+
+    @classmethod
+    def by(cls, flags: Mapping[str, Any]) -> Allowed:
+        """What these flags name. Raises AuditError for any with --safe."""
+        found = cls(tuple(flags.get("plugin") or ()), bool(flags.get("trust_remote_code")))
+        for path in found.plugin:
+            guard.refuse(f"the plug-in {path!r} would run")
+        if found.trust_remote_code:
+            guard.refuse("code of model folders would run")
+        return found
+
+    @classmethod
+    def of(cls, plan: Plan) -> Allowed:
+        """What a plan asks for."""
+        return cls(plan.plugin, plan.trust_remote_code)
+
+    def flags(self) -> list[str]:
+        """As the command line says it."""
+        plugins = [word for path in self.plugin for word in ("--plugin", shlex.quote(path))]
+        return [*plugins, *(["--trust-remote-code"] if self.trust_remote_code else [])]
+
+    def check_whole(self, plan: Plan, where: str) -> None:
+        """Raises AuditError for a plan that asks for more, or for less: what is allowed beyond it would be ignored."""
+        self.check(vars(plan), where)
+        for path in self.plugin:
+            if os.path.abspath(path) not in map(os.path.abspath, plan.plugin):
+                raise AuditError(f"expected no --plugin but those that {where} names, got {path!r}")
+        if self.trust_remote_code and not plan.trust_remote_code:
+            raise AuditError(f"expected no --trust-remote-code, as {where} does not set it, got it")
+
+    def check(self, plan: Mapping[str, Any], where: str) -> None:
+        """Raises AuditError for a plan that asks for more. where: whose plan it is, for the sentence."""
+        named, here = plan.get("plugin") or (), {os.path.abspath(path) for path in self.plugin}
+        for path in named if isinstance(named, list | tuple) else [named]:
+            if os.path.abspath(str(path)) not in here:
+                raise AuditError(
+                    f"{where} names the plug-in {str(path)!r}, whose code would run: if it is yours, name it on the "
+                    f"command line as well, --plugin {path}"
+                )
+        if plan.get("trust_remote_code") and not self.trust_remote_code:
+            raise AuditError(
+                f"{where} sets trust_remote_code, so that code in model folders would run: if that is meant, say it on "
+                "the command line as well, --trust-remote-code"
+            )
 
 
 def load_plugins(files: list[str] | None) -> None:

@@ -23,6 +23,8 @@ class ReproduceFlags:
     limit: options.Limit = None
     batch_size: options.BatchSize = None
     loading: options.LoadingFlags
+    plugin: options.Plugin = None
+    trust_remote_code: options.TrustRemoteCode = False
 
 
 def reproduce(
@@ -41,18 +43,22 @@ def reproduce(
 
     `claims`: published promises, each held to the query that is hardest on it.
     """
-    from auditor.runs.grid import parse_seeds
+    from auditor.runs import grid
     from auditor.studies import papers
 
     if show or paper is None:
         for name in papers.papers():
             typer.echo(_listing(papers.load(name)))
         return
-    values = options.plan_values(flags) | ({} if seeds is None else {"seeds": parse_seeds(seeds)})
+    values = options.plan_values(flags) | ({} if seeds is None else {"seeds": grid.parse_seeds(seeds)})
     chosen = papers.load(paper)
     plans = plan or list(chosen.plans)
+    allowed = options.Allowed.by(values)
     for name in plans:
-        chosen.at(name, scale)  # refused before torch is imported
+        raw = chosen.at(name, scale)  # refused before torch is imported
+        lone = papers.UTILITY in raw or papers.PUBLISHED in raw
+        for asked in [raw] if lone else [point.plan for point in grid.expand(raw)]:
+            allowed.check(asked, f"{paper}/{name}")
     _reproduce(chosen, plans, scale, values, out or Path("runs") / f"reproduce-{chosen.name}-{scale}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -224,14 +225,21 @@ def run(
     single: SingleFlags,
 ) -> None:
     """Attack a model, with and without defenses, and report what it leaks. Without --model: the built-in lab."""
-    if resume is not None and (options.given(plan) or options.given(grid) or out is not None):
-        raise AuditError("--resume takes the plan from the run folder: give no other option with it")
+    flags = options.given(plan)
+    allowed = options.Allowed.by(flags)
+    if resume is not None and (set(flags) - set(vars(allowed)) or options.given(grid) or out is not None):
+        raise AuditError(
+            "--resume takes the plan from the run folder: give no other option with it, but --plugin and "
+            "--trust-remote-code where the plan asks for them"
+        )
     _check_estimate(single, resume, out, plan.submission)
     base = gates.run_at(single.baseline)  # refused now rather than after hours
     policy = None if single.gate is None else _policy(single.gate, base)
     console.quiet()
-    asked = _asked(plan, grid) if resume is None else _reopened(resume)
+    asked = _asked(plan, grid) if resume is None else _reopened(resume, allowed)
     if isinstance(asked, list):
+        for point in asked:  # a sweep may name more than the plan that it is of
+            allowed.check(point.plan, point.name)
         _check_grid(asked, options.given(single))
         _run_grid(asked, out, resume, grid.config)
         return
@@ -296,12 +304,21 @@ def _checkpoints(folder: Path, flags: PlanFlags) -> list[str]:
     return checkpoints.found(folder)
 
 
-def _reopened(folder: Path) -> RunFolder | list[Point]:
-    """A run that was started, or the points of a grid that was."""
+def _reopened(folder: Path, allowed: options.Allowed) -> RunFolder | list[Point]:
+    """A run that was started, or the points of a grid that was. Raises AuditError for code that is not allowed."""
+    from auditor.core.jsonable import from_json
     from auditor.records.folder import RunFolder
     from auditor.studies import sweep
 
-    return sweep.reopen(folder) if (folder / sweep.SWEEP).is_file() else RunFolder.reopen(folder)
+    if (folder / sweep.SWEEP).is_file():
+        return sweep.reopen(folder)
+    reopened = RunFolder.reopen(folder)
+    try:
+        allowed.check_whole(from_json(Plan, reopened.plan(), "plan"), str(folder / "plan.json"))
+    except AuditError:
+        reopened.close()
+        raise
+    return reopened
 
 
 def _check_grid(points: list[Point], single: Mapping[str, Any]) -> None:
@@ -365,7 +382,8 @@ def _audit(plan: Plan, folder: RunFolder, reveal: bool) -> None:
             result = audit(plan, folder, reporter)
             files.write(folder.path, result, reveal)
         except KeyboardInterrupt:
-            console.say(f"interrupted; finished secrets are kept. Continue with: audit run --resume {folder.path}", 130)
+            again = " ".join(("audit run --resume", shlex.quote(str(folder.path)), *options.Allowed.of(plan).flags()))
+            console.say(f"interrupted; finished secrets are kept. Continue with: {again}", 130)
             raise
         except (AuditError, OSError):
             folder.discard_if_empty()

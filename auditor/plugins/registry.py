@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from auditor.core import safe
 from auditor.core.errors import AuditError
 from auditor.plugins.attack import Attack
 from auditor.plugins.benchmark import Benchmark
@@ -25,6 +26,7 @@ _extra: dict[Path, types.ModuleType] = {}
 
 def load_file(path: Path) -> None:
     """Makes the attacks and defenses of a Python file available (`--plugin mine.py`); a second time changes nothing."""
+    safe.refuse(f"the plug-in {str(path)!r} would run")
     if path.resolve() in _extra:
         return
     if not path.is_file():
@@ -100,7 +102,8 @@ def _classes(module: types.ModuleType, kind: type) -> Iterator[Any]:
 def _modules(package: str) -> list[types.ModuleType]:
     ours = importlib.import_module(package)
     names = [f"{package}.{info.name}" for info in pkgutil.iter_modules(ours.__path__) if not info.ispkg]
-    outside = [_installed(entry) for entry in importlib.metadata.entry_points(group=ENTRY_POINTS)]
+    entries = () if safe.on() else importlib.metadata.entry_points(group=ENTRY_POINTS)
+    outside = [_installed(entry) for entry in entries]
     return [importlib.import_module(name) for name in names] + outside + list(_extra.values())
 
 

@@ -708,7 +708,8 @@ def test_a_plug_in_file_runs_and_resumes(world: Path, tmp_path: Path, monkeypatc
     monkeypatch.setattr(RunFolder, "append", interrupt)
     assert call(command(world, out, *flags)) == 130
     monkeypatch.undo()
-    assert call(["run", "--resume", str(out)]) == 0
+    assert f"--resume {out} --plugin {mine}" in said.readouterr().err
+    assert call(["run", "--resume", str(out), "--plugin", str(mine)]) == 0
     row = finding(out, "undefended", "claim", "votes")
     assert row["options"]["power"] == 2 and not row["not_applicable"]
     said.readouterr()
@@ -1095,7 +1096,7 @@ def test_resume_refuses_what_is_no_run_and_further_options(full: Path, tmp_path:
     assert call(["run", "--resume", str(tmp_path)]) == 2
     assert "expected a run folder to resume" in said.readouterr().err
     assert call(["run", "--resume", str(tmp_path / "none")]) == 2
-    for more in (["--seed", "1"], ["-o", "x"], ["-A", "samples=3"], ["--trust-remote-code"], ["--batch-size", "auto"]):
+    for more in (["--seed", "1"], ["-o", "x"], ["-A", "samples=3"], ["--batch-size", "auto"]):
         assert call(["run", "--resume", str(full), *more]) == 2, more
         assert "give no other option with it" in said.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -189,6 +189,8 @@ def test_a_study_of_ones_own_has_a_line_a_variant(
         "-o",
         str(tmp_path / "out"),
     ]
+    assert call(command) == 2  # the plan's plug-in runs if the command line names it too
+    command += ["--plugin", str(world / "plugins.py")]
     assert call(command) == 0
     found = tmp_path / "out" / "picture"
     with open(found / "frontier.csv", newline="") as file:

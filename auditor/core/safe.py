@@ -1,0 +1,73 @@
+"""What reads a record runs nothing of anybody's and asks nobody: no program, no network, no plug-in, no remote code.
+
+Python itself refuses it (an audit hook, PEP 578), so it holds for what a library would do too.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from auditor.core.errors import AuditError
+
+_WHAT = {
+    "subprocess.Popen": "a program would be run",
+    "os.system": "a program would be run",
+    "os.exec": "a program would be run",
+    "os.posix_spawn": "a program would be run",
+    "os.fork": "a program would be run",
+    "os.forkpty": "a program would be run",
+    "socket.connect": "the network would be asked",
+    "socket.sendto": "the network would be asked",
+    "socket.sendmsg": "the network would be asked",
+    "socket.getaddrinfo": "the network would be asked",
+    "socket.gethostbyname": "the network would be asked",
+    "socket.gethostbyaddr": "the network would be asked",
+}
+_OFFLINE = "HF_HUB_OFFLINE"
+_depth, _hooked = 0, False
+
+
+class Refused(AuditError, PermissionError):
+    """Of the system's kind as well: a library that can do without what it is refused does."""
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
+def on() -> bool:
+    return _depth > 0
+
+
+def refuse(what: str) -> None:
+    """Raises AuditError while the block of `reading` lasts."""
+    if on():
+        raise Refused(errno.EPERM, f"--safe: {what}, which --no-safe allows")
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """While the block lasts, nothing of anybody's is run and nobody is asked."""
+    global _depth, _hooked
+    if not _hooked:
+        sys.addaudithook(_hook)  # there is no way to take it out again
+        _hooked = True
+    before = os.environ.get(_OFFLINE)
+    os.environ[_OFFLINE] = "1"  # what the hub keeps here is found without asking it
+    _depth += 1
+    try:
+        yield
+    finally:
+        _depth -= 1
+        os.environ.pop(_OFFLINE)
+        if before is not None:
+            os.environ[_OFFLINE] = before
+
+
+def _hook(event: str, args: tuple[Any, ...]) -> None:
+    if _depth and (what := _WHAT.get(event)):
+        refuse(what)
