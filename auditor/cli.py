@@ -33,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Measures what a language model leaks of its training data, and what a defense changes about it.",
     epilog="Exit codes: 0 done or gate held, 1 gate failed, 2 wrong usage or bad input, 3 unexpected failure, "
-    "4 gate inconclusive, 130 interrupted.",
+    "4 gate inconclusive, 130 interrupted, 141 nobody reads the output.",
 )
 READING = (report, gate, compare, history, advise, export)  # --safe unless they are told otherwise
 for command in (run, utility, reproduce, train, list_plugins, report, score, gate, compare, history, advise, export):
@@ -86,21 +86,26 @@ def call(arguments: list[str]) -> int:
         return console.say(f"error: {error.format_message()}", 2)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
+    except BaseException as error:
+        return _unexpected(error)
+
+
+def _unexpected(error: BaseException) -> int:
+    """Says what ended a command that nobody foresaw; returns its exit code."""
+    if console.unread(error):
         console.mute()
-        return console.say("stopped: nobody reads the output any more", 3)
-    except SystemExit as error:
+        return 128 + signal.SIGPIPE  # quietly, as every filter of a pipe
+    if isinstance(error, SystemExit):
         console.trace(error)
         return console.say(f"stopped from inside, by a plug-in or a library: SystemExit({error.code!r})", 3)
-    except BaseException as error:
-        refused = of_a_place(error, str(Path(__file__).parents[1])) or of_memory(error)
-        if refused is not None:
-            console.mute()
-            if console.debugging:
-                console.trace(error)
-            return console.say(f"error: {refused}", 2)
-        console.trace(error)
-        return console.say("this is a bug of ours, not of your input; please report it with the lines above", 3)
+    refused = of_a_place(error, str(Path(__file__).parents[1])) or of_memory(error)
+    if refused is not None:
+        console.mute()
+        if console.debugging:
+            console.trace(error)
+        return console.say(f"error: {refused}", 2)
+    console.trace(error)
+    return console.say("this is a bug of ours, not of your input; please report it with the lines above", 3)
 
 
 def _exit_code(arguments: list[str]) -> int:

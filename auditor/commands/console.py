@@ -6,6 +6,7 @@ Knows nothing of commands, and imports nothing heavy before it is needed.
 from __future__ import annotations
 
 import os
+import select
 import shlex
 import sys
 import traceback
@@ -30,15 +31,40 @@ debugging = False  # whether unexpected errors are shown whole (`audit --debug`)
 
 
 def say(text: str, code: int) -> int:
-    """One line on stderr; its parts may come from files and arguments. Returns the exit code that goes with it."""
-    err.print(inert.terminal(text), soft_wrap=True)
+    """One line on stderr; its parts may come from files and arguments. Returns the exit code that goes with it.
+
+    The code says it too, where nobody reads the line.
+    """
+    try:
+        err.print(inert.terminal(text), soft_wrap=True)
+    except (BrokenPipeError, SystemExit) as error:
+        if not unread(error):
+            raise
+        mute()
     return code
 
 
+def unread(error: BaseException) -> bool:
+    """Whether this ended us because whoever read stdout or stderr is gone, as `head` is when it has its lines."""
+    if isinstance(error, SystemExit):
+        return isinstance(error.__context__, BrokenPipeError)  # what rich makes of it
+    return isinstance(error, BrokenPipeError) and any(map(_hung_up, (sys.stdout, sys.stderr)))
+
+
+def _hung_up(stream: Any) -> bool:
+    with suppress(OSError, ValueError, AttributeError):  # no stream, or none of the system's
+        told = select.poll()
+        told.register(stream.fileno(), 0)
+        return any(event & select.POLLERR for _, event in told.poll(0))
+    return False
+
+
 def mute() -> None:
-    """Nothing more goes to stdout, where nothing can be written: Python would fail again as it ends (exit 120)."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Nothing more goes where nothing can be written: Python would fail again as it ends (exit 120)."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is sys.stdout or _hung_up(stream):
+            with suppress(OSError, ValueError, AttributeError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def trace(error: BaseException) -> None:

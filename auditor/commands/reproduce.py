@@ -89,5 +89,6 @@ def _reproduce(paper: Paper, plans: list[str], scale: str, values: dict[str, Any
 
 
 def _listing(paper: Paper) -> str:
-    lines = [f"{name:14}{plan.get('title', '')}" for name, plan in paper.plans.items()]
+    wide = max(map(len, paper.plans), default=0)
+    lines = [f"{name:{wide}}  {plan.get('title', '')}" for name, plan in paper.plans.items()]
     return "\n  ".join([f"{paper.name}: {paper.title}; scales: {', '.join(paper.scales)}", *lines])

@@ -355,7 +355,7 @@ def _run_grid(points: list[Point], out: Path | None, resume: Path | None, config
 def _run_one(asked: Plan | RunFolder, out: Path | None, policy: Policy | None, single: SingleFlags) -> Path:
     """Runs a plan, or goes on with the folder of one. Returns the folder of the run, with its reports in it."""
     from auditor.core.jsonable import from_json, to_json
-    from auditor.gate.decide import check_rows
+    from auditor.gate.decide import check_metrics, check_rows
     from auditor.records.folder import RunFolder
     from auditor.reports import files
     from auditor.runs.run import check
@@ -364,6 +364,8 @@ def _run_one(asked: Plan | RunFolder, out: Path | None, policy: Policy | None, s
     selection = check(plan)
     if policy is not None:
         check_rows(policy, selection.cells())
+        if selection.ours:
+            check_metrics(policy.rules)
     folder = RunFolder.create(out, plan.title, to_json(plan)) if isinstance(asked, Plan) else asked
     _audit(plan, folder, single.reveal)
     if single.baseline is not None:

@@ -30,7 +30,7 @@ from auditor.statistics.audited import METRICS as BOUNDS
 from auditor.statistics.audited import at_level, powerless
 from auditor.statistics.bounds import LEVEL, BinomialCount, EitherWay, Evidence, RecordedInterval
 from auditor.statistics.holm import level_of_each
-from auditor.statistics.metrics import SHARES, find
+from auditor.statistics.metrics import METRICS, SHARES, find, in_table
 from auditor.statistics.roc import AUC
 
 
@@ -50,12 +50,14 @@ def decide(
     setting: str | None = None,
     attack: str | None = None,
 ) -> Decision:
-    """All rules on one run. Raises AuditError for a baseline that is missing or cannot be compared.
+    """All rules on one run. Raises AuditError for a baseline that is missing or cannot be compared, and for a metric
+    that nobody has.
 
     A run that contradicts itself fails, whatever the rules; so does an attack that was asked for and applied to no row
     of a judged target, unless the policy says that it need not.
     """
     check_policy(policy, baseline)
+    check_metrics(policy.rules, {m.name for finding in run.result.findings for m in finding.measurements})
     for name, given in (("target", target), ("setting", setting), ("attack", attack)):
         if given == "":
             raise AuditError(f"expected the name of a {name} to judge, got an empty one")
@@ -100,6 +102,13 @@ def check_policy(policy: Policy, baseline: Run | None) -> None:
     for rule in policy.rules:
         if rule.against_baseline and baseline is None:
             raise AuditError(f"the rule '{rule}' needs a baseline: give --baseline RUN")
+
+
+def check_metrics(rules: Sequence[Rule], measured: Collection[str] = ()) -> None:
+    """Raises AuditError for a rule on what neither the table of metrics nor a row has: a name mistyped is no leak."""
+    for rule in rules:
+        if not in_table(rule.metric) and rule.metric not in measured:
+            raise unknown("metric", rule.metric, {metric.name for metric in METRICS}.union(measured))
 
 
 def check_rows(policy: Policy, rows: Collection[CellKey]) -> None:

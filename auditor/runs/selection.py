@@ -48,6 +48,11 @@ class Selection:
         return tuple(attack for attack in self.attacks if not why_not(attack, defense))
 
     @property
+    def ours(self) -> bool:
+        """Whether no attack and no probe is a plug-in's, which may measure what the table of metrics does not have."""
+        return all(type(method).__module__.startswith("auditor.") for method in self.methods)
+
+    @property
     def defenses(self) -> dict[str, Defense]:
         """By the name of their row."""
         return {row.name: row.defense for row in self.rows}

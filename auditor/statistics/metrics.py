@@ -425,6 +425,11 @@ def find(name: str) -> Metric:
     return Metric(name, plain(name), unit="", signed="excess" in name or "difference" in name)
 
 
+def in_table(name: str) -> bool:
+    """Whether it is a name of ours, as NAME_nonmembers of one is; else it is a plug-in's or nobody's."""
+    return find(name).unit != ""  # which no entry is without
+
+
 def floor_of(name: str) -> str:
     """What the same number of the non-members is called."""
     return f"{name}{_OTHERS}"

@@ -242,6 +242,13 @@ def test_policies_that_rule_nothing(policy: str, tmp_path: Path, refuses: Any) -
     refuses("gate", "{t}", "--policy", "{t}/p.toml")
 
 
+def test_a_policy_for_a_metric_that_nobody_has_is_refused_before_the_run(tmp_path: Path, refuses: Any) -> None:
+    (tmp_path / "p.toml").write_text("rules = ['recal <= 0.1']")
+    (tmp_path / "d.jsonl").write_text('{"text": "a"}')
+    said = refuses("run", "--model", "{t}/nowhere", "--data", "{t}/d.jsonl", "--gate", "{t}/p.toml")
+    assert "unknown metric 'recal'; did you mean 'recall'?" in said
+
+
 # --- options and sizes ------------------------------------------------------------------------------------------------
 
 OPTIONS = [

@@ -1,4 +1,4 @@
-"""An exit code says what happened: 0 is success, 1 a gate that failed, 130 a user's interrupt, and nothing else is."""
+"""An exit code says what happened: 0 success, 1 a gate that failed, 130 an interrupt, 141 a reader that left."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from auditor.reports import files
         (SystemExit(), 3, "SystemExit(None)"),
         (SystemExit(4), 3, "SystemExit(4)"),
         (EOFError("empty"), 3, "a bug of ours"),  # click's way to say "interrupted"
-        (BrokenPipeError(errno.EPIPE, "Broken pipe"), 3, "nobody reads the output"),  # click: exit code 1
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), 2, "error: Broken pipe"),  # not of our output, which is read
         (GeneratorExit(), 3, "a bug of ours"),
         (BaseException("of a library"), 3, "a bug of ours"),
         (OSError(errno.ENOSPC, "No space left on device"), 2, "error: No space left on device"),
@@ -65,18 +65,35 @@ def test_an_installed_plug_in_that_exits_is_refused(monkeypatch: pytest.MonkeyPa
         registry.attacks()
 
 
-@pytest.mark.parametrize(("out", "code"), [("/dev/full", 2), ("pipe", 3)])
-def test_a_command_that_cannot_say_its_answer_has_not_succeeded(out: str, code: int) -> None:
-    """In a process of its own: Python flushes stdout once more as it ends, and has its own exit code for that."""
-    if out == "/dev/full" and not os.path.exists(out):
+def in_a_process(arguments: list[str], **streams: int) -> subprocess.CompletedProcess[str]:
+    """Python flushes its output once more as it ends, and has its own exit code for that."""
+    command = [sys.executable, "-c", "from auditor.cli import main; main()", *arguments]
+    return subprocess.run(command, text=True, timeout=300, **{"stderr": subprocess.PIPE, **streams})
+
+
+def test_a_command_that_cannot_say_its_answer_has_not_succeeded() -> None:
+    if not os.path.exists("/dev/full"):
         pytest.skip("needs /dev/full")
-    if out == "pipe":
-        read, write = os.pipe()
-        os.close(read)
-    else:
-        write = os.open(out, os.O_WRONLY)
+    with open("/dev/full", "w") as full:
+        assert in_a_process(["--version"], stdout=full.fileno()).returncode == 2
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["reproduce", "--list"], ["gate", "--plan", "recall=0.1:0.2"]])
+def test_a_command_whose_reader_left_ends_quietly(arguments: list[str]) -> None:
+    """As in `audit list | head`. One is drawn by rich, which makes an exit of it; the others go through typer."""
+    read, write = os.pipe()
+    os.close(read)
     try:
-        command = [sys.executable, "-c", "from auditor.cli import main; main()", "--version"]
-        assert subprocess.run(command, stdout=write, stderr=subprocess.PIPE, timeout=300).returncode == code
+        ended = in_a_process(arguments, stdout=write)
+    finally:
+        os.close(write)
+    assert (ended.returncode, ended.stderr) == (141, "")
+
+
+def test_a_refusal_that_nobody_reads_is_one_all_the_same() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        assert in_a_process(["gate", "nowhere"], stdout=write, stderr=write).returncode == 2
     finally:
         os.close(write)

@@ -14,10 +14,11 @@ from scipy.stats import binom
 
 from auditor.core.errors import AuditError
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement
-from auditor.gate.decide import evidence
+from auditor.gate.decide import decide, evidence
 from auditor.gate.decide import judge as rule_on
-from auditor.gate.policy import Rule, parse_limits
+from auditor.gate.policy import Policy, Rule, parse_limits
 from auditor.gate.rulings import EXIT_CODES, Ruling, verdict
+from auditor.records.outcomes import Run
 from auditor.statistics.bounds import LEVEL
 from auditor.statistics.intervals import difference
 
@@ -258,3 +259,12 @@ def test_an_auc_below_a_half_gives_members_away_as_one_above_does() -> None:
 def test_discoverable_shares_are_counts_and_get_exact_one_sided_bounds() -> None:
     rows = result(row("undefended", count(0, 59, "discoverable_100_0.9"), attack="probe"))
     assert verdict(judge(rows, {"discoverable_100_0.9": 0.05})) == "held"
+
+
+def test_a_metric_that_nobody_has_is_a_slip_of_the_pen_and_no_leak() -> None:
+    run = Run("r", result(row("undefended", count(0, 200), count(0, 9, "of_a_plug_in"))), {})
+    for name, message in (("recal", "'recal'; did you mean 'recall'"), ("of_a_plugin", "did you mean 'of_a_plug_in'")):
+        with pytest.raises(AuditError, match=f"unknown metric {message}" if name == "recal" else message):
+            decide(run, Policy((Rule(name, 0.05),)))
+    for name in ("of_a_plug_in", "exposure", "recall_at_7_errors", "recall_nonmembers"):  # ours, or of the run
+        assert decide(run, Policy((Rule(name, 0.05),))).rulings

@@ -342,3 +342,11 @@ def test_a_large_plot_is_small_too(result: AuditResult) -> None:
         if figure.plot == "errors"
     )
     assert len(svg(figure, {}).encode()) < 60_000
+
+
+def test_on_paper_a_paragraph_is_set_as_on_the_screen() -> None:
+    """A rule that a merge had spliced drew a thick line over every paragraph and every list of a printed page."""
+    style = (Path(html.__file__).parent / "templates" / "style.css").read_text(encoding="utf-8")
+    said = re.findall(r"([^{}]+)\{([^{}]*)\}", style[style.index("@media print") :].partition("{")[2])
+    of_text = [body for names, body in said if {"p", "ul"} & {name.strip() for name in names.split(",")}]
+    assert of_text and all("border" not in body and "color" not in body for body in of_text)

@@ -318,6 +318,7 @@ def test_the_list_is_quick_and_imports_nothing_heavy() -> None:
     assert done.returncode == 0, done.stderr
     assert time.perf_counter() - start < 5
     assert "ethicist" in done.stdout and "table2" in done.stdout
+    assert "  uniform-mixing  Uniform mixing\n" in done.stdout and "  table1   Table 1" in done.stdout
 
 
 # --- the papers that come with the program ----------------------------------------------------------------------------
