@@ -12,6 +12,7 @@ import typer
 from auditor import __version__
 from auditor.commands import canaries, console, secrets
 from auditor.commands.advise import advise
+from auditor.commands.attest import attest
 from auditor.commands.compare import compare
 from auditor.commands.export import export
 from auditor.commands.gate import gate
@@ -35,8 +36,8 @@ app = typer.Typer(
     epilog="Exit codes: 0 done or gate held, 1 gate failed, 2 wrong usage or bad input, 3 unexpected failure, "
     "4 gate inconclusive, 130 interrupted, 141 nobody reads the output.",
 )
-READING = (report, gate, compare, history, advise, export)  # --safe unless they are told otherwise
-for command in (run, utility, reproduce, train, list_plugins, report, score, gate, compare, history, advise, export):
+READING = (report, gate, compare, history, advise, export, attest)  # --safe unless they are told otherwise
+for command in (run, utility, reproduce, train, list_plugins, score, *READING):
     safe = True if command in READING else False if command is run else None
     app.command(command.__name__.removesuffix("_plugins"))(spelt_out(command, safe))
 app.add_typer(canaries.app, name="canaries")

@@ -16,7 +16,7 @@ from auditor.core.errors import AuditError
 
 if TYPE_CHECKING:
     from auditor.gate.policy import Policy
-    from auditor.gate.rulings import Decision
+    from auditor.gate.rulings import Decision, Ruling
     from auditor.records.outcomes import Run
 
 
@@ -82,6 +82,28 @@ class Scope:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Signed:
+    """Who says that the run is what it was."""
+
+    attestation: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Signed attestation that the run must fit: `audit attest`.")
+    ] = None
+    key: Annotated[
+        Path | None, typer.Option(metavar="PUBLIC.pem", help="The Ed25519 key that must have signed --attestation.")
+    ] = None
+
+    def ruling(self, folder: Path) -> Ruling | None:
+        """Whether it does; None where none is given. Raises AuditError for one of the two without the other."""
+        if self.attestation is None and self.key is None:
+            return None
+        if self.attestation is None or self.key is None:
+            raise AuditError("expected --attestation FILE and --key PUBLIC.pem together, got one of them")
+        from auditor.gate import attest
+
+        return attest.ruling(folder, self.attestation, self.key)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Outputs:
     """Where the decision is written beside the terminal."""
 
@@ -116,6 +138,7 @@ def gate(
     *,
     limits: Limits,
     scope: Scope,
+    signed: Signed,
     outputs: Outputs,
     planning: PlanningFlags,
 ) -> None:
@@ -128,7 +151,7 @@ def gate(
     and is inconclusive where it could not have, or where none ran.
     """
     if planning.plan is not None:
-        if folder is not None or any(map(options.given, (limits, scope, outputs))):
+        if folder is not None or any(map(options.given, (limits, scope, signed, outputs))):
             raise AuditError("--plan needs no run: give only --power and --rules with it")
         _say_needs(planning.plan, planning.power, planning.rules)
         return
@@ -136,7 +159,8 @@ def gate(
         raise AuditError("--power and --rules go with --plan")
     if folder is None:
         raise AuditError("expected a run folder, got none")
-    raise typer.Exit(hold(folder, limits.read(), run_at(limits.baseline), outputs, scope))
+    policy, base = limits.read(), run_at(limits.baseline)
+    raise typer.Exit(hold(folder, policy, base, outputs, scope, signed.ruling(folder)))
 
 
 def run_at(folder: Path | None) -> Run | None:
@@ -145,11 +169,18 @@ def run_at(folder: Path | None) -> Run | None:
     return None if folder is None else read_run(folder)
 
 
-def hold(folder: Path, policy: Policy, baseline: Run | None, outputs: Outputs, scope: Scope | None = None) -> int:
+def hold(
+    folder: Path,
+    policy: Policy,
+    baseline: Run | None,
+    outputs: Outputs,
+    scope: Scope | None = None,
+    attested: Ruling | None = None,
+) -> int:
     """Says, writes and keeps what the gate decides of a finished run; returns the exit code of the decision."""
     from auditor.gate.decide import decide, read_run
 
-    decision = decide(read_run(folder), policy, baseline, **vars(scope or Scope()))
+    decision = decide(read_run(folder), policy, baseline, **vars(scope or Scope()), attested=attested)
     _say(decision, outputs)
     _keep(folder, decision)
     return decision.exit_code

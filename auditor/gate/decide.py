@@ -19,7 +19,7 @@ from pathlib import Path
 from auditor.core.errors import AuditError, unknown
 from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.result import Audited, AuditResult, Finding, Measurement
-from auditor.gate import required
+from auditor.gate import attest, required
 from auditor.gate.comparable import check_comparable
 from auditor.gate.contradictions import contradictions
 from auditor.gate.policy import Policy, Rule, check_share
@@ -49,12 +49,13 @@ def decide(
     target: str | None = None,
     setting: str | None = None,
     attack: str | None = None,
+    attested: Ruling | None = None,
 ) -> Decision:
     """All rules on one run. Raises AuditError for a baseline that is missing or cannot be compared, and for a metric
     that nobody has.
 
     A run that contradicts itself fails, whatever the rules; so does an attack that was asked for and applied to no row
-    of a judged target, unless the policy says that it need not.
+    of a judged target, unless the policy says that it need not. attested: what `gate.attest` says of its attestation.
     """
     check_policy(policy, baseline)
     check_metrics(policy.rules, {m.name for finding in run.result.findings for m in finding.measurements})
@@ -67,6 +68,8 @@ def decide(
     rulings += judge(run.result, policy.rules, run.outcomes, baseline, target=target, setting=setting, attack=attack)
     judged = dict.fromkeys(ruling.target for ruling in rulings if ruling.target)
     rulings += required.rulings(run, policy.require, judged)
+    if attested is not None or policy.require.attestation:
+        rulings.append(attested or attest.missing())
     if not policy.allow_not_applicable:
         rulings += _never_applied(run.result, judged, attack)
     return Decision(run.name, baseline.name if baseline else "", tuple(rulings), policy.inconclusive)

@@ -22,6 +22,7 @@ attacks = ["perplexity", "ethicist"]               # each applied to every judge
 access = "white-box"                               # to which the above applies; or "text-only"
 secrets = 300                                      # attacked by each of them, at least
 nonmembers = 200
+attestation = true                                 # signed, by the key that the gate is given
 """
 
 from __future__ import annotations
@@ -90,13 +91,14 @@ class Required:
     """What a run must have looked at to be judged at all: a limit on what nobody looked for is no limit.
 
     attacks, access: each of these attacks, at this access, on every judged target; secrets, nonmembers: at least so
-    many of each in every such row. access: a key of ACCESS; None: any.
+    many of each in every such row. access: a key of ACCESS; None: any. attestation: that the run is signed.
     """
 
     attacks: tuple[str, ...] = ()
     access: str | None = None
     secrets: int = 0
     nonmembers: int = 0
+    attestation: bool = False
 
 
 NOTHING = Required()
@@ -148,7 +150,9 @@ def _required(table: Any, where: str) -> Required:
     for key in ("secrets", "nonmembers"):
         if key in table and (type(table[key]) is not int or table[key] < 1):
             raise AuditError(f"{where}: expected {key} to be a whole number >= 1, got {table[key]!r}")
-    return Required(tuple(attacks), access, table.get("secrets", 0), table.get("nonmembers", 0))
+    if not isinstance(signed := table.get("attestation", False), bool):
+        raise AuditError(f"{where}: expected attestation to be true or false, got {signed!r}")
+    return Required(tuple(attacks), access, table.get("secrets", 0), table.get("nonmembers", 0), signed)
 
 
 def reading(value: Any, where: str) -> Reading:

@@ -1,0 +1,31 @@
+"""`audit attest`: what a finished run found of which model, as a statement that can be signed and verified."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from auditor.core import disk
+
+
+def attest(
+    folder: Annotated[Path, typer.Argument(help="Run folder.")],
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="FILE", help="Where to. [default: attestation.json in it]")
+    ] = None,
+    sign: Annotated[
+        Path | None,
+        typer.Option(metavar="KEY.pem", help="Sign with this Ed25519 private key. [default: an unsigned statement]"),
+    ] = None,
+) -> None:
+    """State which model was audited, on which data, with which result and decision: in-toto, signed as DSSE.
+
+    `audit gate RUN --attestation FILE --key PUBLIC.pem` verifies it: the signature, every record of the run, the model.
+    """
+    from auditor.gate import attest as attestations
+
+    path = out or folder / attestations.ATTESTATION
+    disk.replace(path, attestations.write(folder, sign))
+    typer.echo(f"attestation: {path} ({'signed' if sign else 'not signed: --sign KEY.pem'})")

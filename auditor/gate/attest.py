@@ -1,0 +1,136 @@
+"""What a run can be held to have found, and of which model: an in-toto statement (v1), and whether a folder fits one.
+
+subject: every file of the models, by SHA-256; predicate: data, plan, result, decision, by digest, with tool and date.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from auditor import __version__
+from auditor.core.errors import AuditError
+from auditor.core.result import AuditResult
+from auditor.gate import dsse
+from auditor.gate.kept import DECISIONS, Kept, kept
+from auditor.gate.rulings import Ruling, Verdict
+from auditor.records import saved
+from auditor.records.folder import PLAN
+
+STATEMENT = "https://in-toto.io/Statement/v1"
+PREDICATE = "https://pypi.org/project/audit-lm/leakage-audit/v1"
+ATTESTATION = "attestation.json"
+_LATER = (DECISIONS, ATTESTATION)  # what is added to a finished run
+_SIGNED = "the attestation is signed and fits the run"
+
+
+def statement(folder: Path) -> dict[str, Any]:
+    """What can be signed of a finished run. Raises AuditError for one that is about no weights in files."""
+    result = saved.read(folder)
+    if not result.weights:
+        raise AuditError(
+            f"expected a run about a model in files, got {str(folder)!r}, which names no weights: nothing says which "
+            "model its numbers are of"
+        )
+    decisions, files = kept(folder), _digests(folder)
+    return {
+        "_type": STATEMENT,
+        "subject": _subject(result),
+        "predicateType": PREDICATE,
+        "predicate": {
+            "tool": {"name": "audit-lm", "version": result.tool_version, "attestedWith": __version__},
+            "created": result.created,
+            "attested": datetime.now(UTC).isoformat(timespec="seconds"),
+            "data": {"digest": result.benchmark.digest, "members": result.benchmark.members},
+            "plan": {"sha256": files.get(PLAN)},
+            "result": {"sha256": files[saved.RESULT]},
+            "files": files,
+            "decision": _decided(decisions[-1]) if decisions else None,
+        },
+    }
+
+
+def write(folder: Path, key: Path | None) -> str:
+    """The statement as JSON; with a private key: in a signed envelope."""
+    text = json.dumps(statement(folder), indent=1, sort_keys=True, allow_nan=False)
+    return text if key is None else dsse.signed(text.encode(), key)
+
+
+def ruling(folder: Path, attestation: Path, key: Path) -> Ruling:
+    """Held where the key signed this run as the folder holds it, about these weights; else failed, and why.
+
+    Raises AuditError for files that are no attestation or no key.
+    """
+    try:
+        text = attestation.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise AuditError(f"{attestation}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    try:
+        payload, keyid = dsse.opened(text, key)
+    except dsse.Unsigned as why:
+        return _ruled("failed", f"{attestation}: {why}")
+    wrong = next(_differences(folder, json.loads(payload)), "")
+    if wrong:
+        return _ruled("failed", f"{attestation} does not fit the run: {wrong}")
+    return _ruled("held", f"signed by the key {keyid[:16]}…, and every file of the run is as it was signed")
+
+
+def missing() -> Ruling:
+    """Where a policy requires an attestation and none was given."""
+    return _ruled("failed", "the policy requires one: give --attestation FILE --key PUBLIC_KEY")
+
+
+def _ruled(verdict: Verdict, reason: str) -> Ruling:
+    return Ruling("", "", "", "", math.nan, math.nan, math.nan, verdict, f"attestation: {reason}", _SIGNED)
+
+
+def _differences(folder: Path, stated: Any) -> Iterator[str]:
+    """What the folder is not as a signed statement says it. Raises AuditError for a folder without a result."""
+    if not isinstance(stated, dict) or stated.get("_type") != STATEMENT:
+        yield "it is no in-toto statement of version 1"
+    elif stated.get("predicateType") != PREDICATE:
+        yield f"it is about something else ({stated.get('predicateType')!r})"
+    else:
+        predicate = stated.get("predicate")
+        files = predicate.get("files") if isinstance(predicate, dict) else None
+        if not isinstance(files, dict) or saved.RESULT not in files:
+            yield "it names no files of a run"
+            return
+        now = _digests(folder)
+        for name in sorted({*files, *now}):
+            if files.get(name) != now.get(name):
+                yield f"{name} {_how(name, files, now)} since it was signed"
+        if stated.get("subject") != _subject(saved.read(folder)):
+            yield "its subject is another model"
+
+
+def _how(name: str, before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    return "has changed" if name in before and name in now else "was added" if name in now else "is gone"
+
+
+def _subject(result: AuditResult) -> list[dict[str, Any]]:
+    return [{"name": name, "digest": {"sha256": digest}} for name, digest in sorted(result.weights.items())]
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of what a run keeps, by name: its records, not what is rendered of them or decided later."""
+    paths = (path for path in sorted(folder.glob("*.json*")) if path.name not in _LATER and path.is_file())
+    try:
+        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+    except OSError as error:
+        raise AuditError(f"{folder}: cannot be read: {error.strerror}") from error
+
+
+def _decided(one: Kept) -> dict[str, Any]:
+    decision = one.decision
+    return {
+        "decided": one.decided,
+        "verdict": decision.verdict,
+        "baseline": decision.baseline,
+        "rulings": [{"row": r.row, "rule": r.rule, "verdict": r.verdict, "reason": r.reason} for r in decision.rulings],
+    }

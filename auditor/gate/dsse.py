@@ -1,0 +1,109 @@
+"""Signed envelopes as DSSE has them (https://github.com/secure-systems-lab/dsse, v1), with Ed25519 keys in PEM files.
+
+What is signed is the payload with its type, byte by byte (PAE): nothing is parsed before its signature is verified.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from auditor.core.errors import AuditError
+
+IN_TOTO = "application/vnd.in-toto+json"
+
+
+def pae(kind: str, payload: bytes) -> bytes:
+    """Pre-authentication encoding: what is signed of a payload of this type."""
+    name = kind.encode()
+    return b"DSSEv1 %d %b %d %b" % (len(name), name, len(payload), payload)
+
+
+def signed(payload: bytes, key: Path, kind: str = IN_TOTO) -> str:
+    """The envelope, as JSON. key: an Ed25519 private key, PEM without a password. Raises AuditError for another."""
+    private = _load(key, "private")
+    signature = {"keyid": _keyid(private.public_key()), "sig": _base64(private.sign(pae(kind, payload)))}
+    return json.dumps({"payload": _base64(payload), "payloadType": kind, "signatures": [signature]})
+
+
+def opened(envelope: str, key: Path, kind: str = IN_TOTO) -> tuple[bytes, str]:
+    """The payload and the SHA-256 of the key that signed it, hex. key: an Ed25519 public key, PEM.
+
+    A key id in the envelope is a hint that nobody signed: it is not looked at. Raises AuditError for what is no
+    envelope of this type, and `Unsigned` where the key signed nothing of it.
+    """
+    public, held = _load(key, "public"), _envelope(envelope, kind)
+    from cryptography.exceptions import InvalidSignature
+
+    payload = _bytes(held["payload"])
+    for one in held["signatures"]:
+        try:
+            public.verify(_bytes(one["sig"]), pae(kind, payload))
+        except InvalidSignature:
+            continue
+        return payload, _keyid(public)
+    raise Unsigned(f"no signature of it is by the key {str(key)!r}")
+
+
+class Unsigned(AuditError):
+    """The envelope holds no valid signature by the key."""
+
+
+def _envelope(text: str, kind: str) -> dict[str, Any]:
+    try:
+        held = json.loads(text)
+    except (ValueError, RecursionError):
+        held = None
+    if not isinstance(held, dict) or not isinstance(held.get("payload"), str):
+        raise AuditError("expected a signed attestation, a DSSE envelope in JSON, got something else")
+    if held.get("payloadType") != kind:
+        raise AuditError(f"expected an envelope of {kind}, got {str(held.get('payloadType'))!r}")
+    signatures = held.get("signatures")
+    if not isinstance(signatures, list) or not all(
+        isinstance(s, dict) and isinstance(s.get("sig"), str) for s in signatures
+    ):
+        raise AuditError("expected an envelope with signatures, got none that can be read")
+    return held
+
+
+def _load(path: Path, which: str) -> Any:
+    try:
+        from cryptography.hazmat.primitives import serialization as keys
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+    except ImportError:
+        raise AuditError("signatures need cryptography: pip install 'audit-lm[attest]'") from None
+    kind = ed25519.Ed25519PrivateKey if which == "private" else ed25519.Ed25519PublicKey
+    expected = f"expected an Ed25519 {which} key in PEM, without a password"
+    try:
+        data = path.read_bytes()
+        key: Any = keys.load_pem_private_key(data, None) if which == "private" else keys.load_pem_public_key(data)
+    except OSError as error:
+        raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
+    except Exception as error:  # whatever is wrong with it; a message may quote it
+        raise AuditError(f"{expected}, got {str(path)!r} ({type(error).__name__})") from None
+    if not isinstance(key, kind):
+        raise AuditError(f"{expected}, got {str(path)!r}, another kind of key")
+    return key
+
+
+def _keyid(public: Any) -> str:
+    from cryptography.hazmat.primitives import serialization as keys
+
+    encoding, form = keys.Encoding.DER, keys.PublicFormat.SubjectPublicKeyInfo
+    return hashlib.sha256(public.public_bytes(encoding, form)).hexdigest()
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _bytes(text: str) -> bytes:
+    """Standard or URL-safe base64, as the protocol allows."""
+    try:
+        return base64.b64decode(text.replace("-", "+").replace("_", "/"), validate=True)
+    except (binascii.Error, ValueError):
+        raise AuditError("expected base64 in the envelope, got something else") from None

@@ -1,0 +1,221 @@
+"""A signed attestation fits the run that it was made of, and nothing else; what is signed is what DSSE says."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import serialization as keys
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, utils
+
+from auditor.cli import call
+from auditor.core.errors import AuditError
+from auditor.gate import attest, dsse
+from tests.conftest import save_tiny
+
+Said = pytest.CaptureFixture[str]
+
+
+def pair(folder: Path, name: str, seed: int) -> tuple[Path, Path]:
+    """A private and a public key as openssl writes them."""
+    private = ed25519.Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32)
+    own, public = folder / f"{name}.pem", folder / f"{name}.pub.pem"
+    own.write_bytes(private.private_bytes(keys.Encoding.PEM, keys.PrivateFormat.PKCS8, keys.NoEncryption()))
+    form = keys.PublicFormat.SubjectPublicKeyInfo
+    public.write_bytes(private.public_key().public_bytes(keys.Encoding.PEM, form))
+    return own, public
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run that a gate has judged, two pairs of keys, and its signed attestation."""
+    here = tmp_path_factory.mktemp("attest")
+    save_tiny(here / "model")
+    rows = [{"prefix": f"the number of {i} is", "suffix": f" {i * 7919} {i * 31} {i}"} for i in range(6)]
+    (here / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = ["--model", str(here / "model"), "--data", str(here / "data.jsonl"), "--prefix-length", "3"]
+    more = ["--suffix-length", "2", "--attack", "perplexity", "--samples", "2", "--lead", "none", "--setting", "worst"]
+    assert call(["run", *data, *more, "-o", str(here / "run")]) == 0
+    assert call(["gate", str(here / "run"), "--max", "recall=1"]) == 0
+    pair(here, "ours", 1)
+    pair(here, "theirs", 2)
+    assert call(["attest", str(here / "run"), "--sign", str(here / "ours.pem")]) == 0
+    return here
+
+
+@pytest.fixture()
+def here(world: Path, tmp_path: Path) -> Path:
+    """A copy that a test may change. The model lies where it lay."""
+    shutil.copytree(world, tmp_path / "world")
+    return tmp_path / "world"
+
+
+def gate(here: Path, *more: str, key: str = "ours") -> int:
+    signed = ["--attestation", str(here / "run" / "attestation.json"), "--key", str(here / f"{key}.pub.pem")]
+    return call(["gate", str(here / "run"), "--max", "recall=1", *signed, *more])
+
+
+def test_pae_and_signature_are_those_of_the_protocol() -> None:
+    """The test vector of DSSE v1 (protocol.md, "Test vectors"): ECDSA over P-256 with SHA-256."""
+    kind, payload = "http://example.com/HelloWorld", b"hello world"
+    assert dsse.pae(kind, payload) == b"DSSEv1 29 http://example.com/HelloWorld 11 hello world"
+    x = 46950820868899156662930047687818585632848591499744589407958293238635476079160
+    y = 5640078356564379163099075877009565129882514886557779369047442380624545832820
+    signature = base64.b64decode(
+        "A3JqsQGtVsJ2O2xqrI5IcnXip5GToJ3F+FnZ+O88SjtR6rDAajabZKciJTfUiHqJPcIAriEGAHTVeCUjW2JIZA=="
+    )
+    r, s = (int.from_bytes(half) for half in (signature[:32], signature[32:]))
+    public = ec.EllipticCurvePublicNumbers(x, y, ec.SECP256R1()).public_key()
+    public.verify(utils.encode_dss_signature(r, s), dsse.pae(kind, payload), ec.ECDSA(hashes.SHA256()))
+
+
+def test_lengths_are_those_of_bytes() -> None:
+    assert dsse.pae("é", "ü ".encode()) == b"DSSEv1 2 \xc3\xa9 3 \xc3\xbc "
+    assert dsse.pae("", b"") == b"DSSEv1 0  0 "
+
+
+def test_the_statement_names_model_data_plan_result_and_decision(world: Path) -> None:
+    envelope = json.loads((world / "run" / "attestation.json").read_text())
+    assert envelope["payloadType"] == "application/vnd.in-toto+json"
+    said = json.loads(base64.b64decode(envelope["payload"]))
+    assert said["_type"] == "https://in-toto.io/Statement/v1"
+    held = json.loads((world / "run" / "weights.json").read_text())
+    assert {one["name"]: one["digest"]["sha256"] for one in said["subject"]} == held
+    predicate, result = said["predicate"], json.loads((world / "run" / "result.json").read_text())
+    assert predicate["data"]["digest"] == result["benchmark"]["digest"] != ""
+    assert predicate["tool"]["version"] == result["tool_version"]
+    assert predicate["decision"]["verdict"] == "held"
+    assert predicate["plan"]["sha256"] == predicate["files"]["plan.json"]
+    text = json.dumps(said)
+    assert "the number of" not in text and "7919" not in text
+
+
+def test_an_attested_run_is_verified_and_one_by_another_key_is_not(here: Path, capsys: Said) -> None:
+    assert gate(here) == 0
+    assert "attestation: signed by the key" in capsys.readouterr().out
+    assert gate(here, key="theirs") == 1
+    assert "no signature of it is by the key" in capsys.readouterr().out
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    held = json.loads(path.read_text())
+    change(held)
+    path.write_text(json.dumps(held))
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("result.json", "result.json has changed since it was signed"),
+        ("outcomes.json", "outcomes.json has changed since it was signed"),
+        ("plan.json", "plan.json has changed since it was signed"),
+        ("weights.json", "weights.json has changed since it was signed"),
+        ("guesses.jsonl", "guesses.jsonl is gone since it was signed"),
+        ("more.json", "more.json was added since it was signed"),
+    ],
+)
+def test_a_record_that_was_changed_afterwards_fails(here: Path, capsys: Said, name: str, why: str) -> None:
+    path = here / "run" / name
+    if name == "guesses.jsonl":
+        path.unlink()
+    else:
+        path.write_text(path.read_text() + "\n" if path.exists() else "{}")  # the same JSON, other bytes
+    found = attest.ruling(here / "run", here / "run" / "attestation.json", here / "ours.pub.pem")
+    assert found.verdict == "failed" and why in found.reason
+    assert gate(here) in (1, 2)
+
+
+@pytest.mark.parametrize("how", ["payload", "signature", "type", "statement", "predicate", "subject", "none"])
+def test_an_attestation_that_was_changed_fails(here: Path, how: str) -> None:
+    path = here / "run" / "attestation.json"
+    held = json.loads(path.read_text())
+    said = json.loads(base64.b64decode(held["payload"]))
+    if how == "payload":
+        said["predicate"]["decision"]["verdict"] = "failed"
+        held["payload"] = base64.b64encode(json.dumps(said).encode()).decode()
+    elif how == "signature":
+        held["signatures"] = [{"keyid": held["signatures"][0]["keyid"], "sig": base64.b64encode(bytes(64)).decode()}]
+    elif how == "type":
+        held["payloadType"] = "application/json"
+    elif how == "none":
+        held["signatures"] = []
+    else:  # signed by the right key, but about something else
+        key = {"statement": "_type", "predicate": "predicateType"}.get(how)
+        if key:
+            said[key] = "https://example.com/other"
+        else:
+            said["subject"][0]["digest"]["sha256"] = "0" * 64
+        held = json.loads(dsse.signed(json.dumps(said).encode(), here / "ours.pem"))
+    path.write_text(json.dumps(held))
+    assert gate(here) == (2 if how == "type" else 1)
+
+
+def test_a_key_id_proves_nothing(here: Path) -> None:
+    """It is not signed: an envelope by another key may name ours."""
+    path = here / "run" / "attestation.json"
+    before = json.loads(path.read_text())
+    assert call(["attest", str(here / "run"), "--sign", str(here / "theirs.pem")]) == 0
+    edit(path, lambda held: held["signatures"][0].update(keyid=before["signatures"][0]["keyid"]))
+    assert gate(here) == 1
+    two = {**before, "signatures": [{"keyid": "", "sig": base64.b64encode(bytes(64)).decode()}, *before["signatures"]]}
+    path.write_text(json.dumps(two))
+    assert gate(here) == 0  # one of several signatures is enough, whatever the ids say
+
+
+def test_what_is_later_decided_and_rendered_changes_nothing(here: Path) -> None:
+    assert call(["report", str(here / "run")]) == 0
+    assert gate(here) == 0 and gate(here) == 0
+
+
+def test_a_policy_may_require_one(here: Path, capsys: Said) -> None:
+    policy = here / "leakage.toml"
+    policy.write_text('rules = ["recall <= 1"]\n[require]\nattestation = true\n')
+    asked = ["gate", str(here / "run"), "--policy", str(policy)]
+    assert call(asked) == 1
+    assert "the policy requires one" in capsys.readouterr().out
+    signed = ["--attestation", str(here / "run" / "attestation.json"), "--key", str(here / "ours.pub.pem")]
+    assert call([*asked, *signed]) == 0
+    policy.write_text('rules = ["recall <= 1"]\n[require]\nattestation = "yes"\n')
+    assert call(asked) == 2
+
+
+def test_what_is_no_attestation_or_no_key_is_refused_in_a_sentence(here: Path, capsys: Said) -> None:
+    run, path = str(here / "run"), str(here / "run" / "attestation.json")
+    assert call(["attest", run, "-o", str(here / "unsigned.json")]) == 0
+    asked = ["gate", run, "--max", "recall=1"]
+    pem, pub = str(here / "ours.pem"), str(here / "ours.pub.pem")
+    for more, why in (
+        (["--attestation", path], "together, got one of them"),
+        (["--key", pub], "together, got one of them"),
+        (["--attestation", str(here / "unsigned.json"), "--key", pub], "a DSSE envelope in JSON"),
+        (["--attestation", path, "--key", pem], "an Ed25519 public key"),
+        (["--attestation", str(here / "nowhere"), "--key", pub], "cannot be read"),
+        (["--attestation", path, "--key", str(here / "nowhere")], "cannot be read"),
+    ):
+        assert call([*asked, *more]) == 2, more
+        said = capsys.readouterr().err
+        assert why in said and "Traceback" not in said
+    assert call(["attest", run, "--sign", pub]) == 2
+    assert "an Ed25519 private key" in capsys.readouterr().err
+
+
+def test_a_run_about_no_weights_is_not_attested(here: Path) -> None:
+    edit(here / "run" / "result.json", lambda held: held.update(weights={}))
+    with pytest.raises(AuditError, match="nothing says which model"):
+        attest.statement(here / "run")
+
+
+def test_an_envelope_of_ours_is_one_to_others(world: Path) -> None:
+    """Verified by the steps of the protocol alone, without our code."""
+    held = copy.deepcopy(json.loads((world / "run" / "attestation.json").read_text()))
+    payload, kind = base64.b64decode(held["payload"]), held["payloadType"]
+    what = b" ".join([b"DSSEv1", str(len(kind)).encode(), kind.encode(), str(len(payload)).encode(), payload])
+    public: Any = keys.load_pem_public_key((world / "ours.pub.pem").read_bytes())
+    public.verify(base64.b64decode(held["signatures"][0]["sig"]), what)
