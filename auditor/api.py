@@ -66,7 +66,9 @@ class FinishedRun:
         for a baseline that cannot be compared.
         """
         base = load_run(baseline) if isinstance(baseline, (str, Path)) else baseline
-        return decide.decide(self.run, _policy(rules), None if base is None else base.run)
+        from auditor.runs import gating
+
+        return gating.gate(self.folder, _policy(rules), None if base is None else base.run)
 
     def report(self, path: str | Path | None = None, *, since: FinishedRun | None = None, reveal: bool = False) -> Path:
         """Renders the reports anew; returns the page, which is `path` (.html, or .md for the Markdown) if given.

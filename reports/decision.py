@@ -17,7 +17,9 @@ NUMERIC = frozenset({2, 3, 4})  # of its columns
 
 
 def lines(decision: Decision) -> Iterator[str]:
-    """One line a ruling, then the verdict. Cleaned: names come from plug-ins and files."""
+    """What was judged, one line a ruling, the verdict. Cleaned: names come from plug-ins and files."""
+    if decision.about:
+        yield inert.clean(decision.about)
     for ruling in decision.rulings:
         yield f"{ruling.verdict:12}  {inert.clean(f'{ruling.row}: {ruling.reason}')}"
     yield inert.clean(decision.headline)
@@ -32,7 +34,8 @@ def markdown(decision: Decision) -> str:
     title = f"{words.shorten(inert.clean(decision.run), _LONGEST)}{against}"
     found = rows(decision)
     table = cut(Table("gate", "", HEAD, (Group("", found),), NUMERIC))
-    parts = [f"## Leakage {inert.markdown(decision.headline)}", inert.markdown(title), table if found else ""]
+    about = inert.markdown(words.shorten(inert.clean(decision.about), _LONGEST))
+    parts = [f"## Leakage {inert.markdown(decision.headline)}", inert.markdown(title), about, table if found else ""]
     said = [f"{r.row}: {r.reason}" for r in _worst_first(decision) if not r.n][:_MOST_SAID]
     parts += [f"- {inert.markdown(words.shorten(inert.clean(text), _LONGEST))}" for text in said]
     return "\n\n".join(filter(None, parts)) + "\n"

@@ -132,13 +132,19 @@ class Terminal:
         import time
 
         start = time.perf_counter()
+        with self.bar(name):
+            yield
+        err.print(Text(f"{time.perf_counter() - start:7.1f} s  ").append(inert.terminal(name)))
+        self._say_threads()
+
+    @contextmanager
+    def bar(self, name: str = "") -> Iterator[None]:
+        """Progress that leaves no line behind."""
         self._task = task = self._progress.add_task(inert.clean(name), total=None)
         try:
             yield
         finally:
             self._progress.remove_task(task)
-        err.print(Text(f"{time.perf_counter() - start:7.1f} s  ").append(inert.terminal(name)))
-        self._say_threads()
 
     def _say_threads(self) -> None:
         """Once, behind the first stage that ended: a refusal is one sentence and nothing else."""

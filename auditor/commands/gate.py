@@ -72,13 +72,17 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """Which rows of a run are judged."""
+    """Which rows of a run are judged, and where its model lies."""
 
     target: Annotated[
         str | None, typer.Option(help="Judge this target. [default: the defended ones, else the undefended]")
     ] = None
     setting: Annotated[str | None, typer.Option(help="Judge this setting only: claim or worst.")] = None
     attack: Annotated[str | None, typer.Option(help="Judge this attack only.")] = None
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Where the judged model lies now. [default: where the run read it]"),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +148,7 @@ def gate(
 ) -> None:
     """Hold a finished run to limits and a baseline: exit 0 held, 1 failed, 4 inconclusive.
 
+    The model that was judged is read again, every byte: another one in its place fails.
     Held: the one-sided 95% upper bound is within the limit. Failed: the lower bound, corrected for the number of
     decisions, is beyond it. A policy file holds `rules = ["recall <= 0.05", "recall not worse than baseline by 0.02"]`
     and [[rule]] tables with rule (or metric, count or kind, max or max_increase), target, setting, attack. The rule
@@ -178,9 +183,11 @@ def hold(
     attested: Ruling | None = None,
 ) -> int:
     """Says, writes and keeps what the gate decides of a finished run; returns the exit code of the decision."""
-    from auditor.gate.decide import decide, read_run
+    from auditor.runs import gating
 
-    decision = decide(read_run(folder), policy, baseline, **vars(scope or Scope()), attested=attested)
+    with console.terminal() as reporter, reporter.bar():
+        asked = {**vars(scope or Scope()), "attested": attested}
+        decision = gating.gate(folder, policy, baseline, said=reporter.progress, **asked)
     _say(decision, outputs)
     _keep(folder, decision)
     return decision.exit_code

@@ -225,6 +225,8 @@ def run(
     single: SingleFlags,
 ) -> None:
     """Attack a model, with and without defenses, and report what it leaks. Without --model: the built-in lab."""
+    from auditor.records.folder import forget_latest
+
     flags = options.given(plan)
     allowed = options.Allowed.by(flags)
     if resume is not None and (set(flags) - set(vars(allowed)) or options.given(grid) or out is not None):
@@ -233,6 +235,8 @@ def run(
             "--trust-remote-code where the plan asks for them"
         )
     _check_estimate(single, resume, out, plan.submission)
+    if out is None and resume is None and not single.estimate:
+        forget_latest()
     base = gates.run_at(single.baseline)  # refused now rather than after hours
     policy = None if single.gate is None else _policy(single.gate, base)
     console.quiet()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Literal, get_args
@@ -18,7 +18,7 @@ from auditor.gate.decide import read_run
 from auditor.gate.kept import Kept, kept
 from auditor.records.folder import PLAN
 from auditor.records.outcomes import Run
-from auditor.records.saved import RESULT
+from auditor.records.saved import RESULT, made
 
 By = Literal["date", "commit", "checkpoint"]
 _STEP = re.compile(r"(?:^|[^a-z])(?:checkpoint|step|epoch|iter)[-_]?(\d{1,15})$", re.IGNORECASE)
@@ -75,7 +75,7 @@ def history(folders: Sequence[Path], by: str = "date") -> History:
             left_out.append((str(folder), why))
             continue
         run = replace(read_run(folder), name=folder.name)  # as reasons name it
-        at, label = _made(run), _LABELS[order](run)
+        at, label = made(run.result, run.name), _LABELS[order](run)
         if torn := next((why for _, why in contradictions(run.result, run.outcomes)), ""):
             left_out.append((str(folder), f"its result contradicts itself: {torn}"))
         elif label is None:
@@ -107,14 +107,6 @@ def _unfinished(folder: Path) -> str:
         return f"not finished; audit run --resume {folder} goes on with it"
     inner = next((depth for depth in ("*", "*/*") if any(folder.glob(f"{depth}/{RESULT}"))), "")
     return f"it holds runs and is none; {folder}/{inner} names them" if inner else ""
-
-
-def _made(run: Run) -> datetime:
-    try:
-        at = datetime.fromisoformat(run.result.created)
-    except ValueError:
-        raise AuditError(f"{run.name}: expected the date of the run in {RESULT}, got {run.result.created!r}") from None
-    return at.astimezone(UTC) if at.tzinfo else at.replace(tzinfo=UTC)
 
 
 # --- in order ---------------------------------------------------------------------------------------------------------

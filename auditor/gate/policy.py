@@ -17,7 +17,9 @@ metric = "recall"
 count = 1                                          # of secrets that stood in the data once; or kind = "email"
 max = 0.01                                         # or "claim"; or max_increase = 0.02, against the baseline
 
-[require]                                          # what the run must have looked at, whatever it found
+[require]                                          # what the run must be and have looked at, whatever it found
+model_here = true                                  # the judged model lies on this machine
+max_age = 7                                        # days since it was judged
 attacks = ["perplexity", "ethicist"]               # each applied to every judged target
 access = "white-box"                               # to which the above applies; or "text-only"
 secrets = 300                                      # attacked by each of them, at least
@@ -91,7 +93,8 @@ class Required:
     """What a run must have looked at to be judged at all: a limit on what nobody looked for is no limit.
 
     attacks, access: each of these attacks, at this access, on every judged target; secrets, nonmembers: at least so
-    many of each in every such row. access: a key of ACCESS; None: any. attestation: that the run is signed.
+    many of each in every such row. access: a key of ACCESS; None: any. attestation: that the run is signed. model_here:
+    the judged model lies on this machine; max_age: days since the run, None: any.
     """
 
     attacks: tuple[str, ...] = ()
@@ -99,6 +102,8 @@ class Required:
     secrets: int = 0
     nonmembers: int = 0
     attestation: bool = False
+    model_here: bool = False
+    max_age: float | None = None
 
 
 NOTHING = Required()
@@ -152,7 +157,11 @@ def _required(table: Any, where: str) -> Required:
             raise AuditError(f"{where}: expected {key} to be a whole number >= 1, got {table[key]!r}")
     if not isinstance(signed := table.get("attestation", False), bool):
         raise AuditError(f"{where}: expected attestation to be true or false, got {signed!r}")
-    return Required(tuple(attacks), access, table.get("secrets", 0), table.get("nonmembers", 0), signed)
+    if not isinstance(table.get("model_here", False), bool):
+        raise AuditError(f"{where}: expected model_here to be true or false, got {table['model_here']!r}")
+    if "max_age" in table and (type(table["max_age"]) not in (int, float) or not 0 < table["max_age"] < math.inf):
+        raise AuditError(f"{where}: expected max_age in days, above 0, got {table['max_age']!r}")
+    return Required(**{**table, "attacks": tuple(attacks)})
 
 
 def reading(value: Any, where: str) -> Reading:

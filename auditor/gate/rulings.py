@@ -54,6 +54,7 @@ class Decision:
     baseline: str
     rulings: tuple[Ruling, ...]
     inconclusive: Reading = "report"
+    about: str = ""  # which model was judged, when, and whether it is the one that lies here
 
     def outcome(self, ruling: Ruling) -> Verdict:
         """The ruling's verdict with the inconclusive read as asked; what nobody measured is never let pass."""

@@ -34,6 +34,7 @@ from auditor.records.journal import (
 from auditor.records.outcomes import OUTCOMES, by_cell
 
 PLAN = "plan.json"
+_RUNS, _LATEST = Path("runs"), "latest"
 _GUESSES = "guesses.jsonl"
 _SECRETS, _HELDOUT, _WEIGHTS, _LEAD = "secrets.sha256", "heldout.json", "weights.json", "lead.json"
 
@@ -48,7 +49,6 @@ class RunFolder:
         self._lock: FileLock | None = None
         self._new = False  # whether `create` began this run; one that is resumed is somebody's already
         self._ours = False  # whether `create` made the folder itself
-        self._latest: str | None = None  # what runs/latest pointed to before
         self._guesses = _Journal(path / _GUESSES, _encode, _decode)
         self._observations = _Journal(path / OBSERVATIONS, _encode_observation, _decode_observation)
         self._tokens = _Journal(path / TOKENS, _encode_tokens, _decode_tokens)
@@ -72,7 +72,7 @@ class RunFolder:
         disk.replace(path / PLAN, json.dumps(plan, indent=1))
         folder._new = True
         if out is None:
-            folder._latest = _point_latest(path.parent, path.name)
+            disk.point(path.parent / _LATEST, path.name)
         return folder
 
     @classmethod
@@ -97,11 +97,9 @@ class RunFolder:
         found = any((self.path / name).exists() for name in (_GUESSES, OBSERVATIONS))
         if not self._new or found or any((self.path / "state").iterdir()):
             return
-        latest = self.path.parent / "latest"
+        latest = self.path.parent / _LATEST
         if latest.is_symlink() and os.readlink(latest) == self.path.name:
-            latest.unlink()
-            if self._latest is not None:
-                _point_latest(self.path.parent, self._latest)
+            latest.unlink()  # nor does it point at the run before, which would be taken for this one
         (self.path / "state").rmdir()
         (self.path / PLAN).unlink()
         for name in (_SECRETS, _WEIGHTS, _LEAD, SECRETS, TOKENS, locks.LOCK):
@@ -218,9 +216,16 @@ class RunFolder:
         return self.path / "state" / (name.replace("/", "--") + ".pt")
 
 
+def forget_latest() -> None:
+    """Takes runs/latest away when a new run is asked for: one that is refused leaves none to be taken for it."""
+    latest = _RUNS / _LATEST
+    if latest.is_symlink():
+        latest.unlink()
+
+
 def new_folder(name: str) -> Path:
     """runs/<UTC time>-<name>, or the first of its kind that is free; nothing is created."""
-    return _unused(Path("runs") / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{name}")
+    return _unused(_RUNS / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{name}")
 
 
 def _unused(path: Path) -> Path:
@@ -230,14 +235,6 @@ def _unused(path: Path) -> Path:
         count += 1
         free = path.with_name(f"{path.name}-{count}")
     return free
-
-
-def _point_latest(runs: Path, name: str) -> str | None:
-    """runs/latest -> this run, replaced in one step; returns what it pointed to before."""
-    link = runs / "latest"
-    before = os.readlink(link) if link.is_symlink() else None
-    disk.point(link, name)
-    return before
 
 
 def batched(stream: Iterator[Item], size: int) -> Iterator[list[Item]]:

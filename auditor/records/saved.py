@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ def read(folder: Path) -> AuditResult:
 
 def _load(folder: Path, path: Path) -> Any:
     if not folder.is_dir():
-        raise AuditError(f"{folder}: no such run folder")
+        refused = "; the last audit run was refused, or none was made here" if folder.name == "latest" else ""
+        raise AuditError(f"{folder}: no such run folder{refused}")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -39,3 +41,12 @@ def _load(folder: Path, path: Path) -> Any:
         raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise AuditError(f"{path}: not valid JSON ({error})") from error
+
+
+def made(result: AuditResult, where: str) -> datetime:
+    """When, UTC. Raises AuditError for a date that is none; where: for its sentence."""
+    try:
+        at = datetime.fromisoformat(result.created)
+    except ValueError:
+        raise AuditError(f"{where}: expected the date of the run in {RESULT}, got {result.created!r}") from None
+    return at.astimezone(UTC) if at.tzinfo else at.replace(tzinfo=UTC)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,14 +30,43 @@ _SETTLED = 2.0  # seconds: a file may change again within one tick of the coarse
 
 def of(named: Mapping[str, tuple[str, str | None]]) -> dict[str, str]:
     """The same of models by role: each a folder or hub id, and the revision of one on the hub."""
-    memory, found = _Memory(), {}
-    for role, (place, revision) in named.items():
-        for name, path in _files(place, revision):
-            found[f"{role}/{name}"] = memory.digest(path)
-        for name, path in _base_files(place, revision):
-            found[f"{role} base/{name}"] = memory.digest(path)
+    memory = _Memory()
+    found = {name: memory.digest(path) for name, path in _by_role(named)}
     memory.keep()
     return found
+
+
+def read_anew(
+    named: Mapping[str, tuple[str, str | None]], said: Callable[[str, int, int], None] = lambda *told: None
+) -> dict[str, str]:
+    """As `of`, with every byte read: who decides by it trusts no file's date, and no digest that was kept.
+
+    said: is told what is read, how many files of how many are done.
+    """
+    paths = dict(_by_role(named))
+    found = {}
+    for done, (name, path) in enumerate(paths.items()):
+        said(f"reading {name}", done, len(paths))
+        try:
+            found[name] = sha256(path)
+        except OSError as error:
+            raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
+    return found
+
+
+def sha256(path: Path) -> str:
+    """In hex, of a file. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _by_role(named: Mapping[str, tuple[str, str | None]]) -> Iterator[tuple[str, Path]]:
+    """(`role/file`, where it lies)."""
+    for role, (place, revision) in named.items():
+        for name, path in _files(place, revision):
+            yield f"{role}/{name}", path
+        for name, path in _base_files(place, revision):
+            yield f"{role} base/{name}", path
 
 
 def check(held: Mapping[str, str] | None, now: Mapping[str, str], what: str) -> None:
@@ -50,16 +79,20 @@ def check(held: Mapping[str, str] | None, now: Mapping[str, str], what: str) -> 
         if now:
             raise AuditError(f"expected {what} to say which weights it is of, but an older version made it: start anew")
         return
-    both = set(map(_role, held)) & set(map(_role, now))
-    for name in sorted({*held, *now}):
-        if held.get(name) == now.get(name) or _role(name) not in both:
-            continue
-        how = "has changed" if name in held and name in now else "is new" if name in now else "is gone"
+    for name, how in changes(held, now):
         raise AuditError(f"expected the weights that {what} was made with, but {name} {how} since: give a new folder")
 
 
-def _role(name: str) -> str:
-    return name.partition("/")[0]
+def changes(held: Mapping[str, str], now: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """(file, what became of it) of the models of which either side holds something."""
+    both = roles(held) & roles(now)
+    for name in sorted({*held, *now}):
+        if held.get(name) != now.get(name) and roles([name]) <= both:
+            yield name, "has changed" if name in held and name in now else "is new" if name in now else "is gone"
+
+
+def roles(names: Iterable[str]) -> set[str]:
+    return {name.partition("/")[0] for name in names}
 
 
 def _files(place: str, revision: str | None) -> Iterator[tuple[str, Path]]:
@@ -132,8 +165,7 @@ class _Memory:
             held = self._held.get(key)
             if isinstance(held, list) and held[:-1] == seen and isinstance(held[-1], str):
                 return held[-1]
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            digest = sha256(path)
             changed = max(path.stat().st_mtime, path.stat().st_ctime)
             if seen == _seen(path) and time.time() - changed > _SETTLED:
                 self._held[key], self._new = [*seen, digest], True

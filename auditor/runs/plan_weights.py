@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from auditor.core.plan import Plan
-from auditor.models.references import places
 from auditor.records.weights import of
 
 _FOLDERS = {"ensemble": "ensemble", "model": "trained"}  # an option of a defense -> what it names
@@ -18,7 +18,13 @@ def of_plan(plan: Plan) -> dict[str, str]:
     A model on the hub: the files of the snapshot that is at hand; none before it was fetched. Raises AuditError for
     what cannot be read.
     """
-    return of({role: (name, revision) for role, name, revision in _named(plan)})
+    return of(places_of(plan))
+
+
+def places_of(plan: Plan, model: str | None = None) -> dict[str, tuple[str, str | None]]:
+    """By role, the folder or hub id, and the revision of one on the hub; model: where it lies, if not at the plan's."""
+    plan = plan if model is None else replace(plan, model=model, revision=None)
+    return {role: (name, revision) for role, name, revision in _named(plan)}
 
 
 def _named(plan: Plan) -> Iterator[tuple[str, str, str | None]]:
@@ -33,9 +39,11 @@ def _named(plan: Plan) -> Iterator[tuple[str, str, str | None]]:
         if (name := getattr(plan, role)) is not None:
             yield role, name, None
     for options in plan.attack_options.values() if plan.model is not None else ():
-        folder = str(options.get("references", ""))  # of another probe a number
-        for place in places(Path(folder)) if folder else ():
-            yield f"reference {place.name}", str(place), None
+        if folder := str(options.get("references", "")):  # of another probe a number
+            from auditor.models.references import places  # torch: only for who has any
+
+            for place in places(Path(folder)):
+                yield f"reference {place.name}", str(place), None
     for defense, options in sorted(plan.defense_options.items()):
         for option, kind in _FOLDERS.items():
             if option in options:

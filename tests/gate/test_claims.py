@@ -50,7 +50,7 @@ def finished(folder: Path, epsilon: float | None, *rows: Finding, nominal: float
     claim = Claim({"add_remove": epsilon}, 1e-5, "add_remove", "record", None, "t", "sound") if epsilon else None
     dp = TargetRecord("dp", "DP", "", claim=claim, nominal_epsilon=nominal)
     plan = {"defense": ["dp"]}
-    result = AuditResult("r", "2026", "0", "", plan, BenchmarkRecord("b", "", 100, 0, 0), (dp,), rows, {}, {}, 0)
+    result = AuditResult("r", "2026-01-01", "0", "", plan, BenchmarkRecord("b", "", 100, 0, 0), (dp,), rows, {}, {}, 0)
     folder.mkdir(exist_ok=True)
     (folder / "result.json").write_text(json.dumps(to_json(result), allow_nan=False))
     kept = {"ids": [], "member": [], "repeats": [], "values": {}}

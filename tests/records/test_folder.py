@@ -288,13 +288,13 @@ def test_a_refused_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
     assert os.listdir(tmp_path) == ["runs"]
 
 
-def test_a_refused_run_gives_latest_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`audit gate runs/latest` after a mistyped run: the last real run, as before it."""
+def test_a_refused_run_does_not_give_latest_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`audit gate runs/latest` after it would judge the run before, which is about another model."""
     monkeypatch.chdir(tmp_path)
     real = RunFolder.create(None, "real", {})
     real.append(CELL, [answer("s1")])
     RunFolder.create(None, "refused", {}).discard_if_empty()
-    assert (Path("runs") / "latest").exists() and (Path("runs") / "latest").resolve() == real.path.resolve()
+    assert not (Path("runs") / "latest").is_symlink() and real.path.is_dir()
 
 
 def test_foreign_files_stay(tmp_path: Path) -> None:

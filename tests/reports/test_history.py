@@ -51,6 +51,7 @@ def made(tmp_path: Path, result: AuditResult) -> Maker:
             "findings": tuple(findings),
             "targets": tuple(target for target in result.targets if target.name in ("undefended", "pmixed")),
             "family": "neox",
+            "plan": {"attack": ["ethicist", "perplexity"], "setting": "worst"},
             **changed,
         }
         folder = tmp_path / name

@@ -1,0 +1,83 @@
+"""Whether the model that a run judged is the one that lies where it is deployed, and how old the run is.
+
+A run is about the bytes that it read. Knows digests and dates; reads no model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from auditor.core.plan import Plan
+from auditor.core.result import AuditResult
+from auditor.gate.policy import Required
+from auditor.gate.rulings import Ruling, Verdict
+from auditor.records.weights import changes, roles
+
+_MODEL, _IN_MEMORY = "model", "model/in memory"  # of the target among the digests: its role, where it was no file
+_SHOWN = 3  # files named in a sentence
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """said: the model, the date and the age of the run, and whether its model is here. differs: how it is another."""
+
+    said: str
+    here: bool
+    age: float  # days
+    differs: str = ""
+
+
+def deployed(
+    result: AuditResult, plan: Plan, now: Mapping[str, str], place: str, made: datetime, at: datetime
+) -> Deployed:
+    """What lies at `place` now, by `role/file` -> SHA-256, held against what the run read. at: what time it is."""
+    age = (at - made).total_seconds() / 86400
+    here = _MODEL in roles(result.weights) & roles(now) and _IN_MEMORY not in result.weights
+    found = [f"{name} {how}" for name, how in changes(result.weights, now)] if here else []
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    differs = f"{', '.join(found[:_SHOWN])}{more}" if found else ""
+    name = "the built-in lab" if plan.lab else f"model {place}"
+    date = f"judged {made:%Y-%m-%d %H:%M} UTC ({_ago(age)})"
+    stands = _stands(plan, _IN_MEMORY in result.weights, here, differs)
+    return Deployed(f"{name}, {date}: {stands}", here, age, differs)
+
+
+def _stands(plan: Plan, in_memory: bool, here: bool, differs: str) -> str:
+    if in_memory:
+        return "in the memory of a process: nobody can say whether what is deployed is what was judged"
+    if plan.lab:
+        return "trained for the run, and deployed nowhere"
+    if plan.remote:
+        return "behind an API: nobody can say whether it still answers by the weights that were judged"
+    if not here:
+        return "not on this machine: nobody can say here whether what is deployed is what was judged"
+    return f"another model lies there now: {differs}" if differs else "what lies there now is what was judged"
+
+
+def _ago(days: float) -> str:
+    if days < 0:
+        return "in the future"
+    for length, unit in ((1.0, "day"), (1 / 24, "hour"), (1 / 1440, "minute")):
+        if (count := math.floor(days / length)) >= 1:
+            return f"{count:,} {unit}{'s' if count > 1 else ''} ago"
+    return "just now"
+
+
+def rulings(found: Deployed, require: Required) -> Iterator[Ruling]:
+    """A ruling for another model, and for each thing that the policy requires of it."""
+    if found.differs:
+        yield _ruling(
+            "failed", f"the judged model is not the deployed one: {found.said}", "the judged model is deployed"
+        )
+    if require.model_here:
+        yield _ruling("held" if found.here else "failed", found.said, "model_here")
+    if require.max_age is not None:
+        held = 0 <= found.age <= require.max_age
+        yield _ruling("held" if held else "failed", found.said, f"max_age = {require.max_age:g} days")
+
+
+def _ruling(verdict: Verdict, reason: str, rule: str) -> Ruling:
+    return Ruling("", "", "", "", math.nan, math.nan, math.nan, verdict, reason, rule)

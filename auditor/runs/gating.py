@@ -1,0 +1,56 @@
+"""A finished run as a gate judges it: its record, and the model that lies where the run read one. Loads no model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from auditor.core.errors import AuditError
+from auditor.core.jsonable import from_json
+from auditor.core.plan import Plan
+from auditor.gate.decide import decide, read_run
+from auditor.gate.deployed import Deployed, deployed, rulings
+from auditor.gate.policy import Policy
+from auditor.gate.rulings import Decision, Ruling
+from auditor.records import saved, weights
+from auditor.records.outcomes import Run
+from auditor.runs import plan_weights
+
+Said = Callable[[str, int, int], None]
+
+
+def gate(
+    folder: Path,
+    policy: Policy,
+    baseline: Run | None = None,
+    *,
+    model: str | None = None,
+    said: Said = lambda *told: None,
+    target: str | None = None,
+    setting: str | None = None,
+    attack: str | None = None,
+    attested: Ruling | None = None,
+) -> Decision:
+    """All that a policy says of a run. Raises AuditError for what cannot be judged.
+
+    model: where the judged model lies now, if not where the run read it; said: is told what of it is read. The others:
+    as `decide` takes them.
+    """
+    run = read_run(folder)
+    found = _deployed(run, model, said)
+    decision = decide(run, policy, baseline, target=target, setting=setting, attack=attack, attested=attested)
+    bound = tuple(rulings(found, policy.require))
+    return replace(decision, rulings=(*bound, *decision.rulings), about=found.said)
+
+
+def _deployed(run: Run, model: str | None, said: Said) -> Deployed:
+    plan: Plan = from_json(Plan, run.result.plan, f"{run.name}: plan")
+    if model is not None and (plan.lab or plan.remote):
+        raise AuditError(f"--model says where a judged model lies, and {run.name} read none: it is about {plan.title}")
+    if model is not None and not Path(model).is_dir():
+        raise AuditError(f"expected --model to be the folder of the judged model, got {model!r}")
+    now = weights.read_anew(plan_weights.places_of(plan, model), said)
+    made = saved.made(run.result, run.name)
+    return deployed(run.result, plan, now, model or plan.model or "", made, datetime.now(UTC))

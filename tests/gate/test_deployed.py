@@ -1,0 +1,131 @@
+"""A gate is about the model that lies there: another one in its place fails, whatever the rules say."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from auditor.cli import call
+from auditor.core.errors import AuditError
+from auditor.gate.policy import Policy, Required, Rule, read_policy
+from auditor.records import weights
+from auditor.runs.gating import gate
+from tests.gate.world import edit, finished, model
+
+Said = pytest.CaptureFixture[str]
+HOLDS = ("--max", "recall=0.05")
+
+
+def test_other_weights_in_the_place_of_the_judged_ones_fail(tmp_path: Path, capsys: Said) -> None:
+    lies = model(tmp_path / "model")
+    run = finished(tmp_path / "run", model=lies)
+    assert call(["gate", str(run), *HOLDS]) == 0
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert str(lies) in first and "(just now): what lies there now is what was judged" in first
+    before = (lies / "model.safetensors").stat()
+    (lies / "model.safetensors").write_bytes(b"\3\2\1")
+    os.utime(lies / "model.safetensors", ns=(before.st_atime_ns, before.st_mtime_ns))  # as who hides it would
+    assert call(["gate", str(run), *HOLDS, "--inconclusive", "pass"]) == 1
+    said = capsys.readouterr().out
+    assert "another model lies there now: model/model.safetensors has changed" in said.splitlines()[0]
+    assert "the judged model is not the deployed one" in said
+
+
+@pytest.mark.parametrize("name", ["model-2.safetensors", "chat_template.jinja", "modeling.py"])
+def test_a_file_more_is_another_model(tmp_path: Path, name: str) -> None:
+    lies = model(tmp_path / "model")
+    run = finished(tmp_path / "run", model=lies)
+    (lies / name).write_text("x")
+    assert call(["gate", str(run), *HOLDS]) == 1
+
+
+def test_the_digests_are_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was kept of a file by its size and dates is believed nowhere."""
+    lies = model(tmp_path / "model")
+    monkeypatch.setattr(weights, "_SETTLED", -1.0)  # it is remembered at once
+    held = weights.of({"model": (str(lies), None)})
+    monkeypatch.setattr(weights, "_seen", lambda path: [0])
+    weights.of({"model": (str(lies), None)})
+    (lies / "model.safetensors").write_bytes(b"leaky")
+    assert weights.of({"model": (str(lies), None)}) == held  # by what is kept, nothing has changed
+    assert weights.read_anew({"model": (str(lies), None)}) != held
+
+
+def test_the_model_may_lie_elsewhere(tmp_path: Path, capsys: Said) -> None:
+    lies = model(tmp_path / "model")
+    run = finished(tmp_path / "run", model=lies)
+    shutil.move(lies, tmp_path / "deployed")
+    assert call(["gate", str(run), *HOLDS]) == 0
+    assert "not on this machine: nobody can say here whether" in capsys.readouterr().out.splitlines()[0]
+    assert call(["gate", str(run), *HOLDS, "--model", str(tmp_path / "deployed")]) == 0
+    assert "what lies there now is what was judged" in capsys.readouterr().out
+    model(tmp_path / "deployed", says=(4, 5))
+    assert call(["gate", str(run), *HOLDS, "--model", str(tmp_path / "deployed")]) == 1
+    assert call(["gate", str(run), *HOLDS, "--model", str(tmp_path / "nowhere")]) == 2
+    lab = finished(tmp_path / "lab")
+    assert call(["gate", str(lab), *HOLDS, "--model", str(tmp_path / "deployed")]) == 2
+
+
+def test_a_model_in_memory_is_held_to_no_file(tmp_path: Path, capsys: Said) -> None:
+    """It may have been trained on since it was loaded from the folder whose name it has."""
+    lies = model(tmp_path / "model")
+    run = finished(tmp_path / "run", model=lies, weights={"model/in memory": "0" * 64, "model/config.json": "1"})
+    assert call(["gate", str(run), *HOLDS]) == 0
+    assert "in the memory of a process: nobody can say" in capsys.readouterr().out
+
+
+def test_a_policy_may_require_that_the_model_is_here(tmp_path: Path) -> None:
+    lies = model(tmp_path / "model")
+    run, lab = finished(tmp_path / "run", model=lies), finished(tmp_path / "lab")
+    policy = Policy((Rule("recall", 0.05),), require=Required(model_here=True))
+    assert gate(run, policy).exit_code == 0
+    assert gate(lab, policy).exit_code == 1  # nobody deploys it
+    shutil.rmtree(lies)
+    decision = gate(run, policy)
+    assert decision.exit_code == 1 and "not on this machine" in decision.rulings[0].reason
+    assert gate(run, Policy(policy.rules)).exit_code == 0
+
+
+@pytest.mark.parametrize(("days", "code"), [(6.9, 0), (7.1, 1), (-1, 1)])
+def test_a_policy_may_require_that_the_run_is_young(tmp_path: Path, days: float, code: int) -> None:
+    made = (datetime.now(UTC) - timedelta(days=days)).isoformat(timespec="seconds")
+    run = finished(tmp_path / "run", created=made)
+    policy = tmp_path / "leakage.toml"
+    policy.write_text('rules = ["recall <= 0.05"]\n[require]\nmax_age = 7\n')
+    assert call(["gate", str(run), "--policy", str(policy)]) == code
+    assert call(["gate", str(run), *HOLDS]) == 0
+
+
+@pytest.mark.parametrize(
+    "line", ["model_here = 1", 'max_age = "7"', "max_age = 0", "max_age = nan", "max_age = true", "modelhere = true"]
+)
+def test_requirements_that_say_nothing_are_refused(tmp_path: Path, line: str) -> None:
+    policy = tmp_path / "leakage.toml"
+    policy.write_text(f'rules = ["recall <= 0.05"]\n[require]\n{line}\n')
+    with pytest.raises(AuditError, match="require"):
+        read_policy(policy)
+
+
+def test_a_date_that_is_none_is_refused(tmp_path: Path, capsys: Said) -> None:
+    run = finished(tmp_path / "run")
+    edit(run, "result.json", lambda result: result.update(created="yesterday"))
+    assert call(["gate", str(run), *HOLDS]) == 2
+    assert "expected the date of the run in result.json, got 'yesterday'" in capsys.readouterr().err
+
+
+def test_a_refused_run_leaves_none_to_be_taken_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said
+) -> None:
+    """As the hook for pre-commit judges it: `audit gate runs/latest`."""
+    monkeypatch.chdir(tmp_path)
+    finished(Path("runs/clean"), model=model(tmp_path / "model"))
+    Path("runs/latest").symlink_to("clean")
+    assert call(["gate", "runs/latest", *HOLDS]) == 0
+    assert call(["run", "--model", "model", "--data", "private.jsonl", "--attack", "nosuch"]) == 2
+    capsys.readouterr()
+    assert call(["gate", "runs/latest", *HOLDS]) == 2
+    assert "no such run folder; the last audit run was refused" in capsys.readouterr().err

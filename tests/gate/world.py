@@ -1,0 +1,75 @@
+"""A run folder as a run leaves it, made of an outcome in no time; and how somebody edits one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from auditor.core.jsonable import to_json
+from auditor.core.nouns import CellKey
+from auditor.core.plan import Plan
+from auditor.core.result import AuditResult, BenchmarkRecord, Finding
+from auditor.records import weights
+from auditor.statistics import extraction, judging
+
+ROW = CellKey("undefended", "worst", "perplexity")
+
+
+def outcome(n: int = 400, out: int = 0, others: int = 60) -> judging.Outcome:
+    """n members, the first `out` of which were extracted, half of them once and half 16 times in the data."""
+    rng = np.random.default_rng(0)
+    size = n + others
+    hit = np.arange(size) < out
+    return judging.Outcome(
+        ids=tuple(f"s{i:04d}" for i in range(size)),
+        hit=hit,
+        any_hit=hit,
+        score=rng.normal(size=size),
+        repeats=tuple((16 if i % 2 else 1) if i < n else None for i in range(size)),
+        member=np.arange(size) < n,
+        distance=np.where(hit, 0, 9),
+        tolerance=np.full(size, 2),
+    )
+
+
+def finished(folder: Path, found: judging.Outcome | None = None, model: Path | None = None, **changed: Any) -> Path:
+    """A run of one attack on one model, judged now."""
+    found = outcome() if found is None else found
+    plan = Plan(attack=(ROW.attack,), setting="worst", **({} if model is None else {"model": str(model), "data": "d"}))
+    members = found.only(found.member)
+    measured, by_repeats = extraction.extraction(found), extraction.by_repeats("recall", members)
+    finding = Finding(*ROW, {}, ("law",), "top-p", None, "", tuple(measured), by_repeats)
+    benchmark = BenchmarkRecord("files", "", len(members.ids), len(found.ids) - len(members.ids), 0, digest="d1-ff")
+    read = weights.of({"model": (str(model), None)}) if model else {}
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    result = AuditResult("r", now, "0", "", to_json(plan), benchmark, (), (finding,), {}, {}, 0, weights=read)
+    folder.mkdir(parents=True)
+    write(folder, "plan.json", to_json(plan))
+    write(folder, "result.json", to_json(replace(result, **changed)))
+    write(folder, "outcomes.json", {str(ROW): judging.to_record(found)})
+    return folder
+
+
+def write(folder: Path, name: str, value: Any) -> None:
+    (folder / name).write_text(json.dumps(value))
+
+
+def edit(folder: Path, name: str, change: Callable[[Any], object]) -> None:
+    """Changes what a file of JSON holds, in place."""
+    value = json.loads((folder / name).read_text())
+    change(value)
+    write(folder, name, value)
+
+
+def model(folder: Path, says: Sequence[int] = (1, 2, 3)) -> Path:
+    """Weights enough for a digest."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(bytes(says))
+    return folder
