@@ -8,8 +8,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
+import select
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -18,17 +21,27 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from auditor.core import disk, threads
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.engines.engine import Work
 
 _LOSSES = 3  # of one worker in one run: what kills it each time is the work itself
 _STORE = 256 * 2**20  # bytes for what travels: secrets, guesses, soft prompts; models are loaded where they are used
+_LOST = (
+    "stopped: a process of the Ray cluster of this machine was lost (killed, or out of memory), so no work can go on; "
+    "what is finished is kept for --resume\n"
+)
 PATIENCE = 10.0  # seconds, in which the workers of a run before this one are gone
 _AUTO = "auto"  # Ray's own word for the cluster that this machine belongs to
 AS_NICE = {"worker_niceness": 0}  # as this process: Ray's own 15 leaves what does all the work behind any other program
 _QUIET = "RAY_IGNORE_UNHANDLED_ERRORS"  # of portions that nobody asks for any more, once one was refused
 _KNOCK = 5.0  # seconds; Ray itself goes on for minutes where nobody listens
+_MODE, _TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"  # Ray's own: who has no token is told nothing and runs nothing
+# Characters of the longest socket below Ray's folder: /session_<date>_<time>_<microseconds>_<pid>/sockets/plasma_store.
+_SOCKET = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store.0")
+_LONGEST = 103 if sys.platform == "darwin" else 107  # of a socket's path, in bytes
 
 
 class RayEngine:
@@ -113,19 +126,29 @@ class RayEngine:
     def _connect(self) -> None:
         if self.address:
             _knock(self.address)
+            if os.environ.get(_MODE) != "token":
+                raise AuditError(
+                    f"expected {_MODE}=token with --ray-address, as a cluster without tokens hands secrets and models "
+                    f"to whoever reaches it, got {os.environ.get(_MODE) or 'none'}"
+                )
             where: dict[str, Any] = {"address": self.address}
         else:
             if self.workers > (most := threads.processors()):
                 raise AuditError(f"expected --workers of at most the {most} processors here, got {self.workers}")
-            # What travels is private: not below the folder that Ray shares with everybody on this machine.
-            scratch = self._held.enter_context(disk.scratch_folder(Path(tempfile.gettempdir()), "ray"))
+            if os.environ.get(_MODE, "token") != "token":
+                raise AuditError(f"expected {_MODE}=token or none for a cluster of our own, got {os.environ[_MODE]!r}")
+            if "RAY_AUTH_TOKEN_PATH" not in os.environ:
+                os.environ.setdefault(_TOKEN, secrets.token_hex(32))  # kept for the process: Ray reads it once
+            # What travels is private: not below the folder that Ray shares with everybody on this machine. Ray lets
+            # everybody into its own folder, so that one lies in one of ours.
+            scratch = self._held.enter_context(disk.scratch_folder(_short_place(), "r"))
             where = {
                 "address": "local",
                 "num_cpus": self.workers,
                 "include_dashboard": False,
                 "object_store_memory": _STORE,
             }
-            where |= {"_temp_dir": str(scratch), "_system_config": AS_NICE}
+            where |= {"_temp_dir": str(scratch / "r"), "_system_config": AS_NICE}
         self._held.callback(_ray().shutdown)
         handler = signal.getsignal(signal.SIGTERM)  # Ray puts its own in its place, which knows nothing of runs
         try:
@@ -136,6 +159,12 @@ class RayEngine:
             raise AuditError(
                 f"cannot reach a Ray cluster at {self.address or 'this machine'!r}: {_first(error)}"
             ) from None
+        if os.environ.get(_MODE) != "token":  # which Ray sets where nobody has, from 2.60 on
+            raise AuditError(
+                f"expected a Ray that closes its cluster by tokens (2.60 or newer), got {_ray().__version__}"
+            )
+        if not self.address and hasattr(os, "pidfd_open"):
+            self._held.enter_context(_watched(_of_cluster()))
 
     def _check_room(self) -> None:
         """Ray itself would wait for ever."""
@@ -153,6 +182,57 @@ class RayEngine:
             if (free := room.get(what, 0.0)) < asked:
                 return f"expected {asked:g} free {what}s in the Ray cluster for {self.workers} workers, got {free:g}"
         return ""
+
+
+def _short_place() -> Path:
+    """Where Ray's folder can lie so that the paths of its sockets are short enough. Raises AuditError for nowhere."""
+    own = Path(tempfile.gettempdir())
+    room = _LONGEST - _SOCKET - len("/.r.audit-scratch-01234567/r")
+    for place in (own, Path("/tmp"), Path("/dev/shm"), Path("/var/tmp")):
+        if len(os.fsencode(place)) <= room and os.access(place, os.W_OK | os.X_OK):
+            return place
+    raise AuditError(
+        f"expected a folder for Ray's sockets whose path has at most {room} characters, got TMPDIR={str(own)!r} and no "
+        "/tmp that can be written"
+    )
+
+
+def _of_cluster() -> list[int]:
+    """The processes of a cluster of our own without which it ends, and Ray this process with it."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            words = process.cmdline()
+            agent = any(word.endswith(("agent.py", "agent/main.py")) for word in words) or "Agent" in words[0]
+            if agent or process.name() in ("raylet", "gcs_server"):
+                found.append(process.pid)
+    return found
+
+
+@contextlib.contextmanager
+def _watched(pids: Sequence[int]) -> Iterator[None]:
+    """While the block lasts, the loss of one of these processes ends this one in a sentence, exit code 3.
+
+    Ray would end it from C++ at its next question to them, with 1, which is a gate's word, and without one of its own.
+    """
+    handles = [os.pidfd_open(pid) for pid in pids]
+    left, end = os.pipe()
+
+    def watch() -> None:
+        ready, _, _ = select.select([*handles, left], [], [])
+        if left not in ready:
+            os.write(2, _LOST.encode())
+            os._exit(3)
+
+    thread = threading.Thread(target=watch, daemon=True, name="audit: the cluster")
+    thread.start()
+    try:
+        yield
+    finally:
+        os.close(end)  # which `left` reads as its end
+        thread.join()
+        for handle in (*handles, left):
+            os.close(handle)
 
 
 class _Worker:

@@ -7,8 +7,10 @@ import os
 import pickle
 import re
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -16,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -227,17 +230,30 @@ def here(asked: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_a_lost_driver_and_a_lost_worker_change_nothing(
+def test_a_lost_cluster_and_a_lost_worker_change_nothing(
     here: Path, asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run is killed when it has its first guesses; gone on with, a worker in a cell whose budget does not last."""
+    """The run loses its cluster when it has its first guesses, which ends it with 3 and a sentence (Ray: with 1, as a
+    gate that failed); gone on with, it loses a worker in a cell whose budget does not last.
+    """
     out = tmp_path / "run"
     command = [sys.executable, "-m", "auditor.cli", *asked, "-o", str(out), "--engine", "ray", "--workers", "2"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as driver:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    env["TMPDIR"] = str(tmp_path)  # too long for the path of a socket below it
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=env) as driver:
         while not ((guesses := out / "guesses.jsonl").exists() and guesses.stat().st_size):
             assert driver.poll() is None, driver.stderr and driver.stderr.read().decode()
             time.sleep(0.01)
-        driver.kill()
+        raylet = next(one for one in psutil.Process(driver.pid).children(recursive=True) if one.name() == "raylet")
+        (session,) = (word.partition("=")[2] for word in raylet.cmdline() if word.startswith("--session_dir="))
+        above, mode = Path(session).parents[1], raylet.environ()["RAY_AUTH_MODE"]
+        assert stat.S_IMODE(above.stat().st_mode) == 0o700 and above.name.startswith(".r.audit-scratch-")
+        assert mode == "token"  # nobody else on this machine is told anything
+        raylet.kill()
+        assert driver.stderr is not None
+        said = driver.stderr.read().decode()
+    assert driver.returncode == 3, said
+    assert "a process of the Ray cluster of this machine was lost" in said
     assert not (out / "result.json").exists()
     stream, killed = RayEngine.stream, list[int]()
 
@@ -360,6 +376,19 @@ def test_points_of_a_sweep_are_run_one_a_task(far: None, own: list[str], tmp_pat
         agree(held(tmp_path / "near" / name)[0], held(tmp_path / "far" / name)[0])
 
 
+# --- a cluster of our own --------------------------------------------------------------------------------------------
+
+
+def test_a_place_for_sockets_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    longest = ray_engine._short_place() / ".r.audit-scratch-01234567" / "r"
+    name = "session_2026-11-22_21-45-49_148725_4194303/sockets/plasma_store"
+    assert len(os.fsencode(longest / name)) <= 107
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(AuditError, match="a folder for Ray's sockets"):
+        ray_engine._short_place()
+
+
 # --- bad input --------------------------------------------------------------------------------------------------------
 
 
@@ -372,6 +401,7 @@ REFUSED = {
     "--gpus-per-worker goes with --engine ray, got --engine local": ["--gpus-per-worker", "1"],
     "of at most the 1 processors here, got 2": ["--engine", "ray", "--workers", "2"],
     "expected --ray-address as HOST:PORT or auto, got 'nowhere'": ["--engine", "ray", "--ray-address", "nowhere"],
+    "expected RAY_AUTH_MODE=token with --ray-address": ["--engine", "ray", "--ray-address", "auto"],
     "expected a Ray cluster at --ray-address localhost:1, but nobody listens there": [
         *("--engine", "ray", "--ray-address", "localhost:1")
     ],
@@ -389,6 +419,7 @@ def test_what_cannot_be_is_refused_in_a_sentence_before_anything_is_loaded(
 ) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr("auditor.core.threads.processors", lambda: 1)
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     assert call([*own, *flags, "-o", str(tmp_path / "run")]) == 2
     assert sentence in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "run").exists()
