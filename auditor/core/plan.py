@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+import re
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -139,6 +140,7 @@ class Plan:
                 raise AuditError(f"{flag(name)} goes with --model and --data; the built-in lab has its own")
         elif self.lab_recipe:
             raise AuditError("lab_recipe changes the built-in lab, which --model and --data replace")
+        _check_no_credentials(self.model_args)
         self._check_remote()
         self._check_unlearning()
         if self.device_map is not None and self.device != "cpu":
@@ -246,6 +248,22 @@ class Plan:
         """The fields about this that do not hold their default."""
         default = {f.name: f.default for f in dataclasses.fields(self)}
         return [name for name in about(what) if getattr(self, name) not in (default[name], {})]
+
+
+# Names of what lets one in, and the tokens of a text, whose names end alike.
+_CREDENTIAL = re.compile(r"(^|_)(token|api_?key|access_?key|password|passwd|secret|authorization|credentials?)$")
+_OF_TEXT = re.compile(r"^(additional_special|bos|cls|eos|mask|pad|sep|unk)_token$")
+
+
+def _check_no_credentials(model_args: Mapping[str, str]) -> None:
+    """Refuses what would stand in the plan, the result and the reports of a run. The value is not quoted."""
+    for name in model_args:
+        plain = name.lower().replace("-", "_")
+        if _CREDENTIAL.search(plain) and not _OF_TEXT.match(plain):
+            raise AuditError(
+                f"expected no credential in --model-arg, where records and reports would show it, got {name}=...: a "
+                "token for the hub comes from HF_TOKEN or `hf auth login`"
+            )
 
 
 def _without_key(url: SplitResult) -> str:
