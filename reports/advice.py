@@ -5,17 +5,20 @@ Nothing generic: what the run does not show is not advised.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records.details import Details, RowDetails, SecretFacts
-from auditor.reports import inert, words
-from auditor.reports.blocks import Block, Group, Paragraph, Table
+from auditor.records.signals import NOT_TESTED, Assessment, assess
+from auditor.reports import inert, signals, words
+from auditor.reports.blocks import Block, Bullets, Group, Paragraph, Table
 from auditor.reports.topics import Topic, row_details, titled
 from auditor.reports.verdict import strongest
 from auditor.statistics import dose
@@ -23,8 +26,10 @@ from auditor.statistics.bootstrap import CONFIDENCE
 from auditor.statistics.intervals import difference
 from auditor.statistics.judging import Outcome
 
+RESOLVE, LEAKS, CLEAR, TEST = "resolve first", "leaks", "nothing shown", "not tested"
 HELPS, HIDES, COPIES, WHERE = "helps", "may only hide", "fewer copies", "where it sits"
 _LEVEL = 1 - CONFIDENCE
+NO_DETAILS = Details()
 
 
 @dataclass(frozen=True)
@@ -36,20 +41,54 @@ class Advice:
     row: str
 
 
-def advice(result: AuditResult, details: Details) -> tuple[Advice, ...]:
-    """Where the leakage sits, what fewer copies would leave, what each defense that was measured changes and costs.
+def advice(result: AuditResult, details: Details = NO_DETAILS) -> tuple[Advice, ...]:
+    """What forbids a conclusion, what leaks and how to hold it to a limit, where it sits, what defenses change.
 
-    Of the undefended model's strongest row; () where its outcomes are not kept.
+    The last two are of the undefended model's attack with the highest recall, where its outcomes are kept.
     """
+    seen = assess(result)
+    if not any(seen.tested(target) for target in seen.targets):
+        return ()
+    return (*_resolve(seen), *_leaks(result, seen), *_of_outcomes(result, details), *_left(result, seen))
+
+
+def _resolve(seen: Assessment) -> Iterator[Advice]:
+    for doubt in signals.doubts(seen):
+        yield Advice(RESOLVE, doubt.sentence, f"{doubt.kind}: until then nothing seen is no evidence")
+
+
+def _leaks(result: AuditResult, seen: Assessment) -> Iterator[Advice]:
+    """Each kind that is shown of a target, once; and the rule by which a gate holds the next model to it."""
+    for target in seen.targets:
+        for found in signals.by_kind(seen.shown(target)):
+            best = signals.strongest(found)
+            hold = f"; in a gate: --max {shlex.quote(best.limit)}" if best.limit else ""
+            row = words.target_title(result, target)
+            yield Advice(LEAKS, f"{signals.said(found)}{hold}", f"{row} · {best.row.attack}" if best.row else row)
+
+
+def _left(result: AuditResult, seen: Assessment) -> Iterator[Advice]:
+    """What the run does not tell; that nothing is to be fixed is said where every signal agrees."""
+    for target in seen.targets:
+        if seen.reassures(target):
+            yield Advice(CLEAR, signals.summary(result, seen, target), words.target_title(result, target))
+    probes = {s.kind.title: s.kind.probes[0] for s in seen.signals if s.status == NOT_TESTED and s.kind.probes}
+    untested = [title for title in probes if not any(s.kind.title == title for s in seen.signals if s.measured)]
+    if untested:
+        told = ", ".join(f"{title[:1].lower()}{title[1:]} (--attack {probes[title]})" for title in untested)
+        yield Advice(TEST, told, "audit run")
+
+
+def _of_outcomes(result: AuditResult, details: Details) -> tuple[Advice, ...]:
+    """Where the verbatim leakage sits, what fewer copies would leave, what each defense that was measured changes."""
     worst = strongest(result, UNDEFENDED)
     seen = None if worst is None else row_details(details, worst)
     if worst is None or seen is None or seen.outcome is None:
         return ()
     members = seen.outcome.only(seen.outcome.member)
-    row = titled(result, worst)
     if not members.hit.any():
-        most = words.with_bounds(worst.measurement("recall"))
-        return (Advice(WHERE, f"nothing came out, so there is nothing here to mend; recall {most}", row),)
+        return ()
+    row = titled(result, worst)
     facts = {secret.id: secret for secret in details.secrets}
     if any(id in facts and facts[id].document is not None for id in members.ids):
         why = "the secrets are parts of documents and not independent: no part is tested, nothing predicted or compared"
@@ -67,8 +106,8 @@ def _sits(members: Outcome, facts: Mapping[str, SecretFacts]) -> Iterator[str]:
     for parts in (_by_repeats(members), _by_group(members, facts), _by_length(members, facts)):
         if (one := dose.concentrated(parts, members.hit, _LEVEL)) is not None:
             yield (
-                f"{one.hits:,} of the {one.of_hits:,} members that came out are {one.part}; those are {one.members:,} "
-                f"of {one.of_members:,} members (Fisher p {one.p:.2g})"
+                f"{one.hits:,} of the {counted(one.of_hits, 'member')} extracted are {one.part}; those are "
+                f"{one.members:,} of {counted(one.of_members, 'member')} (Fisher p {one.p:.2g})"
             )
 
 
@@ -106,7 +145,7 @@ def _copies(members: Outcome) -> Iterator[str]:
         left = dose.predicted(times, members.hit, most)
         now = words.percent(float(members.hit.mean()))
         yield (
-            f"with no record trained on more than {most:,} time{'s' * (most > 1)}, recall would be "
+            f"with no record trained on more than {counted(most, 'time')}, recall would be "
             f"{words.with_bounds(left)}, not {now}%: predicted from this run's repeat counts, not measured"
         )
 
@@ -130,7 +169,9 @@ def _defenses(result: AuditResult, details: Details, worst: Finding, members: Ou
         if verbatim.high < 0 and near.high < 0:
             yield Advice(HELPS, f"{said}; {_cost(result, target.name)}", titled(result, finding))
         elif verbatim.high < 0:
-            yield Advice(HIDES, f"{said}: the words change, what they say may still come out", titled(result, finding))
+            yield Advice(
+                HIDES, f"{said}: the words change, what they say may still be extracted", titled(result, finding)
+            )
 
 
 def _paired(members: Outcome, seen: RowDetails) -> tuple[Measurement, Measurement] | None:
@@ -163,9 +204,23 @@ def blocks(result: AuditResult, details: Details) -> Sequence[Block]:
         return ()
     rows = tuple((one.kind, one.said, one.row) for one in found)
     return (
-        Paragraph("Worked out of this run; the last column is the row that each stands on."),
-        Table("advice-table", "What to do now", ("About", "What the run says", "Row"), (Group("", rows),)),
+        Paragraph("Worked out of this run; the last column says of what each speaks."),
+        Table("advice-table", "What to do now", ("About", "What the run says", "Of"), (Group("", rows),)),
     )
 
 
-TOPICS = (Topic("advice", "What to do now", lambda m: blocks(m.result, m.details)),)
+def brief(result: AuditResult, details: Details) -> Sequence[Block]:
+    """As a list, for a pull request."""
+    found = advice(result, details)
+    return (Bullets(tuple(f"{one.kind}: {one.said}" for one in found)),) if found else ()
+
+
+TOPICS = (
+    Topic(
+        "advice",
+        "What to do now",
+        lambda m: blocks(m.result, m.details),
+        turn=1,
+        brief=lambda m: brief(m.result, m.details),
+    ),
+)

@@ -39,12 +39,14 @@ PARTS = (
 )
 
 
-def document(result: AuditResult, texts: Mapping[str, SecretText] | None = None) -> Document:
-    """The Markdown report: the sections that have a turn in it. Made of the result alone.
+def document(
+    result: AuditResult, details: Details | None = None, texts: Mapping[str, SecretText] | None = None
+) -> Document:
+    """The Markdown report: the sections that have a turn in it.
 
     Every string in it is cleaned of control characters; none is escaped. texts: the private text to show, by id.
     """
-    material = Material(words.cleaned(result), texts=texts)
+    material = Material(words.cleaned(result), details or Details(), texts=texts)
     told = sorted((topic for _, topics in PARTS for topic in topics if topic.turn), key=lambda topic: topic.turn)
     made = ((topic, (topic.brief or topic.make)(material)) for topic in told)
     return Document(

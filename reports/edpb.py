@@ -11,10 +11,11 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
+from auditor.core.counts import counted
 from auditor.core.errors import AuditError
 from auditor.core.result import AuditResult, Finding, Measurement, TargetRecord
 from auditor.gate.contradictions import contradictions
@@ -22,7 +23,8 @@ from auditor.gate.decide import read_run
 from auditor.gate.kept import Kept, kept
 from auditor.records.claims import standing
 from auditor.records.saved import RESULT
-from auditor.reports import personal, words
+from auditor.records.signals import NOT_TESTED, PERSONAL, Assessment, Signal, assess
+from auditor.reports import personal, signals, words
 from auditor.reports.blocks import Document, Group, Paragraph, Section, Table
 from auditor.reports.topics import titled
 from auditor.statistics.membership import FALSE_POSITIVES
@@ -127,8 +129,49 @@ def _most_exposed(e: Evidence) -> list[str]:
 
 def _greedy(e: Evidence) -> list[str]:
     told = words.by_repeats(e.result.benchmark.greedy_recall)
-    parts = [f"{count}: {_number(m)}" for count, m in told if count.isdecimal() and _told(m)]
+    parts = [f"{count}: {_number(m)}" for count, m in told if (count.isdecimal() or count == "all") and _told(m)]
     return [f"Greedy decoding behind the start of each record, by repeat count: {'; '.join(parts)}."] if parts else []
+
+
+def _signals(e: Evidence) -> Section:
+    """All signals of all targets; of what may hide a leak only the kind, as sentences of a record stay where they are."""
+    seen = assess(e.result)
+    kinds = dict.fromkeys(doubt.kind for doubt in signals.doubts(seen))
+    against = f"Something may hide a leak from this audit ({', '.join(kinds)}): the report of the run says what."
+    kept = replace(seen, signals=tuple(replace(s, why="", part=_own(s)) for s in seen.signals))
+    return Section(
+        "signals",
+        "What is shown, what is not, what was not tested",
+        (
+            *([Paragraph(against)] if kinds else []),
+            signals.table(e.result, kept),
+        ),
+    )
+
+
+def _own(signal: Signal) -> str:
+    """Kinds of personal data are named where the names are ours."""
+    own = signal.kind is not PERSONAL or signal.part in personal.TITLES
+    return signal.part if own else "other personal data"
+
+
+def _concluded(e: Evidence) -> str:
+    """What it comes to, a target each: how many kinds of leakage are shown, seen, not shown, not tested."""
+    seen = assess(e.result)
+    return " ".join(_counts(e.result, seen, target) for target in seen.targets)
+
+
+def _counts(result: AuditResult, seen: Assessment, target: str) -> str:
+    title = words.target_title(result, target)
+    shown = [group[0].kind.title.lower() for group in signals.by_kind(seen.shown(target))]
+    if shown:
+        return f"{title}: leakage is shown by {', '.join(shown)}."
+    tested, untested = (
+        len(list(signals.by_kind(found)))
+        for found in (seen.tested(target), [s for s in seen.of(target) if s.status == NOT_TESTED])
+    )
+    what = signals.CLEAR if seen.reassures(target) else "inconclusive"
+    return f"{title}: {what}, of {counted(tested, 'signal')} tested; {untested:,} not tested."
 
 
 def _promised(e: Evidence) -> list[str]:
@@ -154,14 +197,14 @@ def _scope(e: Evidence) -> list[str]:
     if not measured:
         return []
     attacks = ", ".join(dict.fromkeys(f.attack for f in measured))
-    settings = " and ".join(dict.fromkeys("worst case" if f.setting == "worst" else "claim" for f in measured))
+    settings = " and ".join(dict.fromkeys(signals.ACCESS[f.setting] for f in measured))
     idle = sum(1 for f in r.findings if f.not_applicable)
     left = f"; {idle} more did not apply" if idle else ""
     drawn, rows = sum(f.drawn for f in measured), sum(f.rows for f in measured)
     return [
-        f"{r.benchmark.members:,} members and {r.benchmark.nonmembers:,} non-members attacked, "
-        f"{r.benchmark.known:,} known pairs; {len(measured)} rows of model, setting and attack ({attacks}; {settings})"
-        f"{left}; {drawn:,} tokens drawn, {rows:,} forward rows."
+        f"{counted(r.benchmark.members, 'member')} and {counted(r.benchmark.nonmembers, 'non-member')} attacked, "
+        f"{counted(r.benchmark.known, 'known pair')}; {counted(len(measured), 'configuration')} of model, access and "
+        f"attack ({attacks}; {settings}){left}; {counted(drawn, 'token')} drawn, {counted(rows, 'forward row')}."
     ]
 
 
@@ -242,7 +285,7 @@ QUESTIONS = (
         "¶43 (ii)",
         "How likely is personal data of the training records to be obtained by queries?",
         _highest("recall", "near_verbatim_recall"),
-        f"{_LOWER} Asked with the start of a record; what comes out unasked was not looked for.",
+        f"{_LOWER} Asked with the start of a record; what the model says unasked is another signal.",
         by_attack("ethicist", "perplexity"),
     ),
     Question(
@@ -360,7 +403,7 @@ def document(folder: Path) -> Document:
 
 def of(e: Evidence) -> Document:
     answered = sum(bool(question.answer(e)) for question in QUESTIONS)
-    sections = [Section("limits", "What this is not", (Paragraph(_WHAT_IT_IS),))]
+    sections = [Section("limits", "What this is not", (Paragraph(_WHAT_IT_IS),)), _signals(e)]
     for n, (title, asked) in enumerate(groupby(QUESTIONS, key=lambda question: question.of), 1):
         head = ("Where", "Question", "Measured in this run", "What that does not say")
         table = Table(f"questions-{n}", title, head, (Group("", tuple(_rows(e, asked))),))
@@ -369,7 +412,8 @@ def of(e: Evidence) -> Document:
         title="Measured answers for the file",
         facts=(("Run of", e.result.created), ("Record, SHA-256", e.digest)),
         headline=f"{answered} of {len(QUESTIONS)} questions have a measured answer. This is not legal advice.",
-        verdict="Brackets hold two-sided 95% intervals; n and counts are of secrets. Aggregates and hashes only.",
+        verdict=f"{_concluded(e)} Brackets hold two-sided 95% intervals; n and counts are of secrets. Aggregates and "
+        "hashes only.",
         sections=tuple(sections),
         kind="Privacy audit of a language model",
         lead="Summary",

@@ -11,7 +11,7 @@ from auditor.core.nouns import UNDEFENDED, Claim
 from auditor.core.result import AuditResult, Chain, Finding, Measurement, Step, TargetRecord
 from auditor.records import details as detailed
 from auditor.records.details import Details, Reliability
-from auditor.reports import figures, personal, words
+from auditor.reports import figures, words
 from auditor.reports.blocks import Block, Figure, Figures, Group, Paragraph, PlotPoint, Series, Table
 from auditor.reports.topics import Topic, by_target, kind, row_details, titled
 from auditor.reports.verdict import strongest
@@ -45,15 +45,6 @@ def _results(result: AuditResult) -> list[Block]:
     if not result.findings:
         return [Paragraph("The run has no rows.")]
     return [_results_table(result), *causes(result), Paragraph(note)]
-
-
-def _brief(result: AuditResult) -> list[Block]:
-    """Where no other section stands before it."""
-    table, *rest = _results(result)
-    best = [
-        found for t in result.targets for setting in words.SETTINGS if (found := strongest(result, t.name, setting))
-    ]
-    return [table, *personal.blocks(result, best), *rest]
 
 
 def causes(result: AuditResult) -> list[Block]:
@@ -292,7 +283,7 @@ def _epsilon(claim: Claim | None) -> str:
 
 
 TOPICS = (
-    Topic("results", "Results", lambda m: _results(m.result), 1, lambda m: _brief(m.result)),
+    Topic("results", "Results", lambda m: _results(m.result), turn=3),
     Topic("ranking", "Ranking and samples", lambda m: _ranking(m.result)),
     Topic("calibration", "Calibration of confidence", lambda m: _calibration(m.result, m.details)),
     Topic("exposure", "Exposure", lambda m: _exposure(m.result, m.details)),

@@ -60,7 +60,7 @@ def _rendered(folder: Path, result: AuditResult, since: Comparison | None, revea
 
     known = details.read(folder)
     shown = texts.read_texts(folder) if reveal else None
-    return {HTML: html.render(result, known, since, shown), MARKDOWN: markdown.render(result, since, shown)}
+    return {HTML: html.render(result, known, since, shown), MARKDOWN: markdown.render(result, since, shown, known)}
 
 
 def append(path: Path, text: str) -> None:

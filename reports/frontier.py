@@ -186,7 +186,7 @@ def _verdict(f: Frontier, p: FrontierPoint) -> str:
     return "may be" if sum(bool(q.least) for q in f.points) > 1 else "yes"
 
 
-TOPICS = (Topic("frontier", "What leaks least at the same usefulness", lambda m: blocks(m.result.frontiers), turn=2),)
+TOPICS = (Topic("frontier", "What leaks least at the same usefulness", lambda m: blocks(m.result.frontiers), turn=4),)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

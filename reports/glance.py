@@ -1,46 +1,20 @@
-"""For whoever decides: what comes out, what changed, and what a good result does not mean."""
+"""For whoever decides: what leaks and what was not tested, what changed, and what a good result does not mean."""
 
 from __future__ import annotations
 
-from auditor.core.result import AuditResult, Finding, TargetRecord
+from auditor.core.result import AuditResult
 from auditor.gate.compare import Comparison
-from auditor.reports import changes, personal, words
-from auditor.reports.blocks import Block, Bullets, Forest, Group, Paragraph, Table
+from auditor.reports import changes, personal, signals, words
+from auditor.reports.blocks import Block, Bullets, Forest, Paragraph
 from auditor.reports.topics import BEFORE, Topic, span
 from auditor.reports.verdict import strongest
 
 
 def _glance(result: AuditResult) -> list[Block]:
-    """The strongest row of each target in each setting: an attacker picks."""
-    rows, spans, strongest_rows = [], [], []
-    for target in result.targets:
-        for setting in words.SETTINGS:
-            finding = strongest(result, target.name, setting)
-            recall = finding.measurement("recall") if finding else None
-            if finding is None or recall is None:
-                continue
-            strongest_rows.append(finding)
-            floor = finding.measurement("recall_nonmembers")
-            model, promise = words.row_title(result, finding), _promise(target, finding)
-            rows.append((model, words.share(recall), finding.attack, words.value(target.perplexity), promise))
-            spans.append(span(recall, floor.value if floor else None))
-    if not rows:
-        return []
-    caption = "What the strongest attack got out of each model, with 95% intervals"
-    head = ("Model", "Came out", "By", "Perplexity", "Covered by the claim")
-    table = Table("glance-table", caption, head, (Group("", tuple(rows)),), frozenset({1, 3}))
-    note = (
-        "The bar spans the interval, the dot is the share itself; an open ring marks what the same attack “completed” "
-        "of records that were never trained on. Perplexity is on held-out text: lower is more useful."
-    )
-    return [Forest(table, tuple(spans)), *personal.blocks(result, strongest_rows), Paragraph(note)]
-
-
-def _promise(target: TargetRecord, finding: Finding) -> str:
-    """Whether the claim is about this access and decoding, and of what."""
-    if finding.claim_applies is None or target.claim is None:
-        return "nothing claimed"
-    return f"yes, of its unit: {target.claim.unit}" if finding.claim_applies else "no"
+    """Every signal of every target, and the personal data that the attacks with the highest recall extract."""
+    shown = signals.blocks(result)
+    best = (strongest(result, target.name, setting) for target in result.targets for setting in words.SETTINGS)
+    return [*shown, *personal.blocks(result, [finding for finding in best if finding])] if shown else []
 
 
 def _since(since: Comparison) -> list[Block]:
@@ -86,7 +60,7 @@ def _limits(result: AuditResult) -> list[Block]:
 
 
 TOPICS = (
-    Topic("glance", "At a glance", lambda m: _glance(m.result)),
+    Topic("glance", "Signal by signal", lambda m: _glance(m.result), turn=2),
     Topic("since", BEFORE, lambda m: _since(m.since) if m.since else ()),
-    Topic("limits", "What a good result does not mean", lambda m: _limits(m.result), turn=8),
+    Topic("limits", "What a good result does not mean", lambda m: _limits(m.result), turn=10),
 )

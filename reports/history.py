@@ -20,7 +20,8 @@ from auditor.gate.compare import Comparison
 from auditor.gate.history import By, Entry, History, Line
 from auditor.gate.kept import Kept
 from auditor.gate.rulings import EXIT_CODES, Decision
-from auditor.reports import changes, decision, files, html, inert, verdict, words
+from auditor.records.signals import assess
+from auditor.reports import changes, decision, files, html, inert, signals, verdict, words
 from auditor.reports.blocks import (
     Block,
     Bullets,
@@ -35,7 +36,7 @@ from auditor.reports.blocks import (
     Series,
     Table,
 )
-from auditor.statistics.metrics import RECALL, SHARES, floor_of
+from auditor.statistics.metrics import SHARES, floor_of
 
 _ALONG: dict[By, str] = {"date": "Runs by date", "commit": "Runs by commit", "checkpoint": "Runs by checkpoint"}
 _READING = (
@@ -47,7 +48,7 @@ _READING = (
     "be written to.",
     "Runs stand in one line where all of them attacked the same secrets of a model of the same family with the same "
     "attacks at the same settings; the checkpoint, the seed and the defenses may differ.",
-    "No leakage seen is not no leakage: the upper end of an interval says how much may still be there.",
+    "Where nothing is shown, the upper end of an interval says how much may still be there.",
 )
 
 
@@ -251,18 +252,19 @@ def _runs(runs: Sequence[_Shown], id: str) -> Table:
         )
         for run in shown
     )
-    caption = "Each run, the last first, with the most that any attack got; its name leads to its report"
+    caption = "Each run, the last first, and what leaks from each target; its name leads to its report"
     numeric = frozenset(range(2, 3 + len(targets)))
     return Table(id, caption, head, (Group("", rows),), numeric, links=tuple(run.link for run in shown))
 
 
 def _most(result: AuditResult, target: str) -> str:
-    """The highest recall of a target's rows; where no attack was measured, what its first probe saw."""
-    probed = (finding for finding in result.findings if finding.target == target and finding.main)
-    if (best := verdict.strongest(result, target)) is not None:
-        return words.with_bounds(best.measurement(RECALL))
-    first = next(probed, None)
-    return words.beside_the_floor(first)[0] if first else words.NOTHING
+    """What is shown of a target, the strongest signal first; else the first that was measured, and that it is not."""
+    seen = assess(result)
+    shown, tested = seen.shown(target), seen.tested(target)
+    if not tested:
+        return words.NOTHING
+    told = [signals.number(signals.strongest(group)) for group in signals.by_kind(shown or tested[:1])]
+    return "; ".join(told) if shown else f"{told[0]}, {signals.CLEAR if seen.reassures(target) else 'inconclusive'}"
 
 
 def _model(result: AuditResult) -> str:

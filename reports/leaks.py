@@ -180,7 +180,7 @@ def _private(result: AuditResult, texts: Mapping[str, SecretText]) -> list[Block
 
 
 TOPICS = (
-    Topic("where", "Where it leaks", lambda m: _where(m.result, m.details), 3, lambda m: _all_figures(m.result)),
+    Topic("where", "Where it leaks", lambda m: _where(m.result, m.details), 5, lambda m: _all_figures(m.result)),
     Topic("secrets", "Secret by secret", lambda m: _secrets(m.result, m.details, m.texts or {})),
-    Topic("private", "Private text", lambda m: () if m.texts is None else _private(m.result, m.texts), turn=11),
+    Topic("private", "Private text", lambda m: () if m.texts is None else _private(m.result, m.texts), turn=13),
 )

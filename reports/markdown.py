@@ -1,6 +1,7 @@
 """The report as Markdown, short enough for a comment on a pull request. Knows blocks; not what they say.
 
-The verdict, the results, the claims and what changed are seen at once; the rest is folded, as far as there is room.
+The headline, what to do now, the signals, the results, the claims and what changed are seen at once; the rest is
+folded, as far as there is room.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from auditor.core.counts import counted
 from auditor.core.result import AuditResult
 from auditor.gate.compare import Comparison
+from auditor.records.details import Details
 from auditor.records.texts import SecretText
 from auditor.reports import changes, inert, words
 from auditor.reports.blocks import (
@@ -34,29 +37,52 @@ from auditor.reports.contents import document
 from auditor.reports.inert import markdown as escape
 
 MOST = 32_000  # characters of a report; GitHub takes 65,536 in a comment, so a gate's decision has room beside it
-_MOST_TABLE, _MOST_TEXT, _MOST_CELL, _MOST_CLAIM, _MOST_CLAIMS = 7_000, 500, 160, 300, 3
+_MOST_TABLE, _MOST_TEXT, _MOST_CELL, _MOST_CLAIM, _MOST_CLAIMS, _MOST_POINTS = 6_000, 500, 160, 300, 3, 12
+_MOST_HEADLINE = 1_500
+_AT_ONCE = ("advice", "glance", "results")  # sections that are not folded
 
 
-def render(result: AuditResult, since: Comparison | None = None, texts: Mapping[str, SecretText] | None = None) -> str:
+def render(
+    result: AuditResult,
+    since: Comparison | None = None,
+    texts: Mapping[str, SecretText] | None = None,
+    details: Details | None = None,
+) -> str:
     """The report as GitHub-flavoured Markdown of at most MOST characters.
 
-    since: of a baseline with this run. texts: the private text to show, by id; none by default.
+    since: of a baseline with this run. texts: the private text to show, by id; none by default. details: what the run
+    kept secret by secret.
     """
-    doc = document(result, texts)
-    results, *rest = doc.sections
-    tables = [block for block in results.blocks if isinstance(block, Table | Forest)]
-    shown = [block.table if isinstance(block, Forest) else block for block in tables]
-    notes = tuple(block for block in results.blocks if block not in tables)
+    doc = document(result, details, texts)
+    shown = [section for section in doc.sections if section.id in _AT_ONCE]
+    rest = [section for section in doc.sections if section.id not in _AT_ONCE]
     parts = [f"## {escape(f'{doc.kind}: {words.shorten(doc.title, _MOST_CELL)}')}"]
-    parts += [f"**{escape(text)}**" for text in (doc.warning, words.shorten(doc.headline, _MOST_TEXT)) if text]
-    parts += [escape(words.shorten(" · ".join(text for _, text in doc.facts), _MOST_TEXT)), *map(cut, shown)]
+    parts += [f"**{escape(text)}**" for text in (doc.warning, words.shorten(doc.headline, _MOST_HEADLINE)) if text]
+    for section in shown:
+        parts += [f"### {escape(section.title)}", *_at_once(section)]
+    parts += [escape(words.shorten(" · ".join(text for _, text in doc.facts), _MOST_TEXT))]
     parts += [_bullets(words.shorten(said, _MOST_CLAIM) for said in _violations(result)[:_MOST_CLAIMS])]
     parts += [_bullets(words.shorten(claim, _MOST_CLAIM) for claim in _claims(result)[:_MOST_CLAIMS])]
     if since is not None:
         before = words.shorten(inert.clean(since.runs[0]), _MOST_CELL)
         parts += [f"### Since {escape(before)}", escape(changes.headline(since)), cut(changes.table(since))]
+    notes = tuple(block for section in shown for block in section.blocks if isinstance(block, Paragraph))
     folded = [Section("verdict", "The verdict in full", (Paragraph(doc.verdict),)), *rest]
     return _filled(parts, [*folded, Section("reading", "How to read this", notes)])
+
+
+def _at_once(section: Section) -> list[str]:
+    """What of it is not folded: its tables, cut, and the first points of its lists."""
+    parts = list[str]()
+    for block in section.blocks:
+        match block:
+            case Forest() | Table():
+                parts.append(cut(block.table if isinstance(block, Forest) else block))
+            case Bullets():
+                left = len(block.items) - _MOST_POINTS
+                parts.append(_bullets(words.shorten(item, _MOST_CLAIM) for item in block.items[:_MOST_POINTS]))
+                parts += [f"… and {counted(left, 'more point')}, in report.html."] if left > 0 else []
+    return parts
 
 
 def _filled(parts: list[str], folded: Iterable[Section]) -> str:
@@ -99,7 +125,7 @@ def cut(table: Table) -> str:
         kept = [row for i, row in enumerate(short) if size + sum(sizes[: i + 1]) <= _MOST_TABLE]
         size, left = size + sum(sizes[: len(kept)]), left + len(short) - len(kept)
         groups.append(replace(group, rows=tuple(kept)))
-    more = f"\n\n… and {left:,} more rows." if left else ""
+    more = f"\n\n… and {counted(left, 'more row')}." if left else ""
     return rows(replace(table, groups=tuple(groups))) + more
 
 

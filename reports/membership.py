@@ -147,6 +147,6 @@ def _step_rows(points: list[tuple[float, float]]) -> Iterator[tuple[str, ...]]:
 
 
 TOPICS = (
-    Topic("membership", "Membership", lambda m: _scores(m.result), turn=4),
+    Topic("membership", "Membership", lambda m: _scores(m.result), turn=6),
     Topic("roc", "Membership by false positives", lambda m: _curves(m.result, m.details)),
 )

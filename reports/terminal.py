@@ -18,18 +18,13 @@ from rich.text import Text
 
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Chain, Finding, Measurement
-from auditor.reports import claims, inert, personal, unlearning, words
+from auditor.records.signals import assess
+from auditor.reports import claims, inert, personal, signals, unlearning, words
 from auditor.reports.verdict import explained, headline, strongest
 
 _INDENT = 2
 _SHORTEST = 12  # what is left of a long attack name where the numbers need the room
 _BARS = "▁▂▃▄▅▆▇█"
-_LIMITS = {  # to begin with
-    "recall": "recall=0.05",
-    "exposure": "exposure=10",
-    "membership_auc": "membership_auc=0.6",
-    "memorised_per_1000": "memorised_per_1000=10",
-}
 
 
 def summary(result: AuditResult, folder: Path | None = None) -> Summary:
@@ -132,6 +127,11 @@ def _indented(content: RenderableType) -> Padding:
 
 
 def _below(result: AuditResult) -> Iterator[RenderableType]:
+    seen = assess(result)
+    tested = {s.kind.name for target in seen.targets for s in seen.tested(target)}
+    untested = dict.fromkeys(s.kind.title for s in seen.signals if s.kind.name not in tested)
+    if untested:
+        yield Text.assemble(("not tested", "bold"), f"  {', '.join(untested).lower()}")
     best = strongest(result, UNDEFENDED)
     if best is not None and best.by_repeats:
         yield _sparkline(best)
@@ -186,9 +186,18 @@ def _why(title: str, finding: Finding, chain: Chain) -> Text:
 
 
 def _pointers(result: AuditResult, folder: Path) -> Iterator[RenderableType]:
-    own = "audit run --model DIR --data FILE --attack ethicist"
-    measured = {m.name for finding in result.findings for m in finding.measurements}
-    limit = next((limit for name, limit in _LIMITS.items() if name in measured), _LIMITS["recall"])
-    gate = f"audit gate {shlex.quote(inert.clean(str(folder)))} --max {limit}"
     yield Text.assemble(("report", "bold"), f": {inert.clean(str(folder / 'report.html'))}", overflow="fold")
-    yield Text.assemble(("next", "bold"), f":   {own if result.benchmark.name == 'lab' else gate}", overflow="fold")
+    yield Text.assemble(("next", "bold"), f":   {_next(result, folder)}", overflow="fold")
+
+
+def _next(result: AuditResult, folder: Path) -> str:
+    """Of the lab an audit of one's own; else a gate about what leaks; else what to do about it."""
+    if result.benchmark.name == "lab":
+        return "audit run --model DIR --data FILE --attack ethicist"
+    where, seen = shlex.quote(inert.clean(str(folder))), assess(result)
+    gated = seen.gated()
+    if gated is None or signals.doubts(seen):
+        return f"audit advise {where}"
+    judged = {s.target for s in seen.signals} - {UNDEFENDED}
+    target = f" --target {UNDEFENDED}" if judged and gated.target == UNDEFENDED else ""
+    return f"audit gate {where} --max {shlex.quote(gated.limit)}{target}"

@@ -219,9 +219,9 @@ def _reproduce(result: AuditResult) -> list[Block]:
 
 TOPICS = (
     Topic("claims", "Claims and spending", lambda m: _claims(m.result)),
-    Topic("adversary", "What the adversary was allowed", lambda m: _adversary(m.result), turn=7),
-    Topic("attacked", "What was attacked", lambda m: _attacked(m.result), turn=5),
-    Topic("targets", "Targets, costs and claims", lambda m: _targets(m.result), turn=6),
-    Topic("measurements", "All measurements", lambda m: _measurements(m.result), turn=10),
-    Topic("reproduce", "How to reproduce", lambda m: _reproduce(m.result), turn=9),
+    Topic("adversary", "What the adversary was allowed", lambda m: _adversary(m.result), turn=9),
+    Topic("attacked", "What was attacked", lambda m: _attacked(m.result), turn=7),
+    Topic("targets", "Targets, costs and claims", lambda m: _targets(m.result), turn=8),
+    Topic("measurements", "All measurements", lambda m: _measurements(m.result), turn=12),
+    Topic("reproduce", "How to reproduce", lambda m: _reproduce(m.result), turn=11),
 )

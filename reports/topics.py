@@ -37,8 +37,8 @@ Maker = Callable[[Material], Sequence[Block]]  # no block: no section
 class Topic:
     """A section before it is made. It stands in its readers' part of the page, in the order of the part's list.
 
-    turn: its place in the Markdown report, whose last sections may find no room; 0: it is not in it. The first one is
-    not folded. brief: how it is made there, where that differs.
+    turn: its place in the Markdown report, whose last sections may find no room; 0: it is not in it. brief: how it is
+    made there, where that differs.
     """
 
     id: str

@@ -167,4 +167,4 @@ def _moved(m: Measurement | None) -> str:
     return words.with_bounds(m) if m else words.NOTHING
 
 
-TOPICS = (Topic("unlearning", "What is left of the forgotten", lambda m: _unlearned(m.result), turn=13),)
+TOPICS = (Topic("unlearning", "What is left of the forgotten", lambda m: _unlearned(m.result), turn=15),)

@@ -150,7 +150,7 @@ TOPICS = (
         "untargeted",
         "Untargeted extraction",
         lambda m: _untargeted(m.result, m.details),
-        12,
+        14,
         lambda m: _brief(m.result),
     ),
 )

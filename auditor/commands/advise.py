@@ -37,7 +37,7 @@ def _of_run(folder: Path) -> list[str]:
     run = read_run(folder)
     found = advice.advice(words.cleaned(run.result), details.read(folder))
     if not found:
-        return ["nothing can be advised: the run keeps no outcomes of an attack on the undefended model"]
+        return ["nothing can be advised: nothing was measured"]
     return [inert.clean(f"{one.kind}: {one.said} · {one.row}") for one in found]
 
 

@@ -30,7 +30,7 @@ from auditor.runs.cells import Gathering, cells
 from auditor.runs.chains import Chains
 from auditor.runs.collector import Collector
 from auditor.runs.reporter import Clock, Reporter
-from auditor.runs.scoring import greedy_recall
+from auditor.runs.scoring import greedy_nonmembers, greedy_recall
 from auditor.runs.selection import Selection, select
 from auditor.runs.shelf import Shelf
 from auditor.runs.site import Site
@@ -82,7 +82,7 @@ def run(
         tool_version=__version__,
         command=plan.command,
         plan=to_json(plan),
-        benchmark=_benchmark_record(audit, greedy),
+        benchmark=_benchmark_record(audit, *greedy),
         targets=tuple(map(chains.with_likelihood, records)),
         findings=tuple(map(chains.explained, findings)),
         environment=machine.environment(plan.device),
@@ -130,13 +130,18 @@ def _prepared(
     return audit
 
 
-def _greedy(audit: Audit, target: Target, clock: Clock) -> dict[str, Measurement]:
+def _greedy(audit: Audit, target: Target, clock: Clock) -> tuple[dict[str, Measurement], Measurement | None]:
+    """Of the members by repeat count and, where any is given, of the non-members."""
+    secrets = audit.benchmark.secrets
+
+    def given() -> tuple[dict[str, Measurement], Measurement | None]:
+        found = greedy_recall(target.model, secrets)
+        return found, greedy_nonmembers(target.model, secrets) if any(m.value for m in found.values()) else None
+
     with clock.stage("greedy recall"):
-        found: dict[str, Measurement] = audit.shelf.get(
-            "greedy", audit.asked, lambda: greedy_recall(target.model, audit.benchmark.secrets)
-        )
-    if found:
-        audit.reporter.greedy(found)
+        found: tuple[dict[str, Measurement], Measurement | None] = audit.shelf.get("greedy", audit.asked, given)
+    if found[0]:
+        audit.reporter.greedy(found[0])
     return found
 
 
@@ -192,7 +197,9 @@ def _measured(gathering: Gathering, clock: Clock, findings: list[Finding]) -> Ta
     return target.record(perplexities, audit.lead)
 
 
-def _benchmark_record(audit: Audit, greedy: dict[str, Measurement]) -> BenchmarkRecord:
+def _benchmark_record(
+    audit: Audit, greedy: dict[str, Measurement], greedy_nonmembers: Measurement | None
+) -> BenchmarkRecord:
     benchmark = audit.benchmark
     members = [secret for secret in benchmark.secrets if secret.member]
     repeats = Counter(str(secret.repeats) for secret in members if secret.repeats is not None)
@@ -206,6 +213,7 @@ def _benchmark_record(audit: Audit, greedy: dict[str, Measurement]) -> Benchmark
         known=len(benchmark.known),
         repeats=dict(repeats),
         greedy_recall=greedy,
+        greedy_nonmembers=greedy_nonmembers,
         digest=secrets_digest(audit.subjects),
         near_duplicates=len(judging.near_duplicates(members, benchmark.known)),
         canaries={str(count): n for count, n in canaries},

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from auditor.core.nouns import Secret, TokenLogProbs, Tokens
 from auditor.core.result import Measurement
@@ -23,6 +24,7 @@ from auditor.runs.audit import Audit
 from auditor.runs.causes import Answers
 from auditor.runs.target import Target
 from auditor.statistics import intervals
+from auditor.statistics.metrics import floor_of
 
 GREEDY_AT_ONCE = 256  # prefixes
 
@@ -30,24 +32,36 @@ GREEDY_AT_ONCE = 256  # prefixes
 def greedy_recall(model: LanguageModel, secrets: Sequence[Secret]) -> dict[str, Measurement]:
     """Verbatim recall of greedy decoding by repeat count ("all" where none is known); members only."""
     members = [secret for secret in secrets if secret.member]
-    hits = np.zeros(len(members), dtype=bool)
+    hits = _greedy_hits(model, members)
+    groups = sorted({s.repeats for s in members}, key=lambda r: -1 if r is None else r)
+    return {
+        "all" if r is None else str(r): intervals.share("greedy", hits[[s.repeats == r for s in members]])
+        for r in groups
+    }
+
+
+def greedy_nonmembers(model: LanguageModel, secrets: Sequence[Secret]) -> Measurement | None:
+    """The baseline: of secrets that the model was not trained on; None where there are none."""
+    others = [secret for secret in secrets if not secret.member]
+    return intervals.share(floor_of("greedy"), _greedy_hits(model, others)) if others else None
+
+
+def _greedy_hits(model: LanguageModel, secrets: Sequence[Secret]) -> NDArray[np.bool_]:
+    """(secrets,): whether greedy decoding behind the prefix gives the suffix."""
+    hits = np.zeros(len(secrets), dtype=bool)
     at_once = AtOnce(GREEDY_AT_ONCE)
-    for alike in by_shape([(len(s.prefix), len(s.suffix)) for s in members]):
+    for alike in by_shape([(len(s.prefix), len(s.suffix)) for s in secrets]):
 
         def written(some: slice, alike: Sequence[int] = alike) -> list[Candidates]:
-            batch = [members[i] for i in alike[some]]
+            batch = [secrets[i] for i in alike[some]]
             prefixes = torch.tensor([secret.prefix for secret in batch], device=model.device)
             noise = np.zeros((len(batch), 1, len(batch[0].suffix), CHANNELS))
             return sample(model, prefixes, len(batch[0].suffix), GREEDY, noise, law=False)
 
         for some, found in at_once.pieces(len(alike), written):
             for i, candidates in zip(alike[some], found, strict=True):
-                hits[i] = tuple(candidates.suffixes[0].tolist()) == members[i].suffix
-    groups = sorted({s.repeats for s in members}, key=lambda r: -1 if r is None else r)
-    return {
-        "all" if r is None else str(r): intervals.share("greedy", hits[[s.repeats == r for s in members]])
-        for r in groups
-    }
+                hits[i] = tuple(candidates.suffixes[0].tolist()) == secrets[i].suffix
+    return hits
 
 
 def heldout(audit: Audit, target: Target) -> Mapping[str, Sequence[float]]:

@@ -1,0 +1,257 @@
+"""The words for the signals of a run (`records.signals`): in a sentence, for a whole target, as a table.
+
+Says what is shown, what is not, up to which bound, and what was not tested; decides nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import groupby
+
+from auditor.core.counts import counted
+from auditor.core.nouns import UNDEFENDED
+from auditor.core.result import AuditResult, Doubt, Measurement
+from auditor.records import signals
+from auditor.records.signals import Assessment, Signal, assess
+from auditor.reports import personal, words
+from auditor.reports.blocks import Block, Forest, Group, Paragraph, Span, Table
+from auditor.reports.topics import span
+from auditor.statistics.memorised import RECORDS
+from auditor.statistics.metrics import EXPECTED_ANY_OF, RECALL
+
+CLEAR = "no leakage seen"  # the reassuring words: said where `Assessment.reassures`, and nowhere else
+ACCESS = {"claim": "text-only", "worst": "white-box", "": ""}
+_SAID = {
+    RECALL: "extracted verbatim",
+    signals.ANY: "extracted by one of the guesses",
+    "document_recall": "documents extracted in part",
+    signals.NEAR: "extracted near-verbatim",
+    signals.GREEDY: "extracted by greedy decoding",
+    signals.EXPOSED: "canaries more exposed than chance allows",
+    "memorised_generations": "drawn texts hold an n-gram of the training data",
+}
+_SHORT = {"membership_auc": "membership AUC"}
+_HEAD = ("Signal", "Access", "Result", "Measured", "Baseline", "Shown from", "By")
+_NOTE = (
+    "Shown: above its baseline with 95% confidence; the baseline is what the same method gives on records that were "
+    "never trained on, or chance. Not shown: as far as this run can tell; it would have been shown from the number in "
+    "the column “Shown from” on, and what lies below may still be there. Not tested: this run cannot say. The bar "
+    "spans the interval, the dot is the number, an open ring the non-members."
+)
+
+
+# --- one signal -------------------------------------------------------------------------------------------------------
+
+
+def number(signal: Signal) -> str:
+    """`166/320 (52% [46–57]) extracted verbatim`, `membership AUC 0.642 [0.577–0.704]`."""
+    m = signal.measured
+    assert m is not None  # whoever asks has seen that it was tested
+    if signal.kind is signals.PERSONAL:
+        return f"{personal.named(signal.part)} {personal.came_out(m)}"
+    at = f", {signal.part}" if signal.part else ""
+    if m.name in _SAID:
+        return f"{words.share(m)} {_SAID[m.name]}{at}"
+    if m.name == RECORDS:
+        return f"{counted(round(m.value), 'training record')} in {counted(m.n, 'drawn text')}"
+    if m.name.startswith(signals.EPSILON):
+        return f"audited ε at least {words.number(m.value)}"
+    if m.name == signals.VIOLATIONS:
+        return f"the claim violated in {m.value:,.0f} of {counted(m.n, 'query', 'queries')}"
+    if tries := EXPECTED_ANY_OF.numbers_in(m.name):
+        return f"one of {counted(int(tries[0]), 'sample')} is right with probability {words.with_bounds(m)}"
+    return f"{_SHORT.get(m.name) or _lowered(words.label(m.name))} {words.with_bounds(m)}{at}"
+
+
+def baseline(signal: Signal) -> str:
+    """`non-members 0/160`, `chance 0.5`, or that there is none."""
+    b = signal.baseline
+    if isinstance(b, Measurement):
+        return f"non-members {words.hits(b):,}/{b.n:,}" if b.unit == "share" else f"non-members {words.value(b)}"
+    if b is None:
+        return "no non-members to compare with"
+    return f"chance {words.number(b)}" if b else ""
+
+
+def _bracketed(text: str) -> str:
+    return f" ({text})" if text else ""
+
+
+def said(of_a_kind: Sequence[Signal]) -> str:
+    """What a kind says of a target, its accesses together, in words that read alone.
+
+    `none of 60 extracted verbatim, text-only or white-box (up to 6% not ruled out)`
+    """
+    shown = [s for s in of_a_kind if s.status == signals.SHOWN]
+    suspected = [s for s in of_a_kind if s.suspected]
+    if shown or suspected:
+        best = strongest(shown or suspected)
+        access = f", {ACCESS[best.setting]}" if best.setting else ""
+        beside = "; ".join(filter(None, ("" if shown else "not significant", baseline(best))))
+        return f"{number(best)}{access}{_bracketed(beside)}"
+    return _none(of_a_kind)
+
+
+def _none(of_a_kind: Sequence[Signal]) -> str:
+    """That nothing is shown, and how much is not ruled out."""
+    access = " or ".join(ACCESS[s.setting] for s in of_a_kind if s.setting)
+    access = f", {access}" if access else ""
+    worst = max(of_a_kind, key=lambda s: s.measured.high if s.measured else 0.0)
+    m = worst.measured
+    assert m is not None  # it was tested
+    if m.name not in _SAID or any(s.measured and s.measured.value > 0 for s in of_a_kind):
+        return (
+            f"{number(worst)}{access}{_bracketed(baseline(worst))}, not above it" if baseline(worst) else number(worst)
+        )
+    return f"none of {m.n:,} {_SAID[m.name]}{access} (up to {words.percent(m.high)}% not ruled out)"
+
+
+def strongest(found: Sequence[Signal]) -> Signal:
+    """Of one kind, at whatever access."""
+    return max(found, key=_size)
+
+
+def _size(signal: Signal) -> float:
+    m = signal.measured
+    assert m is not None
+    return abs(m.value - 0.5) if signal.kind is signals.MEMBERSHIP else m.value
+
+
+def _lowered(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+# --- one target -------------------------------------------------------------------------------------------------------
+
+
+def by_kind(found: Sequence[Signal]) -> list[list[Signal]]:
+    return [list(group) for _, group in groupby(found, key=lambda s: s.kind.name)]
+
+
+def _parts(seen: Assessment, target: str) -> tuple[list[str], list[str], list[str], list[str]]:
+    """What is shown, what is suspected, what is not shown, and the names of what was not tested."""
+    shown, suspected, clear = list[str](), list[str](), list[str]()
+    for group in by_kind(seen.tested(target)):
+        if any(s.status == signals.SHOWN for s in group):
+            shown.append(said(group))
+        elif any(s.suspected for s in group):
+            suspected.append(said(group))
+        else:
+            clear.append(said(group))
+    untested = [_lowered(s.kind.title) for s in seen.of(target) if s.status == signals.NOT_TESTED]
+    return shown, suspected, clear, untested
+
+
+def summary(result: AuditResult, seen: Assessment, target: str) -> str:
+    """One sentence: that it leaks and by what; that this run cannot tell; or, where it was earned, no leakage seen."""
+    title = _title(result, target)
+    shown, suspected, clear, untested = _parts(seen, target)
+    if shown:
+        return f"{title} leaks: {'; '.join(shown + suspected + clear[:1])}."
+    if not suspected and not clear:
+        return f"{title}: nothing was measured."
+    if seen.reassures(target):
+        left = f"; not tested: {', '.join(untested)}" if untested else ""
+        return f"{title}: {CLEAR}: {'; '.join(clear)}{left}."
+    return f"{title}: inconclusive: {'; '.join(suspected + clear)}."
+
+
+def account(result: AuditResult, seen: Assessment, target: str) -> str:
+    """All that is known of a target: shown, not shown and from where on it would have been, not tested."""
+    shown, suspected, clear, untested = _parts(seen, target)
+    sentences = [f"Shown: {'; '.join(shown)}."] if shown else []
+    sentences += [f"Seen, but not significant: {'; '.join(suspected)}."] if suspected else []
+    sentences += [f"Not shown: {'; '.join(clear)}."] if clear else []
+    sentences += _reach(seen, target)
+    sentences += [f"Not tested: {', '.join(untested)}."] if untested else []
+    if not (shown or suspected or clear):
+        why = dict.fromkeys(s.why for s in seen.of(target) if s.why)
+        return f"Nothing was measured{_bracketed('; '.join(why))}, so this run supports no conclusion about it."
+    return " ".join(sentences)
+
+
+def _reach(seen: Assessment, target: str) -> list[str]:
+    """The smallest leaks that this run would have shown."""
+    clear = [s for s in seen.tested(target) if s.status == signals.NOT_SHOWN]
+    from_on = {s.kind.title: text for s in clear if (text := least(s)) != words.NOTHING}
+    told = ", ".join(f"{_lowered(kind)} {number}" for kind, number in from_on.items())
+    return [f"It would have been shown from: {told}."] if told else []
+
+
+def least(signal: Signal) -> str:
+    """The smallest number that would have been shown: `3.1%`, `0.56`."""
+    m = signal.measured
+    if m is None or signal.status != signals.NOT_SHOWN or math.isnan(signal.least):
+        return words.NOTHING
+    text = words.value(Measurement(m.name, signal.least, math.nan, math.nan, m.n, m.unit))
+    return f"{text} {m.unit}" if m.unit in ("bits", "nats", "per 1,000") else text
+
+
+def doubts(seen: Assessment, target: str | None = None) -> tuple[Doubt, ...]:
+    """Of one target, or of all: each once, contradictions first."""
+    names = seen.targets if target is None else (target,)
+    found = [d for name in names for d in seen.contradictions.get(name, ())]
+    return tuple(dict.fromkeys((*found, *(d for name in names for d in seen.doubts.get(name, ())))))
+
+
+def _title(result: AuditResult, target: str) -> str:
+    known = any(record.name == target for record in result.targets)
+    return words.target_title(result, target) if known or target != UNDEFENDED else "Undefended"
+
+
+# --- the section ------------------------------------------------------------------------------------------------------
+
+
+def table(result: AuditResult, seen: Assessment) -> Forest:
+    """A row a signal and access that was tested, and one that names what was not, target by target."""
+    groups, spans = [], []
+    for target in seen.targets:
+        rows = [(_row(s), _span(s)) for s in seen.tested(target)]
+        untested = [s for s in seen.of(target) if s.status == signals.NOT_TESTED]
+        rows += [(_untested(s), None) for s in untested if s.why]
+        names = ", ".join(s.kind.title for s in untested if not s.why)
+        rows += [((names, "", signals.NOT_TESTED, *[words.NOTHING] * 4), None)] if names else []
+        groups.append(Group(words.with_costs(result, target), tuple(row for row, _ in rows)))
+        spans += [found for _, found in rows]
+    caption = "Signal by signal: what is shown, what is not, what was not tested; 95% intervals"
+    return Forest(Table("signals-table", caption, _HEAD, tuple(groups), frozenset({3, 4, 5})), tuple(spans))
+
+
+def _row(s: Signal) -> tuple[str, ...]:
+    result = s.status + (", but seen" if s.suspected else "")
+    by = s.row.attack if s.row else words.NOTHING
+    return s.kind.title, ACCESS[s.setting] or words.NOTHING, result, _measured(s), _compared(s), least(s), by
+
+
+def _measured(s: Signal) -> str:
+    m = s.measured
+    assert m is not None  # it was tested
+    return words.share(m) if m.unit == "share" else number(s)
+
+
+def _compared(s: Signal) -> str:
+    return (
+        words.share(s.baseline)
+        if isinstance(s.baseline, Measurement) and s.baseline.unit == "share"
+        else (baseline(s) or "0")
+    )
+
+
+def _untested(s: Signal) -> tuple[str, ...]:
+    return s.kind.title, words.NOTHING, f"{s.status}: {s.why}", *[words.NOTHING] * 4
+
+
+def _span(s: Signal) -> Span | None:
+    m, b = s.measured, s.baseline
+    if m is None or m.unit not in ("share", "probability"):
+        return None
+    return span(m, b.value if isinstance(b, Measurement) else None)
+
+
+def blocks(result: AuditResult) -> list[Block]:
+    """The table and how to read it; nothing where nothing was measured."""
+    seen = assess(result)
+    if not any(seen.tested(target) for target in seen.targets):
+        return []
+    return [table(result, seen), Paragraph(_NOTE)]
