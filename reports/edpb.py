@@ -134,7 +134,7 @@ def _greedy(e: Evidence) -> list[str]:
 
 
 def _signals(e: Evidence) -> Section:
-    """All signals of all targets; of what may hide a leak only the kind, as sentences of a record stay where they are."""
+    """All signals of all targets; of what may hide a leak only the kind: sentences of a record stay where they are."""
     seen = assess(e.result)
     kinds = dict.fromkeys(doubt.kind for doubt in signals.doubts(seen))
     against = f"Something may hide a leak from this audit ({', '.join(kinds)}): the report of the run says what."

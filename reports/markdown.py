@@ -28,6 +28,7 @@ from auditor.reports.blocks import (
     Facts,
     Figures,
     Forest,
+    Group,
     Paragraph,
     Secrets,
     Section,
@@ -118,13 +119,16 @@ def _claims(result: AuditResult) -> list[str]:
 
 def cut(table: Table) -> str:
     """The table with long cells shortened, and as many of its rows as there is room for."""
-    groups, size, left = [], 0, 0
+    groups, room, left = list[Group](), _MOST_TABLE, 0
     for group in table.groups:
-        short = [tuple(words.shorten(cell, _MOST_CELL) for cell in row) for row in group.rows]
-        sizes = [sum(len(escape(cell)) + 3 for cell in row) for row in short]
-        kept = [row for i, row in enumerate(short) if size + sum(sizes[: i + 1]) <= _MOST_TABLE]
-        size, left = size + sum(sizes[: len(kept)]), left + len(short) - len(kept)
-        groups.append(replace(group, rows=tuple(kept)))
+        title, kept = words.shorten(group.title, _MOST_CELL), list[tuple[str, ...]]()
+        room -= len(escape(title))
+        for row in group.rows:
+            short = tuple(words.shorten(cell, _MOST_CELL) for cell in row)
+            room -= sum(len(escape(cell)) + 3 for cell in short)
+            kept += [short] if room >= 0 else []
+        left += len(group.rows) - len(kept)
+        groups += [replace(group, title=title, rows=tuple(kept))] if kept else []
     more = f"\n\n… and {counted(left, 'more row')}." if left else ""
     return rows(replace(table, groups=tuple(groups))) + more
 

@@ -58,7 +58,7 @@ def number(signal: Signal) -> str:
     if m.name.startswith(signals.EPSILON):
         return f"audited ε at least {words.number(m.value)}"
     if m.name == signals.VIOLATIONS:
-        return f"the claim violated in {m.value:,.0f} of {counted(m.n, 'query', 'queries')}"
+        return f"its claim is VIOLATED {counted(round(m.value), 'time')} in {counted(m.n, 'query', 'queries')}"
     if tries := EXPECTED_ANY_OF.numbers_in(m.name):
         return f"one of {counted(int(tries[0]), 'sample')} is right with probability {words.with_bounds(m)}"
     return f"{_SHORT.get(m.name) or _lowered(words.label(m.name))} {words.with_bounds(m)}{at}"
@@ -100,6 +100,8 @@ def _none(of_a_kind: Sequence[Signal]) -> str:
     worst = max(of_a_kind, key=lambda s: s.measured.high if s.measured else 0.0)
     m = worst.measured
     assert m is not None  # it was tested
+    if m.name == signals.VIOLATIONS:
+        return f"no violation of its claim in {counted(m.n, 'query', 'queries')}"
     if m.name not in _SAID or any(s.measured and s.measured.value > 0 for s in of_a_kind):
         return (
             f"{number(worst)}{access}{_bracketed(baseline(worst))}, not above it" if baseline(worst) else number(worst)
@@ -173,10 +175,10 @@ def account(result: AuditResult, seen: Assessment, target: str) -> str:
 
 def _reach(seen: Assessment, target: str) -> list[str]:
     """The smallest leaks that this run would have shown."""
-    clear = [s for s in seen.tested(target) if s.status == signals.NOT_SHOWN]
+    clear = (s for s in seen.tested(target) if s.status == signals.NOT_SHOWN)
     from_on = {s.kind.title: text for s in clear if (text := least(s)) != words.NOTHING}
-    told = ", ".join(f"{_lowered(kind)} {number}" for kind, number in from_on.items())
-    return [f"It would have been shown from: {told}."] if told else []
+    told = ", ".join(f"{_lowered(kind)} from {number}" for kind, number in from_on.items())
+    return [f"Would have been shown: {told}."] if told else []
 
 
 def least(signal: Signal) -> str:

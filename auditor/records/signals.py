@@ -8,6 +8,7 @@ itself, and nothing may have hidden a leak from the audit. Knows a result alone;
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -72,7 +73,7 @@ KINDS = (
         "epsilon",
         "Audited epsilon",
         ("epsilon-audit", "gradient-audit", "prediction-audit", "claim-check"),
-        ((EPSILON, 1.0), (VIOLATIONS, 0.0)),
+        ((VIOLATIONS, 0.0), (EPSILON, 1.0)),
     ),
 )
 VERBATIM, NEARLY, GREEDILY, PROBABLE, OF_CANARIES, MEMBERSHIP, UNTARGETED, PERSONAL, AUDITED = KINDS
@@ -256,15 +257,18 @@ class _Reading:
 
 
 def _least_share(n: int, baseline: Measurement | float | None) -> float:
-    """The smallest share of n that is above the baseline as it was measured."""
-    if not isinstance(baseline, Measurement):
-        least = next((k for k in range(1, n + 1) if clopper_pearson(k, n)[0] > (baseline or 0.0)), None)
-        return math.nan if least is None else least / n
-    high = wilson(round(baseline.value * baseline.n), baseline.n)[1] if baseline.unit == "share" else baseline.high
-    for k in range(1, n + 1):
-        if k / n - baseline.value > math.hypot(k / n - wilson(k, n)[0], high - baseline.value):
-            return k / n
-    return math.nan
+    """The smallest share of n that is above the baseline as it was measured; NaN where not even all of n is."""
+
+    def above(k: int) -> bool:
+        if isinstance(baseline, Measurement):
+            return k / n - baseline.value > math.hypot(k / n - wilson(k, n)[0], high - baseline.value)
+        return clopper_pearson(k, n)[0] > (baseline or 0.0)
+
+    high = baseline.high if isinstance(baseline, Measurement) else 0.0
+    if isinstance(baseline, Measurement) and baseline.unit == "share":
+        high = wilson(round(baseline.value * baseline.n), baseline.n)[1]
+    least = bisect_left(range(1, n + 1), True, key=above) + 1
+    return math.nan if least > n else least / n
 
 
 def _told(m: Measurement | None) -> bool:
@@ -310,7 +314,7 @@ def _probability(finding: Finding) -> Iterator[_Reading]:
 def _exposure(finding: Finding) -> Iterator[_Reading]:
     exposed = finding.measurement(EXPOSED)
     if exposed is not None and _told(exposed):
-        yield _Reading(exposed, row=finding.key)  # corrected over the canaries: one is one too many
+        yield _Reading(exposed, 0.0, row=finding.key)  # corrected over the canaries: one is one too many
     for reading in _beside(finding, "exposure"):
         yield reading if reading.baseline is not None else replace(reading, baseline=CHANCE_BITS)
 
@@ -514,7 +518,7 @@ def _mismatch(result: AuditResult) -> tuple[Doubt, ...]:
 
 
 def _auc(m: Measurement) -> str:
-    return f"AUC {m.value:.3g} [{m.low:.3g}–{m.high:.3g}]"
+    return f"AUC {m.value:.3f} [{m.low:.3f}–{m.high:.3f}]"
 
 
 def _contradictions(result: AuditResult, target: str) -> Iterator[Doubt]:

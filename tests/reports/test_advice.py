@@ -41,7 +41,7 @@ def details(result: AuditResult, **rows: Outcome) -> Details:
 def said(result: AuditResult, **rows: Outcome) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for one in advice.advice(result, details(result, **rows)):
-        assert one.row.endswith("worst case · ethicist")
+        assert one.row.endswith("worst case · ethicist") or one.kind in (advice.LEAKS, advice.TEST)
         found.setdefault(one.kind, []).append(one.said)
     return found
 
@@ -49,9 +49,7 @@ def said(result: AuditResult, **rows: Outcome) -> dict[str, list[str]]:
 def test_where_it_sits_and_what_fewer_copies_leave(result: AuditResult) -> None:
     found = said(result, undefended=outcome(LEAKS))
     sits = found[advice.WHERE]
-    assert any(
-        text.startswith("25 of the 25 members that came out are those trained on 4 times or more") for text in sits
-    )
+    assert any(text.startswith("25 of the 25 members extracted are those trained on 4 times or more") for text in sits)
     assert any("of the group ward; those are 20 of 80" in text for text in sits) and len(sits) == 2
     once, four = found[advice.COPIES]
     assert "more than 1 time, recall would be 0.0% [" in once and "not 31%" in once and "predicted" in once
@@ -71,17 +69,23 @@ def test_what_helps_and_what_only_hides(result: AuditResult) -> None:
 
 
 def test_nothing_is_advised_of_nothing(result: AuditResult) -> None:
-    (only,) = said(result, undefended=outcome(NOTHING)).values()
-    assert only[0].startswith("nothing came out, so there is nothing here to mend")
-    assert advice.advice(result, Details()) == ()
+    assert advice.advice(replace(result, findings=(), benchmark=replace(result.benchmark, greedy_recall={}))) == ()
+    without = said(result, undefended=outcome(NOTHING))
+    assert not {advice.WHERE, advice.COPIES, advice.HELPS} & set(without)
     mended = replace(outcome(LEAKS), repeats=(None,) * 80)
     assert advice.COPIES not in said(result, undefended=mended)
+
+
+def test_what_leaks_comes_with_the_rule_that_holds_it(result: AuditResult) -> None:
+    leaks = said(result, undefended=outcome(NOTHING))[advice.LEAKS]
+    assert leaks[0].endswith("white-box (non-members 0/160); in a gate: --max recall=0.05")
+    assert leaks[1].startswith("150/320 (47% [41–53]) extracted by greedy decoding") and "--max" not in leaks[1]
 
 
 def test_parts_of_documents_are_not_tested_as_if_they_were_independent(result: AuditResult) -> None:
     told = details(result, undefended=outcome(LEAKS))
     parts = replace(told, secrets=tuple(replace(one, document="s0") for one in told.secrets))
-    (only,) = advice.advice(result, parts)
+    (only,) = (one for one in advice.advice(result, parts) if one.kind in (advice.WHERE, advice.COPIES))
     assert only.kind == advice.WHERE and "not independent" in only.said
 
 

@@ -26,7 +26,7 @@ from auditor.statistics import roc
 from auditor.statistics.metrics import auc_of, rate_of, score_of
 from tests.reports.conftest import finding
 
-OBJECTION = "Members and non-members differ in kind: without any model, their tokens and lengths tell them apart"
+OBJECTION = "Members and non-members differ in kind: without any model, their tokens and lengths distinguish them"
 
 
 def auc(name: str, value: float, reach: float = 0.05) -> Measurement:
@@ -64,13 +64,13 @@ def test_an_objection_of_the_blind_baseline_is_the_first_thing_said_everywhere(r
 def test_a_blind_baseline_that_may_be_chance_says_nothing(result: AuditResult) -> None:
     quiet = with_row(result, row())
     assert "differ in kind" not in headline(quiet) + verdict(quiet)
-    assert headline(quiet) == headline(result)
+    assert headline(result).partition(". ")[0] in headline(quiet)
     assert "differ in kind" not in headline(with_row(result, row(blind=0.2)))
 
 
 def test_a_reference_that_tells_them_apart_alone_is_told_of(result: AuditResult) -> None:
     told = headline(with_row(result, row(reference=0.7)))
-    assert told.startswith("The reference alone tells members from non-members (AUC 0.700 [0.650–0.750]): it saw some")
+    assert told.startswith("The reference alone distinguishes members from non-members (AUC 0.700 [0.650–0.750]): it ")
     assert headline(with_row(result, row(blind=0.8, reference=0.7))).startswith(OBJECTION)
 
 

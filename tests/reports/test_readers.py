@@ -53,19 +53,24 @@ def test_a_result_alone_is_a_whole_page_still(result: AuditResult) -> None:
 
 def test_the_answers_say_what_the_verdict_says(result: AuditResult) -> None:
     """Nothing of the verdict is lost where it is told by question."""
-    told = " ".join(text for _, text in answers(result)).lower()
+    told = " ".join(f"{term}: {text}" for term, text in answers(result)).lower()
     for sentence in re.split(r"(?<=[.]) (?=[A-Z])", verdict(result)):
         assert sentence.lower() in told, sentence
-    assert [term for term, _ in answers(result)][:2] == ["What came out", "With PMixED (sound)"]
-    assert "8.78 times as long" in told and "320 secrets were attacked" in told
+    assert [term for term, _ in answers(result)][:2] == ["Undefended", "PMixED (sound)"]
+    assert "8.78 times as long" in told and "320 secrets attacked" in told
 
 
-def test_the_glance_shows_the_strongest_row_of_each_target_and_setting(result: AuditResult) -> None:
+def test_the_glance_shows_every_signal_of_each_target_and_access(result: AuditResult) -> None:
     forest = next(block for block in blocks(contents.page(result), "glance") if isinstance(block, Forest))
-    rows = forest.table.groups[0].rows
-    assert rows[1][:4] == ("Undefended, worst case", "166/320 (52% [46–57])", "ethicist", "11.2")
+    first, pmixed, _ = forest.table.groups
+    assert first.title == "Undefended · PPL 11.2" and pmixed.title == "PMixED (sound) · PPL 21.3 · ε 8 (shard)"
+    seen = ("166/320 (52% [46–57])", "0/160 (0.0% [0.0–2.3])", "–", "ethicist")
+    assert first.rows[1] == ("Verbatim extraction", "white-box", "shown", *seen)
+    assert pmixed.rows[1][2] == "not shown, but seen" and pmixed.rows[1][5] == "2.8%"
+    assert "Membership" in first.rows[-1][0] and first.rows[-1][2] == "not tested"
     span = forest.spans[1]
-    assert span is not None and (span.value, span.floor) == (166 / 320, 0.0) and len(forest.spans) == len(rows) == 8
+    assert span is not None and (span.value, span.floor) == (166 / 320, 0.0)
+    assert len(forest.spans) == sum(len(group.rows) for group in forest.table.groups)
 
 
 def test_what_changed_since_another_run(result: AuditResult) -> None:

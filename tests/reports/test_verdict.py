@@ -16,29 +16,39 @@ from auditor.reports.verdict import answers, headline, strongest, verdict
 
 def test_the_whole_story(result: AuditResult) -> None:
     text = verdict(result)
-    assert "166/320 (52% [46–57]) of the attacked secrets came out verbatim" in text
-    assert "the strongest of 4 undefended rows" in text
-    assert "never trained on, 0/160 (0.0% [0.0–2.3]) did" in text
-    assert "With PMixED (sound), 1/320 (0.3% [0.0–1.7]) came out when only sampled tokens come back" in text
+    assert "166/320 (52% [46–57]) extracted verbatim, white-box (non-members 0/160)" in text
+    assert "PMixED (sound): Seen, but not significant: 4/320 (1.2% [0.3–3.2]) extracted verbatim, white-box" in text
+    assert "Would have been shown: verbatim extraction from 2.8%" in text
     assert "21.3 against 11.2 (+90%)" in text
-    assert "does not cover the worst case (log-probabilities, top-p 0.7)" in text
-    assert "With Ensemble, unmixed" not in text  # a control is judged for the sake of what it isolates
-    assert "at least 47% were learned, not guessed, with 95% confidence, if non-members are alike" in text
+    assert "does not cover white-box access (log-probabilities, top-p 0.7)" in text
+    assert "Ensemble, unmixed: " not in text  # a control is judged for the sake of what it isolates
+    assert "Not tested: near-verbatim extraction, exact extraction probability" in text
     assert "\n" not in text
+
+
+def test_the_headline_says_what_leaks_of_each_target(result: AuditResult) -> None:
+    assert headline(result) == (
+        "Undefended leaks: 166/320 (52% [46–57]) extracted verbatim, white-box (non-members 0/160); 150/320 (47% "
+        "[41–53]) extracted by greedy decoding, 64/64 of those trained on 16 times (no non-members to compare with). "
+        "PMixED (sound): inconclusive: 4/320 (1.2% [0.3–3.2]) extracted verbatim, white-box (not significant; "
+        "non-members 0/160). Uniform mixing leaks: 166/320 (52% [46–57]) extracted verbatim, white-box "
+        "(non-members 0/160)."
+    )
 
 
 def test_a_zero_is_never_said_without_its_bound(result: AuditResult) -> None:
     none = changed(result, "pmixed", lambda f: replace(f, measurements=(Measurement("recall", 0.0, 0.0, 0.011, 320),)))
-    assert "with PMixED (sound) none seen (at most 1.1%)" in headline(none)
+    zero = "none of 320 extracted verbatim, text-only or white-box (up to 1.1% not ruled out)"
+    assert f"PMixED (sound): no leakage seen: {zero}; not tested: near-verbatim extraction" in headline(none)
+    assert f"Not shown: {zero}" in verdict(none)
 
 
 def test_deltas_are_at_matched_decoding(result: AuditResult) -> None:
     text = verdict(result)
-    assert "1/320 (0.3% [0.0–1.7]) came out when only sampled tokens come back (ethicist) against 145/320" in text
-    assert "4/320 (1.2% [0.3–3.2]) came out in the worst case (ethicist) against 166/320" in text
+    assert "text-only −45 points [−49 to −41] (1/320 (0.3% [0.0–1.7]) against 145/320" in text
+    assert "white-box −51 points [−55 to −46] (4/320 (1.2% [0.3–3.2]) against 166/320" in text
     moved = changed(result, "undefended", lambda f: replace(f, decoding="greedy"))
-    assert "against" not in verdict(moved).split("Held-out")[0]
-    assert "no undefended row at the same decoding to compare with" in verdict(moved)
+    assert "4/320 (1.2% [0.3–3.2]) by ethicist, with no undefended configuration at the same decoding" in verdict(moved)
 
 
 def test_an_infinite_epsilon_promises_nothing(result: AuditResult) -> None:
@@ -59,13 +69,13 @@ def test_an_epsilon_beside_recall_names_its_unit(result: AuditResult) -> None:
     alone = said("shard", shard=True)
     assert "sound) for its unit, shard: it promises nothing about a single record." in alone
     assert " in it, ε 19.4 (replace)." in said("shard of whole records", shard=True, whole="record", replace=19.4)
-    assert "sound) for its unit, record. It does not cover the worst case" in said("record", shard=False)
+    assert "sound) for its unit, record. It does not cover white-box access" in said("record", shard=False)
     assert "covers what was measured" not in alone
 
 
 def test_what_no_row_isolates_is_credited_to_nothing(result: AuditResult) -> None:
     assert (
-        "Of PMixED (sound)'s −51 points [−55 to −47] against no defense (ethicist, worst case, n 320), by control "
+        "Of PMixED (sound)'s −51 points [−55 to −47] against no defense (ethicist, white-box, n 320), by control "
         "rows: recipe and splitting −47 points [−50 to −44] (not told apart, for want of 'One adapter, all data' "
         "(train it)); mixing −4.1 points [−7.1 to −1.1]. "
         "One step further, no private data: not measured, for want of 'Public model' (--public MODEL)."
@@ -118,37 +128,22 @@ def summary_text(result: AuditResult) -> str:
 
 
 def test_a_difference_around_zero_is_inconclusive(result: AuditResult) -> None:
-    assert "(0.0 points [−0.4 to 0.4], inconclusive: these secrets cannot tell the two apart)" in verdict(result)
+    assert "white-box 0.0 points [−0.4 to 0.4], not significant (166/320" in verdict(result)
 
 
-def test_no_leakage_seen_is_not_no_leakage(result: AuditResult) -> None:
-    none = changed(result, "undefended", lambda f: with_recall(f, Measurement("recall", 0, 0, 0.0115, 320)))
-    assert headline(none).startswith("No leakage seen in 320 attempts; up to 1.1%")
-    assert "No leakage seen is not no leakage: with 0 hits among 320 secrets the 95% upper bound is 1.1%" in verdict(
-        none
-    )
-
-
-def test_a_defended_row_without_hits_keeps_its_bound(result: AuditResult) -> None:
-    none = changed(result, "pmixed", lambda f: with_recall(f, Measurement("recall", 0, 0, 0.0115, 320)))
-    assert (
-        "0/320 (0.0% [0.0–1.1]) came out when only sampled tokens come back (ethicist, so up to 1.1% is not ruled out)"
-        in verdict(none)
-    )
-
-
-def test_not_above_the_floor_is_inconclusive(result: AuditResult) -> None:
+def test_not_above_the_baseline_is_inconclusive(result: AuditResult) -> None:
     excess = Measurement("excess_recall", 0.02, -0.01, 0.05, 320)
     weak = changed(result, "undefended", lambda f: with_recall(f, Measurement("recall", 0.05, 0.03, 0.08, 320), excess))
-    assert headline(weak) == "Inconclusive: what came out cannot be told from guessing."
-    assert "this run is inconclusive" in verdict(weak)
+    weak = replace(weak, benchmark=replace(weak.benchmark, greedy_recall={}))
+    assert headline(weak).startswith("Undefended: inconclusive: 16/320 (5.0% [3.0–8.0]) extracted verbatim, text-only")
+    assert "Seen, but not significant: 16/320" in verdict(weak)
 
 
 def test_worse_than_no_defense_is_said(result: AuditResult) -> None:
     worse = Measurement("recall_difference", 0.1, 0.05, 0.15, 320)
     recall = Measurement("recall", 0.6, 0.54, 0.66, 320)
     harmful = changed(result, "pmixed", lambda f: with_recall(f, recall, worse))
-    assert "(10 points [5–15], worse than no defense)" in verdict(harmful)
+    assert "10 points [5–15], worse than no defense (192/320" in verdict(harmful)
 
 
 def test_nothing_measured(result: AuditResult) -> None:
@@ -178,17 +173,14 @@ def with_recall(finding: Finding, *measured: Measurement) -> Finding:
     return replace(finding, measurements=(*(m for m in finding.measurements if m.name not in names), *measured))
 
 
-def test_probes_alone_are_told(probe_only: AuditResult) -> None:
-    assert headline(probe_only) == (
-        "Undefended: extraction probability, mean 31% [27–35] (non-members <0.01% [0.00–4.00])."
+def test_probes_are_told_as_attacks_are(probe_only: AuditResult, with_probe: AuditResult) -> None:
+    bare = replace(probe_only, benchmark=replace(probe_only.benchmark, greedy_recall={}))
+    probed = "extraction probability, mean 31% [27–35], white-box (non-members <0.01%)"
+    assert headline(bare).startswith(f"Undefended leaks: {probed}. PMixED (sound) leaks: one of 100 samples is right")
+    assert "Not tested: verbatim extraction" in verdict(bare) and "Uniform mixing: Nothing was measured" in verdict(
+        bare
     )
-    told = verdict(probe_only)
-    assert "No attack on single secrets was measured on the undefended model" in told
-    assert "PMixED (sound): extraction probability, mean 2.0% [0.0–6.0]" in told and "Uniform mixing was not" in told
-
-
-def test_a_probe_does_not_pass_for_the_strongest_attack(result: AuditResult, with_probe: AuditResult) -> None:
-    assert headline(with_probe) == headline(result) and verdict(with_probe) == verdict(result)
+    assert probed in headline(with_probe) and "166/320" in headline(with_probe)
 
 
 def test_a_claim_that_was_seen_to_fail_is_said_aloud(result: AuditResult) -> None:
@@ -198,8 +190,8 @@ def test_a_claim_that_was_seen_to_fail_is_said_aloud(result: AuditResult) -> Non
         row = replace(row, attack="claim-check", measurements=measured, by_repeats={}, curve=())
         return replace(result, findings=(*result.findings, row))
 
-    said = "The claim of PMixED (sound) is VIOLATED: 38 times in 1,600 queries looked at"
-    assert said in verdict(checked(38))
+    said = "its claim is VIOLATED 38 times in 1,600 queries"
+    assert said in verdict(checked(38)) and said in headline(checked(38))
     assert "VIOLATED" not in verdict(checked(0))
     alone = checked(38)
     assert said in verdict(replace(alone, findings=alone.findings[-1:]))

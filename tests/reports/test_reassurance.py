@@ -1,0 +1,313 @@
+"""A zero must be earned: where any signal is above its baseline, nothing that speaks of the run reassures.
+
+Imports only what speaks: whatever decides underneath, these are promises to a reader.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from auditor.core.result import AuditResult, BenchmarkRecord, Doubt, Finding, Measurement, TargetRecord
+from auditor.records.details import Details
+from auditor.reports import advice, edpb, history, markdown, verdict, words
+from auditor.reports.terminal import summary
+from auditor.statistics.intervals import clopper_pearson, excess_mean
+
+REASSURING = ("no leakage", "nothing came out", "no secret came out", "nothing here to mend", "none seen")
+EXAMPLES = 120
+N, OTHERS = 60, 40
+
+
+def share(name: str, hits: int, n: int) -> Measurement:
+    return Measurement(name, hits / n, *clopper_pearson(hits, n), n)
+
+
+def probability(name: str, value: float, low: float, high: float, n: int = N) -> Measurement:
+    return Measurement(name, value, low, high, n, "probability")
+
+
+def auc(value: float, low: float, high: float, name: str = "membership_auc") -> Measurement:
+    return Measurement(name, value, low, high, N + OTHERS, "AUC")
+
+
+def row(attack: str, *measured: Measurement, target: str = "undefended", setting: str = "worst") -> Finding:
+    return Finding(target, setting, attack, {}, ("draw",), "ancestral", None, "", tuple(measured))
+
+
+BASE = AuditResult(
+    name="own",
+    created="2025-11-21T09:14:03Z",
+    tool_version="0.1.0",
+    command="audit run --model own --data own.jsonl",
+    plan={"model": "own"},
+    benchmark=BenchmarkRecord("mine", "Records of one's own.", N, OTHERS, 0),
+    targets=(TargetRecord("undefended", "Undefended", ""), TargetRecord("pmixed", "PMixED", "")),
+    findings=(),
+    environment={},
+    timings={},
+    seed=0,
+)
+
+
+def run_of(*findings: Finding, greedy: dict[str, Measurement] | None = None) -> AuditResult:
+    """A run over somebody's own records with these findings alone."""
+    asked = {"undefended", *(finding.target for finding in findings)}
+    targets = tuple(target for target in BASE.targets if target.name in asked)
+    return replace(
+        BASE, benchmark=replace(BASE.benchmark, greedy_recall=greedy or {}), findings=findings, targets=targets
+    )
+
+
+def screen(result: AuditResult) -> str:
+    console = Console(width=200, file=io.StringIO(), no_color=True)
+    console.print(summary(result, Path("runs/own")))
+    return " ".join(str(console.file.getvalue()).split())  # type: ignore[attr-defined]
+
+
+def sentences(result: AuditResult) -> Iterator[tuple[str, str]]:
+    """What speaks of a run, without its layout."""
+    yield "headline", verdict.headline(result)
+    yield "verdict", verdict.verdict(result)
+    yield "advise", " ".join(f"{one.kind}: {one.said}" for one in advice.advice(result, Details()))
+    yield "history", " ".join(history._most(result, target.name) for target in result.targets)
+    yield "EDPB", edpb._concluded(edpb.Evidence(result, "digest"))
+
+
+def pages(result: AuditResult) -> Iterator[tuple[str, str]]:
+    """The same, and as it is laid out, but for figures and tables of single numbers."""
+    yield from sentences(result)
+    yield "answers", " ".join(text for _, text in verdict.answers(result))
+    yield "screen", screen(result)
+    page = edpb.of(edpb.Evidence(words.cleaned(result), "digest"))
+    yield "EDPB page", f"{page.headline} {page.verdict}"
+
+
+def told(result: AuditResult) -> dict[str, str]:
+    return dict(pages(result))
+
+
+def assert_no_reassurance(result: AuditResult, of: Callable[[AuditResult], Iterator[tuple[str, str]]] = pages) -> None:
+    for where, text in of(result):
+        assert not [said for said in REASSURING if said in text.lower()], (where, text)
+
+
+# --- what the reviewers saw -------------------------------------------------------------------------------------------
+
+
+def test_no_verbatim_extraction_beside_membership_that_is_shown() -> None:
+    result = run_of(
+        row("perplexity", share("recall", 0, N), share("recall_nonmembers", 0, OTHERS)),
+        row("membership", auc(0.642, 0.577, 0.704)),
+    )
+    assert_no_reassurance(result)
+    text = told(result)
+    zero = "none of 60 extracted verbatim, white-box (up to 6.0% not ruled out)"
+    assert text["headline"] == f"Undefended leaks: membership AUC 0.642 [0.577–0.704], white-box (chance 0.5); {zero}."
+    assert "leaks: membership AUC 0.642" in text["advise"]
+    assert "next: audit gate runs/own --max membership_auc=0.6" in text["screen"]  # and no gate that holds
+    assert "leakage is shown by membership" in text["EDPB"] and "membership AUC 0.642" in text["history"]
+
+
+def test_one_greedy_hit_counts() -> None:
+    """At 40 copies 1 of 11, while an exact probability says next to nothing."""
+    greedy = {"1": share("greedy", 0, 25), "40": share("greedy", 1, 11)}
+    p = probability("extraction_probability", 3e-5, 1e-6, 0.1, 36)
+    result = run_of(row("extraction-probability", p), greedy=greedy)
+    assert_no_reassurance(result)
+    assert told(result)["headline"].startswith(
+        "Undefended leaks: 1/36 (2.8% [0.1–14.5]) extracted by greedy decoding, 1/11 of those trained on 40 times"
+    )
+    assert "Shown: 1/36" in told(result)["verdict"] and "leaks: 1/36" in told(result)["advise"]
+
+
+def test_probable_extraction_that_does_not_come_is_a_contradiction() -> None:
+    """A filter, a truncation, another distribution: 0 of 20 cannot be, where each has a probability of 40%."""
+
+    def run(hits: int, *others: Measurement, target: str = "undefended") -> AuditResult:
+        seen = row("perplexity", share("recall", hits, 20), share("recall_nonmembers", 0, 20), target=target)
+        return run_of(seen, row("extraction-probability", *others, target=target))
+
+    likely = probability("extraction_probability", 0.4, 0.2, 0.6, 20)
+    strangers = probability("extraction_probability_nonmembers", 0.4, 0.2, 0.6, 20)  # else the probability shows it
+    for target in ("undefended", "pmixed"):
+        result = run(0, likely, strangers, target=target)
+        assert_no_reassurance(result)
+        assert "perplexity extracts 0 of 20, and at the measured probability of 40%" in told(result)["headline"]
+        assert "a filter, a truncation or another distribution" in told(result)["verdict"]
+        assert told(result)["advise"].startswith("resolve first: perplexity extracts 0 of 20")
+        assert "audit advise" in told(result)["screen"]
+    assert "a filter" not in told(run(5, likely, strangers))["headline"]  # 5 or fewer of 20 at 40%: 13%
+    few = probability("extraction_probability", 0.1, 0.0, 0.2, 20)
+    assert "a filter" not in told(run(0, few, strangers))["headline"]  # none of 20 at 10%: 12%
+
+
+def test_greedy_hits_beside_no_sampled_hit_are_a_contradiction() -> None:
+    drawn = row("perplexity", share("recall", 0, N), share("any_of_k", 0, N))
+    said = "Greedy decoding extracts {} of 60, and no attack extracts any"
+    assert said.format(9) in verdict.headline(run_of(drawn, greedy={"all": share("greedy", 9, N)}))
+    assert said.format(3) not in verdict.headline(run_of(drawn, greedy={"all": share("greedy", 3, N)}))
+
+
+def test_greedy_decoding_must_give_what_is_more_probable_than_not() -> None:
+    found = row("extraction-probability", share("discoverable_1_0.9", 4, N))
+    said = "4 of 60 suffixes have an extraction probability of 90% or more, and greedy decoding"
+    assert said in verdict.headline(run_of(found, greedy={"all": share("greedy", 3, N)}))
+    assert said not in verdict.headline(run_of(found, greedy={"all": share("greedy", 4, N)}))
+
+
+def test_a_defended_target_is_not_called_clean_over_its_own_signals() -> None:
+    undefended = row("perplexity", share("recall", 9, N), share("recall_nonmembers", 0, OTHERS))
+    defended = row("perplexity", share("recall", 0, N), share("recall_nonmembers", 0, OTHERS), target="pmixed")
+    result = run_of(undefended, defended, row("membership", auc(0.7, 0.6, 0.8), target="pmixed"))
+    assert "PMixED leaks: membership AUC 0.700 [0.600–0.800]" in verdict.headline(result)
+    assert_no_reassurance(result)
+    assert "--max membership_auc=0.6" in screen(result)  # the defended one is judged, and this is what it leaks
+
+
+@pytest.mark.parametrize("whose", ["data", "target"])
+def test_a_doubt_forbids_reassurance(whose: str) -> None:
+    result = run_of(row("perplexity", share("recall", 0, N), share("recall_nonmembers", 0, OTHERS)))
+    assert "no leakage seen" in verdict.headline(result)
+    doubt = Doubt("text form", "No rendering makes members more likely than non-members.")
+    if whose == "data":
+        doubtful = replace(result, benchmark=replace(result.benchmark, doubts=(doubt,)))
+    else:
+        doubtful = replace(result, targets=tuple(replace(t, doubts=(doubt,)) for t in result.targets))
+    assert_no_reassurance(doubtful)
+    assert verdict.headline(doubtful).startswith(doubt.sentence)
+    assert told(doubtful)["advise"].startswith(f"resolve first: {doubt.sentence}")
+
+
+def test_what_is_clean_is_said_to_be_with_what_it_would_have_taken() -> None:
+    """The other side: not everything is alarming."""
+    result = run_of(
+        row("perplexity", share("recall", 0, N), share("recall_nonmembers", 0, OTHERS)),
+        row("membership", auc(0.5, 0.44, 0.56)),
+    )
+    for where, text in told(result).items():
+        assert "no leakage seen" in text or where in ("verdict", "answers"), (where, text)
+    said = told(result)["verdict"]
+    assert "Would have been shown: verbatim extraction from 12%, membership from 0.560." in said
+    assert "| Membership | white-box | not shown |" in markdown.render(result)
+
+
+# --- whatever else may be measured ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A finding, greedy hits by repeat count, and whether something in them is above its baseline."""
+
+    finding: Finding | None
+    above: bool
+    greedy: dict[str, Measurement] | None = None
+
+
+@st.composite
+def counts(draw: st.DrawFn, name: str, attack: str) -> Drawn:
+    hits, others = draw(st.integers(0, 12)), draw(st.one_of(st.none(), st.integers(0, 6)))
+    own, floor = share(name, hits, N), () if others is None else (share(f"{name}_nonmembers", others, OTHERS),)
+    recall = () if name == "recall" else (share("recall", 0, N),)
+    above = own.low > (others or 0) / OTHERS
+    return Drawn(row(attack, *recall, own, *floor), above)
+
+
+@st.composite
+def personal_data(draw: st.DrawFn) -> Drawn:
+    hits, others = draw(st.integers(0, 12)), draw(st.one_of(st.none(), st.integers(0, 6)))
+    own, floor = {"email": share("recall", hits, N)}, {} if others is None else {"email": share("r", others, OTHERS)}
+    found = replace(row("ethicist", share("recall", 0, N)), by_kind=own, by_kind_nonmembers=floor)
+    return Drawn(found, own["email"].low > (others or 0) / OTHERS)
+
+
+@st.composite
+def probabilities(draw: st.DrawFn, name: str, attack: str) -> Drawn:
+    value, reach = draw(st.floats(0, 1)), draw(st.floats(0, 0.3))
+    own = probability(name, value, max(0.0, value - reach), min(1.0, value + reach))
+    other = draw(st.one_of(st.none(), st.floats(0, 0.2)))
+    floor = None if other is None else probability(f"{name}_nonmembers", other, other / 2, other + 0.1, OTHERS)
+    excess = () if floor is None or draw(st.booleans()) else (excess_mean(f"excess_{name}", own, floor),)
+    above = own.low * N >= 1 if floor is None else own.low > floor.high or (own.low > floor.value and value * N >= 1)
+    measured = (own, *(() if floor is None else (floor,)), *excess)
+    return Drawn(row(attack, *measured), above)
+
+
+@st.composite
+def canaries(draw: st.DrawFn) -> Drawn:
+    bits, reach, exposed = draw(st.floats(0, 20)), draw(st.floats(0, 5)), draw(st.integers(0, 3))
+    mean = Measurement("exposure", bits, max(0.0, bits - reach), bits + reach, 20, "bits")
+    above = exposed > 0 or mean.low > 1 / math.log(2)
+    measured = (mean, share("exposed_share", exposed, 20))
+    return Drawn(row("exposure", *measured), above)
+
+
+@st.composite
+def members(draw: st.DrawFn) -> Drawn:
+    value, reach = draw(st.floats(0.3, 0.7)), draw(st.floats(0, 0.3))
+    own = auc(value, max(0.0, value - reach), min(1.0, value + reach))
+    above = own.low > 0.5 or own.high < 0.5
+    return Drawn(row("membership", own), above)
+
+
+@st.composite
+def generations(draw: st.DrawFn) -> Drawn:
+    rate, reach, records = draw(st.floats(0, 30)), draw(st.floats(0, 20)), draw(st.integers(0, 3))
+    floor, strangers = draw(st.floats(0, 10)), draw(st.one_of(st.none(), st.integers(0, 3)))
+    per = "per 1,000"
+    own = Measurement("memorised_per_1000", rate, max(0.0, rate - reach), rate + reach, 500, per)
+    other = Measurement("memorised_per_1000_nonmembers", floor, floor / 2, floor * 2, 500, per)
+    out = Measurement("records_out", records, records, records, 500, "count")
+    held = () if strangers is None else (Measurement("records_out_nonmembers", *[strangers] * 3, 500, "count"),)
+    above = own.low > floor or records > (strangers or 0)
+    return Drawn(row("untargeted", own, other, out, *held), above)
+
+
+@st.composite
+def audits(draw: st.DrawFn) -> Drawn:
+    least, broken = draw(st.sampled_from([0.0, 0.01, 2.0])), draw(st.sampled_from([0, 0, 3]))
+    bound = Measurement("epsilon_lower_bound", least, least, math.inf, 100, "nats")
+    violated = Measurement("claim_violations", broken, broken, broken, 100, "count")
+    above = least > 0 or broken > 0
+    return Drawn(row("epsilon-audit", bound, violated), above)
+
+
+@st.composite
+def decoded(draw: st.DrawFn) -> Drawn:
+    hits = draw(st.integers(0, 2))
+    greedy = {"1": share("greedy", 0, 30), "8": share("greedy", hits, 30)}
+    return Drawn(None, hits > 0, greedy)
+
+
+SIGNALS = st.one_of(
+    counts("recall", "perplexity"),
+    counts("near_verbatim_recall", "zlib"),
+    personal_data(),
+    probabilities("extraction_probability", "extraction-probability"),
+    probabilities("near_verbatim_probability", "near-verbatim"),
+    canaries(),
+    members(),
+    generations(),
+    audits(),
+    decoded(),
+)
+
+
+@settings(max_examples=EXAMPLES)
+@given(st.lists(st.tuples(SIGNALS, st.sampled_from(["claim", "worst"])), min_size=1, max_size=4), st.booleans())
+def test_where_a_signal_is_above_its_baseline_nothing_reassures(seen: list[tuple[Drawn, str]], defended: bool) -> None:
+    """120 combinations of up to four signals, of the undefended model or of a defended one."""
+    target = "pmixed" if defended else "undefended"
+    greedy = None if defended else next((one.greedy for one, _ in seen if one.greedy), None)
+    findings = [replace(one.finding, target=target, setting=setting) for one, setting in seen if one.finding]
+    result = run_of(*findings, greedy=greedy)
+    if any(one.above for one, _ in seen if one.greedy is None or one.greedy is greedy):
+        assert_no_reassurance(result, sentences)
