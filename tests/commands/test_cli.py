@@ -854,9 +854,10 @@ def test_probes_alone_make_a_report(world: Path, tmp_path: Path, said: Said) -> 
     out = tmp_path / "run"
     files = ["--model", str(world / "model"), "--data", str(world / "data.jsonl"), "-o", str(out)]
     assert call(["run", *files, "--attack", "extraction-probability", "--setting", "worst"]) == 0
-    assert "Undefended: extraction probability, mean" in " ".join(said.readouterr().out.split())
+    screen = " ".join(said.readouterr().out.split())
+    assert "extraction probability, mean" in screen and "not tested verbatim extraction, near-verbatim" in screen
     report = (out / "report.md").read_text()
-    assert "No attack on single secrets was measured on the undefended model" in report
+    assert "### What to do now" in report and "Not tested: verbatim extraction" in report
     assert call(["gate", str(out), "--max", "recall=1"]) == 1  # no row has a recall
     assert call(["run", *files[:4], "--attack", "near-verbatim", "--samples", "5"]) == 2
     assert "expected an attack that draws samples beside --samples" in said.readouterr().err
