@@ -87,9 +87,13 @@ class SubjectFlags:
         typer.Option(help="Matched records the model was not trained on: the floor, and held-out perplexity."),
     ] = None
     public: Public = None
-    reference: Annotated[str | None, typer.Option(help="Reference model for comparing scores. [default: --public]")] = (
-        None
-    )
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL|none",
+            help="Reference model for comparing scores. [default: --public, else an adapter's base]",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +111,9 @@ class HubLoadingFlags(LoadingFlags):
     """The same of a model that may be on the hub, at a revision and with code of its own."""
 
     revision: Annotated[str | None, typer.Option(help="Revision of --model on the hub.")] = None
+    base: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Base of an adapter. [default: the one that the adapter names]")
+    ] = None
     trust_remote_code: TrustRemoteCode = False
 
 

@@ -19,6 +19,7 @@ from auditor.core.errors import AuditError
 from auditor.core.knowledge import share_known
 
 API = "openai:"  # before the name of a model that is asked over HTTP
+NONE = "none"  # nothing, where the default is something
 AUTO = "auto"  # as the program finds best; of a count: not what the plan file says, but the default
 Options = dict[str, dict[str, Any]]  # plug-in name ("" for all) -> option -> value
 
@@ -85,6 +86,7 @@ class Plan:
     model: Annotated[str | None, SUBJECT] = None
     model_args: Annotated[dict[str, str], SUBJECT | OWN | LOADED] = field(default_factory=dict)
     revision: Annotated[str | None, SUBJECT | OWN | LOADED] = None
+    base: Annotated[str | None, SUBJECT | OWN | LOADED] = None  # of an adapter, in place of the one that it names
     device: Annotated[str, SUBJECT | OWN | PLACED] = "cpu"
     dtype: Annotated[str, SUBJECT | OWN | PLACED] = "float32"
     device_map: Annotated[str | None, SUBJECT | OWN | PLACED] = None  # as transformers takes it, or JSON
@@ -94,7 +96,7 @@ class Plan:
     tokenizer: Annotated[str | None, SUBJECT | OWN | REMOTE] = None
     max_tokens_total: Annotated[int | None, CONDUCT | COUNT | REMOTE] = None
     public: Annotated[str | None, SUBJECT | OWN | ATTACKER] = None
-    reference: Annotated[str | None, SUBJECT | OWN | ATTACKER | ATTACKS] = None
+    reference: Annotated[str | None, SUBJECT | OWN | ATTACKER | ATTACKS] = None  # or none
     data: Annotated[str | None, SUBJECT] = None
     known: Annotated[str | None, SUBJECT | OWN | RECORDS | ATTACKS] = None
     known_fraction: Annotated[float, SUBJECT | OWN] = 0.2

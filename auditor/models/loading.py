@@ -71,6 +71,7 @@ _FORMATS = (
     ("model.safetensors", "model.safetensors.index.json"),
     ("pytorch_model.bin", "pytorch_model.bin.index.json"),
 )
+_ADAPTER = "adapter_config.json"
 _OURS = ("config", "ignore_mismatched_sizes", "output_loading_info", "state_dict", "revision", "trust_remote_code")
 # Names in adapters that PEFT puts in place itself, or fails: the rows of a prompt, and second copies of whole modules.
 _PLACED_BY_PEFT = re.compile(r"^prompt_embeddings$|\.modules_to_save\.(weight|bias)$")
@@ -92,6 +93,7 @@ class LoadingOptions:
     model_args: Mapping[str, Any] = field(default_factory=dict)
     device_map: str | None = None
     quantise: str | None = None
+    base: str | None = None  # of an adapter, in place of the one that it names
 
     @classmethod
     def of_plan(cls, plan: Plan) -> LoadingOptions:
@@ -104,11 +106,12 @@ class LoadingOptions:
             plan.model_args,
             plan.device_map,
             plan.quantise,
+            plan.base,
         )
 
     def beside(self) -> LoadingOptions:
         """For another model of the same audit."""
-        return replace(self, revision=None, model_args={}, quantise=None)
+        return replace(self, revision=None, model_args={}, quantise=None, base=None)
 
     @property
     def hub(self) -> dict[str, Any]:
@@ -147,29 +150,73 @@ def load(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceModel:
     when its laws do not agree (`self_check`).
     """
     with load_errors(name, "causal LM", options):
-        if not (Path(name) / "adapter_config.json").is_file():
+        if not (Path(name) / _ADAPTER).is_file():
+            if options.base is not None:
+                raise AuditError(f"--base names the base of an adapter, got it with {name!r}, which is none")
             read = read_weights("causal", name, options)
             tokenizer = tokenizer_beside(name, options)
             return _checked(HuggingFaceModel(read.model, tokenizer, name=name, notes=read.notes))
+        _refuse_both(Path(name))
         config = PeftConfig.from_pretrained(name)
         if config.task_type not in (None, "CAUSAL_LM"):
             raise AuditError(f"expected an adapter of a causal LM, got {name!r}, one for {config.task_type}")
-        base = config.base_model_name_or_path
-        if not base:
-            raise AuditError(f"expected an adapter that names its base model, got {name!r}, which names none")
-        if (Path(base) / "adapter_config.json").is_file():
-            raise AuditError(f"expected an adapter of a whole model, got {name!r}, one on another adapter, {base!r}")
-        below = replace(options, revision=config.revision)
-        read = read_weights("causal", base, below)
+        base = _base_of(name, config, options)
+        below = replace(options, revision=None if options.base else config.revision, base=None)
+        with library_errors(f"cannot load {base!r}, the base of the adapter {name!r} (--base MODEL names another)"):
+            read = read_weights("causal", base, below)
         _make_room(read.model, Path(name))
         model = with_adapter_of(read.model, name)
         tokenizer = tokenizer_beside(name, options) or tokenizer_beside(base, below)
-        return _checked(HuggingFaceModel(model, tokenizer, name=name, notes=read.notes))
+        notes = read.notes
+        if base != config.base_model_name_or_path:
+            notes += (f"{name}: its base is {base}, as --base says; it names {config.base_model_name_or_path}",)
+        return _checked(HuggingFaceModel(model, tokenizer, name=name, notes=notes))
 
 
 def _checked(model: HuggingFaceModel) -> HuggingFaceModel:
     self_check.check(model)
     return model
+
+
+def base_of(name: str) -> tuple[str, str | None] | None:
+    """The base that a folder's adapter names, and its revision; None where it names none or is none."""
+    if not (Path(name) / _ADAPTER).is_file():
+        return None
+    with library_errors(f"cannot load {name!r} as a PEFT adapter"):
+        config = PeftConfig.from_pretrained(name)
+    return (config.base_model_name_or_path, config.revision) if config.base_model_name_or_path else None
+
+
+def _base_of(name: str, config: PeftConfig, options: LoadingOptions) -> str:
+    """Where the base of an adapter lies. Raises AuditError where nothing says so, or nothing lies there."""
+    base = options.base or config.base_model_name_or_path
+    if not base:
+        raise AuditError(
+            f"expected an adapter that names its base model, got {name!r}, which names none: give --base MODEL"
+        )
+    if _is_path(base) and not Path(base).is_dir():
+        where = "--base names" if options.base else "it was trained on"
+        more = "" if options.base else ": give --base MODEL, where that model lies now"
+        raise AuditError(f"expected the base of the adapter {name!r} in {base!r}, which {where}; no such folder{more}")
+    if (Path(base) / _ADAPTER).is_file():
+        raise AuditError(f"expected an adapter of a whole model, got {name!r}, one on another adapter, {base!r}")
+    return str(base)
+
+
+def _refuse_both(folder: Path) -> None:
+    """Raises AuditError for a folder with an adapter and a whole model: nobody can tell which of them is meant."""
+    whole = next((file for names in _FORMATS for file in names if (folder / file).is_file()), None)
+    if whole is not None:
+        raise AuditError(
+            f"expected either an adapter or a whole model in {str(folder)!r}, got {_ADAPTER} beside {whole}: leave in "
+            "it the one that is meant"
+        )
+
+
+def _is_path(name: str) -> bool:
+    """Whether this can be a folder alone, and no name on the hub, which has one slash at most."""
+    local = name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
+    return local or ("/" in name and Path(name).parent.is_dir())
 
 
 # --- whole models -----------------------------------------------------------------------------------------------------
@@ -210,7 +257,23 @@ def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
         model, info = read(_WRAPPED)
         notes += (f"{name}: its weights are named by what wrapped the model in training ({wrappers}): read without",)
     check_weights(name, info["missing_keys"], info["unexpected_keys"], info["mismatched_keys"])
+    notes += _as_saved(kind, name, config, options)
     return Weights(model if "device_map" in own else model.to(device), notes)  # type: ignore[arg-type]
+
+
+def _as_saved(kind: Kind, name: str, config: Any, options: LoadingOptions) -> tuple[str, ...]:
+    """What to say of a model that is asked otherwise than its files say: in another precision, or as another kind."""
+    notes = []
+    said = " ".join(getattr(config, "architectures", None) or ())
+    if kind == "causal" and "MaskedLM" in said:
+        notes.append(f"{name}: it is a {said} with is_decoder=true: asked as a causal LM")
+    saved = str(getattr(config, "dtype", None) or "").removeprefix("torch.")
+    if saved in DTYPES and saved != options.dtype:
+        notes.append(
+            f"{name}: its weights were saved in {saved} and run in {options.dtype}; served in {saved} "
+            f"(--dtype {saved}) it rounds otherwise"
+        )
+    return tuple(notes)
 
 
 def _which_set(name: str) -> tuple[str, ...]:
@@ -445,7 +508,10 @@ def load_errors(name: str, what: str, options: LoadingOptions) -> Iterator[None]
     """Whatever a library raises while it loads a model, as one sentence. Raises AuditError."""
     if options.dtype not in DTYPES:
         raise AuditError(f"expected dtype in {sorted(DTYPES)}, got {options.dtype!r}")
-    with library_errors(f"cannot load {name!r} as a Hugging Face {what} on {options.device}"):
+    if _is_path(name) and not Path(name).is_dir():
+        raise AuditError(f"expected a {what} in {name!r}: no such folder")
+    where = "" if Path(name).is_dir() else " from the hub, as no folder is called so,"
+    with library_errors(f"cannot load {name!r}{where} as a Hugging Face {what} on {options.device}"):
         yield
 
 

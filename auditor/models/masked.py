@@ -138,6 +138,8 @@ def kind_of(name: str, given: str = "auto", options: LoadingOptions = DEFAULTS) 
     if given != "auto":
         return given
     both_ways = getattr(config, "causal", True) is False  # of XLM and FlauBERT, which have one class for both kinds
+    if getattr(config, "is_decoder", False) and "MaskedLM" in said:
+        return "causal"  # it sees what comes before alone
     if "MaskedLM" in said or "ForPreTraining" in said or both_ways:
         return "masked"
     if "CausalLM" in said or "LMHead" in said:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Lead, Pair, Secret, Tokens
-from auditor.core.plan import AUTO
+from auditor.core.plan import AUTO, NONE
 from auditor.core.result import Doubt
 from auditor.core.streams import generator
 from auditor.generation.tries import encode
@@ -29,7 +29,6 @@ from auditor.models.decoding import Decoding
 from auditor.plugins.view import WORST, View
 from auditor.statistics.intervals import CONFIDENCE
 
-NONE = "none"
 _SPECIAL = ("bos", "eos")
 PAIRS = 500  # known pairs that a choice looks at, at most: a difference that more of them would show is no matter
 _DRAWN = 64  # texts of each format of canaries that stand in for known pairs

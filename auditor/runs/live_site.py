@@ -15,6 +15,7 @@ import torch
 from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.loading import LoadingOptions
 from auditor.models.self_check import check
 from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.privacy.promises import PrivacyRecord
@@ -53,8 +54,8 @@ class LiveSite(OwnSite):
         """Read once: a run asks twice, as a hub may send files in between, which memory does not."""
         return {f"{role}/in memory": _digest(live) for role, live in self.live.items()}
 
-    def _load(self, kind: str, name: str, main: bool = False) -> HuggingFaceModel:
-        return self.live[kind] if kind in self.live else super()._load(kind, name, main)
+    def _load(self, kind: str, name: str, options: LoadingOptions | None = None) -> HuggingFaceModel:
+        return self.live[kind] if kind in self.live else super()._load(kind, name, options)
 
 
 def is_live(kind: str, given: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -11,11 +12,11 @@ from typing import Any, ClassVar
 from auditor.benchmarks.lab import Lab
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret
-from auditor.core.plan import Plan
+from auditor.core.plan import NONE, Plan
 from auditor.models.base import LanguageModel
 from auditor.models.ensemble import Ensemble
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.loading import LoadingOptions, load
+from auditor.models.loading import LoadingOptions, base_of, load
 from auditor.models.lora import load_ensemble, load_whole
 from auditor.models.references import References, load_references
 from auditor.models.shards import read_shard, record_names, whole_adapter
@@ -71,7 +72,7 @@ class OwnSite(Site):
 
     @cached_property
     def model(self) -> LanguageModel:
-        return self._load("model", str(self.plan.model), main=True)
+        return self._load("model", str(self.plan.model), LoadingOptions.of_plan(self.plan))
 
     @property
     def description(self) -> str:
@@ -91,16 +92,29 @@ class OwnSite(Site):
 
     @cached_property
     def reference(self) -> HuggingFaceModel | None:
-        return self._beside("reference", self.plan.reference) if self.plan.reference else self.public
+        if self.plan.reference not in (None, NONE):
+            return self._beside("reference", self.plan.reference)
+        if self.plan.reference == NONE or self.public is not None or self._base is None:
+            return None if self.plan.reference == NONE else self.public
+        size = self.model.vocab_size  # what does not load is said of the model that is attacked
+        name, revision = self._base
+        base = self._load("reference", name, replace(LoadingOptions.of_plan(self.plan), revision=revision, base=None))
+        return base if base.vocab_size == size else None
+
+    @cached_property
+    def _base(self) -> tuple[str, str | None] | None:
+        """Of an adapter that is attacked, its base and the revision of that; None for a whole model."""
+        named = base_of(str(self.plan.model))
+        return named if named is None or self.plan.base is None else (self.plan.base, None)
 
     @property
     def reference_fault(self) -> str:
-        folder = Path(self.plan.reference or self.plan.public or "")
-        if not folder.name:
+        if self.reference is None:
             return ""
+        folder = Path(self.plan.reference or self.plan.public or (self._base or ("", None))[0])
         if (record := promises.read(folder)) is not None:
             return f"the reference has seen private data: its privacy.json says that {record.method} trained it"
-        listed = set(self._attacked) & set(read_shard(folder) or ())
+        listed = set(names).intersection(self._attacked) if (names := read_shard(folder)) else ()
         if listed:
             return f"the reference has seen private data: its shard.json names {len(listed)} of the attacked records"
         return ""
@@ -130,7 +144,10 @@ class OwnSite(Site):
 
     def notes(self) -> tuple[str, ...]:
         models = (self.model, self.public, self.reference)
-        return tuple(dict.fromkeys(note for model in models if model is not None for note in model.notes))
+        found = [note for model in models if model is not None for note in model.notes]
+        if self._base is not None and self.plan.reference is None and self.plan.public is None:
+            found.append(_of_base(self._base[0], self.reference is not None))
+        return tuple(dict.fromkeys(found))
 
     def ensemble(self, defense: Defense) -> Ensemble:
         folder = defense.ensemble_folder
@@ -181,9 +198,9 @@ class OwnSite(Site):
         check_shared(f"--{kind}", other.name, other.vocab_size, "the target's", self.model.vocab_size)
         return other
 
-    def _load(self, kind: str, name: str, main: bool = False) -> HuggingFaceModel:
-        of_model = LoadingOptions.of_plan(self.plan)
-        options = of_model if main else of_model.beside()
+    def _load(self, kind: str, name: str, options: LoadingOptions | None = None) -> HuggingFaceModel:
+        """options: how, where it is not as a model beside the one that is attacked."""
+        options = options or LoadingOptions.of_plan(self.plan).beside()
 
         def fresh() -> HuggingFaceModel:
             model = load(name, options)
@@ -193,6 +210,16 @@ class OwnSite(Site):
 
         loaded: HuggingFaceModel = self.shelf.get(kind, (name, options), fresh)
         return loaded
+
+
+def _of_base(name: str, is_reference: bool) -> str:
+    """What to say of the base of an adapter, where nobody named a reference."""
+    if not is_reference:
+        return f"the adapter's base, {name}, has another vocabulary and is no reference: --reference MODEL names one"
+    return (
+        f"reference: the adapter's base, {name}. It saw no private data only if the adapter alone was trained on them; "
+        "--reference MODEL names another, --reference none takes none"
+    )
 
 
 def _text_of(secret: Secret, tokenizer: Any) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from auditor.core.plan import Plan
+from auditor.core.plan import NONE, Plan
 from auditor.records.weights import of
 
 _FOLDERS = {"ensemble": "ensemble", "model": "trained"}  # an option of a defense -> what it names
@@ -35,8 +35,8 @@ def _named(plan: Plan) -> Iterator[tuple[str, str, str | None]]:
         yield "model", plan.model, plan.revision
         if "subfolder" in plan.model_args:
             yield "model subfolder", str(Path(plan.model) / plan.model_args["subfolder"]), plan.revision
-    for role in ("public", "reference", "before", "retrained"):
-        if (name := getattr(plan, role)) is not None:
+    for role in ("base", "public", "reference", "before", "retrained"):
+        if (name := getattr(plan, role)) is not None and (role, name) != ("reference", NONE):
             yield role, name, None
     for options in plan.attack_options.values() if plan.model is not None else ():
         if folder := str(options.get("references", "")):  # of another probe a number

@@ -36,6 +36,7 @@ from auditor.core.errors import AuditError
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import LoadingOptions, load, place, read_weights
 from auditor.models.lora import LoraEnsemble
+from auditor.models.masked import kind_of
 
 Tensors = dict[str, torch.Tensor]
 SHAPE = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
@@ -279,7 +280,10 @@ def test_adapters_of_classifiers_or_of_nothing_are_refused(tmp_path: Path) -> No
     for change, words in (
         ({"task_type": "SEQ_CLS"}, "expected an adapter of a causal LM, got .* one for SEQ_CLS"),
         ({"base_model_name_or_path": None}, "names none"),
-        ({"base_model_name_or_path": "/nowhere"}, "cannot load"),
+        (
+            {"base_model_name_or_path": "/nowhere"},
+            "base of the adapter .* in '/nowhere', .* no such folder: give --base",
+        ),
     ):
         (folder / "adapter_config.json").write_text(json.dumps({**config, **change}))
         with pytest.raises(AuditError, match=words):
@@ -441,3 +445,50 @@ def test_two_formats_are_said(tmp_path: Path) -> None:
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
     (note,) = load(str(folder)).notes
     assert "two formats, model.safetensors and pytorch_model.bin" in note
+
+
+def test_an_adapter_beside_a_whole_model_is_refused(tmp_path: Path) -> None:
+    """It was taken for the adapter, however far the law beside it was from its own."""
+    folder = adapter(save(llama(), tmp_path / "base"), tmp_path / "both")
+    save(llama(), folder)
+    with pytest.raises(AuditError, match=r"either an adapter or a whole model .* beside model\.safetensors"):
+        load(str(folder))
+    (folder / "model.safetensors").unlink()
+    load(str(folder))  # a configuration alone is no model
+
+
+def test_an_adapter_whose_base_moved_takes_another_place(tmp_path: Path) -> None:
+    folder = adapter(save(llama(), tmp_path / "base"), tmp_path / "adapter")
+    wanted = law(load(str(folder)))
+    moved = str((tmp_path / "base").rename(tmp_path / "elsewhere"))
+    with pytest.raises(
+        AuditError, match=r"base of the adapter .*/base', which it was trained on; no such folder.*--base"
+    ):
+        load(str(folder))
+    found = load(str(folder), LoadingOptions(base=moved))
+    torch.testing.assert_close(law(found), wanted)
+    assert any("its base is" in note and moved in note for note in found.notes)
+    with pytest.raises(AuditError, match=r"--base names the base of an adapter, got it with .*, which is none"):
+        load(moved, LoadingOptions(base=moved))
+
+
+@pytest.mark.parametrize("name", ["./nope", "/tmp/nope/nope", "../nope/", "~/nope"])
+def test_a_folder_that_is_not_there_is_said_to_be_none(name: str) -> None:
+    with pytest.raises(AuditError, match=f"expected a causal LM in '{name}': no such folder"):
+        load(name)
+
+
+def test_a_masked_architecture_that_decodes_is_causal_and_said(tmp_path: Path) -> None:
+    save(bert(BertForMaskedLM), tmp_path)
+    assert kind_of(str(tmp_path)) == "masked"
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "is_decoder": True}))
+    assert kind_of(str(tmp_path)) == "causal"
+    assert "BertForMaskedLM with is_decoder=true: asked as a causal LM" in "".join(load(str(tmp_path)).notes)
+
+
+def test_weights_that_run_in_another_precision_than_they_were_saved_in_are_said(tmp_path: Path) -> None:
+    save(llama().to(torch.bfloat16), tmp_path)
+    (note,) = load(str(tmp_path)).notes
+    assert "saved in bfloat16 and run in float32" in note
+    assert load(str(tmp_path), LoadingOptions(dtype="bfloat16")).notes == ()

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from auditor.core.jsonable import to_json
 from auditor.core.nouns import CellKey, Claim, Pair, Secret
@@ -53,6 +55,30 @@ class Live(OwnSite):
 
 def plan(**fields: object) -> Plan:
     return make({"model": "live", "data": "in memory", "attack": ["perplexity"], "samples": 3, **fields}, {})
+
+
+def test_an_adapter_is_held_against_its_base_unless_told_otherwise(tmp_path: Path) -> None:
+    base, folder = tmp_path / "base", tmp_path / "adapter"
+    LlamaForCausalLM(
+        LlamaConfig(vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=4)
+    ).save_pretrained(base)
+    whole = LlamaForCausalLM.from_pretrained(base)
+    get_peft_model(whole, LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False)).save_pretrained(folder)
+
+    def site(**given: str) -> OwnSite:
+        fields = {"model": str(folder), "data": "in memory", **given}
+        return OwnSite(make(fields, {}), Silence(), Shelf())
+
+    held = site()
+    assert held.reference is not None and held.reference.name == str(base) and not held.reference_fault
+    tokens = torch.tensor([[4, 5, 6]])
+    assert float((held.reference.log_probs(tokens, 1) - held.model.log_probs(tokens, 1)).abs().max()) > 1e-3
+    (said,) = (note for note in held.notes() if note.startswith("reference: the adapter's base"))
+    assert "saw no private data only if the adapter alone was trained on them" in said
+    none = site(reference="none")
+    assert none.reference is None and not none.reference_fault and not none.notes()
+    assert set(none.weights()) <= set(held.weights())  # no model is called so
+    assert site(model=str(base)).reference is None
 
 
 def test_live_objects_are_audited_by_the_same_walk(tmp_path: Path) -> None:
