@@ -104,6 +104,17 @@ def test_an_attested_run_is_verified_and_one_by_another_key_is_not(here: Path, c
     assert "no signature of it is by the key" in capsys.readouterr().out
 
 
+def test_another_model_in_the_place_of_the_attested_one_fails(here: Path, capsys: Said) -> None:
+    """The attestation still fits the record; the record no longer fits what would be deployed."""
+    other = here / "other"
+    save_tiny(other)
+    assert gate(here, "--model", str(other)) == 0  # the same weights in another place
+    (other / "model.safetensors").write_bytes((other / "model.safetensors").read_bytes()[:-4] + b"leak")
+    capsys.readouterr()
+    assert gate(here, "--model", str(other)) == 1
+    assert "model.safetensors" in capsys.readouterr().out
+
+
 def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     held = json.loads(path.read_text())
     change(held)
