@@ -81,6 +81,33 @@ def test_the_workflow_to_copy_fits_the_action() -> None:
     assert [any(r.against_baseline for r in read_policy(EXAMPLE / name).rules) for name in policies] == [True, False]
 
 
+def test_a_pull_request_is_held_to_the_policy_of_the_branch_it_is_for(tmp_path: Path) -> None:
+    """The step of the workflow, in a checkout whose own policy was loosened."""
+    steps = yaml.safe_load((EXAMPLE / "workflow.yml").read_text())["jobs"]["audit"]["steps"]
+    (held,) = (step["run"] for step in steps if "BASE" in step.get("env", {}))
+    env = {**os.environ, "BASE": "main", "RUNNER_TEMP": str(tmp_path), "GIT_CONFIG_GLOBAL": "/dev/null"}
+
+    def git(where: Path, *words: str) -> None:
+        as_who = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", *as_who, *words], cwd=where, env=env, check=True, capture_output=True)
+
+    (tmp_path / "origin").mkdir()
+    git(tmp_path / "origin", "init", "-b", "main")
+    for name in ("leakage.toml", "first.toml"):
+        (tmp_path / "origin" / name).write_text((EXAMPLE / name).read_text())
+    git(tmp_path / "origin", "add", ".")
+    git(tmp_path / "origin", "commit", "-m", "policy")
+    git(tmp_path, "clone", "origin", "change")
+    (tmp_path / "change" / "leakage.toml").write_text('rules = ["recall <= 1"]\n')
+    git(tmp_path / "change", "commit", "-am", "looser")
+    shell = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", held]
+    subprocess.run(shell, cwd=tmp_path / "change", env=env, check=True, capture_output=True)
+    for name in ("leakage.toml", "first.toml"):
+        assert (tmp_path / name).read_text() == (EXAMPLE / name).read_text()
+    (audit,) = (step for step in steps if step.get("id") == "audit")
+    assert audit["with"]["policy"].startswith("${{ runner.temp }}/")
+
+
 STUB = """#!/usr/bin/env bash
 printf '%s\\n' "$@" >"$STUB_LOG"
 mkdir -p "$RUN" && echo report >"$RUN/report.md" && echo gate >"$RUN/gate.md"

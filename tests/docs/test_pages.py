@@ -230,7 +230,7 @@ def test_commands_that_are_not_run_would_be_read(page: str) -> None:
                 check_unrun(words, step.where)
 
 
-FOREIGN = ("pip", "ruff", "mypy", "ray", "kubectl", "salloc", "export", "srun")  # whose options are not ours
+FOREIGN = ("openssl", "pip", "ruff", "mypy", "ray", "kubectl", "salloc", "export", "srun")  # whose options are not ours
 
 
 def check_unrun(words: list[str], where: str) -> None:
