@@ -30,7 +30,8 @@ from auditor.privacy.gaussian import (
     rdp_epsilon,
     reported_epsilon,
 )
-from auditor.privacy.promises import Mechanism, PrivacyRecord, read
+from auditor.privacy.promises import SENSITIVITY, Mechanism, PrivacyRecord, read
+from auditor.training.clipping import ROUNDING
 from auditor.training.finetune import LARGEST
 from auditor.training.poisson import Judgement, PoissonTraining, Terms
 
@@ -47,7 +48,7 @@ class PrivateTraining(PoissonTraining):
     units: how many there are, as far as the public may know: sampling rate and noise follow from it (0: as many as the
     data have, which is then taken as public). noise: `secret` takes a key from the operating system and throws it away;
     `seeded` can be repeated and promises nothing, its epsilon is nominal: two models of one seed share noise and
-    batches. ghost: clip without per-sample gradients in memory. model: a folder that was trained so, for `audit run`
+    batches. ghost: one record's gradient at a time in memory. model: a folder that was trained so, for `audit run`
     outside the lab; no_noise, no_clipping: folders of its controls.
     """
 
@@ -150,7 +151,7 @@ class PrivateTraining(PoissonTraining):
             units_given=self.units > 0,
             optimizer=self.optimizer,
             nominal={nominal: epsilon} if nominal else {},
-            details={**self.recorded(), **dict(judgement.details)},
+            details={**self.recorded(), SENSITIVITY: terms.clip * (1 + ROUNDING), **dict(judgement.details)},
             versions={name: importlib.metadata.version(name) for name in ("opacus", "dp-accounting", "torch")},
         )
 

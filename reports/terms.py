@@ -18,6 +18,11 @@ _NEVER = (
     "level."
 )
 
+_TRANSCRIPT = (
+    "What this audit drew is no private release: it follows from --seed, and a claim about drawn tokens is for "
+    "randomness that nobody knows."
+)
+
 
 def _claims(result: AuditResult) -> list[Block]:
     """A line for each neighbouring relation: what is promised, what this audit spent of it, what is left to ask."""
@@ -28,7 +33,9 @@ def _claims(result: AuditResult) -> list[Block]:
         return evidence
     head = ("Neighbours", "ε promised", "ε spent", "δ", "Unit", "Tokens covered", "Drawn", "Left", "Status")
     caption = "What is promised, and how much of it this audit spent"
-    return [Table("claims-table", caption, head, groups, frozenset({1, 2, 3, 5, 6, 7})), *evidence]
+    drawn = any(t.claim and not t.claim.any_access for t in result.targets)
+    table = Table("claims-table", caption, head, groups, frozenset({1, 2, 3, 5, 6, 7}))
+    return [table, *([Paragraph(_TRANSCRIPT)] if drawn else []), *evidence]
 
 
 def _tokens(claim: Claim) -> tuple[str, str, str]:

@@ -1,8 +1,10 @@
 """Privacy accounting of the Poisson-subsampled Gaussian mechanism: what DP-SGD costs, by dp-accounting.
 
 Add/remove neighbours, Poisson sampling at rate q, noise of standard deviation sigma times the clipping norm, T steps.
-The privacy loss distribution (PLD) is what is reported: tight, and rounded up. Renyi accounting (RDP) is the
-cross-check and the quick running number. Epsilons in nats. Knows nothing of models, nor whether sampling was Poisson.
+Two upper bounds, of which the smaller is reported: the privacy loss distribution (PLD), tight and rounded up; and Renyi
+accounting (RDP), looser, the quick running number, and the only one where delta is so small that what PLD cuts off
+(1e-15) and what its Fourier transforms round count. Epsilons in nats. Knows nothing of models, nor whether sampling was
+Poisson.
 """
 
 from __future__ import annotations
@@ -24,12 +26,14 @@ Earlier = tuple[tuple[float, float, int], ...]  # sigma, q and steps of each
 _LEAST, _MOST = 1e-2, 1e4  # noise multipliers that are looked at
 _PLD_FROM, _PLD_TO = 0.3, 100.0  # least noise multiplier and most epsilon whose PLD takes seconds and not gigabytes
 MOST_EPSILON, MOST_STEPS = 1000.0, 10**7  # what is solved for: more is no protection, and no training
+_PLD_DELTA = 1e-10  # the least delta beside which PLD's own arithmetic, some 1e-13 of mass, is small
+_CLOSED = 1e-4  # a bracket of sigma that is looked into no further
 _CLOSE = 1e-3  # a solved sigma spends at least (1 - this) of the epsilon asked for, and never more than it
 
 
 @functools.lru_cache(maxsize=64)
 def pld_epsilon(sigma: float, q: float, steps: int, delta: float, earlier: Earlier = ()) -> float:
-    """Epsilon of T steps by the privacy loss distribution: the reported value. 0 for no step.
+    """Epsilon of T steps by the privacy loss distribution: an upper bound where delta is not tiny. 0 for no step.
 
     earlier: other mechanisms on the same records, (sigma, q, steps) each, whose outputs are known too.
     Raises AuditError for parameters that no mechanism has.
@@ -55,11 +59,14 @@ def quick_epsilon(sigma: float, q: float, steps: int, delta: float, earlier: Ear
 
 
 def reported_epsilon(sigma: float, q: float, steps: int, delta: float, earlier: Earlier = ()) -> tuple[float, str]:
-    """Epsilon and the accountant it is by: PLD; RDP, an upper bound too, where there is hardly any noise."""
+    """Epsilon and the accountant it is by: the smaller of PLD's and RDP's; RDP's for hardly any noise, a tiny delta."""
     quick = quick_epsilon(sigma, q, steps, delta, earlier)
-    if min([sigma, *(other for other, _, _ in earlier)]) >= _PLD_FROM and quick <= _PLD_TO:
-        return pld_epsilon(sigma, q, steps, delta, earlier), "dp-accounting PLD"
-    return quick, "dp-accounting RDP"
+    if min([sigma, *(other for other, _, _ in earlier)]) < _PLD_FROM or quick > _PLD_TO:
+        return quick, "dp-accounting RDP"
+    loose = rdp_epsilon(sigma, q, steps, delta, earlier), "dp-accounting RDP"
+    if delta < _PLD_DELTA:
+        return loose
+    return min((pld_epsilon(sigma, q, steps, delta, earlier), "dp-accounting PLD"), loose)
 
 
 def _epsilon(
@@ -102,29 +109,33 @@ def check_mechanism(sigma: float, q: float, steps: int, delta: float) -> None:
 def noise_for(epsilon: float, delta: float, q: float, steps: int) -> float:
     """The smallest noise multiplier, to within a thousandth of epsilon, whose reported epsilon is at most this one.
 
-    Where RDP is what is reported, to within a fiftieth. Raises AuditError where none up to 10,000 is enough, and for an
-    epsilon or a number of steps that is no private training's.
+    Where there is hardly any noise, to within a fiftieth. Raises AuditError where none up to 10,000 is enough, and for
+    an epsilon or a number of steps that is no private training's.
     """
     if not 0 < epsilon <= MOST_EPSILON:
         raise AuditError(f"expected epsilon > 0 and at most {MOST_EPSILON:g}, got {epsilon:g}")
     if steps > MOST_STEPS:
         raise AuditError(f"expected at most {MOST_STEPS:,} steps, got {steps:,}: lower epochs, or raise batch")
-    # RDP is an upper bound and fast: its sigma is enough, and PLD's lies shortly below.
+
+    def reported(sigma: float) -> float:
+        return reported_epsilon(sigma, q, steps, delta)[0]
+
+    # RDP is an upper bound and fast: its sigma is enough, and the reported one lies shortly below.
     high = _bisect(lambda sigma: quick_epsilon(sigma, q, steps, delta) <= epsilon, _LEAST, _MOST, 0.02)
     if high < _PLD_FROM or epsilon > _PLD_TO:
         return high
-    spent = pld_epsilon(high, q, steps, delta)
+    spent = reported(high)
     low, low_spent = high, spent
     while low_spent <= epsilon and low > _PLD_FROM:
         low = max(0.85 * low, _PLD_FROM)
-        low_spent = pld_epsilon(low, q, steps, delta)
+        low_spent = reported(low)
     if low_spent <= epsilon:
         return low
-    while spent < (1 - _CLOSE) * epsilon:
+    while spent < (1 - _CLOSE) * epsilon and low < high * (1 - _CLOSED):  # it can jump where PLD gives out
         # Regula falsi on log epsilon against log sigma, which is nearly straight; kept off the ends.
         share = math.log(epsilon / spent) / math.log(low_spent / spent)
         middle = high * (low / high) ** min(0.95, max(0.05, share * (1 - _CLOSE)))
-        found = pld_epsilon(middle, q, steps, delta)
+        found = reported(middle)
         if found <= epsilon:
             high, spent = middle, found
         else:

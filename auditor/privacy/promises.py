@@ -20,6 +20,7 @@ from auditor.core.nouns import Claim
 FILE = "privacy.json"
 ANY_ACCESS = "any access, the weights included"
 CANARIES = "gradient_canaries"  # among the details: how many were planted, where any were
+SENSITIVITY = "sensitivity"  # among the details: C and its rounding; the noise has sigma times it
 NOMINAL = "if its scale were constant, the mean"  # of the epsilons that promise nothing, the one that papers print
 
 
@@ -45,7 +46,7 @@ class PrivacyRecord:
     delta: float
     status: str
     noise_multiplier: float  # sigma
-    clip: float  # C: no unit moves the sum of gradients by more
+    clip: float  # C: no unit moves the sum of gradients by more, but for rounding (`SENSITIVITY` among the details)
     sampling_rate: float  # q
     steps: int  # T, as they were counted
     unit: str
@@ -53,7 +54,7 @@ class PrivacyRecord:
     sampling: str = "poisson"
     adjacency: str = "add_remove"
     accountant: str = "dp-accounting PLD"
-    epsilon_rdp: float | None = None  # the cross-check; at least epsilon
+    epsilon_rdp: float | None = None  # by RDP alone: epsilon is the smaller of this and PLD's
     epsilon_twice: float | None = None  # what this model and another one like it, of the same records, promise together
     earlier: tuple[Mechanism, ...] = ()  # private trainings that the base had been through
     units: int | None = None  # n, a public number: q = batch / n, and sigma, follow from it; None: an older record

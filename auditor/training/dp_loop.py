@@ -3,8 +3,9 @@
 Knows token sequences, one mechanism and its steps. Does no accounting: epsilon follows from the noise multiplier, the
 sampling rate and the number of steps that `fit_privately` returns. Needs the `dp` extra.
 
-Not covered by any epsilon: the loss that is shown while it trains, and the rounding of float32 sums of gradients, which
-moves them by a millionth of the clip or so (Casacuberta et al. 2022).
+The noise is sigma times the sensitivity C (1 + ROUNDING), rounding included: a millionth of C, which is proved in
+`auditor/training/clipping.py`. Not covered by any epsilon: the loss that is shown while it trains, and that a record's
+own gradient, by float32 kernels, can differ in its last digits by which records are computed beside it.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
-from opacus.grad_sample.embedding import compute_embedding_grad_sample, compute_embedding_norm_sample
-from opacus.grad_sample.utils import register_grad_sampler, register_norm_sampler
+from opacus.grad_sample import GradSampleModule
+from opacus.grad_sample.embedding import compute_embedding_grad_sample
+from opacus.grad_sample.functorch import ft_compute_per_sample_gradient
+from opacus.grad_sample.utils import register_grad_sampler
 from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -32,7 +34,7 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.core.streams import generator
 from auditor.plugins.trainer import Checkpoint
-from auditor.training import masks
+from auditor.training import clipping, masks
 from auditor.training.finetune import require_finite, trained_parameters
 from auditor.training.gradient_canaries import NOTHING_PLANTED, Assumed, NoiseScale, Planted, Watch
 from auditor.training.noise import NoiseStream, add_noise
@@ -61,7 +63,7 @@ class Recipe:
     """How to train: the mechanism and the optimizer.
 
     noise_multiplier: sigma; 0: no noise. clip: C, on the gradient of a unit's mean loss a token; inf: none.
-    expected_batch: L, what sums are divided by.
+    expected_batch: L, what sums are divided by. ghost: one record's gradient at a time in memory.
     """
 
     noise_multiplier: float
@@ -101,31 +103,20 @@ class ScaledOptimizer(DPOptimizer):
     def clip_and_add(self, shares: Tensor) -> Tensor:
         """Adds the clipped per-sample gradients of one physical batch to the sums; shares (b,) of the clipping norm.
 
-        Returns what each was multiplied by, (b,).
+        Returns what each was multiplied by, (b,) float64.
         """
-        norms = torch.stack([sample.flatten(1).norm(dim=1) for sample in self.grad_samples]).norm(dim=0)
-        factors = clip_factors(norms, self.max_grad_norm * shares)
+        factors = clipping.factors(clipping.norms(self.grad_samples), self.max_grad_norm * shares.double())
         for p in self.params:
-            self._add(p, torch.einsum("i,i...", factors.to(p.dtype), self._get_flat_grad_sample(p)))
+            sample = self._get_flat_grad_sample(p)
+            p.summed_grad = clipping.add_clipped(p.summed_grad, sample, factors, self.max_grad_norm)
             p.grad_sample = None
         return factors
-
-    def add_clipped(self) -> None:
-        """Adds gradients that are sums of clipped ones already, as ghost clipping leaves them in `grad`."""
-        for p in self.params:
-            if p.grad is not None:
-                self._add(p, p.grad)
-                p.grad = None
-
-    @staticmethod
-    def _add(p: Any, gradient: Tensor) -> None:
-        p.summed_grad = gradient if p.summed_grad is None else p.summed_grad.add_(gradient)
 
     def finish(self) -> None:
         """Noise on the sums, the mean over the expected batch, one step. An empty batch is a step of noise alone."""
         for p in self.params:
             if p.summed_grad is None:
-                p.summed_grad = torch.zeros_like(p)
+                p.summed_grad = torch.zeros_like(p, dtype=torch.float64, device=clipping.where_float64(p.device))
         self.add_noise()
         for p in self.params:
             p.grad /= self.expected_batch_size
@@ -134,14 +125,11 @@ class ScaledOptimizer(DPOptimizer):
 
     def add_noise(self) -> None:
         """Noise of our own stream, scaled for this batch: Opacus's can be guessed (`auditor/training/noise.py`)."""
-        deviation = 0.0 if self.noise_multiplier == 0 else self.noise_scale * self.noise_multiplier * self.max_grad_norm
+        deviation = 0.0
+        if self.noise_multiplier:
+            deviation = self.noise_scale * self.noise_multiplier * self.max_grad_norm * (1 + clipping.ROUNDING)
         for p in self.params:
-            p.grad = add_noise(p.summed_grad, deviation, self.stream).view_as(p)
-
-
-def clip_factors(norms: Tensor, clips: Tensor) -> Tensor:
-    """min(1, clip / norm) of each example, as Opacus computes it."""
-    return (clips / (norms + 1e-6)).clamp(max=1.0)
+            p.grad = add_noise(p.summed_grad, deviation, self.stream).to(p).view_as(p)
 
 
 def fit_privately(
@@ -163,13 +151,15 @@ def fit_privately(
     shares: for each example the fraction of the clipping norm, in (0, 1], that its gradient is clipped to.
     noise_scale: maps the units of a batch to the factor on its noise. canaries: extra units, sampled like the examples
     and numbered after them; a canary that was not included (by its coin) contributes to no batch.
-    Raises AuditError for batches that are not Poisson, frozen models, and layers without per-sample gradients.
+    Raises AuditError for batches that are not Poisson or too large to be summed exactly, frozen models, and layers
+    without per-sample gradients.
     """
     _require_poisson(sampler, len(examples), canaries.count)
     parameters = trained_parameters(model)
     before = _digest(parameters)
     assumed = Assumed(recipe.noise_multiplier, recipe.clip, sampler.rate)
     watch = Watch(canaries, list(parameters.values()), len(examples), assumed)
+    clipping.check_clipping(list(parameters.values()), recipe.clip, sampler.size * sampler.rate)
     trained = PrivateModel(0, False, watch=watch)
     own = torch.ones(len(examples)) if shares is None else torch.tensor(shares)
     own = torch.cat([own, torch.ones(canaries.count)])
@@ -255,10 +245,15 @@ def _accumulate(
         losses = torch.zeros(0, device=device)
         if records:
             losses = record_losses(wrapped, *padded([examples[i] for i in records], pad, device))
-            losses.sum().backward(retain_graph=recipe.ghost)
+            losses.sum().backward()
         numbers = [i - len(examples) for i in canaries]
-        if recipe.ghost:
-            _add_ghosts(wrapped, optimizer, losses, recipe.clip * own, watch, numbers)
+        if isinstance(wrapped, OneByOne):
+            for i in range(len(records)):
+                wrapped.compute(i)
+                _add_samples(optimizer, 1, own[i : i + 1], watch, [])
+            for i, number in enumerate(numbers, len(records)):
+                _add_samples(optimizer, 0, own[i : i + 1], watch, [number])
+            wrapped.forget()
         else:
             _add_samples(optimizer, len(losses), own, watch, numbers)
         total += float(losses.detach().sum())
@@ -273,23 +268,6 @@ def _add_samples(
     watch.extend_samples(canaries)
     seen = watch.know_samples(records)
     watch.know(optimizer.clip_and_add(shares)[:records].double().cpu() @ seen)
-
-
-def _add_ghosts(
-    wrapped: Any, optimizer: ScaledOptimizer, losses: Tensor, clips: Tensor, watch: Watch, canaries: Sequence[int]
-) -> None:
-    """The same by a second backward pass, of losses that are weighted by their gradients' norms: of the first one."""
-    norms = wrapped.get_norm_sample() if len(losses) else losses.detach()
-    factors = clip_factors(torch.cat([norms, norms.new_full((len(canaries),), watch.norm)]), clips)
-    optimizer.original_optimizer.zero_grad(set_to_none=True)
-    wrapped.disable_hooks()
-    if len(losses):
-        (factors[: len(losses)] * losses).sum().backward()
-    watch.know(watch.at_coordinates())
-    if canaries:
-        (factors[len(losses) :] * watch.losses(canaries)).sum().backward()
-    wrapped.enable_hooks()
-    optimizer.add_clipped()
 
 
 def padded(batch: Sequence[Tokens], pad: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
@@ -326,32 +304,12 @@ def _conv1d_samples(layer: Conv1D, activations: list[Tensor], backprops: Tensor)
     return samples
 
 
-@register_norm_sampler(Conv1D)
-def _conv1d_norms(layer: Conv1D, activations: list[Tensor], backprops: Tensor) -> dict[nn.Parameter, Tensor]:
-    """(n,) norms without the gradients: <sum_t a_t g_t', itself> = sum_{s,t} (a_s . a_t)(g_s . g_t)."""
-    inputs = activations[0].to(backprops.dtype)
-    norms: dict[nn.Parameter, Tensor] = {}
-    if layer.weight.requires_grad:
-        products = torch.bmm(inputs, inputs.mT) * torch.bmm(backprops, backprops.mT)
-        norms[layer.weight] = products.sum((1, 2)).clamp(min=0).sqrt()
-    if layer.bias.requires_grad:
-        norms[layer.bias] = backprops.sum(1).norm(dim=1)
-    return norms
-
-
 @register_grad_sampler(nn.Embedding)
 def _embedding_samples(layer: nn.Embedding, activations: list[Tensor], backprops: Tensor) -> dict[nn.Parameter, Tensor]:
     """Opacus's, of what reaches the rows: torch gives that of `padding_idx` (often end of text) no gradient."""
     reaching = _reaching_rows(layer, activations[0], backprops)
     samples: dict[nn.Parameter, Tensor] = compute_embedding_grad_sample(layer, activations, reaching)
     return samples
-
-
-@register_norm_sampler(nn.Embedding)
-def _embedding_norms(layer: nn.Embedding, activations: list[Tensor], backprops: Tensor) -> dict[nn.Parameter, Tensor]:
-    reaching = _reaching_rows(layer, activations[0], backprops)
-    norms: dict[nn.Parameter, Tensor] = compute_embedding_norm_sample(layer, activations, reaching)
-    return norms
 
 
 def _reaching_rows(layer: nn.Embedding, ids: Tensor, backprops: Tensor) -> Tensor:
@@ -367,7 +325,6 @@ def _know_embeddings(model: nn.Module) -> None:
     for kind in {type(module) for module in model.modules() if isinstance(module, nn.Embedding)}:
         if kind not in GradSampleModule.GRAD_SAMPLERS:
             register_grad_sampler(kind)(_embedding_samples)
-            register_norm_sampler(kind)(_embedding_norms)
 
 
 @contextmanager
@@ -377,7 +334,6 @@ def _private(model: Any, recipe: Recipe, examples: Sequence[Tokens], pad: int) -
     Dropout is switched off: the noise regularises enough, and a gradient is then a function of its record.
     """
     _no_dropout(model)
-    check_ties(model, recipe.ghost)
     pairs = pairs_to_check(examples)
     check_buffers(model.train(), pairs, pad)
     with warnings.catch_warnings():
@@ -391,10 +347,43 @@ def _private(model: Any, recipe: Recipe, examples: Sequence[Tokens], pad: int) -
             wrapped.cleanup()
 
 
+class OneByOne(GradSampleModule):
+    """Keeps what each layer read and what came back, of which it computes the gradient of one record at a time."""
+
+    def __init__(self, model: Any, **more: Any) -> None:
+        super().__init__(model, **more)
+        self._kept: list[tuple[nn.Module, list[Tensor], Tensor]] = []
+
+    def capture_backprops_hook(
+        self, module: Any, _forward_input: Any, forward_output: Any, loss_reduction: str, batch_first: bool
+    ) -> None:
+        if not self.hooks_enabled:
+            return
+        back = forward_output[0].detach()
+        how: dict[str, Any] = {"loss_reduction": loss_reduction, "batch_first": batch_first}
+        self._kept.append((module, *self.rearrange_grad_samples(module=module, backprops=back, **how)))
+        if not module.activations:
+            del module.max_batch_len
+
+    def compute(self, i: int) -> None:
+        """Leaves the gradient of record i in `grad_sample` of the parameters, (1, ...) each; of its uses the sum."""
+        for p in self.parameters():
+            p.grad_sample = None
+        for module, activations, backprops in self._kept:
+            rule = self.GRAD_SAMPLERS.get(type(module), ft_compute_per_sample_gradient)
+            own = [part[i : i + 1] for part in activations]
+            for p, gradient in rule(module, own, backprops[i : i + 1]).items():
+                p.grad_sample = gradient if p.grad_sample is None else p.grad_sample + gradient
+
+    def forget(self) -> None:
+        """What was kept of the last backward pass."""
+        self._kept.clear()
+
+
 def wrap(model: Any, ghost: bool) -> Any:
-    """Opacus's module around the model: sums of losses, per-sample gradients or their norms. Raises AuditError."""
+    """Opacus's module around the model: sums of losses, per-sample gradients. Raises AuditError."""
     _know_embeddings(model)
-    kind: Any = GradSampleModuleFastGradientClipping if ghost else GradSampleModule
+    kind: Any = OneByOne if ghost else GradSampleModule
     try:  # not strict: it would refuse every layer with a buffer, constants too; see `check_buffers`
         return kind(model.train(), loss_reduction="sum", strict=False)
     except NotImplementedError as error:
@@ -444,24 +433,8 @@ def check_buffers(model: nn.Module, pairs: Sequence[Sequence[Tokens]], pad: int)
         before = now
 
 
-def check_ties(model: nn.Module, ghost: bool) -> None:
-    """Refuses ghost clipping of tied parameters, by name."""
-    if not ghost:
-        return
-    names: dict[int, list[str]] = {}
-    for name, p in model.named_parameters(remove_duplicate=False):
-        if p.requires_grad:
-            names.setdefault(id(p), []).append(name)
-    for tied in names.values():
-        if len(tied) > 1:
-            raise AuditError(
-                f"ghost clipping cannot handle tied parameters ({' is '.join(tied)}): give -D ghost=false, or train a "
-                "LoRA adapter (--lora), which leaves them as they are"
-            )
-
-
 def check_gradients(wrapped: Any, examples: Sequence[Tokens], pad: int) -> None:
-    """Holds Opacus's per-sample gradients (ghost clipping: their norms) against backward passes of one example each.
+    """Holds Opacus's per-sample gradients against backward passes of one example each.
 
     Single ones go first, lest the others leave a trace. Raises AuditError with the layer that is wrong.
     """
@@ -475,13 +448,14 @@ def check_gradients(wrapped: Any, examples: Sequence[Tokens], pad: int) -> None:
         single.append({name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in named.items()})
         model.zero_grad(set_to_none=True)
     wrapped.enable_hooks()
-    found: dict[str, Tensor] = {}
+    found: list[dict[str, Tensor]] = []
     try:
         record_losses(wrapped, *padded(examples, pad, device)).sum().backward()
-        if isinstance(wrapped, GradSampleModuleFastGradientClipping):
-            found = {name: p._norm_sample for name, p in named.items()}
-        else:
-            found = {name: p.grad_sample.flatten(1) for name, p in named.items()}
+        for i in range(len(examples)):
+            if isinstance(wrapped, OneByOne):
+                wrapped.compute(i)
+            row = 0 if isinstance(wrapped, OneByOne) else i
+            found.append({name: p.grad_sample[row] for name, p in named.items()})
     except (RuntimeError, ValueError, NotImplementedError, AttributeError, TypeError) as error:
         raise _cannot(model, f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}") from error
     finally:
@@ -489,8 +463,7 @@ def check_gradients(wrapped: Any, examples: Sequence[Tokens], pad: int) -> None:
     for i, gradients in enumerate(single):
         whole = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
         for name, gradient in gradients.items():
-            own = gradient.norm() if found[name].dim() == 1 else gradient.flatten()
-            if not float((found[name][i] - own).norm()) <= 1e-2 * float(own.norm()) + 1e-4 * float(whole):
+            if not float((found[i][name] - gradient).norm()) <= 1e-2 * float(gradient.norm()) + 1e-4 * float(whole):
                 layer, _, _ = name.rpartition(".")
                 kind = type(model.get_submodule(layer)).__name__
                 beside = f"beside a record of {max(map(len, examples))} tokens"
@@ -501,8 +474,8 @@ def _forget(wrapped: Any) -> None:
     wrapped._module.zero_grad(set_to_none=True)
     for p in wrapped._module.parameters():
         p.grad_sample = None
-        if hasattr(p, "_norm_sample"):
-            del p._norm_sample
+    if isinstance(wrapped, OneByOne):
+        wrapped.forget()
 
 
 def _cannot(model: nn.Module, why: str) -> AuditError:

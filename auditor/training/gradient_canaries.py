@@ -122,11 +122,6 @@ class Watch:
             samples = getattr(own, "grad_sample", None)
             own.grad_sample = rows if samples is None else torch.cat([samples, rows])
 
-    def losses(self, canaries: Sequence[int]) -> Tensor:
-        """(canaries,) linear in the parameters: their gradients are the canaries'."""
-        values = [self.parameters[self._owner[c]].view(-1)[self._offset[c]] for c in canaries]
-        return self.norm * torch.stack(values)
-
     # --- what is read ---
 
     def know_samples(self, records: int) -> Tensor:

@@ -22,6 +22,8 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor
 
+from auditor.training.clipping import where_float64
+
 _PIECE = {"cpu": 1 << 16, "cuda": 1 << 22}  # values at once (even): they stay in the cache, or fill the device
 _GRID = 2.0**-16  # spacing, of the power of two below the deviation: float32 holds 256 deviations of it exactly
 
@@ -53,7 +55,7 @@ def add_noise(total: Tensor, deviation: float, stream: NoiseStream) -> Tensor:
     """
     if deviation == 0:
         return total.clone()
-    where = total.device if total.device.type in _PIECE else torch.device("cpu")  # others have no float64
+    where = where_float64(total.device)
     grid, pieces = spacing(deviation), []
     for piece in total.reshape(-1).split(_PIECE[where.type]):
         noisy = piece.to(where).double() + stream.normal(len(piece), where).mul_(deviation)

@@ -64,7 +64,7 @@ class PoissonTraining(Defense, Trainer):
 
     batch: the expected one. physical_batch: sequences at once. unit: what is drawn; a `user`'s records make one
     sequence. units: how many there are, as far as the public may know: the sampling rate follows from it (0: as many as
-    the data have). ghost: clip without per-sample gradients in memory. model: a folder that was trained so, for
+    the data have). ghost: one record's gradient at a time in memory. model: a folder that was trained so, for
     `audit run` outside the lab. gradient_canaries: so many units are planted, each in the data or out by a coin, by
     which `gradient-audit` holds the training to its claim: a model to audit, not to ship.
     """

@@ -51,6 +51,7 @@ from auditor.plugins.probe import DELTA
 from auditor.plugins.view import WORST, View
 from auditor.runs.lead import led
 from auditor.training import dp_loop
+from auditor.training.clipping import add_clipped
 from auditor.training.dp_loop import PoissonSampler, PrivateModel, ScaledOptimizer
 from auditor.training.noise import NoiseStream, add_noise
 
@@ -101,7 +102,7 @@ class Fault:
 def noise_off() -> AbstractContextManager[Any]:
     def add(optimizer: Any) -> None:
         for p in optimizer.params:
-            p.grad = p.summed_grad.clone()
+            p.grad = p.summed_grad.to(p)
 
     return patch.object(ScaledOptimizer, "add_noise", add)
 
@@ -113,7 +114,7 @@ def noise_before_clipping() -> Iterator[None]:
     def add(optimizer: Any) -> None:
         deviation = optimizer.noise_multiplier * optimizer.max_grad_norm
         for p in optimizer.params:
-            p.grad = add_noise(p.summed_grad, deviation, optimizer.stream).view_as(p)
+            p.grad = add_noise(p.summed_grad, deviation, optimizer.stream).to(p)
         norm = torch.stack([p.grad.norm() for p in optimizer.params]).norm() / optimizer.expected_batch_size
         for p in optimizer.params:
             p.grad *= (optimizer.max_grad_norm / norm).clamp(max=1.0)
@@ -137,7 +138,8 @@ def batch_clipped() -> AbstractContextManager[Any]:
 
 def _add_weighted(optimizer: Any, factors: Tensor) -> Tensor:
     for p in optimizer.params:
-        optimizer._add(p, torch.einsum("i,i...", factors, optimizer._get_flat_grad_sample(p)))
+        sample = optimizer._get_flat_grad_sample(p)
+        p.summed_grad = add_clipped(p.summed_grad, sample, factors.double(), math.inf)
         p.grad_sample = None
     return factors
 

@@ -86,7 +86,7 @@ def test_a_training_without_its_noise_contradicts_its_claim(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(
-            ScaledOptimizer, "add_noise", lambda self: [setattr(p, "grad", p.summed_grad) for p in self.params]
+            ScaledOptimizer, "add_noise", lambda self: [setattr(p, "grad", p.summed_grad.to(p)) for p in self.params]
         )
         folder = trained(world, "silent")
     more = ["--model", str(world / "base"), "--defense", "dp-sgd", "-D", f"model={folder}"]

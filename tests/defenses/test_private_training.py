@@ -306,7 +306,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"options": {"sampling": "shuffled"}},
         "expected sampling=poisson, got shuffled",
     ),
-    "ghost and tied": ({"model": "gpt2", "options": {"ghost": "true"}}, "ghost clipping cannot handle tied parameters"),
     "half precision": (
         {"loading": LoadingOptions(dtype="bfloat16")},
         "expected --dtype float32: noise rounded to torch.bfloat16",

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import settings as example_settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
+from scipy.special import logsumexp
 from scipy.stats import norm
 
 from auditor.core.errors import AuditError
@@ -60,6 +61,34 @@ def test_more_noise_and_fewer_steps_cost_less(sigma: float, q: float, steps: int
 def test_the_noise_solved_for_spends_the_epsilon_and_no_more(epsilon: float, q: float, steps: int) -> None:
     sigma = noise_for(epsilon, 1e-5, q, steps)
     assert 0.999 * epsilon <= pld_epsilon(sigma, q, steps, 1e-5) <= epsilon
+
+
+def renyi_epsilon(sigma: float, q: float, steps: int, delta: float) -> float:
+    """An upper bound without the library: whole orders (Mironov, Talwar and Zhang 2019, Eq. 3; Balle et al. 2020)."""
+
+    def at(order: int) -> float:
+        parts = [
+            math.log(math.comb(order, k))
+            + (k * math.log(q) if k else 0.0)
+            + ((order - k) * math.log1p(-q) if k < order else 0.0)
+            + k * (k - 1) / (2 * sigma**2)
+            for k in range(order + 1)
+        ]
+        divergence = float(logsumexp(parts)) / (order - 1)
+        return steps * divergence + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
+
+    return min(map(at, range(2, 200)))
+
+
+@pytest.mark.parametrize(("delta", "q", "steps"), [(1e-14, 0.01, 1000), (1e-15, 0.1, 100)])
+def test_the_noise_solved_for_is_enough_at_a_tiny_delta(delta: float, q: float, steps: int) -> None:
+    """What PLD cuts off is no longer small beside delta: its epsilon is 9.45, or infinite, where RDP proves 8."""
+    sigma = noise_for(8.0, delta, q, steps)
+    epsilon, accountant = reported_epsilon(sigma, q, steps, delta)
+    assert 7.99 <= epsilon <= 8 and accountant == "dp-accounting RDP"
+    assert epsilon == rdp_epsilon(sigma, q, steps, delta)
+    assert epsilon <= renyi_epsilon(sigma, q, steps, delta) < 8.3
+    assert renyi_epsilon(1.03 * sigma, q, steps, delta) <= 8
 
 
 def test_hardly_any_noise_is_accounted_by_renyi_and_says_so() -> None:

@@ -129,3 +129,10 @@ def test_the_table(result: AuditResult) -> None:
 def test_no_report_calls_a_model_private(result: AuditResult) -> None:
     for epsilon in (1.0, 4.0, 8.0, None):
         assert "private" not in said(run(result, epsilon, row(audit()))).lower()
+
+
+def test_a_transcript_is_no_private_release(result: AuditResult) -> None:
+    """Said where claims about drawn tokens stand; weights were drawn by secret randomness."""
+    said = "What this audit drew is no private release: it follows from --seed"
+    assert said in html.render(result)
+    assert said not in html.render(run(replace(result, targets=()), 1.0))

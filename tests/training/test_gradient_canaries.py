@@ -15,6 +15,7 @@ from torch import Tensor
 
 from auditor.core.errors import AuditError
 from auditor.plugins.trainer import Checkpoint
+from auditor.training.clipping import add_clipped
 from auditor.training.dp_loop import PoissonSampler, PrivateModel, Recipe, ScaledOptimizer, fit_privately
 from auditor.training.finetune import trained_parameters
 from auditor.training.gradient_canaries import LENGTH, Assumed, Planted, Watch, log_likelihood_ratio
@@ -151,9 +152,9 @@ class MeanClipped(ScaledOptimizer):
 
     def clip_and_add(self, shares: Tensor) -> Tensor:
         mean = torch.stack([sample.mean(0).norm() for sample in self.grad_samples]).norm()
-        factors = (self.max_grad_norm / mean).clamp(max=1.0).expand(len(shares))
+        factors = (self.max_grad_norm / mean).clamp(max=1.0).double().expand(len(shares))
         for p in self.params:
-            self._add(p, torch.einsum("i,i...", factors, self._get_flat_grad_sample(p)))
+            p.summed_grad = add_clipped(p.summed_grad, self._get_flat_grad_sample(p), factors, math.inf)
             p.grad_sample = None
         return factors
 
@@ -170,7 +171,7 @@ def test_noise_that_is_off_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     how, there = recipe(noise_multiplier=20.0), taken().sum(0) > 0
     honest = fit(how).watch
     monkeypatch.setattr(
-        ScaledOptimizer, "add_noise", lambda self: [setattr(p, "grad", p.summed_grad) for p in self.params]
+        ScaledOptimizer, "add_noise", lambda self: [setattr(p, "grad", p.summed_grad.to(p)) for p in self.params]
     )
     silent = fit(how).watch
     assert silent.scores[there].min() > silent.scores[~there].max()
