@@ -20,10 +20,11 @@ from auditor.statistics.metrics import CONTROLS, auc_of, rate_of, score_of
 _SHOWN = 60  # steps of a curve in its table
 _NOTE = (
     "AUC is the probability that a member is ranked above a non-member; ties count half, 0.5 is chance. A rate is the "
-    "largest share of members found while at most so many of the non-members are taken for members: nothing is "
-    "interpolated, and who ties with the first non-member that has to stay out is not found. Thresholds are chosen on "
-    "these very records, and anew in every resample behind the intervals; behind each rate stands how many non-members "
-    "really passed, and how many of others may. The first line is the main score, named beforehand and not for how it "
+    "share of members above a threshold that other non-members exceed so often in expectation, the k-th highest of n "
+    "non-members where k is (n + 1) times the rate, rounded down; who ties with it is not found. Its interval is of "
+    "the share above the threshold that exactly so many of all non-members exceed, for any two distributions: too few "
+    "non-members bound it from above alone. Behind each rate stands how many non-members passed, and how many of "
+    "others may. The first line is the main score, named beforehand and not for how it "
     "came out; the highest of the others is the best of many. The blind baseline and the reference have not seen the "
     "model: where they tell members from non-members, these differ in kind, and no number here means what it says. "
     "Stacked and blind scores are cross-fitted: no label of a record, or of its near duplicates, is used "

@@ -37,10 +37,11 @@ MAY_IMPORT = {
     "studies": f"{LEFT} {RIGHT} engines {SIDE} runs utility",
     "api": f"{LEFT} {RIGHT} {SIDE} runs utility studies",
     "integrations": f"{LEFT} {RIGHT} {SIDE} runs api",
+    "testing": "core statistics",
     "commands": f"{LEFT} {RIGHT} {SIDE} runs utility studies",
     "cli": "core commands",
 }
-WITHOUT_TORCH = ("core", "statistics", "records", "gate", "reports")
+WITHOUT_TORCH = ("core", "statistics", "testing", "records", "gate", "reports")
 SCRIPTS = {"faults", "speed", "trust", "gates"}  # of benchmarks: they measure us, and are not installed
 
 

@@ -233,7 +233,8 @@ def _case(finding: Finding, rule: Rule, own: Mapping[CellKey, PerSecret], baseli
     if isinstance(measured, Measurement) and rule.metric in BOUNDS.values() and not rule.against_baseline:
         return _Case(finding.key, rule, _lower_bound(finding, rule.metric))
     if isinstance(measured, Measurement):
-        seen = _paired(finding, rule, measured, own, baseline) if rule.against_baseline else _alone(rule, measured)
+        alone = partial(_alone, rule, measured, own.get(finding.key))
+        seen = _paired(finding, rule, measured, own, baseline) if rule.against_baseline else alone()
         if measured.unit in SHARES:
             check_share(rule)
         return _Case(finding.key, rule, seen)
@@ -272,8 +273,9 @@ def _lower_bound(finding: Finding, metric: str) -> _LowerBound | str:
     return f"this row does not say what its {metric} is made of"
 
 
-def _alone(rule: Rule, measured: Measurement) -> _Number:
-    seen = evidence(measured)
+def _alone(rule: Rule, measured: Measurement, kept: PerSecret | None) -> _Number:
+    """A rate of false positives is bounded anew at each level: its threshold takes more non-members at a lower one."""
+    seen = outcomes.found_at_rate(rule.metric, kept) or evidence(measured)
     other = "" if seen.value == measured.value else f" (the other way {seen.value:.4g})"
     return _Number(seen, f"{rule.name} {measured.value:.4g}{other}")
 

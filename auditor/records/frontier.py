@@ -23,6 +23,7 @@ from auditor.statistics import frontier
 from auditor.statistics.bounds import LEVEL, Evidence
 from auditor.statistics.frontier import Leak
 from auditor.statistics.metrics import LEAKS, Metric, find
+from auditor.statistics.roc import bounding
 
 MARGIN = 0.1  # of perplexity
 Runs = Mapping[int, tuple[AuditResult, RunFolder]]  # one point of a grid, by seed
@@ -225,9 +226,12 @@ def _leaks(models: Sequence[Subject], metric: Metric, row: Row, seeds: Sequence[
         return []
     if not metric.scores:
         return frontier.means(np.array([np.mean([values(h, own) for h in held], axis=0) for held in rows]))
-    if len(others) * metric.rate < 1:
-        return []
-    return frontier.rates([[(values(h, own), values(h, others)) for h in held] for held in rows], metric.rate)
+    scores = [[(values(h, own), values(h, others)) for h in held] for held in rows]
+    if not metric.rate:
+        return frontier.aucs(scores) if len(others) > 1 else []
+    if len(others) < bounding(metric.rate, LEVEL / 2):
+        return []  # they bound the rate of no model from below, so they show none to leak more than another
+    return frontier.rates(scores, metric.rate)
 
 
 def _common(rows: Sequence[PerSecret], member: bool) -> list[str]:

@@ -104,7 +104,18 @@ def _told_apart(about: metrics.Metric, new: PerSecret, base: PerSecret) -> Evide
         return f"{about.name} is by a score that is not a number for some secret"
     if not about.rate:
         return roc.auc_difference((mine, others), (theirs, their_others))
-    return roc.rate_difference((mine, others), (theirs, their_others), about.rate)
+    return roc.RateDifference((mine, others), (theirs, their_others), about.rate)
+
+
+def found_at_rate(metric: str, row: PerSecret | None) -> Evidence | None:
+    """Members found at a rate of false positives, with bounds at any level; None for what is no such number of it."""
+    about = find(metric)
+    if not about.rate or row is None or about.scores not in row.values:
+        return None
+    own, others = (row.chosen(members, None)[about.scores] for members in (True, False))
+    if len(others) < roc.needed(about.rate) or np.isnan(row.values[about.scores]).any() or not len(own):
+        return None
+    return roc.FoundRate(own, others, about.rate)
 
 
 def difference(metric: str, count: int | None, new: PerSecret, base: PerSecret) -> Evidence | str:

@@ -101,6 +101,31 @@ def rates(scores: Sequence[Sequence[Scores]], rate: float) -> list[Leak]:
     return [Leak(values, row) for values, row in zip(draws, parts, strict=True)]
 
 
+def aucs(scores: Sequence[Sequence[Scores]]) -> list[Leak]:
+    """By point, how well members are told from non-members, likewise: the mean over seeds.
+
+    Each seed is read in the direction in which its AUC is above 1/2, in every resample the same: at chance an AUC that
+    chose anew would never come out below.
+    """
+    sizes = [len(side) for side in scores[0][0]]
+    at_once = max(1, _COUNTS // max(sizes))
+    streams = ("frontier members", "frontier non-members")
+    made = (bootstrap.blocks(n, name, RESAMPLES, at_once) for n, name in zip(sizes, streams, strict=True))
+    above = [[_above(*own) for own in point] for point in scores]
+    pieces = [
+        [np.mean([((members @ own) * nonmembers).sum(1) / own.size for own in point], axis=0) for point in above]
+        for members, nonmembers in zip(*made, strict=True)
+    ]
+    parts = [np.mean([own.mean(1) for own in point], axis=0) for point in above]
+    return [Leak(values, row) for values, row in zip(np.concatenate(pieces, axis=1), parts, strict=True)]
+
+
+def _above(own: Floats, others: Floats) -> Floats:
+    """(members, non-members): 1 where the member is ahead, and half where neither is."""
+    found: Floats = (own[:, None] > others) + 0.5 * (own[:, None] == others)
+    return found if found.mean() >= 0.5 else 1 - found
+
+
 def _found(own: Floats, others: Floats, rate: float) -> NDArray[np.bool_]:
     """(members,): who is found, in the direction in which more are."""
     upwards, downwards = (side * own > rate_at(side * own, side * others, rate).threshold for side in (1, -1))

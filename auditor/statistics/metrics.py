@@ -394,6 +394,7 @@ LEAKS = (
     "extraction_probability",
     "exposure",
     rate_of("", max(FALSE_POSITIVES)),
+    auc_of(""),
     "near_verbatim_probability",
     "recall",
 )

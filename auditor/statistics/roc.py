@@ -1,31 +1,31 @@
 """How well scores tell members from non-members: AUC and true-positive rates at a false-positive rate, with intervals.
 
 Higher scores are surer. `own`: (members,) scores, `others`: (non-members,). Ties never flatter: half a win in an AUC,
-and in a rate no member counts that is not above every non-member that has to stay out.
+and in a rate no member counts that is not above the threshold.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
-from scipy.stats import norm, rankdata
+from scipy.stats import binom, norm, rankdata
 
 from auditor.core.result import Measurement
-from auditor.core.streams import generator
 from auditor.statistics import bootstrap
-from auditor.statistics.bounds import Evidence, ResampledNumber, paired_shares
+from auditor.statistics.bounds import BinomialCount, paired_shares
 from auditor.statistics.intervals import clopper_pearson
 
 Floats = NDArray[np.float64]
 AUC = "AUC"  # its unit: a probability that is not written in percent
 LEAST = 4  # members, and non-members: of three and three even a perfect order comes by chance in 1 of 20
 _Z = float(norm.ppf((1 + bootstrap.CONFIDENCE) / 2))
+_SIDE = (1 - bootstrap.CONFIDENCE) / 2
 _ROUNDING = 1e-9
+_OF_THRESHOLD = 0.8  # of a level, for where the threshold is: that is what few non-members say least of
 
 
 # --- AUC --------------------------------------------------------------------------------------------------------------
@@ -103,10 +103,10 @@ def auc_difference(new: tuple[Floats, Floats], base: tuple[Floats, Floats]) -> A
 
 @dataclass(frozen=True)
 class Rate:
-    """The members found where at most a share `rate` of the non-members is taken for one.
+    """The members found at a threshold that a share `rate` of all non-members at most is above, in expectation.
 
-    A score counts where it is above `threshold`, the score of the surest non-member that has to stay out. tied: how
-    many members and non-members have that very score, of which none counts.
+    A score counts where it is above `threshold`, a score of a non-member. tied: how many members and non-members have
+    that very score, of which none counts.
     """
 
     rate: float
@@ -123,73 +123,140 @@ class Rate:
 
 
 def allowed(nonmembers: int, rate: float) -> int:
-    """How many non-members may be taken for members at this rate."""
-    return int(nonmembers * rate + _ROUNDING)
+    """How many of these non-members may be above the threshold; -1: none of their scores will do for one.
+
+    The k-th highest of n exchangeable scores is exceeded by another one with probability k / (n + 1) at most, so that
+    k = floor((n + 1) rate), and k - 1 are above it (conformal prediction: Vovk et al. 2005). With the next lower score,
+    where k of n are above it, the rate of others is (k + 1) / (n + 1): of 100 non-members twice the 1% it is read at.
+    """
+    return int((nonmembers + 1) * rate + _ROUNDING) - 1
 
 
 def needed(rate: float) -> int:
-    """The fewest non-members of which one is no more than this rate."""
-    return math.ceil(1 / rate - _ROUNDING)
+    """The fewest non-members whose highest score is a threshold of this rate: 99 for 1%."""
+    return math.ceil(1 / rate - 1 - _ROUNDING)
 
 
 def rate_at(own: Floats, others: Floats, rate: float) -> Rate:
-    """The largest true-positive rate whose realised false-positive rate is at most `rate`: nothing is interpolated."""
-    threshold = float(np.sort(others)[::-1][allowed(len(others), rate)])
+    """The members above the threshold that these non-members set: none where they are too few to set one."""
+    may = allowed(len(others), rate)
+    threshold = float(np.sort(others)[::-1][may]) if may >= 0 else math.inf
     found, false = int((own > threshold).sum()), int((others > threshold).sum())
     tied = int((own == threshold).sum()), int((others == threshold).sum())
     return Rate(rate, threshold, found, len(own), false, len(others), tied)
 
 
 def rate_measured(name: str, own: Floats, others: Floats, rate: float) -> Measurement | None:
-    """`rate_at` with its interval; None where there are too few non-members for one of them to be so rare.
-
-    Interval: bootstrap over members and non-members, the threshold chosen anew in every resample, as it was chosen
-    here; never inside Clopper-Pearson's of the members found. The note has what stands behind the number.
-    """
+    """`rate_at` with the interval of `FoundRate`; None where there are too few non-members for a threshold."""
     if len(others) < needed(rate):
         return None
-    found = rate_at(own, others, rate)
-    drawn = np.array([rate_at(*resample, rate).value for resample in _resamples(own, others)])
-    low, high = bootstrap.interval(drawn)
-    exact = clopper_pearson(found.found, found.members)
-    low, high = min(low, exact[0], found.value), max(high, exact[1], found.value)
-    return Measurement(name, found.value, low, high, len(own), "share", said(found))
+    seen, found = FoundRate(own, others, rate), rate_at(own, others, rate)
+    return Measurement(name, found.value, seen.low(_SIDE), seen.high(_SIDE), len(own), "share", said(found))
 
 
 def said(found: Rate) -> str:
-    """`8/300 above 0.93; of non-members 1/100, really at most 5.4%; tied at it: 2 members and 1 non-member`"""
+    """What stands behind a rate: counts, the threshold, how many non-members pass it, and how many of others may."""
     worst = clopper_pearson(found.false, found.nonmembers)[1]
     at = f"{found.found}/{found.members} above {found.threshold:.4g}"
     realised = f"of non-members {found.false}/{found.nonmembers}, which may be {worst:.1%} of others"
     members, others = found.tied
-    return f"{at}; {realised}; at the threshold itself, not counted: {members} members, {others} non-members"
+    few = ""
+    if found.nonmembers < (least := bounding(found.rate, _SIDE)):
+        few = f"; a lower end above 0 takes {least:,} non-members"
+    return f"{at}; {realised}; at the threshold itself, not counted: {members} members, {others} non-members{few}"
 
 
-def _resamples(own: Floats, others: Floats) -> Iterator[tuple[Floats, Floats]]:
-    """The same ones for every score and rate of the same records."""
-    noise = generator("bootstrap", "rates", len(own), len(others))
-    for _ in range(bootstrap.RESAMPLES):
-        yield own[noise.integers(len(own), size=len(own))], others[noise.integers(len(others), size=len(others))]
+@dataclass(frozen=True)
+class FoundRate:
+    """The share of all members above the threshold that exactly `rate` of all non-members exceed: a point of the ROC.
 
-
-def rate_difference(new: tuple[Floats, Floats], base: tuple[Floats, Floats], rate: float) -> Evidence:
-    """One rate minus another of the same members and non-members: paired bootstrap, both thresholds chosen anew.
-
-    Never inside the exact bounds of the same counts with both thresholds taken as given.
+    Of a score with ties, the lowest threshold that no more than `rate` exceed. Bounds are of members and non-members
+    together and hold for any two distributions: how many of n non-members are above the true threshold is binomial, so
+    that it lies between two of their scores (Clopper and Pearson 1934), but for most of the level; given these, the
+    members above them are binomial, for the rest. Fewer than `bounding` non-members may all be below it: the lower
+    bound is then 0, whoever is found.
     """
-    (own, others), (own_base, others_base) = new, base
-    limits = [rate_at(*side, rate).threshold for side in (new, base)]
-    floor = paired_shares(own > limits[0], own_base > limits[1])
-    noise, m, n = generator("bootstrap", "gate", len(own), len(others)), len(own), len(others)
-    drawn = np.empty(bootstrap.RESAMPLES)
-    for i in range(len(drawn)):
-        at, of = noise.integers(m, size=m), noise.integers(n, size=n)
-        drawn[i] = rate_at(own[at], others[of], rate).value - rate_at(own_base[at], others_base[of], rate).value
-    return ResampledNumber(floor.value, floor.n, drawn, floor)
+
+    own: Floats
+    others: Floats
+    rate: float
+
+    @property
+    def value(self) -> float:
+        return rate_at(self.own, self.others, self.rate).value
+
+    @property
+    def n(self) -> int:
+        return len(self.own)
+
+    def low(self, level: float) -> float:
+        above, wrong = _surely_above(self.own, self.others, self.rate, level * _OF_THRESHOLD)
+        return BinomialCount(int(above.sum()), self.n).low((level - wrong) / (1 - wrong))
+
+    def high(self, level: float) -> float:
+        above, wrong = _perhaps_above(self.own, self.others, self.rate, level * _OF_THRESHOLD)
+        return BinomialCount(int(above.sum()), self.n).high((level - wrong) / (1 - wrong))
+
+
+def bounding(rate: float, level: float) -> int:
+    """The fewest non-members that bound a rate from below at this level: 390 for 1% in a two-sided interval of 95%."""
+    return math.ceil(math.log(level * _OF_THRESHOLD) / math.log1p(-rate))
+
+
+def _surely_above(own: Floats, others: Floats, rate: float, share: float) -> tuple[NDArray[np.bool_], float]:
+    """(members,) above a threshold that is too low with probability at most `share`; and that probability.
+
+    Too low is the k-th highest score where fewer than k of n are at or above the true one.
+    """
+    n = len(others)
+    k = int(binom.ppf(share, n, rate))
+    above = own > np.sort(others)[n - k] if k else np.zeros(len(own), dtype=bool)
+    return above, float(binom.cdf(k - 1, n, rate))
+
+
+def _perhaps_above(own: Floats, others: Floats, rate: float, share: float) -> tuple[NDArray[np.bool_], float]:
+    """Likewise above one that is too high so seldom: the k-th highest score where k or more are above the true one."""
+    n = len(others)
+    k = int(binom.isf(share, n, rate)) + 1
+    above = own > np.sort(others)[n - k] if k <= n else np.ones(len(own), dtype=bool)
+    return above, float(binom.sf(k - 1, n, rate))
+
+
+@dataclass(frozen=True)
+class RateDifference:
+    """One `FoundRate` minus another of the same members and non-members: (members, non-members) of each, paired.
+
+    Either threshold is bounded at two fifths of the level, by the same non-members; then the shares of members above
+    the two are a paired difference. So few non-members as bound no rate from below show no difference either.
+    """
+
+    new: tuple[Floats, Floats]
+    base: tuple[Floats, Floats]
+    rate: float
+
+    @property
+    def value(self) -> float:
+        return rate_at(*self.new, self.rate).value - rate_at(*self.base, self.rate).value
+
+    @property
+    def n(self) -> int:
+        return len(self.new[0])
+
+    def low(self, level: float) -> float:
+        return self._low(self.new, self.base, level)
+
+    def high(self, level: float) -> float:
+        return -self._low(self.base, self.new, level)
+
+    def _low(self, one: tuple[Floats, Floats], other: tuple[Floats, Floats], level: float) -> float:
+        share = level * _OF_THRESHOLD / 2
+        surely, wrong = _surely_above(*one, self.rate, share)
+        perhaps, wrong_too = _perhaps_above(*other, self.rate, share)
+        return paired_shares(surely, perhaps).low(level - wrong - wrong_too)
 
 
 def curve(own: Floats, others: Floats) -> list[tuple[float, float]]:
-    """(false-positive rate, the largest true-positive rate at it), rising, to (1, 1): what `rate_at` reads."""
+    """(false-positive rate, the largest true-positive rate at it) of these very records, rising, to (1, 1)."""
     limits = np.unique(others)[::-1]
     false, found = (1 - np.searchsorted(np.sort(side), limits, side="right") / len(side) for side in (others, own))
     return [*zip(false.tolist(), found.tolist(), strict=True), (1.0, 1.0)]

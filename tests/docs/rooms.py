@@ -29,6 +29,7 @@ FOR = {
     "studies": "many runs: grids, papers, ledgers",
     "api": "the Python API: an audit as a call, finished runs as tables",
     "integrations": "an audit inside a training loop",
+    "testing": "the functions behind a report's intervals, for whoever simulates them",
     "commands": "one file a command",
     "cli": "the app and its exit codes",
 }

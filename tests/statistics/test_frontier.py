@@ -15,7 +15,7 @@ from auditor.core.streams import generator
 from auditor.statistics import bootstrap, frontier, intervals
 from auditor.statistics.bounds import paired_means, paired_shares
 from auditor.statistics.frontier import Leak, convex_frontier, may_be_least
-from auditor.statistics.roc import rate_at
+from auditor.statistics.roc import auc, rate_at
 
 # --- the convex frontier ----------------------------------------------------------------------------------------------
 
@@ -111,6 +111,20 @@ def test_members_that_are_less_likely_than_others_are_found_too() -> None:
     assert as_it_is.value == turned.value == rate_at(own, others, 0.05).value
     assert as_it_is.draws == pytest.approx(turned.draws)
     assert filtered.value >= np.isinf(forbidden).mean() > rate_at(forbidden, others, 0.05).value
+
+
+def test_aucs_are_those_of_every_single_resample_in_one_direction() -> None:
+    """The slow twin: `roc.auc` on each resample, written out; below 1/2 it is read the other way."""
+    rng = np.random.default_rng(5)
+    own, others = rng.integers(0, 40, 30).astype(float), rng.integers(-20, 20, 50).astype(float)  # ties
+    first, turned = frontier.aucs([[(own, others)], [(-own, -others)]])
+    members = next(bootstrap.blocks(30, "frontier members", frontier.RESAMPLES))
+    nonmembers = next(bootstrap.blocks(50, "frontier non-members", frontier.RESAMPLES))
+    slow = [auc(np.repeat(own, a), np.repeat(others, b)) for a, b in zip(members[:100], nonmembers[:100], strict=True)]
+    assert first.draws[:100] == pytest.approx(slow) and first.value == pytest.approx(auc(own, others))
+    assert turned.draws == pytest.approx(first.draws) and turned.value == pytest.approx(first.value)
+    chance = frontier.aucs([[(rng.normal(size=30), rng.normal(size=50))]])[0].measured("membership_auc", "AUC")
+    assert chance.low < 0.5 <= chance.value
 
 
 def test_rates_of_several_seeds_are_their_mean() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.stats import norm
+from scipy.stats import binom, cauchy, norm
 from sklearn.metrics import roc_auc_score
 
+from auditor.core.errors import AuditError
 from auditor.core.streams import generator
 from auditor.statistics import roc
-from auditor.statistics.intervals import clopper_pearson
+from auditor.testing import tpr_interval
 
 
 def scores(m: int, n: int, shift: float = 0.0, ties: bool = False, key: str = "roc") -> tuple[np.ndarray, np.ndarray]:
@@ -54,52 +55,93 @@ def test_a_perfect_auc_still_has_a_width_and_four_a_side_tell_it_from_chance() -
     assert roc.newcombe(1.0, roc.LEAST, roc.LEAST)[0] > 0.55
 
 
-def test_the_rate_is_the_largest_whose_realised_rate_is_within_and_never_interpolated() -> None:
-    """By trying every threshold there is."""
-    for ties in (False, True):
-        own, others = scores(50, 40, 1.0, ties)
-        for rate in (0.025, 0.05, 0.1, 0.3):
-            every = np.unique(np.concatenate([own, others, [np.inf]]))
-            within = [np.mean(own >= t) for t in every if np.mean(others >= t) <= rate + 1e-12]
-            found = roc.rate_at(own, others, rate)
-            assert found.value == max(within)
-            assert found.false / found.nonmembers <= rate
+def test_the_threshold_is_exceeded_by_new_non_members_as_seldom_as_it_says() -> None:
+    """In expectation over the non-members that set it: k of n above it make (k + 1) / (n + 1) of others."""
+    for n, rate in ((100, 0.01), (300, 0.01), (50, 0.1)):
+        above = np.sort(generator("conformal", n).random((4000, n)), axis=1)[:, ::-1]
+        realised = 1 - float(above[:, roc.allowed(n, rate)].mean())  # of uniform scores
+        assert realised == pytest.approx((roc.allowed(n, rate) + 1) / (n + 1), rel=0.06) and realised <= 1.06 * rate
+        found = roc.rate_at(np.array([2.0]), above[0], rate)
+        assert found.false == roc.allowed(n, rate) and found.threshold == above[0, roc.allowed(n, rate)]
 
 
-def test_ties_with_the_non_member_that_stays_out_do_not_count_and_are_told() -> None:
+def test_ties_with_the_threshold_do_not_count_and_are_told() -> None:
     own, others = np.array([5.0, 3.0, 3.0, 1.0]), np.array([4.0, 3.0, 3.0, *range(-97, 0)])
-    found = roc.rate_at(own, others, 0.02)  # two of a hundred may be taken: the second and third are equal
+    found = roc.rate_at(own, others, 0.02)  # the second of a hundred is the threshold, and the third is equal
     assert (found.threshold, found.found, found.false, found.tied) == (3.0, 1, 1, (2, 2))
     assert "1/4 above 3; of non-members 1/100" in roc.said(found)
-    assert "not counted: 2 members, 2 non-members" in roc.said(found)
+    assert "not counted: 2 members, 2 non-members; a lower end above 0 takes 194 non-members" in roc.said(found)
 
 
 def test_infinite_scores_that_tie_on_top_find_nobody() -> None:
     own, others = np.array([np.inf, np.inf, 1.0]), np.array([np.inf, np.inf, 0.0, 0.0])
     assert roc.rate_at(own, others, 0.25).value == 0.0
-    assert roc.rate_at(own, others, 0.5).value == 1.0
+    assert roc.rate_at(own, others, 0.4).value == 0.0 and roc.rate_at(own, others, 0.6).value == 1.0
 
 
-@pytest.mark.parametrize(("n", "rate", "measured"), [(99, 0.01, False), (100, 0.01, True), (999, 0.001, False)])
+@pytest.mark.parametrize(("n", "rate", "measured"), [(98, 0.01, False), (99, 0.01, True), (998, 0.001, False)])
 def test_too_few_non_members_give_no_rate(n: int, rate: float, measured: bool) -> None:
     own, others = scores(50, n, 1.0)
     found = roc.rate_measured("tpr", own, others, rate)
     assert (found is not None) == measured
-    assert roc.needed(0.01) == 100 and roc.needed(0.001) == 1000
-    assert roc.allowed(100, 0.01) == 1 and roc.allowed(1000, 0.001) == 1 and roc.allowed(199, 0.01) == 1
+    assert roc.needed(0.01) == 99 and roc.needed(0.001) == 999
+    assert [roc.allowed(n, 0.01) for n in (98, 99, 100, 198, 199)] == [-1, 0, 0, 0, 1]
+    if not measured:
+        assert roc.rate_at(own, others, rate).found == 0
 
 
-def test_the_interval_of_a_rate_pays_for_the_threshold() -> None:
-    """Wider than that of a threshold given beforehand, and it holds the truth as often as it says."""
-    truth, held = norm.sf(norm.isf(0.05), 1.5), 0
-    for i in range(60):
-        own, others = scores(200, 200, 1.5, key=f"rates {i}")
-        found = roc.rate_measured("tpr", own, others, 0.05)
-        assert found is not None
-        held += found.low <= truth <= found.high
-        given = clopper_pearson(round(found.value * 200), 200)
-        assert found.low <= given[0] and found.high >= given[1]
-    assert held >= 54
+def jump(rng: np.random.Generator, m: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """A tenth of the members above everybody, and the rest just below the top hundredth: the worst there is."""
+    return np.where(rng.random(m) < 0.1, 2.0, rng.uniform(0.98, 0.99, m)), rng.random(n)
+
+
+LAWS = {
+    "normal": (lambda rng, m, n: (rng.normal(1.5, 1, m), rng.normal(0, 1, n)), norm.sf(norm.isf(0.01) - 1.5)),
+    "Cauchy": (lambda rng, m, n: (rng.standard_cauchy(m) + 2, rng.standard_cauchy(n)), cauchy.sf(cauchy.isf(0.01) - 2)),
+    "one in a hundred leaks": (
+        lambda rng, m, n: (rng.normal(0, 1, m) + 50 * (rng.random(m) < 0.01), rng.normal(0, 1, n)),
+        0.01 + 0.99 * 0.01,
+    ),
+    "ties": (
+        lambda rng, m, n: (rng.choice(4, m, p=[0.5, 0.2, 0.2, 0.1]), rng.choice(4, n, p=[0.9, 0.08, 0.015, 0.005])),
+        0.1,  # above the third of four values, which 2% have or exceed
+    ),
+    "jump": (jump, 0.1),
+}
+
+
+@pytest.mark.parametrize(("m", "n"), [(100, 100), (300, 100), (500, 100), (200, 200), (1000, 1000)])
+@pytest.mark.parametrize("law", LAWS)
+def test_the_interval_of_a_rate_holds_the_point_of_the_roc(law: str, m: int, n: int) -> None:
+    """Each end misses in 2.5% at most, and so does a gate at the true value in 5%: whatever the scores are like."""
+    draw, truth = LAWS[law]
+    rng, audits = generator("rates", law, m, n), 300
+    most = binom.ppf(0.999, audits, [0.025, 0.05])
+    below = above = failed = 0
+    for _ in range(audits):
+        found = roc.FoundRate(*(side.astype(float) for side in draw(rng, m, n)), 0.01)
+        below, above = below + (found.high(0.025) < truth), above + (found.low(0.025) > truth)
+        failed += found.low(0.05) > truth
+        assert found.low(0.025) <= found.low(0.05) <= found.value <= found.high(0.05) <= found.high(0.025)
+    assert below <= most[0] and above <= most[0] and failed <= most[1]
+
+
+def test_a_worst_case_takes_most_of_the_level_and_many_records_tell() -> None:
+    """The bound gives nothing away for nothing: behind a jump it misses as often as the threshold may be wrong."""
+    rng, audits = generator("jump"), 600
+    missed = sum(roc.FoundRate(*jump(rng, 3000, 400), 0.01).low(0.05) > 0.1 for _ in range(audits))
+    assert 0.01 < missed / audits <= 0.05
+    found = roc.FoundRate(*scores(3000, 3000, 2.0), 0.01)
+    assert 0.2 < found.low(0.025) < 0.372 < found.high(0.025) < 0.5
+
+
+def test_few_non_members_bound_a_rate_from_above_alone() -> None:
+    assert (roc.bounding(0.01, 0.025), roc.bounding(0.01, 0.05), roc.bounding(0.001, 0.025)) == (390, 321, 3911)
+    for n in (389, 390):
+        own, others = np.full(500, 9.0), generator("few", n).random(n)
+        assert (roc.FoundRate(own, others, 0.01).low(0.025) > 0) == (n == 390)
+        measured = roc.rate_measured("tpr", own, others, 0.01)
+        assert measured is not None and ("takes 390 non-members" in measured.note) == (n == 389)
 
 
 def test_differences_of_two_runs_pair_members_and_non_members() -> None:
@@ -112,15 +154,43 @@ def test_differences_of_two_runs_pair_members_and_non_members() -> None:
     assert 0 < found.high(0.025) - found.low(0.025) < (alone.high - alone.low) / 2
     same = roc.auc_difference((own, others), (own, others))
     assert (same.value, same.low(0.05), same.high(0.05)) == (0, 0, 0)
-    rate = roc.rate_difference(near, (own, others), 0.05)
+    rate = roc.RateDifference(near, (own, others), 0.05)
     expected = roc.rate_at(*near, 0.05).value - roc.rate_at(own, others, 0.05).value
     assert rate.value == pytest.approx(expected) and rate.low(0.05) <= expected <= rate.high(0.05)
+    assert roc.RateDifference((own, others), near, 0.05).high(0.05) == -rate.low(0.05)
+
+
+@pytest.mark.parametrize(("m", "n"), [(300, 100), (200, 400)])
+def test_a_difference_of_rates_is_shown_as_seldom_as_it_says(m: int, n: int) -> None:
+    """Of two models that find as many: one a few for sure, the other ever more as more non-members pass."""
+    rng, audits, equal = generator("paired rates", m, n), 25, norm.sf(norm.isf(0.01) - 1.5)
+    shown = 0
+    for _ in range(audits):
+        steep = rng.normal(1.5, 1, m), rng.normal(0, 1, n)
+        sure = np.where(rng.random(m) < equal, 9.0, rng.normal(-9, 1, m)), rng.normal(0, 1, n)
+        found = roc.RateDifference(steep, sure, 0.01)
+        shown += found.low(0.025) > 0 or found.high(0.025) < 0
+    assert shown <= binom.ppf(0.999, audits, 0.05)
 
 
 def test_the_curve_is_the_staircase_that_rates_are_read_from() -> None:
     own, others = scores(30, 20, 1.0, ties=True)
     points = roc.curve(own, others)
     assert points[-1] == (1.0, 1.0) and points == sorted(points)
-    for rate in (0.0, 0.05, 0.1, 0.35, 0.6):
-        largest = max(y for x, y in points if x <= rate + 1e-9)
+    for rate in (0.05, 0.1, 0.35, 0.6):
+        largest = max(y for x, y in points if x <= roc.allowed(20, rate) / 20 + 1e-9)
         assert roc.rate_at(own, others, rate).value == pytest.approx(largest)
+
+
+def test_what_the_report_uses_is_there_for_whoever_simulates_it() -> None:
+    own, others = scores(300, 100, 1.0)
+    found = tpr_interval(own.tolist(), others, rate=0.01, seed=5)
+    assert found == roc.rate_measured("tpr_at_1pct_fpr", own, others, 0.01)
+    for bad, why in (
+        ((own, others[:98], 0.01), "at least 99 non-members for a rate of 0.01, got 98"),
+        ((own[:, None], others, 0.01), r"one score a record, got arrays of \(300, 1\)"),
+        ((own, np.full(100, np.nan), 0.01), "got NaN"),
+        ((own, others, 1.0), r"rate in \(0, 1\), got 1"),
+    ):
+        with pytest.raises(AuditError, match=why):
+            tpr_interval(*bad)
