@@ -17,7 +17,7 @@ from auditor import __version__
 from auditor.core.errors import AuditError
 from auditor.core.result import AuditResult
 from auditor.gate import dsse
-from auditor.gate.kept import DECISIONS, Kept, kept
+from auditor.gate.kept import Kept, kept
 from auditor.gate.rulings import Ruling, Verdict
 from auditor.records import saved
 from auditor.records.folder import PLAN
@@ -25,7 +25,6 @@ from auditor.records.folder import PLAN
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://pypi.org/project/audit-lm/leakage-audit/v1"
 ATTESTATION = "attestation.json"
-_LATER = (DECISIONS, ATTESTATION)  # what is added to a finished run
 _SIGNED = "the attestation is signed and fits the run"
 
 
@@ -77,7 +76,7 @@ def ruling(folder: Path, attestation: Path, key: Path) -> Ruling:
     wrong = next(_differences(folder, json.loads(payload)), "")
     if wrong:
         return _ruled("failed", f"{attestation} does not fit the run: {wrong}")
-    return _ruled("held", f"signed by the key {keyid[:16]}…, and every file of the run is as it was signed")
+    return _ruled("held", f"signed by the key {keyid[:16]}…, and every record of the run is as it was signed")
 
 
 def missing() -> Ruling:
@@ -118,8 +117,11 @@ def _subject(result: AuditResult) -> list[dict[str, Any]]:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """SHA-256 of what a run keeps, by name: its records, not what is rendered of them or decided later."""
-    paths = (path for path in sorted(folder.glob("*.json*")) if path.name not in _LATER and path.is_file())
+    """SHA-256 by name of the records that a gate reads: ids and numbers.
+
+    Of the journals (.jsonl) there is none: they hold private text, and a digest of a text confirms a guess of it.
+    """
+    paths = (path for path in sorted(folder.glob("*.json")) if path.name != ATTESTATION and path.is_file())
     try:
         return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
     except OSError as error:

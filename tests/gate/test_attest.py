@@ -93,6 +93,10 @@ def test_the_statement_names_model_data_plan_result_and_decision(world: Path) ->
     assert predicate["tool"]["version"] == result["tool_version"]
     assert predicate["decision"]["verdict"] == "held"
     assert predicate["plan"]["sha256"] == predicate["files"]["plan.json"]
+    assert {"outcomes.json", "weights.json"} < set(predicate["files"])
+    kept = [path for path in (world / "run").iterdir() if path.is_file()]
+    private = [path.name for path in kept if "the number of" in path.read_text(errors="replace")]
+    assert private != [] and not set(private) & set(predicate["files"])  # a digest would confirm a guess of a text
     text = json.dumps(said)
     assert "the number of" not in text and "7919" not in text
 
@@ -128,13 +132,13 @@ def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
         ("outcomes.json", "outcomes.json has changed since it was signed"),
         ("plan.json", "plan.json has changed since it was signed"),
         ("weights.json", "weights.json has changed since it was signed"),
-        ("guesses.jsonl", "guesses.jsonl is gone since it was signed"),
+        ("secrets.json", "secrets.json is gone since it was signed"),
         ("more.json", "more.json was added since it was signed"),
     ],
 )
 def test_a_record_that_was_changed_afterwards_fails(here: Path, capsys: Said, name: str, why: str) -> None:
     path = here / "run" / name
-    if name == "guesses.jsonl":
+    if name == "secrets.json":
         path.unlink()
     else:
         path.write_text(path.read_text() + "\n" if path.exists() else "{}")  # the same JSON, other bytes
