@@ -146,7 +146,7 @@ class AuditCallback(TrainerCallback):
         with api.prepared(self._model(), self.tokenizer, attacks=self.probes, **self.asked) as (plan, site, _):
             benchmark = site.benchmark
             self.secrets, self.canaries = benchmark.secrets, benchmark.canaries
-            self.lead = choose(plan.lead, site.model, framed=benchmark.framed)
+            self.lead = choose(plan.lead, site.model, framed=benchmark.framed, as_trained=benchmark.as_trained)
         training = preflight.read(self.trainer.train_dataset)
         looked = ("the training set makes its tokens as it is asked: nobody looked whether the records are in it",)
         sought = self.secrets

@@ -106,7 +106,7 @@ class Files(Benchmark):
         flag, name = self._given[members]
         if name is None:
             return
-        table = _read(flag, name)
+        table = read_table(flag, name)
         layout, repeats = _layout(table), _repeats(table)
         if layout not in _PLAIN:
             for said, times in zip(_conversations(table, layout), repeats, strict=True):
@@ -177,7 +177,7 @@ class _Part:
 
 def _source(flag: str, name: str, cut: _Cut, group_column: str | None = None) -> Source:
     """The rows of one file as records. Rows that cannot be cut are listed by reason."""
-    table = _read(flag, name, _COLUMNS if group_column is None else (*_COLUMNS, group_column))
+    table = read_table(flag, name, _COLUMNS if group_column is None else (*_COLUMNS, group_column))
     if not table.rows:
         raise AuditError(f"{table.where} is empty: expected at least one row")
     parts, how, texts = _parts(table, cut)
@@ -391,13 +391,13 @@ def read_texts(flag: str, name: str) -> list[str]:
 
     Raises AuditError for whatever a user can mend.
     """
-    table = _filled(_read(flag, name))
+    table = _filled(read_table(flag, name))
     return _joined(table, _plain_layout(table))
 
 
 def read_corpus(flag: str, name: str) -> Corpus:
     """Every row's text, with its `repeats` and its marks. Raises AuditError for whatever a user can mend."""
-    table = _filled(_read(flag, name))
+    table = _filled(read_table(flag, name))
     return Corpus(table.where, _joined(table, _plain_layout(table)), _repeats(table), _marks_of(table))
 
 
@@ -420,7 +420,7 @@ def training_texts(
     Also whose each is, where `unit_column` says so. Raises AuditError for whatever a user can mend.
     """
     given = tuple(column for column in (text_column, unit_column) if column is not None)
-    table = _filled(_read("--data", name, (*_COLUMNS, *given)))
+    table = _filled(read_table("--data", name, (*_COLUMNS, *given)))
     for column in given:
         if table.columns.count(column) != 1:
             times = table.columns.count(column)
@@ -582,7 +582,7 @@ def _kind(value: Any) -> str:
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
-def _read(flag: str, name: str, columns: Sequence[str] = _COLUMNS) -> _Table:
+def read_table(flag: str, name: str, columns: Sequence[str] = _COLUMNS) -> _Table:
     """A local file by its suffix, otherwise a Hugging Face data set; `columns`: all that will be asked for.
 
     Raises AuditError for what is neither.

@@ -78,7 +78,7 @@ class SubjectFlags:
     data: Annotated[
         str | None,
         typer.Option(
-            help="Training records: JSONL/CSV/Parquet, a Hugging Face data set, or a folder of LM-Extraction arrays."
+            help="Training records: JSONL/CSV/Parquet, a Hugging Face data set, token ids (input_ids, or .npy arrays)."
         ),
     ] = None
     known: Annotated[str | None, typer.Option(help="Records the attacker already knows (same formats).")] = None

@@ -23,6 +23,7 @@ class Benchmark:
 
     tokenizer: Any = None
     framed: bool = False  # whether its prefixes begin as training texts did: with what a chat template put there
+    as_trained: bool = False  # whether its token ids are a trainer's own: nothing else stood before them
     secrets: tuple[Secret, ...]  # members and non-members alike
     canaries: tuple[Secret, ...] = ()  # inserted ones, and, as non-members, controls that never were
     forgotten: frozenset[str] = frozenset()  # ids of secrets and canaries that a model was to forget

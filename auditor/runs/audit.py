@@ -184,7 +184,9 @@ def choose_lead(plan: Plan, site: Site, longest: int, folder: RunFolder, shelf: 
     told = site.benchmark
     key = [site.subject, plan.lead, plan.known_limit, longest]
     lead: Lead = shelf.get(
-        "lead", key, lambda: choose(plan.lead, site.model, told.known, longest, told.canaries, told.framed)
+        "lead",
+        key,
+        lambda: choose(plan.lead, site.model, told.known, longest, told.canaries, told.framed, told.as_trained),
     )
     if held is None:
         folder.save_lead(lead)

@@ -179,7 +179,11 @@ class _Asker:
         chosen: list[Lead] = []
 
         def choose(known: Sequence[Any]) -> None:
-            chosen.append(leads.choose(scene.plan.lead, scene.site.model, known, longest, told.canaries, told.framed))
+            chosen.append(
+                leads.choose(
+                    scene.plan.lead, scene.site.model, known, longest, told.canaries, told.framed, told.as_trained
+                )
+            )
 
         of = min(len(told.known), leads.PAIRS) if scene.plan.lead == AUTO else 0
         if of:

@@ -149,10 +149,12 @@ def choose(
     longest: int = 0,
     canaries: Sequence[Secret] = (),
     framed: bool = False,
+    as_trained: bool = False,
 ) -> Lead:
     """The lead that was asked for; for `auto`, the one behind which the known pairs are likeliest under the model.
 
     framed: whether the texts begin with what a template put there, so that the tokenizer's own choice is nothing more.
+    as_trained: whether they are a trainer's own token ids, so that there is nothing to choose.
     Where no pair is known, texts of the canaries' formats stand in, drawn anew; or the canaries of an audit, which went
     in or not: their coins are not looked at.
 
@@ -164,6 +166,8 @@ def choose(
     if asked != AUTO:
         tokens = named(asked, model)
         return Lead(tokens, f"lead {shown(tokens, model.tokenizer)}, as asked for (--lead {asked})")
+    if as_trained:
+        return Lead((), "lead nothing: the data hold the token ids of the training")
     if known or not canaries:
         return _likeliest(model, known, longest, "known pairs", framed)
     if any(secret.canary is not None and secret.canary.space is not None for secret in canaries):

@@ -10,6 +10,7 @@ from auditor.benchmarks import manifests
 from auditor.benchmarks.audit_canaries import AuditManifest
 from auditor.benchmarks.files import Files
 from auditor.benchmarks.lm_extraction import LMExtraction, is_lm_extraction
+from auditor.benchmarks.tokenised import Tokenised, is_tokenised
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret
 from auditor.core.plan import Plan
@@ -54,6 +55,14 @@ def _load_records(plan: Plan, data: str, model: LanguageModel) -> Benchmark:
         arrays = LMExtraction(data, vocab_size=model.vocab_size, prefix_length=prefix, suffix_length=suffix, **common)
         arrays.tokenizer = model.tokenizer
         benchmark: Benchmark = arrays
+    elif is_tokenised(data):
+        for name in ("knows", "windows", "group_column"):
+            if getattr(plan, name) is not None:
+                raise AuditError(f"--{name.replace('_', '-')} is about text, and {data!r} holds token ids")
+        benchmark = Tokenised(
+            data, vocab_size=model.vocab_size, prefix_length=prefix, suffix_length=suffix, forget=plan.forget, **common
+        )
+        benchmark.tokenizer = model.tokenizer
     else:
         benchmark = Files(
             data,

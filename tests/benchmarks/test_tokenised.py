@@ -1,0 +1,136 @@
+"""Prepared data are audited as they were trained on: the same ids, nothing rendered, and `generate` agrees."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow
+import pytest
+import torch
+from pyarrow import parquet
+
+from auditor.benchmarks.tokenised import Tokenised, is_tokenised
+from auditor.cli import call
+from auditor.core.errors import AuditError
+from tests.zoo.families import save
+
+ROW = {"input_ids": [1, 7, 8, 9, 5, 6, 2], "labels": [-100, -100, -100, 9, 5, -100, 2]}
+
+
+def written(rows: list[dict[str, Any]], folder: Path, form: str) -> str:
+    if form == "saved":
+        datasets.Dataset.from_list(rows).save_to_disk(str(folder / "saved"))
+        return str(folder / "saved")
+    path = folder / f"data.{form}"
+    if form == "jsonl":
+        path.write_text("\n".join(map(json.dumps, rows)))
+    elif form == "parquet":
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    else:
+        table = pyarrow.Table.from_pylist(rows)
+        with pyarrow.OSFile(str(path), "wb") as out, pyarrow.ipc.new_stream(out, table.schema) as stream:
+            stream.write_table(table)
+    return str(path)
+
+
+def cut(rows: list[dict[str, Any]], folder: Path, **given: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    found = Tokenised(written(rows, folder, "jsonl"), vocab_size=20, known_fraction=0, **given)
+    return [(secret.prefix, secret.suffix) for secret in found.secrets]
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "arrow", "saved"])
+def test_each_run_of_labelled_tokens_is_a_secret_behind_all_that_stood_before_it(form: str, tmp_path: Path) -> None:
+    name = written([ROW, {"input_ids": [1, 3, 4], "labels": [-100, 3, 4]}, ROW], tmp_path, form)
+    assert is_tokenised(name)
+    found = Tokenised(name, vocab_size=20, known_fraction=0)
+    assert [(s.id, s.prefix, s.suffix, s.repeats) for s in found.secrets] == [
+        ("row-000000-0000", (1, 7, 8), (9, 5), 2),
+        ("row-000000-0001", (1, 7, 8, 9, 5, 6), (2,), 2),
+        ("row-000001", (1,), (3, 4), 1),
+    ]
+    assert [ids for ids, _ in found.corpus(True)] == [(1, 7, 8, 9, 5, 6, 2), (1, 3, 4), (1, 7, 8, 9, 5, 6, 2)]
+
+
+def test_lengths_cut_next_to_where_learning_began(tmp_path: Path) -> None:
+    assert cut([ROW], tmp_path, prefix_length=2, suffix_length=1) == [((7, 8), (9,)), ((5, 6), (2,))]
+    whole = {"input_ids": [1, 2, 3, 4, 5], "labels": [1, 2, 3, 4, 5]}  # labelled from the first token on
+    assert cut([whole], tmp_path, prefix_length=2) == [((1, 2), (3, 4, 5))]
+
+
+PACKED = {"input_ids": [1, 7, 8, 1, 9, 5, 0], "labels": [-100, 7, 8, -100, 9, 5, -100]}
+MASK = {"attention_mask": [1, 1, 1, 1, 1, 1, 0]}
+
+
+@pytest.mark.parametrize(
+    "cuts",
+    [
+        {**MASK, "position_ids": [0, 1, 2, 0, 1, 2, 0]},
+        {"attention_mask": [1, 1, 1, 2, 2, 2, 0]},  # as axolotl and LLaMA-Factory number packed texts
+        {**MASK, "seq_lengths": [3, 3]},
+        {**MASK, "seq_lengths": [3, 3], "position_ids": [0, 1, 2, 0, 1, 2, 0]},
+    ],
+)
+def test_a_packed_row_is_cut_where_the_trainer_cut_it(cuts: dict[str, Any], tmp_path: Path) -> None:
+    assert cut([{**PACKED, **cuts}], tmp_path) == [((1,), (7, 8)), ((1,), (9, 5))]
+    assert cut([{**PACKED, **MASK}], tmp_path) == [((1,), (7, 8)), ((1, 7, 8, 1), (9, 5))]  # one text to its model
+
+
+def test_trl_says_by_masks_what_was_learnt(tmp_path: Path) -> None:
+    row = {"input_ids": [1, 7, 8, 9], "completion_mask": [0, 0, 1, 1], "assistant_masks": [0, 1, 1, 1]}
+    assert cut([row], tmp_path) == [((1, 7), (8, 9))]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"input_ids": [1, 7, 8, 99, 5, 6, 2]}, r"expected each of the labels as its token or -100"),
+        ({"input_ids": [1, 99, 8, 9, 5, 6, 2]}, r"vocabulary mismatch: expected token ids in \[0, 20\).*got 99"),
+        ({"labels": [-100, 9]}, "as many labels as input_ids, got 2 and 7"),
+        ({"labels": [-100, -100, 9, 5, -100, 2, -100]}, "models shift labels themselves"),
+        ({"attention_mask": [1, 1, 0, 1, 1, 1, 1]}, "0 in the middle"),
+        ({"seq_lens": [3, 3]}, "expected seq_lens that add up to 7 tokens, got 6"),
+        ({"position_ids": [0, 1, 2, 5, 6, 7, 8]}, "count each text from 0"),
+        ({"seq_lens": [3, 4], "position_ids": [0, 1, 0, 1, 2, 3, 4]}, "cut a packed row alike"),
+        ({"input_ids": "1 7 8"}, "a list of whole numbers in input_ids"),
+        ({"labels": [-100] * 7}, "nothing is left of"),
+    ],
+)
+def test_rows_that_are_none_of_a_trainer_s_are_refused(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(AuditError, match=words):
+        cut([{**ROW, **change}], tmp_path)
+
+
+def test_what_does_not_say_what_was_learnt_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(AuditError, match="expected labels beside input_ids"):
+        cut([{"input_ids": [1, 2]}], tmp_path)
+
+
+def test_what_is_compared_is_in_one_form(tmp_path: Path) -> None:
+    (tmp_path / "text.jsonl").write_text('{"text": "a"}')
+    with pytest.raises(AuditError, match=r"--nonmembers .*expected input_ids as in --data, got none"):
+        cut([ROW], tmp_path, nonmembers=str(tmp_path / "text.jsonl"))
+    assert not is_tokenised(str(tmp_path / "text.jsonl")) and not is_tokenised("a/name-on-the-hub")
+
+
+def test_greedy_hits_are_those_of_generate_on_the_same_ids(tmp_path: Path) -> None:
+    """Half of the labels are what the model itself writes behind the prefix, the others are not."""
+    model = save(tmp_path / "model", "gpt2").eval()
+    prefixes = torch.randint(3, 200, (16, 6), generator=torch.Generator().manual_seed(0))
+    own = model.generate(
+        prefixes, attention_mask=torch.ones_like(prefixes), max_new_tokens=4, do_sample=False, eos_token_id=None
+    )[:, 6:]
+    own[8:] = (own[8:] + 1) % 200
+    rows = [
+        {"input_ids": [*p, *s], "labels": [*[-100] * 6, *s]}
+        for p, s in zip(prefixes.tolist(), own.tolist(), strict=True)
+    ]
+    data, out = written(rows, tmp_path, "jsonl"), str(tmp_path / "run")
+    asked = ["--model", str(tmp_path / "model"), "--data", data, "--known-fraction", "0", "-o", out]
+    assert call(["run", *asked, "--attack", "extraction-probability"]) == 0
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert json.loads((tmp_path / "run" / "lead.json").read_text())["tokens"] == []
+    (greedy,) = result["benchmark"]["greedy_recall"].values()
+    assert (greedy["value"], greedy["n"]) == (0.5, 16)
