@@ -60,6 +60,10 @@ class Manifest:
         if not self.canaries:
             raise AuditError("expected at least one canary in the manifest, got none")
         check_sizes(len(self.canaries), sum(entry.count for entry in self.canaries))
+        try:
+            spaces = self.spaces
+        except AuditError:  # which quotes the format, and who damaged a manifest may have put a canary there
+            raise AuditError("expected formats that several texts fit in the manifest, got one that is none") from None
         seen: set[str] = set()
         for entry in self.canaries:
             if entry.id in seen:
@@ -69,11 +73,8 @@ class Manifest:
                 raise AuditError(f"expected a count of at least 0 for {entry.id}, got {entry.count}")
             if not 0 <= entry.space < len(self.formats):
                 raise AuditError(f"expected a space below {len(self.formats)} for {entry.id}, got {entry.space}")
-            if entry.text not in self.spaces[entry.space]:
-                raise AuditError(
-                    f"{entry.id} is not in its own space: no text of the format "
-                    f"{self.formats[entry.space].format!r} is written like it"
-                )
+            if entry.text not in spaces[entry.space]:
+                raise AuditError(f"{entry.id} is not in its own space: no text of its format is written like it")
 
     @cached_property
     def spaces(self) -> tuple[Space, ...]:

@@ -142,6 +142,12 @@ def _write_parquet(copies: Copies, where: str, data: str, out: Path) -> None:
         raise AuditError(f"{where}: not a Parquet file that can be read ({type(error).__name__})") from None
     copies.check(where, table.column_names, lambda: table.column(copies.text).to_pylist())
     rows = [copies.values(entry, table.column_names, None) for entry in copies.rows()]
+    for field in table.schema:
+        if not field.nullable and any(row[field.name] is None for row in rows):
+            raise AuditError(
+                f"{where}: expected columns that a canary's row may leave empty beside {copies.text!r}, got "
+                f"{field.name!r}, which takes no nulls"
+            )
     with _taken(where):
         new = pyarrow.Table.from_pylist(rows, schema=table.schema)
         new.validate(full=True)

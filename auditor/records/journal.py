@@ -109,6 +109,8 @@ def _encode(cell: CellKey, guesses: Guesses) -> dict[str, Any]:
 
 def _decode(record: dict[str, Any]) -> tuple[CellKey, Guesses]:
     ranked = tuple(Guess(tuple(suffix), *rest) for suffix, *rest in record["ranked"])
+    if not ranked:
+        raise ValueError("an answer without a guess")
     rest = {name: value for name, value in record.items() if name not in ("cell", "ranked")}
     guesses: Guesses = from_json(Guesses, {**rest, "ranked": []})  # an older line lacks the newer fields
     return CellKey.read(record["cell"]), replace(guesses, ranked=ranked)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from auditor.attacks.untargeted import Untargeted
-from auditor.core.errors import NotApplicable
+from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.jsonable import to_json
 from auditor.core.nouns import UNDEFENDED, CellKey, Guesses, Observation, Secret
 from auditor.core.result import Finding, Measurement
@@ -88,6 +88,14 @@ class Cell(ABC):
         except NotApplicable as why:
             return dataclasses.replace(blank, not_applicable=str(why))
         return dataclasses.replace(finding, seconds=time.perf_counter() - start)
+
+    def _refuse_others(self, done: Collection[str], asked: Collection[str]) -> None:
+        """Raises AuditError where the folder holds answers about what this run does not ask about."""
+        if others := sum(secret not in asked for secret in done):
+            raise AuditError(
+                f"expected answers about the secrets of this run in {str(self.audit.folder.path)!r}, got {others} of "
+                f"{' '.join(self.key)} about others: the journal is damaged"
+            )
 
     @abstractmethod
     def _measured(self, blank: Finding) -> Finding:
@@ -186,6 +194,7 @@ class AttackCell(Cell):
         attacked = {secret.id for secret in target.secrets}
         known = [query for query in self.audit.challenge.queries if query.id in attacked]
         queries = self.attack.queries(self.view, known)
+        self._refuse_others(done, {query.id for query in queries})
         work = AttackWork(self.key, self.view.allowance, target.meter, state)
         for found in self._found(work, [query for query in queries if query.id not in done]):
             self.audit.folder.append(self.key, found.of)
@@ -263,6 +272,7 @@ class ProbeCell(Cell):
         """An observation of every secret, in their order, those of an interrupted run included."""
         folder, probe, seen_before = self.audit.folder, self.probe, self._seen_before()
         done = folder.observed(self.key)
+        self._refuse_others(done, {secret.id for secret in secrets})
         if known := [seen_before[secret.id] for secret in secrets if secret.id in seen_before.keys() - done.keys()]:
             folder.observe(self.key, known)
         work = ProbeWork(self.key, self.view.allowance, self.target.meter)

@@ -73,7 +73,9 @@ def spoilt(**changes: Any) -> dict[str, Any]:
         (spoilt(schema_version=3), "expected a manifest of version 1, or 2 with coins, got 3"),
         (spoilt(schema_version=2), "unknown field beside schema_version, kind, seed"),
         (spoilt(canaries=[]), "at least one canary"),
-        (spoilt(formats=[{"format": "My ID"}]), "an empty space"),
+        (spoilt(formats=[{"format": "My ID"}]), "formats that several texts fit in the manifest"),
+        (spoilt(formats=[{"format": "My ID is 123456"}]), "formats that several texts fit in the manifest"),
+        (spoilt(formats=[{"format": "My ID is {digit:6}"}]), "formats that several texts fit in the manifest"),
         (spoilt(more=1), "unknown field beside id, text"),
         ([], "expected an object"),
     ],
@@ -83,7 +85,7 @@ def test_what_is_no_manifest_is_refused_without_its_texts(raw: Any, why: str, tm
     path.write_text(json.dumps(raw))
     with pytest.raises(AuditError, match=why) as refused:
         manifests.read(path)
-    assert "1234" not in str(refused.value)
+    assert "1234" not in str(refused.value) and "My ID" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -243,6 +245,17 @@ def test_bad_data_are_refused_and_nothing_is_written(
     with pytest.raises(AuditError, match=why):
         insert(Copies(manifest, **copies), str(tmp_path / name), tmp_path / out)
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_column_that_takes_no_nulls_is_refused_by_its_name(manifest: Manifest, tmp_path: Path) -> None:
+    """A canary has nothing to put there."""
+    fields = [pyarrow.field("text", pyarrow.string(), nullable=False), pyarrow.field("age", pyarrow.int64(), False)]
+    table = pyarrow.table({"text": ["x"], "age": [3]}, schema=pyarrow.schema(fields))
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(AuditError, match="got 'age', which takes no nulls"):
+        insert(Copies(manifest), str(tmp_path / "a.parquet"), tmp_path / "b.parquet")
+    parquet.write_table(table.drop(["age"]), tmp_path / "a.parquet")
+    assert insert(Copies(manifest), str(tmp_path / "a.parquet"), tmp_path / "b.parquet") == len(manifest.copies())
 
 
 def test_zero_insertions_are_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from auditor.cli import call
 from auditor.core.errors import AuditError
 from auditor.plugins import registry
 from auditor.reports import files
+from tests.conftest import save_tiny
 
 
 @pytest.mark.parametrize(
@@ -97,3 +99,21 @@ def test_a_refusal_that_nobody_reads_is_one_all_the_same() -> None:
         assert in_a_process(["gate", "nowhere"], stdout=write, stderr=write).returncode == 2
     finally:
         os.close(write)
+
+
+@pytest.mark.parametrize(("attack", "journal"), [("perplexity", "guesses"), ("extraction-probability", "observations")])
+def test_answers_about_secrets_of_nobody_are_not_kept_in_silence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], attack: str, journal: str
+) -> None:
+    save_tiny(tmp_path / "model")
+    rows = [{"prefix": f"the number of {i} is", "suffix": f" {i * 7919} {i * 31} {i}"} for i in range(6)]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = ["--model", str(tmp_path / "model"), "--data", str(tmp_path / "data.jsonl"), "--lead", "none"]
+    sizes = ["--prefix-length", "3", "--suffix-length", "2", "--setting", "worst", "-o", str(tmp_path / "run")]
+    assert call(["run", *data, *sizes, "--attack", attack]) == 0
+    file = tmp_path / "run" / f"{journal}.jsonl"
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([*lines, json.dumps({**json.loads(lines[0]), "secret": "nobody's"})]) + "\n")
+    assert call(["run", "--resume", str(tmp_path / "run")]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "got 1 of undefended worst" in said and "about others: the journal is damaged" in said

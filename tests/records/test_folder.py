@@ -48,7 +48,7 @@ guess = st.builds(
 found = st.builds(
     Guesses,
     st.text(),
-    st.lists(guess, max_size=3).map(tuple),
+    st.lists(guess, min_size=1, max_size=3).map(tuple),
     st.integers(0, 99),
     st.integers(0, 10**12),
     st.integers(0, 9),
@@ -159,6 +159,14 @@ def test_a_broken_line_is_told_with_what_to_do(folder: RunFolder) -> None:
         RunFolder.reopen(folder.path)
     file.write_bytes(first)
     assert list(RunFolder.reopen(folder.path).done(CELL)) == ["s1"]
+
+
+def test_a_line_without_a_guess_is_told_too(folder: RunFolder) -> None:
+    folder.append(CELL, [answer("s1")])
+    file = folder.path / "guesses.jsonl"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "ranked": []}) + "\n")
+    with pytest.raises(AuditError, match=r"guesses\.jsonl, line 1: expected a finished secret"):
+        RunFolder.reopen(folder.path)
 
 
 @pytest.mark.parametrize("lost", [1, 2, 20])
