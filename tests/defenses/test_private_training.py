@@ -352,6 +352,13 @@ def test_a_refusal_is_one_sentence_and_leaves_nothing(
     assert not (tmp_path / "out").exists()
 
 
+def test_batches_of_one_are_the_smallest() -> None:
+    assert DpSgd(batch=1, physical_batch=1).batch == 1
+    for option in ("batch", "physical_batch"):
+        with pytest.raises(AuditError, match=f"^expected {option} >= 1, got 0$"):
+            DpSgd(**{option: 0})
+
+
 # --- ADP --------------------------------------------------------------------------------------------------------------
 
 EXAMPLES = [(0, *range(1, 4 + i), 0) for i in range(6)]

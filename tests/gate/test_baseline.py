@@ -98,6 +98,15 @@ def test_by_repeat_count() -> None:
     assert ruling.verdict == "failed" and "repeat counts: 1, 16" in ruling.reason
 
 
+def test_repeat_counts_are_of_the_main_number_and_of_no_other() -> None:
+    """What is recorded by repeat count is recall's: nothing is judged on another metric's numbers."""
+    few, all_right = share("near_verbatim_recall", hits(200, range(2))), share("recall", hits(200, range(200)))
+    made = replace(finding(hits(200)), measurements=(all_right, few), by_repeats={"16": all_right})
+    for metric, row in (("near_verbatim_recall", made), ("recall", replace(made, by_repeats={}))):
+        (ruling,) = judge(run(hits(200), findings=(row,)).result, [Rule(metric, 0.5, count=16)])
+        assert ruling.verdict == "failed" and f"this row has no {metric} by repeat count" in ruling.reason
+
+
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
@@ -229,6 +238,9 @@ def test_plans_are_read_or_refused() -> None:
     assert len(needs(parse_change("recall=0:1"), 0.8, 1)) == 4
     for bad in ("recall", "recall=0.1", "recall=0.2:0.1", "recall=0.1:1.2", "recall=a:b", "recall=0.1:0.2:0.9"):
         with pytest.raises(AuditError, match=r"expected"):
+            parse_change(bad)
+    for bad in ("recall=0.1:1.2", "recall=1.1:1.2", "recall=1.1:0.2"):  # not for what would follow from them
+        with pytest.raises(AuditError, match="shares between 0 and 1"):
             parse_change(bad)
     with pytest.raises(AuditError, match="more than 1,000,000 secrets"):
         needs(parse_change("recall=0.5:0.5001"), 0.8, 1)

@@ -132,3 +132,13 @@ def test_either_kind_of_draw_does_alone(drawn: int, uniform: int) -> None:
     p = np.full(100, 0.01)
     estimate = exposure.estimate(-math.log(0.01) + 1e-9, "5", weighted(drawn, uniform, 100, 0, p))
     assert estimate.low <= 100 <= estimate.high + 1e-6 and estimate.rank == pytest.approx(100, rel=0.05)
+
+
+def test_no_draw_below_leaves_open_what_so_many_draws_can_miss() -> None:
+    """Clopper-Pearson's bound for none of 200, times the most that a draw can weigh: n / drawn e^nll."""
+    draws = exposure.WeightedDraws(
+        tuple(map(str, range(200))), np.full(200, 5.0), np.full(200, -5.0), np.ones(200, dtype=bool), 100, 10**6
+    )
+    estimate = exposure.estimate(3.0, "canary", draws)
+    assert estimate.rank == estimate.low == 1
+    assert estimate.high == pytest.approx(1 + (1 - 0.025 ** (1 / 200)) * 2 * math.exp(3.0))

@@ -72,3 +72,20 @@ def test_the_first_of_a_ranking_are_no_near_duplicates() -> None:
     ]  # too short for a trigram: like nothing
     assert memorised.first([5, 4, 3, 2, 1, 6], texts.__getitem__, count=2) == [5, 2]
     assert memorised.first([0.0] * 3, lambda i: (3 * i, 3 * i + 1, 3 * i + 2)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("surer", "other", "alike"),
+    [
+        ((1, 2, 3), (1, 7, 3), False),  # a trigram has a middle
+        ((1, 2, 3), (1, 2, 8, 3), False),  # and its tokens stand beside each other
+        ((5, 1, 2, 3, 6), (1, 2, 3), True),
+        ((1, 2, 3), (1, 2, 3, 9), True),  # half of its trigrams
+        ((1, 2, 3), (1, 2, 3, 9, 9), False),  # a third
+        ((1, 1, 1), (1, 1, 1, 1, 1), False),  # one of three, as often as the surer one has it
+    ],
+)
+def test_near_duplicates_have_half_of_their_trigrams_in_common(
+    surer: tuple[int, ...], other: tuple[int, ...], alike: bool
+) -> None:
+    assert memorised.first([2.0, 1.0], [surer, other].__getitem__) == ([0] if alike else [0, 1])
