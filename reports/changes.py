@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from auditor.core.counts import counted
 from auditor.core.result import Measurement
 from auditor.gate.compare import Comparand, Comparison, Line
 from auditor.reports import inert, words
@@ -14,12 +15,13 @@ _ORDER = (_MORE, _LESS, _SAME, _UNKNOWN)  # what a reader must not miss comes fi
 
 
 def headline(comparison: Comparison) -> str:
-    """`1 of 4 rows leak more, 0 less, 3 show no change; ...`"""
+    """`1 of 4 configurations leak more, 0 less, 3 show no change; ...`"""
     found = Counter(_word(line.cells[-1]) for line in comparison.lines)
-    parts = [f"{found[_MORE]} of {len(comparison.lines)} rows leak more", f"{found[_LESS]} less"]
+    rows = counted(len(comparison.lines), "configuration leaks", "configurations leak")
+    parts = [f"{found[_MORE]} of {rows} more", f"{found[_LESS]} less"]
     parts += [f"{found[_SAME]} show no change"] if found[_SAME] else []
     parts += [f"{found[_UNKNOWN]} {_UNKNOWN}"] if found[_UNKNOWN] else []
-    return f"{', '.join(parts)}. Paired by secret; each row has its own 95% interval."
+    return f"{', '.join(parts)}. Paired by secret; each has its own 95% interval."
 
 
 def brief(comparison: Comparison) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from auditor.core.counts import counted
 from auditor.gate.compare import Comparand, Comparison, Line
 from auditor.reports import html, inert, words
 from auditor.reports import markdown as marked
@@ -73,7 +74,8 @@ def _document(comparison: Comparison) -> Document:
     )
     table = Table("comparison", "Each run by target, setting and attack", head, (Group("", body),))
     marks = sum(line.best is not None for line in comparison.lines)
-    told = f"{marks} of {len(comparison.lines)} rows have a run that leaks significantly less than all others."
+    of = counted(len(comparison.lines), "configuration has", "configurations have")
+    told = f"{marks} of {of} a run that leaks significantly less than all others."
     return Document(
         title=" · ".join(names),
         facts=(("Secrets", inert.clean(comparison.secrets)), ("Runs", str(len(names)))),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from auditor.core.counts import counted
 from auditor.core.result import AuditResult
 from auditor.gate.compare import Comparison
 from auditor.records.details import Details
@@ -88,7 +89,7 @@ def _masthead(result: AuditResult) -> Facts:
     n = result.benchmark
     return (
         ("Benchmark", n.name),
-        ("Secrets", f"{n.members:,} members, {n.nonmembers:,} non-members"),
+        ("Secrets", f"{counted(n.members, 'member')}, {counted(n.nonmembers, 'non-member')}"),
         ("Run", result.created),
         ("Made with", f"audit {result.tool_version}, seed {result.seed}"),
     )

@@ -93,7 +93,7 @@ def _top(result: AuditResult, target: str, metric: str) -> str:
     m, row = max(seen, key=lambda one: one[0].value)  # type: ignore[union-attr]
     floor = row.measurement(floor_of(metric))
     beside = f"; of records never trained on {_number(floor)}" if _told(floor) and floor else ""
-    among = f"; the highest of {len(seen)} rows" if len(seen) > 1 else ""
+    among = f"; the highest of {len(seen)} configurations" if len(seen) > 1 else ""
     return f"{titled(result, row)}: {words.label(metric)} {_number(m)}{beside}{among}."
 
 

@@ -12,6 +12,7 @@ from itertools import groupby
 from pathlib import Path
 
 from auditor.core import disk
+from auditor.core.counts import counted
 from auditor.core.jsonable import to_json
 from auditor.core.result import Frontier, FrontierPoint
 from auditor.reports import inert, plots, tables, words
@@ -75,7 +76,8 @@ def tested(f: Frontier) -> str:
     """What stands behind the sentence."""
     seeds = f", the mean over seeds {', '.join(map(str, f.seeds))}" if len(f.seeds) > 1 else ""
     count = sum(p.within == "shown" for p in f.points)
-    return f"{f.points[0].leak.n:,} secrets that every model was asked for{seeds}. {count} models within. {_how(f)}"
+    of = counted(f.points[0].leak.n, "secret")
+    return f"{of} that every model was asked for{seeds}. {counted(count, 'model')} within. {_how(f)}"
 
 
 def _how(f: Frontier) -> str:

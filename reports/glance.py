@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from auditor.core.counts import counted
 from auditor.core.result import AuditResult
 from auditor.gate.compare import Comparison
 from auditor.reports import changes, personal, signals, words
@@ -31,7 +32,7 @@ def _since(since: Comparison) -> list[Block]:
 def _limits(result: AuditResult) -> list[Block]:
     n, claims = result.benchmark.members, [target.claim for target in result.targets if target.claim]
     unseen = (
-        f"Zero hits is not zero leakage. With {n:,} secrets attacked, none coming out would still leave up to "
+        f"Zero hits is not zero leakage. With {counted(n, 'secret')} attacked, none extracted would still leave up to "
         f"{words.percent(words.zero_hits_bound(n))}% possible (upper end of the 95% interval)."
     )
     limits = [

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
+from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.gate.compare import Comparison
@@ -158,7 +159,7 @@ def _facts(lines: Sequence[Sequence[_Shown]], history: History) -> Facts:
     return (
         ("Runs", runs),
         ("Made", " to ".join(dict.fromkeys(f"{date:%Y-%m-%d}" for date in (dates[0], dates[-1])))),
-        ("Secrets", f"{record.name}: {record.members:,} members, {record.nonmembers:,} non-members"),
+        ("Secrets", f"{record.name}: {counted(record.members, 'member')}, {counted(record.nonmembers, 'non-member')}"),
         ("In the order of", f"their {history.by}"),
     )
 

@@ -144,7 +144,7 @@ def _counts(result: AuditResult, details: Details) -> list[Block]:
     if not rows:
         return []
     head = ("Target", "Attack", "Verbatim", "Another guess", "Nearly", "Not", "Members")
-    caption = "Members by how they came out of each row"
+    caption = "Members by what each configuration extracts of them"
     return [Table("counts-table", caption, head, (Group("", tuple(rows)),), frozenset({2, 3, 4, 5, 6}))]
 
 

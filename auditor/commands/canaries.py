@@ -13,6 +13,7 @@ import typer
 
 from auditor.commands import console, options
 from auditor.commands.options import Many
+from auditor.core.counts import counted
 from auditor.core.errors import AuditError
 
 if TYPE_CHECKING:
@@ -110,7 +111,8 @@ def make(
     manifest = canaries.make(formats, many, lists=lists, seed=seed or 0, **sizes)
     manifests.write(out, manifest)
     copies = len(manifest.copies())
-    typer.echo(f"manifest: {out} ({len(manifest.canaries)} canaries, {copies} copies to insert)")
+    made = counted(len(manifest.canaries), "canary", "canaries")
+    typer.echo(f"manifest: {out} ({made}, {counted(copies, 'copy', 'copies')} to insert)")
 
 
 def _make_for_audit(coins: AuditFlags, out: Path | None, counts: list[int], seed: int | None) -> None:

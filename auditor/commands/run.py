@@ -15,6 +15,7 @@ from auditor.commands import console, options
 from auditor.commands import gate as gates
 from auditor.commands.options import Many
 from auditor.commands.report import changes, say_revealed
+from auditor.core.counts import counted
 from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 
@@ -341,7 +342,7 @@ def _run_grid(points: list[Point], out: Path | None, resume: Path | None, config
     command = (sweep.begun_by(resume) if resume else None) or console.command()
     failures = console.resumably(folder, lambda reporter: sweep.walk(points, folder, reporter, command))
     held = sweep.places(folder)
-    table = sweep.table(f"{len(points)} runs in {folder}", held)
+    table = sweep.table(f"{counted(len(points), 'run')} in {folder}", held)
     sweep.write_table(folder, table)
     if curve := checkpoints.curve(held):
         disk.replace(folder / "checkpoints.svg", curve)

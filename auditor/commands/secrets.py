@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from auditor.commands import console, options
+from auditor.core.counts import counted
 from auditor.core.errors import AuditError
 
 app = typer.Typer(help="Secrets: pick what is attacked out of a corpus, personal data first of all.")
@@ -70,7 +71,7 @@ def make(
         typer.echo(f"note: {note}")
     for warning in made.warnings:
         typer.echo(f"warning: {warning}")
-    typer.echo(f"secrets: {out} ({len(made.members):,} members)")
+    typer.echo(f"secrets: {out} ({counted(len(made.members), 'member')})")
     if heldout is not None:
         typer.echo(f"non-members: {others} ({len(made.nonmembers):,})")
 

@@ -24,6 +24,7 @@ from typing import Any
 import psutil
 
 from auditor.core import disk, threads
+from auditor.core.counts import counted
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.engines.engine import Work
 
@@ -68,7 +69,7 @@ class RayEngine:
     @property
     def said(self) -> str:
         where = f"the Ray cluster at {self.address}" if self.address else "a Ray cluster of this machine"
-        return f"{self.workers} worker{'s' * (self.workers > 1)} of {where}"
+        return f"{counted(self.workers, 'worker')} of {where}"
 
     def open(self, here: Any, elsewhere: Callable[[], Any]) -> None:
         self._dismiss()

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from auditor.core.counts import counted
 from auditor.core.errors import AuditError, unknown
 from auditor.core.nouns import CellKey
 from auditor.core.result import Finding, Measurement
@@ -74,7 +75,7 @@ def compare(runs: Sequence[Run], metrics: Sequence[str] = ()) -> Comparison:
         for line, candidate, others in zip(lines, lowest, rivals, strict=True)
     )
     record = runs[0].result.benchmark
-    secrets = f"{record.name}: {record.members:,} members, {record.nonmembers:,} non-members"
+    secrets = f"{record.name}: {counted(record.members, 'member')}, {counted(record.nonmembers, 'non-member')}"
     return Comparison(_names(runs), secrets, tuple(marked))
 
 

@@ -526,7 +526,8 @@ def _contradictions(result: AuditResult, target: str) -> Iterator[Doubt]:
     """Numbers of one target that cannot all be right: a filter, a truncation or another distribution lies between."""
     rows = [f for f in result.findings if f.target == target and not f.not_applicable]
     drawn = [f for f in rows if _told(f.measurement(RECALL))]
-    said = dict.fromkeys(said for probe in rows for attack in drawn if (said := _fewer_than_probable(probe, attack)))
+    exact = [f for f in rows if any(m.name.startswith(EXACT) for m in f.measurements)]
+    said = dict.fromkeys(said for probe in exact for attack in drawn if (said := _fewer_than_probable(probe, attack)))
     yield from (Doubt("contradiction", sentence) for sentence in said)
     if target == UNDEFENDED:
         yield from (Doubt("contradiction", sentence) for sentence in _against_greedy(result, rows, drawn))

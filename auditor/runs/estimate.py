@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import torch
 
+from auditor.core.counts import counted
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Lead
 from auditor.core.plan import AUTO, Plan
@@ -135,7 +136,7 @@ def table(found: Estimate) -> Grid:
     note = f"about {took} until the reports are written, {most} of memory at most; worked out from "
     note += f"{found.probe:.0f} seconds of asking"
     if found.missing:
-        note += f"; that is without {len(found.missing)} part{'s' * (len(found.missing) > 1)} that have no numbers"
+        note += f"; that is without {counted(len(found.missing), 'part')} that have no numbers"
     return Grid("what this run would take", _HEAD, tuple(map(_row, found.costs)), note)
 
 

@@ -393,7 +393,10 @@ def test_a_run_and_its_gate_in_one_step(full: Path, world: Path, tmp_path: Path,
         shutil.copy(base / name, stripped)
     comment = tmp_path / "comment.md"
     assert call(["report", str(out), "--baseline", str(stripped), "--markdown", str(comment)]) == 0
-    assert comment.read_text() == (out / "report.md").read_text() and "0 of 1 rows leak more" in comment.read_text()
+    assert (
+        comment.read_text() == (out / "report.md").read_text()
+        and "0 of 1 configuration leaks more" in comment.read_text()
+    )
     said.readouterr()
     assert call(["report", str(out), "--baseline", str(full)]) == 2
     assert "attack settings" in said.readouterr().err or "is no match" in said.readouterr().err
@@ -432,7 +435,7 @@ def test_a_report_shows_what_changed_since_another_run(
     assert "Since the last run" not in (full / "report.html").read_text()
     assert call(["report", str(again), "--baseline", str(budgeted)]) == 0
     page = (again / "report.html").read_text()
-    assert "Since the last run" in page and re.search("0 of [0-9]+ rows leak more", page)
+    assert "Since the last run" in page and re.search("0 of [0-9]+ configurations? leaks? more", page)
     assert call(["report", str(again)]) == 0  # the folder alone again
     assert (again / "report.html").read_bytes() == (full / "report.html").read_bytes()
     zlib = command(world, fresh, "--attack", "zlib", "--setting", "worst")

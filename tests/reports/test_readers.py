@@ -84,7 +84,7 @@ def test_what_changed_since_another_run(result: AuditResult) -> None:
     ]
     assert (forest.low, forest.high) == (-0.1, 0.1) and forest.spans[3] is None
     assert [span and (span.low, span.high) for span in forest.spans[:3]] == [(0.01, 0.09), (-0.1, -0.02), (-0.02, 0.02)]
-    assert dict(doc.answers)["Since the last run"].startswith("1 of 4 rows leak more, 1 less")
+    assert dict(doc.answers)["Since the last run"].startswith("1 of 4 configurations leak more, 1 less")
     assert dict(doc.facts)["Compared with"] == "main"
 
 

@@ -1,0 +1,162 @@
+"""Each signal is decided by its own baseline, says what it would have taken, and names the gate that holds it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement, TargetRecord
+from auditor.gate.policy import parse_limits
+from auditor.records.signals import NOT_SHOWN, NOT_TESTED, SHOWN, Signal, assess
+from auditor.statistics.intervals import clopper_pearson, excess, excess_mean
+
+N, OTHERS = 60, 40
+
+
+def share(name: str, hits: int, n: int) -> Measurement:
+    return Measurement(name, hits / n, *clopper_pearson(hits, n), n)
+
+
+def probability(name: str, value: float, reach: float, n: int) -> Measurement:
+    return Measurement(name, value, max(0.0, value - reach), value + reach, n, "probability")
+
+
+def auc(low: float, high: float, name: str = "membership_auc") -> Measurement:
+    return Measurement(name, (low + high) / 2, low, high, N + OTHERS, "AUC")
+
+
+def row(*measured: Measurement, attack: str = "any", target: str = "undefended", setting: str = "worst") -> Finding:
+    return Finding(target, setting, attack, {}, (), "ancestral", None, "", measured)
+
+
+def run(*findings: Finding, **of_data: object) -> AuditResult:
+    data = replace(BenchmarkRecord("own", "", N, OTHERS, 0), **of_data)  # type: ignore[arg-type]
+    names = dict.fromkeys(("undefended", *(f.target for f in findings)))
+    targets = tuple(TargetRecord(name, name, "", companion=name == "control") for name in names)
+    return AuditResult("run", "", "", "", {}, data, targets, findings, {}, {}, 0)
+
+
+def signal(result: AuditResult, kind: str, target: str = "undefended") -> Signal:
+    (found,) = (s for s in assess(result).of(target) if s.kind.name == kind)
+    return found
+
+
+@pytest.mark.parametrize(("hits", "others"), [(0, 0), (3, 0), (12, 0), (12, 3), (3, 6)])
+def test_the_smallest_leak_that_would_have_been_shown_is_the_smallest(hits: int, others: int) -> None:
+    """Against a search over all that could have been seen, by the row's own excess."""
+
+    def counted(k: int) -> Signal:
+        left = excess("excess_recall", *(_ones(a, b) for a, b in ((k, N), (others, OTHERS))))
+        return signal(run(row(share("recall", k, N), share("recall_nonmembers", others, OTHERS), left)), "verbatim")
+
+    least = next(k for k in range(N + 1) if counted(k).status == SHOWN)
+    found = counted(hits)
+    assert found.least == pytest.approx(least / N)
+    assert (found.status == SHOWN) == (hits >= least)
+    assert found.suspected == (found.status == NOT_SHOWN and hits / N > others / OTHERS)
+
+
+def _ones(hits: int, n: int) -> object:
+    import numpy as np
+
+    return np.arange(n) < hits
+
+
+def test_a_mean_probability_is_held_to_the_interval_of_its_baseline() -> None:
+    strangers = probability("extraction_probability_nonmembers", 0.01, 0.03, OTHERS)
+
+    def found(value: float) -> Signal:
+        own = probability("extraction_probability", value, 0.03, N)
+        return signal(
+            run(row(own, strangers, excess_mean("excess_extraction_probability", own, strangers))), "probability"
+        )
+
+    assert [found(p).status for p in (0.03, 0.2)] == [NOT_SHOWN, SHOWN]
+    assert found(0.01).least == pytest.approx(0.01 + math.hypot(0.01, 0.03))
+    alone = signal(run(row(probability("extraction_probability", 1e-6, 0.0, N))), "probability")
+    assert alone.status == NOT_SHOWN and not alone.suspected  # of any model each suffix has some probability
+    assert signal(run(row(probability("extraction_probability", 0.4, 0.1, N))), "probability").status == SHOWN
+
+
+def test_many_samples_show_what_one_does_not() -> None:
+    one = [probability(f"extraction_probability{x}", 1e-4, 0.04, n) for x, n in (("", N), ("_nonmembers", OTHERS))]
+    many = [
+        probability("expected_any_of_10000", 0.63, 0.1, N),
+        probability("expected_any_of_10000_nonmembers", 0.01, 0.05, OTHERS),
+    ]
+    assert signal(run(row(*one)), "probability").status == NOT_SHOWN
+    assert signal(run(row(*one, *many)), "probability").status == SHOWN
+
+
+def test_membership_counts_either_way_and_by_its_main_score() -> None:
+    assert signal(run(row(auc(0.56, 0.66))), "membership").status == SHOWN
+    assert signal(run(row(auc(0.34, 0.44))), "membership").status == SHOWN
+    quiet = auc(0.45, 0.55)
+    beside = signal(run(row(quiet, auc(0.6, 0.8, "membership_auc_loss"))), "membership")
+    assert beside.status == NOT_SHOWN and beside.suspected  # of several scores one is above: no all-clear
+    assert not signal(run(row(quiet, auc(0.47, 0.57, "membership_auc_loss"))), "membership").suspected
+
+
+def test_members_of_another_kind_are_a_doubt_and_no_membership() -> None:
+    result = run(row(auc(0.8, 0.9), auc(0.7, 0.9, "blind_auc")))
+    found = signal(result, "membership")
+    assert found.status == NOT_TESTED and "differ in kind" in found.why
+    (doubt,) = assess(result).doubts["undefended"]
+    assert doubt.kind == "non-members" and not assess(result).reassures("undefended")
+
+
+def test_greedy_hits_stand_beside_those_of_non_members() -> None:
+    def found(hits: int, others: int | None) -> Signal:
+        strangers = None if others is None else share("greedy_nonmembers", others, OTHERS)
+        return signal(run(greedy_recall={"1": share("greedy", hits, N)}, greedy_nonmembers=strangers), "greedy")
+
+    assert [found(*of).status for of in ((0, None), (1, None), (1, 0), (1, 2))] == [NOT_SHOWN, SHOWN, SHOWN, NOT_SHOWN]
+    assert found(1, 2).suspected and not found(0, None).suspected
+
+
+def test_what_was_not_tested_says_why() -> None:
+    found = signal(run(replace(row(attack="exposure"), not_applicable="there are no canaries")), "exposure")
+    assert (found.status, found.why) == (NOT_TESTED, "there are no canaries")
+    assert {s.kind.name for s in assess(run()).signals if s.status == NOT_TESTED} == {
+        s.kind.name for s in assess(run()).signals
+    }
+    assert not assess(run()).reassures("undefended")  # of nothing nothing follows
+
+
+def test_controls_are_no_targets_of_their_own() -> None:
+    assert assess(run(row(share("recall", 3, N), target="control"))).targets == ("undefended",)
+
+
+@pytest.mark.parametrize(
+    ("finding", "limit"),
+    [
+        (row(share("recall", 30, N)), "recall=0.05"),
+        (row(share("recall", 1, N)), "recall=0.016"),  # 0.05 would hold
+        (row(auc(0.577, 0.707)), "membership_auc=0.6"),
+        (row(auc(0.51, 0.55)), "membership_auc=0.53"),
+        (row(auc(0.3, 0.36)), "membership_auc=0.6"),
+        (replace(row(share("recall", 0, N)), by_kind={"email": share("recall", 9, N)}), "recall(kind=email)=0.05"),
+        (row(share("recall", 0, N)), "recall=0.05"),
+    ],
+)
+def test_the_gate_is_about_what_leaks_and_no_gate_that_holds(finding: Finding, limit: str) -> None:
+    gated = assess(run(finding)).gated()
+    assert gated is not None and gated.limit == limit
+    (rule,) = parse_limits([limit])
+    m, most = gated.measured, float(limit.rpartition("=")[2])
+    assert m is not None and rule is not None
+    assert gated.status == NOT_SHOWN or max(m.high, 1 - m.low if m.name == "membership_auc" else 0.0) > most
+
+
+def test_no_gate_is_proposed_where_none_is_about_what_leaks() -> None:
+    quiet = row(share("recall", 0, N))
+    assert assess(run(quiet, greedy_recall={"1": share("greedy", 2, N)})).gated() is None
+
+
+def test_a_defended_target_that_leaks_is_what_the_gate_is_about() -> None:
+    leaks = row(share("recall", 30, N))
+    defended = row(auc(0.6, 0.7), target="pmixed")
+    gated = assess(run(leaks, defended)).gated()
+    assert gated is not None and (gated.target, gated.limit) == ("pmixed", "membership_auc=0.6")
