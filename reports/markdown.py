@@ -54,6 +54,7 @@ def render(
     since: of a baseline with this run. texts: the private text to show, by id; none by default. details: what the run
     kept secret by secret.
     """
+    result = words.cleaned(result)
     doc = document(result, details, texts)
     shown = [section for section in doc.sections if section.id in _AT_ONCE]
     rest = [section for section in doc.sections if section.id not in _AT_ONCE]
@@ -107,13 +108,12 @@ def _filled(parts: list[str], folded: Iterable[Section]) -> str:
 
 def _violations(result: AuditResult) -> list[str]:
     """What a probe saw of a broken claim: nobody should have to unfold it."""
-    shown = words.cleaned(result)
-    broken = [(finding, violation) for finding in words.rows(shown) for violation in words.violations(finding)]
-    return [f"{words.row_title(shown, finding)}, {finding.attack}: {violation}" for finding, violation in broken]
+    broken = [(finding, violation) for finding in words.rows(result) for violation in words.violations(finding)]
+    return [f"{words.row_title(result, finding)}, {finding.attack}: {violation}" for finding, violation in broken]
 
 
 def _claims(result: AuditResult) -> list[str]:
-    held = [(target.title, target.claim) for target in words.cleaned(result).targets if target.claim]
+    held = [(target.title, target.claim) for target in result.targets if target.claim]
     return [f"{title} claims {words.epsilon_line(claim)}; {claim.status}" for title, claim in held]
 
 

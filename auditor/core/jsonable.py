@@ -7,6 +7,7 @@ import math
 import types
 import typing
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Literal
 
 from auditor.core.errors import AuditError
@@ -31,7 +32,6 @@ def from_json(kind: Any, value: Any, where: str = "result", *, private: bool = F
     private: whether the values may be private text, and are called by their kind only.
     """
     origin, args = typing.get_origin(kind), typing.get_args(kind)
-    said = _kind(value) if private else repr(value)
     if kind is Any or kind is object:
         return value
     if origin is types.UnionType or origin is typing.Union:
@@ -40,7 +40,7 @@ def from_json(kind: Any, value: Any, where: str = "result", *, private: bool = F
         return from_json(next(a for a in args if a is not type(None)), value, where, private=private)
     if origin is Literal:
         if value not in args:
-            raise AuditError(f"{where}: expected one of {args}, got {said}")
+            raise AuditError(f"{where}: expected one of {args}, got {_said(value, private)}")
         return value
     if dataclasses.is_dataclass(kind):
         return _record_from_json(typing.cast(type, kind), value, where, private)
@@ -58,18 +58,27 @@ def from_json(kind: Any, value: Any, where: str = "result", *, private: bool = F
         return float(value)
     expected = (int, float) if kind is float else kind
     if not isinstance(value, expected) or (isinstance(value, bool) and kind is not bool):
-        raise AuditError(f"{where}: expected {kind.__name__}, got {said}")
+        raise AuditError(f"{where}: expected {kind.__name__}, got {_said(value, private)}")
     return float(value) if kind is float else value
+
+
+def _said(value: Any, private: bool) -> str:
+    return _kind(value) if private else repr(value)
 
 
 def _kind(value: Any) -> str:
     return type(value).__name__
 
 
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
 def _record_from_json(kind: type, value: Any, where: str, private: bool) -> Any:
     if not isinstance(value, dict):
         raise AuditError(f"{where}: expected an object, got {_kind(value)}")
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     fields = {f.name: f for f in dataclasses.fields(kind)}
     extra = sorted(set(value) - set(fields))
     if extra:
