@@ -147,6 +147,8 @@ class AuditCallback(TrainerCallback):
             benchmark = site.benchmark
             self.secrets, self.canaries = benchmark.secrets, benchmark.canaries
             self.lead = choose(plan.lead, site.model, framed=benchmark.framed, as_trained=benchmark.as_trained)
+            if (form := benchmark.text_form) is not None:  # the curve's and the run's at the end are one
+                self.asked |= {"template": form.template, **({"date": form.day} if form.day else {})}
         training = preflight.read(self.trainer.train_dataset)
         looked = ("the training set makes its tokens as it is asked: nobody looked whether the records are in it",)
         sought = self.secrets

@@ -1,70 +1,59 @@
-"""Conversations as a tokenizer's own chat template writes them: what a model was trained to say, and what came before.
+"""Conversations as a model was trained on them: the tokens of one rendering, where its answers stand in them, what of
+them is learnt, and what of them an attacker is told.
 
-Knows roles, the usual columns and one template. Knows nothing of files or models. Reasons why a conversation cannot be
-used name roles and turns, never what was said.
+Knows rows (`talks.py`) and renderings (`forms.py`). Knows nothing of files or models.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import takewhile
 from typing import Any, Literal, get_args
 
-from jinja2 import TemplateError
-
+from auditor.benchmarks import forms
+from auditor.benchmarks.forms import Form
+from auditor.benchmarks.talks import REASONING, Conversation, Message, Unusable, speaks, words_of
 from auditor.benchmarks.wording import worded
 from auditor.core.errors import AuditError
-from auditor.core.knowledge import SYSTEM, USER, share_known
+from auditor.core.knowledge import SYSTEM, share_known
 from auditor.core.nouns import Tokens, Wording
 
-ASSISTANT = "assistant"
 Learnt = Literal["assistant", "all"]  # whose tokens have a loss: those of assistant turns, or all
 LEARNT: tuple[str, ...] = get_args(Learnt)
-LAYOUTS = (("messages",), ("conversations",), ("prompt", "completion"), ("instruction", "output"))
-BESIDE = ("input", "system")  # columns that are read where the layout has them
-_ROLES = {
-    **dict.fromkeys(("system", "developer"), SYSTEM),
-    **dict.fromkeys(("user", "human"), USER),
-    **dict.fromkeys(("assistant", "gpt", "chatgpt", "bot", "model"), ASSISTANT),
-}
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One message: `system`, `user` or `assistant`, and what it says."""
-
-    role: str
-    content: str
-
-
-Conversation = tuple[Turn, ...]
-
-
-class Unusable(Exception):
-    """Why a conversation, or an answer of it, is left out: in words that hold nothing of it."""
+_THOUGHT = re.compile(r"^(\s*<think>\s*)(.*?)(\s*</think>\s*)", re.DOTALL)
+_MARK = "Zq7vX9kJ"  # stands in for an answer: no template makes anything of it
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Where one assistant turn stands in the tokens of its conversation: said[0]:said[1] is what was said in it,
-    learnt[0]:learnt[1] all that the template wrote of it behind the header, the end of the turn included."""
+    """Where one thing that the assistant said stands in the tokens of its conversation: said[0]:said[1]; and
+    learnt[0]:learnt[1], all that the template wrote of its turn behind the header, the end of the turn included.
+
+    of: the key of the message that says it: its content, or its reasoning, which stands before.
+    """
 
     said: tuple[int, int]
     learnt: tuple[int, int]
+    of: str = "content"
 
 
 @dataclass(frozen=True)
 class Written:
-    """A conversation as text and tokens, with its answers."""
+    """A conversation as text and tokens, with its answers, or why one of them cannot be asked for."""
 
     text: str
     tokens: Tokens
     offsets: tuple[tuple[int, int], ...]
-    answers: tuple[Answer, ...]
+    answers: tuple[Answer | Unusable, ...]
     marked: tuple[bool, ...] | None  # what the template itself marks as the assistant's; None: it marks nothing
+    remarks: tuple[str, ...] = ()  # what of the row the text does not say
+
+    @property
+    def found(self) -> tuple[Answer, ...]:
+        return tuple(answer for answer in self.answers if isinstance(answer, Answer))
 
     def learnt(self, whose: str) -> tuple[bool, ...]:
         """Which tokens have a loss: all, or the assistant's, as far as the template marks them by its own marks."""
@@ -72,7 +61,7 @@ class Written:
             return (True,) * len(self.tokens)
         if self.marked is not None:
             return self.marked
-        spans = [answer.learnt for answer in self.answers]
+        spans = [answer.learnt for answer in self.found]
         return tuple(any(start <= i < end for start, end in spans) for i in range(len(self.tokens)))
 
 
@@ -87,129 +76,219 @@ class Cut:
     stands: str
 
 
-# --- what a row says --------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class _Span:
+    """Characters of an answer, and of its turn behind the header."""
+
+    said: tuple[int, int]
+    learnt: tuple[int, int]
+    of: str
 
 
-def conversation(layout: Sequence[str], row: Mapping[str, Any]) -> Conversation:
-    """The turns of a row of one of `LAYOUTS`. Raises Unusable."""
-    kind = layout[0]
-    if kind in ("messages", "conversations"):
-        return _checked(_turns(row[kind], ""))
-    if kind == "instruction":  # Alpaca's: the input stands below the instruction
-        asked: Any = "\n\n".join(str(text) for text in (row["instruction"], row.get("input")) if text)
-        answer = row["output"]
-    else:
-        asked, answer = row["prompt"], row["completion"]
-    before = [Turn(SYSTEM, _text(row["system"]))] if row.get("system") else []
-    return _checked([*before, *_turns(asked, USER), *_turns(answer, ASSISTANT)])
+# --- what is written --------------------------------------------------------------------------------------------------
 
 
-def _turns(messages: Any, role: str) -> list[Turn]:
-    """OpenAI's role and content, or ShareGPT's from and value; of a text, one turn of this role."""
-    if isinstance(messages, str) and role:
-        return [Turn(role, _text(messages))]
-    if not isinstance(messages, Sequence) or isinstance(messages, str):
-        raise Unusable("its messages are no list")
-    found = []
-    for message in messages:
-        if not isinstance(message, Mapping):
-            raise Unusable("a message is no object")
-        role, content = message.get("role", message.get("from")), message.get("content", message.get("value"))
-        if not isinstance(role, str) or role not in _ROLES:
-            raise Unusable("a turn of another role than system, user or assistant")
-        found.append(Turn(_ROLES[role], _text(content)))
-    return found
-
-
-def _text(content: Any) -> str:
-    """A text, or the texts of its parts; the parts of a message may also be images."""
-    if isinstance(content, Sequence) and not isinstance(content, str):
-        parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
-        content = "".join(map(str, parts)) if all(isinstance(part, str) for part in parts) else None
-    if not isinstance(content, str) or not content.strip():
-        raise Unusable("a turn that is not text, or empty")
-    return content
-
-
-def _checked(turns: Sequence[Turn]) -> Conversation:
-    roles = [turn.role for turn in turns]
-    if ASSISTANT not in roles:
-        raise Unusable("no assistant turn")
-    spoken = roles[1:] if roles[0] == SYSTEM else roles
-    if SYSTEM in spoken:
-        raise Unusable("roles out of order: a system turn that is not the first")
-    if any(one == other for one, other in pairwise(spoken)):
-        raise Unusable("roles out of order: two turns of one role in a row")
-    return tuple(turns)
-
-
-# --- what the template makes of it ------------------------------------------------------------------------------------
-
-
-def check_template(tokenizer: Any) -> None:
-    """Raises AuditError for a tokenizer without a chat template."""
-    if getattr(tokenizer, "chat_template", None) is None:
-        raise AuditError(
-            f"expected a tokenizer with a chat template for conversations, but this {type(tokenizer).__name__} has "
-            "none: give the one that the model was trained with (chat_template.jinja beside the tokenizer)"
-        )
-
-
-def write(tokenizer: Any, said: Conversation) -> Written:
-    """The conversation as the template writes it. Raises Unusable where its answers cannot be found in that.
+def write(tokenizer: Any, said: Conversation, form: Form) -> Written:
+    """The conversation in this rendering. Raises Unusable where nothing can be written, or nothing of it be asked for.
 
     Raises AuditError for a template that drops the system turn: the model never saw what it says.
     """
-    whole = _rendered(tokenizer, said)
-    ends = [_rendered(tokenizer, said[: i + 1]) for i, turn in enumerate(said) if turn.role == ASSISTANT]
-    starts = [_rendered(tokenizer, said[:i], True) for i, turn in enumerate(said) if turn.role == ASSISTANT]
-    if said[0].role == SYSTEM and said[0].content.strip() not in whole:
+    if form.source is None:
+        return _plain(tokenizer, said, form)
+    messages = forms.messages_of(said, form)
+    remarks: list[str] = []
+    try:
+        whole = forms.render(tokenizer, said, form, messages)
+    except Unusable:
+        if not any(isinstance(message.get("content"), list | tuple) for message in messages):
+            raise
+        messages = tuple(_joined(message) for message in messages)  # a template that knows no parts of a text
+        whole = forms.render(tokenizer, said, form, messages)
+    _check_system(messages, whole)
+
+    def rendered(changed: Sequence[Message], answering: bool = False) -> str:
+        return forms.render(tokenizer, said, form, changed, answering)
+
+    spans = [span for i, one in enumerate(messages) if speaks(one) for span in _spans(rendered, whole, messages, i)]
+    remarks += _unwritten(rendered, whole, said, messages)
+    return _written(tokenizer, whole, spans, _marked(tokenizer, said, form, messages), remarks)
+
+
+def _plain(tokenizer: Any, said: Conversation, form: Form) -> Written:
+    """Without a template: one text, and the end of text behind it, as TRL puts it there."""
+    end = str(getattr(tokenizer, "eos_token", None) or "")
+    text, spans = "", list[_Span | Unusable]()
+    found = forms.pieces(said, form)
+    for number, (piece, answers) in enumerate(found):
+        last = number == len(found) - 1
+        behind = end if last and not piece.endswith(end) else ""
+        start = len(text)
+        text += piece + behind
+        if answers:
+            bounds = _stripped(text, start, start + len(piece))
+            spans.append(_Span(bounds, (start, len(text)), "content") if bounds else Unusable("an empty answer"))
+    beside = {"system": any(m["role"] == SYSTEM for m in said.messages) and said.plain, "tools": said.tools}
+    remarks = [f"nothing of {name} is written without a template" for name, there in beside.items() if there]
+    return _written(tokenizer, text, spans, None, remarks)
+
+
+def _written(
+    tokenizer: Any,
+    text: str,
+    spans: Sequence[_Span | Unusable],
+    marked: tuple[bool, ...] | None,
+    remarks: Sequence[str],
+) -> Written:
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    offsets = tuple((int(start), int(end)) for start, end in encoded["offset_mapping"])
+    answers = tuple(span if isinstance(span, Unusable) else _answer(text, offsets, span) for span in spans)
+    if not any(isinstance(answer, Answer) for answer in answers):
+        raise next((answer for answer in answers if isinstance(answer, Unusable)), Unusable("no assistant turn"))
+    return Written(text, tuple(encoded["input_ids"]), offsets, answers, marked, tuple(remarks))
+
+
+def _answer(text: str, offsets: Sequence[tuple[int, int]], span: _Span) -> Answer | Unusable:
+    tokens = _tokens_of(text, offsets, *span.said)
+    if tokens is None:
+        return Unusable("an answer does not begin at a token boundary")
+    start, end = span.learnt
+    return Answer(tokens, (_first(offsets, start), _first(offsets, end)), span.of)
+
+
+def _joined(message: Message) -> dict[str, Any]:
+    content = message.get("content")
+    return {**message, "content": words_of(content)} if content is not None else dict(message)
+
+
+def _check_system(messages: Sequence[Message], whole: str) -> None:
+    content = words_of(messages[0].get("content")) if messages[0]["role"] == SYSTEM else None
+    if content is not None and content.strip() not in whole:
         raise AuditError(
             "expected a chat template that writes the system turn, but this one drops it: leave the system turns out, "
-            "or give the template that the model was trained with"
+            "or give the template that the model was trained with (--template FILE)"
         )
-    encoded = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    offsets = [(int(start), int(end)) for start, end in encoded["offset_mapping"]]
-    contents = [turn.content.strip() for turn in said if turn.role == ASSISTANT]
-    answers = []
-    for content, before, after in zip(contents, starts, ends, strict=True):
-        if not whole.startswith(before):
-            raise Unusable("the chat template writes what came before an answer differently once the answer is there")
-        at = whole.find(content, len(before))
-        if at < 0:
-            raise Unusable("the chat template does not write an answer as it was given")
-        end = len(after) if whole.startswith(after) else at + len(content)
-        span = _tokens_of(whole, offsets, at, at + len(content))
-        if span is None:
-            raise Unusable("an answer does not begin at a token boundary")
-        answers.append(Answer(span, (_first(offsets, len(before)), _first(offsets, end))))
-    return Written(whole, tuple(encoded["input_ids"]), tuple(offsets), tuple(answers), _marked(tokenizer, said))
 
 
-def _marked(tokenizer: Any, said: Conversation) -> tuple[bool, ...] | None:
-    """The tokens inside the template's `{% generation %}` blocks, which is what TRL's assistant_only_loss trains on."""
-    if not re.search(r"\{%-?\s*generation\s*-?%\}", str(tokenizer.chat_template)):
+def _unwritten(
+    rendered: Callable[[Sequence[Message]], str], whole: str, said: Conversation, messages: Sequence[Message]
+) -> Iterator[str]:
+    """What the template was given and makes nothing of: the trainer's, if it is this one, did not either."""
+    kinds = {key for message in messages for key in message if key not in ("role", "content") and message[key]}
+    for key in sorted(kinds):
+        without = [{name: value for name, value in message.items() if name != key} for message in messages]
+        try:
+            if rendered(without) == whole:
+                yield f"the chat template writes nothing of {key if key.isidentifier() else 'a key of a message'}"
+        except Unusable:
+            continue  # it asks for it
+    if said.tools is not None and not any(_names(tool) in whole for tool in said.tools):
+        yield "the chat template writes nothing of tools"
+
+
+def _names(tool: Any) -> str:
+    found = tool.get("function", tool) if isinstance(tool, Mapping) else {}
+    return str(found.get("name", "")) if isinstance(found, Mapping) else ""
+
+
+# --- where its answers stand ------------------------------------------------------------------------------------------
+
+
+def _spans(
+    rendered: Callable[..., str], whole: str, messages: Sequence[Message], turn: int
+) -> Iterator[_Span | Unusable]:
+    """What the assistant said in this turn, as the template wrote it: its reasoning, if that is there, and its content.
+
+    Each is found by writing the conversation with a mark in its place: what stands before and behind the mark stands
+    before and behind the answer too. So it does not matter what the template makes of the answer, of earlier turns, or
+    of a prompt to answer (DeepSeek-R1 and Qwen3.5 open a thought there that the whole does not have).
+    """
+    message = messages[turn]
+    found = 0
+    for key, value, put in _parts(message):
+        if not value.strip():
+            continue
+
+        with_mark = [*messages[:turn], put(_MARK), *messages[turn + 1 :]]
+        marked = None if _MARK in whole else _attempt(rendered, with_mark)
+        bounds = None if marked is None else _bounds(whole, marked)
+        if bounds is None and key == "content":
+            yield Unusable("the chat template does not write an answer as it was given")
+        if bounds is None:
+            continue  # a thought of an earlier turn, which templates leave out
+        found += 1
+        yield _Span(bounds, _turn_of(rendered, whole, with_mark[: turn + 1], bounds), key)
+    if not found and not any(value.strip() for _, value, _ in _parts(message)):
+        yield Unusable("an assistant turn that only calls tools" if message.get("tool_calls") else "an empty answer")
+
+
+def _parts(message: Message) -> Iterator[tuple[str, str, Callable[[str], Message]]]:
+    """What the turn says, by key, in the order of speaking; and the message with another text in that place."""
+    for key in REASONING:
+        if isinstance(message.get(key), str):
+            yield "reasoning", message[key], lambda text, key=key: {**message, key: text}  # type: ignore[misc]
+    content = message.get("content")
+    text = words_of(content) or ""
+
+    def says(new: str) -> Message:
+        return {**message, "content": new if isinstance(content, str | None) else [{"type": "text", "text": new}]}
+
+    thought = _THOUGHT.match(text)
+    if thought is None:
+        yield "content", text, says
+        return
+    before, inside, behind = thought.groups()
+    answer = text[thought.end() :]
+    yield "reasoning", inside, lambda new: says(before + new + behind + answer)
+    yield "content", answer, lambda new: says(before + inside + behind + new)
+
+
+def _bounds(whole: str, marked: str) -> tuple[int, int] | None:
+    """The characters in the place of the mark, without white space around them; None where there is no such place."""
+    if marked.count(_MARK) != 1:
         return None
-    told = tokenizer.apply_chat_template(_messages(said), return_dict=True, return_assistant_tokens_mask=True)
-    return tuple(map(bool, told["assistant_masks"]))
+    before, behind = marked.split(_MARK)
+    if not (whole.startswith(before) and whole.endswith(behind)) or len(before) + len(behind) > len(whole):
+        return None
+    return _stripped(whole, len(before), len(whole) - len(behind))
 
 
-def _messages(said: Conversation) -> list[dict[str, str]]:
-    return [{"role": turn.role, "content": turn.content} for turn in said]
+def _stripped(text: str, start: int, end: int) -> tuple[int, int] | None:
+    inside = text[start:end]
+    start += len(inside) - len(inside.lstrip())
+    return (start, start + len(inside.strip())) if inside.strip() else None
 
 
-def _rendered(tokenizer: Any, said: Conversation, answering: bool = False) -> str:
-    """As text; answering: up to where the assistant begins to speak."""
+def _turn_of(
+    rendered: Callable[..., str], whole: str, so_far: Sequence[Message], bounds: tuple[int, int]
+) -> tuple[int, int]:
+    """The turn behind its header, with its end: what the conversation up to here (with the mark in the answer's place)
+    has behind the mark, if the whole has it too. Where the header ends, the prompt to answer says: as far as the whole
+    begins with it.
+    """
+    start, end = bounds
+    with_prompt, without = _attempt(rendered, so_far[:-1], True), _attempt(rendered, so_far[:-1])
+    if with_prompt is not None and without is not None and with_prompt.startswith(without):
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(with_prompt, whole, strict=False)))
+        if len(without) <= shared <= start:
+            start = shared
+    behind = (_attempt(rendered, so_far) or "").partition(_MARK)[2]
+    return start, end + (len(behind) if whole.startswith(behind, end) else 0)
+
+
+def _attempt(rendered: Callable[..., str], messages: Sequence[Message], answering: bool = False) -> str | None:
     try:
-        return str(tokenizer.apply_chat_template(_messages(said), tokenize=False, add_generation_prompt=answering))
-    except (TemplateError, IndexError, TypeError) as error:  # of a template that looks at turns that are not there
-        raise Unusable(f"the chat template refuses it ({_harmless(error, said)})") from None
+        return str(rendered(messages, answering)) if messages else None
+    except Unusable:
+        return None
 
 
-def _harmless(error: Exception, said: Conversation) -> str:
-    """What the template says, unless it quotes the conversation."""
-    words = " ".join(str(error).split())[:120]
-    return type(error).__name__ if any(turn.content.strip() in words for turn in said) or not words else words
+def _marked(tokenizer: Any, said: Conversation, form: Form, messages: Sequence[Message]) -> tuple[bool, ...] | None:
+    """The tokens inside the template's `{% generation %}` blocks, which is what TRL's assistant_only_loss trains on."""
+    if not re.search(r"\{%-?\s*generation\s*-?%\}", str(form.source)):
+        return None
+    asked = forms.asked_of(tokenizer, said, form)
+    told = tokenizer.apply_chat_template(list(messages), return_dict=True, return_assistant_tokens_mask=True, **asked)
+    return tuple(map(bool, told["assistant_masks"]))
 
 
 def _first(offsets: Sequence[tuple[int, int]], at: int) -> int:
@@ -235,7 +314,7 @@ def _tokens_of(text: str, offsets: Sequence[tuple[int, int]], start: int, end: i
 
 
 def cut(
-    tokenizer: Any, said: Conversation, written: Written, knows: str, longest: int, shown: int | None
+    tokenizer: Any, said: Conversation, written: Written, form: Form, knows: str, longest: int, shown: int | None
 ) -> Iterator[Cut | Unusable]:
     """Each answer that an attacker who knows so much can ask for, as a secret; or why there is none.
 
@@ -244,8 +323,11 @@ def cut(
     Raises Unusable where there is none at all.
     """
     share = share_known(knows)
-    alone = _system_alone(tokenizer, said) if knows == SYSTEM else None
-    for answer in written.answers if alone is None else written.answers[:1]:
+    alone = _system_alone(tokenizer, said, form) if knows == SYSTEM else None
+    for answer in written.answers if alone is None else written.found[:1]:
+        if isinstance(answer, Unusable):
+            yield answer
+            continue
         start, end = answer.said
         middle = start + math.floor(share * (end - start))
         if share and middle == start:
@@ -258,11 +340,17 @@ def cut(
         if alone is not None:
             prefix = tuple(tokenizer(alone, add_special_tokens=False, verbose=False)["input_ids"])
             wording = replace(wording, prefix=alone)
+        if not prefix:
+            yield Unusable("an answer with nothing before it")
+            continue
         yield Cut(prefix, written.tokens[middle:last], wording, middle, stands)
 
 
-def _system_alone(tokenizer: Any, said: Conversation) -> str:
+def _system_alone(tokenizer: Any, said: Conversation, form: Form) -> str:
     """What an attacker sends who knows the system turn and no other. Raises Unusable where there is none."""
-    if said[0].role != SYSTEM:
+    messages = forms.messages_of(said, form)
+    if messages[0]["role"] != SYSTEM or (form.source is None and said.plain):
         raise Unusable("no system turn to know")
-    return _rendered(tokenizer, said[:1], answering=True)
+    if form.source is None:
+        return f"{words_of(messages[0].get('content'))}\n"
+    return forms.render(tokenizer, said, form, messages[:1], answering=True)

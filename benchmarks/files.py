@@ -11,21 +11,27 @@ import io
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import date
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from auditor.benchmarks import chat, marks
+from auditor.benchmarks import chat, forms, marks, talks
+from auditor.benchmarks.forms import Form
 from auditor.benchmarks.occurrences import occurrences, runs_on
 from auditor.benchmarks.picking import Corpus
-from auditor.benchmarks.splitting import Record, Source, Split, check_lengths, divide
+from auditor.benchmarks.splitting import Record, Source, Split, check_lengths, divide, plural, rows_named
 from auditor.benchmarks.wording import token_ends, worded
 from auditor.core.cache import cache_folder
 from auditor.core.disk import scratch_folder
 from auditor.core.errors import AuditError
+from auditor.core.knowledge import USER
 from auditor.core.nouns import Mark, Tokens, Wording
+from auditor.core.streams import generator
 from auditor.plugins.benchmark import Benchmark
 
 if TYPE_CHECKING:
@@ -37,7 +43,7 @@ _GROUPS, _GROUP_LENGTH = 50, 80  # what a report can show, and what no free text
 _BATCH = 1000  # rows tokenised at once: offsets of a whole data set need not fit in memory
 _MOST_COPIES = 10_000_000  # records of a training, in memory together
 _PLAIN = (("text",), ("prefix", "suffix"))  # layouts, beside those of conversations
-_CHAT = tuple(dict.fromkeys(column for layout in chat.LAYOUTS for column in layout)) + chat.BESIDE
+_CHAT = tuple(dict.fromkeys(column for layout in talks.LAYOUTS for column in layout)) + talks.BESIDE
 # All that is ever looked at, but what the user names.
 _COLUMNS = ("prefix", "suffix", "text", "repeats", marks.COLUMN, *_CHAT)
 _USUAL = {
@@ -71,6 +77,7 @@ class Files(Benchmark):
         limit: int | None = None,
         seed: int = 0,
         group_column: str | None = None,
+        form: Form | None = None,
     ):
         """Reads and cuts everything at once. Raises AuditError for whatever a user can mend, in one sentence.
 
@@ -83,20 +90,21 @@ class Files(Benchmark):
         check_lengths(prefix_length, suffix_length)
         split = Split(known_fraction, limit, seed)
         self.tokenizer = _fast(tokenizer)
-        cut = _Cut(self.tokenizer, prefix_length, suffix_length or _LENGTH, windows, knows)
+        cut = _Cut(self.tokenizer, prefix_length, suffix_length or _LENGTH, windows, knows, form)
         members = _source("--data", data, cut, group_column)
         pairs = None if known is None else _source("--known", known, cut)
         others = None if nonmembers is None else _source("--nonmembers", nonmembers, cut, group_column)
         lost = None if forget is None else _source("--forget", forget, cut)
         for source in (pairs, others, lost):
-            if source is not None and source.framed != members.framed:
+            if source is not None and (source.form is None) != (members.form is None):
                 raise AuditError(f"expected conversations in both or neither of {members.where} and {source.where}")
         parts = divide(members, pairs, others, split, "row", lost)
         self.secrets, self.known, self.heldout = parts.secrets, parts.known, parts.heldout
         self.forgotten = parts.forgotten
         self.description = f"{Path(data).name if Path(data).exists() else data}: {parts.counted()}"
-        self.framed = members.framed
-        if self.framed:  # of a conversation, what is answered: the rest need not have been learnt
+        self.form = members.form
+        self.framed = self.form is not None and self.form.source is not None
+        if self.form is not None:  # of a conversation, what is answered: the rest need not have been learnt
             self.heldout_given = tuple(len(secret.prefix) for secret in self.secrets if not secret.member)
         self.notes = (_tokenizer_note(self.tokenizer), *parts.notes)
         self._given = {True: ("--data", data), False: ("--nonmembers", nonmembers)}
@@ -108,11 +116,11 @@ class Files(Benchmark):
             return
         table = read_table(flag, name)
         layout, repeats = _layout(table), _repeats(table)
-        if layout not in _PLAIN:
+        if self.form is not None:
             for said, times in zip(_conversations(table, layout), repeats, strict=True):
-                with suppress(chat.Unusable):  # nobody is attacked in such a row either, and the notes say so
-                    if not isinstance(said, chat.Unusable):
-                        yield chat.write(self.tokenizer, said).tokens, times
+                with suppress(talks.Unusable):  # nobody is attacked in such a row either, and the notes say so
+                    if not isinstance(said, talks.Unusable):
+                        yield chat.write(self.tokenizer, said, self.form).tokens, times
             return
         texts = _joined(table, layout)
         for first in range(0, len(texts), _BATCH):
@@ -159,6 +167,7 @@ class _Cut:
     suffix_length: int
     windows: int | None = None
     knows: str | None = None
+    form: Form | None = None  # of conversations; None: the usual one
 
 
 _Halves = tuple[Tokens, Tokens, Wording] | str  # prefix and suffix, as tokens and as written, or why there is none
@@ -180,7 +189,10 @@ def _source(flag: str, name: str, cut: _Cut, group_column: str | None = None) ->
     table = read_table(flag, name, _COLUMNS if group_column is None else (*_COLUMNS, group_column))
     if not table.rows:
         raise AuditError(f"{table.where} is empty: expected at least one row")
-    parts, how, texts = _parts(table, cut)
+    layout = _layout(table)
+    form = None if layout in _PLAIN else cut.form or usual_form(cut.tokenizer, table)
+    remarks = Counter[str]()
+    parts, how, texts = _parts(table, replace(cut, form=form), remarks)
     if flag == "--data":  # nobody asks how often known pairs and non-members occur
         repeats = _repeats(table)
         how += f"; repeat counts {_FROM_COLUMN if 'repeats' in table.columns else _FROM_ROWS}"
@@ -190,9 +202,10 @@ def _source(flag: str, name: str, cut: _Cut, group_column: str | None = None) ->
     records: list[Record] = []
     standing: list[str] = []
     left_out: dict[str, list[int]] = {}
+    unasked: dict[str, list[int]] = {}  # answers of rows that have others
     for one in parts:
         if isinstance(one.halves, str):
-            left_out.setdefault(one.halves, []).append(one.row)
+            (left_out if one.part is None else unasked).setdefault(one.halves, []).append(one.row)
         else:
             prefix, suffix, wording = one.halves
             record = Record(one.row, prefix, suffix, repeats[one.row], groups[one.row], wording, one.part, one.at)
@@ -202,9 +215,15 @@ def _source(flag: str, name: str, cut: _Cut, group_column: str | None = None) ->
         records = _counted(records, standing, texts)
     if marks.COLUMN in table.columns:
         records = _marked(records, table)
+    if not records:
+        left_out |= unasked
     reasons = tuple((why, tuple(rows)) for why, rows in left_out.items())
-    framed = _layout(table) not in _PLAIN
-    return Source(table.where, tuple(records), reasons, (f"{table.where}: {how}",), framed)
+    dropped = (
+        f"left out {plural(len(rows), 'answer')}: {why} ({rows_named(sorted(set(rows)))})"
+        for why, rows in unasked.items()
+    )
+    notes = (how, *dropped, *(f"{why} ({plural(count, 'conversation')})" for why, count in remarks.items()))
+    return Source(table.where, tuple(records), reasons, tuple(f"{table.where}: {note}" for note in notes), form)
 
 
 def _counted(records: Sequence[Record], standing: Sequence[str], texts: Sequence[str]) -> list[Record]:
@@ -257,20 +276,21 @@ def _text_in(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _parts(table: _Table, cut: _Cut) -> tuple[Iterator[_Part], str, Sequence[str]]:
+def _parts(table: _Table, cut: _Cut, remarks: Counter[str]) -> tuple[Iterator[_Part], str, Sequence[str]]:
     """The secrets of each row, how they were cut, and what the rows say, which is whole when all secrets are read.
 
-    Raises AuditError for a flag that says nothing to this layout.
+    remarks: is given what of conversations is not written, with how many say so. Raises AuditError for a flag that says
+    nothing to this layout.
     """
     layout = _layout(table)
     if cut.knows is not None and layout in _PLAIN:
         raise AuditError(f"--knows is about conversations (messages), but {table.where} has {' and '.join(layout)}")
     if cut.windows is not None and layout != ("text",):
         raise AuditError(f"--windows slides over a text column, but {table.where} has {' and '.join(layout)}")
-    if layout not in _PLAIN:
-        knows, texts = cut.knows or chat.USER, list[str]()
-        how = f"assistant turns, {cut.suffix_length} tokens of each, in the tokenizer's chat template (--knows {knows})"
-        return _cut_conversations(cut, knows, _conversations(table, layout), texts), how, texts
+    if cut.form is not None:
+        knows, texts = cut.knows or USER, list[str]()
+        how = f"assistant turns, {cut.suffix_length} tokens of each, as --template {cut.form.said} (--knows {knows})"
+        return _cut_conversations(cut, cut.form, knows, _conversations(table, layout), (texts, remarks)), how, texts
     said = _joined(table, layout)
     if layout == ("prefix", "suffix"):
         halves = _cut_pairs(cut.tokenizer, _texts(table, "prefix"), _texts(table, "suffix"))
@@ -302,36 +322,63 @@ def _cut_texts(cut: _Cut, prefix: int, texts: Sequence[str]) -> Iterator[_Part]:
 
 
 def _cut_conversations(
-    cut: _Cut, knows: str, talks: Iterator[chat.Conversation | chat.Unusable], texts: list[str]
+    cut: _Cut,
+    form: Form,
+    knows: str,
+    said: Iterator[talks.Conversation | talks.Unusable],
+    told: tuple[list[str], Counter[str]],
 ) -> Iterator[_Part]:
-    """texts: is given what the template makes of each."""
-    chat.check_template(cut.tokenizer)
-    for row, said in enumerate(talks):
+    """told: is given what is written of each, and what is not."""
+    texts, remarks = told
+    for row, one in enumerate(said):
         try:
-            if isinstance(said, chat.Unusable):
-                raise said
-            written = chat.write(cut.tokenizer, said)
-            texts.append(written.text)
-            found = list(chat.cut(cut.tokenizer, said, written, knows, cut.suffix_length, cut.prefix_length))
-        except chat.Unusable as why:
+            if isinstance(one, talks.Unusable):
+                raise one
+            written = chat.write(cut.tokenizer, one, form)
+            found = list(chat.cut(cut.tokenizer, one, written, form, knows, cut.suffix_length, cut.prefix_length))
+        except talks.Unusable as why:
             yield _Part(row, str(why))
             continue
-        for part, one in enumerate(found):
+        texts.append(written.text)
+        remarks.update(written.remarks)
+        for part, answer in enumerate(found):
             number = part if len(found) > 1 else None
-            if isinstance(one, chat.Unusable):
-                yield _Part(row, str(one), number)
+            if isinstance(answer, talks.Unusable):
+                yield _Part(row, str(answer), number)
             else:
-                yield _Part(row, (one.prefix, one.suffix, one.wording), number, one.at, one.stands)
+                yield _Part(row, (answer.prefix, answer.suffix, answer.wording), number, answer.at, answer.stands)
 
 
-def _conversations(table: _Table, layout: Sequence[str]) -> Iterator[chat.Conversation | chat.Unusable]:
-    """What each row says, or why it cannot be used."""
-    columns = [name for name in (*layout, *chat.BESIDE) if name in table.columns]
-    for values in zip(*(table.column(name) for name in columns), strict=True):
-        row = {name: None if value is _ABSENT else value for name, value in zip(columns, values, strict=True)}
+def usual_form(tokenizer: Any, table: _Table) -> Form:
+    """What trainers make of such rows first of all; today, where the template writes the day.
+
+    Raises AuditError for messages and a tokenizer without a template.
+    """
+    rows = (said for said in _conversations(table, _layout(table)) if not isinstance(said, talks.Unusable))
+    first = list(islice(rows, 1))
+    return forms.usual_form(tokenizer, first, f"{date.today()}") if first else Form(forms.NONE)
+
+
+def sampled(flag: str, name: str, count: int) -> list[talks.Conversation] | None:
+    """So many usable rows of a file, the same ones each time; None where it holds no conversations or instructions."""
+    table = _read(flag, name)
+    if not table.rows or (layout := _layout(table)) not in talks.LAYOUTS:
+        return None
+    order = generator("text form", table.rows).permutation(table.rows).tolist()
+    usable = (one for one in _conversations(table, layout, order) if not isinstance(one, talks.Unusable))
+    return list(islice(usable, count))
+
+
+def _conversations(
+    table: _Table, layout: Sequence[str], order: Sequence[int] | None = None
+) -> Iterator[talks.Conversation | talks.Unusable]:
+    """What each row says, or why it cannot be used. order: of which rows; None: of all."""
+    columns = {name: table.column(name) for name in (*layout, *talks.BESIDE) if name in table.columns}
+    for i in range(table.rows) if order is None else order:
+        row = {name: None if values[i] is _ABSENT else values[i] for name, values in columns.items()}
         try:
-            yield chat.conversation(layout, row)
-        except chat.Unusable as why:
+            yield talks.conversation(layout, row)
+        except talks.Unusable as why:
             yield why
 
 
@@ -413,7 +460,7 @@ def _joined(table: _Table, layout: Sequence[str]) -> list[str]:
 
 def training_texts(
     name: str, text_column: str | None = None, unit_column: str | None = None
-) -> tuple[Sequence[str | chat.Conversation], list[str] | None]:
+) -> tuple[Sequence[str | talks.Conversation], list[str] | None]:
     """Every row's text (prefix and suffix joined, where those are the columns) or conversation, as often as its
     `repeats` say.
 
@@ -427,7 +474,7 @@ def training_texts(
             raise AuditError(f"{table.where}: expected one column {column!r}, got {times or named(table.columns)}")
     layout = (text_column,) if text_column is not None else _layout(table)
     plain = layout in _PLAIN or text_column is not None
-    found: Sequence[str] | Sequence[chat.Conversation] = _joined(table, layout) if plain else _talks(table, layout)
+    found: Sequence[str] | Sequence[talks.Conversation] = _joined(table, layout) if plain else _talks(table, layout)
     for row, text in enumerate(found):
         if not text:
             raise AuditError(f"{table.where}, row {row} (counted from 0): expected text, got an empty one")
@@ -449,11 +496,11 @@ def _plain_layout(table: _Table) -> tuple[str, ...]:
     return layout
 
 
-def _talks(table: _Table, layout: Sequence[str]) -> list[chat.Conversation]:
+def _talks(table: _Table, layout: Sequence[str]) -> list[talks.Conversation]:
     """Every row's conversation. Raises AuditError with the row that has none: what is left out is not trained on."""
     found = []
     for row, said in enumerate(_conversations(table, layout)):
-        if isinstance(said, chat.Unusable):
+        if isinstance(said, talks.Unusable):
             raise AuditError(
                 f"{table.where}, row {row} (counted from 0): expected a conversation to train on, got {said}"
             )
@@ -474,11 +521,11 @@ def _units(table: _Table, column: str) -> list[str]:
 
 
 def _layout(table: _Table) -> tuple[str, ...]:
-    """One of `_PLAIN` and `chat.LAYOUTS`. Raises AuditError, naming the columns found, for none, several or doubles."""
+    """One of `_PLAIN` and `talks.LAYOUTS`. Raises AuditError with the columns found for none, several or doubles."""
     for name in _COLUMNS:
         if table.columns.count(name) > 1:
             raise AuditError(f"{table.where}: expected one column {name!r}, got {table.columns.count(name)}")
-    begun = [layout for layout in (*_PLAIN, *chat.LAYOUTS) if {layout[0], layout[-1]} & set(table.columns)]
+    begun = [layout for layout in (*_PLAIN, *talks.LAYOUTS) if {layout[0], layout[-1]} & set(table.columns)]
     whole = [layout for layout in begun if set(layout) <= set(table.columns)]
     plain = [layout for layout in begun if layout in _PLAIN]
     if len(whole) == 1 and plain in ([], whole):
@@ -490,7 +537,7 @@ def _layout(table: _Table) -> tuple[str, ...]:
         )
     raise AuditError(
         f"{table.where}: expected either the columns prefix and suffix or the column text, or conversations "
-        f"({', '.join('+'.join(layout) for layout in chat.LAYOUTS)}), got {named(table.columns)}"
+        f"({', '.join('+'.join(layout) for layout in talks.LAYOUTS)}), got {named(table.columns)}"
     )
 
 

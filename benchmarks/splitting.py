@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from auditor.benchmarks.forms import Form
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Pair, Secret, Tokens, Wording
 from auditor.core.streams import generator
@@ -45,7 +46,7 @@ class Source:
     records: tuple[Record, ...]
     left_out: tuple[tuple[str, tuple[int, ...]], ...] = ()  # (why, row numbers)
     notes: tuple[str, ...] = ()
-    framed: bool = False  # see Benchmark
+    form: Form | None = None  # how its conversations are rendered; None: they are none
 
 
 @dataclass(frozen=True)

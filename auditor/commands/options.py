@@ -34,6 +34,18 @@ Public = Annotated[
     typer.Option(help="Public model: base of a PMixED ensemble, and what claim-setting prompts are tuned on."),
 ]
 Limit = Annotated[int | None, typer.Option(help="Attack at most so many members, and so many non-members.")]
+Template = Annotated[
+    str | None,
+    typer.Option(
+        metavar="auto|none|model|FILE",
+        help="How conversations and instructions are rendered: the tokenizer's chat template, a file's, none, or "
+        "alpaca, trl. [default: auto]",
+    ),
+]
+Date = Annotated[
+    str | None,
+    typer.Option(metavar="YYYY-MM-DD", help="The day that the chat template writes: the day of the training."),
+]
 Seed = Annotated[int | None, typer.Option(help="All randomness follows from it. [default: 0]")]
 Seeds = Annotated[
     str | None, typer.Option(metavar="0-4|0,2", help="Run at each of these seeds, instead of the plan's.")

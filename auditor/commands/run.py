@@ -104,6 +104,8 @@ class PlanFlags:
             metavar="STRIDE", help="Attack whole texts: a prefix and suffix every STRIDE tokens. [default: the start]"
         ),
     ] = None
+    template: options.Template = None
+    date: options.Date = None
     lead: Annotated[
         str | None,
         typer.Option(

@@ -43,6 +43,8 @@ class TrainingFlags:
             "[default: assistant]",
         ),
     ] = None
+    template: options.Template = None
+    date: options.Date = None
     user_column: Annotated[
         str | None,
         typer.Option("--user-column", "--group-column", help="Column that says whose a record is. [default: its text]"),

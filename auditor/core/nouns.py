@@ -123,6 +123,26 @@ class Lead:
 
 
 @dataclass(frozen=True)
+class TextForm:
+    """How conversations are rendered: template and day as `--template` and `--date` take them.
+
+    digest: SHA-256 of the template and the rest that decides, in hex; said: which and why, in words; doubts: why
+    nothing seen may be due to the rendering, a sentence each.
+    """
+
+    template: str
+    day: str | None
+    digest: str
+    said: str
+    doubts: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """As a record has it."""
+        return f"{self.template}{f', {self.day}' if self.day else ''} (SHA-256 {self.digest[:12]})"
+
+
+@dataclass(frozen=True)
 class Challenge:
     """All that an attack is told. Never the answers."""
 

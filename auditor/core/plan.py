@@ -12,6 +12,7 @@ import re
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import date
 from typing import Annotated, Any, Literal
 from urllib.parse import SplitResult, urlsplit
 
@@ -117,6 +118,8 @@ class Plan:
     prefix_length: Annotated[int | None, SUBJECT | RECORDS] = None
     suffix_length: Annotated[int | None, SUBJECT | RECORDS] = None
     knows: Annotated[str | None, SUBJECT | OWN | RECORDS] = None  # of a conversation: system, user, partial:F
+    template: Annotated[str, SUBJECT | OWN | RECORDS] = AUTO  # how conversations are rendered: benchmarks/forms.py
+    date: Annotated[str | None, SUBJECT | OWN | RECORDS] = None  # YYYY-MM-DD, what their template writes as the day
     windows: Annotated[int | None, SUBJECT | OWN | RECORDS | COUNT] = None  # tokens between the starts of two of a text
     limit: Annotated[int | None, SUBJECT | RECORDS | COUNT] = None
     ensemble_limit: Annotated[int | None, METHOD | ATTACKER | COUNT] = None  # members, behind an ensemble; None: all
@@ -163,6 +166,10 @@ class Plan:
             share_known(self.knows)
         if not self.lead:
             raise AuditError("expected --lead as auto, none, bos, eos or a text, got an empty one")
+        if not self.template:
+            raise AuditError("expected --template as auto, none, model or a file, got an empty one")
+        if self.date is not None:
+            check_day(self.date)
         if not self.attack:
             raise AuditError("expected at least one --attack, got none; `audit list` shows them")
 
@@ -266,6 +273,16 @@ def _check_no_credentials(model_args: Mapping[str, str]) -> None:
                 f"expected no credential in --model-arg, where records and reports would show it, got {name}=...: a "
                 "token for the hub comes from HF_TOKEN or `hf auth login`"
             )
+
+
+def check_day(asked: str) -> None:
+    """Raises AuditError for what is no day as --date takes it."""
+    try:
+        known = len(asked) == len("YYYY-MM-DD") and date.fromisoformat(asked)
+    except ValueError:
+        known = False
+    if not known:
+        raise AuditError(f"expected --date as YYYY-MM-DD, got {asked!r}")
 
 
 def _without_key(url: SplitResult) -> str:

@@ -223,6 +223,7 @@ class BenchmarkRecord:
     notes: tuple[str, ...] = ()
     kinds: dict[str, KindCount] = field(default_factory=dict)  # of personal data
     doubts: tuple[Doubt, ...] = ()  # about the data, and so about every row
+    text_form: str = ""  # how conversations are rendered: template, day and digest; "": there are none
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,8 @@ def differences(run: Run, base: Run) -> Iterator[str]:
         seeds = f"; seeds {mine.seed} and {theirs.seed}" if mine.seed != theirs.seed else ""
         digests = f"{_short(mine.benchmark.digest)} against {_short(theirs.benchmark.digest)}"
         yield f"data set: other secrets (digest {digests}{seeds})"
+    if mine.benchmark.text_form and theirs.benchmark.text_form:
+        yield from _differs("text form (--template, --date)", mine.benchmark.text_form, theirs.benchmark.text_form)
     for name in about(ATTACKER):
         yield from _differs(f"attack settings: {name}", mine.plan.get(name), theirs.plan.get(name))
     others = {finding.key: finding for finding in theirs.findings}

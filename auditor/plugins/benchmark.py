@@ -7,7 +7,7 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from auditor.core.nouns import Challenge, Pair, Query, Secret, Tokens, evenly
+from auditor.core.nouns import Challenge, Pair, Query, Secret, TextForm, Tokens, evenly
 from auditor.core.result import Doubt
 
 
@@ -22,6 +22,7 @@ class Benchmark:
     marks_all: ClassVar[bool] = False  # whether it marks all personal data that it holds: nobody has to look for it
 
     tokenizer: Any = None
+    text_form: TextForm | None = None  # how its conversations are rendered; None: it has none
     framed: bool = False  # whether its prefixes begin as training texts did: with what a chat template put there
     as_trained: bool = False  # whether its token ids are a trainer's own: nothing else stood before them
     secrets: tuple[Secret, ...]  # members and non-members alike

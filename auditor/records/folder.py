@@ -19,7 +19,7 @@ from auditor.core import disk, locks
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.jsonfiles import read_object
-from auditor.core.nouns import CellKey, Guesses, Lead, Observation, TokenLogProbs
+from auditor.core.nouns import CellKey, Guesses, Lead, Observation, TextForm, TokenLogProbs
 from auditor.records import weights
 from auditor.records.details import OBSERVATIONS, SECRETS, TOKENS
 from auditor.records.journal import (
@@ -37,6 +37,7 @@ PLAN = "plan.json"
 _RUNS, _LATEST = Path("runs"), "latest"
 _GUESSES = "guesses.jsonl"
 _SECRETS, _HELDOUT, _WEIGHTS, _LEAD = "secrets.sha256", "heldout.json", "weights.json", "lead.json"
+_TEXT_FORM = "text_form.json"
 
 Item = TypeVar("Item")
 
@@ -102,7 +103,7 @@ class RunFolder:
             latest.unlink()  # nor does it point at the run before, which would be taken for this one
         (self.path / "state").rmdir()
         (self.path / PLAN).unlink()
-        for name in (_SECRETS, _WEIGHTS, _LEAD, SECRETS, TOKENS, locks.LOCK):
+        for name in (_SECRETS, _WEIGHTS, _LEAD, _TEXT_FORM, SECRETS, TOKENS, locks.LOCK):
             (self.path / name).unlink(missing_ok=True)
         if self._ours:
             with contextlib.suppress(OSError):  # somebody may have put other things there
@@ -156,6 +157,18 @@ class RunFolder:
             return Lead((), "lead nothing: an older version started this run")
         lead: Lead = from_json(Lead, read_object(path, "the lead of a run"), str(path))
         return lead
+
+    def save_text_form(self, form: TextForm) -> None:
+        """Ties the folder to how conversations are rendered: a resumed run, on another day too, chooses none anew."""
+        disk.replace(self.path / _TEXT_FORM, json.dumps(to_json(form)))
+
+    def text_form(self) -> TextForm | None:
+        """None in a new folder, and for data that are not rendered."""
+        path = self.path / _TEXT_FORM
+        if not path.exists():
+            return None
+        form: TextForm = from_json(TextForm, read_object(path, "the text form of a run"), str(path))
+        return form
 
     def save_secrets(self, facts: dict[str, Any]) -> None:
         """What reports may tell of each secret (`details.facts`): a column a key, no text."""

@@ -11,10 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from scipy.stats import t as student
 from torch import Tensor
 
 from auditor.core.errors import AuditError
@@ -26,8 +23,7 @@ from auditor.generation.tries import encode
 from auditor.models.base import Check, Completions, LanguageModel, Neighbours, Rows, given_by
 from auditor.models.brackets import Told
 from auditor.models.decoding import Decoding
-from auditor.plugins.view import WORST, View
-from auditor.statistics.intervals import CONFIDENCE
+from auditor.runs.likeliest import mean_nll, most_likely
 
 _SPECIAL = ("bos", "eos")
 PAIRS = 500  # known pairs that a choice looks at, at most: a difference that more of them would show is no matter
@@ -94,12 +90,6 @@ class LedModel(LanguageModel):
 
     def doubts(self) -> tuple[Doubt, ...]:
         return self.model.doubts()
-
-    def withheld(self, prefixes: Sequence[Tokens]) -> list[bool]:
-        return self.model.withheld([(*self.lead, *prefix) for prefix in prefixes])
-
-    def finish(self) -> None:
-        self.model.finish()
 
     def special(self, kind: str) -> int | None:
         return self.model.special(kind)
@@ -181,7 +171,7 @@ def choose(
 def _likeliest(model: LanguageModel, known: Sequence[Pair], longest: int, what: str, framed: bool = False) -> Lead:
     words, every = model.tokenizer, _candidates(model, framed)
     room = math.inf if model.max_positions is None else model.max_positions
-    own, *others = leads = [lead for lead in every if len(lead) + longest <= room or not lead]
+    own, *_ = leads = [lead for lead in every if len(lead) + longest <= room or not lead]
     whose = "the chat template's own" if framed else "the tokenizer's own"
     if words is None:
         whose = "there is no tokenizer to put another"
@@ -193,12 +183,11 @@ def _likeliest(model: LanguageModel, known: Sequence[Pair], longest: int, what: 
     pairs = _some([pair for pair in known if most + len(pair.prefix) + len(pair.suffix) <= room])
     if not pairs:
         return Lead(own, f"lead {shown(own, words)}, {whose}: there are no {what} to choose by")
-    nll = {lead: _mean_nll(led(model, lead), pairs) for lead in leads}
-    likelier = [lead for lead in others if _beyond_chance(nll[own] - nll[lead], len(others))]
-    best = min(likelier, key=lambda lead: float(nll[lead].mean()), default=own)
+    nll = {lead: mean_nll(led(model, lead), pairs) for lead in leads}
+    best = most_likely(own, nll)
     means = {lead: f"{values.mean():.3f}" for lead, values in nll.items()}
     beside = ", ".join(f"{shown(lead, words)} {mean}" for lead, mean in means.items() if lead != best)
-    which = f"the likeliest of {len(nll)} by" if likelier else f"{whose}, and no other is likelier beyond chance by"
+    which = f"the likeliest of {len(nll)} by" if best != own else f"{whose}, and no other is likelier beyond chance by"
     said = f"lead {shown(best, words)}, {which} {len(pairs)} {what}: {means[best]} nats a token"
     return Lead(best, f"{said} ({beside})" if beside else said)
 
@@ -235,7 +224,7 @@ def shown(lead: Tokens, tokenizer: Any) -> str:
 def _candidates(model: LanguageModel, framed: bool) -> list[Tokens]:
     """The tokenizer's own choice, then nothing, bos and eos: each once, as far as the model has them."""
     special = (_special(kind, model) for kind in _SPECIAL)
-    leads = [() if framed else _own(model.tokenizer), (), *((token,) for token in special if token is not None)]
+    leads = [() if framed else usual_lead(model.tokenizer), (), *((token,) for token in special if token is not None)]
     return [lead for lead in dict.fromkeys(leads) if _readable(lead, model)]
 
 
@@ -243,7 +232,7 @@ def _readable(lead: Tokens, model: LanguageModel) -> bool:
     return all(0 <= token < model.vocab_size for token in lead)
 
 
-def _own(tokenizer: Any) -> Tokens:
+def usual_lead(tokenizer: Any) -> Tokens:
     """What the tokenizer puts in front of a text."""
     if tokenizer is None:
         return ()
@@ -292,18 +281,3 @@ def _some(known: Sequence[Pair]) -> list[Pair]:
     """The same ones for every seed: which lead stands there is no draw of the attack's."""
     kept = generator("lead", len(known)).permutation(len(known))[:PAIRS]
     return [known[i] for i in sorted(kept.tolist())]
-
-
-def _mean_nll(model: LanguageModel, pairs: Sequence[Pair]) -> NDArray[np.float64]:
-    """(pairs,) nats a token of the suffix."""
-    view = View("lead", model, WORST, seed=0)
-    return np.array(view.mean_nll(model, [(pair.prefix, pair.suffix) for pair in pairs]))
-
-
-def _beyond_chance(gain: NDArray[np.float64], comparisons: int) -> bool:
-    """Whether the mean of paired differences is above 0 at the usual level, divided by the number of comparisons."""
-    n = len(gain)
-    if n < 2:
-        return False
-    reach = student.ppf(1 - (1 - CONFIDENCE) / 2 / comparisons, n - 1) * gain.std(ddof=1) / math.sqrt(n)
-    return bool(gain.mean() > reach)

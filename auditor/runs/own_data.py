@@ -12,16 +12,17 @@ from auditor.benchmarks.files import Files
 from auditor.benchmarks.lm_extraction import LMExtraction, is_lm_extraction
 from auditor.benchmarks.tokenised import Tokenised, is_tokenised
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Secret
-from auditor.core.plan import Plan
+from auditor.core.nouns import Secret, TextForm
+from auditor.core.plan import AUTO, Plan
+from auditor.core.result import Doubt
 from auditor.models.base import LanguageModel
 from auditor.models.vocabulary import check_tokens
 from auditor.plugins.benchmark import Benchmark
-from auditor.runs import coining
+from auditor.runs import coining, text_form
 
 
-def load_data(plan: Plan, model: LanguageModel) -> Benchmark:
-    """The records and canaries of a plan outside the lab."""
+def load_data(plan: Plan, model: LanguageModel, held: TextForm | None = None) -> Benchmark:
+    """The records and canaries of a plan outside the lab. held: how a run that is resumed renders conversations."""
     canaries: tuple[Secret, ...] = ()
     if plan.canaries is not None:
         manifest = manifests.read(Path(plan.canaries))
@@ -32,12 +33,12 @@ def load_data(plan: Plan, model: LanguageModel) -> Benchmark:
         return manifests.Canaries(
             canaries, model.tokenizer, f"{Path(str(plan.canaries)).name}: {len(canaries)} canaries"
         )
-    benchmark = _load_records(plan, plan.data, model)
+    benchmark = _load_records(plan, plan.data, model, held)
     benchmark.canaries = canaries
     return benchmark
 
 
-def _load_records(plan: Plan, data: str, model: LanguageModel) -> Benchmark:
+def _load_records(plan: Plan, data: str, model: LanguageModel, held: TextForm | None) -> Benchmark:
     common: dict[str, Any] = {
         "known": plan.known,
         "known_fraction": plan.known_fraction,
@@ -49,8 +50,8 @@ def _load_records(plan: Plan, data: str, model: LanguageModel) -> Benchmark:
     if is_lm_extraction(Path(data)):
         if plan.group_column is not None:
             raise AuditError(f"--group-column names a column, which the arrays of {data!r} do not have")
-        for name in ("knows", "windows", "forget"):
-            if getattr(plan, name) is not None:
+        for name in ("knows", "windows", "forget", "template", "date"):
+            if getattr(plan, name) not in (None, AUTO):
                 raise AuditError(f"--{name} is about text, which the arrays of {data!r} do not have")
         arrays = LMExtraction(data, vocab_size=model.vocab_size, prefix_length=prefix, suffix_length=suffix, **common)
         arrays.tokenizer = model.tokenizer
@@ -64,6 +65,8 @@ def _load_records(plan: Plan, data: str, model: LanguageModel) -> Benchmark:
         )
         benchmark.tokenizer = model.tokenizer
     else:
+        chosen = text_form.choose(plan, model, held)
+        form, said = (None, None) if chosen is None else chosen
         benchmark = Files(
             data,
             model.tokenizer,
@@ -73,8 +76,13 @@ def _load_records(plan: Plan, data: str, model: LanguageModel) -> Benchmark:
             windows=plan.windows,
             group_column=plan.group_column,
             forget=plan.forget,
+            form=form,
             **common,
         )
+        if said is not None:
+            benchmark.text_form = said
+            benchmark.notes += (said.said,)
+            benchmark.doubts += tuple(Doubt("text form", sentence) for sentence in said.doubts)
     if model.tokenizer is not None and len(model.tokenizer) != model.vocab_size:
         pairs = (*((s.prefix, s.suffix) for s in benchmark.secrets), *((p.prefix, p.suffix) for p in benchmark.known))
         check_tokens("the data", (*itertools.chain(*pairs), *benchmark.heldout), model.vocab_size, model.name)

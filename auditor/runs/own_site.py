@@ -27,6 +27,7 @@ from auditor.plugins.trainer import RECORD, made
 from auditor.privacy import gradient_canaries, promises
 from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.privacy.promises import PrivacyRecord
+from auditor.records.folder import RunFolder
 from auditor.runs.collector import decoder
 from auditor.runs.own_data import load_data
 from auditor.runs.reporter import Reporter
@@ -46,6 +47,7 @@ class OwnSite(Site):
     def __init__(self, plan: Plan, reporter: Reporter, shelf: Shelf) -> None:
         super().__init__(plan, reporter, shelf)
         self._ensembles: dict[str, Ensemble] = {}
+        self._folder: RunFolder | None = None
 
     @property
     def attack_defaults(self) -> Mapping[str, Mapping[str, Any]]:
@@ -139,8 +141,15 @@ class OwnSite(Site):
         return found
 
     def data(self) -> Benchmark:
-        benchmark: Benchmark = self.shelf.get("data", self.subject, lambda: load_data(self.plan, self.model))
+        held = None if self._folder is None else self._folder.text_form()
+        key = [self.subject, held and held.digest]
+        benchmark: Benchmark = self.shelf.get("data", key, lambda: load_data(self.plan, self.model, held))
+        if self._folder is not None and benchmark.text_form is not None:
+            self._folder.save_text_form(benchmark.text_form)
         return benchmark
+
+    def opened(self, folder: RunFolder) -> None:
+        self._folder = folder
 
     def notes(self) -> tuple[str, ...]:
         models = (self.model, self.public, self.reference)

@@ -24,7 +24,7 @@ from auditor.records import details, names, weights
 from auditor.records.folder import RunFolder
 from auditor.records.frontier import frontiers, subjects
 from auditor.records.unlearning import unlearned
-from auditor.runs import machine, personal, scoring, withheld
+from auditor.runs import machine, personal, scoring
 from auditor.runs.audit import Audit, choose_lead, longest_context
 from auditor.runs.cells import Gathering, cells
 from auditor.runs.chains import Chains
@@ -69,7 +69,7 @@ def run(
         greedy = _greedy(audit, targets.undefended, clock)
         records, findings = list[TargetRecord](), list[Finding]()
         place = Workplace(audit, targets)
-        engine.open(place, WorkplaceThere(SiteThere(plan), audit.lead, site.read()))
+        engine.open(place, WorkplaceThere(SiteThere(_settled(plan, site)), audit.lead, site.read()))
         for target in targets.each(clock):
             place.take(target)
             gathering = Gathering(audit, target, place, engine, collector)
@@ -94,6 +94,12 @@ def run(
     )
     result = replace(result, frontiers=frontiers(subjects({plan.seed: (result, folder)})))
     return replace(result, unlearning=tuple(_unlearned(result, audit, one.models) for one in selection.around))
+
+
+def _settled(plan: Plan, site: Site) -> Plan:
+    """The plan with what was chosen for it: a worker renders conversations as the run does."""
+    form = site.benchmark.text_form
+    return plan if form is None else replace(plan, template=form.template, date=form.day)
 
 
 def _unlearned(result: AuditResult, audit: Audit, models: Mapping[str, str]) -> Unlearning:
@@ -194,9 +200,7 @@ def _measured(gathering: Gathering, clock: Clock, findings: list[Finding]) -> Ta
             finding = cell.measure()
         names.refuse_ids(finding, audit.benchmark.secrets)
         findings.append(finding)
-    doubts = tuple(withheld.doubts(audit, target))
-    target.model.finish()
-    return target.record(perplexities, audit.lead, doubts)
+    return target.record(perplexities, audit.lead)
 
 
 def _benchmark_record(
@@ -222,4 +226,5 @@ def _benchmark_record(
         notes=benchmark.notes,
         kinds=dict(audit.personal.counts),
         doubts=benchmark.doubts,
+        text_form="" if benchmark.text_form is None else benchmark.text_form.name,
     )

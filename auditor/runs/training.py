@@ -19,13 +19,16 @@ from typing import Any, ClassVar
 import torch
 
 from auditor import __version__
-from auditor.benchmarks.chat import ASSISTANT, LEARNT, Conversation, Unusable, check_template, write
+from auditor.benchmarks import forms
+from auditor.benchmarks.chat import LEARNT, Written, write
 from auditor.benchmarks.files import training_texts
+from auditor.benchmarks.forms import Form
 from auditor.benchmarks.splitting import rows_named
+from auditor.benchmarks.talks import ASSISTANT, Conversation, Unusable
 from auditor.core import disk, locks
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
-from auditor.core.plan import LOCAL, EngineOptions
+from auditor.core.plan import AUTO, LOCAL, EngineOptions, check_day
 from auditor.engines.choose import engine_of
 from auditor.engines.engine import Engine
 from auditor.engines.there import There
@@ -59,6 +62,8 @@ class Training:
     lora_alpha: int = 16
     text_column: str | None = None
     loss_on: str | None = None  # of conversations: assistant (None) or all
+    template: str = AUTO  # how conversations are rendered: as the usual trainers do
+    date: str | None = None  # what a template writes as the day
     user_column: str | None = None
     heldout: str | None = None  # records that are not trained on, for a method that chooses by them
     forget: str | None = None  # of the records, those that the model is to forget, for a method that unlearns
@@ -213,7 +218,10 @@ def _records(
         raise AuditError(f"expected --loss-on {' or '.join(LEARNT)}, of conversations, got {got}")
     whose = "users or groups" if units is not None else "distinct texts"
     if talks:
-        records, said = _of_conversations(base.tokenizer, talks, asked.loss_on or ASSISTANT)
+        form = _form(asked, base.tokenizer, talks)
+        records, said = _of_conversations(base.tokenizer, talks, asked.loss_on or ASSISTANT, form)
+    elif asked.template != AUTO or asked.date is not None:
+        raise AuditError("--template and --date are about conversations and instructions, got them with text")
     else:
         records, said = _of_texts(base.tokenizer, [row for row in rows if isinstance(row, str)]), ()
     check_tokens("the records", [record.tokens for record in records], base.vocab_size, base.name)
@@ -251,21 +259,43 @@ def _of_texts(tokenizer: Any, texts: list[str]) -> list[TrainingRecord]:
     return [TrainingRecord(text, tuple(ids), record_names([text])[0]) for text, ids in zip(texts, tokens, strict=True)]
 
 
+def _form(asked: Training, tokenizer: Any, talks: Sequence[Conversation]) -> Form:
+    """The rendering that is asked for, else the usual one. Raises AuditError for a day that nobody named."""
+    if asked.date is not None:
+        check_day(asked.date)
+    usual = forms.candidates(tokenizer, talks)[0].name
+    form = forms.named(usual if asked.template == AUTO else asked.template, asked.date, tokenizer)
+    if form.writes_day and form.day is None:
+        raise AuditError(
+            "expected --date YYYY-MM-DD, as the chat template writes the day: what is learnt must not hang on when"
+        )
+    return form
+
+
 def _of_conversations(
-    tokenizer: Any, talks: Sequence[Conversation], loss_on: str
+    tokenizer: Any, talks: Sequence[Conversation], loss_on: str, form: Form
 ) -> tuple[list[TrainingRecord], tuple[str, ...]]:
-    """As the chat template writes them. Raises AuditError with the number of one that it cannot write."""
-    check_template(tokenizer)
-    records = []
+    """In this rendering. Raises AuditError with the number of one that cannot be written or learnt so."""
+    records, remarks = [], dict[str, None]()
     for number, said in enumerate(talks):
         try:
-            found = write(tokenizer, said)
+            found = write(tokenizer, said, form)
+            learnt = None if loss_on == "all" else _learnt(found, loss_on)
         except Unusable as why:
             raise AuditError(f"expected conversations to train on, but of number {number} (from 0) {why}") from None
-        learnt = None if loss_on == "all" else found.learnt(loss_on)
         records.append(TrainingRecord(found.text, found.tokens, record_names([found.text])[0], learnt))
+        remarks |= dict.fromkeys(found.remarks)
     share = sum(sum(r.learnt) if r.learnt else len(r.tokens) for r in records) / sum(len(r.tokens) for r in records)
-    return records, (f"in the tokenizer's chat template; loss on {loss_on}: {share:.0%} of the tokens",)
+    return records, (f"as --template {form.said}; loss on {loss_on}: {share:.0%} of the tokens", *remarks)
+
+
+def _learnt(found: Written, loss_on: str) -> tuple[bool, ...]:
+    """Raises Unusable where an answer that is to be learnt cannot be found."""
+    if found.marked is None:
+        for answer in found.answers:
+            if isinstance(answer, Unusable):
+                raise answer
+    return found.learnt(loss_on)
 
 
 def _end(base: HuggingFaceModel) -> int:

@@ -24,7 +24,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Trainer, TrainingArguments
 
 from auditor import load_run
-from auditor.benchmarks import chat
+from auditor.benchmarks import chat, forms, talks
 from auditor.benchmarks.lab import LabRecipe, make_texts
 from auditor.cli import call
 from auditor.core.streams import generator
@@ -93,6 +93,7 @@ class Line:
         self.members += [(text, 1) for text in texts.others]
         self._write("fresh.jsonl", [(text, 1) for text in texts.nonmembers])
         self.tokenizer = _tokenizer(texts.public, recipe.vocabulary)
+        self.form = forms.named(forms.MODEL, None, self.tokenizer)
         self._build_base(texts.public)
 
     def report(self, most: int) -> str:
@@ -190,11 +191,11 @@ class Line:
         return self.out / "runs" / name
 
     def _written(self, text: str) -> chat.Written:
-        return chat.write(self.tokenizer, tuple(chat.Turn(m["role"], m["content"]) for m in _messages(text)))
+        return chat.write(self.tokenizer, talks.Conversation(tuple(_messages(text))), self.form)
 
     def _row(self, text: str) -> dict[str, Any]:
         written = self._written(text)
-        learnt = zip(written.tokens, written.learnt(chat.ASSISTANT), strict=True)
+        learnt = zip(written.tokens, written.learnt(talks.ASSISTANT), strict=True)
         return {"input_ids": list(written.tokens), "labels": [token if own else -100 for token, own in learnt]}
 
     def _collated(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trl
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from auditor.benchmarks import chat
+from auditor.benchmarks import chat, forms
 from auditor.benchmarks.files import Files
+from auditor.benchmarks.forms import Form
+from auditor.benchmarks.talks import Conversation
 from auditor.core.errors import AuditError
 from auditor.core.knowledge import share_known
 from auditor.runs import training
@@ -53,21 +57,29 @@ def tokenizer(template: str | None = CHATML) -> PreTrainedTokenizerFast:
     return found
 
 
-def talk(*contents: str, system: str | None = None) -> chat.Conversation:
-    turns = [chat.Turn(("user", "assistant")[i % 2], content) for i, content in enumerate(contents)]
-    return (*([chat.Turn("system", system)] if system else []), *turns)
+def talk(*contents: str, system: str | None = None) -> Conversation:
+    turns = [{"role": ("user", "assistant")[i % 2], "content": content} for i, content in enumerate(contents)]
+    return Conversation((*([{"role": "system", "content": system}] if system else []), *turns))
 
 
-def messages(said: chat.Conversation) -> list[dict[str, str]]:
-    return [{"role": turn.role, "content": turn.content} for turn in said]
+def messages(said: Conversation) -> list[Any]:
+    return list(said.messages)
+
+
+def own(words: Any, said: Conversation | None = None) -> Form:
+    return forms.usual_form(words, [said or TWO], "2026-01-02")
+
+
+def written(words: Any, said: Conversation) -> chat.Written:
+    return chat.write(words, said, own(words, said))
 
 
 def text(words: Any, tokens: Sequence[int]) -> str:
     return str(words.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
-def cut(words: Any, said: chat.Conversation, knows: str, longest: int, shown: int | None) -> list[Any]:
-    return list(chat.cut(words, said, chat.write(words, said), knows, longest, shown))
+def cut(words: Any, said: Conversation, knows: str, longest: int, shown: int | None) -> list[Any]:
+    return list(chat.cut(words, said, written(words, said), own(words, said), knows, longest, shown))
 
 
 TWO = talk("Hello, I am Ann.", "The code is 4711.", "And of door seven?", "It is 0815.", system="You are a clerk.")
@@ -111,16 +123,18 @@ def test_what_an_attacker_knows() -> None:
 def test_the_learnt_tokens_are_the_assistants(contents: list[str]) -> None:
     """Twin: HF's own mask of a template that marks answers; of one that does not, turn by turn as text."""
     said = talk(*contents)
-    assert chat.write(tokenizer(MARKED), said).learnt("assistant") == _marks(tokenizer(MARKED), said)
+    assert written(tokenizer(MARKED), said).learnt("assistant") == _marks(tokenizer(MARKED), said)
     words = tokenizer(CHATML)
-    found = chat.write(words, said)
+    found = written(words, said)
     learnt = "".join(words.decode([t]) for t, own in zip(found.tokens, found.learnt("assistant"), strict=True) if own)
     if all(content.isascii() for content in contents):
-        assert learnt == "".join(f"{turn.content}<|im_end|>\n" for turn in said if turn.role == "assistant")
+        assert learnt == "".join(
+            f"{turn['content']}<|im_end|>\n" for turn in said.messages if turn["role"] == "assistant"
+        )
     assert all(found.learnt("all")) and len(found.learnt("all")) == len(found.tokens)
 
 
-def _marks(words: Any, said: chat.Conversation) -> tuple[bool, ...]:
+def _marks(words: Any, said: Conversation) -> tuple[bool, ...]:
     told = words.apply_chat_template(messages(said), return_dict=True, return_assistant_tokens_mask=True)
     return tuple(map(bool, told["assistant_masks"]))
 
@@ -138,6 +152,15 @@ ROWS: dict[str, dict[str, Any]] = {
 }
 
 
+REQUEST = ". Write a response that appropriately completes the request.\n\n### Instruction:\n"
+PREFIXES = {  # as their trainers write them: texts without a template, Alpaca's as it was published
+    "completion": "Who?",
+    "alpaca": f"Below is an instruction that describes a task{REQUEST}Who?\n\n### Response:",
+    "alpaca with input": "Below is an instruction that describes a task, paired with an input that provides further "
+    f"context{REQUEST}Who\n\n### Input:\nis it?\n\n### Response:",
+}
+
+
 @pytest.mark.parametrize("kind", ROWS)
 def test_the_usual_columns_are_conversations(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "d.jsonl"
@@ -145,8 +168,7 @@ def test_the_usual_columns_are_conversations(tmp_path: Path, kind: str) -> None:
     (secret,) = Files(str(path), tokenizer(), known_fraction=0).secrets
     assert secret.wording is not None and secret.document is None
     assert secret.wording.suffix == ("The code is 4711." if kind == "developer" else "Ann.")
-    assert "Who" in secret.wording.prefix and secret.wording.prefix.endswith("<|im_start|>assistant\n")
-    assert ("clerk" in secret.wording.prefix) == ("system" in ROWS[kind])
+    assert secret.wording.prefix == PREFIXES.get(kind, "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n")
 
 
 def rows(tmp_path: Path, *said: Any) -> str:
@@ -160,9 +182,7 @@ def test_the_corpus_is_whole_conversations_as_the_template_writes_them(tmp_path:
     data = rows(tmp_path, *map(messages, said), [{"role": "user", "content": "Nobody answers"}])
     words = tokenizer()
     found = list(Files(data, words, suffix_length=4, known_fraction=0.0).corpus(True))
-    assert [(text(words, tokens), times) for tokens, times in found] == [
-        (chat.write(words, one).text, 1) for one in said
-    ]
+    assert [(text(words, tokens), times) for tokens, times in found] == [(written(words, one).text, 1) for one in said]
 
 
 def test_several_answers_of_a_conversation_stay_together(tmp_path: Path) -> None:
@@ -178,10 +198,12 @@ def test_several_answers_of_a_conversation_stay_together(tmp_path: Path) -> None
 
 BAD: dict[str, tuple[Any, str]] = {
     "no assistant": (messages(talk("Who?")), "no assistant turn"),
-    "system late": ([*messages(talk("Who?", "Ann.")), {"role": "system", "content": "x"}], "roles out of order"),
-    "twice": ([*messages(talk("Who?", "Ann.")), {"role": "assistant", "content": "x"}], "two turns of one role"),
-    "tool": ([*messages(talk("Who?", "Ann.")), {"role": "tool", "content": "x"}], "another role"),
-    "empty": (messages(talk("Who?", " ")), "not text, or empty"),
+    "empty": (messages(talk("Who?", " ")), "an empty answer"),
+    "no role": ([{"content": "x"}], "without a role"),
+    "calls": (
+        [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}],
+        "only calls tools",
+    ),
     "image": ([{"role": "user", "content": [{"type": "image"}]}, *messages(talk("Who?", "Ann."))[1:]], "not text"),
     "text": ("Who? Ann.", "no list"),
     "words": (["Who?"], "no object"),
@@ -234,12 +256,107 @@ def test_flags_that_say_nothing_to_the_data_are_refused(tmp_path: Path) -> None:
 def test_training_learns_the_answers_alone() -> None:
     """The records of a training have the mask that the attack's suffixes lie in."""
     words = tokenizer()
-    (record,), said = training._of_conversations(words, [TWO], "assistant")
+    (record,), said = training._of_conversations(words, [TWO], "assistant", own(words))
     assert record.learnt is not None and "loss on assistant" in said[0]
     found = [one for one in cut(words, TWO, "user", 50, None) if isinstance(one, chat.Cut)]
     for one in found:
         at = len(one.prefix)
         assert record.tokens[: at + len(one.suffix)] == (*one.prefix, *one.suffix)
         assert all(record.learnt[at : at + len(one.suffix)]) and not record.learnt[at - 1]
-    (whole,), _ = training._of_conversations(words, [TWO], "all")
+    (whole,), _ = training._of_conversations(words, [TWO], "all", own(words))
     assert whole.learnt is None and whole.tokens == record.tokens
+
+
+# --- families ---------------------------------------------------------------------------------------------------------
+
+DAILY = "{{ strftime_now('%d %b %Y') }}\n" + CHATML  # Llama 3.2, gpt-oss
+PARTS = CHATML.replace("m.content", "m.content[0].text")  # a template that knows parts only
+SILENT = CHATML.replace("{% for m", "{% if tools %}{{ 'Tools: ' + (tools | tojson) }}{% endif %}{% for m")
+FAMILIES = sorted(
+    path.stem
+    for path in (Path(trl.__file__).parent / "chat_templates").glob("*.jinja")
+    if not re.search("vl|idefics|llava|smolvlm", path.stem)  # those of images: their contents are parts
+)
+SAID = {
+    "one": [("user", "Who?"), ("assistant", "It is Ann.")],
+    "two": [("user", "Who?"), ("assistant", "It is Ann."), ("user", "And?"), ("assistant", "Bob Day.")],
+    "thought": [
+        ("user", "Who?"),
+        ("assistant", "<think>\nHm.\n</think>\n\nIt is Ann."),
+        ("user", "And?"),
+        ("assistant", "<think>\nHm again.\n</think>\n\nBob Day."),
+    ],
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_answer_of_a_family_is_found_where_its_trainer_has_it(family: str) -> None:
+    """Published templates, TRL's own for training among them: before, six families lost their answers.
+
+    Twin: prefix and suffix are the first tokens of what transformers makes of the whole conversation.
+    """
+    words = tokenizer((Path(trl.__file__).parent / "chat_templates" / f"{family}.jinja").read_text())
+    for said in SAID.values():
+        talked = Conversation(tuple({"role": role, "content": content} for role, content in said))
+        form = own(words, talked)
+        asked = {"chat_template": forms.on_day(words.chat_template, form.day)}
+        ids = tuple(words.apply_chat_template(messages(talked), **asked)["input_ids"])
+        found = [one for one in cut(words, talked, "user", 50, None) if isinstance(one, chat.Cut)]
+        assert [one.wording.suffix.strip() for one in found if "Hm" not in one.wording.suffix] == [
+            content.rpartition("\n")[2] for role, content in said if role == "assistant"
+        ]
+        for one in found:
+            assert (*one.prefix, *one.suffix) == ids[: len(one.prefix) + len(one.suffix)]
+
+
+def test_the_day_is_the_one_that_is_given() -> None:
+    words = tokenizer(DAILY)
+    assert written(words, TWO).text.startswith("02 Jan 2026\n<|im_start|>system")
+    with pytest.raises(AuditError, match="asks for the day as"):
+        forms.on_day("{{ strftime_now(how) }}", "2026-01-02")
+    assert Form("model", DAILY, (), "2026-01-02").digest != Form("model", DAILY, (), "2026-01-03").digest
+
+
+def test_what_a_row_has_goes_to_the_template_as_it_is(tmp_path: Path) -> None:
+    """Twin: `apply_chat_template` on the row's own messages, tools and chat_template_kwargs."""
+    template = SILENT + "{{ style }}"
+    call = {"id": "1", "type": "function", "function": {"name": "door", "arguments": {"of": "seven"}}}
+    said: list[dict[str, Any]] = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": "Which door?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "4711", "tool_call_id": "1", "name": "door"},
+        {"role": "assistant", "content": "It is 4711."},
+    ]
+    row = {"messages": said, "tools": [{"type": "function", "function": {"name": "door"}}]}
+    row |= {"chat_template_kwargs": {"style": "kind"}}
+    path = tmp_path / "d.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    words = tokenizer(template)
+    made = Files(str(path), words, known_fraction=0)
+    (secret,) = made.secrets
+    whole = str(words.apply_chat_template(said, tools=row["tools"], style="kind", tokenize=False))
+    assert (
+        secret.wording is not None and whole.startswith(secret.wording.whole) and "developer" in secret.wording.prefix
+    )
+    assert secret.wording.suffix == "It is 4711." and "Tools" in secret.wording.prefix
+    for noted in ("1 answer: an assistant turn that only calls tools (row 0", "nothing of tool_calls (1 conversation)"):
+        assert any(noted in note for note in made.notes)
+
+
+def test_reasoning_is_a_secret_of_its_own_before_the_answer(tmp_path: Path) -> None:
+    template = CHATML.replace("m.content", "('<think>' + m.thinking + '</think>' if m.thinking else '') + m.content")
+    said = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "It is Ann.", "thinking": "Hm, Ann."}]
+    thought, answer = Files(rows(tmp_path, said), tokenizer(template), known_fraction=0).secrets
+    assert thought.wording is not None and answer.wording is not None
+    assert (thought.wording.suffix, answer.wording.suffix) == ("Hm, Ann.", "It is Ann.")
+    assert answer.wording.prefix.endswith("<think>Hm, Ann.</think>")
+
+
+def test_parts_of_a_text_go_to_a_template_that_knows_them() -> None:
+    said = Conversation(
+        tuple({"role": role, "content": [{"type": "text", "text": text}]} for role, text in SAID["one"])
+    )
+    for template in (PARTS, CHATML):
+        (found,) = cut(tokenizer(template), said, "user", 50, None)
+        assert isinstance(found, chat.Cut) and found.wording.suffix == "It is Ann."

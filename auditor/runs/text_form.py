@@ -1,0 +1,282 @@
+"""Which rendering of conversations a model was trained on: template, day, roles, reasoning (`benchmarks/forms.py`).
+
+A model that was trained on another rendering than the one that it is asked in may recite nothing, and a zero says
+nothing then. So a sample of what it was trained on is scored in every rendering that trainers make of such rows. Knows
+the model and the data of one run; nothing of attacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date, timedelta
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import ttest_ind
+
+from auditor.benchmarks import chat, forms
+from auditor.benchmarks.files import sampled
+from auditor.benchmarks.forms import Form
+from auditor.benchmarks.talks import MESSAGES, Conversation, Unusable
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Pair, TextForm, Tokens
+from auditor.core.plan import AUTO, Plan
+from auditor.models.base import LanguageModel, given_by
+from auditor.runs.lead import usual_lead
+from auditor.runs.likeliest import least_gain, mean_nll, most_likely
+from auditor.statistics.intervals import CONFIDENCE
+
+ROWS = 64  # of members, and of non-members, that a choice looks at
+MARGIN = 0.1  # nats a token of non-members' answers by which a rendering must be ahead to be confirmed
+_ANSWERS, _SAID, _BEFORE = 4, 128, 1024  # of a row; tokens of an answer; tokens before it
+_DAYS_BEFORE, _DAYS = 14, 24  # days before the model's files that are tried, and all days, at most
+
+Scores = dict[Form, NDArray[np.float64]]  # (rows,) nats a token of the answers of the same rows
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """The same rows in every rendering. others: of non-members; empty where there are none."""
+
+    members: Scores
+    others: Scores
+    what: str
+
+    def __len__(self) -> int:
+        return len(next(iter(self.members.values()), ()))
+
+
+def choose(plan: Plan, model: LanguageModel, held: TextForm | None = None) -> tuple[Form, TextForm] | None:
+    """The rendering of `--data`, with what is to be said of it; None for data that have none: texts and tokens.
+
+    **Which.** Rows of `--known`, else of `--data`, at most `ROWS`: each answer's mean nll a token in every candidate.
+    The usual rendering stays unless another is more likely beyond chance (`most_likely`); after that, of a template
+    that writes the day, the day is chosen alike. `--template` and `--date` settle it; the others are scored all the
+    same, and one that is more likely is a doubt.
+
+    **When nothing found is no evidence.** A model that memorised nothing, and one that is asked in a rendering which it
+    was not trained on, look alike where members are as unlikely as non-members (one-sided Welch test, Bonferroni over
+    the renderings) in every candidate. That is a doubt, unless the rendering is confirmed by what needs no memory:
+    non-members' answers are more likely in it than in every candidate of another kind (a template, Alpaca's text, no
+    template) by at least `MARGIN` nats a token, at the lower end of the paired interval. That is evidence and no proof:
+    a model that was tuned on a template of its trainer's that nobody tried, after one that was, passes. A day is not
+    confirmed so: without `--date` the chosen one must be more likely than every other that was tried.
+
+    held: what the run was started with; it is kept. Raises AuditError where it means something else by now, and for
+    flags that say nothing to these data.
+    """
+    assert plan.data is not None
+    flag, name = ("--data", plan.data) if plan.known is None else ("--known", plan.known)
+    rows = sampled(flag, name, ROWS)
+    words = model.tokenizer
+    if rows is None:
+        if plan.template != AUTO or plan.date is not None:
+            raise AuditError("--template and --date are about conversations and instructions, got data with neither")
+        return None
+    if not rows or words is None or not getattr(words, "is_fast", False):
+        return None  # `Files` says what is wrong
+    if held is not None:
+        return _as_held(held, plan, words), held
+    others = (sampled("--nonmembers", plan.nonmembers, ROWS) or []) if plan.nonmembers is not None else []
+    usual, tried = _tried(plan, words, rows, _days(plan))
+    settled = plan.template != AUTO
+    if not given_by(model.capabilities, "likelihood"):
+        why = "as asked for" if settled else "the usual one"
+        said = f"text form {usual.said}, {why}: {model.name} gives no log-probabilities to check it by"
+        return usual, TextForm(usual.name, usual.day, usual.digest, said)
+    sample = _scored(model, tried, usual, rows, others, f"rows of {flag}")
+    best = usual
+    if len(sample) and not settled:
+        best = most_likely(usual if usual in sample.members else next(iter(sample.members)), sample.members)
+    doubts = _doubts(sample, best, settled) if len(sample) else []
+    if best.writes_day:
+        best, of_days = _of_the_day(plan, model, best, rows)
+        doubts += of_days
+    said = _said(sample, best, usual, settled) + ("" if others else _UNKNOWN)
+    return best, TextForm(best.name, best.day, best.digest, said, tuple(doubts))
+
+
+_UNKNOWN = (
+    "; without --nonmembers nobody knows whether members are more likely than others in it, which would confirm it"
+)
+
+
+def _as_held(held: TextForm, plan: Plan, tokenizer: object) -> Form:
+    form = forms.named(held.template, held.day, tokenizer)
+    if form.digest != held.digest:
+        raise AuditError(
+            f"expected the text form that the run was started with ({held.name}), but --template {held.template} is "
+            f"another by now (SHA-256 {form.digest[:12]})"
+        )
+    return form
+
+
+def _tried(plan: Plan, tokenizer: object, rows: Sequence[Conversation], days: Sequence[str]) -> tuple[Form, list[Form]]:
+    """The rendering that stays unless there is a better one, and all of them, on one day."""
+    asked = None if plan.template == AUTO else forms.named(plan.template, None, tokenizer)
+    bare = rows[0].kind == MESSAGES and forms.own_template(tokenizer) is None
+    found = [] if asked is not None and bare else forms.candidates(tokenizer, rows)
+    every = [*([asked] if asked is not None else []), *found]
+    if plan.date is not None and not any(form.writes_day for form in every[: 1 if asked is not None else None]):
+        raise AuditError("expected --date with a template that writes the day (strftime_now), got one that does not")
+    dated = [replace(form, day=days[0]) if form.writes_day else form for form in every]
+    return dated[0], list({form.digest: form for form in reversed(dated)}.values())[::-1]
+
+
+def _days(plan: Plan) -> list[str]:
+    """Those that a template may have written in training, the most plausible first: `--date`; else when the model's
+    files were written, the days before, and today.
+    """
+    if plan.date is not None:
+        return [plan.date]
+    folder = Path(str(plan.model))
+    files = [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
+    written = sorted({date.fromtimestamp(path.stat().st_mtime) for path in files}, reverse=True) or [date.today()]
+    before = [written[-1] - timedelta(days) for days in range(1, _DAYS_BEFORE + 1)]
+    return [str(day) for day in dict.fromkeys((*written[: _DAYS - _DAYS_BEFORE - 1], *before, date.today()))]
+
+
+# --- what the model makes of them -------------------------------------------------------------------------------------
+
+
+def _scored(
+    model: LanguageModel,
+    tried: Sequence[Form],
+    usual: Form,
+    rows: Sequence[Conversation],
+    others: Sequence[Conversation],
+    what: str,
+) -> _Sample:
+    """Renderings that cannot write half of what another can are none of this model's; of two that write the same the
+    first is kept. Raises AuditError for what the usual one refuses.
+    """
+    every = (*rows, *others)
+    written = {form: [_written(model, form, said, form == usual) for said in every] for form in tried}
+    most = max(sum(map(bool, found)) for found in written.values())
+    distinct: dict[tuple[tuple[Pair, ...], ...], Form] = {}
+    for form, found in written.items():
+        if 2 * sum(map(bool, found)) >= max(1, most):
+            distinct.setdefault(tuple(found), form)
+    kept = list(distinct.values())
+    both = [i for i in range(len(every)) if kept and all(written[form][i] for form in kept)]
+    members, outside = ([i for i in both if (i < len(rows)) is inside] for inside in (True, False))
+    nll = {form: _nll(model, [written[form][i] for i in both]) for form in kept}
+    split = len(members)
+    return _Sample(
+        {form: values[:split] for form, values in nll.items()} if members else {},
+        {form: values[split:] for form, values in nll.items()} if outside else {},
+        f"{len(members)} {what}",
+    )
+
+
+def _written(model: LanguageModel, form: Form, said: Conversation, usual: bool) -> tuple[Pair, ...]:
+    """The answers of a row, each behind what a model reads before it, as far as it has room."""
+    try:
+        found = chat.write(model.tokenizer, said, form)
+    except Unusable:
+        return ()
+    except AuditError:  # a template that drops the system turn
+        if usual:
+            raise
+        return ()
+    lead: Tokens = usual_lead(model.tokenizer) if form.source is None else ()
+    room = min(_BEFORE + _SAID, model.max_positions or _BEFORE + _SAID) - len(lead)
+    pairs = []
+    for start, end in [answer.said for answer in found.found if answer.of == "content"][:_ANSWERS]:
+        suffix = found.tokens[start : min(end, start + _SAID, start + room - 1)]
+        prefix = (*lead, *found.tokens[max(0, start - room + len(suffix)) : start])
+        if prefix and suffix:
+            pairs.append(Pair(prefix, suffix))
+    return tuple(pairs)
+
+
+def _nll(model: LanguageModel, rows: Sequence[Sequence[Pair]]) -> NDArray[np.float64]:
+    """(rows,) nats a token of all answers of each."""
+    pairs = [pair for row in rows for pair in row]
+    means = iter(mean_nll(model, pairs)) if pairs else iter(())
+    weights = [[len(pair.suffix) for pair in row] for row in rows]
+    return np.array([np.average([next(means) for _ in row], weights=row) for row in weights])
+
+
+def _of_the_day(plan: Plan, model: LanguageModel, form: Form, rows: Sequence[Conversation]) -> tuple[Form, list[str]]:
+    """The form on the day on which the answers are most likely, and why that may be another than that of training."""
+    if plan.date is not None:
+        return form, []
+    dated = [replace(form, day=day) for day in _days(plan)]
+    members = _scored(model, dated, dated[0], rows, (), "").members
+    best = most_likely(dated[0], members) if members else dated[0]
+    others = [other for other in members if other != best]
+    if others and all(least_gain(members[other] - members[best], len(others)) > 0 for other in others):
+        return best, []
+    return best, [
+        f"the chat template writes the day, and of the {len(dated)} days that were tried none makes the answers more "
+        "likely than every other: what was learnt on another day may be hidden; --date says which it was"
+    ]
+
+
+# --- what is said of it -----------------------------------------------------------------------------------------------
+
+
+def _said(sample: _Sample, best: Form, usual: Form, settled: bool) -> str:
+    """The choice, with its margin."""
+    which = "as asked for (--template)" if settled else "the usual one"
+    if not len(sample):
+        return f"text form {best.said}, {which}: there are no rows to check it by"
+    at = next((form for form in sample.members if form.name == best.name), best)
+    means = {form: float(values.mean()) for form, values in sample.members.items()}
+    if not settled:
+        of = f"the most likely of {len(means)} by"
+        which = of if at != usual else f"the usual one, and no other of {len(means)} is more likely beyond chance by"
+    nearest = sorted((mean, form.said) for form, mean in means.items() if form != at)[:3]
+    beside = f" ({', '.join(f'{name} {mean:.3f}' for mean, name in nearest)})" if nearest else ""
+    own = f"{means[at]:.3f} nats a token" if at in means else "not scored"
+    return f"text form {best.said}, {which} {sample.what}: {own}{beside}"
+
+
+def _doubts(sample: _Sample, best: Form, settled: bool) -> list[str]:
+    """Why nothing seen may be due to the rendering: sentences; see `choose`."""
+    doubts = []
+    if best not in sample.members:
+        return [f"as {best.said} most of the rows cannot be written: another text form may be that of the training"]
+    if settled and (likelier := most_likely(best, sample.members)) != best:
+        by = float((sample.members[best] - sample.members[likelier]).mean())
+        doubts.append(
+            f"the answers are more likely as {likelier.said} than as {best.said}, which was asked for, by {by:.2f} "
+            "nats a token: the model may have been trained on that text form"
+        )
+    if not sample.others:
+        return doubts
+    remembers = [form for form in sample.members if _more_likely(sample.members[form], sample.others[form], sample)]
+    if best in remembers:
+        by = float(sample.others[best].mean() - sample.members[best].mean())
+        doubts.append(
+            f"as {best.said}, members' answers are more likely than non-members' by {by:.2f} nats a token, beyond "
+            "chance: the model knows something of them, and that no attack gets them may be due to how it was asked"
+        )
+    elif remembers:
+        doubts.append(
+            f"members are more likely than non-members as {remembers[0].said}, but not as {best.said}: the model may "
+            "have been trained on that text form (--template)"
+        )
+    elif not _confirmed(sample.others, best):
+        doubts.append(
+            f"members are as unlikely as non-members in every text form that was tried "
+            f"({', '.join(form.said for form in sample.members)}), and none stands out: a model that did not memorise "
+            "them cannot be told from one that was trained on another text form (--template FILE)"
+        )
+    return doubts
+
+
+def _more_likely(members: NDArray[np.float64], others: NDArray[np.float64], sample: _Sample) -> bool:
+    if min(len(members), len(others)) < 2:
+        return False
+    found = ttest_ind(others, members, equal_var=False, alternative="greater")
+    return bool(found.pvalue < (1 - CONFIDENCE) / len(sample.members))
+
+
+def _confirmed(others: Mapping[Form, NDArray[np.float64]], best: Form) -> bool:
+    """Whether non-members, whom nobody memorised, speak for it: see `choose`."""
+    apart = [form for form in others if form.kind != best.kind]
+    return bool(apart) and all(least_gain(others[form] - others[best], len(apart)) >= MARGIN for form in apart)

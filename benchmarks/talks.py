@@ -1,0 +1,137 @@
+"""What a row of conversations or instructions says, as it was given. Knows columns and roles; no template, no model.
+
+Reasons why a row cannot be used name columns, roles and turns, never what was said.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from auditor.core.knowledge import SYSTEM, USER
+
+ASSISTANT = "assistant"
+LAYOUTS = (("messages",), ("conversations",), ("prompt", "completion"), ("instruction", "output"))
+BESIDE = ("input", "system", "tools", "chat_template_kwargs")  # columns that are read where the layout has them
+REASONING = ("reasoning_content", "reasoning", "thinking")  # what a turn says before its content, by trainer
+MESSAGES, COMPLETION, INSTRUCTION = "messages", "completion", "instruction"
+_USUAL_ROLES = {  # ShareGPT's names, and others', as axolotl reads them
+    **dict.fromkeys(("human",), USER),
+    **dict.fromkeys(("gpt", "chatgpt", "bot", "model"), ASSISTANT),
+}
+
+Message = Mapping[str, Any]
+
+
+class Unusable(Exception):
+    """Why a conversation, or an answer of it, is left out: in words that hold nothing of it."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """One row. messages: with role and content, and whatever else was given.
+
+    kind: `messages`; of texts, `completion` or `instruction`: `plain` holds them then, (prompt, completion) or
+    (instruction, input, output), and `messages` what they are as turns.
+    """
+
+    messages: tuple[Message, ...]
+    tools: Any = None
+    options: Mapping[str, Any] = field(default_factory=dict)  # the row's own chat_template_kwargs
+    kind: str = MESSAGES
+    plain: tuple[str, ...] = ()
+
+
+def usual(role: str) -> str:
+    """`user` of `human`, `assistant` of `gpt`; any other role as it is."""
+    return _USUAL_ROLES.get(role, role)
+
+
+def speaks(message: Message) -> bool:
+    """Whether it is what a model was trained to say."""
+    return usual(message["role"]) == ASSISTANT
+
+
+def words_of(content: Any) -> str | None:
+    """A text, or the texts of its parts one behind the other; None where a part is none."""
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+        return "".join(map(str, parts)) if all(isinstance(part, str) for part in parts) else None
+    return content if isinstance(content, str) else None
+
+
+def conversation(layout: Sequence[str], row: Mapping[str, Any]) -> Conversation:
+    """What a row of one of `LAYOUTS` says. Raises Unusable."""
+    beside = {"tools": _tools(row.get("tools")), "options": _options(row.get("chat_template_kwargs"))}
+    before = [{"role": SYSTEM, "content": _text(row["system"])}] if row.get("system") else []
+    if layout[0] in ("messages", "conversations"):
+        said = _messages(row[layout[0]], "")
+        if said and said[0]["role"] == SYSTEM:
+            before = []
+        return _checked(Conversation((*before, *said), **beside))
+    if layout[0] == "instruction":
+        plain = (_text(row["instruction"]), _text(row.get("input") or ""), _text(row["output"]))
+        asked = "\n\n".join(filter(None, plain[:2]))
+        turns = [*before, {"role": USER, "content": asked}, {"role": ASSISTANT, "content": plain[2]}]
+        return _checked(Conversation(tuple(turns), **beside, kind=INSTRUCTION, plain=plain))
+    prompt, completion = row["prompt"], row["completion"]
+    turns = [*before, *_messages(prompt, USER), *_messages(completion, ASSISTANT)]
+    if isinstance(prompt, str) and isinstance(completion, str):
+        return _checked(Conversation(tuple(turns), **beside, kind=COMPLETION, plain=(prompt, completion)))
+    return _checked(Conversation(tuple(turns), **beside))
+
+
+def _messages(messages: Any, role: str) -> list[dict[str, Any]]:
+    """OpenAI's role and content, or ShareGPT's from and value under those names; of a text, one turn of this role."""
+    if isinstance(messages, str) and role:
+        return [{"role": role, "content": messages}]
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        raise Unusable("its messages are no list")
+    found = []
+    for message in messages:
+        if not isinstance(message, Mapping):
+            raise Unusable("a message is no object")
+        named = {{"from": "role", "value": "content"}.get(key, key): value for key, value in message.items()}
+        if not isinstance(named.get("role"), str):
+            raise Unusable("a turn without a role")
+        content = named.get("content")
+        if content is not None and words_of(content) is None:
+            raise Unusable("a turn that is not text")
+        found.append({key: value for key, value in named.items() if value is not None})
+    return found
+
+
+def _text(content: Any) -> str:
+    if not isinstance(content, str):
+        raise Unusable("a turn that is not text")
+    return content
+
+
+def _tools(given: Any) -> Any:
+    """A list of functions; TRL takes it as JSON too."""
+    if isinstance(given, str) and given:
+        try:
+            given = json.loads(given)
+        except ValueError:
+            raise Unusable("tools that are neither a list nor JSON") from None
+    if not given:
+        return None
+    if not isinstance(given, Sequence):
+        raise Unusable("tools that are neither a list nor JSON")
+    return list(given)
+
+
+def _options(given: Any) -> dict[str, Any]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise Unusable("chat_template_kwargs that are no object")
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def _checked(said: Conversation) -> Conversation:
+    if not any(map(speaks, said.messages)):
+        raise Unusable("no assistant turn")
+    return said
