@@ -361,7 +361,7 @@ def usual_form(tokenizer: Any, table: _Table) -> Form:
 
 def sampled(flag: str, name: str, count: int) -> list[talks.Conversation] | None:
     """So many usable rows of a file, the same ones each time; None where it holds no conversations or instructions."""
-    table = _read(flag, name)
+    table = read_table(flag, name)
     if not table.rows or (layout := _layout(table)) not in talks.LAYOUTS:
         return None
     order = generator("text form", table.rows).permutation(table.rows).tolist()

@@ -57,8 +57,8 @@ def _load_records(plan: Plan, data: str, model: LanguageModel, held: TextForm | 
         arrays.tokenizer = model.tokenizer
         benchmark: Benchmark = arrays
     elif is_tokenised(data):
-        for name in ("knows", "windows", "group_column"):
-            if getattr(plan, name) is not None:
+        for name in ("knows", "windows", "group_column", "template", "date"):
+            if getattr(plan, name) not in (None, AUTO):
                 raise AuditError(f"--{name.replace('_', '-')} is about text, and {data!r} holds token ids")
         benchmark = Tokenised(
             data, vocab_size=model.vocab_size, prefix_length=prefix, suffix_length=suffix, forget=plan.forget, **common
