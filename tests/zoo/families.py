@@ -64,10 +64,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Family(Row):
-    """A causal one. served: how its rows are. embeddings: whether it is right by input embeddings too."""
+    """A causal one. served: how its rows are. embeddings: whether it is right by input embeddings too.
+
+    but: where it is not served though it is elsewhere.
+    """
 
     served: Served
     embeddings: bool = True
+    but: str = ""
 
 
 _DECODER = {"is_decoder": True}  # else it sees the tokens that it is asked for
@@ -238,7 +242,7 @@ FAMILIES: Mapping[str, Family] = {
     "xlm": Family("recompute", shape={"causal": True}),
     "xlm-roberta": Family("slots", shape=_DECODER),
     "xlm-roberta-xl": Family("slots", shape=_DECODER),
-    "xlstm": Family("cache", shape={"hidden_size": 128}),
+    "xlstm": Family("cache", shape={"hidden_size": 128}, but="refused in bfloat16 for texts of 64 tokens and more"),
     "xmod": Family("slots", shape={**_DECODER, "languages": ["en"], "default_language": "en"}),
     "youtu": Family("slots", shape=_LATENT),
     "zamba": Family(

@@ -52,9 +52,8 @@ def page() -> str:
     for name, row in sorted(FAMILIES.items()):
         prompts = "yes" if row.embeddings else "no"
         trained = "tested" if name in TRAINED else ""
-        rows.append(
-            f"| {name} | `{MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name]}` | {row.served} | {prompts} | {trained} |\n"
-        )
+        served = f"{row.served}; {row.but}" if row.but else row.served
+        rows.append(f"| {name} | `{MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name]}` | {served} | {prompts} | {trained} |\n")
     rows += [
         f"| {name} | `{MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name]}` | {_no(row)} | | |\n" for name, row in REFUSED.items()
     ]

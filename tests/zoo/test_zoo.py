@@ -14,6 +14,7 @@ from auditor.core.errors import AuditError, NotApplicable
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load
 from auditor.models.masked import kind_of, load_masked
+from auditor.models.self_check import check
 from tests.zoo.families import ENCODER_DECODERS, FAMILIES, MASKED, REFUSED, VOCABULARY, config_of, save, tiny
 from tests.zoo.page import PAGE, page
 
@@ -104,6 +105,15 @@ def test_loading_finds_what_the_row_says(family: str, tmp_path: Path) -> None:
     save(tmp_path, family)
     model, row = load(str(tmp_path)), FAMILIES[family]
     assert (model.served, "embeddings" in model.capabilities) == (row.served, row.embeddings)
+
+
+def test_a_family_that_is_refused_in_few_bits_is_listed_so() -> None:
+    """transformers' own parallel form, which it takes from 64 tokens on, mixes float32 with bfloat16."""
+    assert [name for name, row in FAMILIES.items() if row.but] == ["xlstm"]
+    model = HuggingFaceModel(tiny("xlstm").to(torch.bfloat16), name="xlstm")
+    check(model, 63)
+    with pytest.raises(AuditError, match="same dtype"):
+        check(model, 64)
 
 
 @pytest.mark.parametrize("family", sorted(REFUSED))
