@@ -23,6 +23,7 @@ from auditor.remote.pace import Pace, told_to_wait, used_up
 KEY = "OPENAI_API_KEY"
 
 _AGAIN = (408, 409, 425, 429)  # and every 5xx: worth another try
+_NOBODY = 3  # refused connections, of a server that never answered
 _REFUSES = 3  # of 500, which llama-cpp-python answers to a field that it does not take
 _TOO_MUCH = (429, 503, 529)  # signs of too many requests
 _NO_MONEY = ("insufficient_quota", "billing_hard_limit_reached")  # 429 as well, and no wait helps
@@ -43,14 +44,21 @@ class Refused(Exception):
 class _Again(Exception):
     """This attempt failed, the next may not. billed: whether the tokens may have been paid for all the same.
 
-    status: of HTTP, 0 where no answer came.
+    status: of HTTP, 0 where no answer came; nobody: whether no connection came about.
     """
 
     def __init__(
-        self, why: str, *, wait: float = 0.0, slower: bool = False, billed: bool = False, status: int = 0
+        self,
+        why: str,
+        *,
+        wait: float = 0.0,
+        slower: bool = False,
+        billed: bool = False,
+        status: int = 0,
+        nobody: bool = False,
     ) -> None:
         super().__init__(why)
-        self.wait, self.slower, self.billed, self.status = wait, slower, billed, status
+        self.wait, self.slower, self.billed, self.status, self.nobody = wait, slower, billed, status, nobody
 
 
 @dataclass(frozen=True)
@@ -67,7 +75,10 @@ class Question:
 
 @dataclass(frozen=True)
 class Patience:
-    """How long to wait for one answer, how often to try, and between tries at first, in seconds."""
+    """How long to wait for one answer, how often to try, and between tries at first, in seconds.
+
+    A server that never answered is no server that restarts: it is tried a few times, in a few seconds.
+    """
 
     answer: float = 600.0
     connect: float = 20.0
@@ -117,6 +128,7 @@ class Wire:
     patience: Patience = field(default_factory=lambda: PATIENCE)
     pace: Pace = field(default_factory=Pace)
     _client: Any = None
+    _answered: bool = False  # whether anybody ever did
     _stopped: threading.Event = field(default_factory=threading.Event)
 
     def models(self) -> Mapping[str, Mapping[str, Any]]:
@@ -198,6 +210,7 @@ class Wire:
         with self.pace.slot() as of_round:
             try:
                 answer = self._sent(body)
+                self._answered = True
                 self.pace.pause(used_up(answer.headers))
                 try:
                     found = read(json.loads(answer.text))
@@ -207,16 +220,24 @@ class Wire:
                 self.pace.faster()
                 return found
             except openai.APIStatusError as error:
+                self._answered = True
                 failed = self._status(error)
-            except openai.APITimeoutError:
-                failed = _Again(f"no answer in {self.patience.answer:g} s", slower=True, billed=True)
             except openai.APIConnectionError as error:
-                failed = _Again("no whole answer comes back", billed=not _unconnected(error))
+                failed = self._lost(error)
             if isinstance(failed, _Again):
                 self.pace.pause(failed.wait)
                 if failed.slower:
                     self.pace.slower(of_round)
             raise failed
+
+    def _lost(self, error: Any) -> _Again:
+        import openai
+
+        if _unconnected(error):
+            return _Again("no connection comes about", slower=isinstance(error, openai.APITimeoutError), nobody=True)
+        if isinstance(error, openai.APITimeoutError):
+            return _Again(f"no answer in {self.patience.answer:g} s", slower=True, billed=True)
+        return _Again("no whole answer comes back", billed=True)
 
     def _sent(self, body: Mapping[str, Any] | None) -> Any:
         import openai
@@ -255,23 +276,37 @@ class Wire:
         jittered = tenacity.wait_random_exponential(patience.first_wait, patience.longest_wait)
 
         def wait(state: Any) -> float:  # a time that the server named is waited for in `pace`, by all
+            if nobody(state):
+                return patience.first_wait
             return 0.0 if state.outcome.exception().wait else float(jittered(state))
+
+        def nobody(state: Any) -> bool:
+            return state.outcome.exception().nobody and not self._answered
+
+        def in_vain(state: Any) -> bool:
+            tries = min(_NOBODY, patience.tries) if nobody(state) else patience.tries
+            return bool(state.attempt_number >= tries)
+
+        attempts = 0
+
+        def counted() -> Any:
+            nonlocal attempts
+            attempts += 1
+            return attempt()
 
         trying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(_Again),
-            stop=tenacity.stop_any(
-                tenacity.stop_after_attempt(patience.tries), tenacity.stop_when_event_set(self._stopped)
-            ),
+            stop=tenacity.stop_any(in_vain, tenacity.stop_when_event_set(self._stopped)),
             wait=wait,
             sleep=self._sleep,
             reraise=True,
         )
         try:
-            return trying(attempt)
+            return trying(counted)
         except _Again as error:
             if isinstance(error.__cause__, Malformed):
                 raise error.__cause__ from None
-            raise AuditError(f"cannot ask {self.url}: {error}, {patience.tries} times") from None
+            raise AuditError(f"cannot ask {self.url}: {error}, {attempts} times") from None
 
 
 def _unconnected(error: BaseException) -> bool:

@@ -26,7 +26,7 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.remote.answers import Answers, Spent
 from auditor.remote.model import RemoteModel
 from auditor.remote.pace import Pace, told_to_wait, used_up
-from auditor.remote.wire import Patience, Wire
+from auditor.remote.wire import PATIENCE, Patience, Question, Wire
 from tests.remote.conftest import QUICK
 from tests.remote.server import Server
 
@@ -94,6 +94,24 @@ def test_a_server_that_always_fails_is_given_up_in_a_sentence(
     with pytest.raises(AuditError, match="as it did in the handshake, but it answers 400") as refused:
         model.token_log_probs(PREFIXES, PREFIXES + 1)
     assert "no:" not in str(refused.value)  # what the server says may quote the prompt
+
+
+def test_a_connection_that_is_refused_is_given_up_in_seconds(wire: MakeWire) -> None:
+    begun = time.monotonic()
+    with pytest.raises(AuditError, match=r"cannot ask http://127\.0\.0\.1:9/v1: no connection comes about, 3 times"):
+        wire("http://127.0.0.1:9/v1", patience=PATIENCE).models()
+    assert time.monotonic() - begun < 5
+
+
+def test_a_server_that_restarts_or_is_overloaded_is_waited_for(served: Served, wire: MakeWire) -> None:
+    server, url = served()
+    link = wire(url)
+    server.faults.extend([(503, {}), (429, {}), (503, {})])  # from the first answer on
+    body = {"model": "tiny", "prompt": "a", "max_tokens": 1}
+    assert link.ask(Question(body, 9, lambda answer: {b"": len(answer["choices"])})) == {b"": 1}
+    link.url, link._client = "http://127.0.0.1:9/v1", None  # the same server, between two starts
+    with pytest.raises(AuditError, match="no connection comes about, 4 times"):
+        link.ask(Question(body, 9, lambda answer: {}))
 
 
 def test_an_account_without_money_is_not_waited_for(
@@ -241,12 +259,15 @@ def test_whatever_is_in_flight_a_budget_is_not_exceeded(
     served: Served, wire: MakeWire, local: HuggingFaceModel
 ) -> None:
     _, url = served()
-    link = wire(url, most=1000)
+    first = wire(url, run="first")
+    RemoteModel(first, "tiny", local.tokenizer)
+    introduced = first.ledger.spent.tokens
+    most = introduced + 150
+    link = wire(url, most=most)
     model = RemoteModel(link, "tiny", local.tokenizer)
-    introduced = link.ledger.spent.tokens
     with pytest.raises(AuditError, match=r"tokens are spent and the next may take"):
         drawn(model)
-    assert introduced < link.ledger.spent.tokens <= 1000
+    assert introduced < link.ledger.spent.tokens <= most
 
 
 def test_another_model_under_the_same_name_is_asked_anew(
