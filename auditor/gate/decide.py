@@ -66,6 +66,7 @@ def decide(
         check_comparable(run, baseline, "baseline")
     rulings = [*_contradicted(run, "this run"), *(_contradicted(baseline, "the baseline") if baseline else ())]
     rulings += judge(run.result, policy.rules, run.outcomes, baseline, target=target, setting=setting, attack=attack)
+    rulings = [_unseen(run.result, ruling) for ruling in rulings]
     judged = dict.fromkeys(ruling.target for ruling in rulings if ruling.target)
     rulings += required.rulings(run, policy.require, judged)
     if attested is not None or policy.require.attestation:
@@ -80,6 +81,16 @@ def _contradicted(run: Run, what: str) -> list[Ruling]:
     if not run.outcomes and any(finding.measurements for finding in run.result.findings):
         found.append((CellKey("", "", ""), f"it has numbers, but no {outcomes.OUTCOMES} that they are of"))
     return [_failed(row, f"the result contradicts itself: {why}", f"{what} agrees with itself") for row, why in found]
+
+
+def _unseen(result: AuditResult, ruling: Ruling) -> Ruling:
+    """A rule on answers that did not come through is not held by what came: what was withheld may be beyond it."""
+    drawn = any(row.key == (ruling.target, ruling.setting, ruling.attack) and row.drawn for row in result.findings)
+    why = [doubt for one in result.targets if one.name == ruling.target for doubt in one.doubts]
+    why = [doubt.sentence for doubt in why if doubt.kind == "answers"]
+    if not (ruling.verdict == "held" and drawn and why):
+        return ruling
+    return replace(ruling, verdict="inconclusive", unmeasured=True, reason=f"{ruling.reason}; but {'; '.join(why)}")
 
 
 def _never_applied(result: AuditResult, targets: Collection[str], attack: str | None) -> list[Ruling]:

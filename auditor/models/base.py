@@ -223,6 +223,13 @@ class LanguageModel(ABC):
         """What of its answers until now may have hidden a leak: answers withheld, cut or not its own."""
         return ()
 
+    def withheld(self, prefixes: Sequence[tuple[int, ...]]) -> list[bool]:
+        """Of each prefix, whether an answer to it did not come through."""
+        return [False] * len(prefixes)
+
+    def finish(self) -> None:  # noqa: B027 - a model at hand stays what it is
+        """The last that it is asked in a run. Raises AuditError where it is not the model that it was."""
+
     def special(self, kind: str) -> int | None:
         """The token that its own configuration names as `bos` or `eos`, the first of several."""
         return None

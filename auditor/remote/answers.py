@@ -12,8 +12,8 @@ import os
 import sqlite3
 import threading
 import weakref
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,10 @@ create table if not exists answers (key blob primary key, answer text not null) 
 create table if not exists spent (
     run text primary key, requests integer not null, again integer not null, read integer not null,
     written integer not null) without rowid;
+create table if not exists became (
+    run text not null, key blob not null, context blob not null, kind text not null, primary key (run, key)
+) without rowid;
+create table if not exists eras (ended integer primary key);
 """
 _BUSY = 60.0  # seconds to wait for another run that writes
 
@@ -69,22 +73,56 @@ class Answers:
 
     def put(self, run: str, cost: Spent, answers: Mapping[bytes, Any]) -> None:
         """Keeps the answers and charges the run for them, in one step."""
-        try:
-            with self._lock, self._file:
-                kept = [(key, json.dumps(answer)) for key, answer in answers.items()]
-                self._file.executemany("insert or replace into answers values (?, ?)", kept)
-                self._file.execute(
-                    "insert into spent values (?, ?, ?, ?, ?) on conflict (run) do update set "
-                    "requests = requests + excluded.requests, again = again + excluded.again, "
-                    "read = read + excluded.read, written = written + excluded.written",
-                    (run, cost.requests, cost.again, cost.read, cost.written),
-                )
-        except sqlite3.Error as error:
-            raise self._unusable(error) from error
+        with self._writing():
+            kept = [(key, json.dumps(answer)) for key, answer in answers.items()]
+            self._file.executemany("insert or replace into answers values (?, ?)", kept)
+            self._file.execute(
+                "insert into spent values (?, ?, ?, ?, ?) on conflict (run) do update set "
+                "requests = requests + excluded.requests, again = again + excluded.again, "
+                "read = read + excluded.read, written = written + excluded.written",
+                (run, cost.requests, cost.again, cost.read, cost.written),
+            )
 
     def spent(self, run: str) -> Spent:
         found = self._do("select requests, again, read, written from spent where run = ?", run)
         return Spent(*found[0]) if found else Spent()
+
+    # --- what became of them ---
+
+    def note(self, run: str, every: Sequence[tuple[bytes, bytes, str]]) -> None:
+        """(key, context, kind) of answers that a run has used; one that it uses again counts once."""
+        with self._writing():
+            rows = [(run, *one) for one in every]
+            self._file.executemany("insert or replace into became values (?, ?, ?, ?)", rows)
+
+    def kinds(self, runs: Sequence[str]) -> dict[str, int]:
+        """How many answers these runs have used, by kind."""
+        marks = ",".join("?" * len(runs))
+        return dict(self._do(f"select kind, count(*) from became where run in ({marks}) group by kind", *runs))
+
+    def held_back(self, runs: Sequence[str], kinds: Sequence[str]) -> set[bytes]:
+        """The contexts that an answer of these kinds was given to."""
+        marks, others = (",".join("?" * len(column)) for column in (runs, kinds))
+        asked = f"select distinct context from became where run in ({marks}) and kind in ({others})"
+        return {bytes(row[0]) for row in self._do(asked, *runs, *kinds)}
+
+    @property
+    def era(self) -> int:
+        """How often all answers were given up until now."""
+        return int(self._do("select count(*) from eras")[0][0])
+
+    def give_up(self) -> None:
+        """Whoever answered is not who it was: what is kept until now belongs to another era."""
+        with self._writing():
+            self._file.execute("insert into eras default values")
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            with self._lock, self._file:
+                yield
+        except sqlite3.Error as error:
+            raise self._unusable(error) from error
 
     def _do(self, statement: str, *values: Any) -> list[Any]:
         try:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Tokens
 from auditor.models.decoding import Decoding
+from auditor.remote import withheld
 from auditor.remote.wire import Malformed
 
 # What vLLM takes beside OpenAI's fields: ids of the tokens that come back, end of text as a token like any other, and
@@ -33,11 +34,19 @@ class Ignored(Malformed):
 
 @dataclass(frozen=True)
 class Written:
-    """One sample. tokens, log_probs: None where the server does not say."""
+    """One sample. tokens, log_probs: None where the server does not say.
+
+    spelled: the text of the drawn tokens, one by one; drawn: how many they were; None where it does not say. ended:
+    whether it says that the model ended the text; kind: what became of it (`withheld`), "" where it came through.
+    """
 
     text: str
     tokens: Tokens | None = None
     log_probs: tuple[float, ...] | None = None
+    spelled: str | None = None
+    drawn: int | None = None
+    ended: bool = False
+    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -108,12 +117,14 @@ class Dialect:
 
     # --- what is answered ---
 
-    def written(self, answer: Any, count: int) -> list[Written]:
-        """So many samples, in the order of their index. Raises Malformed."""
+    def written(self, answer: Any, count: int, length: int) -> list[Written]:
+        """So many samples, each of so many tokens or fewer, in the order of their index. Raises Malformed."""
         choices = _list(answer, "choices")
         if len(choices) != count or {_of(choice, "index") for choice in choices} != set(range(count)):
             raise Malformed(f"{count} samples were asked for, and {len(choices)} came, or one twice")
-        every = [_written(choice) for choice in sorted(choices, key=lambda choice: choice["index"])]
+        counted = _counted(answer)
+        each = counted if count == 1 else length if counted == count * length else None
+        every = [_written(choice, each) for choice in sorted(choices, key=lambda choice: choice["index"])]
         return every if self.returned else [replace(one, tokens=None) for one in every]
 
     def given(self, answer: Any, prompt: Tokens, likeliest: int = 0) -> Given:
@@ -136,20 +147,26 @@ def _off(name: str) -> str:
     return "top_k=0" if name == "top_k" else "top_p=1"
 
 
-def _written(choice: Any) -> Written:
-    text, own = _of(choice, "text"), choice.get("logprobs")
+def _written(choice: Any, counted: int | None) -> Written:
+    """counted: how many tokens of it were drawn, as the answer counts them."""
+    kind, own = withheld.of_choice(choice), choice.get("logprobs")
+    text = choice.get("text", "") or "" if kind else _of(choice, "text")
     if not isinstance(text, str):
         raise Malformed("a sample without text came")
-    tokens, log_probs = choice.get("token_ids"), None
+    tokens, log_probs, spelled = choice.get("token_ids"), None, None
     if isinstance(own, Mapping) and isinstance(own.get("token_logprobs"), list):
         log_probs = tuple(_log_prob(value) for value in own["token_logprobs"])
+        words = own.get("tokens")
         if tokens is None:
-            tokens = _named(own.get("tokens"))
+            tokens = _named(words)
+        if tokens is None and isinstance(words, list) and all(isinstance(word, str) for word in words):
+            spelled = "".join(words)
     if tokens is not None:
         tokens = tuple(map(_whole, tokens))
         if log_probs is not None and len(log_probs) != len(tokens):
             raise Malformed(f"{len(tokens)} tokens came with {len(log_probs)} log-probabilities")
-    return Written(text, tokens, log_probs)
+    drawn = next((len(column) for column in (tokens, log_probs) if column is not None), counted)
+    return Written(text, tokens, log_probs, spelled, drawn, withheld.ended_itself(choice), kind)
 
 
 def _prompt_log_probs(choice: Any, prompt: Tokens, likeliest: int) -> Given:
@@ -197,9 +214,15 @@ def _echoed(choice: Any, drawn: int, hidden: Tokens) -> Given:
 
 def _completed(answer: Any) -> int:
     """How many tokens were drawn behind a prompt that is scored; the one that was asked for where nothing says it."""
-    usage = answer.get("usage")
-    said = usage.get("completion_tokens") if isinstance(usage, Mapping) else None
-    return said if said in (0, 1) else 1
+    counted = _counted(answer)
+    return counted if counted in (0, 1) else 1
+
+
+def _counted(answer: Any) -> int | None:
+    """Tokens drawn, all samples together; None where nothing says it."""
+    usage = answer.get("usage") if isinstance(answer, Mapping) else None
+    counted = usage.get("completion_tokens") if isinstance(usage, Mapping) else None
+    return counted if isinstance(counted, int) else None
 
 
 def _named(words: Any) -> Tokens | None:

@@ -291,7 +291,7 @@ class _Shaking:
         def read(answer: Any) -> tuple[list[Written], int | None]:
             usage = answer.get("usage") if isinstance(answer, Mapping) else None
             counted = usage.get("prompt_tokens") if isinstance(usage, Mapping) else None
-            return dialect.written(answer, count), counted if isinstance(counted, int) else None
+            return dialect.written(answer, count, _LENGTH), counted if isinstance(counted, int) else None
 
         return self._asked(body, 2 * len(prompt) + count * _LENGTH, read)
 

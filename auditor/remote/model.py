@@ -6,7 +6,8 @@ of its sample. Which of its capabilities there are, a handshake found. Knows not
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -15,17 +16,22 @@ from torch import Tensor
 
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Tokens
+from auditor.core.result import Doubt
 from auditor.models.base import Completions, LanguageModel, Rows
 from auditor.models.brackets import Told
 from auditor.models.decoding import GREEDY, Cooling, Decoding
+from auditor.remote import watch, withheld
 from auditor.remote.answers import key_of
 from auditor.remote.dialect import Written
 from auditor.remote.handshake import Handshake, shake_hands
+from auditor.remote.watch import Drawn, Otherwise, Watch
 from auditor.remote.wire import Ledger, Malformed, Question, Refused, Wire
 
 # No vocabulary is padded to more than so many times its tokenizer's tokens: bounds on a law ask how many there may be.
 _PADDED = 2
 _NO_PROMPT = "needs a soft prompt; a model behind an API takes tokens alone"
+_FORM = 2  # of what is kept of an answer: what an older version kept does not say what became of it
+_READ_AS_FEWER = 2  # a text alone may be read as fewer tokens than were drawn, but hardly as so many times fewer
 
 
 class RemoteModel(LanguageModel):
@@ -44,12 +50,19 @@ class RemoteModel(LanguageModel):
         end = getattr(tokenizer, "eos_token_id", None)
         self.eos = () if end is None else (int(end),)
         self.device = torch.device("cpu")
+        self._runs = [wire.ledger.run]
+        # By which it is known again; another one once it was found to answer otherwise.
+        self.identity = key_of(self.handshake.answer, wire.ledger.answers.era).hex()
+        contexts = [(*self.dialect.adds, *self._tokens(text)) for text in watch.TEXTS]
+        scored = self._scored_again if self.dialect.scored else None
+        self.watch = Watch(self._drawn_again, scored, contexts)
+        self._watched(self.watch.begin)
         self.notes = self.handshake.notes()
-        self._ended, self._drawn = 0, 0  # samples that ended before their length, of so many
 
     def charge(self, ledger: Ledger) -> None:
         """From here on another run pays."""
         self.wire.ledger = ledger
+        self._runs.append(ledger.run)
 
     # --- draws ---
 
@@ -103,14 +116,31 @@ class RemoteModel(LanguageModel):
         ]
         for answered in self._asked(questions):
             found |= answered
-        return [[_kept(found[key]) for key in own] for own in keys]
+        written = [[_kept(found[key]) for key in own] for own in keys]
+        self._noted(contexts, keys, written)
+        if decoding == GREEDY:
+            for context, own in zip(contexts, written, strict=True):
+                if own[0].kind in ("", withheld.ENDED):
+                    self.watch.saw_drawn(context, length, own[0].text)
+        return written
+
+    def _noted(
+        self, contexts: Sequence[Tokens], keys: Sequence[Sequence[bytes]], written: Sequence[Sequence[Written]]
+    ) -> None:
+        """What became of each answer, for this run and one that goes on from it."""
+        every = [
+            (key, _digest(context), one.kind)
+            for context, own_keys, own in zip(contexts, keys, written, strict=True)
+            for key, one in zip(own_keys, own, strict=True)
+        ]
+        self.wire.ledger.answers.note(self.wire.ledger.run, every)
 
     def _keys(self, context: Tokens, length: int, decoding: Decoding, seeds: Sequence[int]) -> list[bytes]:
         body = self.dialect.draw(self._prompt(context), length, decoding, 1, None)
         return [self._key(body, seed, index) for index, seed in enumerate(seeds)]
 
     def _key(self, body: Mapping[str, Any], *sample: int) -> bytes:
-        return key_of(self.wire.url, self.handshake.answer, body, sample)
+        return key_of(_FORM, self.wire.url, self.identity, body, sample)
 
     def _draws(
         self,
@@ -129,8 +159,9 @@ class RemoteModel(LanguageModel):
             body = self.dialect.draw(self._prompt(context), length, decoding, len(mine), seed)
 
             def read(answer: Any, of: Sequence[int] = mine) -> Mapping[bytes, Any]:
-                every = self.dialect.written(answer, len(of))
-                return {keys[i]: [one.text, one.tokens, one.log_probs] for i, one in zip(of, every, strict=True)}
+                every = zip(of, self.dialect.written(answer, len(of), length), strict=True)
+                kinds = [(i, one, self._kind(context, one, length)) for i, one in every]
+                return {keys[i]: [one.text, one.tokens, one.log_probs, kind] for i, one, kind in kinds}
 
             yield Question(body, len(context) + 8 + len(mine) * length, read)
 
@@ -143,8 +174,6 @@ class RemoteModel(LanguageModel):
         """
         every = [(context, one) for context, own in zip(contexts, written, strict=True) for one in own]
         rows = [self._own_tokens(context, one) for context, one in every]
-        self._drawn += len(rows)
-        self._ended += sum(len(row) < length for row in rows)
         filler = self.eos[0] if self.eos else 0
         filled = [(*row[:length], *[filler] * (length - len(row))) for row in rows]
         tokens = torch.tensor(filled, dtype=torch.long).view(len(rows), length)
@@ -164,6 +193,25 @@ class RemoteModel(LanguageModel):
             return one.tokens
         whole = self._tokens(self._text(context) + one.text)
         return whole[len(context) :] if whole[: len(context)] == context else self._tokens(one.text)
+
+    def _kind(self, context: Tokens, one: Written, length: int) -> str:
+        """What became of an answer (`withheld`), "" where all of it came through."""
+        if one.kind:
+            return one.kind
+        drawn = one.spelled if one.tokens is None else self._text(one.tokens)
+        if kind := withheld.of_text(one.text, self._text(context), drawn):
+            return kind
+        if one.drawn is not None:
+            short = one.drawn < length
+        else:  # the server counts nothing
+            read = len(self._own_tokens(context, one))
+            short = read < length if one.ended else read * _READ_AS_FEWER < length
+        if not short:
+            return ""
+        goes_on = self.dialect.extended and self.dialect.scored == "prompt_logprobs"  # vLLM obeys ignore_eos
+        if goes_on or not one.ended:
+            return withheld.CUT
+        return withheld.ENDED if one.text else withheld.EMPTY
 
     # --- given tokens ---
 
@@ -222,9 +270,11 @@ class RemoteModel(LanguageModel):
         questions = [self._score(text, key, likeliest) for text, key in keys.items() if key not in found]
         for answered in self._asked(questions):
             found |= answered
+        for text, key in keys.items():
+            self.watch.saw_scored(text, found[key][0])
         return [tuple(found[keys[text]]) for text in texts]
 
-    def _score(self, text: Tokens, key: bytes, likeliest: int) -> Question:
+    def _score(self, text: Tokens, key: bytes, likeliest: int = 0) -> Question:
         def read(answer: Any) -> Mapping[bytes, Any]:
             given = self.dialect.given(answer, text, likeliest)
             if given.tokens is not None and given.tokens[1:] != text[1:]:
@@ -242,12 +292,77 @@ class RemoteModel(LanguageModel):
     # --- asking ---
 
     def _asked(self, questions: Sequence[Question]) -> list[Mapping[bytes, Any]]:
+        """All of them, and between them whether the server is still the same one."""
+        answered = list[Mapping[bytes, Any]]()
+        for start in range(0, len(questions), watch.EVERY):
+            some = questions[start : start + watch.EVERY]
+            answered += self._answered(some)
+            self._watched(partial(self.watch.asked, len(some)))
+        return answered
+
+    def _answered(self, questions: Sequence[Question]) -> list[Mapping[bytes, Any]]:
         try:
             return self.wire.ask_all(questions)
         except Refused as error:
             raise AuditError(f"expected {self.wire.url} to answer as it did in the handshake, but {error}") from None
         except Malformed as error:
             raise AuditError(f"expected {self.wire.url} to answer as it did in the handshake, but {error}") from None
+
+    def _watched(self, looks: Callable[[], None]) -> None:
+        """Raises AuditError where the server does not answer as it did; nothing that it answered is used again."""
+        try:
+            looks()
+        except Otherwise as why:
+            self.wire.ledger.answers.give_up()
+            raise AuditError(
+                f"expected {self.wire.url} to stay the same model from the first answer to the last, but {why}. "
+                "What was answered stays in the store, but none of it is used again: this run cannot be resumed, and a "
+                "new one asks anew"
+            ) from None
+
+    def finish(self) -> None:
+        self._watched(self.watch.finish)
+
+    def _drawn_again(self, asked: Sequence[Drawn]) -> list[str]:
+        """Greedy texts, asked anew."""
+        texts = dict[int, str]()
+
+        def question(i: int, one: Drawn) -> Question:
+            body = self.dialect.draw(self._prompt(one.context), one.length, GREEDY, 1, None)
+
+            def read(answer: Any) -> Mapping[bytes, Any]:
+                texts[i] = self.dialect.written(answer, 1, one.length)[0].text
+                return {}
+
+            return Question(body, len(one.context) + 8 + one.length, read)
+
+        self._answered([question(i, one) for i, one in enumerate(asked)])
+        return [texts[i] for i in range(len(asked))]
+
+    def _scored_again(self, asked: Sequence[Tokens]) -> list[Sequence[float] | None]:
+        """Log-probabilities of all tokens of each text, asked anew; None where it would be read as other tokens."""
+        found = dict[int, Sequence[float]]()
+
+        def question(i: int, text: Tokens) -> Question:
+            key = b""
+            whole = self._score(text, key)
+
+            def read(answer: Any) -> Mapping[bytes, Any]:
+                found[i] = whole.read(answer)[key][0]
+                return {}
+
+            return Question(whole.body, whole.at_most, read)
+
+        self._answered([question(i, text) for i, text in enumerate(asked) if self._reads(text)])
+        return [found.get(i) for i in range(len(asked))]
+
+    def _reads(self, text: Tokens) -> bool:
+        """Whether the server reads these very tokens, and says how likely some of them are."""
+        try:
+            self._check_text([text])
+        except NotApplicable:
+            return False
+        return len(text) > self.dialect.hidden + 1
 
     def _prompt(self, context: Tokens) -> list[int] | str:
         """As the server takes it. A text goes without the tokens that the server itself puts before it."""
@@ -296,12 +411,41 @@ class RemoteModel(LanguageModel):
             f"this run paid for {spent.tokens:,} tokens{limit} in {spent.requests:,} requests ({spent.read:,} read, "
             f"{spent.written:,} written){again}; what was answered before cost nothing"
         ]
-        if self._ended:
-            said.append(
-                f"{self._ended:,} of {self._drawn:,} samples ended before their length: they were filled up with the "
-                "end of text"
-            )
+        counts = self._kinds()
+        if any(counts.get(kind) for kind in (*withheld.HIDDEN, *withheld.MANY)):
+            filled = "; what is shorter than asked for was filled up with the end of text"
+            said.append(f"of {sum(counts.values()):,} answers: {withheld.said(counts)}{filled}")
+        said.append(self._said_of_watch())
         return tuple(said)
+
+    def _kinds(self) -> dict[str, int]:
+        return self.wire.ledger.answers.kinds(self._runs)
+
+    def _said_of_watch(self) -> str:
+        seen = self.watch
+        scored = f", and {seen.rescored:,} texts were scored again, cut elsewhere" if seen.score else ""
+        return (
+            f"asked again on the way and at the end: {seen.compared:,} greedy answers, of which {seen.differed:,} came "
+            f"back otherwise{scored}"
+        )
+
+    def doubts(self) -> tuple[Doubt, ...]:
+        counts, said = self._kinds(), list[str]()
+        if hidden := withheld.doubted(counts):
+            said.append(
+                f"of {sum(counts.values()):,} answers of {self.name}, not all came through: {withheld.said(hidden)}; "
+                "what they would have said was not seen"
+            )
+        if self.watch.unsteady:
+            said.append(
+                f"{self.watch.differed:,} of {self.watch.compared:,} greedy answers of {self.name} came back otherwise "
+                "when they were asked for again: it is not deterministic, or several models answer under one name"
+            )
+        return tuple(Doubt("answers", sentence) for sentence in said)
+
+    def withheld(self, prefixes: Sequence[Tokens]) -> list[bool]:
+        held = self.wire.ledger.answers.held_back(self._runs, list(withheld.doubted(self._kinds())))
+        return [_digest(prefix) in held for prefix in prefixes]
 
     # --- what an API does not give ---
 
@@ -327,5 +471,9 @@ def _pairs(prefixes: Tensor, suffixes: Tensor) -> list[tuple[Tokens, Tokens]]:
 
 
 def _kept(answer: Any) -> Written:
-    text, tokens, log_probs = answer
-    return Written(text, *(None if own is None else tuple(own) for own in (tokens, log_probs)))
+    text, tokens, log_probs, kind = answer
+    return Written(text, *(None if own is None else tuple(own) for own in (tokens, log_probs)), kind=kind)
+
+
+def _digest(context: Tokens) -> bytes:
+    return key_of(context)

@@ -77,7 +77,7 @@ class ApiSite(OwnSite):
         return None
 
     def weights(self) -> dict[str, str]:
-        known = {"model/answer to the handshake": self.model.handshake.answer} if "model" in self.__dict__ else {}
+        known = {"model/answer to the handshake": self.model.identity} if "model" in self.__dict__ else {}
         return super().weights() | known
 
     def check(self, defense: Defense) -> None:

@@ -91,6 +91,12 @@ class LedModel(LanguageModel):
     def doubts(self) -> tuple[Doubt, ...]:
         return self.model.doubts()
 
+    def withheld(self, prefixes: Sequence[Tokens]) -> list[bool]:
+        return self.model.withheld([(*self.lead, *prefix) for prefix in prefixes])
+
+    def finish(self) -> None:
+        self.model.finish()
+
     def special(self, kind: str) -> int | None:
         return self.model.special(kind)
 

@@ -24,7 +24,7 @@ from auditor.records import details, names, weights
 from auditor.records.folder import RunFolder
 from auditor.records.frontier import frontiers, subjects
 from auditor.records.unlearning import unlearned
-from auditor.runs import machine, personal, scoring
+from auditor.runs import machine, personal, scoring, withheld
 from auditor.runs.audit import Audit, choose_lead, longest_context
 from auditor.runs.cells import Gathering, cells
 from auditor.runs.chains import Chains
@@ -200,7 +200,9 @@ def _measured(gathering: Gathering, clock: Clock, findings: list[Finding]) -> Ta
             finding = cell.measure()
         names.refuse_ids(finding, audit.benchmark.secrets)
         findings.append(finding)
-    return target.record(perplexities, audit.lead)
+    doubts = tuple(withheld.doubts(audit, target))
+    target.model.finish()
+    return target.record(perplexities, audit.lead, doubts)
 
 
 def _benchmark_record(

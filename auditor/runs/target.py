@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from auditor.core.nouns import UNDEFENDED, Claim, Guesses, Lead, Secret
-from auditor.core.result import Measurement, TargetRecord
+from auditor.core.result import Doubt, Measurement, TargetRecord
 from auditor.models.base import LanguageModel, given_by
 from auditor.plugins.attack import Attack
 from auditor.plugins.defense import Budget, Defense, Scenario, most_of_a_lot
@@ -121,8 +121,11 @@ class Target:
             return held.notes()
         return self.privacy.notes() if self.privacy else ()
 
-    def record(self, perplexities: Sequence[Measurement], lead: Lead) -> TargetRecord:
-        """perplexities: the law's own first; none where there were no texts to measure them on."""
+    def record(self, perplexities: Sequence[Measurement], lead: Lead, doubts: Sequence[Doubt] = ()) -> TargetRecord:
+        """perplexities: the law's own first; none where there were no texts to measure them on.
+
+        doubts: beside those of the model itself.
+        """
         training = self.training
         return TargetRecord(
             name=self.name,
@@ -143,5 +146,5 @@ class Target:
                 *(f"held-out perplexity: {found.note}" for found in perplexities[:1] if found.note),
                 *self.model.account(),
             ),
-            doubts=self.model.doubts(),
+            doubts=(*self.model.doubts(), *doubts),
         )

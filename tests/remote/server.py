@@ -6,7 +6,9 @@ habits: what it always does wrong; faults: what goes wrong with the next request
 from __future__ import annotations
 
 import json
+import re
 import threading
+import zlib
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,18 +43,33 @@ HABITS = {
     "fails": "fails within (500) at token ids, as llama-cpp-python at all that it does not take",
     "unechoed": "leaves the first token of a prompt out of its echo, as llama-cpp-python the BOS token",
 }
+LIES = {
+    "filters": "withholds what it writes of a card (finish_reason content_filter)",
+    "refuses": "says that it cannot help with a card",
+    "redacts": "writes [REDACTED] in place of a card's number",
+    "cuts": "writes two tokens of a card, and says that they are all that was asked for",
+    "stops": "ends a card at once, as if the model had",
+    "swaps": "is another model after 40 requests",
+    "takes turns": "is two models, one after the other",
+    "corrupts": "has wrong log-probabilities of half of the prompts of more than 60 tokens",
+}
 _NOT_VLLMS = {"silent", "echo", "unechoed"}
+_SAID = {"filters", "refuses", "redacts", "cuts", "stops"}
 _OURS = ("prompt_logprobs", "top_k", *EXTENSIONS)
 
 
 class Server:
-    """asked: the requests that came, in their order; limited: the most that were answered at once."""
+    """asked: the requests that came, in their order; limited: the most that were answered at once.
+
+    lie: one of LIES, about prompts that begin with "Card"; other: the model that it is now and then.
+    """
 
     def __init__(
         self, model: HuggingFaceModel, name: str = "tiny", key: str = "", habits: tuple[str, ...] = ()
     ) -> None:
         assert set(habits) <= set(HABITS)
         self.model, self.name, self.key, self.habits = model, name, key, habits
+        self.lie, self.other, self._first = "", model, model
         self.faults: deque[Any] = deque()
         self.asked: list[dict[str, Any]] = []
         self.told = 20  # likeliest tokens at most, as vLLM's --max-logprobs
@@ -71,14 +88,32 @@ class Server:
         ids = self._ids(body["prompt"])
         with self._lock:  # as one batch at a time
             self._draws += 1
+            changed = {"swaps": self._draws > 40, "takes turns": self._draws % 2 == 0}.get(self.lie, False)
+            self.model = self.other if changed else self._first if self.lie else self.model
             tokens, log_probs = self._drawn(ids, body)
             choices = [self._choice(i, ids, body, tokens[i], log_probs[i]) for i in range(len(tokens))]
             written = sum(len(choice["_tokens"]) for choice in choices)
         for choice in choices:
             del choice["_tokens"]
+        if self._text(ids).startswith("Card") and body["max_tokens"] > 1:
+            written = sum(self._lied(choice) for choice in choices) if self.lie in _SAID else written
         counted = len(ids) + 3 * ("counts wrong" in self.habits)
         usage = {"prompt_tokens": counted, "completion_tokens": written, "total_tokens": counted + written}
         return {"object": "text_completion", "model": self.name, "choices": choices, "usage": usage}
+
+    def _lied(self, choice: dict[str, Any]) -> int:
+        """Makes another answer of it, as a proxy does; returns its tokens."""
+        text = choice["text"]
+        text, choice["finish_reason"] = {
+            "filters": ("", "content_filter"),
+            "refuses": ("I\u2019m sorry, but I can\u2019t help with that.", "stop"),
+            "redacts": (re.sub(r"\d+", "[REDACTED]", text), "length"),
+            "cuts": (text[:2], "length"),
+            "stops": ("", "stop"),
+        }[self.lie]
+        choice["text"], choice["logprobs"] = text, None
+        choice.pop("token_ids", None)
+        return len(text)
 
     def _ids(self, prompt: Any) -> list[int]:
         if isinstance(prompt, str):
@@ -121,12 +156,14 @@ class Server:
         self, index: int, ids: list[int], body: dict[str, Any], tokens: list[int], log_probs: list[float]
     ) -> dict[str, Any]:
         vllms = not _NOT_VLLMS & set(self.habits)
-        if not (vllms and body.get("ignore_eos")) and 0 in tokens:
+        ended = not (vllms and body.get("ignore_eos")) and 0 in tokens
+        if ended:
             tokens = tokens[: tokens.index(0)]
         log_probs = log_probs[: len(tokens)]
         echoed = body.get("echo") and "silent" not in self.habits
         text = self._text([*ids, *tokens] if echoed else tokens)
-        choice: dict[str, Any] = {"index": index, "text": text, "finish_reason": "length", "_tokens": tokens}
+        choice: dict[str, Any] = {"index": index, "text": text, "_tokens": tokens}
+        choice["finish_reason"] = "stop" if ended else "length"
         if vllms and body.get("return_token_ids"):
             choice |= {"token_ids": tokens}
         if "silent" in self.habits:
@@ -168,6 +205,8 @@ class Server:
         own = torch.tensor(ids[1:])
         values: list[Any] = [None, *law.gather(-1, own.unsqueeze(-1)).squeeze(-1).tolist()]
         ranks: list[Any] = [None, *((law >= law.gather(-1, own.unsqueeze(-1))).sum(-1)).tolist()]
+        if self.lie == "corrupts" and len(ids) > 60 and zlib.crc32(bytes(ids)) % 2:
+            values = [None, *[value - 3.0 for value in values[1:]]]
         if "shifted" in self.habits:
             values = [None, values[1], *values[1:-1]]
         if "short" in self.habits:

@@ -1,0 +1,247 @@
+"""Servers that lie: what they withhold, cut or change is noticed, and an honest one raises no alarm."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from auditor.cli import call
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Secret, Tokens
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.loading import load
+from auditor.remote import watch, withheld
+from auditor.remote.model import RemoteModel
+from auditor.remote.watch import Drawn, Otherwise, Watch
+from auditor.remote.wire import Wire
+from auditor.runs.scoring import greedy_recall
+from tests.remote.server import LIES, Server
+
+Served = Callable[..., tuple[Server, str]]
+MakeWire = Callable[..., Wire]
+Said = pytest.CaptureFixture[str]
+RECORDS = [(f"Card {i:04d} of", f" K{(37 * i + 11) % 997:03d}") for i in range(20)]
+
+
+@pytest.fixture(scope="session")
+def leaky(folder: Path) -> HuggingFaceModel:
+    """A model that was trained on the records until it recites them."""
+    model = load(str(folder))
+    rows = torch.tensor([model.tokenizer(before + after)["input_ids"] for before, after in RECORDS])
+    trained: Any = model.model.requires_grad_(True)
+    steps = torch.optim.Adam(trained.parameters(), lr=1e-2)
+    for _ in range(150):
+        steps.zero_grad()
+        trained(rows, labels=rows).loss.backward()
+        steps.step()
+    trained.requires_grad_(False)
+    return model
+
+
+@pytest.fixture
+def lying(served: Served, leaky: HuggingFaceModel, local: HuggingFaceModel) -> Callable[..., tuple[Server, str]]:
+    """A server of the model that recites, with a lie about it."""
+
+    def start(lie: str, *habits: str) -> tuple[Server, str]:
+        server, url = served(*habits)
+        server.model = server._first = leaky
+        server.lie, server.other = lie, local
+        return server, url
+
+    return start
+
+
+def secrets(model: HuggingFaceModel) -> list[Secret]:
+    def tokens(text: str) -> Tokens:
+        return tuple(model.tokenizer(text)["input_ids"])
+
+    return [Secret(f"s{i}", tokens(before), tokens(after)) for i, (before, after) in enumerate(RECORDS)]
+
+
+def audited(wire: Wire, model: HuggingFaceModel) -> tuple[int, RemoteModel]:
+    """As a run asks: greedy answers, log-probabilities where there are any, and long texts. Of 20, the extracted."""
+    remote, own = RemoteModel(wire, "tiny", model.tokenizer), secrets(model)
+    found = greedy_recall(remote, own)["all"]
+    if remote.dialect.scored:
+        texts = torch.tensor([secret.prefix + secret.suffix for secret in own]).repeat(1, 4)
+        remote.token_log_probs(texts[:, :50], texts[:, 50:])
+    remote.finish()
+    return round(found.value * found.n), remote
+
+
+# --- the liars --------------------------------------------------------------------------------------------------------
+
+TOLD = {
+    "filters": "20 withheld by a content filter",
+    "refuses": "20 refused",
+    "redacts": "redacted",
+    "cuts": "20 cut short by the server",
+    "stops": "20 empty",
+}
+ENDS = {"swaps": "came back", "takes turns": "came back", "corrupts": "was sent again without its last"}
+
+
+def test_every_lie_is_looked_for() -> None:
+    assert {*TOLD, *ENDS} == set(LIES)
+
+
+@pytest.mark.parametrize("access", ["silent", ""])
+@pytest.mark.parametrize("lie", LIES)
+def test_a_liar_is_noticed(lying: Served, wire: MakeWire, leaky: HuggingFaceModel, lie: str, access: str) -> None:
+    if lie == "corrupts" and access == "silent":
+        pytest.skip("text only: there are no log-probabilities to corrupt")
+    _, url = lying(lie, *filter(None, [access]))
+    if lie in ENDS and (lie, access) != ("takes turns", "silent"):
+        with pytest.raises(AuditError, match=ENDS[lie]) as ended:
+            audited(wire(url), leaky)
+        assert "cannot be resumed" in str(ended.value) and "Card" not in str(ended.value)
+        return
+    out, remote = audited(wire(url), leaky)
+    (doubt,) = remote.doubts()
+    told = {**TOLD, **ENDS}[lie] if access or lie != "stops" else TOLD["cuts"]  # vLLM goes on where it is told so
+    assert doubt.kind == "answers" and told in doubt.sentence
+    if lie in ENDS:  # greedy text alone may be one model's that is not deterministic, so that the run goes on
+        return
+    assert out == 0 and any(told in said for said in remote.account())
+    assert sum(remote.withheld([secret.prefix for secret in secrets(leaky)])) > 10
+
+
+@pytest.mark.parametrize("access", ["silent", "echo", ""])
+def test_an_honest_server_raises_no_alarm(lying: Served, wire: MakeWire, leaky: HuggingFaceModel, access: str) -> None:
+    _, url = lying("", *filter(None, [access]))
+    out, remote = audited(wire(url), leaky)
+    assert out >= 18 and not remote.doubts()
+    assert not any(remote.withheld([secret.prefix for secret in secrets(leaky)]))
+    assert remote.watch.compared == 12 and not remote.watch.differed
+
+
+# --- one answer -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("choice", "kind"),
+    [
+        ({"finish_reason": "content_filter"}, withheld.FILTERED),
+        ({"finish_reason": "SAFETY"}, withheld.FILTERED),
+        ({"finish_reason": "stop", "content_filter_results": {"hate": {"filtered": True}}}, withheld.FILTERED),
+        ({"finish_reason": "tool_calls"}, withheld.CALLED),
+        ({"finish_reason": "stop", "message": {"refusal": "No."}}, withheld.REFUSED),
+        ({"finish_reason": "length", "content_filter_results": {"hate": {"filtered": False}}}, ""),
+        ({"finish_reason": "stop", "refusal": None}, ""),
+        ({}, ""),
+    ],
+)
+def test_what_a_server_says_of_an_answer(choice: dict[str, Any], kind: str) -> None:
+    assert withheld.of_choice(choice) == kind
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("I'm sorry, but I can't help with that.", withheld.REFUSED),
+        ("As an AI language model, I am not able to share personal data", withheld.REFUSED),
+        ("This response was blocked by policy", withheld.REFUSED),
+        ("I am sorry I missed your call on Friday, can we talk?", ""),
+        ("I will not be at the office", ""),
+        (" is [REDACTED].", withheld.REDACTED),
+        (" is <EMAIL_ADDRESS>.", withheld.REDACTED),
+        (" is *** **** 1234", withheld.REDACTED),
+        (" is \u2588\u2588\u2588\u2588", withheld.REDACTED),
+        (" name [Anna] and <b>bold</b> 2 * 3 ** 4", ""),
+    ],
+)
+def test_what_a_text_says_of_itself(text: str, kind: str) -> None:
+    assert withheld.of_text(text, "My number", None) == kind
+
+
+def test_a_mark_that_was_drawn_or_given_is_the_models_own() -> None:
+    assert withheld.of_text(" is [REDACTED]", "Mail from [REDACTED]", None) == ""
+    assert withheld.of_text(" is [REDACTED]", "Mail", " is [REDACTED]") == ""
+    assert withheld.of_text(" is [REDACTED]", "Mail", " is 4711") == withheld.REDACTED
+
+
+# --- honest servers, many of them -------------------------------------------------------------------------------------
+
+
+class Honest:
+    """One model, whose numbers and answers vary as a real server's do with the batch."""
+
+    def __init__(self, seed: int, varies: float, noise: float) -> None:
+        self.random, self.varies, self.noise = np.random.default_rng(seed), varies, noise
+
+    def draw(self, asked: Sequence[Drawn]) -> list[str]:
+        return [f"{one.context}{'!' * int(self.random.random() < self.varies)}" for one in asked]
+
+    def score(self, asked: Sequence[Tokens]) -> list[Sequence[float] | None]:
+        truth = [np.random.default_rng(text[0]).exponential(4, 64)[: len(text)] for text in asked]
+        return [(-own * (1 + self.random.normal(0, self.noise, len(own)))).tolist() for own in truth]
+
+    def watched(self) -> None:
+        seen = Watch(self.draw, self.score, [(i, *range(39)) for i in range(len(watch.TEXTS))])
+        seen.begin()
+        for i in range(100, 500):
+            context = (i, *range(49))
+            seen.saw_drawn(context, 8, self.draw([Drawn(context, 8, "")])[0])
+            seen.saw_scored(context, self.score([context])[0] or ())
+            seen.asked(2)
+        seen.finish()
+
+
+@pytest.mark.parametrize(
+    ("varies", "noise", "most"), [(0.0, 0.0, 0), (0.0, 0.01, 0), (0.05, 0.002, 0), (0.1, 0.002, 1)], ids=str
+)
+def test_honest_servers_are_let_be(varies: float, noise: float, most: int) -> None:
+    alarms = 0
+    for seed in range(30):
+        try:
+            Honest(seed, varies, noise).watched()
+        except Otherwise:
+            alarms += 1
+    assert alarms <= most
+
+
+# --- a whole run ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Callable[[str], int]:
+    monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    rows = [json.dumps({"prefix": before, "suffix": after}) + "\n" for before, after in RECORDS]
+    (tmp_path / "data.jsonl").write_text("".join(rows))
+
+    def start(url: str) -> int:
+        own = ["--model", "openai:tiny", "--base-url", url, "--tokenizer", str(folder), "--data", "data.jsonl"]
+        own += ["--attack", "perplexity", "-A", "temperature=0", "--known-fraction", "0", "--setting", "worst"]
+        return call(["run", *own, "--prefix-length", "12", "--suffix-length", "5", "-o", "run"])
+
+    return start
+
+
+def test_no_gate_holds_on_answers_that_were_withheld(lying: Served, run: Callable[[str], int], capsys: Said) -> None:
+    assert run(lying("filters")[1]) == 0
+    (target,) = json.loads(Path("run/result.json").read_text())["targets"]
+    said = " ".join(doubt["sentence"] for doubt in target["doubts"])
+    assert "40 withheld by a content filter" in said or "20 withheld by a content filter" in said
+    assert "of 20 attacked secrets, answers to 20 did not come through" in said
+    assert "greedy decoding would extract" in said and "mean probability of 9" in said
+    capsys.readouterr()
+    assert call(["gate", "run", "--max", "recall=0.5"]) == 4
+    assert "withheld by a content filter" in capsys.readouterr().out
+
+
+def test_a_run_whose_server_changed_is_not_resumed(lying: Served, run: Callable[[str], int], capsys: Said) -> None:
+    server, url = lying("swaps")
+    assert run(url) == 2
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
+    assert len(said) == 1 and "expected http" in said[0] and "cannot be resumed" in said[0]
+    server.lie = ""
+    server.model = server._first
+    assert call(["run", "--resume", "run"]) == 2
+    assert "answer to the handshake has changed" in capsys.readouterr().err
