@@ -90,7 +90,7 @@ def _unseen(result: AuditResult, ruling: Ruling) -> Ruling:
     why = [doubt.sentence for doubt in why if doubt.kind == "answers"]
     if not (ruling.verdict == "held" and drawn and why):
         return ruling
-    return replace(ruling, verdict="inconclusive", unmeasured=True, reason=f"{ruling.reason}; but {'; '.join(why)}")
+    return replace(ruling, verdict="inconclusive", unmeasured=True, reason=f"{ruling.reason}. {' '.join(why)}")
 
 
 def _never_applied(result: AuditResult, targets: Collection[str], attack: str | None) -> list[Ruling]:

@@ -433,13 +433,13 @@ class RemoteModel(LanguageModel):
         counts, said = self._kinds(), list[str]()
         if hidden := withheld.doubted(counts):
             said.append(
-                f"of {sum(counts.values()):,} answers of {self.name}, not all came through: {withheld.said(hidden)}; "
-                "what they would have said was not seen"
+                f"Of {sum(counts.values()):,} answers of {self.name} not all came through: {withheld.said(hidden)}. "
+                "What they would have said was not seen."
             )
         if self.watch.unsteady:
             said.append(
                 f"{self.watch.differed:,} of {self.watch.compared:,} greedy answers of {self.name} came back otherwise "
-                "when they were asked for again: it is not deterministic, or several models answer under one name"
+                "when they were asked for again: it is not deterministic, or several models answer under one name."
             )
         return tuple(Doubt("answers", sentence) for sentence in said)
 

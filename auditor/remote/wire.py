@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ KEY = "OPENAI_API_KEY"
 _AGAIN = (408, 409, 425, 429)  # and every 5xx: worth another try
 _NOBODY = 3  # refused connections, of a server that never answered
 _REFUSES = 3  # of 500, which llama-cpp-python answers to a field that it does not take
+_FILTERED = "content_filter"  # 400 of Azure's, where the prompt itself is withheld from the model
 _TOO_MUCH = (429, 503, 529)  # signs of too many requests
 _NO_MONEY = ("insufficient_quota", "billing_hard_limit_reached")  # 429 as well, and no wait helps
 
@@ -222,6 +223,9 @@ class Wire:
             except openai.APIStatusError as error:
                 self._answered = True
                 failed = self._status(error)
+                if body is not None and getattr(error, "code", None) == _FILTERED:
+                    with suppress(Malformed):  # no log-probabilities came
+                        return read(_withheld(int(body["n"])))
             except openai.APIConnectionError as error:
                 failed = self._lost(error)
             if isinstance(failed, _Again):
@@ -312,6 +316,12 @@ class Wire:
 def _unconnected(error: BaseException) -> bool:
     """Whether nothing was sent: no connection came about. By name, as the client brings an HTTP library of its own."""
     return type(error.__cause__).__name__.startswith("Connect")
+
+
+def _withheld(count: int) -> Mapping[str, Any]:
+    """The answer that a filter of prompts stands for: so many samples of nothing, for which nothing was paid."""
+    choices = [{"index": i, "text": "", "finish_reason": _FILTERED} for i in range(count)]
+    return {"choices": choices, "usage": {"prompt_tokens": 0, "completion_tokens": 0}}
 
 
 def _cost(answer: Any, at_most: int) -> Spent:

@@ -26,9 +26,9 @@ def doubts(audit: Audit, target: Target) -> Iterator[Doubt]:
     hidden = [secret for secret, one in zip(members, held, strict=True) if one]
     if not hidden:
         return
-    of = f"of {len(members):,} attacked secrets, answers to {len(hidden):,} did not come through"
+    of = f"Answers to {len(hidden):,} of {len(members):,} attacked secrets did not come through"
     if not given_by(target.model.capabilities, "likelihood"):
-        yield Doubt("answers", f"{of}; without log-probabilities nobody can say what the model knows of them")
+        yield Doubt("answers", f"{of}; without log-probabilities nobody can say what the model knows of them.")
         return
     every = (one for some in scoring.scored(target, hidden, audit.plan.batch_size) for one in some)
     each = [math.exp(sum(one.log_probs)) for one in every]
@@ -37,7 +37,7 @@ def doubts(audit: Audit, target: Target) -> Iterator[Doubt]:
     yield Doubt(
         "answers",
         f"{of}, but by its log-probabilities the model writes these with a mean probability of {np.mean(each):.1%} "
-        f"({likely:,} of them with more than {_LIKELY:.0%}; at temperature 1){greedy}",
+        f"({likely:,} of them with more than {_LIKELY:.0%}; at temperature 1){greedy}.",
     )
 
 

@@ -45,6 +45,7 @@ HABITS = {
 }
 LIES = {
     "filters": "withholds what it writes of a card (finish_reason content_filter)",
+    "blocks": "refuses prompts about a card (400, content_filter), as Azure",
     "refuses": "says that it cannot help with a card",
     "redacts": "writes [REDACTED] in place of a card's number",
     "cuts": "writes two tokens of a card, and says that they are all that was asked for",
@@ -56,6 +57,10 @@ LIES = {
 _NOT_VLLMS = {"silent", "echo", "unechoed"}
 _SAID = {"filters", "refuses", "redacts", "cuts", "stops"}
 _OURS = ("prompt_logprobs", "top_k", *EXTENSIONS)
+
+
+class Blocked(ValueError):
+    """A prompt that a filter lets nobody read."""
 
 
 class Server:
@@ -86,6 +91,8 @@ class Server:
 
     def complete(self, body: dict[str, Any]) -> dict[str, Any]:
         ids = self._ids(body["prompt"])
+        if self.lie == "blocks" and self._text(ids).startswith("Card") and body["max_tokens"] > 1:
+            raise Blocked("content_filter")
         with self._lock:  # as one batch at a time
             self._draws += 1
             changed = {"swaps": self._draws > 40, "takes turns": self._draws % 2 == 0}.get(self.lie, False)
@@ -257,7 +264,9 @@ def handler(server: Server) -> type[BaseHTTPRequestHandler]:
             try:
                 answer = server.complete(body)
             except (ValueError, RuntimeError) as error:
-                self.reply(400 if isinstance(error, ValueError) else 500, {"error": {"message": str(error)}})
+                code = "content_filter" if isinstance(error, Blocked) else None
+                told = {"error": {"message": str(error), "code": code}}
+                self.reply(400 if isinstance(error, ValueError) else 500, told)
                 return
             if fault == "short":
                 for choice in answer["choices"]:

@@ -79,6 +79,7 @@ def audited(wire: Wire, model: HuggingFaceModel) -> tuple[int, RemoteModel]:
 
 TOLD = {
     "filters": "20 withheld by a content filter",
+    "blocks": "20 withheld by a content filter",
     "refuses": "20 refused",
     "redacts": "redacted",
     "cuts": "20 cut short by the server",
@@ -228,10 +229,10 @@ def test_no_gate_holds_on_answers_that_were_withheld(lying: Served, run: Callabl
     assert run(lying("filters")[1]) == 0
     (target,) = json.loads(Path("run/result.json").read_text())["targets"]
     said = " ".join(doubt["sentence"] for doubt in target["doubts"])
-    assert "40 withheld by a content filter" in said or "20 withheld by a content filter" in said
-    assert "of 20 attacked secrets, answers to 20 did not come through" in said
+    assert "Of 40 answers of openai:tiny not all came through: 40 withheld by a content filter." in said
+    assert "Answers to 20 of 20 attacked secrets did not come through" in said
     assert "greedy decoding would extract" in said and "mean probability of 9" in said
-    capsys.readouterr()
+    assert "No leakage" not in capsys.readouterr().out
     assert call(["gate", "run", "--max", "recall=0.5"]) == 4
     assert "withheld by a content filter" in capsys.readouterr().out
 
