@@ -36,6 +36,7 @@ _BURSTS = 10  # in a run, at most
 # it always does, so that two answers to one request differ in less than a fifth.
 VARIES = 0.2
 LEVEL = 5e-4  # of the exact binomial test of the run's own requests; with ten bursts 0.5% of honest runs
+_UNSTEADY = 0.01  # level of the same test of all that was asked again, which makes a doubt
 _CHANGED = 2  # sentinels of four of which no answer is one of the handshake's: 0.2% of the runs of such a server
 
 # Nats between two answers to the same tokens that are never an alarm, at most and on average: half precision in another
@@ -91,6 +92,7 @@ class Watch:
     _new: list[Drawn] = field(default_factory=list)  # since the last check
     _new_scored: list[Scored] = field(default_factory=list)
     _requests: int = 0
+    _finished: int = 0  # of them, when all was looked at
     _since: int = 0
     _checks: int = 0
     _bursts: int = 0
@@ -147,15 +149,18 @@ class Watch:
 
     def finish(self) -> None:
         """All sentinels, and some of all that the run asked, the longest text among them. Raises Otherwise."""
-        if not self._since and not self._new and not self._new_scored:
+        if self._requests == self._finished:
             return
+        self._finished = self._requests
         drawn, scored = _one_in(self._new, self._checks), _one_in(self._new_scored, self._checks)
         self._rest()
         longest = sorted(self._own_scored, key=lambda one: -len(one.text))[:1]
         drawn += _some([one for one in self._own if one not in drawn], _LAST - len(drawn), self._checks)
         scored += [one for one in longest if one not in scored]
         scored += _some([one for one in self._own_scored if one not in scored], _LAST - len(scored), self._checks)
-        self._compare([*self._drawn, *drawn])
+        self._differing([*self._drawn, *drawn])
+        if self.differed:  # if only in the handshake, before there was anything of the run to look at
+            self._look_closer()
         self._rescore([*self._scored, *scored])
 
     def _rest(self) -> None:
@@ -196,7 +201,11 @@ class Watch:
 
     def _compare(self, asked: Sequence[Drawn]) -> None:
         """Greedy answers: one that differs proves nothing, but many do. Raises Otherwise."""
-        if not self._differing(asked) or self._bursts == _BURSTS:
+        if self._differing(asked):
+            self._look_closer()
+
+    def _look_closer(self) -> None:
+        if self._bursts == _BURSTS:
             return
         self._bursts += 1
         differing = self._differing([one for one in self._drawn for _ in range(_BURST)])
@@ -220,7 +229,7 @@ class Watch:
     @property
     def unsteady(self) -> bool:
         """Whether greedy answers differ more than those of one model do."""
-        return bool(binom.sf(self.differed - 1, self.compared, VARIES) <= LEVEL)
+        return bool(binom.sf(self.differed - 1, self.compared, VARIES) <= _UNSTEADY)
 
     def _differing(self, asked: Sequence[Drawn]) -> list[tuple[Drawn, str]]:
         found = list(zip(asked, self.draw(asked), strict=True)) if asked else []
@@ -253,8 +262,6 @@ def _one_in(new: Sequence[T], check: int) -> list[T]:
 
 
 def _some(every: Sequence[T], count: int, check: int) -> list[T]:
-    """So many of them, drawn at random, in their order."""
-    if count >= len(every):
-        return list(every)
-    chosen = generator("asked again", check, len(every)).choice(len(every), max(0, count), replace=False)
-    return [every[i] for i in sorted(chosen.tolist())]
+    """So many of them at random, and in random order: several models may take turns."""
+    chosen = generator("asked again", check, len(every)).permutation(len(every))[: max(0, count)]
+    return [every[i] for i in chosen.tolist()]

@@ -5,11 +5,12 @@ habits: what it always does wrong; faults: what goes wrong with the next request
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import threading
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -51,7 +52,7 @@ LIES = {
     "cuts": "writes two tokens of a card, and says that they are all that was asked for",
     "stops": "ends a card at once, as if the model had",
     "swaps": "is another model after 40 requests",
-    "takes turns": "is two models, one after the other",
+    "takes turns": "is two models, of which now the one and now the other answers",
     "corrupts": "has wrong log-probabilities of half of the prompts of more than 60 tokens",
 }
 _NOT_VLLMS = {"silent", "echo", "unechoed"}
@@ -74,7 +75,7 @@ class Server:
     ) -> None:
         assert set(habits) <= set(HABITS)
         self.model, self.name, self.key, self.habits = model, name, key, habits
-        self.lie, self.other, self._first = "", model, model
+        self.lie, self.other, self._first, self._times = "", model, model, Counter[tuple[int, ...]]()
         self.faults: deque[Any] = deque()
         self.asked: list[dict[str, Any]] = []
         self.told = 20  # likeliest tokens at most, as vLLM's --max-logprobs
@@ -95,7 +96,10 @@ class Server:
             raise Blocked("content_filter")
         with self._lock:  # as one batch at a time
             self._draws += 1
-            changed = {"swaps": self._draws > 40, "takes turns": self._draws % 2 == 0}.get(self.lie, False)
+            self._times[tuple(ids)] += 1
+            seen = bytes([*ids, self._times[tuple(ids)]])
+            turn = hashlib.sha256(seen).digest()[0] % 2 == 1  # at random, and whoever asks beside
+            changed = {"swaps": self._draws > 40, "takes turns": turn}.get(self.lie, False)
             self.model = self.other if changed else self._first if self.lie else self.model
             tokens, log_probs = self._drawn(ids, body)
             choices = [self._choice(i, ids, body, tokens[i], log_probs[i]) for i in range(len(tokens))]
