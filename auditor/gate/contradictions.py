@@ -9,26 +9,28 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from auditor.core.errors import AuditError
-from auditor.core.nouns import CellKey
+from auditor.core.nouns import UNDEFENDED, CellKey, SettingName
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records.outcomes import PerSecret
 from auditor.statistics.audited import METRICS, at_level
 from auditor.statistics.metrics import SHARES, find
 
+_WHERE = "outcomes.json"
 _ROUNDING = 1e-9
 _SOLVED = 1e-6  # of a bound that was found by bisection
 
 
 def contradictions(result: AuditResult, outcomes: Mapping[CellKey, PerSecret]) -> Iterator[tuple[CellKey, str]]:
-    """(row, what does not fit) of everything in the result that cannot be; nothing where all of it can.
-
-    outcomes: of the rows that kept them; a row that did not is held to itself only.
-    """
+    """(row, what does not fit) of everything in the result that cannot be; nothing where all of it can."""
+    yield from _unfinished(result)
+    for row in outcomes.keys() - {finding.key for finding in result.findings}:
+        yield row, f"{_WHERE} holds the row, and the result does not"
     for row, count in Counter(finding.key for finding in result.findings).items():
         if count > 1:
             yield row, f"the row stands there {count} times"
@@ -45,6 +47,20 @@ def contradictions(result: AuditResult, outcomes: Mapping[CellKey, PerSecret]) -
         if kept is not None:
             for why in _against(finding, kept):
                 yield finding.key, why
+        elif any(m.n for _, m in _numbers(finding)):
+            yield finding.key, f"it has numbers, and {_WHERE} does not hold what they are of"
+
+
+def _unfinished(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
+    """Rows that the plan asks for and the result does not have. A control has those of the widest access."""
+    plan, there = result.plan, {finding.key for finding in result.findings}
+    asked = dict.fromkeys((UNDEFENDED, *plan.get("defense", ())))
+    settings = [name for name in get_args(SettingName) if plan.get("setting", "both") in (name, "both")]
+    for name in dict.fromkeys((*asked, *(target.name for target in result.targets))):
+        for setting in settings if name in asked else settings[-1:]:
+            for attack in dict.fromkeys(plan.get("attack", ())):
+                if (row := CellKey(name, setting, attack)) not in there:
+                    yield row, "the plan asks for the row, and the result does not have it"
 
 
 def _audits(finding: Finding) -> Iterator[str]:
@@ -93,30 +109,28 @@ def impossible(m: Measurement) -> str:
 
 
 def _against(finding: Finding, kept: PerSecret) -> Iterator[str]:
-    """What the outcomes of the row's secrets say otherwise. Numbers they do not hold are left alone."""
-    where = "outcomes.json"
+    """What the outcomes of the row's secrets say otherwise. Numbers that no secret has a part of are left alone."""
     if len(set(kept.ids)) < len(kept.ids):
-        yield f"{where} holds a secret twice"
+        yield f"{_WHERE} holds a secret twice"
     members, others = kept.chosen(True, None), kept.chosen(False, None)
     for m in finding.measurements:
-        about = find(m.name)
-        found = about.again(members, others)
-        if found is None or not (m.unit in SHARES or about.scores):
-            continue
-        value, n = found
-        if m.n != n:
-            yield f"{m.name} is of {m.n} secrets, {where} holds {n}"
-        elif n and not _equal(m.value, value):
-            yield f"{m.name} is {m.value:.6g}, {where} makes it {value:.6g}"
-    main = finding.main
-    if main is None or main.unit not in SHARES or main.name not in kept.values:
-        return
-    for count, m in finding.by_repeats.items():
-        chosen = kept.chosen(True, int(count))[main.name] if count.isdigit() else np.empty(0)
-        if m.n != len(chosen):
-            yield f"{main.name}(count={count}) is of {m.n} secrets, {where} holds {len(chosen)}"
-        elif m.n and not _equal(m.value, _mean(chosen)):
-            yield f"{main.name}(count={count}) is {m.value:.6g}, {where} makes it {_mean(chosen):.6g}"
+        if (found := find(m.name).again(members, others)) is not None:
+            yield from _other(m.name, m, *found)
+    if finding.main is not None and finding.main.name in kept.values:
+        for count, m in finding.by_repeats.items():
+            chosen = kept.chosen(True, int(count))[finding.main.name] if count.isdigit() else np.empty(0)
+            yield from _other(f"{m.name}(count={count})", m, _mean(chosen), len(chosen))
+    for by_kind in (finding.by_kind, finding.by_kind_nonmembers):
+        for kind, m in by_kind.items():
+            again = kept.measure(m.name, kind=kind)
+            yield from _other(f"{m.name}(kind={kind})", m, *((again.value, again.n) if again else (math.nan, 0)))
+
+
+def _other(name: str, m: Measurement, value: float, n: int) -> Iterator[str]:
+    if m.n != n:
+        yield f"{name} is of {m.n} secrets, {_WHERE} holds {n}"
+    elif n and not _equal(m.value, value):
+        yield f"{name} is {m.value:.6g}, {_WHERE} makes it {value:.6g}"
 
 
 def _equal(one: float, other: float) -> bool:

@@ -77,9 +77,7 @@ def decide(
 
 
 def _contradicted(run: Run, what: str) -> list[Ruling]:
-    found = list(contradictions(run.result, run.outcomes))
-    if not run.outcomes and any(finding.measurements for finding in run.result.findings):
-        found.append((CellKey("", "", ""), f"it has numbers, but no {outcomes.OUTCOMES} that they are of"))
+    found = contradictions(run.result, run.outcomes)
     return [_failed(row, f"the result contradicts itself: {why}", f"{what} agrees with itself") for row, why in found]
 
 
@@ -155,7 +153,8 @@ def judge(
 
     A rule is for the attacks and probes that measure its metric somewhere; where none does, it fails on every row.
     Companion rows such as the unmixed ensemble are judged only by name. An empty run, a missing metric or a NaN fails.
-    own, baseline: the run's outcomes and the run it is held against, for rules against a baseline.
+    own: what each row found out about each secret, of which every number is worked out anew: one that cannot be is held
+    by no limit. Where nobody gives it the result is believed. baseline: the run it is held against.
     """
     cases: list[_Case] = []
     for rule in rules:
@@ -171,7 +170,7 @@ def judge(
             if rule.of_claim:
                 cases.append(_held_to_claim(result, name, rule, scope["setting"], scope["attack"]))
                 continue
-            cases += [_case(row, rule, own or {}, baseline) for row in _rows_for(rule.metric, rows, result)]
+            cases += [_case(row, rule, own, baseline) for row in _rows_for(rule.metric, rows, result)]
             if not rows:  # another target's rows do not answer for this one
                 row = CellKey(name, scope["setting"] or "", scope["attack"] or "")
                 cases.append(_Case(row, rule, "no row was measured"))
@@ -181,10 +180,14 @@ def judge(
 
 @dataclass(frozen=True)
 class _Number:
-    """What a rule is decided on: the number with its bounds, and how to say it."""
+    """What a rule is decided on: the number with its bounds, and how to say it.
+
+    derived: whether it was worked out of what is kept of each secret.
+    """
 
     evidence: Evidence
     words: str
+    derived: bool = True
 
 
 @dataclass(frozen=True)
@@ -239,39 +242,51 @@ def _held_to_claim(result: AuditResult, name: str, rule: Rule, setting: str | No
     return _Case(row, rule, _Claimed(stands))
 
 
-def _case(finding: Finding, rule: Rule, own: Mapping[CellKey, PerSecret], baseline: Run | None) -> _Case:
-    measured = _measured(finding, rule)
+def _case(finding: Finding, rule: Rule, own: Mapping[CellKey, PerSecret] | None, baseline: Run | None) -> _Case:
+    measured, derived = _measured(finding, rule, own)
     if isinstance(measured, Measurement) and rule.metric in BOUNDS.values() and not rule.against_baseline:
         return _Case(finding.key, rule, _lower_bound(finding, rule.metric))
     if isinstance(measured, Measurement):
-        alone = partial(_alone, rule, measured, own.get(finding.key))
-        seen = _paired(finding, rule, measured, own, baseline) if rule.against_baseline else alone()
+        kept = None if own is None else own.get(finding.key)
+        alone = partial(_alone, rule, measured, kept, derived)
+        seen = _paired(finding, rule, own or {}, baseline) if rule.against_baseline else alone()
         if measured.unit in SHARES:
             check_share(rule)
         return _Case(finding.key, rule, seen)
     return _Case(finding.key, rule, measured)
 
 
-def _measured(finding: Finding, rule: Rule) -> Measurement | str:
-    """The rule's number in this row, or why it has none."""
+def _measured(finding: Finding, rule: Rule, own: Mapping[CellKey, PerSecret] | None) -> tuple[Measurement | str, bool]:
+    """The rule's number in this row, or why it has none; and whether it is worked out of each secret."""
+    count = None if rule.against_baseline else rule.count
     if rule.kind is not None:
-        measurement = finding.by_kind.get(rule.kind)
+        recorded = finding.by_kind.get(rule.kind)
         known = f"kinds of personal data: {', '.join(finding.by_kind) or 'none'}"
     else:
-        measurement = finding.measurement(rule.metric)
+        recorded = finding.measurement(rule.metric)
         known = f"it has: {', '.join(m.name for m in finding.measurements)}"
-    if measurement is None:
-        return f"this row has no {rule.name if rule.kind else rule.metric} ({known})"
-    if rule.count is not None and not rule.against_baseline:
-        if finding.main is not measurement or not finding.by_repeats:
-            return f"this row has no {rule.metric} by repeat count"
-        found = finding.by_repeats.get(str(rule.count))
-        if found is None:
-            return f"this row has no {rule.name} (repeat counts: {', '.join(finding.by_repeats)})"
-        measurement = replace(found, name=rule.metric)
-    if math.isnan(measurement.value) or measurement.n == 0:
-        return f"{rule.name} is not a number: nothing was measured"
-    return measurement
+    if recorded is None:
+        return f"this row has no {rule.name if rule.kind else rule.metric} ({known})", False
+    kept = None if own is None else own.get(finding.key)
+    again = None if kept is None else kept.measure(rule.metric, count, rule.kind)
+    if count is not None:
+        if not finding.by_repeats or (again is None and finding.main is not recorded):
+            return f"this row has no {rule.metric} by repeat count", False
+        if str(count) not in finding.by_repeats:
+            return f"this row has no {rule.name} (repeat counts: {', '.join(finding.by_repeats)})", False
+        recorded = None if finding.main is not recorded else finding.by_repeats[str(count)]
+    found = _either(again, recorded)
+    if found is None or math.isnan(found.value) or found.n == 0:
+        return f"{rule.name} is not a number: nothing was measured", False
+    believed = found.unit == "count"  # of queries and records, as claim_violations: no mean over secrets
+    return replace(found, name=rule.metric), again is not None or own is None or believed
+
+
+def _either(again: Measurement | None, recorded: Measurement | None) -> Measurement | None:
+    """The number as it is worked out anew. Of what is no share its row may know more that widens it, never narrows."""
+    if again is None or recorded is None or again.unit in SHARES:
+        return again or recorded
+    return replace(again, low=min(again.low, recorded.low), high=max(again.high, recorded.high))
 
 
 def _lower_bound(finding: Finding, metric: str) -> _LowerBound | str:
@@ -284,20 +299,14 @@ def _lower_bound(finding: Finding, metric: str) -> _LowerBound | str:
     return f"this row does not say what its {metric} is made of"
 
 
-def _alone(rule: Rule, measured: Measurement, kept: PerSecret | None) -> _Number:
+def _alone(rule: Rule, measured: Measurement, kept: PerSecret | None, derived: bool) -> _Number:
     """A rate of false positives is bounded anew at each level: its threshold takes more non-members at a lower one."""
     seen = outcomes.found_at_rate(rule.metric, kept) or evidence(measured)
     other = "" if seen.value == measured.value else f" (the other way {seen.value:.4g})"
-    return _Number(seen, f"{rule.name} {measured.value:.4g}{other}")
+    return _Number(seen, f"{rule.name} {measured.value:.4g}{other}", derived)
 
 
-def _paired(
-    finding: Finding,
-    rule: Rule,
-    measured: Measurement,
-    own: Mapping[CellKey, PerSecret],
-    baseline: Run | None,
-) -> _Number | str:
+def _paired(finding: Finding, rule: Rule, own: Mapping[CellKey, PerSecret], baseline: Run | None) -> _Number | str:
     row = finding.key
     assert baseline is not None  # `decide` has seen to it
     mine, theirs = own.get(row), baseline.outcomes.get(row)
@@ -336,7 +345,13 @@ def _ruling(case: _Case, level: float) -> Ruling:
     verdict: Verdict = "held" if high <= limit else "failed" if low > limit else "inconclusive"
     allowed = "allowed" if case.rule.against_baseline else "limit"
     reason = f"{case.seen.words} between {low:.4f} and {high:.4f} (n = {seen.n}), {allowed} {limit:g}"
-    return Ruling(*case.row, metric, limit, low, high, verdict, reason, words, seen.value, seen.n)
+    unmeasured = verdict == "held" and not case.seen.derived
+    if unmeasured:
+        verdict, reason = (
+            "inconclusive",
+            f"{reason}; no part of it is kept of each secret, so nobody can work it out again",
+        )
+    return Ruling(*case.row, metric, limit, low, high, verdict, reason, words, seen.value, seen.n, unmeasured)
 
 
 _OF_A_CLAIM: dict[claims.Verdict, Verdict] = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from auditor.core.errors import AuditError
 from auditor.core.jsonfiles import read_object
 from auditor.core.nouns import CellKey
-from auditor.core.result import AuditResult
+from auditor.core.result import AuditResult, Measurement
 from auditor.statistics import metrics, roc
 from auditor.statistics.bounds import Evidence, paired_means, paired_ranking, paired_shares
-from auditor.statistics.judging import from_record
+from auditor.statistics.intervals import share_of_each
+from auditor.statistics.judging import Outcome, from_record
 from auditor.statistics.metrics import RECALL, SCORE, find
 
 OUTCOMES = "outcomes.json"
@@ -29,12 +30,36 @@ OUTCOMES = "outcomes.json"
 
 @dataclass(frozen=True)
 class PerSecret:
-    """One row, (secrets,) each. values: by measurement; of an attack also the "score" of each first guess."""
+    """One row, (secrets,) each. values: by measurement; of an attack also the "score" of each first guess.
+
+    outcome: of an attack, all that it was judged by. kinds: by kind of personal data, the share of what each secret
+    holds of it that its first guess holds; NaN where it holds none.
+    """
 
     ids: tuple[str, ...]
     member: NDArray[np.bool_]
     repeats: tuple[int | None, ...]
     values: Mapping[str, NDArray[np.float64]]
+    outcome: Outcome | None = field(default=None, repr=False)
+    kinds: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+
+    def measure(self, name: str, count: int | None = None, kind: str | None = None) -> Measurement | None:
+        """A number of the row with its interval, worked out as it was, of each secret; None where too little is kept.
+
+        count: of the members that stood in the data so often; kind: of personal data. A name for non-members: of those.
+        """
+        about = find(name)
+        if kind is not None:
+            held = self.kinds.get(kind, np.empty(0))[self.member == about.members if kind in self.kinds else []]
+            held = held[~np.isnan(held)]
+            return share_of_each(name, held) if len(held) else None
+        if count is not None and (about.signed or not about.members):
+            return None
+        wanted = self.member & np.array([count in (None, own) for own in self.repeats], dtype=bool)
+        if self.outcome is not None and (about.values or about.errors):
+            return about.measure(self.outcome.only(wanted), self.outcome.only(~self.member))
+        # in the order of the row: a bootstrap draws other places in another one
+        return about.remade(*({name: x[side] for name, x in self.values.items()} for side in (wanted, ~self.member)))
 
     def chosen(self, members: bool, count: int | None) -> dict[str, NDArray[np.float64]]:
         """The values of the members (or the others), of one repeat count if given, in the order of their ids."""
@@ -67,7 +92,7 @@ def read(path: Path, cells: Mapping[str, Any]) -> dict[CellKey, PerSecret]:
     try:
         found = {cell: per_secret(record) for cell, record in named.items()}
         for one in found.values():
-            columns: list[Sized] = [one.member, one.repeats, *one.values.values()]
+            columns: list[Sized] = [one.member, one.repeats, *one.values.values(), *one.kinds.values()]
             if any(len(column) != len(one.ids) for column in columns) or not all(isinstance(id, str) for id in one.ids):
                 raise ValueError("columns of other lengths than the ids")
         return found
@@ -89,7 +114,8 @@ def per_secret(record: Mapping[str, Any]) -> PerSecret:
         o = from_record(record)
         kept = sorted((m for m in metrics.METRICS if m.per_secret and m.values), key=lambda m: m.place or math.inf)
         values = {m.name: m.values(o).astype(float) for m in kept if m.values}
-        return PerSecret(o.ids, o.member, o.repeats, {**values, SCORE: o.score.astype(float)})
+        kinds = {kind: np.array(held, dtype=float) for kind, held in record.get("kinds", {}).items()}
+        return PerSecret(o.ids, o.member, o.repeats, {**values, SCORE: o.score.astype(float)}, o, kinds)
     numbers = {name: np.array(values, dtype=float) for name, values in record["values"].items()}
     return PerSecret(tuple(record["ids"]), np.array(record["member"], dtype=bool), tuple(record["repeats"]), numbers)
 

@@ -27,6 +27,7 @@ from auditor.runs.states import State
 from auditor.runs.target import Target
 from auditor.runs.work import Answer, Asked, AttackWork, CellWork, Found, ProbeWork, Workplace
 from auditor.statistics import documents, extraction, judging
+from auditor.statistics.metrics import RECALL, floor_of
 
 
 @dataclass(frozen=True)
@@ -146,10 +147,9 @@ class AttackCell(Cell):
         members = outcome.only(outcome.member)
         if not len(members.ids):
             raise NotApplicable("the budget covers no member")
-        self.collector.judged(self.key, outcome, self.attack.score_is_probability(self.view))
         done, decode = self.audit.folder.done(self.key), decoder(self.audit.benchmark.tokenizer)
-        read = (done[secret] for secret in answered)
-        by_kind, by_kind_nonmembers = self.audit.personal.came_out(read, self.audit.secrets, decode)
+        kinds = self.audit.personal.extracted((done[secret] for secret in answered), self.audit.secrets, decode)
+        kept = self.collector.judged(self.key, outcome, self.attack.score_is_probability(self.view), kinds)
         return dataclasses.replace(
             blank,
             measurements=(
@@ -158,8 +158,8 @@ class AttackCell(Cell):
                 *self._against_undefended(),
             ),
             by_repeats=extraction.by_repeats("recall", members),
-            by_kind=by_kind,
-            by_kind_nonmembers=by_kind_nonmembers,
+            by_kind={kind: m for kind in kinds if (m := kept.measure(RECALL, kind=kind))},
+            by_kind_nonmembers={kind: m for kind in kinds if (m := kept.measure(floor_of(RECALL), kind=kind))},
             curve=extraction.error_curve(members),
             notes=(
                 *blank.notes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from auditor.plugins.probe import Probe, probe_record
 from auditor.records import memorised as memorised_records
 from auditor.records import texts
 from auditor.records.folder import RunFolder
+from auditor.records.outcomes import PerSecret, per_secret
 from auditor.runs.causes import Answers
 from auditor.runs.generations import Judged
 from auditor.statistics import judging, memorised
@@ -33,13 +35,18 @@ class Collector:
         self._attacks: list[CellKey] = []
         self._out: dict[CellKey, Judged] = {}
 
-    def judged(self, key: CellKey, outcome: judging.Outcome, probable: bool) -> None:
-        """What an attack's cell came to; probable: whether its scores are probabilities."""
+    def judged(
+        self, key: CellKey, outcome: judging.Outcome, probable: bool, kinds: Mapping[str, Mapping[str, float]]
+    ) -> PerSecret:
+        """What an attack's cell came to; probable: its scores are probabilities; kinds: `Personal.extracted`."""
         members = outcome.only(outcome.member)
         own = dict(zip(members.ids, members.hit.astype(float).tolist(), strict=True))
         self.answers[key] = Answers("recall", "share", own)
-        self._records[key] = {**judging.to_record(outcome), "score_is_probability": probable}
+        of_kinds = {kind: [held.get(id, math.nan) for id in outcome.ids] for kind, held in kinds.items()}
+        record = {**judging.to_record(outcome), "kinds": of_kinds, "score_is_probability": probable}
+        self._records[key] = record
         self._attacks.append(key)
+        return per_secret(record)
 
     def probed(
         self,

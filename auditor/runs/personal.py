@@ -10,18 +10,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from auditor.benchmarks import pii
 from auditor.benchmarks.occurrences import occurrences
 from auditor.core.nouns import Guesses, Mark, Secret, Tokens, Wording
 from auditor.core.plan import Plan
-from auditor.core.result import KindCount, Measurement
+from auditor.core.result import KindCount
 from auditor.plugins.benchmark import Benchmark
 from auditor.records.texts import CONTEXT, Decode, added
 from auditor.runs.collector import decoder
-from auditor.statistics import intervals
 
 Fate = Literal["members", "nonmembers", "held", "cut", "trained"]  # a field of KindCount
 
@@ -34,11 +30,11 @@ class Personal:
     counts: Mapping[str, KindCount]
     said: tuple[str, ...] = ()
 
-    def came_out(
+    def extracted(
         self, guesses: Iterable[Guesses], secrets: Mapping[str, Secret], decode: Decode
-    ) -> tuple[dict[str, Measurement], dict[str, Measurement]]:
-        """By kind, of the members and of the non-members: of each secret the share that its first guess holds."""
-        found: dict[bool, dict[str, list[float]]] = {True: {}, False: {}}
+    ) -> dict[str, dict[str, float]]:
+        """By kind and secret that holds some: the share of it that its first guess holds."""
+        found: dict[str, dict[str, float]] = {}
         for answer in guesses:
             if answer.secret not in self.of:
                 continue
@@ -47,8 +43,8 @@ class Personal:
             text = "" if right else _guessed(secret.prefix, answer.ranked[0].suffix, decode)
             for kind, marks in _by_kind(self.of[answer.secret]).items():
                 out = [right or any(pii.places(said, text)) for said in marks]
-                found[secret.member].setdefault(kind, []).append(sum(out) / len(out))
-        return _shares("recall", found[True]), _shares("recall_nonmembers", found[False])
+                found.setdefault(kind, {})[answer.secret] = sum(out) / len(out)
+        return dict(sorted(found.items()))
 
 
 def regions_of(plan: Plan) -> tuple[str, ...]:
@@ -140,13 +136,3 @@ def _by_kind(marks: Iterable[Mark]) -> dict[str, list[str]]:
     for kind, text in marks:
         texts.setdefault(kind, []).append(text)
     return texts
-
-
-def _shares(name: str, found: Mapping[str, list[float]]) -> dict[str, Measurement]:
-    return {kind: _share(name, np.array(values)) for kind, values in sorted(found.items())}
-
-
-def _share(name: str, values: NDArray[np.float64]) -> Measurement:
-    """Exact where each secret holds one text of the kind: a mean of shares is no count of secrets."""
-    whole = bool(np.isin(values, (0.0, 1.0)).all())
-    return intervals.share(name, values == 1) if whole else intervals.mean_probability(name, values)

@@ -103,6 +103,12 @@ def mean_probability(name: str, values: NDArray[np.float64], note: str = "") -> 
     return Measurement(name, float(values.mean()), low, high, n, "probability", note)
 
 
+def share_of_each(name: str, values: NDArray[np.float64]) -> Measurement:
+    """Of what each secret holds, the share: exact where each holds one thing, as a mean of shares is no count."""
+    whole = bool(np.isin(values, (0.0, 1.0)).all())
+    return share(name, values == 1) if whole else mean_probability(name, values)
+
+
 def excess_mean(name: str, members: Measurement, nonmembers: Measurement) -> Measurement:
     """Members minus non-members, the interval by Newcombe's rule from those of the two means."""
     low = members.value - nonmembers.value - math.hypot(members.value - members.low, nonmembers.high - nonmembers.value)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from auditor.core.result import Measurement
 from auditor.statistics import roc
 from auditor.statistics.bootstrap import Draws, Values
-from auditor.statistics.intervals import excess, mean, share
+from auditor.statistics.intervals import excess, excess_mean, mean, mean_probability, share
 from auditor.statistics.judging import Outcome
 from auditor.statistics.membership import FALSE_POSITIVES, SCORES
 from auditor.statistics.ranking import errors_before, recall_at_errors, solved_before
@@ -145,6 +145,22 @@ class Metric:
             return _mean((hit & (before < self.wrong(n))).astype(float)), n
         values = kept[self.column]
         return (_mean(values), len(values)) if np.isfinite(values).all() else None
+
+    def remade(self, members: Columns, others: Columns) -> Measurement | None:
+        """As `again`, with its interval, of the columns that a probe keeps."""
+        if self.signed and self.name.startswith(_EXCESS):
+            base = self.name.removeprefix(_EXCESS)
+            own, floor = (find(name).remade(members, others) for name in (base, floor_of(base)))
+            return None if own is None or floor is None else excess_mean(self.name, own, floor)
+        if (found := self.again(members, others)) is None or not found[1]:
+            return None
+        if self.scores:
+            sides = members[self.scores], others[self.scores]
+            return roc.rate_measured(self.name, *sides, self.rate) if self.rate else roc.auc_measured(self.name, *sides)
+        values = (members if self.members else others)[self.column]
+        if self.unit == "share":
+            return share(self.name, values == 1, self.note) if np.isin(values, (0, 1)).all() else None
+        return mean_probability(self.name, values) if self.unit == "probability" else mean(self.name, values, self.unit)
 
     def _told_apart(self, members: Columns, others: Columns) -> tuple[float, int] | None:
         if any(self.scores not in side or not len(side[self.scores]) for side in (members, others)):

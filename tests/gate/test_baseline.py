@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Secret
+from auditor.core.nouns import CellKey, Secret
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding
 from auditor.gate.comparable import check_comparable, secrets_digest
 from auditor.gate.compare import compare
@@ -150,9 +150,9 @@ def test_an_older_baseline_is_refused_and_none_at_all_too() -> None:
 
 def test_what_cannot_be_paired_fails() -> None:
     new, base = run(hits(200)), run(hits(200), "base")
-    assert verdicts(
-        new, replace(base, outcomes={("x", "y", "z"): base.outcomes[ROW]}), "recall not worse than baseline by 1"
-    ) == ["failed"]
+    other = replace(base, outcomes={CellKey("x", "y", "z"): base.outcomes[ROW]})
+    (ruling,) = judge(new.result, [parse_rule("recall not worse than baseline by 1")], new.outcomes, other)
+    assert ruling.verdict == "failed" and "no outcomes of this row to pair" in ruling.reason
     unkept = {ROW: PerSecret(base.outcomes[ROW].ids, base.outcomes[ROW].member, base.outcomes[ROW].repeats, {})}
     assert verdicts(new, replace(base, outcomes=unkept), "recall not worse than baseline by 1") == ["failed"]
     assert verdicts(new, base, "any_of_k not worse than baseline by 1") == ["failed"]

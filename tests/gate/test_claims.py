@@ -53,11 +53,16 @@ def finished(folder: Path, epsilon: float | None, *rows: Finding, nominal: float
     result = AuditResult("r", "2026-01-01", "0", "", plan, BenchmarkRecord("b", "", 100, 0, 0), (dp,), rows, {}, {}, 0)
     folder.mkdir(exist_ok=True)
     (folder / "result.json").write_text(json.dumps(to_json(result), allow_nan=False))
-    kept = {"ids": [], "member": [], "repeats": [], "values": {}}
-    (folder / "outcomes.json").write_text(
-        json.dumps({str(row.key): kept for row in rows if row.audits} or {"dp/a/b": kept})
-    )
+    (folder / "outcomes.json").write_text(json.dumps({str(row.key): per_secret(row) for row in rows if row.main}))
     return folder
+
+
+def per_secret(row: Finding) -> dict[str, Any]:
+    """Of an attack whether each secret was extracted; an audit keeps its scores elsewhere."""
+    n = row.measurements[0].n if not row.audits else 0
+    hit = [float(i < round(row.measurements[0].value * n)) for i in range(n)]
+    ids = [f"s{i}" for i in range(n)]
+    return {"ids": ids, "member": [True] * n, "repeats": [None] * n, "values": {"recall": hit} if n else {}}
 
 
 def gate(folder: Path, *given: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +16,7 @@ from auditor.core.nouns import CellKey
 from auditor.core.plan import Plan
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding
 from auditor.records import weights
+from auditor.records.outcomes import per_secret
 from auditor.statistics import extraction, judging
 
 ROW = CellKey("undefended", "worst", "perplexity")
@@ -38,13 +39,22 @@ def outcome(n: int = 400, out: int = 0, others: int = 60) -> judging.Outcome:
     )
 
 
-def finished(folder: Path, found: judging.Outcome | None = None, model: Path | None = None, **changed: Any) -> Path:
-    """A run of one attack on one model, judged now."""
+def finished(
+    folder: Path,
+    found: judging.Outcome | None = None,
+    model: Path | None = None,
+    kinds: Mapping[str, Sequence[float]] | None = None,
+    **changed: Any,
+) -> Path:
+    """A run of one attack on one model, judged now. kinds: of personal data, what each first guess holds of it."""
     found = outcome() if found is None else found
+    record = {**judging.to_record(found), "kinds": kinds or {}}
+    of_kinds = {kind: per_secret(record).measure("recall", kind=kind) for kind in kinds or {}}
     plan = Plan(attack=(ROW.attack,), setting="worst", **({} if model is None else {"model": str(model), "data": "d"}))
     members = found.only(found.member)
     measured, by_repeats = extraction.extraction(found), extraction.by_repeats("recall", members)
-    finding = Finding(*ROW, {}, ("law",), "top-p", None, "", tuple(measured), by_repeats)
+    by_kind = {kind: m for kind, m in of_kinds.items() if m is not None}
+    finding = Finding(*ROW, {}, ("law",), "top-p", None, "", tuple(measured), by_repeats, by_kind)
     benchmark = BenchmarkRecord("files", "", len(members.ids), len(found.ids) - len(members.ids), 0, digest="d1-ff")
     read = weights.of({"model": (str(model), None)}) if model else {}
     now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -52,7 +62,7 @@ def finished(folder: Path, found: judging.Outcome | None = None, model: Path | N
     folder.mkdir(parents=True)
     write(folder, "plan.json", to_json(plan))
     write(folder, "result.json", to_json(replace(result, **changed)))
-    write(folder, "outcomes.json", {str(ROW): judging.to_record(found)})
+    write(folder, "outcomes.json", {str(ROW): record})
     return folder
 
 

@@ -14,10 +14,11 @@ from auditor.benchmarks import pii
 from auditor.benchmarks.files import Files
 from auditor.cli import call
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Guess, Guesses
+from auditor.core.nouns import CellKey, Guess, Guesses
 from auditor.core.result import KindCount
 from auditor.runs import personal
-from auditor.runs.collector import decoder
+from auditor.runs.collector import Collector, decoder
+from auditor.statistics import judging
 from auditor.statistics.intervals import clopper_pearson
 from tests.benchmarks.test_files import BYTES, build, write
 from tests.conftest import save_tiny
@@ -41,7 +42,11 @@ def measured(benchmark: Files, *texts: str) -> tuple[dict[str, Any], dict[str, A
         for secret, suffix in zip(benchmark.secrets, suffixes, strict=True)
     ]
     by_id = {secret.id: secret for secret in benchmark.secrets}
-    return personal.follow(benchmark).came_out(guesses, by_id, decoder(BYTES))
+    found, kept = personal.follow(benchmark).extracted(guesses, by_id, decoder(BYTES)), Collector(None)  # type: ignore[arg-type]
+    row = kept.judged(CellKey("undefended", "worst", "a"), judging.judge(guesses, by_id), False, found)
+    whose = ("recall", "recall_nonmembers")
+    members, others = ({kind: m for kind in found if (m := row.measure(name, kind=kind))} for name in whose)
+    return members, others
 
 
 def test_what_the_first_guess_holds_of_it_came_out_whatever_else_is_wrong(tmp_path: Path) -> None:
