@@ -242,6 +242,9 @@ def test_plans_are_read_or_refused() -> None:
     for bad in ("recall=0.1:1.2", "recall=1.1:1.2", "recall=1.1:0.2"):  # not for what would follow from them
         with pytest.raises(AuditError, match="shares between 0 and 1"):
             parse_change(bad)
+    for end in (0, 1):
+        with pytest.raises(AuditError, match=f"from less to more, got {end} to {end}"):
+            parse_change(f"recall={end}:{end}")
     with pytest.raises(AuditError, match="more than 1,000,000 secrets"):
         needs(parse_change("recall=0.5:0.5001"), 0.8, 1)
 
