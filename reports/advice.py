@@ -69,9 +69,11 @@ def _leaks(result: AuditResult, seen: Assessment) -> Iterator[Advice]:
 
 def _left(result: AuditResult, seen: Assessment) -> Iterator[Advice]:
     """What the run does not tell; that nothing is to be fixed is said where every signal agrees."""
-    for target in seen.targets:
-        if seen.reassures(target):
-            yield Advice(CLEAR, signals.summary(result, seen, target), words.target_title(result, target))
+    for target in filter(seen.reassures, seen.targets):
+        tested, gated = signals.by_kind(seen.tested(target)), seen.gated()
+        keep = f"; in a gate, so that it stays so: --max {shlex.quote(gated.limit)}" if gated else ""
+        said = f"{signals.CLEAR} by {counted(len(tested), 'signal')} tested{keep}"
+        yield Advice(CLEAR, said, words.target_title(result, target))
     probes = {s.kind.title: s.kind.probes[0] for s in seen.signals if s.status == NOT_TESTED and s.kind.probes}
     untested = [title for title in probes if not any(s.kind.title == title for s in seen.signals if s.measured)]
     if untested:

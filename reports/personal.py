@@ -40,8 +40,8 @@ def blocks(result: AuditResult, findings: Sequence[Finding]) -> list[Block]:
         for f in shown
     )
     spans = tuple(span(m, _value(f.by_kind_nonmembers.get(kind))) for f in shown for kind, m in _ordered(f))
-    caption = "What came out of personal data, letter for letter, with 95% intervals"
-    table = Table("kinds-table", caption, ("Personal data", "Came out", "Non-members"), groups, frozenset({1, 2}))
+    caption = "Personal data extracted, letter for letter, with 95% intervals"
+    table = Table("kinds-table", caption, ("Personal data", "Extracted", "Non-members"), groups, frozenset({1, 2}))
     return [Forest(table, spans), Paragraph(f"{_NOTE} {_counts(result)}")]
 
 

@@ -31,8 +31,11 @@ _SAID = {
     signals.EXPOSED: "canaries more exposed than chance allows",
     "memorised_generations": "drawn texts hold an n-gram of the training data",
 }
+_EXTRACTION = (signals.VERBATIM, signals.NEARLY, signals.GREEDILY)
+_ALONE = (signals.EXACT, "exposure", "membership_auc")
+_UNITS = {"bits": " bits", "nats": " nats", "per 1,000": " per 1,000"}
 _SHORT = {"membership_auc": "membership AUC"}
-_HEAD = ("Signal", "Access", "Result", "Measured", "Baseline", "Shown from", "By")
+_HEAD = ("Signal", "Access", "Result", "Measured", "Baseline", "Shown from")
 _NOTE = (
     "Shown: above its baseline with 95% confidence; the baseline is what the same method gives on records that were "
     "never trained on, or chance. Not shown: as far as this run can tell; it would have been shown from the number in "
@@ -102,11 +105,15 @@ def _none(of_a_kind: Sequence[Signal]) -> str:
     assert m is not None  # it was tested
     if m.name == signals.VIOLATIONS:
         return f"no violation of its claim in {counted(m.n, 'query', 'queries')}"
-    if m.name not in _SAID or any(s.measured and s.measured.value > 0 for s in of_a_kind):
-        return (
-            f"{number(worst)}{access}{_bracketed(baseline(worst))}, not above it" if baseline(worst) else number(worst)
-        )
+    if not all(map(_is_zero, of_a_kind)):
+        return f"{number(worst)}{access} (not above {baseline(worst) or 'zero'})"
     return f"none of {m.n:,} {_SAID[m.name]}{access} (up to {words.percent(m.high)}% not ruled out)"
+
+
+def _is_zero(signal: Signal) -> bool:
+    """Whether it counts secrets, and there are none."""
+    m = signal.measured
+    return m is not None and m.name in _SAID and m.value == 0 and signal.kind is not signals.PERSONAL
 
 
 def strongest(found: Sequence[Signal]) -> Signal:
@@ -133,16 +140,31 @@ def by_kind(found: Sequence[Signal]) -> list[list[Signal]]:
 
 def _parts(seen: Assessment, target: str) -> tuple[list[str], list[str], list[str], list[str]]:
     """What is shown, what is suspected, what is not shown, and the names of what was not tested."""
-    shown, suspected, clear = list[str](), list[str](), list[str]()
+    shown, suspected, clear = list[str](), list[str](), list[list[Signal]]()
     for group in by_kind(seen.tested(target)):
         if any(s.status == signals.SHOWN for s in group):
             shown.append(said(group))
         elif any(s.suspected for s in group):
             suspected.append(said(group))
         else:
-            clear.append(said(group))
+            clear.append(group)
     untested = [_lowered(s.kind.title) for s in seen.of(target) if s.status == signals.NOT_TESTED]
-    return shown, suspected, clear, untested
+    return shown, suspected, _together(clear), untested
+
+
+def _together(clear: Sequence[Sequence[Signal]]) -> list[str]:
+    """What is not shown; none of the same secrets extracted in several ways is said once."""
+    none = [g for g in clear if g[0].kind in _EXTRACTION and all(map(_is_zero, g)) and _same(g, clear[0])]
+    others = [said(group) for group in clear if group not in none]
+    if len(none) < 2:
+        return [said(group) for group in clear]
+    *ways, last = (_SAID[group[0].measured.name].removeprefix("extracted ") for group in none if group[0].measured)
+    together = said(none[0]).replace(f" {_SAID[RECALL]}", f" extracted {', '.join(ways)} or {last}")
+    return [together, *others]
+
+
+def _same(one: Sequence[Signal], other: Sequence[Signal]) -> bool:
+    return {s.measured.n for s in one if s.measured} == {s.measured.n for s in other if s.measured}
 
 
 def summary(result: AuditResult, seen: Assessment, target: str) -> str:
@@ -150,7 +172,8 @@ def summary(result: AuditResult, seen: Assessment, target: str) -> str:
     title = _title(result, target)
     shown, suspected, clear, untested = _parts(seen, target)
     if shown:
-        return f"{title} leaks: {'; '.join(shown + suspected + clear[:1])}."
+        none = [text for text in clear[:1] if text.startswith("none of")]  # that it is not told verbatim, beside
+        return f"{title} leaks: {'; '.join(shown + suspected + none)}."
     if not suspected and not clear:
         return f"{title}: nothing was measured."
     if seen.reassures(target):
@@ -187,7 +210,7 @@ def least(signal: Signal) -> str:
     if m is None or signal.status != signals.NOT_SHOWN or math.isnan(signal.least):
         return words.NOTHING
     text = words.value(Measurement(m.name, signal.least, math.nan, math.nan, m.n, m.unit))
-    return f"{text} {m.unit}" if m.unit in ("bits", "nats", "per 1,000") else text
+    return f"{text}{_UNITS.get(m.unit, '')}"
 
 
 def doubts(seen: Assessment, target: str | None = None) -> tuple[Doubt, ...]:
@@ -206,42 +229,40 @@ def _title(result: AuditResult, target: str) -> str:
 
 
 def table(result: AuditResult, seen: Assessment) -> Forest:
-    """A row a signal and access that was tested, and one that names what was not, target by target."""
+    """A row a signal and access, target by target."""
     groups, spans = [], []
     for target in seen.targets:
-        rows = [(_row(s), _span(s)) for s in seen.tested(target)]
-        untested = [s for s in seen.of(target) if s.status == signals.NOT_TESTED]
-        rows += [(_untested(s), None) for s in untested if s.why]
-        names = ", ".join(s.kind.title for s in untested if not s.why)
-        rows += [((names, "", signals.NOT_TESTED, *[words.NOTHING] * 4), None)] if names else []
-        groups.append(Group(words.with_costs(result, target), tuple(row for row, _ in rows)))
-        spans += [found for _, found in rows]
-    caption = "Signal by signal: what is shown, what is not, what was not tested; 95% intervals"
+        found = seen.of(target)
+        groups.append(Group(words.with_costs(result, target), tuple(map(_row, found))))
+        spans += map(_span, found)
+    caption = "What is shown, what is not, and what was not tested; 95% intervals"
     return Forest(Table("signals-table", caption, _HEAD, tuple(groups), frozenset({3, 4, 5})), tuple(spans))
 
 
 def _row(s: Signal) -> tuple[str, ...]:
-    result = s.status + (", but seen" if s.suspected else "")
-    by = s.row.attack if s.row else words.NOTHING
-    return s.kind.title, ACCESS[s.setting] or words.NOTHING, result, _measured(s), _compared(s), least(s), by
+    if s.status == signals.NOT_TESTED:
+        return s.kind.title, "", f"{s.status}{f': {s.why}' if s.why else ''}", "", "", ""
+    return s.kind.title, ACCESS[s.setting], _result(s), _measured(s), _compared(s), least(s)
+
+
+def _result(s: Signal) -> str:
+    return f"{s.status}, but seen" if s.suspected else s.status
 
 
 def _measured(s: Signal) -> str:
+    """Without its name where the kind says it."""
     m = s.measured
     assert m is not None  # it was tested
-    return words.share(m) if m.unit == "share" else number(s)
+    if s.kind is not signals.PERSONAL and (m.unit == "share" or m.name in _ALONE):
+        return words.share(m) if m.unit == "share" else f"{words.with_bounds(m)}{_UNITS.get(m.unit, '')}"
+    return number(s)
 
 
 def _compared(s: Signal) -> str:
-    return (
-        words.share(s.baseline)
-        if isinstance(s.baseline, Measurement) and s.baseline.unit == "share"
-        else (baseline(s) or "0")
-    )
-
-
-def _untested(s: Signal) -> tuple[str, ...]:
-    return s.kind.title, words.NOTHING, f"{s.status}: {s.why}", *[words.NOTHING] * 4
+    if isinstance(s.baseline, Measurement):
+        m = s.baseline
+        return f"{words.hits(m):,}/{m.n:,}" if m.unit == "share" else words.value(m)
+    return words.NOTHING if s.baseline is None else words.number(s.baseline)
 
 
 def _span(s: Signal) -> Span | None:

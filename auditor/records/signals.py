@@ -424,9 +424,10 @@ def _decided(kind: Kind, target: str, setting: str, readings: Sequence[_Reading]
     suspected = [] if shown else [r for r in readings if r.is_suspected]
     first = {name: i for i, (name, _) in enumerate(kind.limits)}
 
-    def place(reading: _Reading) -> tuple[int, float, float]:
+    def place(reading: _Reading) -> tuple[bool, int, float, int]:
         m = reading.measured
-        return (first.get(m.name, len(first)), -abs(m.value - 0.5) if reading.either_way else -m.value, -m.high)
+        size = abs(m.value - 0.5) if reading.either_way else m.value
+        return (not reading.alone, first.get(m.name, len(first)), -size, -m.n)
 
     best = min(shown or suspected or readings, key=place)
     status = SHOWN if shown else NOT_SHOWN
