@@ -53,7 +53,8 @@ def number(signal: Signal) -> str:
     assert m is not None  # whoever asks has seen that it was tested
     if signal.kind is signals.PERSONAL:
         return f"{personal.named(signal.part)} {personal.came_out(m)}"
-    at = f", {signal.part}" if signal.part else ""
+    part = f"of those trained on {counted(int(signal.count), 'time')}" if signal.count else signal.part
+    at = f", {part}" if part else ""
     if m.name in _SAID:
         return f"{words.share(m)} {_SAID[m.name]}{at}"
     if m.name == RECORDS:
@@ -253,7 +254,7 @@ def _measured(s: Signal) -> str:
     """Without its name where the kind says it."""
     m = s.measured
     assert m is not None  # it was tested
-    if s.kind is not signals.PERSONAL and (m.unit == "share" or m.name in _ALONE):
+    if s.kind is not signals.PERSONAL and not s.count and (m.unit == "share" or m.name in _ALONE):
         return words.share(m) if m.unit == "share" else f"{words.with_bounds(m)}{_UNITS.get(m.unit, '')}"
     return number(s)
 

@@ -33,6 +33,7 @@ from auditor.statistics.metrics import (
     rate_of,
     upper_of,
 )
+from auditor.statistics.roc import AUC
 
 Status = Literal["shown", "not shown", "not tested"]
 SHOWN: Status = "shown"  # above its baseline, at 95%
@@ -86,7 +87,8 @@ class Signal:
 
     setting: "" where it was tested at neither. baseline: of non-members, or what chance gives; None: there is none.
     suspected: not shown, and no all-clear either: seen, or above the baseline, but not significantly. least: the
-    smallest number that would have been shown; NaN: unknown. part: of which secrets alone. why: it was not tested.
+    smallest number that would have been shown; NaN: unknown. part, count: of which secrets alone. why: it was not
+    tested.
     """
 
     kind: Kind
@@ -99,20 +101,22 @@ class Signal:
     suspected: bool = False
     least: float = math.nan
     part: str = ""
+    count: str = ""
     why: str = ""
 
     @property
     def limit(self) -> str:
         """`membership_auc=0.6`: a rule for a gate that does not hold where the signal is shown; "": a gate has none."""
         m = self.measured
-        most = None if m is None else dict(self.kind.limits).get(m.name)
+        limits = dict(self.kind.limits)
+        most = None if m is None else limits.get(m.name, limits.get(auc_of("")) if m.unit == AUC else None)
         if m is None or most is None:
             return ""
-        value = max(m.value, 1 - m.value) if m.name == auc_of("") else m.value
+        value = max(m.value, 1 - m.value) if m.unit == AUC else m.value
         if self.status == SHOWN and value < most:  # two digits, rounded down: the upper bound is above it
             scale = 10.0 ** (1 - math.floor(math.log10(value))) if value > 0 else 1.0
             most = math.floor(value * scale) / scale
-        part = f"(kind={self.part})" if self.kind is PERSONAL else ""
+        part = f"(kind={self.part})" if self.kind is PERSONAL else f"(count={self.count})" if self.count else ""
         return f"{m.name}{part}={most:g}"
 
 
@@ -190,8 +194,8 @@ class _Reading:
     """A number that speaks of a kind, beside its baseline: of non-members, or what chance gives; None: there is none.
 
     excess: what is left above that of non-members, with an interval. alone: whether it can show a leak; else it can
-    but raise suspicion. either_way: an AUC below one half distinguishes members just as well. most: the best that an
-    audit could have proved.
+    but raise suspicion. either_way: an AUC below one half distinguishes members just as well. looks: at how many such
+    numbers the level is shared. most: the best that an audit could have proved.
     """
 
     measured: Measurement
@@ -201,6 +205,8 @@ class _Reading:
     alone: bool = True
     either_way: bool = False
     part: str = ""
+    count: str = ""
+    looks: int = 1
     most: float = math.nan
 
     @property
@@ -217,7 +223,7 @@ class _Reading:
     @property
     def is_above(self) -> bool:
         """Whether its lower bound is above the baseline, the baseline's own interval included."""
-        m = self.measured
+        m = _widened(self.measured, self.looks)
         if self.excess is not None:
             return self.excess.low > 0
         if isinstance(self.baseline, Measurement):
@@ -331,7 +337,7 @@ def _membership(finding: Finding) -> Iterator[_Reading]:
             yield _Reading(found, rate, row=finding.key)
     others = [m for score in SCORES if (m := finding.measurement(auc_of(score))) is not None and _told(m)]
     for m in others:
-        yield _Reading(_widened(m, len(others)), 0.5, row=finding.key, alone=False, either_way=True)
+        yield _Reading(m, 0.5, row=finding.key, either_way=True, looks=len(others))
     yield from (replace(reading, either_way=True) for reading in _by_repeats(finding, 0.5, auc_of("")))
 
 
@@ -342,11 +348,9 @@ def _by_repeats(finding: Finding, baseline: Measurement | float | None, name: st
     if baseline is None or len(groups) < 2:
         return
     for count, m in groups:
-        m = _widened(m, len(groups))
-        excess = excess_mean(excess_of(name), m, baseline) if isinstance(baseline, Measurement) else None
-        yield _Reading(
-            m, baseline, excess, finding.key, alone=False, part=f"of those trained on {counted(int(count), 'time')}"
-        )
+        wide = _widened(m, len(groups))
+        excess = excess_mean(excess_of(name), wide, baseline) if isinstance(baseline, Measurement) else None
+        yield _Reading(m, baseline, excess, finding.key, count=count, looks=len(groups))
 
 
 def _widened(m: Measurement, looks: int) -> Measurement:
@@ -424,16 +428,20 @@ def _decided(kind: Kind, target: str, setting: str, readings: Sequence[_Reading]
     suspected = [] if shown else [r for r in readings if r.is_suspected]
     first = {name: i for i, (name, _) in enumerate(kind.limits)}
 
-    def place(reading: _Reading) -> tuple[bool, int, float, int]:
+    def place(reading: _Reading) -> tuple[bool, bool, int, float, int]:
         m = reading.measured
         size = abs(m.value - 0.5) if reading.either_way else m.value
-        return (not reading.alone, first.get(m.name, len(first)), -size, -m.n)
+        return (not reading.alone, reading.looks > 1, first.get(m.name, len(first)), -size, -m.n)
 
     best = min(shown or suspected or readings, key=place)
     status = SHOWN if shown else NOT_SHOWN
     measured = best.measured
     return Signal(
-        kind, target, setting, status, measured, best.baseline, best.row, bool(suspected), best.least, best.part
+        *(kind, target, setting, status, measured, best.baseline, best.row),
+        suspected=bool(suspected),
+        least=best.least,
+        part=best.part,
+        count=best.count,
     )
 
 

@@ -95,8 +95,22 @@ def test_membership_counts_either_way_and_by_its_main_score() -> None:
     assert signal(run(row(auc(0.34, 0.44))), "membership").status == SHOWN
     quiet = auc(0.45, 0.55)
     beside = signal(run(row(quiet, auc(0.6, 0.8, "membership_auc_loss"))), "membership")
-    assert beside.status == NOT_SHOWN and beside.suspected  # of several scores one is above: no all-clear
-    assert not signal(run(row(quiet, auc(0.47, 0.57, "membership_auc_loss"))), "membership").suspected
+    assert beside.status == SHOWN and beside.limit == "membership_auc_loss=0.6"
+    main = signal(run(row(auc(0.56, 0.66), auc(0.6, 0.8, "membership_auc_loss"))), "membership")
+    assert main.measured is not None and main.measured.name == "membership_auc"  # chosen beforehand
+    two = run(row(quiet, auc(0.505, 0.7, "membership_auc_loss"), auc(0.5, 0.6, "membership_auc_min_k")))
+    assert signal(two, "membership").status == NOT_SHOWN  # above by itself, and not as the best of two
+
+
+def test_those_trained_on_most_often_are_looked_at_by_themselves() -> None:
+    quiet = row(auc(0.46, 0.7))
+    often = replace(quiet, by_repeats={"1": auc(0.4, 0.6), "16": auc(0.7, 0.95)})
+    assert signal(run(quiet), "membership").status == NOT_SHOWN
+    found = signal(run(often), "membership")
+    assert (found.status, found.count, found.limit) == (SHOWN, "16", "membership_auc(count=16)=0.6")
+    assert parse_limits([found.limit])[0].count == 16
+    chance = replace(quiet, by_repeats={"1": auc(0.4, 0.6), "16": auc(0.505, 0.95)})
+    assert signal(run(chance), "membership").status == NOT_SHOWN
 
 
 def test_members_of_another_kind_are_a_doubt_and_no_membership() -> None:
