@@ -231,7 +231,7 @@ def _title(result: AuditResult, target: str) -> str:
 
 def table(result: AuditResult, seen: Assessment) -> Forest:
     """A row a signal and access, target by target."""
-    groups, spans = [], []
+    groups, spans = list[Group](), list[Span | None]()
     for target in seen.targets:
         found = seen.of(target)
         groups.append(Group(words.with_costs(result, target), tuple(map(_row, found))))
