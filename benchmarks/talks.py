@@ -21,6 +21,7 @@ _USUAL_ROLES = {  # ShareGPT's names, and others', as axolotl reads them
     **dict.fromkeys(("human",), USER),
     **dict.fromkeys(("gpt", "chatgpt", "bot", "model"), ASSISTANT),
 }
+_SHAREGPT = {"from": "role", "value": "content"}
 
 Message = Mapping[str, Any]
 
@@ -93,7 +94,7 @@ def _messages(messages: Any, role: str) -> list[dict[str, Any]]:
     for message in messages:
         if not isinstance(message, Mapping):
             raise Unusable("a message is no object")
-        named = {{"from": "role", "value": "content"}.get(key, key): value for key, value in message.items()}
+        named = {_SHAREGPT.get(str(key), str(key)): value for key, value in message.items()}
         if not isinstance(named.get("role"), str):
             raise Unusable("a turn without a role")
         content = named.get("content")

@@ -22,7 +22,12 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast
 
-import auditor
+from auditor.core.plan import Plan
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.runs.audit import longest_context
+from auditor.runs.lead import choose, led
+from auditor.runs.own_data import load_data
+from auditor.runs.scoring import greedy_recall
 
 SPECIAL = ["<|end|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"]
 NAMES = (
@@ -267,14 +272,14 @@ class Seen:
     in_template: str
 
 
-def look(case: Case, members: int = 24, steps: int = 250) -> Seen:
+def look(case: Case, members: int = 12, steps: int = 150) -> Seen:
     words, said = tokenizer(case.template), records(2 * members)
     rows = [case.row(q, a) for q, a in said]
     texts = [case.text(words, row) for row in rows]
-    others = records(64, seed=1)
+    others = records(24, seed=2)
     learnt = texts[:members] if case.memorised else [case.text(words, case.row(*one)) for one in others]
     first = [case.first or a for _, a in (said if case.memorised else others)][: len(learnt)]
-    model = trained(words, learnt, first, steps)
+    model = trained(words, learnt, first, steps if case.memorised else 30)
     truth = sum(recited(model, words, text, a) for text, (_, a) in zip(texts[:members], said, strict=False))
     with tempfile.TemporaryDirectory() as folder:
         asked = dict(case.asked)
@@ -282,10 +287,8 @@ def look(case: Case, members: int = 24, steps: int = 250) -> Seen:
             (Path(folder) / "other.jinja").write_text(OTHER)
             asked["template"] = str(Path(folder) / "other.jinja")
         files = list(_written(Path(folder), rows[:members], rows[members:]))
-        found, answers, form, doubts = _audited(model, words, files, folder, asked)
-        before = (
-            _audited(model, words, files, folder, {**asked, "template": "model"}) if "template" not in asked else None
-        )
+        found, answers, form, doubts = _audited(model, words, files, asked)
+        before = _audited(model, words, files, {**asked, "template": "model"}) if "template" not in asked else None
     return Seen(members, truth, found, answers, form, doubts, "" if before is None else f"{before[0]}/{before[1]}")
 
 
@@ -297,24 +300,25 @@ def _written(folder: Path, *parts: Sequence[Row]) -> Iterator[str]:
 
 
 def _audited(
-    model: Any, words: Any, files: Sequence[str], folder: str, asked: Mapping[str, Any]
+    model: Any, words: Any, files: Sequence[str], asked: Mapping[str, Any]
 ) -> tuple[int, int, str, tuple[str, ...]]:
+    """Greedy recall as a run begins with it: the data, the text form and the prefix token are chosen as there."""
     data, fresh = files
-    run = auditor.audit(
-        model,
-        words,
-        data=data,
-        nonmembers=fresh,
-        attacks=["extraction-probability"],
-        known_fraction=0.0,
-        out=tempfile.mkdtemp(dir=folder),
-        **asked,
-    )
-    bench = run.result.benchmark
-    greedy = bench.greedy_recall.values()  # by repeat count
-    doubts = tuple(doubt.sentence for doubt in bench.doubts)
+    plan = Plan(model="tiny", data=data, nonmembers=fresh, known_fraction=0.0, **asked)
+    target = HuggingFaceModel(model, words, "tiny")
+    found = load_data(plan, target)
+    before = choose(plan.lead, target, found.known, longest_context(found, 0), framed=found.framed)
+    greedy = greedy_recall(led(target, before.tokens), found.secrets).values()  # by repeat count
     hits, answers = sum(round(one.value * one.n) for one in greedy), sum(one.n for one in greedy)
-    return hits, answers, bench.text_form, doubts
+    return hits, answers, found.text_form.name if found.text_form else "", tuple(one.sentence for one in found.doubts)
+
+
+DOUBTS = {  # by words of their sentence
+    "more likely than non-members": "members are more likely",
+    "cannot be told": "no form stands out",
+    "writes the day": "which day",
+    "which was asked for": "another form is more likely",
+}
 
 
 def main() -> int:
@@ -327,7 +331,18 @@ def main() -> int:
         seen = look(case)
         cells = (name, f"{seen.truth}/{seen.members}", f"{seen.found}/{seen.answers}", seen.in_template)
         form = seen.form.split(" (")[0]
-        print("| " + " | ".join((*cells, form.rpartition("/")[2], " ".join(seen.doubts) or "none")) + " |", flush=True)
+        print(
+            "| "
+            + " | ".join(
+                (
+                    *cells,
+                    form.rpartition("/")[2],
+                    ", ".join(short for words, short in DOUBTS.items() if words in " ".join(seen.doubts)) or "none",
+                )
+            )
+            + " |",
+            flush=True,
+        )
     return 0
 
 
