@@ -84,8 +84,8 @@ def _contradicted(run: Run, what: str) -> list[Ruling]:
 def _unseen(result: AuditResult, ruling: Ruling) -> Ruling:
     """A rule on answers that did not come through is not held by what came: what was withheld may be beyond it."""
     drawn = any(row.key == (ruling.target, ruling.setting, ruling.attack) and row.drawn for row in result.findings)
-    why = [doubt for one in result.targets if one.name == ruling.target for doubt in one.doubts]
-    why = [doubt.sentence for doubt in why if doubt.kind == "answers"]
+    doubts = [doubt for one in result.targets if one.name == ruling.target for doubt in one.doubts]
+    why = [doubt.sentence for doubt in doubts if doubt.kind == "answers"]
     if not (ruling.verdict == "held" and drawn and why):
         return ruling
     return replace(ruling, verdict="inconclusive", unmeasured=True, reason=f"{ruling.reason}. {' '.join(why)}")

@@ -472,7 +472,8 @@ def _pairs(prefixes: Tensor, suffixes: Tensor) -> list[tuple[Tokens, Tokens]]:
 
 def _kept(answer: Any) -> Written:
     text, tokens, log_probs, kind = answer
-    return Written(text, *(None if own is None else tuple(own) for own in (tokens, log_probs)), kind=kind)
+    values = None if log_probs is None else tuple(log_probs)
+    return Written(text, None if tokens is None else tuple(tokens), values, kind=kind)
 
 
 def _digest(context: Tokens) -> bytes:

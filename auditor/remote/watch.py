@@ -107,8 +107,8 @@ class Watch:
         self._drawn = [Drawn(one.context, LENGTH, text, other=other) for one, text, other in found]
         self.compared, self.differed = len(blank), sum(one.text != one.other for one in self._drawn)
         if self.score is not None:
-            found = zip(self.contexts, self.score(self.contexts), strict=True)
-            self._scored = [Scored(text, tuple(values)) for text, values in found if values is not None]
+            scored = zip(self.contexts, self.score(self.contexts), strict=True)
+            self._scored = [Scored(text, tuple(values)) for text, values in scored if values is not None]
             self._measure()
 
     def _measure(self) -> None:

@@ -298,9 +298,10 @@ class Wire:
             attempts += 1
             return attempt()
 
+        given_up: Any = in_vain  # tenacity names a class where it takes any callable
         trying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(_Again),
-            stop=tenacity.stop_any(in_vain, tenacity.stop_when_event_set(self._stopped)),
+            stop=tenacity.stop_any(given_up, tenacity.stop_when_event_set(self._stopped)),
             wait=wait,
             sleep=self._sleep,
             reraise=True,
