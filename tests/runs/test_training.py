@@ -149,7 +149,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "block": ({"block": 1000}, "expected --block between 2 and the 96 positions"),
     "no such column": ({"text_column": "body"}, "expected one column 'body', got prefix, suffix, who"),
     "no such user column": ({"user_column": "user"}, "expected one column 'user', got prefix, suffix, who"),
-    "no such model": ({"model": "/nowhere"}, "cannot load '/nowhere'"),
+    "no such model": ({"model": "/nowhere"}, "no such folder"),
     "no such data": ({"data": "nowhere.jsonl"}, "no such file"),
 }
 
