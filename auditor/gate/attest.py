@@ -20,7 +20,7 @@ from auditor.gate import dsse
 from auditor.gate.kept import Kept, kept
 from auditor.gate.rulings import Ruling, Verdict
 from auditor.records import saved
-from auditor.records.folder import PLAN
+from auditor.records.listed import PLAN
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://pypi.org/project/audit-lm/leakage-audit/v1"

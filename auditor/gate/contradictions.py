@@ -8,27 +8,35 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from auditor.core.errors import AuditError
+from auditor.core.jsonable import to_json
 from auditor.core.nouns import UNDEFENDED, CellKey, SettingName
+from auditor.core.plan import Plan
 from auditor.core.result import AuditResult, Finding, Measurement
+from auditor.records.journal import GUESSES, OBSERVATIONS
+from auditor.records.listed import NOT_KEPT, PLAN, SECRETS, Answers, Fact, Listed
 from auditor.records.outcomes import PerSecret
 from auditor.statistics.audited import METRICS, at_level
 from auditor.statistics.metrics import SHARES, find
 
 _WHERE = "outcomes.json"
+_RUN = CellKey("", "", "")
 _ROUNDING = 1e-9
 _SOLVED = 1e-6  # of a bound that was found by bisection
 
 
-def contradictions(result: AuditResult, outcomes: Mapping[CellKey, PerSecret]) -> Iterator[tuple[CellKey, str]]:
+def contradictions(
+    result: AuditResult, outcomes: Mapping[CellKey, PerSecret], listed: Listed = NOT_KEPT
+) -> Iterator[tuple[CellKey, str]]:
     """(row, what does not fit) of everything in the result that cannot be; nothing where all of it can."""
     yield from _unfinished(result)
+    yield from _otherwise_listed(result, outcomes, listed)
     for row in outcomes.keys() - {finding.key for finding in result.findings}:
         yield row, f"{_WHERE} holds the row, and the result does not"
     for row, count in Counter(finding.key for finding in result.findings).items():
@@ -61,6 +69,71 @@ def _unfinished(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
             for attack in dict.fromkeys(plan.get("attack", ())):
                 if (row := CellKey(name, setting, attack)) not in there:
                     yield row, "the plan asks for the row, and the result does not have it"
+
+
+def _otherwise_listed(
+    result: AuditResult, outcomes: Mapping[CellKey, PerSecret], listed: Listed
+) -> Iterator[tuple[CellKey, str]]:
+    """Where the plan, the secrets or the answers in the run folder are not those of the result and its outcomes."""
+    if listed.plan is not None:
+        blank = to_json(Plan())  # an older version may have begun the run
+        kept, told = {**blank, **listed.plan}, {**blank, **result.plan}
+        for name in sorted(kept.keys() | told.keys()):
+            if kept.get(name) != told.get(name):
+                yield _RUN, f"its plan has another {name} than {PLAN}"
+    if listed.secrets is not None:
+        attacked = Counter(fact.member for fact in listed.secrets.values() if not fact.canary)
+        told = {True: result.benchmark.members, False: result.benchmark.nonmembers}
+        for member, what in ((True, "members"), (False, "non-members")):
+            if attacked[member] != told[member]:
+                yield _RUN, f"it is about {told[member]} {what}, {SECRETS} holds {attacked[member]}"
+        for row, kept in outcomes.items():
+            if why := _unknown(kept, listed.secrets):
+                yield row, why
+    if listed.guesses is not None and listed.observations is not None:
+        members = {id for id, fact in (listed.secrets or {}).items() if fact.member}
+        yield from _otherwise_answered(result, outcomes, members, listed.guesses, listed.observations)
+
+
+def _unknown(kept: PerSecret, secrets: Mapping[str, Fact]) -> str:
+    """How the secrets of a row are not those of the run. A probe may look at others: generations, games of its own."""
+    if kept.outcome is None and secrets.keys().isdisjoint(kept.ids):
+        return ""
+    if strangers := sum(id not in secrets for id in kept.ids):
+        return f"{_WHERE} holds {_secrets(strangers)} that {SECRETS} does not"
+    facts = (secrets[id] for id in kept.ids)
+    others = sum(
+        (fact.member, fact.repeats) != (bool(member), repeats)
+        for fact, member, repeats in zip(facts, kept.member, kept.repeats, strict=True)
+    )
+    return f"{_secrets(others)} {_WHERE} tells otherwise than {SECRETS}: member or not, or how often" if others else ""
+
+
+def _otherwise_answered(
+    result: AuditResult,
+    outcomes: Mapping[CellKey, PerSecret],
+    members: Collection[str],
+    guesses: Answers,
+    observations: Answers,
+) -> Iterator[tuple[CellKey, str]]:
+    for row, kept in outcomes.items():
+        guessed = kept.outcome is not None or row not in observations  # generations are drawn as guesses are
+        where, answered = (GUESSES, guesses) if guessed else (OBSERVATIONS, observations)
+        added, dropped = set(kept.ids) - answered.get(row, set()), answered.get(row, set()) - set(kept.ids)
+        if added:
+            yield row, f"{_WHERE} holds {_secrets(len(added))} without an answer in {where}"
+        if dropped:
+            yield row, f"{where} holds answers about {_secrets(len(dropped))} that {_WHERE} leaves out"
+    reported = {finding.key: finding for finding in result.findings}
+    for row in dict.fromkeys((*guesses, *observations)):
+        if row not in reported:
+            yield row, "the run folder holds answers for the row, and the result does not have it"
+        elif reported[row].not_applicable and any(id in members for id in guesses.get(row, ())):
+            yield row, f"it was not applicable, and {GUESSES} holds answers about members"
+
+
+def _secrets(count: int) -> str:
+    return f"{count} secret{'' if count == 1 else 's'}"
 
 
 def _audits(finding: Finding) -> Iterator[str]:

@@ -36,9 +36,9 @@ from auditor.statistics.roc import AUC
 
 def read_run(folder: Path) -> Run:
     """A run folder. Raises AuditError where it holds no finished run."""
-    from auditor.records import saved
+    from auditor.records import listed, saved
 
-    return Run(str(folder), saved.read(folder), outcomes.of_folder(folder))
+    return Run(str(folder), saved.read(folder), outcomes.of_folder(folder), listed.read(folder))
 
 
 def decide(
@@ -77,7 +77,7 @@ def decide(
 
 
 def _contradicted(run: Run, what: str) -> list[Ruling]:
-    found = contradictions(run.result, run.outcomes)
+    found = contradictions(run.result, run.outcomes, run.listed)
     return [_failed(row, f"the result contradicts itself: {why}", f"{what} agrees with itself") for row, why in found]
 
 

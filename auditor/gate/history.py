@@ -16,7 +16,7 @@ from auditor.gate.compare import Comparison, compare
 from auditor.gate.contradictions import contradictions
 from auditor.gate.decide import read_run
 from auditor.gate.kept import Kept, kept
-from auditor.records.folder import PLAN
+from auditor.records.listed import PLAN
 from auditor.records.outcomes import Run
 from auditor.records.saved import RESULT, made
 
@@ -76,7 +76,7 @@ def history(folders: Sequence[Path], by: str = "date") -> History:
             continue
         run = replace(read_run(folder), name=folder.name)  # as reasons name it
         at, label = made(run.result, run.name), _LABELS[order](run)
-        if torn := next((why for _, why in contradictions(run.result, run.outcomes)), ""):
+        if torn := next((why for _, why in contradictions(run.result, run.outcomes, run.listed)), ""):
             left_out.append((str(folder), f"its result contradicts itself: {torn}"))
         elif label is None:
             left_out.append((str(folder), _WITHOUT[order]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,11 +24,11 @@ from auditor.core.jsonfiles import read_object
 from auditor.core.nouns import CellKey, Secret
 from auditor.core.result import Measurement
 from auditor.records import memorised
+from auditor.records.journal import OBSERVATIONS, TOKENS
+from auditor.records.listed import SECRETS
 from auditor.records.memorised import RecordsOut
 from auditor.records.outcomes import OUTCOMES, by_cell
 from auditor.statistics import documents, intervals, judging
-
-SECRETS, TOKENS, OBSERVATIONS = "secrets.json", "tokens.jsonl", "observations.jsonl"
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,14 @@ class Details:
     memorised: Mapping[CellKey, RecordsOut] = field(default_factory=dict)  # of rows of generations
 
 
-def facts(secrets: Sequence[Secret], salt: str) -> dict[str, Any]:
-    """The record `read` reads: a column a key; salt: the fingerprint of the one that the aliases were made with."""
+def facts(secrets: Sequence[Secret], salt: str, canaries: Collection[str] = ()) -> dict[str, Any]:
+    """The record `read` reads: a column a key; salt: the fingerprint of the one that the aliases were made with.
+
+    canaries: ids of those that only probes look at.
+    """
     columns = {name: [getattr(s, name) for s in secrets] for name in ("id", "alias", "member", "repeats", "group")}
     found = {"salt": salt, **columns, "length": [len(secret.suffix) for secret in secrets]}
+    found["canary"] = [secret.id in canaries for secret in secrets]
     if all(secret.document is None for secret in secrets):
         return found
     first = {secret.document: secret.alias for secret in reversed(secrets) if secret.document is not None}

@@ -21,8 +21,10 @@ from auditor.core.jsonable import from_json, to_json
 from auditor.core.jsonfiles import read_object
 from auditor.core.nouns import CellKey, Guesses, Lead, Observation, TextForm, TokenLogProbs
 from auditor.records import weights
-from auditor.records.details import OBSERVATIONS, SECRETS, TOKENS
 from auditor.records.journal import (
+    GUESSES,
+    OBSERVATIONS,
+    TOKENS,
     _decode,
     _decode_observation,
     _decode_tokens,
@@ -31,11 +33,10 @@ from auditor.records.journal import (
     _encode_tokens,
     _Journal,
 )
+from auditor.records.listed import PLAN, SECRETS
 from auditor.records.outcomes import OUTCOMES, by_cell
 
-PLAN = "plan.json"
 _RUNS, _LATEST = Path("runs"), "latest"
-_GUESSES = "guesses.jsonl"
 _SECRETS, _HELDOUT, _WEIGHTS, _LEAD = "secrets.sha256", "heldout.json", "weights.json", "lead.json"
 _TEXT_FORM = "text_form.json"
 
@@ -50,7 +51,7 @@ class RunFolder:
         self._lock: FileLock | None = None
         self._new = False  # whether `create` began this run; one that is resumed is somebody's already
         self._ours = False  # whether `create` made the folder itself
-        self._guesses = _Journal(path / _GUESSES, _encode, _decode)
+        self._guesses = _Journal(path / GUESSES, _encode, _decode)
         self._observations = _Journal(path / OBSERVATIONS, _encode_observation, _decode_observation)
         self._tokens = _Journal(path / TOKENS, _encode_tokens, _decode_tokens)
 
@@ -95,7 +96,7 @@ class RunFolder:
 
     def discard_if_empty(self) -> None:
         """Removes a new folder in which no attack found anything: a refused run leaves nothing half written."""
-        found = any((self.path / name).exists() for name in (_GUESSES, OBSERVATIONS))
+        found = any((self.path / name).exists() for name in (GUESSES, OBSERVATIONS))
         if not self._new or found or any((self.path / "state").iterdir()):
             return
         latest = self.path.parent / _LATEST
@@ -128,7 +129,7 @@ class RunFolder:
         """Raises AuditError by the name of a file where the answers in the folder are about other weights."""
         path = self.path / _WEIGHTS
         if not path.is_file():
-            if any((self.path / name).exists() for name in (_GUESSES, OBSERVATIONS)):
+            if any((self.path / name).exists() for name in (GUESSES, OBSERVATIONS)):
                 weights.check(None, now, str(self.path))
             return
         held = from_json(dict[str, str], read_object(path, "the digests of weights"), str(path))

@@ -13,6 +13,8 @@ from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.nouns import CellKey, Guess, Guesses, Observation, TokenLogProbs
 
+GUESSES, OBSERVATIONS, TOKENS = "guesses.jsonl", "observations.jsonl", "tokens.jsonl"
+
 Key = TypeVar("Key", CellKey, str)
 Record = TypeVar("Record", Guesses, Observation, TokenLogProbs)
 

@@ -39,6 +39,7 @@ def gate(
     as `decide` takes them.
     """
     run = read_run(folder)
+    run = replace(run, listed=run.listed.whole())
     found = _deployed(run, model, said)
     decision = decide(run, policy, baseline, target=target, setting=setting, attack=attack, attested=attested)
     bound = tuple(rulings(found, policy.require))

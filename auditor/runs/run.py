@@ -127,8 +127,8 @@ def _prepared(
     lead = choose_lead(plan, site, longest_context(benchmark, selection.prompt_rows), folder, shelf)
     audit = Audit(plan, site, selection, reporter, shelf, lead, folder)
     folder.pin(secrets_digest(audit.subjects))
-    everyone = (*benchmark.secrets, *benchmark.canaries)
-    folder.save_secrets(details.facts(everyone, names.salt_fingerprint(names.salt())))
+    everyone, canaries = (*benchmark.secrets, *benchmark.canaries), {one.id for one in benchmark.canaries}
+    folder.save_secrets(details.facts(everyone, names.salt_fingerprint(names.salt()), canaries))
     audit.check_room()
     audit.check_probes()
     benchmark.notes += audit.personal.said

@@ -20,6 +20,7 @@ from auditor.gate.policy import Rule, parse_limits, parse_rule
 from auditor.statistics import games
 from auditor.statistics.audited import at_level, audited, measurements_of
 from auditor.statistics.intervals import share
+from tests.gate.world import whole
 
 RULE = "epsilon_lower_bound <= claim"
 Said = pytest.CaptureFixture[str]
@@ -54,7 +55,7 @@ def finished(folder: Path, epsilon: float | None, *rows: Finding, nominal: float
     folder.mkdir(exist_ok=True)
     (folder / "result.json").write_text(json.dumps(to_json(result), allow_nan=False))
     (folder / "outcomes.json").write_text(json.dumps({str(row.key): per_secret(row) for row in rows if row.main}))
-    return folder
+    return whole(folder)
 
 
 def per_secret(row: Finding) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from auditor.gate.decide import judge, read_run
 from auditor.gate.policy import Rule
 from auditor.records.outcomes import PerSecret
 from auditor.statistics.intervals import mean_probability
+from auditor.statistics.judging import Outcome
 from tests.gate.world import ROW, edit, finished, outcome
 
 Said = pytest.CaptureFixture[str]
@@ -63,12 +64,67 @@ def a_row_that_nobody_reports(run: Path) -> None:
     edit(run, "outcomes.json", lambda rows: rows.update({"undefended/worst/zlib": rows[str(ROW)]}))
 
 
+def rewritten(run: Path, found: Outcome) -> None:
+    """Of other secrets, the result and the outcomes both: they agree with each other."""
+    other = finished(run.parent / "other", found)
+    for name in ("result.json", "outcomes.json"):
+        (run / name).write_bytes((other / name).read_bytes())
+
+
+def twenty_times_the_secrets(run: Path) -> None:
+    """Each once more under other names, so that 0 of 32 becomes 0 of 640."""
+    few = outcome(32)
+    finished(run, few)
+    rewritten(run, outcome(640))
+
+
+def without_the_extracted(run: Path) -> None:
+    rewritten(run, LEAKY.only(~LEAKY.hit))
+
+
+def extracted_members_as_strangers(run: Path) -> None:
+    """Whoever was extracted was in the data by chance, says the edit."""
+    rewritten(run, replace(LEAKY, member=LEAKY.member & ~LEAKY.hit))
+
+
+def extracted_once_as_often(run: Path) -> None:
+    often = tuple(16 if hit else count for hit, count in zip(LEAKY.hit, LEAKY.repeats, strict=True))
+    rewritten(run, replace(LEAKY, repeats=often))
+
+
+def other_counts(run: Path) -> None:
+    edit(run, "result.json", lambda result: result["benchmark"].update(members=4000))
+
+
+def a_plan_of_less(run: Path) -> None:
+    """The run was of two attacks; the result speaks of one."""
+    edit(run, "plan.json", lambda plan: plan.update(attack=["perplexity", "zlib"]))
+
+
+def not_applicable_after_all(run: Path) -> None:
+    edit(run, "outcomes.json", lambda rows: rows.clear())
+    nothing = {"measurements": [], "by_repeats": {}, "by_kind": {}, "not_applicable": "the budget"}
+    edit(run, "result.json", lambda result: first(result).update(nothing))
+
+
+def answers_that_nobody_gave(run: Path) -> None:
+    (run / "guesses.jsonl").unlink()
+
+
 EDITS: dict[Callable[[Path], None], str] = {
     no_row_and_any_number: "outcomes.json does not hold what they are of",
     a_row_fewer: "the plan asks for the row, and the result does not have it",
     an_invented_kind: "recall(kind=phone) is of 5000 secrets, outcomes.json holds 0",
     another_number_of_a_kind: "recall(kind=email) is 0, outcomes.json makes it 0.5",
     a_row_that_nobody_reports: "outcomes.json holds the row, and the result does not",
+    twenty_times_the_secrets: "outcomes.json holds 608 secrets without an answer in guesses.jsonl",
+    without_the_extracted: "guesses.jsonl holds answers about 120 secrets that outcomes.json leaves out",
+    extracted_members_as_strangers: "120 secrets outcomes.json tells otherwise than secrets.json",
+    extracted_once_as_often: "60 secrets outcomes.json tells otherwise than secrets.json",
+    other_counts: "it is about 4000 members, secrets.json holds 400",
+    a_plan_of_less: "its plan has another attack than plan.json",
+    not_applicable_after_all: "it was not applicable, and guesses.jsonl holds answers about members",
+    answers_that_nobody_gave: "outcomes.json holds 460 secrets without an answer in guesses.jsonl",
 }
 
 

@@ -59,10 +59,25 @@ def finished(
     read = weights.of({"model": (str(model), None)}) if model else {}
     now = datetime.now(UTC).isoformat(timespec="seconds")
     result = AuditResult("r", now, "0", "", to_json(plan), benchmark, (), (finding,), {}, {}, 0, weights=read)
-    folder.mkdir(parents=True)
-    write(folder, "plan.json", to_json(plan))
+    folder.mkdir(parents=True, exist_ok=True)
     write(folder, "result.json", to_json(replace(result, **changed)))
     write(folder, "outcomes.json", {str(ROW): record})
+    return whole(folder)
+
+
+def whole(folder: Path) -> Path:
+    """Beside a result and its outcomes all else that a run leaves for a gate; what was there of it is made anew."""
+    result, rows = (json.loads((folder / name).read_text()) for name in ("result.json", "outcomes.json"))
+    write(folder, "plan.json", result["plan"])
+    columns = [(row["ids"], row["member"], row["repeats"]) for row in rows.values()]
+    facts = {one[0]: one for of_row in columns for one in zip(*of_row, strict=True)}
+    for member, told in ((True, "members"), (False, "nonmembers")):
+        others = result["benchmark"][told] - sum(one[1] == member for one in facts.values())
+        facts |= {f"{told}-{i}": (f"{told}-{i}", member, None) for i in range(others)}  # that no row is about
+    told_of = {name: [one[i] for one in facts.values()] for i, name in enumerate(("id", "member", "repeats"))}
+    write(folder, "secrets.json", {**told_of, "canary": [False] * len(facts)})
+    lines = [json.dumps({"cell": row, "secret": id}) + "\n" for row, held in rows.items() for id in held["ids"]]
+    (folder / "guesses.jsonl").write_text("".join(lines))
     return folder
 
 

@@ -21,6 +21,7 @@ from auditor.gate.decide import decide, read_run
 from auditor.gate.history import History, history
 from auditor.gate.policy import Policy, parse_rule
 from auditor.reports import history as reports
+from tests.gate.world import whole
 from tests.reports.conftest import MEMBERS, NONMEMBERS, PER_COUNT, REPEATS, measured
 from tests.reports.test_page import CONTRAST
 from tests.reports.test_renderers import HOSTILE, Page, hostile
@@ -59,7 +60,7 @@ def made(tmp_path: Path, result: AuditResult) -> Maker:
         (folder / "result.json").write_text(json.dumps(to_json(replace(result, **fields))))
         (folder / "outcomes.json").write_text(json.dumps(outcomes))
         (folder / "report.html").write_text("the report")
-        return folder
+        return whole(folder)
 
     return make
 
@@ -107,6 +108,7 @@ def test_every_two_runs_of_a_line_can_be_compared(made: Maker) -> None:
         kept = json.loads((run / "outcomes.json").read_text())
         there = {row: held for row, held in kept.items() if attack in (row.split("/")[2], "")}
         (run / "outcomes.json").write_text(json.dumps(there))
+        whole(run)
 
     runs = [made("a", 1), made("b", 2), made("c", 3)]
     only(runs[0], "", samples=3)
@@ -236,6 +238,7 @@ def test_nothing_that_a_run_says_breaks_out(made: Maker, result: AuditResult, tm
     (runs[2] / "result.json").write_text(
         json.dumps(to_json(replace(read_run(runs[2]).result, findings=tuple(rows), targets=bad.targets)))
     )
+    whole(runs[2])
     kept.keep(runs[1], replace(decide(read_run(runs[1]), rules("recall <= 0.01")), baseline=HOSTILE))
     page = Page(reports.page(history(runs), tmp_path))
     assert not page.all("script") and not page.all("img") and "alert(1)" in "".join(page.text)

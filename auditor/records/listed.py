@@ -1,0 +1,85 @@
+"""Who a run folder says was attacked, beside `outcomes.json`: the journals of answers, the secrets, the plan.
+
+Ids only: of an answer nothing else is read. Knows files; no rules.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from auditor.core.errors import AuditError
+from auditor.core.jsonfiles import read_object
+from auditor.core.nouns import CellKey
+from auditor.records.journal import GUESSES, OBSERVATIONS
+
+PLAN, SECRETS = "plan.json", "secrets.json"
+Answers = Mapping[CellKey, frozenset[str]]
+
+
+class Fact(NamedTuple):
+    """Of one secret. canary: whether the run did not attack it, but a probe measures its exposure."""
+
+    member: bool
+    repeats: int | None
+    canary: bool
+
+
+@dataclass(frozen=True)
+class Listed:
+    """guesses, observations: ids that have an answer, by row. None each: not in the folder, as of a baseline in CI."""
+
+    plan: Mapping[str, Any] | None = None
+    secrets: Mapping[str, Fact] | None = None
+    guesses: Answers | None = None
+    observations: Answers | None = None
+
+    def whole(self) -> Listed:
+        """As of a folder that is to hold all of it: what is missing is empty."""
+        return Listed(self.plan or {}, self.secrets or {}, self.guesses or {}, self.observations or {})
+
+
+NOT_KEPT = Listed()
+
+
+def read(folder: Path) -> Listed:
+    """What the folder holds. Raises AuditError for a file that holds something else."""
+    plan = read_object(folder / PLAN, "the plan of a run") if (folder / PLAN).exists() else None
+    guesses, observations = (_answers(folder / name) for name in (GUESSES, OBSERVATIONS))
+    if guesses is not None or observations is not None:  # a run of one kind has one journal
+        guesses, observations = guesses or {}, observations or {}
+    return Listed(plan, _secrets(folder / SECRETS), guesses, observations)
+
+
+def _secrets(path: Path) -> dict[str, Fact] | None:
+    if not path.exists():
+        return None
+    columns = read_object(path, "the secrets of a run")
+    names = ("id", "member", "repeats", "canary")
+    try:
+        found = {id: Fact(*rest) for id, *rest in zip(*(columns[name] for name in names), strict=True)}
+        twice = len(found) < len(columns["id"])
+    except (KeyError, TypeError, ValueError):
+        raise AuditError(f"{path}: expected a column each of {', '.join(names)}: the file is damaged") from None
+    if twice:
+        raise AuditError(f"{path}: expected each secret once: the file is damaged")
+    return found
+
+
+def _answers(path: Path) -> dict[CellKey, frozenset[str]] | None:
+    if not path.exists():
+        return None
+    found: dict[CellKey, set[str]] = {}
+    try:
+        with open(path, "rb") as file:
+            for line in file:
+                record = json.loads(line)
+                found.setdefault(CellKey.read(record["cell"]), set()).add(record["secret"])
+    except OSError as error:
+        raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
+        raise AuditError(f"{path}: expected an answer about a secret on every line: the file is damaged") from None
+    return {row: frozenset(ids) for row, ids in found.items()}
