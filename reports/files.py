@@ -10,13 +10,14 @@ from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.core.result import AuditResult
 from auditor.gate.compare import Comparison
+from auditor.records import manifest
 from auditor.records.saved import RESULT, read
 
 MARKDOWN, HTML = "report.md", "report.html"
 
 
 def write(folder: Path, result: AuditResult, reveal: bool = False) -> None:
-    """report.html, report.md and result.json, of several defenses `frontier.*`: each is replaced whole.
+    """report.html, report.md, the manifest and result.json, of several defenses `frontier.*`: each is replaced whole.
 
     All reports are rendered before one is written. The result comes last: a folder that holds one is finished.
     reveal: whether the reports show the private text that lies in the folder.
@@ -25,6 +26,7 @@ def write(folder: Path, result: AuditResult, reveal: bool = False) -> None:
     for name, report in _rendered(folder, result, None, reveal).items():
         disk.replace(folder / name, report)
     _write_frontier(folder, result)
+    manifest.write(folder, text.encode())
     disk.replace(folder / RESULT, text, sync=True)
 
 

@@ -172,6 +172,7 @@ def test_nothing_private_is_uploaded() -> None:
         "decisions.jsonl",
         "result.json",
         "outcomes.json",
+        "manifest.json",
     }
     assert names == kept and all("*" not in path for path in paths)
 

@@ -25,7 +25,8 @@ def attest(
     `audit gate RUN --attestation FILE --key PUBLIC.pem` verifies it: the signature, every record of the run, the model.
     """
     from auditor.gate import attest as attestations
+    from auditor.records.manifest import ATTESTATION
 
-    path = out or folder / attestations.ATTESTATION
+    path = out or folder / ATTESTATION
     disk.replace(path, attestations.write(folder, sign))
     typer.echo(f"attestation: {path} ({'signed' if sign else 'not signed: --sign KEY.pem'})")

@@ -5,7 +5,6 @@ subject: every file of the models, by SHA-256; predicate: data, plan, result, de
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -19,12 +18,11 @@ from auditor.core.result import AuditResult
 from auditor.gate import dsse
 from auditor.gate.kept import Kept, kept
 from auditor.gate.rulings import Ruling, Verdict
-from auditor.records import saved
+from auditor.records import manifest, saved
 from auditor.records.listed import PLAN
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://pypi.org/project/audit-lm/leakage-audit/v1"
-ATTESTATION = "attestation.json"
 _SIGNED = "the attestation is signed and fits the run"
 
 
@@ -36,7 +34,9 @@ def statement(folder: Path) -> dict[str, Any]:
             f"expected a run about a model in files, got {str(folder)!r}, which names no weights: nothing says which "
             "model its numbers are of"
         )
-    decisions, files = kept(folder), _digests(folder)
+    for why in (manifest.edits(folder) or manifest.NO_EDITS).said():
+        raise AuditError(f"expected a run as it was when it ended, got {str(folder)!r}: {why}")
+    decisions, files = kept(folder), manifest.digests(folder)
     return {
         "_type": STATEMENT,
         "subject": _subject(result),
@@ -100,7 +100,7 @@ def _differences(folder: Path, stated: Any) -> Iterator[str]:
         if not isinstance(files, dict) or saved.RESULT not in files:
             yield "it names no files of a run"
             return
-        now = _digests(folder)
+        now = manifest.digests(folder)
         for name in sorted({*files, *now}):
             if files.get(name) != now.get(name):
                 yield f"{name} {_how(name, files, now)} since it was signed"
@@ -114,18 +114,6 @@ def _how(name: str, before: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 def _subject(result: AuditResult) -> list[dict[str, Any]]:
     return [{"name": name, "digest": {"sha256": digest}} for name, digest in sorted(result.weights.items())]
-
-
-def _digests(folder: Path) -> dict[str, str]:
-    """SHA-256 by name of the records that a gate reads: ids and numbers.
-
-    Of the journals (.jsonl) there is none: they hold private text, and a digest of a text confirms a guess of it.
-    """
-    paths = (path for path in sorted(folder.glob("*.json")) if path.name != ATTESTATION and path.is_file())
-    try:
-        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
-    except OSError as error:
-        raise AuditError(f"{folder}: cannot be read: {error.strerror}") from error
 
 
 def _decided(one: Kept) -> dict[str, Any]:

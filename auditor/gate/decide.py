@@ -36,9 +36,10 @@ from auditor.statistics.roc import AUC
 
 def read_run(folder: Path) -> Run:
     """A run folder. Raises AuditError where it holds no finished run."""
-    from auditor.records import listed, saved
+    from auditor.records import listed, manifest, saved
 
-    return Run(str(folder), saved.read(folder), outcomes.of_folder(folder), listed.read(folder))
+    result, edits = saved.read(folder), manifest.edits(folder)
+    return Run(str(folder), result, outcomes.of_folder(folder), listed.read(folder), edits)
 
 
 def decide(
@@ -64,7 +65,9 @@ def decide(
             raise AuditError(f"expected the name of a {name} to judge, got an empty one")
     if baseline is not None:
         check_comparable(run, baseline, "baseline")
-    rulings = [*_contradicted(run, "this run"), *(_contradicted(baseline, "the baseline") if baseline else ())]
+    rulings = [*_edited(run, "this run", True), *_contradicted(run, "this run")]
+    if baseline is not None:
+        rulings += [*_edited(baseline, "the baseline", False), *_contradicted(baseline, "the baseline")]
     rulings += judge(run.result, policy.rules, run.outcomes, baseline, target=target, setting=setting, attack=attack)
     rulings = [_unseen(run.result, ruling) for ruling in rulings]
     judged = dict.fromkeys(ruling.target for ruling in rulings if ruling.target)
@@ -79,6 +82,12 @@ def decide(
 def _contradicted(run: Run, what: str) -> list[Ruling]:
     found = contradictions(run.result, run.outcomes, run.listed)
     return [_failed(row, f"the result contradicts itself: {why}", f"{what} agrees with itself") for row, why in found]
+
+
+def _edited(run: Run, what: str, whole: bool) -> list[Ruling]:
+    said = run.edits.said(whole) if run.edits else ()
+    rule = f"{what} is as it was when it ended"
+    return [_failed(CellKey("", "", ""), f"{run.name}: {why} since the run ended", rule) for why in said]
 
 
 def _unseen(result: AuditResult, ruling: Ruling) -> Ruling:

@@ -76,7 +76,9 @@ def history(folders: Sequence[Path], by: str = "date") -> History:
             continue
         run = replace(read_run(folder), name=folder.name)  # as reasons name it
         at, label = made(run.result, run.name), _LABELS[order](run)
-        if torn := next((why for _, why in contradictions(run.result, run.outcomes, run.listed)), ""):
+        if run.edits is not None and (edited := run.edits.said(whole=False)):
+            left_out.append((str(folder), f"{edited[0]} since the run ended"))
+        elif torn := next((why for _, why in contradictions(run.result, run.outcomes, run.listed)), ""):
             left_out.append((str(folder), f"its result contradicts itself: {torn}"))
         elif label is None:
             left_out.append((str(folder), _WITHOUT[order]))

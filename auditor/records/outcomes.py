@@ -20,6 +20,7 @@ from auditor.core.jsonfiles import read_object
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, Measurement
 from auditor.records.listed import NOT_KEPT, Listed
+from auditor.records.manifest import NO_EDITS, Edits
 from auditor.statistics import metrics, roc
 from auditor.statistics.bounds import Evidence, paired_means, paired_ranking, paired_shares
 from auditor.statistics.intervals import share_of_each
@@ -80,6 +81,7 @@ class Run:
     result: AuditResult
     outcomes: Mapping[CellKey, PerSecret]  # empty: a run of before they were kept
     listed: Listed = field(default=NOT_KEPT, repr=False)  # who was attacked, as the rest of its folder has it
+    edits: Edits | None = NO_EDITS  # of its folder since it ended; None: it has no manifest
 
 
 def of_folder(folder: Path) -> dict[CellKey, PerSecret]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from auditor import __version__
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json
 from auditor.core.plan import Plan
@@ -15,6 +16,7 @@ from auditor.gate.deployed import Deployed, deployed, rulings
 from auditor.gate.policy import Policy
 from auditor.gate.rulings import Decision, Ruling
 from auditor.records import saved, weights
+from auditor.records.manifest import MANIFEST
 from auditor.records.outcomes import Run
 from auditor.runs import plan_weights
 
@@ -39,11 +41,21 @@ def gate(
     as `decide` takes them.
     """
     run = read_run(folder)
+    for one in (run, baseline):
+        _check_manifest(one)
     run = replace(run, listed=run.listed.whole())
     found = _deployed(run, model, said)
     decision = decide(run, policy, baseline, target=target, setting=setting, attack=attack, attested=attested)
     bound = tuple(rulings(found, policy.require))
     return replace(decision, rulings=(*bound, *decision.rulings), about=found.said)
+
+
+def _check_manifest(run: Run | None) -> None:
+    if run is not None and run.edits is None:
+        raise AuditError(
+            f"{run.name}: no {MANIFEST}, by which a gate knows what the run wrote: audit {__version__} writes one when "
+            f"a run ends, and audit {run.result.tool_version} made this one; it was taken away, or run the audit again"
+        )
 
 
 def _deployed(run: Run, model: str | None, said: Said) -> Deployed:

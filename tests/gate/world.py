@@ -15,7 +15,7 @@ from auditor.core.jsonable import to_json
 from auditor.core.nouns import CellKey
 from auditor.core.plan import Plan
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding
-from auditor.records import weights
+from auditor.records import manifest, weights
 from auditor.records.outcomes import per_secret
 from auditor.statistics import extraction, judging
 
@@ -78,6 +78,7 @@ def whole(folder: Path) -> Path:
     write(folder, "secrets.json", {**told_of, "canary": [False] * len(facts)})
     lines = [json.dumps({"cell": row, "secret": id}) + "\n" for row, held in rows.items() for id in held["ids"]]
     (folder / "guesses.jsonl").write_text("".join(lines))
+    manifest.write(folder, (folder / "result.json").read_bytes())
     return folder
 
 

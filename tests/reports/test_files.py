@@ -26,7 +26,9 @@ def test_round_trip(tmp_path: Path, result: AuditResult) -> None:
 
 def test_files_are_private_and_nothing_else_is_left(tmp_path: Path, result: AuditResult) -> None:
     files.write(tmp_path, result)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "report.md", "result.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("journals.json", "manifest.json", "report.html", "report.md", "result.json")
+    ]
     assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o600}
 
 
@@ -100,10 +102,10 @@ def test_a_failed_write_keeps_the_old_file(
     with pytest.raises(AuditError, match="No space left on device"):
         files.write(tmp_path, result)
     assert (tmp_path / "result.json").read_bytes() == before
-    assert len(list(tmp_path.iterdir())) == 3
+    assert len(list(tmp_path.iterdir())) == 5
 
 
-@pytest.mark.parametrize("writes", range(4))
+@pytest.mark.parametrize("writes", range(6))
 def test_a_folder_with_a_result_has_its_reports(
     tmp_path: Path, result: AuditResult, monkeypatch: pytest.MonkeyPatch, writes: int
 ) -> None:
@@ -120,7 +122,7 @@ def test_a_folder_with_a_result_has_its_reports(
     with contextlib.suppress(KeyboardInterrupt):
         files.write(tmp_path, result)
     there = {path.name for path in tmp_path.iterdir()}
-    assert len(there) == min(writes, 3) and ("result.json" not in there or len(there) == 3)
+    assert len(there) == min(writes, 5) and ("result.json" not in there or len(there) == 5)
 
 
 def test_what_is_missing_is_rendered(tmp_path: Path, result: AuditResult) -> None:

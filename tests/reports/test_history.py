@@ -157,10 +157,14 @@ def test_what_holds_no_result_is_left_out_and_said(made: Maker, tmp_path: Path) 
     (tmp_path / "begun" / "plan.json").write_text("{}")
     torn = made("torn", 3)
     (torn / "outcomes.json").write_text((torn / "outcomes.json").read_text().replace("1.0", "0.0"))
-    found = history([run, tmp_path / "begun", tmp_path / "grid", torn])
+    whole(torn)
+    edited = made("edited", 4)
+    (edited / "outcomes.json").write_text((edited / "outcomes.json").read_text() + " ")
+    found = history([run, tmp_path / "begun", tmp_path / "grid", torn, edited])
     assert names(found) == [["run"]]
-    begun, grid, other = (why for _, why in found.left_out)
+    begun, grid, other, later = (why for _, why in found.left_out)
     assert other.startswith("its result contradicts itself: recall is 0.51875, outcomes.json makes it 0")
+    assert later == "outcomes.json has changed since the run ended"
     assert begun.startswith("not finished; audit run --resume ") and grid.startswith("it holds runs and is none; ")
 
 

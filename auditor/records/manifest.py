@@ -1,0 +1,87 @@
+"""`manifest.json`: the SHA-256 of every record that a run leaves, and whether a folder is still as the run left it.
+
+It tells of a file that was damaged, lost, or edited by itself. Whoever edits a file can write the manifest anew:
+against that stands a signature (`audit attest`). Knows files; not what is in them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from auditor.core import disk
+from auditor.core.errors import AuditError
+from auditor.core.jsonable import from_json
+from auditor.core.jsonfiles import read_object
+from auditor.records.journal import GUESSES, OBSERVATIONS
+from auditor.records.saved import RESULT
+from auditor.records.weights import sha256
+
+MANIFEST, ATTESTATION = "manifest.json", "attestation.json"
+# The journals hold private text, and a digest of a text confirms a guess of it: theirs stand in a file of their own,
+# beside a random number, so that the digest of that file confirms nothing.
+_PRIVATE, _RANDOM = "journals.json", "random"
+_JOURNALS = (GUESSES, OBSERVATIONS)
+_LATER = (MANIFEST, ATTESTATION, "frontier.json")  # added to a finished run, or rendered anew
+
+
+@dataclass(frozen=True)
+class Edits:
+    """How a folder is not as the run left it: names of files, those that were added among the changed."""
+
+    changed: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
+
+    def said(self, whole: bool = True) -> list[str]:
+        """A sentence each. whole: all is to be there that the run wrote; of a baseline in CI, two files are."""
+        gone = [f"{name} is gone" for name in self.gone] if whole else []
+        return [*(f"{name} has changed" for name in self.changed), *gone]
+
+
+NO_EDITS = Edits()
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """SHA-256 by name of the records that a gate reads: ids and numbers. Raises AuditError."""
+    return _digests([path for path in sorted(folder.glob("*.json")) if path.name not in _LATER and path.is_file()])
+
+
+def _digests(paths: list[Path]) -> dict[str, str]:
+    try:
+        return {path.name: sha256(path) for path in paths}
+    except OSError as error:
+        raise AuditError(f"{error.filename}: cannot be read: {error.strerror}") from error
+
+
+def _journals(folder: Path) -> dict[str, str]:
+    return _digests([folder / name for name in _JOURNALS if (folder / name).is_file()])
+
+
+def write(folder: Path, result: bytes) -> None:
+    """For a run that ends. result: what `result.json` will hold, which is written behind it."""
+    private = {_RANDOM: secrets.token_hex(32), **_journals(folder)}
+    disk.replace(folder / _PRIVATE, json.dumps(private, indent=1))
+    found = {**digests(folder), RESULT: hashlib.sha256(result).hexdigest()}
+    disk.replace(folder / MANIFEST, json.dumps({"files": found}, indent=1), sync=True)
+
+
+def edits(folder: Path) -> Edits | None:
+    """How the folder is not as the run left it; None where nothing says how that was. Raises AuditError."""
+    path = folder / MANIFEST
+    if not path.exists():
+        return None
+    held, now = _named(path, read_object(path, "a manifest").get("files")), digests(folder)
+    if (folder / _PRIVATE).exists():
+        journals = _named(folder / _PRIVATE, read_object(folder / _PRIVATE, "digests of journals"))
+        held |= {name: digest for name, digest in journals.items() if name != _RANDOM}
+        now |= _journals(folder)
+    changed = tuple(name for name in sorted(now) if now[name] != held.get(name))
+    return Edits(changed, tuple(sorted(held.keys() - now.keys())))
+
+
+def _named(path: Path, digests: object) -> dict[str, str]:
+    found: dict[str, str] = from_json(dict[str, str], digests, str(path))
+    return found
