@@ -111,7 +111,7 @@ def test_the_run_has_a_figure_and_can_be_gated(finished: Path, capsys: Said) -> 
             "'body'",
         ),
         (["canaries", "score", "{w}/none.json", "{w}/model"], "cannot read the manifest"),
-        (["canaries", "score", "{w}/canaries.json", "{w}/nothing-here"], "cannot load"),
+        (["canaries", "score", "{w}/canaries.json", "{w}/nothing-here"], "no such folder"),
         (["canaries", "score", "{w}/canaries.json", "{w}/model", "-A", "node=3"], "did you mean 'nodes'"),
         (["run", "--canaries", "{w}/canaries.json", "--attack", "exposure"], "--canaries goes with --model"),
         (["run", "--model", "{w}/model", "--canaries", "{w}/canaries.json", "--attack", "ethicist"], "give --data"),

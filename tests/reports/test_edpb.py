@@ -49,7 +49,7 @@ def test_each_question_is_answered_by_the_number_that_the_run_measured(with_prob
     assert "Extraction probability, mean 31% [27–35] of 320; of records never trained on" in extracted
     (queried,) = [answer for asked, answer in answers.items() if "obtained by queries" in asked]
     assert "Recall (first guess, verbatim) 166/320 = 52% [46–57]" in queried
-    assert "PMixED (sound), worst case · ethicist" in queried and "the highest of 4 rows" in queried
+    assert "the highest of 4 configurations" in queried
     assert "Ensemble, unmixed" not in " ".join(answers.values())  # a control is nobody's model
     (worst,) = [answer for asked, answer in answers.items() if "every person" in asked]
     assert "at repeat count 16, 64/64 = 100.0%" in worst

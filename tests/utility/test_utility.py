@@ -368,7 +368,7 @@ def said(capsys: Said) -> Said:
         (["--model", "W/masked", "--on", "members"], "--on chooses among the lab's records"),
         (["--model", "W/masked", "--text", ""], "expected a --text of two tokens or more"),
         (["--model", "W/masked", "--sweep", "weight=0:1:0"], "a step from start towards stop"),
-        (["--model", "W/nothing"], "cannot load"),
+        (["--model", "W/nothing"], "no such folder"),
     ],
 )
 def test_bad_input_is_refused_in_one_sentence(
