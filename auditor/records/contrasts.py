@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from auditor.core.errors import AuditError, unknown
 from auditor.core.result import Measurement
@@ -110,15 +111,15 @@ def _texts(part: Part, seed: int) -> tuple[float, ...]:
 
 
 def _paired_by_text(name: str, parts: Sequence[Part], seeds: Sequence[int]) -> Measurement:
-    tokens = np.array(_texts(parts[0], seeds[0]))
-    draws = _resamples(len(tokens))
-    values = np.zeros(len(draws))
-    for part in parts:
-        for seed in seeds:
-            nll = np.array(part.cell.heldout[seed][part.metric])
-            values += part.coefficient / len(seeds) * np.exp(draws @ nll / (draws @ tokens))
-    low, high = bootstrap.interval(values[1:])
-    return Measurement(name, float(values[0]), low, high, len(tokens), "perplexity")
+    tokens = np.array([_texts(parts[0], seeds[0])])
+    nll = np.array([part.cell.heldout[seed][part.metric] for part in parts for seed in seeds])
+    times = np.repeat([part.coefficient / len(seeds) for part in parts], len(seeds))
+
+    def of(each: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        return np.exp(each) @ times, np.exp(each) * times
+
+    value, low, high = bootstrap.of_rates(nll, tokens, of, "contrast", _RESAMPLES)
+    return Measurement(name, value, low, high, tokens.shape[1], "perplexity")
 
 
 def _by_secret(part: Part, seed: int) -> dict[str, float]:

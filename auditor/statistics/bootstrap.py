@@ -6,11 +6,13 @@ resamples, and what they share cancels in a difference. Knows nothing of what is
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import t as student
 
 from auditor.core.streams import generator
 
@@ -24,10 +26,22 @@ Values = NDArray[np.float64]  # (resamples,); NaN where a resample holds nothing
 
 def blocks(n: int, stream: str, size: int = RESAMPLES, at_once: int | None = None) -> Iterator[Draws]:
     """`size` resamples of n, at most `at_once` rows a block, by default as memory bounds it; the same in any blocks."""
-    noise, uniform = generator("bootstrap", stream, n), np.full(n, 1 / n)
     step = at_once or max(1, _COUNTS // n)
+    if n * size <= _COUNTS:
+        drawn = _drawn(n, stream, size)
+        yield from (drawn[start : start + step] for start in range(0, size, step))
+        return
+    noise = generator("bootstrap", stream, n)
     for start in range(0, size, step):
-        yield noise.multinomial(n, uniform, size=min(step, size - start))
+        yield noise.multinomial(n, np.full(n, 1 / n), size=min(step, size - start))
+
+
+@functools.lru_cache(maxsize=4)
+def _drawn(n: int, stream: str, size: int) -> Draws:
+    """Kept, as to draw them takes longer than what is mostly done with them, and is asked for again and again."""
+    drawn = generator("bootstrap", stream, n).multinomial(n, np.full(n, 1 / n), size=size)
+    drawn.flags.writeable = False
+    return drawn
 
 
 def resampled(
@@ -51,3 +65,41 @@ def interval(values: Any, method: Literal["linear", "inverted_cdf"] = "linear") 
     """
     low, high = np.quantile(values, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], method=method)
     return float(low), float(high)
+
+
+def of_rates(
+    sums: Any, counts: Any, statistic: Callable[[Any], tuple[Any, Any]], stream: str, size: int = RESAMPLES
+) -> tuple[float, float, float]:
+    """(value, low, high) of a smooth number of rates, sum over n texts of `sums` / that of `counts` (a ratio estimator).
+
+    sums: (rates, n), inf where a text rules a finite rate out; counts: (rates, n) or (1, n), above 0. statistic: of
+    (rows, rates), the number, (rows,), and its slopes, (rows, rates).
+
+    Each end of the 95% interval is the farther of Student's t with the delta-method error, which is too near on the side
+    of a long tail, and the bootstrap-t (Efron and Tibshirani 1993, 12.5), which is too near where outliers lie on both.
+    Resamples of one text alone have no error to divide by and do not count. One text says nothing: the ends are infinite.
+    With an infinite sum: quantiles of the resamples as they are.
+    """
+    sums, counts = np.asarray(sums, dtype=float), np.asarray(counts, dtype=float)
+    n, beyond = sums.shape[1], np.isinf(sums)
+    held = np.where(beyond, 0.0, sums)  # 0 draws of an infinite one are no infinity
+
+    def at(draws: Any) -> tuple[Any, Any]:
+        each = np.where(draws @ beyond.T > 0, np.inf, draws @ held.T / (draws @ counts.T))
+        values, slopes = statistic(each)
+        if beyond.any():
+            return values, np.zeros_like(values)
+        slopes = slopes / (draws @ counts.T / n)
+        moves = slopes @ held - (slopes * each) @ np.broadcast_to(counts, sums.shape)  # (rows, n): each text's part
+        return values, np.sqrt((draws * moves**2).sum(1) / (n * max(n - 1, 1)))
+
+    (value,), (error,) = at(np.ones((1, n)))
+    if n == 1 and not beyond.any():
+        return float(value), -np.inf, np.inf
+    values, errors = np.concatenate([at(draws) for draws in blocks(n, stream, size)], axis=1)
+    if beyond.any():
+        return float(value), *interval(values, "inverted_cdf")
+    reach = student.ppf((1 + CONFIDENCE) / 2, n - 1)
+    spread = errors > 1e-9 * error  # what is less is rounding
+    below, above = interval((values - value)[spread] / errors[spread]) if spread.any() else (0.0, 0.0)
+    return float(value), float(value - max(above, reach) * error), float(value - min(below, -reach) * error)

@@ -159,24 +159,17 @@ def perplexity_ratios(nll: Floats, tokens: Floats, base: Floats) -> list[Measure
     nll: (points, seeds, texts), summed nats; base: (seeds, texts); tokens: (seeds, texts), predicted. Infinite where a
     text has no probability.
     """
-    n = tokens.shape[1]
-
-    def logs(counts: NDArray[np.float64] | Draws) -> Floats:
-        """(resamples, points): nats a token more than the base."""
-        apart = nll - base  # (points, seeds, texts); of an infinite nll infinite, wherever it is drawn
-        held = np.where(np.isfinite(apart), apart, 0.0)
-        beyond = np.einsum("rt,pst->rp", counts, ~np.isfinite(apart)) > 0
-        each = np.einsum("rt,pst->rps", counts, held) / np.einsum("rt,st->rs", counts, tokens)[:, None]
-        found: Floats = np.where(beyond, np.inf, each.mean(axis=2))
-        return found
-
-    values = np.exp(logs(np.ones((1, n)))[0])
-    drawn = np.exp(bootstrap.resampled(n, logs, "frontier texts", RESAMPLES))
-    found = []
-    for value, own in zip(values, drawn.T, strict=True):
-        low, high = bootstrap.interval(own, "inverted_cdf" if np.isinf(own).any() else "linear")
-        found.append(Measurement("perplexity_ratio", float(value), low, high, n, "times"))
+    n, found = tokens.shape[1], []
+    for own in nll:
+        apart = np.where(np.isfinite(own), own - base, np.inf)
+        each = bootstrap.of_rates(apart, tokens, _mean_of_seeds, "frontier texts", RESAMPLES)
+        value, low, high = np.exp(each).tolist()
+        found.append(Measurement("perplexity_ratio", value, low, high, n, "times"))
     return found
+
+
+def _mean_of_seeds(each: Floats) -> tuple[Floats, Floats]:
+    return each.mean(1), np.full(each.shape, 1 / each.shape[1])
 
 
 # --- who leaks least --------------------------------------------------------------------------------------------------

@@ -66,27 +66,19 @@ def wilson(hits: int, n: int) -> tuple[float, float]:
 
 
 def perplexity(texts: Sequence[tuple[float, int]], name: str = "perplexity") -> Measurement:
-    """exp of the mean nll a token, from (summed nll in nats, tokens) of each text; bootstrap over texts.
+    """exp of the mean nll a token, from (summed nll in nats, tokens) of each text; `bootstrap.of_rates` over texts.
 
     Infinite where a text has probability 0: the note then says of how many that is so, and what the others have.
     """
     nll, tokens = (np.array(column, dtype=float) for column in zip(*texts, strict=True))
-    n, impossible = len(nll), np.isinf(nll)
-    possible = np.where(impossible, 0.0, nll)  # 0 draws of an infinite one are no infinity
-
-    def at(draws: NDArray[np.int64]) -> NDArray[np.float64]:
-        found: NDArray[np.float64] = np.exp(draws @ possible / (draws @ tokens))
-        return np.where(draws @ impossible > 0, np.inf, found)
-
-    drawn = bootstrap.resampled(n, at, "perplexity")
-    if not impossible.any():
-        low, high = bootstrap.interval(drawn)
-        return Measurement(name, float(np.exp(nll.sum() / tokens.sum())), low, high, n, unit="perplexity")
-    low, high = bootstrap.interval(drawn, "inverted_cdf")
-    note = f"{impossible.sum():,} of {n:,} texts have a token of probability 0"
-    if not impossible.all():
-        note += f"; {np.exp(possible.sum() / tokens[~impossible].sum()):.2f} over the others"
-    return Measurement(name, math.inf, low, high, n, "perplexity", note)
+    n, impossible, note = len(nll), np.isinf(nll), ""
+    found = bootstrap.of_rates([nll], [tokens], lambda each: (each[:, 0], np.ones_like(each)), "perplexity")
+    if impossible.any():
+        note = f"{impossible.sum():,} of {n:,} texts have a token of probability 0"
+        if not impossible.all():
+            note += f"; {np.exp(nll[~impossible].sum() / tokens[~impossible].sum()):.2f} over the others"
+    value, low, high = np.exp(np.maximum(found, 0.0)).tolist()  # a token's nll is never below 0
+    return Measurement(name, value, low, high, n, "perplexity", note)
 
 
 def mean_probability(name: str, values: NDArray[np.float64], note: str = "") -> Measurement:

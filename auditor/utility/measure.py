@@ -6,6 +6,7 @@ them all, and what is compared is paired by text. Knows nothing of tables, plots
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -18,6 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import logsumexp, softmax
 
 from auditor import __version__
 from auditor.benchmarks.files import read_texts
@@ -384,30 +386,22 @@ def _rows(
     slower: Sequence[Measurement],
 ) -> list[UtilityRow]:
     tokens, mean = subject.predicted, float(subject.predicted.mean())
-    drawn, covered = perplexities(nll, lost, tokens), 1 - per_token(lost.astype(float), tokens).mean(1)
+    possible = np.where(lost > 0, np.inf, nll)
     rows = []
     for i, (point, claim) in enumerate(zip(wanted, claims, strict=True)):
-        with np.errstate(invalid="ignore"):
-            ratio = np.where(np.isinf(drawn[i]), np.inf, drawn[i] / drawn[0])
         row = UtilityRow(
             target=point.target,
             title=title_of(type(point.defense)) if point.defense else "Undefended",
             at=dict(point.at),
             options=to_json(point.defense) if point.defense else {},
-            perplexity=_interval("perplexity", drawn[i], len(tokens), "perplexity"),
-            ratio=_interval("perplexity_ratio", ratio, len(tokens), "times"),
-            restarts=tuple(_of_restart(nll[i], lost[i], tokens)),
-            covered=_interval("covered", covered[i], len(tokens), "probability"),
+            perplexity=perplexity(possible[i], tokens),
+            ratio=perplexity(possible[i], tokens, possible[0]),
+            restarts=tuple(np.exp(possible[i].sum(1) / tokens.sum()).tolist()),
+            covered=_covered(lost[i], tokens),
             slowdown=slower[i],
         )
         rows.append(row if claim is None else _with_claim(row, claim, mean))
     return rows
-
-
-def _of_restart(nll: NDArray[np.float64], lost: NDArray[np.int64], tokens: NDArray[np.int64]) -> Iterator[float]:
-    """The perplexity of each restart; nll, lost: (restarts, texts)."""
-    for own, never in zip(nll, lost, strict=True):
-        yield float(perplexities(own[None, None], never[None, None], tokens, resamples=0)[0, 0])
 
 
 def _with_claim(row: UtilityRow, claim: Claim, mean_tokens: float) -> UtilityRow:
@@ -424,35 +418,37 @@ def _with_claim(row: UtilityRow, claim: Claim, mean_tokens: float) -> UtilityRow
     )
 
 
-def perplexities(
-    nll: NDArray[np.float64], lost: NDArray[np.int64], tokens: NDArray[np.int64], resamples: int = _RESAMPLES
-) -> NDArray[np.float64]:
-    """(models, 1 + resamples): the mean over restarts of corpus perplexity, of the texts and of bootstrap resamples.
+def perplexity(
+    nll: NDArray[np.float64], tokens: NDArray[np.int64], base: NDArray[np.float64] | None = None
+) -> Measurement:
+    """The mean over restarts of corpus perplexity, or how many times that of the base it is.
 
-    nll, lost: (models, restarts, texts), see `Subject.scores`; tokens: (texts,). A text goes with its masks of every
-    restart, and all models are read at the same resample: the interval is over texts and masks, differences are paired.
-    inf where a token that counts has no probability.
+    nll, base: (restarts, texts), summed nats, inf where a token that counts has no probability, see `Subject.scores`;
+    tokens: (texts,). A text goes with its masks of every restart: the interval is over texts and masks, a ratio paired.
     """
-    never = per_token(lost.astype(float), tokens, resamples) > 0
-    return np.where(never, np.inf, np.exp(per_token(nll, tokens, resamples))).mean(1)
+    paired = nll if base is None else np.concatenate([nll, base])
+
+    def log(each: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        own, other = each[:, : len(nll)], each[:, len(nll) :]
+        with np.errstate(invalid="ignore"):  # infinity has no slope, and is asked for none
+            if base is None:
+                return logsumexp(own, axis=1) - math.log(len(nll)), softmax(own, axis=1)
+            value = np.where(np.isinf(own).any(1), np.inf, logsumexp(own, axis=1) - logsumexp(other, axis=1))
+            return value, np.concatenate([softmax(own, axis=1), -softmax(other, axis=1)], axis=1)
+
+    name, unit = ("perplexity", "perplexity") if base is None else ("perplexity_ratio", "times")
+    value, low, high = np.exp(bootstrap.of_rates(paired, tokens[None], log, "utility", _RESAMPLES)).tolist()
+    return Measurement(name, value, low, high, len(tokens), unit)
 
 
-def per_token(sums: NDArray[np.float64], tokens: NDArray[np.int64], resamples: int = _RESAMPLES) -> NDArray[np.float64]:
-    """(models, restarts, 1 + resamples): the mean over tokens of sums over texts, (models, restarts, texts)."""
-    n, columns = len(tokens), sums.reshape(-1, len(tokens)).T
-    parts: list[NDArray[np.float64]] = []
-    for draws in bootstrap.blocks(n, "utility", 1 + resamples, max(1, 2**22 // n)):
-        if not parts:
-            draws[0] = 1  # the sample itself
-        parts.append((draws @ columns) / (draws @ tokens)[:, None])
-    return np.concatenate(parts).T.reshape(*sums.shape[:2], -1)
+def _covered(lost: NDArray[np.int64], tokens: NDArray[np.int64]) -> Measurement:
+    """The share of tokens that have a probability; lost: (restarts, texts), tokens that have none."""
 
+    def share(each: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        return 1 - each.mean(1), np.full(each.shape, -1 / each.shape[1])
 
-def _interval(name: str, drawn: NDArray[np.float64], n: int, unit: str) -> Measurement:
-    # No interpolation between resamples: with one at infinity there is nothing to interpolate.
-    low, high = bootstrap.interval(drawn[1:], method="inverted_cdf")
-    value = float(drawn[0])  # may lie outside by rounding only, where every resample says the same
-    return Measurement(name, value, min(low, value), max(high, value), n, unit)
+    found = np.clip(bootstrap.of_rates(lost, tokens[None], share, "utility", _RESAMPLES), 0, 1)  # no share beyond
+    return Measurement("covered", *found.tolist(), len(tokens), "probability")
 
 
 def labels(rows: Sequence[UtilityRow]) -> list[str]:

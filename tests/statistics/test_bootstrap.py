@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.stats import t as student
 
 from auditor.core.streams import generator
 from auditor.statistics import bootstrap
@@ -36,3 +37,37 @@ def test_many_secrets_take_no_more_memory_than_few() -> None:
     first = next(bootstrap.blocks(300_000, "many"))
     assert len(first) > 1 and first.nbytes <= 2**24
     assert len(next(bootstrap.blocks(300, "few"))) == bootstrap.RESAMPLES
+
+
+def log_ratio(each: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return np.log(each[:, 0] / each[:, 1]), np.stack([1 / each[:, 0], -1 / each[:, 1]], axis=1)
+
+
+def test_a_number_of_rates_by_a_plain_loop() -> None:
+    """Each end the farther of Student's t and the bootstrap-t, here of the log of a ratio of two rates."""
+    rng, n = np.random.default_rng(3), 30
+    counts = rng.integers(5, 50, n).astype(float)
+    sums = counts * rng.exponential(2, (2, n))
+
+    def at(places: np.ndarray) -> tuple[float, float]:
+        one, other, of = sums[0, places], sums[1, places], counts[places]
+        moves = (one / one.sum() - other / other.sum()) * n  # of the log: the counts cancel
+        return float(np.log(one.sum() / other.sum())), float(np.sqrt((moves**2).sum() / n / (n - 1)))
+
+    value, error = at(np.arange(n))
+    drawn = [at(np.repeat(np.arange(n), draw)) for draw in next(bootstrap.blocks(n, "loop", 1000))]
+    below, above = np.quantile([(x - value) / e for x, e in drawn], [0.025, 0.975])
+    reach = student.ppf(0.975, n - 1)
+    ends = value - max(above, reach) * error, value - min(below, -reach) * error
+    assert bootstrap.of_rates(sums, counts[None], log_ratio, "loop") == pytest.approx((value, *ends))
+
+
+def test_one_text_says_nothing_and_few_say_little() -> None:
+    def same(each: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return each[:, 0], np.ones_like(each)
+
+    assert bootstrap.of_rates([[6.0]], [[3.0]], same, "few") == (2.0, -np.inf, np.inf)
+    value, low, high = bootstrap.of_rates([[6.0, 9.0]], [[3.0, 3.0]], same, "few")
+    assert high - value == value - low == pytest.approx(student.ppf(0.975, 1) / 2)  # as of two numbers 1 apart
+    assert bootstrap.of_rates([[6.0, 6.0]], [[3.0, 3.0]], same, "few") == (2.0, 2.0, 2.0)
+    assert bootstrap.of_rates([[6.0] * 9 + [np.inf]], [[3.0] * 10], same, "few") == (np.inf, 2.0, np.inf)

@@ -23,7 +23,7 @@ from auditor.privacy.accounting import uniform_mixing_epsilon
 from auditor.runs.plan import make
 from auditor.studies import ledger
 from auditor.utility import tradeoff
-from auditor.utility.measure import Settings, Utility, UtilityPlan, measure, perplexities, points
+from auditor.utility.measure import Settings, Utility, UtilityPlan, measure, perplexity, points
 from auditor.utility.subjects import CausalSubject, MaskedSubject, ScoringOptions
 from tests.conftest import tiny
 
@@ -128,7 +128,7 @@ def test_the_ends_are_exact_and_epsilon_is_the_papers(world: Path, kind: str) ->
     assert none.perplexity.value == pytest.approx(result.vocab_size, rel=1e-12)  # weight 0: exactly |V|
     assert none.perplexity.low == pytest.approx(none.perplexity.high, rel=1e-12) and none.epsilon == 0
     assert whole.perplexity == bare.perplexity and whole.epsilon == math.inf  # weight 1: the model itself
-    assert (whole.ratio.low, whole.ratio.value, whole.ratio.high) == (1, 1, 1)
+    assert (whole.ratio.low, whole.ratio.value, whole.ratio.high) == pytest.approx((1, 1, 1), rel=1e-12)
     assert bare.epsilon is None and bare.status == "nothing claimed"
     per_token = uniform_mixing_epsilon(0.3, result.vocab_size)
     assert some.epsilon_per_token == pytest.approx(per_token) and some.tokens == result.longest
@@ -196,16 +196,16 @@ def test_a_sweep_asks_the_model_once(world: Path, monkeypatch: pytest.MonkeyPatc
     assert len(asked) == 2 * alone > 0
 
 
-def test_the_bootstrap_pairs_models_and_knows_infinity() -> None:
+def test_perplexities_are_paired_and_know_infinity() -> None:
     rng = np.random.default_rng(0)
-    nll, tokens = rng.gamma(4, 1, (1, 2, 200)), np.full(200, 2)
-    lost = np.zeros((3, 2, 200), dtype=np.int64)
-    lost[2, 0, 7] = 1
-    drawn = perplexities(np.concatenate([nll, nll + math.log(3) * tokens, nll]), lost, tokens)
-    assert drawn[0, 0] == pytest.approx(np.exp(nll[0].sum(-1) / 400).mean())
-    assert drawn[1] / drawn[0] == pytest.approx(3)  # the same resample: the ratio has no spread
-    assert drawn[0, 1:].std() > 0 and drawn[2, 0] == math.inf
-    assert 0.5 < np.isinf(drawn[2]).mean() < 0.75  # 1 - 1/e of the resamples hold the text
+    nll, tokens = rng.gamma(4, 1, (2, 200)), np.full(200, 2)
+    own, thrice = perplexity(nll, tokens), perplexity(nll + math.log(3) * tokens, tokens, nll)
+    assert own.value == pytest.approx(np.exp(nll.sum(-1) / 400).mean()) and own.low < 0.97 * own.value < 0.97 * own.high
+    assert (thrice.value, thrice.low, thrice.high) == pytest.approx((3, 3, 3))  # every text by as much
+    possible = nll.copy()
+    possible[0, 7] = math.inf
+    never = perplexity(possible, tokens, nll)
+    assert never.value == never.high == math.inf and 0 < never.low < math.inf  # a third of the resamples lack the text
 
 
 # --- the public top-k -------------------------------------------------------------------------------------------------
