@@ -70,15 +70,15 @@ def interval(values: Any, method: Literal["linear", "inverted_cdf"] = "linear") 
 def of_rates(
     sums: Any, counts: Any, statistic: Callable[[Any], tuple[Any, Any]], stream: str, size: int = RESAMPLES
 ) -> tuple[float, float, float]:
-    """(value, low, high) of a smooth number of rates, sum over n texts of `sums` / that of `counts` (a ratio estimator).
+    """(value, low, high) of a smooth number of rates, sum over n texts of `sums` / that of `counts` (ratio estimators).
 
     sums: (rates, n), inf where a text rules a finite rate out; counts: (rates, n) or (1, n), above 0. statistic: of
     (rows, rates), the number, (rows,), and its slopes, (rows, rates).
 
-    Each end of the 95% interval is the farther of Student's t with the delta-method error, which is too near on the side
-    of a long tail, and the bootstrap-t (Efron and Tibshirani 1993, 12.5), which is too near where outliers lie on both.
-    Resamples of one text alone have no error to divide by and do not count. One text says nothing: the ends are infinite.
-    With an infinite sum: quantiles of the resamples as they are.
+    Each end of the 95% interval is the farther of Student's t with the delta-method error, which is too near on the
+    side of a long tail, and the bootstrap-t (Efron and Tibshirani 1993, 12.5), which is too near where outliers lie on
+    both. Resamples of one text alone have no error to divide by and do not count. One text says nothing: the ends are
+    infinite. With an infinite sum: quantiles of the resamples as they are.
     """
     sums, counts = np.asarray(sums, dtype=float), np.asarray(counts, dtype=float)
     n, beyond = sums.shape[1], np.isinf(sums)

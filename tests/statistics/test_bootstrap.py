@@ -50,7 +50,7 @@ def test_a_number_of_rates_by_a_plain_loop() -> None:
     sums = counts * rng.exponential(2, (2, n))
 
     def at(places: np.ndarray) -> tuple[float, float]:
-        one, other, of = sums[0, places], sums[1, places], counts[places]
+        one, other = sums[0, places], sums[1, places]
         moves = (one / one.sum() - other / other.sum()) * n  # of the log: the counts cancel
         return float(np.log(one.sum() / other.sum())), float(np.sqrt((moves**2).sum() / n / (n - 1)))
 
