@@ -170,6 +170,7 @@ def test_nothing_private_is_uploaded() -> None:
         "gate.md",
         "gate.xml",
         "decisions.jsonl",
+        "decisions.sha256",
         "result.json",
         "outcomes.json",
         "manifest.json",

@@ -18,16 +18,17 @@ from auditor.core.errors import AuditError
 LOCK = ".lock"  # holds the pid of who has it, or had it last
 
 
-def hold(folder: Path) -> FileLock:
+def hold(folder: Path, patience: float = 0.0) -> FileLock:
     """The folder's lock, held; what killed processes left half written in it is taken away.
 
     It is held until `release`, or until nobody refers to it; the same process may hold it several times over.
-    Raises AuditError where another process holds it, and where the folder cannot be written to.
+    patience: seconds to wait for another process to let go of it. Raises AuditError where it does not, and where the
+    folder cannot be written to.
     """
     path = folder / LOCK
     try:
         lock = FileLock(path.resolve(), timeout=0, mode=0o600, thread_local=False, is_singleton=True)
-        lock.acquire()
+        lock.acquire(timeout=patience)
         path.write_text(str(os.getpid()))
         disk.clear_scratch(folder)
     except Timeout:

@@ -15,7 +15,7 @@ from auditor.gate.comparable import check_comparable
 from auditor.gate.compare import Comparison, compare
 from auditor.gate.contradictions import contradictions
 from auditor.gate.decide import read_run
-from auditor.gate.kept import Kept, kept
+from auditor.gate.kept import Kept, fault, kept
 from auditor.records.listed import PLAN
 from auditor.records.outcomes import Run
 from auditor.records.saved import RESULT, made
@@ -76,8 +76,10 @@ def history(folders: Sequence[Path], by: str = "date") -> History:
             continue
         run = replace(read_run(folder), name=folder.name)  # as reasons name it
         at, label = made(run.result, run.name), _LABELS[order](run)
-        if run.edits is not None and (edited := run.edits.said(whole=False)):
-            left_out.append((str(folder), f"{edited[0]} since the run ended"))
+        if run.edits is not None and (others := run.edits.said(whole=False)):
+            left_out.append((str(folder), f"{others[0]} since the run ended"))
+        elif edited := fault(folder):
+            left_out.append((str(folder), edited))
         elif torn := next((why for _, why in contradictions(run.result, run.outcomes, run.listed)), ""):
             left_out.append((str(folder), f"its result contradicts itself: {torn}"))
         elif label is None:

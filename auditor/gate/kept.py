@@ -1,20 +1,28 @@
-"""What gates decided of a run, kept in its folder: which rules, against what, with what verdict, about which result."""
+"""What gates decided of a run, kept in its folder: which rules, against what, with what verdict, about which result.
+
+Each line holds the SHA-256 of the one before it, and a file beside them that of the last: an edited or removed line is
+noticed. Whoever writes all of it anew is not: against that stands a signature (`audit attest`).
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from auditor.core import disk
+from auditor.core import disk, locks
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
-from auditor.gate.rulings import Decision
+from auditor.gate.rulings import Decision, Ruling
 from auditor.records.saved import RESULT
 
-DECISIONS = "decisions.jsonl"
+DECISIONS, LAST = "decisions.jsonl", "decisions.sha256"
+_FIRST = "0" * 64  # before the first line
+_PATIENCE = 30.0  # seconds that another gate may take to write its line
 
 
 @dataclass(frozen=True)
@@ -24,30 +32,86 @@ class Kept:
     decided: str  # UTC, ISO 8601
     result: str
     decision: Decision
+    before: str  # SHA-256 of the line before this one
 
 
 def keep(folder: Path, decision: Decision) -> None:
-    """Adds a decision to the folder. Raises AuditError where it cannot be written."""
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    disk.append(folder / DECISIONS, json.dumps(to_json(Kept(now, _digest(folder), decision)), allow_nan=False) + "\n")
+    """Adds a decision to the folder. Raises AuditError where it cannot be written, and behind edited ones."""
+    lock = locks.hold(folder, _PATIENCE)
+    try:
+        if why := fault(folder):
+            raise AuditError(why)
+        now, before = datetime.now(UTC).isoformat(timespec="seconds"), _last(_lines(folder))
+        line = json.dumps(to_json(Kept(now, _digest(folder), decision, before)), allow_nan=False) + "\n"
+        last = hashlib.sha256(line.encode()).hexdigest()
+        disk.replace(folder / LAST, f"{before} {last}", sync=True)  # killed here, either is the last
+        disk.append(folder / DECISIONS, line)
+        disk.replace(folder / LAST, last)
+    finally:
+        lock.release()
+
+
+def fault(folder: Path) -> str:
+    """What happened to the decisions that gates left in the folder, in a sentence; "" where nothing did."""
+    ends, lines = _ends(folder), _lines(folder)
+    ends |= _ends(folder)  # another gate may just have written
+    path, before = folder / DECISIONS, _FIRST
+    mend = "restore it, or audit again"
+    for number, line in enumerate(lines, 1):
+        try:
+            said = json.loads(line)["before"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            said = None
+        if said != before:
+            return f"{path}: a decision at or before line {number} was edited or taken away: {mend}"
+        before = hashlib.sha256(line).hexdigest()
+    return "" if before in ends else f"{path}: the last decision was edited or taken away: {mend}"
+
+
+def ruling(folder: Path) -> Ruling | None:
+    """That the decisions were edited, which fails a gate; None where they were not."""
+    if not (why := fault(folder)):
+        return None
+    nan = math.nan
+    return Ruling("", "", "", "", nan, nan, nan, "failed", why, "earlier decisions are as gates left them")
+
+
+def _ends(folder: Path) -> set[str]:
+    """What may be the digest of the last line: two while one is written."""
+    return {*_read(folder / LAST).decode(errors="replace").split()} or {_FIRST}
+
+
+def _last(lines: Sequence[bytes]) -> str:
+    return hashlib.sha256(lines[-1]).hexdigest() if lines else _FIRST
+
+
+def _lines(folder: Path) -> list[bytes]:
+    return _read(folder / DECISIONS).splitlines(keepends=True)
+
+
+def _read(path: Path) -> bytes:
+    """Empty where there is no such file. Raises AuditError where it cannot be read."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def kept(folder: Path) -> tuple[Kept, ...]:
     """The decisions on the result that the folder holds now: of one that was made several times, the last.
 
-    Raises AuditError for a file that holds something else.
+    Raises AuditError for a file that holds something else, or was edited.
     """
     path, now = folder / DECISIONS, _digest(folder)
-    if not path.exists():
-        return ()
     found: dict[object, Kept] = {}
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        read = [from_json(Kept, json.loads(line), str(path)) for line in lines]
-    except OSError as error:
-        raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
+        read = [from_json(Kept, json.loads(line), str(path)) for line in _lines(folder)]
     except (ValueError, RecursionError) as error:
         raise AuditError(f"{path}: expected a decision of a gate on every line: the file is damaged") from error
+    if why := fault(folder):
+        raise AuditError(why)
     for one in read:
         if one.result == now:
             asked = (one.decision.baseline, one.decision.inconclusive, _asked(one.decision))

@@ -11,6 +11,7 @@ from auditor import __version__
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json
 from auditor.core.plan import Plan
+from auditor.gate import kept
 from auditor.gate.decide import decide, read_run
 from auditor.gate.deployed import Deployed, deployed, rulings
 from auditor.gate.policy import Policy
@@ -46,7 +47,7 @@ def gate(
     run = replace(run, listed=run.listed.whole())
     found = _deployed(run, model, said)
     decision = decide(run, policy, baseline, target=target, setting=setting, attack=attack, attested=attested)
-    bound = tuple(rulings(found, policy.require))
+    bound = [*rulings(found, policy.require), *filter(None, (kept.ruling(folder),))]
     return replace(decision, rulings=(*bound, *decision.rulings), about=found.said)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from auditor.cli import call
+from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.core.result import AuditResult, Finding
@@ -185,6 +187,65 @@ def test_a_decision_is_kept_once_and_only_of_this_result(made: Maker) -> None:
     assert kept.kept(run) == ()
 
 
+DECISION_EDITS: dict[str, Callable[[list[str]], list[str]]] = {
+    "first edited": lambda lines: [lines[0].replace("failed", "held"), *lines[1:]],
+    "middle taken away": lambda lines: [lines[0], lines[2]],
+    "last edited": lambda lines: [*lines[:2], lines[2].replace("failed", "held")],
+    "last taken away": lambda lines: lines[:2],
+    "all taken away": lambda lines: [],
+    "one added": lambda lines: [*lines, lines[2]],
+}
+
+
+@pytest.mark.parametrize("name", DECISION_EDITS)
+def test_an_edited_or_removed_decision_is_noticed(made: Maker, capsys: Said, name: str) -> None:
+    """By every later gate, and by the history; nothing is then added behind it."""
+    run, other = made("run", 1), made("other", 2)
+    for limit in ("0.01", "0.9", "0.02"):
+        kept.keep(run, decide(read_run(run), rules(f"recall <= {limit}")))
+    decisions = run / "decisions.jsonl"
+    decisions.write_text("".join(DECISION_EDITS[name](decisions.read_text().splitlines(keepends=True))))
+    edited = decisions.read_bytes()
+    for _ in range(2):
+        assert call(["gate", str(run), "--max", "recall=0.9"]) == 1
+        said = capsys.readouterr()
+        assert "decisions.jsonl: " in said.out and "was edited or taken away: restore it, or audit again" in said.out
+        assert "audit history will not know of this decision" in said.err
+    assert decisions.read_bytes() == edited
+    found = history([run, other])
+    assert names(found) == [["other"]] and "was edited or taken away" in found.left_out[0][1]
+    with pytest.raises(AuditError, match="was edited or taken away"):
+        kept.kept(run)
+
+
+@pytest.mark.parametrize("writes", range(4))
+def test_a_gate_that_is_killed_while_it_keeps_breaks_no_chain(
+    made: Maker, monkeypatch: pytest.MonkeyPatch, writes: int
+) -> None:
+    run, left, own = made("run", 1), [None] * writes, (disk.replace, disk.append)
+    decision = decide(read_run(run), rules("recall <= 0.9"))
+    kept.keep(run, decision)
+
+    def killed(write: Callable[..., Any]) -> Callable[..., Any]:
+        def tried(*given: Any, **more: Any) -> Any:
+            if not left:
+                raise KeyboardInterrupt
+            left.pop()
+            return write(*given, **more)
+
+        return tried
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "replace", killed(own[0]))
+        patched.setattr(disk, "append", killed(own[1]))
+        with contextlib.suppress(KeyboardInterrupt):
+            kept.keep(run, decision)
+    assert not kept.fault(run)
+    kept.keep(run, decision)
+    assert not kept.fault(run)
+    assert len((run / "decisions.jsonl").read_text().splitlines()) == (3 if writes > 1 else 2)
+
+
 @pytest.mark.parametrize("line", ["{", "[]", '{"odd": 1}', "\udcff"])
 def test_a_damaged_record_of_decisions_is_refused(made: Maker, line: str) -> None:
     run = made("run", 1)
@@ -193,9 +254,14 @@ def test_a_damaged_record_of_decisions_is_refused(made: Maker, line: str) -> Non
         kept.kept(run)
 
 
-def test_a_gate_that_cannot_be_kept_decides_all_the_same_and_says_so(made: Maker, capsys: Said) -> None:
+def test_a_gate_that_cannot_be_kept_decides_all_the_same_and_says_so(
+    made: Maker, capsys: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str) -> int:
+        raise AuditError(f"{path}: cannot be written: No space left on device")
+
     run = made("run", 1)
-    (run / "decisions.jsonl").mkdir()
+    monkeypatch.setattr(disk, "append", full)
     assert call(["gate", str(run), "--max", "recall=0.9"]) == 0
     assert "audit history will not know of this decision" in capsys.readouterr().err
 
