@@ -29,6 +29,7 @@ SCORE = "score"  # no measurement, but kept beside them of each secret: what its
 RECALL = "recall"
 ABOVE = "above non-members"  # note of a difference that what non-members changed by is taken off
 _OTHERS, _EXCESS = "_nonmembers", "excess_"
+_DRAWN = "memorised_per_1000"  # of each drawn text, whoever it is of
 AT_LEAST, AT_MOST = "_at_least", "_at_most"  # the ends of a bracket, where no more is known
 
 Columns = Mapping[str, NDArray[np.float64]]  # numbers kept of each secret, (secrets,), by what they are the mean of
@@ -143,6 +144,8 @@ class Metric:
             n = len(kept[RECALL])
             hit, before = errors_before(kept[RECALL] == 1, kept[SCORE])
             return _mean((hit & (before < self.wrong(n))).astype(float)), n
+        if not self.members and self.column == _DRAWN:  # its baseline is of held-out n-grams, of no text's
+            return None
         values = kept[self.column]
         return (_mean(values), len(values)) if np.isfinite(values).all() else None
 
@@ -152,7 +155,7 @@ class Metric:
             base = self.name.removeprefix(_EXCESS)
             own, floor = (find(name).remade(members, others) for name in (base, floor_of(base)))
             return None if own is None or floor is None else excess_mean(self.name, own, floor)
-        if (found := self.again(members, others)) is None or not found[1]:
+        if self.errors is not None or (found := self.again(members, others)) is None or not found[1]:
             return None
         if self.scores:
             sides = members[self.scores], others[self.scores]

@@ -26,6 +26,7 @@ from auditor.gate.policy import Rule
 from auditor.gate.power import paired
 from auditor.gate.rulings import verdict
 from auditor.records.outcomes import PerSecret, Run
+from auditor.statistics.judging import Outcome
 
 Random = np.random.Generator
 Columns = dict[str, NDArray[np.float64]]
@@ -135,9 +136,19 @@ def synthetic(rows: Sequence[Columns]) -> Run:
             measured += [Measurement(f"recall_at_{k}_errors", 0.1, 0.0, 1.0, n) for k in ("100", "10pct")]
         row = ("undefended", "worst", f"a{i}")
         findings.append(Finding(*row, {}, (), "", None, "", tuple(measured)))
-        outcomes[row] = PerSecret(ids, np.ones(n, dtype=bool), (None,) * n, columns)
+        outcomes[row] = PerSecret(ids, np.ones(n, dtype=bool), (None,) * n, columns, _ranked(ids, columns))
     record = BenchmarkRecord("synthetic", "", 0, 0, 0)
     return Run("synthetic", AuditResult("s", "", "", "", {}, record, (), tuple(findings), {}, {}, 0), outcomes)
+
+
+def _ranked(ids: tuple[str, ...], columns: Columns) -> Outcome | None:
+    """What a gate works a recall by errors out of; None for numbers of another kind."""
+    if "score" not in columns:
+        return None
+    n, hit, whole = len(ids), columns["recall"] == 1, np.ones(len(ids), dtype=bool)
+    return Outcome(
+        ids, hit, hit, columns["score"], (None,) * n, whole, np.where(hit, 0, 9), np.zeros(n, dtype=np.int64)
+    )
 
 
 def rates(scenario: Scenario, runs: int, seed: int) -> dict[str, float]:
