@@ -23,7 +23,7 @@ from auditor.records.weights import sha256
 MANIFEST, ATTESTATION = "manifest.json", "attestation.json"
 # The journals hold private text, and a digest of a text confirms a guess of it: theirs stand in a file of their own,
 # beside a random number, so that the digest of that file confirms nothing.
-_PRIVATE, _RANDOM = "journals.json", "random"
+PRIVATE, _RANDOM = "journals.json", "random"
 _JOURNALS = (GUESSES, OBSERVATIONS)
 _LATER = (MANIFEST, ATTESTATION, "frontier.json")  # added to a finished run, or rendered anew
 
@@ -63,7 +63,7 @@ def _journals(folder: Path) -> dict[str, str]:
 def write(folder: Path, result: bytes) -> None:
     """For a run that ends. result: what `result.json` will hold, which is written behind it."""
     private = {_RANDOM: secrets.token_hex(32), **_journals(folder)}
-    disk.replace(folder / _PRIVATE, json.dumps(private, indent=1))
+    disk.replace(folder / PRIVATE, json.dumps(private, indent=1))
     found = {**digests(folder), RESULT: hashlib.sha256(result).hexdigest()}
     disk.replace(folder / MANIFEST, json.dumps({"files": found}, indent=1), sync=True)
 
@@ -74,8 +74,8 @@ def edits(folder: Path) -> Edits | None:
     if not path.exists():
         return None
     held, now = _named(path, read_object(path, "a manifest").get("files")), digests(folder)
-    if (folder / _PRIVATE).exists():
-        journals = _named(folder / _PRIVATE, read_object(folder / _PRIVATE, "digests of journals"))
+    if (folder / PRIVATE).exists():
+        journals = _named(folder / PRIVATE, read_object(folder / PRIVATE, "digests of journals"))
         held |= {name: digest for name, digest in journals.items() if name != _RANDOM}
         now |= _journals(folder)
     changed = tuple(name for name in sorted(now) if now[name] != held.get(name))
