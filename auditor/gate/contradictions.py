@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
-from auditor.core.nouns import UNDEFENDED, CellKey, SettingName
+from auditor.core.nouns import UNDEFENDED, CellKey, Claim, SettingName
 from auditor.core.plan import Plan
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records.journal import GUESSES, OBSERVATIONS
@@ -37,6 +37,7 @@ def contradictions(
     """(row, what does not fit) of everything in the result that cannot be; nothing where all of it can."""
     yield from _unfinished(result)
     yield from _otherwise_listed(result, outcomes, listed)
+    claims = {target.name: target.claim for target in result.targets}
     for row in outcomes.keys() - {finding.key for finding in result.findings}:
         yield row, f"{_WHERE} holds the row, and the result does not"
     for row, count in Counter(finding.key for finding in result.findings).items():
@@ -49,7 +50,7 @@ def contradictions(
         for name, measured in _numbers(finding):
             if why := impossible(measured):
                 yield finding.key, f"{name} is {why}"
-        for why in _audits(finding):
+        for why in (*_audits(finding), *_games(finding, claims.get(finding.target))):
             yield finding.key, why
         kept = outcomes.get(finding.key)
         if kept is not None:
@@ -152,6 +153,27 @@ def _audits(finding: Finding) -> Iterator[str]:
         if measured is None or measured.value != audit.epsilon:
             other = "is not" if measured is None else f"is {measured.value:.6g}"
             yield f"{name} is {audit.epsilon:.6g} where its guesses stand, and {other} among the measurements"
+
+
+def _games(finding: Finding, claim: Claim | None) -> Iterator[str]:
+    """What says whether games could have contradicted a claim (`powerless`), where it stands elsewhere too."""
+    for audit in finding.audits:
+        if audit.table is None:
+            continue
+        covered = None if claim is None else claim.queries
+        if audit.covered != covered:
+            yield f"its games are said to be of a claim of {_tokens(audit.covered)}, and it is of {_tokens(covered)}"
+        exact = finding.measurement("epsilon_exact")
+        if audit.exact is not None and (exact is None or not _equal(audit.exact, exact.value)):
+            other = "no epsilon_exact" if exact is None else f"epsilon_exact {exact.value:.6g}"
+            yield f"its games give away {audit.exact:.6g} exactly where they stand, and {other} among the measurements"
+        asked = finding.options.get("tokens")
+        if isinstance(asked, int) and audit.tokens is not None and audit.tokens > asked:
+            yield f"its games are said to be of {_tokens(audit.tokens)}, and {asked:,} were asked for"
+
+
+def _tokens(count: int | None) -> str:
+    return "any number of tokens" if count is None else f"{count:,} tokens"
 
 
 def _numbers(finding: Finding) -> Iterator[tuple[str, Measurement]]:

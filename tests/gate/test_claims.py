@@ -14,13 +14,13 @@ from auditor.cli import call
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.core.nouns import Claim
-from auditor.core.result import Audited, AuditResult, BenchmarkRecord, Finding, TargetRecord
+from auditor.core.result import Audited, AuditResult, BenchmarkRecord, Finding, Measurement, TargetRecord
 from auditor.gate.decide import judge
 from auditor.gate.policy import Rule, parse_limits, parse_rule
 from auditor.statistics import games
 from auditor.statistics.audited import at_level, audited, measurements_of
 from auditor.statistics.intervals import share
-from tests.gate.world import whole
+from tests.gate.world import edit, whole
 
 RULE = "epsilon_lower_bound <= claim"
 Said = pytest.CaptureFixture[str]
@@ -37,6 +37,8 @@ LEAKS = audits(1000, 0.95)
 
 def row(found: tuple[Audited, ...], **changed: Any) -> Finding:
     measured = tuple(measurements_of(found)) if found else ()
+    exact = [audit.exact for audit in found if audit.exact is not None]
+    measured += tuple(Measurement("epsilon_exact", x, x, x, 1, "nats") for x in exact)
     made = Finding("dp", "worst", "epsilon-audit", {}, ("law",), "", True, "", measured, audits=found)
     return replace(made, **changed)
 
@@ -48,7 +50,8 @@ def attacked(hits: int = 0) -> Finding:
 
 def finished(folder: Path, epsilon: float | None, *rows: Finding, nominal: float | None = None) -> Path:
     """A run folder, as a run leaves it for a gate."""
-    claim = Claim({"add_remove": epsilon}, 1e-5, "add_remove", "record", None, "t", "sound") if epsilon else None
+    covered = next((audit.covered for row in rows for audit in row.audits), None)
+    claim = Claim({"add_remove": epsilon}, 1e-5, "add_remove", "record", covered, "t", "sound") if epsilon else None
     dp = TargetRecord("dp", "DP", "", claim=claim, nominal_epsilon=nominal)
     plan = {"defense": ["dp"]}
     result = AuditResult("r", "2026-01-01", "0", "", plan, BenchmarkRecord("b", "", 100, 0, 0), (dp,), rows, {}, {}, 0)
@@ -107,6 +110,29 @@ def test_games_of_one_token_do_not_hold_the_claim_of_a_thousand(tmp_path: Path, 
             said = " ".join(capsys.readouterr().out.split())
             why = "its games look at 1 of the 1,024 tokens covered, which give away no more than 0.234 exactly"
             assert (why in said) == (code == 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"covered": 1}, "said to be of a claim of 1 tokens, and it is of 1,024 tokens"),
+        ({"covered": None}, "said to be of a claim of any number of tokens, and it is of 1,024 tokens"),
+        ({"exact": 9.0}, "give away 9 exactly where they stand, and epsilon_exact 0.234 among the measurements"),
+        ({"tokens": 1024}, "said to be of 1,024 tokens, and 1 were asked for"),
+    ],
+)
+def test_games_are_not_made_stronger_by_an_edit(
+    tmp_path: Path, capsys: Said, change: dict[str, Any], said: str
+) -> None:
+    """What `powerless` goes by stands elsewhere too."""
+    weak = replace(games.audited((18_750,) * 4, 1e-5, 0.05), tokens=1, covered=1024, exact=0.234)
+    folder = finished(tmp_path / "run", 8.0, row((weak,), attack="prediction-audit", options={"tokens": 1}))
+    limit = ("--max", "epsilon_lower_bound=claim")
+    assert gate(folder, *limit) == 4
+    edit(folder, "result.json", lambda result: result["findings"][0]["audits"][0].update(change))
+    whole(folder)  # the manifest anew
+    capsys.readouterr()
+    assert gate(folder, *limit) == 1 and said in " ".join(capsys.readouterr().out.split())
 
 
 def test_in_toml_beside_numbers(tmp_path: Path, capsys: Said) -> None:
