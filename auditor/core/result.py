@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from auditor.core.nouns import CellKey, Claim
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from auditor import __version__
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json
 from auditor.core.result import SCHEMA_VERSION, AuditResult
@@ -23,7 +24,9 @@ def read(folder: Path) -> AuditResult:
     found = raw.get("schema_version", "none")
     if type(found) is not int or found != SCHEMA_VERSION:
         newer = type(found) is int and found > SCHEMA_VERSION
-        then = "a newer audit made it, update this one" if newer else "re-run the audit"
+        by = raw.get("tool_version")
+        made_by = f"audit {by} made it, this one is {__version__}; " if isinstance(by, str) else ""
+        then = "a newer audit made it, update this one" if newer else f"{made_by}re-run the audit"
         raise AuditError(f"{path}: expected schema_version {SCHEMA_VERSION}, got {found!r}; {then}")
     result: AuditResult = from_json(AuditResult, raw, str(path))
     return result
