@@ -12,12 +12,14 @@ import pytest
 
 from auditor.cli import call
 from auditor.core.jsonable import from_json, to_json
+from auditor.core.plan import Plan
 from auditor.core.result import AuditResult
 from auditor.gate import kept
 from auditor.gate.decide import decide, read_run
 from auditor.gate.policy import Policy, parse_rule
 from auditor.reports import edpb, html, markdown
 from auditor.reports.edpb import Evidence
+from tests.gate.world import ROW, finished, outcome
 
 Said = pytest.CaptureFixture[str]
 PLANTED = "quokkaberry"
@@ -98,10 +100,10 @@ def test_nothing_of_the_users_leaves_the_house(with_probe: AuditResult) -> None:
         assert PLANTED not in text and "-c5" not in text and "a" * 64 in text
 
 
-def test_the_command_writes_it_beside_the_reports(result: AuditResult, tmp_path: Path, capsys: Said) -> None:
-    shown = replace(result, name=PLANTED, plan={**result.plan, "model": PLANTED})
-    (tmp_path / "result.json").write_text(json.dumps(to_json(shown)))
-    kept.keep(tmp_path, decide(read_run(tmp_path), Policy((parse_rule("recall <= 0.9"),))))
+def test_the_command_writes_it_beside_the_reports(tmp_path: Path, capsys: Said) -> None:
+    plan = to_json(Plan(attack=(ROW.attack,), setting="worst", model=PLANTED, data=PLANTED))
+    finished(tmp_path, outcome(out=200), name=PLANTED, plan=plan)
+    kept.keep(tmp_path, decide(read_run(tmp_path), Policy((parse_rule("recall <= 0.1"),))))
     assert call(["report", str(tmp_path), "--format", "edpb"]) == 0
     assert capsys.readouterr().out.splitlines() == [str(tmp_path / "edpb.md"), str(tmp_path / "edpb.html")]
     for path in (tmp_path / "edpb.md", tmp_path / "edpb.html"):

@@ -14,6 +14,7 @@ from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.core.nouns import CellKey, Guess, Guesses, Observation, TokenLogProbs
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding
+from auditor.records import manifest
 from auditor.records.folder import RunFolder
 from auditor.runs import states
 from auditor.statistics import extraction, judging
@@ -42,23 +43,26 @@ FILES = (
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A finished run of one row, made of records alone."""
-    folder = RunFolder.create(tmp_path / "run", "name", {"seed": 1})
+    plan, n = {"attack": ["a"], "setting": "worst"}, 40
+    ids, repeats = tuple(f"s{i}" for i in range(n)), (1,) * n
+    folder = RunFolder.create(tmp_path / "run", "name", plan)
     folder.pin_weights({"model/model.safetensors": "d1"})
-    folder.append(CellKey("undefended", "worst", "a"), [Guesses("s1", (Guess((1, 2), -0.5),), 1, 2)])
-    folder.observe(CellKey("undefended", "worst", "p"), [Observation("s1", {"log_p": -0.5})])
+    facts = {"id": ids, "member": [True] * n, "repeats": repeats, "canary": [False] * n}
+    (folder.path / "secrets.json").write_text(json.dumps(facts))
+    folder.append(CellKey("undefended", "worst", "a"), [Guesses(one, (Guess((1, 2), -0.5),), 1, 2) for one in ids])
+    folder.observe(CellKey("undefended", "worst", "a"), [Observation("s1", {"log_p": -0.5})])
     folder.score("undefended", [TokenLogProbs("s1", (-0.25, -0.25))])
     states.save(folder, "a", {"epoch": 1})
-    n = 40
     hit, whole = np.arange(n) < 10, np.ones(n, dtype=bool)
-    ids, repeats = tuple(f"s{i}" for i in range(n)), (1,) * n
     distance = np.where(hit, 0, 5)
     outcome = judging.Outcome(ids, hit, hit, np.linspace(0, 1, n), repeats, whole, distance, np.full(n, 2))
     folder.save_outcomes({"undefended/worst/a": judging.to_record(outcome)})
     measured, by_repeats = tuple(extraction.extraction(outcome)), extraction.by_repeats("recall", outcome)
     finding = Finding("undefended", "worst", "a", {}, (), "", None, "", measured, by_repeats)
     record = BenchmarkRecord("files", "", n, 0, 0)
-    result = AuditResult("r", "2026", "0", "audit run", {"attack": ["a"]}, record, (), (finding,), {}, {}, 0)
+    result = AuditResult("r", "2026-11-22T10:00:00+00:00", "0", "audit run", plan, record, (), (finding,), {}, {}, 0)
     (folder.path / "result.json").write_text(json.dumps(to_json(result)))
+    manifest.write(folder.path, (folder.path / "result.json").read_bytes())
     return folder.path
 
 
