@@ -16,17 +16,29 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import cauchy, norm
+from scipy.stats import cauchy, gamma, logistic, norm, skewnorm
 
 from auditor.core.nouns import Secret
 from auditor.core.result import Measurement
 from auditor.core.streams import generator
 from auditor.gate.decide import evidence
 from auditor.records import contrasts
-from auditor.statistics import documents, dose, frontier, intervals, roc
+from auditor.statistics import (
+    documents,
+    dose,
+    exposure,
+    frontier,
+    intervals,
+    memorised,
+    metrics,
+    roc,
+    species,
+    unlearning,
+)
 from auditor.statistics.audited import LEVEL, audited
 from auditor.statistics.bounds import Evidence, RecordedInterval, paired_means, paired_shares
 from auditor.statistics.games import audited as games_audited
@@ -37,6 +49,7 @@ from auditor.statistics.ranking import recall_of_guesses
 from auditor.testing import tpr_interval
 
 SIDE = 0.025
+PROBABILITY = "extraction_probability"
 Rng = np.random.Generator
 Floats = NDArray[np.float64]
 Ends = tuple[float, float, float, float]  # of the 95% interval; one-sided bounds at 5%: what a gate fails and holds by
@@ -110,6 +123,9 @@ def of_attacks() -> Iterator[Case]:
         kind = "exposure (share of the bits)"
         yield Case(kind, "nothing learnt", f"{n} canaries", unlearnt()[0], averaged(unlearnt(n)[1]))
     yield Case("recall by document", "3 parts, alike but for noise", "60 of 180", *by_document(60))
+    for m, n in ((20, 20), (60, 60)):
+        law = "25% of members, 5% of others"
+        yield Case("excess by group", law, f"{m}/{n}", 0.2, beyond(m, n, 0.25, 0.05))
     yield Case("forecast: recall with at most 16 copies", "0, 5, 30, 90% by copies", "300", *forecast())
 
 
@@ -136,6 +152,105 @@ def forecast() -> tuple[float, Callable[[Rng], Ends]]:
     counts, out = np.repeat([1, 4, 16, 64], sizes), np.repeat(rates, sizes)
     truth = float(np.minimum(out, 0.3).mean())
     return truth, lambda rng: of(dose.predicted(counts.tolist(), rng.random(300) < out, 16))
+
+
+def of_generations() -> Iterator[Case]:
+    """What generations hold that were never asked for a record."""
+    alike, uneven = np.full(300, 2e-3), 0.05 / np.arange(1, 301)
+    for n in (400, 2000):
+        size = f"{n:,} generations"
+        for law, p in (("300 records, alike", alike), ("300 records, 1/rank", uneven)):
+            yield Case("new records in the next 1,000", law, size, 0.0, to_come(n, p))
+        yield Case("records there are to see", "300 records, alike", size, 300.0, there_are(n, alike))
+        yield Case("records there are to see, at least", "300 records, 1/rank", size, 300.0, there_are(n, uneven, True))
+        for law, p, q in (("2% hold some", 0.02, 0.002), ("20% hold some", 0.2, 0.02)):
+            yield Case("memorised n-grams per 1,000", law, size, 1500 * p, holding(n, p, q, memorised.MEMORISED))
+            name = metrics.excess_of(memorised.MEMORISED)
+            yield Case("memorised n-grams per 1,000, excess", law, size, 1500 * (p - q), holding(n, p, q, name))
+
+
+def incidence(rng: Rng, draws: int, p: Floats) -> tuple[NDArray[np.int64], Floats]:
+    """In how many draws each record that was seen was; the probabilities of the others."""
+    counts = rng.binomial(draws, p)
+    return counts[counts > 0], p[counts == 0]
+
+
+def to_come(draws: int, p: Floats) -> Callable[[Rng], Ends]:
+    """Against what was truly to come, which is another number at each audit: the truth is 0."""
+
+    def audit(rng: Rng) -> Ends:
+        seen, unseen = incidence(rng, draws, p)
+        low, high, least, most = of(species.new_in_next(memorised.NEW, seen, draws, 1000))
+        truth = 1000 * float(unseen.sum())
+        return low - truth, high - truth, least - truth, most - truth
+
+    return audit
+
+
+def there_are(draws: int, p: Floats, at_least: bool = False) -> Callable[[Rng], Ends]:
+    def audit(rng: Rng) -> Ends:
+        found = species.richness(memorised.RICHNESS, incidence(rng, draws, p)[0], draws, 3000)
+        assert found is not None
+        return lower(found.low) if at_least else (found.low, found.high, *of(found)[2:])
+
+    return audit
+
+
+def holding(n: int, p: float, q: float, name: str) -> Callable[[Rng], Ends]:
+    """Of the generations that hold any, half hold one n-gram and half two; as many of held-out text at a rate of q."""
+    corpus = memorised.Corpus(1000, 1000, 300, 300)
+
+    def audit(rng: Rng) -> Ends:
+        own, other = (((rng.random(n) < rate) * rng.integers(1, 3, n)).tolist() for rate in (p, q))
+        every = [memorised.Held(a, 0, b, {}) for a, b in zip(own, other, strict=True)]
+        return of(next(m for m in memorised.measured(every, corpus, 8, 64, {}) if m.name == name))
+
+    return audit
+
+
+def of_unlearning() -> Iterator[Case]:
+    """A half is extracted before; of that a fifth after unlearning, and as much again of the rest when relearned."""
+    for n in (30, 100, 300):
+        for change, truth in (("unlearned", -0.4), ("relearned", 0.08), ("share_back", 0.2)):
+            name = f"unlearning: {change.replace('_', ' ')}, recall"
+            yield Case(name, "50, 10, 18%", f"{n}", truth, forgetting(n, change, "recall"))
+        law = "50, 10, 18%, by how much"
+        yield Case("unlearning: unlearned, probability", law, f"{n}", -0.2, forgetting(n, "unlearned", PROBABILITY))
+
+
+def forgetting(n: int, change: str, name: str) -> Callable[[Rng], Ends]:
+    def audit(rng: Rng) -> Ends:
+        before = (rng.random(n) < 0.5).astype(float)
+        after = before * (rng.random(n) < 0.2)
+        again = np.maximum(after, before * (rng.random(n) < 0.2))
+        by = rng.random(n) if name == PROBABILITY else np.ones(n)
+        columns = {unlearning.BEFORE: before * by, unlearning.AFTER: after * by, unlearning.RELEARNED: again * by}
+        found = unlearning.recalled("extraction", name, unlearning.FORGOTTEN, columns).changes.get(change)
+        return (-math.inf, math.inf, -math.inf, math.inf) if found is None else of(found)
+
+    return audit
+
+
+def of_extrapolation() -> Iterator[Case]:
+    """A canary as likely as one of 2^16 texts, by 1,000 references."""
+    laws = {
+        "skew-normal": skewnorm(3, 20, 5),
+        "normal": norm(20, 3),
+        "gamma: a sum of digits' nll": gamma(9, scale=2.3),
+        "logistic": logistic(20, 2),
+    }
+    for law, of_nll in laws.items():
+        yield Case("exposure extrapolated (bits)", law, "1,000 texts", 16.0, extrapolated(of_nll), 0.02)
+
+
+def extrapolated(of_nll: Any) -> Callable[[Rng], Ends]:
+    canary = float(of_nll.ppf(2.0**-16))
+
+    def audit(rng: Rng) -> Ends:
+        _, low, high = exposure.fit(of_nll.rvs(1000, random_state=rng)).bits(canary, 40.0)
+        return low, high, low, high
+
+    return audit
 
 
 def ranked(n: int, errors: int) -> Case:
@@ -365,7 +480,8 @@ def alone(found: Sequence[frontier.Leak]) -> bool:
 
 
 def cases() -> list[Case]:
-    return [*of_attacks(), *of_membership(), *of_epsilon(), *of_models()]
+    parts = (of_attacks, of_generations, of_unlearning, of_extrapolation, of_membership, of_epsilon, of_models)
+    return [case for part in parts for case in part()]
 
 
 def simulated(case: Case, audits: int, seed: int = 0) -> Row:
