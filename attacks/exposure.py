@@ -128,7 +128,7 @@ class Exposure(Probe):
 
 
 _WHICH = "mean over canaries, of at most log2 of their space"
-_FITTED = "a skew-normal law fitted to uniform references, for comparison"
+_FITTED = "for comparison: a skew-normal law fitted to uniform references; its interval misses too often"
 
 
 class _Ranking:

@@ -240,7 +240,7 @@ def of_extrapolation() -> Iterator[Case]:
         "logistic": logistic(20, 2),
     }
     for law, of_nll in laws.items():
-        yield Case("exposure extrapolated (bits)", law, "1,000 texts", 16.0, extrapolated(of_nll), 0.02)
+        yield Case("exposure extrapolated (bits)", law, "1,000 texts", 16.0, extrapolated(of_nll), 0.06)
 
 
 def extrapolated(of_nll: Any) -> Callable[[Rng], Ends]:
