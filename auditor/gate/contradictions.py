@@ -78,9 +78,9 @@ def _otherwise_listed(
     """Where the plan, the secrets or the answers in the run folder are not those of the result and its outcomes."""
     if listed.plan is not None:
         blank = to_json(Plan())  # an older version may have begun the run
-        kept, told = {**blank, **listed.plan}, {**blank, **result.plan}
-        for name in sorted(kept.keys() | told.keys()):
-            if kept.get(name) != told.get(name):
+        begun, ended = {**blank, **listed.plan}, {**blank, **result.plan}
+        for name in sorted(begun.keys() | ended.keys()):
+            if begun.get(name) != ended.get(name):
                 yield _RUN, f"its plan has another {name} than {PLAN}"
     if listed.secrets is not None:
         attacked = Counter(fact.member for fact in listed.secrets.values() if not fact.canary)
@@ -120,7 +120,8 @@ def _otherwise_answered(
     for row, kept in outcomes.items():
         guessed = kept.outcome is not None or row not in observations  # generations are drawn as guesses are
         where, answered = (GUESSES, guesses) if guessed else (OBSERVATIONS, observations)
-        added, dropped = set(kept.ids) - answered.get(row, set()), answered.get(row, set()) - set(kept.ids)
+        ids, told = set(kept.ids), answered.get(row, frozenset())
+        added, dropped = ids - told, told - ids
         if added:
             yield row, f"{_WHERE} holds {_secrets(len(added))} without an answer in {where}"
         if dropped:

@@ -447,8 +447,9 @@ def _covered(lost: NDArray[np.int64], tokens: NDArray[np.int64]) -> Measurement:
     def share(each: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         return 1 - each.mean(1), np.full(each.shape, -1 / each.shape[1])
 
-    found = np.clip(bootstrap.of_rates(lost, tokens[None], share, "utility", _RESAMPLES), 0, 1)  # no share beyond
-    return Measurement("covered", *found.tolist(), len(tokens), "probability")
+    found = bootstrap.of_rates(lost, tokens[None], share, "utility", _RESAMPLES)
+    value, low, high = np.clip(found, 0, 1).tolist()  # no share lies beyond
+    return Measurement("covered", value, low, high, len(tokens), "probability")
 
 
 def labels(rows: Sequence[UtilityRow]) -> list[str]:
