@@ -420,7 +420,8 @@ def test_adp_promises_nothing_and_says_why(world: Path, tmp_path: Path, optimize
     assert record.epsilon is None and record.epsilon_rdp is None and record.claim() is None
     assert "no guarantee at any epsilon: the noise scale depends on which records" in told[-1]
     gamma = record.details["gamma_mean"]
-    assert 0 < record.details["gamma_least"] <= gamma < 1
+    # 0: a batch of the most common record alone, which real sampling draws in some runs (8% of these)
+    assert 0 <= record.details["gamma_least"] <= gamma < 1 and gamma > 0
     flat, mean, least = record.nominal.values()
     assert flat == pytest.approx(pld_epsilon(3.0, 0.25, 8, 1e-5)) and flat < mean <= least
 

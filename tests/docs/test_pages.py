@@ -258,7 +258,8 @@ def test_every_option_and_path_in_the_text_is_there(page: str) -> None:
         if given := re.match(r"-([AD]) (?:[\w-]+\.)?(\w+)", span):
             assert given[2] in plugin_options(given[1]), f"{page}: {span}"
         top = span.partition("/")[0]
-        if "/" in span and re.fullmatch(r"[\w./-]+", span) and (ROOT / top).is_dir():
+        # runs/ is what audits in this checkout left, if there were any
+        if "/" in span and re.fullmatch(r"[\w./-]+", span) and (ROOT / top).is_dir() and top != "runs":
             assert (ROOT / span).exists(), f"{page}: {span}"
     for link in links(page):
         assert "://" in link or (ROOT / page).parent.joinpath(link).exists(), f"{page}: {link}"
