@@ -83,7 +83,7 @@ def _step_row(result: AuditResult, step: Step) -> tuple[str, ...]:
     row = (words.causes(step), *_between(result, step.before, step.after), "; ".join(step.causes.values()))
     if step.difference is None:
         return (*row, f"no step: {step.note}")
-    return (*row, *_difference(step.difference), ("yes" if words.is_shown(step) else "not shown") + _noted(step))
+    return (*row, *_difference(step.difference), ("yes" if words.is_shown(step) else "not significant") + _noted(step))
 
 
 def _noted(step: Step) -> str:

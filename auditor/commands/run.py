@@ -39,7 +39,7 @@ class PlanFlags:
         float | None, typer.Option(help="Share of the data that the attacker knows, without --known. [default: 0.2]")
     ] = None
     known_limit: Annotated[
-        int | None, typer.Option(help="At most so many known pairs for the attacker to tune on. [default: all]")
+        int | None, typer.Option(help="At most so many records of the auxiliary data. [default: all]")
     ] = None
     group_column: Annotated[
         str | None,
@@ -110,8 +110,8 @@ class PlanFlags:
         str | None,
         typer.Option(
             metavar="auto|none|bos|eos|TEXT",
-            help="What stands before every text; auto: the tokenizer's own, unless the known pairs are likelier behind "
-            "another. [default: auto]",
+            help="Prefix token of every text, as BOS; auto: the tokenizer's own, unless the auxiliary data are more "
+            "likely behind another. [default: auto]",
         ),
     ] = None
     limit: options.Limit = None

@@ -122,14 +122,11 @@ class Finding:
 class Doubt:
     """Why nothing seen is no evidence of nothing there: something that may have hidden a leak from this audit.
 
-    kind: what it is about, one of KINDS_OF_DOUBT; sentence: what was seen, in one sentence, for a report.
+    kind: "text form", "answers", "non-members" or "contradiction"; sentence: what was seen, for a report.
     """
 
     kind: str
     sentence: str
-
-
-KINDS_OF_DOUBT = ("text form", "answers", "model", "non-members", "contradiction")
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,8 @@ def decide(
     if baseline is not None:
         rulings += [*_edited(baseline, "the baseline", False), *_contradicted(baseline, "the baseline")]
     rulings += judge(run.result, policy.rules, run.outcomes, baseline, target=target, setting=setting, attack=attack)
-    rulings = [_unseen(run.result, ruling) for ruling in rulings]
+    seen = assess(run.result)
+    rulings = [_unseen(run.result, seen, ruling) for ruling in rulings]
     judged = dict.fromkeys(ruling.target for ruling in rulings if ruling.target)
     rulings += required.rulings(run, policy.require, judged)
     if attested is not None or policy.require.attestation:
@@ -90,11 +91,12 @@ def _edited(run: Run, what: str, whole: bool) -> list[Ruling]:
     return [_failed(CellKey("", "", ""), f"{run.name}: {why} since the run ended", rule) for why in said]
 
 
-def _unseen(result: AuditResult, ruling: Ruling) -> Ruling:
-    """A rule on answers that did not come through is not held by what came: what was withheld may be beyond it."""
+def _unseen(result: AuditResult, seen: Assessment, ruling: Ruling) -> Ruling:
+    """A rule on drawn answers is not held where some did not come through, or too few hits contradict the model."""
     drawn = any(row.key == (ruling.target, ruling.setting, ruling.attack) and row.drawn for row in result.findings)
     doubts = [doubt for one in result.targets if one.name == ruling.target for doubt in one.doubts]
-    why = [doubt.sentence for doubt in doubts if doubt.kind == "answers"]
+    doubts += seen.contradictions.get(ruling.target, ())
+    why = [doubt.sentence for doubt in doubts if doubt.kind in ("answers", "contradiction")]
     if not (ruling.verdict == "held" and drawn and why):
         return ruling
     return replace(ruling, verdict="inconclusive", unmeasured=True, reason=f"{ruling.reason}. {' '.join(why)}")

@@ -83,8 +83,8 @@ def train(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[s
     trainer: Trainer = build("training method", registry.trainers(), asked.method, asked.options)
     if not 0 <= asked.seed < 2**63:
         raise AuditError(f"expected --seed between 0 and 2^63 - 1, got {asked.seed}")
-    if not str(asked.out).isprintable():  # half of a surrogate pair: a name that tokenizers cannot write to
-        raise AuditError(f"expected -o as a path in UTF-8 without control characters, got {asked.out.name!r}")
+    if any("\ud800" <= letter <= "\udfff" for letter in str(asked.out)):  # how Python reads bytes that are no UTF-8
+        raise AuditError(f"expected -o as a path in UTF-8, which tokenizers can write to, got {asked.out.name!r}")
     if asked.lora and (asked.lora_rank < 1 or asked.lora_alpha < 1):
         raise AuditError(f"expected a LoRA rank and alpha >= 1, got {asked.lora_rank} and {asked.lora_alpha}")
     if (Path(asked.model) / "adapter_config.json").is_file():

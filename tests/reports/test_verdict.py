@@ -83,7 +83,7 @@ def test_what_no_row_isolates_is_credited_to_nothing(result: AuditResult) -> Non
 
 
 def test_each_cause_is_credited_with_its_own_step(result: AuditResult) -> None:
-    """A step whose interval holds zero is not shown; a row that is the undefended one is none."""
+    """A step whose interval holds zero is not significant; a row that is the undefended one is none."""
     apart = Chain(
         (
             Step({"recipe": "trained so"}, "undefended", "undefended", None, "the undefended target is that row"),
@@ -95,17 +95,17 @@ def test_each_cause_is_credited_with_its_own_step(result: AuditResult) -> None:
     )
     told = (
         "recipe: the undefended target is that row; splitting −30 points [−35 to −25]; "
-        "mixing −1.0 points [−3.0 to 1.0], not shown. "
-        "One step further, no private data −1.2 points [−3.0 to 0.0], not shown."
+        "mixing −1.0 points [−3.0 to 1.0], not significant. "
+        "One step further, no private data −1.2 points [−3.0 to 0.0], not significant."
     )
     explained = changed(result, "pmixed", lambda f: replace(f, chain=apart if f.chain else None))
     assert told in verdict(explained)
     assert dict(answers(explained))["Why, with PMixED (sound)"].endswith(told)
     shown = summary_text(explained)
-    assert "splitting −30 points [−35 to −25] · mixing −1.0 points [−3.0 to 1.0], not shown" in shown
+    assert "splitting −30 points [−35 to −25] · mixing −1.0 points [−3.0 to 1.0], not significant" in shown
     page = markdown.render(explained)
     assert (
-        "| mixing | Ensemble, unmixed | PMixED (sound) | mixed | −1.0 points | [−3.0 to 1.0] | 320 | not shown |"
+        "| mixing | Ensemble, unmixed | PMixED (sound) | mixed | −1.0 points | [−3.0 to 1.0] | 320 | not significant |"
         in page
     )
     assert "no step: the undefended target is that row" in page and "| all of these |" in page
