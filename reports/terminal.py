@@ -178,7 +178,7 @@ def _likelier(title: str, chain: Chain) -> Text:
 
 
 def _why(title: str, finding: Finding, chain: Chain) -> Text:
-    """`why PMixED  recipe −1.0 points [−3.0 to 0.7], not significant · splitting −12 points [−16 to −8] (ethicist, n 300)`"""
+    """`why PMixED  recipe −1.0 points [−3.0 to 0.7], not significant · splitting −12 points [−16 to −8] (ethicist)`"""
     where = ", worst case" if finding.setting == "worst" else ""
     told = " · ".join(map(words.credited, chain.steps))
     of = f" ({finding.attack}{where}{words.over(chain.whole)}, n {chain.whole.n:,})"

@@ -239,7 +239,7 @@ def steps(chain: Chain, target: str, beyond: bool = False) -> tuple[Step, ...]:
 
 
 def credited(step: Step) -> str:
-    """`splitting −12 points [−16 to −8]`, `mixing −1.0 points [−3.0 to 0.7], not significant`, or why there is no number."""
+    """`splitting −12 points [−16 to −8]`, `mixing −1.0 points [−3.0 to 0.7], not significant`, or why it has none."""
     if step.difference is None:
         return f"{causes(step)}: {step.note}"
     return f"{causes(step)} {points(step.difference)}{'' if is_shown(step) else ', not significant'}"

@@ -122,7 +122,7 @@ class Finding:
 class Doubt:
     """Why nothing seen is no evidence of nothing there: something that may have hidden a leak from this audit.
 
-    kind: "text form", "answers", "non-members" or "contradiction"; sentence: what was seen, for a report.
+    kind: "text form", "answers", "non-members", "likelihood" or "contradiction"; sentence: what was seen, for a report.
     """
 
     kind: str

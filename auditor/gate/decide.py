@@ -26,6 +26,7 @@ from auditor.gate.policy import Policy, Rule, check_share
 from auditor.gate.rulings import Decision, Ruling, Verdict
 from auditor.records import claims, outcomes
 from auditor.records.outcomes import PerSecret, Run
+from auditor.records.signals import Assessment, assess
 from auditor.statistics.audited import METRICS as BOUNDS
 from auditor.statistics.audited import at_level, powerless
 from auditor.statistics.bounds import LEVEL, BinomialCount, EitherWay, Evidence, RecordedInterval

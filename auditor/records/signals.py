@@ -174,12 +174,15 @@ def assess(result: AuditResult) -> Assessment:
     records = {target.name: target for target in result.targets}
     signals = tuple(s for target in targets for kind in KINDS for s in _signals(result, target, kind))
     contradictory = {target: tuple(_contradictions(result, target)) for target in targets}
-    doubts = {target: (*_of_data(result), *_of_target(records.get(target))) for target in targets}
+    leaking = {signal.target for signal in signals if signal.status == SHOWN}
+    doubts = {t: (*_of_data(result), *_of_target(records.get(t), t in leaking)) for t in targets}
     return Assessment(signals, contradictory, doubts)
 
 
-def _of_target(record: TargetRecord | None) -> tuple[Doubt, ...]:
-    return () if record is None else record.doubts
+def _of_target(record: TargetRecord | None, leaks: bool) -> tuple[Doubt, ...]:
+    """leaks: shown already, so that members' likelihood says nothing more."""
+    found = () if record is None else record.doubts
+    return tuple(doubt for doubt in found if not (leaks and doubt.kind == "likelihood"))
 
 
 def _of_data(result: AuditResult) -> tuple[Doubt, ...]:

@@ -201,6 +201,8 @@ def _measured(gathering: Gathering, clock: Clock, findings: list[Finding]) -> Ta
         names.refuse_ids(finding, audit.benchmark.secrets)
         findings.append(finding)
     doubts = tuple(withheld.doubts(audit, target))
+    if found := collector.likelihoods.get(target.name):
+        doubts += scoring.known_better(target.title, found)
     target.model.finish()
     return target.record(perplexities, audit.lead, doubts)
 

@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.stats import ttest_ind
 
 from auditor.core.nouns import Secret, TokenLogProbs, Tokens
-from auditor.core.result import Measurement
+from auditor.core.result import Doubt, Measurement
 from auditor.core.streams import CHANNELS
 from auditor.generation.sample import Candidates, sample
 from auditor.models.base import LanguageModel, given_by, perplexity_nll
@@ -124,6 +125,27 @@ def token_likelihoods(audit: Audit, target: Target) -> Answers:
             folder.score(target.name, some)
     others = itertools.chain(*scored(target, [s for s in target.secrets if not s.member], size))
     return Answers("likelihood", "nats a token", own or _means(done.values()), _means(others))
+
+
+def known_better(title: str, answers: Answers) -> tuple[Doubt, ...]:
+    """That members' true tokens are significantly more likely than non-members': the target knows something of them.
+
+    One-sided Welch test at 2.5% of the mean log-probabilities, in nats a token. No measure of what could be extracted.
+    """
+    members, others = (list(side.values()) for side in (answers.values, answers.floor))
+    if min(len(members), len(others)) < 2:
+        return ()
+    test = ttest_ind(members, others, equal_var=False, alternative="greater")
+    if not test.pvalue < (1 - intervals.CONFIDENCE) / 2:
+        return ()
+    gap, least = np.mean(members) - np.mean(others), test.confidence_interval((1 + intervals.CONFIDENCE) / 2).low
+    return (
+        Doubt(
+            "likelihood",
+            f"{title}: members' true tokens are more likely than non-members' by {gap:.2f} nats (at least "
+            f"{least:.2f}): it knows something of them that no attack extracted, or the two differ in kind (--attack membership).",
+        ),
+    )
 
 
 def _means(scored: Iterable[TokenLogProbs]) -> dict[str, float]:

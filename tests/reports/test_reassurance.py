@@ -187,6 +187,19 @@ def test_a_doubt_forbids_reassurance(whose: str) -> None:
     assert told(doubtful)["advise"].startswith(f"resolve first: {doubt.sentence}")
 
 
+def test_likelihood_alone_forbids_reassurance_and_adds_nothing_to_a_leak() -> None:
+    doubt = Doubt("likelihood", "Undefended: members' true tokens are more likely.")
+    targets = tuple(replace(t, doubts=(doubt,)) for t in BASE.targets[:1])
+    clean, leaking = (
+        replace(
+            run_of(row("perplexity", share("recall", hits, N), share("recall_nonmembers", 0, OTHERS))), targets=targets
+        )
+        for hits in (0, 30)
+    )
+    assert_no_reassurance(clean)
+    assert verdict.headline(clean).startswith(doubt.sentence) and doubt.sentence not in verdict.headline(leaking)
+
+
 def test_what_is_clean_is_said_to_be_with_what_it_would_have_taken() -> None:
     """The other side: not everything is alarming."""
     result = run_of(
