@@ -71,7 +71,7 @@ def decide(
         rulings += [*_edited(baseline, "the baseline", False), *_contradicted(baseline, "the baseline")]
     rulings += judge(run.result, policy.rules, run.outcomes, baseline, target=target, setting=setting, attack=attack)
     seen = assess(run.result)
-    rulings = [_unseen(run.result, seen, ruling) for ruling in rulings]
+    rulings = [unseen(run.result, seen, ruling) for ruling in rulings]
     judged = dict.fromkeys(ruling.target for ruling in rulings if ruling.target)
     rulings += required.rulings(run, policy.require, judged)
     if attested is not None or policy.require.attestation:
@@ -92,7 +92,7 @@ def _edited(run: Run, what: str, whole: bool) -> list[Ruling]:
     return [_failed(CellKey("", "", ""), f"{run.name}: {why} since the run ended", rule) for why in said]
 
 
-def _unseen(result: AuditResult, seen: Assessment, ruling: Ruling) -> Ruling:
+def unseen(result: AuditResult, seen: Assessment, ruling: Ruling) -> Ruling:
     """A rule on drawn answers is not held where some did not come through, or too few hits contradict the model."""
     drawn = any(row.key == (ruling.target, ruling.setting, ruling.attack) and row.drawn for row in result.findings)
     doubts = [doubt for one in result.targets if one.name == ruling.target for doubt in one.doubts]

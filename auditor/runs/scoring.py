@@ -143,7 +143,8 @@ def known_better(title: str, answers: Answers) -> tuple[Doubt, ...]:
         Doubt(
             "likelihood",
             f"{title}: members' true tokens are more likely than non-members' by {gap:.2f} nats (at least "
-            f"{least:.2f}): it knows something of them that no attack extracted, or the two differ in kind (--attack membership).",
+            f"{least:.2f}): it knows something of them that no attack extracted, or the two "
+            "differ in kind (--attack membership).",
         ),
     )
 

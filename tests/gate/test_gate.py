@@ -14,11 +14,12 @@ from scipy.stats import binom
 
 from auditor.core.errors import AuditError
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement
-from auditor.gate.decide import decide, evidence
+from auditor.gate.decide import decide, evidence, unseen
 from auditor.gate.decide import judge as rule_on
 from auditor.gate.policy import Policy, Rule, parse_limits
 from auditor.gate.rulings import EXIT_CODES, Ruling, verdict
 from auditor.records.outcomes import Run
+from auditor.records.signals import assess
 from auditor.statistics.bounds import LEVEL
 from auditor.statistics.intervals import difference
 
@@ -268,3 +269,15 @@ def test_a_metric_that_nobody_has_is_a_slip_of_the_pen_and_no_leak() -> None:
             decide(run, Policy((Rule(name, 0.05),)))
     for name in ("of_a_plug_in", "exposure", "recall_at_7_errors", "recall_nonmembers"):  # ours, or of the run
         assert decide(run, Policy((Rule(name, 0.05),))).rulings
+
+
+@pytest.mark.parametrize(("p", "expected"), [(0.4, "inconclusive"), (0.01, "held")])
+def test_no_limit_is_held_by_hits_that_are_too_few_for_the_probabilities(p: float, expected: str) -> None:
+    """None of 100 where each has a probability of 40%: a filter, a truncation or another distribution lies between."""
+    probable = Measurement("extraction_probability", p, p / 2, min(1.0, 2 * p), 100, "probability")
+    attacked = replace(row("undefended", count(0, 100)), drawn=500)
+    found = result(attacked, row("undefended", probable, attack="extraction-probability"))
+    (held,) = judge(found, {"recall": 0.05}, attack="a")
+    assert held.verdict == "held"
+    ruled = unseen(found, assess(found), held)
+    assert ruled.verdict == expected and ("a filter" in ruled.reason) == (expected != "held")
