@@ -250,12 +250,8 @@ def _doubts(sample: _Sample, best: Form, settled: bool) -> list[str]:
         return doubts
     remembers = [form for form in sample.members if _more_likely(sample.members[form], sample.others[form], sample)]
     if best in remembers:
-        by = float(sample.others[best].mean() - sample.members[best].mean())
-        doubts.append(
-            f"as {best.said}, members' answers are more likely than non-members' by {by:.2f} nats a token, beyond "
-            "chance: the model knows something of them, and that no attack gets them may be due to how it was asked"
-        )
-    elif remembers:
+        return doubts  # what the model knows of them in this form is for the run to say (`scoring.known_better`)
+    if remembers:
         doubts.append(
             f"members are more likely than non-members as {remembers[0].said}, but not as {best.said}: the model may "
             "have been trained on that text form (--template)"

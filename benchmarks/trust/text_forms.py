@@ -22,12 +22,16 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast
 
+from auditor.core.nouns import Pair
 from auditor.core.plan import Plan
 from auditor.models.huggingface import HuggingFaceModel
+from auditor.plugins.benchmark import Benchmark
 from auditor.runs.audit import longest_context
+from auditor.runs.causes import Answers
 from auditor.runs.lead import choose, led
+from auditor.runs.likeliest import mean_nll
 from auditor.runs.own_data import load_data
-from auditor.runs.scoring import greedy_recall
+from auditor.runs.scoring import greedy_recall, known_better
 
 SPECIAL = ["<|end|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"]
 NAMES = (
@@ -310,11 +314,20 @@ def _audited(
     before = choose(plan.lead, target, found.known, longest_context(found, 0), framed=found.framed)
     greedy = greedy_recall(led(target, before.tokens), found.secrets).values()  # by repeat count
     hits, answers = sum(round(one.value * one.n) for one in greedy), sum(one.n for one in greedy)
-    return hits, answers, found.text_form.name if found.text_form else "", tuple(one.sentence for one in found.doubts)
+    doubts = (*found.doubts, *(() if hits else known_better("tiny", likelihoods(led(target, before.tokens), found))))
+    return hits, answers, found.text_form.name if found.text_form else "", tuple(one.sentence for one in doubts)
+
+
+def likelihoods(model: Any, found: Benchmark) -> Answers:
+    """Nats a token of each answer, of members and of non-members."""
+    sides = ([s for s in found.secrets if s.member == member] for member in (True, False))
+    each = ((side, -mean_nll(model, [Pair(s.prefix, s.suffix) for s in side])) for side in sides)
+    members, others = ({s.id: float(x) for s, x in zip(side, values, strict=True)} for side, values in each)
+    return Answers("likelihood", "nats a token", members, others)
 
 
 DOUBTS = {  # by words of their sentence
-    "more likely than non-members": "members are more likely",
+    "more likely than non-members'": "members are more likely",
     "cannot be told": "no form stands out",
     "writes the day": "which day",
     "which was asked for": "another form is more likely",
