@@ -15,9 +15,9 @@ from auditor.core import disk
 from auditor.core.counts import counted
 from auditor.core.jsonable import to_json
 from auditor.core.result import Frontier, FrontierPoint
-from auditor.reports import inert, plots, tables, words
+from auditor.reports import inert, plot_files, tables, words
 from auditor.reports.blocks import Block, Bullets, Figure, Figures, Group, Paragraph, PlotPoint, Series, Table
-from auditor.reports.plots import CORNERS, MEASURED, PROVED
+from auditor.reports.plot_frontier import CORNERS, MEASURED, PROVED
 from auditor.reports.topics import Topic
 from auditor.statistics.metrics import SHARES, find
 
@@ -237,5 +237,5 @@ def write(folder: Path, found: Sequence[Frontier]) -> list[Path]:
         disk.replace(folder / f"{NAME}{ending}", text)
     pictures = [folder / f"{NAME}{ending}" for ending in (".svg", ".png")]
     for path in pictures:
-        plots.save_frontier(path, figures(found), alt)
+        plot_files.save_frontier(path, figures(found), alt)
     return [*pictures, *(folder / f"{NAME}{ending}" for ending in texts)]

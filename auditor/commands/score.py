@@ -33,12 +33,12 @@ def score(
     """
     from auditor.benchmarks import score as scores
     from auditor.core.jsonable import to_json
-    from auditor.reports import plots, terminal
+    from auditor.reports import plot_files, terminal
 
     marked = scores.mark(submission, answers)
     scored, points = scores.score(marked, answered_only), scores.curve(marked, answered_only)
     if plot is not None:
-        plots.save_curve(plot, [(wrong, recall) for wrong, _, recall in points], "Recall by wrong guesses allowed")
+        plot_files.save_curve(plot, [(wrong, recall) for wrong, _, recall in points], "Recall by wrong guesses allowed")
     if curve is not None:
         scores.write_curve(curve, points)
     if as_json:

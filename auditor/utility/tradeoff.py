@@ -11,7 +11,8 @@ from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
 from auditor.records import weights
-from auditor.reports import plots, tables, words
+from auditor.reports import tables, words
+from auditor.reports.plot_files import TradeoffLine, save_tradeoff
 from auditor.runs import plan_weights
 from auditor.utility.measure import DefensePoint, Utility, UtilityPlan, UtilityRow, labels
 from auditor.utility.subjects import Example
@@ -80,7 +81,7 @@ def _raw(row: UtilityRow, keys: Sequence[str], texts: int) -> tuple[object, ...]
 # --- the plot ---------------------------------------------------------------------------------------------------------
 
 
-def lines(result: Utility) -> tuple[list[plots.TradeoffLine], str]:
+def lines(result: Utility) -> tuple[list[TradeoffLine], str]:
     """The finite points as lines, and what their horizontal axis is.
 
     Epsilon where it differs from point to point, else the option that is swept. A claim that adds up over tokens is
@@ -94,14 +95,14 @@ def lines(result: Utility) -> tuple[list[plots.TradeoffLine], str]:
             mine = [row for row in defended if row.title == name]
             means = [(row.epsilon_mean, row) for row in mine if row.epsilon_mean is not None]
             drawn.append(
-                plots.TradeoffLine(f"{name}, at max T" if means else name, _points((row.epsilon, row) for row in mine))
+                TradeoffLine(f"{name}, at max T" if means else name, _points((row.epsilon, row) for row in mine))
             )
             if means:
-                drawn.append(plots.TradeoffLine("at mean T: not a guarantee", _points(means), faint=True))
+                drawn.append(TradeoffLine("at mean T: not a guarantee", _points(means), faint=True))
         return drawn, "ε"
     key = next(iter(defended[0].at), "")
     swept = [(float(row.at[key]), row) for row in defended if isinstance(row.at.get(key), int | float)]
-    return [plots.TradeoffLine(name, _points(pair for pair in swept if pair[1].title == name)) for name in names], key
+    return [TradeoffLine(name, _points(pair for pair in swept if pair[1].title == name)) for name in names], key
 
 
 def _points(pairs: Iterable[tuple[float | None, UtilityRow]]) -> tuple[tuple[float, float, float, float], ...]:
@@ -132,7 +133,7 @@ def write(folder: Path, result: Utility, examples: Sequence[Example] = ()) -> li
     drawn, axis = lines(result)
     for ending in (".svg", ".png"):
         path = folder / f"{NAME}{ending}"
-        plots.save_tradeoff(path, drawn, axis, result.rows[0].perplexity.value, title(result))
+        save_tradeoff(path, drawn, axis, result.rows[0].perplexity.value, title(result))
         made[path.name] = ""
     return [folder / name for name in made]
 

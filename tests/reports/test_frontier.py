@@ -15,7 +15,7 @@ import pytest
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.result import AuditResult, Frontier, FrontierPoint, Measurement
 from auditor.reports import frontier, html, markdown
-from auditor.reports.plots import CORNERS, MEASURED, PROVED
+from auditor.reports.plot_frontier import CORNERS, MEASURED, PROVED
 
 
 def point(

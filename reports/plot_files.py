@@ -1,0 +1,116 @@
+"""Plots as files of their own, .svg or .png, in the page's light colours; the same bytes on any machine and day."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from auditor.core import disk
+from auditor.core.errors import AuditError
+from auditor.reports import inert, plot_frontier
+from auditor.reports.blocks import Figure as Block
+from auditor.reports.plot_style import (
+    COLOURS,
+    FLOOR,
+    GRID,
+    INK,
+    LIGHT,
+    MARKERS,
+    METADATA,
+    STYLE,
+    drawing,
+    mark_100,
+    share_axis,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_TRADEOFF = ("#1f5fa8", "#b4472e", "#3c7a4d")  # lines of a file of its own
+
+
+def save_curve(path: Path, points: Sequence[tuple[int, float]], title: str) -> None:
+    """(wrong guesses, recall) as .svg or .png, on a logarithmic axis from 0. Raises AuditError for another ending."""
+    with _file(path) as (_, axes):
+        axes.step(*zip(*points, strict=True), where="post", color=LIGHT[COLOURS[0]])
+        mark_100(axes, LIGHT[GRID])
+        axes.set_xscale("symlog", linthresh=1)
+        axes.set_xlim(left=0, right=max(1, points[-1][0]))
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.set_xlabel("Wrong guesses allowed")
+        axes.set_title(title)
+        share_axis(axes)
+
+
+@dataclass(frozen=True)
+class TradeoffLine:
+    """Points (x, y, low, high) under one name; `faint`: beside the matter."""
+
+    name: str
+    points: tuple[tuple[float, float, float, float], ...]
+    faint: bool = False
+
+
+def save_tradeoff(path: Path, lines: Sequence[TradeoffLine], axis: str, undefended: float, title: str) -> None:
+    """Perplexity, logarithmic, against epsilon (nats) or an option, as .svg or .png; undefended: the dotted line."""
+    with _file(path) as (figure, axes):
+        for i, line in enumerate(line for line in lines if line.points):
+            x, y, low, high = zip(*line.points, strict=True)
+            colour = "#8b95a3" if line.faint else _TRADEOFF[i % len(_TRADEOFF)]
+            reach = [[max(0.0, v - bound) for v, bound in zip(y, low, strict=True)]]
+            reach += [[max(0.0, bound - v) for v, bound in zip(y, high, strict=True)]]
+            axes.errorbar(x, y, yerr=reach, color=colour, marker=MARKERS[i % len(MARKERS)], capsize=2, label=line.name)
+        axes.axhline(undefended, color=LIGHT[INK], linewidth=0.9, linestyle=FLOOR["linestyle"], label="undefended")
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:,g}")
+        axes.yaxis.set_minor_formatter("")
+        axes.set_xlabel("ε (nats)" if axis == "ε" else axis)
+        axes.set_ylabel("Perplexity")
+        axes.set_title(title)
+        axes.grid(axis="y")
+        axes.set_axisbelow(True)
+        figure.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=2)
+
+
+def save_frontier(path: Path, blocks: Sequence[Block], alt: str) -> None:
+    """The pictures side by side under one legend, as .svg or .png. alt: what a reader who sees none is told."""
+
+    def paint(colour: str) -> str:
+        return LIGHT.get(colour, colour)
+
+    columns = min(2, len(blocks))
+    lines = -(-len(blocks) // columns)
+    with _file(path) as (figure, first):
+        first.remove()
+        figure.set_size_inches(5.2 * columns, 3.6 * lines)
+        for i, block in enumerate(blocks):
+            axes = figure.add_subplot(lines, columns, i + 1)
+            plot_frontier.frontier(axes, block, paint)
+        figure.tight_layout(h_pad=1.6, w_pad=2.0)
+        handles, labels = plot_frontier.keys_of_frontier(blocks, paint)
+        figure.legend(handles, labels, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=1 + columns)
+    if path.suffix.lower() == ".svg":
+        opening, svg, body = path.read_text(encoding="utf-8").partition("<svg ")
+        attributes, _, rest = body.partition(">")
+        told = f'<title id="alt">{inert.html(alt)}</title>'
+        disk.replace(path, f'{opening}{svg}role="img" aria-labelledby="alt" {attributes}>{told}{rest}')
+
+
+@contextmanager
+def _file(path: Path) -> Iterator[tuple[Figure, Axes]]:
+    """Axes in the page's light colours, written when done. Raises AuditError for another ending than .svg or .png."""
+    if path.suffix.lower() not in METADATA:
+        raise AuditError(f"expected --plot to end in {' or '.join(METADATA)}, got {path.name!r}")
+    if not path.parent.is_dir():
+        raise AuditError(f"cannot write {str(path)!r}: no such folder as {str(path.parent)!r}")
+    with drawing({name: LIGHT.get(value, value) for name, value in STYLE.items()}) as (figure, axes):
+        yield figure, axes
+        ending = path.suffix.lower()
+        with disk.replacing(path) as scratch:  # its owner's only, and whole
+            figure.savefig(
+                scratch, format=ending[1:], dpi=200, facecolor="white", metadata=METADATA[ending], bbox_inches="tight"
+            )

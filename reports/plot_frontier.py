@@ -1,0 +1,112 @@
+"""Leakage over perplexity: one line a defense over its knob, the convex frontier, and which models are as useful."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from auditor.reports import words
+from auditor.reports.blocks import Figure as Block
+from auditor.reports.plot_style import GRID, INK, distinct, target_style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PROVED, MEASURED, CORNERS = "filled: an ε is proved", "hollow: it only measures well", "convex frontier"
+_CORNERS: Any = {"color": INK, "linestyle": (0, (4, 2)), "linewidth": 0.9, "marker": "o", "markersize": 10}
+_CORNERS |= {"markerfacecolor": "none", "markeredgewidth": 0.8}
+# Marks of an axis of perplexity ratios.
+_RATIOS = (0.2, 0.5, 0.7, 0.8, 0.9, 0.95, 1, 1.05, 1.1, 1.2, 1.5, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
+
+
+def frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -> None:
+    """A line a defense over its knob, intervals both ways; ringed and joined: the frontier; shaded: as useful."""
+    names = distinct(s.label for s in block.series if s.kind != CORNERS)
+    for i, name in enumerate(names):
+        own = [s for s in block.series if s.label == name and s.kind != CORNERS]
+        points, style = [p for s in own for p in s.points], target_style(i)
+        colour = paint(style["color"])
+        axes.plot([p.x for p in points], [p.y for p in points], color=colour, linewidth=0.9, alpha=0.55)
+        for s in own:
+            reach = [[[max(0.0, p.x - p.left) for p in s.points], [max(0.0, p.right - p.x) for p in s.points]]]
+            reach += [[[max(0.0, p.y - p.low) for p in s.points], [max(0.0, p.high - p.y) for p in s.points]]]
+            face = colour if s.kind == PROVED else "none"
+            xy = [p.x for p in s.points], [p.y for p in s.points]
+            axes.errorbar(*xy, yerr=reach[1], xerr=reach[0], fmt="none", ecolor=colour, elinewidth=0.8, alpha=0.7)
+            axes.plot(*xy, linestyle="", marker=style["marker"], color=colour, markerfacecolor=face, markersize=5.5)
+    corners = [(p.x, p.y) for s in block.series if s.kind == CORNERS for p in s.points]
+    shape = {**_CORNERS, "color": paint(INK)}
+    axes.plot(*zip(*_straight(corners), strict=True), zorder=0.5, **{**shape, "marker": ""})
+    axes.plot(*zip(*corners, strict=True), zorder=0.5, **{**shape, "linestyle": ""})
+    _ratio_axis(axes, block)
+    axes.axvspan(axes.get_xlim()[0], block.until, color=paint(GRID), alpha=0.45, linewidth=0, zorder=0)
+    axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    if block.plot == "frontier_of_shares":
+        axes.yaxis.set_major_formatter(lambda y, _: f"{100 * y:g}%")
+    axes.grid(axis="y")
+    axes.set_axisbelow(True)
+    axes.set_xlabel(block.axes[0])
+    axes.set_ylabel(block.axes[1])
+
+
+def _straight(corners: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Points on the lines between them over the logarithm of x, on which lots drawn between two models lie."""
+    found = [corners[0]]
+    for (x0, y0), (x1, y1) in pairwise(corners):
+        found += [(x0 * (x1 / x0) ** (i / 24), y0 + (y1 - y0) * i / 24) for i in range(1, 25)]
+    return found
+
+
+def _spread(ratio: Any) -> Any:
+    """Where a ratio stands: the root of its logarithm, as most models are near 1 and some far from it."""
+    import numpy as np
+
+    logs = np.log(np.maximum(ratio, 1e-9))
+    return np.sign(logs) * np.sqrt(np.abs(logs))
+
+
+def _unspread(place: Any) -> Any:
+    import numpy as np
+
+    return np.exp(np.sign(place) * np.square(place))
+
+
+def _ratio_axis(axes: Axes, block: Block) -> None:
+    ends = [end for s in block.series for p in s.points for end in (p.x, p.left, p.right) if math.isfinite(end)]
+    low, high = float(_spread(min(*ends, 0.99))), float(_spread(max(*ends, block.until)))
+    room, far = 0.03 * (high - low), 0.075 * (high - low)  # beside the outermost; between two marks
+    axes.set_xscale("function", functions=(_spread, _unspread))
+    axes.set_xlim(float(_unspread(low - room)), float(_unspread(high + room)))
+    kept: list[float] = []
+    for mark in sorted(_RATIOS, key=lambda mark: (mark != 1, mark != block.until, abs(math.log(mark)))):
+        place = float(_spread(mark))
+        if low - room <= place <= high + room and all(abs(place - float(_spread(other))) > far for other in kept):
+            kept.append(mark)
+    axes.set_xticks(kept, [f"{mark:g}" for mark in kept])
+    axes.minorticks_off()
+
+
+def keys_of_frontier(blocks: Sequence[Block], paint: Callable[[str], str] = str) -> tuple[list[Any], list[str]]:
+    """Defenses by colour and marker, then what filled, hollow and ringed say, of pictures with the same lines."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    def key(**style: Any) -> Line2D:
+        return Line2D([], [], **{**style, "color": paint(style["color"])})
+
+    names = distinct(s.label for block in blocks for s in block.series if s.kind != CORNERS)
+    kinds = {s.label: s.kind for block in blocks for s in block.series if s.points}
+    shown = [name for name in names if name in kinds]
+    handles: list[Any] = []
+    for i, name in enumerate(names):
+        if name not in shown:
+            continue
+        hollow = {} if kinds[name] == PROVED else {"markerfacecolor": "none"}
+        handles.append(key(**target_style(i), **hollow, linewidth=0.9))
+    ink: Any = {"color": INK, "marker": "o", "linestyle": ""}
+    handles += [key(**ink), key(**ink, markerfacecolor="none"), key(**_CORNERS)]
+    handles.append(Patch(color=paint(GRID), alpha=0.45, linewidth=0))
+    most = f"perplexity within {words.percent(blocks[0].until - 1)}% of undefended"
+    return handles, [*shown, PROVED, MEASURED, CORNERS, most]

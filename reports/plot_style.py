@@ -1,0 +1,117 @@
+"""What every plot has in common: colours, markers, lines, axes of shares.
+
+Colours are stand-ins that become CSS variables of the page (`--series-1` …, `currentColor`), so a plot follows the
+theme around it; a file of its own has the page's light colours. Marker and line style say the same as colour.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from auditor.core.result import Finding
+from auditor.reports.blocks import Series
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SERIES = 6  # colours the page defines; markers tell further targets apart
+INK = "#010203"  # stand-ins that become CSS variables
+GRID = "#010204"
+COLOURS = [f"#0102{0x10 + i:02x}" for i in range(SERIES)]
+_ON_WHITE = ("#1f5fa8", "#b4470c", "#187a4c", "#8a3f86", "#8a6500", "#4d5866")  # as in style.css
+LIGHT = {INK: "#1b2330", GRID: "#d5dae1", **dict(zip(COLOURS, _ON_WHITE, strict=True))}  # for a file of its own
+MARKERS = "osD^vPX*"
+LINES = ["-", (0, (5, 2)), (0, (1.2, 1.6)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1))]
+FLOOR: Any = {"linestyle": (0, (1.2, 1.6)), "marker": ""}
+POINTS = 900  # over all lines of a plot: what keeps it under 60 KB
+METADATA: dict[str, dict[str, None]] = {
+    ".svg": dict.fromkeys(("Date", "Creator", "Format", "Type")),
+    ".png": {"Software": None},
+}  # nothing that differs from one machine or day to the next
+STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "audit",
+    "text.parse_math": False,  # a `$` in a title is a dollar
+    "font.size": 9.5,
+    "axes.edgecolor": GRID,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.major.size": 3,
+    "ytick.major.size": 0,
+    "text.color": INK,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.7,
+    "lines.markersize": 4.5,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+}
+
+
+@contextmanager
+def drawing(style: Any) -> Iterator[tuple[Figure, Axes]]:
+    """One pair of axes in our style, without pyplot's state and whatever a user's matplotlibrc says."""
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(style)
+        warnings.simplefilter("ignore", UserWarning)  # glyphs the layout font lacks: the browser has its own
+        figure = Figure(figsize=(5, 3.2))
+        FigureCanvasSVG(figure)
+        yield figure, figure.subplots()
+
+
+def mark_100(axes: Axes, colour: str) -> None:
+    if axes.get_xlim()[1] > 100:
+        axes.axvline(100, color=colour, linewidth=0.9, linestyle=(0, (2, 2)), zorder=0)
+
+
+def share_axis(axes: Axes) -> None:
+    from matplotlib.ticker import PercentFormatter
+
+    axes.set_ylim(-0.02, 1.02)
+    axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
+    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
+    axes.grid(axis="y")
+    axes.set_axisbelow(True)
+
+
+def styles(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """Colour and marker say the target, the line says the attack."""
+    targets, attacks = distinct(f.target for f in findings), distinct(f.attack for f in findings)
+    return [
+        {**target_style(targets.index(f.target)), "linestyle": line_style(attacks.index(f.attack))} for f in findings
+    ]
+
+
+def target_style(i: int) -> dict[str, Any]:
+    return {"color": COLOURS[i % SERIES], "marker": MARKERS[i % len(MARKERS)]}
+
+
+def line_style(i: int) -> Any:
+    return LINES[i % len(LINES)]
+
+
+def series_styles(series: Sequence[Series]) -> list[dict[str, Any]]:
+    """Colour and marker say the label, line and hollow markers the kind."""
+    labels, kinds = distinct(s.label for s in series), distinct(s.kind for s in series)
+    return [{**target_style(labels.index(s.label)), **kind_style(kinds.index(s.kind))} for s in series]
+
+
+def kind_style(i: int) -> dict[str, Any]:
+    return {"linestyle": line_style(i), **({"markerfacecolor": "none"} if i else {})}
+
+
+def distinct(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))
