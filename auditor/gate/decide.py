@@ -66,12 +66,14 @@ def decide(
             raise AuditError(f"expected the name of a {name} to judge, got an empty one")
     if baseline is not None:
         check_comparable(run, baseline, "baseline")
-    rulings = [*_edited(run, "this run", True), *_contradicted(run, "this run")]
+    contradicted = _contradicted(run, "this run")
+    rulings = [*_edited(run, "this run", True), *contradicted]
     if baseline is not None:
         rulings += [*_edited(baseline, "the baseline", False), *_contradicted(baseline, "the baseline")]
     rulings += judge(run.result, policy.rules, run.outcomes, baseline, target=target, setting=setting, attack=attack)
-    seen = assess(run.result)
-    rulings = [unseen(run.result, seen, ruling) for ruling in rulings]
+    if not contradicted:  # else its numbers may be such as no secrets make
+        seen = assess(run.result)
+        rulings = [unseen(run.result, seen, ruling) for ruling in rulings]
     judged = dict.fromkeys(ruling.target for ruling in rulings if ruling.target)
     rulings += required.rulings(run, policy.require, judged)
     if attested is not None or policy.require.attestation:

@@ -133,8 +133,8 @@ def known_better(title: str, answers: Answers) -> tuple[Doubt, ...]:
     One-sided Welch test at 2.5% of the mean log-probabilities, in nats a token. No measure of what could be extracted.
     """
     members, others = (list(side.values()) for side in (answers.values, answers.floor))
-    if min(len(members), len(others)) < 2:
-        return ()
+    if min(len(members), len(others)) < 2 or not np.isfinite([*members, *others]).all():
+        return ()  # what a defense forbids outright has no mean
     test = ttest_ind(members, others, equal_var=False, alternative="greater")
     if not test.pvalue < (1 - intervals.CONFIDENCE) / 2:
         return ()

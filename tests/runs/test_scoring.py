@@ -21,6 +21,9 @@ def test_members_that_are_more_likely_are_a_reason_to_doubt_a_zero() -> None:
     assert doubt.kind == "likelihood" and doubt.sentence.startswith("PMixED: members' true tokens are more likely")
     assert not known_better("PMixED", answers(-1.0))
     assert not known_better("PMixED", answers(1.0, others=1))  # of whom nothing is known
+    forbidden = answers(1.0)
+    forbidden.floor["n0"] = -np.inf
+    assert not known_better("MemFree", forbidden)
 
 
 def test_false_alarms_are_as_many_as_the_level_says() -> None:
