@@ -37,7 +37,7 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.probe import Probe, column, is_member
 from auditor.plugins.view import WORST, View
 from auditor.reports import words
-from auditor.reports.training_curve import Line, Panel, drawn
+from auditor.reports.training_curve import Curve, Panel, drawn
 from auditor.runs.lead import choose, led
 from auditor.runs.live_site import left_as_it_was, name_of
 from auditor.training import preflight
@@ -198,10 +198,10 @@ class AuditCallback(TrainerCallback):
             if self._line(names[0])
         ]
 
-    def _line(self, name: str) -> Line | None:
+    def _line(self, name: str) -> Curve | None:
         points = [(int(row["step"]), row[name]) for row in self.rows if name in row]
         exact = [(step, Measurement(name, value, value, value, len(self.secrets))) for step, value in points]
-        return Line(words.label(name), exact) if points else None
+        return Curve(words.label(name), exact) if points else None
 
     def _look(self, step: int) -> dict[str, float]:
         """Asks the model as it stands, and logs."""

@@ -7,11 +7,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from auditor.training.unlearning import Unlearning
+from auditor.training.unlearning import UnlearningTrainer
 
 
 @dataclass(frozen=True)
-class GradientAscent(Unlearning):
+class GradientAscent(UnlearningTrainer):
     """Unlearn records by gradient ascent on their loss (Zhang et al. 2024, Eq. 1); no claim.
 
     Nothing bounds it: it goes on where a record is forgotten long since, until the model is of no use; few steps, or

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from auditor.core.errors import AuditError
-from auditor.training.unlearning import Unlearning
+from auditor.training.unlearning import UnlearningTrainer
 
 
 @dataclass(frozen=True)
-class NPO(Unlearning):
+class NPO(UnlearningTrainer):
     """Unlearn records by negative preference optimization against the model as it was (Zhang et al. 2024); no claim.
 
     beta: how soon a record that has become less likely than it was stops being pushed; towards 0 this is gradient

@@ -64,7 +64,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Span:
+class ForestSpan:
     """A number with its interval on the scale of a `Forest`, and the floor it is held against, if there is one."""
 
     low: float
@@ -79,7 +79,7 @@ class Forest:
 
     kind: ClassVar[str] = "forest"
     table: Table
-    spans: tuple[Span | None, ...]
+    spans: tuple[ForestSpan | None, ...]
     low: float = 0.0  # ends of the scale
     high: float = 1.0
 

@@ -43,7 +43,7 @@ _NO_MEANS = "no attack or probe of audit measures it"
 
 
 @dataclass(frozen=True)
-class Evidence:
+class EdpbEvidence:
     """All that an answer may be taken from. result: cleaned; digest: SHA-256 of the file it was read from."""
 
     result: AuditResult
@@ -52,7 +52,7 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Question:
+class EdpbQuestion:
     """Where it is asked, in our words; what answers it: sentences, none where this run does not.
 
     limit: what the answer does not say. otherwise: what would answer it.
@@ -61,7 +61,7 @@ class Question:
     of: str
     where: str
     asked: str
-    answer: Callable[[Evidence], list[str]]
+    answer: Callable[[EdpbEvidence], list[str]]
     limit: str
     otherwise: str
 
@@ -73,14 +73,14 @@ def by_attack(*names: str) -> str:
 # --- what answers -----------------------------------------------------------------------------------------------------
 
 
-def _targets(e: Evidence) -> list[TargetRecord]:
+def _targets(e: EdpbEvidence) -> list[TargetRecord]:
     return [target for target in e.result.targets if not target.companion]
 
 
-def _highest(*metrics: str) -> Callable[[Evidence], list[str]]:
+def _highest(*metrics: str) -> Callable[[EdpbEvidence], list[str]]:
     """Of each target and measurement the row with the highest value, beside its floor."""
 
-    def answer(e: Evidence) -> list[str]:
+    def answer(e: EdpbEvidence) -> list[str]:
         return [said for target in _targets(e) for metric in metrics if (said := _top(e.result, target.name, metric))]
 
     return answer
@@ -110,7 +110,7 @@ def _number(m: Measurement | None) -> str:
     return f"{words.with_bounds(m)} of {m.n:,}"
 
 
-def _most_exposed(e: Evidence) -> list[str]:
+def _most_exposed(e: EdpbEvidence) -> list[str]:
     """The repeat count at which most comes out, of each target's row with the highest such number."""
     found = []
     for target in _targets(e):
@@ -127,13 +127,13 @@ def _most_exposed(e: Evidence) -> list[str]:
     return found
 
 
-def _greedy(e: Evidence) -> list[str]:
+def _greedy(e: EdpbEvidence) -> list[str]:
     told = words.by_repeats(e.result.benchmark.greedy_recall)
     parts = [f"{count}: {_number(m)}" for count, m in told if (count.isdecimal() or count == "all") and _told(m)]
     return [f"Greedy decoding behind the start of each record, by repeat count: {'; '.join(parts)}."] if parts else []
 
 
-def _signals(e: Evidence) -> Section:
+def _signals(e: EdpbEvidence) -> Section:
     """All signals of all targets; of what may hide a leak only the kind: sentences of a record stay where they are."""
     seen = assess(e.result)
     kinds = dict.fromkeys(doubt.kind for doubt in signals.doubts(seen))
@@ -155,7 +155,7 @@ def _own(signal: Signal) -> str:
     return signal.part if own else "other personal data"
 
 
-def _concluded(e: Evidence) -> str:
+def _concluded(e: EdpbEvidence) -> str:
     """What it comes to, a target each: how many kinds of leakage are shown, seen, not shown, not tested."""
     seen = assess(e.result)
     return " ".join(_counts(e.result, seen, target) for target in seen.targets)
@@ -174,7 +174,7 @@ def _counts(result: AuditResult, seen: Assessment, target: str) -> str:
     return f"{title}: {what}, of {counted(tested, 'signal')} tested; {untested:,} not tested."
 
 
-def _promised(e: Evidence) -> list[str]:
+def _promised(e: EdpbEvidence) -> list[str]:
     """The epsilon of each claim with its terms, and whether an audit speaks against it."""
     found = []
     for target in _targets(e):
@@ -191,7 +191,7 @@ def _promised(e: Evidence) -> list[str]:
     return found
 
 
-def _scope(e: Evidence) -> list[str]:
+def _scope(e: EdpbEvidence) -> list[str]:
     r = e.result
     measured = [f for f in r.findings if f.measurements and not f.not_applicable]
     if not measured:
@@ -208,7 +208,7 @@ def _scope(e: Evidence) -> list[str]:
     ]
 
 
-def _reports(e: Evidence) -> list[str]:
+def _reports(e: EdpbEvidence) -> list[str]:
     weights = sorted(e.result.weights.values())
     of = f"weights {_hash(json.dumps(weights).encode())}; " if weights else ""
     public = e.result.benchmark.digest.partition("-")[0]  # behind it stand bits of the answers
@@ -219,7 +219,7 @@ def _reports(e: Evidence) -> list[str]:
     ]
 
 
-def _measures(e: Evidence) -> list[str]:
+def _measures(e: EdpbEvidence) -> list[str]:
     """What each defense changed, of its row with the highest recall, and what it cost."""
     found = []
     for target in _targets(e):
@@ -238,7 +238,7 @@ def _recall(row: Finding) -> float:
     return recall.value if recall else -1.0
 
 
-def _by_kind(e: Evidence) -> list[str]:
+def _by_kind(e: EdpbEvidence) -> list[str]:
     """By kind of personal data, of each target's row with most of it; only kinds whose names are ours."""
     found = []
     for target in _targets(e):
@@ -251,7 +251,7 @@ def _by_kind(e: Evidence) -> list[str]:
     return found
 
 
-def _held_to(e: Evidence) -> list[str]:
+def _held_to(e: EdpbEvidence) -> list[str]:
     return [f"Gate {one.decision.verdict}, decided {one.decided}: {_rulings(one)}." for one in e.gates]
 
 
@@ -262,7 +262,7 @@ def _rulings(one: Kept) -> str:
     return ", ".join(f"{n} {what}" for what, n in counts if n) or "nothing was judged"
 
 
-def _nothing(e: Evidence) -> list[str]:
+def _nothing(e: EdpbEvidence) -> list[str]:
     return []
 
 
@@ -272,7 +272,7 @@ _LOWER = "An attack gives a lower bound; the interval is over the choice of secr
 _MEAN = "A mean over the secrets: of single ones it may be far higher."
 _FPR = f"{100 * FALSE_POSITIVES[0]:g}%"
 QUESTIONS = (
-    Question(
+    EdpbQuestion(
         _OPINION,
         "¶43 (i)",
         "How likely is personal data of the training records to be extracted directly, probabilities included?",
@@ -280,7 +280,7 @@ QUESTIONS = (
         f"{_MEAN} Of these suffixes, at this decoding.",
         by_attack("extraction-probability"),
     ),
-    Question(
+    EdpbQuestion(
         _OPINION,
         "¶43 (ii)",
         "How likely is personal data of the training records to be obtained by queries?",
@@ -288,7 +288,7 @@ QUESTIONS = (
         f"{_LOWER} Asked with the start of a record; what the model says unasked is another signal.",
         by_attack("ethicist", "perplexity"),
     ),
-    Question(
+    EdpbQuestion(
         _OPINION,
         "¶43",
         "Does that hold for every person, not on average?",
@@ -296,7 +296,7 @@ QUESTIONS = (
         "The worst repeat count, not the worst person: no sample shows what holds for everyone.",
         "repeat counts in the data (a repeats column) would",
     ),
-    Question(
+    EdpbQuestion(
         _OPINION,
         "¶55",
         "What was tested: scope, quantity and quality?",
@@ -304,7 +304,7 @@ QUESTIONS = (
         "One run; how often tests are repeated, audit history shows.",
         by_attack("ethicist"),
     ),
-    Question(
+    EdpbQuestion(
         _OPINION,
         "¶55",
         "Membership inference",
@@ -312,7 +312,7 @@ QUESTIONS = (
         f"0.5 and {_FPR} are chance. It means something only where members and non-members are alike.",
         by_attack("membership"),
     ),
-    Question(
+    EdpbQuestion(
         _OPINION,
         "¶55",
         "Regurgitation of training data",
@@ -320,7 +320,7 @@ QUESTIONS = (
         "Word for word behind the start of a record; paraphrase is not counted.",
         "`audit run --model MODEL --data RECORDS` would, where the data have repeat counts",
     ),
-    Question(
+    EdpbQuestion(
         _OPINION,
         "¶55",
         "Exfiltration by an attacker with many tries",
@@ -328,11 +328,11 @@ QUESTIONS = (
         f"{_LOWER} Of the model's outputs; theft of the weights is another matter.",
         by_attack("ethicist"),
     ),
-    Question(_OPINION, "¶55", "Attribute inference", _nothing, "", _NO_MEANS),
-    Question(_OPINION, "¶55", "Model inversion", _nothing, "", _NO_MEANS),
-    Question(_OPINION, "¶55", "Reconstruction of records from nothing, or from gradients", _nothing, "", _NO_MEANS),
-    Question(_OPINION, "¶58 (a), (b)", "Impact assessment, and the advice of the officer", _nothing, "", _FOR_YOU),
-    Question(
+    EdpbQuestion(_OPINION, "¶55", "Attribute inference", _nothing, "", _NO_MEANS),
+    EdpbQuestion(_OPINION, "¶55", "Model inversion", _nothing, "", _NO_MEANS),
+    EdpbQuestion(_OPINION, "¶55", "Reconstruction of records from nothing, or from gradients", _nothing, "", _NO_MEANS),
+    EdpbQuestion(_OPINION, "¶58 (a), (b)", "Impact assessment, and the advice of the officer", _nothing, "", _FOR_YOU),
+    EdpbQuestion(
         _OPINION,
         "¶58 (c), (d)",
         "Which technical measures lower the likelihood, and by how much?",
@@ -340,7 +340,7 @@ QUESTIONS = (
         "Measures that were put in front of the model in this run; organisational ones are not measured.",
         "`audit run --defense pmixed` and others would: `audit list` names them",
     ),
-    Question(
+    EdpbQuestion(
         _OPINION,
         "¶58 (e)",
         "Theoretical resistance to re-identification",
@@ -348,8 +348,8 @@ QUESTIONS = (
         "An ε holds for its unit, relation, access, decoding and number of drawn tokens; an audit can only refute it.",
         "a model trained with `audit train dp-sgd`, or `audit run --defense pmixed`, claims one",
     ),
-    Question(_OPINION, "¶58 (e)(i)", "Ratio of training data to parameters", _nothing, "", _NO_MEANS),
-    Question(
+    EdpbQuestion(_OPINION, "¶58 (e)(i)", "Ratio of training data to parameters", _nothing, "", _NO_MEANS),
+    EdpbQuestion(
         _OPINION,
         "¶58 (e)(ii)",
         "Metrics of the likelihood of re-identification",
@@ -357,7 +357,7 @@ QUESTIONS = (
         "Beyond the floor of records that were never trained on, if those are alike.",
         by_attack("extraction-probability", "exposure"),
     ),
-    Question(
+    EdpbQuestion(
         _OPINION,
         "¶58 (e)(iii), (iv)",
         "How, when and on what was it tested, and where are the results?",
@@ -365,9 +365,9 @@ QUESTIONS = (
         "By whom, the controller adds. The hashes tie this page to the run folder.",
         "",
     ),
-    Question(_OPINION, "¶58 (f)", "What deployers and data subjects are told", _nothing, "", _FOR_YOU),
-    Question(_ASSESSMENT, "35(7)(a), (b)", "Purpose, necessity, proportionality", _nothing, "", _FOR_YOU),
-    Question(
+    EdpbQuestion(_OPINION, "¶58 (f)", "What deployers and data subjects are told", _nothing, "", _FOR_YOU),
+    EdpbQuestion(_ASSESSMENT, "35(7)(a), (b)", "Purpose, necessity, proportionality", _nothing, "", _FOR_YOU),
+    EdpbQuestion(
         _ASSESSMENT,
         "35(7)(c)",
         "Likelihood of the risk, by kind of personal data",
@@ -375,8 +375,8 @@ QUESTIONS = (
         "Kinds that patterns find, or the data mark; texts that no pattern knows are not counted.",
         "data with such texts in the attacked suffixes (`audit secrets`) would",
     ),
-    Question(_ASSESSMENT, "35(7)(c)", "Severity of the risk for the person", _nothing, "", _FOR_YOU),
-    Question(
+    EdpbQuestion(_ASSESSMENT, "35(7)(c)", "Severity of the risk for the person", _nothing, "", _FOR_YOU),
+    EdpbQuestion(
         _ASSESSMENT,
         "35(7)(d)",
         "Was the residual risk held to a limit?",
@@ -398,10 +398,10 @@ def document(folder: Path) -> Document:
             f"{folder}: the result contradicts itself ({' '.join(row)}: {why}), so it is evidence of nothing"
         )
     digest = _hash((folder / RESULT).read_bytes())
-    return of(Evidence(words.cleaned(run.result), digest, kept(folder)))
+    return of(EdpbEvidence(words.cleaned(run.result), digest, kept(folder)))
 
 
-def of(e: Evidence) -> Document:
+def of(e: EdpbEvidence) -> Document:
     answered = sum(bool(question.answer(e)) for question in QUESTIONS)
     sections = [Section("limits", "What this is not", (Paragraph(_WHAT_IT_IS),)), _signals(e)]
     for n, (title, asked) in enumerate(groupby(QUESTIONS, key=lambda question: question.of), 1):
@@ -420,7 +420,7 @@ def of(e: Evidence) -> Document:
     )
 
 
-def _rows(e: Evidence, questions: Iterator[Question]) -> Iterator[tuple[str, ...]]:
+def _rows(e: EdpbEvidence, questions: Iterator[EdpbQuestion]) -> Iterator[tuple[str, ...]]:
     for question in questions:
         answer = question.answer(e)
         said = " ".join(answer) or f"{_NOT}: {question.otherwise}."

@@ -15,7 +15,7 @@ from auditor.core.result import AuditResult, Doubt, Measurement
 from auditor.records import signals
 from auditor.records.signals import Assessment, Signal, assess
 from auditor.reports import personal, words
-from auditor.reports.blocks import Block, Forest, Group, Paragraph, Span, Table
+from auditor.reports.blocks import Block, Forest, ForestSpan, Group, Paragraph, Table
 from auditor.reports.topics import span
 from auditor.statistics.memorised import RECORDS
 from auditor.statistics.metrics import EXPECTED_ANY_OF, RECALL
@@ -231,7 +231,7 @@ def _title(result: AuditResult, target: str) -> str:
 
 def table(result: AuditResult, seen: Assessment) -> Forest:
     """A row a signal and access, target by target."""
-    groups, spans = list[Group](), list[Span | None]()
+    groups, spans = list[Group](), list[ForestSpan | None]()
     for target in seen.targets:
         found = seen.of(target)
         groups.append(Group(words.with_costs(result, target), tuple(map(_row, found))))
@@ -266,7 +266,7 @@ def _compared(s: Signal) -> str:
     return words.NOTHING if s.baseline is None else words.number(s.baseline)
 
 
-def _span(s: Signal) -> Span | None:
+def _span(s: Signal) -> ForestSpan | None:
     m, b = s.measured, s.baseline
     if m is None or m.unit not in ("share", "probability"):
         return None

@@ -14,7 +14,7 @@ from auditor.gate.compare import Comparison
 from auditor.records.details import Details, RowDetails
 from auditor.records.texts import SecretText
 from auditor.reports import words
-from auditor.reports.blocks import Block, Group, Span
+from auditor.reports.blocks import Block, ForestSpan, Group
 
 DECIDE, MEND, CHECK = "For the decision", "For mending the model", "For checking the method"
 BEFORE = "Since the last run"
@@ -56,10 +56,10 @@ def by_target(result: AuditResult, rows: Callable[[Finding], list[tuple[str, ...
     return tuple(Group("", tuple(group)) for group in grouped.values())
 
 
-def span(m: Measurement, floor: float | None = None) -> Span | None:
+def span(m: Measurement, floor: float | None = None) -> ForestSpan | None:
     if any(math.isnan(value) for value in (m.low, m.value, m.high)):
         return None
-    return Span(m.low, m.value, m.high, None if floor is None or math.isnan(floor) else floor)
+    return ForestSpan(m.low, m.value, m.high, None if floor is None or math.isnan(floor) else floor)
 
 
 def row_details(details: Details, finding: Finding) -> RowDetails | None:

@@ -13,7 +13,7 @@ from auditor.core.result import Measurement
 
 
 @dataclass(frozen=True)
-class Line:
+class Curve:
     """One measurement over steps, with its interval where it has one."""
 
     label: str
@@ -25,7 +25,7 @@ class Panel:
     """Lines of one unit."""
 
     title: str
-    lines: tuple[Line, ...]
+    lines: tuple[Curve, ...]
 
 
 def drawn(panels: Sequence[Panel], stopped_at: int | None = None) -> str:

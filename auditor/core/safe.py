@@ -32,7 +32,7 @@ _OFFLINE = "HF_HUB_OFFLINE"
 _depth, _hooked = 0, False
 
 
-class Refused(AuditError, PermissionError):
+class RefusedBySafeMode(AuditError, PermissionError):
     """Of the system's kind as well: a library that can do without what it is refused does."""
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ def on() -> bool:
 def refuse(what: str) -> None:
     """Raises AuditError while the block of `reading` lasts."""
     if on():
-        raise Refused(errno.EPERM, f"--safe: {what}, which --no-safe allows")
+        raise RefusedBySafeMode(errno.EPERM, f"--safe: {what}, which --no-safe allows")
 
 
 @contextmanager

@@ -66,7 +66,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class CostEstimate:
     """loading: seconds that models and data took just now, which a run takes too. probe: those that were asked for."""
 
     costs: tuple[Cost, ...]
@@ -91,7 +91,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Step:
+class Phase:
     """A part of a run for some of its texts. at_once: texts that are in memory together; times: how often it is done.
 
     of: all texts; 0: there is nothing to ask, and `why`.
@@ -105,10 +105,10 @@ class Step:
     why: str = ""
 
 
-Steps = Callable[[int], Iterator[Step]]  # the parts that share what is asked, for so many texts
+Phases = Callable[[int], Iterator[Phase]]  # the parts that share what is asked, for so many texts
 
 
-def estimate(plan: Plan, reporter: Reporter, seconds: float = PROBE) -> Estimate:
+def estimate(plan: Plan, reporter: Reporter, seconds: float = PROBE) -> CostEstimate:
     """Of this very plan. Raises AuditError for whatever a run would refuse, and where there is nothing to ask yet."""
     if plan.remote:
         raise AuditError(
@@ -127,10 +127,10 @@ def estimate(plan: Plan, reporter: Reporter, seconds: float = PROBE) -> Estimate
         asker.lead()
         asker.targets()
     loading = clock.seconds["prepare"] + asker.building
-    return Estimate(tuple(asker.costs), loading, clock.seconds["probe"], asker.held)
+    return CostEstimate(tuple(asker.costs), loading, clock.seconds["probe"], asker.held)
 
 
-def table(found: Estimate) -> Grid:
+def table(found: CostEstimate) -> Grid:
     """What people read of it."""
     took, most = words.duration(found.seconds), words.memory(found.memory / 1e6)
     note = f"about {took} until the reports are written, {most} of memory at most; worked out from "
@@ -189,7 +189,7 @@ class _Asker:
         of = min(len(told.known), leads.PAIRS) if scene.plan.lead == AUTO else 0
         if of:
             self.ask(
-                lambda n: iter([Step("choosing a lead", of, 32, partial(choose, _some(told.known, n, "lead")))]), 4
+                lambda n: iter([Phase("choosing a lead", of, 32, partial(choose, _some(told.known, n, "lead")))]), 4
             )
         else:
             choose(told.known)
@@ -202,10 +202,10 @@ class _Asker:
         self.scene.self_check((self.scene.site.model, self.scene.site.public, self.scene.site.reference))
         members = [secret for secret in self.scene.benchmark.secrets if secret.member]
 
-        def greedy(n: int) -> Iterator[Step]:
+        def greedy(n: int) -> Iterator[Phase]:
             some = _some(members, n, "greedy")
             work = partial(scoring.greedy_recall, targets.undefended.model, some)
-            yield Step("greedy recall", len(members), scoring.GREEDY_AT_ONCE, work)
+            yield Phase("greedy recall", len(members), scoring.GREEDY_AT_ONCE, work)
 
         self.ask(greedy)
         for target in targets.each(clock):
@@ -221,17 +221,17 @@ class _Asker:
         told = self.scene.benchmark
         given = told.heldout_given or (1,) * len(told.heldout)
 
-        def heldout(n: int) -> Iterator[Step]:
+        def heldout(n: int) -> Iterator[Phase]:
             some = _some(list(zip(told.heldout, given, strict=True)), n, "heldout")
             work = partial(_heldout, target.model, some, self.scene.plan.seed)
             at_once = _read_at_once(target.model, max(map(len, told.heldout)))
-            yield Step(f"perplexity of {target.title}", len(told.heldout), at_once, work)
+            yield Phase(f"perplexity of {target.title}", len(told.heldout), at_once, work)
 
-        def tokens(n: int) -> Iterator[Step]:
+        def tokens(n: int) -> Iterator[Phase]:
             some, size = _some(target.secrets, n, "tokens"), self.scene.plan.batch_size
             work = partial(_all, scoring.scored, target, some, size)
             at_once = _read_at_once(target.model, max(len(secret.suffix) for secret in target.secrets))
-            yield Step(f"tokens of the secrets under {target.title}", len(target.secrets), at_once, work)
+            yield Phase(f"tokens of the secrets under {target.title}", len(target.secrets), at_once, work)
 
         if told.heldout:
             self.ask(heldout)
@@ -253,17 +253,17 @@ class _Asker:
         state = self.states.setdefault(f"{attack.name} {attack.state_name(view)}", {})
         rehearsal, times = attack.rehearsal()
 
-        def steps(n: int) -> Iterator[Step]:
+        def steps(n: int) -> Iterator[Phase]:
             def fit() -> None:
                 state.update(rehearsal.fit(view, _some(known, n, "known")))
 
-            yield Step(f"{target.title}: {attack.name} ({setting.name}), tuning", len(known), 32, fit, times)
+            yield Phase(f"{target.title}: {attack.name} ({setting.name}), tuning", len(known), 32, fit, times)
 
         if not state and type(attack).fit is not Attack.fit:
             self.ask(steps, least=8)
         return state
 
-    def asked(self, target: Target, setting: Setting, states: dict[str, State], n: int) -> Iterator[Step]:
+    def asked(self, target: Target, setting: Setting, states: dict[str, State], n: int) -> Iterator[Phase]:
         view = self.view(target, setting)
         for method in self.scene.selection.methods:
             name = f"{target.title}: {method.name} ({setting.name})"
@@ -278,22 +278,22 @@ class _Asker:
                     method.state_name(view)  # says where there is nothing to tune
                     yield self.guessing(method, target, view, states[method.name], name, n)
             except NotApplicable as why:
-                yield Step(name, 0, why=f"not applicable: {why}")
+                yield Phase(name, 0, why=f"not applicable: {why}")
 
-    def guessing(self, attack: Attack, target: Target, view: View, state: State, name: str, n: int) -> Step:
+    def guessing(self, attack: Attack, target: Target, view: View, state: State, name: str, n: int) -> Phase:
         attacked = {secret.id for secret in target.secrets}
         known = [query for query in self.scene.challenge.queries if query.id in attacked]
         queries = attack.queries(view, known)
         sampling = attack.sampling()
         at_once = 64 if sampling is None else view.prefixes_at_once(sampling, queries, attack.prompt_rows())
         some = _some(queries, n, "secrets")
-        return Step(name, len(queries), at_once, partial(_all, attack.guess, view, state, some))
+        return Phase(name, len(queries), at_once, partial(_all, attack.guess, view, state, some))
 
-    def observing(self, probe: Probe, target: Target, view: View, name: str, n: int) -> Step:
+    def observing(self, probe: Probe, target: Target, view: View, name: str, n: int) -> Phase:
         secrets = subjects(probe, target, self.scene.benchmark, view)
         work = partial(_all, probe.measure, view, _some(secrets, n, "secrets"))
         longest = max((len(secret.suffix) for secret in secrets), default=1)
-        return Step(name, len(secrets), _read_at_once(target.model, longest), work)
+        return Phase(name, len(secrets), _read_at_once(target.model, longest), work)
 
     def view(self, target: Target, setting: Setting) -> View:
         """A fresh one: nothing that was drawn before is there."""
@@ -305,7 +305,7 @@ class _Asker:
 
     # --- asking ---
 
-    def ask(self, steps: Steps, least: int = 1, weight: int = 1) -> None:
+    def ask(self, steps: Phases, least: int = 1, weight: int = 1) -> None:
         """The steps for `least` texts, then for more of them while their share of the time lasts."""
         start = time.perf_counter()
         share, self.left = (self.end - start) * weight / max(weight, self.left), self.left - weight
@@ -358,7 +358,7 @@ class _Asker:
 class _Asked:
     """A step that was done for so many texts; 0: it was not."""
 
-    step: Step
+    step: Phase
     texts: int = 0
     rows: int = 0
     tokens: int = 0
@@ -366,7 +366,7 @@ class _Asked:
     memory: float = 0.0
 
 
-def _asked(step: Step, n: int, device: torch.device) -> _Asked:
+def _asked(step: Phase, n: int, device: torch.device) -> _Asked:
     if not step.of or step.why:
         return _Asked(step)
     machine.reset_peak_memory()

@@ -24,7 +24,7 @@ from auditor.runs.companions import ShownRow
 from auditor.runs.plan import check_general, options_for
 from auditor.runs.site import Site
 from auditor.runs.submission import check_submission
-from auditor.runs.unlearning import Around
+from auditor.runs.unlearning import UnlearnedModel
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Selection:
     methods: tuple[Attack | Probe, ...]
     rows: tuple[ShownRow, ...]
     settings: tuple[Setting, ...]
-    around: tuple[Around, ...] = ()  # of each model that was to forget, what stands beside it
+    around: tuple[UnlearnedModel, ...] = ()  # of each model that was to forget, what stands beside it
 
     @property
     def attacks(self) -> tuple[Attack, ...]:

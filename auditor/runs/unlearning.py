@@ -17,7 +17,7 @@ from auditor.plugins.defense import Defense, Scenario
 from auditor.plugins.options import title_of
 from auditor.runs.companions import ShownRow
 from auditor.statistics.unlearning import AFTER, BEFORE, RELEARNED, RETRAINED, RETRAINED_RELEARNED
-from auditor.training.unlearning import Unlearning as UnlearningTrainer
+from auditor.training.unlearning import UnlearningTrainer
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Relearned(Beside):
 
 
 @dataclass(frozen=True)
-class Around:
+class UnlearnedModel:
     """A model that was to forget, by the name of its row, and the rows of the models around it, by what each is."""
 
     models: Mapping[str, str]
@@ -74,7 +74,7 @@ class Around:
         return self.models[AFTER]
 
 
-def around(plan: Plan, defenses: Sequence[Defense]) -> tuple[list[ShownRow], tuple[Around, ...]]:
+def around(plan: Plan, defenses: Sequence[Defense]) -> tuple[list[ShownRow], tuple[UnlearnedModel, ...]]:
     """The rows that stand beside the models of this run that were to forget. Raises AuditError for idle flags."""
     unlearning = [defense for defense in defenses if isinstance(defense, UnlearningTrainer)]
     if plan.before is not None and unlearning:
@@ -95,7 +95,7 @@ def around(plan: Plan, defenses: Sequence[Defense]) -> tuple[list[ShownRow], tup
                     + ", got neither"
                 )
         return [], ()
-    rows, found = list[ShownRow](), list[Around]()
+    rows, found = list[ShownRow](), list[UnlearnedModel]()
     shared = _never_saw(plan)
     if plan.before is not None:
         rows.append(_row(Before()))
@@ -103,14 +103,14 @@ def around(plan: Plan, defenses: Sequence[Defense]) -> tuple[list[ShownRow], tup
         if plan.relearn:
             rows.append(_row(Relearned()))
             models[RELEARNED] = Relearned.name
-        found.append(Around({**models, **shared}))
+        found.append(UnlearnedModel({**models, **shared}))
     for defense in unlearning:
         models = {BEFORE: UNDEFENDED, AFTER: defense.name}
         if plan.relearn:
             name, title = f"{defense.name}-relearned", f"{title_of(type(defense))}, relearned"
             rows.append(ShownRow(name, title, Relearned(defense), True))
             models[RELEARNED] = name
-        found.append(Around({**models, **shared}))
+        found.append(UnlearnedModel({**models, **shared}))
     never = {RETRAINED: Retrained(), RETRAINED_RELEARNED: Retrained(relearned=True)}
     titles = {RETRAINED: Retrained.title, RETRAINED_RELEARNED: f"{Retrained.title}, relearned"}
     rows += [ShownRow(shared[role], titles[role], never[role], True) for role in shared]

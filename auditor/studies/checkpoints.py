@@ -11,7 +11,7 @@ from auditor.core.errors import AuditError
 from auditor.core.result import Measurement
 from auditor.records.contrasts import Part, Replicates, contrast
 from auditor.reports import words
-from auditor.reports.training_curve import Line, Panel, drawn
+from auditor.reports.training_curve import Curve, Panel, drawn
 from auditor.studies.places import Place
 
 _NAME = re.compile(r"checkpoint-([0-9]{1,12})")
@@ -30,14 +30,14 @@ def curve(held: Sequence[Place]) -> str:
     """SVG: each row's main number over the steps, and perplexity; "" where the places are no checkpoints."""
     at = {step: place for place in held if (step := _step(place)) is not None}
     rows = dict.fromkeys((c.target, c.setting, c.attack) for place in at.values() for c in place.cells if c.measured)
-    panels: dict[str, list[Line]] = {}
+    panels: dict[str, list[Curve]] = {}
     for row in rows:
         points = list(_main(at, row))
         if points:
-            panels.setdefault(points[0][1].name, []).append(Line(", ".join(row), points))
+            panels.setdefault(points[0][1].name, []).append(Curve(", ".join(row), points))
     for target in dict.fromkeys(target for target, _, _ in rows):
         if points := list(_usefulness(at, target)):
-            panels.setdefault(_USEFUL, []).append(Line(target, points))
+            panels.setdefault(_USEFUL, []).append(Curve(target, points))
     return drawn([Panel(words.label(name), tuple(lines)) for name, lines in panels.items()]) if panels else ""
 
 

@@ -87,7 +87,7 @@ class Statement:
 
 
 @dataclass(frozen=True)
-class Entry:
+class LedgerRow:
     """A row of the ledger."""
 
     plan: str
@@ -174,9 +174,9 @@ def check(statement: Statement, places: Sequence[Place]) -> None:
             _attack(term, place, statement.id)
 
 
-def entry(plan: str, statement: Statement, places: Sequence[Place]) -> Entry:
+def entry(plan: str, statement: Statement, places: Sequence[Place]) -> LedgerRow:
     """The claim's row, from the places of its plan."""
-    base = Entry(plan, statement.id, statement.text, statement.paper, "", statement.expect.text, NOT_RUN)
+    base = LedgerRow(plan, statement.id, statement.text, statement.paper, "", statement.expect.text, NOT_RUN)
     try:
         chosen = [(sign, term, _places(term, places, statement.id)) for sign, term in statement.terms()]
         parts = [
@@ -197,8 +197,8 @@ def entry(plan: str, statement: Statement, places: Sequence[Place]) -> Entry:
     )
 
 
-def _with(base: Entry, **more: Any) -> Entry:
-    return Entry(**{**vars(base), **more})
+def _with(base: LedgerRow, **more: Any) -> LedgerRow:
+    return LedgerRow(**{**vars(base), **more})
 
 
 def setting(about: Sequence[str], parts: Sequence[Part], ours: Measurement) -> str:

@@ -43,7 +43,7 @@ _ALIAS = "the query"
 
 
 @dataclass(frozen=True)
-class Held:
+class PromiseCheck:
     """One number of a promise against what came true of it. claimed, realised: nats; order: of the divergence.
 
     order None: of epsilon at a delta, over so many of `unit`. ours: by our accounting, the control. beside: by another
@@ -72,7 +72,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Query:
+class GivenDistributions:
     """Laws that are given: of the public model, of the member that is looked at, of all others."""
 
     name: str
@@ -83,7 +83,7 @@ class Query:
     parameters: int
 
     @classmethod
-    def of(cls, raw: Mapping[str, Any], setting: Mapping[str, Any]) -> Query:
+    def of(cls, raw: Mapping[str, Any], setting: Mapping[str, Any]) -> GivenDistributions:
         """Raises AuditError for laws that are none, or not all as wide."""
         name = str(raw.get("name", ""))
         public, private, other = (tuple(map(float, raw.get(law, ()))) for law in ("public", "private", "other"))
@@ -110,7 +110,7 @@ class Published:
     mechanism: str
     words: Mapping[str, Any]
     options: Mapping[str, Any]
-    queries: tuple[Query, ...]
+    queries: tuple[GivenDistributions, ...]
 
     @classmethod
     def of(cls, title: str, raw: Mapping[str, Any]) -> Published:
@@ -121,11 +121,13 @@ class Published:
         if mechanism not in MECHANISMS:
             raise unknown(f"mechanism in {title!r}:", mechanism, MECHANISMS)
         queries = tuple(
-            Query.of(one, setting) for one in raw.get("query", ()) for setting in one.get("settings", ({},))
+            GivenDistributions.of(one, setting)
+            for one in raw.get("query", ())
+            for setting in one.get("settings", ({},))
         )
         return cls(title, mechanism, {name: raw.get(name, "") for name in _WORDS}, raw.get("options", {}), queries)
 
-    def held(self) -> list[Held]:
+    def held(self) -> list[PromiseCheck]:
         """All that is found of it, query by query."""
         return [one for query in self.queries for one in MECHANISMS[self.mechanism](query, self.options)]
 
@@ -133,7 +135,7 @@ class Published:
 # --- what claim-check says of one query -------------------------------------------------------------------------------
 
 
-class Pair(LanguageModel):
+class NeighbouringModels(LanguageModel):
     """A model as it is served, its neighbours as they are, and what is claimed of a token of it: by relation."""
 
     capabilities = frozenset({"draw", "law"})
@@ -175,7 +177,9 @@ def _law(model: LanguageModel, contexts: Tensor, last: int, at: Sequence[int]) -
     return law
 
 
-def checked(model: LanguageModel, query: Query, only: Sequence[str] = (), ours: bool = False) -> list[Held]:
+def checked(
+    model: LanguageModel, query: GivenDistributions, only: Sequence[str] = (), ours: bool = False
+) -> list[PromiseCheck]:
     """What claim-check finds, by relation. only: these, of all that it looks at. Raises AuditError for other faults."""
     probe, secrets = ClaimCheck(draws=256), [Secret("query", (0,), (0,), alias=_ALIAS)]
     seen = list(probe.measure(View(query.name, model, WORST, seed=0), secrets))
@@ -184,13 +188,13 @@ def checked(model: LanguageModel, query: Query, only: Sequence[str] = (), ours: 
         realised, claimed, order = (seen[0].values[f"{name}_{relation}"] for name in ("realised", "claimed", "order"))
         words = relation.replace("_", " ")
         where = next((line for line in said if line.startswith(f"{words},")), "")
-        found.append(Held(query.name, query.words, words, realised, claimed, order, ours=ours, where=where))
+        found.append(PromiseCheck(query.name, query.words, words, realised, claimed, order, ours=ours, where=where))
     if stray := [line for line in said if not any(line == one.where for one in found)]:
         raise AuditError(f"expected {query.name!r} to break nothing but the claim that is looked at: {stray[0]}")
     return found
 
 
-def _over(query: Query, model: LanguageModel, other: LanguageModel, tokens: int, delta: float) -> float:
+def _over(query: GivenDistributions, model: LanguageModel, other: LanguageModel, tokens: int, delta: float) -> float:
     """Exact epsilon of so many draws of both laws."""
     context = torch.zeros(1, 1, dtype=torch.long)
     one, two = (_law(each, context, 1, [0])[0, 0] for each in (model, other))
@@ -204,7 +208,7 @@ def _scenario(public: LanguageModel, held: Any, queries: int) -> Scenario:
 # --- the mechanisms ---------------------------------------------------------------------------------------------------
 
 
-def dp_fusion(query: Query, options: Mapping[str, Any]) -> Iterator[Held]:
+def dp_fusion(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[PromiseCheck]:
     """Its law is that of an ensemble mixed within one radius; here of a single group (formulas C5)."""
     alpha, beta, delta = int(query.setting["alpha"]), float(query.setting["beta"]), float(options.get("delta", 1e-5))
     radius = alpha * beta
@@ -213,20 +217,20 @@ def dp_fusion(query: Query, options: Mapping[str, Any]) -> Iterator[Held]:
         for law in (query.private, query.other)
     )
     others: dict[str, LanguageModel] = {"replace": other, "zero_out": FixedLaw(query.public)}
-    yield from checked(Pair(served, others, dict.fromkeys(others, (alpha, 4 * beta))), query)
-    (more,) = checked(Pair(served, others, {"replace": (alpha, 4 * radius)}), query)
+    yield from checked(NeighbouringModels(served, others, dict.fromkeys(others, (alpha, 4 * beta))), query)
+    (more,) = checked(NeighbouringModels(served, others, {"replace": (alpha, 4 * radius)}), query)
     yield replace(more, setting=f"{query.words}, charged 4 D", beside=True)
     for tokens in query.setting.get("tokens", ()):
         claimed = 4 * beta * tokens + math.log(1 / delta) / (alpha - 1)
         exact = _over(query, served, other, tokens, delta)
-        yield Held(query.name, query.words, "replace", exact, claimed, count=tokens)
+        yield PromiseCheck(query.name, query.words, "replace", exact, claimed, count=tokens)
     # Hoelder (Mironov 2017, Proposition 11), both terms at order alpha; with none in their place, the radius itself.
     lower = alpha**2 / (2 * alpha - 1)
     bounds = {"replace": (lower, radius * (2 * alpha - 1) / (alpha - 1)), "zero_out": (float(alpha), radius)}
-    yield from checked(Pair(served, others, bounds), query, ours=True)
+    yield from checked(NeighbouringModels(served, others, bounds), query, ours=True)
 
 
-def pmixed(query: Query, options: Mapping[str, Any]) -> Iterator[Held]:
+def pmixed(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[PromiseCheck]:
     members, share = int(query.setting["members"]), float(query.setting["q"])
     held = fixed_ensemble(query.public, query.private, *[query.other] * (members - 1))
     plain = {"epsilon", "delta", "alpha", "queries"}
@@ -242,10 +246,10 @@ def pmixed(query: Query, options: Mapping[str, Any]) -> Iterator[Held]:
         for relation in only:
             exact = _over(query, model, model.neighbour(relation, 0), defense.queries, defense.delta)
             words = relation.replace("_", " ")
-            yield Held(query.name, query.words, words, exact, defense.epsilon, count=defense.queries, ours=ours)
+            yield PromiseCheck(query.name, query.words, words, exact, defense.epsilon, count=defense.queries, ours=ours)
 
 
-def adp(query: Query, options: Mapping[str, Any]) -> Iterator[Held]:
+def adp(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[PromiseCheck]:
     """One step, with a record of privacy probability 1 in the batch and without it (formulas B4 (i))."""
     scale, batch = float(query.setting["scale"]), int(query.setting["batch"])
     sigma, delta, order = float(options["sigma"]), float(options["delta"]), 2
@@ -257,24 +261,26 @@ def adp(query: Query, options: Mapping[str, Any]) -> Iterator[Held]:
         pairs = ((one, two), (two, one))
         realised = max(scale_divergence(order, query.parameters, *pair) for pair in pairs)
         what = "record in or out" + ", γ public" * ours
-        yield Held(query.name, query.words, what, realised, charged, order, unit="step", ours=ours)
+        yield PromiseCheck(query.name, query.words, what, realised, charged, order, unit="step", ours=ours)
         if not ours:
             exact = scale_epsilon(query.parameters, one, two, delta)
-            yield Held(query.name, query.words, what, exact, charged_epsilon, unit="step")
+            yield PromiseCheck(query.name, query.words, what, exact, charged_epsilon, unit="step")
 
 
-def uniform_mixing(query: Query, options: Mapping[str, Any]) -> Iterator[Held]:
+def uniform_mixing(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[PromiseCheck]:
     defense, public = UniformMixing(weight=float(query.setting["weight"])), FixedLaw(query.public)
     one, other = (defense.protect(Scenario(FixedLaw(law), public, None, 1, 1)) for law in (query.private, query.other))
     epsilon = uniform_mixing_epsilon(defense.weight, public.vocab_size)
-    yield from checked(Pair(one, {"any_two_models": other}, {"any_two_models": (math.inf, epsilon)}), query)
+    yield from checked(
+        NeighbouringModels(one, {"any_two_models": other}, {"any_two_models": (math.inf, epsilon)}), query
+    )
     for tokens in query.setting.get("tokens", ()):
         claimed = uniform_mixing_epsilon(defense.weight, public.vocab_size, tokens)
         exact = _over(query, one, other, tokens, 0.0)
-        yield Held(query.name, query.words, "any two models", exact, claimed, count=tokens)
+        yield PromiseCheck(query.name, query.words, "any two models", exact, claimed, count=tokens)
 
 
-def invisible_ink(query: Query, options: Mapping[str, Any]) -> Iterator[Held]:
+def invisible_ink(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[PromiseCheck]:
     batch, epsilon = int(query.setting["batch"]), float(query.setting["epsilon"])
     defense = InvisibleInk(epsilon=epsilon, batch=batch, **options)
     public = FixedLaw(query.public)
@@ -285,10 +291,10 @@ def invisible_ink(query: Query, options: Mapping[str, Any]) -> Iterator[Held]:
     model = InkModel(held, told.ink, told.name, told.promise)
     yield from checked(model, query, ("zero_out", "range_zero_out"))
     exact = _over(query, model, model.neighbour("zero_out", 0), defense.queries, defense.delta)
-    yield Held(query.name, query.words, "zero out", exact, epsilon, count=defense.queries)
+    yield PromiseCheck(query.name, query.words, "zero out", exact, epsilon, count=defense.queries)
 
 
-MECHANISMS: Mapping[str, Callable[[Query, Mapping[str, Any]], Iterator[Held]]] = {
+MECHANISMS: Mapping[str, Callable[[GivenDistributions, Mapping[str, Any]], Iterator[PromiseCheck]]] = {
     "dp-fusion": dp_fusion,
     "pmixed": pmixed,
     "adp": adp,
@@ -312,13 +318,13 @@ answers, and a promise is about all of them.
 """
 
 
-def grid(claim: Published, found: Sequence[Held]) -> tables.Grid:
+def grid(claim: Published, found: Sequence[PromiseCheck]) -> tables.Grid:
     """All that was found, as rows."""
     head = ("query", "setting", "neighbour", "what", "realised", "claimed", "verdict")
     return tables.Grid(claim.title, head, tuple(map(_cells, found)))
 
 
-def section(claim: Published, found: Sequence[Held]) -> str:
+def section(claim: Published, found: Sequence[PromiseCheck]) -> str:
     """The claim's part of the page, Markdown."""
     words = claim.words
     theirs, ours = ([one for one in found if one.ours == own] for own in (False, True))
@@ -345,7 +351,7 @@ def page(sections: Sequence[str]) -> str:
     return "\n".join([INTRO, *sections]).rstrip() + "\n"
 
 
-def _outcome(found: Sequence[Held]) -> str:
+def _outcome(found: Sequence[PromiseCheck]) -> str:
     worst = max(found, key=lambda one: one.ratio)
     broken = sum(one.verdict != "holds" for one in found)
     at = f"{worst.query}, {worst.setting}, {worst.neighbour}"
@@ -356,11 +362,11 @@ def _outcome(found: Sequence[Held]) -> str:
     return f"**Does not hold** in {broken} of {len(found)} comparisons; worst: {at}: {numbers}.{said}"
 
 
-def _cells(one: Held) -> tuple[str, ...]:
+def _cells(one: PromiseCheck) -> tuple[str, ...]:
     return (one.query, one.setting, one.neighbour, _of(one), _number(one.realised), _number(one.claimed), one.verdict)
 
 
-def _of(one: Held) -> str:
+def _of(one: PromiseCheck) -> str:
     if one.order is None:
         return f"ε of {one.count:,} {one.unit}{'s' * (one.count > 1)}"
     return f"a {one.unit}, " + ("pure" if math.isinf(one.order) else f"order {_number(one.order)}")
@@ -372,11 +378,11 @@ def _number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _distinct(queries: Sequence[Query]) -> list[Query]:
+def _distinct(queries: Sequence[GivenDistributions]) -> list[GivenDistributions]:
     return list({query.name: query for query in queries}.values())
 
 
-def _described(query: Query) -> str:
+def _described(query: GivenDistributions) -> str:
     if query.parameters:
         return f"{query.name}: noise on {query.parameters:,} parameters."
     laws = (("public", query.public), ("the one looked at", query.private), ("the other", query.other))

@@ -14,7 +14,7 @@ from auditor.reports import frontier, tables, words
 from auditor.runs.grid import Point, expand, merged
 from auditor.runs.reporter import Reporter
 from auditor.studies import ledger, places, published, sweep
-from auditor.studies.ledger import Entry
+from auditor.studies.ledger import LedgerRow
 from auditor.studies.papers import PUBLISHED, UTILITY, Paper
 from auditor.studies.places import Place
 from auditor.studies.published import Published
@@ -52,7 +52,7 @@ def reproduce(
     out: Path,
     reporter: Reporter,
     command: str,
-) -> tuple[list[tables.Grid], list[Entry], dict[str, str]]:
+) -> tuple[list[tables.Grid], list[LedgerRow], dict[str, str]]:
     """Runs these plans, or goes on with them; returns their tables, the ledger of all plans found in `out`, failures.
 
     Every plan and claim is checked before the first run. A point that cannot run is a row that says why, and one of the
@@ -156,7 +156,7 @@ def statements(paper: Paper, plan: str, scale: str) -> list[ledger.Statement]:
 # --- the ledger on disk ---------------------------------------------------------------------------------------------
 
 
-def table(paper: Paper, entries: Sequence[Entry]) -> tables.Grid:
+def table(paper: Paper, entries: Sequence[LedgerRow]) -> tables.Grid:
     """The ledger as rows; for programs with bounds in columns of their own."""
     head = ("plan", "claim", "paper", "expected", "setting", "ours", "verdict")
     rows = tuple((e.plan, e.text, e.paper, e.expect, e.setting, _ours(e), e.verdict) for e in entries)
@@ -167,7 +167,7 @@ def table(paper: Paper, entries: Sequence[Entry]) -> tables.Grid:
     return tables.Grid(f"Claims: {paper.title}", head, rows, ledger.RULE, names, machine)
 
 
-def brief(paper: Paper, entries: Sequence[Entry]) -> tables.Grid:
+def brief(paper: Paper, entries: Sequence[LedgerRow]) -> tables.Grid:
     """The ledger for a terminal: settings stand below, once for each plan."""
     settings: dict[str, list[str]] = {}
     for e in entries:
@@ -178,17 +178,17 @@ def brief(paper: Paper, entries: Sequence[Entry]) -> tables.Grid:
     return tables.Grid(f"Claims: {paper.title}", ("claim", "paper", "ours", "verdict"), rows, note)
 
 
-def _ours(entry: Entry) -> str:
+def _ours(entry: LedgerRow) -> str:
     m = entry.ours
     return f"– ({entry.note})" if m is None else words.with_bounds(m)
 
 
-def _bounds(entry: Entry) -> tuple[object, ...]:
+def _bounds(entry: LedgerRow) -> tuple[object, ...]:
     m = entry.ours
     return (None,) * 5 if m is None else (m.value, m.low, m.high, m.n, m.unit)
 
 
-def write(out: Path, paper: Paper, scale: str, entries: Sequence[Entry]) -> None:
+def write(out: Path, paper: Paper, scale: str, entries: Sequence[LedgerRow]) -> None:
     """ledger.md, ledger.csv, ledger.tex and ledger.json, each replaced whole."""
     grid = table(paper, entries)
     disk.replace(out / "ledger.md", tables.to_markdown(grid))

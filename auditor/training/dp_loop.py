@@ -36,7 +36,7 @@ from auditor.core.streams import generator
 from auditor.plugins.trainer import Checkpoint
 from auditor.training import clipping, masks
 from auditor.training.finetune import require_finite, trained_parameters
-from auditor.training.gradient_canaries import NOTHING_PLANTED, Assumed, NoiseScale, Planted, Watch
+from auditor.training.gradient_canaries import NOTHING_PLANTED, Assumed, CanaryWatch, NoiseScale, Planted
 from auditor.training.noise import NoiseStream, add_noise
 
 Progress = Callable[[int, float], None]  # (steps done, mean loss of the last batch, nats a token)
@@ -86,7 +86,7 @@ class PrivateModel:
     steps: int
     moved: bool
     noise_scales: list[float] = field(default_factory=list)
-    watch: Watch = field(kw_only=True, compare=False)
+    watch: CanaryWatch = field(kw_only=True, compare=False)
 
 
 class ScaledOptimizer(DPOptimizer):
@@ -158,7 +158,7 @@ def fit_privately(
     parameters = trained_parameters(model)
     before = _digest(parameters)
     assumed = Assumed(recipe.noise_multiplier, recipe.clip, sampler.rate)
-    watch = Watch(canaries, list(parameters.values()), len(examples), assumed)
+    watch = CanaryWatch(canaries, list(parameters.values()), len(examples), assumed)
     clipping.check_clipping(list(parameters.values()), recipe.clip, sampler.size * sampler.rate)
     trained = PrivateModel(0, False, watch=watch)
     own = torch.ones(len(examples)) if shares is None else torch.tensor(shares)
@@ -215,7 +215,7 @@ def _optimizer(parameters: list[nn.Parameter], recipe: Recipe) -> ScaledOptimize
 
 
 def _watched(
-    optimizer: ScaledOptimizer, watch: Watch, units: NDArray[np.int64], scale: NoiseScale | None
+    optimizer: ScaledOptimizer, watch: CanaryWatch, units: NDArray[np.int64], scale: NoiseScale | None
 ) -> RemovableHandle:
     """Whatever the inner optimizer is given is what is released: of this the canaries are read, not of our own sums."""
     inner, expected = optimizer.original_optimizer, optimizer.expected_batch_size
@@ -230,7 +230,7 @@ def _accumulate(
     shares: Tensor,
     recipe: Recipe,
     pad: int,
-    watch: Watch,
+    watch: CanaryWatch,
 ) -> float:
     """Adds the clipped gradients of these units, a physical batch at a time.
 
@@ -262,7 +262,7 @@ def _accumulate(
 
 
 def _add_samples(
-    optimizer: ScaledOptimizer, records: int, shares: Tensor, watch: Watch, canaries: Sequence[int]
+    optimizer: ScaledOptimizer, records: int, shares: Tensor, watch: CanaryWatch, canaries: Sequence[int]
 ) -> None:
     """Clips and adds the per-sample gradients that a backward pass left, and those of the canaries behind them."""
     watch.extend_samples(canaries)

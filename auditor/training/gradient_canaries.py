@@ -70,7 +70,7 @@ class Assumed:
     rate: float
 
 
-class Watch:
+class CanaryWatch:
     """Plants canaries in the steps of one training, and reads what each release says of them.
 
     first: the number of the first canary among the units; those below are records.

@@ -30,7 +30,7 @@ from auditor.training.finetune import check_schedule
 
 if TYPE_CHECKING:
     from auditor.training.dp_loop import PrivateModel
-    from auditor.training.gradient_canaries import Watch
+    from auditor.training.gradient_canaries import CanaryWatch
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class PoissonTraining(Defense, Trainer):
         write(job.out, record)
         return _told(record, cut, len(examples))
 
-    def _kept(self, watch: Watch, terms: Terms, steps: int, seed: int) -> GradientCanaries:
+    def _kept(self, watch: CanaryWatch, terms: Terms, steps: int, seed: int) -> GradientCanaries:
         values, size, repeated = watch.noise_seen()
         return GradientCanaries(
             included=tuple(watch.included.tolist()),

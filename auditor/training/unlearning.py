@@ -27,7 +27,7 @@ _AT_ONCE = 16  # records whose log-probabilities are read together, without grad
 
 
 @dataclass(frozen=True)
-class Unlearning(Variant):
+class UnlearningTrainer(Variant):
     """Base of trainings on records to forget. Every step takes `batch` of them, each distinct record once an epoch.
 
     retain: weight of the loss of as many records that are to be kept, drawn at random from the others; 0: none.

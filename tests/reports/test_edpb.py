@@ -18,7 +18,7 @@ from auditor.gate import kept
 from auditor.gate.decide import decide, read_run
 from auditor.gate.policy import Policy, parse_rule
 from auditor.reports import edpb, html, markdown
-from auditor.reports.edpb import Evidence
+from auditor.reports.edpb import EdpbEvidence
 from tests.gate.world import ROW, finished, outcome
 
 Said = pytest.CaptureFixture[str]
@@ -38,14 +38,14 @@ def planted(value: Any, name: str = "") -> Any:
     return f"{PLANTED} {value}" if isinstance(value, str) and name in FREE else value
 
 
-def rows(e: Evidence) -> dict[str, str]:
+def rows(e: EdpbEvidence) -> dict[str, str]:
     """The answers by question."""
     found = re.findall(r"^\| [^|]* \| ([^|]*) \| ([^|]*) \| [^|]* \|$", markdown.page(edpb.of(e)), re.MULTILINE)
     return {asked: answer.replace("\\", "") for asked, answer in found}
 
 
 def test_each_question_is_answered_by_the_number_that_the_run_measured(with_probe: AuditResult) -> None:
-    answers = rows(Evidence(with_probe, "0" * 64))
+    answers = rows(EdpbEvidence(with_probe, "0" * 64))
     assert len(answers) >= len(edpb.QUESTIONS)
     (extracted,) = [answer for asked, answer in answers.items() if "extracted directly" in asked]
     assert "Extraction probability, mean 31% [27–35] of 320; of records never trained on" in extracted
@@ -59,7 +59,7 @@ def test_each_question_is_answered_by_the_number_that_the_run_measured(with_prob
 
 
 def test_what_was_not_measured_is_not_evaluated_and_says_what_would(result: AuditResult) -> None:
-    answers = rows(Evidence(replace(result, findings=()), "0" * 64))
+    answers = rows(EdpbEvidence(replace(result, findings=()), "0" * 64))
     assert answers["Membership inference"] == "Not evaluated: `audit run --attack membership` would."
     assert answers["Model inversion"] == "Not evaluated: no attack or probe of audit measures it."
     measured = {asked for asked, answer in answers.items() if not answer.startswith("Not evaluated")}
@@ -72,7 +72,9 @@ def test_what_was_not_measured_is_not_evaluated_and_says_what_would(result: Audi
 
 def test_one_repeat_count_says_nothing_about_the_worst(result: AuditResult) -> None:
     one = tuple(replace(f, by_repeats={k: m for k, m in f.by_repeats.items() if k == "1"}) for f in result.findings)
-    (worst,) = [a for asked, a in rows(Evidence(replace(result, findings=one), "")).items() if "every person" in asked]
+    (worst,) = [
+        a for asked, a in rows(EdpbEvidence(replace(result, findings=one), "")).items() if "every person" in asked
+    ]
     assert worst.startswith("Not evaluated: repeat counts")
 
 
@@ -95,7 +97,7 @@ def test_nothing_of_the_users_leaves_the_house(with_probe: AuditResult) -> None:
         weights={f"/home/{PLANTED}/model.safetensors": "b" * 64},
     )
     assert PLANTED in json.dumps(to_json(told))
-    document = edpb.of(Evidence(told, "0" * 64))
+    document = edpb.of(EdpbEvidence(told, "0" * 64))
     for text in (markdown.page(document), html.page(document)):
         assert PLANTED not in text and "-c5" not in text and "a" * 64 in text
 

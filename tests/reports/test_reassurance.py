@@ -79,7 +79,7 @@ def sentences(result: AuditResult) -> Iterator[tuple[str, str]]:
     yield "verdict", verdict.verdict(result)
     yield "advise", " ".join(f"{one.kind}: {one.said}" for one in advice.advice(result, Details()))
     yield "history", " ".join(history._most(result, target.name) for target in result.targets)
-    yield "EDPB", edpb._concluded(edpb.Evidence(result, "digest"))
+    yield "EDPB", edpb._concluded(edpb.EdpbEvidence(result, "digest"))
 
 
 def pages(result: AuditResult) -> Iterator[tuple[str, str]]:
@@ -87,7 +87,7 @@ def pages(result: AuditResult) -> Iterator[tuple[str, str]]:
     yield from sentences(result)
     yield "answers", " ".join(text for _, text in verdict.answers(result))
     yield "screen", screen(result)
-    page = edpb.of(edpb.Evidence(words.cleaned(result), "digest"))
+    page = edpb.of(edpb.EdpbEvidence(words.cleaned(result), "digest"))
     yield "EDPB page", f"{page.headline} {page.verdict}"
 
 

@@ -14,7 +14,7 @@ from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 from auditor.models.huggingface import traffic
 from auditor.runs import estimate, machine
-from auditor.runs.estimate import Cost, Step
+from auditor.runs.estimate import Cost, Phase
 from auditor.runs.reporter import Silence
 from tests.conftest import save_tiny
 
@@ -45,7 +45,7 @@ def plan(given: Path, **more: Any) -> Plan:
     return Plan(**{name: str(given / file) for name, file in files.items()}, **more)
 
 
-def part(found: estimate.Estimate, name: str) -> Cost:
+def part(found: estimate.CostEstimate, name: str) -> Cost:
     return next(cost for cost in found.costs if cost.name == name)
 
 
@@ -91,7 +91,7 @@ def asked(
     peak = [0.0]
     monkeypatch.setattr(machine, "peak_memory_mb", lambda device: peak[0] / 1e6)
 
-    def steps(n: int) -> Iterator[Step]:
+    def steps(n: int) -> Iterator[Phase]:
         def work() -> None:
             texts = min(n, of)
             ticks.now += 0.5 * -(-texts // at_once) + 0.1 * texts
@@ -99,7 +99,7 @@ def asked(
             traffic.tokens += 12 * texts
             peak[0] = 1000 + 50 * min(texts, at_once)
 
-        yield Step("part", of, at_once, work, **more)
+        yield Phase("part", of, at_once, work, **more)
 
     asker = Free(seconds, 1 + others)
     asker.ask(steps)
@@ -138,7 +138,7 @@ def test_the_time_is_kept_and_what_was_not_asked_is_not_a_zero(ticks: Ticks, mon
     assert asked(ticks, monkeypatch, 3.0, 10**6).asked and ticks.now <= 3.0
     late = asked(ticks, monkeypatch, 0.0, 5)
     assert late.why == "not asked: the 30 seconds were over" and late.seconds != late.seconds
-    found = estimate.Estimate((late,), 2.0, 30.0, 1000)
+    found = estimate.CostEstimate((late,), 2.0, 30.0, 1000)
     assert found.missing == (late,) and found.seconds == 2.0
     assert "without 1 part that have no numbers" in estimate.table(found).note
 

@@ -17,12 +17,12 @@ from auditor.cli import call
 from auditor.core.errors import AuditError
 from auditor.privacy.gaussian import scale_divergence, scale_epsilon
 from auditor.studies import papers, published
-from auditor.studies.published import Held, Published
+from auditor.studies.published import PromiseCheck, Published
 
 ROOT = Path(__file__).parents[2]
 PLANS = {name: Published.of(plan["title"], plan["published"]) for name, plan in papers.load("claims").plans.items()}
 QUICK = [name for name in PLANS if name != "pmixed"]
-Found = Mapping[str, Sequence[Held]]
+Found = Mapping[str, Sequence[PromiseCheck]]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def found() -> Found:
     return {name: (pmixed if name == "pmixed" else claim).held() for name, claim in PLANS.items()}
 
 
-def rows(found: Sequence[Held], query: str, setting: str, *, ours: bool = False) -> list[Held]:
+def rows(found: Sequence[PromiseCheck], query: str, setting: str, *, ours: bool = False) -> list[PromiseCheck]:
     chosen = [one for one in found if (one.query, one.setting, one.ours) == (query, setting, ours)]
     assert chosen
     return chosen

@@ -18,7 +18,7 @@ from auditor.plugins.trainer import Checkpoint
 from auditor.training.clipping import add_clipped
 from auditor.training.dp_loop import PoissonSampler, PrivateModel, Recipe, ScaledOptimizer, fit_privately
 from auditor.training.finetune import trained_parameters
-from auditor.training.gradient_canaries import LENGTH, Assumed, Planted, Watch, log_likelihood_ratio
+from auditor.training.gradient_canaries import LENGTH, Assumed, CanaryWatch, Planted, log_likelihood_ratio
 from auditor.training.noise import NoiseStream
 from tests.training.naive_noise import NaiveNoise
 from tests.training.test_dp_loop import EXAMPLES, neox_untied
@@ -239,7 +239,7 @@ def test_counts_are_held_against_poisson_sampling() -> None:
     steps, rate, found = 40, 0.1, []
     parameters = [torch.nn.Parameter(torch.zeros(300))]
     for trial in range(200):
-        watch = Watch(Planted(300), parameters, 0, Assumed(1.0, 1.0, rate))
+        watch = CanaryWatch(Planted(300), parameters, 0, Assumed(1.0, 1.0, rate))
         for step in range(steps):
             watch.present(PoissonSampler(300, rate, f"trial {trial}").batch(step))
         watch.releases = steps
