@@ -27,8 +27,9 @@ from transformers.pytorch_utils import Conv1D
 from auditor.core.nouns import Tokens
 from auditor.core.streams import generator
 from auditor.runs.machine import peak_memory_mb, reset_peak_memory
-from auditor.training.dp_loop import PoissonSampler, Recipe, fit_privately, padded, record_losses
+from auditor.training.dp_loop import PoissonSampler, Recipe, fit_privately
 from auditor.training.finetune import untrained
+from auditor.training.per_sample import padded, record_losses
 
 SIGMA, CLIP, RATE = 1.0, 1.0, 1e-3
 

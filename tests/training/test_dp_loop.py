@@ -18,7 +18,7 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, GPT2Config, GPT2LM
 from auditor.core.errors import AuditError
 from auditor.core.streams import generator
 from auditor.plugins.trainer import Checkpoint
-from auditor.training import dp_loop as loops
+from auditor.training import per_sample
 from auditor.training.dp_loop import PoissonSampler, Recipe, fit_privately
 from auditor.training.finetune import trained_parameters, untrained
 from tests.conftest import tiny
@@ -112,10 +112,10 @@ def single_gradients(model: Any, examples: list[tuple[int, ...]]) -> list[dict[s
 @pytest.mark.parametrize("ghost", [False, True])
 def test_per_sample_gradients_are_those_of_single_records(make: Any, ghost: bool) -> None:
     model = make()
-    loops._no_dropout(model)
+    per_sample._no_dropout(model)
     expected = single_gradients(model.train(), EXAMPLES[:5])
-    wrapped = loops.wrap(model, ghost)
-    loops.record_losses(wrapped, *loops.padded(EXAMPLES[:5], 0)).sum().backward()
+    wrapped = per_sample.wrap(model, ghost)
+    per_sample.record_losses(wrapped, *per_sample.padded(EXAMPLES[:5], 0)).sum().backward()
     named = trained_parameters(model)
     assert set(expected[0]) == set(named)
     for i, gradients in enumerate(expected):
@@ -164,7 +164,7 @@ def test_short_records_are_tried_beside_long_ones() -> None:
     layer.mlp.dense_4h_to_h = _Scaled(layer.mlp.dense_4h_to_h)
     with pytest.raises(AuditError, match=r"beside a record of 10 tokens, those of .* are not what single records give"):
         fit_privately(model, EXAMPLES, PoissonSampler(12, 0.4, "n"), recipe(), pad=0)
-    pairs = loops.pairs_to_check([(1,) * n for n in (3, 9, 12, 100, 5, 100, 70, 2)])
+    pairs = per_sample.pairs_to_check([(1,) * n for n in (3, 9, 12, 100, 5, 100, 70, 2)])
     assert [tuple(map(len, pair)) for pair in pairs] == [(2, 100), (5, 100), (9, 100), (70, 100), (100, 100)]
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from auditor.plugins.trainer import TrainingRecord
-from auditor.training import dp_loop, finetune, masks, side_by_side
+from auditor.training import finetune, masks, per_sample, side_by_side
 from auditor.training.rarity import log_perplexities
 from tests.conftest import tiny
 
@@ -41,7 +41,7 @@ def test_every_loss_is_of_the_learnt_tokens_alone() -> None:
     assert float(finetune.causal_loss(model, rows)) == pytest.approx(expected, abs=1e-6)
     assert float(side_by_side.row_losses(model, rows)[0]) == pytest.approx(expected, abs=1e-6)
     longer = [masks.sequence(RECORD), (1,) * 9]  # padding beside it changes nothing
-    losses = dp_loop.record_losses(model, *dp_loop.padded(longer, 0))
+    losses = per_sample.record_losses(model, *per_sample.padded(longer, 0))
     assert float(losses[0]) == pytest.approx(expected, abs=1e-5)
 
 
@@ -51,7 +51,7 @@ def test_nothing_to_learn_is_no_gradient_and_no_nan() -> None:
     for loss in (
         finetune.causal_loss(model, rows),
         side_by_side.row_losses(model, rows)[0],
-        dp_loop.record_losses(model, *dp_loop.padded([tuple(rows[0].tolist())], 0))[0],
+        per_sample.record_losses(model, *per_sample.padded([tuple(rows[0].tolist())], 0))[0],
     ):
         (gradient,) = torch.autograd.grad(loss, model.get_output_embeddings().weight)
         assert float(loss.detach()) == 0.0 and not gradient.any()
