@@ -21,13 +21,13 @@ from auditor.core.result import Measurement
 from auditor.core.streams import uniforms
 from auditor.models.base import Check
 from auditor.models.decoding import ANCESTRAL
-from auditor.plugins.probe import DELTA, Probe, column, observed
+from auditor.plugins.probe import DELTA, Observed, Probe, column, observed
 from auditor.plugins.view import Sampling, View
 from auditor.statistics.composition import renyi_cost
 
-_LAW_ELEMENTS = 2**24  # probabilities of all parts held at once: 128 MiB of float64
+_DISTRIBUTION_ELEMENTS = 2**24  # probabilities of all parts held at once: 128 MiB of float64
 _SLACK, _LEAST = 1e-6, 1e-9  # what rounding may add: relative, and nats
-_FALSE_ALARM = 1e-9  # how often draws that do have the law are taken for others
+_FALSE_ALARM = 1e-9  # how often draws that do have the distribution are taken for others
 _PRIVATE = "realised divergences depend on the private data: do not publish"
 _COST = ("loss", "realised", "order")  # where nothing is claimed
 _SEEN = ("realised", "claimed", "order", "neighbour", "position")
@@ -38,12 +38,13 @@ class ClaimCheck(Probe):
     """Realised divergence between neighbouring outputs against the claim, teacher-forced on every suffix.
 
     positions: how many positions of a suffix are looked at, evenly spaced (0: all); order: of the divergence (0: the
-    claimed one); draws: tokens drawn behind each prefix, to see that they have the law that the claim is about. These
-    are the auditor's own: they are not released, and not charged.
+    claimed one); draws: tokens drawn behind each prefix, to see that they have the distribution that the claim is
+    about. These are the auditor's own: they are not released, and not charged.
     """
 
     name: ClassVar[str] = "claim-check"
-    needs: ClassVar[tuple[str, ...]] = ("law",)
+    measures: ClassVar[str] = "claim"
+    needs: ClassVar[tuple[str, ...]] = ("distribution",)
     positions: int = 4
     order: int = 0
     draws: int = 16
@@ -61,25 +62,29 @@ class ClaimCheck(Probe):
         for capability in self.required:
             view.need(capability)
         model, longest = view.target, max((len(secret.suffix) for secret in secrets), default=1)
-        size = max(1, _LAW_ELEMENTS // (longest * model.vocab_size * model.parts))
+        size = max(1, _DISTRIBUTION_ELEMENTS // (longest * model.vocab_size * model.parts))
 
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
             length, seen = suffixes.shape[1], list[Observation]()
             at = spread(self.positions, length)
             checks = model.check_claim(torch.cat([prefixes, suffixes[:, :-1]], dim=1), length, at, self.order)
             drawn = self._draw(view, batch, prefixes)
-            premises = {**model.claim_premises(), "uncharged_tokens": view.meter.uncharged}
             for i, secret in enumerate(batch):
-                found = {name: x[i] for name, x in drawn.items()} | premises
-                values = {**summary(checks, i, at), **{n: float(x) for n, x in found.items()}}
+                values = summary(checks, i, at) | {name: float(x[i]) for name, x in drawn.items()}
                 seen.append(Observation(secret.id, values))
             return seen
 
         yield from observed(view, secrets, size, look)
 
+    def facts(self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]) -> dict[str, float]:
+        """What the claim rests on beside the distributions, in counts."""
+        premises = {**view.target.claim_premises(), "uncharged_tokens": view.meter.uncharged}
+        return {name: float(count) for name, count in premises.items()}
+
     @torch.no_grad()
     def _draw(self, view: View, secrets: Sequence[Secret], prefixes: Tensor) -> dict[str, Tensor]:
-        """How much likelier the drawn tokens are than tokens of the law: sum of p(y) - E p, and its variance, (B,)."""
+        """How much likelier the drawn tokens are than tokens of the distribution: sum of p(y) - E p, and its variance,
+        (B,)."""
         model, key = view.target, (view.seed, view.target_name, self.name)
         p = model.log_probs(prefixes, 1)[:, 0].double().log_softmax(-1).exp()
         mean = (p**2).sum(-1)
@@ -87,13 +92,13 @@ class ClaimCheck(Probe):
         owner = torch.arange(len(secrets), device=p.device).repeat_interleave(self.draws)
         excess = torch.zeros_like(mean)
         if self.draws:
-            rows = model.start(prefixes, 1, law=False)
+            rows = model.start(prefixes, 1, distribution=False)
             tokens, _ = rows.draw(owner, torch.from_numpy(noise).to(p.device), ANCESTRAL)
             excess.index_add_(0, owner, p[owner, tokens] - mean[owner])
         variance = self.draws * ((p**3).sum(-1) - mean**2).clamp_min(0.0)
         return {"draw_excess": excess, "draw_variance": variance}
 
-    def measurements(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Measurement]:
+    def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         queries, broken = (int(column(observations, name).sum()) for name in ("queries", "violations"))
         faults = other_faults(observations)
         verdict = "VIOLATED" if broken or faults else "holds on every query looked at"
@@ -117,20 +122,20 @@ class ClaimCheck(Probe):
             ]
         return measured
 
-    def notes(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> tuple[str, ...]:
+    def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         worst = [(_worst(observations, relation), relation) for relation in relations(observations)]
         said = [_kept(one, relation) for one, relation in worst if not _is_broken(one, relation)]
         said += [
-            f"nothing is claimed; by their own laws ({relation.replace('_', ' ')}) the queries looked at cost "
+            f"nothing is claimed; by their own distributions ({relation.replace('_', ' ')}) the queries looked at cost "
             f"ε {data_dependent(observations, relation):.6g} at δ {DELTA:g}: for the auditor alone"
             for relation in unclaimed(observations)
         ]
-        unlisted = int(_most(observations, "unlisted_shards"))
+        unlisted = int(observations.facts.get("unlisted_shards", 0))
         if unlisted:
             said.append(f"{unlisted} members do not say what they were trained on: disjoint shards were not checked")
         return (*said, _PRIVATE)
 
-    def violations(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> tuple[str, ...]:
+    def violations(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         worst = [(_worst(observations, relation), relation) for relation in relations(observations)]
         alias = {secret.id: secret.alias for secret in secrets}
         broken = (_broken(one, relation, alias[one.secret]) for one, relation in worst if _is_broken(one, relation))
@@ -180,19 +185,19 @@ def unclaimed(observations: Sequence[Observation]) -> list[str]:
 
 
 def data_dependent(observations: Sequence[Observation], relation: str) -> float:
-    """Epsilon (nats) at `DELTA` of all queries looked at together, by what each one's own law gives away."""
+    """Epsilon (nats) at `DELTA` of all queries looked at together, by what each one's own distribution gives away."""
     lost, order = float(column(observations, f"loss_{relation}").sum()), observations[0].values[f"order_{relation}"]
     return max(0.0, lost + renyi_cost(order, DELTA)) if lost else 0.0
 
 
-def other_faults(observations: Sequence[Observation]) -> list[str]:
+def other_faults(observations: Observed) -> list[str]:
     """What voids the claim beside the divergences: sentences."""
     faults = []
     excess, variance = (float(column(observations, name).sum()) for name in ("draw_excess", "draw_variance"))
     log_odds = math.log(2 / _FALSE_ALARM)
     if not abs(excess) <= math.sqrt(2 * variance * log_odds) + log_odds:  # Bernstein: terms within 1 of their mean
-        faults.append("drawn tokens do not have the law that is claimed of: decoding is not ancestral")
-    shared, uncharged = (int(_most(observations, name)) for name in ("shared_records", "uncharged_tokens"))
+        faults.append("drawn tokens do not have the distribution that is claimed of: decoding is not ancestral")
+    shared, uncharged = (int(observations.facts.get(name, 0)) for name in ("shared_records", "uncharged_tokens"))
     if shared:
         faults.append(f"{shared} records are in more than one shard, and the claim is about one")
     if uncharged:
@@ -224,11 +229,6 @@ def _numbers(worst: Observation, relation: str) -> str:
 
 def _worst(observations: Sequence[Observation], relation: str) -> Observation:
     return max(observations, key=lambda o: _ratio(o.values[f"realised_{relation}"], o.values[f"claimed_{relation}"]))
-
-
-def _most(observations: Sequence[Observation], name: str) -> float:
-    """Of a count that belongs to the model and not to a secret; 0 where the model has none."""
-    return max((observation.values.get(name, 0.0) for observation in observations), default=0.0)
 
 
 def _ratio(realised: float, claimed: float) -> float:

@@ -20,7 +20,7 @@ from auditor.core.nouns import Observation, Query, Secret
 from auditor.core.result import Audited, Measurement
 from auditor.generation.sample import Candidates
 from auditor.models.decoding import ANCESTRAL
-from auditor.plugins.probe import DELTA, Probe, column
+from auditor.plugins.probe import DELTA, Observed, Probe, column
 from auditor.plugins.view import CLAIM, Sampling, View
 from auditor.statistics.audited import LEVEL, audited, canaries_needed, measurements_of
 
@@ -41,6 +41,7 @@ class EpsilonAudit(Probe):
 
     name: ClassVar[str] = "epsilon-audit"
     title: ClassVar[str] = "Epsilon audit"
+    measures: ClassVar[str] = "epsilon"
     of: ClassVar[Literal["secrets", "canaries", "coins"]] = "coins"
     by: Literal["loss", "samples"] = "loss"
     score: Literal["auto", "difference", "loss"] = "auto"
@@ -72,11 +73,12 @@ class EpsilonAudit(Probe):
     def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         for capability in self.required:
             view.need(capability)
-        if not view.target.lead and not all(secret.prefix for secret in secrets):
-            raise NotApplicable("nothing stands before the first token of these canaries: give --lead eos, for example")
-        about = _about(self, view)
+        if not view.target.prefix_token and not all(secret.prefix for secret in secrets):
+            raise NotApplicable(
+                "nothing stands before the first token of these canaries: give --prefix-token eos, for example"
+            )
         for secret, seen in self._by_samples(view, secrets) if self.draws_samples else self._by_loss(view, secrets):
-            yield Observation(secret.id, {**seen, **about})
+            yield Observation(secret.id, seen)
 
     def _by_loss(self, view: View, secrets: Sequence[Secret]) -> Iterator[tuple[Secret, dict[str, float]]]:
         """The mean nll, in nats a token, of the secret behind its prefix; the prefix itself is not scored."""
@@ -104,6 +106,14 @@ class EpsilonAudit(Probe):
             for query, found in batch:
                 yield known[query.id], {"agreement": _agreement(found, known[query.id])}
 
+    def facts(self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]) -> dict[str, float]:
+        """delta of the bound; what is claimed of the same unit and relation, where anything is."""
+        claim = view.claim
+        own = self.delta or (claim.delta if claim is not None and claim.delta > 0 else DELTA)
+        if claim is None or claim.unit != "record" or "add_remove" not in claim.epsilon:
+            return {"delta": own}
+        return {"delta": own, "claimed": claim.epsilon["add_remove"]}
+
     def complete(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
         """Adds the score: higher is surer that the canary went in."""
         scores = self._scores(observations).tolist()
@@ -124,16 +134,16 @@ class EpsilonAudit(Probe):
 
     # --- what it proves ---
 
-    def audits(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> tuple[Audited, ...]:
+    def audits(self, secrets: Sequence[Secret], observations: Observed) -> tuple[Audited, ...]:
         coins = tuple(secret.canary is not None and bool(secret.canary.coin) for secret in secrets)
-        scores, delta = tuple(column(observations, "score").tolist()), observations[0].values["delta"]
+        scores, delta = tuple(column(observations, "score").tolist()), observations.facts["delta"]
         copies = max(1, *(secret.repeats or 0 for secret in secrets))
         return _audited(scores, coins, delta, self.level, copies)
 
-    def measurements(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Measurement]:
+    def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         return measurements_of(self.audits(secrets, observations))
 
-    def notes(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> tuple[str, ...]:
+    def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         main = self.audits(secrets, observations)[0]
         inside = sum(secret.member for secret in secrets)
         whose = "one record" if main.copies == 1 else f"one record, of which {main.copies} copies are a group"
@@ -145,7 +155,7 @@ class EpsilonAudit(Probe):
             f"the bound is of ε at δ {main.delta:g} for {whose}, added or removed; it is too high in at most "
             f"{main.level:.0%} of audits; {main.canaries:,} canaries prove at most {main.best:.2f}",
         ]
-        if (claimed := observations[0].values.get("claimed")) is not None:
+        if (claimed := observations.facts.get("claimed")) is not None:
             said.append(_power(claimed, main))
         return tuple(said)
 
@@ -153,15 +163,6 @@ class EpsilonAudit(Probe):
         if self.draws_samples:
             return f"how far {self.samples} drawn completions agree with it, in tokens"
         return "loss minus that under the reference model" if self._compares(observations) else "loss"
-
-
-def _about(probe: EpsilonAudit, view: View) -> dict[str, float]:
-    """delta of the bound; what is claimed of the same unit and relation, where anything is."""
-    claim = view.claim
-    own = probe.delta or (claim.delta if claim is not None and claim.delta > 0 else DELTA)
-    if claim is None or claim.unit != "record" or "add_remove" not in claim.epsilon:
-        return {"delta": own}
-    return {"delta": own, "claimed": claim.epsilon["add_remove"]}
 
 
 def _agreement(found: Candidates, secret: Secret) -> float:

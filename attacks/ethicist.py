@@ -38,7 +38,7 @@ class Ethicist(SamplingAttack):
     The defaults are the paper's (Section 4.2, Appendix B; means, not sums, as in the authors' code). `tune_on`: which
     model the prompt is tuned on; `auto` takes the target where gradients are to be had, else the public model, else no
     prompt. In a setting that gives no log-probabilities, candidates are ranked by their share of the samples, r_i/K;
-    those of a tree by their exact probability under the decoding law; beams, and single candidates, by nll.
+    those of a tree by their exact probability under the decoding distribution; beams, and single candidates, by nll.
     The paper's ablations: `alpha=0` (w/o smooth), `confidence=perplexity` (w/o calibrated) or `reference` (comparing
     (LM)), `tune_on=none` (w/o prompt tuning).
     """
@@ -205,8 +205,8 @@ class Ethicist(SamplingAttack):
         prefixes = torch.tensor([pair.prefix for pair in pairs], device=model.device)
         suffixes = torch.tensor([pair.suffix for pair in pairs], device=model.device)
         contexts = torch.cat([prefixes, suffixes[:, :-1]], dim=1)
-        law = model.tuning_log_probs(contexts, suffixes.shape[1], prompt, noise)
-        nll = -law.gather(-1, suffixes.unsqueeze(-1)).squeeze(-1)  # (pairs, length)
+        distribution = model.tuning_log_probs(contexts, suffixes.shape[1], prompt, noise)
+        nll = -distribution.gather(-1, suffixes.unsqueeze(-1)).squeeze(-1)  # (pairs, length)
         return total_loss(nll, self.smooth_tokens, self.alpha).mean()
 
     def scores(self, view: View, batch: Batch) -> list[Tensor]:
@@ -234,7 +234,10 @@ class Ethicist(SamplingAttack):
             words = "one candidate a prefix: ranked by nll, since its calibrated confidence is always 1"
             return words, lambda c: -c.nll
         if self.search == "tree":
-            return "candidates ranked by their exact probability under the decoding law", lambda c: c.log_q.exp()
+            return (
+                "candidates ranked by their exact probability under the decoding distribution",
+                lambda c: c.log_q.exp(),
+            )
         return "candidates ranked by calibrated confidence", calibrated_confidence
 
 

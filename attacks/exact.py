@@ -16,16 +16,18 @@ from auditor.plugins.view import Batch, Search, View
 
 @dataclass(frozen=True)
 class Exact(SamplingAttack):
-    """Search the tree of suffixes down to `threshold`, rank by exact probability under the decoding law; no sampling.
+    """Search the tree of suffixes down to `threshold`, rank by exact probability under the decoding distribution; no
+    sampling.
 
-    Ours (formulas A5). The score is log q(suffix) in nats, q the law after temperature and truncation (Ethicist's: 0.8,
-    top-p 0.7). A sampler at K=100 estimates q by counts and misses a suffix of probability 0.01 in 37 of 100 cases;
-    the tree reads q off, down to `threshold`, and certifies its first guess as the likeliest suffix there is. A
-    sharpened, truncated law ranks better than nll: one unlikely token weighs more, as in text that is not memorised.
+    Ours (formulas A5). The score is log q(suffix) in nats, q the distribution after temperature and truncation
+    (Ethicist's: 0.8, top-p 0.7). A sampler at K=100 estimates q by counts and misses a suffix of probability 0.01 in 37
+    of 100 cases; the tree reads q off, down to `threshold`, and certifies its first guess as the likeliest suffix there
+    is. A sharpened, truncated distribution ranks better than nll: one unlikely token weighs more, as in text that is
+    not memorised.
     """
 
     name: ClassVar[str] = "exact"
-    needs: ClassVar[tuple[str, ...]] = ("draw", "law")
+    needs: ClassVar[tuple[str, ...]] = ("draw", "distribution")
     search: Search = "tree"
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ from auditor.core.spaces import Space
 from auditor.core.streams import generator
 from auditor.generation import constrained, tries
 from auditor.models.decoding import ANCESTRAL
-from auditor.plugins.probe import Probe, beside_the_floor, by_repeats, column, is_member
+from auditor.plugins.probe import Observed, Probe, beside_the_floor, by_repeats, column, is_member
 from auditor.plugins.view import Sampling, View
 from auditor.statistics import exposure, holm
 from auditor.statistics.intervals import share
@@ -34,6 +34,7 @@ class Exposure(Probe):
     """
 
     name: ClassVar[str] = "exposure"
+    measures: ClassVar[str] = "exposure"
     of: ClassVar[Literal["secrets", "canaries"]] = "canaries"
     nodes: int = 0
     enumerate: int = 2_000_000
@@ -49,7 +50,7 @@ class Exposure(Probe):
             raise AuditError(f"expected alpha in (0, 1), got {self.alpha}")
 
     def sampling(self) -> Sampling:
-        """The recipe whose law is looked at: nothing is cut off."""
+        """The recipe whose distribution is looked at: nothing is cut off."""
         return Sampling(1, ANCESTRAL)
 
     def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
@@ -72,18 +73,18 @@ class Exposure(Probe):
             completed[i] = replace(observations[i], values={**observations[i].values, "holm_p": p})
         return completed
 
-    def measurements(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Measurement]:
+    def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         member, most = is_member(secrets), _most(observations)
         measured = beside_the_floor("exposure", column(observations, "exposure_bits") / most, member, _WHICH)
-        extrapolated = beside_the_floor(
-            "exposure_extrapolated", column(observations, "extrapolated_bits") / most, member, _FITTED, excess=False
-        )
-        main, *others = (_in_bits(m, most) for m in (*measured, *extrapolated))
+        fitted = column(observations, "extrapolated_bits") / most
+        extrapolated = beside_the_floor("exposure_extrapolated", fitted, member, _FITTED, excess=False)
+        pointwise = (replace(m, low=math.nan, high=math.nan) for m in extrapolated)
+        main, *others = (_in_bits(m, most) for m in (*measured, *pointwise))
         chosen = [o for o, own in zip(observations, member, strict=True) if own]
         exposed = share("exposed_share", self._exposed(secrets, observations), f"Holm-corrected, {self.alpha:g}")
         return [_not_narrower(main, chosen), exposed, *others]
 
-    def by_repeats(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> dict[str, Measurement]:
+    def by_repeats(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, Measurement]:
         most = _most(observations)
         groups = by_repeats("exposure", secrets, column(observations, "exposure_bits") / most)
         held = {
@@ -92,14 +93,13 @@ class Exposure(Probe):
         }
         return {count: _not_narrower(_in_bits(m, most), held[count]) for count, m in groups.items()}
 
-    def per_secret(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> dict[str, list[float]]:
+    def per_secret(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, list[float]]:
         return {
             "exposure": column(observations, "exposure_bits").tolist(),
-            "exposure_extrapolated": column(observations, "extrapolated_bits").tolist(),
             "exposed_share": [float(o.values.get("holm_p", 1.0) <= self.alpha) for o in observations],
         }
 
-    def notes(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> tuple[str, ...]:
+    def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         sizes = sorted({round(2**bits) for bits in column(observations, "space_bits").tolist()})
         exposed = self._exposed(secrets, observations)
         said = [
@@ -119,7 +119,9 @@ class Exposure(Probe):
             )
         poor = int((column(observations, "ks_p") < 0.05).sum())
         if poor:
-            said.append(f"a skew-normal law does not fit the references of {poor} canaries: do not trust extrapolation")
+            said.append(
+                f"a skew-normal distribution does not fit the references of {poor} canaries: do not trust extrapolation"
+            )
         return tuple(said)
 
     def _exposed(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> np.ndarray:
@@ -128,7 +130,7 @@ class Exposure(Probe):
 
 
 _WHICH = "mean over canaries, of at most log2 of their space"
-_FITTED = "for comparison: a skew-normal law fitted to uniform references; its interval misses too often"
+_FITTED = "for comparison, without an interval: a skew-normal distribution fitted to uniform references"
 
 
 class _Ranking:
@@ -153,8 +155,10 @@ class _Ranking:
 
     def _context(self, head: Tokens) -> Tokens:
         """What the first token that differs stands behind. Raises NotApplicable where that is nothing at all."""
-        if not (self.view.target.lead or head):
-            raise NotApplicable("nothing stands before the first token of this format: give --lead eos, for example")
+        if not (self.view.target.prefix_token or head):
+            raise NotApplicable(
+                "nothing stands before the first token of this format: give --prefix-token eos, for example"
+            )
         return head
 
     def _exact(self, own: Sequence[Tokens]) -> list[dict[str, float]]:
@@ -169,13 +173,15 @@ class _Ranking:
         counts = [tries.count(view.target, tree, context, group, nodes=nodes) for group in groups]
         at_most = np.concatenate([count.at_most for count in counts])
         unseen = np.repeat([count.unseen for count in counts], [len(group) for group in groups])
-        law = exposure.fit(references)
+        distribution = exposure.fit(references)
         seen = []
         for x, better, left in zip(nll.tolist(), at_most.tolist(), unseen.tolist(), strict=True):
             least = max(1, better)  # the canary itself may be among the unseen
             most = max(least, min(least + left, exposure.certain_rank(x, self.space.size))) if left else least
             estimate = exposure.Estimate(least, least, most)
-            seen.append(self._values(x, estimate, 2.0 ** -exposure.of_rank(most, self.space.bits), references, law))
+            seen.append(
+                self._values(x, estimate, 2.0 ** -exposure.of_rank(most, self.space.bits), references, distribution)
+            )
             seen[-1] |= {"exact": float(not left), "estimated": 0.0}
         return seen
 
@@ -198,11 +204,11 @@ class _Ranking:
             len(drawn.texts),
             size,
         )
-        law, seen = exposure.fit(given.nll), []
+        distribution, seen = exposure.fit(given.nll), []
         nll = tries.nlls(view.target, context, tails)
         for x, limit, text in zip(nll.tolist(), tries.tied(nll).tolist(), texts, strict=True):
             estimate = exposure.estimate(limit, text, draws)
-            seen.append(self._values(x, estimate, exposure.null_p(x, given.nll), given.nll, law))
+            seen.append(self._values(x, estimate, exposure.null_p(x, given.nll), given.nll, distribution))
             seen[-1] |= {"exact": 0.0, "estimated": 1.0}
         return seen
 
@@ -212,10 +218,9 @@ class _Ranking:
         rank: exposure.Estimate,
         null_p: float,
         references: np.ndarray,
-        law: exposure.SkewNormal,
+        distribution: exposure.SkewNormal,
     ) -> dict[str, float]:
         bits = self.space.bits
-        extrapolated, low, high = law.bits(nll, bits)
         return {
             "exposure_bits": exposure.of_rank(rank.rank, bits),
             "exposure_low_bits": exposure.of_rank(rank.high, bits),
@@ -225,10 +230,8 @@ class _Ranking:
             "log_p": -nll,
             "null_p": min(1.0, null_p),
             "sampled_bits": exposure.sampled(nll, references),
-            "extrapolated_bits": extrapolated,
-            "extrapolated_low_bits": low,
-            "extrapolated_high_bits": high,
-            "ks_p": law.ks_p,
+            "extrapolated_bits": distribution.bits(nll, bits),
+            "ks_p": distribution.ks_p,
         }
 
 

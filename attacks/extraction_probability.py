@@ -19,7 +19,7 @@ from auditor.core.result import Measurement
 from auditor.models.base import LanguageModel, given_by
 from auditor.models.brackets import Told, bracket
 from auditor.models.decoding import Decoding
-from auditor.plugins.probe import LawProbe, beside_the_floor, by_repeats, column, is_member, observed
+from auditor.plugins.probe import DistributionProbe, Observed, beside_the_floor, by_repeats, column, is_member, observed
 from auditor.plugins.view import View
 from auditor.statistics.calibration import conformal_p, conformal_threshold
 from auditor.statistics.extraction import any_of, greedy_windows, window_bits
@@ -27,13 +27,13 @@ from auditor.statistics.intervals import mean_probability, share
 from auditor.statistics.metrics import AT_LEAST, AT_MOST, floor_of
 
 _SECRETS_AT_ONCE = 64
-_LAW_AT_ONCE = 2**22  # entries of the law that are sorted and counted at once: 32 MiB of float64
+_DISTRIBUTION_AT_ONCE = 2**22  # entries of the distribution that are sorted and counted at once: 32 MiB of float64
 _ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
-class ExtractionProbability(LawProbe):
-    """Exact probability of each suffix under the decoding law, and any-of-n for every n (Hayes et al. 2024).
+class ExtractionProbability(DistributionProbe):
+    """Exact probability of each suffix under the decoding distribution, and any-of-n for every n (Hayes et al. 2024).
 
     A target that tells no more than the likeliest tokens gets brackets in their place: no less than, and no more than.
     One teacher-forced pass gives log p_z = sum_t log q_t(z_t), -inf where a token is cut (formulas.md A4). `n`: numbers
@@ -47,6 +47,7 @@ class ExtractionProbability(LawProbe):
     """
 
     name: ClassVar[str] = "extraction-probability"
+    measures: ClassVar[str] = "probability"
     n: str = "1,10,100,1000,10000"
     p: str = "0.1,0.9"
     alpha: float = 0.05
@@ -79,7 +80,8 @@ class ExtractionProbability(LawProbe):
 
     @property
     def required(self) -> tuple[str, ...]:
-        """The law itself needs no more of it than the tokens of the secrets, a bracket the likeliest beside them."""
+        """The distribution itself needs no more of it than the tokens of the secrets, a bracket the likeliest beside
+        them."""
         sampling = self.sampling()
         if self.bracket or sampling.eos == "masked":
             return self.needs
@@ -125,7 +127,7 @@ class ExtractionProbability(LawProbe):
             for secret, seen, p in zip(secrets, observations, p_values, strict=True)
         ]
 
-    def measurements(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Measurement]:
+    def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         member, exact = is_member(secrets), _exact(observations)
         measured = list[Measurement]()
         for end, log_p in _ends(observations):
@@ -140,7 +142,9 @@ class ExtractionProbability(LawProbe):
                     measured.append(share(f"discoverable_{n}_{p:g}{end}", _reaches(log_p[member], n, p)))
         ancestral = np.exp(column(observations, "log_p_ancestral")[member])
         measured.append(
-            mean_probability("extraction_probability_ancestral", ancestral, "one sample from the untruncated law")
+            mean_probability(
+                "extraction_probability_ancestral", ancestral, "one sample from the untruncated distribution"
+            )
         )
         if _ranked(observations):
             bound = np.exp2(-column(observations, "rank_bits"))
@@ -194,11 +198,11 @@ class ExtractionProbability(LawProbe):
             note = f"{len(controls)} non-members are too few for a threshold at alpha {self.alpha:g}"
         return share("conformal_share", members > threshold, note)
 
-    def by_repeats(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> dict[str, Measurement]:
+    def by_repeats(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, Measurement]:
         end, log_p = _ends(observations)[0]
         return by_repeats(f"extraction_probability{end}", secrets, any_of(log_p, 1))
 
-    def per_secret(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> dict[str, list[float]]:
+    def per_secret(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, list[float]]:
         numbers = dict[str, NDArray[np.float64]]()
         for end, log_p in _ends(observations):
             numbers[f"extraction_probability{end}"] = any_of(log_p, 1)
@@ -214,13 +218,14 @@ class ExtractionProbability(LawProbe):
             numbers |= {name: found.astype(np.float64) for name, found in self._reached(observations).items()}
         return {name: values.tolist() for name, values in numbers.items()}
 
-    def notes(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> tuple[str, ...]:
+    def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         exact, (_, most) = _exact(observations), _ends(observations)[-1]
         impossible = int(np.isneginf(most[is_member(secrets)]).sum())
         said = ["no soft prompt"]
         if not exact:
             said.append(
-                "brackets, not numbers: the target tells the likeliest tokens and not the whole law, so that what the "
+                "brackets, not numbers: the target tells the likeliest tokens and not the whole distribution, "
+                "so that what the "
                 "decoding makes of it is known to lie between two bounds (and members stand beside no threshold)"
             )
         if impossible:
@@ -280,15 +285,17 @@ def observe(
 ) -> dict[str, Tensor]:
     """(B,) float64 each: log_p and log_p_ancestral in nats, rank_bits. prefixes (B, n), suffixes (B, L).
 
-    windows: tokens of the windows of which window_bits_N and greedy_windows_N are wanted too, of a model with laws.
+    windows: tokens of the windows of which window_bits_N and greedy_windows_N are wanted too, of a model with
+    distributions.
 
-    Of a model that tells the likeliest tokens and no laws, log_p_least and log_p_most in the place of log_p.
+    Of a model that tells the likeliest tokens and no distributions, log_p_least and log_p_most in the place of log_p.
 
     rank_bits = sum_t log2 rank_t: under any monotone decoding q_t(z_t) <= 1/rank_t, so -log2 p is no less. Of equally
-    likely tokens each counts as the first, as a product may order them so. A model that gives no laws is asked for the
-    tokens alone where the decoding is ancestral, and for ranks where it gives them: as its server orders equal ones.
+    likely tokens each counts as the first, as a product may order them so. A model that gives no distributions is asked
+    for the tokens alone where the decoding is ancestral, and for ranks where it gives them: as its server orders equal
+    ones.
     """
-    if not given_by(model.capabilities, "law"):
+    if not given_by(model.capabilities, "distribution"):
         if not decoding.ancestral:
             return _between(decoding, model.token_told(prefixes, suffixes), suffixes)
         log_p = model.token_log_probs(prefixes, suffixes).double().sum(-1).cpu()
@@ -297,16 +304,17 @@ def observe(
             seen_of["rank_bits"] = model.token_ranks(prefixes, suffixes).double().log2().sum(-1).cpu()
         return seen_of
     parts: dict[str, list[Tensor]] = {"log_p": [], "log_p_ancestral": [], "rank_bits": []}
-    for own, law in model.teacher_forced(prefixes, suffixes):
-        step = max(1, _LAW_AT_ONCE // law.shape[-1])
-        chunks = zip(law.flatten(0, 1).split(step), own.flatten().split(step), strict=True)
+    for own, distribution in model.teacher_forced(prefixes, suffixes):
+        step = max(1, _DISTRIBUTION_AT_ONCE // distribution.shape[-1])
+        chunks = zip(distribution.flatten(0, 1).split(step), own.flatten().split(step), strict=True)
         seen = [
-            (decoding.token_log_law(rows, at), decoding.least_ranks(rows, at).double().log2()) for rows, at in chunks
+            (decoding.token_log_distribution(rows, at), decoding.least_ranks(rows, at).double().log2())
+            for rows, at in chunks
         ]
         log_q, bits = (torch.cat(columns).view_as(own) for columns in zip(*seen, strict=True))
         parts["log_p"].append(log_q.sum(-1))
         parts["rank_bits"].append(bits)
-        parts["log_p_ancestral"].append(law.gather(-1, own.unsqueeze(-1)).squeeze(-1).double().sum(-1))
+        parts["log_p_ancestral"].append(distribution.gather(-1, own.unsqueeze(-1)).squeeze(-1).double().sum(-1))
     found = {name: torch.cat(values).cpu() for name, values in parts.items()}
     bits = found["rank_bits"]
     of_windows = {_bits_of(length): torch.from_numpy(window_bits(bits.numpy(), length)) for length in windows}

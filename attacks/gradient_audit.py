@@ -16,7 +16,7 @@ from scipy.stats import binom, chi2
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Audited, Measurement
-from auditor.plugins.probe import Probe, column, is_member
+from auditor.plugins.probe import Observed, Probe, column, is_member
 from auditor.plugins.view import View
 from auditor.statistics.audited import audited, measurements_of
 
@@ -38,6 +38,7 @@ class GradientAudit(Probe):
 
     name: ClassVar[str] = "gradient-audit"
     title: ClassVar[str] = "Gradient audit"
+    measures: ClassVar[str] = "epsilon"
     needs: ClassVar[tuple[str, ...]] = ("training",)
     of: ClassVar[Literal["secrets", "canaries", "own"]] = "own"
     delta: float = 0.0
@@ -57,31 +58,31 @@ class GradientAudit(Probe):
     def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         kept, wanted = view.of_training(), {secret.id for secret in secrets}
         scores = kept.scores if self.score == "likelihood" else kept.sums
-        shared = {"delta": self._delta(kept.delta), "per_user": float(kept.unit == "user")}
-        shared |= {name: float(getattr(kept, name)) for name in _STEPS} | {"canaries": float(len(scores))}
         for secret, score in zip(self.subjects(view), scores, strict=True):
             if secret.id in wanted:
-                yield Observation(secret.id, {"score": score, **shared})
+                yield Observation(secret.id, {"score": score})
 
-    def _delta(self, own: float) -> float:
-        return self.delta or own or _DELTA
+    def facts(self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]) -> dict[str, float]:
+        kept = view.of_training()
+        terms = {"delta": self.delta or kept.delta or _DELTA, "per_user": float(kept.unit == "user")}
+        steps = {name: float(getattr(kept, name)) for name in _STEPS}
+        return {**terms, **steps, "canaries": float(len(kept.scores))}
 
-    def audits(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> tuple[Audited, ...]:
-        shared = observations[0].values
-        unit = "user" if shared["per_user"] else "record"
+    def audits(self, secrets: Sequence[Secret], observations: Observed) -> tuple[Audited, ...]:
+        unit = "user" if observations.facts["per_user"] else "record"
         try:
-            found = audited(column(observations, "score"), is_member(secrets), shared["delta"])
+            found = audited(column(observations, "score"), is_member(secrets), observations.facts["delta"])
         except AuditError as why:  # scores that say nothing are this row's matter: the run goes on
             raise NotApplicable(str(why)) from why
         return tuple(replace(audit, unit=unit) for audit in found)
 
-    def measurements(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Measurement]:
+    def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         return measurements_of(self.audits(secrets, observations))
 
-    def violations(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> tuple[str, ...]:
-        return tuple(_faults(observations[0].values))
+    def violations(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
+        return tuple(_faults(observations.facts))
 
-    def notes(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> tuple[str, ...]:
+    def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         inside = sum(secret.member for secret in secrets)
         return (
             f"{len(secrets):,} gradient canaries, {inside:,} of them in the data by fair coins: the auditor sees every "

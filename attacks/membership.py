@@ -19,21 +19,21 @@ from auditor.core.result import Measurement
 from auditor.models.base import LanguageModel, given_by
 from auditor.models.decoding import ANCESTRAL
 from auditor.models.references import References
-from auditor.plugins.probe import Probe, column, is_member, observed
+from auditor.plugins.probe import Observed, Probe, column, is_member, observed
 from auditor.plugins.view import Sampling, View
 from auditor.statistics import learned, membership, roc
 from auditor.statistics.membership import FALSE_POSITIVES, SCORES
 from auditor.statistics.metrics import auc_of, rate_of, score_of
 
 _SECRETS_AT_ONCE = 64
-_LAW_AT_ONCE = 2**22  # entries of the law whose moments are taken at once: 16 MiB of float32
+_DISTRIBUTION_AT_ONCE = 2**22  # entries of the distribution whose moments are taken at once: 16 MiB of float32
 _LEAST_LOG = -1e4  # nats: e^x is 0 and so is its part in a moment, which of -inf would be no number
 _OF_TEXT = ("zlib", "lowercase")
 _OF_REFERENCE = ("reference", "reference_ratio", "min_k_plus_calibrated", "ez_mia", "wbc")
 _OF_REFERENCES = ("rmia", "lira")
-_OF_LAW = {  # what a score takes beside the log-probabilities of the text's own tokens
-    "min_k_plus": "whole laws",
-    "min_k_plus_calibrated": "whole laws",
+_OF_DISTRIBUTION = {  # what a score takes beside the log-probabilities of the text's own tokens
+    "min_k_plus": "whole distributions",
+    "min_k_plus_calibrated": "whole distributions",
     "ez_mia": "the ranks of tokens",
 }
 _SHADOW = ("log_prob", "saw")  # of each reference model
@@ -52,6 +52,7 @@ class Membership(Probe):
     """
 
     name: ClassVar[str] = "membership"
+    measures: ClassVar[str] = "membership"
     needs: ClassVar[tuple[str, ...]] = ("likelihood",)
     score: str = "ez_mia"
     text: Literal["suffix", "all"] = "suffix"
@@ -69,7 +70,7 @@ class Membership(Probe):
             raise AuditError(f"expected -A membership.references= beside score={self.score}, got none")
 
     def sampling(self) -> Sampling:
-        """The law that it looks at, whole and as it is."""
+        """The distribution that it looks at, whole and as it is."""
         return Sampling(1, ANCESTRAL)
 
     def wanted_references(self) -> str:
@@ -218,7 +219,7 @@ class Membership(Probe):
             "lira": membership.likelihood_ratio(mine, others, saw == 1),
         }
 
-    def measurements(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Measurement]:
+    def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         member = is_member(secrets)
         if said := _too_few(member):
             raise NotApplicable(said)
@@ -247,7 +248,7 @@ class Membership(Probe):
             return "tells nothing: the reference is the target itself"
         return _fault(scores)
 
-    def by_repeats(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> dict[str, Measurement]:
+    def by_repeats(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, Measurement]:
         """The main AUC of the members of each repeat count against all non-members."""
         main, member = _scores_of(self.score, observations), is_member(secrets)
         repeats = np.array([-1 if s.repeats is None or not s.member else s.repeats for s in secrets])
@@ -255,12 +256,12 @@ class Membership(Probe):
         widen, others = _widening(observations, member)[self.score], main[~member]
         return {str(r): roc.auc_measured(auc_of(""), main[repeats == r], others, widen=widen) for r in counts}
 
-    def per_secret(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> dict[str, list[float]]:
+    def per_secret(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, list[float]]:
         """Scores, of which every number of the row is worked out again."""
         found = {"": _scores_of(self.score, observations), **self._controls(observations), **self._sound(observations)}
         return {score_of(name): scores.tolist() for name, scores in found.items()}
 
-    def notes(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> tuple[str, ...]:
+    def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         member, sound = is_member(secrets), self._sound(observations)
         said = [
             f"the main score is {SCORES[self.score]}, chosen beforehand (-A membership.score=); the highest AUC of the "
@@ -295,8 +296,8 @@ class Membership(Probe):
                     found[name] = f"not applicable: it {fault}"
             elif name in _OF_TEXT:
                 found[name] = "not applicable: the model came without a tokenizer"
-            elif name in _OF_LAW and (name == "min_k_plus" or "reference" in observations[0].values):
-                found[name] = f"not applicable: it needs {_OF_LAW[name]}, which the target does not give"
+            elif name in _OF_DISTRIBUTION and (name == "min_k_plus" or "reference" in observations[0].values):
+                found[name] = f"not applicable: it needs {_OF_DISTRIBUTION[name]}, which the target does not give"
             elif name in _OF_REFERENCE:
                 found[name] = "not applicable: there is no reference that saw no private data (--reference MODEL)"
             elif name in _OF_REFERENCES:
@@ -382,8 +383,8 @@ def _reference_count(observations: Sequence[Observation]) -> int:
 class Read:
     """Suffixes read by one model: (B, L) or, of one of them, (L,). Nats.
 
-    mean, deviation: of log p(v) with v drawn from the law, None of a model that gives no laws; wrong: whether the
-    likeliest token is another one, None of a model that gives no ranks either.
+    mean, deviation: of log p(v) with v drawn from the distribution, None of a model that gives no distributions; wrong:
+    whether the likeliest token is another one, None of a model that gives no ranks either.
     """
 
     log_probs: NDArray[Any]
@@ -405,24 +406,25 @@ class Read:
 @torch.no_grad()
 def read(model: LanguageModel, prefixes: Tensor, suffixes: Tensor) -> Read:
     """One teacher-forced pass. prefixes (B, n), suffixes (B, L)."""
-    if not given_by(model.capabilities, "law"):
+    if not given_by(model.capabilities, "distribution"):
         log_probs = model.token_log_probs(prefixes, suffixes).double().cpu().numpy()
         ranked = given_by(model.capabilities, "ranks")
         wrong = (model.token_ranks(prefixes, suffixes) > 1).cpu().numpy() if ranked else None
         return Read(log_probs, wrong=wrong)
     parts: list[list[Tensor]] = []
-    for own, law in model.teacher_forced(prefixes, suffixes):
-        step = max(1, _LAW_AT_ONCE // law.shape[-1])
-        chunks = zip(law.flatten(0, 1).split(step), own.flatten().split(step), strict=True)
+    for own, distribution in model.teacher_forced(prefixes, suffixes):
+        step = max(1, _DISTRIBUTION_AT_ONCE // distribution.shape[-1])
+        chunks = zip(distribution.flatten(0, 1).split(step), own.flatten().split(step), strict=True)
         seen = [_moments(rows, at) for rows, at in chunks]
         parts.append([torch.cat(columns).view_as(own) for columns in zip(*seen, strict=True)])
     return Read(*(torch.cat(columns).cpu().numpy() for columns in zip(*parts, strict=True)))
 
 
-def _moments(law: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(rows,) each: log p of the token, mean and deviation of log p under the law (rows, V), whether another leads."""
-    own, leads = law.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), law.argmax(-1) == tokens
-    away = law.clamp_min(_LEAST_LOG)
+def _moments(distribution: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(rows,) each: log p of the token, mean and deviation of log p under the distribution (rows, V), whether another
+    leads."""
+    own, leads = distribution.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), distribution.argmax(-1) == tokens
+    away = distribution.clamp_min(_LEAST_LOG)
     p = away.exp()
     mean = (p * away).sum(-1, keepdim=True)
     deviation = away.sub_(mean).square_().mul_(p).sum(-1).sqrt()  # about the mean, where nothing cancels

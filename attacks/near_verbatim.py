@@ -15,16 +15,16 @@ from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
 from auditor.models.base import LanguageModel
 from auditor.models.decoding import Decoding
-from auditor.plugins.probe import LawProbe, beside_the_floor, by_repeats, column, is_member, observed
+from auditor.plugins.probe import DistributionProbe, Observed, beside_the_floor, by_repeats, column, is_member, observed
 from auditor.plugins.view import View
 from auditor.statistics.extraction import any_of
 
-_LAW_AT_ONCE = 2**22  # entries of the law of all live rows: 32 MiB of float64
+_DISTRIBUTION_AT_ONCE = 2**22  # entries of the distribution of all live rows: 32 MiB of float64
 _ROWS_AT_ONCE = 2048
 
 
 @dataclass(frozen=True)
-class NearVerbatim(LawProbe):
+class NearVerbatim(DistributionProbe):
     """Lower bound on the probability of a sample within `distance` token edits of the suffix (k-CBS, 2026).
 
     A beam of the `beams` likeliest partial samples that can still end within the distance, and always the verbatim
@@ -32,6 +32,7 @@ class NearVerbatim(LawProbe):
     """
 
     name: ClassVar[str] = "near-verbatim"
+    measures: ClassVar[str] = "near-verbatim"
     distance: int = 5
     beams: int = 20
 
@@ -53,7 +54,7 @@ class NearVerbatim(LawProbe):
 
         yield from observed(view, secrets, secrets_at_once(model, self.beams), look)
 
-    def measurements(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Measurement]:
+    def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         member = is_member(secrets)
         near, verbatim = (any_of(column(observations, name), 1) for name in ("log_p_near", "log_p"))
         note = f"lower bound: within {self.distance} token edits, {self.beams} beams; one sample"
@@ -63,14 +64,14 @@ class NearVerbatim(LawProbe):
             *beside_the_floor("extraction_probability", verbatim, member, "one sample"),
         ]
 
-    def by_repeats(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> dict[str, Measurement]:
+    def by_repeats(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, Measurement]:
         return by_repeats("near_verbatim_probability", secrets, any_of(column(observations, "log_p_near"), 1))
 
-    def per_secret(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> dict[str, list[float]]:
+    def per_secret(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, list[float]]:
         names = {"near_verbatim_probability": "log_p_near", "extraction_probability": "log_p"}
         return {name: any_of(column(observations, own), 1).tolist() for name, own in names.items()}
 
-    def notes(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> tuple[str, ...]:
+    def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         near, verbatim = (np.exp(column(observations, name)) for name in ("log_p_near", "log_p"))
         return (
             "no soft prompt",
@@ -89,7 +90,7 @@ def check_beam(distance: int, beams: int) -> None:
 
 def secrets_at_once(model: LanguageModel, beams: int) -> int:
     """Whose beams are walked together."""
-    rows = min(_ROWS_AT_ONCE, _LAW_AT_ONCE // model.vocab_size) // model.parts
+    rows = min(_ROWS_AT_ONCE, _DISTRIBUTION_AT_ONCE // model.vocab_size) // model.parts
     return max(1, rows // (beams + 1))
 
 
@@ -108,7 +109,7 @@ def beam_bound(
     edits = torch.arange(length + 1, device=suffixes.device).expand(count, -1)  # (rows, L+1): Levenshtein rows
     verbatim = torch.ones(count, dtype=torch.bool, device=suffixes.device)
     for position in range(length):
-        children = log_q.unsqueeze(-1) + decoding.log_law(rows.log_probs()).double()  # (rows, V)
+        children = log_q.unsqueeze(-1) + decoding.log_distribution(rows.log_probs()).double()  # (rows, V)
         aims = suffixes[owner]
         known, unknown = _children_edits(edits, aims)  # (rows, L, L+1), (rows, L+1)
         near = (_reach(unknown, position + 1) <= distance).unsqueeze(-1).expand_as(children)

@@ -4,12 +4,12 @@ Private prediction promises that nobody can tell two neighbouring models apart b
 So that is played: a fair coin takes the model or its neighbour, an adversary asks it for as many tokens as the promise
 covers, and guesses the coin from what was drawn. Every game is a new budget with a new coin, so games are independent,
 and Clopper-Pearson's bound of their guesses is one of epsilon (formulas.md B5). It stands whatever the tokens are drawn
-by: it is the draws that are audited, not the law they are said to have.
+by: it is the draws that are audited, not the distribution they are said to have.
 
 The adversary is the strongest that costs little. It asks one context, teacher-forced on a record, over and over: the
-one where, of all neighbours, model and neighbour are furthest apart after so many tokens. It knows both laws and adds
-up the log-ratios of what is drawn; where to cut the sum is learnt from games that are then not counted. Another
-adversary may do better, so a bound that is far below the claim is no proof of it.
+one where, of all neighbours, model and neighbour are furthest apart after so many tokens. It knows both distributions
+and adds up the log-ratios of what is drawn; where to cut the sum is learnt from games that are then not counted.
+Another adversary may do better, so a bound that is far below the claim is no proof of it.
 
 Tokens are the auditor's own: they are not released, and not charged to the claim. Knows no defense and no relation: the
 target says which models are its neighbours, and without any the public model stands in its place.
@@ -18,7 +18,7 @@ target says which models are its neighbours, and without any the public model st
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
@@ -35,7 +35,7 @@ from auditor.core.result import Audited, Measurement
 from auditor.core.streams import CHANNELS, generator
 from auditor.models.base import LanguageModel, Neighbours
 from auditor.models.decoding import ANCESTRAL
-from auditor.plugins.probe import DELTA, Probe, observed
+from auditor.plugins.probe import DELTA, Observed, Probe, observed
 from auditor.plugins.view import Sampling, View
 from auditor.statistics.audited import LEVEL, measurements_of
 from auditor.statistics.composition import advantage, exact_epsilon, renyi_epsilon
@@ -45,7 +45,7 @@ Array = NDArray[np.float64]
 
 _DRAWS = 2**20  # tokens of all games together, where the number of games is not given
 _AT_ONCE = 2**18  # tokens drawn at once
-_LAW_ELEMENTS = 2**22  # probabilities of all neighbours held at once: 32 MiB of float64 each
+_DISTRIBUTION_ELEMENTS = 2**22  # probabilities of all neighbours held at once: 32 MiB of float64 each
 _SURE = 1e6  # nats: what a token that only one of the two can say counts
 PUBLIC = "any_two_models"  # the neighbour of a model that names none: the public one in its place
 _COUNTS = ("tp", "fn", "fp", "tn")
@@ -65,6 +65,7 @@ class PredictionAudit(Probe):
 
     name: ClassVar[str] = "prediction-audit"
     title: ClassVar[str] = "audited ε of prediction"
+    measures: ClassVar[str] = "epsilon of tokens"
     needs: ClassVar[tuple[str, ...]] = ("draw",)
     games: int = 0
     tokens: int = 1024
@@ -95,19 +96,21 @@ class PredictionAudit(Probe):
     def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         for capability in self.required:
             view.need(capability)
-        if "law" not in view.target.capabilities:  # the setting is the adversary's, who sees tokens alone
-            raise NotApplicable(f"needs the law that tokens are scored by, which {view.target.name} does not give")
+        if "distribution" not in view.target.capabilities:  # the setting is the adversary's, who sees tokens alone
+            raise NotApplicable(
+                f"needs the distribution that tokens are scored by, which {view.target.name} does not give"
+            )
         terms = self._terms(view.claim)
-        size = max(1, _LAW_ELEMENTS // (max(1, self.positions) * view.target.vocab_size * view.target.parts))
+        size = max(1, _DISTRIBUTION_ELEMENTS // (max(1, self.positions) * view.target.vocab_size * view.target.parts))
 
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
             contexts, length = torch.cat([prefixes, suffixes[:, :-1]], dim=1), suffixes.shape[1]
             at, seen = spread(self.positions, length), list[Observation]()
             own = _exact(view.target.log_probs(contexts, length)[:, at])
-            offered, stand_in = self._offered(view, contexts, length, at)
+            offered, _ = self._offered(view, contexts, length, at)
             found = {neighbours.relation: self._reach(own, neighbours, terms) for neighbours in offered}
             for i, secret in enumerate(batch):
-                values = {**terms, "stand_in": float(stand_in)}
+                values = dict[str, float]()
                 for relation, reach in found.items():
                     position, neighbour = divmod(int(reach[i].argmax()), reach.shape[-1])
                     values[f"reach_{relation}"] = float(reach[i].max())
@@ -132,7 +135,7 @@ class PredictionAudit(Probe):
         return {name: float(value) for name, value in terms.items()}
 
     def _offered(self, view: View, contexts: Tensor, last: int, at: Sequence[int]) -> tuple[Sequence[Neighbours], bool]:
-        """The laws of the neighbours to play against; and whether the public model is the only one there is.
+        """The distributions of the neighbours to play against; and whether the public model is the only one there is.
 
         Raises NotApplicable where there are none, and none by the relation that was asked for.
         """
@@ -156,41 +159,40 @@ class PredictionAudit(Probe):
     # --- the games ---
 
     @torch.no_grad()
-    def revisit(self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
-        """Plays the games where most is to be seen of all secrets. What came of them is kept with that one."""
-        if not observations or _COUNTS[0] in observations[0].values:
-            return list(observations)
+    def facts(self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]) -> dict[str, float]:
+        """Plays the games where most is to be seen of all secrets: their terms, and what came of them."""
+        if not observations:
+            return {}
         reach = {
             (i, relation): o.values[f"reach_{relation}"] for i, o in enumerate(observations) for relation in _of(o)
         }
         chosen, relation = max(reach, key=lambda place: reach[place])
-        played = self._played(view, secrets[chosen], observations[chosen], relation)
-        nothing = dict.fromkeys(played, 0.0)
-        return [
-            replace(seen, values={**seen.values, **(played if i == chosen else nothing)})
-            for i, seen in enumerate(observations)
-        ]
+        return self._played(view, secrets[chosen], observations[chosen], relation)
 
     def _played(self, view: View, secret: Secret, seen: Observation, relation: str) -> dict[str, float]:
-        """Guesses that count, and the exact answer for the same games."""
+        """The terms, guesses that count, and the exact answer for the same games."""
         position, neighbour = (int(seen.values[f"{what}_{relation}"]) for what in ("position", "neighbour"))
-        tokens, games, delta = int(seen.values["tokens"]), int(seen.values["games"]), seen.values["delta"]
-        other = view.public if seen.values["stand_in"] else view.target.neighbour(relation, neighbour)
-        assert other is not None  # `_offered` has seen to it
+        terms = self._terms(view.claim)
+        tokens, games, delta = int(terms["tokens"]), int(terms["games"]), terms["delta"]
         context = torch.tensor([[*secret.prefix, *secret.suffix[:position]]], device=view.target.device)
+        _, stand_in = self._offered(view, context, 1, [0])
+        other = view.public if stand_in else view.target.neighbour(relation, neighbour)
+        assert other is not None  # `_offered` has seen to it
         game = Game(view.target, other, context, tokens)
         guesses = counted(*game.play(games, view.seed, view.target_name, self.name), delta, self.level)
-        exact = exact_epsilon(*game.laws, tokens, delta)
+        exact = exact_epsilon(*game.distributions, tokens, delta)
         return {
+            **terms,
+            "stand_in": float(stand_in),
             **dict(zip(_COUNTS, map(float, guesses), strict=True)),
             f"exact_{relation}": exact,
-            "advantage": advantage(*game.laws, tokens),
+            "advantage": advantage(*game.distributions, tokens),
         }
 
     # --- what they prove ---
 
-    def audits(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> tuple[Audited, ...]:
-        relation, values = _chosen(observations)
+    def audits(self, secrets: Sequence[Secret], observations: Observed) -> tuple[Audited, ...]:
+        relation, values = _relation(observations), observations.facts
         tp, fn, fp, tn = (int(values[name]) for name in _COUNTS)
         told = next((name.removeprefix("claimed_") for name in values if name.startswith("claimed_")), relation)
         unit = next((name.removeprefix("unit_") for name in values if name.startswith("unit_")), _SHARD)
@@ -207,16 +209,19 @@ class PredictionAudit(Probe):
         )
         return (found,)
 
-    def measurements(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Measurement]:
-        (audit,), (relation, values) = self.audits(secrets, observations), _chosen(observations)
-        exact, note = values[f"exact_{relation}"], f"of these very games, from both laws; {_PRIVATE}"
+    def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
+        (audit,), relation = self.audits(secrets, observations), _relation(observations)
+        exact, note = (
+            observations.facts[f"exact_{relation}"],
+            f"of these very games, from both distributions; {_PRIVATE}",
+        )
         return [
             *measurements_of([audit]),
             Measurement("epsilon_exact", exact, exact, exact, audit.canaries, "nats", note),
         ]
 
-    def notes(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> tuple[str, ...]:
-        (audit,), (relation, values) = self.audits(secrets, observations), _chosen(observations)
+    def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
+        (audit,), relation, values = self.audits(secrets, observations), _relation(observations), observations.facts
         tokens, covered = int(values["tokens"]), values.get("covered", 0)
         of = f" of the {covered:,.0f} that the claim covers" if math.inf > covered > tokens else ""
         neighbour = "the public model in its place" if values["stand_in"] else relation.replace("_", " ")
@@ -243,7 +248,7 @@ class Game:
     tokens: int
 
     @cached_property
-    def laws(self) -> tuple[Array, Array]:
+    def distributions(self) -> tuple[Array, Array]:
         """(V,) nats each: what the next token is said to be drawn from."""
         first, second = (_exact(m.log_probs(self.context, 1)[0, 0]) for m in (self.inside, self.outside))
         return first, second
@@ -251,7 +256,7 @@ class Game:
     @torch.no_grad()
     def play(self, games: int, *key: str | int) -> tuple[Array, NDArray[np.bool_]]:
         """The sum of log-ratios of each game's tokens, higher: surer that it was `inside`; and the coins; (games,)."""
-        ratio, coins = torch.from_numpy(_log_ratio(*self.laws)), generator(*key, "coins").random(games) < 0.5
+        ratio, coins = torch.from_numpy(_log_ratio(*self.distributions)), generator(*key, "coins").random(games) < 0.5
         scores = np.empty(games)
         for model, side in ((self.inside, coins), (self.outside, ~coins)):
             noise = generator(*key, "inside" if model is self.inside else "outside")
@@ -262,7 +267,7 @@ class Game:
 
     def _drawn(self, model: LanguageModel, games: int, noise: np.random.Generator) -> Iterator[Tensor]:
         """(some games, tokens): as the model itself serves them."""
-        rows, at_once = model.start(self.context, 1, law=False), max(1, _AT_ONCE // self.tokens)
+        rows, at_once = model.start(self.context, 1, distribution=False), max(1, _AT_ONCE // self.tokens)
         for start in range(0, games, at_once):
             draws = min(at_once, games - start) * self.tokens
             uniforms = torch.from_numpy(noise.random((draws, CHANNELS))).to(model.device)
@@ -271,8 +276,8 @@ class Game:
 
 
 def _exact(log_probs: Tensor) -> Array:
-    law: Array = log_probs.double().log_softmax(-1).cpu().numpy()
-    return law
+    distribution: Array = log_probs.double().log_softmax(-1).cpu().numpy()
+    return distribution
 
 
 def _log_ratio(log_p: Array, log_q: Array) -> Array:
@@ -286,8 +291,7 @@ def _of(seen: Observation) -> list[str]:
     return [name.removeprefix("reach_") for name in seen.values if name.startswith("reach_")]
 
 
-def _chosen(observations: Sequence[Observation]) -> tuple[str, Mapping[str, float]]:
-    """The relation of the games that were played, and what is known of them."""
-    seen = max(observations, key=lambda o: sum(o.values.get(name, 0.0) for name in _COUNTS))
-    (relation,) = (name.removeprefix("exact_") for name in seen.values if name.startswith("exact_"))
-    return relation, seen.values
+def _relation(observations: Observed) -> str:
+    """Of the neighbours that the games were played against."""
+    (relation,) = (name.removeprefix("exact_") for name in observations.facts if name.startswith("exact_"))
+    return relation

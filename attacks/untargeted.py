@@ -1,12 +1,7 @@
-"""Untargeted extraction: no prefix is known; texts are drawn, and held against all that the model was trained on.
-
-Each generation is a query of its own, with random numbers of its own: it can be paid for, kept and resumed like any
-other. What of it stands in the training data is not for an attack to know; who judges it holds the index.
-"""
+"""Untargeted extraction: no prefix is known; texts are drawn, and held against all that the model was trained on."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,29 +16,24 @@ from auditor.attacks.zlib import Zlib
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Guesses, Query, Tokens
 from auditor.models.decoding import Cooling, Decoding
-from auditor.plugins.attack import Attack, ranked, stack
+from auditor.plugins.attack import CorpusAttack, ranked, stack
 from auditor.plugins.view import Batch, Sampling, View
-
-_MOST = 1_000_000  # generations: more is a slip
 
 
 @dataclass(frozen=True)
-class Untargeted(Attack):
+class Untargeted(CorpusAttack):
     """Draw texts without knowing a prefix, rank them, look for training data in all of them (Carlini et al. 2021).
 
     generations: how many, of `length` tokens each. n: tokens of a memorised n-gram (0: 50, or as many as half of the
-    members' suffixes have, where those are shorter). temperature, top_k: of the law that tokens are drawn from; over
-    the first `cooling` tokens the temperature falls from `hot` (0: at once). prompts: a file of texts to begin with,
-    one a line, taken in turn; without it, texts begin as the model begins one. Ranked by perplexity, zlib, lower case
-    and a reference model, as far as there are log-probabilities, a tokenizer and a reference.
+    members' suffixes have, where those are shorter). temperature, top_k: of the distribution that tokens are drawn
+    from; over the first `cooling` tokens the temperature falls from `hot` (0: at once). prompts: a file of texts to
+    begin with, one a line, taken in turn; without it, texts begin as the model begins one. Ranked by perplexity, zlib,
+    lower case and a reference model, as far as there are log-probabilities, a tokenizer and a reference.
     """
 
     name: ClassVar[str] = "untargeted"
-    of_learnt: ClassVar[bool] = True
+    measures: ClassVar[str] = "untargeted"
     control: ClassVar[str] = "public"
-    generations: int = 1000
-    length: int = 256
-    n: int = 0
     temperature: float = 1.0
     top_k: int = 40
     hot: float = 10.0
@@ -51,16 +41,9 @@ class Untargeted(Attack):
     prompts: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("generations", "length"):
-            if getattr(self, name) < 1:
-                raise AuditError(f"expected {name} >= 1, got {getattr(self, name)}")
-        if self.generations > _MOST:
-            raise AuditError(f"expected generations of at most {_MOST:,}, got {self.generations:,}")
-        for name in ("n", "cooling"):
-            if getattr(self, name) < 0:
-                raise AuditError(f"expected {name} >= 0, got {getattr(self, name)}")
-        if self.n > self.length:
-            raise AuditError(f"expected n <= length={self.length}, the tokens of a generation, got {self.n}")
+        super().__post_init__()
+        if self.cooling < 0:
+            raise AuditError(f"expected cooling >= 0, got {self.cooling}")
         self.sampling()  # refuses a bad temperature or top_k
 
     def sampling(self) -> Sampling:
@@ -71,25 +54,23 @@ class Untargeted(Attack):
     def recipes(self, view: View) -> dict[str, int]:
         return {view.recipe(self.sampling(), ""): 1}
 
-    def queries(self, view: View, secrets: Sequence[Query]) -> list[Query]:
-        """One a generation. Its id says how it begins: with other prompts, others are drawn."""
-        begins = self.begins(view)
-        named = [hashlib.sha256(repr(begin).encode()).hexdigest()[:8] for begin in begins]
-        turns = [i % len(begins) for i in range(self.generations)]
-        return [Query(f"generation-{i:06d}-{named[at]}", begins[at], self.length) for i, at in enumerate(turns)]
-
     def begins(self, view: View) -> list[Tokens]:
         """What generations begin with, in turn. Raises AuditError for prompts that cannot be read."""
         if self.prompts:
             return read_prompts(Path(self.prompts), view.tokenizer)
-        if view.target.lead:
-            return [()]  # as every text, they stand behind the lead
+        if view.target.prefix_token:
+            return [()]  # as every text, they stand behind the prefix token
         for kind in ("bos", "eos"):
             token = getattr(view.tokenizer, f"{kind}_token_id", None)
             token = view.target.special(kind) if token is None else token
             if token is not None and token < view.target.vocab_size:
                 return [(token,)]
-        raise NotApplicable("nothing stands before a text's first token: give --lead, or -A untargeted.prompts=FILE")
+        raise NotApplicable(
+            "nothing stands before a text's first token: give --prefix-token, or -A untargeted.prompts=FILE"
+        )
+
+    def prompts_of(self, view: View) -> list[Tokens]:
+        return self.begins(view) if self.prompts else []
 
     def guess(self, view: View, state: dict[str, Any], queries: Sequence[Query]) -> Iterator[Guesses]:
         for capability in self.required:

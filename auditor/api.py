@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from auditor.core import disk
 from auditor.core.errors import AuditError
-from auditor.core.jsonable import to_json
 from auditor.core.result import AuditResult
 from auditor.gate import decide, policy
 from auditor.gate.compare import compare
@@ -30,7 +29,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from auditor.core.plan import Plan
-    from auditor.models.huggingface import HuggingFaceModel
+    from auditor.models.base import LanguageModel
+    from auditor.runs.objects import Objects
     from auditor.runs.reporter import Reporter
     from auditor.runs.site import Site
 
@@ -113,11 +113,12 @@ def audit(
 ) -> FinishedRun:
     """`audit run` as a call; without a model: the built-in lab.
 
-    model, public, reference: a folder, a hub id, or a live transformers or PEFT model, which is left as it was; all
-    live ones share `tokenizer`. model may be `openai:NAME` too, with base_url=; `tokenizer` is then a folder or hub id.
-    data, and `known`, `nonmembers` and `forget` in `plan`: a path, a hub id, or rows with `prefix` and `suffix` (or
-    `text`): a list of dictionaries, a DataFrame, a `datasets.Dataset`. attacks, defenses: names, or instances, whose
-    options are then theirs. plan: every other field of `auditor.core.plan.Plan`, as `seed=1`.
+    model, public, reference: a folder, a hub id, a live transformers or PEFT model, which is left as it was, or a
+    `LanguageModel` of your own, which brings its tokenizer; all transformers models share `tokenizer`. model may be
+    `openai:NAME` too, with base_url=; `tokenizer` is then a folder or hub id. data, and `known`, `nonmembers` and
+    `forget` in `plan`: a path, a hub id, or rows with `prefix` and `suffix` (or `text`): a list of dictionaries, a
+    DataFrame, a `datasets.Dataset`. attacks, defenses: names, or instances, of our classes or your own, whose options
+    are then theirs. plan: every other field of `auditor.core.plan.Plan`, as `seed=1`.
     reporter: is told of progress; none is shown otherwise.
 
     Raises AuditError, one sentence, for whatever the command refuses; nothing is then left behind.
@@ -127,11 +128,11 @@ def audit(
     from auditor.runs.selection import select
 
     given = {"data": data, "attacks": attacks, "defenses": defenses, "public": public, "reference": reference}
-    with prepared(model, tokenizer, reporter=reporter, **given, **plan) as (asked, site, reporter):
-        select(asked, site)
-        folder = RunFolder.create(None if out is None else Path(out), asked.title, to_json(asked))
+    with prepared(model, tokenizer, reporter=reporter, **given, **plan) as (asked, site, objects, reporter):
+        select(asked, site, objects)
+        folder = RunFolder.create(None if out is None else Path(out), asked.title, asked.to_json())
         try:
-            result = run.run(asked, folder, reporter, site.shelf, site)
+            result = run.run(asked, folder, reporter, site.shelf, site, objects)
         except Exception:
             folder.discard_if_empty()
             raise
@@ -151,12 +152,15 @@ def prepared(
     reference: Any = None,
     reporter: Reporter | None = None,
     **plan: Any,
-) -> Iterator[tuple[Plan, Site, Reporter]]:
+) -> Iterator[tuple[Plan, Site, Objects, Reporter]]:
     """What `audit` with these arguments is about, while the block lasts: live models are left as they were behind it.
+
+    With the objects that stand for names in the plan, by role.
 
     Raises AuditError as `audit` does.
     """
     from auditor.runs import live_site, run
+    from auditor.runs.objects import class_of, plugins_of
     from auditor.runs.plan import make
     from auditor.runs.reporter import Silence
     from auditor.runs.shelf import Shelf
@@ -179,19 +183,30 @@ def prepared(
         if not values["attack"]:
             raise AuditError("expected at least one attack, got none; `audit list` shows them")
         asked = make({}, values)
+        rows = {name: one for name, one in {**plan, "data": data}.items() if name in _ROWS and _is_object(one)}
+        objects = {**given, **rows, **plugins_of(asked.plugin, attacks, defenses)}
+        asked = dataclasses.replace(asked, objects={role: class_of(one) for role, one in objects.items()})
         site = live_site.LiveSite(asked, reporter, shelf, live) if live else run.site_of(asked, reporter, shelf)
-        yield asked, site, reporter
+        yield asked, site, objects, reporter
+
+
+def _is_object(given: Any) -> bool:
+    return given is not None and not isinstance(given, (str, Path))
 
 
 def _check(tokenizer: Any, live: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
     """Refuses arguments that would be ignored, or mean something else. Raises AuditError."""
-    from auditor.core.plan import FIELDS
+    from auditor.core.plan import IN_FILE
+    from auditor.models.base import LanguageModel
     from auditor.runs.live_site import check_apart, is_live
 
-    if odd := [name for name in plan if name not in FIELDS or name in ("attack", "defense")]:
-        raise AuditError(f"unknown argument {odd[0]!r} of audit(); known: {', '.join(FIELDS)}")
-    if tokenizer is not None and not live:
-        raise AuditError("expected a tokenizer beside a live model only: a folder or a hub id brings its own")
+    if odd := [name for name in plan if name not in IN_FILE or name in ("attack", "defense")]:
+        raise AuditError(f"unknown argument {odd[0]!r} of audit(); known: {', '.join(IN_FILE)}")
+    if tokenizer is not None and all(isinstance(one, LanguageModel) for one in live.values()):
+        raise AuditError(
+            "expected a tokenizer beside a live transformers model only: a folder, a hub id or a LanguageModel brings "
+            "its own"
+        )
     if "model" in live and (named := [name for name in _OF_LOADING if plan.get(name)]):
         raise AuditError(f"expected no {named[0]} with a live model, which is loaded already, got {plan[named[0]]!r}")
     for name in ("before", "retrained"):
@@ -206,12 +221,15 @@ def _as_text(plan: Mapping[str, Any]) -> dict[str, Any]:
     return {name: str(value) if isinstance(value, Path) else value for name, value in plan.items()}
 
 
-def _of_live(live: Mapping[str, HuggingFaceModel]) -> dict[str, Any]:
+def _of_live(live: Mapping[str, LanguageModel]) -> dict[str, Any]:
     """Where live models are, and in which precision: what is loaded beside the main one follows it."""
+    from auditor.models.huggingface import HuggingFaceModel
+
     if "model" not in live:
         return {}
     one = live["model"]
-    return {"device": str(one.device), "dtype": str(one.model.dtype).removeprefix("torch.")}
+    precision = {"dtype": str(one.model.dtype).removeprefix("torch.")} if isinstance(one, HuggingFaceModel) else {}
+    return {"device": str(one.device), **precision}
 
 
 @contextmanager
@@ -248,24 +266,22 @@ def _lines(name: str, rows: Any) -> str:
 
 def _named(kind: str, plugins: Sequence[Any], options: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
     """Names, and the options of instances among the plug-ins, all of which are theirs. Raises AuditError for others."""
+    from auditor.runs.objects import KINDS
+
     if isinstance(plugins, str) or not isinstance(plugins, Sequence):
         raise AuditError(f"expected a list of {kind}s, by name or as instances, got {plugins!r}")
     names: list[str] = []
     held = dict(options)
     for one in plugins:
         if not isinstance(one, str):
-            if not dataclasses.is_dataclass(one) or isinstance(one, type) or not isinstance(_name(one), str):
+            if not isinstance(one, KINDS[kind]):
                 raise AuditError(f"expected {kind}s by name or as instances, got {one!r}")
             own = {f.name: getattr(one, f.name) for f in dataclasses.fields(one)}
-            held[_name(one)] = {**held.get(_name(one), {}), **own}
-        names.append(one if isinstance(one, str) else _name(one))
+            held[one.name] = {**held.get(one.name, {}), **own}
+        names.append(one if isinstance(one, str) else one.name)
     if twice := [name for name in names if names.count(name) > 1]:
         raise AuditError(f"expected each {kind} once, got {twice[0]!r} twice: run one audit for each")
     return tuple(names), held
-
-
-def _name(plugin: Any) -> Any:
-    return getattr(type(plugin), "name", None)
 
 
 def _policy(rules: str | Path | Sequence[str]) -> policy.Policy:

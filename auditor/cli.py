@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,7 +31,6 @@ from auditor.core.errors import AuditError, of_a_place, of_memory
 from auditor.core.threads import settle
 
 app = typer.Typer(
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Measures what a language model leaks of its training data, and what a defense changes about it.",
@@ -68,6 +69,8 @@ def main() -> None:
     """The console script: exit codes instead of tracebacks for everything a user can do something about."""
     for ended in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: what is half written goes, what is finished stays
         signal.signal(ended, signal.default_int_handler)
+    if "_AUDIT_COMPLETE" in os.environ:  # a shell asks what could stand here
+        app(prog_name="audit")
     sys.exit(call(sys.argv[1:]))
 
 
@@ -112,11 +115,16 @@ def _unexpected(error: BaseException) -> int:
 def _exit_code(arguments: list[str]) -> int:
     """What the command itself says. Not `app()`, which reads an EOFError as an interrupt, a closed pipe as a 1."""
     try:
-        with typer.main.get_command(app).make_context("audit", arguments) as context:
+        with _command().make_context("audit", arguments) as context:
             context.command.invoke(context)
     except typer.Exit as leave:
         return leave.exit_code
     return 0
+
+
+@cache
+def _command() -> Any:
+    return typer.main.get_command(app)
 
 
 if __name__ == "__main__":

@@ -38,8 +38,8 @@ from auditor.plugins.probe import Probe, column, is_member
 from auditor.plugins.view import WORST, View
 from auditor.reports import words
 from auditor.reports.training_curve import Curve, Panel, drawn
-from auditor.runs.lead import choose, led
 from auditor.runs.live_site import left_as_it_was, name_of
+from auditor.runs.prefix_token import choose, prefixed
 from auditor.training import preflight
 
 PREFIX = "audit/"  # of what is logged
@@ -143,16 +143,18 @@ class AuditCallback(TrainerCallback):
         if not state.is_world_process_zero:
             return
         _check_learnable(self._model(), self.asked.get("canaries"))
-        with api.prepared(self._model(), self.tokenizer, attacks=self.probes, **self.asked) as (plan, site, _):
+        with api.prepared(self._model(), self.tokenizer, attacks=self.probes, **self.asked) as (plan, site, _, _):
             benchmark = site.benchmark
             self.secrets, self.canaries = benchmark.secrets, benchmark.canaries
-            self.lead = choose(plan.lead, site.model, framed=benchmark.framed, as_trained=benchmark.as_trained)
+            self.prefix_token = choose(
+                plan.data.prefix_token, site.model, framed=benchmark.framed, as_trained=benchmark.as_trained
+            )
             if (form := benchmark.text_form) is not None:  # the curve's and the run's at the end are one
                 self.asked |= {"template": form.template, **({"date": form.day} if form.day else {})}
         training = preflight.read(self.trainer.train_dataset)
         looked = ("the training set makes its tokens as it is asked: nobody looked whether the records are in it",)
         sought = self.secrets
-        if plan.knows == SYSTEM:  # what stands between the system turn and an answer is no part of such a secret
+        if plan.data.knows == SYSTEM:  # what stands between the system turn and an answer is no part of such a secret
             sought = tuple(replace(secret, prefix=()) for secret in sought if secret.member)
         self.notes = looked if training is None else preflight.findings(training, sought)
         self._look(state.global_step)
@@ -175,7 +177,10 @@ class AuditCallback(TrainerCallback):
         if not self.rows or self.rows[-1]["step"] != state.global_step:
             self._look(state.global_step)
         out = Path(self.out) if self.out is not None else Path(str(args.output_dir)) / "audit"
-        asked = {**self.asked, "lead": _named(self.lead.tokens, self.tokenizer)}  # the curve's, whatever was asked for
+        asked = {
+            **self.asked,
+            "prefix_token": _named(self.prefix_token.tokens, self.tokenizer),
+        }  # the curve's, whatever was asked for
         self.run = api.audit(self._model(), self.tokenizer, attacks=self.probes, out=out, **asked)
         disk.replace(out / "curve.csv", self.to_csv())
         disk.replace(out / "curve.svg", drawn(self._panels(), self.stopped_at))
@@ -207,7 +212,7 @@ class AuditCallback(TrainerCallback):
         """Asks the model as it stands, and logs."""
         model = self._model()
         with left_as_it_was(model), torch.random.fork_rng(), torch.no_grad():
-            target = led(HuggingFaceModel(model, self.tokenizer, name_of(model)), self.lead.tokens)
+            target = prefixed(HuggingFaceModel(model, self.tokenizer, name_of(model)), self.prefix_token.tokens)
             values = dict(self._of_records(target))
             if self.canaries:
                 values[EXPOSURE] = self._exposure(target)
@@ -245,8 +250,8 @@ def _check_learnable(model: Any, canaries: Any) -> None:
         raise AuditError("expected embeddings that are trained, for canaries of new tokens, got frozen ones")
 
 
-def _named(lead: tuple[int, ...], tokenizer: Any) -> str:
-    """The same lead for the run at the end, as `--lead` names it."""
-    if not lead:
+def _named(prefix_token: tuple[int, ...], tokenizer: Any) -> str:
+    """The same prefix token for the run at the end, as `--prefix-token` names it."""
+    if not prefix_token:
         return "none"
-    return str(tokenizer.decode(list(lead), skip_special_tokens=False))
+    return str(tokenizer.decode(list(prefix_token), skip_special_tokens=False))

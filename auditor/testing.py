@@ -1,12 +1,46 @@
-"""What a report prints, as functions of plain numbers: so that anybody can simulate how often an interval holds."""
+"""The contract of a plug-in or a model of your own, as a test of one line; and intervals, for who simulates them.
+
+from auditor.testing import check_attack
+
+check_attack(Consensus)
+
+Each check asks a tiny random model, made on the spot, and raises `ContractBroken` with all that does not hold.
+"""
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import ArrayLike
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from auditor.core.errors import AuditError
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM
+
+from auditor.core.errors import AuditError, NotApplicable
+from auditor.core.jsonable import from_json, to_json
+from auditor.core.nouns import Canary, Guesses, Observation, Pair, Query, Secret
 from auditor.core.result import Measurement
+from auditor.core.spaces import Space
+from auditor.core.streams import uniforms
+from auditor.defenses.uniform_mixing import UniformMixing
+from auditor.generation.sample import sample
+from auditor.models import agreement
+from auditor.models.base import LanguageModel, given_by
+from auditor.models.decoding import ANCESTRAL, Decoding
+from auditor.models.ensemble import ModelEnsemble
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.plugins.attack import Attack
+from auditor.plugins.defense import Defense, Prompt, Scenario, TrainedModel
+from auditor.plugins.options import description_of
+from auditor.plugins.probe import Observed, Probe
+from auditor.plugins.view import CLAIM, WORST, Setting, View
+from auditor.privacy.gradient_canaries import GradientCanaries
+from auditor.privacy.promises import PrivacyRecord
 from auditor.statistics import roc
 
 
@@ -31,3 +65,385 @@ def tpr_interval(members: ArrayLike, nonmembers: ArrayLike, rate: float = 0.01, 
             f"expected at least {roc.needed(rate):,} non-members for a rate of {rate:.3g}, got {len(others):,}"
         )
     return found
+
+
+# --- the contracts ----------------------------------------------------------------------------------------------------
+
+
+class ContractBroken(AssertionError):
+    """What a plug-in or a model does otherwise than whoever asks it relies on: sentences."""
+
+
+def check_attack(attack: Attack | Probe | type[Attack] | type[Probe]) -> None:
+    """Holds an attack or a probe to its contract. A class is tried with small numbers of samples and the like.
+
+    Raises ContractBroken with all that does not hold: what it says of itself; an answer to every query in every setting
+    that gives what it needs, the surest guess first, or a reason; answers that depend on their own query alone; as many
+    drawn tokens as it said beforehand. Of a probe: an observation of every secret, which depends on that secret alone,
+    and measurements that lie in their intervals.
+    """
+    plugin = small(attack) if isinstance(attack, type) else attack
+    contract = _of_probe(plugin) if isinstance(plugin, Probe) else _of_attack(plugin)
+    _hold(plugin.name, _of_plugin(plugin, [*agreement.CAPABILITIES, "training"]), contract)
+
+
+def check_defense(defense: Defense | type[Defense]) -> None:
+    """Holds a defense to its contract: its model is a model, more queries never spend less, its claim can be recorded.
+
+    Raises ContractBroken with all that does not hold.
+    """
+    plugin = defense() if isinstance(defense, type) else defense
+    needs = ("public", "ensemble", "trained", "whole", "records", "corpus")
+    _hold(plugin.name, _of_plugin(plugin, needs), _of_defense(plugin))
+
+
+def check_model(model: LanguageModel) -> None:
+    """Holds a model to its contract: one distribution, however it is asked; samples of the length asked for.
+
+    Raises ContractBroken with all that does not hold.
+    """
+    _hold(model.name, _of_model(model))
+
+
+def _hold(name: str, *broken: Iterator[str]) -> None:
+    if said := [f"{name}: {sentence}" for sentences in broken for sentence in sentences]:
+        raise ContractBroken("\n".join(said))
+
+
+def _of_plugin(plugin: Any, needs: Sequence[str]) -> Iterator[str]:
+    kind = type(plugin)
+    if not dataclasses.is_dataclass(kind) or not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        yield "expected a frozen dataclass, whose fields are its options"
+    if len(description_of(kind)) < 20:
+        yield f"expected a first line of the docstring that says what it does, got {description_of(kind)!r}"
+    if strange := set(plugin.needs) - set(needs):
+        yield f"expected needs among {', '.join(sorted(needs))}, got {min(strange)!r}"
+
+
+def _of_attack(attack: Attack) -> Iterator[str]:
+    asked = queries()
+    for setting in (CLAIM, WORST):
+        try:
+            found = answers(attack, view(tiny_model(), setting), asked)
+        except NotApplicable as why:
+            if not str(why) or is_given(attack.required, setting):
+                yield f"expected answers in the setting {setting.name}, which gives all that it needs, got {str(why)!r}"
+            continue
+        yield from _of_answers(found, asked, setting.name)
+        if setting is WORST and set(found) == {query.id for query in asked}:
+            yield from _of_batches(attack, asked, found)
+
+
+def _of_batches(attack: Attack, asked: Sequence[Query], everything: dict[str, Guesses]) -> Iterator[str]:
+    for batch_size in (1, 2):
+        alone = answers(attack, view(tiny_model(), WORST, batch_size=batch_size), asked[2:4])
+        for name, guesses in alone.items():
+            if not _alike(guesses, everything[name]):
+                yield f"expected the answer to {name} to depend on it alone; in batches of {batch_size} it is another"
+    recipes = attack.recipes(view(tiny_model(), WORST))
+    planned = {query.id: sum(recipes.values()) * query.length for query in asked}
+    drawn = {name: guesses.drawn for name, guesses in everything.items()}
+    if drawn != planned:
+        yield f"expected so many drawn tokens as recipes() says, {planned}, got {drawn}"
+
+
+def _of_answers(found: dict[str, Guesses], asked: Sequence[Query], setting: str) -> Iterator[str]:
+    if set(found) != {query.id for query in asked}:
+        missing = sorted({query.id for query in asked} - set(found))
+        yield f"expected an answer to every query in the setting {setting}, got none to {missing}"
+        return
+    for query in asked:
+        guesses = found[query.id]
+        ranked, scores = guesses.ranked, [guess.score for guess in guesses.ranked]
+        if any(len(guess.suffix) != query.length for guess in ranked):
+            yield f"expected guesses of {query.length} tokens for {query.id}, got others in the setting {setting}"
+        if sum(guess.count for guess in ranked) != guesses.samples:
+            yield f"expected the counts of the guesses for {query.id} to add up to its {guesses.samples} samples"
+        if scores != sorted(scores, reverse=True):
+            yield f"expected the surest guess for {query.id} first, got scores {scores}"
+        if len({guess.suffix for guess in ranked}) != len(ranked):
+            yield f"expected each guess for {query.id} once, got one twice"
+
+
+def _alike(one: Guesses, other: Guesses) -> bool:
+    """The same guesses in the same order, with the same scores but for rounding."""
+    if [(g.suffix, g.count) for g in one.ranked] != [(g.suffix, g.count) for g in other.ranked]:
+        return False
+    return all(_near(a.score, b.score) for a, b in zip(one.ranked, other.ranked, strict=True))
+
+
+def _near(one: float, other: float) -> bool:
+    return one == other or math.isclose(one, other, rel_tol=1e-4, abs_tol=1e-5)
+
+
+def _of_probe(probe: Probe) -> Iterator[str]:
+    model, asked = tiny_model(), subjects(probe, tiny_model())
+    target = attacked(probe, model)
+    for setting in (CLAIM, WORST):
+        try:
+            found = observed(probe, view(target, setting), asked)
+        except NotApplicable as why:
+            if not str(why) or is_given(probe.needs, setting):
+                yield f"expected observations in the setting {setting.name}, which gives all it needs, got {str(why)!r}"
+            continue
+        if not is_given(probe.needs, setting):
+            yield f"expected no observations in the setting {setting.name}, which lacks {', '.join(probe.needs)}"
+        if set(found) != {secret.id for secret in asked}:
+            yield f"expected an observation of every secret, got none of {sorted({s.id for s in asked} - set(found))}"
+        if len({frozenset(one.values) for one in found.values()}) != 1 or not all(one.values for one in found.values()):
+            yield "expected the same numbers of every secret, at least one"
+        if any(math.isnan(value) for one in found.values() for value in one.values.values()):
+            yield "expected numbers, got NaN"
+    everything = observed(probe, view(target, WORST), asked)
+    for batch_size in (1, 2):
+        for name, one in observed(probe, view(target, WORST, batch_size=batch_size), asked[3:7]).items():
+            if any(not _near(value, everything[name].values[key]) for key, value in one.values.items()):
+                yield f"expected what is seen of {name} to depend on it alone; in batches of {batch_size} it does not"
+    yield from _of_measurements(probe, view(target, WORST), asked, everything)
+
+
+def _of_measurements(probe: Probe, at: View, asked: list[Secret], found: dict[str, Observation]) -> Iterator[str]:
+    seen = [found[secret.id] for secret in asked]
+    completed = Observed(probe.complete(asked, seen), probe.facts(at, asked, seen))
+    if probe.complete(asked, completed) != completed:
+        yield "expected complete() to change nothing the second time"
+    if probe.facts(at, asked, seen) != completed.facts:
+        yield "expected facts() to say the same the second time"
+    if [one.secret for one in completed] != [secret.id for secret in asked]:
+        yield "expected complete() to keep the order of the secrets"
+    measured = probe.measurements(asked, completed)
+    if not measured or len({one.name for one in measured}) != len(measured):
+        yield f"expected measurements, each name once, got {[one.name for one in measured]}"
+    for one in measured:
+        bounded = not (math.isnan(one.low) and math.isnan(one.high))  # some numbers have no interval that holds
+        if (bounded and not one.low <= one.value <= one.high) or one.n < 1:
+            yield f"expected {one.name} in its interval, of at least one secret, got {one}"
+    if not all(probe.notes(asked, completed)):
+        yield "expected notes that say something, got an empty one"
+
+
+def _of_defense(defense: Defense) -> Iterator[str]:
+    among = scenario()
+    model = defense.protect(among)
+    if model.vocab_size != among.target.vocab_size:
+        yield f"expected a model of the target's {among.target.vocab_size} tokens, got {model.vocab_size}"
+    yield from _of_model(model)
+    claims = [defense.claim(among, spent) for spent in (0, 20, 60)]
+    first = claims[0]
+    if first is None:
+        if any(claims):
+            yield "expected a claim before the first query, or none ever"
+        return
+    if from_json(type(first), json.loads(json.dumps(to_json(first)))) != first:
+        yield "expected a claim that JSON can hold"
+    for relation, most in first.epsilon.items():
+        spent = [claim.spent_epsilon[relation] for claim in claims if claim]
+        if first.queries is None:
+            if set(spent) != {most}:
+                yield f"expected all of epsilon to be spent in training, as queries cost nothing, got {spent}"
+        elif spent != sorted(spent) or spent[0] != 0 or spent[-1] > most * (1 + 1e-9):
+            yield f"expected more queries to spend more of {relation}, from 0 to at most {most}, got {spent}"
+
+
+def _of_model(model: LanguageModel) -> Iterator[str]:
+    yield from agreement.disagreements(model)
+    prefix = torch.tensor([[1, 2, 3]], device=model.device)
+    if "draw" in model.capabilities:
+        drawn = sample(model, prefix, 3, ANCESTRAL, uniforms(20, 3, 0)[None], distribution=False)[0]
+        if drawn.suffixes.shape[1] != 3 or int(drawn.counts.sum()) != 20:
+            yield f"expected 20 samples of 3 tokens, got {int(drawn.counts.sum())} of {drawn.suffixes.shape[1]}"
+    if "embeddings" in model.capabilities:
+        prompt = model.embedding_rows(2).requires_grad_(True)
+        found = model.tuning_log_probs(prefix, 1, prompt, torch.Generator().manual_seed(0))[0, 0, 5]
+        slope = torch.autograd.grad(found, prompt, allow_unused=True)[0] if found.requires_grad else None
+        if slope is None or not bool(slope.any()):
+            yield "expected gradients for a soft prompt, as its capabilities say, got none"
+
+
+# --- what they are tried on -------------------------------------------------------------------------------------------
+
+SMALL: dict[str, Any] = {
+    "samples": 6,
+    "prompt_length": 3,
+    "epochs": 2,
+    "batch": 4,
+    "warmup_steps": 1,
+    "beams": 4,
+    "games": 64,
+    "tokens": 4,
+    "references": 20,
+}
+
+
+def small(kind: Any) -> Any:
+    """A plug-in whose numbers of samples and the like are small."""
+    defaults = {f.name: f.default for f in dataclasses.fields(kind)}
+    return kind(**{name: value for name, value in SMALL.items() if type(defaults.get(name)) is type(value)})
+
+
+@functools.cache
+def tiny_model(seed: int = 0) -> HuggingFaceModel:
+    """`make_model` of the defaults; always the same one."""
+    with torch.random.fork_rng(devices=[]):
+        return make_model(seed=seed)
+
+
+def make_model(vocab_size: int = 61, seed: int = 0, kind: str = "neox", scale: float = 3.0) -> HuggingFaceModel:
+    """A tiny random model with a peaked distribution, so that samples share prefixes and top-p has something to cut."""
+    torch.manual_seed(seed)
+    model: Any
+    if kind == "gpt2":
+        config = GPT2Config(vocab_size=vocab_size, n_embd=32, n_layer=2, n_head=2, n_positions=64, eos_token_id=0)
+        model = GPT2LMHeadModel(config)
+    else:
+        size: dict[str, Any] = {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 64,
+        }
+        ends: dict[str, Any] = {"max_position_embeddings": 96, "eos_token_id": 0, "bos_token_id": 0}
+        model = GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=vocab_size, **size, **ends))
+    with torch.no_grad():
+        head = model.get_output_embeddings().weight
+        head.mul_(scale / head.norm(dim=1, keepdim=True))
+    return HuggingFaceModel(model, name=f"tiny {kind}")
+
+
+class Words:
+    """A tokenizer of two-letter words, upper case for even ids: lower-casing turns an even id into the next one."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return "".join((chr(65 + t // 26) if t % 2 == 0 else chr(97 + t // 26)) + chr(97 + t % 26) for t in tokens)
+
+    def __call__(self, text: str, add_special_tokens: bool = False) -> dict[str, list[int]]:
+        ids = []
+        for a, b in zip(text[::2], text[1::2], strict=True):
+            token = (ord(a.lower()) - 97) * 26 + ord(b) - 97
+            ids.append((token + 1) % 61 if a.islower() and token % 2 == 0 else token)
+        return {"input_ids": ids}
+
+
+def view(model: LanguageModel, setting: Setting, **more: Any) -> View:
+    roles: dict[str, Any] = {"public": model, "reference": tiny_model(7), "tokenizer": Words(), "training": KEPT}
+    return View("target", model, setting, seed=0, **roles, **more)
+
+
+def queries(count: int = 6) -> list[Query]:
+    tokens = torch.randint(1, 61, (count, 5), generator=torch.Generator().manual_seed(1)).tolist()
+    return [Query(f"q{i}", tuple(row), 3 + i % 2) for i, row in enumerate(tokens)]
+
+
+KNOWN = [Pair(query.prefix, query.prefix[:3]) for query in queries(8)]
+
+
+def answers(attack: Attack, seen: View, asked: Sequence[Query]) -> dict[str, Guesses]:
+    return {guesses.secret: guesses for guesses in attack.guess(seen, attack.fit(seen, KNOWN), asked)}
+
+
+def secrets(model: LanguageModel) -> list[Secret]:
+    """Members and non-members of two shapes; half of the suffixes are what the model says, half are not."""
+    found = []
+    for i, query in enumerate(queries(12)):
+        noise = uniforms(1, query.length, i)[None]
+        drawn = sample(model, torch.tensor([query.prefix]), query.length, Decoding(top_p=0.7), noise)[0].suffixes[0]
+        suffix = tuple(drawn.tolist()) if i % 4 < 2 else query.prefix[: query.length]
+        found.append(Secret(query.id, query.prefix, suffix, 1 + i % 2, member=i % 3 > 0))
+    return found
+
+
+def canaries() -> list[Secret]:
+    """Members and controls of one small space, as `Words` writes them."""
+    words = Words()
+    slots = tuple((f"slot{i}", tuple(words.decode((token,)) for token in range(i, 61, 10))) for i in range(3))
+    space = Space(words.decode((5, 9)) + "".join(f"{{{name}}}" for name, _ in slots), slots)
+    texts = list(space.texts())[::17][:12]
+    return [
+        Secret(f"c{i}", (), tuple(words(text)["input_ids"]), i % 3, member=i % 3 > 0, canary=Canary(text, space))
+        for i, text in enumerate(texts)
+    ]
+
+
+def random_canaries() -> list[Secret]:
+    """Canaries behind prefixes that went in or stayed out by random inclusion."""
+    return [
+        Secret(
+            query.id,
+            query.prefix,
+            query.prefix[: query.length],
+            i % 2,
+            member=i % 2 > 0,
+            canary=Canary(Words().decode(query.prefix * 2), coin=i % 2 > 0),
+        )
+        for i, query in enumerate(queries(24))
+    ]
+
+
+def subjects(probe: Probe, model: LanguageModel) -> list[Secret]:
+    """What this probe looks at."""
+    if probe.of == "own":
+        return list(probe.subjects(view(model, WORST)))
+    return {"canaries": canaries, "coins": random_canaries}.get(probe.of, lambda: secrets(model))()
+
+
+def attacked(probe: Probe, model: LanguageModel) -> LanguageModel:
+    """The model, or one with a defense where the probe has nothing to look at without a claim."""
+    try:
+        next(iter(probe.measure(view(model, WORST), subjects(probe, model)[:1])))
+    except NotApplicable:
+        return UniformMixing().protect(Scenario(model, model, None, queries=60, answer_length=4))
+    return model
+
+
+def is_given(needs: Sequence[str], setting: Setting) -> bool:
+    """Whether the setting gives all of these capabilities."""
+    return all(given_by(setting.capabilities, needed) for needed in needs)
+
+
+def observed(probe: Probe, seen: View, asked: Sequence[Secret]) -> dict[str, Observation]:
+    return {one.secret: one for one in probe.measure(seen, asked)}
+
+
+@functools.cache
+def scenario() -> Scenario:
+    """All that a defense may need, of tiny models."""
+    target = tiny_model()
+    held = ModelEnsemble(target, [tiny_model(seed) for seed in (1, 2)])
+    given = [(f"q{i}", query.prefix) for i, query in enumerate(queries())]
+    prompts = tuple(Prompt(name, prefix, (*prefix, 7, 8) if i % 3 else ()) for i, (name, prefix) in enumerate(given))
+    corpus = [query.prefix * 4 for query in queries()]
+    trained, whole = TrainedModel(tiny_model(3), _PROMISE), tiny_model(4)
+    return Scenario(target, target, held, 60, 4, trained=trained, whole=whole, prompts=prompts, corpus=corpus)
+
+
+KEPT = GradientCanaries(
+    included=tuple(i % 2 == 0 for i in range(40)),
+    scores=tuple(math.cos(3 * i) + (i % 2 == 0) for i in range(40)),
+    sums=tuple(math.cos(i) for i in range(40)),
+    noise_multiplier=1.0,
+    sampling_rate=0.1,
+    steps=10,
+    clip=1.0,
+    delta=1e-5,
+    unit="record",
+    releases=10,
+    drawn=40,
+    unevenness=0.0,
+    noise_values=640,
+    noise_size=1.0,
+    noise_repeated=0.4,
+)
+_PROMISE = PrivacyRecord(
+    method="dp-sgd",
+    epsilon=3.0,
+    delta=1e-5,
+    status="sound",
+    sound=True,
+    noise_multiplier=1.0,
+    clip=1.0,
+    sampling_rate=0.1,
+    steps=10,
+    unit="record",
+    noise="secret",
+    epsilon_rdp=3.5,
+)

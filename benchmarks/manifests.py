@@ -44,7 +44,7 @@ def read_exposure(path: Path) -> Manifest:
     if isinstance(manifest, AuditManifest):
         raise AuditError(
             f"expected canaries for exposure in {str(path)!r}, got those of an audit: no space of texts is kept that "
-            "each could have been; `audit run --attack epsilon-audit` asks about their coins"
+            "each could have been, and what is known of them, whether a coin let each in, is for an audit of epsilon"
         )
     return manifest
 

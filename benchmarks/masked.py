@@ -53,7 +53,7 @@ def untrained_masked(
             num_attention_heads=heads,
             intermediate_size=2 * hidden,
             max_position_embeddings=positions,
-            sparse_prediction=True,  # training asks for the law of hidden tokens only
+            sparse_prediction=True,  # training asks for the distribution of hidden tokens only
             **ends,
         )
     )

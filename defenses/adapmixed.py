@@ -1,10 +1,11 @@
-"""AdaPMixED: PMixED whose privacy loss is what the members' laws make of each query (Flemings et al. 2024, 2410.02016).
+"""AdaPMixED: PMixED whose privacy loss is what the members' distributions make of each query (Flemings et al. 2024,
+2410.02016).
 
-Members are mixed with the public law within a radius that is the same for every query and number of queries, and what
-a query costs is looked up afterwards: the Renyi divergence of the law of its token from that without a member. Queries
-that the members agree on cost little. That loss is a function of the private data, and so is any epsilon made of it:
-to print it, or to stop when it is spent, tells of the data. So nothing is claimed here. `claim-check` shows the auditor
-what the queries that it looked at would cost; that is for no one else.
+Members are mixed with the public distribution within a radius that is the same for every query and number of queries,
+and what a query costs is looked up afterwards: the Renyi divergence of the distribution of its token from that without
+a member. Queries that the members agree on cost little. That loss is a function of the private data, and so is any
+epsilon made of it: to print it, or to stop when it is spent, tells of the data. So nothing is claimed here.
+`claim-check` shows the auditor what the queries that it looked at would cost; that is for no one else.
 
 Served as the data-dependent analysis has it, with nothing in a member's place for a neighbour. Left out is the noisy
 screening, by which a query that members and public model disagree on is answered by the public one.
@@ -70,9 +71,16 @@ class AdaPMixed(Defense):
 
     def chain(self) -> tuple[Cause, ...]:
         return (
-            Cause("recipe", "one adapter, all data, trained as the members are", OneAdapter(self.ensemble), CONTROL),
-            Cause("splitting", "each adapter sees one shard only, their laws averaged", Unmixed(self.ensemble)),
-            Cause("mixing", "each law is mixed with the public one, within one radius for all queries"),
+            Cause(
+                "training configuration",
+                "one adapter, all data, trained as the members are",
+                OneAdapter(self.ensemble),
+                CONTROL,
+            ),
+            Cause(
+                "splitting", "each adapter sees one shard only, their distributions averaged", Unmixed(self.ensemble)
+            ),
+            Cause("mixing", "each distribution is mixed with the public one, within one radius for all queries"),
             Cause("no private data", "the public model alone", Public(), "--public MODEL"),
         )
 
@@ -87,7 +95,7 @@ class AdaptiveModel(PMixedModel):
 
     @torch.no_grad()
     def check_claim(self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0) -> Sequence[Check]:
-        """What each query costs by its own law and those without a member: nothing is claimed of it."""
+        """What each query costs by its own distribution and those without a member: nothing is claimed of it."""
         order = order or self.projection.alpha
         if order < 2:
             raise AuditError(f"expected order >= 2, got {order}")

@@ -4,9 +4,9 @@ The source's claim is near access-freeness (their Theorem 3.1), of a work that i
 q that never saw it. With `max`, every text is at most exp(k) times as likely as under q, k = -log(1 - TV(q1, q2)) nats.
 With `kl`, only the mean over the model's own texts is bounded: KL(p || q) <= k = 2 log 1/(1 - H^2(q1, q2)). A single
 text may be likelier by any factor (q1 = (1/2, 1/2), q2 = (1 - 1e-9, 1e-9): 10.36 nats where k is 0.693). TV and H are
-of the two laws at this very prompt. We claim nothing of it. It is no differential privacy: k is as large as the two
-models are apart, which depends on the private data and has no bound beforehand; it is a number of each prompt and grows
-with each token; and it says nothing of who, or what, lies in both halves.
+of the two distributions at this very prompt. We claim nothing of it. It is no differential privacy: k is as large as
+the two models are apart, which depends on the private data and has no bound beforehand; it is a number of each prompt
+and grows with each token; and it says nothing of who, or what, lies in both halves.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor
 from auditor.core.errors import AuditError
 from auditor.models.base import LanguageModel, Rows
 from auditor.models.ensemble import Ensemble
+from auditor.models.wrapping import WrappingModel
 from auditor.plugins.defense import Defense, Scenario
 
 _HALVES = (1, 2)  # of the ensemble: part 0 is the public model, which has no say here
@@ -30,8 +31,8 @@ Distance = Literal["max", "kl"]
 class CpDelta(Defense):
     """Say what two models of two halves of the data both would (CP-Δ, Vyas et al. 2023, Algorithm 3). No claim.
 
-    distance: `max` mixes the two next-token laws to min(q1, q2)/Z, `kl` to sqrt(q1 q2)/Z, which bounds how much
-    likelier texts become on average alone. ensemble: a folder of the two, where `audit train pmixed -D members=2`
+    distance: `max` mixes the two next-token distributions to min(q1, q2)/Z, `kl` to sqrt(q1 q2)/Z, which bounds how
+    much likelier texts become on average alone. ensemble: a folder of the two, where `audit train pmixed -D members=2`
     leaves them; the lab trains its own. The source's claim is about a work in one half alone, and no privacy:
     defenses/cp_delta.py says why it is none here.
     """
@@ -65,36 +66,30 @@ class CpDelta(Defense):
 
 
 def check_distance(distance: str) -> None:
-    """Raises AuditError for a distance that no law is made for."""
+    """Raises AuditError for a distance that no distribution is made for."""
     if distance not in ("max", "kl"):
         raise AuditError(f"expected distance in ('max', 'kl'), got {distance!r}")
 
 
-class CommonModel(LanguageModel):
+class CommonModel(WrappingModel):
     """What two parts of an ensemble both would say."""
 
     def __init__(self, ensemble: Ensemble, distance: Distance, both: tuple[int, int]) -> None:
+        super().__init__(ensemble.public)
         self.ensemble, self.distance, self.both = ensemble, distance, both
-        public = ensemble.public
-        self.name = f"CP-Δ's rule over {public.name}"
-        self.vocab_size, self.max_positions = public.vocab_size, public.max_positions
-        self.eos, self.device, self.capabilities = public.eos, public.device, public.capabilities
-        self.parts = 1 + ensemble.size
+        self.name, self.parts = f"CP-Δ's rule over {ensemble.public.name}", 1 + ensemble.size
 
-    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Rows:
+    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
         return _CommonRows(self, self.ensemble.start(prefixes, length, prompt=prompt))
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         parts = torch.tensor(self.both, device=self.device)
-        return self.common(self.ensemble.laws(contexts, parts, last, prompt=prompt))
+        return self.common(self.ensemble.distributions(contexts, parts, last, prompt=prompt))
 
-    def common(self, laws: Tensor) -> Tensor:
-        """(..., V) nats, of the two laws (..., 2, V)."""
-        mixed = laws.amin(-2) if self.distance == "max" else laws.mean(-2)
+    def common(self, distributions: Tensor) -> Tensor:
+        """(..., V) nats, of the two distributions (..., 2, V)."""
+        mixed = distributions.amin(-2) if self.distance == "max" else distributions.mean(-2)
         return mixed.log_softmax(-1)
-
-    def embedding_rows(self, count: int) -> Tensor:
-        return self.ensemble.public.embedding_rows(count)
 
 
 class _CommonRows(Rows):

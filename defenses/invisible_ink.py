@@ -5,17 +5,18 @@ token is what it changes in the log-probabilities, clipped to C:
 
     phi = log p_0 + (1/B) sum_i clip(log p_i - log p_0, -C, C),    y ~ softmax(phi / tau),
 
-over the tokens that the *public* law makes likely (top-k+): those whose log p_0 is at least that of the k-th likeliest,
-less 2C/B, as the authors have it. With no private information in it the set costs nothing. (It may miss a token that is
-among the k likeliest by phi, as a mean over B records moves phi by C at most, not C/B: 2C would hold all of them.)
+over the tokens that the *public* distribution makes likely (top-k+): those whose log p_0 is at least that of the k-th
+likeliest, less 2C/B, as the authors have it. With no private information in it the set costs nothing. (It may miss a
+token that is among the k likeliest by phi, as a mean over B records moves phi by C at most, not C/B: 2C would hold all
+of them.)
 
 **What is claimed.** Neighbours: one record of the batch more or less, in whose place is none (replace-by-null, our
 `zero_out`): its p_i is p_0, so its term is 0, and phi moves by at most C/B at any token. The log-ratio of neighbouring
-laws then ranges over at most eta = 2C/(B tau) nats (it is a difference of phi/tau and one of log-normalisers, which is
-the same for all tokens), and a mechanism of bounded range eta is eta^2/8-zCDP: rho = C^2/(2 B^2 tau^2) a token,
-T times that for T of them. Another record in a record's place (`replace`) moves phi by at most 2C/B: 4 rho.
-p_i may be any law whatever; the paper has logits, of which log-probabilities are those with a constant taken off for
-each model: the bounds are the same. The public model must have seen no private record.
+distributions then ranges over at most eta = 2C/(B tau) nats (it is a difference of phi/tau and one of log-normalisers,
+which is the same for all tokens), and a mechanism of bounded range eta is eta^2/8-zCDP: rho = C^2/(2 B^2 tau^2) a
+token, T times that for T of them. Another record in a record's place (`replace`) moves phi by at most 2C/B: 4 rho.
+p_i may be any distribution whatever; the paper has logits, of which log-probabilities are those with a constant taken
+off for each model: the bounds are the same. The public model must have seen no private record.
 
 Batches are disjoint, so that a record is in the text of its own batch only: T counts the tokens drawn of one batch. An
 audit asks a batch about the records that are in it; which batch answers is the auditor's choice and tells nothing.
@@ -39,6 +40,7 @@ from auditor.models.base import Check, LanguageModel, Neighbours, Rows
 from auditor.models.decoding import Decoding
 from auditor.models.ensemble import Ensemble, Exchanged
 from auditor.models.in_context import Batches, InContext
+from auditor.models.wrapping import WrappingModel
 from auditor.plugins.defense import Budget, Cause, Defense, Scenario
 from auditor.privacy.accounting import bounded_range_rho, realised_renyi, zcdp_budget, zcdp_epsilon
 
@@ -55,9 +57,9 @@ class InvisibleInk(Defense):
 
     batch: B, the records behind one text; the attacked records are dealt into such batches, in their order. clip: C,
     nats, on what a record changes of a log-probability (0: as much as epsilon and delta leave). temperature: tau.
-    top_k: of top-k+, by the public law (0: the whole vocabulary). epsilon, delta: what `queries` drawn tokens of one
-    batch may cost; queries=0: as many as the row will draw of any. on_exhaustion: what happens when a fixed number is
-    spent.
+    top_k: of top-k+, by the public distribution (0: the whole vocabulary). epsilon, delta: what `queries` drawn tokens
+    of one batch may cost; queries=0: as many as the row will draw of any. on_exhaustion: what happens when a fixed
+    number is spent.
     """
 
     name: ClassVar[str] = "invisible-ink"
@@ -197,12 +199,12 @@ class Ink:
     temperature: float
     top_k: int = 0
 
-    def law(self, laws: Tensor) -> Tensor:
-        """(..., V) nats, float64: of the token drawn; laws (..., 1 + B, V), the public one first.
+    def distribution(self, distributions: Tensor) -> Tensor:
+        """(..., V) nats, float64: of the token drawn; distributions (..., 1 + B, V), the public one first.
 
         In float64: a small clip makes claims that float32's rounding would break.
         """
-        public, private = laws[..., 0, :].double(), laws[..., 1:, :].double()
+        public, private = distributions[..., 0, :].double(), distributions[..., 1:, :].double()
         impossible = (public == -math.inf).unsqueeze(-2)  # stays so, whatever a record says
         change = (private - public.unsqueeze(-2)).masked_fill(impossible, 0.0).clamp(-self.clip, self.clip)
         phi = public + change.mean(-2)
@@ -210,7 +212,7 @@ class Ink:
         return (phi / self.temperature).log_softmax(-1)
 
     def kept(self, public: Tensor, batch: int) -> Tensor:
-        """(..., V): top-k+, from the public law alone."""
+        """(..., V): top-k+, from the public distribution alone."""
         if not 0 < self.top_k < public.shape[-1]:
             return torch.ones_like(public, dtype=torch.bool)
         least = public.topk(self.top_k, dim=-1).values[..., -1:]
@@ -219,7 +221,8 @@ class Ink:
 
 @dataclass(frozen=True)
 class Promise:
-    """What the accounting says of one token: the range of log-ratios of neighbouring laws, in nats, by relation."""
+    """What the accounting says of one token: the range of log-ratios of neighbouring distributions, in nats, by
+    relation."""
 
     range: Mapping[str, float]
 
@@ -256,30 +259,30 @@ def _in_context(scenario: Scenario, size: int) -> InContext:
     return InContext(scenario.public, dealt(scenario, size))
 
 
-class InkModel(LanguageModel):
+class InkModel(WrappingModel):
     """A batch of records served, member j of the ensemble being the model that reads the j-th.
 
     promise: what is claimed of it, which may be something else than is served by mistake; None: nothing.
     """
 
     def __init__(self, held: Ensemble, ink: Ink, name: str, promise: Promise | None = None) -> None:
+        super().__init__(held.public)
         self.held, self.ink, self.name, self.promise = held, ink, name, promise
-        public, longest = held.public, _longest(held)
-        self.vocab_size, self.eos, self.device = public.vocab_size, public.eos, public.device
-        self.max_positions = None if public.max_positions is None else public.max_positions - longest
-        self.capabilities, self.parts = public.capabilities, 1 + held.size
-        self.longest = longest
+        self.parts, self.longest = 1 + held.size, _longest(held)
+        if self.max_positions is not None:
+            self.max_positions -= self.longest
 
-    def released(self, laws: Tensor) -> Tensor:
-        """(..., V) nats: the exact law of the token drawn; laws (..., 1 + B, V), the public one first."""
-        return self.ink.law(laws)
+    def released(self, distributions: Tensor) -> Tensor:
+        """(..., V) nats: the exact distribution of the token drawn; distributions (..., 1 + B, V), the public one
+        first."""
+        return self.ink.distribution(distributions)
 
-    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Rows:
+    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
         self.check_room(prefixes.shape[1], length, prompt)
-        return _InkRows(self, self.held.start(prefixes, length, prompt=prompt), law)
+        return _InkRows(self, self.held.start(prefixes, length, prompt=prompt), distribution)
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
-        return self.released(self.held.laws(contexts, self._all, last, prompt=prompt))
+        return self.released(self.held.distributions(contexts, self._all, last, prompt=prompt))
 
     @property
     def _all(self) -> Tensor:
@@ -297,10 +300,10 @@ class InkModel(LanguageModel):
         order = order or _ORDER
         if order < 2:
             raise AuditError(f"expected order >= 2, got {order}")
-        laws = self.held.laws(contexts, self._all, last)[:, at]
-        own, checks = _numbers(self.released(laws).unsqueeze(-2)), []
+        distributions = self.held.distributions(contexts, self._all, last)[:, at]
+        own, checks = _numbers(self.released(distributions).unsqueeze(-2)), []
         for relation in _RELATIONS:
-            other = _numbers(self._neighbours(relation, laws))
+            other = _numbers(self._neighbours(relation, distributions))
             realised = np.maximum(realised_renyi(own, other, order), realised_renyi(other, own, order))
             checks.append(Check(relation, order, order * promise.rho(relation), torch.from_numpy(realised)))
             # Largest log-ratio less smallest: the larger ones of both directions, one after the other.
@@ -310,18 +313,18 @@ class InkModel(LanguageModel):
 
     @torch.no_grad()
     def neighbours(self, contexts: Tensor, last: int, at: Sequence[int]) -> Sequence[Neighbours]:
-        laws = self.held.laws(contexts, self._all, last)[:, at]
+        distributions = self.held.distributions(contexts, self._all, last)[:, at]
         relations = _RELATIONS if self.promise else _RELATIONS[:1]
-        return [Neighbours(relation, self._neighbours(relation, laws)) for relation in relations]
+        return [Neighbours(relation, self._neighbours(relation, distributions)) for relation in relations]
 
     def neighbour(self, relation: str, index: int) -> LanguageModel:
         other = Exchanged(self.held, self._places(relation, index))
         return type(self)(other, self.ink, self.name, self.promise)
 
-    def _neighbours(self, relation: str, laws: Tensor) -> Tensor:
-        """(..., B, V) nats: each as it would be served itself; laws (..., 1 + B, V)."""
-        changed = [laws[..., self._places(relation, j), :] for j in range(self.held.size)]
-        return torch.stack([self.released(law) for law in changed], dim=-2)
+    def _neighbours(self, relation: str, distributions: Tensor) -> Tensor:
+        """(..., B, V) nats: each as it would be served itself; distributions (..., 1 + B, V)."""
+        changed = [distributions[..., self._places(relation, j), :] for j in range(self.held.size)]
+        return torch.stack([self.released(distribution) for distribution in changed], dim=-2)
 
     def _places(self, relation: str, index: int) -> list[int]:
         """Which part answers in the place of each, where that record is none, or the next one."""
@@ -329,12 +332,9 @@ class InkModel(LanguageModel):
         places[1 + index] = 0 if relation == "zero_out" else 1 + (index + 1) % self.held.size
         return places
 
-    def row_bytes(self, positions: int, law: bool = True) -> int:
+    def row_bytes(self, positions: int, distribution: bool = True) -> int:
         own = self.held.public.row_bytes(positions + self.longest)
         return self.parts * own + super().row_bytes(positions)
-
-    def embedding_rows(self, count: int) -> Tensor:
-        return self.held.public.embedding_rows(count)
 
 
 def _longest(held: Ensemble) -> int:
@@ -343,24 +343,24 @@ def _longest(held: Ensemble) -> int:
     return inner.batches.longest if isinstance(inner, InContext) else 0
 
 
-def _numbers(law: Tensor) -> np.ndarray:
-    return law.cpu().numpy()
+def _numbers(distribution: Tensor) -> np.ndarray:
+    return distribution.cpu().numpy()
 
 
 class _InkRows(Rows):
-    def __init__(self, model: InkModel, rows: Rows, law: bool) -> None:
-        self.model, self.rows, self.law = model, rows, law
+    def __init__(self, model: InkModel, rows: Rows, distribution: bool) -> None:
+        self.model, self.rows, self.distribution = model, rows, distribution
         self._read()
 
     def _read(self) -> None:
-        laws = self.rows.log_probs()
-        self._public, self._own = laws[:, 0].double(), self.model.released(laws)
+        distributions = self.rows.log_probs()
+        self._public, self._own = distributions[:, 0].double(), self.model.released(distributions)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def log_probs(self) -> Tensor:
-        if not self.law:
+        if not self.distribution:
             raise NotApplicable("only sampled tokens come back in this setting")
         return self._own
 
@@ -371,11 +371,11 @@ class _InkRows(Rows):
     @torch.no_grad()
     def draw(self, row_of_draw: Tensor, uniforms: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
         """Draws that no budget pays for (`View._uniforms`) are the public model's."""
-        if not self.law and not decoding.ancestral:
+        if not self.distribution and not decoding.ancestral:
             raise AuditError(f"expected ancestral decoding, got {decoding}: InvisibleInk's claim covers no other")
         drawn, near = decoding.draw(self._own, row_of_draw, uniforms[:, 0])
         unpaid = (uniforms[:, 1] < 0).nonzero().squeeze(-1)
         if len(unpaid):
-            law = self._public
-            drawn[unpaid], near[unpaid] = decoding.draw(law, row_of_draw[unpaid], uniforms[unpaid, 0])
+            distribution = self._public
+            drawn[unpaid], near[unpaid] = decoding.draw(distribution, row_of_draw[unpaid], uniforms[unpaid, 0])
         return drawn, near

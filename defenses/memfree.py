@@ -15,6 +15,7 @@ from torch import Tensor
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.models.base import LanguageModel, Rows
+from auditor.models.wrapping import WrappingModel
 from auditor.plugins.defense import Defense, Scenario
 
 _CONTEXTS = 100_000  # whose forbidden tokens are remembered
@@ -24,10 +25,11 @@ _CONTEXTS = 100_000  # whose forbidden tokens are remembered
 class MemFree(Defense):
     """Forbid every token that would complete an n-gram of the training data (MemFree, Ippolito et al. 2022). No claim.
 
-    The law is the target's over the other tokens, renormalised; what was asked counts as text before the answer. n: of
-    the n-grams, in tokens; filter: `exact` keeps them all, `bloom` in a Bloom filter, which forbids that share of all
-    other tokens too, false_positives. Text that differs from the training data in one token of any n passes, and so do
-    records shorter than n: `near-verbatim` and `exposure` measure that. Outside the lab the n-grams are --data's.
+    The distribution is the target's over the other tokens, renormalised; what was asked counts as text before the
+    answer. n: of the n-grams, in tokens; filter: `exact` keeps them all, `bloom` in a Bloom filter, which forbids that
+    share of all other tokens too, false_positives. Text that differs from the training data in one token of any n
+    passes, and so do records shorter than n: `near-verbatim` and `exposure` measure that. Outside the lab the n-grams
+    are --data's.
     """
 
     name: ClassVar[str] = "memfree"
@@ -110,56 +112,51 @@ class BloomNGrams(NGrams):
         return tuple(token for token in range(self.vocab_size) if (*context, token) in self.filter)
 
 
-class MemFreeModel(LanguageModel):
+class MemFreeModel(WrappingModel):
     """A model that holds another, and looks at the last n-1 tokens of every text: those of the question too."""
 
     def __init__(self, target: LanguageModel, n: int, held: NGrams) -> None:
-        self.target, self.window, self.held = target, n - 1, held
+        super().__init__(target)
+        self.window, self.held = n - 1, held
         self.name = f"{target.name} under MemFree decoding"
-        self.vocab_size, self.max_positions = target.vocab_size, target.max_positions
-        self.eos, self.device, self.capabilities = target.eos, target.device, target.capabilities
-        self.parts = target.parts
 
-    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Rows:
+    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
         tails = [self.tail(tuple(prefix)) for prefix in prefixes.tolist()]
-        return _FreeRows(self, self.target.start(prefixes, length, prompt=prompt), tails)
+        return _FreeRows(self, self.model.start(prefixes, length, prompt=prompt), tails)
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
-        laws = self.target.log_probs(contexts, last, prompt=prompt)
+        distributions = self.model.log_probs(contexts, last, prompt=prompt)
         ends = range(contexts.shape[1] - last + 1, contexts.shape[1] + 1)
         tails = [self.tail(tuple(context[:end])) for context in contexts.tolist() for end in ends]
-        return self.without(laws.flatten(0, 1), tails).view_as(laws)
+        return self.without(distributions.flatten(0, 1), tails).view_as(distributions)
 
     def tail(self, text: Tokens) -> Tokens:
         """What of a text decides which tokens are forbidden behind it."""
         return text[-self.window :]
 
-    def without(self, laws: Tensor, tails: Sequence[Tokens]) -> Tensor:
-        """(rows, V) nats: each law without the tokens that are forbidden behind its tail, renormalised.
+    def without(self, distributions: Tensor, tails: Sequence[Tokens]) -> Tensor:
+        """(rows, V) nats: each distribution without the tokens that are forbidden behind its tail, renormalised.
 
         Raises AuditError where that is all of them: there is no text left to go on with.
         """
         found = [(row, token) for row, tail in enumerate(tails) for token in self.held.behind(tail)]
         if not found:
-            return laws
-        rows, tokens = torch.tensor(found, device=laws.device).T
-        forbidden = torch.zeros_like(laws, dtype=torch.bool)
+            return distributions
+        rows, tokens = torch.tensor(found, device=distributions.device).T
+        forbidden = torch.zeros_like(distributions, dtype=torch.bool)
         forbidden[rows, tokens] = True
         if bool(forbidden.all(-1).any()):
             raise AuditError("expected memfree to leave a token behind every text, but its filter forbids all of them")
         touched = rows.unique()
-        free = laws[touched].masked_fill(forbidden[touched], -torch.inf).log_softmax(-1)
-        return laws.index_copy(0, touched, free)
+        free = distributions[touched].masked_fill(forbidden[touched], -torch.inf).log_softmax(-1)
+        return distributions.index_copy(0, touched, free)
 
-    def embedding_rows(self, count: int) -> Tensor:
-        return self.target.embedding_rows(count)
-
-    def row_bytes(self, positions: int, law: bool = True) -> int:
-        return self.target.row_bytes(positions) + super().row_bytes(positions)
+    def row_bytes(self, positions: int, distribution: bool = True) -> int:
+        return self.model.row_bytes(positions) + super().row_bytes(positions)
 
 
 class _FreeRows(Rows):
-    """tails: of each row the last tokens, which its law depends on."""
+    """tails: of each row the last tokens, which its distribution depends on."""
 
     def __init__(self, model: MemFreeModel, rows: Rows, tails: list[Tokens]) -> None:
         self.model, self.rows, self.tails = model, rows, tails

@@ -1,4 +1,5 @@
-"""PMixED: private next-token prediction by mixing an ensemble's laws with a public one (Flemings et al. 2024)."""
+"""PMixED: private next-token prediction by mixing an ensemble's distributions with a public one (Flemings et al.
+2024)."""
 
 from __future__ import annotations
 
@@ -20,11 +21,12 @@ from auditor.defenses.public import Public
 from auditor.models.base import Check, LanguageModel, Neighbours, Rows
 from auditor.models.decoding import Decoding
 from auditor.models.ensemble import Ensemble, Exchanged
+from auditor.models.wrapping import WrappingModel
 from auditor.plugins.defense import Budget, Cause, Defense, Scenario
 from auditor.privacy.accounting import (
     Adjacency,
     member_share,
-    neighbour_laws,
+    neighbour_distributions,
     published_beta,
     rdp_budget,
     rdp_to_dp,
@@ -32,12 +34,12 @@ from auditor.privacy.accounting import (
     sound_epsilon,
     sound_query_rdp,
     sound_radius,
-    subset_size_law,
+    subset_size_distribution,
 )
 from auditor.privacy.projection import project, project_two_sided
 
 ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
-_NO_SHARE = 1e-9  # of subsets of one size: too few to show in a law of single precision
+_NO_SHARE = 1e-9  # of subsets of one size: too few to show in a distribution of single precision
 _MOST_EPSILON, _MOST_ORDER = 1000, 256  # more is no protection; higher orders buy nothing and take minutes to solve
 _TUNING_MEMBERS = 4  # members behind one gradient step; each step takes others
 
@@ -108,9 +110,16 @@ class PMixed(Defense):
 
     def chain(self) -> tuple[Cause, ...]:
         return (
-            Cause("recipe", "one adapter, all data, trained as the members are", OneAdapter(self.ensemble), CONTROL),
-            Cause("splitting", "each adapter sees one shard only, their laws averaged", Unmixed(self.ensemble)),
-            Cause("mixing", "each law is mixed with the public one"),
+            Cause(
+                "training configuration",
+                "one adapter, all data, trained as the members are",
+                OneAdapter(self.ensemble),
+                CONTROL,
+            ),
+            Cause(
+                "splitting", "each adapter sees one shard only, their distributions averaged", Unmixed(self.ensemble)
+            ),
+            Cause("mixing", "each distribution is mixed with the public one"),
             Cause("no private data", "the public model alone", Public(), "--public MODEL"),
         )
 
@@ -180,7 +189,7 @@ class PMixed(Defense):
                 "alpha": float(self.alpha),
                 "radius": projection.radii[0],
                 "weight_cap": projection.cap,
-                "public_share": float(subset_size_law(self.q, ensemble.size)[0]),
+                "public_share": float(subset_size_distribution(self.q, ensemble.size)[0]),
             },
         )
 
@@ -212,7 +221,8 @@ class PMixed(Defense):
 
 @dataclass(frozen=True)
 class Unmixed(Defense):
-    """The private ensemble without mixing: each member sees 1/N of the data, and their laws are averaged. No claim."""
+    """The private ensemble without mixing: each member sees 1/N of the data, and their distributions are averaged. No
+    claim."""
 
     name: ClassVar[str] = "ensemble-unmixed"
     title: ClassVar[str] = "Ensemble, unmixed"
@@ -230,7 +240,8 @@ class Unmixed(Defense):
 
 @dataclass(frozen=True)
 class Projection:
-    """The mixing weight of a member's law: the largest within a radius of the public law, by subset size."""
+    """The mixing weight of a member's distribution: the largest within a radius of the public distribution, by subset
+    size."""
 
     alpha: int
     radii: tuple[float, ...]  # nats, for subsets of size 1..N
@@ -243,7 +254,8 @@ class Projection:
 
     @torch.no_grad()
     def weights(self, log_p: Tensor, log_p0: Tensor, radius: Tensor | float) -> Tensor:
-        """lambda of each law, (...); constants where gradients are taken (formulas A5). radius: scalar or (...)."""
+        """lambda of each distribution, (...); constants where gradients are taken (formulas A5). radius: scalar or
+        (...)."""
         if self.radii[0] == math.inf:
             shape = torch.broadcast_shapes(log_p.shape[:-1], torch.as_tensor(radius).shape)
             return torch.full(shape, self.cap, dtype=torch.float64, device=log_p.device)
@@ -265,8 +277,8 @@ class Promise:
     query_rdp: Mapping[tuple[Adjacency, int], float]  # nats, by relation and order
 
 
-class PMixedModel(LanguageModel):
-    """The served ensemble. Draws ask one member each; the law is that of the released token (formulas B2.4).
+class PMixedModel(WrappingModel):
+    """The served ensemble. Draws ask one member each; the distribution is that of the released token (formulas B2.4).
 
     served: the projection by the number of members, this ensemble's and its neighbours'. promise: what is claimed of
     it; None: nothing.
@@ -280,13 +292,11 @@ class PMixedModel(LanguageModel):
         name: str,
         promise: Promise | None = None,
     ) -> None:
+        super().__init__(ensemble.public)
         self.ensemble, self.q, self.served, self.name, self.promise = ensemble, q, served, name, promise
         self.projection = projection = served(ensemble.size)
-        public = ensemble.public
-        self.vocab_size, self.max_positions = public.vocab_size, public.max_positions
-        self.eos, self.device, self.capabilities = public.eos, public.device, public.capabilities
         self.parts = 1 + ensemble.size
-        sizes = subset_size_law(q, ensemble.size)
+        sizes = subset_size_distribution(q, ensemble.size)
         self.size_cdf = torch.from_numpy(np.cumsum(sizes)).to(self.device)
         self.radii = torch.tensor((0.0, *projection.radii), dtype=torch.float64, device=self.device)
         # Subset sizes of one radius act alike: the first of them, (1 + N,); {radius: probability that a subset has it}.
@@ -298,35 +308,37 @@ class PMixedModel(LanguageModel):
         if len(set(projection.radii)) == 1:
             self.shares = {projection.radii[0]: ensemble.size * member_share(q, ensemble.size)}
 
-    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Rows:
-        if law:
-            return _LawRows(self, self.ensemble.start(prefixes, length, prompt=prompt))
+    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
+        if distribution:
+            return _DistributionRows(self, self.ensemble.start(prefixes, length, prompt=prompt))
         return _DrawRows(self, prefixes.to(self.device), length, prompt)
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         parts = torch.arange(self.parts, device=self.device)
-        return self.released(self.ensemble.laws(contexts, parts, last, prompt=prompt))
+        return self.released(self.ensemble.distributions(contexts, parts, last, prompt=prompt))
 
     def tuning_log_probs(self, contexts: Tensor, last: int, prompt: Tensor, noise: torch.Generator) -> Tensor:
-        """The law with the sum over members estimated from a few, drawn anew each step: unbiased, never negative."""
+        """The distribution with the sum over members estimated from a few, drawn anew each step: unbiased, never
+        negative."""
         few = min(_TUNING_MEMBERS, self.ensemble.size)
         chosen = 1 + torch.randperm(self.ensemble.size, generator=noise, device=noise.device)[:few]
         parts = torch.cat([chosen.new_zeros(1), chosen]).to(self.device)
-        return self.released(self.ensemble.laws(contexts, parts, last, prompt=prompt))
+        return self.released(self.ensemble.distributions(contexts, parts, last, prompt=prompt))
 
-    def released(self, laws: Tensor) -> Tensor:
-        """The exact law of the released token, (..., V) nats, from the laws of public and members, (..., 1 + n, V).
+    def released(self, distributions: Tensor) -> Tensor:
+        """The exact distribution of the released token, (..., V) nats, from the distributions of public and members,
+        (..., 1 + n, V).
 
         P_out = p0 + (1/N) sum_j Lambda_j (p_j - p0), Lambda_j the weight of j averaged over subset sizes (formulas
         B2.4); n < N members stand for all N.
         """
-        log_p0, log_p = laws[..., :1, :], laws[..., 1:, :]
+        log_p0, log_p = distributions[..., :1, :], distributions[..., 1:, :]
         radii, shares = (
-            torch.tensor(list(values), dtype=torch.float64, device=laws.device)
+            torch.tensor(list(values), dtype=torch.float64, device=distributions.device)
             for values in (self.shares.keys(), self.shares.values())
         )
         by_radius = self.projection.weights(log_p, log_p0, radii.view(-1, *(1,) * (log_p.ndim - 1)))  # (radii, ..., n)
-        weights = (torch.tensordot(shares, by_radius, 1) / log_p.shape[-2]).to(laws.dtype)
+        weights = (torch.tensordot(shares, by_radius, 1) / log_p.shape[-2]).to(distributions.dtype)
         rest = (1 - weights.sum(-1, keepdim=True)).clamp_min(0.0)
         return torch.log(_weighted(weights, log_p) + rest * log_p0.squeeze(-2).exp())
 
@@ -334,7 +346,7 @@ class PMixedModel(LanguageModel):
     def other_nll(self, texts: Sequence[tuple[int, ...]], seed: int, given: int = 1) -> Mapping[str, Sequence[float]]:
         """The paper's average (Sec. 6.1): -log p_S(y), one Poisson subset S a token, here the same for every defense.
 
-        By Jensen never below that of the released law on average: what an attacker meets is the law.
+        By Jensen never below that of the released distribution on average: what an attacker meets is the distribution.
         """
         if self.promise is None:
             return {}
@@ -353,12 +365,15 @@ class PMixedModel(LanguageModel):
         asked = inside.any(0).nonzero().squeeze(-1)  # members of any subset: few of many
         inside = inside[:, asked]
         parts = torch.cat([asked.new_zeros(1), 1 + asked])
-        laws = self.ensemble.laws(tokens[:, :-1], parts, len(uniforms))[0]  # (tokens, parts, V)
+        distributions = self.ensemble.distributions(tokens[:, :-1], parts, len(uniforms))[0]  # (tokens, parts, V)
         size, (at, member) = inside.sum(-1), inside.nonzero(as_tuple=True)
         weight = torch.zeros(inside.shape, dtype=torch.float64, device=self.device)
-        weight[at, member] = self.projection.weights(laws[at, 1 + member], laws[at, 0], self.radii[size[at]]) / size[at]
+        weight[at, member] = (
+            self.projection.weights(distributions[at, 1 + member], distributions[at, 0], self.radii[size[at]])
+            / size[at]
+        )
         own = tokens[0, len(text) - len(uniforms) :, None, None].expand(-1, len(parts), 1)
-        p = laws.gather(-1, own).squeeze(-1).double().exp()
+        p = distributions.gather(-1, own).squeeze(-1).double().exp()
         mixed = (weight * p[:, 1:]).sum(-1) + (1 - weight.sum(-1)) * p[:, 0]
         return float(-torch.log(mixed).sum())
 
@@ -367,8 +382,8 @@ class PMixedModel(LanguageModel):
         """Neighbours: each member absent, emptied, or replaced by the next one, whichever is claimed.
 
         Each as it would be served itself: with one member less, with the projection of so many.
-        Beside them, what the proof takes for granted of every member: `projection`, its distance from the public law
-        against the radius, and `cap`, how much of a public probability it may take away.
+        Beside them, what the proof takes for granted of every member: `projection`, its distance from the public
+        distribution against the radius, and `cap`, how much of a public probability it may take away.
         """
         promise = self.promise
         if promise is None:
@@ -376,23 +391,25 @@ class PMixedModel(LanguageModel):
         order = order or promise.projection.alpha
         if not 2 <= order <= promise.projection.alpha:
             raise AuditError(f"expected order in 2..{promise.projection.alpha}, which the claim controls, got {order}")
-        laws = self._laws(contexts, last, at)
-        own = self.released(laws).double().log_softmax(-1).exp().cpu().numpy()[..., None, :]
-        exact, checks = _probabilities(laws), []
+        distributions = self._distributions(contexts, last, at)
+        own = self.released(distributions).double().log_softmax(-1).exp().cpu().numpy()[..., None, :]
+        exact, checks = _probabilities(distributions), []
         for (adjacency, k), claimed in promise.query_rdp.items():
             if k == order:
-                neighbours = self._neighbours(adjacency, laws)
+                neighbours = self._neighbours(adjacency, distributions)
                 realised = np.maximum(_divergence(own, neighbours, k), _divergence(neighbours, own, k))
                 checks.append(Check(adjacency, k, claimed, torch.from_numpy(realised)))
-        by_size = _by_size(self.projection, laws)
+        by_size = _by_size(self.projection, distributions)
         return [*checks, *_projection_checks(promise.projection, exact[..., :1, :], exact[..., 1:, :], by_size)]
 
     @torch.no_grad()
     def neighbours(self, contexts: Tensor, last: int, at: Sequence[int]) -> Sequence[Neighbours]:
         """One for each member, by each relation that is claimed of; where nothing is claimed, each member emptied."""
-        laws = self._laws(contexts, last, at)
-        changed = [(adjacency, torch.from_numpy(self._neighbours(adjacency, laws))) for adjacency in self.relations]
-        return [Neighbours(adjacency, law.log()) for adjacency, law in changed]
+        distributions = self._distributions(contexts, last, at)
+        changed = [
+            (adjacency, torch.from_numpy(self._neighbours(adjacency, distributions))) for adjacency in self.relations
+        ]
+        return [Neighbours(adjacency, distribution.log()) for adjacency, distribution in changed]
 
     def neighbour(self, relation: str, index: int) -> LanguageModel:
         places = list(range(self.parts))
@@ -400,7 +417,7 @@ class PMixedModel(LanguageModel):
             del places[1 + index]
             if not places[1:]:
                 return self.ensemble.public
-        else:  # as `neighbour_laws` has it
+        else:  # as `neighbour_distributions` has it
             places[1 + index] = 0 if relation == "zero_out" else 1 + (index + 1) % self.ensemble.size
         return type(self)(Exchanged(self.ensemble, places), self.q, self.served, self.name, self.promise)
 
@@ -410,35 +427,40 @@ class PMixedModel(LanguageModel):
         claimed = () if self.promise is None else self.promise.query_rdp
         return tuple(dict.fromkeys(adjacency for adjacency, _ in claimed)) or ("zero_out",)
 
-    def _laws(self, contexts: Tensor, last: int, at: Sequence[int]) -> Tensor:
+    def _distributions(self, contexts: Tensor, last: int, at: Sequence[int]) -> Tensor:
         """(B, positions, 1 + N, V) nats, the public model's first."""
-        return self.ensemble.laws(contexts, torch.arange(self.parts, device=self.device), last)[:, at]
+        return self.ensemble.distributions(contexts, torch.arange(self.parts, device=self.device), last)[:, at]
 
-    def _neighbours(self, adjacency: Adjacency, laws: Tensor) -> np.ndarray:
-        """(B, positions, N, V) probabilities: with each member changed in turn; laws as by `_laws`."""
+    def _neighbours(self, adjacency: Adjacency, distributions: Tensor) -> np.ndarray:
+        """(B, positions, N, V) probabilities: with each member changed in turn; distributions as by
+        `_distributions`."""
         fewer = adjacency == "add_remove" and self.ensemble.size > 1
-        served, exact = self.served(self.ensemble.size - 1) if fewer else self.projection, _probabilities(laws)
-        return neighbour_laws(adjacency, exact[..., 0, :], exact[..., 1:, :], _by_size(served, laws), self.q)
+        served, exact = self.served(self.ensemble.size - 1) if fewer else self.projection, _probabilities(distributions)
+        return neighbour_distributions(
+            adjacency, exact[..., 0, :], exact[..., 1:, :], _by_size(served, distributions), self.q
+        )
 
     def claim_premises(self) -> Mapping[str, int]:
         return {} if self.promise is None else self.ensemble.shard_counts()
 
-    def row_bytes(self, positions: int, law: bool = True) -> int:
+    def row_bytes(self, positions: int, distribution: bool = True) -> int:
         own = self.ensemble.public.row_bytes(positions)
-        return self.parts * own + super().row_bytes(positions) if law else 2 * own  # a draw asks one member at most
+        return (
+            self.parts * own + super().row_bytes(positions) if distribution else 2 * own
+        )  # a draw asks one member at most
 
-    def embedding_rows(self, count: int) -> Tensor:
-        return self.ensemble.public.embedding_rows(count)
 
-
-def _by_size(projection: Projection, laws: Tensor) -> np.ndarray:
-    """(..., sizes or 1, N): each member's weight; laws (..., 1 + N, V), the public one first."""
-    weights = [projection.weights(laws[..., 1:, :], laws[..., :1, :], radius) for radius in projection.by_size()]
+def _by_size(projection: Projection, distributions: Tensor) -> np.ndarray:
+    """(..., sizes or 1, N): each member's weight; distributions (..., 1 + N, V), the public one first."""
+    weights = [
+        projection.weights(distributions[..., 1:, :], distributions[..., :1, :], radius)
+        for radius in projection.by_size()
+    ]
     return torch.stack(weights, dim=-2).cpu().numpy()
 
 
-def _probabilities(laws: Tensor) -> np.ndarray:
-    return laws.double().log_softmax(-1).exp().cpu().numpy()
+def _probabilities(distributions: Tensor) -> np.ndarray:
+    return distributions.double().log_softmax(-1).exp().cpu().numpy()
 
 
 def _weighted(weights: Tensor, log_p: Tensor) -> Tensor:
@@ -471,29 +493,29 @@ def _divergence(p: np.ndarray, q: np.ndarray, order: float) -> np.ndarray:
         return realised_renyi(np.log(p), np.log(q), order)
 
 
-class _LawRows(Rows):
-    """Rows that know the exact law: every part is asked at every token."""
+class _DistributionRows(Rows):
+    """Rows that know the exact distribution: every part is asked at every token."""
 
     def __init__(self, model: PMixedModel, rows: Rows) -> None:
         self.model, self.rows = model, rows
-        self._law = model.released(rows.log_probs())
+        self._distribution = model.released(rows.log_probs())
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def log_probs(self) -> Tensor:
-        return self._law
+        return self._distribution
 
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
         self.rows.advance(parents, tokens)
-        self._law = self.model.released(self.rows.log_probs())
+        self._distribution = self.model.released(self.rows.log_probs())
 
 
 class _DrawRows(Rows):
     """Rows that only answer draws, as the service does: each draw asks the public model and at most one member.
 
     With subset size n ~ Binomial(N, q), n = 0 draws from p0; else one uniformly chosen member with the radius for n
-    has the law of an average over a Poisson subset (formulas A5).
+    has the distribution of an average over a Poisson subset (formulas A5).
     """
 
     def __init__(self, model: PMixedModel, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
@@ -516,9 +538,9 @@ class _DrawRows(Rows):
         if not decoding.ancestral:
             raise AuditError(f"expected ancestral decoding, got {decoding}: PMixED's claim covers no other")
         model = self.model
-        law = self.public.log_probs()
+        distribution = self.public.log_probs()
         size = torch.searchsorted(model.size_cdf, uniforms[:, 1].contiguous(), right=True).clamp_max(model.parts - 1)
-        drawn, near = decoding.draw(law, row_of_draw, uniforms[:, 0])
+        drawn, near = decoding.draw(distribution, row_of_draw, uniforms[:, 0])
         private = (size > 0).nonzero().squeeze(-1)
         if len(private):
             member = 1 + (uniforms[private, 2] * model.ensemble.size).long()
@@ -527,8 +549,8 @@ class _DrawRows(Rows):
             distinct, each = torch.unique(asked, return_inverse=True)  # mixed once for all draws
             pairs, like = distinct // model.parts, distinct % model.parts
             rows, members = pairs // model.parts, pairs % model.parts
-            log_p0 = law[rows]
-            log_p = self.members.laws(rows, members)
+            log_p0 = distribution[rows]
+            log_p = self.members.distributions(rows, members)
             weight = model.projection.weights(log_p, log_p0, model.radii[like]).to(log_p).unsqueeze(-1)
             mixture = torch.log(weight * log_p.exp() + (1 - weight) * log_p0.exp())
             drawn[private], near[private] = decoding.draw(mixture, each, uniforms[private, 0])

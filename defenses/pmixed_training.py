@@ -15,6 +15,8 @@ from auditor.training import masks
 from auditor.training.finetune import Course, check_schedule
 from auditor.training.members import Adapter, Layers, Member, indivisible, member_folder, shard, train_members
 
+_PROMISE = "none of its own: the members are private, and --defense pmixed promises something of its draws"
+
 
 @dataclass(frozen=True)
 class PMixedTrainer(Trainer):
@@ -107,7 +109,9 @@ class PMixedTrainer(Trainer):
             Course(self.epochs, self.learning_rate, self.batch, job.block, job.end),
             together=together,
             progress=lambda done: job.progress(f"{len(members)} adapters", done, total),
-            written=lambda member: write_ensemble(job.out, unit=_whose(job), members=self.members),
+            written=lambda member: write_ensemble(
+                job.out, method=self.name, promise=_PROMISE, unit=_whose(job), members=self.members
+            ),
             checkpoint=checkpoint,
         )
 

@@ -83,7 +83,7 @@ class PrivateTraining(PoissonTraining):
         recipe = "trained as the private model is (epochs, batches, optimizer, rate), without clipping and noise"
         unclipped, unnoised = NoClipping(**self._recipe(self.no_clipping)), self.without_noise()
         return (
-            Cause("recipe", recipe, unclipped, needs(unclipped.name, "no_clipping")),
+            Cause("training configuration", recipe, unclipped, needs(unclipped.name, "no_clipping")),
             Cause("clipping", self.clipping_changes, unnoised, needs(unnoised.name, "no_noise")),
             Cause("noise", self.noise_changes),
             Cause("no private data", "the public model alone", Public(), "--public MODEL"),

@@ -17,9 +17,9 @@ _BOTH = (0, 1)  # the public model and the target
 class PublicCommon(Defense):
     """Say what the target and the public model both would. No claim.
 
-    distance: `max` mixes the two next-token laws to min(q, p)/Z, `kl` to sqrt(q p)/Z. How much likelier a text is than
-    under the public model, which saw no private data, depends on how little the two laws overlap, and so on that data;
-    it grows with each token, and nothing bounds it beforehand.
+    distance: `max` mixes the two next-token distributions to min(q, p)/Z, `kl` to sqrt(q p)/Z. How much likelier a text
+    is than under the public model, which saw no private data, depends on how little the two distributions overlap, and
+    so on that data; it grows with each token, and nothing bounds it beforehand.
     """
 
     name: ClassVar[str] = "public-common"

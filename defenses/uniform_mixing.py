@@ -1,20 +1,21 @@
-"""Uniform mixing: every next-token law is mixed with the uniform one (Majmudar et al. 2022).
+"""Uniform mixing: every next-token distribution is mixed with the uniform one (Majmudar et al. 2022).
 
 Over the whole vocabulary, as published; or over the tokens that a *public* model finds likeliest, the smaller support
 that the paper leaves to future work. For causal and masked language models.
 
-**What is claimed on a smaller support.** S = S(x) is the public model's top-k of the context x, and q_S the private law
-q restricted to S and renormalised. A token is drawn from q' = weight q_S + (1 - weight)/k on S. Take any two private
-models behind the same public one, and one context x. Both have the same S, as it is made of x and the public model
-alone, and 0 <= q_S <= 1 gives (1 - weight)/k <= q'(y) <= weight + (1 - weight)/k for every y in S, for both models; off
-S both are 0. So no token's log-ratio exceeds log((weight + (1 - weight)/k) / ((1 - weight)/k)): Theorem 1 with k for
+**What is claimed on a smaller support.** S = S(x) is the public model's top-k of the context x, and q_S the private
+distribution q restricted to S and renormalised. A token is drawn from q' = weight q_S + (1 - weight)/k on S. Take any
+two private models behind the same public one, and one context x. Both have the same S, as it is made of x and the
+public model alone, and 0 <= q_S <= 1 gives (1 - weight)/k <= q'(y) <= weight + (1 - weight)/k for every y in S, for
+both models; off S both are 0. So no token's log-ratio exceeds log((weight + (1 - weight)/k) / ((1 - weight)/k)):
+Theorem 1 with k for
 |V|. Over a text the log-ratios add up: the next context is the last one with the token just drawn, the same for both
 models on the same output, and tokens of one masked text are drawn independently. Where q has no mass on S at all, q_S
-is the uniform law, and the bounds hold as before. With `tail=public` the answer is S(x)'s total public mass P0(S) times
-q' on S and the public law p0 off S: on S both models have the same further factor P0(S), off S their ratio is 1, so the
-bound stands, and no token has probability 0. None of this holds for a top-k of the *private* law: its support tells of
-the private data, two models' supports differ, and the log-ratio is infinite; nor where the public model has seen the
-private data. Whence the option names the public model, and refuses to do without.
+is the uniform distribution, and the bounds hold as before. With `tail=public` the answer is S(x)'s total public mass
+P0(S) times q' on S and the public distribution p0 off S: on S both models have the same further factor P0(S), off S
+their ratio is 1, so the bound stands, and no token has probability 0. None of this holds for a top-k of the *private*
+distribution: its support tells of the private data, two models' supports differ, and the log-ratio is infinite; nor
+where the public model has seen the private data. Whence the option names the public model, and refuses to do without.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Claim
 from auditor.models.base import Check, LanguageModel, Neighbours, Rows
 from auditor.models.masked import MaskedModel
+from auditor.models.wrapping import WrappingModel
 from auditor.plugins.defense import Defense, MaskedScenario, Scenario
 from auditor.privacy.accounting import realised_pure_dp, uniform_mixing_epsilon
 
@@ -41,10 +43,11 @@ _RELATION = "any_two_models"  # the same, as measurements are named
 
 @dataclass(frozen=True)
 class UniformMixing(Defense):
-    """Mix the target's law with the uniform law: q' = weight q + (1 - weight)/|V| (Majmudar et al. 2022, Eq. 1).
+    """Mix the target's distribution with the uniform distribution: q' = weight q + (1 - weight)/|V| (Majmudar et al.
+    2022, Eq. 1).
 
     public_top_k: mix on so many tokens only, those the public model finds likeliest; 0: on the whole vocabulary.
-    tail: what the other tokens get then: `none`, or the `public` law.
+    tail: what the other tokens get then: `none`, or the `public` distribution.
     """
 
     name: ClassVar[str] = "uniform-mixing"
@@ -88,7 +91,9 @@ class UniformMixing(Defense):
 
     def _mixing(self, vocab_size: int, public: bool) -> Mixing:
         if self.public_top_k and not public:
-            raise AuditError("public_top_k restricts the law to what a public model finds likeliest: give --public")
+            raise AuditError(
+                "public_top_k restricts the distribution to what a public model finds likeliest: give --public"
+            )
         if self.public_top_k > vocab_size:
             raise AuditError(f"expected public_top_k of at most {vocab_size} tokens, got {self.public_top_k}")
         return Mixing(self.weight, vocab_size, self.public_top_k, self.tail == "public")
@@ -122,7 +127,8 @@ def _claim(mixing: Mixing, queries: int, answer_length: int, spent: int) -> Clai
 
 @dataclass(frozen=True)
 class Mixing:
-    """How a law is mixed. top_k: over so many tokens of a public law, 0: over the vocabulary; tail: see the option."""
+    """How a distribution is mixed. top_k: over so many tokens of a public distribution, 0: over the vocabulary; tail:
+    see the option."""
 
     weight: float
     vocab_size: int
@@ -133,23 +139,25 @@ class Mixing:
         """Pure-DP epsilon (nats) of so many drawn tokens, between any two private models."""
         return uniform_mixing_epsilon(self.weight, self.top_k or self.vocab_size, tokens)
 
-    def of(self, law: Tensor, public: Tensor | None) -> Tensor:
-        """(..., V) nats, from the private law and, where it is needed, the public one.
+    def of(self, distribution: Tensor, public: Tensor | None) -> Tensor:
+        """(..., V) nats, from the private distribution and, where it is needed, the public one.
 
         In float64: a small weight makes claims that float32's rounding would break.
         """
         if not self.top_k:
-            return self.of_tokens(law.double().log_softmax(-1))
+            return self.of_tokens(distribution.double().log_softmax(-1))
         assert public is not None  # `UniformMixing` has seen to it
-        return mix_on_support(law.double(), public.to(law.device).double(), self.weight, self.top_k, self.tail)
+        return mix_on_support(
+            distribution.double(), public.to(distribution.device).double(), self.weight, self.top_k, self.tail
+        )
 
     def of_tokens(self, log_probs: Tensor) -> Tensor:
         """The same of single tokens, (...) nats: on the whole vocabulary they take no others to mix."""
         return mix_with_uniform(log_probs.double(), self.weight, self.vocab_size)
 
 
-class UniformMixingModel(LanguageModel):
-    """A model that holds another. The law is explicit, so log-probabilities and gradients pass through it.
+class UniformMixingModel(WrappingModel):
+    """A model that holds another. The distribution is explicit, so log-probabilities and gradients pass through it.
 
     claimed: epsilon of one token (nats), as the accounting has it; None: nothing is claimed. public: gives the support
     of the mixing where one is asked for, and is a neighbour.
@@ -165,29 +173,27 @@ class UniformMixingModel(LanguageModel):
         top_k: int = 0,
         tail: bool = False,
     ) -> None:
-        self.target, self.claimed, self.public = target, claimed, public
+        super().__init__(target)
+        self.claimed, self.public = claimed, public
         self.mixing = Mixing(weight, target.vocab_size, top_k, tail)
         self.name = f"{target.name} under uniform mixing"
-        self.vocab_size, self.max_positions = target.vocab_size, target.max_positions
-        self.eos, self.device = target.eos, target.device
-        self.capabilities = target.capabilities
         if top_k and public is not None:
             self.capabilities = self.capabilities & public.capabilities
 
-    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Rows:
-        rows = self.target.start(prefixes, length, prompt=prompt, law=law)
+    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
+        rows = self.model.start(prefixes, length, prompt=prompt, distribution=distribution)
         if not self.mixing.top_k:
             return _MixedRows(rows, self.mixing)
         return _MixedRows(rows, self.mixing, self._support(prompt).start(prefixes, length, prompt=prompt))
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         public = self._support(prompt).log_probs(contexts, last, prompt=prompt) if self.mixing.top_k else None
-        return self.mixing.of(self.target.log_probs(contexts, last, prompt=prompt), public)
+        return self.mixing.of(self.model.log_probs(contexts, last, prompt=prompt), public)
 
     def token_log_probs(self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None) -> Tensor:
         if self.mixing.top_k:
             return super().token_log_probs(prefixes, suffixes, prompt=prompt)
-        return self.mixing.of_tokens(self.target.token_log_probs(prefixes, suffixes, prompt=prompt))
+        return self.mixing.of_tokens(self.model.token_log_probs(prefixes, suffixes, prompt=prompt))
 
     def _support(self, prompt: Tensor | None) -> LanguageModel:
         """The public model. Raises NotApplicable for a soft prompt that it cannot read."""
@@ -205,51 +211,52 @@ class UniformMixingModel(LanguageModel):
         """
         if self.claimed is None:
             return super().check_claim(contexts, last, at, order)
-        law = self.log_probs(contexts, last)[:, at]
+        distribution = self.log_probs(contexts, last)[:, at]
         (others,) = self.neighbours(contexts, last, at)
-        realised = realised_pure_dp(law.unsqueeze(-2).cpu().numpy(), others.log_probs.cpu().numpy())
+        realised = realised_pure_dp(distribution.unsqueeze(-2).cpu().numpy(), others.log_probs.cpu().numpy())
         return [Check(others.relation, math.inf, self.claimed, torch.from_numpy(realised))]
 
     @torch.no_grad()
     def neighbours(self, contexts: Tensor, last: int, at: Sequence[int]) -> Sequence[Neighbours]:
         """A model that is certain of this one's least likely token, the worst there is; and the public model."""
         others = [self.neighbour(_RELATION, index) for index in range(1 if self.public is None else 2)]
-        laws = [other.log_probs(contexts, last)[:, at].double() for other in others]
-        return [Neighbours(_RELATION, torch.stack(laws, dim=-2))]
+        distributions = [other.log_probs(contexts, last)[:, at].double() for other in others]
+        return [Neighbours(_RELATION, torch.stack(distributions, dim=-2))]
 
     def neighbour(self, relation: str, index: int) -> LanguageModel:
         target = self.public if index else _Certain(self)
         assert relation == _RELATION and target is not None
         other = copy.copy(self)
-        other.target = target
+        other.model = target
         return other
 
-    def least_likely(self, law: Tensor, public: Tensor | None) -> Tensor:
-        """(..., V) nats: certain of the token that the mixed law (..., V) gives least, where it can give any."""
-        possible = law.masked_fill(law == -math.inf, math.inf)  # the support is the same for all neighbours
+    def least_likely(self, distribution: Tensor, public: Tensor | None) -> Tensor:
+        """(..., V) nats: certain of the token that the mixed distribution (..., V) gives least, where it can give
+        any."""
+        possible = distribution.masked_fill(
+            distribution == -math.inf, math.inf
+        )  # the support is the same for all neighbours
         if self.mixing.top_k:
             assert public is not None
-            support = torch.zeros_like(law, dtype=torch.bool).scatter(-1, _top(public, self.mixing.top_k), True)
+            support = torch.zeros_like(distribution, dtype=torch.bool).scatter(
+                -1, _top(public, self.mixing.top_k), True
+            )
             possible = possible.masked_fill(~support, math.inf)
-        return torch.full_like(law, -math.inf).scatter(-1, possible.argmin(-1, keepdim=True), 0.0)
+        return torch.full_like(distribution, -math.inf).scatter(-1, possible.argmin(-1, keepdim=True), 0.0)
 
-    def row_bytes(self, positions: int, law: bool = True) -> int:
-        support = self.public.row_bytes(positions, law) if self.mixing.top_k and self.public else 0
-        return self.target.row_bytes(positions, law) + support + super().row_bytes(positions, law)
-
-    def embedding_rows(self, count: int) -> Tensor:
-        return self.target.embedding_rows(count)
+    def row_bytes(self, positions: int, distribution: bool = True) -> int:
+        support = self.public.row_bytes(positions, distribution) if self.mixing.top_k and self.public else 0
+        return self.model.row_bytes(positions, distribution) + support + super().row_bytes(positions, distribution)
 
 
-class _Certain(LanguageModel):
+class _Certain(WrappingModel):
     """Certain, behind every context, of the token that a mixed model says least."""
 
     def __init__(self, mixed: UniformMixingModel) -> None:
+        super().__init__(mixed)
         self.mixed, self.name = mixed, f"the opposite of {mixed.name}"
-        self.vocab_size, self.max_positions = mixed.vocab_size, mixed.max_positions
-        self.eos, self.device, self.capabilities = mixed.eos, mixed.device, mixed.capabilities
 
-    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Rows:
+    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
         return _CertainRows(self.mixed, self.mixed.start(prefixes, length, prompt=prompt))
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
@@ -258,9 +265,6 @@ class _Certain(LanguageModel):
             assert mixed.public is not None
             public = mixed.public.log_probs(contexts, last, prompt=prompt)
         return mixed.least_likely(mixed.log_probs(contexts, last, prompt=prompt), public)
-
-    def embedding_rows(self, count: int) -> Tensor:
-        return self.mixed.embedding_rows(count)
 
 
 class _CertainRows(Rows):
@@ -328,21 +332,22 @@ def mix_with_uniform(log_probs: Tensor, weight: float, vocab_size: int) -> Tenso
     return torch.logaddexp(log_probs + math.log(weight), log_probs.new_tensor(floor))
 
 
-def mix_on_support(law: Tensor, public: Tensor, weight: float, top_k: int, tail: bool) -> Tensor:
-    """(..., V) nats: the private law on the public top-k, renormalised and mixed with the uniform law there.
+def mix_on_support(distribution: Tensor, public: Tensor, weight: float, top_k: int, tail: bool) -> Tensor:
+    """(..., V) nats: the private distribution on the public top-k, renormalised and mixed with the uniform distribution
+    there.
 
     The other tokens have probability 0; with `tail`, the public one, and those of the top-k share the rest.
     """
     kept = _top(public, top_k)
-    inside = law.gather(-1, kept)
+    inside = distribution.gather(-1, kept)
     nowhere = (inside == -math.inf).all(-1, keepdim=True)
     inside = inside.masked_fill(nowhere, 0.0).log_softmax(-1)  # no mass on the support: uniform
     mixed = mix_with_uniform(inside, weight, top_k)
     if not tail:
-        return torch.full_like(law, -math.inf).scatter(-1, kept, mixed)
+        return torch.full_like(distribution, -math.inf).scatter(-1, kept, mixed)
     return public.scatter(-1, kept, mixed + public.gather(-1, kept).logsumexp(-1, keepdim=True))
 
 
 def _top(public: Tensor, top_k: int) -> Tensor:
-    """(..., k) the likeliest tokens, the lower id first among equals: a function of the public law alone."""
+    """(..., k) the likeliest tokens, the lower id first among equals: a function of the public distribution alone."""
     return public.sort(dim=-1, descending=True, stable=True).indices[..., :top_k]

@@ -16,15 +16,16 @@ from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records.details import Details, RowDetails, SecretFacts
-from auditor.records.signals import NOT_TESTED, Assessment, assess
+from auditor.records.signals import NOT_TESTED, PERSONAL, VERBATIM, Assessment, assess
 from auditor.reports import inert, signals, words
 from auditor.reports.blocks import Block, Bullets, Group, Paragraph, Table
 from auditor.reports.topics import Topic, row_details, titled
 from auditor.reports.verdict import strongest
 from auditor.statistics import dose
 from auditor.statistics.bootstrap import CONFIDENCE
-from auditor.statistics.intervals import difference
+from auditor.statistics.compare import difference
 from auditor.statistics.judging import Outcome
+from auditor.statistics.metrics import RECALL
 
 RESOLVE, LEAKS, CLEAR, TEST = "resolve first", "leaks", "nothing shown", "not tested"
 HELPS, HIDES, COPIES, WHERE = "helps", "may only hide", "fewer copies", "where it sits"
@@ -74,30 +75,47 @@ def _left(result: AuditResult, seen: Assessment) -> Iterator[Advice]:
         keep = f"; in a gate, so that it stays so: --max {shlex.quote(gated.limit)}" if gated else ""
         said = f"{signals.CLEAR} by {counted(len(tested), 'signal')} tested{keep}"
         yield Advice(CLEAR, said, words.target_title(result, target))
-    probes = {s.kind.title: s.kind.probes[0] for s in seen.signals if s.status == NOT_TESTED and s.kind.probes}
-    untested = [title for title in probes if not any(s.kind.title == title for s in seen.signals if s.measured)]
-    if untested:
-        told = ", ".join(f"{title[:1].lower()}{title[1:]} (--attack {probes[title]})" for title in untested)
-        yield Advice(TEST, told, "audit run")
+    measured = {s.kind for s in seen.signals if s.measured}
+    untested = dict.fromkeys(s.kind for s in seen.signals if s.status == NOT_TESTED and s.kind not in measured)
+    told = [
+        f"{kind.title[:1].lower()}{kind.title[1:]} (--attack {found[0]})"
+        for kind in untested
+        if kind is not PERSONAL and (found := result.measuring(*kind.measured_by[:1]))
+    ]
+    if told:
+        yield Advice(TEST, ", ".join(told), "audit run")
 
 
 def _of_outcomes(result: AuditResult, details: Details) -> tuple[Advice, ...]:
     """Where the verbatim leakage sits, what fewer copies would leave, what each defense that was measured changes."""
-    worst = strongest(result, UNDEFENDED)
-    seen = None if worst is None else row_details(details, worst)
-    if worst is None or seen is None or seen.outcome is None:
+    known = _extracted(result, details)
+    if known is None:
         return ()
-    members = seen.outcome.only(seen.outcome.member)
-    if not members.hit.any():
-        return ()
+    worst, members = known
     row = titled(result, worst)
     facts = {secret.id: secret for secret in details.secrets}
-    if any(id in facts and facts[id].document is not None for id in members.ids):
+    if _in_parts(details, members):
         why = "the secrets are parts of documents and not independent: no part is tested, nothing predicted or compared"
         return (Advice(WHERE, why, row),)
     sits = (Advice(WHERE, said, row) for said in _sits(members, facts))
-    copies = (Advice(COPIES, said, row) for said in _copies(members))
+    copies = (Advice(COPIES, _fewer(most, left, members), row) for most, left in _copies(members))
     return (*sits, *copies, *_defenses(result, details, worst, members))
+
+
+def _extracted(result: AuditResult, details: Details) -> tuple[Finding, Outcome] | None:
+    """The undefended model's configuration of highest recall, and its members; None: not kept, or nothing extracted."""
+    worst = strongest(result, UNDEFENDED)
+    seen = None if worst is None else row_details(details, worst)
+    if worst is None or seen is None or seen.outcome is None:
+        return None
+    members = seen.outcome.only(seen.outcome.member)
+    return (worst, members) if members.hit.any() else None
+
+
+def _in_parts(details: Details, members: Outcome) -> bool:
+    """Whether some of the secrets are parts of documents, and so not independent."""
+    asked = set(members.ids)
+    return any(secret.document is not None for secret in details.secrets if secret.id in asked)
 
 
 # --- where it sits ----------------------------------------------------------------------------------------------------
@@ -138,18 +156,35 @@ def _by_length(members: Outcome, facts: Mapping[str, SecretFacts]) -> dict[str, 
 # --- fewer copies -----------------------------------------------------------------------------------------------------
 
 
-def _copies(members: Outcome) -> Iterator[str]:
-    """Every count but the highest as a limit: what would be left."""
+def _copies(members: Outcome) -> Iterator[tuple[int, Measurement]]:
+    """Every count but the highest as a limit: the recall that would be left."""
     if None in members.repeats:
         return
     times = [count for count in members.repeats if count is not None]
     for most in sorted(set(times))[:-1]:
-        left = dose.predicted(times, members.hit, most)
-        now = words.percent(float(members.hit.mean()))
-        yield (
-            f"with no record trained on more than {counted(most, 'time')}, recall would be "
-            f"{words.with_bounds(left)}, not {now}%: predicted from this run's repeat counts, not measured"
-        )
+        yield most, dose.predicted(times, members.hit, most)
+
+
+def _fewer(most: int, left: Measurement, members: Outcome) -> str:
+    now = words.percent(float(members.hit.mean()))
+    return (
+        f"with no record trained on more than {counted(most, 'time')}, recall would be "
+        f"{words.with_bounds(left)}, not {now}%: predicted from this run's repeat counts, not measured"
+    )
+
+
+def fewer_copies(result: AuditResult, details: Details) -> str:
+    """The mildest limit on copies that would keep recall within what a gate allows to begin with, or the strictest.
+
+    "" where copies are not known, parts of documents were attacked, or nothing is extracted.
+    """
+    known = _extracted(result, details)
+    limits = [] if known is None or _in_parts(details, known[1]) else list(_copies(known[1]))
+    if not limits:
+        return ""
+    within = [limit for limit in limits if limit[1].high <= dict(VERBATIM.limits)[RECALL]]
+    most, left = within[-1] if within else limits[0]
+    return f"no record more than {counted(most, 'time')}: {words.with_bounds(left)} predicted, not measured"
 
 
 # --- what was measured of defenses ------------------------------------------------------------------------------------
@@ -185,8 +220,8 @@ def _paired(members: Outcome, seen: RowDetails) -> tuple[Measurement, Measuremen
         return None
     base = [place[seen.outcome.ids[i]] for i in own]
     return (
-        difference("recall_difference", seen.outcome.hit[own], members.hit[base]),
-        difference("recall_difference", seen.outcome.near[own], members.near[base]),
+        difference("recall_difference", "share", seen.outcome.hit[own], members.hit[base]),
+        difference("recall_difference", "share", seen.outcome.near[own], members.near[base]),
     )
 
 

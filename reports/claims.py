@@ -32,6 +32,15 @@ def sentence(stands: Standing) -> str:
     return f"{'; '.join(parts)}: {_verdict(stands)}."
 
 
+def brief(stands: Standing) -> str:
+    """`PMixED: claimed ε 8 (zero-out, shard of whole records, δ 1e-5); 6,400 drawn tokens; not audited`"""
+    claim = stands.target.claim
+    covers = () if claim is None else (words.covers(claim),)
+    judged = _verdict(stands) if stands.verdict else "not audited"
+    why = f" ({'; '.join(stands.refuted)})" if stands.refuted else ""
+    return f"{'; '.join((f'{stands.target.title}: {_claimed(stands)}', *covers, judged))}{why}"
+
+
 def _verdict(stands: Standing) -> str:
     assert stands.verdict is not None  # whoever asks has seen to it
     if stands.claimed is not None:
@@ -82,14 +91,8 @@ def _unaudited(stands: Standing) -> str:
         return "there is nothing to hold it to"
     why = f" ({'; '.join(stands.unmeasured)})" if stands.unmeasured else ""
     what = "this claim" if stands.claimed is not None else "this ε" if stands.nominal is not None else "it"
-    return f"{what} was not audited{why}: `{command(stands.target.claim)}` would"
-
-
-def command(claim: Claim | None) -> str:
-    """What would audit it: canaries in the training data, or the game of a service that claims so many tokens."""
-    if claim is not None and claim.queries is not None:
-        return "audit run --attack prediction-audit"
-    return "audit run --attack epsilon-audit"
+    would = f": `audit run --attack {stands.usual}` would" if stands.usual else ""
+    return f"{what} was not audited{why}{would}"
 
 
 def table(result: AuditResult) -> Table | None:
@@ -118,5 +121,5 @@ def _lines(stands: Standing) -> tuple[tuple[str, ...], ...]:
     )
     if stands.bounds:
         return told
-    how = "claim-check" if stands.refuted else "none"
+    how = "seen to fail" if stands.refuted else "none"
     return (*told, (claimed, nominal, how, nothing, nothing, nothing, end))

@@ -39,7 +39,6 @@ _WHAT_IT_IS = (
     "authority to say."
 )
 _FOR_YOU = "it is not a measurement: the controller's file answers it"
-_NO_MEANS = "no attack or probe of audit measures it"
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,8 @@ class EdpbEvidence:
 class EdpbQuestion:
     """Where it is asked, in our words; what answers it: sentences, none where this run does not.
 
-    limit: what the answer does not say. otherwise: what would answer it.
+    limit: what the answer does not say. otherwise: what would answer it, where no attack or probe does; measured_by:
+    what these declare to measure, if that answers it.
     """
 
     of: str
@@ -63,11 +63,13 @@ class EdpbQuestion:
     asked: str
     answer: Callable[[EdpbEvidence], list[str]]
     limit: str
-    otherwise: str
+    otherwise: str = "no attack or probe of audit measures it"
+    measured_by: tuple[str, ...] = ()
 
-
-def by_attack(*names: str) -> str:
-    return f"`audit run {' '.join(f'--attack {name}' for name in names)}` would"
+    def left(self, e: EdpbEvidence) -> str:
+        """What would answer it, in words."""
+        found = [names[0] for what in self.measured_by if (names := e.result.measuring(what))]
+        return f"`audit run {' '.join(f'--attack {name}' for name in found)}` would" if found else self.otherwise
 
 
 # --- what answers -----------------------------------------------------------------------------------------------------
@@ -266,10 +268,21 @@ def _nothing(e: EdpbEvidence) -> list[str]:
     return []
 
 
+def _of_plugin(what: str) -> Callable[[EdpbEvidence], list[str]]:
+    """The main number of each row whose attack or probe declares to measure this."""
+
+    def answer(e: EdpbEvidence) -> list[str]:
+        rows = [(f, f.main) for f in e.result.findings if f.attack in e.result.measuring(what)]
+        return [f"{titled(e.result, f)}: {words.label(m.name)} {_number(m)}." for f, m in rows if m and _told(m)]
+
+    return answer
+
+
 # --- the questions ----------------------------------------------------------------------------------------------------
 
 _LOWER = "An attack gives a lower bound; the interval is over the choice of secrets."
 _MEAN = "A mean over the secrets: of single ones it may be far higher."
+_OF_PLUGIN = "What a plug-in measures, as it says itself."
 _FPR = f"{100 * FALSE_POSITIVES[0]:g}%"
 QUESTIONS = (
     EdpbQuestion(
@@ -278,7 +291,7 @@ QUESTIONS = (
         "How likely is personal data of the training records to be extracted directly, probabilities included?",
         _highest("extraction_probability", "near_verbatim_probability", "exposure"),
         f"{_MEAN} Of these suffixes, at this decoding.",
-        by_attack("extraction-probability"),
+        measured_by=("probability",),
     ),
     EdpbQuestion(
         _OPINION,
@@ -286,7 +299,7 @@ QUESTIONS = (
         "How likely is personal data of the training records to be obtained by queries?",
         _highest("recall", "near_verbatim_recall"),
         f"{_LOWER} Asked with the start of a record; what the model says unasked is another signal.",
-        by_attack("ethicist", "perplexity"),
+        measured_by=("verbatim",),
     ),
     EdpbQuestion(
         _OPINION,
@@ -302,7 +315,7 @@ QUESTIONS = (
         "What was tested: scope, quantity and quality?",
         _scope,
         "One run; how often tests are repeated, audit history shows.",
-        by_attack("ethicist"),
+        measured_by=("verbatim",),
     ),
     EdpbQuestion(
         _OPINION,
@@ -310,7 +323,7 @@ QUESTIONS = (
         "Membership inference",
         _highest(auc_of(""), rate_of("", FALSE_POSITIVES[0])),
         f"0.5 and {_FPR} are chance. It means something only where members and non-members are alike.",
-        by_attack("membership"),
+        measured_by=("membership",),
     ),
     EdpbQuestion(
         _OPINION,
@@ -326,11 +339,16 @@ QUESTIONS = (
         "Exfiltration by an attacker with many tries",
         _highest("any_of_k", "rank_bound"),
         f"{_LOWER} Of the model's outputs; theft of the weights is another matter.",
-        by_attack("ethicist"),
+        measured_by=("verbatim",),
     ),
-    EdpbQuestion(_OPINION, "¶55", "Attribute inference", _nothing, "", _NO_MEANS),
-    EdpbQuestion(_OPINION, "¶55", "Model inversion", _nothing, "", _NO_MEANS),
-    EdpbQuestion(_OPINION, "¶55", "Reconstruction of records from nothing, or from gradients", _nothing, "", _NO_MEANS),
+    *(
+        EdpbQuestion(_OPINION, "¶55", asked, _of_plugin(what), _OF_PLUGIN, measured_by=(what,))
+        for asked, what in (
+            ("Attribute inference", "attribute inference"),
+            ("Model inversion", "model inversion"),
+            ("Reconstruction of records from nothing, or from gradients", "reconstruction"),
+        )
+    ),
     EdpbQuestion(_OPINION, "¶58 (a), (b)", "Impact assessment, and the advice of the officer", _nothing, "", _FOR_YOU),
     EdpbQuestion(
         _OPINION,
@@ -348,14 +366,14 @@ QUESTIONS = (
         "An ε holds for its unit, relation, access, decoding and number of drawn tokens; an audit can only refute it.",
         "a model trained with `audit train dp-sgd`, or `audit run --defense pmixed`, claims one",
     ),
-    EdpbQuestion(_OPINION, "¶58 (e)(i)", "Ratio of training data to parameters", _nothing, "", _NO_MEANS),
+    EdpbQuestion(_OPINION, "¶58 (e)(i)", "Ratio of training data to parameters", _nothing, ""),
     EdpbQuestion(
         _OPINION,
         "¶58 (e)(ii)",
         "Metrics of the likelihood of re-identification",
         _highest("excess_recall", "excess_extraction_probability", "exposed_share", "epsilon_lower_bound"),
         "Beyond the floor of records that were never trained on, if those are alike.",
-        by_attack("extraction-probability", "exposure"),
+        measured_by=("probability", "exposure"),
     ),
     EdpbQuestion(
         _OPINION,
@@ -423,7 +441,7 @@ def of(e: EdpbEvidence) -> Document:
 def _rows(e: EdpbEvidence, questions: Iterator[EdpbQuestion]) -> Iterator[tuple[str, ...]]:
     for question in questions:
         answer = question.answer(e)
-        said = " ".join(answer) or f"{_NOT}: {question.otherwise}."
+        said = " ".join(answer) or f"{_NOT}: {question.left(e)}."
         yield question.where, question.asked, said, question.limit if answer else words.NOTHING
 
 

@@ -11,6 +11,7 @@ from auditor.core.nouns import UNDEFENDED, Claim
 from auditor.core.result import AuditResult, Chain, Finding, Measurement, Step, TargetRecord
 from auditor.records import details as detailed
 from auditor.records.details import Details, Reliability
+from auditor.records.signals import EXACT
 from auditor.reports import figures, words
 from auditor.reports.blocks import Block, Figure, Figures, Group, Paragraph, PlotPoint, Series, Table
 from auditor.reports.topics import Topic, by_target, kind, row_details, titled
@@ -28,8 +29,8 @@ def _results(result: AuditResult) -> list[Block]:
     )
     if any(finding.main and finding.main.unit == "probability" for finding in result.findings):
         note += (
-            " Rows with a mean p are the auditor's own: computed from the model's law and the answers, not drawn; p is "
-            "the probability that one sample gives the secret away."
+            " Rows with a mean p are the auditor's own: computed from the model's distribution and the "
+            "answers, not drawn; p is the probability that one sample gives the secret away."
         )
     if any(finding.main and finding.main.unit == "bits" for finding in result.findings):
         note += (
@@ -133,7 +134,7 @@ def _calibration(result: AuditResult, details: Details) -> list[Block]:
     title = "What a score foretells, and what came true"
     text = (
         "Members' first guesses in ten bins of their score, where it is a probability; below the diagonal it boasts. "
-        "Of the probe: the chance that any of the perplexity attack's samples is the secret, and whether one was."
+        "Of the extraction probability: the chance that any of an attack's samples is the secret, and whether one was."
     )
     head = ("Mean score", "Right", "95% interval")
     table = Table("calibration-table", f"{title}: the numbers", head, groups, frozenset({0, 1, 2}), folded=True)
@@ -170,24 +171,31 @@ def _reliabilities(result: AuditResult, details: Details, finding: Finding) -> l
     title, o, found = words.target_title(result, finding.target), seen.outcome.only(seen.outcome.member), []
     if seen.score_is_probability and len(o.ids):
         found.append((f"{title} · {finding.attack}", detailed.reliability(o.score.clip(max=1.0), o.hit)))
-    p = _foretold(details, finding)
+    p = _foretold(result, details, finding)
     known = np.array([id in p for id in o.ids], dtype=bool)
     if known.any():
         foretold = np.array([p[id] for id in o.ids if id in p])
-        name = f"{title} · extraction-probability"
+        name = f"{title} · extraction probability"
         found.append((name, detailed.reliability(foretold, o.any_hit[known])))
     return found
 
 
-def _foretold(details: Details, finding: Finding) -> Mapping[str, float]:
-    """The exact chance of each secret to be among the attack's samples, where the attack adds no prompt of its own."""
-    probe = details.rows.get(finding.key._replace(attack="extraction-probability"))
-    samples = finding.options.get("samples")
-    plain = finding.attack == "perplexity" and finding.options.get("search", "sample") == "sample"
-    if probe is None or not plain or not isinstance(samples, int):
+def _foretold(result: AuditResult, details: Details, finding: Finding) -> Mapping[str, float]:
+    """The exact chance of each secret to be among the attack's samples, where only its prefix stands before them.
+
+    Of attacks that share their samples, once.
+    """
+
+    def asked(f: Finding) -> tuple[str, str, str]:
+        return f.target, f.setting, f.decoding
+
+    alike = [f for f in result.findings if asked(f) == asked(finding)]
+    probe = next((seen for f in alike if (seen := row_details(details, f)) and EXACT in seen.values), None)
+    first = next((f for f in alike if f.samples == finding.samples), None)
+    if probe is None or not finding.samples or first is not finding:
         return {}
     with np.errstate(divide="ignore"):
-        chances = any_of(np.log(np.array(probe.value)), samples)
+        chances = any_of(np.log(np.array(probe.values[EXACT])), finding.samples)
     return dict(zip(probe.ids, chances.clip(0.0, 1.0).tolist(), strict=True))
 
 

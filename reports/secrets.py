@@ -143,23 +143,29 @@ def _tokens(
     targets = [t for t in result.targets if t.name in details.tokens]
     if not targets:
         return {"tokens": []}, 0, 0
-    laws = [details.tokens[t.name] for t in targets]
-    ids = [s.id for s in details.secrets if any(s.id in law for law in laws)]
-    ranked = sorted(ids, key=lambda id: -sum(laws[0].get(id, (-math.inf,))))
+    distributions = [details.tokens[t.name] for t in targets]
+    ids = [s.id for s in details.secrets if any(s.id in distribution for distribution in distributions)]
+    ranked = sorted(ids, key=lambda id: -sum(distributions[0].get(id, (-math.inf,))))
     shown: set[str] = set()
     for id in ranked:
         text = _size(_pieces(texts, id)) if texts else 0
-        if (budget := budget - sum(len(law.get(id, ())) + 12 for law in laws) - text) < 0:
+        if (budget := budget - sum(len(distribution.get(id, ())) + 12 for distribution in distributions) - text) < 0:
             break
         shown.add(id)
     told = [s.id if s.id in shown else "" for s in details.secrets]
-    columns = [_target_tokens(t.title, law, told) for t, law in zip(targets, laws, strict=True)]
+    columns = [
+        _target_tokens(t.title, distribution, told) for t, distribution in zip(targets, distributions, strict=True)
+    ]
     return {"tokens": columns, "texts": [_pieces(texts, id) for id in told] if texts else []}, len(shown), len(ids)
 
 
-def _target_tokens(title: str, law: Mapping[str, Sequence[float]], told: Sequence[str]) -> dict[str, Any]:
-    bits = [_short(round(-sum(law[id]) / math.log(2), 1)) if id in law else None for id in told]
-    return {"target": title, "codes": [code(law[id]) if id in law else "" for id in told], "bits": bits}
+def _target_tokens(title: str, distribution: Mapping[str, Sequence[float]], told: Sequence[str]) -> dict[str, Any]:
+    bits = [_short(round(-sum(distribution[id]) / math.log(2), 1)) if id in distribution else None for id in told]
+    return {
+        "target": title,
+        "codes": [code(distribution[id]) if id in distribution else "" for id in told],
+        "bits": bits,
+    }
 
 
 def _pieces(texts: Mapping[str, SecretText], id: str) -> list[str]:

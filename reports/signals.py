@@ -22,7 +22,7 @@ from auditor.statistics.metrics import EXPECTED_ANY_OF, RECALL
 
 CLEAR = "no leakage seen"  # the reassuring words: said where `Assessment.reassures`, and nowhere else
 ACCESS = {"claim": "text-only", "worst": "white-box", "": ""}
-_SAID = {
+PHRASES = {
     RECALL: "extracted verbatim",
     signals.ANY: "extracted by one of the guesses",
     "document_recall": "documents extracted in part",
@@ -55,8 +55,8 @@ def number(signal: Signal) -> str:
         return f"{personal.named(signal.part)} {personal.came_out(m)}"
     part = f"of those trained on {counted(int(signal.count), 'time')}" if signal.count else signal.part
     at = f", {part}" if part else ""
-    if m.name in _SAID:
-        return f"{words.share(m)} {_SAID[m.name]}{at}"
+    if m.name in PHRASES:
+        return f"{words.share(m)} {PHRASES[m.name]}{at}"
     if m.name == RECORDS:
         return f"{counted(round(m.value), 'training record')} in {counted(m.n, 'drawn text')}"
     if m.name.startswith(signals.EPSILON):
@@ -108,13 +108,13 @@ def _none(of_a_kind: Sequence[Signal]) -> str:
         return f"no violation of its claim in {counted(m.n, 'query', 'queries')}"
     if not all(map(_is_zero, of_a_kind)):
         return f"{number(worst)}{access} (not above {baseline(worst) or 'zero'})"
-    return f"none of {m.n:,} {_SAID[m.name]}{access} (up to {words.percent(m.high)}% not ruled out)"
+    return f"none of {m.n:,} {PHRASES[m.name]}{access} (up to {words.percent(m.high)}% not ruled out)"
 
 
 def _is_zero(signal: Signal) -> bool:
     """Whether it counts secrets, and there are none."""
     m = signal.measured
-    return m is not None and m.name in _SAID and m.value == 0 and signal.kind is not signals.PERSONAL
+    return m is not None and m.name in PHRASES and m.value == 0 and signal.kind is not signals.PERSONAL
 
 
 def strongest(found: Sequence[Signal]) -> Signal:
@@ -159,8 +159,8 @@ def _together(clear: Sequence[Sequence[Signal]]) -> list[str]:
     others = [said(group) for group in clear if group not in none]
     if len(none) < 2:
         return [said(group) for group in clear]
-    *ways, last = (_SAID[group[0].measured.name].removeprefix("extracted ") for group in none if group[0].measured)
-    together = said(none[0]).replace(f" {_SAID[RECALL]}", f" extracted {', '.join(ways)} or {last}")
+    *ways, last = (PHRASES[group[0].measured.name].removeprefix("extracted ") for group in none if group[0].measured)
+    together = said(none[0]).replace(f" {PHRASES[RECALL]}", f" extracted {', '.join(ways)} or {last}")
     return [together, *others]
 
 
@@ -170,17 +170,17 @@ def _same(one: Sequence[Signal], other: Sequence[Signal]) -> bool:
 
 def summary(result: AuditResult, seen: Assessment, target: str) -> str:
     """One sentence: that it leaks and by what; that this run cannot tell; or, where it was earned, no leakage seen."""
-    title = _title(result, target)
+    named = title(result, target)
     shown, suspected, clear, untested = _parts(seen, target)
     if shown:
         none = [text for text in clear[:1] if text.startswith("none of")]  # that it is not told verbatim, beside
-        return f"{title} leaks: {'; '.join(shown + suspected + none)}."
+        return f"{named} leaks: {'; '.join(shown + suspected + none)}."
     if not suspected and not clear:
-        return f"{title}: nothing was measured."
+        return f"{named}: nothing was measured."
     if seen.reassures(target):
         left = f"; not tested: {', '.join(untested)}" if untested else ""
-        return f"{title}: {CLEAR}: {'; '.join(clear)}{left}."
-    return f"{title}: inconclusive: {'; '.join(suspected + clear)}."
+        return f"{named}: {CLEAR}: {'; '.join(clear)}{left}."
+    return f"{named}: inconclusive: {'; '.join(suspected + clear)}."
 
 
 def account(result: AuditResult, seen: Assessment, target: str) -> str:
@@ -221,7 +221,8 @@ def doubts(seen: Assessment, target: str | None = None) -> tuple[Doubt, ...]:
     return tuple(dict.fromkeys((*found, *(d for name in names for d in seen.doubts.get(name, ())))))
 
 
-def _title(result: AuditResult, target: str) -> str:
+def title(result: AuditResult, target: str) -> str:
+    """The undefended model is told of whether or not it was measured."""
     known = any(record.name == target for record in result.targets)
     return words.target_title(result, target) if known or target != UNDEFENDED else "Undefended"
 

@@ -1,11 +1,10 @@
-"""The first screen after a run: one table, the shape of the leak, the claim, and what to do next.
+"""The screen of `--verbose`: every configuration in one table, the shape of the leak, the claims, what to do next.
 
 Knows rows and rich. Holds all text as `rich.text.Text`, which is never parsed as markup.
 """
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -19,7 +18,8 @@ from rich.text import Text
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Chain, Finding, Measurement
 from auditor.records.signals import assess
-from auditor.reports import claims, inert, personal, signals, unlearning, words
+from auditor.reports import claims, inert, personal, unlearning, words
+from auditor.reports.screen import next_command
 from auditor.reports.verdict import explained, headline, strongest
 
 _INDENT = 2
@@ -28,7 +28,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def summary(result: AuditResult, folder: Path | None = None) -> Summary:
-    """The first screen. folder: the run folder to point at, where there is one."""
+    """The whole of it. folder: the run folder to point at, where there is one."""
     return Summary(words.cleaned(result), folder)
 
 
@@ -150,8 +150,8 @@ def _below(result: AuditResult) -> Iterator[RenderableType]:
             yield _likelier(target.title, target.likelihood)
     for one in result.unlearning:
         yield Text.assemble(("forgotten", "bold"), "  ", unlearning.sentence(result, one))
-    if result.lead:
-        yield Text.assemble(("lead", "bold"), result.lead.removeprefix("lead"))
+    if result.prefix_token:
+        yield Text.assemble(("prefix token", "bold"), result.prefix_token.removeprefix("prefix token"))
     for target in result.targets:
         if target.claim is not None:
             yield Text.assemble((target.title, "bold"), "  ", words.epsilon_line(target.claim))
@@ -172,32 +172,19 @@ def _sparkline(finding: Finding) -> Text:
 
 def _likelier(title: str, chain: Chain) -> Text:
     """What no guess shows: how much of the members' advantage in likelihood each cause takes."""
-    told = " · ".join(map(words.credited, chain.steps))
+    told = " · ".join(map(words.credited, words.moves(chain.steps)))
     of = f" ({words.LIKELIER}, n {chain.whole.n:,})"
     return Text.assemble((f"likelihood {title}", "bold"), "  ", told, (of, "dim"))
 
 
 def _why(title: str, finding: Finding, chain: Chain) -> Text:
-    """`why PMixED  recipe −1.0 points [−3.0 to 0.7], not significant · splitting −12 points [−16 to −8] (ethicist)`"""
+    """`why PMixED  clipping −1.0 points [−3.0 to 0.7], not significant · noise −12 points [−16 to −8] (ethicist)`"""
     where = ", worst case" if finding.setting == "worst" else ""
-    told = " · ".join(map(words.credited, chain.steps))
+    told = " · ".join(map(words.credited, words.moves(chain.steps)))
     of = f" ({finding.attack}{where}{words.over(chain.whole)}, n {chain.whole.n:,})"
     return Text.assemble((f"why {title}", "bold"), "  ", told, (of, "dim"))
 
 
 def _pointers(result: AuditResult, folder: Path) -> Iterator[RenderableType]:
     yield Text.assemble(("report", "bold"), f": {inert.clean(str(folder / 'report.html'))}", overflow="fold")
-    yield Text.assemble(("next", "bold"), f":   {_next(result, folder)}", overflow="fold")
-
-
-def _next(result: AuditResult, folder: Path) -> str:
-    """Of the lab an audit of one's own; else a gate about what leaks; else what to do about it."""
-    if result.benchmark.name == "lab":
-        return "audit run --model DIR --data FILE --attack ethicist"
-    where, seen = shlex.quote(inert.clean(str(folder))), assess(result)
-    gated = seen.gated()
-    if gated is None or signals.doubts(seen):
-        return f"audit advise {where}"
-    judged = {s.target for s in seen.signals} - {UNDEFENDED}
-    target = f" --target {UNDEFENDED}" if judged and gated.target == UNDEFENDED else ""
-    return f"audit gate {where} --max {shlex.quote(gated.limit)}{target}"
+    yield Text.assemble(("next", "bold"), f":   {next_command(assess(result), folder)}", overflow="fold")

@@ -212,7 +212,7 @@ def because(result: AuditResult, target: TargetRecord) -> str:
     assert finding is not None and finding.chain is not None  # `_explained` has seen to it
     where = signals.ACCESS[finding.setting]
     whole = finding.chain.whole
-    told = "; ".join(map(words.credited_in_full, words.steps(finding.chain, target.name)))
+    told = "; ".join(map(words.credited_in_full, words.moves(words.steps(finding.chain, target.name))))
     of = f"{finding.attack}, {where}{words.over(whole)}, n {whole.n:,}"
     opening = f"Of {target.title}'s {words.points(whole)} against no defense ({of})"
     beyond = words.steps(finding.chain, target.name, beyond=True)
@@ -224,6 +224,6 @@ def _likelier(target: TargetRecord) -> list[str]:
     """What no guess shows: what each cause takes of the members' advantage in likelihood."""
     if target.likelihood is None:
         return []
-    told = "; ".join(map(words.credited_in_full, words.steps(target.likelihood, target.name)))
+    told = "; ".join(map(words.credited_in_full, words.moves(words.steps(target.likelihood, target.name))))
     whole = words.points(target.likelihood.whole)
     return [f"By {words.LIKELIER}, {whole} (n {target.likelihood.whole.n:,}): {told}."]

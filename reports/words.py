@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.nouns import UNDEFENDED, Claim
 from auditor.core.result import AuditResult, Chain, Finding, Measurement, Step
 from auditor.reports.inert import clean
-from auditor.statistics import metrics
+from auditor.statistics import compare, metrics
 from auditor.statistics.metrics import plain
 
 NOTHING = "–"
 OUTSIDE = "outside the claim"
-ACCESS = {"draw": "Sampled tokens", "law": "Log-probabilities", "embeddings": "Gradients"}
+ACCESS = {"draw": "Sampled tokens", "distribution": "Log-probabilities", "embeddings": "Gradients"}
 SETTINGS = {
     "claim": "Inside the claim: only sampled tokens come back, drawn by ancestral decoding.",
     "worst": "Worst case: everything the auditor has: gradients, log-probabilities, the attack's own decoding.",
@@ -238,11 +238,24 @@ def steps(chain: Chain, target: str, beyond: bool = False) -> tuple[Step, ...]:
     return found[own:] if beyond else found[:own]
 
 
+def moves(found: Iterable[Step]) -> list[Step]:
+    """Those that go from one target to another: a control that the undefended target is by itself changes nothing."""
+    return [step for step in found if step.before != step.after]
+
+
 def credited(step: Step) -> str:
     """`splitting −12 points [−16 to −8]`, `mixing −1.0 points [−3.0 to 0.7], not significant`, or why it has none."""
     if step.difference is None:
         return f"{causes(step)}: {step.note}"
     return f"{causes(step)} {points(step.difference)}{'' if is_shown(step) else ', not significant'}"
+
+
+def credited_briefly(step: Step) -> str:
+    """`splitting −12 points [−16 to −8]`, `mixing: not significant [−3.0 to 0.7]`; of a step that was measured."""
+    assert step.difference is not None
+    if is_shown(step):
+        return f"{causes(step)} {points(step.difference)}"
+    return f"{causes(step)}: not significant {bounds(step.difference)}"
 
 
 def credited_in_full(step: Step) -> str:
@@ -251,7 +264,7 @@ def credited_in_full(step: Step) -> str:
 
 
 def causes(step: Step) -> str:
-    """`recipe, clipping and noise`"""
+    """`training configuration, clipping and noise`"""
     *others, last = step.causes
     return f"{', '.join(others)} and {last}" if others else last
 
@@ -272,7 +285,7 @@ def points(m: Measurement) -> str:
 
 def over(m: Measurement) -> str:
     """`, above non-members`: what a difference leaves out; another note is not about that."""
-    return f", {m.note}" if m.note == metrics.ABOVE else ""
+    return f", {m.note}" if m.note == compare.ABOVE else ""
 
 
 def in_points(m: Measurement) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -20,10 +20,14 @@ import torch
 from hypothesis import register_random, settings
 from jsonschema import Draft202012Validator
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from auditor.models.huggingface import HuggingFaceModel
+from auditor.plugins import registry
+from auditor.reports import html, plots
+from auditor.reports.blocks import Figure
 from auditor.reports.schema import PATH
+from auditor.testing import make_model as tiny
 
 # Properties are about values, not about how busy the machine is, and the same ones on every machine;
 # `--hypothesis-profile=search` looks for new ones.
@@ -50,11 +54,31 @@ os.environ["AUDIT_SALT"] = "of these tests only"  # what a user has of their own
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
+def methods() -> dict[str, str]:
+    """What a run records of the attacks and probes there are."""
+    return {name: kind.measures for name, kind in registry.attacks_and_probes().items()}
+
+
 def seed() -> None:
     """The global generators, for what takes no seed of its own: PEFT's adapters, modules without a maker, dropout."""
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+DRAW = html.svg
+
+
+def framed(block: Figure, titles: Mapping[str, str]) -> str:
+    """A plot with nothing in it."""
+    return plots._inline('<svg viewBox="0 0 1 1"></svg>', block)
+
+
+# Drawing a page takes longer than a small audit: `tests/reports` draws, and modules that are marked `drawn`. Whole
+# modules, as what one of them has made once must not depend on which test came first.
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    html.svg = DRAW if "reports" in item.path.parts or item.get_closest_marker("drawn") else framed
 
 
 # Each fixture and each test starts from the seed, so none depends on what ran before it or first asked for a fixture.
@@ -75,31 +99,6 @@ def shared() -> Path:
     if not (SHARED / "data").is_dir():
         pytest.skip(f"needs the shared data in {SHARED}, which is not here")
     return SHARED
-
-
-def tiny(vocab_size: int = 61, seed: int = 0, kind: str = "neox", scale: float = 3.0) -> HuggingFaceModel:
-    """A tiny random model with a peaked law, so that samples share prefixes and top-p has something to cut."""
-    torch.manual_seed(seed)
-    if kind == "gpt2":
-        config = GPT2Config(vocab_size=vocab_size, n_embd=32, n_layer=2, n_head=2, n_positions=64, eos_token_id=0)
-        model = GPT2LMHeadModel(config)
-    else:
-        model = GPTNeoXForCausalLM(
-            GPTNeoXConfig(
-                vocab_size=vocab_size,
-                hidden_size=32,
-                num_hidden_layers=2,
-                num_attention_heads=2,
-                intermediate_size=64,
-                max_position_embeddings=96,
-                eos_token_id=0,
-                bos_token_id=0,
-            )
-        )
-    with torch.no_grad():
-        head = model.get_output_embeddings().weight
-        head.mul_(scale / head.norm(dim=1, keepdim=True))
-    return HuggingFaceModel(model, name=f"tiny {kind}")
 
 
 def save_tiny(folder: Path, kind: str = "neox") -> None:

@@ -7,13 +7,16 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pandas as pd
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import auditor
@@ -21,6 +24,10 @@ from auditor import audit, load_run
 from auditor.attacks.perplexity import Perplexity
 from auditor.cli import call
 from auditor.core.errors import AuditError
+from auditor.models.base import LanguageModel
+from auditor.plugins.attack import SamplingAttack
+from auditor.plugins.defense import Defense, Scenario
+from auditor.plugins.view import Batch, View
 from tests.conftest import save_tiny
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "runs", "home", "again", "today"]
@@ -133,7 +140,7 @@ def test_tables_gate_and_report_of_a_finished_run(folder: Path, tmp_path: Path) 
         ({"revision": "main"}, "expected no revision with a live model"),
         ({"data": pd.DataFrame([[1, 2]], columns=["text", "text"])}, "expected data with each column once"),
         ({"data": [{"text": "a", "image": b"\xff\xfe"}]}, "expected data as text and numbers"),
-        ({"public": 7}, "expected public as a folder, a hub id or a transformers model, got int"),
+        ({"public": 7}, "expected public as a folder, a hub id, a transformers model or a LanguageModel, got int"),
     ],
 )
 def test_what_is_refused_leaves_nothing(folder: Path, tmp_path: Path, arguments: dict[str, Any], said: str) -> None:
@@ -162,6 +169,111 @@ def test_an_instances_options_are_its_own(folder: Path, tmp_path: Path) -> None:
     asked = {**ASKED, "attacks": [Perplexity(samples=2)], "samples": 3}
     run = audit(model, tokenizer, data=ROWS, out=tmp_path / "run", **asked)
     assert run.result.findings[0].options["samples"] == 2
+
+
+@dataclass(frozen=True)
+class MostOften(SamplingAttack):
+    """Rank sampled suffixes by how often they came."""
+
+    name: ClassVar[str] = "most-often"
+    power: Any = 1.0
+
+    def scores(self, view: View, batch: Batch) -> list[Tensor]:
+        return [candidates.counts.double() ** self.power for _, candidates in batch]
+
+
+@dataclass(frozen=True)
+class AsItIs(Defense):
+    """Serve the target as it is, and say so."""
+
+    name: ClassVar[str] = "as-it-is"
+
+    def protect(self, scenario: Scenario) -> LanguageModel:
+        return scenario.target
+
+
+class Counted(LanguageModel):
+    """Which token follows which. silent: gives samples alone."""
+
+    name = "counted"
+    capabilities = frozenset({"draw", "distribution"})
+
+    def __init__(self, tokenizer: Any, silent: bool = False, broken: bool = False) -> None:
+        self.tokenizer, self.vocab_size, self.broken = tokenizer, len(tokenizer), broken
+        counts = torch.full((self.vocab_size, self.vocab_size), 0.01)
+        for row in ROWS:
+            ids = torch.tensor(tokenizer(row["prefix"] + row["suffix"])["input_ids"])
+            counts.index_put_((ids[:-1], ids[1:]), torch.ones(()), accumulate=True)
+        self.table = (counts / counts.sum(-1, keepdim=True)).log()
+        if silent:
+            self.capabilities = frozenset({"draw"})
+
+    def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
+        return self.table[contexts[:, -last:]] + self.broken
+
+
+def test_objects_of_ones_own_classes_are_audited_and_recorded(folder: Path, tmp_path: Path) -> None:
+    _, tokenizer = live(folder)
+    asked = {**ASKED, "attacks": [MostOften(power=2.0), "perplexity"], "defenses": [AsItIs()]}
+    run = audit(Counted(tokenizer), data=pd.DataFrame(ROWS), out=tmp_path / "run", **asked)
+    found = {(one.target, one.attack) for one in run.result.findings if not one.not_applicable}
+    assert found == set(product(("undefended", "as-it-is"), ("most-often", "perplexity")))
+    objects = json.loads((tmp_path / "run" / "plan.json").read_text())["objects"]
+    own = {name: f"{__name__}.{name}" for name in ("Counted", "MostOften", "AsItIs")}
+    assert objects == {
+        "model": own["Counted"],
+        "data": "pandas.DataFrame",
+        "attack most-often": own["MostOften"],
+        "defense as-it-is": own["AsItIs"],
+    }
+    assert run.result.plan["attack_options"]["most-often"]["power"] == 2
+    assert any("cannot be resumed" in note and own["MostOften"] in note for note in run.result.benchmark.notes)
+
+
+def test_objects_are_in_no_folder(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = {**ASKED, "attacks": [MostOften()], "samples": 3}
+    audit(str(folder / "model"), data=folder / "data.jsonl", out=tmp_path / "run", **asked)
+    (tmp_path / "run" / "result.json").unlink()
+    assert call(["run", "--resume", str(tmp_path / "run")]) == 2
+    assert "given in Python as objects: attack most-often" in capsys.readouterr().err
+
+
+def test_an_instance_of_our_own_class_is_no_object(folder: Path, tmp_path: Path) -> None:
+    asked = {**ASKED, "attacks": [Perplexity(samples=2)]}
+    run = audit(str(folder / "model"), data=folder / "data.jsonl", out=tmp_path / "run", **asked)
+    assert run.result.plan["objects"] == {}
+
+
+@dataclass(frozen=True)
+class Namesake(MostOften):
+    """Another attack that is called as one of ours is."""
+
+    name: ClassVar[str] = "perplexity"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"engine": "ray"}, "expected all by name with --engine ray.*got given in Python as objects: model"),
+        ({"attacks": [Namesake()]}, "expected another name of the attack .*Namesake than 'perplexity'"),
+        ({"attacks": [MostOften(power=print)]}, "options of most-often that a record can hold.*power=<built-in"),
+        ({"tokenizer": 3}, "a tokenizer beside a live transformers model only"),
+        ({"model": "broken"}, "expected counted to give one distribution.*do not add up to 1"),
+        ({"model": "silent", "defenses": ["uniform-mixing"]}, "Counted in memory, which gives none"),
+        ({"defenses": ["pmixed"], "public": "own"}, "needs -D ensemble=DIR"),
+    ],
+)
+def test_objects_that_cannot_be_audited_so_are_refused(
+    folder: Path, tmp_path: Path, arguments: dict[str, Any], said: str
+) -> None:
+    _, tokenizer = live(folder)
+    named = {"broken": Counted(tokenizer, broken=True), "silent": Counted(tokenizer, silent=True)}
+    model = named.get(arguments.get("model", ""), Counted(tokenizer))
+    more = {name: value for name, value in arguments.items() if name != "model"}
+    more |= {name: Counted(tokenizer) for name in ("public",) if name in more}
+    with pytest.raises(AuditError, match=said):
+        audit(model, **{"data": ROWS, **ASKED, "out": tmp_path / "run", **more})
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("rules", [[], "nowhere.toml"])
@@ -201,7 +313,8 @@ def test_the_page_says_what_runs(folder: Path) -> None:
         code = block.replace("    samples=5,", f"    samples=5, **{lengths},")
         exec(compile(code, "docs/python.md", "exec"), names)
     assert (
-        len(blocks) == 3
+        len(blocks) == 4
+        and len(names["own"].to_frame())
         and names["found"].low <= names["found"].value
         and len(names["frame"])
         and len(names["secrets"])

@@ -101,7 +101,7 @@ def test_checkpoints_are_a_sweep_with_a_picture(
     data = tmp_path / "data.jsonl"
     data.write_text("\n".join(map(json.dumps, MEMBERS)))
     command = ["run", "--checkpoints", str(out), "--data", str(data), "--attack", "extraction-probability"]
-    command += ["--setting", "worst", "--known-fraction", "0", "--lead", "none"]
+    command += ["--setting", "worst", "--known-fraction", "0", "--prefix-token", "none"]
     assert call([*command, "-o", str(tmp_path / "line")]) == 0
     with (tmp_path / "line" / "sweep.csv").open() as file:
         rows = list(csv.DictReader(file))

@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "statistics": "core",
     "privacy": "core",
     "plugins": "core models generation statistics privacy",
+    "providers": "core models remote plugins",
     "engines": "core",
     "training": "core models privacy plugins",
     "attacks": "core models generation statistics plugins",
@@ -32,16 +33,16 @@ MAY_IMPORT = {
     "records": "core statistics",
     "gate": "core statistics records",
     "reports": RIGHT,
-    "runs": f"{LEFT} remote engines {RIGHT} {SIDE}",
+    "runs": f"{LEFT} engines {RIGHT} {SIDE}",
     "utility": f"{LEFT} {RIGHT} {SIDE} runs",
     "studies": f"{LEFT} {RIGHT} engines {SIDE} runs utility",
     "api": f"{LEFT} {RIGHT} {SIDE} runs utility studies",
     "integrations": f"{LEFT} {RIGHT} {SIDE} runs api",
-    "testing": "core statistics",
+    "testing": "core models generation statistics privacy plugins defenses",
     "commands": f"{LEFT} {RIGHT} {SIDE} runs utility studies",
     "cli": "core commands",
 }
-WITHOUT_TORCH = ("core", "statistics", "testing", "records", "gate", "reports")
+WITHOUT_TORCH = ("core", "statistics", "records", "gate", "reports")
 SCRIPTS = {"faults", "speed", "trust", "gates"}  # of benchmarks: they measure us, and are not installed
 
 

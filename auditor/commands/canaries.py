@@ -191,7 +191,7 @@ class ScoreFlags:
     probe_options: Annotated[
         Many, typer.Option("-A", metavar="OPTION=VALUE", help="Option of the probe `exposure`: `audit list`.")
     ] = None
-    lead: Annotated[
+    prefix_token: Annotated[
         str,
         typer.Option(metavar="auto|none|bos|eos|TEXT", help="What stands before each text; auto: the likeliest."),
     ] = "auto"
@@ -202,7 +202,7 @@ def score(
     manifest: _MANIFEST,
     model: Annotated[str, typer.Argument(help="Hugging Face causal LM or adapter, or the folder of a finished run.")],
     flags: ScoreFlags,
-    loading: options.LoadingFlags,
+    loading: Annotated[options.Values, options.PlanFlags(options.LOADING)],
     as_json: options.Json = False,
 ) -> None:
     """Show the exposure of every canary: on a model, or as a run has measured it. Ids and numbers, never texts.
@@ -211,11 +211,11 @@ def score(
     """
     console.quiet()
     from auditor.core.jsonable import to_json
-    from auditor.models.loading import LoadingOptions
+    from auditor.core.plan_parts import LoadingOptions
     from auditor.runs import canary_scores
 
     with console.terminal() as reporter:
-        how = LoadingOptions(**options.given(loading))
+        how = LoadingOptions(**loading)
         scores = canary_scores.score(manifest, model, reporter, loading=how, **options.given(flags))
     if as_json:
         typer.echo(json.dumps(to_json(scores), indent=1))

@@ -9,6 +9,7 @@ import os
 import select
 import shlex
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from auditor.core.result import Measurement
 
 err = Console(stderr=True)
+_A_LINE_EVERY = 60.0  # seconds, in a log
 debugging = False  # whether unexpected errors are shown whole (`audit --debug`)
 
 
@@ -91,8 +93,8 @@ def show(table: Any, styles: Sequence[str] = ()) -> None:
     Console().print(to_rich(table, styles))
 
 
-def resumably(folder: Path, walk: Callable[[Terminal], Any]) -> Any:
-    with terminal() as reporter:
+def resumably(folder: Path, walk: Callable[[Terminal], Any], verbose: bool = True) -> Any:
+    with terminal(verbose) as reporter:
         try:
             return walk(reporter)
         except KeyboardInterrupt:
@@ -120,27 +122,31 @@ def quiet() -> None:
 
 
 class Terminal:
-    """Progress on stderr: bars on a terminal, one line a stage elsewhere."""
+    """Progress on stderr: one line with what it is at and the time left, or one line a minute where none can move.
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
+    verbose: a line a stage, notes and the first numbers as well.
+    """
+
+    def __init__(self, progress: Progress, verbose: bool) -> None:
+        self._progress, self._verbose = progress, verbose
         self._task: Any = None
         self._said_threads = False
+        self._begun = self._told = time.monotonic()
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        import time
-
         start = time.perf_counter()
         with self.bar(name):
             yield
-        err.print(Text(f"{time.perf_counter() - start:7.1f} s  ").append(inert.terminal(name)))
-        self._say_threads()
+        if self._verbose:
+            err.print(Text(f"{time.perf_counter() - start:7.1f} s  ").append(inert.terminal(name)))
+            self._say_threads()
 
     @contextmanager
     def bar(self, name: str = "") -> Iterator[None]:
         """Progress that leaves no line behind."""
         self._task = task = self._progress.add_task(inert.clean(name), total=None)
+        self._begun = time.monotonic()
         try:
             yield
         finally:
@@ -157,19 +163,28 @@ class Terminal:
     def progress(self, what: str, done: int, total: int) -> None:
         if self._task is not None:
             self._progress.update(self._task, description=inert.clean(what), completed=done, total=total)
+        now = time.monotonic()
+        if done and not err.is_terminal and now - self._told >= _A_LINE_EVERY:
+            from auditor.reports import words
+
+            self._told, left = now, words.duration((now - self._begun) * (total - done) / done)
+            err.print(inert.terminal(f"{what}: {done:,} of {total:,}, {left} left of this step"), soft_wrap=True)
 
     def note(self, text: str) -> None:
-        err.print(Text("           ").append(inert.terminal(text)), soft_wrap=True)
+        if self._verbose:
+            err.print(Text("           ").append(inert.terminal(text)), soft_wrap=True)
 
     def greedy(self, recall: Mapping[str, Measurement]) -> None:
         parts = [f"{key} → {m.value:.0%}" for key, m in recall.items()]
-        err.print(f"           greedy recall by repeats: {', '.join(parts)}", markup=False, highlight=False)
+        if self._verbose:
+            err.print(f"           greedy recall by repeats: {', '.join(parts)}", markup=False, highlight=False)
 
 
 @contextmanager
-def terminal() -> Iterator[Terminal]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+def terminal(verbose: bool = True) -> Iterator[Terminal]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    what, left = TextColumn("{task.description}", markup=False), TextColumn("left of this step")
+    columns = (what, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), left)
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
-        yield Terminal(progress)
+        yield Terminal(progress, verbose)

@@ -1,68 +1,87 @@
-"""Flags that several commands share: each with its name and its text, once, and those that go together as groups.
+"""Flags that several commands share, and those of a plan, which says itself how each of its fields is given.
 
-A command takes a flag as `seed: options.Seed = None`, and a group, a dataclass of flags, as `loading: options.Loading`.
-What is not given is None: the default is that of the record that the flags make.
+A command takes a flag as `reveal: options.Reveal = False`, a group, a dataclass of flags, as `single: SingleFlags`, and
+fields of a plan as `plan: Annotated[options.Values, options.PlanFlags()]`: those that were given, by name.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import inspect
 import os
 import re
 import shlex
+import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from auditor.commands import completion
 from auditor.core import safe as guard
 from auditor.core.errors import AuditError
-from auditor.core.plan import AUTO, Plan
+from auditor.core.plan import FIELDS, Plan, flag
+from auditor.core.plan_fields import AUTO
 
 Many = list[str] | None  # of a flag that may be repeated
+Values = dict[str, Any]  # fields of a plan, by name
+_GIVEN = tuple(name for name, one in FIELDS.items() if one.said.flags is not None)
+_COMPLETED = {
+    "attack": completion.attacks,
+    "attack_options": completion.attack_options,
+    "defense": completion.defenses,
+    "defense_options": completion.defense_options,
+}
+_RISKS = tuple(name for name, one in FIELDS.items() if one.said.risk)
 
-Defense = Annotated[Many, typer.Option("--defense", "-d", help="Defense to put in front of the model; repeatable.")]
-DefenseOptions = Annotated[Many, typer.Option("-D", metavar="[DEFENSE.]OPTION=VALUE", help="Option of a defense.")]
-Public = Annotated[
-    str | None,
-    typer.Option(help="Public model: base of a PMixED ensemble, and what claim-setting prompts are tuned on."),
-]
-Limit = Annotated[int | None, typer.Option(help="Attack at most so many members, and so many non-members.")]
-Template = Annotated[
-    str | None,
-    typer.Option(
-        metavar="auto|none|model|FILE",
-        help="How conversations and instructions are rendered: the tokenizer's chat template, a file's, none, or "
-        "alpaca, trl. [default: auto]",
-    ),
-]
-Date = Annotated[
-    str | None,
-    typer.Option(metavar="YYYY-MM-DD", help="The day that the chat template writes: the day of the training."),
-]
-Seed = Annotated[int | None, typer.Option(help="All randomness follows from it. [default: 0]")]
+
+@dataclass(frozen=True)
+class PlanFlags:
+    """The flags of these fields of a plan. told: help in place of the plan's, where a command means less by one."""
+
+    names: str = " ".join(_GIVEN)
+    told: Mapping[str, str] = field(default_factory=dict)
+
+    def flags(self) -> Iterator[inspect.Parameter]:
+        """As a signature holds them. What is not given is None: the default is the plan's."""
+        for name in self.names.split():
+            one = FIELDS[name]
+            option = typer.Option(
+                *(one.said.flags or ()),
+                help=self.told.get(name, one.help),
+                metavar=one.said.metavar,
+                rich_help_panel=one.panel,
+                autocompletion=_COMPLETED.get(name),
+            )
+            kind = _typed(name, one.kind)
+            yield inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+            )
+
+
+def _typed(name: str, kind: Any) -> Any:
+    """What typer makes of a field: text where the plan reads it, or a list of texts."""
+    if typing.get_origin(kind) in (tuple, dict):
+        return list[str]
+    plain = next((one for one in (bool, int, float) if one in (kind, *typing.get_args(kind))), str)
+    return str if name == "batch_size" else plain  # or auto
+
+
+LOADING = "device dtype"  # of every command that loads a model
+HUB_LOADING = f"{LOADING} revision base trust_remote_code"
+ENGINE = "engine workers ray_address gpus_per_worker"
+
 Seeds = Annotated[
     str | None, typer.Option(metavar="0-4|0,2", help="Run at each of these seeds, instead of the plan's.")
 ]
-BatchSize = Annotated[
-    str | None,
-    typer.Option(metavar="N|auto", help="Prefixes or texts at once; results do not depend on it. [default: auto]"),
-]
-ModelArgs = Annotated[
-    Many,
-    typer.Option("--model-arg", metavar="K=V", help="Passed to from_pretrained of --model: attn_implementation=eager."),
-]
 Plugin = Annotated[
     Many, typer.Option(help="Python file with attacks, defenses or training methods of your own; repeatable.")
-]
-TrustRemoteCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Let model repositories run their own code.")
 ]
 Markdown = Annotated[Path | None, typer.Option(metavar="FILE", help="Write Markdown, for a pull request.")]
 PhoneRegion = Annotated[
@@ -74,95 +93,6 @@ Reveal = Annotated[
     typer.Option("--reveal", help="Show the private text in the reports: prefixes, suffixes and guesses, by secret."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SubjectFlags:
-    """What is attacked, and the models beside it. Without a model: the lab."""
-
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Hugging Face causal LM or PEFT adapter: hub id or folder; openai:NAME behind an API. Without it: "
-            "the lab."
-        ),
-    ] = None
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help="Training records: JSONL/CSV/Parquet, a Hugging Face data set, token ids (input_ids, or .npy arrays)."
-        ),
-    ] = None
-    known: Annotated[str | None, typer.Option(help="Records the attacker already knows (same formats).")] = None
-    nonmembers: Annotated[
-        str | None,
-        typer.Option(help="Matched records the model was not trained on: the floor, and held-out perplexity."),
-    ] = None
-    public: Public = None
-    reference: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL|none",
-            help="Reference model for comparing scores. [default: --public, else an adapter's base]",
-        ),
-    ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadingFlags:
-    """How a model is loaded: of every command that loads one."""
-
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, cuda:1, mps; auto: the best that is there. [default: cpu]")
-    ] = None
-    dtype: Annotated[str | None, typer.Option(help="float32, float16 or bfloat16. [default: float32]")] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class HubLoadingFlags(LoadingFlags):
-    """The same of a model that may be on the hub, at a revision and with code of its own."""
-
-    revision: Annotated[str | None, typer.Option(help="Revision of --model on the hub.")] = None
-    base: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Base of an adapter. [default: the one that the adapter names]")
-    ] = None
-    trust_remote_code: TrustRemoteCode = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineFlags:
-    """Who does the work."""
-
-    engine: Annotated[
-        str | None,
-        typer.Option(metavar="local|ray", help="Who does the work: this process, or workers of Ray. [default: local]"),
-    ] = None
-    workers: Annotated[
-        int | None, typer.Option(help="Workers of --engine ray. [default: as many as processors here]")
-    ] = None
-    ray_address: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT|auto", help="A Ray cluster that is there. [default: one on this machine]"),
-    ] = None
-    gpus_per_worker: Annotated[
-        float | None, typer.Option(help="GPUs of each worker, or a part of one. [default: 0]")
-    ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ApiFlags:
-    """A model that is asked over HTTP: `--model openai:NAME`. Its key is read from OPENAI_API_KEY."""
-
-    base_url: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Server of --model openai:NAME: http://HOST:PORT/v1. Key: OPENAI_API_KEY."),
-    ] = None
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Tokenizer of --model openai:NAME: folder or hub id. [default: NAME]")
-    ] = None
-    max_tokens_total: Annotated[
-        int | None, typer.Option(help="Ask a model behind an API for at most so many tokens. [default: no limit]")
-    ] = None
 
 
 # --- groups of flags as typer reads them ------------------------------------------------------------------------------
@@ -199,24 +129,42 @@ def _kinds(where: Any) -> dict[str, Any]:
     return get_type_hints(where, include_extras=True)
 
 
-def _flags(name: str, kind: Any, default: Any) -> Iterator[inspect.Parameter]:
-    """The flags of a group, which may hold groups; of a flag, itself."""
-    if dataclasses.is_dataclass(kind):
-        for field in dataclasses.fields(kind):
-            needed = field.default is dataclasses.MISSING
-            yield from _flags(
-                field.name, _kinds(kind)[field.name], inspect.Parameter.empty if needed else field.default
-            )
+def _plan_flags(kind: Any) -> PlanFlags | None:
+    return next((one for one in getattr(kind, "__metadata__", ()) if isinstance(one, PlanFlags)), None)
+
+
+def _flags(name: str, kind: Any, default: Any, panel: str = "") -> Iterator[inspect.Parameter]:
+    """The flags of a group, which may hold groups; of a flag, itself. panel: of --help, where it names none."""
+    if (asked := _plan_flags(kind)) is not None:
+        yield from asked.flags()
+    elif dataclasses.is_dataclass(kind):
+        kinds = _kinds(kind)
+        for one in dataclasses.fields(kind):
+            needed = one.default is dataclasses.MISSING
+            of = inspect.Parameter.empty if needed else one.default
+            yield from _flags(one.name, kinds[one.name], of, getattr(kind, "panel", panel))
     else:
-        yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=_in(panel, kind))
+
+
+def _in(panel: str, kind: Any) -> Any:
+    """The flag in this panel of --help, unless it names one."""
+    option = next((one for one in getattr(kind, "__metadata__", ()) if hasattr(one, "rich_help_panel")), None)
+    if not panel or option is None or option.rich_help_panel:
+        return kind
+    placed = copy.copy(option)
+    placed.rich_help_panel = panel
+    return Annotated[kind.__origin__, placed]
 
 
 def _collected(name: str, kind: Any, flags: Mapping[str, Any]) -> Any:
-    """The flag's value, or the group made of the values of its flags."""
+    """The flag's value, or the group made of the values of its flags; of a plan's fields those that were given."""
+    if (asked := _plan_flags(kind)) is not None:
+        return {one: flags[one] for one in asked.names.split() if flags[one] is not None}
     if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
         return flags[name]
     kinds = _kinds(kind)
-    return kind(**{field.name: _collected(field.name, kinds[field.name], flags) for field in dataclasses.fields(kind)})
+    return kind(**{one.name: _collected(one.name, kinds[one.name], flags) for one in dataclasses.fields(kind)})
 
 
 # --- what was given ---------------------------------------------------------------------------------------------------
@@ -230,16 +178,15 @@ def given(group: Any) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None and value is not False}
 
 
-def plan_values(group: Any, base: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+def plan_values(values: Values, base: Mapping[str, Any] = MappingProxyType({})) -> Values:
     """The flags given as values of a plan. The plug-in files that they name are loaded first.
 
-    base: the values of the plan file, which may ask for no code to run that the flags do not name. Raises AuditError.
+    base: the values of the plan file, which may ask for no more at a risk than the flags name. Raises AuditError.
     """
     from auditor.plugins import registry
     from auditor.runs.plan import parse_options
 
-    values = given(group)
-    Allowed.by(values).check(base, "the plan file")
+    Allowed.by(values).check({**base, **values}, "the plan file")
     load_plugins(values.get("plugin"))
     read: dict[str, Callable[[Any], Any]] = {
         "attack_options": lambda items: parse_options("-A", items, list(registry.attacks_and_probes())),
@@ -252,54 +199,59 @@ def plan_values(group: Any, base: Mapping[str, Any] = MappingProxyType({})) -> d
 
 @dataclass(frozen=True)
 class Allowed:
-    """Code that the command line names, so that it may run. A plan file or a run folder may be anybody's."""
+    """What the command line names of the fields with a risk, by name. A plan file or a run folder may be anybody's."""
 
-    plugin: tuple[str, ...] = ()
-    trust_remote_code: bool = False
+    values: Values
 
     @classmethod
-    def by(cls, flags: Mapping[str, Any]) -> Allowed:
-        """What these flags name. Raises AuditError for any with --safe."""
-        found = cls(tuple(flags.get("plugin") or ()), bool(flags.get("trust_remote_code")))
-        for path in found.plugin:
-            guard.refuse(f"the plug-in {path!r} would run")
-        if found.trust_remote_code:
-            guard.refuse("code of model folders would run")
+    def by(cls, values: Mapping[str, Any]) -> Allowed:
+        """What these values of a plan ask for. Raises AuditError for code with --safe."""
+        found = cls({name: values[name] for name in _RISKS if values.get(name)})
+        for name, value in found._each():
+            if name in ("plugin", "trust_remote_code"):
+                guard.refuse(f"{' '.join(_written(name, value))}: {FIELDS[name].said.risk}")
         return found
-
-    @classmethod
-    def of(cls, plan: Plan) -> Allowed:
-        """What a plan asks for."""
-        return cls(plan.plugin, plan.trust_remote_code)
 
     def flags(self) -> list[str]:
         """As the command line says it."""
-        plugins = [word for path in self.plugin for word in ("--plugin", shlex.quote(path))]
-        return [*plugins, *(["--trust-remote-code"] if self.trust_remote_code else [])]
+        return [word for name, value in self._each() for word in _written(name, value)]
 
     def check_whole(self, plan: Plan, where: str) -> None:
         """Raises AuditError for a plan that asks for more, or for less: what is allowed beyond it would be ignored."""
-        self.check(vars(plan), where)
-        for path in self.plugin:
-            if os.path.abspath(path) not in map(os.path.abspath, plan.plugin):
-                raise AuditError(f"expected no --plugin but those that {where} names, got {path!r}")
-        if self.trust_remote_code and not plan.trust_remote_code:
-            raise AuditError(f"expected no --trust-remote-code, as {where} does not set it, got it")
+        asked = Allowed.by(plan.values())
+        self.check(asked.values, where)
+        named = set(map(_same, asked._each()))
+        for name, value in self._each():
+            if _same((name, value)) not in named:
+                raise AuditError(
+                    f"expected no {' '.join(_written(name, value))}, as {where} does not ask for it, got it"
+                )
 
     def check(self, plan: Mapping[str, Any], where: str) -> None:
         """Raises AuditError for a plan that asks for more. where: whose plan it is, for the sentence."""
-        named, here = plan.get("plugin") or (), {os.path.abspath(path) for path in self.plugin}
-        for path in named if isinstance(named, list | tuple) else [named]:
-            if os.path.abspath(str(path)) not in here:
+        named = set(map(_same, self._each()))
+        for name, value in Allowed({name: plan[name] for name in _RISKS if plan.get(name)})._each():
+            if _same((name, value)) not in named:
+                to = "" if value is True else f" to {value!r}"
                 raise AuditError(
-                    f"{where} names the plug-in {str(path)!r}, whose code would run: if it is yours, name it on the "
-                    f"command line as well, --plugin {path}"
+                    f"{where} sets {name}{to}, and {FIELDS[name].said.risk}: if that is meant, say it on the command "
+                    f"line as well, {' '.join(_written(name, value))}"
                 )
-        if plan.get("trust_remote_code") and not self.trust_remote_code:
-            raise AuditError(
-                f"{where} sets trust_remote_code, so that code in model folders would run: if that is meant, say it on "
-                "the command line as well, --trust-remote-code"
-            )
+
+    def _each(self) -> Iterator[tuple[str, Any]]:
+        """Field and value, of a list each of its values."""
+        for name, value in self.values.items():
+            for one in value if isinstance(value, list | tuple) else [value]:
+                yield name, one
+
+
+def _same(named: tuple[str, Any]) -> tuple[str, str]:
+    """Equal for two ways to write one file."""
+    return named[0], os.path.abspath(str(named[1]))
+
+
+def _written(name: str, value: Any) -> list[str]:
+    return [flag(name)] if value is True else [flag(name), shlex.quote(str(value))]
 
 
 def load_plugins(files: list[str] | None) -> None:

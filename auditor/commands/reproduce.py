@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,16 +14,10 @@ if TYPE_CHECKING:
     from auditor.studies.papers import Paper
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReproduceFlags:
-    """The fields of the paper's plans that are one's own to choose."""
-
-    subject: options.SubjectFlags
-    limit: options.Limit = None
-    batch_size: options.BatchSize = None
-    loading: options.LoadingFlags
-    plugin: options.Plugin = None
-    trust_remote_code: options.TrustRemoteCode = False
+# The fields of the paper's plans that are one's own to choose.
+_OWN = options.PlanFlags(
+    "model data known nonmembers public reference limit batch_size device dtype plugin trust_remote_code"
+)
 
 
 def reproduce(
@@ -34,7 +27,7 @@ def reproduce(
     scale: Annotated[str, typer.Option(help="Sizes: lab, or the paper's own.")] = "lab",
     seeds: options.Seeds = None,
     *,
-    flags: ReproduceFlags,
+    flags: Annotated[options.Values, _OWN],
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Folder; goes on in it. [default: runs/reproduce-PAPER-SCALE]")
     ] = None,

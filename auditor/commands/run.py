@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from rich.console import Console
@@ -20,6 +20,7 @@ from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 
 if TYPE_CHECKING:
+    from auditor.core.result import AuditResult
     from auditor.gate.policy import Policy
     from auditor.records.folder import RunFolder
     from auditor.records.outcomes import Run
@@ -27,140 +28,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanFlags:
-    """The fields of a plan that have a flag: what is not given is left to the plan file, or to the default."""
-
-    attack: Annotated[
-        Many, typer.Option("--attack", "-a", help="Attack or probe to run; repeat for several. See `audit list`.")
-    ] = None
-    defense: options.Defense = None
-    subject: options.SubjectFlags
-    known_fraction: Annotated[
-        float | None, typer.Option(help="Share of the data that the attacker knows, without --known. [default: 0.2]")
-    ] = None
-    known_limit: Annotated[
-        int | None, typer.Option(help="At most so many records of the auxiliary data. [default: all]")
-    ] = None
-    group_column: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COLUMN", help="Column of --data to show results by, as department; its values are in the report."
-        ),
-    ] = None
-    before: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL", help="What --model was before it was to forget --forget, to hold the two together."
-        ),
-    ] = None
-    forget: Annotated[str | None, typer.Option(help="Records of --data that --model was to forget (same formats).")] = (
-        None
-    )
-    retrained: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL", help="Trained as --before was, without --forget: what forgetting is held against."
-        ),
-    ] = None
-    relearn: Annotated[
-        int | None,
-        typer.Option(
-            metavar="STEPS", help="Train a copy of what was to forget so many steps on known pairs, and look again."
-        ),
-    ] = None
-    relearn_rate: Annotated[
-        float | None, typer.Option(help="Learning rate of --relearn. [default: 5e-5; in the lab 1e-4]")
-    ] = None
-    phone_region: options.PhoneRegion = None
-    canaries: Annotated[
-        str | None,
-        typer.Option(metavar="MANIFEST", help="Canaries that were inserted into the training data: `audit canaries`."),
-    ] = None
-    attack_options: Annotated[
-        Many, typer.Option("-A", metavar="[ATTACK.]OPTION=VALUE", help="Option of an attack.")
-    ] = None
-    defense_options: options.DefenseOptions = None
-    setting: Annotated[
-        str | None,
-        typer.Option(help="claim: inside a privacy claim; worst: everything the auditor has; both. [default: both]"),
-    ] = None
-    prefix_length: Annotated[
-        int | None, typer.Option(help="Tokens shown to the attacker. [default: 50 of text, whole arrays]")
-    ] = None
-    suffix_length: Annotated[
-        int | None, typer.Option(help="Tokens to extract. [default: 50 of text, whole arrays]")
-    ] = None
-    knows: Annotated[
-        str | None,
-        typer.Option(
-            metavar="system|user|partial:F",
-            help="What an attacker knows of a conversation, of an assistant turn: all before it; that and the share F "
-            "of the turn; or the system turn alone. [default: user]",
-        ),
-    ] = None
-    windows: Annotated[
-        int | None,
-        typer.Option(
-            metavar="STRIDE", help="Attack whole texts: a prefix and suffix every STRIDE tokens. [default: the start]"
-        ),
-    ] = None
-    template: options.Template = None
-    date: options.Date = None
-    lead: Annotated[
-        str | None,
-        typer.Option(
-            metavar="auto|none|bos|eos|TEXT",
-            help="Prefix token of every text, as BOS; auto: the tokenizer's own, unless the auxiliary data are more "
-            "likely behind another. [default: auto]",
-        ),
-    ] = None
-    limit: options.Limit = None
-    ensemble_limit: Annotated[
-        int | None,
-        typer.Option(
-            help="At most so many members behind an ensemble, which asks all its parts. [default: all; in the lab 60]"
-        ),
-    ] = None
-    controls: Annotated[
-        bool | None,
-        typer.Option(
-            "--controls/--no-controls",
-            help="Show each defense beside its controls; without them nothing says what an effect is due to. "
-            "[default: --controls]",
-        ),
-    ] = None
-    samples: Annotated[int | None, typer.Option(help="Samples a prefix, for every attack.")] = None
-    seed: options.Seed = None
-    batch_size: options.BatchSize = None
-    api: options.ApiFlags
-    loading: options.HubLoadingFlags
-    device_map: Annotated[
-        str | None,
-        typer.Option(
-            metavar="auto|balanced|sequential|JSON",
-            help="Spread models over GPUs, memory and disk, as transformers does. [default: all on --device]",
-        ),
-    ] = None
-    quantise: Annotated[
-        str | None,
-        typer.Option(metavar="8bit|4bit", help="Load --model in fewer bits, by bitsandbytes. [default: as in --dtype]"),
-    ] = None
-    model_args: options.ModelArgs = None
-    engine: options.EngineFlags
-    plugin: options.Plugin = None
-    submission: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="LM-Extraction submission to write: one attack, undefended, in the worst setting (claim if only that "
-            "is run), its first guess of each attacked row, surest first. It holds private text as token ids.",
-        ),
-    ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class GridFlags:
     """A plan file, and what makes a grid of it."""
+
+    panel: ClassVar[str] = "advanced"
 
     config: Annotated[Path | None, typer.Option(help="Plan in TOML; flags win over it.")] = None
     sweep: Annotated[
@@ -180,6 +51,8 @@ class GridFlags:
 @dataclass(frozen=True, kw_only=True)
 class SingleFlags:
     """What only a single run can be asked for: its policy, its baseline, its private text and its estimate."""
+
+    panel: ClassVar[str] = "output"
 
     gate: Annotated[
         Path | None,
@@ -213,7 +86,7 @@ _ONE_ONLY = {
 
 
 def run(
-    plan: PlanFlags,
+    plan: Annotated[options.Values, options.PlanFlags()],
     grid: GridFlags,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Run folder. [default: runs/<UTC time>-<name>]")
@@ -226,18 +99,21 @@ def run(
     ] = None,
     *,
     single: SingleFlags,
+    verbose: Annotated[
+        bool,
+        typer.Option("-v", "--verbose", help="Say each stage, what was chosen, and every configuration at the end."),
+    ] = False,
 ) -> None:
     """Attack a model, with and without defenses, and report what it leaks. Without --model: the built-in lab."""
     from auditor.records.folder import forget_latest
 
-    flags = options.given(plan)
-    allowed = options.Allowed.by(flags)
-    if resume is not None and (set(flags) - set(vars(allowed)) or options.given(grid) or out is not None):
+    allowed = options.Allowed.by(plan)
+    if resume is not None and (set(plan) - set(allowed.values) or options.given(grid) or out is not None):
         raise AuditError(
-            "--resume takes the plan from the run folder: give no other option with it, but --plugin and "
-            "--trust-remote-code where the plan asks for them"
+            "--resume takes the plan from the run folder: give no other option with it, but those that must be named "
+            "again, as --plugin and --base-url, where the plan asks for them"
         )
-    _check_estimate(single, resume, out, plan.submission)
+    _check_estimate(single, resume, out, plan.get("submission"))
     if out is None and resume is None and not single.estimate:
         forget_latest()
     base = gates.run_at(single.baseline)  # refused now rather than after hours
@@ -248,12 +124,12 @@ def run(
         for point in asked:  # a sweep may name more than the plan that it is of
             allowed.check(point.plan, point.name)
         _check_grid(asked, options.given(single))
-        _run_grid(asked, out, resume, grid.config)
+        _run_grid(asked, out, resume, grid.config, verbose)
         return
     if single.estimate and isinstance(asked, Plan):
         _estimate(asked)
         return
-    folder = _run_one(asked, out, policy, single)
+    folder = _run_one(asked, out, policy, single, verbose)
     if policy is not None:
         outputs = gates.Outputs(junit=folder / "gate.xml", markdown=folder / "gate.md")
         raise typer.Exit(gates.hold(folder, policy, base, outputs))
@@ -284,12 +160,12 @@ def _policy(path: Path, baseline: Run | None) -> Policy:
     return policy
 
 
-def _asked(flags: PlanFlags, grid_flags: GridFlags) -> Plan | list[Point]:
+def _asked(flags: options.Values, grid_flags: GridFlags) -> Plan | list[Point]:
     """The plan that the flags and the plan file ask for, or the points of the grid."""
     from auditor.runs import grid, plan
 
     base = plan.read_toml(grid_flags.config, grid.GRID) if grid_flags.config else {}
-    if grid_flags.seeds is not None or flags.seed is not None:
+    if grid_flags.seeds is not None or "seed" in flags:
         base.pop("seeds", None)
     if grid_flags.checkpoints is not None:
         base["sweep"] = {**base.get("sweep", {}), "model": _checkpoints(grid_flags.checkpoints, flags)}
@@ -303,17 +179,16 @@ def _asked(flags: PlanFlags, grid_flags: GridFlags) -> Plan | list[Point]:
     return plan.make(base, {**values, "command": console.command()})
 
 
-def _checkpoints(folder: Path, flags: PlanFlags) -> list[str]:
+def _checkpoints(folder: Path, flags: options.Values) -> list[str]:
     from auditor.studies import checkpoints
 
-    if options.given(flags).get("model") is not None:
+    if "model" in flags:
         raise AuditError("--checkpoints names the models of a run, got it with --model")
     return checkpoints.found(folder)
 
 
 def _reopened(folder: Path, allowed: options.Allowed) -> RunFolder | list[Point]:
     """A run that was started, or the points of a grid that was. Raises AuditError for code that is not allowed."""
-    from auditor.core.jsonable import from_json
     from auditor.records.folder import RunFolder
     from auditor.studies import sweep
 
@@ -321,7 +196,7 @@ def _reopened(folder: Path, allowed: options.Allowed) -> RunFolder | list[Point]
         return sweep.reopen(folder)
     reopened = RunFolder.reopen(folder)
     try:
-        allowed.check_whole(from_json(Plan, reopened.plan(), "plan"), str(folder / "plan.json"))
+        allowed.check_whole(Plan.from_json(reopened.plan()), str(folder / "plan.json"))
     except AuditError:
         reopened.close()
         raise
@@ -334,7 +209,7 @@ def _check_grid(points: list[Point], single: Mapping[str, Any]) -> None:
             raise AuditError(why)
 
 
-def _run_grid(points: list[Point], out: Path | None, resume: Path | None, config: Path | None) -> None:
+def _run_grid(points: list[Point], out: Path | None, resume: Path | None, config: Path | None, verbose: bool) -> None:
     from auditor.core import disk
     from auditor.records.folder import new_folder
     from auditor.reports import frontier
@@ -342,7 +217,7 @@ def _run_grid(points: list[Point], out: Path | None, resume: Path | None, config
 
     folder = resume or out or new_folder(f"sweep-{config.stem if config else 'flags'}")
     command = (sweep.begun_by(resume) if resume else None) or console.command()
-    failures = console.resumably(folder, lambda reporter: sweep.walk(points, folder, reporter, command))
+    failures = console.resumably(folder, lambda reporter: sweep.walk(points, folder, reporter, command), verbose)
     held = sweep.places(folder)
     table = sweep.table(f"{counted(len(points), 'run')} in {folder}", held)
     sweep.write_table(folder, table)
@@ -359,48 +234,61 @@ def _run_grid(points: list[Point], out: Path | None, resume: Path | None, config
         raise AuditError(f"{len(failures)} of {len(points)} points failed; {name}: {why}")
 
 
-def _run_one(asked: Plan | RunFolder, out: Path | None, policy: Policy | None, single: SingleFlags) -> Path:
+def _run_one(
+    asked: Plan | RunFolder, out: Path | None, policy: Policy | None, single: SingleFlags, verbose: bool
+) -> Path:
     """Runs a plan, or goes on with the folder of one. Returns the folder of the run, with its reports in it."""
-    from auditor.core.jsonable import from_json, to_json
     from auditor.gate.decide import check_metrics, check_rows
     from auditor.records.folder import RunFolder
     from auditor.reports import files
     from auditor.runs.run import check
 
-    plan: Plan = asked if isinstance(asked, Plan) else from_json(Plan, asked.plan(), "plan")
+    plan = asked if isinstance(asked, Plan) else Plan.from_json(asked.plan())
     selection = check(plan)
     if policy is not None:
         check_rows(policy, selection.cells())
         if selection.ours:
             check_metrics(policy.rules)
-    folder = RunFolder.create(out, plan.title, to_json(plan)) if isinstance(asked, Plan) else asked
-    _audit(plan, folder, single.reveal)
+    folder = RunFolder.create(out, plan.title, plan.to_json()) if isinstance(asked, Plan) else asked
+    _audit(plan, folder, single.reveal, verbose)
     if single.baseline is not None:
         files.render_all(folder.path, changes(single.baseline, folder.path), single.reveal)
     return folder.path
 
 
-def _audit(plan: Plan, folder: RunFolder, reveal: bool) -> None:
+def _audit(plan: Plan, folder: RunFolder, reveal: bool, verbose: bool) -> None:
     from auditor.reports import files
-    from auditor.reports.terminal import summary
     from auditor.runs.run import run as audit
     from auditor.runs.submission import submit
 
-    with console.terminal() as reporter:
+    with console.terminal(verbose) as reporter:
         try:
             result = audit(plan, folder, reporter)
             files.write(folder.path, result, reveal)
         except KeyboardInterrupt:
-            again = " ".join(("audit run --resume", shlex.quote(str(folder.path)), *options.Allowed.of(plan).flags()))
+            again = " ".join(
+                ("audit run --resume", shlex.quote(str(folder.path)), *options.Allowed.by(plan.values()).flags())
+            )
             console.say(f"interrupted; finished secrets are kept. Continue with: {again}", 130)
             raise
         except (AuditError, OSError):
             folder.discard_if_empty()
             raise
-    Console().print(summary(result, folder.path))
+    _show(result, folder.path, verbose)
     if reveal:
         say_revealed(folder.path)
-    if plan.submission is not None:
-        cell, guesses = submit(plan, folder)
+    if plan.output.submission is not None:
+        cell, guesses = submit(Path(plan.output.submission), plan.attacks, folder)
         what = f"{guesses:,} guesses of {cell}; token ids of private text, readable by you only"
-        typer.echo(f"submission: {plan.submission} ({what})")
+        typer.echo(f"submission: {plan.output.submission} ({what})")
+
+
+def _show(result: AuditResult, folder: Path, verbose: bool) -> None:
+    from auditor.reports.screen import WIDTH, first_screen
+    from auditor.reports.terminal import summary
+
+    out = Console()
+    if verbose:
+        out.print(summary(result, folder))
+    else:
+        out.print(first_screen(result, folder, out.width if out.is_terminal else WIDTH), soft_wrap=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from auditor.commands import console, options
+from auditor.commands import completion, console, options
 
 if TYPE_CHECKING:
     from auditor.runs.training import Training
@@ -43,8 +43,6 @@ class TrainingFlags:
             "[default: assistant]",
         ),
     ] = None
-    template: options.Template = None
-    date: options.Date = None
     user_column: Annotated[
         str | None,
         typer.Option("--user-column", "--group-column", help="Column that says whose a record is. [default: its text]"),
@@ -62,32 +60,43 @@ class TrainingFlags:
     block: Annotated[
         int | None, typer.Option("--block", "--max-length", help="Tokens of a training sequence. [default: 512]")
     ] = None
-    seed: options.Seed = None
+
+
+_SHARED = f"template date seed {options.HUB_LOADING} {options.ENGINE} plugin"  # with `audit run`
 
 
 def train(
-    method: Annotated[str, typer.Argument(help="How to train; `audit list` shows them: none, dedup, dp-sgd, ...")],
+    method: Annotated[
+        str,
+        typer.Argument(
+            autocompletion=completion.trainings, help="How to train; `audit list` shows them: none, dedup, dp-sgd, ..."
+        ),
+    ],
     flags: TrainingFlags,
-    loading: options.HubLoadingFlags,
-    engine: options.EngineFlags,
+    plan: Annotated[options.Values, options.PlanFlags(_SHARED)],
     option: Annotated[options.Many, typer.Option("-D", metavar="OPTION=VALUE", help="Option of the method.")] = None,
-    plugin: options.Plugin = None,
 ) -> None:
     """Fine-tune a causal LM on private records. The same command goes on where it was interrupted."""
     console.quiet()
     from auditor.core.jsonable import from_json
-    from auditor.core.plan import EngineOptions
-    from auditor.models.loading import LoadingOptions
+    from auditor.core.plan_parts import EngineOptions, LoadingOptions
     from auditor.plugins import registry
-    from auditor.runs import plan, training
+    from auditor.runs import training
+    from auditor.runs.plan import options_for, parse_options
 
-    options.load_plugins(plugin)
-    of_methods = plan.parse_options("-D", option or [], list(registry.trainers()))
-    own = plan.options_for(method, of_methods, {}, list(of_methods.get("", {})))
-    how = LoadingOptions(**options.given(loading))
-    who = from_json(EngineOptions, options.given(engine), "engine")
-    files = tuple(plugin or ())
-    asked = training.Training(method=method, options=own, loading=how, engine=who, plugin=files, **options.given(flags))
+    options.load_plugins(plan.get("plugin"))
+    of_methods = parse_options("-D", option or [], list(registry.trainers()))
+    asked = training.Training(
+        method=method,
+        options=options_for(method, of_methods, {}, list(of_methods.get("", {}))),
+        loading=LoadingOptions(**{name: plan[name] for name in options.HUB_LOADING.split() if name in plan}),
+        engine=from_json(
+            EngineOptions, {name: plan[name] for name in options.ENGINE.split() if name in plan}, "engine"
+        ),
+        plugin=tuple(plan.get("plugin", ())),
+        **{name: plan[name] for name in ("template", "date", "seed") if name in plan},
+        **options.given(flags),
+    )
     for sentence in _train(asked):
         typer.echo(sentence)
     typer.echo(f"model: {flags.out}")

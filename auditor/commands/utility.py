@@ -17,34 +17,18 @@ if TYPE_CHECKING:
     from auditor.utility.subjects import Example
 
 
-@dataclass(frozen=True, kw_only=True)
-class UtilityFlags:
-    """The fields of a plan that a measurement of utility is about."""
-
-    defense: options.Defense = None
-    defense_options: options.DefenseOptions = None
-    model: Annotated[
-        str | None, typer.Option(help="Hugging Face causal or masked LM: hub id or folder. Without it: the lab.")
-    ] = None
-    data: Annotated[
-        str | None,
-        typer.Option(help="Texts to predict, text or prefix+suffix: JSONL/CSV/Parquet or a Hugging Face data set."),
-    ] = None
-    public: Annotated[str | None, typer.Option(help="Public model, for defenses that need one.")] = None
-    lead: Annotated[
-        str | None,
-        typer.Option(
-            metavar="auto|none|bos|eos|TEXT",
-            help="What stands before each text of a causal model; auto: as in `audit run` in the lab, else the "
-            "tokenizer's own. [default: auto]",
-        ),
-    ] = None
-    limit: Annotated[int | None, typer.Option(help="Measure at most so many texts, a random sample.")] = None
-    seed: options.Seed = None
-    batch_size: options.BatchSize = None
-    loading: options.HubLoadingFlags
-    model_args: options.ModelArgs = None
-    plugin: options.Plugin = None
+_PLAN = options.PlanFlags(
+    "model data public defense defense_options limit prefix_token seed batch_size model_args plugin "
+    + options.HUB_LOADING,
+    {
+        "model": "Hugging Face causal or masked LM: hub id or folder. [default: the lab]",
+        "data": "Texts to predict, text or prefix+suffix: JSONL/CSV/Parquet or a Hugging Face data set.",
+        "public": "Public model, for defenses that need one.",
+        "prefix_token": "What stands before each text of a causal model; auto: as in `audit run` in the lab, else the "
+        "tokenizer's own. [default: auto]",
+        "limit": "Measure at most so many texts, a random sample.",
+    },
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +47,7 @@ class SettingFlags:
 
 
 def utility(
-    plan: UtilityFlags,
+    plan: Annotated[options.Values, _PLAN],
     sweep: Annotated[
         Many,
         typer.Option(

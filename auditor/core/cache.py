@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from platformdirs import user_cache_path
+
 from auditor.core.errors import AuditError
 
 
 def cache_folder() -> Path:
-    """AUDIT_CACHE, or ~/.cache/audit; created readable by its owner only, since it holds training text."""
-    folder = Path(os.environ.get("AUDIT_CACHE") or Path.home() / ".cache" / "audit")
+    """AUDIT_CACHE, or where the platform keeps caches (XDG_CACHE_HOME, ~/.cache); readable by its owner only.
+
+    It holds training text.
+    """
+    folder = Path(os.environ.get("AUDIT_CACHE") or user_cache_path("audit", appauthor=False))
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:

@@ -5,7 +5,6 @@ One way to write for all of ours, and space that does not stay. Knows paths and 
 
 from __future__ import annotations
 
-import fcntl
 import glob
 import os
 import shutil
@@ -16,6 +15,11 @@ from pathlib import Path
 from typing import IO
 
 from auditor.core.errors import AuditError
+
+try:
+    import fcntl
+except ImportError:  # Windows, where nothing tells whether the process that made a folder is still there
+    fcntl = None  # type: ignore[assignment]
 
 _BEFORE, _BEHIND = ".audit-", ".tmp"  # names of files that are not there yet
 _OLDER = ".json.tmp"  # how older versions named them
@@ -164,7 +168,7 @@ def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
     Whoever uses one holds a lock on it, which the system takes back when the process ends, however it ends.
     """
     prefix = f".{name}.audit-scratch-"
-    for left in parent.glob(f"{glob.escape(prefix)}*"):
+    for left in parent.glob(f"{glob.escape(prefix)}*") if fcntl else ():
         with suppress(OSError), _locked(left):
             shutil.rmtree(left)
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
@@ -201,7 +205,8 @@ class Nameless:
 
     def read(self, begin: int, size: int) -> bytes:
         assert self._file is not None  # something was added
-        return os.pread(self._file.fileno(), size, begin)
+        self._file.seek(begin)
+        return self._file.read(size)
 
     def close(self) -> None:
         if self._file is not None:
@@ -211,7 +216,10 @@ class Nameless:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Raises BlockingIOError where another process holds it."""
+    """Raises BlockingIOError where another process holds it. Without locks of the system, nothing is held."""
+    if fcntl is None:
+        yield
+        return
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

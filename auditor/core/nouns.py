@@ -115,7 +115,7 @@ class Query:
 
 
 @dataclass(frozen=True)
-class Lead:
+class PrefixToken:
     """tokens: what stands before every text that a model is asked about; said: which they are and why, in words."""
 
     tokens: Tokens
@@ -154,7 +154,8 @@ class Challenge:
 class Guess:
     """One completion; `score`: higher is surer, in every attack; `count`: how many of the samples it was.
 
-    `log_prob` (summed) and `min_log_prob` (its least likely token), nats under the attacked law; None without access.
+    `log_prob` (summed) and `min_log_prob` (its least likely token), nats under the attacked distribution; None without
+    access.
     """
 
     suffix: Tokens
@@ -166,7 +167,8 @@ class Guess:
 
 @dataclass(frozen=True)
 class Certificate:
-    """What a tree search knows about the suffixes of one secret that it did not find (probabilities, decoding law)."""
+    """What a tree search knows about the suffixes of one secret that it did not find (probabilities, decoding
+    distribution)."""
 
     reached: bool  # whether any suffix reached the threshold; the one that is guessed all the same did not
     certified: bool  # whether the likeliest suffix found is the likeliest of all: always so where one reached it
@@ -178,8 +180,8 @@ class Certificate:
 class Guesses:
     """An attack's answer for one secret, surest first, with what it cost.
 
-    A search draws nothing, so it spends nothing of a claim: it reads the law, which no claim covers, and its cost is
-    in `rows`. `samples` is then the number of candidates found.
+    A search draws nothing, so it spends nothing of a claim: it reads the distribution, which no claim covers, and its
+    cost is in `rows`. `samples` is then the number of candidates found.
     """
 
     secret: str

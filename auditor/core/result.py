@@ -101,6 +101,7 @@ class Finding:
     violations: tuple[str, ...] = ()  # how the claim was seen to fail, a sentence each; empty: it was not
     seconds: float = 0.0
     drawn: int = 0
+    samples: int = 0  # of each prefix, drawn behind nothing but the prefix; 0: none, or behind a soft prompt
     rows: int = 0  # run through the target, shared passes included: what methods can be compared at
     chain: Chain | None = None  # of a defended row where its control rows were measured: what its effect is due to
     audits: tuple[Audited, ...] = ()  # of a row that bounds epsilon; the (epsilon, delta) one first
@@ -280,10 +281,15 @@ class AuditResult:
     seed: int
     family: str = ""  # architecture and vocabulary of the attacked model; "": an older record
     weights: dict[str, str] = field(default_factory=dict)  # "model/model.safetensors" -> SHA-256; empty in the lab
-    lead: str = ""  # what stood before every text, and why, in words; "": an older record, where nothing did
+    prefix_token: str = ""  # what stood before every text, and why, in words; "": an older record, where nothing did
     frontiers: tuple[Frontier, ...] = ()  # by measure of leakage; none where fewer than two defenses were measured
     unlearning: tuple[Unlearning, ...] = ()
+    methods: dict[str, str] = field(default_factory=dict)  # what each attack and probe there was declares to measure
     schema_version: int = SCHEMA_VERSION
 
     def target(self, name: str) -> TargetRecord:
         return next(target for target in self.targets if target.name == name)
+
+    def measuring(self, *what: str) -> tuple[str, ...]:
+        """Names of the attacks and probes that measure any of this."""
+        return tuple(name for name, measured in self.methods.items() if measured in what)

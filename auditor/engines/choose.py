@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from auditor.core import threads
-from auditor.core.plan import EngineOptions
+from auditor.core.plan_parts import EngineOptions
 from auditor.engines.engine import Engine, LocalEngine
 
 

@@ -164,8 +164,9 @@ class RayEngine:
             raise AuditError(
                 f"expected a Ray that closes its cluster by tokens (2.60 or newer), got {_ray().__version__}"
             )
-        if not self.address and hasattr(os, "pidfd_open"):
-            self._held.enter_context(_watched(_of_cluster()))
+        if hasattr(os, "pidfd_open"):
+            node = str(_ray().get_runtime_context().get_node_id())
+            self._held.enter_context(_watched(_of_node(node) if self.address else _of_cluster()))
 
     def _check_room(self) -> None:
         """Ray itself would wait for ever."""
@@ -208,6 +209,12 @@ def _of_cluster() -> list[int]:
             if agent or process.name() in ("raylet", "gcs_server"):
                 found.append(process.pid)
     return found
+
+
+def _of_node(node: str) -> list[int]:
+    """The raylet of a node of somebody's cluster on this machine, through which this process reaches it."""
+    found = psutil.process_iter(["name", "cmdline"])
+    return [one.pid for one in found if one.info["name"] == "raylet" and f"--node_id={node}" in one.info["cmdline"]]
 
 
 @contextlib.contextmanager

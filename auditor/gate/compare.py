@@ -18,6 +18,7 @@ from auditor.core.result import Finding, Measurement
 from auditor.gate.comparable import check_comparable
 from auditor.records import outcomes
 from auditor.records.outcomes import Run
+from auditor.statistics import bounds
 from auditor.statistics.bounds import LEVEL, Evidence
 from auditor.statistics.holm import level_of_each
 
@@ -107,9 +108,7 @@ def _cell(runs: Sequence[Run], i: int, row: CellKey, metric: str, finding: Findi
     seen = outcomes.difference(metric, None, own, first)
     if isinstance(seen, str):
         return Comparand(measured, why=seen)
-    side = LEVEL / 2
-    delta = Measurement(f"{metric}_difference", seen.value, seen.low(side), seen.high(side), seen.n, measured.unit)
-    return Comparand(measured, delta)
+    return Comparand(measured, bounds.measured(f"{metric}_difference", seen, measured.unit))
 
 
 def _lowest(line: Line) -> int:

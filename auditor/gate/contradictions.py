@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from auditor.core.errors import AuditError
-from auditor.core.jsonable import to_json
 from auditor.core.nouns import UNDEFENDED, CellKey, Claim, SettingName
 from auditor.core.plan import Plan
 from auditor.core.result import AuditResult, Finding, Measurement
@@ -77,7 +76,7 @@ def _otherwise_listed(
 ) -> Iterator[tuple[CellKey, str]]:
     """Where the plan, the secrets or the answers in the run folder are not those of the result and its outcomes."""
     if listed.plan is not None:
-        blank = to_json(Plan())  # an older version may have begun the run
+        blank = Plan().to_json()  # an older version may have begun the run
         begun, ended = {**blank, **listed.plan}, {**blank, **result.plan}
         for name in sorted(begun.keys() | ended.keys()):
             if begun.get(name) != ended.get(name):
@@ -196,6 +195,8 @@ def impossible(m: Measurement) -> str:
         return ""
     if m.n == 0:
         return f"{said}, a number of nothing"
+    if not find(m.name).bounded:
+        return ""
     if not (_at_most(m.low, m.value) and _at_most(m.value, m.high)):
         return f"{said}, outside its own bounds"
     least = -1.0 if find(m.name).signed else 0.0

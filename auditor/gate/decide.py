@@ -95,12 +95,15 @@ def _edited(run: Run, what: str, whole: bool) -> list[Ruling]:
 
 
 def unseen(result: AuditResult, seen: Assessment, ruling: Ruling) -> Ruling:
-    """A rule on drawn answers is not held where some did not come through, or too few hits contradict the model."""
+    """No rule on leakage is held in doubt of the text form; none on drawn answers where some did not come through, or
+    too few hits contradict the model."""
     drawn = any(row.key == (ruling.target, ruling.setting, ruling.attack) and row.drawn for row in result.findings)
     doubts = [doubt for one in result.targets if one.name == ruling.target for doubt in one.doubts]
     doubts += seen.contradictions.get(ruling.target, ())
-    why = [doubt.sentence for doubt in doubts if doubt.kind in ("answers", "contradiction")]
-    if not (ruling.verdict == "held" and drawn and why):
+    why = [doubt.sentence for doubt in doubts if drawn and doubt.kind in ("answers", "contradiction")]
+    if not ruling.metric.startswith("perplexity"):  # what a defense costs leaks nothing
+        why += [doubt.sentence for doubt in result.benchmark.doubts if doubt.kind == "text form"]
+    if not (ruling.verdict == "held" and why):
         return ruling
     return replace(ruling, verdict="inconclusive", unmeasured=True, reason=f"{ruling.reason}. {' '.join(why)}")
 
@@ -281,6 +284,8 @@ def _measured(finding: Finding, rule: Rule, own: Mapping[CellKey, PerSecret] | N
         known = f"it has: {', '.join(m.name for m in finding.measurements)}"
     if recorded is None:
         return f"this row has no {rule.name if rule.kind else rule.metric} ({known})", False
+    if not find(rule.metric).bounded:
+        return f"{rule.metric} has no interval, by which a limit could be held or broken", False
     kept = None if own is None else own.get(finding.key)
     again = None if kept is None else kept.measure(rule.metric, count, rule.kind)
     if count is not None:

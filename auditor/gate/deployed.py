@@ -10,13 +10,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from auditor.core.plan import Plan
+from auditor.core.plan_parts import TargetPlan
 from auditor.core.result import AuditResult
 from auditor.gate.policy import Required
 from auditor.gate.rulings import Ruling, Verdict
 from auditor.records.weights import changes, roles
 
-_MODEL, _IN_MEMORY = "model", "model/in memory"  # of the target among the digests: its role, where it was no file
+_MODEL = "model"  # the target among the digests, and among the objects that Python gave
+ANSWERS = "model/answer to the handshake"  # its digest, where it was asked over a network: nobody reads its weights
 _SHOWN = 3  # files named in a sentence
 
 
@@ -31,26 +32,28 @@ class Deployed:
 
 
 def deployed(
-    result: AuditResult, plan: Plan, now: Mapping[str, str], place: str, made: datetime, at: datetime
+    result: AuditResult, target: TargetPlan, now: Mapping[str, str], place: str, made: datetime, at: datetime
 ) -> Deployed:
     """What lies at `place` now, by `role/file` -> SHA-256, held against what the run read. at: what time it is."""
     age = (at - made).total_seconds() / 86400
-    here = _MODEL in roles(result.weights) & roles(now) and _IN_MEMORY not in result.weights
+    in_memory = _MODEL in result.plan.get("objects", {})
+    here = _MODEL in roles(result.weights) & roles(now) and not in_memory
     found = [f"{name} {how}" for name, how in changes(result.weights, now)] if here else []
     more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     differs = f"{', '.join(found[:_SHOWN])}{more}" if found else ""
-    name = "the built-in lab" if plan.lab else f"model {place}"
+    name = "the built-in lab" if target.lab else f"model {place}"
     date = f"judged {made:%Y-%m-%d %H:%M} UTC ({_ago(age)})"
-    stands = _stands(plan, _IN_MEMORY in result.weights, here, differs)
+    asked = ANSWERS in result.weights
+    stands = _stands(in_memory, target.lab, asked, here, differs)
     return Deployed(f"{name}, {date}: {stands}", here, age, differs)
 
 
-def _stands(plan: Plan, in_memory: bool, here: bool, differs: str) -> str:
+def _stands(in_memory: bool, lab: bool, asked: bool, here: bool, differs: str) -> str:
     if in_memory:
         return "in the memory of a process: nobody can say whether what is deployed is what was judged"
-    if plan.lab:
+    if lab:
         return "trained for the run, and deployed nowhere"
-    if plan.remote:
+    if asked:
         return "behind an API: nobody can say whether it still answers by the weights that were judged"
     if not here:
         return "not on this machine: nobody can say here whether what is deployed is what was judged"

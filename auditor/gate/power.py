@@ -107,9 +107,10 @@ def limit_held(limit: float, truth: float, level: float, power: float) -> int:
 
 
 def paired(truth: float, margin: float, discordant: float, level: float, power: float) -> int:
-    """Secrets that tell a paired difference of `truth` from one of `margin`: normal law, with the discrete step added.
+    """Secrets that tell a paired difference of `truth` from one of `margin`: normal distribution, with the discrete
+    step added.
 
-    Variances a secret: that of the truth, and that of the nearest law on the margin with the same discordance.
+    Variances a secret: that of the truth, and that of the nearest distribution on the margin with the same discordance.
     """
     distance = abs(truth - margin)
     spread = (max(discordant, abs(truth)) - truth**2, max(discordant, abs(margin)) - margin**2)

@@ -1,7 +1,8 @@
 """Draws from a model that is held to the texts of a space: how ranks in spaces too large to search are estimated.
 
-A token may come next if it goes on with some text of the space; the law is renormalised over those. The same text can
-be drawn in several tokenisations, of which only the tokenizer's own counts (formulas.md A8). Knows nothing of canaries.
+A token may come next if it goes on with some text of the space; the distribution is renormalised over those. The same
+text can be drawn in several tokenisations, of which only the tokenizer's own counts (formulas.md A8). Knows nothing of
+canaries.
 """
 
 from __future__ import annotations
@@ -156,13 +157,13 @@ def _walk_some(
     rows = model.start(torch.tensor([context], device=model.device), guide.longest())
     states, row_of = [guide.start], np.zeros(len(live), dtype=np.int64)
     for position in range(guide.longest()):
-        law = rows.log_probs().double().cpu()
+        distribution = rows.log_probs().double().cpu()
         followers: dict[tuple[int, int], int] = {}  # (row, token) -> row it becomes, -1 where its text has ended
         after, then = np.empty_like(row_of), list[State]()
         for row, state in enumerate(states):
             mine = np.flatnonzero(row_of == row)
             allowed, ends = guide.allowed(state)
-            own = law[row, allowed]
+            own = distribution[row, allowed]
             log_mass = torch.logsumexp(own, -1)
             picked = pick(live[mine], position, allowed, torch.cumsum((own - log_mass).exp(), -1).numpy())
             nll[live[mine]] -= own.numpy()[picked]

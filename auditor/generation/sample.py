@@ -20,7 +20,8 @@ class Candidates:
     """The distinct samples of one secret.
 
     suffixes: (distinct, length); counts: (distinct,), which sum to the samples; token_log_probs: (distinct, length)
-    nats under the attacked law at temperature 1 and without truncation, None where the access gives no law.
+    nats under the attacked distribution at temperature 1 and without truncation, None where the access gives no
+    distribution.
     """
 
     suffixes: Tensor
@@ -32,7 +33,7 @@ class Candidates:
     def nll(self) -> Tensor:
         """Summed over the suffix, (distinct,) nats, >= 0."""
         if self.token_log_probs is None:
-            raise ValueError("these candidates were drawn without access to the law")
+            raise ValueError("these candidates were drawn without access to the distribution")
         return -self.token_log_probs.double().sum(-1)
 
     def forward_rows(self) -> int:
@@ -56,15 +57,15 @@ def sample(
     uniforms: NDArray[np.float64],
     *,
     prompt: Tensor | None = None,
-    law: bool = True,
+    distribution: bool = True,
 ) -> list[Candidates]:
     """K samples of each prefix, as `LanguageModel.completions` draws them.
 
     prefixes: (secrets, n_prefix); uniforms: (secrets, K, length, CHANNELS); prompt: (P, d) soft prompt or None.
-    law: whether the caller may see log-probabilities; without it only tokens come back.
+    distribution: whether the caller may see log-probabilities; without it only tokens come back.
     """
     noise = torch.from_numpy(uniforms)
-    drawn = model.completions(prefixes, length, decoding, noise, prompt=prompt, likelihood=law)
+    drawn = model.completions(prefixes, length, decoding, noise, prompt=prompt, likelihood=distribution)
     return _distinct(drawn, uniforms.shape[1])
 
 

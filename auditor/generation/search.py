@@ -1,7 +1,7 @@
-"""Candidates without chance: the threshold-complete tree of a decoding law, and beam search.
+"""Candidates without chance: the threshold-complete tree of a decoding distribution, and beam search.
 
-Both stand on decoding rows alone, so a defended model is searched as any other. They read the law: no claim about
-sampled tokens covers them. Knows nothing of who asks, nor of answers.
+Both stand on decoding rows alone, so a defended model is searched as any other. They read the distribution: no claim
+about sampled tokens covers them. Knows nothing of who asks, nor of answers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SearchResult(Candidates):
 
 @dataclass(frozen=True, kw_only=True)
 class Leaves(SearchResult):
-    """What a tree found, likeliest first. log_q: (found,) nats under the decoding law, float64."""
+    """What a tree found, likeliest first. log_q: (found,) nats under the decoding distribution, float64."""
 
     log_q: Tensor
     certificate: Certificate
@@ -46,7 +46,8 @@ class Leaves(SearchResult):
 
 @dataclass
 class _Paths:
-    """The live nodes: tokens (nodes, depth) and their log-probabilities, nats under the attacked law, untruncated."""
+    """The live nodes: tokens (nodes, depth) and their log-probabilities, nats under the attacked distribution,
+    untruncated."""
 
     tokens: Tensor
     scores: Tensor
@@ -55,9 +56,9 @@ class _Paths:
     def at_root(cls, nodes: Tensor) -> _Paths:
         return cls(nodes.new_empty(len(nodes), 0), torch.empty(len(nodes), 0, device=nodes.device))
 
-    def grow(self, law: Tensor, parents: Tensor, chosen: Tensor) -> None:
+    def grow(self, distribution: Tensor, parents: Tensor, chosen: Tensor) -> None:
         self.tokens = torch.cat([self.tokens[parents], chosen.unsqueeze(-1)], dim=-1)
-        self.scores = torch.cat([self.scores[parents], law[parents, chosen].unsqueeze(-1)], dim=-1)
+        self.scores = torch.cat([self.scores[parents], distribution[parents, chosen].unsqueeze(-1)], dim=-1)
 
 
 def check_threshold(threshold: float) -> None:
@@ -76,7 +77,8 @@ def tree(
     prompt: Tensor | None = None,
     max_rows: int = MAX_ROWS,
 ) -> list[Leaves]:
-    """Every suffix of `length` tokens whose probability under the decoding law is >= threshold, of each prefix.
+    """Every suffix of `length` tokens whose probability under the decoding distribution is >= threshold, of each
+    prefix.
 
     prefixes: (secrets, n_prefix); prompt: (P, d) soft prompt or None. Breadth-first, one row a live node: a node stays
     while its probability reaches the threshold, so that at most 1/threshold are live (formulas A5), and nothing that
@@ -96,10 +98,10 @@ def tree(
     paths = _Paths.at_root(owner)
     for position in range(length):
         spent += torch.bincount(owner, minlength=secrets)
-        law = rows.log_probs()
-        parents, chosen, log_q, lost = _children(decoding, law, log_q, owner, floor, secrets)
+        distribution = rows.log_probs()
+        parents, chosen, log_q, lost = _children(decoding, distribution, log_q, owner, floor, secrets)
         pruned = torch.maximum(pruned, lost)
-        paths.grow(law, parents, chosen)
+        paths.grow(distribution, parents, chosen)
         owner = owner[parents]
         if len(owner) > max_rows and secrets > 1:
             halves = prefixes.tensor_split(2)
@@ -119,15 +121,16 @@ def tree(
 
 
 def _children(
-    decoding: Decoding, law: Tensor, log_q: Tensor, owner: Tensor, floor: float, secrets: int
+    decoding: Decoding, distribution: Tensor, log_q: Tensor, owner: Tensor, floor: float, secrets: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The children that stay: those that reach the floor, or the likeliest of a secret where none does.
 
     Returns parents, tokens and log_q of the children, ordered by parent and token; and the largest log_q that was
-    pruned, (secrets,). Reads the support of the decoding law only: a nucleus is some tokens, a vocabulary 50,000.
+    pruned, (secrets,). Reads the support of the decoding distribution only: a nucleus is some tokens, a vocabulary
+    50,000.
     """
     parts, pruned = [], log_q.new_full((secrets,), -math.inf)
-    for nodes, tokens, weights in decoding.support(law):
+    for nodes, tokens, weights in decoding.support(distribution):
         step = weights.log() - weights.sum(-1, keepdim=True).log()
         keep = step >= (floor - log_q[nodes]).to(step.dtype).unsqueeze(-1)
         keep.scatter_(-1, step.argmax(-1, keepdim=True), True)  # for a secret in which nothing reaches the floor
@@ -137,7 +140,7 @@ def _children(
         token = column if tokens is None else tokens[row, column]
         parts.append((nodes[row], token, log_q[nodes[row]] + step[row, column].double()))
     parents, chosen, child = (torch.cat(part) for part in zip(*parts, strict=True))
-    order = torch.argsort(parents * law.shape[-1] + chosen)
+    order = torch.argsort(parents * distribution.shape[-1] + chosen)
     parents, chosen, child = parents[order], chosen[order], child[order]
     stays = _staying(child, owner[parents], floor, secrets)
     pruned = pruned.scatter_reduce(0, owner[parents[~stays]], child[~stays], "amax")
@@ -183,9 +186,9 @@ def beam(
 ) -> list[SearchResult]:
     """Beam search of width `beams` for exactly `length` tokens, as `generate(num_beams=...)` does it.
 
-    Candidates of highest total log-probability under the law at temperature 1, untruncated, likeliest first; beams=1 is
-    greedy. prefixes: (secrets, n_prefix); forbidden: tokens that are never taken (the law is not renormalised).
-    Raises AuditError for beams < 1.
+    Candidates of highest total log-probability under the distribution at temperature 1, untruncated, likeliest first;
+    beams=1 is greedy. prefixes: (secrets, n_prefix); forbidden: tokens that are never taken (the distribution is not
+    renormalised). Raises AuditError for beams < 1.
     """
     if beams < 1:
         raise AuditError(f"expected beams >= 1, got {beams}")
@@ -197,15 +200,15 @@ def beam(
     for position in range(length):
         width = total.shape[1]  # the same of every secret
         spent += width
-        law = rows.log_probs()
+        distribution = rows.log_probs()
         if forbidden:
-            law = law.clone()
-            law[:, list(forbidden)] = -math.inf
-        sums = total.unsqueeze(-1) + law.double().unflatten(0, (secrets, width))  # (secrets, width, V)
+            distribution = distribution.clone()
+            distribution[:, list(forbidden)] = -math.inf
+        sums = total.unsqueeze(-1) + distribution.double().unflatten(0, (secrets, width))  # (secrets, width, V)
         total, at = sums.flatten(1).topk(min(beams, width * model.vocab_size), dim=-1)
         parents = (first * width + at // model.vocab_size).flatten()
         chosen = (at % model.vocab_size).flatten()
-        paths.grow(law, parents, chosen)
+        paths.grow(distribution, parents, chosen)
         if position + 1 < length:
             rows.advance(parents, chosen)
     possible = total.isfinite().sum(-1).tolist()  # impossible ones come last; they fill a beam wider than the support

@@ -1,9 +1,10 @@
 """How many texts of a space a model finds at least as likely as a canary: exact by search, or estimated by sampling.
 
 The exact search walks the trie of what the tokenizer makes of every text, from the root: a branch whose accumulated nll
-already exceeds the canary's is cut off whole, and a leaf is read from its parent's law without a forward of its own
-(formulas.md A8). Stands on decoding rows and laws alone, so a defended model is searched as any other. nll in nats, of
-the tokens behind the ones that all texts share. Knows nothing of attacks, files of results or insertions.
+already exceeds the canary's is cut off whole, and a leaf is read from its parent's distribution without a forward of
+its own (formulas.md A8). Stands on decoding rows and distributions alone, so a defended model is searched as any other.
+nll in nats, of the tokens behind the ones that all texts share. Knows nothing of attacks, files of results or
+insertions.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from auditor.models.decoding import by_shape
 from auditor.models.memory import AtOnce, rows_bytes
 from auditor.models.vocabulary import check_tokens
 
-_TIE = 1e-5  # nats, and a millionth of the nll: closer than this, float32 laws cannot tell two texts apart
+_TIE = 1e-5  # nats, and a millionth of the nll: closer than this, float32 distributions cannot tell two texts apart
 _TEXTS_AT_ONCE = 10_000
 _ROWS = 4096  # live nodes at once, where memory allows as many
 _ROWS_BYTES = 2**30

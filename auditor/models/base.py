@@ -1,11 +1,11 @@
-"""What a language model may be asked: laws, and decoding rows that are advanced token by token.
+"""What a language model may be asked: distributions, and decoding rows that are advanced token by token.
 
 A model has capabilities, each optional: `draw` (sampled tokens), `likelihood` (log-probabilities, in nats, of given
-tokens), `ranks` (their places in the law), `likeliest` (the likeliest tokens beside them), `law` (log-probabilities of
-every next token, which tell all that of any), `embeddings` (gradients for soft prompts).
-Sampling, scoring and tuning are written once on decoding rows and laws; a model that is asked over a wire answers with
-whole completions in their place. A defended model is a `LanguageModel` that holds others. Knows nothing of attacks,
-secrets or files of results.
+tokens), `ranks` (their places in the distribution), `likeliest` (the likeliest tokens beside them), `distribution`
+(log-probabilities of every next token, which tell all that of any), `embeddings` (gradients for soft prompts).
+Sampling, scoring and tuning are written once on decoding rows and distributions; a model that is asked over a wire
+answers with whole completions in their place. A defended model is a `LanguageModel` that holds others. Knows nothing of
+attacks, secrets or files of results.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from auditor.models.memory import AtOnce
 
 # Logits held at once when scoring: 128 MiB of float32. On a CPU 32 MiB: larger blocks go back to the system when they
 # are freed (glibc), and every use of new ones pays for fresh pages, measured at a quarter of the time.
-_LAW_ELEMENTS = {"cpu": 2**23}
+_DISTRIBUTION_ELEMENTS = {"cpu": 2**23}
 
-_LAW_ELEMENTS_ELSEWHERE = 2**25
+_DISTRIBUTION_ELEMENTS_ELSEWHERE = 2**25
 
 
 class Rows(ABC):
@@ -42,7 +42,7 @@ class Rows(ABC):
 
     @abstractmethod
     def log_probs(self) -> Tensor:
-        """(rows, V) next-token law in nats."""
+        """(rows, V) next-token distribution in nats."""
 
     @abstractmethod
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
@@ -53,13 +53,33 @@ class Rows(ABC):
         return decoding.draw(self.log_probs(), row_of_draw, uniforms[:, 0])
 
     def token_log_probs(self, row_of_token: Tensor, tokens: Tensor) -> Tensor:
-        """(tokens,): the log-probability, in nats, of each token in its row's law."""
+        """(tokens,): the log-probability, in nats, of each token in its row's distribution."""
         return self.log_probs()[row_of_token, tokens]
+
+
+class _WholeRows(Rows):
+    """Rows of a model without a cache: each token reads its whole row again."""
+
+    def __init__(self, model: LanguageModel, contexts: Tensor, prompt: Tensor | None) -> None:
+        self._model, self._contexts, self._prompt = model, contexts, prompt
+        self._found: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self._contexts)
+
+    def log_probs(self) -> Tensor:
+        if self._found is None:
+            self._found = self._model.log_probs(self._contexts, 1, prompt=self._prompt)[:, 0]
+        return self._found
+
+    def advance(self, parents: Tensor, tokens: Tensor) -> None:
+        self._contexts, self._found = torch.cat([self._contexts[parents], tokens.unsqueeze(-1)], dim=1), None
 
 
 @dataclass(frozen=True)
 class Check:
-    """What is claimed of one query, and what came true of it: how far the law is from that of each neighbour."""
+    """What is claimed of one query, and what came true of it: how far the distribution is from that of each
+    neighbour."""
 
     relation: str  # how neighbours differ: "add_remove"; or the step of the proof that was looked at
     order: float  # of the Renyi divergence; inf: pure
@@ -83,45 +103,53 @@ class Completions:
 
 
 def given_by(capabilities: frozenset[str], capability: str) -> bool:
-    """Whether who has these capabilities has this one: a law tells all of any token."""
-    return capability in capabilities or (capability in ("likelihood", "ranks", "likeliest") and "law" in capabilities)
+    """Whether who has these capabilities has this one: a distribution tells all of any token."""
+    return capability in capabilities or (
+        capability in ("likelihood", "ranks", "likeliest") and "distribution" in capabilities
+    )
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """What a model would say, were one thing about its private data different: a law for each way to change it."""
+    """What a model would say, were one thing about its private data different: a distribution for each way to change
+    it."""
 
     relation: str  # how they differ from the model: "zero_out"
     log_probs: Tensor  # (B, positions, neighbours, V) nats, float64; `LanguageModel.neighbour(relation, i)` is the i-th
 
 
-def law_elements(device: torch.device) -> int:
+def distribution_elements(device: torch.device) -> int:
     """How many logits to hold at once when scoring on this device."""
-    return _LAW_ELEMENTS.get(device.type, _LAW_ELEMENTS_ELSEWHERE)
+    return _DISTRIBUTION_ELEMENTS.get(device.type, _DISTRIBUTION_ELEMENTS_ELSEWHERE)
 
 
 class LanguageModel(ABC):
-    """What is attacked. Shapes: contexts (B, n) token ids; prompt (P, d) soft prompt rows in embedding space."""
+    """What is attacked. Shapes: contexts (B, n) token ids; prompt (P, d) soft prompt rows in embedding space.
 
-    capabilities: frozenset[str] = frozenset({"draw", "law", "embeddings"})
+    One of your own needs a name, `vocab_size`, `capabilities` that say what it gives, and `log_probs`; `audit` takes it
+    as it is, and `auditor.testing.check_model` says whether it keeps what is promised here.
+    """
+
+    capabilities: frozenset[str] = frozenset({"draw", "distribution", "embeddings"})
     name: str
     family: str = ""  # architecture and vocabulary, in words; "" where the model does not say
-    vocab_size: int  # width of the law; may exceed the tokenizer's
-    max_positions: int | None
-    eos: tuple[int, ...]
-    device: torch.device
+    vocab_size: int  # width of the distribution; may exceed the tokenizer's
+    max_positions: int | None = None  # tokens that a text may have; None: any number
+    eos: tuple[int, ...] = ()
+    device: torch.device = torch.device("cpu")
     notes: tuple[str, ...] = ()  # what its user must know of how it was loaded and is served
-    parts: int = 1  # laws behind each row: what a batch of rows costs in time and memory
-    lead: tuple[int, ...] = ()  # tokens that it reads before every text
+    parts: int = 1  # distributions behind each row: what a batch of rows costs in time and memory
+    prefix_token: tuple[int, ...] = ()  # tokens that it reads before every text
     tokenizer: Any = None  # what writes its texts; None where it has none, or where others see to it
 
-    @abstractmethod
-    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Rows:
-        """Rows standing behind `prefixes` (B, n), able to take `length` more tokens. law: `log_probs` will be read."""
+    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
+        """Rows standing behind `prefixes` (B, n), able to take `length` more tokens. distribution: `log_probs` will be
+        read. A model that keeps a cache has faster ones of its own."""
+        return _WholeRows(self, prefixes.to(self.device), prompt)
 
     @abstractmethod
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
-        """(B, last, V): the law of the token after each of the last `last` positions, in nats, teacher-forced.
+        """(B, last, V): the distribution of the token after each of the last `last` positions, in nats, teacher-forced.
 
         Differentiable in `prompt`.
         """
@@ -130,16 +158,19 @@ class LanguageModel(ABC):
         """`log_probs` for tuning a prompt. A model of many parts may answer with an estimate from a few of them."""
         return self.log_probs(contexts, last, prompt=prompt)
 
-    def row_bytes(self, positions: int, law: bool = True) -> int:
-        """Memory that a decoding row of so many positions holds: its laws; a model with a cache adds its own.
+    def row_bytes(self, positions: int, distribution: bool = True) -> int:
+        """Memory that a decoding row of so many positions holds: its distributions; a model with a cache adds its own.
 
-        law: whether `log_probs` will be read of it, or only tokens drawn.
+        distribution: whether `log_probs` will be read of it, or only tokens drawn.
         """
         return 4 * self.vocab_size * self.parts
 
-    @abstractmethod
     def embedding_rows(self, count: int) -> Tensor:
-        """The first `count` rows of the embedding matrix, (count, d), detached: where soft prompts start."""
+        """The first `count` rows of the embedding matrix, (count, d), detached: where soft prompts start.
+
+        Raises NotApplicable where the model takes tokens alone.
+        """
+        raise NotApplicable(f"needs a soft prompt; {self.name} takes tokens alone")
 
     @torch.no_grad()
     def completions(
@@ -160,7 +191,7 @@ class LanguageModel(ABC):
         """
         count, samples = uniforms.shape[:2]
         noise = uniforms.to(self.device).flatten(0, 1)  # (draws, length, CHANNELS)
-        rows = self.start(prefixes, length, prompt=prompt, law=likelihood)
+        rows = self.start(prefixes, length, prompt=prompt, distribution=likelihood)
         row_of_draw = torch.arange(count, device=self.device).repeat_interleave(samples)
         tokens, scores, near = [], [], torch.zeros(count * samples, dtype=torch.long, device=self.device)
         for position in range(length):
@@ -202,18 +233,32 @@ class LanguageModel(ABC):
 
     def token_log_probs(self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None) -> Tensor:
         """(B, L): log-probability in nats of each suffix token behind its prefix, teacher-forced."""
-        laws = self.teacher_forced(prefixes, suffixes, prompt=prompt)
-        return torch.cat([law.gather(-1, own.unsqueeze(-1)).squeeze(-1) for own, law in laws])
+        distributions = self.teacher_forced(prefixes, suffixes, prompt=prompt)
+        return torch.cat(
+            [distribution.gather(-1, own.unsqueeze(-1)).squeeze(-1) for own, distribution in distributions]
+        )
 
     def token_ranks(self, prefixes: Tensor, suffixes: Tensor) -> Tensor:
-        """(B, L): the place of each suffix token in its law, from 1 for the likeliest, teacher-forced."""
-        laws = self.teacher_forced(prefixes, suffixes)
-        return torch.cat([ANCESTRAL.ranks(law.flatten(0, 1), own.flatten()).view_as(own) for own, law in laws])
+        """(B, L): the place of each suffix token in its distribution, from 1 for the likeliest, teacher-forced."""
+        distributions = self.teacher_forced(prefixes, suffixes)
+        return torch.cat(
+            [
+                ANCESTRAL.ranks(distribution.flatten(0, 1), own.flatten()).view_as(own)
+                for own, distribution in distributions
+            ]
+        )
 
     def token_told(self, prefixes: Tensor, suffixes: Tensor) -> Told:
-        """What can be told of each suffix token (B x L rows) without its whole law: itself and the likeliest ones."""
-        laws = self.teacher_forced(prefixes, suffixes)
-        return joined([told(law.flatten(0, 1), own.flatten(), LIKELIEST) for own, law in laws])
+        """What can be told of each suffix token (B x L rows) without its whole distribution: itself and the likeliest
+        ones."""
+        distributions = self.teacher_forced(prefixes, suffixes)
+        return joined(
+            [told(distribution.flatten(0, 1), own.flatten(), LIKELIEST) for own, distribution in distributions]
+        )
+
+    def digest(self) -> str:
+        """What it is known again by: SHA-256, in hex, of its weights or of its answers; "" where nothing tells."""
+        return ""
 
     def account(self) -> tuple[str, ...]:
         """What asking it has cost until now, beside time: sentences. Empty where it costs nothing."""
@@ -237,17 +282,18 @@ class LanguageModel(ABC):
     def teacher_forced(
         self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """A few texts at a time, so that memory stays bounded: suffixes (b, L) and the law of each token (b, L, V)."""
+        """A few texts at a time, so that memory stays bounded: suffixes (b, L) and the distribution of each token (b,
+        L, V)."""
         length = suffixes.shape[1]
         contexts = torch.cat([prefixes, suffixes[:, :-1]], dim=1)
-        step = max(1, law_elements(self.device) // (length * self.vocab_size * self.parts))
+        step = max(1, distribution_elements(self.device) // (length * self.vocab_size * self.parts))
         asked = AtOnce(step).pieces(len(contexts), lambda some: self.log_probs(contexts[some], length, prompt=prompt))
-        yield from ((suffixes[some], law) for some, law in asked)
+        yield from ((suffixes[some], distribution) for some, distribution in asked)
 
     def other_nll(self, texts: Sequence[tuple[int, ...]], seed: int, given: int = 1) -> Mapping[str, Sequence[float]]:
         """Summed nll (nats) of each text behind its `given` tokens as a paper counts it, by the name of the perplexity.
 
-        Empty where there is no other way than the law's own, `perplexity_nll`.
+        Empty where there is no other way than the distribution's own, `perplexity_nll`.
         """
         return {}
 
@@ -261,7 +307,7 @@ class LanguageModel(ABC):
         raise NotApplicable(f"{self.name} makes no claim about single answers")
 
     def neighbours(self, contexts: Tensor, last: int, at: Sequence[int]) -> Sequence[Neighbours]:
-        """The laws of the neighbours that its claim is about, at the positions `at` among the last `last`.
+        """The distributions of the neighbours that its claim is about, at the positions `at` among the last `last`.
 
         One entry for each relation, teacher-forced on contexts (B, n); empty where it knows of none. They tell of the
         private data: they are for the auditor alone.
@@ -273,19 +319,19 @@ class LanguageModel(ABC):
         raise NotApplicable(f"{self.name} knows of no model that is its neighbour by {relation}")
 
     def claim_premises(self) -> Mapping[str, int]:
-        """What the claim rests on beside the laws, in counts, as far as the model can tell.
+        """What the claim rests on beside the distributions, in counts, as far as the model can tell.
 
         `shared_records`: private records in more than one shard, each of which voids a claim about a shard;
         `unlisted_shards`: members that do not say what they were trained on.
         """
         return {}
 
-    def check_room(self, n_prefix: int, length: int, prompt: Tensor | None = None, lead: int = 0) -> None:
-        """Refuses sequences longer than the positions the model has. lead: tokens before the prefix."""
+    def check_room(self, n_prefix: int, length: int, prompt: Tensor | None = None, prefix_token: int = 0) -> None:
+        """Refuses sequences longer than the positions the model has. prefix token: tokens before the prefix."""
         rows = 0 if prompt is None else len(prompt)
-        needed = lead + n_prefix + length + rows
+        needed = prefix_token + n_prefix + length + rows
         if self.max_positions is not None and needed > self.max_positions:
-            before = f"lead ({lead}) + " if lead else ""
+            before = f"prefix token ({prefix_token}) + " if prefix_token else ""
             raise AuditError(
                 f"{before}prefix ({n_prefix}) + suffix ({length}) + soft prompt ({rows}) = {needed} "
                 f"tokens, but {self.name} has {self.max_positions} positions"
@@ -295,7 +341,7 @@ class LanguageModel(ABC):
 def perplexity_nll(
     model: LanguageModel, texts: Sequence[tuple[int, ...]], batch_size: int = 32, given: Sequence[int] = ()
 ) -> Iterator[tuple[float, int]]:
-    """(summed nll in nats, predicted tokens) of each text under the model's law.
+    """(summed nll in nats, predicted tokens) of each text under the model's distribution.
 
     given: how many tokens of each text are; where empty, the first.
     """

@@ -1,7 +1,8 @@
-"""Bounds on a decoding law of which only the likeliest tokens are known, as a server tells them (formulas.md C3).
+"""Bounds on a decoding distribution of which only the likeliest tokens are known, as a server tells them (formulas.md
+C3).
 
-What is missing, the partition function after temperature and the mass that truncation keeps, lies between what any law
-can have that agrees with all that was told. Pure functions of tensors; knows no model.
+What is missing, the partition function after temperature and the mass that truncation keeps, lies between what any
+distribution can have that agrees with all that was told. Pure functions of tensors; knows no model.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from torch import Tensor
 from auditor.models.decoding import Decoding
 
 LIKELIEST = 20  # tokens beside the given one: as many as vLLM tells unless it is told otherwise (--max-logprobs)
-_ROUNDING = 1e-5  # mass: what the float32 log-probabilities of a law may be short of, or beyond, a sum of 1
+_ROUNDING = 1e-5  # mass: what the float32 log-probabilities of a distribution may be short of, or beyond, a sum of 1
 _EDGE = 1e-6  # of a threshold: a token this close to it may be kept or cut
 
 
 @dataclass(frozen=True)
 class Told:
-    """What is told of given tokens, each in its law: (n,) each, or (n, K) of the likeliest tokens there.
+    """What is told of given tokens, each in its distribution: (n,) each, or (n, K) of the likeliest tokens there.
 
     log_probs: its own, nats; ranks: how many tokens are at least as likely, itself included; likeliest, with top: ids
-    and log-probabilities of the K likeliest, falling; most: no law has more tokens than these.
+    and log-probabilities of the K likeliest, falling; most: no distribution has more tokens than these.
     """
 
     tokens: Tensor
@@ -54,15 +55,16 @@ class Told:
         return (self.top > own) | ((self.top == own) & (self.likeliest < at))
 
 
-def told(law: Tensor, tokens: Tensor, count: int) -> Told:
-    """What a server tells that has this law. law: (n, V) nats; tokens: (n,); count: of the likeliest."""
-    own = law.gather(-1, tokens.unsqueeze(-1))
-    top, likeliest = law.topk(min(count, law.shape[-1]), dim=-1)
-    return Told(tokens, own.squeeze(-1), (law >= own).sum(-1), likeliest, top, law.shape[-1])
+def told(distribution: Tensor, tokens: Tensor, count: int) -> Told:
+    """What a server tells that has this distribution. distribution: (n, V) nats; tokens: (n,); count: of the
+    likeliest."""
+    own = distribution.gather(-1, tokens.unsqueeze(-1))
+    top, likeliest = distribution.topk(min(count, distribution.shape[-1]), dim=-1)
+    return Told(tokens, own.squeeze(-1), (distribution >= own).sum(-1), likeliest, top, distribution.shape[-1])
 
 
 def joined(parts: Sequence[Told]) -> Told:
-    """One after another, of laws of one width."""
+    """One after another, of distributions of one width."""
     return Told(
         torch.cat([part.tokens for part in parts]),
         torch.cat([part.log_probs for part in parts]),
@@ -77,7 +79,7 @@ def bracket(decoding: Decoding, seen: Told) -> tuple[Tensor, Tensor]:
     """(n,) each, float64 nats: the least and the most that the log-probability of each token can be under `decoding`.
 
     Equal to the exact one (formulas.md A4) where all that it depends on was told. No token may be forbidden: where a
-    masked one stands in the law is not told.
+    masked one stands in the distribution is not told.
     """
     assert not decoding.forbidden
     if decoding.ancestral:
@@ -85,12 +87,12 @@ def bracket(decoding: Decoding, seen: Told) -> tuple[Tensor, Tensor]:
         return exact, exact
     if decoding.temperature == 0:
         return _of_greedy(seen)
-    laws = _Laws.of(seen, 1 / decoding.temperature)
-    sure, possible, least, most = _after_top_k(decoding.top_k, seen, laws)
+    distributions = _Distributions.of(seen, 1 / decoding.temperature)
+    sure, possible, least, most = _after_top_k(decoding.top_k, seen, distributions)
     if decoding.top_p < 1:
-        kept, may, least, most = _after_top_p(decoding, seen, laws, least, most)
+        kept, may, least, most = _after_top_p(decoding, seen, distributions, least, most)
         sure, possible = sure & kept, possible & may
-    low, high = laws.log_own - most.log(), (laws.log_own - least.log()).clamp(max=0.0)
+    low, high = distributions.log_own - most.log(), (distributions.log_own - least.log()).clamp(max=0.0)
     return torch.where(sure, torch.minimum(low, high), -math.inf), torch.where(possible, high, -math.inf)
 
 
@@ -102,7 +104,8 @@ def _of_greedy(seen: Told) -> tuple[Tensor, Tensor]:
     return torch.where(sure, always, never), torch.where(first, always, never)
 
 
-# --- what the laws that agree with all that was told have in common ---------------------------------------------------
+# --- what the distributions that agree with all that was told have in common
+# ---------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,7 @@ class _Unknown:
 
 
 @dataclass(frozen=True)
-class _Laws:
+class _Distributions:
     """Weights after temperature, by the likeliest token's: (n,) each, `top` (n, K).
 
     extra: the own token's where it is none of the K; unknown: (least, most) that the tokens weigh that were not told:
@@ -162,7 +165,7 @@ class _Laws:
     unknown: tuple[Tensor, Tensor]
 
     @classmethod
-    def of(cls, seen: Told, power: float) -> _Laws:
+    def of(cls, seen: Told, power: float) -> _Distributions:
         first, known = seen.top[:, 0].double(), seen._known
         top, own = seen.top.double() - first.unsqueeze(-1), seen.log_probs.double() - first
         likelier = (top >= own.unsqueeze(-1)).sum(-1) - known.long()
@@ -190,32 +193,34 @@ class _Laws:
 _Kept = tuple[Tensor, Tensor, Tensor, Tensor]  # whether for sure, and at all; if so, the least and most that stays
 
 
-def _after_top_k(k: int, seen: Told, laws: _Laws) -> _Kept:
-    least, most = (laws.told + unknown for unknown in laws.unknown)
+def _after_top_k(k: int, seen: Told, distributions: _Distributions) -> _Kept:
+    least, most = (distributions.told + unknown for unknown in distributions.unknown)
     always = torch.ones_like(seen.tokens, dtype=torch.bool)
     if k == 0:
         return always, always, least, most
     if k <= seen.top.shape[1]:
         last = seen.top[:, k - 1]
-        weight = (laws.top * (seen.top >= last.unsqueeze(-1))).sum(-1) + laws.extra
+        weight = (distributions.top * (seen.top >= last.unsqueeze(-1))).sum(-1) + distributions.extra
         kept, open_end = seen.log_probs >= last, last == seen.top[:, -1]  # of unknown tokens some may tie with the last
         return kept, kept, weight, torch.where(open_end, most, weight)
     left = (k - seen.top.shape[1] - (~seen._known).long()).clamp(min=0)
-    share = (left / (laws.middle + laws.rest).clamp(min=1)).clamp(
+    share = (left / (distributions.middle + distributions.rest).clamp(min=1)).clamp(
         max=1.0
     )  # the likeliest have no less than their share
-    more = torch.maximum(laws.middle * torch.minimum(laws.own, laws.any_of), share * laws.unknown[0])
-    return seen._known | (seen.ranks <= k), always, laws.told + more, most
+    more = torch.maximum(
+        distributions.middle * torch.minimum(distributions.own, distributions.any_of), share * distributions.unknown[0]
+    )
+    return seen._known | (seen.ranks <= k), always, distributions.told + more, most
 
 
-def _after_top_p(decoding: Decoding, seen: Told, laws: _Laws, least: Tensor, most: Tensor) -> _Kept:
+def _after_top_p(decoding: Decoding, seen: Told, distributions: _Distributions, least: Tensor, most: Tensor) -> _Kept:
     """Of what top-k left, which weighs between `least` and `most`."""
     low, high = decoding.top_p * least * (1 - _EDGE), decoding.top_p * most * (1 + _EDGE)
-    before = (laws.top * seen._before).sum(-1)
-    latest = before + torch.minimum(laws.middle * laws.any_of, laws.unknown[1])
-    fewest = torch.maximum(_nucleus(laws.top, low, low), before + laws.own)
+    before = (distributions.top * seen._before).sum(-1)
+    latest = before + torch.minimum(distributions.middle * distributions.any_of, distributions.unknown[1])
+    fewest = torch.maximum(_nucleus(distributions.top, low, low), before + distributions.own)
     # The last token that stays is no likelier than the own one, if that stays too.
-    widest = torch.minimum(_nucleus(laws.top, high, most), torch.minimum(high + laws.own, most))
+    widest = torch.minimum(_nucleus(distributions.top, high, most), torch.minimum(high + distributions.own, most))
     return latest < low, before < high, fewest, widest
 
 

@@ -1,4 +1,5 @@
-"""Decoding laws and inverse-CDF draws. Knows rows and uniforms; neither what model stands behind them, nor who asks."""
+"""Decoding distributions and inverse-CDF draws. Knows rows and uniforms; neither what model stands behind them, nor who
+asks."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ NEAR_BOUNDARY = 1e-6  # a draw this close to a CDF boundary may fall on the othe
 _NUCLEUS_GUESSES = (16, 128, 1024)  # tokens tried for a top-p nucleus; rows that need more are sorted in full
 
 
-# Entries of the law that are summed at once: what is written on the way stays in a core's own memory.
+# Entries of the distribution that are summed at once: what is written on the way stays in a core's own memory.
 _SUMMED_AT_ONCE = {"cpu": 2**18}
 
 _SUMMED_AT_ONCE_ELSEWHERE = 2**25
@@ -24,7 +25,7 @@ _SUMMED_AT_ONCE_ELSEWHERE = 2**25
 
 @dataclass(frozen=True)
 class Decoding:
-    """A decoding law: temperature, then top-k, then top-p, in the order Hugging Face applies them.
+    """A decoding distribution: temperature, then top-k, then top-p, in the order Hugging Face applies them.
 
     Temperature 0 is greedy. `top_k=0` and `top_p=1` switch truncation off. A token stays under top-k iff its logit is
     not below the k-th (ties stay), under top-p iff the mass *before* it, in descending order, is < p; among tokens of
@@ -46,7 +47,7 @@ class Decoding:
 
     @property
     def ancestral(self) -> bool:
-        """Whether tokens are drawn from the model's own law: the only decoding a private prediction claims."""
+        """Whether tokens are drawn from the model's own distribution: the only decoding a private prediction claims."""
         return self.temperature == 1 and self.top_k == 0 and self.top_p == 1 and not self.forbidden
 
     def __str__(self) -> str:
@@ -63,31 +64,32 @@ class Decoding:
         return ", ".join(words for words, said in parts if said)
 
     def at(self, position: int) -> Decoding:
-        """The law of one token of a text, by its place from 0: the same everywhere."""
+        """The distribution of one token of a text, by its place from 0: the same everywhere."""
         return self
 
-    def log_law(self, log_probs: Tensor) -> Tensor:
-        """The decoding law of each row, (rows, V) nats, renormalised; -inf where a token is cut."""
-        law = torch.full_like(log_probs, -math.inf)
+    def log_distribution(self, log_probs: Tensor) -> Tensor:
+        """The decoding distribution of each row, (rows, V) nats, renormalised; -inf where a token is cut."""
+        distribution = torch.full_like(log_probs, -math.inf)
         for rows, tokens, weights in self.support(log_probs):
             log_weights = weights.double().log() - weights.sum(-1, keepdim=True, dtype=torch.float64).log()
             if tokens is None:
-                law[rows] = log_weights.to(law.dtype)
+                distribution[rows] = log_weights.to(distribution.dtype)
             else:
-                law[rows] = law[rows].scatter(-1, tokens, log_weights.to(law.dtype))
-        return law
+                distribution[rows] = distribution[rows].scatter(-1, tokens, log_weights.to(distribution.dtype))
+        return distribution
 
-    def token_log_law(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
-        """`log_law` of one given token a row, without writing the law out. tokens: (rows,) -> (rows,) float64 nats."""
+    def token_log_distribution(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
+        """`log_distribution` of one given token a row, without writing the distribution out. tokens: (rows,) -> (rows,)
+        float64 nats."""
         if not self._truncates(log_probs.shape[-1]):
             scaled, log_total = self._scaled(log_probs)
             return (scaled.gather(-1, tokens.unsqueeze(-1)) - log_total).squeeze(-1).double()
-        law = log_probs.new_empty(len(tokens), dtype=torch.float64)
+        distribution = log_probs.new_empty(len(tokens), dtype=torch.float64)
         for rows, kept, weights in self.support(log_probs):
-            assert kept is not None  # a truncated law always names its tokens
+            assert kept is not None  # a truncated distribution always names its tokens
             mine = torch.where(kept == tokens[rows].unsqueeze(-1), weights, 0.0).sum(-1)
-            law[rows] = mine.log() - weights.sum(-1).log()
-        return law
+            distribution[rows] = mine.log() - weights.sum(-1).log()
+        return distribution
 
     def ranks(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
         """(rows,) place of a given token a row, from 1, in the order in which truncation keeps tokens.
@@ -138,12 +140,12 @@ class Decoding:
         log_total: (rows,) what exp of each row sums to, as a log, where rows are logits; None: 0.
         Yields (rows, tokens (len(rows), k) or None for the whole vocabulary, weights (len(rows), k)); cut tokens that
         pad a group have weight 0. Grouped so that a narrow nucleus pays neither for a sort of the vocabulary nor for a
-        copy of the law.
+        copy of the distribution.
         """
         left = torch.arange(len(log_probs), device=log_probs.device)
-        vocab_size, law = log_probs.shape[-1], self._allowed(log_probs)
+        vocab_size, distribution = log_probs.shape[-1], self._allowed(log_probs)
         if self.temperature == 0:
-            best = law.argmax(-1, keepdim=True)
+            best = distribution.argmax(-1, keepdim=True)
             yield left, best, torch.ones_like(best, dtype=torch.float64)
             return
         if not self._truncates(vocab_size):
@@ -153,18 +155,20 @@ class Decoding:
         if self.top_p < 1 and not self.top_k and self.temperature <= 1:
             # The likeliest token fills the nucleus alone where its share does: a temperature below 1 only raises it,
             # and above one half it ties with no other.
-            best, token = (x.squeeze(-1) for x in likeliest(law, 1))
+            best, token = (x.squeeze(-1) for x in likeliest(distribution, 1))
             sure = (best if log_total is None else best - log_total).exp() > max(self.top_p, 0.5)
             if sure.any():
-                ones = torch.ones(int(sure.sum()), 1, dtype=torch.float64, device=law.device)
+                ones = torch.ones(int(sure.sum()), 1, dtype=torch.float64, device=distribution.device)
                 yield left[sure], token[sure].unsqueeze(-1), ones
                 left = left[~sure]
-        scaled_total = self._scaled_total(law, left, log_total)
+        scaled_total = self._scaled_total(distribution, left, log_total)
         for width in (*(n for n in _NUCLEUS_GUESSES if 2 * self.top_k <= n < vocab_size), vocab_size):
             if not len(left):
                 return
-            whole = len(left) == len(law)  # then indexing would only copy
-            settled, tokens, weights = self._truncate(law if whole else law[left], scaled_total, width)
+            whole = len(left) == len(distribution)  # then indexing would only copy
+            settled, tokens, weights = self._truncate(
+                distribution if whole else distribution[left], scaled_total, width
+            )
             rows = settled.nonzero().squeeze(-1)
             if len(rows):
                 yield left[rows], tokens[rows], weights[rows]
@@ -179,10 +183,10 @@ class Decoding:
 
     def _scaled(self, log_probs: Tensor, log_total: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """After temperature, before truncation: (rows, V), and (rows, 1), the log of what exp of it sums to."""
-        law = self._allowed(log_probs)
-        scaled = law if self.temperature == 1 else law / self.temperature
-        every = torch.arange(len(law), device=law.device)
-        return scaled, self._scaled_total(law, every, log_total).unsqueeze(-1)
+        distribution = self._allowed(log_probs)
+        scaled = distribution if self.temperature == 1 else distribution / self.temperature
+        every = torch.arange(len(distribution), device=distribution.device)
+        return scaled, self._scaled_total(distribution, every, log_total).unsqueeze(-1)
 
     def _scaled_total(self, allowed: Tensor, rows: Tensor, log_total: Tensor | None) -> Tensor:
         """(len(rows),): the log of what exp of these rows of `_allowed` sums to after temperature."""
@@ -193,16 +197,16 @@ class Decoding:
     def _truncates(self, vocab_size: int) -> bool:
         return self.temperature == 0 or self.top_p < 1 or 0 < self.top_k < vocab_size
 
-    def _truncate(self, law: Tensor, scaled_total: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _truncate(self, distribution: Tensor, scaled_total: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
         """Top-k then top-p among the `width` likeliest tokens of each row of `_allowed` (see `_scaled_total`).
 
         `settled`: where no more were needed.
         """
-        vocab_size = law.shape[-1]
+        vocab_size = distribution.shape[-1]
         if width < vocab_size:
-            values, tokens = likeliest(law, width)
+            values, tokens = likeliest(distribution, width)
         else:  # a stable sort puts the lower id first among equals
-            values, tokens = law.sort(dim=-1, descending=True, stable=True)
+            values, tokens = distribution.sort(dim=-1, descending=True, stable=True)
         values = values / self.temperature
         weights = (values - scaled_total.unsqueeze(-1)).double().exp()
         if 0 < self.top_k < vocab_size:
@@ -210,7 +214,7 @@ class Decoding:
             weights = torch.where(values >= kth, weights, 0.0)
             total = weights.sum(-1, keepdim=True)
         else:
-            total = torch.ones_like(weights[:, :1])  # the law is normalised over the whole vocabulary
+            total = torch.ones_like(weights[:, :1])  # the distribution is normalised over the whole vocabulary
         before = weights.cumsum(-1) - weights
         unseen = (
             weights[:, -1] > 0 if 0 < self.top_k < vocab_size else torch.zeros_like(weights[:, 0], dtype=torch.bool)
@@ -232,10 +236,11 @@ class Decoding:
 
 @dataclass(frozen=True)
 class Cooling(Decoding):
-    """A law that begins hot: the temperature falls in equal steps from `hot` to `temperature` over `steps` tokens.
+    """A distribution that begins hot: the temperature falls in equal steps from `hot` to `temperature` over `steps`
+    tokens.
 
     Carlini et al. 2021, Section 5.1.1: texts begin in many ways, and go on as the model is sure of. Every token has a
-    law of its own, so there is none of the whole: `at` says which.
+    distribution of its own, so there is none of the whole: `at` says which.
     """
 
     hot: float = 10.0
@@ -265,10 +270,10 @@ class Cooling(Decoding):
         return self.top_k, self.top_p, self.forbidden
 
     def support(self, *_: object) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
-        raise TypeError("the law differs from token to token: ask `at` one")
+        raise TypeError("the distribution differs from token to token: ask `at` one")
 
-    def token_log_law(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
-        raise TypeError("the law differs from token to token: ask `at` one")
+    def token_log_distribution(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
+        raise TypeError("the distribution differs from token to token: ask `at` one")
 
 
 ANCESTRAL = Decoding()
@@ -276,35 +281,39 @@ ANCESTRAL = Decoding()
 GREEDY = Decoding(temperature=0)
 
 
-def likeliest(law: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def likeliest(distribution: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` largest values of each row, falling, and their columns: `topk`, of the blocks that can hold them.
 
     The largest lie in the `count` blocks whose own largest are the largest, and those take one pass that keeps nothing.
     """
-    width = law.shape[-1]
+    width = distribution.shape[-1]
     size = math.isqrt(width // count)  # of a block: as many maxima are looked through as tokens after them
     if size < 2:
-        return law.topk(count, dim=-1)
+        return distribution.topk(count, dim=-1)
     blocks = width // size
-    inner, rest = law[:, : blocks * size].unflatten(1, (size, blocks)), law[:, blocks * size :]
+    inner, rest = distribution[:, : blocks * size].unflatten(1, (size, blocks)), distribution[:, blocks * size :]
     most = inner.amax(1)
     most[:, : rest.shape[1]] = torch.maximum(most[:, : rest.shape[1]], rest)
     block = most.topk(count, dim=-1, sorted=False).indices
-    steps = torch.arange(0, width, blocks, device=law.device)
+    steps = torch.arange(0, width, blocks, device=distribution.device)
     columns = (block.unsqueeze(-1) + steps).flatten(1)
-    values = law.gather(1, columns.clamp(max=width - 1))
+    values = distribution.gather(1, columns.clamp(max=width - 1))
     values, at = torch.where(columns < width, values, -math.inf).topk(count, dim=-1)
     return values, columns.gather(1, at)
 
 
-def log_sum_exp(law: Tensor, rows: Tensor | None = None, scale: float = 1.0) -> Tensor:
+def log_sum_exp(distribution: Tensor, rows: Tensor | None = None, scale: float = 1.0) -> Tensor:
     """(rows,): log of the sum of exp(scale x) over each row of (rows, V), or over these rows, without a copy of it."""
-    at_once = _SUMMED_AT_ONCE.get(law.device.type, _SUMMED_AT_ONCE_ELSEWHERE)
-    count, step = len(law) if rows is None else len(rows), max(1, at_once // law.shape[-1])
-    whole, total, room = count == len(law), law.new_empty(count), law.new_empty(min(step, count), law.shape[-1])
+    at_once = _SUMMED_AT_ONCE.get(distribution.device.type, _SUMMED_AT_ONCE_ELSEWHERE)
+    count, step = len(distribution) if rows is None else len(rows), max(1, at_once // distribution.shape[-1])
+    whole, total, room = (
+        count == len(distribution),
+        distribution.new_empty(count),
+        distribution.new_empty(min(step, count), distribution.shape[-1]),
+    )
     for start in range(0, count, step):
         here = slice(start, start + step)
-        some = law[here] if whole or rows is None else law[rows[here]]
+        some = distribution[here] if whole or rows is None else distribution[rows[here]]
         most = some.amax(-1, keepdim=True)
         shifted = torch.sub(some, most, out=room[: len(some)])
         if scale != 1:

@@ -39,12 +39,12 @@ class Ensemble(ABC):
     def log_probs(self, contexts: Tensor, part: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         """(B, last, V): context b answered by part[b] alone (0: public). Differentiable in `prompt`."""
 
-    def laws(self, contexts: Tensor, parts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
+    def distributions(self, contexts: Tensor, parts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         """(B, last, parts, V): every context answered by each of these parts. Differentiable in `prompt`."""
         contexts = contexts.to(self.public.device)
         part = parts.repeat_interleave(len(contexts))
-        laws = self.log_probs(contexts.repeat(len(parts), 1), part, last, prompt=prompt)
-        return laws.unflatten(0, (len(parts), -1)).movedim(0, -2)
+        distributions = self.log_probs(contexts.repeat(len(parts), 1), part, last, prompt=prompt)
+        return distributions.unflatten(0, (len(parts), -1)).movedim(0, -2)
 
     def behind(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Members:
         """The members behind rows that start as `prefixes` (B, n) and grow by `length` tokens, asked one at a time."""
@@ -65,8 +65,8 @@ class Members:
         self.tokens = torch.cat([self.tokens[parents], tokens.unsqueeze(-1)], dim=1)
 
     @torch.no_grad()
-    def laws(self, row: Tensor, part: Tensor) -> Tensor:
-        """(pairs, V) nats: the next-token law of row[i] by part[i]."""
+    def distributions(self, row: Tensor, part: Tensor) -> Tensor:
+        """(pairs, V) nats: the next-token distribution of row[i] by part[i]."""
         return self.ensemble.log_probs(self.tokens[row], part, 1, prompt=self.prompt)[:, 0]
 
 
@@ -87,10 +87,10 @@ class ModelEnsemble(Ensemble):
         order = torch.argsort(part, stable=True)
         parts, counts = torch.unique_consecutive(part[order], return_counts=True)
         chunks = contexts[order].split(counts.tolist())
-        laws = [
+        distributions = [
             self.parts[int(p)].log_probs(chunk, last, prompt=prompt) for p, chunk in zip(parts, chunks, strict=True)
         ]
-        return torch.cat(laws)[torch.argsort(order)]
+        return torch.cat(distributions)[torch.argsort(order)]
 
 
 class _Together(Rows):
@@ -156,8 +156,8 @@ class _ExchangedMembers(Members):
         self.members.advance(parents, tokens)
         self.tokens = self.members.tokens
 
-    def laws(self, row: Tensor, part: Tensor) -> Tensor:
-        return self.members.laws(row, self.places[part])
+    def distributions(self, row: Tensor, part: Tensor) -> Tensor:
+        return self.members.distributions(row, self.places[part])
 
 
 _SHARD, _ENSEMBLE = "shard.json", "ensemble.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
 from auditor.core.errors import AuditError, NotApplicable
-from auditor.models.base import LanguageModel, Rows, law_elements
+from auditor.models.base import LanguageModel, Rows, distribution_elements
 from auditor.models.caches import Dimensions, OwnCache, row_dimensions
 from auditor.models.decoding import Decoding, log_sum_exp
 from auditor.models.memory import AtOnce
@@ -48,7 +49,7 @@ class HuggingFaceRows(Rows):
     """Rows of a Hugging Face causal LM, `width` sequences behind each that split with it.
 
     width: 1, or the parts of an ensemble that `forward` serves in the order (row, part). Logits are kept as they come:
-    a law is written only where somebody reads it whole.
+    a distribution is written only where somebody reads it whole.
     """
 
     _logits: Tensor  # (rows, width, V)
@@ -124,8 +125,8 @@ class SlotRows(HuggingFaceRows):
         self._logits = self._ask(tokens, prompt, self.cache)
 
     def log_probs(self) -> Tensor:
-        law = super().log_probs()
-        return law if self._in_order else law[self.slots]
+        distribution = super().log_probs()
+        return distribution if self._in_order else distribution[self.slots]
 
     def _places(self, rows: Tensor) -> Tensor:
         return self.slots[rows]
@@ -171,7 +172,7 @@ class RecomputedRows(HuggingFaceRows):
     def _read(self) -> None:
         """A few rows at a time: not every model can leave out the logits of what is past."""
         positions = self.tokens.shape[1] + (0 if self.prompt is None else len(self.prompt))
-        step = max(1, law_elements(self.model.device) // (positions * self.width * self.model.vocab_size))
+        step = max(1, distribution_elements(self.model.device) // (positions * self.width * self.model.vocab_size))
         asked = AtOnce(step).pieces(len(self.tokens), lambda some: self._ask(self.tokens[some], self.prompt, None))
         self._logits = torch.cat([logits for _, logits in asked])
 
@@ -218,7 +219,7 @@ class HuggingFaceModel(LanguageModel):
         self._keeps_logits = "logits_to_keep" in accepted
         self._cache_name = next((name for name in _CACHE_NAMES if name in accepted), None)
 
-    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Rows:
+    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
         self.check_room(prefixes.shape[1], length, prompt)
         return self.rows(prefixes, length, prompt)
 
@@ -229,9 +230,9 @@ class HuggingFaceModel(LanguageModel):
         """Decoding rows as `served` says, `width` sequences behind each that `forward` answers."""
         return _ROWS[self.served](self, prefixes.to(self.device), length, prompt, width, forward)
 
-    def row_bytes(self, positions: int, law: bool = True) -> int:
+    def row_bytes(self, positions: int, distribution: bool = True) -> int:
         fixed, each = (0, 0) if self.served == "recompute" else self._cache_bytes
-        return super().row_bytes(positions, law) + fixed + positions * each
+        return super().row_bytes(positions, distribution) + fixed + positions * each
 
     @cached_property
     def _cache_bytes(self) -> tuple[int, int]:
@@ -251,6 +252,14 @@ class HuggingFaceModel(LanguageModel):
         cache = OwnCache()
         self.forward(torch.ones(rows, length, dtype=torch.long, device=self.device), 1, cache)
         return cache
+
+    def digest(self) -> str:
+        """Of names, shapes and bytes of the weights in memory."""
+        digest = hashlib.sha256()
+        for name, tensor in self.model.state_dict().items():
+            digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()
 
     def special(self, kind: str) -> int | None:
         token = getattr(self.model.config.get_text_config(decoder=True), f"{kind}_token_id", None)
@@ -302,7 +311,7 @@ class HuggingFaceModel(LanguageModel):
         if own:
             own.held = getattr(output, self._cache_name or "past_key_values", None)
         logits: Tensor = output.logits[:, -last:].float()
-        most = logits.detach().amax(-1)  # NaN where any is; where the law would be, too, for infinite ones
+        most = logits.detach().amax(-1)  # NaN where any is; where the distribution would be, too, for infinite ones
         if not torch.isfinite(most).all():
             raise AuditError(
                 f"expected finite logits, but {self.name} returned NaN: the weights or the dtype are broken"

@@ -103,9 +103,9 @@ class _Rows(Rows):
 
     def log_probs(self) -> Tensor:
         """(rows, 1 + size, V)."""
-        laws = torch.cat([rows.log_probs() for rows, _ in self.groups])
+        distributions = torch.cat([rows.log_probs() for rows, _ in self.groups])
         order = torch.argsort(torch.cat([where for _, where in self.groups]))
-        return laws[order].unflatten(0, (-1, self.width))
+        return distributions[order].unflatten(0, (-1, self.width))
 
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
         part = torch.arange(self.width, device=parents.device)

@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +30,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import cached_file, is_bitsandbytes_available
 
 from auditor.core.errors import AuditError, library_errors
-from auditor.core.plan import AUTO, Plan
+from auditor.core.plan_fields import AUTO
+from auditor.core.plan_parts import LoadingOptions
 from auditor.models import self_check
 from auditor.models.huggingface import HuggingFaceModel
 
@@ -60,8 +61,8 @@ _IN_FRONT = rf"^(?:{_ANYWHERE}|_?module\.)+"
 _WRAPPER = re.compile(rf"{_IN_FRONT}|(?<=\.)(?:{_ANYWHERE})+")
 # As transformers takes it, which applies each pattern to one place of a name: three behind the front.
 _WRAPPED = {_IN_FRONT: "", **{rf"(\.)(?:{_ANYWHERE}){{1,{most}}}": r"\1" for most in (9, 8, 7)}}
-# Weights that say nothing of the law: constants that older versions stored, poolers and heads beside the language
-# model's, what reads pictures and sound.
+# Weights that say nothing of the distribution: constants that older versions stored, poolers and heads beside the
+# language model's, what reads pictures and sound.
 _HARMLESS = re.compile(
     r"(^|\.)(inv_freq|masked_bias|position_ids|attn\.bias|attention\.bias|pooler\..*|cls\.seq_relationship\..*"
     r"|v_head\..*|(vision_tower|vision_model|visual|audio_tower|multi_modal_projector|embed_vision|embed_audio)\..*)$"
@@ -77,46 +78,6 @@ _OURS = ("config", "ignore_mismatched_sizes", "output_loading_info", "state_dict
 _PLACED_BY_PEFT = re.compile(r"^prompt_embeddings$|\.modules_to_save\.(weight|bias)$")
 _MAPS = ("auto", "balanced", "balanced_low_0", "sequential")  # of transformers and accelerate
 _SHOWN = 3  # names of weights in a sentence
-
-
-@dataclass(frozen=True)
-class LoadingOptions:
-    """How models are loaded, and onto which device.
-
-    revision, model_args and quantise hold for the audited model only, not for a reference, public or base model.
-    """
-
-    device: str = "cpu"
-    dtype: str = "float32"
-    trust_remote_code: bool = False
-    revision: str | None = None
-    model_args: Mapping[str, Any] = field(default_factory=dict)
-    device_map: str | None = None
-    quantise: str | None = None
-    base: str | None = None  # of an adapter, in place of the one that it names
-
-    @classmethod
-    def of_plan(cls, plan: Plan) -> LoadingOptions:
-        """For the model that is attacked."""
-        return cls(
-            plan.device,
-            plan.dtype,
-            plan.trust_remote_code,
-            plan.revision,
-            plan.model_args,
-            plan.device_map,
-            plan.quantise,
-            plan.base,
-        )
-
-    def beside(self) -> LoadingOptions:
-        """For another model of the same audit."""
-        return replace(self, revision=None, model_args={}, quantise=None, base=None)
-
-    @property
-    def hub(self) -> dict[str, Any]:
-        """What every `from_pretrained` takes."""
-        return {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
 
 
 DEFAULTS = LoadingOptions()
@@ -147,7 +108,7 @@ def load(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceModel:
     """A causal LM by local folder or hub id; a PEFT adapter folder loads on the base model it names.
 
     Raises AuditError when nothing is there, when it is no causal LM, when its weights are not those of the model, or
-    when its laws do not agree (`self_check`).
+    when its distributions do not agree (`self_check`).
     """
     with load_errors(name, "causal LM", options):
         if not (Path(name) / _ADAPTER).is_file():

@@ -1,6 +1,6 @@
 """An ensemble of LoRA adapters over one base, asked together in mixed batches; and loading one.
 
-Knows nothing of privacy: what is done with the parts' laws is the defense's business.
+Knows nothing of privacy: what is done with the parts' distributions is the defense's business.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ class LoraEnsemble(Ensemble):
         self._routing.part = part
         return self._model.forward(self._model.embed(contexts.to(self._model.device), prompt), last)
 
-    def laws(self, contexts: Tensor, parts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
+    def distributions(self, contexts: Tensor, parts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         self._routing.part, self._routing.blocks = None, parts
         read = self._model.embed(contexts.to(self._model.device), prompt)
-        laws = self._model.forward(read.repeat(len(parts), *(1,) * (read.ndim - 1)), last)
-        return laws.unflatten(0, (len(parts), -1)).movedim(0, -2)
+        distributions = self._model.forward(read.repeat(len(parts), *(1,) * (read.ndim - 1)), last)
+        return distributions.unflatten(0, (len(parts), -1)).movedim(0, -2)
 
     def behind(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Members:
         if self._model.served != "slots":
@@ -77,7 +77,7 @@ class LoraEnsemble(Ensemble):
         return _CachedMembers(self, prefixes.to(self._model.device), length, prompt)
 
     def catch_up(self, read: Tensor, part: Tensor, cache: Cache) -> Tensor:
-        """(B, V): the law behind read (B, n [, d]), which follow what `cache` holds, by part[b]."""
+        """(B, V): the distribution behind read (B, n [, d]), which follow what `cache` holds, by part[b]."""
         self._routing.part = part
         return self._model.forward(read, 1, cache)[:, 0]
 
@@ -113,7 +113,7 @@ class _CachedMembers(Members):
         self.users = torch.bincount(self.slot[self.slot >= 0], minlength=len(self.users))
 
     @torch.no_grad()
-    def laws(self, row: Tensor, part: Tensor) -> Tensor:
+    def distributions(self, row: Tensor, part: Tensor) -> Tensor:
         parts = self.slot.shape[1]
         pairs, place = torch.unique(row * parts + part, return_inverse=True)
         row, part = pairs // parts, pairs % parts
@@ -123,15 +123,15 @@ class _CachedMembers(Members):
         missing = torch.exp2((read.shape[1] - depth).double().log2().ceil()).long()
         begin = torch.where(depth == self.shared, depth, (read.shape[1] - missing).clamp_min(0))
         begin = begin.clamp_max(read.shape[1] - 1)  # who asks twice before the row grows reads its last position again
-        law: Tensor | None = None
+        distribution: Tensor | None = None
         for first in begin.unique().tolist():
             mine = (begin == first).nonzero().squeeze(-1)
             for some in mine.split(max(1, _TOKENS_AT_ONCE // (read.shape[1] - first))):
                 found = self._catch_up(read, row[some], part[some], first)
-                law = found.new_empty(len(pairs), found.shape[-1]) if law is None else law
-                law[some] = found
-        assert law is not None
-        return law[place]
+                distribution = found.new_empty(len(pairs), found.shape[-1]) if distribution is None else distribution
+                distribution[some] = found
+        assert distribution is not None
+        return distribution[place]
 
     def _catch_up(self, read: Tensor, row: Tensor, part: Tensor, begin: int) -> Tensor:
         """Reads positions `begin` and on of the rows, with what is held of those before."""
@@ -139,9 +139,9 @@ class _CachedMembers(Members):
         if begin:
             for layer, pool in zip(layers, self.pool, strict=True):
                 layer.take(pool, held, begin)
-        law = self.lora.catch_up(read[row, begin:], part, Cache(layers=list(layers)))
+        distribution = self.lora.catch_up(read[row, begin:], part, Cache(layers=list(layers)))
         self._keep(layers, row, part)
-        return law
+        return distribution
 
     def _keep(self, layers: list[SlotLayer], row: Tensor, part: Tensor) -> None:
         slot = self._own_slots(layers[0], self.slot[row, part])

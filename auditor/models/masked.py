@@ -15,9 +15,11 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from auditor.core.errors import AuditError
+from auditor.core.plan_parts import LoadingOptions
+from auditor.models.agreement import distance
 from auditor.models.huggingface import positions
-from auditor.models.loading import DEFAULTS, LoadingOptions, load_errors, read_weights, tokenizer_beside
-from auditor.models.self_check import AT_LOAD, distance, marks, tolerance
+from auditor.models.loading import DEFAULTS, load_errors, read_weights, tokenizer_beside
+from auditor.models.self_check import AT_LOAD, marks, tolerance
 
 _LONGEST = 1024  # tokens of a text that a model is tried on when it is loaded
 _SEED = 20_240_229  # of the random tokens: any number
@@ -34,7 +36,8 @@ class MaskedModel(ABC):
 
     @abstractmethod
     def log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
-        """(B, m, V): the law of each hidden token in nats. The model hides them itself: no caller can forget to."""
+        """(B, m, V): the distribution of each hidden token in nats. The model hides them itself: no caller can forget
+        to."""
 
     def token_log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
         """(B, m): the log-probability in nats of each token that was hidden."""
@@ -72,19 +75,20 @@ class HuggingFaceMaskedModel(MaskedModel):
             read["attention_mask"] = torch.ones_like(contexts)
         logits = self.model(**read).logits
         wanted = positions.unsqueeze(-1).expand(-1, -1, logits.shape[-1])
-        law = torch.log_softmax(logits.gather(1, wanted).float(), dim=-1)
-        if torch.isnan(law[..., 0]).any():
+        distribution = torch.log_softmax(logits.gather(1, wanted).float(), dim=-1)
+        if torch.isnan(distribution[..., 0]).any():
             raise AuditError(
                 f"expected finite logits, but {self.name} returned NaN: the weights or the dtype are broken"
             )
-        return law
+        return distribution
 
 
 def check(model: HuggingFaceMaskedModel) -> None:
-    """Tries the model on random tokens: its law is the same in other company and when it is asked again, and sees what
+    """Tries the model on random tokens: its distribution is the same in other company and when it is asked again, and
+    sees what
     stands behind a gap; just past each length from which on it may read texts otherwise, too, and then at the longest.
 
-    Raises AuditError for a model whose law is not so.
+    Raises AuditError for a model whose distribution is not so.
     """
     noise = torch.Generator().manual_seed(_SEED)
     special = torch.tensor(model.tokenizer.all_special_ids)
@@ -93,25 +97,26 @@ def check(model: HuggingFaceMaskedModel) -> None:
     room = min(model.max_positions or _LONGEST, _LONGEST)
     otherwise = [mark + 3 for mark in marks(model.model.config, room)]
     lengths = [AT_LOAD, *otherwise, *([room] if otherwise else [])]
-    kind = f"expected a masked LM, got {model.name!r} ({model.model.config.model_type}), whose law of a hidden token"
+    got = f"{model.name!r} ({model.model.config.model_type})"
+    kind = f"expected a masked LM, got {got}, whose distribution of a hidden token"
     for length in sorted({min(length, room) for length in lengths}):
         texts = ids[torch.randint(len(ids), (3, length), generator=noise)]
         gap = torch.full((3, 1), length // 2 - 1)
         texts[1] = texts[0]  # but for the token behind the gap
         texts[1, length // 2] = ids[ids != texts[0, length // 2]][0]
-        law = model.log_probs(texts, gap)
-        rounding = tolerance(model.model, law)
-        far = distance(model.log_probs(texts[:1], gap[:1]), law[:1])
+        distribution = model.log_probs(texts, gap)
+        rounding = tolerance(model.model, distribution)
+        far = distance(model.log_probs(texts[:1], gap[:1]), distribution[:1])
         if far > rounding:
             raise AuditError(f"{kind} in a text of {length} changes by {far:.2g} nats when it is asked for again alone")
-        if distance(law[1], law[0]) <= rounding:
+        if distance(distribution[1], distribution[0]) <= rounding:
             raise AuditError(f"{kind} does not change with what comes after it")
 
 
 def load_masked(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceMaskedModel:
     """A masked LM by local folder or hub id.
 
-    Raises AuditError where there is none, none with a mask token, or one whose laws do not agree (`check`).
+    Raises AuditError where there is none, none with a mask token, or one whose distributions do not agree (`check`).
     """
     with load_errors(name, "masked LM", options):
         read = read_weights("masked", name, options)

@@ -6,7 +6,6 @@ No result depends on how much is asked at once, so nothing but time does. Knows 
 from __future__ import annotations
 
 import gc
-import resource
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,8 @@ T = TypeVar("T")
 
 _GROUP = Path("/sys/fs/cgroup")
 _NO_LIMIT = 2**60  # bytes: what a control group without a limit says is more
-# Of what is free: the rest is for activations, for laws in more precision, and for rows while they move to more room.
+# Of what is free: the rest is for activations, for distributions in more precision, and for rows while they move to
+# more room.
 _SHARE = 4
 
 
@@ -56,6 +56,10 @@ def _left_to_the_group() -> int:
 
 def _left_to_the_process() -> int:
     """Of `ulimit -v`."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return _NO_LIMIT
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     return _NO_LIMIT if limit == resource.RLIM_INFINITY else limit - psutil.Process().memory_info().vms
 

@@ -1,9 +1,10 @@
-"""Whether a model that was loaded gives one law however it is asked, on random tokens, before anything rests on it.
+"""Whether a model that was loaded gives one distribution however it is asked, on random tokens, before anything rests
+on it.
 
-Four things are held against what transformers itself gives for token ids: the law by input embeddings, the law of rows
-that were advanced and split, the law of a token when others follow it, and that laws are numbers. A way of asking that
-fails is left out where another is right, and said; a model that no way is right for is refused. Knows nothing of what
-a model is asked for.
+Four things are held against what transformers itself gives for token ids: the distribution by input embeddings, the
+distribution of rows that were advanced and split, the distribution of a token when others follow it, and that
+distributions are numbers. A way of asking that fails is left out where another is right, and said; a model that no way
+is right for is refused. Knows nothing of what a model is asked for.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from auditor.core.errors import AuditError, NotApplicable, library_errors, out_of_memory
+from auditor.models.agreement import STEPS, distance, followed
 from auditor.models.huggingface import HuggingFaceModel, Served
 
 AT_LOAD = 16  # tokens of the longest text that is tried before a run says how long its texts are
 _SHORT = 12  # tokens of the texts that most is tried on
-_STEPS = ([1, 0, 1], [2, 0, 0, 1], [3, 1])  # whose children the rows are after each token: they split, die and move
 # Names of settings from whose value on a model may read a text otherwise: windows, chunks, trained and stretched
 # positions.
 _MARKS = re.compile(r"window|chunk|bucket|position_embeddings|n_positions|max_seq_len|seq_length")
@@ -37,14 +38,14 @@ def check(model: HuggingFaceModel, reach: int | None = None) -> tuple[str, ...]:
 
     reach: soft prompt, prefix and suffix of the longest text of a run; None: not known yet. What was tried before is
     not tried again. Returns the notes that are new. Raises AuditError for a model that no way of asking is right for,
-    or whose laws on texts that long depend on what comes later.
+    or whose distributions on texts that long depend on what comes later.
     """
     wanted = AT_LOAD if reach is None else reach
     room = min(wanted, model.max_positions or wanted)
     if room <= max(_reached.get(model, 0), 1):
         return ()
     before = model.notes
-    with torch.no_grad(), library_errors(f"cannot ask {model.name!r} for a law"):
+    with torch.no_grad(), library_errors(f"cannot ask {model.name!r} for a distribution"):
         trial = _Trial(model, room)
         if model not in _reached:
             trial.causality()
@@ -76,15 +77,17 @@ class _Trial:
         self.tolerance = tolerance(model.model, logits)
 
     def same(self, found: Tensor, truth: Tensor) -> bool:
-        """Whether two laws (..., V) are one but for rounding."""
+        """Whether two distributions (..., V) are one but for rounding."""
         return distance(found, truth) <= self.tolerance
 
     def causality(self) -> None:
-        """An earlier token changes a law; a later one does not, nor does its being there; none is drawn by lot."""
+        """An earlier token changes a distribution; a later one does not, nor does its being there; none is drawn by
+        lot."""
         first, second = self.own[:, :-1]
         if bool((self.own == self.own[:, :1]).all()):
             raise AuditError(
-                f"expected a law that depends on the text, but {self.model.name} has the same behind every token: "
+                f"expected a distribution that depends on the text, but {self.model.name} has the same behind "
+                "every token: "
                 "the weights are zero or broken"
             )
         at = self.short - 2
@@ -92,8 +95,8 @@ class _Trial:
         if not self.same(first, second) or not self.same(alone, self.own[0, at - 1]):
             far = max(distance(first, second), distance(alone, self.own[0, at - 1]))
             raise AuditError(
-                f"expected a causal LM, got {self.model.name!r} ({self.model.model.config.model_type}), whose law of a "
-                f"token changes by {far:.2g} nats with what comes after it"
+                f"expected a causal LM, got {self.model.name!r} ({self.model.model.config.model_type}), whose "
+                f"distribution of a token changes by {far:.2g} nats with what comes after it"
             )
 
     def embeddings(self) -> None:
@@ -118,7 +121,8 @@ class _Trial:
         if not right:
             self.model.capabilities = self.model.capabilities - {"embeddings"}
             self._note(
-                "input embeddings do not give its law or its gradients, so that soft prompts are not applicable to it"
+                "input embeddings do not give its distribution or its gradients, so that soft prompts are "
+                "not applicable to it"
             )
 
     def lengths(self, needed: bool) -> None:
@@ -143,7 +147,8 @@ class _Trial:
             return
 
     def rows(self) -> None:
-        """Leaves the first way of serving rows, from the fastest on, whose laws are those of whole contexts."""
+        """Leaves the first way of serving rows, from the fastest on, whose distributions are those of whole
+        contexts."""
         ways = get_args(Served)
         first = self.model.served
         for served in ways[ways.index(first) :]:
@@ -151,9 +156,13 @@ class _Trial:
             if self._rows_agree():
                 break
         else:
-            raise AuditError(f"no way of decoding {self.model.name!r} gives the law that it has for whole contexts")
+            raise AuditError(
+                f"no way of decoding {self.model.name!r} gives the distribution that it has for whole contexts"
+            )
         if self.model.served == "recompute" != first:
-            self._note("each token it decodes reads its whole text again: from no cache does it give the same law")
+            self._note(
+                "each token it decodes reads its whole text again: from no cache does it give the same distribution"
+            )
 
     def _rows_agree(self) -> bool:
         try:
@@ -165,46 +174,33 @@ class _Trial:
 
     def _begins(self) -> Iterator[int]:
         """Where rows begin: so that they pass every length that means something, and reach the last."""
-        begins = [2, *(mark - 1 for mark in marks(self.model.model.config, self.room)), self.room - len(_STEPS)]
+        begins = [2, *(mark - 1 for mark in marks(self.model.model.config, self.room)), self.room - len(STEPS)]
         yield from sorted({begin for begin in begins if 1 <= begin <= self.room - 1})
 
     def _agree(self, begin: int, soft: bool = False) -> bool:
-        """Whether rows behind `begin` tokens have the laws of their contexts while they are advanced and split."""
+        """Whether rows behind `begin` tokens have the distributions of their contexts while they are advanced and
+        split."""
         prompt = None
         if soft:
             if "embeddings" not in self.model.capabilities or self.room < begin + 4:
                 return True
             prompt = self.model.embedding(self.texts[0, :2])
-        contexts = self.texts[:, :begin]
-        steps = _STEPS[: self.room - begin - (2 if soft else 0)]
-        rows = self.model.rows(contexts, len(steps), prompt)
-        laws = [rows.log_probs()]
-        for parents in steps:
-            at = torch.tensor(parents, device=contexts.device)
-            tokens = self.texts.flatten()[contexts.shape[1] + torch.arange(len(at), device=contexts.device)]
-            rows.advance(at, tokens)
-            contexts = torch.cat([contexts[at], tokens.unsqueeze(-1)], dim=1)
-            laws = [*(law[at] for law in laws), rows.log_probs()]
-        return self.same(torch.stack(laws, dim=1), self.model.log_probs(contexts, len(laws), prompt=prompt))
+        steps = STEPS[: self.room - begin - (2 if soft else 0)]
+        rows = self.model.rows(self.texts[:, :begin], len(steps), prompt)
+        found, contexts = followed(rows, self.texts, begin, steps)
+        return self.same(found, self.model.log_probs(contexts, len(steps) + 1, prompt=prompt))
 
     def _note(self, text: str) -> None:
         self.model.notes = (*self.model.notes, f"{self.model.name}: {text}")
 
 
-def distance(found: Tensor, truth: Tensor) -> float:
-    """How far two laws (..., V) are apart in nats: root mean square over tokens, of the farthest of the laws."""
-    found, truth = found.float(), truth.float()
-    apart = torch.where(found == truth, 0.0, found - truth)  # -inf is -inf
-    return float(apart.square().mean(-1).sqrt().nan_to_num(nan=torch.inf).max())
-
-
 def tolerance(model: PreTrainedModel, logits: Tensor) -> float:
-    """How far apart rounding may put two laws of these logits (..., V), in nats, root mean square.
+    """How far apart rounding may put two distributions of these logits (..., V), in nats, root mean square.
 
     Each of the 2 layers additions to a residual stream rounds it by a share of eps, which is a random walk: a few eps
     of its size, and so of the logits' spread, for the depths there are; 16 is several times what is seen. Products
     add up in float32, in an order that depends on the shapes: 256 of its eps. The last rounding is of the logits
-    themselves, whatever their offset is. An unrelated law is 1.4 spreads away.
+    themselves, whatever their offset is. An unrelated distribution is 1.4 spreads away.
     """
     eps = torch.finfo(model.dtype).eps
     if getattr(model.config, "quantization_config", None) is not None:

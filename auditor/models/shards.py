@@ -22,10 +22,9 @@ def whole_adapter(folder: Path) -> Path | None:
     return found if (found / "adapter_config.json").is_file() else None
 
 
-def write_ensemble(folder: Path, *, unit: str, members: int) -> None:
-    """Says in an ensemble's folder what lies whole in one shard, and how many members there will be."""
-    promise = "none of its own: the members are private, and --defense pmixed promises something of its draws"
-    record = {"method": "pmixed", "unit": unit, "unit_of_protection": "shard", "members": members, "promise": promise}
+def write_ensemble(folder: Path, *, method: str, promise: str, unit: str, members: int) -> None:
+    """Says in an ensemble's folder how it was made, what lies whole in one shard, how many members there will be."""
+    record = {"method": method, "unit": unit, "unit_of_protection": "shard", "members": members, "promise": promise}
     disk.replace(folder / _ENSEMBLE, json.dumps(record, indent=1) + "\n")
 
 

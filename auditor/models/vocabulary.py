@@ -1,4 +1,5 @@
-"""Whether tokens are those of a model: a law says nothing of a token beyond its width. Knows token ids and sizes."""
+"""Whether tokens are those of a model: a distribution says nothing of a token beyond its width. Knows token ids and
+sizes."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from auditor.core.errors import AuditError
 def check_tokens(what: str, texts: Iterable[Sequence[int]], size: int, model: str = "the model") -> None:
     """Raises AuditError for texts with a token that the model gives no probability to.
 
-    what: whose tokens they are, as "the data"; size: how many tokens the model's law has.
+    what: whose tokens they are, as "the data"; size: how many tokens the model's distribution has.
     """
     largest = max((max(tokens) for tokens in texts if len(tokens)), default=0)
     if largest >= size:
@@ -21,7 +22,7 @@ def check_tokens(what: str, texts: Iterable[Sequence[int]], size: int, model: st
 
 
 def check_shared(what: str, name: str, found: int, whose: str, size: int) -> None:
-    """Raises AuditError where a model that is asked about the same tokens has a law of another width.
+    """Raises AuditError where a model that is asked about the same tokens has a distribution of another width.
 
     what: how the user gave it, as "--public"; name: of the model; whose: that it is to share, as "the target's".
     """

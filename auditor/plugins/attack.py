@@ -7,6 +7,7 @@ done here.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Guess, Guesses, Pair, Query
+from auditor.core.nouns import Guess, Guesses, Pair, Query, Tokens
 from auditor.generation.sample import Candidates
 from auditor.generation.search import Leaves, SearchResult, check_threshold
 from auditor.models.decoding import Decoding
@@ -27,11 +28,12 @@ class Attack:
     """Base of all attacks. A frozen dataclass: its fields are its options, its first docstring line its description.
 
     `needs` names the capabilities without which it cannot run by default: "draw", "likelihood", "ranks", "likeliest",
-    "law", "embeddings".
+    "distribution", "embeddings".
     """
 
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""  # what people read in a table; "": its name
+    measures: ClassVar[str] = "verbatim"  # a way to leak: one of `records.signals.KINDS`, or its own
     needs: ClassVar[tuple[str, ...]] = ("draw",)
     of: ClassVar[Literal["secrets"]] = "secrets"  # what it looks at: a probe may look at canaries instead
     of_learnt: ClassVar[bool] = False  # whether it asks only models that have learnt the data, not what reads them
@@ -98,6 +100,48 @@ class Attack:
         return ()
 
 
+_MOST_TEXTS = 1_000_000  # more is a slip
+
+
+@dataclass(frozen=True)
+class CorpusAttack(Attack):
+    """Base of attacks that draw texts without knowing a prefix: all that was trained on is looked for in them.
+
+    What of a text stands in the training data is not for an attack to know: who runs it holds the index, and judges.
+    Each generation is a query of its own, with random numbers of its own. generations: how many, of `length` tokens
+    each; n: tokens of a memorised n-gram (0: who runs it decides).
+    """
+
+    of_learnt: ClassVar[bool] = True
+    generations: int = 1000
+    length: int = 256
+    n: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("generations", "length"):
+            if getattr(self, name) < 1:
+                raise AuditError(f"expected {name} >= 1, got {getattr(self, name)}")
+        if self.generations > _MOST_TEXTS:
+            raise AuditError(f"expected generations of at most {_MOST_TEXTS:,}, got {self.generations:,}")
+        if not 0 <= self.n <= self.length:
+            raise AuditError(f"expected n in 0..{self.length}, the tokens of a generation, got {self.n}")
+
+    def begins(self, view: View) -> list[Tokens]:
+        """What generations begin with, in turn."""
+        raise NotImplementedError
+
+    def prompts_of(self, view: View) -> list[Tokens]:
+        """Of these, what somebody chose: what follows a prompt that was trained on is no untargeted extraction."""
+        return []
+
+    def queries(self, view: View, secrets: Sequence[Query]) -> list[Query]:
+        """One a generation. Its id says how it begins: with other prompts, others are drawn."""
+        begins = self.begins(view)
+        named = [hashlib.sha256(repr(begin).encode()).hexdigest()[:8] for begin in begins]
+        turns = [i % len(begins) for i in range(self.generations)]
+        return [Query(f"generation-{i:06d}-{named[at]}", begins[at], self.length) for i, at in enumerate(turns)]
+
+
 _MOST = 100_000  # candidates of one prefix: they are in memory together
 
 
@@ -106,8 +150,8 @@ class SamplingAttack(Attack):
     """Base of attacks that rank candidates. Defaults: Ethicist, Section 4.2 (K=100, top-p 0.7, T 0.8).
 
     `search`: where candidates come from: `sample`; `tree`, every suffix whose probability under the decoding reaches
-    `threshold`; or `beam`, width `beams`, under the law itself (temperature and truncation do not apply to it). The
-    searches need log-probabilities. Greedy is temperature=0.
+    `threshold`; or `beam`, width `beams`, under the distribution itself (temperature and truncation do not apply to
+    it). The searches need log-probabilities. Greedy is temperature=0.
     """
 
     samples: int = 100
@@ -132,7 +176,7 @@ class SamplingAttack(Attack):
 
     @property
     def required(self) -> tuple[str, ...]:
-        return self.needs if self.search == "sample" else also(self.needs, "law")
+        return self.needs if self.search == "sample" else also(self.needs, "distribution")
 
     @property
     def draws_samples(self) -> bool:
@@ -160,15 +204,8 @@ class SamplingAttack(Attack):
 
     def recipes(self, view: View) -> dict[str, int]:
         if self.search != "sample":
-            return {}  # reads the law, draws nothing
+            return {}  # reads the distribution, draws nothing
         return {view.recipe(self.sampling(), self.prompt_name(view)): self.samples}
-
-    def rehearsal(self) -> tuple[Attack, float]:
-        """An attack whose `fit` does a part of what this one's does, and how many times as much this one's does.
-
-        What the estimate of a run tunes in its place.
-        """
-        return self, 1.0
 
     def guess(self, view: View, state: dict[str, Any], queries: Sequence[Query]) -> Iterator[Guesses]:
         for capability in self.required:

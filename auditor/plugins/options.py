@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 from auditor.core.errors import AuditError, unknown
 
 Plugin = TypeVar("Plugin")
+ENTRY_POINTS = "audit.plugins"  # where other distributions name plug-ins of theirs
 
 
 def build(kind: str, known: Mapping[str, type[Plugin]], name: str, options: Mapping[str, Any]) -> Plugin:

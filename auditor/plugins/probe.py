@@ -1,11 +1,11 @@
-"""Probes: the base of all, and of those of the decoding law, whose members' numbers stand beside the floor.
+"""Probes: the base of all, and of those of the decoding distribution, whose members' numbers stand beside the floor.
 
 A probe sees the answers and draws nothing. A subclass says what it observes of one secret.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -25,18 +25,30 @@ from auditor.statistics.metrics import excess_of, floor_of
 DELTA = 1e-5  # of a bound on epsilon, where neither the user nor a claim says which
 
 
+class Observed(list[Observation]):
+    """What a probe saw of each secret, side by side with the secrets.
+
+    facts: numbers of all of it, that belong to no one secret: the terms of a game, and what came of it.
+    """
+
+    def __init__(self, observations: Iterable[Observation] = (), facts: Mapping[str, float] | None = None) -> None:
+        super().__init__(observations)
+        self.facts = dict(facts or {})
+
+
 @dataclass(frozen=True)
 class Probe:
     """Base of the auditor's own measurements, which see the answers. A frozen dataclass like an `Attack`.
 
-    `needs` names the capabilities without which it cannot run: "draw", "likelihood", "ranks", "likeliest", "law",
-    "embeddings", "training"; `of` what it looks at: the benchmark's secrets, its canaries for exposure, those that went
-    in or stayed out by a coin, or `subjects` of its own.
+    `needs` names the capabilities without which it cannot run: "draw", "likelihood", "ranks", "likeliest",
+    "distribution", "embeddings", "training"; `of` what it looks at: the benchmark's secrets, its canaries for exposure,
+    those that went in or stayed out by a coin, or `subjects` of its own.
     """
 
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""  # what people read in a table; "": its name
-    needs: ClassVar[tuple[str, ...]] = ("law",)
+    measures: ClassVar[str] = ""  # as `Attack.measures`; "": nothing that a report asks for
+    needs: ClassVar[tuple[str, ...]] = ("distribution",)
     of: ClassVar[Literal["secrets", "canaries", "coins", "own"]] = "secrets"
 
     @property
@@ -50,7 +62,7 @@ class Probe:
         return False
 
     def sampling(self) -> Sampling | None:
-        """The law that it looks at, for the report; None where it looks at none."""
+        """The distribution that it looks at, for the report; None where it looks at none."""
         return None
 
     def subjects(self, view: View) -> tuple[Secret, ...]:
@@ -71,51 +83,50 @@ class Probe:
         """Observes the secrets one by one. What is seen of a secret depends on it alone, not on its neighbours."""
         raise NotImplementedError
 
-    def revisit(self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
-        """The observations with what the model is only asked once all secrets have been looked at.
+    def facts(self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]) -> dict[str, float]:
+        """What belongs to no one secret: the terms of the claim, or what the model is asked once all have been seen.
 
-        What is there already is not asked again: so an interrupted run goes on. secrets, observations: side by side.
+        Asked once a row, and kept; the methods below find it in `observations.facts`. secrets, observations: side by
+        side, in the same order, here and below.
         """
-        return list(observations)
+        return {}
 
     def complete(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
-        """The observations with what takes all secrets to tell, such as a p-value against the non-members.
-
-        secrets, observations: side by side, in the same order, here and below.
-        """
+        """The observations with what takes all secrets to tell, such as a p-value against the non-members."""
         return list(observations)
 
-    def measurements(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Measurement]:
+    def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         """What it all came to. The first is the row's main number; NAME_nonmembers and excess_NAME go with it."""
         raise NotImplementedError
 
-    def by_repeats(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> dict[str, Measurement]:
+    def by_repeats(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, Measurement]:
         """The main number by repeat count, members only; empty where no repeat count is known."""
         return {}
 
-    def per_secret(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> dict[str, list[float]]:
+    def per_secret(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, list[float]]:
         """By measurement, the numbers of the secrets that it is the mean of over the members: what runs are paired by.
 
         A measurement left out cannot be held to a baseline.
         """
         return {}
 
-    def audits(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> tuple[Audited, ...]:
+    def audits(self, secrets: Sequence[Secret], observations: Observed) -> tuple[Audited, ...]:
         """The lower bounds of epsilon that it proves, the (epsilon, delta) one first: what a claim is held to."""
         return ()
 
-    def violations(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> tuple[str, ...]:
+    def violations(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         """How the target's claim was seen to fail: sentences. Empty where it was not, or where nobody looked."""
         return ()
 
-    def notes(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> tuple[str, ...]:
+    def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         """What a reader must know about this row: sentences."""
         return ()
 
 
 @dataclass(frozen=True)
-class LawProbe(Probe):
-    """Base of probes that ask for the law tokens are drawn from. Defaults: Ethicist, Section 4.2 (top-p 0.7, T 0.8)."""
+class DistributionProbe(Probe):
+    """Base of probes that ask for the distribution tokens are drawn from. Defaults: Ethicist, Section 4.2 (top-p 0.7, T
+    0.8)."""
 
     temperature: float = 0.8
     top_p: float = 0.7
@@ -126,7 +137,7 @@ class LawProbe(Probe):
         self.sampling()  # refuses a bad temperature, top_k or top_p
 
     def sampling(self) -> Sampling:
-        """The recipe of the one sample whose law is looked at."""
+        """The recipe of the one sample whose distribution is looked at."""
         return Sampling(1, Decoding(self.temperature, self.top_k, self.top_p), self.eos)
 
 
@@ -147,6 +158,13 @@ def observed(view: View, secrets: Sequence[Secret], size: int, look: Look) -> It
 
         for _, found in at_once.pieces(len(indices), seen):
             yield from found
+
+
+def observe(probe: Probe, view: View, secrets: Sequence[Secret]) -> Observed:
+    """All that a probe sees of these secrets."""
+    found = {observation.secret: observation for observation in probe.measure(view, secrets)}
+    seen = [found[secret.id] for secret in secrets]
+    return Observed(probe.complete(secrets, seen), probe.facts(view, secrets, seen))
 
 
 def column(observations: Sequence[Observation], name: str) -> NDArray[np.float64]:
@@ -174,7 +192,7 @@ def by_repeats(name: str, secrets: Sequence[Secret], p: NDArray[np.float64]) -> 
     return {str(r): mean_probability(name, p[repeats == r]) for r in sorted(set(repeats.tolist()) - {-1})}
 
 
-def probe_record(probe: Probe, secrets: Sequence[Secret], observations: Sequence[Observation]) -> dict[str, Any]:
+def probe_record(probe: Probe, secrets: Sequence[Secret], observations: Observed) -> dict[str, Any]:
     """A probe's row as JSON values; ids and numbers only."""
     ids, member, repeats = ([getattr(s, name) for s in secrets] for name in ("id", "member", "repeats"))
     return {"ids": ids, "member": member, "repeats": repeats, "values": probe.per_secret(secrets, observations)}

@@ -1,4 +1,4 @@
-"""Finds attacks, probes, defenses and benchmarks by name: our own files, installed entry points, `--plugin` files."""
+"""Finds plug-ins of all kinds by name: our own files, installed entry points, `--plugin` files."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ import importlib.util
 import inspect
 import pkgutil
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from auditor.core import safe
 from auditor.core.errors import AuditError
+from auditor.core.plan_parts import provider_and_name
 from auditor.plugins.attack import Attack
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.defense import Defense
+from auditor.plugins.options import ENTRY_POINTS, build, options_of
 from auditor.plugins.probe import Probe
-from auditor.plugins.shadows import ENTRY_POINTS
+from auditor.plugins.provider import Provider
 from auditor.plugins.trainer import Trainer
 
 _extra: dict[Path, types.ModuleType] = {}
@@ -62,6 +65,11 @@ def attacks_and_probes() -> dict[str, type[Attack] | type[Probe]]:
     return {**found, **more}
 
 
+def measuring(what: str) -> str:
+    """The attack or probe that measures this (`Attack.measures`), the first of several."""
+    return next(name for name, kind in attacks_and_probes().items() if kind.measures == what)
+
+
 def defenses() -> dict[str, type[Defense]]:
     return _find(Defense, "auditor.defenses")
 
@@ -74,10 +82,26 @@ def benchmarks() -> dict[str, type[Benchmark]]:
     return _find(Benchmark, "auditor.benchmarks")
 
 
+def providers() -> dict[str, type[Provider]]:
+    return _find(Provider, "auditor.providers")
+
+
+def provider_of(model: str, options: Mapping[str, Any]) -> tuple[Provider, str]:
+    """Who is asked for a model, with its options, and for which name. Raises AuditError for nobody, and for options.
+
+    A provider without options of its own is handed them as they are (`Wanted.loading`).
+    """
+    known = providers()
+    prefix, name = provider_and_name(model)
+    prefix = prefix or next(one.name for one in known.values() if one.unprefixed)
+    own = options if prefix in known and options_of(known[prefix]) else {}
+    return build("provider", known, prefix, own), name
+
+
 def everything() -> dict[str, dict[str, Any]]:
-    """All plug-ins by kind (Attack, ...) and name, as `shadows` says it of our own."""
-    found = (attacks(), probes(), defenses(), trainers(), benchmarks())
-    return dict(zip(("Attack", "Probe", "Defense", "Trainer", "Benchmark"), found, strict=True))
+    """All plug-ins by kind (Attack, ...) and name."""
+    found = (attacks(), probes(), defenses(), trainers(), benchmarks(), providers())
+    return dict(zip(("Attack", "Probe", "Defense", "Trainer", "Benchmark", "Provider"), found, strict=True))
 
 
 def _find(kind: Any, package: str) -> dict[str, Any]:
@@ -94,17 +118,26 @@ def _classes(module: types.ModuleType, kind: type) -> Iterator[Any]:
     for value in vars(module).values():
         mine = inspect.isclass(value) and value.__module__ == module.__name__ and issubclass(value, kind)
         if mine and value.name:
-            if "/" in value.name:  # files write what was found of it under target/setting/attack
-                raise AuditError(f"expected the name of a plug-in without '/', got {value.name!r}")
+            check_name(value.name)
             yield value
+
+
+def check_name(name: str) -> None:
+    """Files write what was found of a plug-in under target/setting/attack. Raises AuditError where they could not."""
+    if not name or "/" in name:
+        raise AuditError(f"expected the name of a plug-in, without '/', got {name!r}")
 
 
 def _modules(package: str) -> list[types.ModuleType]:
     ours = importlib.import_module(package)
     names = [f"{package}.{info.name}" for info in pkgutil.iter_modules(ours.__path__) if not info.ispkg]
-    entries = () if safe.on() else importlib.metadata.entry_points(group=ENTRY_POINTS)
-    outside = [_installed(entry) for entry in entries]
+    outside = [] if safe.on() else [_installed(entry) for entry in _entries()]
     return [importlib.import_module(name) for name in names] + outside + list(_extra.values())
+
+
+@cache
+def _entries() -> importlib.metadata.EntryPoints:
+    return importlib.metadata.entry_points(group=ENTRY_POINTS)
 
 
 def _installed(entry: importlib.metadata.EntryPoint) -> types.ModuleType:

@@ -27,11 +27,11 @@ from auditor.plugins.defense import most_of_a_lot
 from auditor.privacy.gradient_canaries import GradientCanaries
 
 # What decoding rows may hold at once on a processor, should no two samples of a prefix share a path. Twice as much is
-# 9% slower with the lab's ensemble (its laws outgrow the blocks that the allocator keeps); a sixteenth, 30% with any
-# model.
+# 9% slower with the lab's ensemble (its distributions outgrow the blocks that the allocator keeps); a sixteenth, 30%
+# with any model.
 _ROWS_BYTES = 2**29
 _PREFIXES_AT_ONCE = 256
-_TREE_LAWS = 4  # a tree reads whole laws, in more precision, where a draw reads a nucleus
+_TREE_DISTRIBUTIONS = 4  # a tree reads whole distributions, in more precision, where a draw reads a nucleus
 
 
 Search = Literal["sample", "tree", "beam"]
@@ -43,12 +43,13 @@ class Setting:
 
     name: SettingName
     capabilities: frozenset[str]
-    ancestral: bool  # draws come from the target's own law, whatever decoding an attack would like
+    ancestral: bool  # draws come from the target's own distribution, whatever decoding an attack would like
 
 
-# Inside the claim of a private prediction only sampled tokens come back, and they are drawn from the mixed law itself.
+# Inside the claim of a private prediction only sampled tokens come back, and they are drawn from the mixed distribution
+# itself.
 CLAIM = Setting("claim", frozenset({"draw"}), ancestral=True)
-WORST = Setting("worst", frozenset({"draw", "law", "embeddings", "training"}), ancestral=False)
+WORST = Setting("worst", frozenset({"draw", "distribution", "embeddings", "training"}), ancestral=False)
 SETTINGS: Mapping[str, Setting] = {setting.name: setting for setting in (CLAIM, WORST)}
 
 
@@ -126,7 +127,7 @@ class View:
     @property
     def access(self) -> tuple[str, ...]:
         """What this setting lets an attacker see of this target, from the least on."""
-        implied = ("likelihood", "ranks", "likeliest") if self.has("law") else ()
+        implied = ("likelihood", "ranks", "likeliest") if self.has("distribution") else ()
         return tuple(name for name in _WORDS if self.has(name) and name not in implied)
 
     @property
@@ -141,7 +142,8 @@ class View:
         return self.training
 
     def decoding(self, sampling: Sampling) -> Decoding:
-        """The decoding really used: the attack's own, or ancestral where the setting draws from the target's law."""
+        """The decoding really used: the attack's own, or ancestral where the setting draws from the target's
+        distribution."""
         if self.setting.ancestral:
             return ANCESTRAL
         forbidden = self.target.eos if sampling.eos == "masked" else ()
@@ -172,7 +174,7 @@ class View:
         self, queries: Sequence[Query], sampling: Sampling, soft_prompt: Tensor | None = None, prompt: str = ""
     ) -> Iterator[Batch]:
         """Candidates for each query, in batches of one shape. A pass with this recipe that was run before is reused."""
-        self.need("draw" if sampling.search == "sample" else "law")
+        self.need("draw" if sampling.search == "sample" else "distribution")
         name = self.recipe(sampling, prompt)
         done = self._shared.setdefault(name, Pass())
         queries = self.covered(sampling, prompt, queries)
@@ -201,7 +203,7 @@ class View:
     def _rows(self, queries: Sequence[Query], prompt_rows: int) -> int:
         """Decoding rows that memory allows at once."""
         longest = max((len(query.prefix) + query.length for query in queries), default=1)
-        row = self.target.row_bytes(prompt_rows + longest, law=self.has("likelihood"))
+        row = self.target.row_bytes(prompt_rows + longest, distribution=self.has("likelihood"))
         return max(1, rows_bytes(self.target.device, _ROWS_BYTES) // row)
 
     def _find(
@@ -211,18 +213,20 @@ class View:
         model, length, decoding = self.target, batch[0].length, self.decoding(sampling)
         prefixes = torch.tensor([query.prefix for query in batch], device=model.device)
         if sampling.search == "tree":
-            max_rows = max(1, rows.size // _TREE_LAWS)
+            max_rows = max(1, rows.size // _TREE_DISTRIBUTIONS)
             return tree(model, prefixes, length, decoding, sampling.threshold, prompt=prompt, max_rows=max_rows)
         if sampling.search == "beam":
             return beam(model, prefixes, length, sampling.beams, forbidden=decoding.forbidden, prompt=prompt)
         noise = np.stack([self._uniforms(query, sampling.samples, name) for query in batch])
-        law = self.has("likelihood")
+        distribution = self.has("likelihood")
         # A batch is sized for all samples of its prefixes; those of a single one may still be too many for memory.
         # Where that is wrong, prefixes are parted first: samples of one prefix share what they agree in.
         size = max(1, rows.size // len(batch))
         drawn = (rows if len(batch) == 1 else AtOnce(size, least=size)).pieces(
             sampling.samples,
-            lambda some: sample(model, prefixes, length, decoding, noise[:, some], prompt=prompt, law=law),
+            lambda some: sample(
+                model, prefixes, length, decoding, noise[:, some], prompt=prompt, distribution=distribution
+            ),
         )
         passes = [candidates for _, candidates in drawn]
         if self.setting is CLAIM:
@@ -290,9 +294,9 @@ def _walk(model: LanguageModel, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[
 _WORDS = {
     "draw": "sampled tokens",
     "likelihood": "log-probabilities",
-    "ranks": "ranks of tokens in the law",
+    "ranks": "ranks of tokens in the distribution",
     "likeliest": "log-probabilities of the likeliest tokens",
-    "law": "log-probabilities of every next token",
+    "distribution": "log-probabilities of every next token",
     "embeddings": "gradients",
     "training": "canaries in the gradients of its training (audit train dp-sgd -D gradient_canaries=1000)",
 }

@@ -21,7 +21,7 @@ Adjacency = Literal["zero_out", "add_remove", "replace"]
 
 _Terms = list[tuple[float, float]]  # a sum, kept as the logs of (weight, value)
 
-_MASS_TOLERANCE = 1e-3  # a law further from total mass 1 than this is not a rounding matter
+_MASS_TOLERANCE = 1e-3  # a distribution further from total mass 1 than this is not a rounding matter
 _SMALLEST_RADIUS = 2.0**-60  # a budget that does not buy this much buys nothing
 
 
@@ -151,17 +151,18 @@ def published_beta(epsilon: float, delta: float, alpha: int, queries: int, q: fl
 
 
 def member_share(q: float, members: int) -> float:
-    """w = (1 - (1-q)^N) / N, the weight of each of N members in the law of one token under Poisson(q) sampling.
+    """w = (1 - (1-q)^N) / N, the weight of each of N members in the distribution of one token under Poisson(q)
+    sampling.
 
-    The collapse lemma: that law is exactly public + w * sum_j (projected_j - public), public being the projection's
-    centre, if the projection does not depend on the size of the subset. Raises AuditError on bad input.
+    The collapse lemma: that distribution is exactly public + w * sum_j (projected_j - public), public being the
+    projection's centre, if the projection does not depend on the size of the subset. Raises AuditError on bad input.
     """
     _require_share("q", q)
     members = _require_count("members", members, 1)
     return q if members == 1 else -math.expm1(members * _log1m(q)) / members
 
 
-def subset_size_law(q: float, members: int) -> npt.NDArray[np.float64]:
+def subset_size_distribution(q: float, members: int) -> npt.NDArray[np.float64]:
     """Probability of each subset size 0..N under Poisson(q) sampling of N members; raises AuditError on bad input."""
     _require_share("q", q)
     members = _require_count("members", members, 0)
@@ -169,37 +170,38 @@ def subset_size_law(q: float, members: int) -> npt.NDArray[np.float64]:
 
 
 def mean_weights(weights: npt.NDArray[np.float64], q: float, members: int) -> npt.NDArray[np.float64]:
-    """Share of each member's law in that of one token, (..., n); what they leave of 1 is the public law's.
+    """Share of each member's distribution in that of one token, (..., n); what they leave of 1 is the public
+    distribution's.
 
     weights: (..., N or 1, n), the mixing weight of each of n <= N members by subset size 1..N, or the one of all
-    sizes. The collapse lemma (formulas B2.4): members are exchangeable given the size of the subset, so the law is
-    public + sum_j share_j (member_j - public). Raises AuditError on bad input.
+    sizes. The collapse lemma (formulas B2.4): members are exchangeable given the size of the subset, so the
+    distribution is public + sum_j share_j (member_j - public). Raises AuditError on bad input.
     """
     if weights.shape[-2] == 1:
         return weights[..., 0, :] * member_share(q, members)
     if weights.shape[-2] != members:
         raise AuditError(f"expected weights of 1 or {members} subset sizes, got {weights.shape[-2]}")
-    return np.einsum("m,...mj->...j", subset_size_law(q, members)[1:], weights) / members
+    return np.einsum("m,...mj->...j", subset_size_distribution(q, members)[1:], weights) / members
 
 
-def neighbour_laws(
+def neighbour_distributions(
     adjacency: Adjacency,
     public: npt.NDArray[np.float64],
-    laws: npt.NDArray[np.float64],
+    distributions: npt.NDArray[np.float64],
     weights: npt.NDArray[np.float64],
     q: float,
 ) -> npt.NDArray[np.float64]:
-    """The law of one token of each neighbour, (..., N, V) probabilities: in the i-th, member i has changed.
+    """The distribution of one token of each neighbour, (..., N, V) probabilities: in the i-th, member i has changed.
 
     It answers as the public model (zero_out), is absent (add_remove), or answers as the next member does (replace: one
-    neighbour of the many there are). public: (..., V); laws: (..., N, V); weights: as in `mean_weights`, for the sizes
-    1..N - 1 where a member is absent: those that the neighbour is served with. O(N V), by the collapse lemma; sums of
-    non-negative terms only, so that small probabilities keep their precision.
+    neighbour of the many there are). public: (..., V); distributions: (..., N, V); weights: as in `mean_weights`, for
+    the sizes 1..N - 1 where a member is absent: those that the neighbour is served with. O(N V), by the collapse lemma;
+    sums of non-negative terms only, so that small probabilities keep their precision.
     """
-    members = laws.shape[-2]
+    members = distributions.shape[-2]
     left = members - 1 if adjacency == "add_remove" else members
-    shares = mean_weights(weights, q, left) if left else np.zeros(laws.shape[:-1])
-    parts = shares[..., None] * laws
+    shares = mean_weights(weights, q, left) if left else np.zeros(distributions.shape[:-1])
+    parts = shares[..., None] * distributions
     mixed, private = _sum_of_others(parts), _sum_of_others(shares[..., None])
     if adjacency == "replace":
         mixed, private = mixed + np.roll(parts, -1, axis=-2), private + np.roll(shares, -1, axis=-1)[..., None]
@@ -221,13 +223,13 @@ def sound_query_rdp(
 
     The rule: every member is projected by the forward divergence alone, of order `alpha` or higher, to `radius`, and
     its weight never exceeds 1 - e^-cap. `radius` and `cap` are public constants, the same for every subset and for
-    both neighbours. Neighbours differ in one member: its law is the public one (zero_out), it is absent (add_remove),
-    or it is any other law (replace). `members` is how many there are, which is public, as zero_out and replace leave
-    it alone. It is no argument of the bound of add_remove, where it differs between neighbours: that one is of any
-    number of members. Its direction without || with rests on an inequality that was checked numerically at 60 digits
-    and is not proved (formulas B2.5); zero_out and replace do without. `sharp` takes our tighter moments for zero_out
-    and replace, which vanish with the radius; False takes those of formulas B2.5. It changes the bound, not the rule.
-    Raises AuditError on bad input.
+    both neighbours. Neighbours differ in one member: its distribution is the public one (zero_out), it is absent
+    (add_remove), or it is any other distribution (replace). `members` is how many there are, which is public, as
+    zero_out and replace leave it alone. It is no argument of the bound of add_remove, where it differs between
+    neighbours: that one is of any number of members. Its direction without || with rests on an inequality that was
+    checked numerically at 60 digits and is not proved (formulas B2.5); zero_out and replace do without. `sharp` takes
+    our tighter moments for zero_out and replace, which vanish with the radius; False takes those of formulas B2.5. It
+    changes the bound, not the rule. Raises AuditError on bad input.
     """
     alpha = _require_order(alpha)
     _require_share("q", q)
@@ -236,7 +238,7 @@ def sound_query_rdp(
     _require_least("cap", cap, 0.0)
     if adjacency not in get_args(Adjacency):
         raise unknown("adjacency", adjacency, get_args(Adjacency))
-    if q == 0 or radius == 0 or cap == 0:  # every token is drawn from the public law
+    if q == 0 or radius == 0 or cap == 0:  # every token is drawn from the public distribution
         return 0.0
     if adjacency == "add_remove":
         terms = _add_remove_terms(alpha, q, radius, cap)
@@ -300,7 +302,8 @@ def sound_radius(
 def realised_renyi(log_p: npt.ArrayLike, log_q: npt.ArrayLike, alpha: float) -> npt.NDArray[np.float64]:
     """Renyi divergence D_alpha(p || q) (nats) over the last axis; alpha > 1, inf allowed; inf where p > 0 = q.
 
-    Laws are renormalised, lest float32's 1e-7 of missing mass pass for divergence. Raises AuditError on bad input.
+    Distributions are renormalised, lest float32's 1e-7 of missing mass pass for divergence. Raises AuditError on bad
+    input.
     """
     if not alpha > 1:
         raise AuditError(f"expected alpha > 1, got {alpha}")
@@ -325,7 +328,7 @@ def _fixed_size_terms(
     """The terms of E_Q (P/Q)^alpha - 1, once for each direction, for zero_out and replace.
 
     P = Q + w h public with h = (change of one member) / public. Term j is C(alpha, j) w^j base^(1-j) E h^j, where the
-    base law is at least `base` times the public one.
+    base distribution is at least `base` times the public one.
     """
     share, log_reach = member_share(q, members), math.log(-math.expm1(-cap))  # a member is >= (1 - reach) * public
     absent = math.exp(members * _log1m(q))
@@ -373,7 +376,8 @@ def _log_moment_below(j: int, radius: float, log_reach: float) -> float:
 
 
 def _log_moment_of_change(j: int, radius: float, log_reach: float, sharp: bool) -> float:
-    """log of a bound on E (h - h')^j, h and h' being the two laws of a replaced member; odd j: on its part above 0."""
+    """log of a bound on E (h - h')^j, h and h' being the two distributions of a replaced member; odd j: on its part
+    above 0."""
     if j == 2:
         return math.log(4) + _log_expm1(radius)  # Minkowski: each has norm sqrt(e^radius - 1) at most
     above = (j - 1) * radius  # (f - f')_+ <= f
@@ -387,9 +391,9 @@ def _add_remove_terms(alpha: int, q: float, radius: float, cap: float) -> list[_
     """The terms of E_Q (P/Q)^alpha - 1 when one member is absent, once for each company it may have had.
 
     Given the others' subset (joint convexity) it weighs 1 / (K + 1) beside the K that were sampled, which acts as
-    sampling it at the rate q / (K + 1). Alone, it is `radius` and `cap` away from the public law; beside others, both
-    together from their average. Rates fall with K, so K = 0 and K = 1 are the worst of any number of members, and of
-    any mixture of them that the subset's size makes.
+    sampling it at the rate q / (K + 1). Alone, it is `radius` and `cap` away from the public distribution; beside
+    others, both together from their average. Rates fall with K, so K = 0 and K = 1 are the worst of any number of
+    members, and of any mixture of them that the subset's size makes.
     """
     return [_subsampled(alpha, q, max(radius, cap)), _subsampled(alpha, q / 2, radius + cap)]
 
@@ -457,12 +461,12 @@ def _log_binomial(k: int, n: int, p: float) -> float:
     return math.log(math.comb(n, k)) + k * math.log(p) + (n - k) * math.log1p(-p)
 
 
-def _normalised(log_law: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    law = np.asarray(log_law, dtype=np.float64)
-    log_mass = logsumexp(law, axis=-1, keepdims=True)
+def _normalised(log_distribution: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    distribution = np.asarray(log_distribution, dtype=np.float64)
+    log_mass = logsumexp(distribution, axis=-1, keepdims=True)
     if not np.all(np.abs(log_mass) < _MASS_TOLERANCE):  # NaN too
         raise AuditError(f"expected log-probabilities of total mass 1, got mass {np.exp(log_mass).ravel()}")
-    return law - log_mass
+    return distribution - log_mass
 
 
 def _require_share(name: str, value: float) -> None:

@@ -1,7 +1,9 @@
-"""How much of a private law may be mixed into the public one: the largest weight that stays within a Renyi radius.
+"""How much of a private distribution may be mixed into the public one: the largest weight that stays within a Renyi
+radius.
 
-Knows tensors, not budgets or models. Laws are normalised log-probabilities in nats over the last dimension, p private
-and p0 public, with any leading dimensions; the mixture is lambda p + (1 - lambda) p0. Weights carry no gradient.
+Knows tensors, not budgets or models. Distributions are normalised log-probabilities in nats over the last dimension, p
+private and p0 public, with any leading dimensions; the mixture is lambda p + (1 - lambda) p0. Weights carry no
+gradient.
 """
 
 import copy
@@ -19,7 +21,7 @@ from auditor.core.errors import AuditError
 _CHUNK = 1 << 18  # elements walked at once: the working copies of a chunk stay in the cache
 _DIRECT_ORDERS = 8  # from 12 on, alternating sums of central moments cancel more digits than _SHAVE makes up for
 _ITERATIONS = 64  # Newton needs 3 to 20
-_MASS_TOLERANCE = 1e-3  # a law further from total mass 1 than this is not a rounding matter
+_MASS_TOLERANCE = 1e-3  # a distribution further from total mass 1 than this is not a rounding matter
 _ROUNDING = 1e-12  # relative, off every radius: what double precision may hide of a divergence
 _SHAVE = 1e-4  # the same for single precision
 _SMALLEST_STEP = 1e-15  # relative to the weight
@@ -29,7 +31,8 @@ _SMALLEST_STEP = 1e-15  # relative to the weight
 def log_moments(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
     """log E_{p0} (p / p0)^k for k = 0..alpha: (alpha + 1, ...) in float64, inf where p > 0 = p0.
 
-    Half precision is renormalised in float32. Raises AuditError where a law is none: NaN, or a total mass other than 1.
+    Half precision is renormalised in float32. Raises AuditError where a distribution is none: NaN, or a total mass
+    other than 1.
     """
     log_p, log_p0 = _aligned(log_p, log_p0)
     moments = log_p.new_empty(_require_order(alpha) + 1, *log_p.shape[:-1], dtype=torch.float64)
@@ -83,18 +86,22 @@ def project_two_sided(log_p: Tensor, log_p0: Tensor, alpha: int, radius: float |
     # Taylor: E x^(1 - alpha) - 1 <= C(alpha, 2) lambda^2 E h^2 (1 - lambda)^-(alpha + 1), as x >= 1 - lambda everywhere
     most = math.comb(alpha, 2) * weight**2 * torch.expm1(moments[2]) * (1 - weight) ** -(alpha + 1)
     unsure = ~(most.log1p() <= budget)  # NaN, where no weight is left or none needed, too
-    lead = weight.shape[weight.ndim - moments.ndim + 1 :]  # of the laws; before it are sizes that the radius alone has
+    lead = weight.shape[
+        weight.ndim - moments.ndim + 1 :
+    ]  # of the distributions; before it are sizes that the radius alone has
     log_p, log_p0 = _aligned(log_p, log_p0, lead)
     sizes = math.prod(weight.shape[: weight.ndim - len(lead)])
     found, budget, unsure = (x.reshape(sizes, *lead) for x in (weight, budget, unsure))
     for index in _chunks(log_p.shape):
         here = (slice(None), *index)
         own, allowed, looked_at = (x[here].reshape(sizes, -1).clone() for x in (found, budget, unsure))
-        some = looked_at.any(0)  # of the laws of the chunk
+        some = looked_at.any(0)  # of the distributions of the chunk
         if not some.any():
             continue
         shape = _at(log_p, index).shape
-        private, public = (_at(law, index).expand(shape).reshape(-1, shape[-1])[some] for law in (log_p, log_p0))
+        private, public = (
+            _at(distribution, index).expand(shape).reshape(-1, shape[-1])[some] for distribution in (log_p, log_p0)
+        )
         own[:, some] = _within_both(private, public, own[:, some], allowed[:, some], looked_at[:, some], alpha)
         found[here] = own.view(found[here].shape)
     return found.view(weight.shape)
@@ -131,13 +138,13 @@ def _moments_directly(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
     for k in range(2, alpha + 1):  # E (1 + h)^k - 1
         weights = central.new_tensor([math.comb(k, j) for j in range(2, k + 1)])
         moments[k] = torch.tensordot(weights, central[1:k], 1).log1p()
-    if not fine.all():  # a ratio, or a p0 beside its p, beyond the range of the dtype; or no law at all
+    if not fine.all():  # a ratio, or a p0 beside its p, beyond the range of the dtype; or no distribution at all
         moments[:, ~fine] = _moments_in_logs(log_p[~fine], log_p0.expand(log_p.shape)[~fine], alpha)
     return moments
 
 
 def _moments_in_logs(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
-    """By log-sum-exp in float64, both laws renormalised: slow, and right wherever float64 is."""
+    """By log-sum-exp in float64, both distributions renormalised: slow, and right wherever float64 is."""
     log_p, log_p0 = log_p.double(), log_p0.double()
     log_mass, log_mass0 = log_p.logsumexp(-1), log_p0.logsumexp(-1)
     _require_mass(log_mass.exp())
@@ -152,12 +159,12 @@ def _moments_in_logs(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
 
 
 def _relative_excess(log_p: Tensor, log_p0: Tensor) -> Tensor:
-    """h = p / p0 - 1; 0 where both laws are, inf where only p0 is 0."""
+    """h = p / p0 - 1; 0 where both distributions are, inf where only p0 is 0."""
     return _log_ratio(log_p, log_p0).expm1_()
 
 
 def _log_ratio(log_p: Tensor, log_p0: Tensor) -> Tensor:
-    """log p / p0; 0 where both laws are, inf where only p0 is 0."""
+    """log p / p0; 0 where both distributions are, inf where only p0 is 0."""
     ratio = log_p - log_p0
     dead = log_p0.isneginf()
     return ratio.masked_fill_(dead & log_p.isneginf(), 0.0) if dead.any() else ratio
@@ -205,7 +212,8 @@ def _log_bernstein(log_coefficients: Tensor, degree: int, weight: Tensor) -> Ten
 
 
 def _within_both(log_p: Tensor, log_p0: Tensor, weight: Tensor, budget: Tensor, unsure: Tensor, alpha: int) -> Tensor:
-    """Weights (sizes, n) shrunk where, among the unsure, log E x^(1 - alpha) > budget (sizes, n); laws (n, V)."""
+    """Weights (sizes, n) shrunk where, among the unsure, log E x^(1 - alpha) > budget (sizes, n); distributions (n,
+    V)."""
     weight, reverse, exact = weight.clone(), _Reverse(log_p, log_p0, alpha), None
     # single precision may be a few percent off where the mixture loses nearly all of a token: look again near it
     near = torch.where(weight > 0.9, 0.9, 1.0) * budget
@@ -221,7 +229,7 @@ def _within_both(log_p: Tensor, log_p0: Tensor, weight: Tensor, budget: Tensor, 
 
 
 class _Reverse:
-    """E x^(1 - alpha) of laws (n, V) at any weights, x = mixture / p0 = 1 + lambda h.
+    """E x^(1 - alpha) of distributions (n, V) at any weights, x = mixture / p0 = 1 + lambda h.
 
     With E h = 0, which adds (alpha - 1) lambda h to each token's term, its excess over 1 is the mean of
     lambda^2 h^2 sum_j (alpha - j) x^-j over j = 1..alpha - 1, and the slope of that is the mean of
@@ -233,10 +241,10 @@ class _Reverse:
         self.ratio, excess = _log_ratio(log_p, log_p0).exp_(), _relative_excess(log_p, log_p0)
         self.square = log_p0.exp().mul_(excess).mul_(excess)  # p0 h^2
 
-    def at(self, laws: Tensor) -> Self:
-        """Of these laws alone."""
+    def at(self, distributions: Tensor) -> Self:
+        """Of these distributions alone."""
         some = copy.copy(self)
-        some.ratio, some.square = self.ratio[laws], self.square[laws]
+        some.ratio, some.square = self.ratio[distributions], self.square[distributions]
         return some
 
     def excess(self, weight: Tensor, inverse: Tensor | None = None) -> Tensor:
@@ -255,7 +263,7 @@ class _Reverse:
         return term.mul_(self.square).sum(-1).double()
 
     def shrink(self, weight: Tensor, budget: Tensor) -> Tensor:
-        """Largest lambda <= weight with log E x^(1 - alpha) <= budget, of laws in float64.
+        """Largest lambda <= weight with log E x^(1 - alpha) <= budget, of distributions in float64.
 
         (E x^(1 - alpha))^(-1/(alpha - 1)) is concave and decreasing (reverse Minkowski): Newton stays on the right.
         """
@@ -289,7 +297,8 @@ def _log_expm1(x: Tensor) -> Tensor:
 
 
 def _aligned(log_p: Tensor, log_p0: Tensor, lead: torch.Size | None = None) -> tuple[Tensor, Tensor]:
-    """Both laws in one dtype and with the same number of dimensions, p with all of them and p0 with 1 where it can."""
+    """Both distributions in one dtype and with the same number of dimensions, p with all of them and p0 with 1 where it
+    can."""
     if log_p.shape[-1] != log_p0.shape[-1]:
         raise AuditError(f"expected one vocabulary, got {log_p.shape[-1]} and {log_p0.shape[-1]} tokens")
     shape = torch.broadcast_shapes(log_p.shape, log_p0.shape, (*(lead or ()), 1))
@@ -304,7 +313,7 @@ def _aligned(log_p: Tensor, log_p0: Tensor, lead: torch.Size | None = None) -> t
 
 
 def _chunks(shape: torch.Size) -> Iterator[tuple[slice, ...]]:
-    """Index ranges over the leading dimensions, each of at most _CHUNK elements or a single law."""
+    """Index ranges over the leading dimensions, each of at most _CHUNK elements or a single distribution."""
     ranges = []
     for dim, size in enumerate(shape[:-1]):
         step = max(1, _CHUNK // max(1, math.prod(shape[dim + 1 :])))
@@ -312,8 +321,10 @@ def _chunks(shape: torch.Size) -> Iterator[tuple[slice, ...]]:
     return itertools.product(*ranges)
 
 
-def _at(law: Tensor, index: tuple[slice, ...]) -> Tensor:
-    return law[tuple(slice(None) if size == 1 else part for part, size in zip(index, law.shape, strict=False))]
+def _at(distribution: Tensor, index: tuple[slice, ...]) -> Tensor:
+    return distribution[
+        tuple(slice(None) if size == 1 else part for part, size in zip(index, distribution.shape, strict=False))
+    ]
 
 
 def _radii(radius: float | Tensor, device: torch.device) -> Tensor:
@@ -323,9 +334,9 @@ def _radii(radius: float | Tensor, device: torch.device) -> Tensor:
     return radii * (1 - _ROUNDING)
 
 
-def _shaved(radius: float | Tensor, *laws: Tensor) -> Tensor:
-    exact = all(law.dtype == torch.float64 for law in laws)
-    return _radii(radius, laws[0].device) * (1 if exact else 1 - _SHAVE)
+def _shaved(radius: float | Tensor, *distributions: Tensor) -> Tensor:
+    exact = all(distribution.dtype == torch.float64 for distribution in distributions)
+    return _radii(radius, distributions[0].device) * (1 if exact else 1 - _SHAVE)
 
 
 def _require_mass(mass: Tensor) -> None:

@@ -15,6 +15,7 @@ from typing import Literal
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Claim
 from auditor.core.result import Audited, AuditResult, Finding, TargetRecord
+from auditor.records.signals import BOUNDS, BOUNDS_OF_TOKENS
 from auditor.statistics.audited import at_level, powerless
 from auditor.statistics.bounds import LEVEL
 
@@ -22,8 +23,6 @@ Verdict = Literal["consistent", "claim contradicted", "audit too weak to tell"]
 CONSISTENT: Verdict = "consistent"  # it could have been contradicted, and was not
 CONTRADICTED: Verdict = "claim contradicted"
 TOO_WEAK: Verdict = "audit too weak to tell"  # it could not have contradicted the claim (`powerless`)
-
-PROBES = ("epsilon-audit", "gradient-audit", "prediction-audit")
 
 
 @dataclass(frozen=True)
@@ -68,6 +67,7 @@ class Standing:
     unheld: tuple[Unheld, ...] = ()
     refuted: tuple[str, ...] = ()  # how the claim was seen to fail without an audit, sentences
     unmeasured: tuple[str, ...] = ()  # audits that could not run, and why
+    usual: str = ""  # the probe that audits such a claim; "": an older record does not say
 
     @property
     def verdict(self) -> Verdict | None:
@@ -115,9 +115,13 @@ def standing(
         except AuditError as why:
             unheld.append(Unheld(row.key, audit, str(why)))
     refuted = tuple(dict.fromkeys(why for row in rows for why in row.violations)) if claim else ()
-    missing = tuple(f"{r.attack}: {r.not_applicable}" for r in rows if r.attack in PROBES and r.not_applicable)
+    probes = result.measuring(BOUNDS, BOUNDS_OF_TOKENS)
+    missing = tuple(f"{r.attack}: {r.not_applicable}" for r in rows if r.attack in probes and r.not_applicable)
+    usual = result.measuring(BOUNDS if claim is None or claim.queries is None else BOUNDS_OF_TOKENS)
     return Standing(
-        target, claimed, target.nominal_epsilon, tuple(bounds), tuple(unheld), refuted, tuple(dict.fromkeys(missing))
+        *(target, claimed, target.nominal_epsilon, tuple(bounds), tuple(unheld), refuted),
+        unmeasured=tuple(dict.fromkeys(missing)),
+        usual=next(iter(usual), ""),
     )
 
 

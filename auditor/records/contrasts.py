@@ -21,9 +21,10 @@ from auditor.core.errors import AuditError, unknown
 from auditor.core.result import Measurement
 from auditor.records.outcomes import PerSecret
 from auditor.statistics import bootstrap, metrics
-from auditor.statistics.bootstrap import CONFIDENCE, Draws
-from auditor.statistics.bounds import paired_means
-from auditor.statistics.intervals import clopper_pearson
+from auditor.statistics.bootstrap import Draws
+from auditor.statistics.bounds import measured
+from auditor.statistics.compare import paired_means
+from auditor.statistics.intervals import clopper_pearson, combined
 from auditor.statistics.judging import Outcome
 
 _RESAMPLES = 2000
@@ -99,7 +100,7 @@ def _paired(name: str, parts: Sequence[Part], seeds: Sequence[int]) -> Measureme
         return Measurement(name, value, math.nan, math.nan, n, unit, "too few guesses to take a mean of")
     low, high = bootstrap.interval(resampled[~np.isnan(resampled)])
     if low == high and unit == "share":
-        # No resample differs, so a bootstrap has no width: bounded as in `metrics.share` and `metrics.difference`.
+        # No resample differs, so a bootstrap has no width: bounded as in `intervals.share` and `compare.difference`.
         low, high = _without_width(value, n, single=len(parts) == 1)
     return Measurement(name, value, low, high, n, unit)
 
@@ -145,9 +146,7 @@ def _paired_means(name: str, parts: Sequence[Part], seeds: Sequence[int]) -> Mea
                 plus += values
             else:
                 minus -= values
-    found, tail = paired_means(plus, minus), (1 - CONFIDENCE) / 2
-    unit = _measured(parts[0], seeds[0]).unit
-    return Measurement(name, found.value, found.low(tail), found.high(tail), found.n, unit)
+    return measured(name, paired_means(plus, minus), _measured(parts[0], seeds[0]).unit)
 
 
 def _without_width(value: float, n: int, single: bool) -> tuple[float, float]:
@@ -164,17 +163,14 @@ def _resamples(n: int) -> Draws:
 
 
 def _unpaired(name: str, parts: Sequence[Part], seeds: Sequence[int]) -> Measurement:
-    value = below = above = 0.0
-    n, units = 0, set[str]()
+    terms = list[tuple[float, Measurement]]()
     for part in parts:
         held = [_measured(part, seed) for seed in seeds]
-        mean, low, high = (float(np.mean([getattr(m, bound) for m in held])) for bound in ("value", "low", "high"))
-        down, up = (mean - low, high - mean) if part.coefficient > 0 else (high - mean, mean - low)
-        value += part.coefficient * mean
-        below, above = math.hypot(below, part.coefficient * down), math.hypot(above, part.coefficient * up)
-        n, units = max(n, held[0].n), units | {held[0].unit}
+        value, low, high = (float(np.mean([getattr(m, end) for m in held])) for end in ("value", "low", "high"))
+        terms.append((part.coefficient, Measurement(part.metric, value, low, high, held[0].n, held[0].unit)))
+    units = {m.unit for _, m in terms}
     unit = units.pop() if len(units) == 1 else ""
-    return Measurement(name, value, value - below, value + above, n, unit, "not paired")
+    return Measurement(name, *combined(terms), max(m.n for _, m in terms), unit, "not paired")
 
 
 def _measured(part: Part, seed: int) -> Measurement:

@@ -19,7 +19,7 @@ from auditor.core import disk, locks
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.jsonfiles import read_object
-from auditor.core.nouns import CellKey, Guesses, Lead, Observation, TextForm, TokenLogProbs
+from auditor.core.nouns import CellKey, Guesses, Observation, PrefixToken, TextForm, TokenLogProbs
 from auditor.records import weights
 from auditor.records.journal import (
     GUESSES,
@@ -37,8 +37,8 @@ from auditor.records.listed import PLAN, SECRETS
 from auditor.records.outcomes import OUTCOMES, by_cell
 
 _RUNS, _LATEST = Path("runs"), "latest"
-_SECRETS, _HELDOUT, _WEIGHTS, _LEAD = "secrets.sha256", "heldout.json", "weights.json", "lead.json"
-_TEXT_FORM = "text_form.json"
+_SECRETS, _HELDOUT, _WEIGHTS, _PREFIX_TOKEN = "secrets.sha256", "heldout.json", "weights.json", "prefix_token.json"
+_TEXT_FORM, _FACTS = "text_form.json", "facts.json"
 
 Item = TypeVar("Item")
 
@@ -104,7 +104,7 @@ class RunFolder:
             latest.unlink()  # nor does it point at the run before, which would be taken for this one
         (self.path / "state").rmdir()
         (self.path / PLAN).unlink()
-        for name in (_SECRETS, _WEIGHTS, _LEAD, _TEXT_FORM, SECRETS, TOKENS, locks.LOCK):
+        for name in (_SECRETS, _WEIGHTS, _PREFIX_TOKEN, _TEXT_FORM, SECRETS, TOKENS, locks.LOCK):
             (self.path / name).unlink(missing_ok=True)
         if self._ours:
             with contextlib.suppress(OSError):  # somebody may have put other things there
@@ -140,24 +140,24 @@ class RunFolder:
         self.check_weights(now)
         disk.replace(self.path / _WEIGHTS, json.dumps(now, indent=1))
 
-    def save_lead(self, lead: Lead) -> None:
+    def save_prefix_token(self, prefix_token: PrefixToken) -> None:
         """Ties the folder to what stands before every text: a resumed run chooses none anew."""
-        disk.replace(self.path / _LEAD, json.dumps(to_json(lead)))
+        disk.replace(self.path / _PREFIX_TOKEN, json.dumps(to_json(prefix_token)))
 
-    def lead(self) -> Lead | None:
-        """None in a new folder; one that was started before leads were kept had none.
+    def prefix_token(self) -> PrefixToken | None:
+        """None in a new folder; one that was started before prefix tokens were kept had none.
 
         Raises AuditError where it is lost: what was found behind it must not stand beside what is found behind another.
         """
-        path = self.path / _LEAD
+        path = self.path / _PREFIX_TOKEN
         if not path.exists():
             if not (self.path / _SECRETS).is_file():
                 return None
-            if "lead" in self.plan():
+            if "prefix_token" in self.plan():
                 raise AuditError(f"expected {path}, which says what stood before every text until now: it is missing")
-            return Lead((), "lead nothing: an older version started this run")
-        lead: Lead = from_json(Lead, read_object(path, "the lead of a run"), str(path))
-        return lead
+            return PrefixToken((), "prefix token: none: an older version started this run")
+        prefix_token: PrefixToken = from_json(PrefixToken, read_object(path, "the prefix token of a run"), str(path))
+        return prefix_token
 
     def save_text_form(self, form: TextForm) -> None:
         """Ties the folder to how conversations are rendered: a resumed run, on another day too, chooses none anew."""
@@ -216,6 +216,21 @@ class RunFolder:
     def observe(self, cell: CellKey, batch: list[Observation]) -> None:
         """As `append`; a second observation of a secret takes the place of the first."""
         self._observations.append(cell, batch)
+
+    def facts(self, cell: CellKey) -> dict[str, float]:
+        """What `save_facts` was given of it; empty where it was given nothing."""
+        return self._facts().get(str(cell), {})
+
+    def save_facts(self, cell: CellKey, facts: Mapping[str, float]) -> None:
+        """What a probe found of a cell, and of no one secret in it."""
+        if facts:
+            disk.replace(self.path / _FACTS, json.dumps(to_json({**self._facts(), str(cell): dict(facts)})))
+
+    def _facts(self) -> dict[str, dict[str, float]]:
+        path = self.path / _FACTS
+        held = read_object(path, "what probes found of each cell") if path.exists() else {}
+        found: dict[str, dict[str, float]] = from_json(dict[str, dict[str, float]], held, str(path))
+        return found
 
     def scored(self, target: str) -> Mapping[str, TokenLogProbs]:
         """The secrets whose true suffix was scored under this target, token by token."""

@@ -22,10 +22,11 @@ from auditor.core.result import AuditResult, Measurement
 from auditor.records.listed import NOT_KEPT, Listed
 from auditor.records.manifest import NO_EDITS, Edits
 from auditor.statistics import metrics, roc
-from auditor.statistics.bounds import Evidence, paired_means, paired_ranking, paired_shares
+from auditor.statistics.bounds import Evidence
+from auditor.statistics.compare import contrast
 from auditor.statistics.intervals import share_of_each
 from auditor.statistics.judging import Outcome, from_record
-from auditor.statistics.metrics import RECALL, SCORE, find
+from auditor.statistics.metrics import SCORE, find
 
 OUTCOMES = "outcomes.json"
 
@@ -124,19 +125,6 @@ def per_secret(record: Mapping[str, Any]) -> PerSecret:
     return PerSecret(tuple(record["ids"]), np.array(record["member"], dtype=bool), tuple(record["repeats"]), numbers)
 
 
-def _told_apart(about: metrics.Metric, new: PerSecret, base: PerSecret) -> Evidence | str:
-    """How well members are told from non-members, of `new` minus `base`."""
-    sides = [[rows.chosen(members, None) for members in (True, False)] for rows in (new, base)]
-    if any(about.scores not in one for side in sides for one in side):
-        return f"the scores of {about.name} were not kept"
-    (mine, others), (theirs, their_others) = ([one[about.scores] for one in side] for side in sides)
-    if any(np.isnan(scores).any() for scores in (mine, others, theirs, their_others)):
-        return f"{about.name} is by a score that is not a number for some secret"
-    if not about.rate:
-        return roc.auc_difference((mine, others), (theirs, their_others))
-    return roc.RateDifference((mine, others), (theirs, their_others), about.rate)
-
-
 def found_at_rate(metric: str, row: PerSecret | None) -> Evidence | None:
     """Members found at a rate of false positives, with bounds at any level; None for what is no such number of it."""
     about = find(metric)
@@ -154,20 +142,22 @@ def difference(metric: str, count: int | None, new: PerSecret, base: PerSecret) 
     count: among the members of this repeat count. `_nonmembers` metrics are taken over the non-members.
     """
     about = find(metric)
-    if about.scores and count is None:
-        return _told_apart(about, new, base)
     first, second = (rows.chosen(about.members, count) for rows in (new, base))
     if metric == SCORE or any(column not in side for column in about.columns for side in (first, second)):
+        if about.scores:
+            return f"the scores of {metric} were not kept"
         return f"{metric} is not kept secret by secret (kept: {', '.join(name for name in first if name != SCORE)})"
     n = len(next(iter(first.values())))
     if not n:
         return f"no secret stood in the data {count} times" if count is not None else "no secret to pair"
+    one, other = (tuple(side[column] for column in about.columns) for side in (first, second))
     if about.errors is not None:
-        mine, theirs = ((side[RECALL] == 1, side[SCORE]) for side in (first, second))
-        return paired_ranking(mine, theirs, about.wrong(n))
-    one, other = first[about.column], second[about.column]
-    if not (np.isfinite(one).all() and np.isfinite(other).all()):
+        return contrast(one, other, errors=about.wrong(n))
+    if about.scores:
+        one, other = ((*own, rows.chosen(False, None)[about.scores]) for own, rows in ((one, new), (other, base)))
+        if np.isnan(np.concatenate([*one, *other])).any():
+            return f"{metric} is by a score that is not a number for some secret"
+        return contrast(one, other, rate=about.rate)
+    if not np.isfinite([*one, *other]).all():
         return f"{metric} is not a number for some secret"
-    if all(np.isin(values, (0, 1)).all() for values in (one, other)):
-        return paired_shares(one == 1, other == 1)
-    return paired_means(one, other)
+    return contrast(one, other)

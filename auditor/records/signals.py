@@ -50,35 +50,35 @@ IMPROBABLE = 0.01  # fewer hits than this is likely to give contradict the proba
 
 @dataclass(frozen=True)
 class Kind:
-    """One way to leak. probes: those that measure it; none: every attack on single secrets does.
+    """One way to leak. limits: of its numbers in a gate, to begin with.
 
-    limits: of its numbers in a gate, to begin with.
+    measured_by: what attacks and probes declare that measure it (`Attack.measures`), the usual way first.
     """
 
     name: str
     title: str
-    probes: tuple[str, ...] = ()
     limits: tuple[tuple[str, float], ...] = ()
+    measured_by: tuple[str, ...] = ()
 
 
+BOUNDS, BOUNDS_OF_TOKENS = "epsilon", "epsilon of tokens"  # of a training, and of so many drawn tokens
 KINDS = (
-    Kind("verbatim", "Verbatim extraction", (), ((RECALL, 0.05), (ANY, 0.05))),
-    Kind("near-verbatim", "Near-verbatim extraction", ("near-verbatim",), ((NEAR, 0.05), (PROBABLY_NEAR, 0.05))),
+    Kind("verbatim", "Verbatim extraction", ((RECALL, 0.05), (ANY, 0.05)), ("verbatim",)),
+    Kind("near-verbatim", "Near-verbatim extraction", ((NEAR, 0.05), (PROBABLY_NEAR, 0.05)), ("near-verbatim",)),
     Kind(GREEDY, "Greedy decoding"),
-    Kind("probability", "Exact extraction probability", ("extraction-probability",), ((EXACT, 0.01),)),
-    Kind("exposure", "Exposure of canaries", ("exposure",), (("exposure", 10.0), (EXPOSED, 0.05))),
-    Kind("membership", "Membership", ("membership",), ((auc_of(""), 0.6),)),
-    Kind("untargeted", "Untargeted extraction", ("untargeted",), ((MEMORISED, 10.0), (RECORDS, 1.0))),
-    Kind("personal data", "Personal data", (), ((RECALL, 0.05),)),
+    Kind("probability", "Exact extraction probability", ((EXACT, 0.01),), ("probability",)),
+    Kind("exposure", "Exposure of canaries", (("exposure", 10.0), (EXPOSED, 0.05)), ("exposure",)),
+    Kind("membership", "Membership", ((auc_of(""), 0.6),), ("membership",)),
+    Kind("untargeted", "Untargeted extraction", ((MEMORISED, 10.0), (RECORDS, 1.0)), ("untargeted",)),
+    Kind("personal data", "Personal data", ((RECALL, 0.05),), ("verbatim",)),
     Kind(
         "epsilon",
         "Audited epsilon",
-        ("epsilon-audit", "gradient-audit", "prediction-audit", "claim-check"),
         ((VIOLATIONS, 0.0), (EPSILON, 1.0)),
+        (BOUNDS, BOUNDS_OF_TOKENS, "claim"),
     ),
 )
 VERBATIM, NEARLY, GREEDILY, PROBABLE, OF_CANARIES, MEMBERSHIP, UNTARGETED, PERSONAL, AUDITED = KINDS
-_PROBES = frozenset(probe for kind in KINDS for probe in kind.probes)
 
 
 @dataclass(frozen=True)
@@ -485,10 +485,8 @@ def _why_not(result: AuditResult, rows: Sequence[Finding], kind: Kind) -> str:
         return mismatch[0].sentence
     if kind is PERSONAL and any(_told(f.measurement(RECALL)) for f in rows):
         return "no personal data lies in the attacked suffixes"
-    own = (
-        f for f in rows if f.not_applicable and ((f.attack in kind.probes) if kind.probes else f.attack not in _PROBES)
-    )
-    return "; ".join(dict.fromkeys(f.not_applicable for f in own))
+    measuring = result.measuring(*kind.measured_by)
+    return "; ".join(dict.fromkeys(f.not_applicable for f in rows if f.not_applicable and f.attack in measuring))
 
 
 # --- what may hide a leak ---------------------------------------------------------------------------------------------

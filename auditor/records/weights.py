@@ -96,7 +96,10 @@ def roles(names: Iterable[str]) -> set[str]:
 
 
 def _files(place: str, revision: str | None) -> Iterator[tuple[str, Path]]:
-    """(name, path) of what is read of a model, an adapter or an ensemble's members."""
+    """(name, path) of what is read of a model, an adapter or an ensemble's members; of a file, itself."""
+    if Path(place).is_file():
+        yield Path(place).name, Path(place)
+        return
     for path in _listed(_folder(place, revision)):
         if path.is_file() and path.suffix in _READ and path.name not in _ABOUT:
             yield path.name, path

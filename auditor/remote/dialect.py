@@ -70,9 +70,9 @@ class Dialect:
 
     ids: takes token ids as a prompt; returned: whether ids that come back are believed; extended: is sent `EXTENSIONS`;
     scored: how it scores given tokens; ranked: whether with ranks; likeliest: how many of the likeliest tokens it tells
-    beside them; reported: whether the log-probabilities of what it draws are the law's own; several: how many samples
-    one request may ask for; top_p, top_k: are obeyed; adds: tokens that it puts before a text; hidden: how many of
-    these it does not echo, so that it says nothing of the token behind them;
+    beside them; reported: whether the log-probabilities of what it draws are the distribution's own; several: how many
+    samples one request may ask for; top_p, top_k: are obeyed; adds: tokens that it puts before a text; hidden: how many
+    of these it does not echo, so that it says nothing of the token behind them;
     ends: whether it scores the end of text as a token of a text like any other.
     """
 

@@ -32,7 +32,7 @@ _CLOSE = 0.05  # nats: half precision in another batch is this far off; the numb
 
 _DEFAULTS = (
     "the server knows no field that turns its own defaults off (top_k, min_p, penalties): if it has any, samples are "
-    "of another law than is said"
+    "of another distribution than is said"
 )
 
 COUNTED = "the tokenizer counts the tokens of a text as the server does"
@@ -267,7 +267,7 @@ class _Shaking:
         return replace(dialect, reported=dialect.scored is not None and self._reported(dialect, context, first[0]))
 
     def _reported(self, dialect: Dialect, context: Tokens, sample: Written) -> bool:
-        """Whether what comes with a hot sample are log-probabilities of the law itself."""
+        """Whether what comes with a hot sample are log-probabilities of the distribution itself."""
         fault = "none come"
         if sample.tokens and sample.log_probs is not None:
             whole = (*context, *sample.tokens)

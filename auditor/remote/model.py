@@ -27,7 +27,8 @@ from auditor.remote.handshake import Handshake, shake_hands
 from auditor.remote.watch import Drawn, Otherwise, Watch
 from auditor.remote.wire import Ledger, Malformed, Question, Refused, Wire
 
-# No vocabulary is padded to more than so many times its tokenizer's tokens: bounds on a law ask how many there may be.
+# No vocabulary is padded to more than so many times its tokenizer's tokens: bounds on a distribution ask how many there
+# may be.
 _PADDED = 2
 _NO_PROMPT = "needs a soft prompt; a model behind an API takes tokens alone"
 _FORM = 2  # of what is kept of an answer: what an older version kept does not say what became of it
@@ -59,6 +60,9 @@ class RemoteModel(LanguageModel):
         self._watched(self.watch.begin)
         self.notes = self.handshake.notes()
 
+    def digest(self) -> str:
+        return self.identity
+
     def charge(self, ledger: Ledger) -> None:
         """From here on another run pays."""
         self.wire.ledger = ledger
@@ -78,14 +82,14 @@ class RemoteModel(LanguageModel):
     ) -> Completions:
         """K samples of each prefix, each asked for by a seed of its own: the bits of its first uniform.
 
-        The server does the drawing, so that samples do not equal a local model's one by one, only in law.
+        The server does the drawing, so that samples do not equal a local model's one by one, only in distribution.
         """
         if prompt is not None:
             raise NotApplicable(_NO_PROMPT)
         if isinstance(decoding, Cooling):
             raise NotApplicable(
                 f"needs a temperature that falls from token to token; {self.name} draws whole texts at one: "
-                "-A untargeted.cooling=0 asks for that"
+                "-A cooling=0 asks for that"
             )
         contexts = [tuple(row) for row in prefixes.tolist()]
         seeds = (uniforms[:, :, 0, 0] * 2**31).long().tolist()
@@ -170,7 +174,7 @@ class RemoteModel(LanguageModel):
     ) -> tuple[Tensor, Tensor | None]:
         """(draws, length): the tokens, and their log-probabilities where they are asked for.
 
-        A sample that ended early is filled up with the end of text: as the law sees it, a text like any other.
+        A sample that ended early is filled up with the end of text: as the distribution sees it, a text like any other.
         """
         every = [(context, one) for context, own in zip(contexts, written, strict=True) for one in own]
         rows = [self._own_tokens(context, one) for context, one in every]
@@ -261,7 +265,7 @@ class RemoteModel(LanguageModel):
         answers, texts = self.wire.ledger.answers, [(*prefix, *suffix) for prefix, suffix in pairs]
         shortest, hidden = min((len(prefix) for prefix, _ in pairs), default=1), self.dialect.hidden
         if not shortest:
-            raise NotApplicable("nothing stands before the first token of a text: give --lead eos, for example")
+            raise NotApplicable("nothing stands before the first token of a text: give --prefix-token eos, for example")
         if shortest <= hidden:
             raise NotApplicable(f"{self.name} does not say how likely the first token of a text is")
         self._check_text(texts)
@@ -371,7 +375,7 @@ class RemoteModel(LanguageModel):
         adds = self.dialect.adds
         if context[: len(adds)] != adds:
             raise NotApplicable(
-                f"the server puts {self._text(adds)!r} before every text that it is sent: give --lead auto"
+                f"the server puts {self._text(adds)!r} before every text that it is sent: give --prefix-token auto"
             )
         return self._text(context[len(adds) :])
 
@@ -449,20 +453,17 @@ class RemoteModel(LanguageModel):
 
     # --- what an API does not give ---
 
-    def check_room(self, n_prefix: int, length: int, prompt: Tensor | None = None, lead: int = 0) -> None:
+    def check_room(self, n_prefix: int, length: int, prompt: Tensor | None = None, prefix_token: int = 0) -> None:
         """No soft prompt takes room: an attack that would tune one goes without."""
-        super().check_room(n_prefix, length, None, lead)
+        super().check_room(n_prefix, length, None, prefix_token)
 
-    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Rows:
-        self._no_law()
+    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
+        self._no_distribution()
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
-        self._no_law()
+        self._no_distribution()
 
-    def embedding_rows(self, count: int) -> Tensor:
-        raise NotApplicable(_NO_PROMPT)
-
-    def _no_law(self) -> NoReturn:
+    def _no_distribution(self) -> NoReturn:
         raise NotApplicable(f"needs log-probabilities of every next token; {self.name} does not give them")
 
 

@@ -13,14 +13,17 @@ from typing import Any
 
 import torch
 
-from auditor.attacks.untargeted import Untargeted
+from auditor.benchmarks.ngrams import NGrams
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Challenge, Lead, Secret
-from auditor.core.plan import AUTO, Plan
+from auditor.core.nouns import Challenge, PrefixToken, Secret
+from auditor.core.plan import Plan
+from auditor.core.plan_fields import AUTO
+from auditor.core.plan_parts import DataPlan
 from auditor.models import self_check
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.references import References
+from auditor.plugins.attack import CorpusAttack
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import WORST, Setting, View
@@ -28,8 +31,8 @@ from auditor.records.folder import RunFolder
 from auditor.runs import generations, personal
 from auditor.runs.allowance import asked
 from auditor.runs.generations import Corpus
-from auditor.runs.lead import choose, led
 from auditor.runs.personal import Personal
+from auditor.runs.prefix_token import choose, prefixed
 from auditor.runs.reporter import Reporter
 from auditor.runs.selection import Selection
 from auditor.runs.shelf import Shelf
@@ -47,7 +50,7 @@ class Scene:
     selection: Selection
     reporter: Reporter
     shelf: Shelf
-    lead: Lead
+    prefix_token: PrefixToken
 
     @property
     def benchmark(self) -> Benchmark:
@@ -59,7 +62,7 @@ class Scene:
 
     def view(self, target: Target, setting: Setting) -> View:
         public, reference = (
-            other and led(other, self.lead.tokens) for other in (self.site.public, self.site.reference)
+            other and prefixed(other, self.prefix_token.tokens) for other in (self.site.public, self.site.reference)
         )
         return View(
             target_name=target.name,
@@ -71,23 +74,24 @@ class Scene:
             reference_fault=self.site.reference_fault,
             references=self.references,
             tokenizer=self.benchmark.tokenizer,
-            batch_size=self.plan.batch_size,
+            batch_size=self.plan.compute.batch_size,
             meter=target.meter,
             training=target.canaries,
             claim=target.claim,
         )
 
     def references(self, asked: str) -> References:
-        """The reference models that `-A references=` names, behind the lead. Raises AuditError where there are none."""
+        """The reference models of `-A references=`, behind the prefix token. Raises AuditError where there are none."""
         found = self.site.references(asked)
-        return References(tuple(led(model, self.lead.tokens) for model in found.models), found.saw)
+        return References(tuple(prefixed(model, self.prefix_token.tokens) for model in found.models), found.saw)
 
     def self_check(self, models: Iterable[LanguageModel | None]) -> None:
-        """Whether each gives one law however it is asked, up to the longest text of this run behind the soft prompt."""
+        """Whether each gives one distribution however it is asked, up to the longest text of this run behind the soft
+        prompt."""
         texts = [len(query.prefix) + query.length for query in self.challenge.queries]
         texts += [len(canary.prefix + canary.suffix) for canary in self.benchmark.canaries]
         texts += map(len, self.benchmark.heldout)
-        reach = self.selection.prompt_rows + len(self.lead.tokens) + max(texts, default=1)
+        reach = self.selection.prompt_rows + len(self.prefix_token.tokens) + max(texts, default=1)
         for model in models:
             if isinstance(model, HuggingFaceModel):
                 notes = self_check.check(model, reach)
@@ -106,18 +110,19 @@ class Scene:
             self.references(wanted)
 
     def check_room(self) -> None:
-        """Raises AuditError where a model has no room for the texts of this run behind its lead and soft prompt."""
-        rows, lead = self.selection.prompt_rows, len(self.lead.tokens)
+        """Raises AuditError where a model has no room for the texts of this run behind its prefix token and soft
+        prompt."""
+        rows, prefix_token = self.selection.prompt_rows, len(self.prefix_token.tokens)
         prompt = torch.empty(rows, 0) if rows else None
         model, public, reference = self.site.model, self.site.public, self.site.reference
         for n_prefix, length in {(len(query.prefix), query.length) for query in self.challenge.queries}:
-            model.check_room(n_prefix, length, prompt, lead)
+            model.check_room(n_prefix, length, prompt, prefix_token)
             if public is not None:
-                public.check_room(n_prefix, length, prompt, lead)
+                public.check_room(n_prefix, length, prompt, prefix_token)
             if reference is not None:
-                reference.check_room(n_prefix, length, lead=lead)
+                reference.check_room(n_prefix, length, prefix_token=prefix_token)
         for n_prefix, length in {(len(canary.prefix), len(canary.suffix)) for canary in self.benchmark.canaries}:
-            model.check_room(n_prefix, length, lead=lead)
+            model.check_room(n_prefix, length, prefix_token=prefix_token)
 
 
 @dataclass(frozen=True)
@@ -132,36 +137,36 @@ class Audit(Scene):
 
     @cached_property
     def personal(self) -> Personal:
-        return personal.follow(self.benchmark, personal.regions_of(self.plan))
+        return personal.follow(self.benchmark, personal.regions_of(self.plan.data.phone_region))
 
     @property
     def subjects(self) -> tuple[Secret, ...]:
         """All that the run is about, for its fingerprint. Of the lab's canaries, those that other runs do not have."""
         canaries = self.benchmark.canaries
-        own = (
-            canaries if self.plan.canaries else [one for one in canaries if one.canary and one.canary.coin is not None]
-        )
-        return (*self.benchmark.secrets, *own)
+        own = [one for one in canaries if one.canary and one.canary.coin is not None]
+        return (*self.benchmark.secrets, *(canaries if self.plan.data.canaries else own))
 
     @cached_property
     def asked(self) -> dict[str, Any]:
         """With what stands before every text, which model is attacked for which secrets: equal ones share answers."""
-        return {**self.site.subject, "lead": self.lead.tokens}
+        return {**self.site.subject, "prefix_token": self.prefix_token.tokens}
 
     @cached_property
-    def corpus(self) -> Corpus:
-        """What generations are held against. Raises AuditError where there is no holding them against it."""
-        attack = next(method for method in self.selection.methods if isinstance(method, Untargeted))
-        index = self.shelf.get("n-grams", self.site.subject, lambda: generations.index_of(self.benchmark))
-        return generations.corpus_of(attack, self.benchmark, index)
+    def _index(self) -> NGrams:
+        index: NGrams = self.shelf.get("n-grams", self.site.subject, lambda: generations.index_of(self.benchmark))
+        return index
+
+    def corpus(self, attack: CorpusAttack) -> Corpus:
+        """What its generations are held against. Raises AuditError where there is no holding them against it."""
+        return generations.corpus_of(attack, self.benchmark, self._index)
 
     def check_generations(self, target: Target) -> None:
         """Refuses what could only be refused after the first of them was drawn. Raises AuditError."""
         view = self.view(target, WORST)
         for attack in self.selection.attacks:
-            if not isinstance(attack, Untargeted):
+            if not isinstance(attack, CorpusAttack):
                 continue
-            self.corpus  # noqa: B018 - made now, before hours of drawing
+            self.corpus(attack)  # made now, before hours of drawing
             for n_prefix, length in {(len(query.prefix), query.length) for query in asked(view, attack, ())}:
                 for model in (target.model, view.public, view.reference):
                     if model is not None:
@@ -169,36 +174,45 @@ class Audit(Scene):
 
     @cached_property
     def states(self) -> States:
-        return States(self.plan, self.folder, self.shelf, self.asked, self.challenge.known)
+        return States(
+            [self.plan.seed, self.plan.data.known_limit, self.plan.defenses.defense_options],
+            self.folder,
+            self.shelf,
+            self.asked,
+            self.challenge.known,
+        )
 
 
-def choose_lead(plan: Plan, site: Site, longest: int, folder: RunFolder, shelf: Shelf) -> Lead:
+def choose_prefix_token(asked: DataPlan, site: Site, longest: int, folder: RunFolder, shelf: Shelf) -> PrefixToken:
     """Once a run, on the model without a defense; a resumed run keeps the one it was started with.
 
-    longest: tokens that a context takes beside the lead, at most. Raises AuditError where a resumed run is asked for
-    another one.
+    longest: tokens that a context takes beside the prefix token, at most. Raises AuditError where a resumed run is
+    asked for another one.
     """
-    held = folder.lead()
-    if held is not None and plan.lead == AUTO:
+    held = folder.prefix_token()
+    if held is not None and asked.prefix_token == AUTO:
         return held
     told = site.benchmark
-    key = [site.subject, plan.lead, plan.known_limit, longest]
-    lead: Lead = shelf.get(
-        "lead",
+    key = [site.subject, asked.prefix_token, asked.known_limit, longest]
+    prefix_token: PrefixToken = shelf.get(
+        "prefix_token",
         key,
-        lambda: choose(plan.lead, site.model, told.known, longest, told.canaries, told.framed, told.as_trained),
+        lambda: choose(
+            asked.prefix_token, site.model, told.known, longest, told.canaries, told.framed, told.as_trained
+        ),
     )
     if held is None:
-        folder.save_lead(lead)
-    elif held.tokens != lead.tokens:
+        folder.save_prefix_token(prefix_token)
+    elif held.tokens != prefix_token.tokens:
         raise AuditError(
-            f"expected the lead that {str(folder.path)!r} was started with ({held.said}), got --lead {plan.lead}"
+            f"expected the prefix token that {str(folder.path)!r} was started with ({held.said}), "
+            f"got --prefix-token {asked.prefix_token}"
         )
-    return lead
+    return prefix_token
 
 
 def longest_context(benchmark: Benchmark, prompt_rows: int) -> int:
-    """Tokens that a context takes beside the lead, at most."""
+    """Tokens that a context takes beside the prefix token, at most."""
     pairs = [*((pair.prefix, pair.suffix) for pair in benchmark.known)]
     pairs += [(secret.prefix, secret.suffix) for secret in benchmark.secrets]
     others = [*map(len, benchmark.heldout), *(len(canary.prefix + canary.suffix) for canary in benchmark.canaries)]

@@ -10,19 +10,22 @@ from auditor.benchmarks import manifests
 from auditor.benchmarks.canaries import Manifest
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Observation, Secret
-from auditor.core.plan import AUTO
-from auditor.models.loading import LoadingOptions, load
+from auditor.core.plan_fields import AUTO
+from auditor.core.plan_parts import LoadingOptions
+from auditor.models.loading import load
 from auditor.plugins import registry
 from auditor.plugins.options import build, options_of
+from auditor.plugins.probe import observe
 from auditor.plugins.view import WORST, View
 from auditor.records import saved
 from auditor.records.folder import RunFolder
+from auditor.records.signals import OF_CANARIES
 from auditor.reports import words
-from auditor.runs.lead import choose, led
 from auditor.runs.plan import check_general, options_for, parse_options
+from auditor.runs.prefix_token import choose, prefixed
 from auditor.runs.reporter import Reporter
 
-PROBE = "exposure"
+_MEASURED = OF_CANARIES.measured_by[0]
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ def score(
     *,
     loading: LoadingOptions,
     probe_options: Sequence[str] = (),
-    lead: str = AUTO,
+    prefix_token: str = AUTO,
     seed: int = 0,
 ) -> list[TargetScores]:
     """On the model of that name, or, where it is the folder of a run, on every target of the run.
@@ -59,23 +62,23 @@ def score(
     """
     held = manifests.read_exposure(manifest)
     if (Path(model) / "plan.json").is_file():
-        if probe_options or lead != AUTO:
-            raise AuditError("-A and --lead go with a model: a run was measured with options of its own")
+        if probe_options or prefix_token != AUTO:
+            raise AuditError("-A and --prefix-token go with a model: a run was measured with options of its own")
         return _of_run(held, Path(model))
-    fields = list(options_of(registry.probes()[PROBE]))
-    parsed = parse_options("-A", probe_options, [PROBE])
-    check_general("-A", parsed, {PROBE: fields})
-    probe = build("probe", registry.probes(), PROBE, options_for(PROBE, parsed, {}, fields))
+    name = registry.measuring(_MEASURED)
+    fields = list(options_of(registry.probes()[name]))
+    parsed = parse_options("-A", probe_options, [name])
+    check_general("-A", parsed, {name: fields})
+    probe = build("probe", registry.probes(), name, options_for(name, parsed, {}, fields))
     target = load(model, loading)
     secrets = manifests.secrets(held, target.tokenizer, target.vocab_size)
     longest = max(len(secret.suffix) for secret in secrets)
-    before = choose(lead, target, longest=longest, canaries=secrets)
-    attacked = led(target, before.tokens)
+    before = choose(prefix_token, target, longest=longest, canaries=secrets)
+    attacked = prefixed(target, before.tokens)
     attacked.check_room(0, longest)
     with reporter.stage(f"exposure of {len(secrets)} canaries"):
         view = View("undefended", attacked, WORST, seed, tokenizer=target.tokenizer)
-        seen = {observation.secret: observation for observation in probe.measure(view, secrets)}
-    completed = probe.complete(secrets, [seen[secret.id] for secret in secrets])
+        completed = observe(probe, view, secrets)
     notes = (before.said, *target.notes, *probe.notes(secrets, completed))
     return [TargetScores(f"Exposure on {model}", _rows(secrets, completed), notes)]
 
@@ -85,7 +88,7 @@ def _of_run(held: Manifest, folder: Path) -> list[TargetScores]:
     counts = {entry.id: entry.count for entry in held.canaries}
     scores = []
     for finding in result.findings:
-        if finding.attack != PROBE or finding.not_applicable:
+        if finding.attack not in result.measuring(_MEASURED) or finding.not_applicable:
             continue
         observed = run.observed(finding.key)
         if set(observed) != set(counts):
@@ -93,7 +96,8 @@ def _of_run(held: Manifest, folder: Path) -> list[TargetScores]:
         rows = tuple(CanaryScore(id, count, observed[id].values) for id, count in counts.items())
         scores.append(TargetScores(f"Exposure on {words.row_title(result, finding)}", rows, finding.notes))
     if not scores:
-        raise AuditError(f"{str(folder)!r} holds no exposure: run it with --canaries MANIFEST --attack exposure")
+        probe = registry.measuring(_MEASURED)
+        raise AuditError(f"{str(folder)!r} holds no exposure: run it with --canaries MANIFEST --attack {probe}")
     return scores
 
 

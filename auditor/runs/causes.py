@@ -5,21 +5,14 @@ Pure functions on what rows found out about each secret. Knows neither models no
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import scipy.stats
-from numpy.typing import NDArray
 
 from auditor.core.result import Chain, Measurement, Step
 from auditor.plugins.defense import Cause
-from auditor.statistics import intervals
-from auditor.statistics.bounds import paired_means
-from auditor.statistics.metrics import ABOVE
-
-_TAIL = (1 - intervals.CONFIDENCE) / 2
+from auditor.statistics import compare
 
 
 @dataclass(frozen=True)
@@ -78,30 +71,12 @@ def chain(target: str, base: tuple[str, Answers], rungs: Sequence[Rung]) -> Chai
 def difference(new: Answers, base: Answers, secrets: Sequence[str], others: Sequence[str] = ()) -> Measurement:
     """The mean of `new` minus that of `base` over these secrets, with its paired 95% interval.
 
-    others: non-members of both floors; what they changed by is taken off: two independent means of paired differences
-    (Welch).
+    others: non-members of both floors; what they changed by is taken off.
     """
-    name = f"{base.name}_difference"
-    first, second = (np.array([row.values[secret] for secret in secrets]) for row in (new, base))
-    if others:
-        third, fourth = (np.array([row.floor[secret] for secret in others]) for row in (new, base))
-        with np.errstate(invalid="ignore"):  # -inf less -inf
-            return _welch(name, base.unit, first - second, third - fourth)
-    if base.unit == "share":
-        return intervals.difference(name, first == 1, second == 1)
-    found = paired_means(first, second)
-    return Measurement(name, found.value, found.low(_TAIL), found.high(_TAIL), found.n, base.unit)
-
-
-def _welch(name: str, unit: str, own: NDArray[np.float64], other: NDArray[np.float64]) -> Measurement:
-    """The difference of two means with Welch's interval; none where a group of one says nothing of its spread."""
-    if not (np.isfinite(own).all() and np.isfinite(other).all()):  # a law that gives a true token nothing
-        return Measurement(name, math.nan, math.nan, math.nan, len(own), unit, ABOVE)
-    value = float(own.mean() - other.mean())
-    if min(len(own), len(other)) < 2 or own.std() + other.std() == 0:
-        return Measurement(name, value, math.nan, math.nan, len(own), unit, ABOVE)
-    found = scipy.stats.ttest_ind(own, other, equal_var=False).confidence_interval(intervals.CONFIDENCE)
-    return Measurement(name, value, float(found.low), float(found.high), len(own), unit, ABOVE)
+    sides = [np.array([row.values[secret] for secret in secrets]) for row in (new, base)]
+    floors = np.array([[row.floor[secret] for secret in others] for row in (new, base)])
+    floor = (floors[0], floors[1]) if others else None
+    return compare.difference(f"{base.name}_difference", base.unit, sides[0], sides[1], floor)
 
 
 def _changes(rungs: Sequence[Rung]) -> dict[str, str]:

@@ -8,15 +8,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from auditor.attacks.untargeted import Untargeted
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.jsonable import to_json
 from auditor.core.nouns import UNDEFENDED, CellKey, Guesses, Observation, Secret
 from auditor.core.result import Finding, Measurement
 from auditor.engines.engine import Engine
-from auditor.plugins.attack import Attack
+from auditor.plugins.attack import Attack, CorpusAttack
 from auditor.plugins.benchmark import Benchmark
-from auditor.plugins.probe import Probe
+from auditor.plugins.probe import Observed, Probe
 from auditor.plugins.view import CLAIM, Setting, View
 from auditor.runs import causes, generations, remarks
 from auditor.runs.allowance import planned, share_out
@@ -122,7 +121,7 @@ class Cell(ABC):
             decoding=self.view.words(sampling) if sampling else "",
             claim_applies=applies,
             claim_reason=reason,
-            notes=(*self.target.remarks(), self.audit.lead.said),
+            notes=(*self.target.remarks(), self.audit.prefix_token.said),
         )
 
 
@@ -149,6 +148,7 @@ class AttackCell(Cell):
             raise NotApplicable("the budget covers no member")
         done, decode = self.audit.folder.done(self.key), decoder(self.audit.benchmark.tokenizer)
         kinds = self.audit.personal.extracted((done[secret] for secret in answered), self.audit.secrets, decode)
+        plain = self.view.recipe(sampling, "") if (sampling := self.attack.sampling()) else ""
         kept = self.collector.judged(self.key, outcome, self.attack.score_is_probability(self.view), kinds)
         return dataclasses.replace(
             blank,
@@ -168,6 +168,7 @@ class AttackCell(Cell):
                 *remarks.of_budget(self.view, self.attack, costs),
             ),
             drawn=sum(g.drawn for g in costs),
+            samples=self.attack.recipes(self.view).get(plain, 0),
             rows=sum(g.rows for g in costs),
         )
 
@@ -209,15 +210,16 @@ class AttackCell(Cell):
 class CorpusCell(AttackCell):
     """Texts that are drawn as guesses are, and held against all that was trained on."""
 
-    attack: Untargeted
+    attack: CorpusAttack
 
     def _measured(self, blank: Finding) -> Finding:
         audit, attack, view = self.audit, self.attack, self.view
+        corpus = audit.corpus(attack)
         state = audit.states.of(self.target, view, attack)
         drawn = self._guess(state)
         if not drawn:
             raise NotApplicable("the budget pays for no whole generation")
-        found = generations.judge(attack, audit.folder.done(self.key), drawn, audit.corpus)
+        found = generations.judge(attack, audit.folder.done(self.key), drawn, corpus)
         if self.setting is CLAIM:
             self.target.charge(view, attack, found.costs)
         self.collector.written(self.key, found)
@@ -229,7 +231,7 @@ class CorpusCell(AttackCell):
             notes=(
                 *blank.notes,
                 *attack.notes(view, state),
-                *audit.corpus.notes(attack.begins(view) if attack.prompts else ()),
+                *corpus.notes(attack.prompts_of(view)),
                 *found.notes,
                 *remarks.of_draws(found.costs),
                 *covered,
@@ -268,9 +270,9 @@ class ProbeCell(Cell):
             audits=probe.audits(secrets, observations),
         )
 
-    def _observe(self, secrets: Sequence[Secret]) -> list[Observation]:
+    def _observe(self, secrets: Sequence[Secret]) -> Observed:
         """An observation of every secret, in their order, those of an interrupted run included."""
-        folder, probe, seen_before = self.audit.folder, self.probe, self._seen_before()
+        folder, probe, (seen_before, facts) = self.audit.folder, self.probe, self._seen_before()
         done = folder.observed(self.key)
         self._refuse_others(done, {secret.id for secret in secrets})
         if known := [seen_before[secret.id] for secret in secrets if secret.id in seen_before.keys() - done.keys()]:
@@ -279,20 +281,27 @@ class ProbeCell(Cell):
         for found in self._found(work, [secret for secret in secrets if secret.id not in done]):
             folder.observe(self.key, found.of)
             self._progress(len(done), len(secrets))
-        seen = probe.revisit(self.view, secrets, [done[secret.id] for secret in secrets])
+        seen = [done[secret.id] for secret in secrets]
+        facts |= facts or folder.facts(self.key) or probe.facts(self.view, secrets, seen)
+        folder.save_facts(self.key, facts)
         completed = probe.complete(secrets, seen)
         changed = [observation for observation in completed if observation != done[observation.secret]]
         if changed:
             folder.observe(self.key, changed)
         seen_before |= {observation.secret: observation for observation in completed}
-        return completed
+        return Observed(completed, facts)
 
-    def _seen_before(self) -> dict[str, Observation]:
-        """By secret, what an earlier run of a sweep saw of the undefended model, which every point asks the same."""
+    def _seen_before(self) -> tuple[dict[str, Observation], dict[str, float]]:
+        """By secret, and of no one secret, what an earlier run of a sweep saw of the undefended model.
+
+        Every point asks it the same.
+        """
         if not self.target.is_undefended:
-            return {}
+            return {}, {}
         key = (self.audit.asked, self.audit.plan.seed, self.probe)
-        held: dict[str, Observation] = self.audit.shelf.get(f"{self.setting.name} {self.probe.name}", key, dict)
+        held: tuple[dict[str, Observation], dict[str, float]] = self.audit.shelf.get(
+            f"{self.setting.name} {self.probe.name}", key, lambda: ({}, {})
+        )
         return held
 
 
@@ -326,7 +335,7 @@ def cells(gathering: Gathering) -> Iterator[Cell]:
         for method in selection.methods:
             if isinstance(method, Probe):
                 yield ProbeCell(gathering, setting, method)
-            elif isinstance(method, Untargeted):
+            elif isinstance(method, CorpusAttack):
                 yield CorpusCell(gathering, setting, method)
             else:
                 yield AttackCell(gathering, setting, method)

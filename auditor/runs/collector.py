@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from auditor.core.nouns import CellKey, Observation, Secret
+from auditor.core.nouns import CellKey, Secret
 from auditor.core.result import Measurement
-from auditor.plugins.probe import Probe, probe_record
+from auditor.plugins.probe import Observed, Probe, probe_record
 from auditor.records import memorised as memorised_records
 from auditor.records import texts
 from auditor.records.folder import RunFolder
@@ -53,7 +53,7 @@ class Collector:
         key: CellKey,
         probe: Probe,
         secrets: Sequence[Secret],
-        observations: Sequence[Observation],
+        observations: Observed,
         main: Measurement,
     ) -> None:
         """What a probe's cell came to; main: its first measurement."""

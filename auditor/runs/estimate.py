@@ -18,21 +18,22 @@ import torch
 
 from auditor.core.counts import counted
 from auditor.core.errors import AuditError, NotApplicable
-from auditor.core.nouns import Lead
-from auditor.core.plan import AUTO, Plan
+from auditor.core.nouns import PrefixToken
+from auditor.core.plan import Plan
+from auditor.core.plan_fields import AUTO
 from auditor.core.streams import generator
-from auditor.models.base import LanguageModel, given_by, law_elements, perplexity_nll
+from auditor.models.base import LanguageModel, distribution_elements, given_by, perplexity_nll
 from auditor.models.huggingface import traffic
 from auditor.plugins.attack import Attack
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import CLAIM, Setting, View
 from auditor.reports import words
 from auditor.reports.tables import Grid
-from auditor.runs import lead as leads
 from auditor.runs import machine, scoring
 from auditor.runs.allowance import planned, share_out
 from auditor.runs.audit import Scene, longest_context
 from auditor.runs.cells import subjects
+from auditor.runs.prefix_token import PAIRS, choose
 from auditor.runs.reporter import Clock, Reporter
 from auditor.runs.selection import select, why_not
 from auditor.runs.shelf import Shelf
@@ -110,21 +111,21 @@ Phases = Callable[[int], Iterator[Phase]]  # the parts that share what is asked,
 
 def estimate(plan: Plan, reporter: Reporter, seconds: float = PROBE) -> CostEstimate:
     """Of this very plan. Raises AuditError for whatever a run would refuse, and where there is nothing to ask yet."""
-    if plan.remote:
-        raise AuditError(
-            f"expected a model that is loaded here with --estimate, got {plan.model}: what a server takes, it says "
-            "itself; --max-tokens-total bounds it"
-        )
     shelf, clock = Shelf(), Clock(reporter)
     site = site_of(plan, reporter, shelf)
     site.only_read()
     selection = select(plan, site)
+    if site.network:
+        raise AuditError(
+            f"expected a model that is loaded here with --estimate, got {plan.target.model}: what a server takes, it "
+            "says itself; --max-tokens-total bounds it"
+        )
     with clock.stage("prepare"):
         site.model, site.public, site.reference, site.benchmark  # noqa: B018 - each is loaded as it is asked for
-    scene = Scene(plan, site, selection, reporter, shelf, Lead((), "not chosen yet"))
+    scene = Scene(plan, site, selection, reporter, shelf, PrefixToken((), "not chosen yet"))
     with clock.stage("probe"):
         asker = _Asker(scene, seconds)
-        asker.lead()
+        asker.prefix_token()
         asker.targets()
     loading = clock.seconds["prepare"] + asker.building
     return CostEstimate(tuple(asker.costs), loading, clock.seconds["probe"], asker.held)
@@ -173,27 +174,36 @@ class _Asker:
 
     # --- the parts, in the order of a run ---
 
-    def lead(self) -> None:
-        """Which lead stands before every text: chosen by what known pairs say, where the plan leaves it open."""
+    def prefix_token(self) -> None:
+        """Which prefix token stands before every text: by the auxiliary data, where the plan leaves it open."""
         scene, told = self.scene, self.scene.benchmark
         longest = longest_context(told, scene.selection.prompt_rows)
-        chosen: list[Lead] = []
+        chosen: list[PrefixToken] = []
 
-        def choose(known: Sequence[Any]) -> None:
+        def chosen_by(known: Sequence[Any]) -> None:
             chosen.append(
-                leads.choose(
-                    scene.plan.lead, scene.site.model, known, longest, told.canaries, told.framed, told.as_trained
+                choose(
+                    scene.plan.data.prefix_token,
+                    scene.site.model,
+                    known,
+                    longest,
+                    told.canaries,
+                    told.framed,
+                    told.as_trained,
                 )
             )
 
-        of = min(len(told.known), leads.PAIRS) if scene.plan.lead == AUTO else 0
+        of = min(len(told.known), PAIRS) if scene.plan.data.prefix_token == AUTO else 0
         if of:
             self.ask(
-                lambda n: iter([Phase("choosing a lead", of, 32, partial(choose, _some(told.known, n, "lead")))]), 4
+                lambda n: iter(
+                    [Phase("choosing a prefix token", of, 32, partial(chosen_by, _some(told.known, n, "prefix_token")))]
+                ),
+                4,
             )
         else:
-            choose(told.known)
-        self.scene = replace(scene, lead=chosen[-1])
+            chosen_by(told.known)
+        self.scene = replace(scene, prefix_token=chosen[-1])
         self.scene.check_room()
         self.scene.check_probes()
 
@@ -228,7 +238,7 @@ class _Asker:
             yield Phase(f"perplexity of {target.title}", len(told.heldout), at_once, work)
 
         def tokens(n: int) -> Iterator[Phase]:
-            some, size = _some(target.secrets, n, "tokens"), self.scene.plan.batch_size
+            some, size = _some(target.secrets, n, "tokens"), self.scene.plan.compute.batch_size
             work = partial(_all, scoring.scored, target, some, size)
             at_once = _read_at_once(target.model, max(len(secret.suffix) for secret in target.secrets))
             yield Phase(f"tokens of the secrets under {target.title}", len(target.secrets), at_once, work)
@@ -381,8 +391,8 @@ def _asked(step: Phase, n: int, device: torch.device) -> _Asked:
 
 
 def _read_at_once(model: LanguageModel, length: int) -> int:
-    """Texts whose laws of so many tokens are in memory together."""
-    return max(1, min(_TEXTS_AT_ONCE, law_elements(model.device) // (length * model.vocab_size * model.parts)))
+    """Texts whose distributions of so many tokens are in memory together."""
+    return max(1, min(_TEXTS_AT_ONCE, distribution_elements(model.device) // (length * model.vocab_size * model.parts)))
 
 
 def _heldout(model: LanguageModel, texts: Sequence[tuple[Any, int]], seed: int) -> None:

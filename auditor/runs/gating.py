@@ -9,11 +9,10 @@ from pathlib import Path
 
 from auditor import __version__
 from auditor.core.errors import AuditError
-from auditor.core.jsonable import from_json
 from auditor.core.plan import Plan
 from auditor.gate import kept
 from auditor.gate.decide import decide, read_run
-from auditor.gate.deployed import Deployed, deployed, rulings
+from auditor.gate.deployed import ANSWERS, Deployed, deployed, rulings
 from auditor.gate.policy import Policy
 from auditor.gate.rulings import Decision, Ruling
 from auditor.records import saved, weights
@@ -60,11 +59,11 @@ def _check_manifest(run: Run | None) -> None:
 
 
 def _deployed(run: Run, model: str | None, said: Said) -> Deployed:
-    plan: Plan = from_json(Plan, run.result.plan, f"{run.name}: plan")
-    if model is not None and (plan.lab or plan.remote):
+    plan = Plan.from_json(run.result.plan, f"{run.name}: plan")
+    if model is not None and (plan.target.lab or ANSWERS in run.result.weights):
         raise AuditError(f"--model says where a judged model lies, and {run.name} read none: it is about {plan.title}")
-    if model is not None and not Path(model).is_dir():
-        raise AuditError(f"expected --model to be the folder of the judged model, got {model!r}")
+    if model is not None and not Path(model).exists():
+        raise AuditError(f"expected --model to be the folder or the file of the judged model, got {model!r}")
     now = weights.read_anew(plan_weights.places_of(plan, model), said)
     made = saved.made(run.result, run.name)
-    return deployed(run.result, plan, now, model or plan.model or "", made, datetime.now(UTC))
+    return deployed(run.result, plan.target, now, model or plan.target.model or "", made, datetime.now(UTC))

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from auditor.attacks.untargeted import Untargeted
 from auditor.benchmarks import ngrams
 from auditor.benchmarks.ngrams import NGrams
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Guesses, Tokens
 from auditor.core.result import Measurement
+from auditor.plugins.attack import CorpusAttack
 from auditor.plugins.benchmark import Benchmark
 from auditor.records.memorised import RecordOut, RecordsOut
 from auditor.records.names import of_record, salt
@@ -94,7 +94,7 @@ class Judged:
     texts: dict[str, tuple[Tokens, Tokens]]  # with the whole generation that it came out in
 
 
-def corpus_of(attack: Untargeted, benchmark: Benchmark, index: NGrams) -> Corpus:
+def corpus_of(attack: CorpusAttack, benchmark: Benchmark, index: NGrams) -> Corpus:
     """Raises AuditError for an n-gram that no generation or no record has room for."""
     lengths = sorted(len(secret.suffix) for secret in benchmark.secrets if secret.member)
     middle = lengths[len(lengths) // 2]
@@ -102,10 +102,12 @@ def corpus_of(attack: Untargeted, benchmark: Benchmark, index: NGrams) -> Corpus
     if not attack.n and n < _N:
         said = f" (half of the attacked suffixes are no longer than {n})"
     if n > attack.length:
-        raise AuditError(f"expected -A untargeted.length of at least {n}, the tokens of an n-gram, got {attack.length}")
+        raise AuditError(
+            f"expected -A {attack.name}.length of at least {n}, the tokens of an n-gram, got {attack.length}"
+        )
     longest = int(index.lengths[: len(index.copies)].max())
     if n > longest:
-        raise AuditError(f"expected -A untargeted.n of at most {longest}, the longest training record, got {n}")
+        raise AuditError(f"expected -A {attack.name}.n of at most {longest}, the longest training record, got {n}")
     return Corpus(benchmark, index, n, said)
 
 
@@ -114,7 +116,7 @@ def index_of(benchmark: Benchmark) -> NGrams:
     return ngrams.build(benchmark.corpus(True), (tokens for tokens, _ in benchmark.corpus(False)))
 
 
-def judge(attack: Untargeted, done: Mapping[str, Guesses], drawn: Sequence[str], corpus: Corpus) -> Judged:
+def judge(attack: CorpusAttack, done: Mapping[str, Guesses], drawn: Sequence[str], corpus: Corpus) -> Judged:
     """done: all generations; drawn: those of this row, by id, in order."""
     every, costs, scores, heads = list[Held](), list[Guesses](), list[dict[str, float]](), Counter[bytes]()
     best: dict[int, tuple[Run, str]] = {}  # the longest run of each record, and where it came out

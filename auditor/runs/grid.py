@@ -24,12 +24,13 @@ from itertools import product
 from typing import Any
 
 from auditor.core.errors import AuditError, unknown
-from auditor.core.plan import FIELDS, KINDS, Options, Plan
+from auditor.core.plan import FIELDS, IN_FILE
+from auditor.core.plan_fields import Options
 from auditor.runs.plan import check_kind
 
 GRID = ("seeds", "sweep", "variant")  # what a plan file may hold beside the fields of a plan
-_LISTS = tuple(name for name, kind in KINDS.items() if typing.get_origin(kind) is tuple)
-_TABLES = tuple(name for name, kind in KINDS.items() if typing.get_origin(kind) is dict and kind != Options)
+_LISTS = tuple(name for name, one in FIELDS.items() if typing.get_origin(one.kind) is tuple)
+_TABLES = tuple(name for name, one in FIELDS.items() if typing.get_origin(one.kind) is dict and one.kind != Options)
 _LONGEST_RANGE = 10_000
 _MOST_POINTS = 10_000  # a run each: more is a slip
 Values = dict[str, Any]
@@ -75,7 +76,10 @@ def expand(raw: Mapping[str, Any]) -> list[Point]:
 
     Raises AuditError for an unknown field, an empty list, a name used twice, and options for nobody.
     """
-    base = {"attack": list(Plan.attack), **{name: value for name, value in raw.items() if name not in GRID}}
+    base = {
+        "attack": list(FIELDS["attack"].default),
+        **{name: value for name, value in raw.items() if name not in GRID},
+    }
     variants = _variants(raw.get("variant", []))
     common = _swept(raw.get("sweep", {}))
     swept = {name: {**common, **_swept(own.get("sweep", {}))} for name, own in variants}
@@ -118,8 +122,8 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Values:
 def _assign(plan: Values, key: str, value: Any) -> None:
     head, dot, rest = key.partition(".")
     if not dot:
-        if key not in FIELDS or key == "seed":
-            raise unknown("plan field in the sweep:", key, set(FIELDS) - {"seed"})
+        if key not in IN_FILE or key == "seed":
+            raise unknown("plan field in the sweep:", key, set(IN_FILE) - {"seed"})
         plan[key] = [value] if key in _LISTS and not isinstance(value, list) else value
         check_kind(key, plan[key])
     elif head in _TABLES:
@@ -166,8 +170,8 @@ def _variants(variants: Any) -> list[tuple[str, Values]]:
     own = [(v["name"], {key: value for key, value in v.items() if key != "name"}) for v in variants]
     for name, fields in own:
         for key in (key for key in fields if key != "sweep"):
-            if key not in FIELDS or key == "seed":
-                raise unknown(f"field of variant {name!r}:", key, set(FIELDS) - {"seed"})
+            if key not in IN_FILE or key == "seed":
+                raise unknown(f"field of variant {name!r}:", key, set(IN_FILE) - {"seed"})
             check_kind(key, fields[key])
     return own or [("", {})]
 

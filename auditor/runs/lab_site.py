@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
-from auditor.benchmarks.lab import REFERENCES, Alone, Lab, LabRecipe
+from auditor.benchmarks.lab import REFERENCES, Lab
+from auditor.benchmarks.lab_recipe import LabRecipe
+from auditor.benchmarks.parts import Alone
 from auditor.core.errors import AuditError, unknown
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.plan import Plan
@@ -40,7 +42,7 @@ class LabSite(Site):
     def defense_defaults(self) -> Mapping[str, Mapping[str, Any]]:
         """The lab's; where a probe asks about a training, with what that has to be planted."""
         own = defense_defaults(self.recipe)
-        for attack in self.plan.attack:
+        for attack in self.plan.attacks.attack:
             for name, options in Lab.planted_for.get(attack, {}).items():
                 own[name] |= options
         return own
@@ -64,7 +66,7 @@ class LabSite(Site):
 
     @property
     def lab(self) -> Lab:
-        limit, progress = self.plan.limit, self.reporter.progress
+        limit, progress = self.plan.data.limit, self.reporter.progress
         lab: Lab = self.shelf.get("lab", self._key, lambda: Lab(self.recipe, None, progress, limit, makes=self._makes))
         return lab
 
@@ -96,7 +98,7 @@ class LabSite(Site):
 
     @property
     def _key(self) -> tuple[LabRecipe, int | None]:
-        return self.recipe, self.plan.limit
+        return self.recipe, self.plan.data.limit
 
     def data(self) -> Lab:
         return self.lab
@@ -153,7 +155,7 @@ class LabSite(Site):
     def training_seconds(self, defense: Defense | None, building: float) -> float:
         if isinstance(defense, Beside):
             return building
-        seconds = (self.lab if defense is None else self._lab_of(defense)).training_seconds
+        seconds = (self.lab if defense is None else self._lab_of(defense)).parts.seconds
         if defense is None:
             return seconds["public"] + seconds["target"]
         if isinstance(defense, Trainer):
@@ -188,13 +190,13 @@ def lab_recipe(plan: Plan) -> LabRecipe:
     Whoever asks about coins has a lab with canaries of an audit in it, all models trained with them; nobody else.
     A lab whose seed is "run" has that of the run: over several seeds other texts, and models trained anew.
     """
-    given: dict[str, Any] = dict(plan.lab_recipe)
+    given: dict[str, Any] = dict(plan.target.lab_recipe)
     if given.get("seed") == "run":
         given["seed"] = plan.seed
     known = registry.probes()
-    if any(known[name].of == "coins" for name in plan.attack if name in known):
+    if any(known[name].of == "coins" for name in plan.attacks.attack if name in known):
         given = {"audit_canaries": AUDIT_CANARIES, **given}
-    lengths = {"prefix_length": plan.prefix_length, "suffix_length": plan.suffix_length}
+    lengths = {"prefix_length": plan.data.prefix_length, "suffix_length": plan.data.suffix_length}
     given |= {name: length for name, length in lengths.items() if length is not None}
     default = to_json(LabRecipe())
     for name in given:

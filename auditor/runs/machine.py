@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import resource
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import torch
 
 from auditor.core import threads
@@ -79,4 +79,14 @@ def peak_memory_mb(device: torch.device) -> float:
         line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM"))
         return float(line.split()[1]) / 1000
     except (OSError, StopIteration):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
+        return _peak_elsewhere() / 1e6
+
+
+def _peak_elsewhere() -> float:
+    """Bytes, where there is no /proc: Windows says it of the process, macOS by getrusage."""
+    own = psutil.Process().memory_info()
+    if hasattr(own, "peak_wset"):
+        return float(own.peak_wset)
+    import resource
+
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)

@@ -13,7 +13,6 @@ from typing import Literal
 from auditor.benchmarks import pii
 from auditor.benchmarks.occurrences import occurrences
 from auditor.core.nouns import Guesses, Mark, Secret, Tokens, Wording
-from auditor.core.plan import Plan
 from auditor.core.result import KindCount
 from auditor.plugins.benchmark import Benchmark
 from auditor.records.texts import CONTEXT, Decode, added
@@ -47,9 +46,9 @@ class Personal:
         return dict(sorted(found.items()))
 
 
-def regions_of(plan: Plan) -> tuple[str, ...]:
-    """Whose telephone numbers are looked for. Raises AuditError where they cannot be."""
-    regions = () if plan.phone_region is None else tuple(plan.phone_region.split(","))
+def regions_of(asked: str | None) -> tuple[str, ...]:
+    """Whose telephone numbers are looked for, of `--phone-region`. Raises AuditError where they cannot be."""
+    regions = () if asked is None else tuple(asked.split(","))
     if regions:
         pii.Recognisers(regions)
     return regions

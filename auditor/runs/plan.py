@@ -9,7 +9,8 @@ from typing import Any
 
 from auditor.core.errors import AuditError, unknown
 from auditor.core.jsonable import from_json
-from auditor.core.plan import AUTO, COUNT, FIELDS, KINDS, Options, Plan, about
+from auditor.core.plan import FIELDS, IN_FILE, Plan
+from auditor.core.plan_fields import AUTO, Options
 
 
 def read_toml(path: Path, extra: Collection[str] = ()) -> dict[str, Any]:
@@ -24,22 +25,21 @@ def read_toml(path: Path, extra: Collection[str] = ()) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise AuditError(f"{path} is not TOML: {error}") from error
     for name, value in values.items():
-        if name not in (*FIELDS, *extra):
-            raise unknown(f"field in {path}:", name, {*FIELDS, *extra})
+        if name not in (*IN_FILE, *extra):
+            raise unknown(f"field in {path}:", name, {*IN_FILE, *extra})
         check_kind(name, value)
     return values
 
 
 def check_kind(name: str, value: Any) -> None:
     """Raises AuditError where the value of a plan's field is of another kind; other names are not looked at."""
-    if name in FIELDS:
-        from_json(KINDS[name], value, f"plan.{name}")
+    if name in IN_FILE:
+        from_json(FIELDS[name].kind, value, f"plan.{name}")
 
 
 def make(config: Mapping[str, Any], flags: Mapping[str, Any]) -> Plan:
     """A plan from a plan file and the flags that were given (None, or an empty list: not given); flags win."""
-    plan: Plan = from_json(Plan, merge(config, flags), "plan")
-    return plan
+    return Plan.from_json(merge(config, flags))
 
 
 def merge(config: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def merge(config: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]
             for plugin, options in value.items():
                 base.setdefault(plugin, {}).update(options)
             value = base
-        if value == AUTO and name in about(COUNT):
+        if value == AUTO and name in FIELDS and FIELDS[name].said.least:
             merged.pop(name, None)
         else:
             merged[name] = value

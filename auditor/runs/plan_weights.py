@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
-from auditor.core.plan import NONE, Plan
+from auditor.core.errors import AuditError
+from auditor.core.plan import Plan
+from auditor.core.plan_fields import NONE
 from auditor.records.weights import of
 
 _FOLDERS = {"ensemble": "ensemble", "model": "trained"}  # an option of a defense -> what it names
@@ -23,28 +25,44 @@ def of_plan(plan: Plan) -> dict[str, str]:
 
 def places_of(plan: Plan, model: str | None = None) -> dict[str, tuple[str, str | None]]:
     """By role, the folder or hub id, and the revision of one on the hub; model: where it lies, if not at the plan's."""
-    plan = plan if model is None else replace(plan, model=model, revision=None)
+    if model is not None:
+        prefix = f"{plan.target.provider}:" if plan.target.provider else ""
+        plan = plan.having(model=prefix + model, revision=None)
     return {role: (name, revision) for role, name, revision in _named(plan)}
+
+
+def _of_model(plan: Plan) -> Mapping[str, tuple[str, str | None]]:
+    """Where the model that is attacked lies, as its provider says; nowhere, where nobody here knows that provider."""
+    if plan.target.model is None:
+        return {}
+    if not plan.target.provider:
+        return plan.loading.places(plan.target.model)
+    from auditor.plugins import registry  # torch: only for who asks a provider
+    from auditor.plugins.provider import Wanted
+
+    with suppress(AuditError):
+        provider, name = registry.provider_of(plan.target.model, plan.loading.model_args)
+        return provider.places(Wanted(name, plan.loading))
+    return {}
 
 
 def _named(plan: Plan) -> Iterator[tuple[str, str, str | None]]:
     """(role, folder or hub id, revision)."""
-    if plan.tokenizer is not None:
-        yield "tokenizer", plan.tokenizer, None
-    if plan.model is not None and not plan.remote:  # nobody hashes the weights behind an API
-        yield "model", plan.model, plan.revision
-        if "subfolder" in plan.model_args:
-            yield "model subfolder", str(Path(plan.model) / plan.model_args["subfolder"]), plan.revision
+    if plan.target.tokenizer is not None:
+        yield "tokenizer", plan.target.tokenizer, None
+    for role, (place, revision) in _of_model(plan).items():
+        yield role, place, revision
+    named = plan.values()
     for role in ("base", "public", "reference", "before", "retrained"):
-        if (name := getattr(plan, role)) is not None and (role, name) != ("reference", NONE):
+        if (name := named[role]) is not None and (role, name) != ("reference", NONE):
             yield role, name, None
-    for options in plan.attack_options.values() if plan.model is not None else ():
+    for options in plan.attacks.attack_options.values() if plan.target.model is not None else ():
         if folder := str(options.get("references", "")):  # of another probe a number
             from auditor.models.references import places  # torch: only for who has any
 
-            for place in places(Path(folder)):
-                yield f"reference {place.name}", str(place), None
-    for defense, options in sorted(plan.defense_options.items()):
+            for one in places(Path(folder)):
+                yield f"reference {one.name}", str(one), None
+    for defense, options in sorted(plan.defenses.defense_options.items()):
         for option, kind in _FOLDERS.items():
             if option in options:
                 yield " ".join(filter(None, (defense, kind))), str(options[option]), None

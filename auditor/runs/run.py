@@ -13,22 +13,23 @@ from datetime import UTC, datetime
 
 from auditor import __version__
 from auditor.core.errors import AuditError
-from auditor.core.jsonable import to_json
 from auditor.core.plan import Plan
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement, TargetRecord, Unlearning
 from auditor.engines.choose import engine_of
 from auditor.engines.engine import Engine
 from auditor.gate.comparable import secrets_digest
 from auditor.models.base import given_by
+from auditor.plugins import registry
 from auditor.records import details, names, weights
 from auditor.records.folder import RunFolder
 from auditor.records.frontier import frontiers, subjects
 from auditor.records.unlearning import unlearned
 from auditor.runs import machine, personal, scoring, withheld
-from auditor.runs.audit import Audit, choose_lead, longest_context
+from auditor.runs.audit import Audit, choose_prefix_token, longest_context
 from auditor.runs.cells import Gathering, cells
 from auditor.runs.chains import Chains
 from auditor.runs.collector import Collector
+from auditor.runs.objects import NO_OBJECTS, Objects, said_of
 from auditor.runs.reporter import Clock, Reporter
 from auditor.runs.scoring import greedy_nonmembers, greedy_recall
 from auditor.runs.selection import Selection, select
@@ -42,17 +43,22 @@ from auditor.statistics import judging
 
 
 def run(
-    plan: Plan, folder: RunFolder, reporter: Reporter, shelf: Shelf | None = None, site: Site | None = None
+    plan: Plan,
+    folder: RunFolder,
+    reporter: Reporter,
+    shelf: Shelf | None = None,
+    site: Site | None = None,
+    objects: Objects = NO_OBJECTS,
 ) -> AuditResult:
     """The whole audit. Everything that could be refused is refused before the first model is asked anything.
 
-    site: where it takes place, if not where the plan says.
+    site: where it takes place, if not where the plan says; objects: what Python gave, by role, as `select` takes it.
     """
     shelf = shelf or Shelf()
     site = site or site_of(plan, reporter, shelf)
     site.opened(folder)
-    selection, clock = select(plan, site), Clock(reporter)
-    personal.regions_of(plan)
+    selection, clock = select(plan, site, objects), Clock(reporter)
+    personal.regions_of(plan.data.phone_region)
     digests = site.weights()
     folder.check_weights(digests)  # before minutes of loading
     with closing(_engine(plan, site)) as engine:
@@ -69,7 +75,7 @@ def run(
         greedy = _greedy(audit, targets.undefended, clock)
         records, findings = list[TargetRecord](), list[Finding]()
         place = Workplace(audit, targets)
-        engine.open(place, WorkplaceThere(SiteThere(_settled(plan, site)), audit.lead, site.read()))
+        engine.open(place, WorkplaceThere(SiteThere(_settled(plan, site)), audit.prefix_token, site.read()))
         for target in targets.each(clock):
             place.take(target)
             gathering = Gathering(audit, target, place, engine, collector)
@@ -80,17 +86,18 @@ def run(
         name=folder.path.name,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         tool_version=__version__,
-        command=plan.command,
-        plan=to_json(plan),
+        command=plan.output.command,
+        plan=plan.to_json(),
         benchmark=_benchmark_record(audit, *greedy),
         targets=tuple(map(chains.with_likelihood, records)),
         findings=tuple(map(chains.explained, findings)),
-        environment=machine.environment(plan.device),
+        environment=machine.environment(plan.loading.device),
         timings=clock.seconds,
         seed=plan.seed,
         family=targets.undefended.model.family,
         weights=loaded,
-        lead=audit.lead.said,
+        prefix_token=audit.prefix_token.said,
+        methods={name: kind.measures for name, kind in {**registry.attacks_and_probes(), **selection.named}.items()},
     )
     result = replace(result, frontiers=frontiers(subjects({plan.seed: (result, folder)})))
     return replace(result, unlearning=tuple(_unlearned(result, audit, one.models) for one in selection.around))
@@ -99,24 +106,25 @@ def run(
 def _settled(plan: Plan, site: Site) -> Plan:
     """The plan with what was chosen for it: a worker renders conversations as the run does."""
     form = site.benchmark.text_form
-    return plan if form is None else replace(plan, template=form.template, date=form.day)
+    return plan if form is None else plan.having(template=form.template, date=form.day)
 
 
 def _unlearned(result: AuditResult, audit: Audit, models: Mapping[str, str]) -> Unlearning:
     """What is left of what the model of these rows was to forget."""
     plan, told = audit.plan, audit.benchmark
     found = unlearned(result, audit.folder, models, told.forgotten)
-    if plan.relearn is None:
+    if plan.defenses.relearn is None:
         return found
-    return replace(found, steps=plan.relearn, rate=audit.site.rate_of_relearning, texts=len(told.unattacked))
+    return replace(found, steps=plan.defenses.relearn, rate=audit.site.rate_of_relearning, texts=len(told.unattacked))
 
 
 def check(plan: Plan) -> Selection:
     """What the plan chooses, checked before anything is built. Raises AuditError."""
-    personal.regions_of(plan)
+    personal.regions_of(plan.data.phone_region)
     site = site_of(plan)
+    selection = select(plan, site)
     _check_engine(plan, site)
-    return select(plan, site)
+    return selection
 
 
 def _prepared(
@@ -124,14 +132,18 @@ def _prepared(
 ) -> Audit:
     """Loads what is attacked, and ties the folder to it. Raises AuditError for whatever does not fit together."""
     benchmark = site.benchmark
-    lead = choose_lead(plan, site, longest_context(benchmark, selection.prompt_rows), folder, shelf)
-    audit = Audit(plan, site, selection, reporter, shelf, lead, folder)
+    prefix_token = choose_prefix_token(
+        plan.data, site, longest_context(benchmark, selection.prompt_rows), folder, shelf
+    )
+    audit = Audit(plan, site, selection, reporter, shelf, prefix_token, folder)
     folder.pin(secrets_digest(audit.subjects))
     everyone, canaries = (*benchmark.secrets, *benchmark.canaries), {one.id for one in benchmark.canaries}
     folder.save_secrets(details.facts(everyone, names.salt_fingerprint(names.salt()), canaries))
     audit.check_room()
     audit.check_probes()
     benchmark.notes += audit.personal.said
+    if plan.objects:
+        benchmark.notes += (f"{said_of(plan)}: this run cannot be resumed, or run again from its folder",)
     audit.self_check((site.model, site.public, site.reference))
     return audit
 
@@ -152,17 +164,18 @@ def _greedy(audit: Audit, target: Target, clock: Clock) -> tuple[dict[str, Measu
 
 
 def _check_engine(plan: Plan, site: Site) -> None:
-    if plan.engine != "local" and not site.in_plan:
+    if plan.compute.engine != "local" and (plan.objects or site.network):
+        given = said_of(plan) if plan.objects else "a model behind an API"
         raise AuditError(
-            "expected --model as a folder or a hub id with --engine ray, as each worker loads it, "
-            "got a live model or one behind an API"
+            f"expected all by name with --engine ray, as each worker loads it, and the model as a folder or a hub id, "
+            f"got {given}"
         )
 
 
 def _engine(plan: Plan, site: Site) -> Engine:
     """What the plan asks for. Raises AuditError where it cannot be had."""
     _check_engine(plan, site)
-    engine = engine_of(plan.engine_options)
+    engine = engine_of(plan.compute)
     if engine.workers:
         site.reporter.note(f"secrets are attacked by {engine.said}")
     return engine
@@ -204,7 +217,7 @@ def _measured(gathering: Gathering, clock: Clock, findings: list[Finding]) -> Ta
     if found := collector.likelihoods.get(target.name):
         doubts += scoring.known_better(target.title, found)
     target.model.finish()
-    return target.record(perplexities, audit.lead, doubts)
+    return target.record(perplexities, audit.prefix_token, doubts)
 
 
 def _benchmark_record(

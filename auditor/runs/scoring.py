@@ -21,6 +21,8 @@ from auditor.generation.sample import Candidates, sample
 from auditor.models.base import LanguageModel, given_by, perplexity_nll
 from auditor.models.decoding import GREEDY, by_shape
 from auditor.models.memory import AtOnce
+from auditor.plugins import registry
+from auditor.records.signals import MEMBERSHIP
 from auditor.runs.audit import Audit
 from auditor.runs.causes import Answers
 from auditor.runs.target import Target
@@ -57,7 +59,7 @@ def _greedy_hits(model: LanguageModel, secrets: Sequence[Secret]) -> NDArray[np.
             batch = [secrets[i] for i in alike[some]]
             prefixes = torch.tensor([secret.prefix for secret in batch], device=model.device)
             noise = np.zeros((len(batch), 1, len(batch[0].suffix), CHANNELS))
-            return sample(model, prefixes, len(batch[0].suffix), GREEDY, noise, law=False)
+            return sample(model, prefixes, len(batch[0].suffix), GREEDY, noise, distribution=False)
 
         for some, found in at_once.pieces(len(alike), written):
             for i, candidates in zip(alike[some], found, strict=True):
@@ -66,7 +68,8 @@ def _greedy_hits(model: LanguageModel, secrets: Sequence[Secret]) -> NDArray[np.
 
 
 def heldout(audit: Audit, target: Target) -> Mapping[str, Sequence[float]]:
-    """Of each held-out text: `tokens` predicted, and the summed nll behind each kind of perplexity, the law's first.
+    """Of each held-out text: `tokens` predicted, and the summed nll behind each kind of perplexity, the distribution's
+    first.
 
     Empty where there are no such texts, and where the model says of none how likely it is.
     """
@@ -115,7 +118,7 @@ def token_likelihoods(audit: Audit, target: Target) -> Answers:
     One teacher-forced pass a target. Returns the mean log-probability of each secret's tokens, non-members' as the
     floor. What is found of members is kept in the run folder, but not of a companion: that is no model to mend.
     """
-    folder, size = audit.folder, audit.plan.batch_size
+    folder, size = audit.folder, audit.plan.compute.batch_size
     done: Mapping[str, TokenLogProbs] = {} if target.companion else folder.scored(target.name)
     own: dict[str, float] = {}
     for some in scored(target, [s for s in target.secrets if s.member and s.id not in done], size):
@@ -144,7 +147,7 @@ def known_better(title: str, answers: Answers) -> tuple[Doubt, ...]:
             "likelihood",
             f"{title}: members' true tokens are more likely than non-members' by {gap:.2f} nats (at least "
             f"{least:.2f}): it knows something of them that no attack extracted, or the two "
-            "differ in kind (--attack membership).",
+            f"differ in kind (--attack {registry.measuring(MEMBERSHIP.measured_by[0])}).",
         ),
     )
 

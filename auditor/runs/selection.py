@@ -12,7 +12,9 @@ from typing import Any
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import UNDEFENDED, CellKey
-from auditor.core.plan import Options, Plan
+from auditor.core.plan import Plan
+from auditor.core.plan_fields import Options
+from auditor.core.plan_parts import AttackPlan
 from auditor.plugins import registry
 from auditor.plugins.attack import Attack
 from auditor.plugins.defense import Defense
@@ -21,6 +23,7 @@ from auditor.plugins.probe import Probe
 from auditor.plugins.view import SETTINGS, Setting
 from auditor.runs import companions, unlearning
 from auditor.runs.companions import ShownRow
+from auditor.runs.objects import NO_OBJECTS, Objects, check_there
 from auditor.runs.plan import check_general, options_for
 from auditor.runs.site import Site
 from auditor.runs.submission import check_submission
@@ -38,6 +41,10 @@ class Selection:
     rows: tuple[ShownRow, ...]
     settings: tuple[Setting, ...]
     around: tuple[UnlearnedModel, ...] = ()  # of each model that was to forget, what stands beside it
+
+    @property
+    def named(self) -> dict[str, Attack | Probe]:
+        return {method.name: method for method in self.methods}
 
     @property
     def attacks(self) -> tuple[Attack, ...]:
@@ -91,45 +98,55 @@ def why_not(method: Attack | Probe, defense: Defense | None) -> str:
     return ""
 
 
-def select(plan: Plan, site: Site) -> Selection:
-    """The plan's names and options as plug-ins, checked before anything is loaded. Raises AuditError."""
+def select(plan: Plan, site: Site, objects: Objects = NO_OBJECTS) -> Selection:
+    """The plan's names and options as plug-ins, checked before anything is loaded.
+
+    objects: what Python gave in place of names. Raises AuditError where the plan was made with some that are not there.
+    """
     for path in plan.plugin:
         registry.load_file(Path(path))
-    check_submission(plan)
-    methods = _methods(plan, site)
+    check_there(plan, objects)
+    site.check_model()
+    check_submission(plan.output.submission, plan.data, plan.attacks)
+    methods = _methods(plan.attacks, plan.canaries_alone, site, objects)
     defenses: list[Defense] = _built(
-        "defense", plan.defense, plan.defense_options, registry.defenses(), site.defense_defaults
+        "defense",
+        plan.defenses.defense,
+        plan.defenses.defense_options,
+        registry.defenses(),
+        site.defense_defaults,
+        objects,
     )
-    check_general("-D", plan.defense_options, _fields(defenses))
+    check_general("-D", plan.defenses.defense_options, _fields(defenses))
     for defense in defenses:
         site.check(defense)
 
     def can_be_shown(control: Defense) -> bool:
-        return plan.controls and not site.lacks(control) and not site.is_undefended(control)
+        return plan.defenses.controls and not site.lacks(control) and not site.is_undefended(control)
 
-    settings = tuple(setting for name, setting in SETTINGS.items() if plan.setting in (name, "both"))
+    settings = tuple(setting for name, setting in SETTINGS.items() if plan.attacks.setting in (name, "both"))
     wanted = dict.fromkeys(method.control for method in methods if isinstance(method, Attack) and method.control)
     controls = [registry.defenses()[name]() for name in wanted]
-    beside, models = unlearning.around(plan, defenses)
+    beside, models = unlearning.around(plan.target, plan.defenses, plan.data.forget, defenses)
     return Selection(tuple(methods), (*companions.shown(defenses, can_be_shown, controls), *beside), settings, models)
 
 
-def _methods(plan: Plan, site: Site) -> list[Attack | Probe]:
+def _methods(plan: AttackPlan, canaries_alone: bool, site: Site, objects: Objects) -> list[Attack | Probe]:
     options = plan.attack_options
     if plan.samples is not None:
         options = {**options, "": {"samples": plan.samples, **options.get("", {})}}
     methods: list[Attack | Probe] = _built(
-        "attack", plan.attack, options, registry.attacks_and_probes(), site.attack_defaults
+        "attack", plan.attack, options, registry.attacks_and_probes(), site.attack_defaults, objects
     )
     if plan.samples is not None and not any(method.draws_samples for method in methods):
         names = ", ".join(method.name for method in methods)
         raise AuditError(f"expected an attack that draws samples beside --samples, got {names}")
     check_general("-A", plan.attack_options, _fields(methods))
     for method in methods:
-        if plan.canaries_alone and method.of == "secrets":
+        if canaries_alone and method.of == "secrets":
+            others = (name for name, probe in registry.probes().items() if probe.of in ("canaries", "coins"))
             raise AuditError(
-                f"--attack {method.name} looks at records: give --data; --canaries alone are for exposure and "
-                "epsilon-audit"
+                f"--attack {method.name} looks at records: give --data; --canaries alone are for {' or '.join(others)}"
             )
     return methods
 
@@ -140,10 +157,14 @@ def _built(
     options: Options,
     known: Mapping[str, type],
     defaults: Mapping[str, Mapping[str, Any]],
+    objects: Objects,
 ) -> list[Any]:
-    """Each once, with its options: the place's defaults, then the user's."""
+    """Each once, with its options: the place's defaults, then the user's. An object is what it is."""
     chosen: list[Any] = []
     for name in dict.fromkeys(names):
+        if (given := objects.get(f"{kind} {name}")) is not None:
+            chosen.append(given)
+            continue
         fields = list(options_of(known[name])) if name in known else []
         own = options_for(name, options, defaults.get(name, {}), fields)
         chosen.append(build(kind, known, name, own))

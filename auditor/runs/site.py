@@ -14,9 +14,9 @@ from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
 
 from auditor.core.errors import AuditError
-from auditor.core.jsonable import to_json
 from auditor.core.nouns import Tokens
-from auditor.core.plan import SUBJECT, Plan, about
+from auditor.core.plan import Plan, ruled
+from auditor.core.plan_fields import SUBJECT
 from auditor.core.streams import generator
 from auditor.gate.comparable import secrets_digest
 from auditor.models.base import LanguageModel
@@ -53,7 +53,6 @@ class Site(ABC):
     """
 
     trains_on_demand: ClassVar[bool]
-    in_plan: ClassVar[bool] = True  # whether the plan says all of it, so that a worker can open one like it
     relearn_rate: ClassVar[float] = 5e-5  # of `--relearn`, unless the plan says another
 
     def __init__(self, plan: Plan, reporter: Reporter, shelf: Shelf) -> None:
@@ -75,8 +74,16 @@ class Site(ABC):
     @property
     def subject(self) -> dict[str, Any]:
         """All of the plan that decides which model is attacked for which secrets: equal ones share them."""
-        values = to_json(self.plan)
-        return {name: values[name] for name in about(SUBJECT)}
+        values = self.plan.to_json()
+        return {name: values[name] for name in ruled(SUBJECT)}
+
+    @property
+    def network(self) -> bool:
+        """Whether the model is asked over a network: its budget and its answers have one owner."""
+        return False
+
+    def check_model(self) -> None:  # noqa: B027 - most places have one of their own
+        """Refuses a model that cannot be had as the plan says, before anything is loaded. Raises AuditError."""
 
     @abstractmethod
     def lacks(self, defense: Defense) -> str:
@@ -166,7 +173,7 @@ class Site(ABC):
         """The data as this run sees them, every secret with the alias that sentences name it by."""
         benchmark, key = copy.copy(self.data()), salt()
         benchmark.notes += self.notes()
-        limit_known(benchmark, self.plan)
+        limit_known(benchmark, self.plan.data.known_limit, self.plan.seed)
         benchmark.secrets, benchmark.canaries = named(benchmark.secrets, key), named(benchmark.canaries, key)
         return benchmark
 
@@ -230,11 +237,13 @@ class Site(ABC):
 
     @property
     def rate_of_relearning(self) -> float:
-        return self.plan.relearn_rate or self.relearn_rate
+        return self.plan.defenses.relearn_rate or self.relearn_rate
 
     def _relearned(self, model: LanguageModel) -> LanguageModel:
-        steps, rate = self.plan.relearn, self.rate_of_relearning
-        assert steps is not None and isinstance(model, HuggingFaceModel)  # the plan, and who can be trained
+        steps, rate = self.plan.defenses.relearn, self.rate_of_relearning
+        assert steps is not None  # there is no row of it without
+        if not isinstance(model, HuggingFaceModel):
+            raise AuditError(f"expected a transformers model to relearn, which can be trained, got {model.name}")
         progress = partial(self.reporter.progress, f"relearning of {model.name}")
         texts, seed = self._to_relearn(), self.plan.seed
         return relearned(model, texts, steps=steps, rate=rate, seed=seed, progress=lambda done: progress(done, steps))
@@ -247,11 +256,11 @@ class Site(ABC):
         """
 
 
-def limit_known(benchmark: Benchmark, plan: Plan) -> None:
+def limit_known(benchmark: Benchmark, limit: int | None, seed: int) -> None:
     """Leaves the attacker so many of the known pairs; a larger number, same seed, keeps all of a smaller one."""
-    known, limit = benchmark.known, plan.known_limit
+    known = benchmark.known
     if limit is None or limit >= len(known):
         return
-    kept = sorted(generator("benchmark", "known limit", plan.seed).permutation(len(known))[:limit])
+    kept = sorted(generator("benchmark", "known limit", seed).permutation(len(known))[:limit])
     benchmark.known = tuple(known[i] for i in kept)
     benchmark.notes += (f"--known-limit left the attacker {limit} of {len(known)} known pairs",)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from auditor.core.plan import Plan
-from auditor.runs.api_site import ApiSite
 from auditor.runs.lab_site import LabSite
 from auditor.runs.own_site import OwnSite
 from auditor.runs.reporter import Reporter, Silence
@@ -13,5 +12,5 @@ from auditor.runs.site import Site
 
 def site_of(plan: Plan, reporter: Reporter | None = None, shelf: Shelf | None = None) -> Site:
     """Raises AuditError for a lab that cannot be."""
-    kind = LabSite if plan.lab else ApiSite if plan.remote else OwnSite
+    kind = LabSite if plan.target.lab else OwnSite
     return kind(plan, reporter or Silence(), shelf or Shelf())

@@ -11,7 +11,6 @@ import torch
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Pair
-from auditor.core.plan import Plan
 from auditor.plugins.attack import Attack
 from auditor.plugins.view import View
 from auditor.records.folder import RunFolder
@@ -22,12 +21,14 @@ State = dict[str, Any]
 
 
 class States:
-    """asked: with what stands before every text, which model is attacked for which secrets."""
+    """configured: what of the plan a state depends on. asked: with what stands before every text, which model is
+    attacked for which secrets.
+    """
 
     def __init__(
-        self, plan: Plan, folder: RunFolder, shelf: Shelf, asked: dict[str, Any], known: tuple[Pair, ...]
+        self, configured: list[Any], folder: RunFolder, shelf: Shelf, asked: dict[str, Any], known: tuple[Pair, ...]
     ) -> None:
-        self.plan, self.folder, self.shelf, self.asked, self.known = plan, folder, shelf, asked, known
+        self.configured, self.folder, self.shelf, self.asked, self.known = configured, folder, shelf, asked, known
         self._held: dict[tuple[str, str], State] = {}
 
     def of(self, target: Target, view: View, attack: Attack) -> State:
@@ -48,8 +49,7 @@ class States:
         """All that the state depends on: runs of one sweep that agree in it share the state."""
         # A defense may be set up for what the row will draw: another number is another model to tune on.
         queries = target.scenario.queries if target.scenario else None
-        plan = self.plan
-        made_of = [plan.seed, plan.known_limit, plan.defense_options, queries, key, attack.fit_options()]
+        made_of = [*self.configured, queries, key, attack.fit_options()]
         return json.dumps([self.asked, *made_of], sort_keys=True)
 
 

@@ -16,36 +16,35 @@ from auditor.benchmarks.score import GUESS, ID
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.nouns import UNDEFENDED, CellKey
-from auditor.core.plan import Plan
+from auditor.core.plan_parts import AttackPlan, DataPlan
 from auditor.records.folder import RunFolder
 
 
-def check_submission(plan: Plan) -> None:
+def check_submission(asked: str | None, data: DataPlan, attacks: AttackPlan) -> None:
     """Refuses a plan whose run could not be written as one submission. Raises AuditError."""
-    if plan.submission is None:
+    if asked is None:
         return
-    if plan.data is None or not is_lm_extraction(Path(plan.data)):
-        got = "the built-in lab" if plan.data is None else repr(plan.data)
+    if data.data is None or not is_lm_extraction(Path(data.data)):
+        got = "the built-in lab" if data.data is None else repr(data.data)
         raise AuditError(f"--submission goes with a --data folder of LM-Extraction arrays, got {got}")
-    if len(set(plan.attack)) != 1:
-        raise AuditError(f"--submission holds the guesses of one attack, expected one, got {', '.join(plan.attack)}")
-    if plan.suffix_length is not None:
-        raise AuditError(f"--submission holds whole suffixes, expected no --suffix-length, got {plan.suffix_length}")
-    path = Path(plan.submission)
+    if len(set(attacks.attack)) != 1:
+        raise AuditError(f"--submission holds the guesses of one attack, expected one, got {', '.join(attacks.attack)}")
+    if data.suffix_length is not None:
+        raise AuditError(f"--submission holds whole suffixes, expected no --suffix-length, got {data.suffix_length}")
+    path = Path(asked)
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         got = "a folder" if path.is_dir() else "one in no folder of yours"
-        raise AuditError(f"expected --submission to be a file that can be written, got {got}: {plan.submission!r}")
+        raise AuditError(f"expected --submission to be a file that can be written, got {got}: {asked!r}")
 
 
-def submit(plan: Plan, folder: RunFolder) -> tuple[CellKey, int]:
+def submit(path: Path, attacks: AttackPlan, folder: RunFolder) -> tuple[CellKey, int]:
     """Writes the submission of a finished run, readable by its owner only; returns the cell and its guesses.
 
     The cell: the undefended target in the worst setting (in the claim setting where only that was run). The first
     guess of each attacked example, by falling score, equal scores in the order of the arrays; non-members are left
     out. Raises AuditError where the attack gave no guesses or the file cannot be written.
     """
-    assert plan.submission is not None
-    cell = CellKey(UNDEFENDED, "claim" if plan.setting == "claim" else "worst", plan.attack[0])
+    cell = CellKey(UNDEFENDED, "claim" if attacks.setting == "claim" else "worst", attacks.attack[0])
     members = [(g.ranked[0], row) for g in folder.done(cell).values() if (row := example_row(g.secret)) is not None]
     if not members:
         raise AuditError(f"no submission was written: expected guesses of {cell}, got none, see the report")
@@ -54,5 +53,5 @@ def submit(plan: Plan, folder: RunFolder) -> tuple[CellKey, int]:
     writer.writerow((ID, GUESS))
     for guess, row in sorted(members, key=lambda member: (-member[0].score, member[1])):
         writer.writerow((row, json.dumps(guess.suffix, separators=(",", ":"))))
-    disk.replace(Path(plan.submission), lines.getvalue())
+    disk.replace(path, lines.getvalue())
     return cell, len(members)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from auditor.core.nouns import UNDEFENDED, Claim, Guesses, Lead, Secret
+from auditor.core.nouns import UNDEFENDED, Claim, Guesses, PrefixToken, Secret
 from auditor.core.result import Doubt, Measurement, TargetRecord
 from auditor.models.base import LanguageModel, given_by
 from auditor.plugins.attack import Attack
@@ -121,8 +121,10 @@ class Target:
             return held.notes()
         return self.privacy.notes() if self.privacy else ()
 
-    def record(self, perplexities: Sequence[Measurement], lead: Lead, doubts: Sequence[Doubt] = ()) -> TargetRecord:
-        """perplexities: the law's own first; none where there were no texts to measure them on.
+    def record(
+        self, perplexities: Sequence[Measurement], prefix_token: PrefixToken, doubts: Sequence[Doubt] = ()
+    ) -> TargetRecord:
+        """perplexities: the distribution's own first; none where there were no texts to measure them on.
 
         doubts: beside those of the model itself.
         """
@@ -141,7 +143,7 @@ class Target:
             nominal_epsilon=training.nominal_epsilon if training else None,
             notes=(
                 *self._of_training(),
-                f"asked behind the same lead in every row, for perplexity too: {lead.said}",
+                f"asked behind the same prefix token in every row, for perplexity too: {prefix_token.said}",
                 *(() if perplexities else (self._without_perplexity(),)),
                 *(f"held-out perplexity: {found.note}" for found in perplexities[:1] if found.note),
                 *self.model.account(),

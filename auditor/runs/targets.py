@@ -14,7 +14,7 @@ from auditor.plugins.view import CLAIM
 from auditor.runs.allowance import asked, planned
 from auditor.runs.audit import Scene
 from auditor.runs.companions import ShownRow
-from auditor.runs.lead import led
+from auditor.runs.prefix_token import prefixed
 from auditor.runs.reporter import Clock
 from auditor.runs.target import Target
 
@@ -26,8 +26,8 @@ class Targets:
         self.scene, site = scene, scene.site
         self.undefended = Target(
             UNDEFENDED,
-            "After unlearning" if scene.plan.before else "Undefended",
-            led(site.model, scene.lead.tokens),
+            "After unlearning" if scene.plan.target.before else "Undefended",
+            prefixed(site.model, scene.prefix_token.tokens),
             site.description,
             training_seconds=site.training_seconds(None, 0.0),
             secrets=scene.benchmark.secrets,
@@ -62,7 +62,7 @@ class Targets:
     def build(self, row: ShownRow) -> Target:
         start, defense = time.perf_counter(), row.defense
         scenario = self.scenario(defense)
-        model = led(defense.protect(scenario), self.scene.lead.tokens)
+        model = prefixed(defense.protect(scenario), self.scene.prefix_token.tokens)
         building = time.perf_counter() - start
         return Target(
             row.name,
@@ -83,7 +83,8 @@ class Targets:
         number the defense says, has none.
         """
         benchmark = self.scene.benchmark
-        limit = self.scene.plan.ensemble_limit or (benchmark.ensemble_limit if defense.members is None else None)
+        usual = benchmark.ensemble_limit if defense.members is None else None
+        limit = self.scene.plan.defenses.ensemble_limit or usual
         if limit is None or not {"ensemble", "records"} & set(defense.needs):
             return benchmark.secrets
         return benchmark.few(limit)
@@ -101,7 +102,11 @@ class Targets:
         if trained is not None:
             scene.self_check([trained.model])
         whole = site.whole(defense) if "whole" in defense.needs else None
-        prompts = tuple(_prompt(secret, scene.lead.tokens) for secret in attacked) if "records" in defense.needs else ()
+        prompts = (
+            tuple(_prompt(secret, scene.prefix_token.tokens) for secret in attacked)
+            if "records" in defense.needs
+            else ()
+        )
         corpus = _corpus(scene.benchmark) if "corpus" in defense.needs else ()
         beside = site.beside(defense) if "beside" in defense.needs else None
         scenario = Scenario(site.model, site.public, ensemble, 0, length, trained, whole, prompts, corpus, beside)
@@ -114,6 +119,6 @@ def _corpus(benchmark: Benchmark) -> tuple[Tokens, ...]:
     return tuple(dict.fromkeys(tokens for tokens, _ in texts))
 
 
-def _prompt(secret: Secret, lead: Tokens) -> Prompt:
-    given = (*lead, *secret.prefix)
+def _prompt(secret: Secret, prefix_token: Tokens) -> Prompt:
+    given = (*prefix_token, *secret.prefix)
     return Prompt(secret.id, given, (*given, *secret.suffix) if secret.member else ())

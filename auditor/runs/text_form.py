@@ -22,10 +22,11 @@ from auditor.benchmarks.forms import Form
 from auditor.benchmarks.talks import MESSAGES, Conversation, Unusable
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Pair, TextForm, Tokens
-from auditor.core.plan import AUTO, Plan
+from auditor.core.plan_fields import AUTO
+from auditor.core.plan_parts import DataPlan
 from auditor.models.base import LanguageModel, given_by
-from auditor.runs.lead import usual_lead
 from auditor.runs.likeliest import least_gain, mean_nll, most_likely
+from auditor.runs.prefix_token import usual_prefix_token
 from auditor.statistics.intervals import CONFIDENCE
 
 ROWS = 64  # of members, and of non-members, that a choice looks at
@@ -48,13 +49,15 @@ class _Sample:
         return len(next(iter(self.members.values()), ()))
 
 
-def choose(plan: Plan, model: LanguageModel, held: TextForm | None = None) -> tuple[Form, TextForm] | None:
+def choose(
+    plan: DataPlan, name: str, model: LanguageModel, held: TextForm | None = None
+) -> tuple[Form, TextForm] | None:
     """The rendering of `--data`, with what is to be said of it; None for data that have none: texts and tokens.
 
     **Which.** Rows of `--known`, else of `--data`, at most `ROWS`: each answer's mean nll a token in every candidate.
     The usual rendering stays unless another is more likely beyond chance (`most_likely`); after that, of a template
     that writes the day, the day is chosen alike. `--template` and `--date` settle it; the others are scored all the
-    same, and one that is more likely is a doubt.
+    same, and one that is more likely is a doubt. A form that was asked for needs no more: nobody else can know it.
 
     **When nothing found is no evidence.** A model that memorised nothing, and one that is asked in a rendering which it
     was not trained on, look alike where members are as unlikely as non-members (one-sided Welch test, Bonferroni over
@@ -64,12 +67,12 @@ def choose(plan: Plan, model: LanguageModel, held: TextForm | None = None) -> tu
     a model that was tuned on a template of its trainer's that nobody tried, after one that was, passes. A day is not
     confirmed so: without `--date` the chosen one must be more likely than every other that was tried.
 
-    held: what the run was started with; it is kept. Raises AuditError where it means something else by now, and for
-    flags that say nothing to these data.
+    name: of the model, a folder or a hub id. held: what the run was started with; it is kept. Raises AuditError where
+    it means something else by now, and for flags that say nothing to these data.
     """
     assert plan.data is not None
-    flag, name = ("--data", plan.data) if plan.known is None else ("--known", plan.known)
-    rows = sampled(flag, name, ROWS)
+    flag, file = ("--data", plan.data) if plan.known is None else ("--known", plan.known)
+    rows = sampled(flag, file, ROWS)
     words = model.tokenizer
     if rows is None:
         if plan.template != AUTO or plan.date is not None:
@@ -80,7 +83,7 @@ def choose(plan: Plan, model: LanguageModel, held: TextForm | None = None) -> tu
     if held is not None:
         return _as_held(held, plan, words), held
     others = (sampled("--nonmembers", plan.nonmembers, ROWS) or []) if plan.nonmembers is not None else []
-    usual, tried = _tried(plan, words, rows, _days(plan))
+    usual, tried = _tried(plan, words, rows, _days(plan.date, name))
     settled = plan.template != AUTO
     if not given_by(model.capabilities, "likelihood"):
         why = "as asked for" if settled else "the usual one"
@@ -92,7 +95,7 @@ def choose(plan: Plan, model: LanguageModel, held: TextForm | None = None) -> tu
         best = most_likely(usual if usual in sample.members else next(iter(sample.members)), sample.members)
     doubts = _doubts(sample, best, settled) if len(sample) else []
     if best.writes_day:
-        best, of_days = _of_the_day(plan, model, best, rows)
+        best, of_days = _of_the_day(_days(plan.date, name), model, best, rows)
         doubts += of_days
     said = _said(sample, best, usual, settled) + ("" if others else _UNKNOWN)
     return best, TextForm(best.name, best.day, best.digest, said, tuple(doubts))
@@ -103,7 +106,7 @@ _UNKNOWN = (
 )
 
 
-def _as_held(held: TextForm, plan: Plan, tokenizer: object) -> Form:
+def _as_held(held: TextForm, plan: DataPlan, tokenizer: object) -> Form:
     form = forms.named(held.template, held.day, tokenizer)
     if form.digest != held.digest:
         raise AuditError(
@@ -113,7 +116,9 @@ def _as_held(held: TextForm, plan: Plan, tokenizer: object) -> Form:
     return form
 
 
-def _tried(plan: Plan, tokenizer: object, rows: Sequence[Conversation], days: Sequence[str]) -> tuple[Form, list[Form]]:
+def _tried(
+    plan: DataPlan, tokenizer: object, rows: Sequence[Conversation], days: Sequence[str]
+) -> tuple[Form, list[Form]]:
     """The rendering that stays unless there is a better one, and all of them, on one day."""
     asked = None if plan.template == AUTO else forms.named(plan.template, None, tokenizer)
     bare = rows[0].kind == MESSAGES and forms.own_template(tokenizer) is None
@@ -125,13 +130,13 @@ def _tried(plan: Plan, tokenizer: object, rows: Sequence[Conversation], days: Se
     return dated[0], list({form.digest: form for form in reversed(dated)}.values())[::-1]
 
 
-def _days(plan: Plan) -> list[str]:
+def _days(asked: str | None, model: str) -> list[str]:
     """Those that a template may have written in training, the most plausible first: `--date`; else when the model's
     files were written, the days before, and today.
     """
-    if plan.date is not None:
-        return [plan.date]
-    folder = Path(str(plan.model))
+    if asked is not None:
+        return [asked]
+    folder = Path(model)
     files = [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
     written = sorted({date.fromtimestamp(path.stat().st_mtime) for path in files}, reverse=True) or [date.today()]
     before = [written[-1] - timedelta(days) for days in range(1, _DAYS_BEFORE + 1)]
@@ -181,12 +186,12 @@ def _written(model: LanguageModel, form: Form, said: Conversation, usual: bool) 
         if usual:
             raise
         return ()
-    lead: Tokens = usual_lead(model.tokenizer) if form.source is None else ()
-    room = min(_BEFORE + _SAID, model.max_positions or _BEFORE + _SAID) - len(lead)
+    prefix_token: Tokens = usual_prefix_token(model.tokenizer) if form.source is None else ()
+    room = min(_BEFORE + _SAID, model.max_positions or _BEFORE + _SAID) - len(prefix_token)
     pairs = []
     for start, end in [answer.said for answer in found.found if answer.of == "content"][:_ANSWERS]:
         suffix = found.tokens[start : min(end, start + _SAID, start + room - 1)]
-        prefix = (*lead, *found.tokens[max(0, start - room + len(suffix)) : start])
+        prefix = (*prefix_token, *found.tokens[max(0, start - room + len(suffix)) : start])
         if prefix and suffix:
             pairs.append(Pair(prefix, suffix))
     return tuple(pairs)
@@ -200,11 +205,13 @@ def _nll(model: LanguageModel, rows: Sequence[Sequence[Pair]]) -> NDArray[np.flo
     return np.array([np.average([next(means) for _ in row], weights=row) for row in weights])
 
 
-def _of_the_day(plan: Plan, model: LanguageModel, form: Form, rows: Sequence[Conversation]) -> tuple[Form, list[str]]:
+def _of_the_day(
+    days: Sequence[str], model: LanguageModel, form: Form, rows: Sequence[Conversation]
+) -> tuple[Form, list[str]]:
     """The form on the day on which the answers are most likely, and why that may be another than that of training."""
-    if plan.date is not None:
+    if len(days) == 1:  # --date
         return form, []
-    dated = [replace(form, day=day) for day in _days(plan)]
+    dated = [replace(form, day=day) for day in days]
     members = _scored(model, dated, dated[0], rows, (), "").members
     best = most_likely(dated[0], members) if members else dated[0]
     others = [other for other in members if other != best]
@@ -222,6 +229,8 @@ def _of_the_day(plan: Plan, model: LanguageModel, form: Form, rows: Sequence[Con
 def _said(sample: _Sample, best: Form, usual: Form, settled: bool) -> str:
     """The choice, with its margin."""
     which = "as asked for (--template)" if settled else "the usual one"
+    if settled and sample.others and not _confirmed(sample.others, best):
+        which += ", which nothing in the data confirms,"
     if not len(sample):
         return f"text form {best.said}, {which}: there are no rows to check it by"
     at = next((form for form in sample.members if form.name == best.name), best)
@@ -256,7 +265,7 @@ def _doubts(sample: _Sample, best: Form, settled: bool) -> list[str]:
             f"members are more likely than non-members as {remembers[0].said}, but not as {best.said}: the model may "
             "have been trained on that text form (--template)"
         )
-    elif not _confirmed(sample.others, best):
+    elif not settled and not _confirmed(sample.others, best):  # one that was asked for is the user's word: see `_said`
         doubts.append(
             f"members are as unlikely as non-members in every text form that was tried "
             f"({', '.join(form.said for form in sample.members)}), and none stands out: a model that did not memorise "

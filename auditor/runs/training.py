@@ -28,12 +28,13 @@ from auditor.benchmarks.talks import ASSISTANT, Conversation, Unusable
 from auditor.core import disk, locks
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
-from auditor.core.plan import AUTO, LOCAL, EngineOptions, check_day
+from auditor.core.plan_fields import AUTO
+from auditor.core.plan_parts import LOCAL, EngineOptions, LoadingOptions, check_day
 from auditor.engines.choose import engine_of
 from auditor.engines.engine import Engine
 from auditor.engines.there import There
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.loading import DEFAULTS, LoadingOptions, load
+from auditor.models.loading import DEFAULTS, load
 from auditor.models.shards import record_names
 from auditor.models.vocabulary import check_shared, check_tokens
 from auditor.plugins import registry

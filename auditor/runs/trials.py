@@ -7,7 +7,7 @@ score and a threshold that the run's other canaries set, whose coins know nothin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -16,11 +16,11 @@ import numpy as np
 
 from auditor.core.errors import AuditError
 from auditor.core.result import AuditResult, Finding
+from auditor.plugins import registry
 from auditor.records import details, saved
 from auditor.records.folder import RunFolder
+from auditor.records.signals import BOUNDS
 from auditor.statistics.two_samples import epsilon_clopper_pearson, gaussian_estimate
-
-PROBE = "epsilon-audit"
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,9 @@ def bound(folders: Sequence[Path], target: str, canary: str | None, level: float
 
 def _trial(folder: Path, target: str) -> Trial:
     result = saved.read(folder)
-    finding = _finding(result, folder, target)
-    observed = RunFolder.reopen(folder).observed(finding.key)
-    facts = {secret.id: secret for secret in details.read(folder).secrets}
+    facts, run = {secret.id: secret for secret in details.read(folder).secrets}, RunFolder.reopen(folder)
+    finding = _finding(result, run, facts.keys(), target)
+    observed = run.observed(finding.key)
     main = finding.audits[0]
     claim = result.target(target).claim
     claimed = "nothing" if claim is None else f"ε {claim.epsilon} at δ {claim.delta:g}"
@@ -108,9 +108,14 @@ def _trial(folder: Path, target: str) -> Trial:
     )
 
 
-def _finding(result: AuditResult, folder: Path, target: str) -> Finding:
-    """The row of the widest access. Raises AuditError where there is none."""
-    rows = [one for one in result.findings if (one.target, one.attack) == (target, PROBE) and one.audits]
+def _finding(result: AuditResult, run: RunFolder, known: Set[str], target: str) -> Finding:
+    """The audit of the known canaries at the widest access. Raises AuditError where there is none."""
+    probes = result.measuring(BOUNDS)
+    rows = [one for one in result.findings if one.target == target and one.attack in probes and one.audits]
+    rows = [one for one in rows if run.observed(one.key).keys() <= known]
     if not rows:
-        raise AuditError(f"expected a row of {PROBE} on {target} in {str(folder)!r}, got none")
+        raise AuditError(
+            f"expected an audit of canaries on {target} (--attack {registry.measuring(BOUNDS)}) in {str(run.path)!r}, "
+            "got none"
+        )
     return rows[-1]

@@ -11,8 +11,9 @@ from typing import ClassVar
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import UNDEFENDED
-from auditor.core.plan import Plan
+from auditor.core.plan_parts import DefensePlan, TargetPlan
 from auditor.models.base import LanguageModel
+from auditor.plugins import registry
 from auditor.plugins.defense import Defense, Scenario
 from auditor.plugins.options import title_of
 from auditor.runs.companions import ShownRow
@@ -74,39 +75,41 @@ class UnlearnedModel:
         return self.models[AFTER]
 
 
-def around(plan: Plan, defenses: Sequence[Defense]) -> tuple[list[ShownRow], tuple[UnlearnedModel, ...]]:
+def around(
+    target: TargetPlan, asked: DefensePlan, forget: str | None, defenses: Sequence[Defense]
+) -> tuple[list[ShownRow], tuple[UnlearnedModel, ...]]:
     """The rows that stand beside the models of this run that were to forget. Raises AuditError for idle flags."""
     unlearning = [defense for defense in defenses if isinstance(defense, UnlearningTrainer)]
-    if plan.before is not None and unlearning:
+    if target.before is not None and unlearning:
         raise AuditError(
             f"--before says that --model is what unlearning left, and --defense {unlearning[0].name} is such a model "
             "too: give --before, or that model in its place as --model"
         )
-    if unlearning and not plan.lab and plan.forget is None:
+    if unlearning and not target.lab and forget is None:
         raise AuditError(
             f"expected --forget FILE with --defense {unlearning[0].name}: the records that it was to forget; got none"
         )
-    if not unlearning and plan.before is None:
-        for name in ("forget", "relearn"):
-            if getattr(plan, name) is not None:
+    if not unlearning and target.before is None:
+        for name, given in (("forget", forget), ("relearn", asked.relearn)):
+            if given is not None:
+                before = "" if target.lab else "--before MODEL, or "
                 raise AuditError(
-                    f"--{name} goes with a model that was to forget: expected "
-                    + ("--defense npo or gradient-ascent" if plan.lab else "--before MODEL, or --defense npo")
-                    + ", got neither"
+                    f"--{name} goes with a model that was to forget: expected {before}"
+                    f"--defense {' or '.join(_made_to_forget())}, got neither"
                 )
         return [], ()
     rows, found = list[ShownRow](), list[UnlearnedModel]()
-    shared = _never_saw(plan)
-    if plan.before is not None:
+    shared = _never_saw(target, asked)
+    if target.before is not None:
         rows.append(_row(Before()))
         models = {BEFORE: Before.name, AFTER: UNDEFENDED}
-        if plan.relearn:
+        if asked.relearn:
             rows.append(_row(Relearned()))
             models[RELEARNED] = Relearned.name
         found.append(UnlearnedModel({**models, **shared}))
     for defense in unlearning:
         models = {BEFORE: UNDEFENDED, AFTER: defense.name}
-        if plan.relearn:
+        if asked.relearn:
             name, title = f"{defense.name}-relearned", f"{title_of(type(defense))}, relearned"
             rows.append(ShownRow(name, title, Relearned(defense), True))
             models[RELEARNED] = name
@@ -117,11 +120,15 @@ def around(plan: Plan, defenses: Sequence[Defense]) -> tuple[list[ShownRow], tup
     return rows, tuple(found)
 
 
-def _never_saw(plan: Plan) -> dict[str, str]:
+def _made_to_forget() -> list[str]:
+    return [name for name, kind in registry.defenses().items() if issubclass(kind, UnlearningTrainer)]
+
+
+def _never_saw(target: TargetPlan, asked: DefensePlan) -> dict[str, str]:
     """The names of the rows that never saw what was to be forgotten: in the lab a control, else where one was given."""
-    if not (plan.controls if plan.lab else plan.retrained):
+    if not (asked.controls if target.lab else target.retrained):
         return {}
-    return {RETRAINED: "retrained", **({RETRAINED_RELEARNED: "retrained-relearned"} if plan.relearn else {})}
+    return {RETRAINED: "retrained", **({RETRAINED_RELEARNED: "retrained-relearned"} if asked.relearn else {})}
 
 
 def _row(defense: Defense) -> ShownRow:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from platform import node
 from typing import Any, ClassVar, Generic, TypeVar
 
 from auditor.core.errors import AuditError
-from auditor.core.nouns import CellKey, Guesses, Lead, Observation, Query, Secret
+from auditor.core.nouns import CellKey, Guesses, Observation, PrefixToken, Query, Secret
 from auditor.core.plan import Plan
 from auditor.engines.there import There
 from auditor.plugins.attack import Attack
@@ -53,7 +53,7 @@ class Workplace:
 
     def method(self, name: str) -> Any:
         """The attack or probe of this name, as the plan sets it."""
-        return next(method for method in self.scene.selection.methods if method.name == name)
+        return self.scene.selection.named[name]
 
     def view(self, target: str, setting: str) -> View:
         """Shared by all that is asked of one target in one setting: passes with the same recipe are run once."""
@@ -134,7 +134,7 @@ class SiteThere:
 
     def __call__(self) -> tuple[Site, Selection]:
         self.there.enter()
-        plan = replace(self.plan, submission=None)
+        plan = self.plan.having(submission=None)
         site = site_of(plan)
         return site, select(plan, site)
 
@@ -144,14 +144,14 @@ class WorkplaceThere:
     """A worker's own place to work at cells, at which everything is as it is at the run's; read: what that read."""
 
     site: SiteThere
-    lead: Lead
+    prefix_token: PrefixToken
     read: Mapping[str, str]
 
     def __call__(self) -> Workplace:
         """Raises AuditError where something else lies there."""
         site, selection = self.site()
         site.only_read()
-        scene = Scene(site.plan, site, selection, site.reporter, site.shelf, self.lead)
+        scene = Scene(site.plan, site, selection, site.reporter, site.shelf, self.prefix_token)
         place, found = Workplace(scene, Targets(scene)), site.read()
         for name, digest in self.read.items():
             if found.get(name) != digest:

@@ -24,38 +24,55 @@ Draws = NDArray[np.int64]  # (resamples, n): how often each was drawn
 Values = NDArray[np.float64]  # (resamples,); NaN where a resample holds nothing to take a number of
 
 
-def blocks(n: int, stream: str, size: int = RESAMPLES, at_once: int | None = None) -> Iterator[Draws]:
+def counted(noise: np.random.Generator, n: int, size: int) -> Draws:
+    """How often each was drawn of n with replacement."""
+    return noise.multinomial(n, np.full(n, 1 / n), size=size)
+
+
+def weighted(noise: np.random.Generator, n: int, size: int) -> NDArray[np.float64]:
+    """Weights that sum to 1, uniform on the simplex: Dirichlet(1, ..., 1) (Rubin 1981)."""
+    drawn = noise.standard_exponential((size, n))
+    return drawn / drawn.sum(1, keepdims=True)
+
+
+def blocks(
+    n: int, stream: str, size: int = RESAMPLES, at_once: int | None = None, draw: Callable[..., Any] = counted
+) -> Iterator[Any]:
     """`size` resamples of n, at most `at_once` rows a block, by default as memory bounds it; the same in any blocks."""
     step = at_once or max(1, _COUNTS // n)
     if n * size <= _COUNTS:
-        drawn = _drawn(n, stream, size)
+        drawn = _drawn(n, stream, size, draw)
         yield from (drawn[start : start + step] for start in range(0, size, step))
         return
     noise = generator("bootstrap", stream, n)
     for start in range(0, size, step):
-        yield noise.multinomial(n, np.full(n, 1 / n), size=min(step, size - start))
+        yield draw(noise, n, min(step, size - start))
 
 
 @functools.lru_cache(maxsize=4)
-def _drawn(n: int, stream: str, size: int) -> Draws:
+def _drawn(n: int, stream: str, size: int, draw: Callable[..., Any]) -> Any:
     """Kept, as to draw them takes longer than what is mostly done with them, and is asked for again and again."""
-    drawn = generator("bootstrap", stream, n).multinomial(n, np.full(n, 1 / n), size=size)
+    drawn = draw(generator("bootstrap", stream, n), n, size)
     drawn.flags.writeable = False
     return drawn
 
 
 def resampled(
-    n: int, statistic: Callable[[Draws], Any], stream: str, size: int = RESAMPLES, at_once: int | None = None
+    n: int,
+    statistic: Callable[[Any], Any],
+    stream: str,
+    size: int = RESAMPLES,
+    at_once: int | None = None,
+    draw: Callable[..., Any] = counted,
 ) -> Values:
-    """(size,): the statistic, of (rows, n) counts, at every resample."""
-    return np.concatenate([statistic(draws) for draws in blocks(n, stream, size, at_once)])
+    """(size,): the statistic, of (rows, n) counts (or weights), at every resample."""
+    return np.concatenate([statistic(draws) for draws in blocks(n, stream, size, at_once, draw)])
 
 
-def places(n: int, stream: str, size: int) -> Iterator[NDArray[np.int64]]:
-    """(n,) indices of what each of `size` resamples holds: for a statistic that takes no counts, such as a fit."""
-    noise = generator("bootstrap", stream, n)
-    for _ in range(size):
-        yield noise.integers(n, size=n)
+def means(values: Any, stream: str, size: int = RESAMPLES, at_once: int | None = None) -> Any:
+    """(size,), or (size, k) of (k, n) values: their mean at every resample."""
+    n = np.shape(values)[-1]
+    return resampled(n, lambda draws: draws @ np.transpose(values) / n, stream, size, at_once)
 
 
 def interval(values: Any, method: Literal["linear", "inverted_cdf"] = "linear") -> tuple[float, float]:

@@ -7,7 +7,6 @@ Levels are below 1/2. Pure functions on counts and numpy arrays.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
@@ -16,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binom, norm
 
-from auditor.statistics import bootstrap
+from auditor.core.result import Measurement
+from auditor.statistics.bootstrap import CONFIDENCE
 from auditor.statistics.intervals import clopper_pearson
-from auditor.statistics.ranking import solved_before
 
 LEVEL = 0.05  # what a gate's false alarms, and its false passes, are held to
-_RESAMPLES, _AT_ONCE = 4000, 250
+_SIDE = (1 - CONFIDENCE) / 2
 _SURE = 1e-4  # Berger and Boos's gamma: added to the p-value for leaving improbable nuisances out
 _NUISANCES = 25  # values of the nuisance parameter that the tail is maximised over
 _STEPS = 16  # bisections of a bound: 2 / 2^16 is 3e-5
@@ -64,7 +63,7 @@ class RecordedInterval:
     """A number of which only the two-sided 95% interval is on record.
 
     At 2.5% and above the interval's own ends, which are no closer than they need be; below that they move out as a
-    normal law's would. A NaN stays one.
+    normal distribution's would. A NaN stays one.
     """
 
     value: float
@@ -162,48 +161,14 @@ class Around:
         return -self.size * math.expm1(math.log(level) / self.n)
 
 
-# --- paired by secret -----------------------------------------------------------------------------------------------
+def measured(name: str, seen: Evidence, unit: str = "share", note: str = "") -> Measurement:
+    """With its two-sided 95% interval."""
+    return Measurement(name, seen.value, seen.low(_SIDE), seen.high(_SIDE), seen.n, unit, note)
 
 
 def paired_shares(new: NDArray[np.bool_], base: NDArray[np.bool_]) -> Pairs:
     """Share of `new` minus share of `base`, both (secrets,)."""
     return Pairs(int((new & ~base).sum()), int((base & ~new).sum()), len(new))
-
-
-def paired_means(new: NDArray[np.float64], base: NDArray[np.float64]) -> ResampledNumber:
-    """Mean of `new` minus mean of `base`, finite numbers of the same secrets: paired bootstrap."""
-    delta = new - base
-    n, value, size = len(delta), float(delta.mean()), float(np.abs([new, base]).max())
-    return ResampledNumber(value, n, _resample(n, lambda draws: draws @ delta / n), Around(value, n, max(1.0, size)))
-
-
-def paired_ranking(
-    new: tuple[NDArray[np.bool_], NDArray[np.float64]],
-    base: tuple[NDArray[np.bool_], NDArray[np.float64]],
-    errors: int,
-) -> ResampledNumber:
-    """Recall before the `errors`-th wrong guess (ranking.recall_at_errors), new minus base: (hits, scores) of each.
-
-    Paired bootstrap: a secret is drawn with its guesses in both runs. Never inside the bounds of the same counts with
-    the two thresholds taken as given.
-    """
-    n = len(new[0])
-    orders = [np.lexsort((hit, -score)) for hit, score in (new, base)]  # equal scores: wrong ones first
-    ranked = [hit[order] for (hit, _), order in zip((new, base), orders, strict=True)]
-    solved = [np.zeros(n, dtype=bool) for _ in orders]
-    for mine, order, right in zip(solved, orders, ranked, strict=True):
-        mine[order] = right & (np.cumsum(~right) - ~right < errors)
-    floor = paired_shares(*solved)
-
-    def delta(draws: bootstrap.Draws) -> NDArray[np.float64]:
-        first, second = (solved_before(r, draws[:, order], errors) for r, order in zip(ranked, orders, strict=True))
-        return first - second
-
-    return ResampledNumber(floor.value, n, _resample(n, delta), floor)
-
-
-def _resample(n: int, statistic: Callable[[bootstrap.Draws], NDArray[np.float64]]) -> NDArray[np.float64]:
-    return bootstrap.resampled(n, statistic, "gate", _RESAMPLES, _AT_ONCE)
 
 
 # --- the exact score test of a paired difference ----------------------------------------------------------------------

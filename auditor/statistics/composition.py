@@ -1,4 +1,5 @@
-"""How far apart a number of independent draws leaves two laws that are known: epsilon at a delta, in both directions.
+"""How far apart a number of independent draws leaves two distributions that are known: epsilon at a delta, in both
+directions.
 
 The exact answer that a game of guesses is held beside. Knows tokens as columns; no model and no claim.
 """
@@ -24,7 +25,7 @@ _ABOVE = (0.25, 0.5, 1, 2, 4, 8, 16, 32, 64)  # orders of the Renyi divergences 
 
 
 def renyi_epsilon(log_p: Array, log_q: Array, draws: int, delta: float) -> Array:
-    """An upper bound (nats) on `exact_epsilon` of many pairs of laws at once: (..., V) -> (...).
+    """An upper bound (nats) on `exact_epsilon` of many pairs of distributions at once: (..., V) -> (...).
 
     By Renyi divergences of a few orders, composed and converted (Canonne, Kamath and Steinke 2020, Proposition 12).
     """
@@ -40,11 +41,12 @@ def renyi_cost(order: float, delta: float) -> float:
 
 
 def exact_epsilon(log_p: Array, log_q: Array, draws: int, delta: float) -> float:
-    """The least epsilon (nats, >= 0) at which so many draws of two laws (V,) are (epsilon, delta)-indistinguishable.
+    """The least epsilon (nats, >= 0) at which so many draws of two distributions (V,) are (epsilon,
+    delta)-indistinguishable.
 
-    The larger of both directions; inf where one law says what the other cannot, more often than delta allows. Pure
-    (delta 0) and of one draw in closed form; else the privacy loss is summed by FFT on a grid that keeps its mean, and
-    the answer is right to about a millionth of the sum's range. Raises AuditError on bad input.
+    The larger of both directions; inf where one distribution says what the other cannot, more often than delta allows.
+    Pure (delta 0) and of one draw in closed form; else the privacy loss is summed by FFT on a grid that keeps its mean,
+    and the answer is right to about a millionth of the sum's range. Raises AuditError on bad input.
     """
     if draws < 1 or not 0 <= delta < 1:
         raise AuditError(f"expected draws >= 1 and delta in [0, 1), got {draws} and {delta}")

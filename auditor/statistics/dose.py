@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.stats import fisher_exact
 
 from auditor.core.result import Measurement
-from auditor.statistics.intervals import clopper_pearson
+from auditor.statistics.intervals import combined, share
 
 PREDICTED = "recall_predicted"
 
@@ -26,16 +25,11 @@ def predicted(repeats: Sequence[int], hit: NDArray[np.bool_], most: int) -> Meas
     times = np.asarray(repeats)
     if not (times == most).any():
         raise ValueError(f"expected a count that was measured, got {most}")
-    value, below, above = 0.0, 0.0, 0.0
-    for count in np.unique(times[times <= most]):
-        weight = float((times >= count).mean() if count == most else (times == count).mean())
-        of = hit[times == count]
-        low, high = clopper_pearson(int(of.sum()), len(of))
-        value += weight * float(of.mean())
-        below += (weight * (float(of.mean()) - low)) ** 2
-        above += (weight * (high - float(of.mean()))) ** 2
-    low, high = max(0.0, value - math.sqrt(below)), min(1.0, value + math.sqrt(above))
-    return Measurement(PREDICTED, value, low, high, len(times))
+    value, low, high = combined(
+        (float(((times >= count) if count == most else (times == count)).mean()), share(PREDICTED, hit[times == count]))
+        for count in np.unique(times[times <= most])
+    )
+    return Measurement(PREDICTED, value, max(0.0, low), min(1.0, high), len(times))
 
 
 @dataclass(frozen=True)
@@ -51,7 +45,8 @@ class Concentrated:
 
 
 def concentrated(parts: Mapping[str, NDArray[np.bool_]], hit: NDArray[np.bool_], level: float) -> Concentrated | None:
-    """Of the parts (name -> who belongs to it) that lead at this level, Bonferroni-corrected, the one with most hits.
+    """Of the parts (name -> who belongs to it) that prefix token at this level, Bonferroni-corrected, the one with most
+    hits.
 
     None where no part is told from the others.
     """

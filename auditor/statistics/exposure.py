@@ -1,7 +1,8 @@
 """Exposure in bits from ranks, from uniform references and from weighted draws (formulas.md B6). Numbers in and out.
 
 exposure = log2|R| - log2 rank, rank = #{r in R: nll(r) <= nll(canary)}, itself included: ties count against exposure.
-Null law: over a canary that was drawn uniformly and never inserted, P(exposure >= e) <= 2^-e. nll in nats throughout.
+Null distribution: over a canary that was drawn uniformly and never inserted, P(exposure >= e) <= 2^-e. nll in nats
+throughout.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ from auditor.statistics import bootstrap
 from auditor.statistics.bootstrap import CONFIDENCE
 from auditor.statistics.intervals import clopper_pearson
 
-_IMPOSSIBLE = 1e4  # nats: in place of infinity, where a law gives a text no probability at all
-_REFITS = 20  # a skew-normal fit takes a tenth of a second
+_IMPOSSIBLE = 1e4  # nats: in place of infinity, where a distribution gives a text no probability at all
 
 
 def of_rank(rank: float, bits: float) -> float:
@@ -47,7 +47,8 @@ def null_band(bits: float, n: int, confidence: float = CONFIDENCE) -> float:
     """What the share of n canaries with at least so many bits stays under, at all bits at once, had none been learned.
 
     Dvoretzky-Kiefer-Wolfowitz, one-sided with Massart's constant (1990, Theorem 1; confidence >= 1/2): of n independent
-    draws P(the tail exceeds its law somewhere by more than t) <= exp(-2 n t^2). The law is at most 2^-bits.
+    draws P(the tail exceeds its distribution somewhere by more than t) <= exp(-2 n t^2). The distribution is at most
+    2^-bits.
     """
     return min(1.0, 2.0**-bits + math.sqrt(-math.log(1 - confidence) / (2 * n)))
 
@@ -71,7 +72,8 @@ class WeightedDraws:
 
     @property
     def weights(self) -> NDArray[np.float64]:
-        """1/density of each draw in the mixture of both laws: none exceeds n/uniform * size, however small q is."""
+        """1/density of each draw in the mixture of both distributions: none exceeds n/uniform * size, however small q
+        is."""
         n = len(self.nll)
         with np.errstate(divide="ignore"):  # no draw from one of the two
             own, other = np.log(self.drawn / n), np.log(1 - self.drawn / n)
@@ -104,7 +106,7 @@ def estimate(nll: float, text: str, draws: WeightedDraws) -> Estimate:
     n = len(draws.nll)
     other = np.array([drawn != text for drawn in draws.texts], dtype=bool)
     values = np.where((draws.nll <= nll) & other, draws.weights, 0.0)
-    low, high = bootstrap.interval(bootstrap.resampled(n, lambda counts: counts @ values / n, "exposure"))
+    low, high = bootstrap.interval(bootstrap.means(values, "exposure"))
     missed = clopper_pearson(0, n)[1] * draws.largest(nll)
     most = certain_rank(nll, draws.size)
     rank, low, high = (min(most, 1 + x) for x in (float(values.mean()), low, max(high, missed)))
@@ -121,17 +123,14 @@ def certain_rank(nll: float, size: int) -> float:
 
 @dataclass(frozen=True)
 class SkewNormal:
-    """A skew-normal law fitted to the references' nll, with refits to resamples of them, and how badly it fits."""
+    """A skew-normal distribution fitted to the references' nll, and how badly it fits."""
 
     parameters: tuple[float, float, float]  # shape, location, scale
-    refits: tuple[tuple[float, float, float], ...]
-    ks_p: float  # of a Kolmogorov-Smirnov test against the references; small: the law does not fit
+    ks_p: float  # of a Kolmogorov-Smirnov test against the references; small: the distribution does not fit
 
-    def bits(self, nll: float, most: float) -> tuple[float, float, float]:
-        """(exposure, low, high): -log2 of the cdf, at most `most`; a bootstrap interval of the fit."""
-        value, *others = (tail_bits(nll, *law, most) for law in (self.parameters, *self.refits))
-        low, high = bootstrap.interval(others)
-        return value, min(value, low), max(value, high)
+    def bits(self, nll: float, most: float) -> float:
+        """Exposure: -log2 of the cdf, at most `most`. It has no interval: far out in a tail nobody knows the family."""
+        return tail_bits(nll, *self.parameters, most)
 
 
 def tail_bits(nll: float, shape: float, location: float, scale: float, most: float = math.inf) -> float:
@@ -144,22 +143,16 @@ def tail_bits(nll: float, shape: float, location: float, scale: float, most: flo
 def fit(references: NDArray[np.float64]) -> SkewNormal:
     """Maximum likelihood, as TF Privacy extrapolates. What it says far out in the tail is what its shape says."""
     references = np.minimum(references, _IMPOSSIBLE)
-    parameters, n = _fitted(references), len(references)
-    refits = tuple(_fitted(references[at], parameters) for at in bootstrap.places(n, "skew-normal", _REFITS))
+    parameters = _fitted(references)
     fits_well = parameters[2] > 0
     ks_p = float(kstest(references, skewnorm(*parameters).cdf).pvalue) if fits_well else 0.0
-    return SkewNormal(parameters, refits, ks_p)
+    return SkewNormal(parameters, ks_p)
 
 
-def _fitted(
-    references: NDArray[np.float64], start: tuple[float, float, float] | None = None
-) -> tuple[float, float, float]:
+def _fitted(references: NDArray[np.float64]) -> tuple[float, float, float]:
     if np.ptp(references) < 1e-9:
         return 0.0, float(references.mean()), 0.0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # on its way the optimiser tries impossible parameters
-        if start is None or start[2] == 0:
-            shape, location, scale = skewnorm.fit(references)
-        else:
-            shape, location, scale = skewnorm.fit(references, start[0], loc=start[1], scale=start[2])
+        shape, location, scale = skewnorm.fit(references)
     return float(shape), float(location), float(scale)

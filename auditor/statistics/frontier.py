@@ -7,7 +7,7 @@ in common cancels in a difference; likewise perplexities, over held-out texts. K
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from auditor.core.result import Measurement
 from auditor.statistics import bootstrap
 from auditor.statistics.bootstrap import Draws, Values
-from auditor.statistics.bounds import LEVEL, Around, BinomialCount, Evidence, ResampledNumber, paired_shares
+from auditor.statistics.bounds import LEVEL, Around, BinomialCount, Evidence, ResampledNumber, measured, paired_shares
 from auditor.statistics.roc import allowed, rate_at
 
 RESAMPLES = 8000  # a pair among thirty points is told apart at 0.09%: seven of them lie beyond
-_SIDE = (1 - bootstrap.CONFIDENCE) / 2
 _COUNTS = 2**20  # of a block, as of members and of non-members at once
 
 Floats = NDArray[np.float64]
@@ -42,39 +41,32 @@ class Leak:
     def value(self) -> float:
         return float(self.parts.mean())
 
-    @property
-    def size(self) -> float:
-        """What a secret that the sample missed may add, at most: of a probability 1."""
-        return max(1.0, float(np.abs(self.parts).max()))
-
-    @property
-    def binary(self) -> bool:
-        return bool(np.isin(self.parts, (0, 1)).all())
-
     def measured(self, name: str, unit: str) -> Measurement:
         """With its 95% interval; no leakage is negative."""
-        n = len(self.parts)
-        exact = BinomialCount(int(self.parts.sum()), n) if self.binary else Around(self.value, n, self.size)
-        seen = ResampledNumber(self.value, n, self.draws, exact)
-        return Measurement(name, self.value, max(0.0, seen.low(_SIDE)), seen.high(_SIDE), n, unit)
+        found = measured(name, _inside(self.value, self.draws, self.parts), unit)
+        return replace(found, low=max(0.0, found.low))
 
 
 def difference(one: Leak, other: Leak) -> Evidence:
-    """One minus the other, paired by secret: a bootstrap that is never inside what so many secrets allow.
+    """One minus the other, paired by secret."""
+    return _inside(one.value - other.value, one.draws - other.draws, one.parts, other.parts)
 
-    That is the exact interval of two shares, and else the weight of a rare secret that the sample missed.
+
+def _inside(value: float, draws: Values, *parts: Floats) -> Evidence:
+    """A bootstrap that is never inside what so many secrets allow, of one model or of two paired by secret.
+
+    That is the exact interval of shares, and else the weight of a rare secret that the sample missed: 1 or more.
     """
-    value, n = one.value - other.value, len(one.parts)
-    floor: Evidence = Around(value, n, max(one.size, other.size))
-    if one.binary and other.binary:
-        floor = paired_shares(one.parts == 1, other.parts == 1)
-    return ResampledNumber(value, n, one.draws - other.draws, floor)
+    n, hits = len(parts[0]), [own == 1 for own in parts]
+    floor: Evidence = paired_shares(*hits) if len(hits) > 1 else BinomialCount(int(hits[0].sum()), n)
+    if not np.isin(parts, (0, 1)).all():
+        floor = Around(value, n, max(1.0, float(np.abs(parts).max())))
+    return ResampledNumber(value, n, draws, floor)
 
 
 def means(values: Floats) -> list[Leak]:
     """Of (points, secrets) numbers, each point's mean."""
-    n = values.shape[1]
-    draws = bootstrap.resampled(n, lambda counts: counts @ values.T / n, "frontier", RESAMPLES)
+    draws = bootstrap.means(values, "frontier", RESAMPLES)
     return [Leak(own, row) for own, row in zip(draws.T, values, strict=True)]
 
 

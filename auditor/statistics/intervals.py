@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import beta, binomtest, norm
+from scipy.stats import beta, norm
 
 from auditor.core.result import Measurement
 from auditor.statistics import bootstrap
@@ -29,32 +29,10 @@ def share(name: str, hit: NDArray[np.bool_], note: str = "") -> Measurement:
     return Measurement(name, hits / n if n else math.nan, low, high, n, note=note)
 
 
-def difference(name: str, first: NDArray[np.bool_], second: NDArray[np.bool_]) -> Measurement:
-    """Recall of `first` minus `second` on the same secrets: paired bootstrap interval, exact McNemar p in the note.
-
-    Where all pairs agree a bootstrap has no width: then exact bounds of the wins and of the losses are taken apart.
-    """
-    n = len(first)
-    delta = first.astype(float) - second.astype(float)
-    wins, losses = int((delta > 0).sum()), int((delta < 0).sum())
-    p = binomtest(wins, wins + losses).pvalue if wins + losses else 1.0
-    low, high = _interval_of_mean(delta, name)
-    if low == high:
-        (fewest, most), (least, worst) = clopper_pearson(wins, n), clopper_pearson(losses, n)
-        low, high = fewest - worst, most - least
-    return Measurement(name, float(delta.mean()), low, high, n, note=f"exact McNemar p = {p:.2g}")
-
-
 def excess(name: str, members: NDArray[np.bool_], nonmembers: NDArray[np.bool_]) -> Measurement:
     """A share of members minus that of non-members, Newcombe's hybrid score interval (1998, method 10)."""
-    a, b = members.mean(), nonmembers.mean()
-    (a_low, a_high), (b_low, b_high) = (
-        wilson(int(members.sum()), len(members)),
-        wilson(int(nonmembers.sum()), len(nonmembers)),
-    )
-    low = a - b - math.hypot(a - a_low, b_high - b)
-    high = a - b + math.hypot(a_high - a, b - b_low)
-    return Measurement(name, float(a - b), float(low), float(high), len(members) + len(nonmembers))
+    sides = [(len(hit), int(hit.sum())) for hit in (members, nonmembers)]
+    return excess_mean(name, *(Measurement(name, hits / n, *wilson(hits, n), n) for n, hits in sides))
 
 
 def wilson(hits: int, n: int) -> tuple[float, float]:
@@ -82,40 +60,60 @@ def perplexity(texts: Sequence[tuple[float, int]], name: str = "perplexity") -> 
 
 
 def mean_probability(name: str, values: NDArray[np.float64], note: str = "") -> Measurement:
-    """Mean of probabilities over secrets, bootstrap interval; NaN where there is nothing to take a mean of.
-
-    A bootstrap cannot see a rare secret that the sample missed, so it is never narrower at the ends than n secrets
-    allow: as wide as Clopper-Pearson's interval of 0 (above) and of n hits (below).
-    """
+    """Mean of probabilities over secrets, with the interval of `of_bounded_mean`; NaN where there are none."""
     n = len(values)
     if not n:
         return Measurement(name, math.nan, 0.0, 1.0, 0, "probability", note)
-    low, high = _interval_of_mean(values, name)
-    low, high = min(low, clopper_pearson(n, n)[0]), max(high, clopper_pearson(0, n)[1])
-    return Measurement(name, float(values.mean()), low, high, n, "probability", note)
+    return Measurement(name, float(values.mean()), *of_bounded_mean(values, name), n, "probability", note)
+
+
+def of_bounded_mean(values: NDArray[np.float64], stream: str) -> tuple[float, float]:
+    """The two-sided 95% interval of the mean of numbers in [0, 1] (Gaffke 2005; Learned-Miller and Thomas 2019).
+
+    The upper end is that quantile of the means of the sample and one more value, 1, with weights uniform on the simplex
+    (the lower end: and 0). So it sees the rare large value that the sample missed, which a bootstrap cannot; of zeros
+    and ones alone it is Clopper and Pearson's. That it covers is proved for these; no case is known where it does not.
+    stream: names the random weights.
+    """
+    n = len(values)
+    means = bootstrap.resampled(n, lambda weights: weights @ values, stream, draw=bootstrap.weighted)
+    places = (np.arange(len(means)) + 0.5) / len(means)
+    beyond = 1 - (1 - places) ** (1 / n)  # the weight of the one more, Beta(1, n): its quantiles, not draws of it
+    (low, _), (_, high) = (bootstrap.interval((1 - beyond) * means + beyond * end) for end in (0, 1))
+    return min(low, clopper_pearson(n, n)[0]), min(1.0, max(high, clopper_pearson(0, n)[1]))  # rounding may pass 1
+
+
+def estimate(name: str, values: NDArray[np.float64], unit: str, note: str = "") -> Measurement:
+    """The mean, by the interval of its unit: exact of shares (0 or 1), Gaffke's of probabilities, else a bootstrap."""
+    if unit == "share":
+        return share(name, values == 1, note)
+    return mean_probability(name, values, note) if unit == "probability" else mean(name, values, unit, note)
 
 
 def share_of_each(name: str, values: NDArray[np.float64]) -> Measurement:
     """Of what each secret holds, the share: exact where each holds one thing, as a mean of shares is no count."""
-    whole = bool(np.isin(values, (0.0, 1.0)).all())
-    return share(name, values == 1) if whole else mean_probability(name, values)
+    return estimate(name, values, "share" if np.isin(values, (0.0, 1.0)).all() else "probability")
 
 
 def excess_mean(name: str, members: Measurement, nonmembers: Measurement) -> Measurement:
     """Members minus non-members, the interval by Newcombe's rule from those of the two means."""
-    low = members.value - nonmembers.value - math.hypot(members.value - members.low, nonmembers.high - nonmembers.value)
-    high = (
-        members.value - nonmembers.value + math.hypot(members.high - members.value, nonmembers.value - nonmembers.low)
-    )
-    return Measurement(name, members.value - nonmembers.value, low, high, members.n + nonmembers.n, members.unit)
+    ends = combined([(1.0, members), (-1.0, nonmembers)])
+    return Measurement(name, *ends, members.n + nonmembers.n, members.unit)
 
 
-def mean(name: str, values: NDArray[np.float64], unit: str) -> Measurement:
+def combined(terms: Iterable[tuple[float, Measurement]]) -> tuple[float, float, float]:
+    """(value, low, high) of a sum of coefficient x number of independent numbers, by their intervals: MOVER.
+
+    Each end is as far off as the ends of the terms on that side together, in squares (Zou and Donner 2008).
+    """
+    value = below = above = 0.0
+    for times, m in terms:
+        down, up = sorted((times * (m.low - m.value), times * (m.high - m.value)))
+        value, below, above = value + times * m.value, math.hypot(below, down), math.hypot(above, up)
+    return value, value - below, value + above
+
+
+def mean(name: str, values: NDArray[np.float64], unit: str, note: str = "") -> Measurement:
     """A mean with its bootstrap interval."""
-    low, high = _interval_of_mean(values, name)
-    return Measurement(name, float(values.mean()), low, high, len(values), unit=unit)
-
-
-def _interval_of_mean(values: NDArray[np.float64], name: str) -> tuple[float, float]:
-    n = len(values)
-    return bootstrap.interval(bootstrap.resampled(n, lambda draws: draws @ values / n, name))
+    ends = bootstrap.interval(bootstrap.means(values, name))
+    return Measurement(name, float(values.mean()), *ends, len(values), unit, note)

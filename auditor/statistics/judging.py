@@ -106,17 +106,19 @@ def _traits(guesses: Guesses, answer: Secret) -> tuple[float, ...]:
 
     rank: place of the true suffix among the candidates, from 1, infinite where it is none of them; count: how many of
     the samples the first guess was; min_log_prob: of its least likely token, nats; passed_over: whether some other
-    candidate is likelier as a whole than the first guess; lead: tokens of the first guess that are right before its
-    first wrong one.
+    candidate is likelier as a whole than the first guess; prefix token: tokens of the first guess that are right before
+    its first wrong one.
     """
     first, *others = guesses.ranked
     rank = next((i for i, g in enumerate(guesses.ranked, 1) if g.suffix == answer.suffix), math.inf)
     least = math.nan if first.min_log_prob is None else first.min_log_prob
-    lead = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first.suffix, answer.suffix, strict=False)))
+    prefix_token = sum(
+        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first.suffix, answer.suffix, strict=False))
+    )
     if first.log_prob is None:
-        return rank, first.count, least, math.nan, lead
+        return rank, first.count, least, math.nan, prefix_token
     passed_over = any(g.log_prob is not None and g.log_prob > first.log_prob for g in others)
-    return rank, first.count, least, passed_over, lead
+    return rank, first.count, least, passed_over, prefix_token
 
 
 def to_record(outcome: Outcome) -> dict[str, Any]:

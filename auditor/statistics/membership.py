@@ -42,10 +42,11 @@ def lowest(values: Floats, share: float) -> float:
 
 
 def standardised(log_probs: Floats, mean: Floats, deviation: Floats) -> Floats:
-    """(L,): each token's log-probability less its mean under the law, in deviations (Min-K%++, Zhang et al. 2024).
+    """(L,): each token's log-probability less its mean under the distribution, in deviations (Min-K%++, Zhang et al.
+    2024).
 
-    mean, deviation: (L,) of log p(v) with v drawn from the law itself. 0 where a law has no deviation: every token
-    that it allows is then as likely as the mean.
+    mean, deviation: (L,) of log p(v) with v drawn from the distribution itself. 0 where a distribution has no
+    deviation: every token that it allows is then as likely as the mean.
     """
     away = log_probs - mean
     return np.divide(away, deviation, out=np.where(np.isneginf(away), -np.inf, 0.0), where=deviation > 0)

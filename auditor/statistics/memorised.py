@@ -112,9 +112,8 @@ def measured(
     if corpus.heldout:
         scale = corpus.trained / corpus.heldout
         strange = np.array([one.heldout for one in every], dtype=float)
-        # How many a generation that was not seen holds, if it holds any: as many as those that were seen, on average.
-        some = np.concatenate([values[values > 0] for values in (memorised, strange)])
-        floor = _rate(floor_of(MEMORISED), strange, some.mean() if len(some) else most)
+        # How many a generation that was not seen holds, at most: as many as one that was seen does.
+        floor = _rate(floor_of(MEMORISED), strange, max(memorised.max(initial=0), strange.max(initial=0)) or most)
         note = f"the floor: n-grams of held-out text alone, times {scale:.3g}, as the training data have so many more"
         floor = replace(floor, value=scale * floor.value, low=scale * floor.low, high=scale * floor.high, note=note)
         common = _rate(COMMON, np.array([one.common for one in every], dtype=float), most, "in held-out text too")

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from auditor.core.result import Measurement
 from auditor.statistics import roc
 from auditor.statistics.bootstrap import Draws, Values
-from auditor.statistics.intervals import excess, excess_mean, mean, mean_probability, share
+from auditor.statistics.intervals import estimate, excess, excess_mean
 from auditor.statistics.judging import Outcome
 from auditor.statistics.membership import FALSE_POSITIVES, SCORES
 from auditor.statistics.ranking import errors_before, recall_at_errors, solved_before
@@ -27,7 +27,6 @@ from auditor.statistics.ranking import errors_before, recall_at_errors, solved_b
 SHARES = ("share", "probability")  # units between 0 and 1, written in percent
 SCORE = "score"  # no measurement, but kept beside them of each secret: what its first guess is ranked by
 RECALL = "recall"
-ABOVE = "above non-members"  # note of a difference that what non-members changed by is taken off
 _OTHERS, _EXCESS = "_nonmembers", "excess_"
 _DRAWN = "memorised_per_1000"  # of each drawn text, whoever it is of
 AT_LEAST, AT_MOST = "_at_least", "_at_most"  # the ends of a bracket, where no more is known
@@ -49,6 +48,7 @@ class Metric:
     exact: bool = False  # a count of secrets: it has exact bounds
     per_secret: bool = False  # outcomes.json holds the number of each secret that it is the mean of
     signed: bool = False  # one share minus another
+    bounded: bool = True  # it has an interval, which every number has that a gate can decide on
     members: bool = True  # whom it is of, or else the non-members
     short: str = ""  # its name where there is room for a word or two
     place: int = 0  # of its column in a table of several runs, which `short` heads; 0: it has none
@@ -111,15 +111,14 @@ class Metric:
         chosen = values if self.among is None else values[self.among(outcome)]
         if not np.isfinite(chosen).all():
             return None
-        if self.unit == "share":
-            return share(self.name, chosen == 1, self.note)
-        return mean(self.name, chosen.astype(float), self.unit) if len(chosen) else None
+        if not len(chosen) and self.unit != "share":
+            return None
+        return estimate(self.name, chosen.astype(float), self.unit, self.note)
 
     def resampled(self, outcome: Outcome, draws: Draws) -> Values:
         """The number at every resample of the members: (resamples,). Only where `of_members`."""
         if self.errors is not None:
-            order = np.lexsort((outcome.hit, -outcome.score))  # equal scores: wrong ones first
-            return solved_before(outcome.hit[order], draws[:, order], self.wrong(len(outcome.ids)))
+            return solved_before(outcome.hit, outcome.score, draws, self.wrong(len(outcome.ids)))
         assert self.values is not None  # `of_members`
         weights = draws if self.among is None else draws * self.among(outcome)
         total, values = weights.sum(1), self.values(outcome).astype(float)
@@ -161,9 +160,9 @@ class Metric:
             sides = members[self.scores], others[self.scores]
             return roc.rate_measured(self.name, *sides, self.rate) if self.rate else roc.auc_measured(self.name, *sides)
         values = (members if self.members else others)[self.column]
-        if self.unit == "share":
-            return share(self.name, values == 1, self.note) if np.isin(values, (0, 1)).all() else None
-        return mean_probability(self.name, values) if self.unit == "probability" else mean(self.name, values, self.unit)
+        if self.unit == "share" and not np.isin(values, (0, 1)).all():
+            return None
+        return estimate(self.name, values, self.unit, self.note)
 
     def _told_apart(self, members: Columns, others: Columns) -> tuple[float, int] | None:
         if any(self.scores not in side or not len(side[self.scores]) for side in (members, others)):
@@ -384,10 +383,10 @@ METRICS = (
         short="mean p ≥",
     ),
     Metric("claim_violations", "Claim violations", "count"),
-    Metric("epsilon_data_dependent", "Epsilon of the queries looked at, by their own laws: no claim", "nats"),
+    Metric("epsilon_data_dependent", "Epsilon of the queries looked at, by their own distributions: no claim", "nats"),
     Metric("exposure", "Exposure of canaries, mean bits", "bits", per_secret=True),
     Metric("exposed_share", "Canaries more exposed than chance allows", per_secret=True),
-    Metric("exposure_extrapolated", "Exposure extrapolated from samples, mean bits", "bits", per_secret=True),
+    Metric("exposure_extrapolated", "Exposure extrapolated from samples, mean bits", "bits", bounded=False),
     Metric("epsilon_lower_bound", "Epsilon, lower bound", "nats", short="ε ≥", place=7, varies=True),
     Metric("epsilon_lower_bound_fdp", "Epsilon of the Gaussian trade-off that is refuted (f-DP)", "nats"),
     Metric("epsilon_lower_bound_gdp", "Epsilon of independent Gaussian channels that are refuted", "nats"),

@@ -35,7 +35,7 @@ _CLOSE = 1e-12  # width of a bisection's last interval; what is returned is the 
 _FAR = 40.0  # standard deviations, beyond which a binomial has no mass
 _MOST_MU = 256.0
 _NODES = 100  # of the integral over an order statistic
-_TAIL = 1e-13  # of its law, at each end, that counts as rejected by nobody
+_TAIL = 1e-13  # of its distribution, at each end, that counts as rejected by nobody
 
 
 @lru_cache(maxsize=2**16)

@@ -62,8 +62,12 @@ def first_right(secret: NDArray[np.int64], right: NDArray[np.bool_]) -> NDArray[
     return hits[np.sort(np.unique(secret[hits], return_index=True)[1])]
 
 
-def solved_before(hit: NDArray[np.bool_], draws: NDArray[Any], errors: int) -> NDArray[np.float64]:
-    """Recall at `errors` errors of each resample. hit: (n,) by falling rank; draws: (resamples, n), how often each."""
-    wrong = draws * ~hit
-    solved: NDArray[np.float64] = (draws * hit * ((np.cumsum(wrong, axis=1) - wrong) < errors)).sum(1) / draws.sum(1)
+def solved_before(
+    hit: NDArray[np.bool_], score: NDArray[np.float64], draws: NDArray[Any], errors: int
+) -> NDArray[np.float64]:
+    """Recall at `errors` errors of each resample. hit, score: (n,); draws: (resamples, n), how often each."""
+    order = np.lexsort((hit, -score))  # equal scores: wrong ones first
+    right, drawn = hit[order], draws[:, order]
+    wrong = drawn * ~right
+    solved: NDArray[np.float64] = (drawn * right * ((np.cumsum(wrong, axis=1) - wrong) < errors)).sum(1) / drawn.sum(1)
     return solved

@@ -16,7 +16,7 @@ from scipy.stats import binom, norm, rankdata
 
 from auditor.core.result import Measurement
 from auditor.statistics import bootstrap
-from auditor.statistics.bounds import BinomialCount, paired_shares
+from auditor.statistics.bounds import BinomialCount, measured, paired_shares
 from auditor.statistics.intervals import clopper_pearson
 
 Floats = NDArray[np.float64]
@@ -150,8 +150,7 @@ def rate_measured(name: str, own: Floats, others: Floats, rate: float) -> Measur
     """`rate_at` with the interval of `FoundRate`; None where there are too few non-members for a threshold."""
     if len(others) < needed(rate):
         return None
-    seen, found = FoundRate(own, others, rate), rate_at(own, others, rate)
-    return Measurement(name, found.value, seen.low(_SIDE), seen.high(_SIDE), len(own), "share", said(found))
+    return measured(name, FoundRate(own, others, rate), note=said(rate_at(own, others, rate)))
 
 
 def said(found: Rate) -> str:

@@ -8,15 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from auditor.core.result import Measurement, Recalled
-from auditor.statistics import bootstrap, intervals
-from auditor.statistics.bounds import paired_means
+from auditor.statistics import bootstrap, compare, intervals
+from auditor.statistics.bounds import measured
 from auditor.statistics.metrics import find
 
 BEFORE, AFTER, RELEARNED = "before", "after", "relearned"
 RETRAINED, RETRAINED_RELEARNED = "retrained", "retrained_relearned"
 FORGOTTEN, RETAINED, NONMEMBERS = "forgotten", "retained", "nonmembers"
 _FEWEST = 10  # secrets of which a share is resampled
-_TAIL = (1 - bootstrap.CONFIDENCE) / 2
 _CHANGES = {"unlearned": (AFTER, BEFORE), "left": (AFTER, RETRAINED), "relearned": (RELEARNED, AFTER)}
 
 Floats = NDArray[np.float64]
@@ -26,35 +25,19 @@ def recalled(attack: str, name: str, group: str, columns: Mapping[str, Floats]) 
     """columns: (secrets,) by model, the same finite numbers of the same secrets in their order."""
     unit = find(name).unit or "number"
     changes = {
-        change: _difference(change, unit, columns[new], columns[old])
+        change: compare.difference(change, unit, columns[new], columns[old])
         for change, (new, old) in _CHANGES.items()
         if new in columns and old in columns
     }
     if {AFTER, RELEARNED, RETRAINED, RETRAINED_RELEARNED} <= set(columns):
         learnt = columns[RETRAINED_RELEARNED] - columns[RETRAINED]  # by what never saw them
-        changes["came_back"] = _paired("came_back", unit, columns[RELEARNED] - columns[AFTER], learnt)
+        back = columns[RELEARNED] - columns[AFTER]
+        changes["came_back"] = measured("came_back", compare.paired_means(back, learnt), unit)
     if {BEFORE, AFTER, RELEARNED} <= set(columns):
         share = _share_back(*(columns[model] for model in (BEFORE, AFTER, RELEARNED)))
         changes |= {} if share is None else {"share_back": share}
-    means = {model: _mean(name, unit, values) for model, values in columns.items()}
+    means = {model: intervals.estimate(name, values, unit) for model, values in columns.items()}
     return Recalled(attack, name, group, means, changes)
-
-
-def _mean(name: str, unit: str, values: Floats) -> Measurement:
-    if unit == "share":
-        return intervals.share(name, values == 1)
-    return intervals.mean_probability(name, values) if unit == "probability" else intervals.mean(name, values, unit)
-
-
-def _difference(change: str, unit: str, new: Floats, old: Floats) -> Measurement:
-    if unit == "share":
-        return intervals.difference(change, new == 1, old == 1)
-    return _paired(change, unit, new, old)
-
-
-def _paired(change: str, unit: str, new: Floats, old: Floats) -> Measurement:
-    found = paired_means(new, old)
-    return Measurement(change, found.value, found.low(_TAIL), found.high(_TAIL), found.n, unit)
 
 
 def _share_back(before: Floats, after: Floats, again: Floats) -> Measurement | None:

@@ -2,8 +2,8 @@
 
 `paper.toml` holds what all its plans share and the order in which they are shown. A plan file holds the fields of a
 plan, a grid (see `grid`) and claims (see `ledger`); with a `[utility]` table it is measured by `audit utility`, and its
-sweep is that of one; with a `[published]` table it is a promise of somebody's, held to laws that are given (see
-`published`). `[scale.NAME]` tables in both are laid over the rest at that scale.
+sweep is that of one; with a `[published]` table it is a promise of somebody's, held to distributions that are given
+(see `published`). `[scale.NAME]` tables in both are laid over the rest at that scale.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from auditor.core.errors import AuditError, unknown
-from auditor.core.plan import FIELDS
+from auditor.core.plan import IN_FILE
 from auditor.runs.grid import GRID, merged
 from auditor.runs.plan import read_toml
 
 _PAPER = "paper.toml"
 UTILITY, PUBLISHED = "utility", "published"
-_PARTS = (*FIELDS, *GRID, UTILITY, PUBLISHED)  # what a plan at a scale is made of
+_PARTS = (*IN_FILE, *GRID, UTILITY, PUBLISHED)  # what a plan at a scale is made of
 
 
 @dataclass(frozen=True)

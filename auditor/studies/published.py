@@ -1,9 +1,10 @@
-"""Published claims held to laws that are given: realised against claimed, our accounting beside it, and a page of it.
+"""Published claims held to distributions that are given: realised against claimed, our accounting beside it, and a page
+of it.
 
 A plan's `[published]` table names the mechanism, says in words what it does, what it promises, how that was read, and
-gives queries: the laws of a public and of private models, few tokens wide, where the promise is hardest to keep. What a
-token costs there is `claim-check`'s to say, what T tokens cost follows exactly from both laws. Numbers are found here,
-none is written in a plan. Knows how each mechanism serves a query; not how a page is kept.
+gives queries: the distributions of a public and of private models, few tokens wide, where the promise is hardest to
+keep. What a token costs there is `claim-check`'s to say, what T tokens cost follows exactly from both distributions.
+Numbers are found here, none is written in a plan. Knows how each mechanism serves a query; not how a page is kept.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from auditor.attacks.claim_check import ClaimCheck, relations
-from auditor.benchmarks.fixed_laws import FixedLaw, fixed_ensemble
+from auditor.benchmarks.fixed_distributions import FixedDistribution, fixed_ensemble
 from auditor.core.errors import AuditError, unknown
 from auditor.core.nouns import Secret
 from auditor.defenses.adapmixed import one_radius
@@ -27,7 +28,9 @@ from auditor.defenses.invisible_ink import InkModel, InvisibleInk
 from auditor.defenses.pmixed import PMixed, PMixedModel
 from auditor.defenses.uniform_mixing import UniformMixing
 from auditor.models.base import Check, LanguageModel, Neighbours, Rows
+from auditor.models.wrapping import WrappingModel
 from auditor.plugins.defense import Prompt, Scenario
+from auditor.plugins.probe import observe
 from auditor.plugins.view import WORST, View
 from auditor.privacy.accounting import realised_renyi, uniform_mixing_epsilon
 from auditor.privacy.gaussian import scale_divergence, scale_epsilon
@@ -73,7 +76,7 @@ class PromiseCheck:
 
 @dataclass(frozen=True)
 class GivenDistributions:
-    """Laws that are given: of the public model, of the member that is looked at, of all others."""
+    """Distributions that are given: of the public model, of the member that is looked at, of all others."""
 
     name: str
     setting: Mapping[str, Any]
@@ -84,12 +87,16 @@ class GivenDistributions:
 
     @classmethod
     def of(cls, raw: Mapping[str, Any], setting: Mapping[str, Any]) -> GivenDistributions:
-        """Raises AuditError for laws that are none, or not all as wide."""
+        """Raises AuditError for distributions that are none, or not all as wide."""
         name = str(raw.get("name", ""))
-        public, private, other = (tuple(map(float, raw.get(law, ()))) for law in ("public", "private", "other"))
-        for law in filter(None, (public, private, other)):
-            if abs(sum(law) - 1) > _MASS or min(law) < 0 or len(law) != len(public):
-                raise AuditError(f"expected laws of one width and of total mass 1 in the query {name!r}, got {law}")
+        public, private, other = (
+            tuple(map(float, raw.get(distribution, ()))) for distribution in ("public", "private", "other")
+        )
+        for distribution in filter(None, (public, private, other)):
+            if abs(sum(distribution) - 1) > _MASS or min(distribution) < 0 or len(distribution) != len(public):
+                raise AuditError(
+                    f"expected distributions of one width and of total mass 1 in the query {name!r}, got {distribution}"
+                )
         return cls(name, setting, public, private, other, int(raw.get("parameters", 0)))
 
     @property
@@ -135,46 +142,40 @@ class Published:
 # --- what claim-check says of one query -------------------------------------------------------------------------------
 
 
-class NeighbouringModels(LanguageModel):
+class NeighbouringModels(WrappingModel):
     """A model as it is served, its neighbours as they are, and what is claimed of a token of it: by relation."""
-
-    capabilities = frozenset({"draw", "law"})
 
     def __init__(
         self, served: LanguageModel, others: Mapping[str, LanguageModel], claimed: Mapping[str, tuple[float, float]]
     ) -> None:
         """claimed: (order, nats) by relation."""
-        self.served, self.others, self.claimed, self.name = served, others, claimed, served.name
-        self.vocab_size, self.eos, self.device = served.vocab_size, served.eos, served.device
-        self.max_positions = served.max_positions
+        super().__init__(served)
+        self.others, self.claimed = others, claimed
 
-    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Rows:
-        return self.served.start(prefixes, length, prompt=prompt, law=law)
+    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
+        return self.model.start(prefixes, length, prompt=prompt, distribution=distribution)
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
-        return self.served.log_probs(contexts, last, prompt=prompt)
+        return self.model.log_probs(contexts, last, prompt=prompt)
 
     def check_claim(self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0) -> Sequence[Check]:
-        own, checks = _law(self.served, contexts, last, at), []
+        own, checks = _distribution(self.model, contexts, last, at), []
         for relation, (k, claimed) in self.claimed.items():
-            other = _law(self.others[relation], contexts, last, at)
+            other = _distribution(self.others[relation], contexts, last, at)
             realised = np.maximum(realised_renyi(own, other, k), realised_renyi(other, own, k))
             checks.append(Check(relation, k, claimed, torch.from_numpy(realised[..., None])))
         return checks
 
     def neighbours(self, contexts: Tensor, last: int, at: Sequence[int]) -> Sequence[Neighbours]:
         return [
-            Neighbours(name, torch.from_numpy(_law(other, contexts, last, at)).unsqueeze(-2))
+            Neighbours(name, torch.from_numpy(_distribution(other, contexts, last, at)).unsqueeze(-2))
             for name, other in self.others.items()
         ]
 
-    def embedding_rows(self, count: int) -> Tensor:
-        return self.served.embedding_rows(count)
 
-
-def _law(model: LanguageModel, contexts: Tensor, last: int, at: Sequence[int]) -> np.ndarray:
-    law: np.ndarray = model.log_probs(contexts, last)[:, at].double().log_softmax(-1).numpy()
-    return law
+def _distribution(model: LanguageModel, contexts: Tensor, last: int, at: Sequence[int]) -> np.ndarray:
+    distribution: np.ndarray = model.log_probs(contexts, last)[:, at].double().log_softmax(-1).numpy()
+    return distribution
 
 
 def checked(
@@ -182,7 +183,7 @@ def checked(
 ) -> list[PromiseCheck]:
     """What claim-check finds, by relation. only: these, of all that it looks at. Raises AuditError for other faults."""
     probe, secrets = ClaimCheck(draws=256), [Secret("query", (0,), (0,), alias=_ALIAS)]
-    seen = list(probe.measure(View(query.name, model, WORST, seed=0), secrets))
+    seen = observe(probe, View(query.name, model, WORST, seed=0), secrets)
     found, said = [], probe.violations(secrets, seen)
     for relation in only or relations(seen):
         realised, claimed, order = (seen[0].values[f"{name}_{relation}"] for name in ("realised", "claimed", "order"))
@@ -195,9 +196,9 @@ def checked(
 
 
 def _over(query: GivenDistributions, model: LanguageModel, other: LanguageModel, tokens: int, delta: float) -> float:
-    """Exact epsilon of so many draws of both laws."""
+    """Exact epsilon of so many draws of both distributions."""
     context = torch.zeros(1, 1, dtype=torch.long)
-    one, two = (_law(each, context, 1, [0])[0, 0] for each in (model, other))
+    one, two = (_distribution(each, context, 1, [0])[0, 0] for each in (model, other))
     return exact_epsilon(one, two, tokens, delta)
 
 
@@ -209,14 +210,14 @@ def _scenario(public: LanguageModel, held: Any, queries: int) -> Scenario:
 
 
 def dp_fusion(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[PromiseCheck]:
-    """Its law is that of an ensemble mixed within one radius; here of a single group (formulas C5)."""
+    """Its distribution is that of an ensemble mixed within one radius; here of a single group (formulas C5)."""
     alpha, beta, delta = int(query.setting["alpha"]), float(query.setting["beta"]), float(options.get("delta", 1e-5))
     radius = alpha * beta
     served, other = (
-        PMixedModel(fixed_ensemble(query.public, law), 1.0, partial(one_radius, alpha, radius), "DP-Fusion")
-        for law in (query.private, query.other)
+        PMixedModel(fixed_ensemble(query.public, distribution), 1.0, partial(one_radius, alpha, radius), "DP-Fusion")
+        for distribution in (query.private, query.other)
     )
-    others: dict[str, LanguageModel] = {"replace": other, "zero_out": FixedLaw(query.public)}
+    others: dict[str, LanguageModel] = {"replace": other, "zero_out": FixedDistribution(query.public)}
     yield from checked(NeighbouringModels(served, others, dict.fromkeys(others, (alpha, 4 * beta))), query)
     (more,) = checked(NeighbouringModels(served, others, {"replace": (alpha, 4 * radius)}), query)
     yield replace(more, setting=f"{query.words}, charged 4 D", beside=True)
@@ -268,8 +269,11 @@ def adp(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[Promi
 
 
 def uniform_mixing(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[PromiseCheck]:
-    defense, public = UniformMixing(weight=float(query.setting["weight"])), FixedLaw(query.public)
-    one, other = (defense.protect(Scenario(FixedLaw(law), public, None, 1, 1)) for law in (query.private, query.other))
+    defense, public = UniformMixing(weight=float(query.setting["weight"])), FixedDistribution(query.public)
+    one, other = (
+        defense.protect(Scenario(FixedDistribution(distribution), public, None, 1, 1))
+        for distribution in (query.private, query.other)
+    )
     epsilon = uniform_mixing_epsilon(defense.weight, public.vocab_size)
     yield from checked(
         NeighbouringModels(one, {"any_two_models": other}, {"any_two_models": (math.inf, epsilon)}), query
@@ -283,7 +287,7 @@ def uniform_mixing(query: GivenDistributions, options: Mapping[str, Any]) -> Ite
 def invisible_ink(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[PromiseCheck]:
     batch, epsilon = int(query.setting["batch"]), float(query.setting["epsilon"])
     defense = InvisibleInk(epsilon=epsilon, batch=batch, **options)
-    public = FixedLaw(query.public)
+    public = FixedDistribution(query.public)
     asked = Scenario(public, public, None, defense.queries, 1, prompts=(Prompt(_ALIAS, (0,), (0,)),))
     told = defense.protect(asked)
     assert isinstance(told, InkModel)
@@ -309,12 +313,12 @@ INTRO = """# Published claims under `claim-check`
 
 Made by `audit reproduce claims` (`claims.md` in its folder): every number below is found when it is run, in seconds.
 
-Each claim is read in the way that asks least of it, and held to laws of a few tokens where it is hardest to keep:
-both neighbours are served as published, and the divergence of their next-token laws is held against what the claim
-charges for a token. What T tokens cost follows exactly from both laws. One number above its claim refutes it; a claim
-that holds at these queries is not proved by it. The control is our accounting of the same mechanism at the same query.
-All numbers are nats. Laws like these are not met in every document: a claim that is refuted here may be kept in most
-answers, and a promise is about all of them.
+Each claim is read in the way that asks least of it, and held to distributions of a few tokens where it is hardest to
+keep: both neighbours are served as published, and the divergence of their next-token distributions is held against what
+the claim charges for a token. What T tokens cost follows exactly from both distributions. One number above its claim
+refutes it; a claim that holds at these queries is not proved by it. The control is our accounting of the same mechanism
+at the same query. All numbers are nats. Distributions like these are not met in every document: a claim that is refuted
+here may be kept in most answers, and a promise is about all of them.
 """
 
 
@@ -385,6 +389,10 @@ def _distinct(queries: Sequence[GivenDistributions]) -> list[GivenDistributions]
 def _described(query: GivenDistributions) -> str:
     if query.parameters:
         return f"{query.name}: noise on {query.parameters:,} parameters."
-    laws = (("public", query.public), ("the one looked at", query.private), ("the other", query.other))
-    told = "; ".join(f"{whose} ({', '.join(map('{:.10g}'.format, law))})" for whose, law in laws if law)
+    distributions = (("public", query.public), ("the one looked at", query.private), ("the other", query.other))
+    told = "; ".join(
+        f"{whose} ({', '.join(map('{:.10g}'.format, distribution))})"
+        for whose, distribution in distributions
+        if distribution
+    )
     return f"{query.name}: {told}."

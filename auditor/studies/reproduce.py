@@ -33,7 +33,7 @@ def kind(paper: Paper, plan: str, scale: str, flags: Mapping[str, Any]) -> RunSt
     if PUBLISHED in raw:
         if given:
             names = ", ".join(sorted(f"--{name.replace('_', '-')}" for name in given))
-            raise AuditError(f"expected no {names} for {paper.name}/{plan}, whose laws are given in its plan")
+            raise AuditError(f"expected no {names} for {paper.name}/{plan}, whose distributions are given in its plan")
         return ClaimStudy(Published.of(str(paper.plans[plan].get("title", plan)), raw[PUBLISHED]))
     if raw.get("model") and not raw.get("data"):
         raise AuditError(f"the scale {scale!r} of {paper.name} attacks {raw['model']}: give --data (and --known)")
@@ -102,7 +102,7 @@ class RunStudy:
 
 
 class ClaimStudy:
-    """A promise of somebody's, held to laws that its plan gives: done in seconds, and anew each time."""
+    """A promise of somebody's, held to distributions that its plan gives: done in seconds, and anew each time."""
 
     def __init__(self, claim: Published) -> None:
         self.claim = claim

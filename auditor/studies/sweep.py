@@ -14,10 +14,11 @@ from typing import Any, ClassVar
 
 from auditor.core import disk, locks
 from auditor.core.errors import AuditError
-from auditor.core.jsonable import from_json, to_json
+from auditor.core.jsonable import from_json
 from auditor.core.jsonfiles import read_object
 from auditor.core.nouns import CellKey
-from auditor.core.plan import FIELDS, LOCAL, EngineOptions, Plan
+from auditor.core.plan import IN_FILE, Plan
+from auditor.core.plan_parts import LOCAL, EngineOptions
 from auditor.core.result import AuditResult, Chain, Finding, Frontier, Measurement, TargetRecord
 from auditor.engines.choose import engine_of
 from auditor.engines.engine import Engine
@@ -52,7 +53,7 @@ def walk(
     """
     plans, failures = _plans(points, command, refuse)
     by = _agreed(plans.values())
-    plans = {name: plan.by(LOCAL) for name, plan in plans.items()}  # each point by one process
+    plans = {name: plan.having(**vars(LOCAL)) for name, plan in plans.items()}  # each point by one process
     for point in points:
         if point.name in plans:
             _unchanged(folder / point.folder, plans[point.name])
@@ -91,7 +92,7 @@ def _walk(
 
 def _agreed(plans: Iterable[Plan]) -> EngineOptions:
     """Who runs the points. Raises AuditError where they do not agree on it."""
-    asked = {plan.engine_options for plan in plans} or {LOCAL}
+    asked = {plan.compute.engine_options for plan in plans} or {LOCAL}
     if len(asked) > 1:
         raise AuditError(f"expected one engine for all points of a grid, got {len(asked)}")
     return asked.pop()
@@ -157,8 +158,8 @@ def _unchanged(path: Path, wanted: Plan) -> None:
     if not (path / "plan.json").is_file():
         return
     held = RunFolder(path).plan()
-    mine = to_json(wanted)
-    for name in FIELDS:
+    mine = wanted.to_json()
+    for name in IN_FILE:
         if held.get(name) != mine[name]:
             raise AuditError(
                 f"expected a new folder for -o, but {str(path)!r} was run with {name} = {held.get(name)!r}, "
@@ -170,7 +171,7 @@ def _unchanged(path: Path, wanted: Plan) -> None:
 def _run(wanted: Plan, path: Path, reporter: Reporter, shelf: Shelf) -> str:
     """Runs one point to its end; returns why it could not be, or nothing."""
     held = (path / "plan.json").is_file()
-    folder = RunFolder.reopen(path) if held else RunFolder.create(path, path.name, to_json(wanted))
+    folder = RunFolder.reopen(path) if held else RunFolder.create(path, path.name, wanted.to_json())
     try:
         files.write(path, run(wanted, folder, reporter, shelf))
     except AuditError as why:

@@ -1,7 +1,7 @@
 """Trains the private members of an ensemble: disjoint shards of the records, one LoRA adapter a shard.
 
 Knows which members there are and what is kept of them; neither how a forward serves several of them nor what is later
-done with their laws.
+done with their distributions.
 """
 
 from __future__ import annotations

@@ -12,8 +12,9 @@ import torch
 from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 
+from auditor.models.agreement import distance
 from auditor.models.lora import MixedLora, Routing, over_same_weights
-from auditor.models.self_check import distance, tolerance
+from auditor.models.self_check import tolerance
 from auditor.training import masks
 
 _SEED = 20_240_229  # of a trial's random numbers: any number
@@ -78,7 +79,8 @@ def side_by_side(base: Any, adapter: Callable[[], Any]) -> SideBySide | None:
     """The base for training such adapters together; None where its layers do not read each row of a batch by itself.
 
     adapter: makes one on a base of its own. Tried with two whose updates are random: layers that see the tokens of all
-    rows in a line (experts), or that are not called as layers (kernels that read their weights), show in the laws.
+    rows in a line (experts), or that are not called as layers (kernels that read their weights), show in the
+    distributions.
     """
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(_SEED)

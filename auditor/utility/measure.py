@@ -27,10 +27,11 @@ from auditor.benchmarks.lab import Lab
 from auditor.core.errors import AuditError, unknown
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.nouns import UNDEFENDED, Claim, Pair
-from auditor.core.plan import ATTACKS, AUTO, Plan
+from auditor.core.plan import Plan
+from auditor.core.plan_fields import ATTACKS, AUTO
 from auditor.core.result import Measurement
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.loading import LoadingOptions, load
+from auditor.models.loading import load
 from auditor.models.lora import load_ensemble
 from auditor.models.masked import kind_of, load_masked
 from auditor.plugins import registry
@@ -40,10 +41,10 @@ from auditor.plugins.trainer import Trainer
 from auditor.runs import plan_weights
 from auditor.runs.grid import called
 from auditor.runs.lab_site import defense_defaults, lab_recipe
-from auditor.runs.lead import choose
 from auditor.runs.machine import environment
 from auditor.runs.own_site import check_needs, trained_folder
 from auditor.runs.plan import check_general, make, options_for
+from auditor.runs.prefix_token import choose
 from auditor.runs.reporter import Reporter
 from auditor.statistics import bootstrap
 from auditor.utility.subjects import CausalSubject, Example, MaskedSubject, ScoringOptions, Subject
@@ -116,7 +117,8 @@ class UtilityRow:
     """One point's numbers. Epsilons in nats; None where nothing of the kind is claimed.
 
     ratio: perplexity over that of the model as it is, paired by text. restarts: the perplexity of each. covered: share
-    of the predicted tokens that have a probability at all. slowdown: time of a next-token law, over the model's own.
+    of the predicted tokens that have a probability at all. slowdown: time of a next-token distribution, over the
+    model's own.
     epsilon: of the claim over its `tokens`. epsilon_mean: as the paper reports it, at the *mean* number of predicted
     tokens: not a guarantee of anything.
     """
@@ -174,22 +176,22 @@ def points(plan: Plan, sweep: Mapping[str, Sequence[Any]]) -> list[DefensePoint]
     for name in plan.given(ATTACKS):
         raise AuditError(f"{name} is about attacks: `audit utility` has no use of it")
     known = registry.defenses()
-    for name in plan.defense:
+    for name in plan.defenses.defense:
         if name not in known:
             raise unknown("defense", name, known)
-    fields = {name: list(options_of(known[name])) for name in dict.fromkeys(plan.defense)}
-    check_general("-D", plan.defense_options, fields)
+    fields = {name: list(options_of(known[name])) for name in dict.fromkeys(plan.defenses.defense)}
+    check_general("-D", plan.defenses.defense_options, fields)
     swept = _swept(sweep, fields)
     made = [DefensePoint()]
     for name, own in swept.items():
-        defaults = defense_defaults(lab_recipe(plan)).get(name, {}) if plan.lab else {}
-        options = options_for(name, plan.defense_options, defaults, fields[name])
+        defaults = defense_defaults(lab_recipe(plan)).get(name, {}) if plan.target.lab else {}
+        options = options_for(name, plan.defenses.defense_options, defaults, fields[name])
         for values in product(*own.values()):
             at = dict(zip(own, values, strict=True))
             made.append(DefensePoint(build("defense", known, name, {**options, **at}), at))
     for point in made:
-        if point.defense and not plan.lab:
-            check_needs(point.defense, plan.public)
+        if point.defense and not plan.target.lab:
+            check_needs(point.defense, plan.target.public)
             if "corpus" in point.defense.needs:
                 raise AuditError(
                     f"--defense {point.defense.name} looks at what the model was trained on, which --data here need "
@@ -227,35 +229,35 @@ Held = Callable[[Defense], Mapping[str, Any]]  # what a defense needs, as fields
 
 def prepare(plan: Plan, settings: Settings, reporter: Reporter) -> tuple[Subject[Any], Held]:
     """The model with its texts, and what a defense needs: an ensemble, a trained model. Raises AuditError."""
-    return _in_the_lab(plan, settings, reporter) if plan.lab else _of_ones_own(plan, settings)
+    return _in_the_lab(plan, settings, reporter) if plan.target.lab else _of_ones_own(plan, settings)
 
 
 def _in_the_lab(plan: Plan, settings: Settings, reporter: Reporter) -> tuple[Subject[Any], Held]:
     lab = Lab(lab_recipe(plan), None, reporter.progress)
-    texts, asked = lab.records(settings.on == "members"), _asked(plan, settings)
+    texts, asked = lab.texts.records(settings.on == "members"), _asked(plan, settings)
     if settings.kind == "masked":
-        _refuse_lead(plan)
+        _refuse_prefix_token(plan.data.prefix_token)
         masked = lab.masked()
         return MaskedSubject(masked, lab.masked_public(), masked.tokenizer, texts, asked), _no_ensemble
     public, target = lab.public(), lab.target()
-    subject = _causal(plan, target, public, texts, asked, lab.known)
+    subject = _causal(plan.data.prefix_token, target, public, texts, asked, lab.known)
     return subject, cache(partial(_held_by_lab, lab))
 
 
 def _of_ones_own(plan: Plan, settings: Settings) -> tuple[Subject[Any], Held]:
-    assert plan.model is not None and plan.data is not None
+    assert plan.target.model is not None and plan.data.data is not None
     if settings.on is not None:
         raise AuditError("--on chooses among the lab's records; --data are measured whole")
-    texts, asked = read_texts("--data", plan.data), _asked(plan, settings)  # before minutes of loading
-    options = LoadingOptions.of_plan(plan)
+    texts, asked = read_texts("--data", plan.data.data), _asked(plan, settings)  # before minutes of loading
+    options = plan.loading
     beside = options.beside()
-    if kind_of(plan.model, settings.kind, options) == "masked":
-        _refuse_lead(plan)
-        masked = load_masked(plan.model, options)
-        other = load_masked(plan.public, beside) if plan.public else None
+    if kind_of(plan.target.model, settings.kind, options) == "masked":
+        _refuse_prefix_token(plan.data.prefix_token)
+        masked = load_masked(plan.target.model, options)
+        other = load_masked(plan.target.public, beside) if plan.target.public else None
         return MaskedSubject(masked, other, masked.tokenizer, texts, asked), _no_ensemble
-    target = load(plan.model, options)
-    public = load(plan.public, beside) if plan.public else None
+    target = load(plan.target.model, options)
+    public = load(plan.target.public, beside) if plan.target.public else None
 
     @cache
     def ensemble(folder: str) -> Any:
@@ -270,25 +272,25 @@ def _of_ones_own(plan: Plan, settings: Settings) -> tuple[Subject[Any], Held]:
             parts["ensemble"] = ensemble(defense.ensemble_folder)
         return parts
 
-    return _causal(plan, target, public, texts, asked), cache(held)
+    return _causal(plan.data.prefix_token, target, public, texts, asked), cache(held)
 
 
-def _refuse_lead(plan: Plan) -> None:
-    if plan.lead != AUTO:
-        raise AuditError(f"expected a causal LM for --lead {plan.lead}, got a masked one, which reads whole texts")
+def _refuse_prefix_token(asked: str) -> None:
+    if asked != AUTO:
+        raise AuditError(f"expected a causal LM for --prefix-token {asked}, got a masked one, which reads whole texts")
 
 
 def _causal(
-    plan: Plan,
+    prefix: str,
     target: HuggingFaceModel,
     public: HuggingFaceModel | None,
     texts: Sequence[str],
     asked: ScoringOptions,
     known: Sequence[Pair] = (),
 ) -> CausalSubject:
-    lead = choose(plan.lead, target, known)
-    subject = CausalSubject(target, public, target.tokenizer, texts, asked, lead.tokens)
-    subject.notes.append(lead.said)
+    prefix_token = choose(prefix, target, known)
+    subject = CausalSubject(target, public, target.tokenizer, texts, asked, prefix_token.tokens)
+    subject.notes.append(prefix_token.said)
     return subject
 
 
@@ -306,8 +308,14 @@ def _held_by_lab(lab: Lab, defense: Defense) -> Mapping[str, Any]:
 
 def _asked(plan: Plan, settings: Settings) -> ScoringOptions:
     return ScoringOptions(
-        plan.seed, settings.max_length, settings.mask_share, settings.restarts, plan.limit, plan.batch_size
+        plan.seed, settings.max_length, settings.mask_share, settings.restarts, plan.data.limit, plan.compute.batch_size
     )
+
+
+def _called(data: str | None, settings: Settings) -> str:
+    if data is not None:
+        return Path(data).name
+    return f"{'member' if settings.on == 'members' else 'held-out'} records"
 
 
 def _no_ensemble(defense: Defense) -> Mapping[str, Any]:
@@ -334,7 +342,7 @@ def measure(
             raise AuditError("expected a --text of two tokens or more, got one with nothing to predict")
     with reporter.stage(f"perplexity of {len(models)} points on {len(subject.texts):,} texts"):
         nll, lost = subject.scores(models, lambda done, total: reporter.progress("scoring", done, total))
-    with reporter.stage("time of a law"):
+    with reporter.stage("time of a distribution"):
         slower = subject.slowdowns(models)
     rows = _rows(subject, wanted, claims, nll, lost, slower)
     names = dict(zip(labels(rows), models, strict=True))
@@ -342,8 +350,8 @@ def measure(
         examples = [subject.predict(names, text) for text in asked]
     result = Utility(
         kind=subject.kind,
-        model=plan.model or "lab",
-        data=Path(plan.data).name if plan.data else f"{'member' if settings.on == 'members' else 'held-out'} records",
+        model=plan.target.model or "lab",
+        data=_called(plan.data.data, settings),
         texts=len(subject.texts),
         vocab_size=subject.target.vocab_size,
         restarts=subject.restarts,
@@ -353,11 +361,11 @@ def measure(
         notes=tuple(subject.notes),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         tool_version=__version__,
-        command=plan.command,
-        plan=to_json(plan),
+        command=plan.output.command,
+        plan=plan.to_json(),
         settings=to_json(settings),
         sweep={key: tuple(values) for key, values in request.sweep.items()},
-        environment=environment(plan.device),
+        environment=environment(plan.loading.device),
         weights=plan_weights.of_plan(plan),
         seconds=time.perf_counter() - start,
     )

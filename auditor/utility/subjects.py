@@ -23,12 +23,13 @@ from auditor.core.nouns import Claim, Tokens
 from auditor.core.result import Measurement
 from auditor.core.streams import CHANNELS, generator, uniforms
 from auditor.generation.sample import sample
-from auditor.models.base import LanguageModel, Rows, law_elements
+from auditor.models.base import LanguageModel, Rows, distribution_elements
 from auditor.models.decoding import ANCESTRAL, by_shape
 from auditor.models.masked import MaskedModel
 from auditor.models.vocabulary import check_shared, check_tokens
+from auditor.models.wrapping import WrappingModel
 from auditor.plugins.defense import Defense, MaskedScenario, Scenario
-from auditor.runs.lead import led
+from auditor.runs.prefix_token import prefixed
 
 _BATCH = 64  # texts at once, where memory does not say less
 _TIMINGS = 5
@@ -88,7 +89,9 @@ class Subject(ABC, Generic[Model]):
         self.room = min(asked.max_length, self.bare.max_positions or asked.max_length)
         self.notes = [*target.notes, *(public.notes if public is not None else ())]
         self.texts = self._limited(self._usable(texts), asked.limit)
-        size = law_elements(target.device) // (max(len(text.tokens) for text in self.texts) * target.vocab_size)
+        size = distribution_elements(target.device) // (
+            max(len(text.tokens) for text in self.texts) * target.vocab_size
+        )
         self.batch_size = asked.batch_size or max(1, min(_BATCH, size))
 
     @property
@@ -145,8 +148,8 @@ class Subject(ABC, Generic[Model]):
         """(restart, texts, how to ask a model for the log-probabilities of what is predicted of them, (B, m) nats)."""
 
     @abstractmethod
-    def law(self, model: Model) -> Tensor:
-        """The law of one token of some texts: what answering takes."""
+    def distribution(self, model: Model) -> Tensor:
+        """The distribution of one token of some texts: what answering takes."""
 
     @abstractmethod
     def predict(self, models: Mapping[str, Model], text: Passage) -> Example:
@@ -169,7 +172,8 @@ class Subject(ABC, Generic[Model]):
         return nll, lost
 
     def slowdowns(self, models: Sequence[Model]) -> list[Measurement]:
-        """The time each takes for a law, over that of the bare model: median, smallest and largest of a few rounds."""
+        """The time each takes for a distribution, over that of the bare model: median, smallest and largest of a few
+        rounds."""
         rounds = []
         for _ in range(_TIMINGS):
             own = self._seconds(self.bare)
@@ -184,7 +188,7 @@ class Subject(ABC, Generic[Model]):
             if isinstance(asked, _Once | _OnceMasked):
                 asked.forget()
         start = time.perf_counter()
-        self.law(model)
+        self.distribution(model)
         return time.perf_counter() - start
 
 
@@ -205,13 +209,13 @@ class CausalSubject(Subject[LanguageModel]):
         tokenizer: Any,
         texts: Sequence[str],
         asked: ScoringOptions,
-        lead: Tokens = (),
+        prefix_token: Tokens = (),
     ) -> None:
-        self.lead = lead
+        self.prefix_token = prefix_token
         super().__init__(target, public, tokenizer, texts, asked)
 
     def behind(self, model: LanguageModel) -> LanguageModel:
-        return led(model, self.lead)
+        return prefixed(model, self.prefix_token)
 
     def encode(self, row: int, text: str) -> Passage:
         ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -235,7 +239,7 @@ class CausalSubject(Subject[LanguageModel]):
             yield 0, batch, partial(_token_log_probs, tokens[:, :1], tokens[:, 1:])
 
     @torch.no_grad()
-    def law(self, model: LanguageModel) -> Tensor:
+    def distribution(self, model: LanguageModel) -> Tensor:
         return model.log_probs(torch.tensor([self.texts[0].tokens] * 4, device=self.target.device), 1)
 
     @torch.no_grad()
@@ -246,7 +250,7 @@ class CausalSubject(Subject[LanguageModel]):
         behind = tuple(range(half, half + rest))
 
         def said(model: LanguageModel) -> str:
-            suffix = sample(model, first, rest, ANCESTRAL, drawn, law=False)[0].suffixes[0]
+            suffix = sample(model, first, rest, ANCESTRAL, drawn, distribution=False)[0].suffixes[0]
             return marked(self.tokenizer, (*text.tokens[:half], *suffix.tolist()), behind)
 
         predicted = tuple((name, said(model)) for name, model in models.items())
@@ -293,7 +297,7 @@ class MaskedSubject(Subject[MaskedModel]):
                 gaps = torch.tensor([self.gaps(self.texts[i], restart) for i in batch])
                 yield restart, batch, partial(_token_log_probs, tokens, gaps)
 
-    def law(self, model: MaskedModel) -> Tensor:
+    def distribution(self, model: MaskedModel) -> Tensor:
         text = self.texts[0]
         return model.log_probs(torch.tensor([text.tokens] * 4), torch.tensor([self.gaps(text, 0)] * 4))
 
@@ -302,8 +306,8 @@ class MaskedSubject(Subject[MaskedModel]):
         drawn = generator("utility", "examples", self.asked.seed, text.row).random((len(gaps), CHANNELS))[:, 0]
 
         def said(model: MaskedModel) -> str:
-            law = model.log_probs(torch.tensor([text.tokens]), torch.tensor([gaps]))[0].cpu()
-            tokens, _ = ANCESTRAL.draw(law, torch.arange(len(gaps)), torch.from_numpy(drawn))
+            distribution = model.log_probs(torch.tensor([text.tokens]), torch.tensor([gaps]))[0].cpu()
+            tokens, _ = ANCESTRAL.draw(distribution, torch.arange(len(gaps)), torch.from_numpy(drawn))
             filled = list(text.tokens)
             for at, token in zip(gaps, tokens.tolist(), strict=True):
                 filled[at] = token
@@ -329,29 +333,26 @@ def marked(tokenizer: Any, tokens: Sequence[int], gaps: Sequence[int], shown: Se
     return made + "]" * inside
 
 
-class _Once(LanguageModel):
+class _Once(WrappingModel):
     """A model that answers the question it was last asked without thinking again, in float64.
 
     All points of a sweep ask the same of it, one after the other.
     """
 
     def __init__(self, model: LanguageModel) -> None:
-        self.model = model
-        self.name, self.family, self.vocab_size = model.name, model.family, model.vocab_size
-        self.max_positions, self.parts = model.max_positions, model.parts
-        self.eos, self.device, self.capabilities = model.eos, model.device, model.capabilities
+        super().__init__(model)
         self.forget()
 
     def forget(self) -> None:
         self._held: dict[str, tuple[tuple[Any, ...], Tensor]] = {}
 
-    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Rows:
-        return self.model.start(prefixes, length, prompt=prompt, law=law)
+    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
+        return self.model.start(prefixes, length, prompt=prompt, distribution=distribution)
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         if prompt is not None:
             return self.model.log_probs(contexts, last, prompt=prompt)
-        return remembered(self._held, "law", (contexts, last), lambda: self.model.log_probs(contexts, last))
+        return remembered(self._held, "distribution", (contexts, last), lambda: self.model.log_probs(contexts, last))
 
     def token_log_probs(self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None) -> Tensor:
         if prompt is not None:
@@ -359,9 +360,6 @@ class _Once(LanguageModel):
         return remembered(
             self._held, "tokens", (prefixes, suffixes), lambda: self.model.token_log_probs(prefixes, suffixes).double()
         )
-
-    def embedding_rows(self, count: int) -> Tensor:
-        return self.model.embedding_rows(count)
 
 
 class _OnceMasked(MaskedModel):
@@ -377,7 +375,9 @@ class _OnceMasked(MaskedModel):
         self._held: dict[str, tuple[tuple[Any, ...], Tensor]] = {}
 
     def log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
-        return remembered(self._held, "law", (contexts, positions), lambda: self.model.log_probs(contexts, positions))
+        return remembered(
+            self._held, "distribution", (contexts, positions), lambda: self.model.log_probs(contexts, positions)
+        )
 
     def token_log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
         return super().token_log_probs(contexts, positions).double()
@@ -389,7 +389,7 @@ def remembered(
     """The last answer of this kind, if the same was asked; else a new one."""
     last = held.get(kind)
     if last is None or not all(_same(a, b) for a, b in zip(last[0], asked, strict=True)):
-        held.pop(kind, None)  # two laws need not fit in memory
+        held.pop(kind, None)  # two distributions need not fit in memory
         last = held[kind] = (asked, answer())
     return last[1]
 

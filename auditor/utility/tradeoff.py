@@ -144,7 +144,7 @@ def measured(folder: Path) -> bool:
 
 def held(asked: UtilityPlan, folder: Path) -> Utility:
     """What the folder holds. Raises AuditError where it was measured with anything else."""
-    found, mine = read(folder), to_json(asked)
+    found, mine = read(folder), {**to_json(asked), "plan": asked.plan.to_json()}
     for name in ("plan", "settings", "sweep"):
         theirs = to_json(getattr(found, name))
         if {**theirs, "command": ""} != {**mine[name], "command": ""}:

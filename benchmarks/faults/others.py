@@ -237,8 +237,8 @@ DAMAGES = (
         for name in JOURNALS
     ),
     Damage("tuned prompt cut off", "run/state/*.pt", _cut, "the file taken away"),
-    Damage("lead.json cut off", "run/lead.json", _cut, "the file put back", _back),
-    Damage("lead.json lost", "run/lead.json", _lost, "the file put back", _back),
+    Damage("prefix_token.json cut off", "run/prefix_token.json", _cut, "the file put back", _back),
+    Damage("prefix_token.json lost", "run/prefix_token.json", _lost, "the file put back", _back),
     Damage("weights.json cut off", "run/weights.json", _cut, "the file put back", _back),
     Damage("secrets.sha256 cut off", "run/secrets.sha256", _cut, "the file taken away"),
     Damage("plan.json cut off", "run/plan.json", _cut, "the file put back", _back),

@@ -65,7 +65,7 @@ def a_run(*words: str, out: str = "run") -> dict[str, tuple[str, ...] | str]:
     return {
         "words": ("run", *words, "-o", out),
         "made": (out,),
-        "resume": ("run", "--resume", out),
+        "resume": ("run", "--resume", out, *(("--base-url", "URL") if "--base-url" in words else ())),
         "resumable": f"{out}/plan.json",
     }
 
@@ -109,7 +109,7 @@ OWN = Case(
 CLAIM = Case(
     "claim",
     "`audit run`: PMixED, a budget that ends within a row",
-    phases=(Phase("sampling inside a claim", "run/lead.json", ""),),
+    phases=(Phase("sampling inside a claim", "run/prefix_token.json", ""),),
     needs=(MEMBERS,),
     **a_run(  # type: ignore[arg-type]
         *(*_OWN, "--attack", "perplexity", "--attack", "ethicist", "-Aethicist.prompt_length=3", "-Aethicist.epochs=1"),
@@ -147,7 +147,10 @@ REPORT = Case(
 LAB = Case(
     "lab",
     "`audit run` on the lab: target, ensemble and DP-SGD are trained",
-    phases=(Phase("the lab's training", "cache/*", "run/lead.json"), Phase("its audit", "run/lead.json", "")),
+    phases=(
+        Phase("the lab's training", "cache/*", "run/prefix_token.json"),
+        Phase("its audit", "run/prefix_token.json", ""),
+    ),
     **a_run("--config", "lab.toml"),  # type: ignore[arg-type]
 )
 API = Case(

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from auditor.benchmarks.lab import Lab, _event, _press, _profile, _records
+from auditor.benchmarks.lab import Lab
+from auditor.benchmarks.lab_texts import COMMON_KINDS, drawn
 from auditor.core.nouns import Tokens
 from auditor.training.rarity import against_constants, log_perplexities, normalise
 
@@ -24,8 +25,8 @@ LICENCE = Path(__file__).parents[2] / "LICENSE"
 
 
 def groups(lab: Lab) -> dict[str, list[str]]:
-    private = list(dict.fromkeys(lab.private_copies()))
-    fresh = _records(lab.recipe.seed + 7, 300, (_press, _event, _profile))
+    private = list(dict.fromkeys(lab.texts.copies()))
+    fresh = list(drawn(lab.recipe.seed + 7, 300, COMMON_KINDS))
     prose = [" ".join(part.split()) for part in LICENCE.read_text().split("\n\n") if len(part.split()) > 20]
     return {"private": private, "harmless, common kinds": fresh, "harmless, rare prose": prose}
 

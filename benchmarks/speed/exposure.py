@@ -1,6 +1,6 @@
 """Exact exposure against batched scoring of every text of the space, on the lab's target, in one run.
 
-    python benchmarks/speed/exposure.py [--sample 8192] [--repeats 2] [--lead eos|none]
+    python benchmarks/speed/exposure.py [--sample 8192] [--repeats 2] [--prefix-token eos|none]
 
 The space: the 10^6 six-digit texts of "My ID is {digits:6}". Batched scoring reads the nll of every candidate, 512 at a
 time and teacher-forced, all of one length together; it is timed on a sample of the space and scaled. The search's trie
@@ -16,7 +16,8 @@ import time
 import numpy as np
 from sampling import seconds  # the script beside this one
 
-from auditor.benchmarks.lab import CANARY_SPACE, Lab, canary_text
+from auditor.benchmarks.lab import Lab
+from auditor.benchmarks.lab_recipe import CANARY_SPACE, canary_text
 from auditor.core.streams import generator
 from auditor.generation import tries
 from auditor.statistics.exposure import of_rank
@@ -28,7 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sample", type=int, default=8192)
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--lead", choices=("eos", "none"), default="eos")
+    parser.add_argument("--prefix-token", choices=("eos", "none"), default="eos")
     options = parser.parse_args()
     lab = Lab(progress=lambda what, done, total: print(f"{what}: {done}/{total}", end="\r"))
     model, tokenizer = lab.target(), lab.tokenizer
@@ -36,13 +37,13 @@ def main() -> None:
     tree = tries.build(CANARY_SPACE, tokenizer)
     made = time.perf_counter() - start
     print(f"trie: {tree.leaves:,} texts, {tree.nodes:,} inner nodes, made in {made:.1f} s, then cached")
-    context = (*model.eos[:1], *tree.head) if options.lead == "eos" else tree.head
+    context = (*model.eos[:1], *tree.head) if options.prefix_token == "eos" else tree.head
     noise = generator("speed", "exposure")
     texts = [CANARY_SPACE.draw(noise) for _ in range(options.sample)]
     tails = [tuple(ids[len(tree.head) :]) for ids in tries.encode(tokenizer, texts)]
     scale = CANARY_SPACE.size / len(tails)
     batched = scale * seconds(options.repeats, lambda: tries.nlls(model, context, tails))[0]
-    print(f"batched scoring: {batched:.0f} s, scaled from {len(tails):,} texts; lead: {options.lead}")
+    print(f"batched scoring: {batched:.0f} s, scaled from {len(tails):,} texts; prefix token: {options.prefix_token}")
     print(f"{'canary':>10} {'inserted':>9} {'exposure':>9} {'rank':>9} {'rows':>8} {'seconds':>9} {'faster':>9}")
     for digits, inserted in (*lab.recipe.canaries, (NEVER_INSERTED, 0)):
         tail = tuple(tokenizer(canary_text(digits))["input_ids"][len(tree.head) :])

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from auditor.benchmarks.lab import LabRecipe, has_bfloat16
+from auditor.benchmarks.lab_recipe import LabRecipe
+from auditor.benchmarks.lab_training import has_bfloat16
 from auditor.core.streams import generator
 from auditor.models.lora import over_same_weights
 from auditor.training.finetune import Course, Fitting, trained_parameters, untrained

@@ -67,7 +67,7 @@ SMALL = (Size(32, 2, 4, 2, 100), Size(48, 3, 4, 4, 300), Size(64, 2, 4, 1, 200))
 
 
 def row(size: Size, positions: int) -> int:
-    """Keys and values of every layer at every position, and one law."""
+    """Keys and values of every layer at every position, and one distribution."""
     return 2 * size.layers * size.kv * (size.hidden // size.heads) * positions * FLOAT + size.vocab * FLOAT
 
 
@@ -83,7 +83,8 @@ def prompt(size: Size, rows: int) -> int:
 
 def tuning(size: Size, batch: int, tokens: int, scored: int) -> float:
     """What autograd keeps of a batch whose weights are frozen: no input of a linear layer, but of each layer and token
-    what two norms, the attention (queries, keys, values, answer) and the gate (three of the wider ones) read; and laws.
+    what two norms, the attention (queries, keys, values, answer) and the gate (three of the wider ones) read; and
+    distributions.
     """
     widths = 4 + 3 * WIDER + 2 * size.kv / size.heads
     return batch * (tokens * size.layers * widths * size.hidden + scored * size.vocab) * FLOAT
@@ -148,8 +149,10 @@ def prompt_held(model: HuggingFaceModel) -> tuple[int, int]:
         tuned = model.embedding_rows(PROMPT).requires_grad_(True)
         optimizer = torch.optim.AdamW([tuned])
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            law = model.log_probs(torch.ones(BATCH, PREFIX + SUFFIX - 1, dtype=torch.long), SUFFIX, prompt=tuned)
-            loss = -law[..., 1].mean()
+            distribution = model.log_probs(
+                torch.ones(BATCH, PREFIX + SUFFIX - 1, dtype=torch.long), SUFFIX, prompt=tuned
+            )
+            loss = -distribution[..., 1].mean()
         loss.backward()
         optimizer.step()
         return tuned, optimizer

@@ -2,12 +2,12 @@
 
     python benchmarks/speed/ngram_index.py [--megabytes 10 100] [--n 50] [--generations 1000] [--length 256]
 
-Text is drawn token by token from a Zipf law over 32,000 tokens, four bytes of text each, in records of 400 tokens of
-which every tenth is an exact copy; the generations are half drawn anew, half cut out of the records. Each way is timed
-in a process of its own, in seconds of processor time (all are of one thread, and machines are shared); its peak memory
-is that of the process less what it held before. The hashes answer for one n alone and not for certain (two n-grams may
-share one), and neither says which record it was; the suffix array answers for every n, exactly, and names the record.
-The set is left out above 10 MB: it would not fit. Ratios are to the index.
+Text is drawn token by token from a Zipf distribution over 32,000 tokens, four bytes of text each, in records of 400
+tokens of which every tenth is an exact copy; the generations are half drawn anew, half cut out of the records. Each way
+is timed in a process of its own, in seconds of processor time (all are of one thread, and machines are shared); its
+peak memory is that of the process less what it held before. The hashes answer for one n alone and not for certain (two
+n-grams may share one), and neither says which record it was; the suffix array answers for every n, exactly, and names
+the record. The set is left out above 10 MB: it would not fit. Ratios are to the index.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ Asked = list[tuple[int, ...]]
 def records(megabytes: int) -> NDArray[np.uint32]:
     """(records, RECORD) token ids."""
     noise = generator("speed", "ngrams")
-    law = 1 / np.arange(1, VOCABULARY + 1)
-    cdf = np.cumsum(law / law.sum())
+    distribution = 1 / np.arange(1, VOCABULARY + 1)
+    cdf = np.cumsum(distribution / distribution.sum())
     count = megabytes * 1_000_000 // BYTES // RECORD
     made = np.empty((count, RECORD), dtype=np.uint32)
     for start in range(0, count, 4096):

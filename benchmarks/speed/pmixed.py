@@ -5,8 +5,8 @@
 The published loop asks one adapter at a time (`set_adapter`) over the whole context and finds each weight by SciPy's
 bisection, 20 steps a member and position and both divergences a step, as the authors' `ensemble.py` does. It is slow:
 its parts are timed on one text and ten weights, and scaled. Both serve the same members, those of a lab of so many
-shards (built in minutes, then cached); laws and weights are compared before anything is timed. Ratios of processor time
-on one thread: other work on the machine hardly counts. Absolute times prove nothing.
+shards (built in minutes, then cached); distributions and weights are compared before anything is timed. Ratios of
+processor time on one thread: other work on the machine hardly counts. Absolute times prove nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from peft import PeftModel
 from scipy.optimize import bisect
 from torch import Tensor
 
-from auditor.benchmarks.lab import Lab, LabRecipe
+from auditor.benchmarks.lab import Lab
+from auditor.benchmarks.lab_recipe import LabRecipe
 from auditor.core.nouns import Query, Secret, Tokens
 from auditor.defenses.pmixed import PMixed, PMixedModel
 from auditor.models.base import perplexity_nll
@@ -32,7 +33,7 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Scenario
 from auditor.plugins.view import CLAIM, Sampling, View
 
-_AGREE = 1e-6  # laws, in probability
+_AGREE = 1e-6  # distributions, in probability
 _SHAVE = 1e-4  # of the radius, which our search gives up in single precision
 _WEIGHTS = 10  # timed, and scaled
 
@@ -61,18 +62,18 @@ class Adapters:
     @torch.no_grad()
     def one_at_a_time(self, context: Tensor, members: Sequence[int] | None = None) -> Tensor:
         """(1 + members, n, V) probabilities of one context (1, n), the public model's first; all members by default."""
-        laws = [self.public.model(context).logits[0].softmax(-1)]
+        distributions = [self.public.model(context).logits[0].softmax(-1)]
         for member in range(self.size) if members is None else members:
             self.peft.set_adapter(str(member))
-            laws.append(self.peft(context).logits[0].softmax(-1))
-        return torch.stack(laws)
+            distributions.append(self.peft(context).logits[0].softmax(-1))
+        return torch.stack(distributions)
 
     @torch.no_grad()
     def mixed_batch(self, context: Tensor) -> Tensor:
-        """The same laws in one batch, by `adapter_names`."""
+        """The same distributions in one batch, by `adapter_names`."""
         names = ["__base__", *(str(member) for member in range(self.size))]
-        laws: Tensor = self.peft(context.expand(1 + self.size, -1), adapter_names=names).logits.softmax(-1)
-        return laws
+        distributions: Tensor = self.peft(context.expand(1 + self.size, -1), adapter_names=names).logits.softmax(-1)
+        return distributions
 
 
 def divergence(p: Tensor, q: Tensor, alpha: int) -> Tensor:
@@ -95,24 +96,24 @@ def weight(p: Tensor, p0: Tensor, model: PMixedModel, radius: float, *, both: bo
 
 
 def compare(adapters: Adapters, model: PMixedModel, text: Tokens) -> float:
-    """The largest difference of the released laws in probability, behind a text; fails above 1e-6.
+    """The largest difference of the released distributions in probability, behind a text; fails above 1e-6.
 
-    The loop's law is that of a bisection to the end in double precision, with the radius that ours keeps to. Fails
-    too where a weight of ours is larger than the full radius allows.
+    The loop's distribution is that of a bisection to the end in double precision, with the radius that ours keeps to.
+    Fails too where a weight of ours is larger than the full radius allows.
     """
     context, radius, both = torch.tensor([text]), float(model.radii[1]), model.projection.two_sided
-    laws = adapters.one_at_a_time(context)[:, -1].double()
-    laws /= laws.sum(-1, keepdim=True)
-    members = laws[1:]
+    distributions = adapters.one_at_a_time(context)[:, -1].double()
+    distributions /= distributions.sum(-1, keepdim=True)
+    members = distributions[1:]
     shaved, most = (
-        torch.tensor([weight(p, laws[0], model, r, both=both, steps=60) for p in members], dtype=torch.float64)
+        torch.tensor([weight(p, distributions[0], model, r, both=both, steps=60) for p in members], dtype=torch.float64)
         for r in (radius * (1 - _SHAVE), radius)
     )
     share = sum(model.shares.values()) / len(members)
-    theirs = laws[0] + share * (shaved[:, None] * (members - laws[0])).sum(0)
+    theirs = distributions[0] + share * (shaved[:, None] * (members - distributions[0])).sum(0)
     difference = float((model.log_probs(context, 1)[0, 0].double().exp() - theirs).abs().max())
-    assert difference <= _AGREE, f"the released laws differ by {difference:.2g}"
-    single = laws.float().log()
+    assert difference <= _AGREE, f"the released distributions differ by {difference:.2g}"
+    single = distributions.float().log()
     ours = model.projection.weights(single[1:], single[:1], radius)
     assert bool((ours <= most + 1e-12).all()), "a weight of ours is beyond the radius"
     return difference
@@ -137,14 +138,18 @@ class Loop:
 
     def __init__(self, adapters: Adapters, model: PMixedModel, text: Tokens, repeats: int) -> None:
         context = torch.tensor([text[:-1]])
-        laws = adapters.one_at_a_time(context, range(_WEIGHTS))[:, -1]
+        distributions = adapters.one_at_a_time(context, range(_WEIGHTS))[:, -1]
         self.members, self.q = adapters.size, model.q
         self.public = seconds(lambda: adapters.one_at_a_time(context, []), repeats)
         self.text = seconds(lambda: adapters.one_at_a_time(context), repeats)
         self.member = (self.text - self.public) / self.members
         radius = float(model.radii[1])
         self.weight = {
-            both: seconds(lambda: [weight(p, laws[0], model, radius, both=both) for p in laws[1:]], repeats) / _WEIGHTS  # noqa: B023
+            both: seconds(
+                lambda: [weight(p, distributions[0], model, radius, both=both) for p in distributions[1:]],  # noqa: B023
+                repeats,
+            )
+            / _WEIGHTS
             for both in (False, True)
         }
 
@@ -182,24 +187,27 @@ def main() -> None:
         f"{held.size} members, texts of {len(texts[0])} tokens, {held.public.vocab_size} words; alpha 3, q 0.03, T 1024"
     )
     worst = max(compare(adapters, sound, texts[i][:n]) for i, n in enumerate((5, 20, 35)))
-    print(f"released laws differ by at most {worst:.1g}; no weight of ours is beyond the radius", flush=True)
+    print(f"released distributions differ by at most {worst:.1g}; no weight of ours is beyond the radius", flush=True)
 
     loop = Loop(adapters, sound, texts[0], options.repeats)
     context, parts = torch.tensor([texts[0][:-1]]), torch.arange(1 + held.size)
     peft = seconds(lambda: adapters.mixed_batch(context), options.repeats)
     ours = seconds(lambda: held.log_probs(context.expand(len(parts), -1), parts, context.shape[1]), options.repeats)
-    print(f"laws of all members     {loop.text / ours:7.1f}x  set_adapter; adapter_names: {loop.text / peft:.1f}x")
+    print(
+        f"distributions of all members  {loop.text / ours:7.1f}x  set_adapter; adapter_names: {loop.text / peft:.1f}x"
+    )
 
     ours = seconds(lambda: perplexity(sound, texts), options.repeats)
     both, one = (loop.perplexity(texts, held.size, both) / ours for both in (True, False))
     print(
-        f"private perplexity      {both:7.1f}x  the loop, exact law; did it look one way only: {one:.1f}x", flush=True
+        f"private perplexity      {both:7.1f}x  the loop, exact; did it look one way only: {one:.1f}x",
+        flush=True,
     )
     ours = seconds(lambda: perplexity(published, texts[:2]), options.repeats)
     every = loop.perplexity(texts[:2], held.size * len(published.shares), True) / ours
     subset = loop.perplexity(texts[:2], held.size * loop.q, True) / ours
     print(
-        f"  radius by subset size {every:7.1f}x  the loop, exact law; one random subset a token: {subset:.1f}x",
+        f"  radius by subset size {every:7.1f}x  the loop, exact; one random subset a token: {subset:.1f}x",
         flush=True,
     )
 

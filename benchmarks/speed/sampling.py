@@ -5,8 +5,8 @@
 Both produce K samples of each prefix of the lab's target under Ethicist's decoding (top-p 0.7, temperature 0.8) and the
 log-probability of each distinct one. Ours is the pass that every attack of a run shares, batched as a run batches it.
 The bare forward reads the same prefixes and then as many rows, token by token, on a cache that is there beforehand,
-and does nothing with the logits; of a model of 7M parameters with GPT-2's vocabulary, too, whose laws are most of it.
-Ratios of processor time on one thread, alternately in one run: absolute times on shared machines prove nothing.
+and does nothing with the logits; of a model of 7M parameters with GPT-2's vocabulary, too, whose distributions are most
+of it. Ratios of processor time on one thread, alternately in one run: absolute times on shared machines prove nothing.
 """
 
 from __future__ import annotations

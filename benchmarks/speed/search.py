@@ -2,9 +2,9 @@
 
     python benchmarks/speed/search.py [--samples 100] [--limit N] [--thresholds 0.01 0.001]
 
-Samples are ranked by Ethicist's calibrated confidence, leaves by their exact probability under the same decoding law
-(top-p 0.7, temperature 0.8), and both by the nll of the attacked law. The threshold of equal rows is found by
-bisection. A row is one token of one sequence through the model; seconds are those of the search alone.
+Samples are ranked by Ethicist's calibrated confidence, leaves by their exact probability under the same decoding
+distribution (top-p 0.7, temperature 0.8), and both by the nll of the attacked distribution. The threshold of equal rows
+is found by bisection. A row is one token of one sequence through the model; seconds are those of the search alone.
 """
 
 from __future__ import annotations

@@ -2,12 +2,13 @@
 
     python benchmarks/trust/adversary.py [--settings 24] [--starts 200] [--steps 80] [--seed 0]     (some 10 minutes)
 
-Laws of a few tokens are drawn at random, from mild to nearly certain, and the worst of them made worse (Nelder-Mead
-over their logits). Both neighbours are served by `protect`, each on its own; what PMixed releases is enumerated over
-all subsets of its members, and must be the law it says it has. Divergences are held against the claim of one token at
-every order claimed, and the exact delta of a few tokens against the whole claim, in both directions, in single and
-double precision. DP training is the exact delta of its Gaussian mechanism, where that has a formula, at the epsilon
-that is reported. Exits 1 where a claim said to be sound is exceeded; the published accounting of PMixed is known to be.
+Distributions of a few tokens are drawn at random, from mild to nearly certain, and the worst of them made worse
+(Nelder-Mead over their logits). Both neighbours are served by `protect`, each on its own; what PMixed releases is
+enumerated over all subsets of its members, and must be the distribution it says it has. Divergences are held against
+the claim of one token at every order claimed, and the exact delta of a few tokens against the whole claim, in both
+directions, in single and double precision. DP training is the exact delta of its Gaussian mechanism, where that has a
+formula, at the epsilon that is reported. Exits 1 where a claim said to be sound is exceeded; the published accounting
+of PMixed is known to be.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from scipy.optimize import minimize
 from scipy.stats import norm
 from torch import Tensor
 
-from auditor.benchmarks.fixed_laws import FixedLaw, fixed_ensemble
+from auditor.benchmarks.fixed_distributions import FixedDistribution, fixed_ensemble
 from auditor.defenses.invisible_ink import InkModel, InvisibleInk
 from auditor.defenses.pmixed import PMixed, PMixedModel
 from auditor.defenses.uniform_mixing import ANY_TWO, UniformMixing
@@ -41,10 +42,10 @@ from auditor.privacy.accounting import realised_pure_dp, realised_renyi
 from auditor.privacy.gaussian import reported_epsilon
 
 Array = NDArray[np.float64]
-Ratios = Callable[[Tensor], Array]  # (cases, laws, V) probabilities -> (cases,) realised over claimed
+Ratios = Callable[[Tensor], Array]  # (cases, distributions, V) probabilities -> (cases,) realised over claimed
 
-_ROUNDING = 1e-6  # relative: divergences of 1e-3 nats are computed from laws of double precision
-_LAW = 1e-6  # in probability, between the law a service says it has and what it draws from
+_ROUNDING = 1e-6  # relative: divergences of 1e-3 nats are computed from distributions of double precision
+_DISTRIBUTION = 1e-6  # in probability, between the distribution a service says it has and what it draws from
 _SCALES = (1.0, 4.0, 10.0, 25.0, 60.0)  # of the logits
 
 
@@ -68,14 +69,14 @@ class Claimed:
     worst: Callable[[Effort], tuple[float, str]]
 
 
-def most(ratios: Ratios, laws: int, vocab_size: int, effort: Effort) -> float:
-    """The largest ratio found: random laws of every scale in one batch, then Nelder-Mead from the worst."""
+def most(ratios: Ratios, distributions: int, vocab_size: int, effort: Effort) -> float:
+    """The largest ratio found: random distributions of every scale in one batch, then Nelder-Mead from the worst."""
     rng = np.random.default_rng(effort.seed)
     scales = np.resize(_SCALES, effort.starts)[:, None]
-    starts = rng.standard_normal((effort.starts, laws * vocab_size)) * scales
+    starts = rng.standard_normal((effort.starts, distributions * vocab_size)) * scales
 
     def at(logits: Array) -> Array:
-        return ratios(torch.from_numpy(np.atleast_2d(logits)).view(-1, laws, vocab_size).softmax(-1))
+        return ratios(torch.from_numpy(np.atleast_2d(logits)).view(-1, distributions, vocab_size).softmax(-1))
 
     found = at(starts)
     options = {"maxfev": effort.steps}
@@ -95,7 +96,8 @@ def over_settings(
 
 
 def delta_at(epsilon: float, p: Array, q: Array) -> Array:
-    """(cases,): the smallest delta at which laws (cases, V) are epsilon apart, the larger of both directions."""
+    """(cases,): the smallest delta at which distributions (cases, V) are epsilon apart, the larger of both
+    directions."""
     return np.maximum(*(np.maximum(a - math.exp(epsilon) * b, 0.0).sum(-1) for a, b in ((p, q), (q, p))))
 
 
@@ -121,11 +123,11 @@ ENSEMBLE_SETTINGS = [
 ]
 
 
-def drawn(model: PMixedModel, laws: Tensor) -> Array:
-    """(cases, V): what is drawn from, subset by subset of the members; laws (cases, 1 + N, V)."""
-    logs = laws.log()
-    exact = laws.double()
-    members, law = laws.shape[1] - 1, torch.zeros_like(exact[:, 0])
+def drawn(model: PMixedModel, distributions: Tensor) -> Array:
+    """(cases, V): what is drawn from, subset by subset of the members; distributions (cases, 1 + N, V)."""
+    logs = distributions.log()
+    exact = distributions.double()
+    members, distribution = distributions.shape[1] - 1, torch.zeros_like(exact[:, 0])
     by_size = [
         model.projection.weights(logs[:, 1:], logs[:, :1], float(radius)).unsqueeze(-1) for radius in model.radii[1:]
     ]
@@ -134,23 +136,23 @@ def drawn(model: PMixedModel, laws: Tensor) -> Array:
         chance = model.q**size * (1 - model.q) ** (members - size)
         if size:
             mixed = by_size[size - 1] * exact[:, 1:] + (1 - by_size[size - 1]) * exact[:, :1]
-            law += chance * mixed[:, chosen].mean(1)
+            distribution += chance * mixed[:, chosen].mean(1)
         else:
-            law += chance * exact[:, 0]
-    return (law / law.sum(-1, keepdim=True)).numpy()
+            distribution += chance * exact[:, 0]
+    return (distribution / distribution.sum(-1, keepdim=True)).numpy()
 
 
-def released(defense: PMixed, laws: Tensor, tokens: int) -> Array:
-    """(cases, V): what `protect` serves in front of laws (cases, 1 + N, V), the public one first."""
-    if laws.shape[1] == 1:
-        return laws[:, 0].double().numpy()
-    held = fixed_ensemble(*laws.unbind(1))
+def released(defense: PMixed, distributions: Tensor, tokens: int) -> Array:
+    """(cases, V): what `protect` serves in front of distributions (cases, 1 + N, V), the public one first."""
+    if distributions.shape[1] == 1:
+        return distributions[:, 0].double().numpy()
+    held = fixed_ensemble(*distributions.unbind(1))
     model = defense.protect(_scenario(held, tokens))
     assert isinstance(model, PMixedModel)
-    law = drawn(model, laws)
-    says = model.log_probs(torch.arange(len(laws)).unsqueeze(-1), 1)[:, 0].double().exp().numpy()
-    assert np.abs(says - law).max() <= _LAW, "the law that is read is not the one drawn from"
-    return law
+    distribution = drawn(model, distributions)
+    says = model.log_probs(torch.arange(len(distributions)).unsqueeze(-1), 1)[:, 0].double().exp().numpy()
+    assert np.abs(says - distribution).max() <= _DISTRIBUTION, "the distribution that is read is not the one drawn from"
+    return distribution
 
 
 def _scenario(held: Ensemble, tokens: int) -> Scenario:
@@ -158,16 +160,21 @@ def _scenario(held: Ensemble, tokens: int) -> Scenario:
 
 
 def ensemble_ratio(defense: PMixed, setting: EnsembleSetting, relation: str) -> Ratios:
-    """Laws: public, the members, and one more for `replace`. Member 0 is the one that changes."""
+    """Distributions: public, the members, and one more for `replace`. Member 0 is the one that changes."""
     case = _scenario(fixed_ensemble([0.5, 0.5], *[[0.5, 0.5]] * setting.members), setting.tokens)
     model, claim = defense.protect(case), defense.claim(case, setting.tokens)
     assert isinstance(model, PMixedModel) and model.promise is not None
     claimed = {order: rdp for (name, order), rdp in model.promise.query_rdp.items() if name == relation}
     epsilon = claim.epsilon.get(relation, claim.epsilon[claim.relation])
 
-    def ratios(laws: Tensor) -> Array:
-        laws = laws if setting.double else laws.float()
-        public, mine, others, other = laws[:, :1], laws[:, 1:2], laws[:, 2:-1], laws[:, -1:]
+    def ratios(distributions: Tensor) -> Array:
+        distributions = distributions if setting.double else distributions.float()
+        public, mine, others, other = (
+            distributions[:, :1],
+            distributions[:, 1:2],
+            distributions[:, 2:-1],
+            distributions[:, -1:],
+        )
         changed = {"add_remove": [], "zero_out": [public], "replace": [other]}[relation]
         p = released(defense, torch.cat([public, mine, others], 1), setting.tokens)
         r = released(defense, torch.cat([public, *changed, others], 1), setting.tokens)
@@ -177,7 +184,7 @@ def ensemble_ratio(defense: PMixed, setting: EnsembleSetting, relation: str) -> 
             np.maximum(realised_renyi(log_p, log_r, order), realised_renyi(log_r, log_p, order)) / rdp
             for order, rdp in claimed.items()
         ]
-        if setting.tokens <= 3:  # the same law at every token
+        if setting.tokens <= 3:  # the same distribution at every token
             many_p, many_r = p, r
             for _ in range(setting.tokens - 1):
                 many_p, many_r = (
@@ -246,24 +253,26 @@ INK_SETTINGS = [
 
 
 def ink_ratio(setting: InkSetting, relation: str) -> Ratios:
-    """Laws: public, the records', and one more for `replace`. Record 0 is the one that changes."""
+    """Distributions: public, the records', and one more for `replace`. Record 0 is the one that changes."""
     defense = InvisibleInk(clip=setting.clip, batch=setting.batch, temperature=setting.temperature, top_k=setting.top_k)
     records = tuple(Prompt(str(i), (i,), (i, i)) for i in range(setting.batch))
-    scenario = Scenario(FixedLaw([0.5, 0.5]), FixedLaw([0.5, 0.5]), None, setting.tokens, 1, prompts=records)
+    scenario = Scenario(
+        FixedDistribution([0.5, 0.5]), FixedDistribution([0.5, 0.5]), None, setting.tokens, 1, prompts=records
+    )
     claim, model = defense.claim(scenario, 0), defense.protect(scenario)
     assert isinstance(model, InkModel) and model.promise is not None
     rho, spread = model.promise.rho(relation), model.promise.range[relation]
 
-    def ratios(laws: Tensor) -> Array:
-        laws = laws if setting.double else laws.float()
-        other = laws[:, -1] if relation == "replace" else laws[:, 0]
-        changed = torch.cat([laws[:, :1], other.unsqueeze(1), laws[:, 2:-1]], 1)
+    def ratios(distributions: Tensor) -> Array:
+        distributions = distributions if setting.double else distributions.float()
+        other = distributions[:, -1] if relation == "replace" else distributions[:, 0]
+        changed = torch.cat([distributions[:, :1], other.unsqueeze(1), distributions[:, 2:-1]], 1)
 
         def served(parts: Tensor) -> Array:
             ink = InkModel(fixed_ensemble(*parts.unbind(1)), model.ink, model.name)
             return ink.log_probs(torch.arange(len(parts)).unsqueeze(-1), 1)[:, 0].numpy()
 
-        p, r = served(laws[:, :-1]), served(changed)
+        p, r = served(distributions[:, :-1]), served(changed)
         shares = [np.maximum(realised_renyi(p, r, a), realised_renyi(r, p, a)) / (a * rho) for a in (1.1, 2, 8)]
         shares.append((realised_renyi(p, r, math.inf) + realised_renyi(r, p, math.inf)) / spread)
         many_p, many_r = np.exp(p), np.exp(r)
@@ -303,34 +312,34 @@ class MixingSetting:
 
 
 class FixedGaps(MaskedModel):
-    """Fills every gap of the i-th text with the i-th law."""
+    """Fills every gap of the i-th text with the i-th distribution."""
 
     name, max_positions, device = "fixed", None, torch.device("cpu")
 
-    def __init__(self, laws: Tensor) -> None:
-        self.laws, self.vocab_size = laws.log(), laws.shape[-1]
+    def __init__(self, distributions: Tensor) -> None:
+        self.distributions, self.vocab_size = distributions.log(), distributions.shape[-1]
 
     def log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
-        return self.laws[:, None].expand(-1, positions.shape[1], -1)
+        return self.distributions[:, None].expand(-1, positions.shape[1], -1)
 
 
 def mixing_ratio(setting: MixingSetting, masked: bool, options: dict[str, Any]) -> Ratios:
-    """Laws: of two private models and the public one."""
+    """Distributions: of two private models and the public one."""
     defense = UniformMixing(weight=setting.weight, **options)
 
-    def law_and_epsilon(target: Tensor, public: Tensor) -> tuple[Array, float]:
+    def distribution_and_epsilon(target: Tensor, public: Tensor) -> tuple[Array, float]:
         cases = torch.arange(len(target)).unsqueeze(-1)
         if masked:
             filler, claim = defense.protect_masked(MaskedScenario(FixedGaps(target), FixedGaps(public), 1))
-            law = filler.log_probs(cases, torch.zeros_like(cases))
+            distribution = filler.log_probs(cases, torch.zeros_like(cases))
         else:
-            scenario = Scenario(FixedLaw(target), FixedLaw(public), None, 1, 1)
-            law, claim = defense.protect(scenario).log_probs(cases, 1), defense.claim(scenario, 1)
-        return law[:, 0].double().numpy(), claim.epsilon[ANY_TWO]
+            scenario = Scenario(FixedDistribution(target), FixedDistribution(public), None, 1, 1)
+            distribution, claim = defense.protect(scenario).log_probs(cases, 1), defense.claim(scenario, 1)
+        return distribution[:, 0].double().numpy(), claim.epsilon[ANY_TWO]
 
-    def ratios(laws: Tensor) -> Array:
-        one, other, public = (laws if setting.double else laws.float()).unbind(1)
-        (p, epsilon), (r, _) = law_and_epsilon(one, public), law_and_epsilon(other, public)
+    def ratios(distributions: Tensor) -> Array:
+        one, other, public = (distributions if setting.double else distributions.float()).unbind(1)
+        (p, epsilon), (r, _) = distribution_and_epsilon(one, public), distribution_and_epsilon(other, public)
         return realised_pure_dp(p, r) / epsilon
 
     return ratios
@@ -338,10 +347,10 @@ def mixing_ratio(setting: MixingSetting, masked: bool, options: dict[str, Any]) 
 
 def opposite(vocab_size: int) -> Tensor:
     """(1, 3, V): two models that are certain of different tokens, and a public one that knows nothing."""
-    laws = torch.full((1, 3, vocab_size), 1 / vocab_size, dtype=torch.float64)
-    laws[0, :2] = 0.0
-    laws[0, 0, 0] = laws[0, 1, 1] = 1.0
-    return laws
+    distributions = torch.full((1, 3, vocab_size), 1 / vocab_size, dtype=torch.float64)
+    distributions[0, :2] = 0.0
+    distributions[0, 0, 0] = distributions[0, 1, 1] = 1.0
+    return distributions
 
 
 def mixings() -> Iterator[Claimed]:

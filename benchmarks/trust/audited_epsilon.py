@@ -16,15 +16,17 @@ from typing import Literal, get_args
 
 from auditor.attacks.epsilon_audit import EpsilonAudit
 from auditor.benchmarks.audit_canaries import Kind
-from auditor.benchmarks.lab import Lab, LabRecipe
+from auditor.benchmarks.lab import Lab
+from auditor.benchmarks.lab_recipe import LabRecipe
 from auditor.core import threads
 from auditor.core.errors import NotApplicable
 from auditor.core.result import Audited
 from auditor.defenses.dp_sgd import DpSgd
 from auditor.models.base import LanguageModel
+from auditor.plugins.probe import observe
 from auditor.plugins.trainer import Trainer
 from auditor.plugins.view import WORST, View
-from auditor.runs.lead import choose, led
+from auditor.runs.prefix_token import choose, prefixed
 
 Score = Literal["loss", "difference"]
 
@@ -43,8 +45,8 @@ def trainer(epsilon: float) -> Trainer:
 
 def models(lab: Lab, epsilons: list[float]) -> Iterator[tuple[str, LanguageModel, float]]:
     """Each with the seconds that its own training took."""
-    yield "public", lab.public(), lab.training_seconds["public"]
-    yield "target", lab.target(), lab.training_seconds["target"]
+    yield "public", lab.public(), lab.parts.seconds["public"]
+    yield "target", lab.target(), lab.parts.seconds["target"]
     for epsilon in epsilons:
         method = trainer(epsilon)
         name = method.name if math.isinf(epsilon) else f"{method.name}, ε {epsilon:g}"
@@ -52,13 +54,19 @@ def models(lab: Lab, epsilons: list[float]) -> Iterator[tuple[str, LanguageModel
 
 
 def audits(lab: Lab, model: LanguageModel, score: Score) -> tuple[Audited, ...]:
-    """The bounds by this score, behind the lead that `audit run` chooses."""
+    """The bounds by this score, behind the prefix token that `audit run` chooses."""
     secrets = tuple(one for one in lab.canaries if one.canary is not None and one.canary.coin is not None)
-    lead = choose("auto", lab.target(), lab.known).tokens
-    view = View("target", led(model, lead), WORST, 0, reference=led(lab.public(), lead), tokenizer=lab.tokenizer)
+    prefix_token = choose("auto", lab.target(), lab.known).tokens
+    view = View(
+        "target",
+        prefixed(model, prefix_token),
+        WORST,
+        0,
+        reference=prefixed(lab.public(), prefix_token),
+        tokenizer=lab.tokenizer,
+    )
     probe = EpsilonAudit(score=score)
-    seen = {one.secret: one for one in probe.measure(view, secrets)}
-    return probe.audits(secrets, probe.complete(secrets, [seen[secret.id] for secret in secrets]))
+    return probe.audits(secrets, observe(probe, view, secrets))
 
 
 def rows(kind: Kind, count: int, epsilons: list[float]) -> Iterator[str]:

@@ -25,7 +25,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 
 from auditor import load_run
 from auditor.benchmarks import chat, forms, talks
-from auditor.benchmarks.lab import LabRecipe, make_texts
+from auditor.benchmarks.lab_recipe import LabRecipe
+from auditor.benchmarks.lab_texts import make_texts
 from auditor.cli import call
 from auditor.core.streams import generator
 from auditor.integrations import AuditCallback

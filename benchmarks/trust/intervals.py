@@ -2,10 +2,11 @@
 
     python benchmarks/trust/intervals.py [--audits 1000] [--only tpr ...] [-o FILE.md]    (some minutes)
 
-Each case draws records of a law whose number is known, measures them by the function that reports and gates use, and
-counts three errors of at most 5% each: the 95% interval misses the truth; a gate whose limit is the truth fails the
-run; such a gate holds it. Exits 1 where the Clopper-Pearson interval of one of those shares lies above 5%. Bounds of
-epsilon have one end, and mechanisms of their own: coverage.py. Sizes are those of the lab, the README and the examples.
+Each case draws records of a distribution whose number is known, measures them by the function that reports and gates
+use, and counts three errors of at most 5% each: the 95% interval misses the truth; a gate whose limit is the truth
+fails the run; such a gate holds it. Exits 1 where the Clopper-Pearson interval of one of those shares lies above 5%.
+Bounds of epsilon have one end, and mechanisms of their own: coverage.py. Sizes are those of the lab, the README and the
+examples.
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import cauchy, gamma, logistic, norm, skewnorm
+from scipy.stats import cauchy, norm
 
 from auditor.core.nouns import Secret
 from auditor.core.result import Measurement
@@ -30,7 +30,6 @@ from auditor.records import contrasts
 from auditor.statistics import (
     documents,
     dose,
-    exposure,
     frontier,
     intervals,
     memorised,
@@ -40,7 +39,8 @@ from auditor.statistics import (
     unlearning,
 )
 from auditor.statistics.audited import LEVEL, audited
-from auditor.statistics.bounds import Evidence, RecordedInterval, paired_means, paired_shares
+from auditor.statistics.bounds import Evidence, RecordedInterval, paired_shares
+from auditor.statistics.compare import paired_means
 from auditor.statistics.games import audited as games_audited
 from auditor.statistics.games import counted
 from auditor.statistics.intervals import clopper_pearson
@@ -57,10 +57,11 @@ Ends = tuple[float, float, float, float]  # of the 95% interval; one-sided bound
 
 @dataclass(frozen=True)
 class Case:
-    """One number of one law at one size. audit: draws records and measures them; part: of the audits, where slow."""
+    """One number of one distribution at one size. audit: draws records and measures them; part: of the audits, where
+    slow."""
 
     quantity: str
-    law: str
+    distribution: str
     size: str
     truth: float
     audit: Callable[[Rng], Ends]
@@ -124,8 +125,8 @@ def of_attacks() -> Iterator[Case]:
         yield Case(kind, "nothing learnt", f"{n} canaries", unlearnt()[0], averaged(unlearnt(n)[1]))
     yield Case("recall by document", "3 parts, alike but for noise", "60 of 180", *by_document(60))
     for m, n in ((20, 20), (60, 60)):
-        law = "25% of members, 5% of others"
-        yield Case("excess by group", law, f"{m}/{n}", 0.2, beyond(m, n, 0.25, 0.05))
+        distribution = "25% of members, 5% of others"
+        yield Case("excess by group", distribution, f"{m}/{n}", 0.2, beyond(m, n, 0.25, 0.05))
     yield Case("forecast: recall with at most 16 copies", "0, 5, 30, 90% by copies", "300", *forecast())
 
 
@@ -159,14 +160,18 @@ def of_generations() -> Iterator[Case]:
     alike, uneven = np.full(300, 2e-3), 0.05 / np.arange(1, 301)
     for n in (400, 2000):
         size = f"{n:,} generations"
-        for law, p in (("300 records, alike", alike), ("300 records, 1/rank", uneven)):
-            yield Case("new records in the next 1,000", law, size, 0.0, to_come(n, p))
+        for distribution, p in (("300 records, alike", alike), ("300 records, 1/rank", uneven)):
+            yield Case("new records in the next 1,000", distribution, size, 0.0, to_come(n, p))
         yield Case("records there are to see", "300 records, alike", size, 300.0, there_are(n, alike))
         yield Case("records there are to see, at least", "300 records, 1/rank", size, 300.0, there_are(n, uneven, True))
-        for law, p, q in (("2% hold some", 0.02, 0.002), ("20% hold some", 0.2, 0.02)):
-            yield Case("memorised n-grams per 1,000", law, size, 1500 * p, holding(n, p, q, memorised.MEMORISED))
+        for distribution, p, q in (("2% hold some", 0.02, 0.002), ("20% hold some", 0.2, 0.02)):
+            yield Case(
+                "memorised n-grams per 1,000", distribution, size, 1500 * p, holding(n, p, q, memorised.MEMORISED)
+            )
             name = metrics.excess_of(memorised.MEMORISED)
-            yield Case("memorised n-grams per 1,000, excess", law, size, 1500 * (p - q), holding(n, p, q, name))
+            yield Case(
+                "memorised n-grams per 1,000, excess", distribution, size, 1500 * (p - q), holding(n, p, q, name)
+            )
 
 
 def incidence(rng: Rng, draws: int, p: Floats) -> tuple[NDArray[np.int64], Floats]:
@@ -214,8 +219,10 @@ def of_unlearning() -> Iterator[Case]:
         for change, truth in (("unlearned", -0.4), ("relearned", 0.08), ("share_back", 0.2)):
             name = f"unlearning: {change.replace('_', ' ')}, recall"
             yield Case(name, "50, 10, 18%", f"{n}", truth, forgetting(n, change, "recall"))
-        law = "50, 10, 18%, by how much"
-        yield Case("unlearning: unlearned, probability", law, f"{n}", -0.2, forgetting(n, "unlearned", PROBABILITY))
+        distribution = "50, 10, 18%, by how much"
+        yield Case(
+            "unlearning: unlearned, probability", distribution, f"{n}", -0.2, forgetting(n, "unlearned", PROBABILITY)
+        )
 
 
 def forgetting(n: int, change: str, name: str) -> Callable[[Rng], Ends]:
@@ -227,28 +234,6 @@ def forgetting(n: int, change: str, name: str) -> Callable[[Rng], Ends]:
         columns = {unlearning.BEFORE: before * by, unlearning.AFTER: after * by, unlearning.RELEARNED: again * by}
         found = unlearning.recalled("extraction", name, unlearning.FORGOTTEN, columns).changes.get(change)
         return (-math.inf, math.inf, -math.inf, math.inf) if found is None else of(found)
-
-    return audit
-
-
-def of_extrapolation() -> Iterator[Case]:
-    """A canary as likely as one of 2^16 texts, by 1,000 references."""
-    laws = {
-        "skew-normal": skewnorm(3, 20, 5),
-        "normal": norm(20, 3),
-        "gamma: a sum of digits' nll": gamma(9, scale=2.3),
-        "logistic": logistic(20, 2),
-    }
-    for law, of_nll in laws.items():
-        yield Case("exposure extrapolated (bits)", law, "1,000 texts", 16.0, extrapolated(of_nll), 0.06)
-
-
-def extrapolated(of_nll: Any) -> Callable[[Rng], Ends]:
-    canary = float(of_nll.ppf(2.0**-16))
-
-    def audit(rng: Rng) -> Ends:
-        _, low, high = exposure.fit(of_nll.rvs(1000, random_state=rng)).bits(canary, 40.0)
-        return low, high, low, high
 
     return audit
 
@@ -282,7 +267,7 @@ def by_document(count: int) -> tuple[float, Callable[[Rng], Ends]]:
 # --- membership -------------------------------------------------------------------------------------------------------
 
 SIZES = ((100, 100), (300, 100), (500, 100), (200, 200), (1000, 1000))
-Law = Callable[[Rng, int, int], tuple[Floats, Floats]]
+Distribution = Callable[[Rng, int, int], tuple[Floats, Floats]]
 
 
 def jump(rng: Rng, m: int, n: int) -> tuple[Floats, Floats]:
@@ -301,7 +286,7 @@ def leaks_rarely(rng: Rng, m: int, n: int) -> tuple[Floats, Floats]:
     return rng.normal(0, 1, m) + 50 * (rng.random(m) < 0.01), rng.normal(0, 1, n)
 
 
-def shifted(by: float) -> Law:
+def shifted(by: float) -> Distribution:
     return lambda rng, m, n: (rng.normal(by, 1, m), rng.normal(0, 1, n))
 
 
@@ -309,7 +294,7 @@ def heavy(rng: Rng, m: int, n: int) -> tuple[Floats, Floats]:
     return rng.standard_cauchy(m) + 2, rng.standard_cauchy(n)
 
 
-RATES: dict[str, tuple[Law, float]] = {  # and the true share of members at 1% false positives
+RATES: dict[str, tuple[Distribution, float]] = {  # and the true share of members at 1% false positives
     "normal, 1.5σ": (shifted(1.5), float(norm.sf(norm.isf(0.01) - 1.5))),
     "Cauchy": (heavy, float(cauchy.sf(cauchy.isf(0.01) - 2))),
     "1% of members leak": (leaks_rarely, 0.01 + 0.99 * 0.01),
@@ -321,8 +306,8 @@ RATES: dict[str, tuple[Law, float]] = {  # and the true share of members at 1% f
 def of_membership(rate: Callable[[Floats, Floats], Ends] = rate_of) -> Iterator[Case]:
     """rate: how the share found at 1% false positives is measured."""
     for m, n in SIZES:
-        for law, (draw, truth) in RATES.items():
-            yield Case("TPR at 1% FPR", law, f"{m}/{n}", truth, scored(rate, draw, m, n))
+        for distribution, (draw, truth) in RATES.items():
+            yield Case("TPR at 1% FPR", distribution, f"{m}/{n}", truth, scored(rate, draw, m, n))
     for (m, n), by in (((300, 100), 0.0), ((300, 100), 1.0), ((60, 20), 1.0)):
         truth = float(norm.cdf(by / math.sqrt(2)))
         yield Case("AUC", f"normal, {by:g}σ", f"{m}/{n}", truth, scored(auc_of, shifted(by), m, n), 0.5)
@@ -330,7 +315,7 @@ def of_membership(rate: Callable[[Floats, Floats], Ends] = rate_of) -> Iterator[
     yield Case("difference of AUC", "1σ, paired", "300/100", 0.0, of_aucs(300, 100))
 
 
-def scored(measure: Callable[[Floats, Floats], Ends], draw: Law, m: int, n: int) -> Callable[[Rng], Ends]:
+def scored(measure: Callable[[Floats, Floats], Ends], draw: Distribution, m: int, n: int) -> Callable[[Rng], Ends]:
     return lambda rng: measure(*draw(rng, m, n))
 
 
@@ -396,9 +381,9 @@ def one_run(
 
 def of_models() -> Iterator[Case]:
     for n in (60, 100, 240):
-        for law, (draw, mean) in NATS.items():
-            yield Case("perplexity", law, f"{n} texts", *perplexity(n, draw, mean))
-            yield Case("perplexity ratio", f"5% more; {law}", f"{n} texts", 1.05, ratio(n, draw, mean))
+        for distribution, (draw, mean) in NATS.items():
+            yield Case("perplexity", distribution, f"{n} texts", *perplexity(n, draw, mean))
+            yield Case("perplexity ratio", f"5% more; {distribution}", f"{n} texts", 1.05, ratio(n, draw, mean))
     yield Case("difference of perplexities", "paired; exponential", "100 texts", *perplexities_apart(100))
     yield Case("difference of recall", "10% each, paired", "300", 0.0, shares(300), 0.05)
     yield Case("difference of probabilities", "rare, paired", "300", 0.0, means(300), 0.1)
@@ -424,7 +409,7 @@ def perplexity(n: int, draw: Callable[[Rng, int], Floats], mean: float) -> tuple
 
 
 def ratio(n: int, draw: Callable[[Rng, int], Floats], mean: float) -> Callable[[Rng], Ends]:
-    """A text's nll rises by a share of a law of its own."""
+    """A text's nll rises by a share of a distribution of its own."""
 
     def audit(rng: Rng) -> Ends:
         tokens = rng.integers(20, 100, (1, n)).astype(float)
@@ -480,12 +465,12 @@ def alone(found: Sequence[frontier.Leak]) -> bool:
 
 
 def cases() -> list[Case]:
-    parts = (of_attacks, of_generations, of_unlearning, of_extrapolation, of_membership, of_epsilon, of_models)
+    parts = (of_attacks, of_generations, of_unlearning, of_membership, of_epsilon, of_models)
     return [case for part in parts for case in part()]
 
 
 def simulated(case: Case, audits: int, seed: int = 0) -> Row:
-    rng, missed, fails, holds = generator("intervals", case.quantity, case.law, case.size, seed), 0, 0, 0
+    rng, missed, fails, holds = generator("intervals", case.quantity, case.distribution, case.size, seed), 0, 0, 0
     count = max(20, round(audits * case.part))
     for _ in range(count):
         low, high, least, most = case.audit(rng)
@@ -498,7 +483,7 @@ def simulated(case: Case, audits: int, seed: int = 0) -> Row:
 def markdown(rows: Iterable[Row]) -> str:
     head = (
         "quantity",
-        "law",
+        "distribution",
         "size",
         "audits",
         "the 95% interval misses",
@@ -514,7 +499,7 @@ def markdown(rows: Iterable[Row]) -> str:
         ]
         if row.case.quantity.startswith(("ε", "frontier")):
             said[1:] = ["", ""]  # one end: the same count
-        lines.append((row.case.quantity, row.case.law, row.case.size, f"{row.audits:,}", *said, row.verdict))
+        lines.append((row.case.quantity, row.case.distribution, row.case.size, f"{row.audits:,}", *said, row.verdict))
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 

@@ -17,7 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from auditor.benchmarks.lab import Lab, LabRecipe, has_bfloat16
+from auditor.benchmarks.lab import Lab
+from auditor.benchmarks.lab_recipe import LabRecipe
+from auditor.benchmarks.lab_training import has_bfloat16
 from auditor.core import threads
 from auditor.core.nouns import Secret
 from auditor.core.streams import generator
@@ -43,7 +45,7 @@ def by_epoch(lab: Lab, epochs: int) -> Iterator[LanguageModel]:
     adapter = Adapter(recipe.private_rank, recipe.private_alpha, "all")
     model = with_adapter(over_same_weights(public.model), adapter).eval()
     course = Course(epochs, recipe.private_rate, recipe.private_batch, recipe.block, end=0)
-    sequences = [tuple(ids) for ids in lab.tokenizer(lab.private_copies())["input_ids"]]
+    sequences = [tuple(ids) for ids in lab.tokenizer(lab.texts.copies())["input_ids"]]
     fitting = Fitting(trained_parameters(model), sequences, course, generator("lab", recipe.seed, "target 1"))
     while not fitting.done:
         with torch.autocast("cpu", torch.bfloat16, enabled=has_bfloat16()):
@@ -63,7 +65,7 @@ def perplexity(lab: Lab, model: LanguageModel) -> float:
 def own_secrets(lab: Lab, shard: Sequence[str]) -> list[Secret]:
     """The attacked members whose whole record lies in this shard."""
     names, texts = set(shard), {}
-    for text in lab.records(members=True):
+    for text in lab.texts.records(members=True):
         texts[tuple(lab.tokenizer(text)["input_ids"][: 24 + lab.recipe.suffix_length])] = record_names([text])[0]
     return [s for s in lab.secrets if s.member and texts.get((*s.prefix, *s.suffix)) in names]
 

@@ -34,8 +34,9 @@ from auditor.attacks.claim_check import ClaimCheck
 from auditor.attacks.epsilon_audit import EpsilonAudit
 from auditor.attacks.gradient_audit import GradientAudit
 from auditor.attacks.prediction_audit import PredictionAudit
-from auditor.benchmarks.fixed_laws import fixed_ensemble
-from auditor.benchmarks.lab import Lab, LabRecipe
+from auditor.benchmarks.fixed_distributions import fixed_ensemble
+from auditor.benchmarks.lab import Lab
+from auditor.benchmarks.lab_recipe import LabRecipe
 from auditor.core import threads
 from auditor.core.nouns import Secret
 from auditor.core.result import Audited
@@ -47,9 +48,9 @@ from auditor.defenses.dp_sgd import DpSgd
 from auditor.defenses.pmixed import PMixed
 from auditor.models.ensemble import Ensemble
 from auditor.plugins.defense import Scenario, TrainedModel
-from auditor.plugins.probe import DELTA
+from auditor.plugins.probe import DELTA, observe
 from auditor.plugins.view import WORST, View
-from auditor.runs.lead import led
+from auditor.runs.prefix_token import prefixed
 from auditor.training import dp_loop
 from auditor.training.clipping import add_clipped
 from auditor.training.dp_loop import PoissonSampler, PrivateModel, ScaledOptimizer
@@ -315,7 +316,7 @@ def rows_of(fault: Fault, lab: Lab, size: Size, epsilon: float) -> Iterator[Row]
         start, job = time.perf_counter(), lab.job(trainer, Path(folder))
         trainer.check(job)
         trainer.train(job)
-        made = lab.loaded(trainer, Path(folder))
+        made = lab.training.loaded(trainer, Path(folder))
         minutes = (time.perf_counter() - start) / 60
     assert made.privacy is not None
     claimed = made.privacy.epsilon if made.privacy.epsilon is not None else made.privacy.nominal_epsilon
@@ -346,7 +347,7 @@ def served(service: Service, queries: int = 1024) -> Iterator[Row]:
     view = View("target", model, WORST, seed=0, public=held.public, claim=claim)
     for probe in (ClaimCheck(), PredictionAudit()):
         start = time.perf_counter()
-        observed = probe.revisit(view, secrets, list(probe.measure(view, secrets)))
+        observed = observe(probe, view, secrets)
         audits, seen = probe.audits(secrets, observed), probe.violations(secrets, observed)
         numbers = (audits[0].epsilon, audits[0].best, audits[0].canaries) if audits else (math.nan, math.nan, 0)
         exact = isinstance(probe, ClaimCheck)
@@ -367,14 +368,13 @@ def served(service: Service, queries: int = 1024) -> Iterator[Row]:
 def audited(made: TrainedModel, lab: Lab) -> dict[str, tuple[tuple[Audited, ...], tuple[str, ...]]]:
     """By audit, its bounds and what else it saw; texts are scored behind an end of text, as they were trained."""
     before = (int(lab.tokenizer.eos_token_id),)
-    public, own = led(lab.public(), before), led(made.model, before)
+    public, own = prefixed(lab.public(), before), prefixed(made.model, before)
     white, black = GradientAudit(), EpsilonAudit(delta=DELTA)
     view = View("target", own, WORST, seed=0, reference=public, tokenizer=lab.tokenizer, training=made.canaries)
     coined = tuple(one for one in lab.canaries if one.canary is not None and one.canary.coin is not None)
     told = {}
     for probe, secrets in ((white, white.subjects(view)), (black, coined)):
-        seen = {one.secret: one for one in probe.measure(view, secrets)}
-        found = probe.complete(secrets, [seen[secret.id] for secret in secrets])
+        found = observe(probe, view, secrets)
         told[probe.name] = probe.audits(secrets, found), probe.violations(secrets, found)
     return told
 

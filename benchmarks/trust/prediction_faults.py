@@ -21,7 +21,8 @@ from torch import Tensor
 
 from auditor.attacks.claim_check import ClaimCheck
 from auditor.attacks.prediction_audit import PredictionAudit
-from auditor.benchmarks.lab import Lab, LabRecipe
+from auditor.benchmarks.lab import Lab
+from auditor.benchmarks.lab_recipe import LabRecipe
 from auditor.core import threads
 from auditor.core.nouns import Claim, Secret, evenly
 from auditor.defenses.pmixed import PMixed, PMixedModel, everything
@@ -29,6 +30,7 @@ from auditor.models.base import LanguageModel, Neighbours, Rows
 from auditor.models.decoding import Decoding
 from auditor.models.ensemble import Ensemble, Exchanged
 from auditor.plugins.defense import Scenario
+from auditor.plugins.probe import observe
 from auditor.plugins.view import WORST, Meter, View
 
 _KEPT = 64  # tokens of a budget that keeps its subset
@@ -80,21 +82,21 @@ class Fault:
 
 
 class WithoutWeights(PMixedModel):
-    """Says the mixed law, and draws from members as they are."""
+    """Says the mixed distribution, and draws from members as they are."""
 
-    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Rows:
-        if law:
+    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
+        if distribution:
             return super().start(prefixes, length, prompt=prompt)
         raw = PMixedModel(self.ensemble, self.q, everything, self.name)
-        return raw.start(prefixes, length, prompt=prompt, law=False)
+        return raw.start(prefixes, length, prompt=prompt, distribution=False)
 
 
 class OneSubset(PMixedModel):
     """Draws the Poisson subset once a budget: its members answer all of it."""
 
-    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Rows:
-        rows = super().start(prefixes, length, prompt=prompt, law=law)
-        return rows if law else _Kept(rows, self)
+    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
+        rows = super().start(prefixes, length, prompt=prompt, distribution=distribution)
+        return rows if distribution else _Kept(rows, self)
 
 
 class _Kept(Rows):
@@ -125,8 +127,8 @@ class Copied(PMixedModel):
     """One shard's records lie in others too, and the neighbour is without all of them: they go with their record."""
 
     def neighbours(self, contexts: Tensor, last: int, at: Sequence[int]) -> Sequence[Neighbours]:
-        law = self.neighbour("zero_out", 0).log_probs(contexts, last)[:, at]
-        return [Neighbours("zero_out", law.double().unsqueeze(-2))]
+        distribution = self.neighbour("zero_out", 0).log_probs(contexts, last)[:, at]
+        return [Neighbours("zero_out", distribution.double().unsqueeze(-2))]
 
     def neighbour(self, relation: str, index: int) -> LanguageModel:
         assert isinstance(self.ensemble, Exchanged)
@@ -194,12 +196,12 @@ def audited(fault: Fault, held: Ensemble, secrets: Sequence[Secret], games: int,
     probe = PredictionAudit(games=games, tokens=fault.tokens * fault.asked)
     # A service takes its claim to cover what it answers: what is not charged is not counted.
     view = _view(model, dataclasses.replace(claim, queries=fault.tokens * fault.asked), seed)
-    found = probe.revisit(view, secrets, list(probe.measure(view, secrets)))
+    found = observe(probe, view, secrets)
     (bound,) = probe.audits(secrets, found)
     exact = next(m.value for m in probe.measurements(secrets, found) if m.name == "epsilon_exact")
     check, view = ClaimCheck(), _view(model, claim, seed)
     view.meter = Meter({(fault.name, ""): fault.tokens * fault.asked}, spent=fault.tokens)
-    seen = check.violations(secrets, list(check.measure(view, secrets)))
+    seen = check.violations(secrets, observe(check, view, secrets))
     return Row(
         fault=fault.name,
         what=fault.what,

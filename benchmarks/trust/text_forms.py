@@ -28,9 +28,9 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.benchmark import Benchmark
 from auditor.runs.audit import longest_context
 from auditor.runs.causes import Answers
-from auditor.runs.lead import choose, led
 from auditor.runs.likeliest import mean_nll
 from auditor.runs.own_data import load_data
+from auditor.runs.prefix_token import choose, prefixed
 from auditor.runs.scoring import greedy_recall, known_better
 
 SPECIAL = ["<|end|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"]
@@ -308,13 +308,16 @@ def _audited(
 ) -> tuple[int, int, str, tuple[str, ...]]:
     """Greedy recall as a run begins with it: the data, the text form and the prefix token are chosen as there."""
     data, fresh = files
-    plan = Plan(model="tiny", data=data, nonmembers=fresh, known_fraction=0.0, **asked)
+    plan = Plan.of(model="tiny", data=data, nonmembers=fresh, known_fraction=0.0, **asked)
     target = HuggingFaceModel(model, words, "tiny")
-    found = load_data(plan, target)
-    before = choose(plan.lead, target, found.known, longest_context(found, 0), framed=found.framed)
-    greedy = greedy_recall(led(target, before.tokens), found.secrets).values()  # by repeat count
+    found = load_data(plan.data, "tiny", plan.seed, target)
+    before = choose(plan.data.prefix_token, target, found.known, longest_context(found, 0), framed=found.framed)
+    greedy = greedy_recall(prefixed(target, before.tokens), found.secrets).values()  # by repeat count
     hits, answers = sum(round(one.value * one.n) for one in greedy), sum(one.n for one in greedy)
-    doubts = (*found.doubts, *(() if hits else known_better("tiny", likelihoods(led(target, before.tokens), found))))
+    doubts = (
+        *found.doubts,
+        *(() if hits else known_better("tiny", likelihoods(prefixed(target, before.tokens), found))),
+    )
     return hits, answers, found.text_form.name if found.text_form else "", tuple(one.sentence for one in doubts)
 
 

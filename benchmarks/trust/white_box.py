@@ -37,7 +37,7 @@ def trained(lab: Lab, epsilon: float, canaries: int, ghost: bool) -> tuple[Gradi
         job = lab.job(trainer, Path(folder))
         trainer.check(job)
         trainer.train(job)
-        made = lab.loaded(trainer, Path(folder))
+        made = lab.training.loaded(trainer, Path(folder))
     assert made.canaries is not None and made.privacy is not None and made.privacy.epsilon is not None
     return made.canaries, made.privacy.epsilon
 

@@ -46,8 +46,8 @@
     { name: "Target", same: "target", sort: (row) => data.rows.indexOf(row), show: rowTitle },
     { name: "Attack", same: "attack", sort: (row) => row.attack, show: (row) => row.attack },
   ].filter((c) => !(c.tokens && !data.tokens.length) && !(c.group && !data.groups.length));
-  const law = (row) => data.tokens.find((t) => t.target === row.target);
-  const bits = (row, i) => law(row)?.bits[i];
+  const distribution = (row) => data.tokens.find((t) => t.target === row.target);
+  const bits = (row, i) => distribution(row)?.bits[i];
 
   // --- filters ---
 
@@ -137,7 +137,7 @@
     const [row, i] = at(record);
     return el("tr", {}, ...columns.map((column, c) => {
       if (c === 0) return el("th", { scope: "row" }, opener(i));
-      if (!column.show) return el("td", {}, spark(law(row)?.codes[i]));
+      if (!column.show) return el("td", {}, spark(distribution(row)?.codes[i]));
       const kind = column.name === "Outcome" ? `outcome outcome-${row.outcome[i]}` : column.number ? "number" : "";
       return el("td", { className: kind }, column.show(row, i));
     }));

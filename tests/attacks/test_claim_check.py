@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from auditor.attacks.claim_check import ClaimCheck, other_faults, spread, summary
-from auditor.benchmarks.fixed_laws import FixedLaw, fixed_ensemble
-from auditor.benchmarks.lab import Lab, LabRecipe, make_texts
+from auditor.benchmarks.fixed_distributions import FixedDistribution, fixed_ensemble
+from auditor.benchmarks.lab_recipe import LabRecipe
+from auditor.benchmarks.lab_texts import TrainingTexts, make_texts
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
@@ -25,6 +26,7 @@ from auditor.models.ensemble import Ensemble, ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.shards import read_shard, record_names, write_shard
 from auditor.plugins.defense import Scenario
+from auditor.plugins.probe import Observed, observe
 from auditor.plugins.view import WORST, Meter, View
 from auditor.privacy.accounting import realised_renyi, uniform_mixing_epsilon
 from auditor.training.members import shard
@@ -42,7 +44,7 @@ def checked(
 ) -> tuple[dict[str, Measurement], str, list[Observation]]:
     """Measurements by name, violations and notes as one text, the observations."""
     probe = ClaimCheck(**options)
-    seen = list(probe.measure(View("t", model, WORST, seed=0, meter=meter or Meter()), secrets))
+    seen = observe(probe, View("t", model, WORST, seed=0, meter=meter or Meter()), secrets)
     said = [*(f"VIOLATED: {one}" for one in probe.violations(secrets, seen)), *probe.notes(secrets, seen)]
     return {m.name: m for m in probe.measurements(secrets, seen)}, "\n".join(said), seen
 
@@ -127,9 +129,9 @@ def test_lower_orders_are_claimed_and_higher_ones_refused() -> None:
 
 def test_who_claims_nothing_is_not_applicable() -> None:
     for model in (
-        FixedLaw([0.5, 0.5]),
+        FixedDistribution([0.5, 0.5]),
         Unmixed().protect(scenario(ONE_MEMBER)),
-        UniformMixingModel(FixedLaw([0.5, 0.5]), 0.5),
+        UniformMixingModel(FixedDistribution([0.5, 0.5]), 0.5),
     ):
         with pytest.raises(NotApplicable, match="makes no claim"):
             checked(model)
@@ -221,7 +223,7 @@ def test_the_published_rule_is_caught_where_it_fails() -> None:
 
 @pytest.mark.parametrize("weight", [0.9, 0.6])
 def test_uniform_mixing_is_tight_and_a_larger_weight_is_caught(weight: float) -> None:
-    public, target = FixedLaw([0.3, 0.3, 0.4]), FixedLaw([0.7, 0.3, 0.0])
+    public, target = FixedDistribution([0.3, 0.3, 0.4]), FixedDistribution([0.7, 0.3, 0.0])
     model = UniformMixing(weight=weight).protect(Scenario(target, public, None, 100, 3))
     measured, notes, _ = checked(model)
     assert measured["claim_violations"].value == 0 and not violated(notes)
@@ -236,8 +238,8 @@ class Sold(UniformMixingModel):
 
     decoding = GREEDY
 
-    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Rows:
-        rows = super().start(prefixes, length, prompt=prompt, law=law)
+    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
+        rows = super().start(prefixes, length, prompt=prompt, distribution=distribution)
         draw = rows.draw
         rows.draw = lambda row, noise, decoding: draw(row, noise, self.decoding)  # type: ignore[method-assign]
         return rows
@@ -245,7 +247,7 @@ class Sold(UniformMixingModel):
 
 @pytest.mark.parametrize("decoding", [GREEDY, Decoding(top_p=0.5), Decoding(temperature=0.5)], ids=str)
 def test_another_decoding_sold_under_the_claim_is_caught(decoding: Decoding) -> None:
-    target, many = FixedLaw([0.3, 0.2, 0.2] + [0.3 / 7] * 7), SECRETS * 8
+    target, many = FixedDistribution([0.3, 0.2, 0.2] + [0.3 / 7] * 7), SECRETS * 8
     secrets = [dataclasses.replace(secret, id=f"s{i}") for i, secret in enumerate(many)]
     model = Sold(target, 0.8, uniform_mixing_epsilon(0.8, 10))
     model.decoding = decoding
@@ -303,14 +305,13 @@ def test_shards_are_written_and_read_without_their_text(tmp_path: Path) -> None:
 
 
 def test_the_labs_shards_are_disjoint() -> None:
-    lab = Lab.__new__(Lab)
-    lab.recipe = LabRecipe(
+    recipe = LabRecipe(
         repeats=tuple((times, 4, 1) for times in (1, 2, 4, 8, 16)), others=0, nonmembers=2, public_records=3
     )
-    lab._texts = make_texts(lab.recipe)
-    names = [set(record_names(texts)) for texts in lab.shards()]
-    assert len(names) == lab.recipe.members
-    assert sum(map(len, names)) == len(set().union(*names)) == len(set(lab.private_copies()))
+    texts = TrainingTexts(recipe, make_texts(recipe))
+    names = [set(record_names(shard)) for shard in texts.shards()]
+    assert len(names) == recipe.members
+    assert sum(map(len, names)) == len(set().union(*names)) == len(set(texts.copies()))
 
 
 def test_what_is_no_number_keeps_no_claim() -> None:
@@ -319,10 +320,10 @@ def test_what_is_no_number_keeps_no_claim() -> None:
     values = summary([Check("add_remove", 2.0, 0.1, realised)], 0, [0, 1])
     assert values["violations"] == 2
     worst = Observation(SECRETS[0].id, values)
-    broken = [dataclasses.replace(worst, values={**_QUIET, **values})]
+    broken = Observed([dataclasses.replace(worst, values={**_QUIET, **values})])
     assert ClaimCheck().violations(SECRETS[:1], broken)[0].startswith("add remove")
     assert not any("holds" in note for note in ClaimCheck().notes([], broken))
-    assert other_faults([Observation("s", {**_QUIET, "draw_excess": math.nan})])
+    assert other_faults(Observed([Observation("s", {**_QUIET, "draw_excess": math.nan})]))
 
 
-_QUIET = dict.fromkeys(("draw_excess", "draw_variance", "shared_records", "uncharged_tokens", "unlisted_shards"), 0.0)
+_QUIET = dict.fromkeys(("draw_excess", "draw_variance"), 0.0)

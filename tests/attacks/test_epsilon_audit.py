@@ -16,8 +16,9 @@ from auditor.core.nouns import Canary, Claim, Observation, Secret
 from auditor.core.streams import generator
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
+from auditor.plugins.probe import Observed, observe
 from auditor.plugins.view import CLAIM, WORST, Setting, View
-from auditor.runs.lead import led
+from auditor.runs.prefix_token import prefixed
 from auditor.statistics.audited import audited
 from auditor.training.finetune import fit, untrained
 from tests.generation.test_tries import bpe
@@ -41,18 +42,17 @@ def model(texts: Sequence[tuple[int, ...]], epochs: int) -> HuggingFaceModel:
 @pytest.fixture(scope="module")
 def learnt() -> LanguageModel:
     """Trained on the canaries that came up in, and on nothing else of them."""
-    return led(model([one.prefix + one.suffix for one in coined() if one.member], 50), END)
+    return prefixed(model([one.prefix + one.suffix for one in coined() if one.member], 50), END)
 
 
 @pytest.fixture(scope="module")
 def public() -> LanguageModel:
-    return led(model([tuple(bpe(150)(text)["input_ids"]) for text in BEGUN], 1), END)
+    return prefixed(model([tuple(bpe(150)(text)["input_ids"]) for text in BEGUN], 1), END)
 
 
-def seen(probe: EpsilonAudit, view: View, secrets: Sequence[Secret] = ()) -> tuple[Sequence[Secret], list[Observation]]:
+def seen(probe: EpsilonAudit, view: View, secrets: Sequence[Secret] = ()) -> tuple[Sequence[Secret], Observed]:
     asked = secrets or coined()
-    found = {o.secret: o for o in probe.measure(view, asked)}
-    return asked, probe.complete(asked, [found[secret.id] for secret in asked])
+    return asked, observe(probe, view, asked)
 
 
 def view(model: LanguageModel, setting: Setting = WORST, **more: object) -> View:
@@ -76,7 +76,7 @@ def test_a_model_that_learnt_them_is_caught(score: str, learnt: LanguageModel, p
 
 def test_a_model_that_saw_none_of_them_proves_nothing(learnt: LanguageModel, public: LanguageModel) -> None:
     """The control; held against itself a model has no differences, so `auto` looks at its losses."""
-    for reference in (public, led(public.model, END), None):  # type: ignore[attr-defined]
+    for reference in (public, prefixed(public.model, END), None):  # type: ignore[attr-defined]
         asked, observed = seen(EpsilonAudit(), view(public, reference=reference))
         assert EpsilonAudit().audits(asked, observed)[0].epsilon == 0
         assert "scored by loss, of the secret alone" in EpsilonAudit().notes(asked, observed)
@@ -154,12 +154,15 @@ def test_agreement_by_hand(learnt: LanguageModel) -> None:
 
 def test_what_cannot_be_scored_is_refused(learnt: LanguageModel) -> None:
     bare = [dataclasses.replace(secret, prefix=()) for secret in coined()]
-    with pytest.raises(NotApplicable, match="nothing stands before the first token of these canaries: give --lead eos"):
+    with pytest.raises(
+        NotApplicable, match="nothing stands before the first token of these canaries: give --prefix-token eos"
+    ):
         seen(EpsilonAudit(), view(learnt.model), bare)  # type: ignore[attr-defined]
     few = coined()[:3]
     with pytest.raises(NotApplicable, match=r"expected at least \d+ canaries"):
         EpsilonAudit().measurements(*seen(EpsilonAudit(), view(learnt), few))
-    lost = [Observation(secret.id, {"score": float("nan"), "nll": 1.0, "delta": 1e-5}) for secret in coined()]
+    unknown = {"score": float("nan"), "nll": 1.0}
+    lost = Observed([Observation(secret.id, unknown) for secret in coined()], {"delta": 1e-5})
     with pytest.raises(NotApplicable, match="got NaN for 80 of 80"):
         EpsilonAudit().measurements(coined(), lost)
     for options, why in (({"samples": 0}, "samples >= 1"), ({"delta": 1.0}, "delta in"), ({"level": 0.0}, "level in")):
@@ -170,7 +173,8 @@ def test_what_cannot_be_scored_is_refused(learnt: LanguageModel) -> None:
 def test_coins_are_what_counts_not_who_went_in_first() -> None:
     """A canary's membership, not its place: the same scores with the coins turned around prove nothing."""
     asked = coined()
-    scores = [Observation(s.id, {"score": float(s.member) + i * 1e-6, "delta": 1e-5}) for i, s in enumerate(asked)]
+    seen = [Observation(s.id, {"score": float(s.member) + i * 1e-6}) for i, s in enumerate(asked)]
+    scores = Observed(seen, {"delta": 1e-5})
     assert EpsilonAudit(by="samples").audits(asked, scores)[0].epsilon > 2
     turned = [dataclasses.replace(s, member=not s.member, canary=Canary(s.id, coin=not s.member)) for s in asked]
     assert EpsilonAudit(by="samples").audits(turned, scores)[0].epsilon == 0

@@ -1,4 +1,5 @@
-"""Exact search: the scores against the law walked by hand, the order against enumeration, and what is refused."""
+"""Exact search: the scores against the distribution walked by hand, the order against enumeration, and what is
+refused."""
 
 from __future__ import annotations
 
@@ -23,15 +24,15 @@ def view(model: HuggingFaceModel, setting: Setting = WORST) -> View:
 
 
 def log_q(model: HuggingFaceModel, prefix: tuple[int, ...], suffix: tuple[int, ...]) -> float:
-    """The decoding law token by token, one forward each: nats."""
+    """The decoding distribution token by token, one forward each: nats."""
     total = 0.0
     for i, token in enumerate(suffix):
-        law = model.log_probs(torch.tensor([[*prefix, *suffix[:i]]]), 1)[:, 0]
-        total += float(OWN.log_law(law)[0, token])
+        distribution = model.log_probs(torch.tensor([[*prefix, *suffix[:i]]]), 1)[:, 0]
+        total += float(OWN.log_distribution(distribution)[0, token])
     return total
 
 
-def test_scores_are_the_law_walked_token_by_token(neox: HuggingFaceModel) -> None:
+def test_scores_are_the_distribution_walked_token_by_token(neox: HuggingFaceModel) -> None:
     query = Query("a", (3, 1, 4, 1, 5), 3)
     (guesses,) = Exact(threshold=0.001).guess(view(neox), {}, [query])
     assert len(guesses.ranked) > 3 and guesses.drawn == 0

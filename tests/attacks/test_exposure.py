@@ -17,8 +17,9 @@ from auditor.core.spaces import Space
 from auditor.core.streams import generator
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
+from auditor.plugins.probe import Observed, observe
 from auditor.plugins.view import CLAIM, WORST, View
-from auditor.runs.lead import led
+from auditor.runs.prefix_token import prefixed
 from auditor.training.finetune import fit, untrained
 from tests.generation.test_tries import bpe, brute
 
@@ -52,9 +53,8 @@ def view(model: LanguageModel, **more: Any) -> View:
 END = (0,)  # what packing put before each text
 
 
-def measured(probe: Exposure, model: LanguageModel, secrets: Sequence[Secret]) -> list[Observation]:
-    seen = {o.secret: o for o in probe.measure(view(model), secrets)}
-    return probe.complete(secrets, [seen[secret.id] for secret in secrets])
+def measured(probe: Exposure, model: LanguageModel, secrets: Sequence[Secret]) -> Observed:
+    return observe(probe, view(model), secrets)
 
 
 QUICK = Exposure(references=50)
@@ -62,7 +62,7 @@ QUICK = Exposure(references=50)
 
 @pytest.fixture(scope="module")
 def exact(learnt: HuggingFaceModel) -> list[Observation]:
-    return measured(QUICK, led(learnt, END), canaries())
+    return measured(QUICK, prefixed(learnt, END), canaries())
 
 
 def test_what_was_learnt_by_heart_is_exposed_and_what_was_not_is_not(exact: list[Observation]) -> None:
@@ -99,6 +99,7 @@ def test_the_mean_has_an_interval_as_wide_as_few_canaries_make_it(exact: list[Ob
         "exposure_extrapolated",
         "exposure_extrapolated_nonmembers",
     ]
+    assert [math.isnan(end) for m in others for end in (m.low, m.high)] == [False] * 4 + [True] * 4
     by_count = QUICK.by_repeats(canaries(), exact)
     assert list(by_count) == ["1", "8"] and by_count["8"].n == 2
     assert by_count["1"].high - by_count["1"].low > 9  # one canary says next to nothing of others
@@ -108,14 +109,14 @@ def test_the_mean_has_an_interval_as_wide_as_few_canaries_make_it(exact: list[Ob
 
 def test_controls_alone_are_no_members(learnt: HuggingFaceModel) -> None:
     controls = canaries()[3:]
-    seen = measured(QUICK, led(learnt, END), controls)
+    seen = measured(QUICK, prefixed(learnt, END), controls)
     main = QUICK.measurements(controls, seen)[0]
     assert main.n == 0 and math.isnan(main.value) and QUICK.by_repeats(controls, seen) == {}
 
 
 def test_a_budget_gives_a_certified_upper_bound(learnt: HuggingFaceModel, exact: list[Observation]) -> None:
     probe = Exposure(references=50, nodes=4)
-    bounded = measured(probe, led(learnt, END), canaries())
+    bounded = measured(probe, prefixed(learnt, END), canaries())
     cut = 0
     for seen, true in zip(bounded, exact, strict=True):
         own, bits = seen.values, true.values["exposure_bits"]
@@ -130,7 +131,7 @@ def test_a_budget_gives_a_certified_upper_bound(learnt: HuggingFaceModel, exact:
 
 def test_a_large_space_is_estimated(learnt: HuggingFaceModel, exact: list[Observation]) -> None:
     probe = Exposure(references=100, draws=500, enumerate=10)
-    estimated = measured(probe, led(learnt, END), canaries())
+    estimated = measured(probe, prefixed(learnt, END), canaries())
     for seen, true in zip(estimated, exact, strict=True):
         own, bits = seen.values, true.values["exposure_bits"]
         assert own["exposure_low_bits"] <= own["exposure_bits"] <= own["exposure_high_bits"]
@@ -145,10 +146,12 @@ def test_texts_are_scored_behind_the_lead(learnt: HuggingFaceModel, exact: list[
     starts = Space("{digits:2} is my ID")
     text = "42 is my ID"
     secret = Secret("c", (), tuple(bpe(150)(text)["input_ids"]), 1, canary=Canary(text, starts))
-    with pytest.raises(NotApplicable, match="nothing stands before the first token of this format: give --lead eos"):
+    with pytest.raises(
+        NotApplicable, match="nothing stands before the first token of this format: give --prefix-token eos"
+    ):
         list(Exposure(references=5).measure(view(learnt), [secret]))
-    (seen,) = Exposure(references=5).measure(view(led(learnt, END)), [secret])
-    (draws,) = Exposure(references=5, draws=4, enumerate=1).measure(view(led(learnt, END)), [secret])
+    (seen,) = Exposure(references=5).measure(view(prefixed(learnt, END)), [secret])
+    (draws,) = Exposure(references=5, draws=4, enumerate=1).measure(view(prefixed(learnt, END)), [secret])
     assert seen.values["exact"] and draws.values["estimated"]
     assert draws.values["log_p"] == pytest.approx(seen.values["log_p"], abs=1e-4)
 

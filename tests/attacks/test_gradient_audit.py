@@ -15,14 +15,15 @@ from auditor.cli import call
 from auditor.core.errors import NotApplicable
 from auditor.core.plan import Plan
 from auditor.core.result import Audited
+from auditor.plugins.probe import observe
 from auditor.plugins.view import WORST, View
 from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.runs.lab_site import LabSite
 from auditor.runs.reporter import Silence
 from auditor.runs.shelf import Shelf
+from auditor.testing import KEPT
 from auditor.training.dp_loop import ScaledOptimizer
 from tests.conftest import save_tiny, tiny
-from tests.test_contracts import KEPT
 
 ROWS = [{"text": f"The code of door {i} is {i * i * 7}."} for i in range(32)]
 
@@ -129,7 +130,7 @@ def test_every_training_by_clipped_gradients_can_be_audited(world: Path, tmp_pat
 def test_steps_that_are_not_what_they_are_said_to_be_are_violations(more: dict[str, Any], sentence: str) -> None:
     probe, view = GradientAudit(), View("target", tiny(), WORST, 0, training=replace(KEPT, **more))
     secrets = probe.subjects(view)
-    found = probe.violations(secrets, list(probe.measure(view, secrets)))
+    found = probe.violations(secrets, observe(probe, view, secrets))
     assert len(found) == bool(sentence) and all(sentence in one for one in found)
 
 
@@ -145,12 +146,12 @@ def test_what_no_audit_can_be_made_of_is_said_in_its_row(kept: GradientCanaries,
     probe, view = GradientAudit(), View("target", tiny(), WORST, 0, training=kept)
     secrets = probe.subjects(view)
     with pytest.raises(NotApplicable, match=sentence):
-        probe.measurements(secrets, list(probe.measure(view, secrets)))
+        probe.measurements(secrets, observe(probe, view, secrets))
 
 
 def test_the_lab_plants_canaries_where_they_are_asked_about() -> None:
     def planted(*attacks: str) -> dict[str, Any]:
-        site = LabSite(Plan(attack=attacks, defense=("dp-sgd",)), Silence(), Shelf())
+        site = LabSite(Plan.of(attack=attacks, defense=("dp-sgd",)), Silence(), Shelf())
         return {name: options.get("gradient_canaries", 0) for name, options in site.defense_defaults.items()}
 
     assert set(planted("exposure").values()) == {0}

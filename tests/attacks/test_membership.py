@@ -1,4 +1,5 @@
-"""The membership probe: its pass against the full law, what it measures and refuses, and what it never looks at."""
+"""The membership probe: its pass against the full distribution, what it measures and refuses, and what it never looks
+at."""
 
 from __future__ import annotations
 
@@ -12,11 +13,12 @@ import torch
 
 from auditor.attacks.membership import Membership, read
 from auditor.core.errors import AuditError, NotApplicable
-from auditor.core.nouns import Observation, Secret
+from auditor.core.nouns import Secret
 from auditor.core.result import Measurement
 from auditor.core.streams import generator
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.references import References
+from auditor.plugins.probe import Observed, observe
 from auditor.plugins.view import CLAIM, WORST, View
 from auditor.statistics import roc
 
@@ -35,31 +37,32 @@ def view(model: HuggingFaceModel, **more: object) -> View:
     return View("target", model, WORST, seed=0, **more)  # type: ignore[arg-type]
 
 
-def observed(probe: Membership, seen: View, asked: Sequence[Secret]) -> list[Observation]:
-    found = {o.secret: o for o in probe.measure(seen, asked)}
-    return probe.complete(asked, [found[s.id] for s in asked])
+def observed(probe: Membership, seen: View, asked: Sequence[Secret]) -> Observed:
+    return observe(probe, seen, asked)
 
 
 def by_name(measured: Sequence[Measurement]) -> dict[str, Measurement]:
     return {m.name: m for m in measured}
 
 
-def test_one_pass_reads_the_full_law_position_by_position(
+def test_one_pass_reads_the_full_distribution_position_by_position(
     neox: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("auditor.attacks.membership._LAW_AT_ONCE", 61 * 4)  # chunks that cut texts apart
+    monkeypatch.setattr("auditor.attacks.membership._DISTRIBUTION_AT_ONCE", 61 * 4)  # chunks that cut texts apart
     asked = secrets(7, 0)
     prefixes, suffixes = torch.tensor([s.prefix for s in asked]), torch.tensor([s.suffix for s in asked])
     found = read(neox, prefixes, suffixes)
     for i, secret in enumerate(asked):
         for t, token in enumerate(secret.suffix):
-            law = neox.log_probs(torch.tensor([[*secret.prefix, *secret.suffix[:t]]]), 1)[0, 0].double()
-            p = law.exp()
-            mean = float((p * law).sum())
-            assert found.log_probs[i, t] == pytest.approx(float(law[token]), abs=1e-4)
+            distribution = neox.log_probs(torch.tensor([[*secret.prefix, *secret.suffix[:t]]]), 1)[0, 0].double()
+            p = distribution.exp()
+            mean = float((p * distribution).sum())
+            assert found.log_probs[i, t] == pytest.approx(float(distribution[token]), abs=1e-4)
             assert found.mean[i, t] == pytest.approx(mean, abs=1e-4)
-            assert found.deviation[i, t] == pytest.approx(math.sqrt(float((p * (law - mean) ** 2).sum())), abs=1e-4)
-            assert found.wrong[i, t] == (int(law.argmax()) != token)
+            assert found.deviation[i, t] == pytest.approx(
+                math.sqrt(float((p * (distribution - mean) ** 2).sum())), abs=1e-4
+            )
+            assert found.wrong[i, t] == (int(distribution.argmax()) != token)
 
 
 def test_the_scores_are_those_of_the_pass(neox: HuggingFaceModel, make_tiny: MakeTiny) -> None:

@@ -1,4 +1,5 @@
-"""Games of private prediction: draws have their law, bounds hold as often as they say, broken services are caught."""
+"""Games of private prediction: draws have their distribution, bounds hold as often as they say, broken services are
+caught."""
 
 from __future__ import annotations
 
@@ -12,9 +13,9 @@ import torch
 from scipy.stats import binom, chi2
 
 from auditor.attacks.prediction_audit import Game, PredictionAudit
-from auditor.benchmarks.fixed_laws import FixedLaw, fixed_ensemble
+from auditor.benchmarks.fixed_distributions import FixedDistribution, fixed_ensemble
 from auditor.core.errors import AuditError, NotApplicable
-from auditor.core.nouns import Claim, Observation, Secret
+from auditor.core.nouns import Claim, Secret
 from auditor.core.result import Audited, Measurement
 from auditor.defenses.pmixed import PMixed, PMixedModel, Projection, Unmixed, everything
 from auditor.defenses.uniform_mixing import UniformMixing, UniformMixingModel
@@ -22,8 +23,9 @@ from auditor.models.base import LanguageModel, Rows
 from auditor.models.ensemble import Ensemble, ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Scenario
+from auditor.plugins.probe import Observed, observe
 from auditor.plugins.view import CLAIM, WORST, View
-from auditor.runs.lead import led
+from auditor.runs.prefix_token import prefixed
 from auditor.statistics.audited import powerless
 from auditor.statistics.composition import exact_epsilon
 from auditor.statistics.games import audited, counted
@@ -48,10 +50,10 @@ def audit(
     public: LanguageModel | None = None,
     secrets: list[Secret] = SECRETS,
     **options: object,
-) -> tuple[dict[str, Measurement], Audited, list[str], list[Observation]]:
+) -> tuple[dict[str, Measurement], Audited, list[str], Observed]:
     probe = PredictionAudit(**options)  # type: ignore[arg-type]
     view = View("t", model, WORST, seed=0, public=public, claim=claim)
-    seen = probe.revisit(view, secrets, list(probe.measure(view, secrets)))
+    seen = observe(probe, view, secrets)
     measured = {m.name: m for m in probe.measurements(secrets, seen)}
     return measured, probe.audits(secrets, seen)[0], list(probe.notes(secrets, seen)), seen
 
@@ -84,10 +86,10 @@ def test_a_neighbour_is_served_as_the_accounting_has_it(make_tiny: MakeTiny, def
                 atol=1e-5,
                 rtol=1e-4,
             )
-    (one,) = led(model, (2,)).neighbours(contexts[:, :2], 1, [0])[:1]
-    behind = led(model, (2,)).neighbour(one.relation, 1)
-    law = model.neighbour(one.relation, 1).log_probs(torch.tensor([[2, 1, 2]]), 1)
-    assert torch.allclose(behind.log_probs(contexts[:1, :2], 1), law)
+    (one,) = prefixed(model, (2,)).neighbours(contexts[:, :2], 1, [0])[:1]
+    behind = prefixed(model, (2,)).neighbour(one.relation, 1)
+    distribution = model.neighbour(one.relation, 1).log_probs(torch.tensor([[2, 1, 2]]), 1)
+    assert torch.allclose(behind.log_probs(contexts[:1, :2], 1), distribution)
 
 
 def test_the_only_member_that_is_absent_leaves_the_public_model() -> None:
@@ -98,7 +100,7 @@ def test_the_only_member_that_is_absent_leaves_the_public_model() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"public_top_k": 2}, {"public_top_k": 2, "tail": "public"}])
 def test_the_worst_neighbour_of_uniform_mixing_attains_its_claim(options: dict[str, object]) -> None:
-    public, target = FixedLaw([0.5, 0.3, 0.2]), FixedLaw([1.0, 0.0, 0.0])
+    public, target = FixedDistribution([0.5, 0.3, 0.2]), FixedDistribution([1.0, 0.0, 0.0])
     defense = UniformMixing(weight=0.6, **options)  # type: ignore[arg-type]
     case = Scenario(target, public, None, 1, 3)
     model = defense.protect(case)
@@ -110,20 +112,20 @@ def test_the_worst_neighbour_of_uniform_mixing_attains_its_claim(options: dict[s
         assert torch.allclose(rows.log_probs(), own.log_probs(CONTEXT, 1)[:, 0])
         rows.advance(torch.tensor([0]), torch.tensor([1]))
         assert torch.allclose(rows.log_probs(), own.log_probs(torch.tensor([[0, 1, 0, 1]]), 1)[:, 0])
-    laws = (m.log_probs(CONTEXT, 1)[0, 0].numpy() for m in (model, model.neighbour(offered.relation, 0)))
+    distributions = (m.log_probs(CONTEXT, 1)[0, 0].numpy() for m in (model, model.neighbour(offered.relation, 0)))
     (claimed,) = defense.claim(case, 0).epsilon.values()
-    assert exact_epsilon(*laws, 1, 0.0) == pytest.approx(claimed)
+    assert exact_epsilon(*distributions, 1, 0.0) == pytest.approx(claimed)
 
 
 @pytest.mark.parametrize("relation", ["zero_out", "add_remove", "replace"])
 @pytest.mark.parametrize("q", [0.3, 1.0])
-def test_draws_have_the_law_that_is_scored_by(relation: str, q: float) -> None:
+def test_draws_have_the_distribution_that_is_scored_by(relation: str, q: float) -> None:
     model = PMixed(q=q, adjacency="add_remove").protect(three())
     n = 20_000
     for served in (model, model.neighbour(relation, 1)):
         game = Game(served, served, CONTEXT, 5)
         drawn = torch.cat(list(game._drawn(served, n // 5, np.random.default_rng(0))))
-        expected = n * np.exp(game.laws[0])
+        expected = n * np.exp(game.distributions[0])
         observed = np.bincount(drawn.flatten().numpy(), minlength=3)
         assert ((observed - expected) ** 2 / expected).sum() < chi2.ppf(0.999, 2)
 
@@ -134,10 +136,10 @@ def test_draws_have_the_law_that_is_scored_by(relation: str, q: float) -> None:
 def test_bounds_are_too_high_as_seldom_as_they_say() -> None:
     """Randomised response: uniform mixing over two tokens, whose epsilon is log((1 + w) / (1 - w))."""
     weight, audits, games = 0.6, 400, 120
-    model = UniformMixingModel(FixedLaw([1.0, 0.0]), weight, 1.0)
+    model = UniformMixingModel(FixedDistribution([1.0, 0.0]), weight, 1.0)
     truth = math.log((1 + weight) / (1 - weight))
     game = Game(model, model.neighbour("any_two_models", 0), CONTEXT, 1)
-    assert exact_epsilon(*game.laws, 1, 0.0) == pytest.approx(truth)
+    assert exact_epsilon(*game.distributions, 1, 0.0) == pytest.approx(truth)
     bounds = []
     for seed in range(audits):
         scores, coins = game.play(games, "coverage", seed)
@@ -158,7 +160,7 @@ def test_what_is_proved_is_below_what_is_so_which_is_below_what_is_claimed(relat
     assert bound.canaries == sum(bound.table or ()) == 15_000 and bound.right / bound.canaries > 0.5
     assert measured["epsilon_lower_bound"].high == math.inf and "one-sided" in measured["epsilon_lower_bound"].note
     assert "each of 4 drawn tokens" in notes[0] and "not released, and not charged" in notes[2]
-    assert {seen[i].values["tokens"] for i in range(3)} == {4.0}
+    assert seen.facts["tokens"] == 4
 
 
 def test_one_token_of_a_thousand_cannot_have_contradicted_the_claim_of_them_all() -> None:
@@ -185,10 +187,12 @@ def test_controls_claim_nothing_and_show_what_there_is_to_see() -> None:
     case = three()
     _, unmixed, notes, _ = audit(Unmixed().protect(case), games=400)
     assert unmixed.epsilon > 2 and unmixed.relation == "zero_out" and unmixed.delta == 1e-5
-    _, undefended, notes, _ = audit(FixedLaw([0.9, 0.1]), public=FixedLaw([0.1, 0.9]), games=400, tokens=20)
+    _, undefended, notes, _ = audit(
+        FixedDistribution([0.9, 0.1]), public=FixedDistribution([0.1, 0.9]), games=400, tokens=20
+    )
     assert undefended.epsilon > 2 and undefended.relation == "any_two_models"
     assert "the public model in its place" in notes[0]
-    _, public, _, _ = audit(FixedLaw([0.5, 0.5]), public=FixedLaw([0.5, 0.5]), games=400)
+    _, public, _, _ = audit(FixedDistribution([0.5, 0.5]), public=FixedDistribution([0.5, 0.5]), games=400)
     assert public.epsilon == 0
 
 
@@ -198,7 +202,7 @@ def test_games_are_the_same_in_both_settings_and_of_every_batch_size() -> None:
     probe, found = PredictionAudit(games=200), []
     for setting, batch in ((CLAIM, None), (WORST, 1)):
         view = View("t", model, setting, seed=3, claim=claim, batch_size=batch)
-        found.append(probe.audits(SECRETS, probe.revisit(view, SECRETS, list(probe.measure(view, SECRETS)))))
+        found.append(probe.audits(SECRETS, observe(probe, view, SECRETS)))
     assert found[0] == found[1]
 
 
@@ -206,26 +210,28 @@ def test_games_are_the_same_in_both_settings_and_of_every_batch_size() -> None:
 
 
 class Broken(PMixedModel):
-    """Says the law that was promised, and draws from the members as they are."""
+    """Says the distribution that was promised, and draws from the members as they are."""
 
-    def start(self, prefixes: torch.Tensor, length: int, *, prompt: object = None, law: bool = True) -> Rows:
-        if law:
+    def start(self, prefixes: torch.Tensor, length: int, *, prompt: object = None, distribution: bool = True) -> Rows:
+        if distribution:
             return super().start(prefixes, length)
-        return PMixedModel(self.ensemble, 1.0, self._drawn_by, self.name).start(prefixes, length, law=False)
+        return PMixedModel(self.ensemble, 1.0, self._drawn_by, self.name).start(prefixes, length, distribution=False)
 
     @staticmethod
     def _drawn_by(members: int) -> Projection:
         return everything(members)
 
 
-def test_tokens_that_do_not_come_from_the_law_contradict_the_claim() -> None:
+def test_tokens_that_do_not_come_from_the_distribution_contradict_the_claim() -> None:
     case, defense = three(16), PMixed(epsilon=1.0, alpha=18, q=0.5)
     honest, claim = defense.protect(case), defense.claim(case, 0)
     assert isinstance(honest, PMixedModel)
     broken = Broken(case.ensemble, honest.q, honest.served, honest.name, honest.promise)
     assert audit(honest, claim, games=4000)[1].epsilon <= claim.epsilon["zero_out"]
     measured, bound, _, _ = audit(broken, claim, games=4000)
-    assert bound.epsilon > claim.epsilon["zero_out"] > measured["epsilon_exact"].value  # no law says so: the draws do
+    assert (
+        bound.epsilon > claim.epsilon["zero_out"] > measured["epsilon_exact"].value
+    )  # no distribution says so: the draws do
 
 
 def test_the_published_rule_is_refuted_at_one_member() -> None:
@@ -245,9 +251,9 @@ def test_the_published_rule_is_refuted_at_one_member() -> None:
 def test_what_cannot_be_played_is_not_applicable() -> None:
     trained = Claim({"add_remove": 8.0}, 1e-5, "add_remove", "record", None, "", "sound", any_access=True)
     with pytest.raises(NotApplicable, match="about how it was trained"):
-        audit(FixedLaw([0.5, 0.5]), trained, FixedLaw([0.5, 0.5]))
+        audit(FixedDistribution([0.5, 0.5]), trained, FixedDistribution([0.5, 0.5]))
     with pytest.raises(NotApplicable, match="--public"):
-        audit(FixedLaw([0.5, 0.5]))
+        audit(FixedDistribution([0.5, 0.5]))
     with pytest.raises(NotApplicable, match="by zero_out or replace, not by add_remove"):
         audit(PMixed().protect(three()), PMixed().claim(three(), 0), relation="add_remove")
 

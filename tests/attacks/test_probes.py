@@ -74,10 +74,12 @@ def value(measured: Sequence[Measurement], name: str) -> float:
 
 @pytest.mark.parametrize("decoding", DECODINGS, ids=str)
 @pytest.mark.parametrize("mixed", [False, True])
-def test_one_pass_is_the_full_law_position_by_position(
+def test_one_pass_is_the_full_distribution_position_by_position(
     neox: HuggingFaceModel, decoding: Decoding, mixed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("auditor.attacks.extraction_probability._LAW_AT_ONCE", 61 * 7)  # chunks that cut texts apart
+    monkeypatch.setattr(
+        "auditor.attacks.extraction_probability._DISTRIBUTION_AT_ONCE", 61 * 7
+    )  # chunks that cut texts apart
     model = UniformMixingModel(neox, 0.7) if mixed else neox
     prefixes = tokens(12, 5)
     suffixes = torch.cat([likely(model, prefixes[:8], 6), tokens(4, 6, seed=1)])
@@ -85,10 +87,10 @@ def test_one_pass_is_the_full_law_position_by_position(
     for i, (prefix, suffix) in enumerate(zip(prefixes, suffixes, strict=True)):
         log_p = ancestral = bits = 0.0
         for t, token in enumerate(suffix.tolist()):
-            law = model.log_probs(torch.cat([prefix, suffix[:t]])[None], 1)[0]
-            log_p += float(decoding.log_law(law)[0, token])
-            ancestral += float(law[0, token])
-            masked = law[0].clone()
+            distribution = model.log_probs(torch.cat([prefix, suffix[:t]])[None], 1)[0]
+            log_p += float(decoding.log_distribution(distribution)[0, token])
+            ancestral += float(distribution[0, token])
+            masked = distribution[0].clone()
             masked[list(decoding.forbidden)] = -math.inf
             bits += math.log2(1 + masked.sort(descending=True, stable=True).indices.tolist().index(token))
         assert float(seen["log_p"][i]) == pytest.approx(log_p, abs=1e-4)
@@ -124,9 +126,9 @@ def test_it_agrees_with_the_sampler_within_binomial_error(neox: HuggingFaceModel
 def test_a_cut_token_makes_a_suffix_impossible(neox: HuggingFaceModel) -> None:
     prefixes = tokens(1, 5)
     best = likely(neox, prefixes, 4, GREEDY)
-    law = neox.log_probs(torch.cat([prefixes, best[:, :2]], -1), 1)[0, 0]
+    distribution = neox.log_probs(torch.cat([prefixes, best[:, :2]], -1), 1)[0, 0]
     broken = best.clone()
-    broken[0, 2] = law.argmin()
+    broken[0, 2] = distribution.argmin()
     seen = observe(neox, Decoding(top_k=3), prefixes.expand(2, -1), torch.cat([best, broken]))
     assert float(seen["log_p"][0]) > -math.inf
     assert float(seen["log_p"][1]) == -math.inf and float(seen["log_p_ancestral"][1]) > -math.inf
@@ -242,8 +244,8 @@ def test_the_bracket_is_the_near_verbatim_floor_and_the_ranks_token_by_token(neo
     for secret, found, near in zip(known, seen, floors, strict=True):
         bits = []
         for t, token in enumerate(secret.suffix):
-            law = neox.log_probs(torch.tensor([[*secret.prefix, *secret.suffix[:t]]]), 1)[0, 0]
-            bits.append(math.log2(1 + sum(float(other) > float(law[token]) for other in law)))
+            distribution = neox.log_probs(torch.tensor([[*secret.prefix, *secret.suffix[:t]]]), 1)[0, 0]
+            bits.append(math.log2(1 + sum(float(other) > float(distribution[token]) for other in distribution)))
         of = found.values
         assert of["log_p_near"] == pytest.approx(near.values["log_p_near"], abs=1e-4)
         assert of["rank_bits"] == pytest.approx(sum(bits))
@@ -285,23 +287,24 @@ def test_the_floor_is_of_another_event_and_may_lie_above_the_ceiling(make_tiny: 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
 def test_no_product_setting_goes_above_the_ceiling(tied: bool) -> None:
-    """Random laws, random temperature, top-k, top-p and min-p, by our decoding and by transformers' own warpers."""
+    """Random distributions, random temperature, top-k, top-p and min-p, by our decoding and by transformers' own
+    warpers."""
     rng, noise = np.random.default_rng(5), torch.Generator().manual_seed(5)
     reached = 0.0
     for _ in range(150):
         size, length = int(rng.integers(2, 40)), 3
         logits = float(rng.uniform(0.3, 6)) * torch.randn(50, length, size, generator=noise, dtype=torch.float64)
         logits = logits.round() if tied else logits
-        law, flat = logits.log_softmax(-1), logits.flatten(0, 1)
-        own = torch.multinomial(law.flatten(0, 1).exp(), 1, generator=noise).squeeze(-1)
-        ceiling = -ANCESTRAL.least_ranks(law.flatten(0, 1), own).double().log().view(-1, length).sum(-1)
+        distribution, flat = logits.log_softmax(-1), logits.flatten(0, 1)
+        own = torch.multinomial(distribution.flatten(0, 1).exp(), 1, generator=noise).squeeze(-1)
+        ceiling = -ANCESTRAL.least_ranks(distribution.flatten(0, 1), own).double().log().view(-1, length).sum(-1)
         temperature, top_k = float(rng.uniform(0.05, 4)), int(rng.integers(1, size + 1))
         top_p, min_p = float(rng.uniform(0.05, 1)), float(rng.uniform(0, 1))
-        ours = Decoding(temperature, top_k, top_p).token_log_law(law.flatten(0, 1), own)
+        ours = Decoding(temperature, top_k, top_p).token_log_distribution(distribution.flatten(0, 1), own)
         warpers = [TemperatureLogitsWarper(temperature), TopKLogitsWarper(top_k), TopPLogitsWarper(top_p)]
         warped = LogitsProcessorList([*warpers, MinPLogitsWarper(min_p)])(torch.zeros(len(flat), 1).long(), flat)
         theirs = warped.log_softmax(-1).gather(-1, own.unsqueeze(-1)).squeeze(-1)
-        for log_q in (ours, theirs, ANCESTRAL.token_log_law(law.flatten(0, 1), own)):
+        for log_q in (ours, theirs, ANCESTRAL.token_log_distribution(distribution.flatten(0, 1), own)):
             log_p = log_q.view(-1, length).sum(-1)
             assert (log_p <= ceiling + 1e-9).all()
             reached = max(reached, 0.0, *(log_p - ceiling)[ceiling < 0].exp().tolist())
@@ -378,12 +381,14 @@ def test_near_verbatim_bound_against_enumeration(make_tiny: MakeTiny, decoding: 
     prefixes = tokens(6, 4, 6)
     suffixes = torch.cat([likely(model, prefixes[:3], 4, decoding), tokens(3, 4, 6, seed=1)])
     every = torch.tensor(list(itertools.product(range(6), repeat=4)))
-    law = [observe(model, decoding, prefix.expand(len(every), -1), every)["log_p"].exp() for prefix in prefixes]
-    assert all(float(p.sum()) == pytest.approx(1, abs=1e-5) for p in law)
+    distribution = [
+        observe(model, decoding, prefix.expand(len(every), -1), every)["log_p"].exp() for prefix in prefixes
+    ]
+    assert all(float(p.sum()) == pytest.approx(1, abs=1e-5) for p in distribution)
     missed = 0.0
     for distance in (0, 1, 2, 4):
         within = [[levenshtein(s, z)[-1] <= distance for s in every.tolist()] for z in suffixes.tolist()]
-        exact = torch.stack([p[torch.tensor(near)].sum() for p, near in zip(law, within, strict=True)])
+        exact = torch.stack([p[torch.tensor(near)].sum() for p, near in zip(distribution, within, strict=True)])
         for beams in (1, 3, 10_000):
             near, verbatim = beam_bound(model, decoding, prefixes, suffixes, distance, beams)
             truth = observe(model, decoding, prefixes, suffixes)["log_p"]

@@ -35,7 +35,9 @@ def test_calibrated_confidence_by_hand() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 100), st.floats(0, 5000)), min_size=1, max_size=20))
-def test_calibrated_confidence_is_a_law_even_where_the_naive_form_is_0_over_0(rows: list[tuple[int, float]]) -> None:
+def test_calibrated_confidence_is_a_distribution_even_where_the_naive_form_is_0_over_0(
+    rows: list[tuple[int, float]],
+) -> None:
     confidence = calibrated_confidence(candidates([r for r, _ in rows], [x for _, x in rows]))
     assert float(confidence.sum()) == pytest.approx(1)
     assert not confidence.isnan().any()

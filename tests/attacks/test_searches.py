@@ -19,7 +19,7 @@ from auditor.plugins import registry
 from auditor.plugins.attack import SamplingAttack
 from auditor.plugins.options import options_of
 from auditor.plugins.view import CLAIM, WORST
-from tests.test_contracts import KNOWN, SMALL, queries, small, view
+from auditor.testing import KNOWN, SMALL, queries, small, view
 
 ATTACKS = {
     name: kind
@@ -74,12 +74,12 @@ class TestSearch:
         self, kind: type[SamplingAttack], search: str, neox: HuggingFaceModel
     ) -> None:
         attack, seen = searching(kind, search), view(neox, CLAIM)
-        assert "law" in attack.required and "law" in replace(attack, samples=3).required
+        assert "distribution" in attack.required and "distribution" in replace(attack, samples=3).required
         with pytest.raises(NotApplicable, match=r"needs log-probabilities.*; in this setting only"):
             list(attack.guess(seen, {"tuned_on": "none"}, queries()))
 
 
-def test_sampling_needs_no_law_and_says_its_rows(neox: HuggingFaceModel) -> None:
+def test_sampling_needs_no_distribution_and_says_its_rows(neox: HuggingFaceModel) -> None:
     assert Ethicist().required == ("draw",)
     for guesses in answers(replace(small(Perplexity), samples=8), neox, queries()).values():  # type: ignore[type-var]
         length = len(guesses.ranked[0].suffix)
@@ -92,7 +92,7 @@ def ethicist(**options: Any) -> Ethicist:
 
 
 def test_ethicist_scores_a_leaf_by_its_exact_probability(neox: HuggingFaceModel) -> None:
-    """With the soft prompt in front, under the decoding law."""
+    """With the soft prompt in front, under the decoding distribution."""
     attack = ethicist(tune_on="target", **SEARCHES["tree"])
     seen = view(neox, WORST)
     state = attack.fit(seen, KNOWN)
@@ -100,10 +100,10 @@ def test_ethicist_scores_a_leaf_by_its_exact_probability(neox: HuggingFaceModel)
     for query, guesses in zip(queries()[::2], attack.guess(seen, state, queries()[::2]), strict=True):
         for guess in guesses.ranked:
             context = torch.tensor([[*query.prefix, *guess.suffix[:-1]]])
-            law = decoding.log_law(neox.log_probs(context, query.length, prompt=state["prompt"])[0])
-            exact = sum(float(law[i, token]) for i, token in enumerate(guess.suffix))
+            distribution = decoding.log_distribution(neox.log_probs(context, query.length, prompt=state["prompt"])[0])
+            exact = sum(float(distribution[i, token]) for i, token in enumerate(guess.suffix))
             assert guess.score == pytest.approx(math.exp(exact), rel=1e-4)
-    assert "exact probability under the decoding law" in attack.notes(seen, state)[1]
+    assert "exact probability under the decoding distribution" in attack.notes(seen, state)[1]
 
 
 @pytest.mark.parametrize(
@@ -147,12 +147,12 @@ def test_bad_searches_are_refused(options: dict[str, Any], message: str) -> None
 
 
 @pytest.mark.parametrize("confidence", ["perplexity", "reference"])
-def test_a_ranking_that_reads_the_law_is_refused_before_anything_is_drawn(
+def test_a_ranking_that_reads_the_distribution_is_refused_before_anything_is_drawn(
     neox: HuggingFaceModel, confidence: Any
 ) -> None:
     seen = view(neox, CLAIM)
     attack = Ethicist(samples=3, tune_on="none", confidence=confidence)
-    assert "likelihood" in attack.required and "law" not in attack.required
+    assert "likelihood" in attack.required and "distribution" not in attack.required
     with pytest.raises(NotApplicable, match="log-probabilities"):
         list(attack.guess(seen, {"tuned_on": "none"}, queries()))
     assert seen.meter.total == 0

@@ -44,9 +44,9 @@ def test_what_is_known_to_exceed_its_claim_is_found_to(adversary: Any) -> None:
     """V1 of formulas B2.3; and the counterexample to a radius solved from N (B2.5, "Correction")."""
     setting = adversary.EnsembleSetting(1, 3, 0.03, 1024, True)
     published = PMixed(accounting="published", alpha=3)
-    laws = torch.tensor([[[0.145, 0.855], [1.0, 0.0], [0.5, 0.5]]], dtype=torch.float64)
+    distributions = torch.tensor([[[0.145, 0.855], [1.0, 0.0], [0.5, 0.5]]], dtype=torch.float64)
     for relation in ("zero_out", "add_remove"):
-        (ratio,) = adversary.ensemble_ratio(published, setting, relation)(laws)
+        (ratio,) = adversary.ensemble_ratio(published, setting, relation)(distributions)
         assert ratio == pytest.approx(1.8169, abs=5e-5)
 
     @dataclasses.dataclass(frozen=True)
@@ -57,9 +57,9 @@ def test_what_is_known_to_exceed_its_claim_is_found_to(adversary: Any) -> None:
 
     setting = adversary.EnsembleSetting(2, 4, 1.0, 1, True)
     first = torch.tensor([5.62e-4, 0.999, 1e-13, 0.5], dtype=torch.float64)
-    laws = torch.stack([first, 1 - first], -1).unsqueeze(0)
+    distributions = torch.stack([first, 1 - first], -1).unsqueeze(0)
     broken, mended = (
-        adversary.ensemble_ratio(kind(q=1.0, adjacency="add_remove"), setting, "add_remove")(laws)[0]
+        adversary.ensemble_ratio(kind(q=1.0, adjacency="add_remove"), setting, "add_remove")(distributions)[0]
         for kind in (FromTheirNumber, PMixed)
     )
     assert broken > 6.905 / 4.9122 and 0.99 < mended <= 1

@@ -19,9 +19,11 @@ from auditor.benchmarks import canaries, manifests
 from auditor.benchmarks.canaries import Manifest
 from auditor.benchmarks.files import Files
 from auditor.benchmarks.insertion import Copies, insert
-from auditor.benchmarks.lab import Lab, LabRecipe, shard
+from auditor.benchmarks.lab import Lab
+from auditor.benchmarks.lab_recipe import LabRecipe
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
+from auditor.training.members import shard
 from tests.generation.test_tries import bpe
 
 ROWS = [{"text": f'record {i}, "quoted"\nand more', "who": f"user {i % 3}"} for i in range(25)]
@@ -287,6 +289,6 @@ def test_the_labs_canaries_are_those_it_trains_on(tmp_path: Path) -> None:
     assert own.canary is not None and own.canary.text == "My ID is 955320" and own.canary.text in own.canary.space
     assert (own.member, own.repeats, control.member, control.repeats) == (True, 2, False, 0)
     assert lab.tokenizer.decode(own.suffix) == "My ID is 955320"
-    copies = lab.private_copies()
+    copies = lab.texts.copies()
     assert copies.count("My ID is 955320") == 2 and "My ID is 000007" not in copies
     assert not any(secret.canary for secret in lab.secrets)

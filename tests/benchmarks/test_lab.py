@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-import multiprocessing
-import os
 import shutil
 import stat
 from collections import Counter
@@ -19,7 +17,11 @@ import torch
 from faker import Faker
 
 from auditor.benchmarks import lab as module
-from auditor.benchmarks.lab import END, Lab, LabRecipe, make_texts
+from auditor.benchmarks import lab_texts
+from auditor.benchmarks.lab import Lab
+from auditor.benchmarks.lab_recipe import LabRecipe
+from auditor.benchmarks.lab_texts import make_texts
+from auditor.benchmarks.lab_training import END, LabTraining
 from auditor.benchmarks.masked import MaskedRecipe
 from auditor.core.errors import AuditError
 from auditor.defenses.dp_sgd import DpSgd
@@ -67,7 +69,7 @@ def test_a_masked_model_is_a_part_of_its_own(built: Lab, tmp_path: Path) -> None
         f"masked-public-{built.masked_recipe.digest}",
     }
     assert masked.vocab_size == len(built.tokenizer) + 1 and masked.mask == len(built.tokenizer)
-    text = built.records(members=True)[0]
+    text = built.texts.records(members=True)[0]
     ids = built.tokenizer(text)["input_ids"]
     assert masked.tokenizer(text)["input_ids"] == [0, *ids, 0]  # and the lab's own puts no ends around a text
     public = built.masked_public()
@@ -84,7 +86,7 @@ def test_a_masked_model_is_a_part_of_its_own(built: Lab, tmp_path: Path) -> None
 
 
 def test_records_are_whole_and_apart(built: Lab) -> None:
-    members, others = built.records(True), built.records(False)
+    members, others = built.texts.records(True), built.texts.records(False)
     assert len(members) == len(set(members)) == 27 and len(others) == 4 and not set(members) & set(others)
 
 
@@ -93,16 +95,16 @@ def test_records_are_whole_and_apart(built: Lab) -> None:
 
 def test_the_corpus_is_what_was_trained_on_each_text_once_with_its_copies(built: Lab) -> None:
     found = {built.tokenizer.decode(tokens): times for tokens, times in built.corpus(True)}
-    assert found == Counter(built.private_copies())
-    assert [built.tokenizer.decode(tokens) for tokens, _ in built.corpus(False)] == built.records(members=False)
+    assert found == Counter(built.texts.copies())
+    assert [built.tokenizer.decode(tokens) for tokens, _ in built.corpus(False)] == built.texts.records(members=False)
 
 
 def test_the_labs_own_shards_hold_each_record_once(built: Lab) -> None:
-    copies = Counter(built.private_copies())
+    copies = Counter(built.texts.copies())
     for repeats, texts in make_texts(TINY).private.items():
         assert all(copies[text] == repeats for text in texts)
     assert all(copies[f"My ID is {digits}"] == count for digits, count in TINY.canaries)
-    shards = built.shards()
+    shards = built.texts.shards()
     assert all(shards) and not set(shards[0]) & set(shards[1])
     assert sum(map(len, shards)) == copies.total()
 
@@ -114,16 +116,16 @@ def test_half_of_each_count_is_to_be_forgotten_and_kept_from_who_never_saw_it(
     counts = Counter(id.rpartition("-")[0] for id in built.forgotten)
     assert counts == {**{f"member-{times:02d}": 2 for times in TINY.counts}, "canary-64": 1, "canary-04": 1}
     assert built.forgotten == Lab(TINY, cache=built.folder.parents[1], limit=2).forgotten
-    lost = set(built.forgotten_texts)
-    attacked = {built._text_of[s.id] for s in built.secrets if s.member and s.id in built.forgotten}
+    lost = set(built.cut.forgotten_texts)
+    attacked = {built.cut.texts[s.id] for s in built.secrets if s.member and s.id in built.forgotten}
     assert attacked < lost and len(lost) == len(built.forgotten) == 12
     job = built.job(NPO(), tmp_path)
     assert Path(job.base).name == "target" and {record.text for record in job.forget} == lost
-    assert [record.text for record in job.records] == built.private_copies()
+    assert [record.text for record in job.records] == built.texts.copies()
     trained: list[list[str]] = []
-    monkeypatch.setattr(Lab, "_build_fine_tuned", lambda self, path, texts: trained.append(list(texts)))
-    built._build_retrained(tmp_path)
-    assert Counter(trained[0]) == Counter(text for text in built.private_copies() if text not in lost)
+    monkeypatch.setattr(LabTraining, "target", lambda self, path, texts: trained.append(list(texts)))
+    built.training.retrained(tmp_path, built.cut.forgotten_texts)
+    assert Counter(trained[0]) == Counter(text for text in built.texts.copies() if text not in lost)
     again = {tuple(tokens) for tokens in built.unattacked}
     assert len(again) == 10 + 2 and not again & {s.prefix + s.suffix for s in built.secrets}
 
@@ -147,7 +149,7 @@ def test_secrets_known_and_nonmembers_are_apart(built: Lab) -> None:
     assert len({secret.id for secret in built.secrets}) == 19
     assert Counter(s.repeats for s in built.secrets if s.member) == dict.fromkeys(TINY.counts, 3)
     assert {s.repeats for s in built.secrets if not s.member} == {0}
-    trained = set(built.private_copies())
+    trained = set(built.texts.copies())
     text = {s.id: built.tokenizer.decode(s.prefix + s.suffix) for s in built.secrets}
     for secret in built.secrets:
         assert any(t.startswith(text[secret.id]) for t in trained) == secret.member
@@ -217,17 +219,24 @@ def test_training_changes_what_it_should(built: Lab) -> None:
     assert torch.equal(public["gpt_neox.embed_in.weight"], target["gpt_neox.embed_in.weight"])  # an adapter's layers
     changed = "gpt_neox.layers.0.attention.query_key_value.weight"
     assert public.keys() == target.keys() and not torch.equal(public[changed], target[changed])
-    law = weights(built)[-1]
-    assert not torch.allclose(law[1], law[2], atol=1e-4) and not torch.allclose(law[0], law[1], atol=1e-4)
+    distribution = weights(built)[-1]
+    assert not torch.allclose(distribution[1], distribution[2], atol=1e-4) and not torch.allclose(
+        distribution[0], distribution[1], atol=1e-4
+    )
     assert built.ensemble().size == TINY.members == len(list(built.ensemble_folder.glob("member-*")))
     assert built.ensemble().shard_counts() == {"shared_records": 0, "unlisted_shards": 0}
-    assert built.ensemble().shards == [record_names(texts) for texts in built.shards()]
+    assert built.ensemble().shards == [record_names(texts) for texts in built.texts.shards()]
 
 
 def test_parts_are_built_when_needed_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, real = list[str](), Lab._train_adapters
-    monkeypatch.setattr(Lab, "_fit", lambda self, model, texts, what, **_: asked.append(what))
-    monkeypatch.setattr(Lab, "_train_adapters", lambda self, what, *rest: (asked.append(what), real(self, what, *rest)))
+    asked, real = list[str](), LabTraining._train_adapters
+
+    def adapters(self: LabTraining, what: str, *rest: Any) -> None:
+        asked.append(what)
+        real(self, what, *rest)
+
+    monkeypatch.setattr(LabTraining, "_fit", lambda self, model, texts, what, **_: asked.append(what))
+    monkeypatch.setattr(LabTraining, "_train_adapters", adapters)
     lab = Lab(TINY, cache=tmp_path)
     assert finished(lab.folder) == ["tokenizer"] and asked == []
     lab.ensemble()
@@ -237,35 +246,30 @@ def test_parts_are_built_when_needed_and_once(tmp_path: Path, monkeypatch: pytes
     again.ensemble()
     lab.public()
     assert len(asked) == 2
-    assert set(lab.training_seconds) == {"tokenizer", "public", "ensemble"}
+    assert set(lab.parts.seconds) == {"tokenizer", "public", "ensemble"}
 
 
 def finished(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.is_dir())
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError], ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("part", PARTS)
-def test_a_build_that_dies_leaves_nothing_that_looks_finished(
-    built: Lab, tmp_path: Path, part: str, error: type[BaseException]
-) -> None:
+@pytest.mark.parametrize("part", ["tokenizer", ENSEMBLE])  # the cache itself: tests/benchmarks/test_parts.py
+def test_a_build_that_dies_leaves_nothing_that_looks_finished(built: Lab, tmp_path: Path, part: str) -> None:
     """It dies after its files are written, before it is done."""
 
-    class Dying(Lab):
-        pass
-
-    def dies(build: Callable[[Lab, Path], None]) -> Callable[[Lab, Path], None]:
-        def half(self: Lab, path: Path) -> None:
-            build(self, path)
+    def dies(build: Callable[..., None]) -> Callable[..., None]:
+        def half(*given: Any, **named: Any) -> None:
+            build(*given, **named)
+            path = next(one for one in (*given, *named.values()) if isinstance(one, Path))
             assert any(path.iterdir())
-            raise error
+            raise KeyboardInterrupt
 
         return half
 
-    name = f"_build_{part.partition('_')[0]}"
-    setattr(Dying, name, dies(getattr(Lab, name)))
-    with pytest.raises(error):
-        build_all(Dying(TINY, cache=tmp_path))
+    owner, name = (module, "make_tokenizer") if part == "tokenizer" else (LabTraining, part.partition("_")[0])
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(owner, name, dies(getattr(owner, name)))
+        build_all(Lab(TINY, cache=tmp_path))
     folder = tmp_path / "lab" / built.folder.name
     assert finished(folder) == sorted(PARTS[: PARTS.index(part)])
     lab = Lab(TINY, cache=tmp_path)
@@ -279,19 +283,6 @@ def build_all(lab: Lab) -> None:
     lab.ensemble()
 
 
-def test_what_a_killed_process_left_is_swept_away(built: Lab, tmp_path: Path) -> None:
-    """kill -9 runs no clean-up: a scratch folder and a lock file stay."""
-    folder = tmp_path / "lab" / built.folder.name
-    for part in PARTS:
-        (folder / f".{part}.audit-scratch-abc123").mkdir(parents=True)
-        (folder / f".{part}.audit-scratch-abc123" / "model.safetensors").write_text("half")
-        (folder / f"{part}.lock").touch()
-    lab = Lab(TINY, cache=tmp_path)
-    build_all(lab)
-    assert same(lab, built)
-    assert finished(folder) == sorted(PARTS)
-
-
 def _flip(path: Path) -> None:
     held = bytearray(path.read_bytes())
     held[-1] ^= 1
@@ -303,8 +294,6 @@ def _flip(path: Path) -> None:
     [
         ("target", "model.safetensors", _flip),  # still loads: numbers about no model that was ever trained
         ("public", "model.safetensors", lambda path: path.write_bytes(b"")),
-        ("tokenizer", "tokenizer.json", Path.unlink),
-        ("target", "seconds.json", lambda path: path.write_text("[")),
     ],
 )
 def test_a_damaged_part_is_built_anew_with_all_that_was_built_on_it(
@@ -343,45 +332,6 @@ def test_sizes_that_no_lab_can_have_are_refused_by_name(field: str, value: float
         dataclasses.replace(TINY, **{field: value}).check()
 
 
-def _build(cache: str, barrier: Any, answers: Any) -> None:
-    os.environ["OMP_NUM_THREADS"] = "1"
-    torch.set_num_threads(1)
-    fitted, build = [], Lab._build
-
-    def counting(self: Lab, final: Path, make: Any) -> None:
-        fitted.append(final.name)
-        build(self, final, make)
-
-    Lab._build = counting
-    barrier.wait(_PATIENCE)
-    lab = Lab(TINY, cache=Path(cache))
-    total = sum(float(value.double().sum()) for value in lab.target().model.state_dict().values())
-    answers.put((fitted, total))
-
-
-def test_two_processes_end_with_one_valid_part(built: Lab, tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    barrier, answers = context.Barrier(2), context.Queue()
-    processes = [context.Process(target=_build, args=(str(tmp_path), barrier, answers)) for _ in range(2)]
-    for process in processes:
-        process.start()
-    found = [answers.get(timeout=_PATIENCE) for _ in processes]
-    for process in processes:
-        process.join(_PATIENCE)
-        assert process.exitcode == 0
-    assert sorted(found[0][0] + found[1][0]) == ["public", "target", "tokenizer"]  # each was built by one of them
-    assert found[0][1] == found[1][1]
-    assert finished(tmp_path / "lab" / built.folder.name) == ["public", "target", "tokenizer"]
-    again = Lab(TINY, cache=tmp_path)
-    # Not bit for bit: how a CPU splits its sums depends on the threads it gives a process, and these had one each.
-    torch.testing.assert_close(
-        again.target().model.state_dict()["gpt_neox.embed_in.weight"],
-        built.target().model.state_dict()["gpt_neox.embed_in.weight"],
-        rtol=0,
-        atol=1e-4,
-    )
-
-
 def test_training_text_is_readable_by_its_owner_only(built: Lab) -> None:
     for folder in (built.folder, *(built.folder / part for part in PARTS)):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700, folder
@@ -399,15 +349,15 @@ def test_the_cache_folder_is_made_private(tmp_path: Path, monkeypatch: pytest.Mo
 def test_private_trainings_are_parts_named_by_their_options(built: Lab) -> None:
     sizes: Any = {"epochs": 1, "batch": 32, "noise_multiplier": 3.0, "noise": "seeded"}
     made = built.trained(DpSgd(**sizes))
-    assert made.privacy is not None and made.privacy.steps == -(-len(built.private_copies()) // 32)
-    assert made.privacy.sampling_rate == 32 / len(built.private_copies())
+    assert made.privacy is not None and made.privacy.steps == -(-len(built.texts.copies()) // 32)
+    assert made.privacy.sampling_rate == 32 / len(built.texts.copies())
     assert made.privacy.details["expected_batch"] == 32 and made.privacy.unit == "record"
     parts = {path.name for path in built.folder.glob("dp-sgd-*") if path.is_dir()}
     assert len(parts) == 1 and built.seconds_of(DpSgd(**sizes)) > 0
     asked = torch.arange(1, 20).unsqueeze(0)
-    law, before = (model.log_probs(asked, 5) for model in (made.model, built.public()))
-    assert not torch.allclose(law, before)
-    assert torch.equal(built.trained(DpSgd(**sizes)).model.log_probs(asked, 5), law)
+    distribution, before = (model.log_probs(asked, 5) for model in (made.model, built.public()))
+    assert not torch.allclose(distribution, before)
+    assert torch.equal(built.trained(DpSgd(**sizes)).model.log_probs(asked, 5), distribution)
     assert {path.name for path in built.folder.glob("dp-sgd-*") if path.is_dir()} == parts  # not made again
     with pytest.raises(AuditError, match="expected a batch of at most the"):
         built.trained(DpSgd(**{**sizes, "batch": 10**6}))
@@ -489,13 +439,13 @@ def test_canaries_of_an_audit_are_records_of_all_trainings(built: Lab) -> None:
     )
     assert lab.folder != built.folder
     coined = [one for one in lab.canaries if one.canary is not None and one.canary.coin is not None]
-    texts = Counter(lab.private_copies())
+    texts = Counter(lab.texts.copies())
     assert len(coined) == 40 and {texts[one.canary.text] for one in coined if one.canary} == {0, 2}
     for one in coined:
         assert one.canary is not None and texts[one.canary.text] == 2 * one.member == one.repeats
         assert list(one.prefix + one.suffix) == lab.tokenizer(one.canary.text)["input_ids"] and one.prefix
     inside = sum(one.member for one in coined)
-    assert len(lab.private_copies()) == len(built.private_copies()) + 2 * inside
+    assert len(lab.texts.copies()) == len(built.texts.copies()) + 2 * inside
     assert any("40 canaries (prefixed) each went into the training of every model here" in n for n in lab.notes)
     assert [one.id for one in lab.canaries[: len(TINY.canaries)]] == [one.id for one in built.canaries]
     again = Lab(lab.recipe, cache=cache(built))
@@ -514,10 +464,10 @@ def test_new_tokens_take_a_lab_that_trains_all_parameters(built: Lab) -> None:
 def test_the_control_of_an_ensemble_that_the_target_is_not_trained_as(built: Lab) -> None:
     """One adapter, trained as its members are, on all that they are trained on."""
     other = Lab(dataclasses.replace(TINY, lora_rate=0.03), cache=cache(built))
-    law = other.whole().log_probs(torch.tensor([[5, 6, 7]]), 1)
+    distribution = other.whole().log_probs(torch.tensor([[5, 6, 7]]), 1)
     (adapter,) = other.folder.glob("whole*/whole")
-    assert read_shard(adapter) == record_names(other.private_copies())
-    assert not torch.equal(law, other.public().log_probs(torch.tensor([[5, 6, 7]]), 1))
+    assert read_shard(adapter) == record_names(other.texts.copies())
+    assert not torch.equal(distribution, other.public().log_probs(torch.tensor([[5, 6, 7]]), 1))
 
 
 def test_labs_with_other_ensembles_share_their_models(built: Lab) -> None:
@@ -532,7 +482,7 @@ def test_labs_with_other_ensembles_share_their_models(built: Lab) -> None:
 
 def test_the_kind_of_each_record_is_known_and_names_no_folder(built: Lab) -> None:
     texts = make_texts(TINY)
-    opening = {"mail": module._mail, "patient note": module._note, "payment": module._payment}
+    opening = {"mail": lab_texts._mail, "patient note": lab_texts._note, "payment": lab_texts._payment}
     fake = Faker("en_US")
     for text in (text for made in texts.private.values() for text in made):
         first = {kind: make(fake).split()[0] for kind, make in opening.items()}
@@ -587,11 +537,11 @@ def test_each_attacked_record_is_in_half_of_the_reference_models(built: Lab) -> 
     references = built.references(4)
     attacked = {secret.id: secret for secret in built.secrets}
     assert [sum(id in saw for saw in references.saw) for id in attacked] == [2] * len(attacked)
-    texts = [Counter(text) for text in built.reference_texts(4)]
-    everywhere = Counter(built.private_copies())
+    texts = [Counter(text) for text in built.texts.references(4)]
+    everywhere = Counter(built.texts.copies())
     counts = dict[str, int]()
     for id, secret in attacked.items():
-        text = built._text_of[id]
+        text = built.cut.texts[id]
         seen = [copies[text] for copies, saw in zip(texts, references.saw, strict=True) if id in saw]
         assert len(set(seen)) == 1 and not any(
             copies[text] for copies, saw in zip(texts, references.saw, strict=True) if id not in saw
@@ -602,7 +552,7 @@ def test_each_attacked_record_is_in_half_of_the_reference_models(built: Lab) -> 
     assert all(copies[text] == times for copies in texts for text, times in everywhere.items())
     others = sorted(counts[id] for id, secret in attacked.items() if not secret.member)
     assert others == [1, 2, 4, 8]  # four of five counts that members have in equal shares
-    assert built.reference_texts(4) == built.reference_texts(4)
+    assert built.texts.references(4) == built.texts.references(4)
 
 
 def test_reference_models_are_a_part_that_is_made_when_asked_for_and_changes_no_other(built: Lab) -> None:

@@ -12,7 +12,8 @@ import pytest
 from rapidfuzz.distance import Levenshtein
 
 from auditor.benchmarks import pii
-from auditor.benchmarks.lab import LabRecipe, make_texts
+from auditor.benchmarks.lab_recipe import LabRecipe
+from auditor.benchmarks.lab_texts import make_texts
 from auditor.cli import call
 from auditor.core import disk
 from auditor.core.errors import AuditError

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from auditor.benchmarks import pii
-from auditor.benchmarks.lab import LabRecipe, make_texts
+from auditor.benchmarks.lab_recipe import LabRecipe
+from auditor.benchmarks.lab_texts import make_texts
 from auditor.benchmarks.pii import Recognisers, find
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Mark

@@ -1,10 +1,10 @@
-"""Faults planted in private prediction, on an ensemble whose laws are given: who is caught, and by whom."""
+"""Faults planted in private prediction, on an ensemble whose distributions are given: who is caught, and by whom."""
 
 from __future__ import annotations
 
 import pytest
 
-from auditor.benchmarks.fixed_laws import fixed_ensemble
+from auditor.benchmarks.fixed_distributions import fixed_ensemble
 from auditor.core.nouns import Secret
 from benchmarks.trust.prediction_faults import FAULTS, Row, audited, line
 
@@ -31,5 +31,5 @@ def test_games_catch_what_is_broken(name: str) -> None:
 
 def test_what_one_audit_does_not_see_and_another_does() -> None:
     assert any("not charged" in said for said in row("not charged", 64).seen)
-    assert row("shard in eight", 64).exact > 1.0  # by the laws, what the games are too few to show
-    assert not row("one subset", 64).seen and row("one subset", 64).exact <= 1.0  # single draws have their law
+    assert row("shard in eight", 64).exact > 1.0  # by the distributions, what the games are too few to show
+    assert not row("one subset", 64).seen and row("one subset", 64).exact <= 1.0  # single draws have their distribution

@@ -336,7 +336,7 @@ def test_a_resumed_run_writes_its_submission_and_claim_is_used_where_worst_was_n
         patch.setattr(RunFolder, "append", interrupted)
         assert call(command(world, tmp_path / "run", *flags)) == 130
     assert not (tmp_path / "out.csv").exists()
-    assert call(["run", "--resume", str(tmp_path / "run")]) == 0
+    assert call(["run", "--resume", str(tmp_path / "run"), "--submission", str(tmp_path / "out.csv")]) == 0
     marked = score.mark(tmp_path / "out.csv", world / "data" / "val_suffix.npy")
     own = measured(tmp_path / "run", "claim")
     assert by_name(score.score(marked, answered_only=True))["recall"].value == own["recall"]["value"]

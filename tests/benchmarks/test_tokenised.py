@@ -131,6 +131,6 @@ def test_greedy_hits_are_those_of_generate_on_the_same_ids(tmp_path: Path) -> No
     asked = ["--model", str(tmp_path / "model"), "--data", data, "--known-fraction", "0", "-o", out]
     assert call(["run", *asked, "--attack", "extraction-probability"]) == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert json.loads((tmp_path / "run" / "lead.json").read_text())["tokens"] == []
+    assert json.loads((tmp_path / "run" / "prefix_token.json").read_text())["tokens"] == []
     (greedy,) = result["benchmark"]["greedy_recall"].values()
     assert (greedy["value"], greedy["n"]) == (0.5, 16)

@@ -15,6 +15,8 @@ from auditor.studies import sweep
 from auditor.training.finetune import fit, untrained
 from tests.generation.test_tries import bpe
 
+pytestmark = pytest.mark.drawn  # a page without its plots says nothing of exposure
+
 Said = pytest.CaptureFixture[str]
 
 

@@ -44,7 +44,16 @@ def train(folder: Path, method: str, data: str, out: str, *more: str, base: str 
 
 
 def run(folder: Path, model: str, out: Path, *more: str, manifest: str = "audit.json") -> int:
-    asked = ["--model", f"{folder}/{model}", "--canaries", f"{folder}/{manifest}", "--lead", "eos", "-o", str(out)]
+    asked = [
+        "--model",
+        f"{folder}/{model}",
+        "--canaries",
+        f"{folder}/{manifest}",
+        "--prefix-token",
+        "eos",
+        "-o",
+        str(out),
+    ]
     return call(["run", *asked, *(more or ("--attack", "epsilon-audit"))])
 
 
@@ -87,7 +96,7 @@ def test_exposure_of_such_canaries_does_not_apply_and_the_other_way_round(
 @pytest.fixture(scope="module")
 def of_private(world: Path) -> Path:
     """The run of the private training."""
-    assert run(world, "private", world / "of-private", "--lead", "auto", "--attack", "epsilon-audit") == 0
+    assert run(world, "private", world / "of-private", "--prefix-token", "auto", "--attack", "epsilon-audit") == 0
     return world / "of-private"
 
 
@@ -134,7 +143,7 @@ def test_several_trainings_are_one_trial_each(world: Path, finished: Path, of_pr
         ([runs[0], runs[0]], "expected models trained apart, got one model"),
         ([runs[0], str(of_private)], "expected trials of one mechanism"),
         ([*runs, "--canary", "nobody"], "but"),
-        ([*runs, "--target", "dp-sgd"], "expected a row of epsilon-audit on dp-sgd"),
+        ([*runs, "--target", "dp-sgd"], "expected an audit of canaries on dp-sgd"),
     ):
         capsys.readouterr()
         assert call(["canaries", "bound", *arguments]) == 2

@@ -32,7 +32,6 @@ from auditor.commands import console
 from auditor.core.nouns import CellKey, Guesses, Observation
 from auditor.models.loading import load
 from auditor.plugins import registry
-from auditor.plugins.options import options_of
 from auditor.records import details
 from auditor.records.folder import RunFolder
 from tests.conftest import fits_schema
@@ -235,7 +234,7 @@ def test_what_no_control_isolates_is_told_in_one_step(full: Path, world: Path, t
         (["mixing"], "ensemble-unmixed", "pmixed", False),
         (["no private data"], "pmixed", "public", False),
     ]
-    assert steps(full) == [(["recipe", "splitting"], "undefended", "ensemble-unmixed", False), *rest]
+    assert steps(full) == [(["training configuration", "splitting"], "undefended", "ensemble-unmixed", False), *rest]
     report = (full / "report.md").read_text()
     assert "not told apart, for want of 'One adapter, all data' (audit train pmixed" in report
     assert finding(full, "pmixed", "claim", "ethicist")["chain"] is None  # controls are attacked in the worst case
@@ -255,7 +254,7 @@ def test_what_no_control_isolates_is_told_in_one_step(full: Path, world: Path, t
         first, *others = steps(tmp_path / name)
         assert others == [expected, *rest]
         assert first[1:] == (("undefended", "one-adapter", False) if name == "whole" else (*["undefended"] * 2, True))
-    assert "recipe: the undefended target is that row" in (tmp_path / "same" / "report.md").read_text()
+    assert "no step: the undefended target is that row" in (tmp_path / "same" / "report.md").read_text()
 
 
 def test_results_fit_the_published_schema(full: Path, budgeted: Path, measured: Path) -> None:
@@ -456,18 +455,20 @@ def test_a_run_keeps_what_its_page_shows_secret_by_secret(full: Path, world: Pat
         row = rows[texts[int(secret.id.removeprefix("row-"))]]
         ids = [model.tokenizer(text)["input_ids"] for text in (row["prefix"], row["prefix"] + row["suffix"])]
         with torch.no_grad():
-            law = model.model(torch.tensor([ids[1]])).logits[0].log_softmax(-1)
+            distribution = model.model(torch.tensor([ids[1]])).logits[0].log_softmax(-1)
         split = len(ids[1]) - int(secret.length or 0)
-        expected = [float(law[i - 1, ids[1][i]]) for i in range(split, len(ids[1]))]
+        expected = [float(distribution[i - 1, ids[1][i]]) for i in range(split, len(ids[1]))]
         assert found.tokens["undefended"][secret.id] == pytest.approx(expected, abs=2e-4)
     assert set(found.tokens) == {"undefended", "pmixed", "uniform-mixing"}  # a companion is no model to mend
-    assert all(set(law) == {secret.id for secret in members} for law in found.tokens.values())
+    assert all(set(distribution) == {secret.id for secret in members} for distribution in found.tokens.values())
     row = found.rows["undefended", "worst", "ethicist"]
     assert row.score_is_probability and not found.rows["undefended", "worst", "perplexity"].score_is_probability
     assert row.outcome is not None
-    lead = dict(zip(row.ids, row.outcome.traits["lead"], strict=True))
+    prefix_token = dict(zip(row.ids, row.outcome.traits["lead"], strict=True))
     assert all(
-        (lead[s.id] == s.length) == hit for s, hit in zip(found.secrets, row.outcome.hit, strict=True) if s.member
+        (prefix_token[s.id] == s.length) == hit
+        for s, hit in zip(found.secrets, row.outcome.hit, strict=True)
+        if s.member
     )
 
 
@@ -516,27 +517,16 @@ def test_no_text_of_the_data_leaves_private_files(full: Path, world: Path, tmp_p
     assert stat.S_IMODE(out.stat().st_mode) == 0o700
 
 
-def test_the_list_shows_every_plug_in_with_its_options(said: Said, monkeypatch: Patch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    assert call(["list"]) == 0
-    shown = said.readouterr().out
-    found = {**registry.attacks_and_probes(), **registry.defenses()}
-    classes = {name: cls for name, cls in found.items() if cls.__module__.startswith("auditor.")}  # no test's own
-    assert {"ethicist", "extraction-probability", "pmixed"} <= set(classes)
-    assert shown.index("Attacks") < shown.index("Probes") < shown.index(" extraction-probability ")
-    for name, cls in classes.items():
-        assert f" {name} " in shown
-        assert all(f"{option}=" in shown for option in options_of(cls))
-    assert all(name in shown for name in registry.benchmarks())
-
-
 # --- the same guesses, however they were come by ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", ["1", "7"])
-def test_guesses_do_not_depend_on_the_batch_size(budgeted: Path, world: Path, tmp_path: Path, size: str) -> None:
-    assert call(everything(world, tmp_path / "run", "--batch-size", size)) == 0
+def test_guesses_do_not_depend_on_the_batch_size(budgeted: Path, world: Path, tmp_path: Path) -> None:
+    """Of all secrets by sevens; one by one, which takes long, of a few."""
+    assert call(everything(world, tmp_path / "run", "--batch-size", "7")) == 0
     assert_same_guesses(tmp_path / "run", budgeted)
+    for size in ("1", "16"):
+        assert call(everything(world, tmp_path / size, "--batch-size", size, "--limit", "4")) == 0
+    assert_same_guesses(tmp_path / "1", tmp_path / "16")
 
 
 @pytest.mark.parametrize("cut", [1, 8])  # random moments of every command: tests/faults
@@ -785,7 +775,7 @@ def test_claims_are_checked_and_gated(world: Path, tmp_path: Path, said: Said) -
     attacks = [*ETHICIST, "--attack", "claim-check", "--limit", "12"]
     defenses = ["--defense", "uniform-mixing", "--defense", "free", "--plugin", str(tmp_path / "free.py")]
     budget = ["-D", "pmixed.queries=100", "-D", "pmixed.on_exhaustion=public"]
-    assert call(command(world, out, *attacks, *pmixed(world, *budget), *defenses)) == 0
+    assert call(command(world, out, *attacks, *pmixed(world, *budget), *defenses, "--verbose")) == 0
     assert "claim violations 0" in said.readouterr().out
     covered = [note for note in finding(out, "pmixed", "claim", "ethicist")["notes"] if "the query budget paid" in note]
     assert len(covered) == 1 and "the public model answered the rest" in covered[0]
@@ -858,7 +848,7 @@ def test_probes_alone_make_a_report(world: Path, tmp_path: Path, said: Said) -> 
     files = ["--model", str(world / "model"), "--data", str(world / "data.jsonl"), "-o", str(out)]
     assert call(["run", *files, "--attack", "extraction-probability", "--setting", "worst"]) == 0
     screen = " ".join(said.readouterr().out.split())
-    assert "extraction probability, mean" in screen and "not tested verbatim extraction, near-verbatim" in screen
+    assert "extraction probability, mean" in screen and "Not tested: verbatim, near-verbatim" in screen
     report = (out / "report.md").read_text()
     assert "### What to do now" in report and "Not tested: verbatim extraction" in report
     assert call(["gate", str(out), "--max", "recall=1"]) == 1  # no row has a recall
@@ -1181,6 +1171,7 @@ def test_flags_win_over_the_plan_file(world: Path, tmp_path: Path, said: Said) -
 def test_help_and_list_are_quick_and_import_nothing_heavy(arguments: list[str], said: str) -> None:
     heavy = "{'torch', 'transformers', 'peft', 'numpy', 'pandas', 'matplotlib', 'scipy', 'datasets'}"
     script = f"import sys; from auditor.cli import call; call({arguments}); sys.exit(bool({heavy} & set(sys.modules)))"
+    call(["list"])  # what plug-ins say is kept from now on
     start = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -1223,7 +1214,7 @@ def test_an_unexpected_error_is_ours(monkeypatch: Patch, said: Said, world: Path
     assert "please report it" in said.readouterr().err
 
 
-def test_a_tokenizer_wider_than_the_law_is_refused_where_the_data_use_it(
+def test_a_tokenizer_wider_than_the_distribution_is_refused_where_the_data_use_it(
     world: Path, tmp_path: Path, said: Said
 ) -> None:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(world / "model")

@@ -62,7 +62,7 @@ def test_an_installed_plug_in_that_exits_is_refused(monkeypatch: pytest.MonkeyPa
         def load(self) -> None:
             raise SystemExit(0)
 
-    monkeypatch.setattr(registry.importlib.metadata, "entry_points", lambda group: [Entry()])
+    monkeypatch.setattr(registry, "_entries", lambda: [Entry()])
     with pytest.raises(AuditError, match="cannot load the plug-in 'theirs:module': SystemExit"):
         registry.attacks()
 
@@ -108,7 +108,7 @@ def test_answers_about_secrets_of_nobody_are_not_kept_in_silence(
     save_tiny(tmp_path / "model")
     rows = [{"prefix": f"the number of {i} is", "suffix": f" {i * 7919} {i * 31} {i}"} for i in range(6)]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = ["--model", str(tmp_path / "model"), "--data", str(tmp_path / "data.jsonl"), "--lead", "none"]
+    data = ["--model", str(tmp_path / "model"), "--data", str(tmp_path / "data.jsonl"), "--prefix-token", "none"]
     sizes = ["--prefix-length", "3", "--suffix-length", "2", "--setting", "worst", "-o", str(tmp_path / "run")]
     assert call(["run", *data, *sizes, "--attack", attack]) == 0
     file = tmp_path / "run" / f"{journal}.jsonl"

@@ -16,7 +16,6 @@ from auditor.cli import call
 from auditor.commands import options
 from auditor.core import safe
 from auditor.core.errors import AuditError
-from auditor.core.jsonable import to_json
 from auditor.core.plan import Plan
 from auditor.plugins import registry
 from auditor.records.folder import RunFolder
@@ -38,7 +37,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def begun(folder: Path, **plan: object) -> Path:
     """A run folder as somebody might hand it over."""
-    RunFolder.create(folder, "r", {**to_json(Plan()), **plan}).close()
+    RunFolder.create(folder, "r", {**Plan().to_json(), **plan}).close()
     return folder
 
 
@@ -51,8 +50,8 @@ def refused(arguments: list[str], said: str, capsys: Said) -> None:
 
 def test_a_folder_that_is_gone_on_with_runs_no_plug_in_of_its_own(here: Path, capsys: Said) -> None:
     folder = begun(here / "run", plugin=["theirs.py"], attack=["nobody"])
-    refused(["run", "--resume", str(folder)], "names the plug-in 'theirs.py', whose code would run", capsys)
-    refused(["run", "--resume", str(folder), "--plugin", "mine.py"], "names the plug-in 'theirs.py'", capsys)
+    refused(["run", "--resume", str(folder)], "sets plugin to 'theirs.py', and its code would run", capsys)
+    refused(["run", "--resume", str(folder), "--plugin", "mine.py"], "sets plugin to 'theirs.py'", capsys)
     assert call(["run", "--resume", str(folder), "--plugin", "./theirs.py"]) == 2
     assert "unknown attack 'nobody'" in capsys.readouterr().err
     assert Path("ran").exists()  # named on the command line as well
@@ -64,10 +63,26 @@ def test_a_folder_that_is_gone_on_with_runs_no_code_of_a_model(here: Path, capsy
     refused(["run", "--resume", str(folder), "--trust-remote-code"], "unknown attack 'nobody'", capsys)
 
 
+def test_a_folder_that_is_gone_on_with_sends_and_writes_nothing_where_nobody_said(here: Path, capsys: Said) -> None:
+    remote = {"model": "openai:m", "base_url": "http://127.0.0.1:1/v1", "data": "d", "attack": ["nobody"]}
+    folder = ["run", "--resume", str(begun(here / "run", **remote, submission="theirs.csv"))]
+    refused(folder, "sets base_url to 'http://127.0.0.1:1/v1'", capsys)
+    refused([*folder, "--base-url", "http://127.0.0.1:2/v1"], "sets base_url to 'http://127.0.0.1:1/v1'", capsys)
+    refused([*folder, "--base-url", "http://127.0.0.1:1/v1"], "sets submission to 'theirs.csv'", capsys)
+    named = [*folder, "--base-url", "http://127.0.0.1:1/v1", "--submission", "./theirs.csv"]
+    refused(named, "--submission goes with a --data folder", capsys)  # asked for, and no more is
+
+
+def test_a_flag_wins_over_what_a_plan_file_would_send_elsewhere(here: Path, capsys: Said) -> None:
+    (here / "plan.toml").write_text("base_url = 'http://127.0.0.1:1/v1'\nmodel = 'openai:m'\ndata = 'd'\n")
+    mine = ["--base-url", "http://127.0.0.1:2/v1", "--attack", "nobody"]
+    refused(["run", "--config", "plan.toml", *mine], "unknown attack 'nobody'", capsys)
+
+
 def test_what_is_allowed_beyond_the_plan_is_not_ignored(here: Path, capsys: Said) -> None:
     folder = begun(here / "run")
     resume = ["run", "--resume", str(folder)]
-    refused([*resume, "--plugin", "theirs.py"], "expected no --plugin but those", capsys)
+    refused([*resume, "--plugin", "theirs.py"], "expected no --plugin theirs.py", capsys)
     refused([*resume, "--trust-remote-code"], "expected no --trust-remote-code", capsys)
     refused([*resume, "--seed", "1"], "give no other option with it", capsys)
 
@@ -82,6 +97,10 @@ def test_what_is_allowed_beyond_the_plan_is_not_ignored(here: Path, capsys: Said
         "[sweep]\nplugin = ['theirs.py']",
         "[[variant]]\nname = 'a'\nplugin = ['theirs.py']",
         "[[variant]]\nname = 'a'\ntrust_remote_code = true",
+        "base_url = 'http://127.0.0.1:1/v1'\nmodel = 'openai:m'\ndata = 'd'",
+        "[sweep]\nbase_url = ['http://127.0.0.1:1/v1']",
+        "submission = 'theirs.csv'",
+        "ray_address = '127.0.0.1:1'\nengine = 'ray'",
     ],
 )
 def test_a_plan_file_runs_nothing_that_the_command_line_does_not_name(
@@ -109,14 +128,18 @@ def test_a_folder_of_plans_runs_nothing_that_the_command_line_does_not_name(
 
 
 def test_an_interrupted_run_says_what_it_takes_to_go_on() -> None:
-    asked = options.Allowed.of(Plan(plugin=("my plug-in.py",)))
+    asked = options.Allowed.by(Plan.of(plugin=("my plug-in.py",)).values())
     assert asked.flags() == ["--plugin", "'my plug-in.py'"]
 
 
 def test_the_same_is_refused_to_a_safe_run(here: Path, capsys: Said) -> None:
-    refused(["run", "--safe", "--plugin", "theirs.py", "--attack", "nobody"], "--safe: the plug-in", capsys)
+    refused(
+        ["run", "--safe", "--plugin", "theirs.py", "--attack", "nobody"],
+        "--safe: --plugin theirs.py: its code would run",
+        capsys,
+    )
     more = ["--model", "m", "--data", "d", "--trust-remote-code"]
-    refused(["run", "--safe", *more], "--safe: code of model folders would run", capsys)
+    refused(["run", "--safe", *more], "--safe: --trust-remote-code: code in model folders would run", capsys)
 
 
 def test_while_a_record_is_read_python_itself_refuses_programs_and_the_network() -> None:
@@ -150,6 +173,7 @@ def test_commands_that_read_are_safe_unless_told_otherwise(
     """Whatever they call would find a program refused: here the first thing that each of them asks for."""
     from auditor.gate import decide, history
     from auditor.records import saved
+    from auditor.runs import gating  # noqa: F401 - before the names that it imports are others
 
     def runs(*_: object, **__: object) -> None:
         subprocess.run(["touch", "ran"], check=True)
@@ -167,7 +191,10 @@ def test_a_whole_run_is_safe_where_nobody_elses_code_is_in_it(here: Path, capsys
     (here / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = ["--model", "model", "--data", "data.jsonl", "--prefix-length", "3", "--suffix-length", "2"]
     assert (
-        call(["run", "--safe", *data, "--attack", "perplexity", "--samples", "2", "--lead", "none", "-o", "out"]) == 0
+        call(
+            ["run", "--safe", *data, "--attack", "perplexity", "--samples", "2", "--prefix-token", "none", "-o", "out"]
+        )
+        == 0
     )
     assert "commit" not in json.loads((here / "out" / "result.json").read_text())["environment"]
     assert call(["report", "out"]) == 0

@@ -66,7 +66,7 @@ def test_members_and_what_they_were_trained_on_are_their_owners(tmp_path: Path, 
     member = Member(folder, ["a record"], [(1, 2, 3, 4)], 0, ("test", 0))
     (tmp_path / "ensemble").mkdir(mode=0o700)
     train_members(tiny().model, Adapter(2, 4, "all"), [member], Course(1, 1e-3, 1, 8, end=0))
-    shards.write_ensemble(tmp_path / "ensemble", unit="record", members=1)
+    shards.write_ensemble(tmp_path / "ensemble", method="pmixed", promise="", unit="record", members=1)
     assert set(modes(tmp_path / "ensemble").values()) == {0o700, 0o600}
     assert shards.read_shard(folder) == shards.record_names(["a record"])
 

@@ -1,30 +1,48 @@
-"""What the fields of a plan are about: whoever treats some of them differently reads it there."""
+"""What is said of the fields of a plan: whoever treats some of them differently reads it there."""
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 
 from auditor.cli import call
-from auditor.core.plan import CONDUCT, METHOD, SUBJECT, About, Plan, about, flag
+from auditor.core.plan import FIELDS, Plan, flag, ruled
+from auditor.core.plan_fields import PANELS, Rule
 
 
-@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Plan)])
-def test_every_field_is_about_the_subject_the_method_or_the_conduct_of_a_run(name: str) -> None:
-    """A field that says nothing would be left out of what runs of a sweep share, and of what a comparison looks at."""
-    assert sum(name in about(kind) for kind in (SUBJECT, METHOD, CONDUCT)) == 1
+def test_every_field_has_a_name_of_its_own_and_help_where_it_has_a_flag() -> None:
+    """One name a field, whichever part it stands in: the command line, plan files and `audit()` know no parts."""
+    assert list(FIELDS) == list(Plan().values())
+    assert {name for name, one in FIELDS.items() if one.said.flags is None} == {
+        "lab_recipe",
+        "sizes",
+        "command",
+        "objects",
+    }
+    for name, one in FIELDS.items():
+        assert one.panel in PANELS and (one.said.flags is None or one.help.partition(" [default:")[0]), name
 
 
-@pytest.mark.parametrize("what", About)
-def test_every_kind_is_asked_for_in_the_order_of_the_fields(what: About) -> None:
-    names = [field.name for field in dataclasses.fields(Plan)]
-    assert list(about(what)) == sorted(about(what), key=names.index) != []
+@pytest.mark.parametrize("rule", Rule)
+def test_every_rule_is_asked_for_in_the_order_of_the_fields(rule: Rule) -> None:
+    assert list(ruled(rule)) == sorted(ruled(rule), key=list(FIELDS).index) != []
 
 
 def test_fields_as_they_are_written_on_the_command_line() -> None:
-    assert [flag(name) for name in ("group_column", "model_args")] == ["--group-column", "--model-arg"]
+    assert [flag(name) for name in ("group_column", "model_args", "attack", "controls")] == [
+        "--group-column",
+        "--model-arg",
+        "--attack",
+        "--controls",
+    ]
+
+
+def test_fields_are_changed_by_name_whichever_part_they_stand_in() -> None:
+    plan = Plan.of(seed=3, attack=("perplexity",), batch_size=7)
+    other = plan.having(limit=5, attack=("zlib",))
+    assert (other.data.limit, other.attacks.attack, other.compute.batch_size, other.seed) == (5, ("zlib",), 7, 3)
+    assert {name for name, value in other.values().items() if value != plan.values()[name]} == {"limit", "attack"}
 
 
 @pytest.mark.parametrize(
@@ -42,4 +60,4 @@ def test_a_credential_is_refused_before_any_record_holds_it(
 
 def test_tokens_of_a_text_and_other_arguments_are_no_credentials() -> None:
     arguments = {"attn_implementation": "eager", "pad_token": "<pad>", "subfolder": "a", "eos_token_id": "3"}
-    assert Plan(model="m", data="d", model_args=arguments).model_args == arguments
+    assert Plan.of(model="m", data="d", model_args=arguments).loading.model_args == arguments

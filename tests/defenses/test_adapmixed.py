@@ -1,4 +1,5 @@
-"""AdaPMixED: the law that PMixED would serve within one radius, what a query costs by hand, and nothing claimed."""
+"""AdaPMixED: the distribution that PMixED would serve within one radius, what a query costs by hand, and nothing
+claimed."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from auditor.attacks.claim_check import ClaimCheck
-from auditor.benchmarks.fixed_laws import fixed_ensemble
+from auditor.benchmarks.fixed_distributions import fixed_ensemble
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret
 from auditor.defenses.adapmixed import AdaPMixed
@@ -35,13 +36,13 @@ def checked(model: LanguageModel, **options: int) -> tuple[dict[str, float], lis
     return {m.name: m.value for m in probe.measurements(SECRETS, seen)}, list(probe.notes(SECRETS, seen))
 
 
-def law(model: LanguageModel) -> np.ndarray:
+def distribution(model: LanguageModel) -> np.ndarray:
     return model.log_probs(torch.tensor([[0]]), 1)[0, 0].double().log_softmax(-1).numpy()
 
 
 def test_members_are_mixed_as_far_as_the_radius_lets_them() -> None:
     """The first and the last lie within it as they are; the second is on its edge, in the larger of both directions."""
-    own = np.exp(law(protect(fixed_ensemble(PUBLIC, *MEMBERS), alpha=3, beta=0.1)))
+    own = np.exp(distribution(protect(fixed_ensemble(PUBLIC, *MEMBERS), alpha=3, beta=0.1)))
     public, mixed = np.array(PUBLIC), 3 * own - np.array(MEMBERS[0]) - np.array(MEMBERS[2])
     pair = np.log(mixed / mixed.sum()), np.log(public)
     assert max(realised_renyi(*pair, 3), realised_renyi(*pair[::-1], 3)) == pytest.approx(0.3, rel=1e-5)
@@ -49,9 +50,10 @@ def test_members_are_mixed_as_far_as_the_radius_lets_them() -> None:
 
 def test_what_queries_cost_is_the_sum_of_their_divergences_and_no_claim() -> None:
     held, options = fixed_ensemble(PUBLIC, *MEMBERS), {"alpha": 3, "beta": 0.1}
-    own = law(protect(held, **options))
+    own = distribution(protect(held, **options))
     without = [
-        law(protect(fixed_ensemble(PUBLIC, *MEMBERS[:i], PUBLIC, *MEMBERS[i + 1 :]), **options)) for i in range(3)
+        distribution(protect(fixed_ensemble(PUBLIC, *MEMBERS[:i], PUBLIC, *MEMBERS[i + 1 :]), **options))
+        for i in range(3)
     ]
     cost = max(max(realised_renyi(own, other, 3), realised_renyi(other, own, 3)) for other in without)
     measured, notes = checked(protect(held, **options), positions=3)

@@ -30,13 +30,13 @@ def scenario(ensemble: Ensemble) -> Scenario:
     return Scenario(ensemble.public, ensemble.public, ensemble, queries=10, answer_length=4)
 
 
-def laws(halves: ModelEnsemble) -> tuple[torch.Tensor, torch.Tensor]:
+def distributions(halves: ModelEnsemble) -> tuple[torch.Tensor, torch.Tensor]:
     first, second = (part.log_probs(CONTEXTS, 3).double().exp() for part in halves.parts[1:])
     return first, second
 
 
 def test_max_is_the_lesser_of_both_and_kl_their_geometric_mean(halves: ModelEnsemble) -> None:
-    first, second = laws(halves)
+    first, second = distributions(halves)
     for model, mixed in (
         (CpDelta(), torch.minimum(first, second)),
         (CpDelta(distance="kl"), (first * second).sqrt()),
@@ -45,13 +45,13 @@ def test_max_is_the_lesser_of_both_and_kl_their_geometric_mean(halves: ModelEnse
         torch.testing.assert_close(found, mixed / mixed.sum(-1, keepdim=True), atol=1e-6, rtol=1e-4)
 
 
-def test_its_sources_bound_holds_of_each_half_and_is_made_of_the_private_laws(halves: ModelEnsemble) -> None:
+def test_its_sources_bound_holds_of_each_half_and_is_made_of_the_private_distributions(halves: ModelEnsemble) -> None:
     """Theorem 3.1 at Δ_max: the log-ratio to either half is -log(1 - TV) at most; TV differs from prompt to prompt."""
-    first, second = laws(halves)
+    first, second = distributions(halves)
     k = -torch.log1p(-(first - second).abs().sum(-1) / 2)
-    law = CpDelta().protect(scenario(halves)).log_probs(CONTEXTS, 3).double()
+    distribution = CpDelta().protect(scenario(halves)).log_probs(CONTEXTS, 3).double()
     for half in (first, second):
-        most = (law - half.log()).amax(-1)
+        most = (distribution - half.log()).amax(-1)
         assert bool((most <= k + 1e-5).all()) and bool((most > k - 1e-4).all())
     assert float(k.max() - k.min()) > 0.1
 
@@ -60,11 +60,11 @@ def test_kl_bounds_the_mean_and_no_single_text(halves: ModelEnsemble) -> None:
     """Theorem 3.1 at Δ_KL, where the two halves all but disagree on a rare token: KL is within k, that token is not."""
     first, second = torch.tensor([[0.5, 0.5], [1 - 1e-9, 1e-9]], dtype=torch.float64).log()
     k = -2 * torch.logsumexp((first + second) / 2, -1)  # 1 - H^2 is the sum of sqrt(q1 q2)
-    law = CommonModel(halves, "kl", (1, 2)).common(torch.stack([first, second]))
-    above = law - second
+    distribution = CommonModel(halves, "kl", (1, 2)).common(torch.stack([first, second]))
+    above = distribution - second
     assert float(k) == pytest.approx(0.6931, abs=1e-4) and float(above.max()) == pytest.approx(10.36, abs=0.005)
     for half in (first, second):
-        assert float((law.exp() * (law - half)).sum()) <= float(k)
+        assert float((distribution.exp() * (distribution - half)).sum()) <= float(k)
     least = CommonModel(halves, "max", (1, 2)).common(torch.stack([first, second]))
     assert float((least - second).max()) <= -math.log1p(-0.5 + 1e-9) + 1e-9
     said = " ".join((cp_delta.__doc__ or "").split())

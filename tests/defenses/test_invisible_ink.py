@@ -1,4 +1,5 @@
-"""InvisibleInk: its law by hand, records in a context as they are read, its claim held, and what breaks it caught."""
+"""InvisibleInk: its distribution by hand, records in a context as they are read, its claim held, and what breaks it
+caught."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from auditor.attacks.claim_check import ClaimCheck
 from auditor.attacks.prediction_audit import PredictionAudit
-from auditor.benchmarks.fixed_laws import FixedLaw, fixed_ensemble
+from auditor.benchmarks.fixed_distributions import FixedDistribution, fixed_ensemble
 from auditor.cli import call
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Secret
@@ -32,6 +33,7 @@ from auditor.models.ensemble import Ensemble
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.in_context import InContext
 from auditor.plugins.defense import Budget, Prompt, Scenario, most_of_a_lot
+from auditor.plugins.probe import observe
 from auditor.plugins.view import WORST, Meter, View
 from auditor.privacy.accounting import realised_pure_dp, realised_renyi, zcdp_budget, zcdp_epsilon
 from auditor.runs.allowance import share_out
@@ -57,7 +59,8 @@ def served(held: Ensemble, clip: float = 0.3, temperature: float = 1.1, top_k: i
     return InkModel(held, ink, "ink", Promise.of(ink, held.size))
 
 
-# --- the law ----------------------------------------------------------------------------------------------------------
+# --- the distribution
+# ----------------------------------------------------------------------------------------------------------
 
 PUBLIC, PRIVATE = (0.5, 0.3, 0.15, 0.05), ((0.1, 0.6, 0.2, 0.1), (0.5, 0.3, 0.1, 0.1))
 
@@ -74,24 +77,27 @@ def by_hand(clip: float, temperature: float, top_k: int) -> list[float]:
 
 
 @pytest.mark.parametrize(("clip", "temperature", "top_k"), [(0.4, 1.0, 0), (0.4, 1.3, 2), (0.7, 0.8, 2), (5.0, 1.1, 1)])
-def test_the_law_by_hand(clip: float, temperature: float, top_k: int) -> None:
+def test_the_distribution_by_hand(clip: float, temperature: float, top_k: int) -> None:
     model = served(fixed_ensemble(PUBLIC, *PRIVATE), clip, temperature, top_k)
-    law = model.log_probs(torch.tensor([[0]]), 1)[0, 0].exp()
-    assert law.tolist() == pytest.approx(by_hand(clip, temperature, top_k), rel=1e-12)
+    distribution = model.log_probs(torch.tensor([[0]]), 1)[0, 0].exp()
+    assert distribution.tolist() == pytest.approx(by_hand(clip, temperature, top_k), rel=1e-12)
 
 
-def test_top_k_plus_is_of_the_public_law_alone() -> None:
+def test_top_k_plus_is_of_the_public_distribution_alone() -> None:
     """At the authors' margin, 2C/B, it holds the public top-k and most of phi's; at 2C, all of both."""
     generator = torch.Generator().manual_seed(0)
-    laws = torch.randn(200, 4, 30, generator=generator, dtype=torch.float64).mul(2).log_softmax(-1)
+    distributions = torch.randn(200, 4, 30, generator=generator, dtype=torch.float64).mul(2).log_softmax(-1)
     ink = Ink(0.5, 1.0, 5)
-    best = dataclasses.replace(ink, top_k=0).law(laws).topk(5, dim=-1).indices
-    kept, wide = (ink.kept(laws[:, 0], batch) for batch in (3, 1))
-    assert kept.gather(-1, laws[:, 0].topk(5, dim=-1).indices).all() and 5 < float(kept.sum(-1).double().mean()) < 8
+    best = dataclasses.replace(ink, top_k=0).distribution(distributions).topk(5, dim=-1).indices
+    kept, wide = (ink.kept(distributions[:, 0], batch) for batch in (3, 1))
+    assert (
+        kept.gather(-1, distributions[:, 0].topk(5, dim=-1).indices).all()
+        and 5 < float(kept.sum(-1).double().mean()) < 8
+    )
     assert 0.8 < float(kept.gather(-1, best).double().mean()) < 1 and wide.gather(-1, best).all()
-    law = ink.law(laws)
-    assert torch.equal(law > -math.inf, kept) and torch.allclose(
-        law.exp().sum(-1), torch.ones(200, dtype=torch.float64)
+    distribution = ink.distribution(distributions)
+    assert torch.equal(distribution > -math.inf, kept) and torch.allclose(
+        distribution.exp().sum(-1), torch.ones(200, dtype=torch.float64)
     )
 
 
@@ -99,7 +105,9 @@ def test_the_ends_are_exact() -> None:
     held = fixed_ensemble((0.5, 0.5, 0.0), (1.0, 0.0, 0.0), (0.0, 0.5, 0.5))
     context = torch.tensor([[0]])
     assert served(held, 0.0, 1.0).log_probs(context, 1)[0, 0].exp().tolist() == pytest.approx([0.5, 0.5, 0.0])
-    sure = served(held, 1.0, 1.0).log_probs(context, 1)[0, 0].exp().tolist()  # what the public law rules out stays so
+    sure = (
+        served(held, 1.0, 1.0).log_probs(context, 1)[0, 0].exp().tolist()
+    )  # what the public distribution rules out stays so
     assert sure == pytest.approx([math.sqrt(2) / (1 + math.sqrt(2)), 1 / (1 + math.sqrt(2)), 0.0])
 
 
@@ -113,11 +121,11 @@ def test_records_are_read_in_front_of_the_text_by_the_batch_that_has_them(neox: 
     assert [len(batch) for batch in held.batches.records] == [3, 1]
     for prefix, batch in ((PREFIXES[1], RECORDS[:3]), (PREFIXES[3], RECORDS[3:]), ((50, 51), RECORDS[:3])):
         text = torch.tensor([[*prefix, 11, 12]])
-        laws = held.laws(text, torch.arange(4), 3)[0]  # (3, 4, V)
+        distributions = held.distributions(text, torch.arange(4), 3)[0]  # (3, 4, V)
         for part in range(4):
             front = () if part == 0 or part > len(batch) else batch[part - 1]
             read = torch.tensor([[*front, *prefix, 11, 12]])
-            torch.testing.assert_close(laws[:, part], neox.log_probs(read, 3)[0])
+            torch.testing.assert_close(distributions[:, part], neox.log_probs(read, 3)[0])
 
 
 def test_rows_agree_with_whole_contexts_however_they_split_and_end(neox: HuggingFaceModel) -> None:
@@ -132,22 +140,22 @@ def test_rows_agree_with_whole_contexts_however_they_split_and_end(neox: Hugging
     torch.testing.assert_close(rows.log_probs(), model.log_probs(texts, 1)[:, 0], atol=1e-5, rtol=1e-5)
 
 
-def test_draws_have_the_law_and_unpaid_ones_are_the_public_models() -> None:
+def test_draws_have_the_distribution_and_unpaid_ones_are_the_public_models() -> None:
     held = fixed_ensemble(PUBLIC, *PRIVATE)
     model, n = served(held, 1.5), 20_000
-    for paid, law in (
+    for paid, distribution in (
         (0.5, model.log_probs(torch.tensor([[0]]), 1)),
         (-1.0, held.public.log_probs(torch.tensor([[0]]), 1)),
     ):
         noise = torch.from_numpy(np.random.default_rng(0).random((n, 3)))
         noise[:, 1] = paid
-        drawn, _ = model.start(torch.tensor([[0]]), 1, law=False).draw(
+        drawn, _ = model.start(torch.tensor([[0]]), 1, distribution=False).draw(
             torch.zeros(n, dtype=torch.long), noise, ANCESTRAL
         )
-        expected = n * law[0, 0].exp().numpy()
+        expected = n * distribution[0, 0].exp().numpy()
         observed = np.bincount(drawn.numpy(), minlength=4)
         assert ((observed - expected) ** 2 / expected).sum() < chi2.ppf(0.999, 3)
-    rows = model.start(torch.tensor([[0]]), 1, law=False)
+    rows = model.start(torch.tensor([[0]]), 1, distribution=False)
     with pytest.raises(NotApplicable, match="only sampled tokens"):
         rows.log_probs()
     with pytest.raises(AuditError, match="expected ancestral decoding"):
@@ -254,14 +262,14 @@ def test_a_record_that_is_asked_of_another_batch_is_told(neox: HuggingFaceModel)
 
 def checked(model: LanguageModel, **options: int) -> tuple[dict[str, float], str]:
     probe = ClaimCheck(**options)
-    seen = list(probe.measure(View("t", model, WORST, seed=0), SECRETS))
+    seen = observe(probe, View("t", model, WORST, seed=0), SECRETS)
     said = [*(f"VIOLATED: {one}" for one in probe.violations(SECRETS, seen)), *probe.notes(SECRETS, seen)]
     return {m.name: m.value for m in probe.measurements(SECRETS, seen)}, "\n".join(said)
 
 
 class ClipForgotten(InkModel):
-    def released(self, laws: Tensor) -> Tensor:
-        return dataclasses.replace(self.ink, clip=math.inf).law(laws)
+    def released(self, distributions: Tensor) -> Tensor:
+        return dataclasses.replace(self.ink, clip=math.inf).distribution(distributions)
 
 
 class OneRecordLess(InkModel):
@@ -272,27 +280,27 @@ class OneRecordLess(InkModel):
 
 
 class TemperatureIgnored(InkModel):
-    def released(self, laws: Tensor) -> Tensor:
-        return dataclasses.replace(self.ink, temperature=1.0).law(laws)
+    def released(self, distributions: Tensor) -> Tensor:
+        return dataclasses.replace(self.ink, temperature=1.0).distribution(distributions)
 
 
 class PrivateTopK(InkModel):
     """The k likeliest by what the records say."""
 
-    def released(self, laws: Tensor) -> Tensor:
-        law = dataclasses.replace(self.ink, top_k=0).law(laws)
-        private = laws[..., 1:, :].double().mean(-2)
+    def released(self, distributions: Tensor) -> Tensor:
+        distribution = dataclasses.replace(self.ink, top_k=0).distribution(distributions)
+        private = distributions[..., 1:, :].double().mean(-2)
         least = private.topk(2, dim=-1).values[..., -1:]
-        return law.masked_fill(private < least, -math.inf).log_softmax(-1)
+        return distribution.masked_fill(private < least, -math.inf).log_softmax(-1)
 
 
 class DrawsUnclipped(InkModel):
-    """Says the clipped law, and draws from another."""
+    """Says the clipped distribution, and draws from another."""
 
-    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Any:
-        if law:
+    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Any:
+        if distribution:
             return super().start(prefixes, length, prompt=prompt)
-        return ClipForgotten(self.held, self.ink, self.name).start(prefixes, length, law=False)
+        return ClipForgotten(self.held, self.ink, self.name).start(prefixes, length, distribution=False)
 
 
 @pytest.mark.parametrize(
@@ -303,7 +311,7 @@ class DrawsUnclipped(InkModel):
         (OneRecordLess, "range zero out, order inf"),
         (TemperatureIgnored, "range zero out, order inf"),
         (PrivateTopK, "zero out, order 2: inf nats realised"),
-        (DrawsUnclipped, "drawn tokens do not have the law"),
+        (DrawsUnclipped, "drawn tokens do not have the distribution"),
     ],
 )
 def test_faults_are_caught_on_a_real_model_that_reads_records(
@@ -311,7 +319,7 @@ def test_faults_are_caught_on_a_real_model_that_reads_records(
 ) -> None:
     ink = Ink(0.2 if fault is not DrawsUnclipped else 1e-3, 1.4, 2)
     held: Ensemble = InContext(neox, dealt(scenario(neox), 3))
-    if fault is DrawsUnclipped:  # a tiny model's records change little: laws that do
+    if fault is DrawsUnclipped:  # a tiny model's records change little: distributions that do
         held = fixed_ensemble((0.6, 0.4), (0.99, 0.01), (0.99, 0.01))
     measured, said = checked(
         fault(held, ink, "faulty", Promise.of(ink, held.size)), draws=400 if "drawn" in where else 16
@@ -325,9 +333,11 @@ def test_games_see_a_forgotten_clip_and_accuse_nobody(fault: type[InkModel], bro
     held = fixed_ensemble((0.5, 0.5), (0.95, 0.05), (0.5, 0.5))
     ink = Ink(0.05, 1.0)
     model = fault(held, ink, "ink", Promise.of(ink, 2))
-    claim = InvisibleInk(clip=0.05, batch=2, temperature=1.0, queries=30).claim(scenario(FixedLaw((0.5, 0.5))), 0)
+    claim = InvisibleInk(clip=0.05, batch=2, temperature=1.0, queries=30).claim(
+        scenario(FixedDistribution((0.5, 0.5))), 0
+    )
     probe, view = PredictionAudit(games=2000), View("t", model, WORST, seed=0, claim=claim)
-    seen = probe.revisit(view, SECRETS, list(probe.measure(view, SECRETS)))
+    seen = observe(probe, view, SECRETS)
     (audit,) = probe.audits(SECRETS, seen)
     assert audit.unit == claim.unit and audit.relation == "zero_out"
     assert (audit.epsilon > claim.epsilon["zero_out"]) == broken

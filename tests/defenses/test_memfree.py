@@ -33,27 +33,27 @@ def scenario(target: LanguageModel, records: list[Tokens] | None = None) -> Scen
 
 def naive(model: HuggingFaceModel, context: Tokens, n: int) -> torch.Tensor:
     """(V,) nats: tokens whose n-gram stands anywhere in a record crossed out, one by one."""
-    law = model.log_probs(torch.tensor([context]), 1)[0, 0].double().exp()
-    for token in range(len(law)):
+    distribution = model.log_probs(torch.tensor([context]), 1)[0, 0].double().exp()
+    for token in range(len(distribution)):
         gram = (*context[len(context) - n + 1 :], token) if len(context) >= n - 1 else None
         if any(record[i : i + n] == gram for record in RECORDS for i in range(len(record))):
-            law[token] = 0.0
-    return (law / law.sum()).log()
+            distribution[token] = 0.0
+    return (distribution / distribution.sum()).log()
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])
-def test_the_law_is_the_targets_without_what_would_complete_an_n_gram(neox: HuggingFaceModel, n: int) -> None:
+def test_the_distribution_is_the_targets_without_what_would_complete_an_n_gram(neox: HuggingFaceModel, n: int) -> None:
     model = MemFree(n=n).protect(scenario(neox))
     contexts = torch.tensor([record[3:13] for record in RECORDS[:4]])
-    laws = model.log_probs(contexts, 6)
-    for context, found in zip(contexts.tolist(), laws, strict=True):
-        for i, law in enumerate(found):
+    distributions = model.log_probs(contexts, 6)
+    for context, found in zip(contexts.tolist(), distributions, strict=True):
+        for i, distribution in enumerate(found):
             twin = naive(neox, tuple(context[: 5 + i]), n)
-            torch.testing.assert_close(law.double().exp(), twin.exp(), atol=1e-6, rtol=1e-5)
+            torch.testing.assert_close(distribution.double().exp(), twin.exp(), atol=1e-6, rtol=1e-5)
             assert bool((twin == -math.inf).any())
 
 
-def test_rows_have_the_law_of_the_whole_text_behind_them(neox: HuggingFaceModel) -> None:
+def test_rows_have_the_distribution_of_the_whole_text_behind_them(neox: HuggingFaceModel) -> None:
     """Rows that split, and texts shorter than the n-gram: as teacher-forced, from the question's tokens on."""
     model = MemFree(n=4).protect(scenario(neox))
     prefixes = torch.tensor([RECORDS[0][:2], RECORDS[1][:2]])

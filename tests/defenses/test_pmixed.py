@@ -1,4 +1,4 @@
-"""PMixED served: draws, exact law, gradients and claim against each other and against enumeration."""
+"""PMixED served: draws, exact distribution, gradients and claim against each other and against enumeration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.optimize import bisect
 from scipy.stats import chi2
 
-from auditor.benchmarks.fixed_laws import fixed_ensemble
+from auditor.benchmarks.fixed_distributions import fixed_ensemble
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.streams import generator, uniforms
 from auditor.defenses.pmixed import PMixed, PMixedModel, Projection, Unmixed
@@ -30,7 +30,7 @@ from auditor.privacy.accounting import (
     realised_renyi,
     sound_epsilon,
     sound_query_rdp,
-    subset_size_law,
+    subset_size_distribution,
 )
 
 MakeTiny = Callable[..., HuggingFaceModel]
@@ -48,26 +48,29 @@ def scenario(held: Ensemble, queries: int = 200) -> Scenario:
 
 
 def by_enumeration(model: PMixedModel) -> np.ndarray:
-    """The law of one token as an average over all 2^N subsets, each projected with the radius of its size."""
+    """The distribution of one token as an average over all 2^N subsets, each projected with the radius of its size."""
     held = model.ensemble
     contexts = PREFIX.repeat(1 + held.size, 1)
-    laws = held.log_probs(contexts, torch.arange(1 + held.size), 1)[:, 0].double().exp().numpy()
-    logs = torch.from_numpy(laws).log()
-    result = np.zeros_like(laws[0])
+    distributions = held.log_probs(contexts, torch.arange(1 + held.size), 1)[:, 0].double().exp().numpy()
+    logs = torch.from_numpy(distributions).log()
+    result = np.zeros_like(distributions[0])
     for subset in itertools.product((0, 1), repeat=held.size):
         size = sum(subset)
         chance = model.q**size * (1 - model.q) ** (held.size - size)
-        law = laws[0]
+        distribution = distributions[0]
         if size:
             chosen = [j for j, inside in enumerate(subset) if inside]
             weights = [float(model.projection.weights(logs[1 + j], logs[0], float(model.radii[size]))) for j in chosen]
-            law = np.mean([w * laws[1 + j] + (1 - w) * laws[0] for w, j in zip(weights, chosen, strict=True)], axis=0)
-        result += chance * law
+            distribution = np.mean(
+                [w * distributions[1 + j] + (1 - w) * distributions[0] for w, j in zip(weights, chosen, strict=True)],
+                axis=0,
+            )
+        result += chance * distribution
     return result
 
 
 @pytest.mark.parametrize("accounting", ["sound", "published"])
-def test_the_law_is_the_average_over_all_subsets(make_tiny: MakeTiny, accounting: str) -> None:
+def test_the_distribution_is_the_average_over_all_subsets(make_tiny: MakeTiny, accounting: str) -> None:
     held = ensemble(make_tiny, 4)
     model = PMixed(q=0.3, alpha=3, accounting=accounting).protect(scenario(held))  # type: ignore[arg-type]
     assert isinstance(model, PMixedModel)
@@ -75,10 +78,10 @@ def test_the_law_is_the_average_over_all_subsets(make_tiny: MakeTiny, accounting
 
 
 @pytest.mark.parametrize("defense", [PMixed(q=0.5, alpha=3), PMixed(q=0.5, alpha=3, accounting="published"), Unmixed()])
-def test_draws_have_the_exact_law(make_tiny: MakeTiny, defense: PMixed | Unmixed) -> None:
+def test_draws_have_the_exact_distribution(make_tiny: MakeTiny, defense: PMixed | Unmixed) -> None:
     model = defense.protect(scenario(ensemble(make_tiny), queries=20))
     n = 6000
-    found = sample(model, PREFIX, 2, ANCESTRAL, uniforms(n, 2, "draws")[None], law=False)[0]
+    found = sample(model, PREFIX, 2, ANCESTRAL, uniforms(n, 2, "draws")[None], distribution=False)[0]
     scores = model.token_log_probs(PREFIX.expand(81, -1), torch.cartesian_prod(torch.arange(9), torch.arange(9)))
     expected = scores.double().sum(-1).exp().numpy() * n
     counts = np.zeros(81)
@@ -88,7 +91,7 @@ def test_draws_have_the_exact_law(make_tiny: MakeTiny, defense: PMixed | Unmixed
     assert ((observed - expected) ** 2 / expected).sum() < chi2.ppf(0.999, len(observed) - 1)
 
 
-def test_rows_that_know_the_law_agree_with_whole_contexts(make_tiny: MakeTiny) -> None:
+def test_rows_that_know_the_distribution_agree_with_whole_contexts(make_tiny: MakeTiny) -> None:
     model = PMixed(q=0.5, alpha=3).protect(scenario(ensemble(make_tiny), queries=5))
     found = sample(model, PREFIX, 4, Decoding(temperature=0.8, top_p=0.7), uniforms(30, 4, 1)[None])[0]
     assert found.token_log_probs is not None
@@ -111,10 +114,10 @@ def test_a_draw_asks_the_public_model_and_at_most_one_member(
     monkeypatch.setattr(held, "log_probs", counting)
     model = PMixed(q=0.3).protect(scenario(held))
     noise = uniforms(40, 3, 2)
-    sample(model, PREFIX.expand(40, -1), 3, ANCESTRAL, noise[:, None], law=False)
+    sample(model, PREFIX.expand(40, -1), 3, ANCESTRAL, noise[:, None], distribution=False)
     assert sum(asked) == int((noise[..., 1] >= 0.7**5).sum())
     asked.clear()
-    sample(model, PREFIX, 1, ANCESTRAL, noise[None, :, :1], law=False)
+    sample(model, PREFIX, 1, ANCESTRAL, noise[None, :, :1], distribution=False)
     assert asked == [5]  # many draws of one row ask each member once
 
 
@@ -123,12 +126,12 @@ def test_a_spent_budget_is_answered_by_the_public_model(make_tiny: MakeTiny) -> 
     model = PMixed(q=1.0, queries=1, epsilon=40.0).protect(scenario(held))
     noise = uniforms(50, 3, 3)[None].copy()
     noise[..., 1] = -1.0
-    private = sample(model, PREFIX, 3, ANCESTRAL, noise, law=False)[0]
-    public = sample(held.public, PREFIX, 3, ANCESTRAL, noise, law=False)[0]
+    private = sample(model, PREFIX, 3, ANCESTRAL, noise, distribution=False)[0]
+    public = sample(held.public, PREFIX, 3, ANCESTRAL, noise, distribution=False)[0]
     assert torch.equal(private.suffixes, public.suffixes)
 
 
-def test_tuning_law_is_unbiased_and_differentiable(make_tiny: MakeTiny) -> None:
+def test_tuning_distribution_is_unbiased_and_differentiable(make_tiny: MakeTiny) -> None:
     held = ensemble(make_tiny, 5)
     model = PMixed(q=0.5, alpha=3).protect(scenario(held, queries=3))
     prompt = model.embedding_rows(2).requires_grad_(True)
@@ -148,9 +151,9 @@ def test_gradients_treat_the_mixing_weight_as_a_constant(make_tiny: MakeTiny) ->
     prompt = model.embedding_rows(2).requires_grad_(True)
     model.log_probs(PREFIX, 1, prompt=prompt)[0, 0, 4].backward()
     got, prompt.grad = prompt.grad, None
-    laws = held.log_probs(PREFIX.repeat(3, 1), torch.arange(3), 1, prompt=prompt)[:, 0]
-    weights = model.projection.weights(laws[1:], laws[:1], float(model.radii[1])).float() / 2
-    mixed = (weights[:, None] * laws[1:].exp()).sum(0) + (1 - weights.sum()) * laws[0].exp()
+    distributions = held.log_probs(PREFIX.repeat(3, 1), torch.arange(3), 1, prompt=prompt)[:, 0]
+    weights = model.projection.weights(distributions[1:], distributions[:1], float(model.radii[1])).float() / 2
+    mixed = (weights[:, None] * distributions[1:].exp()).sum(0) + (1 - weights.sum()) * distributions[0].exp()
     mixed.log()[4].backward()
     torch.testing.assert_close(got, prompt.grad, atol=1e-6, rtol=1e-4)
 
@@ -177,15 +180,16 @@ def test_leaving_a_member_out_of_real_models_stays_within_the_claimed_divergence
         assert 0 < realised <= claimed * (1 + 1e-3)
 
 
-# Two tokens behind one public law: a member, and the neighbour without it, each as `protect` serves it (B2.5)
+# Two tokens behind one public distribution: a member, and the neighbour without it, each as `protect` serves it (B2.5)
 COUNTEREXAMPLE = ([5.62e-4, 1 - 5.62e-4], [0.999, 0.001], [1e-13, 1 - 1e-13])
 
 
-def law_of(defense: PMixed, laws: Sequence[Sequence[float]], queries: int = 1) -> np.ndarray:
-    """Of one token, (V,): the public law and the members' behind `protect`; the public one where there is no member."""
-    if len(laws) == 1:
-        return np.array(laws[0])
-    model = defense.protect(scenario(fixed_ensemble(*laws), queries))
+def distribution_of(defense: PMixed, distributions: Sequence[Sequence[float]], queries: int = 1) -> np.ndarray:
+    """Of one token, (V,): the public distribution and the members' behind `protect`; the public one where there is no
+    member."""
+    if len(distributions) == 1:
+        return np.array(distributions[0])
+    model = defense.protect(scenario(fixed_ensemble(*distributions), queries))
     return model.log_probs(torch.tensor([[0]]), 1)[0, 0].exp().numpy()
 
 
@@ -204,7 +208,10 @@ def test_what_nothing_is_solved_for_is_refused_at_once(option: str, value: float
 def test_a_member_less_is_served_within_the_claim(q: float, alpha: int, epsilon: float) -> None:
     """A radius solved from N gave delta 3.95e-3 at epsilon 8 where 1e-5 was claimed."""
     defense = PMixed(epsilon=epsilon, q=q, alpha=alpha, adjacency="add_remove")
-    with_it, without = law_of(defense, COUNTEREXAMPLE), law_of(defense, [COUNTEREXAMPLE[0], COUNTEREXAMPLE[2]])
+    with_it, without = (
+        distribution_of(defense, COUNTEREXAMPLE),
+        distribution_of(defense, [COUNTEREXAMPLE[0], COUNTEREXAMPLE[2]]),
+    )
     assert delta_at(epsilon, with_it, without) <= 1e-5
     with np.errstate(divide="ignore"):
         realised = realised_renyi(np.log(with_it), np.log(without), alpha)
@@ -226,16 +233,20 @@ def test_neighbours_as_they_are_served_stay_within_the_claim_at_every_order(
     """`protect` on N members against `protect` on N - 1, or on N of which one is another."""
     rng = np.random.default_rng(seed)
     logits = rng.standard_normal((members + 2, 3)) * rng.choice([1.0, 4.0, 10.0, 25.0])
-    public, *laws, other = torch.tensor(logits).softmax(-1).tolist()
+    public, *distributions, other = torch.tensor(logits).softmax(-1).tolist()
     defense = PMixed(epsilon=16.0, alpha=alpha, q=q, adjacency=adjacency)
-    changed = {"add_remove": laws[1:], "zero_out": [public, *laws[1:]], "replace": [other, *laws[1:]]}
-    p = law_of(defense, [public, *laws], queries)
-    model = defense.protect(scenario(fixed_ensemble(public, *laws), queries))
+    changed = {
+        "add_remove": distributions[1:],
+        "zero_out": [public, *distributions[1:]],
+        "replace": [other, *distributions[1:]],
+    }
+    p = distribution_of(defense, [public, *distributions], queries)
+    model = defense.protect(scenario(fixed_ensemble(public, *distributions), queries))
     assert isinstance(model, PMixedModel) and model.promise is not None
-    claim = defense.claim(scenario(fixed_ensemble(public, *laws), queries), queries)
+    claim = defense.claim(scenario(fixed_ensemble(public, *distributions), queries), queries)
     assert {relation for relation, _ in model.promise.query_rdp} == set(claim.epsilon) >= {adjacency}
     for (relation, order), claimed in model.promise.query_rdp.items():
-        r = law_of(defense, [public, *changed[relation]], queries)
+        r = distribution_of(defense, [public, *changed[relation]], queries)
         with np.errstate(divide="ignore"):
             pair = np.log(p), np.log(r)
         realised = max(float(realised_renyi(*pair, order)), float(realised_renyi(*pair[::-1], order)))
@@ -296,9 +307,9 @@ def test_claim_spends_what_was_drawn_and_names_every_relation(make_tiny: MakeTin
 def test_what_the_claim_does_not_cover_is_refused(make_tiny: MakeTiny) -> None:
     model = PMixed().protect(scenario(ensemble(make_tiny)))
     with pytest.raises(AuditError, match="covers no other"):
-        sample(model, PREFIX, 1, Decoding(top_p=0.7), uniforms(2, 1, 0)[None], law=False)
+        sample(model, PREFIX, 1, Decoding(top_p=0.7), uniforms(2, 1, 0)[None], distribution=False)
     with pytest.raises(NotApplicable, match="only sampled tokens"):
-        model.start(PREFIX, 1, law=False).log_probs()
+        model.start(PREFIX, 1, distribution=False).log_probs()
 
 
 @pytest.mark.parametrize(
@@ -340,11 +351,17 @@ def test_the_papers_average_over_subsets(make_tiny: MakeTiny, accounting: str) -
     expected = 0.0
     for position, chosen in enumerate(inside):
         context, token = torch.tensor([TEXT[: position + 1]]), TEXT[position + 1]
-        laws = [part.log_probs(context, 1)[0, 0].double() for part in held.parts]
-        members = [law for law, one in zip(laws[1:], chosen, strict=True) if one]
-        weights = [float(model.projection.weights(law, laws[0], float(model.radii[len(members)]))) for law in members]
-        public = float(laws[0][token].exp())
-        mixed = [w * float(law[token].exp()) + (1 - w) * public for w, law in zip(weights, members, strict=True)]
+        distributions = [part.log_probs(context, 1)[0, 0].double() for part in held.parts]
+        members = [distribution for distribution, one in zip(distributions[1:], chosen, strict=True) if one]
+        weights = [
+            float(model.projection.weights(distribution, distributions[0], float(model.radii[len(members)])))
+            for distribution in members
+        ]
+        public = float(distributions[0][token].exp())
+        mixed = [
+            w * float(distribution[token].exp()) + (1 - w) * public
+            for w, distribution in zip(weights, members, strict=True)
+        ]
         expected -= math.log(np.mean(mixed) if members else public)
     assert 0 < inside.sum() < inside.size
     assert got == pytest.approx(expected, rel=1e-5)
@@ -367,8 +384,8 @@ def test_one_member_that_is_always_asked_has_no_subsets_to_average(make_tiny: Ma
 
 
 def test_projection_of_an_infinite_radius_is_everything() -> None:
-    law = torch.log_softmax(torch.randn(2, 5), -1)
-    assert Projection(2, (math.inf,), 1.0, False).weights(law, law, 0.0).tolist() == [1.0, 1.0]
+    distribution = torch.log_softmax(torch.randn(2, 5), -1)
+    assert Projection(2, (math.inf,), 1.0, False).weights(distribution, distribution, 0.0).tolist() == [1.0, 1.0]
 
 
 def test_a_row_that_draws_nothing_says_what_to_do(make_tiny: MakeTiny) -> None:
@@ -380,14 +397,14 @@ def test_a_row_that_draws_nothing_says_what_to_do(make_tiny: MakeTiny) -> None:
 
 
 @pytest.mark.parametrize("accounting", ["sound", "published"])
-def test_the_law_is_that_of_scipys_bisection_on_the_private_side(make_tiny: MakeTiny, accounting: str) -> None:
+def test_the_distribution_is_that_of_scipys_bisection_on_the_private_side(make_tiny: MakeTiny, accounting: str) -> None:
     """Member by member and subset by subset, as published, within the 1e-4 of the radius that float32 gives up."""
     held = ensemble(make_tiny, 3)
     model = PMixed(q=0.5, alpha=3, accounting=accounting).protect(scenario(held, queries=20))  # type: ignore[arg-type]
     assert isinstance(model, PMixedModel)
     projection = model.projection
-    laws = held.log_probs(PREFIX.repeat(4, 1), torch.arange(4), 1)[:, 0]
-    exact = laws.double().softmax(-1).numpy()
+    distributions = held.log_probs(PREFIX.repeat(4, 1), torch.arange(4), 1)[:, 0]
+    exact = distributions.double().softmax(-1).numpy()
 
     def weight(member: int, radius: float) -> float:
         def excess(lam: float) -> float:
@@ -397,11 +414,11 @@ def test_the_law_is_that_of_scipys_bisection_on_the_private_side(make_tiny: Make
 
         return projection.cap if excess(projection.cap) <= 0 else bisect(excess, 0, projection.cap, xtol=1e-13)
 
-    law = np.zeros(9)
-    for size, chance in enumerate(subset_size_law(0.5, 3)):
+    distribution = np.zeros(9)
+    for size, chance in enumerate(subset_size_distribution(0.5, 3)):
         radius = float(model.radii[size])
         weights = [weight(member, radius * (1 - 1e-4)) if size else 0.0 for member in (1, 2, 3)]
-        ours = projection.weights(laws[1:], laws[:1], radius).numpy() if size else np.zeros(3)
+        ours = projection.weights(distributions[1:], distributions[:1], radius).numpy() if size else np.zeros(3)
         assert (ours <= [weight(member, radius) + 1e-12 if size else 0.0 for member in (1, 2, 3)]).all()
-        law += chance * np.mean([w * exact[1 + j] + (1 - w) * exact[0] for j, w in enumerate(weights)], axis=0)
-    np.testing.assert_allclose(model.log_probs(PREFIX, 1)[0, 0].double().exp().numpy(), law, atol=1e-6)
+        distribution += chance * np.mean([w * exact[1 + j] + (1 - w) * exact[0] for j, w in enumerate(weights)], axis=0)
+    np.testing.assert_allclose(model.log_probs(PREFIX, 1)[0, 0].double().exp().numpy(), distribution, atol=1e-6)

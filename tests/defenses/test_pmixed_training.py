@@ -84,9 +84,11 @@ def test_train_serve_and_attack(world: Path, tmp_path: Path, kind: str, capsys: 
     ensemble = load_ensemble(out, load(base))
     assert isinstance(ensemble, LoraEnsemble) and ensemble.unit == "record"
     context = torch.tensor([[40, 41, 42]])
-    laws = ensemble.log_probs(context.repeat(4, 1), torch.arange(4), 1)[:, 0]
+    distributions = ensemble.log_probs(context.repeat(4, 1), torch.arange(4), 1)[:, 0]
     filled = [0] + [1 + i for i, names in enumerate(ensemble.shards or []) if names]
-    assert all(float((laws[i] - laws[0]).abs().max()) > 1e-3 for i in filled[1:])  # each learnt something
+    assert all(
+        float((distributions[i] - distributions[0]).abs().max()) > 1e-3 for i in filled[1:]
+    )  # each learnt something
     run = ["run", "--model", base, "--public", base, "--data", str(world / "pairs.jsonl"), "-A", "samples=2"]
     attack = ["--attack", "ethicist", "-A", "tune_on=none", "-A", "prompt_length=1", "--attack", "claim-check"]
     served = ["--defense", "pmixed", "-D", f"ensemble={out}", "-D", "q=0.5", "-D", "queries=50"]

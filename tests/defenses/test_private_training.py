@@ -12,12 +12,13 @@ import pytest
 
 from auditor.cli import call
 from auditor.core.errors import AuditError
+from auditor.core.plan_parts import LoadingOptions
 from auditor.defenses.adp import Adp
 from auditor.defenses.adp_sound import AdpSound
 from auditor.defenses.dp_sgd import DpSgd
 from auditor.defenses.no_clipping import NoClipping
 from auditor.defenses.no_noise import NoNoise
-from auditor.models.loading import LoadingOptions, load
+from auditor.models.loading import load
 from auditor.plugins import registry
 from auditor.privacy import gradient_canaries
 from auditor.privacy.gaussian import pld_epsilon, rdp_epsilon
@@ -482,7 +483,7 @@ def test_a_trained_folder_is_a_defense_of_the_model_it_stands_beside(trained: Pa
     assert [t["name"] for t in result["targets"]] == ["undefended", "dp-sgd"]
     assert result["targets"][0]["claim"] is None and result["targets"][1]["claim"]["unit"] == "record"
     assert chain_of(result, "dp-sgd") == [
-        (["recipe", "clipping", "noise"], "undefended", "dp-sgd"),
+        (["training configuration", "clipping", "noise"], "undefended", "dp-sgd"),
         (["no private data"], "dp-sgd", ""),
     ]
     report = (tmp_path / "run" / "report.md").read_text()
@@ -524,7 +525,7 @@ def test_controls_tell_the_recipe_clipping_and_noise_apart(controls: Path, tmp_p
     assert call(run(controls, tmp_path / "run", *more)) == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert chain_of(result, "dp-sgd") == [
-        (["recipe"], "undefended", "no-clipping"),
+        (["training configuration"], "undefended", "no-clipping"),
         (["clipping"], "no-clipping", "no-noise"),
         (["noise"], "no-noise", "dp-sgd"),
         (["no private data"], "dp-sgd", "public"),

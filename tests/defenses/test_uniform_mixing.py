@@ -1,4 +1,4 @@
-"""Uniform mixing: the law by hand, the claim tight, the ends exact."""
+"""Uniform mixing: the distribution by hand, the claim tight, the ends exact."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from auditor.benchmarks.fixed_laws import FixedLaw
+from auditor.benchmarks.fixed_distributions import FixedDistribution
 from auditor.core.errors import AuditError
 from auditor.core.streams import uniforms
 from auditor.defenses.uniform_mixing import UniformMixing, mix_on_support, mix_with_uniform
@@ -22,24 +22,28 @@ from auditor.privacy.accounting import realised_pure_dp, uniform_mixing_epsilon
 from tests.conftest import tiny
 
 
-def test_law_by_hand() -> None:
+def test_distribution_by_hand() -> None:
     mixed = mix_with_uniform(torch.tensor([0.7, 0.2, 0.1, 0.0]).log(), 0.5, 4).exp()
     assert mixed.tolist() == pytest.approx([0.475, 0.225, 0.175, 0.125])
 
 
 def test_the_ends_are_exact(neox: HuggingFaceModel) -> None:
     context = torch.tensor([[1, 2, 3]])
-    law = neox.log_probs(context, 1)
-    assert torch.equal(mix_with_uniform(law, 1.0, 61), law)
-    assert mix_with_uniform(law, 0.0, 61).exp().reciprocal().max() == pytest.approx(61, rel=1e-5)  # perplexity |V|
+    distribution = neox.log_probs(context, 1)
+    assert torch.equal(mix_with_uniform(distribution, 1.0, 61), distribution)
+    assert mix_with_uniform(distribution, 0.0, 61).exp().reciprocal().max() == pytest.approx(
+        61, rel=1e-5
+    )  # perplexity |V|
 
 
 @given(st.floats(0.01, 0.99), st.integers(0, 2**31))
 def test_no_pair_of_models_exceeds_the_claim(weight: float, seed: int) -> None:
-    laws = torch.log_softmax(
+    distributions = torch.log_softmax(
         torch.randn(2, 7, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 8, -1
     )
-    realised = realised_pure_dp(*(mix_with_uniform(law, weight, law.shape[-1]).numpy() for law in laws))
+    realised = realised_pure_dp(
+        *(mix_with_uniform(distribution, weight, distribution.shape[-1]).numpy() for distribution in distributions)
+    )
     assert realised <= uniform_mixing_epsilon(weight, 7) + 1e-9
 
 
@@ -55,20 +59,23 @@ def test_where_nothing_is_drawn_the_claim_is_that_of_one_token_and_says_so(neox:
 def test_the_claim_is_attained_by_opposite_one_hots() -> None:
     one_hots = torch.full((2, 5), -math.inf, dtype=torch.float64)
     one_hots[0, 0] = one_hots[1, 1] = 0.0
-    realised = realised_pure_dp(*(mix_with_uniform(law, 0.3, law.shape[-1]).numpy() for law in one_hots))
+    realised = realised_pure_dp(
+        *(mix_with_uniform(distribution, 0.3, distribution.shape[-1]).numpy() for distribution in one_hots)
+    )
     assert realised == pytest.approx(uniform_mixing_epsilon(0.3, 5), rel=1e-12)
 
 
 @pytest.mark.parametrize(("weight", "vocab_size"), [(1e-6, 50_257), (1e-3, 50_257), (0.9, 3), (1e-9, 7)])
-def test_laws_of_single_precision_are_served_within_the_claim(weight: float, vocab_size: int) -> None:
-    """Opposite certain models, and a law whose mass float32 rounds: as drawn from and as read, with no tolerance."""
+def test_distributions_of_single_precision_are_served_within_the_claim(weight: float, vocab_size: int) -> None:
+    """Opposite certain models, and a distribution whose mass float32 rounds: as drawn from and as read, with no
+    tolerance."""
     certain = torch.zeros(3, vocab_size)
     certain[0, 0] = certain[1, 1] = certain[2, 0] = 1.0
     certain[2] += 1e-6 * torch.rand(vocab_size, generator=torch.Generator().manual_seed(0))
-    model = UniformMixing(weight=weight).protect(Scenario(FixedLaw(certain), None, None, 1, 1))
+    model = UniformMixing(weight=weight).protect(Scenario(FixedDistribution(certain), None, None, 1, 1))
     contexts = torch.tensor([[0], [1], [2]])
-    for law in (model.log_probs(contexts, 1)[:, 0], model.start(contexts, 1, law=False).log_probs()):
-        mine, *others = law.numpy()
+    for distribution in (model.log_probs(contexts, 1)[:, 0], model.start(contexts, 1, distribution=False).log_probs()):
+        mine, *others = distribution.numpy()
         realised = max(float(realised_pure_dp(mine, other)) for other in others)
         assert realised <= uniform_mixing_epsilon(weight, vocab_size) * (1 + 1e-12)
 
@@ -99,16 +106,19 @@ def test_weights_outside_the_unit_interval_are_refused(weight: float) -> None:
 # --- on the public top-k ----------------------------------------------------------------------------------------------
 
 
-def laws(count: int, seed: int, scale: float, size: int = 9) -> torch.Tensor:
+def distributions(count: int, seed: int, scale: float, size: int = 9) -> torch.Tensor:
     noise = torch.randn(count, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return torch.log_softmax(noise * scale, -1)
 
 
-def test_law_on_a_support_by_hand() -> None:
-    law, public = torch.tensor([0.6, 0.1, 0.2, 0.1]).log(), torch.tensor([0.1, 0.5, 0.3, 0.1]).log()
-    # The public top-2 are tokens 1 and 2; the private law there is (1/3, 2/3), halfway to uniform (5/12, 7/12).
-    assert mix_on_support(law, public, 0.5, 2, tail=False).exp().tolist() == pytest.approx([0, 5 / 12, 7 / 12, 0])
-    with_tail = mix_on_support(law, public, 0.5, 2, tail=True).exp().tolist()
+def test_distribution_on_a_support_by_hand() -> None:
+    distribution, public = torch.tensor([0.6, 0.1, 0.2, 0.1]).log(), torch.tensor([0.1, 0.5, 0.3, 0.1]).log()
+    # The public top-2 are tokens 1 and 2; the private distribution there is (1/3, 2/3), halfway to uniform (5/12,
+    # 7/12).
+    assert mix_on_support(distribution, public, 0.5, 2, tail=False).exp().tolist() == pytest.approx(
+        [0, 5 / 12, 7 / 12, 0]
+    )
+    with_tail = mix_on_support(distribution, public, 0.5, 2, tail=True).exp().tolist()
     assert with_tail == pytest.approx([0.1, 0.8 * 5 / 12, 0.8 * 7 / 12, 0.1])
 
 
@@ -116,34 +126,39 @@ def test_law_on_a_support_by_hand() -> None:
 def test_on_a_public_support_no_pair_of_models_exceeds_the_claim(
     weight: float, top_k: int, tail: bool, seed: int, scale: float
 ) -> None:
-    first, second, public = laws(3, seed, scale)
-    mixed = [mix_on_support(law, public, weight, top_k, tail) for law in (first, second)]
-    for law in mixed:
-        assert float(law.exp().sum()) == pytest.approx(1)
-    assert realised_pure_dp(*(law.numpy() for law in mixed)) <= uniform_mixing_epsilon(weight, top_k) + 1e-9
+    first, second, public = distributions(3, seed, scale)
+    mixed = [mix_on_support(distribution, public, weight, top_k, tail) for distribution in (first, second)]
+    for distribution in mixed:
+        assert float(distribution.exp().sum()) == pytest.approx(1)
+    assert (
+        realised_pure_dp(*(distribution.numpy() for distribution in mixed))
+        <= uniform_mixing_epsilon(weight, top_k) + 1e-9
+    )
 
 
 @pytest.mark.parametrize("tail", [False, True])
 def test_that_claim_is_attained(tail: bool) -> None:
-    public = laws(1, 0, 1.0)[0]
+    public = distributions(1, 0, 1.0)[0]
     kept = public.topk(4).indices
     one_hots = torch.full((2, 9), -math.inf, dtype=torch.float64)
     one_hots[0, kept[0]] = one_hots[1, kept[3]] = 0.0
-    realised = realised_pure_dp(*(mix_on_support(law, public, 0.3, 4, tail).numpy() for law in one_hots))
+    realised = realised_pure_dp(
+        *(mix_on_support(distribution, public, 0.3, 4, tail).numpy() for distribution in one_hots)
+    )
     assert realised == pytest.approx(uniform_mixing_epsilon(0.3, 4), rel=1e-12)
 
 
 def test_a_private_support_has_no_epsilon() -> None:
     """What the option refuses to be: with each model's own top-k, supports differ, and so do they without bound."""
-    first, second = laws(2, 3, 5.0)
-    own = [mix_on_support(law, law, 0.3, 3, tail=False).numpy() for law in (first, second)]
+    first, second = distributions(2, 3, 5.0)
+    own = [mix_on_support(distribution, distribution, 0.3, 3, tail=False).numpy() for distribution in (first, second)]
     assert realised_pure_dp(*own) == math.inf
 
 
 def test_no_mass_on_the_support_is_uniform_there() -> None:
-    law = torch.tensor([1.0, 0, 0, 0]).log()
+    distribution = torch.tensor([1.0, 0, 0, 0]).log()
     public = torch.tensor([0.1, 0.4, 0.4, 0.1]).log()
-    assert mix_on_support(law, public, 0.9, 2, tail=False).exp().tolist() == pytest.approx([0, 0.5, 0.5, 0])
+    assert mix_on_support(distribution, public, 0.9, 2, tail=False).exp().tolist() == pytest.approx([0, 0.5, 0.5, 0])
 
 
 @pytest.mark.parametrize("tail", ["none", "public"])

@@ -62,8 +62,10 @@ def test_a_records_log_probability_is_that_of_its_learnt_tokens_behind_an_end() 
     found = log_probs(model.model, padded(sequences, 6, 0))
     for sequence, own in zip(sequences, found, strict=True):
         whole = [*sequence, 0][:5]  # the block holds six, and the first is the end of what stood before
-        law = model.model(torch.tensor([[0, *(t if t >= 0 else ~t for t in whole)]])).logits[0].log_softmax(-1)
-        assert float(own) == pytest.approx(sum(float(law[i, t]) for i, t in enumerate(whole) if t >= 0), abs=1e-4)
+        distribution = model.model(torch.tensor([[0, *(t if t >= 0 else ~t for t in whole)]])).logits[0].log_softmax(-1)
+        assert float(own) == pytest.approx(
+            sum(float(distribution[i, t]) for i, t in enumerate(whole) if t >= 0), abs=1e-4
+        )
 
 
 def test_npo_by_hand() -> None:

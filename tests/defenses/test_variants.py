@@ -156,8 +156,8 @@ class TestGoldfish:
         model = tiny().model
         tokens = Goldfish(k=4, mask="static").without(tuple(range(1, 25)))
         loss = causal_loss(model, torch.tensor([tokens]))
-        law = model(input_ids=torch.tensor([masks.seen(tokens)])).logits.log_softmax(-1)[0]
-        kept = [-law[i - 1, token] for i, token in enumerate(tokens) if i and token >= 0]
+        distribution = model(input_ids=torch.tensor([masks.seen(tokens)])).logits.log_softmax(-1)[0]
+        kept = [-distribution[i - 1, token] for i, token in enumerate(tokens) if i and token >= 0]
         assert len(kept) == 17
         torch.testing.assert_close(loss, torch.stack(kept).mean())
         assert tokens[-1] == ~24

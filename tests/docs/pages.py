@@ -13,6 +13,7 @@ import typer
 
 from auditor.cli import app
 
+COMMAND: Any = typer.main.get_command(app)
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = tuple(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))
 PAGES = ("README.md", "CONTRIBUTING.md", *DOCS, "examples/ci/README.md")
@@ -89,8 +90,7 @@ def parts(command: Command) -> list[list[str]]:
 
 def parse(arguments: list[str]) -> None:
     """Reads the arguments of `audit` as it would, and runs nothing. Raises typer's usage error for what it refuses."""
-    command: Any = typer.main.get_command(app)
-    name, parent = "audit", None
+    command, name, parent = COMMAND, "audit", None
     while True:
         parent = command.make_context(name, list(arguments), parent=parent)
         if not hasattr(command, "resolve_command"):
@@ -100,7 +100,7 @@ def parse(arguments: list[str]) -> None:
 
 def options() -> set[str]:
     """Every option of every command."""
-    return set(_options(typer.main.get_command(app)))
+    return set(_options(COMMAND))
 
 
 def _options(command: Any) -> Iterator[str]:

@@ -15,6 +15,7 @@ FOR = {
     "generation": "candidates, by walking rows of a model",
     "statistics": "numbers with intervals",
     "privacy": "what may be promised, and `privacy.json`",
+    "providers": "one file a provider of models: who `--model NAME:REST` asks",
     "engines": "who does the work: this process, or a cluster's workers",
     "plugins": "what you may write, and what it is handed",
     "training": "fine-tuning, private or not",
@@ -29,7 +30,7 @@ FOR = {
     "studies": "many runs: grids, papers, ledgers",
     "api": "the Python API: an audit as a call, finished runs as tables",
     "integrations": "an audit inside a training loop",
-    "testing": "the functions behind a report's intervals, for whoever simulates them",
+    "testing": "the contract of plug-ins and models as tests of one line; the functions behind intervals",
     "commands": "one file a command",
     "cli": "the app and its exit codes",
 }

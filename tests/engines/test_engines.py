@@ -29,11 +29,12 @@ from auditor.cli import call
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.jsonable import from_json
 from auditor.core.nouns import CellKey, Guesses
-from auditor.core.plan import EngineOptions, Plan
+from auditor.core.plan import Plan
+from auditor.core.plan_parts import EngineOptions
 from auditor.core.result import AuditResult
 from auditor.engines import ray_engine
 from auditor.engines.engine import Engine, LocalEngine, Work
-from auditor.engines.ray_engine import AS_NICE, RayEngine
+from auditor.engines.ray_engine import AS_NICE, RayEngine, _of_node
 from auditor.plugins.defense import Defense
 from auditor.records.folder import RunFolder
 from auditor.runs import run, training
@@ -113,6 +114,12 @@ def cluster(ours: None) -> Iterator[RayEngine]:
     engine.open(None, seven)
     yield engine
     engine.close()
+
+
+def test_the_raylet_of_a_cluster_that_was_there_before_is_watched_too() -> None:
+    """`--ray-address` reaches it through the one on this machine, whose loss Ray would end with 1, a gate's word."""
+    (pid,) = _of_node(ray.get_runtime_context().get_node_id())
+    assert psutil.Process(pid).name() == "raylet" and not _of_node("0" * 56)
 
 
 def test_every_item_is_worked_on_once_by_either_worker(cluster: RayEngine) -> None:
@@ -435,7 +442,7 @@ def test_without_ray_its_engine_is_refused(
 
 
 def test_live_models_and_those_behind_an_api_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sentence = "expected --model as a folder or a hub id with --engine ray"
+    sentence = "model as a folder or a hub id"  # of either refusal
     save_tiny(tmp_path / "model")
     tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path / "model")
     data = [{"text": f"record {i} of somebody and of nobody else at all"} for i in range(12)]

@@ -41,7 +41,18 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [{"prefix": f"the number of {i} is", "suffix": f" {i * 7919} {i * 31} {i}"} for i in range(6)]
     (here / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = ["--model", str(here / "model"), "--data", str(here / "data.jsonl"), "--prefix-length", "3"]
-    more = ["--suffix-length", "2", "--attack", "perplexity", "--samples", "2", "--lead", "none", "--setting", "worst"]
+    more = [
+        "--suffix-length",
+        "2",
+        "--attack",
+        "perplexity",
+        "--samples",
+        "2",
+        "--prefix-token",
+        "none",
+        "--setting",
+        "worst",
+    ]
     assert call(["run", *data, *more, "-o", str(here / "run")]) == 0
     assert call(["gate", str(here / "run"), "--max", "recall=1"]) == 0
     pair(here, "ours", 1)

@@ -88,6 +88,19 @@ def test_the_order_of_the_secrets_does_not_matter() -> None:
     assert difference("recall", 3, rows, base.outcomes[ROW]) == "no secret stood in the data 3 times"
 
 
+def test_members_of_one_repeat_count_are_distinguished_from_all_others() -> None:
+    """Such a rule against a baseline was a bug of ours, and no sentence."""
+    rng, member = np.random.default_rng(0), np.arange(200) < 150
+    sides = [
+        replace(per_secret(hits(200)), member=member, values={"membership_score": rng.normal(size=200) + by * member})
+        for by in (0, 3)
+    ]
+    auc, rate = (difference(metric, 16, sides[1], sides[0]) for metric in ("membership_auc", "tpr_at_1pct_fpr"))
+    assert not isinstance(auc, str) and auc.low(0.025) > 0 and auc.n == 75 + 50
+    assert not isinstance(rate, str) and rate.n == 75
+    assert isinstance(difference("membership_auc", 3, *sides), str)
+
+
 def test_by_repeat_count() -> None:
     measured = {"1": share("recall", hits(100)), "16": share("recall", hits(100, range(60)))}
     right = np.arange(200) < 120
@@ -117,7 +130,7 @@ def test_repeat_counts_are_of_the_main_number_and_of_no_other() -> None:
         ({"benchmark": BenchmarkRecord("files", "", 200, 5, 10, digest="d1-ff")}, "nonmembers 0 against 5"),
         ({"findings": (finding(hits(200), options={"samples": 9}),)}, "a.samples 4 against 9"),
         ({"findings": (finding(hits(200), decoding="greedy"),)}, "decoding of undefended worst a"),
-        ({"findings": (finding(hits(200), access=("law",)),)}, "access of undefended worst a"),
+        ({"findings": (finding(hits(200), access=("distribution",)),)}, "access of undefended worst a"),
         ({"plan": {"defense": [], "reference": "gpt2"}}, "attack settings: reference none against 'gpt2'"),
     ],
 )
@@ -235,7 +248,10 @@ def test_plans_are_read_or_refused() -> None:
     change = parse_change("recall=0.05:0.10")
     assert change.discordant == pytest.approx(0.05 * 0.9 + 0.1 * 0.95)
     assert [need.secrets for need in needs(change, 0.8, 1)] < [need.secrets for need in needs(change, 0.8, 10)]
-    assert len(needs(parse_change("recall=0:1"), 0.8, 1)) == 4
+    assert [need.secrets for need in needs(parse_change("recall=0:1"), 0.8, 1)][:2] == [1, 1]  # one tells none from all
+    for power in (0.0, 1.0, 1.5):
+        with pytest.raises(AuditError, match="power between 0 and 1"):
+            needs(change, power, 1)
     for bad in ("recall", "recall=0.1", "recall=0.2:0.1", "recall=0.1:1.2", "recall=a:b", "recall=0.1:0.2:0.9"):
         with pytest.raises(AuditError, match=r"expected"):
             parse_change(bad)
@@ -257,6 +273,7 @@ def test_best_is_marked_only_where_it_is_significant() -> None:
     (line,) = compare([a, b, c]).lines
     assert line.best == 2 and [cell.delta is None for cell in line.cells] == [True, False, False]
     assert line.cells[2].delta is not None and line.cells[2].delta.high < 0
+    assert [cell.delta.value for cell in line.cells if cell.delta] == pytest.approx([-2 / 200, -60 / 200])  # the first
     (line,) = compare([a, b]).lines
     assert line.best is None  # two fewer of 200 may be chance
     (line,) = compare([a, c, run(hits(200, range(20)), "again")]).lines

@@ -20,6 +20,7 @@ from auditor.gate.policy import Rule, parse_limits, parse_rule
 from auditor.statistics import games
 from auditor.statistics.audited import at_level, audited, measurements_of
 from auditor.statistics.intervals import share
+from tests.conftest import methods
 from tests.gate.world import edit, whole
 
 RULE = "epsilon_lower_bound <= claim"
@@ -39,13 +40,13 @@ def row(found: tuple[Audited, ...], **changed: Any) -> Finding:
     measured = tuple(measurements_of(found)) if found else ()
     exact = [audit.exact for audit in found if audit.exact is not None]
     measured += tuple(Measurement("epsilon_exact", x, x, x, 1, "nats") for x in exact)
-    made = Finding("dp", "worst", "epsilon-audit", {}, ("law",), "", True, "", measured, audits=found)
+    made = Finding("dp", "worst", "epsilon-audit", {}, ("distribution",), "", True, "", measured, audits=found)
     return replace(made, **changed)
 
 
 def attacked(hits: int = 0) -> Finding:
     recall = share("recall", np.arange(100) < hits)
-    return Finding("dp", "worst", "ethicist", {}, ("law",), "", True, "", (recall,))
+    return Finding("dp", "worst", "ethicist", {}, ("distribution",), "", True, "", (recall,))
 
 
 def finished(folder: Path, epsilon: float | None, *rows: Finding, nominal: float | None = None) -> Path:
@@ -54,7 +55,9 @@ def finished(folder: Path, epsilon: float | None, *rows: Finding, nominal: float
     claim = Claim({"add_remove": epsilon}, 1e-5, "add_remove", "record", covered, "t", "sound") if epsilon else None
     dp = TargetRecord("dp", "DP", "", claim=claim, nominal_epsilon=nominal)
     plan = {"defense": ["dp"]}
-    result = AuditResult("r", "2026-01-01", "0", "", plan, BenchmarkRecord("b", "", 100, 0, 0), (dp,), rows, {}, {}, 0)
+    result = AuditResult(
+        "r", "2026-01-01", "0", "", plan, BenchmarkRecord("b", "", 100, 0, 0), (dp,), rows, {}, {}, 0, methods=methods()
+    )
     folder.mkdir(exist_ok=True)
     (folder / "result.json").write_text(json.dumps(to_json(result), allow_nan=False))
     (folder / "outcomes.json").write_text(json.dumps({str(row.key): per_secret(row) for row in rows if row.main}))
@@ -83,7 +86,7 @@ def gate(folder: Path, *given: str) -> int:
         (1.0, [row((), not_applicable="no coins")], 4, "not audited (epsilon-audit: no coins)"),
         (
             1.0,
-            [row(LEAKS, claim_applies=False, claim_reason="law")],
+            [row(LEAKS, claim_applies=False, claim_reason="distribution")],
             4,
             "not audited (epsilon-audit (worst) is outside",
         ),
@@ -135,6 +138,21 @@ def test_games_are_not_made_stronger_by_an_edit(
     assert gate(folder, *limit) == 1 and said in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda measured: measured[0].update(value=0.1, low=0.1), "and is 0.1 among the measurements"),
+        (lambda measured: measured.pop(0), "and is not among the measurements"),
+    ],
+)
+def test_a_bound_is_that_of_its_guesses(tmp_path: Path, capsys: Said, change: Any, said: str) -> None:
+    folder = finished(tmp_path / "run", 4.0, row(LEAKS))
+    edit(folder, "result.json", lambda result: change(result["findings"][0]["measurements"]))
+    whole(folder)
+    assert gate(folder, "--max", "epsilon_lower_bound=claim") == 1
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
 def test_in_toml_beside_numbers(tmp_path: Path, capsys: Said) -> None:
     policy = tmp_path / "leakage.toml"
     policy.write_text(f'rules = ["{RULE}", "recall <= 0.05"]\n')
@@ -176,7 +194,9 @@ def test_decisions_share_the_level() -> None:
     claim = Claim({"add_remove": sum(both) / 2}, 1e-5, "add_remove", "record", None, "t", "sound")
     dp, rows = TargetRecord("dp", "DP", "", claim=claim), (row(LEAKS), attacked())
     benchmark = BenchmarkRecord("b", "", 100, 0, 0)
-    result = AuditResult("r", "2026", "0", "", {"defense": ["dp"]}, benchmark, (dp,), rows, {}, {}, 0)
+    result = AuditResult(
+        "r", "2026", "0", "", {"defense": ["dp"]}, benchmark, (dp,), rows, {}, {}, 0, methods=methods()
+    )
     alone = judge(result, [parse_rule(RULE)])
     beside = judge(result, [parse_rule(RULE), Rule("recall", 0.05)])
     assert [r.verdict for r in alone] == ["failed"] and [r.verdict for r in beside] == ["held", "held"]

@@ -17,8 +17,10 @@ from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measureme
 from auditor.gate.contradictions import contradictions
 from auditor.gate.decide import decide
 from auditor.gate.policy import Policy, Rule, parse_limits, parse_rule
+from auditor.records.listed import Listed
 from auditor.records.outcomes import PerSecret, Run, read
 from auditor.statistics import extraction, judging
+from auditor.statistics.intervals import share
 
 ROW = CellKey("undefended", "worst", "a")
 Change = Callable[[Finding], Finding]
@@ -44,7 +46,7 @@ def outcome(seed: int = 0, n: int = 60) -> judging.Outcome:
 def run(change: Change = lambda finding: finding, seed: int = 0, **more: Any) -> Run:
     found = outcome(seed)
     measured, by_repeats = extraction.extraction(found), extraction.by_repeats("recall", found.only(found.member))
-    finding = Finding(*ROW, {}, ("law",), "top-p", None, "", tuple(measured), by_repeats)
+    finding = Finding(*ROW, {}, ("distribution",), "top-p", None, "", tuple(measured), by_repeats)
     rows = (change(finding), *more.get("rows", ()))
     benchmark = BenchmarkRecord("lab", "", 0, 0, 0)
     plan = {"attack": more.get("attack", ["a"]), "defense": [], "setting": more.get("setting", "worst")}
@@ -119,6 +121,28 @@ def test_a_result_that_contradicts_itself_fails(name: str, reading: Any) -> None
     with pytest.raises(AssertionError, match=f"the result contradicts itself: .*{why}"):
         raise AssertionError("; ".join(r.reason for r in decision.rulings))
     assert decide(run(), Policy((Rule("recall", 1.0),), reading)).exit_code == 0
+
+
+def test_a_number_without_an_interval_contradicts_nothing_and_is_held_to_no_limit() -> None:
+    def fitted(finding: Finding) -> Finding:
+        extra = Measurement("exposure_extrapolated", 3.0, math.nan, math.nan, 6, "bits")
+        return replace(finding, measurements=(*finding.measurements, extra))
+
+    made = run(fitted)
+    assert decide(made, Policy((Rule("recall", 1.0),))).exit_code == 0
+    (ruling,) = decide(made, Policy((Rule("exposure_extrapolated", 10.0),))).rulings
+    assert (ruling.verdict, ruling.metric) == ("failed", "exposure_extrapolated") and "interval" in ruling.reason
+
+
+def test_generations_have_their_answers_among_the_guesses() -> None:
+    """They are drawn and not judged: of such a row neither an outcome nor an observation is kept."""
+    drawn = Finding(*ROW, {}, ("draw",), "", None, "", (share("memorised", np.ones(3, dtype=bool)),))
+    kept = PerSecret(("0", "1", "2"), np.ones(3, dtype=bool), (None,) * 3, {"memorised": np.ones(3)})
+    result = replace(run().result, findings=(drawn,))
+    told = frozenset(kept.ids)
+    for guesses, fits in ((told, True), (told - {"1"}, False), (told | {"3"}, False)):
+        listed = Listed(guesses={ROW: guesses}, observations={})
+        assert (list(contradictions(result, {ROW: kept}, listed)) == []) == fits
 
 
 def test_rows_stand_there_once_and_have_outcomes() -> None:

@@ -11,6 +11,9 @@ import pytest
 
 from auditor.cli import call
 from auditor.core.errors import AuditError
+from auditor.core.plan_parts import TargetPlan
+from auditor.core.result import AuditResult, BenchmarkRecord
+from auditor.gate.deployed import deployed
 from auditor.gate.policy import Policy, Required, Rule, read_policy
 from auditor.records import weights
 from auditor.runs.gating import gate
@@ -73,7 +76,8 @@ def test_the_model_may_lie_elsewhere(tmp_path: Path, capsys: Said) -> None:
 def test_a_model_in_memory_is_held_to_no_file(tmp_path: Path, capsys: Said) -> None:
     """It may have been trained on since it was loaded from the folder whose name it has."""
     lies = model(tmp_path / "model")
-    run = finished(tmp_path / "run", model=lies, weights={"model/in memory": "0" * 64, "model/config.json": "1"})
+    plan = {"model": str(lies), "data": "d", "objects": {"model": "transformers.GPT2LMHeadModel"}}
+    run = finished(tmp_path / "run", model=lies, plan=plan)
     assert call(["gate", str(run), *HOLDS]) == 0
     assert "in the memory of a process: nobody can say" in capsys.readouterr().out
 
@@ -108,6 +112,27 @@ def test_requirements_that_say_nothing_are_refused(tmp_path: Path, line: str) ->
     policy.write_text(f'rules = ["recall <= 0.05"]\n[require]\n{line}\n')
     with pytest.raises(AuditError, match="require"):
         read_policy(policy)
+
+
+@pytest.mark.parametrize(
+    ("ago", "said"),
+    [
+        (timedelta(seconds=-5), "in the future"),
+        (timedelta(seconds=59), "just now"),
+        (timedelta(seconds=61), "1 minute ago"),
+        (timedelta(minutes=59.5), "59 minutes ago"),
+        (timedelta(hours=1.99), "1 hour ago"),
+        (timedelta(hours=23.9), "23 hours ago"),
+        (timedelta(hours=47.9), "1 day ago"),
+        (timedelta(days=1234.5), "1,234 days ago"),
+    ],
+)
+def test_the_age_of_a_run_is_said_in_whole_units(ago: timedelta, said: str) -> None:
+    made = datetime(2026, 1, 1, tzinfo=UTC)
+    result = AuditResult("r", made.isoformat(), "0", "", {}, BenchmarkRecord("b", "", 0, 0, 0), (), (), {}, {}, 0)
+    found = deployed(result, TargetPlan(), {}, "there", made, made + ago)
+    assert f"judged 2026-01-01 00:00 UTC ({said})" in found.said
+    assert found.age == pytest.approx(ago / timedelta(days=1))
 
 
 def test_a_date_that_is_none_is_refused(tmp_path: Path, capsys: Said) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from auditor.core.errors import AuditError
-from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement
+from auditor.core.result import AuditResult, BenchmarkRecord, Doubt, Finding, Measurement
 from auditor.gate.decide import decide, evidence, unseen
 from auditor.gate.decide import judge as rule_on
 from auditor.gate.policy import Policy, Rule, parse_limits
@@ -21,7 +21,7 @@ from auditor.gate.rulings import EXIT_CODES, Ruling, verdict
 from auditor.records.outcomes import Run
 from auditor.records.signals import assess
 from auditor.statistics.bounds import LEVEL
-from auditor.statistics.intervals import difference
+from auditor.statistics.compare import difference
 
 
 def count(hits: int, n: int, name: str = "recall") -> Measurement:
@@ -108,8 +108,7 @@ def test_a_bootstrapped_metric_is_decided_on_its_two_sided_interval() -> None:
 
 def test_two_equal_answers_do_not_prove_that_nothing_got_worse() -> None:
     """A bootstrap of equal pairs has no width, and the gate took it at its word: 2 secrets held any limit."""
-    nobody = np.zeros(2, dtype=bool)
-    measured = difference("recall_difference", nobody, nobody)
+    measured = difference("recall_difference", "share", np.zeros(2), np.zeros(2))
     assert measured.low < 0 < measured.high
     assert verdict(judge(result(row("undefended", measured)), {"recall_difference": 0.01})) != "held"
 
@@ -281,3 +280,14 @@ def test_no_limit_is_held_by_hits_that_are_too_few_for_the_probabilities(p: floa
     assert held.verdict == "held"
     ruled = unseen(found, assess(found), held)
     assert ruled.verdict == expected and ("a filter" in ruled.reason) == (expected != "held")
+
+
+@pytest.mark.parametrize(("metric", "expected"), [("recall", "inconclusive"), ("perplexity", "held")])
+def test_no_limit_on_leakage_is_held_in_doubt_of_the_text_form(metric: str, expected: str) -> None:
+    """Exact probabilities, which nobody drew, are of the wrong text as well; what a defense costs is not."""
+    found = result(row("undefended", count(0, 100)))
+    found = replace(found, benchmark=replace(found.benchmark, doubts=(Doubt("text form", "Another may be right."),)))
+    (held,) = judge(found, {"recall": 0.05})
+    ruled = unseen(found, assess(found), replace(held, metric=metric))
+    assert (held.verdict, ruled.verdict) == ("held", expected)
+    assert ruled.unmeasured == ("Another may be right." in ruled.reason) == (expected != "held")

@@ -50,15 +50,17 @@ def finished(
     found = outcome() if found is None else found
     record = {**judging.to_record(found), "kinds": kinds or {}}
     of_kinds = {kind: per_secret(record).measure("recall", kind=kind) for kind in kinds or {}}
-    plan = Plan(attack=(ROW.attack,), setting="worst", **({} if model is None else {"model": str(model), "data": "d"}))
+    plan = Plan.of(
+        attack=(ROW.attack,), setting="worst", **({} if model is None else {"model": str(model), "data": "d"})
+    )
     members = found.only(found.member)
     measured, by_repeats = extraction.extraction(found), extraction.by_repeats("recall", members)
     by_kind = {kind: m for kind, m in of_kinds.items() if m is not None}
-    finding = Finding(*ROW, {}, ("law",), "top-p", None, "", tuple(measured), by_repeats, by_kind)
+    finding = Finding(*ROW, {}, ("distribution",), "top-p", None, "", tuple(measured), by_repeats, by_kind)
     benchmark = BenchmarkRecord("files", "", len(members.ids), len(found.ids) - len(members.ids), 0, digest="d1-ff")
     read = weights.of({"model": (str(model), None)}) if model else {}
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    result = AuditResult("r", now, "0", "", to_json(plan), benchmark, (), (finding,), {}, {}, 0, weights=read)
+    result = AuditResult("r", now, "0", "", plan.to_json(), benchmark, (), (finding,), {}, {}, 0, weights=read)
     folder.mkdir(parents=True, exist_ok=True)
     write(folder, "result.json", to_json(replace(result, **changed)))
     write(folder, "outcomes.json", {str(ROW): record})

@@ -29,7 +29,7 @@ def test_draws_are_texts_of_the_space_and_belong_to_their_own_noise() -> None:
     some = constrained.draw(model, held, context, noise[50:60])
     assert some.texts == every.texts[50:60]
     assert some.log_q == pytest.approx(every.log_q[50:60], abs=1e-5)
-    assert (every.log_q >= -every.nll - 1e-9).all()  # the law, renormalised over fewer tokens
+    assert (every.log_q >= -every.nll - 1e-9).all()  # the distribution, renormalised over fewer tokens
 
 
 @torch.no_grad()

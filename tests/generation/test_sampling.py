@@ -39,18 +39,23 @@ DECODINGS = [
 
 
 def tied(rows: int = 300, vocab_size: int = 97) -> Tensor:
-    """Laws with many equal probabilities, at the edge of every truncation too."""
+    """Distributions with many equal probabilities, at the edge of every truncation too."""
     logits = (torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(3)) * 2).round()
     return torch.log_softmax(logits, -1)
 
 
 @pytest.mark.parametrize("decoding", [*DECODINGS, GREEDY, Decoding(top_k=5, forbidden=(0, 7))], ids=str)
-def test_the_law_of_one_token_is_read_off_the_whole_law(decoding: Decoding) -> None:
-    laws = torch.cat([tied(), torch.randn(300, 97, generator=torch.Generator().manual_seed(4)).log_softmax(-1)])
-    whole = decoding.log_law(laws).double()
+def test_the_distribution_of_one_token_is_read_off_the_whole_distribution(decoding: Decoding) -> None:
+    distributions = torch.cat(
+        [tied(), torch.randn(300, 97, generator=torch.Generator().manual_seed(4)).log_softmax(-1)]
+    )
+    whole = decoding.log_distribution(distributions).double()
     cut, kept = 0, 0
-    for tokens in torch.randint(0, 97, (20, len(laws)), generator=torch.Generator().manual_seed(5)):
-        ours, theirs = decoding.token_log_law(laws, tokens), whole.gather(-1, tokens[:, None]).squeeze(-1)
+    for tokens in torch.randint(0, 97, (20, len(distributions)), generator=torch.Generator().manual_seed(5)):
+        ours, theirs = (
+            decoding.token_log_distribution(distributions, tokens),
+            whole.gather(-1, tokens[:, None]).squeeze(-1),
+        )
         assert torch.equal(ours.isneginf(), theirs.isneginf())
         assert_same(ours, theirs)
         cut, kept = cut + int(ours.isneginf().sum()), kept + int(ours.isfinite().sum())
@@ -58,28 +63,28 @@ def test_the_law_of_one_token_is_read_off_the_whole_law(decoding: Decoding) -> N
 
 
 def test_a_token_too_unlikely_for_float32_is_not_cut() -> None:
-    law = torch.tensor([[0.0, -200.0]])
-    assert float(ANCESTRAL.token_log_law(law, torch.tensor([1]))) == -200
+    distribution = torch.tensor([[0.0, -200.0]])
+    assert float(ANCESTRAL.token_log_distribution(distribution, torch.tensor([1]))) == -200
 
 
 @pytest.mark.parametrize("forbidden", [(), (2, 5)])
 def test_ranks_are_places_in_a_stable_sort_and_bound_every_decoding(forbidden: tuple[int, ...]) -> None:
-    laws = tied(60)
-    masked = laws.clone()
+    distributions = tied(60)
+    masked = distributions.clone()
     masked[:, list(forbidden)] = -math.inf
     order = masked.sort(dim=-1, descending=True, stable=True).indices
     allowed = [t for t in range(97) if t not in forbidden]
     for token in allowed:
-        tokens = torch.full((len(laws),), token)
-        ranks = Decoding(forbidden=forbidden).ranks(laws, tokens)
+        tokens = torch.full((len(distributions),), token)
+        ranks = Decoding(forbidden=forbidden).ranks(distributions, tokens)
         assert torch.equal(ranks, (order == token).int().argmax(-1) + 1)
         for decoding in [*DECODINGS, GREEDY]:
             own = Decoding(decoding.temperature, decoding.top_k, decoding.top_p, forbidden)
-            assert (own.token_log_law(laws, tokens) <= -ranks.double().log() + 1e-5).all(), own
+            assert (own.token_log_distribution(distributions, tokens) <= -ranks.double().log() + 1e-5).all(), own
 
 
-def hf_law(decoding: Decoding, logits: Tensor) -> Tensor:
-    """The same law by Hugging Face's own warpers."""
+def hf_distribution(decoding: Decoding, logits: Tensor) -> Tensor:
+    """The same distribution by Hugging Face's own warpers."""
     warpers = LogitsProcessorList()
     logits = logits.clone()
     logits[:, list(decoding.forbidden)] = -math.inf
@@ -94,27 +99,29 @@ def hf_law(decoding: Decoding, logits: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("decoding", DECODINGS, ids=str)
 @pytest.mark.parametrize("spread", [0.3, 3.0])
-def test_decoding_law_is_that_of_hugging_face_token_for_token(decoding: Decoding, spread: float) -> None:
+def test_decoding_distribution_is_that_of_hugging_face_token_for_token(decoding: Decoding, spread: float) -> None:
     logits = torch.randn(200, 500, generator=torch.Generator().manual_seed(0)) * spread
-    ours = decoding.log_law(torch.log_softmax(logits, -1))
-    theirs = hf_law(decoding, logits)
+    ours = decoding.log_distribution(torch.log_softmax(logits, -1))
+    theirs = hf_distribution(decoding, logits)
     assert torch.equal(ours.isneginf(), theirs.isneginf())
     kept = ~theirs.isneginf()
     torch.testing.assert_close(ours[kept], theirs[kept], atol=2e-5, rtol=0)
 
 
 def test_ties_at_the_kth_logit_stay_and_ties_at_the_nucleus_edge_go_by_id() -> None:
-    law = torch.log(torch.tensor([[0.4, 0.2, 0.2, 0.1, 0.1]]))
-    assert Decoding(top_k=2).log_law(law).exp()[0].tolist() == pytest.approx([0.5, 0.25, 0.25, 0, 0])
-    assert Decoding(top_p=0.5).log_law(law).exp()[0].tolist() == pytest.approx([2 / 3, 1 / 3, 0, 0, 0])
+    distribution = torch.log(torch.tensor([[0.4, 0.2, 0.2, 0.1, 0.1]]))
+    assert Decoding(top_k=2).log_distribution(distribution).exp()[0].tolist() == pytest.approx([0.5, 0.25, 0.25, 0, 0])
+    assert Decoding(top_p=0.5).log_distribution(distribution).exp()[0].tolist() == pytest.approx(
+        [2 / 3, 1 / 3, 0, 0, 0]
+    )
     uniform = torch.full((1, 10), 0.1).log()
-    assert (~Decoding(top_p=0.45).log_law(uniform).isneginf()).sum() == 5
+    assert (~Decoding(top_p=0.45).log_distribution(uniform).isneginf()).sum() == 5
 
 
 def test_greedy_is_the_likeliest_token() -> None:
-    law = torch.log_softmax(torch.randn(20, 30), -1)
-    drawn, _ = GREEDY.draw(law, torch.arange(20), torch.rand(20, dtype=torch.float64))
-    assert torch.equal(drawn, law.argmax(-1))
+    distribution = torch.log_softmax(torch.randn(20, 30), -1)
+    drawn, _ = GREEDY.draw(distribution, torch.arange(20), torch.rand(20, dtype=torch.float64))
+    assert torch.equal(drawn, distribution.argmax(-1))
 
 
 @pytest.mark.parametrize(
@@ -146,22 +153,22 @@ def test_inverse_cdf_finds_the_interval(weights: list[float], uniform: float) ->
 
 
 def test_draws_near_a_boundary_are_counted() -> None:
-    law = torch.tensor([[0.25, 0.75]])
+    distribution = torch.tensor([[0.25, 0.75]])
     at = torch.tensor([0.25 - 1e-9, 0.25 + 1e-9, 0.2, 1 - 1e-12, 1e-12], dtype=torch.float64)
-    _, near = inverse_cdf(law, torch.zeros(5, dtype=torch.long), at)
+    _, near = inverse_cdf(distribution, torch.zeros(5, dtype=torch.long), at)
     assert near.tolist() == [True, True, False, False, False]
 
 
 def naive(
     model: HuggingFaceModel, prefix: Tensor, length: int, decoding: Decoding, noise: np.ndarray
 ) -> list[list[int]]:
-    """Every sample on its own, no cache, no splitting: the law of the whole context, then one inverse CDF."""
+    """Every sample on its own, no cache, no splitting: the distribution of the whole context, then one inverse CDF."""
     result = []
     for row in noise:
         tokens = prefix.tolist()
         for position in range(length):
-            law = model.log_probs(torch.tensor([tokens]), 1)[:, 0]
-            weights = decoding.at(position).log_law(law).double().exp()[0]
+            distribution = model.log_probs(torch.tensor([tokens]), 1)[:, 0]
+            weights = decoding.at(position).log_distribution(distribution).double().exp()[0]
             cdf = torch.cumsum(weights, 0) / weights.sum()
             tokens.append(int(torch.searchsorted(cdf, torch.tensor(row[position, 0]), right=True)))
         result.append(tokens[len(prefix) :])
@@ -186,14 +193,14 @@ def test_count_splitting_equals_one_by_one_sampling_draw_for_draw(neox: HuggingF
         assert list(got) == list(expected)  # in the order of the first sample
 
 
-def test_a_temperature_falls_in_equal_steps_and_no_law_is_that_of_every_token() -> None:
+def test_a_temperature_falls_in_equal_steps_and_no_distribution_is_that_of_every_token() -> None:
     assert [COOLING.at(i).temperature for i in range(5)] == [4, 3, 2, 1, 1]
     assert {COOLING.at(i).top_k for i in range(5)} == {9} and not COOLING.ancestral
     assert str(COOLING) == "temperature 4 falling over 3 tokens, then top-k 9"
-    law = torch.zeros(1, 20)
-    for ask in (COOLING.log_law, lambda rows: COOLING.token_log_law(rows, torch.tensor([0]))):
+    distribution = torch.zeros(1, 20)
+    for ask in (COOLING.log_distribution, lambda rows: COOLING.token_log_distribution(rows, torch.tensor([0]))):
         with pytest.raises(TypeError, match="ask `at` one"):
-            ask(law)
+            ask(distribution)
 
 
 def test_log_probabilities_while_sampling_are_those_of_a_second_pass(neox: HuggingFaceModel) -> None:
@@ -225,7 +232,7 @@ def test_tokens_do_not_depend_on_the_batch_size(neox: HuggingFaceModel, decoding
 
 
 @pytest.mark.parametrize("decoding", [ANCESTRAL, Decoding(temperature=0.8, top_p=0.7), Decoding(top_k=3)], ids=str)
-def test_samples_have_the_law_of_generate(make_tiny: MakeTiny, decoding: Decoding) -> None:
+def test_samples_have_the_distribution_of_generate(make_tiny: MakeTiny, decoding: Decoding) -> None:
     """Two-sample chi-square on the pairs of two generated tokens, fixed seeds."""
     model = make_tiny(vocab_size=9, seed=4, scale=2.0)
     prefix = torch.tensor([[1, 2, 3]])
@@ -275,11 +282,11 @@ def test_a_nucleus_seen_at_a_glance_is_the_sorted_one(
     """Peaked and flat rows together; the naive nucleus sorts the vocabulary of every row."""
     noise = torch.Generator().manual_seed(0)
     logits = torch.randn(60, 31, generator=noise, dtype=torch.float64) * torch.linspace(0.1, 12, 60).unsqueeze(-1)
-    law = logits.log_softmax(-1)
+    distribution = logits.log_softmax(-1)
     decoding = Decoding(temperature=temperature, top_p=top_p, forbidden=forbidden)
-    found = decoding.log_law(law).exp()
+    found = decoding.log_distribution(distribution).exp()
     alone = 0
-    for row, log_probs in zip(found, law, strict=True):
+    for row, log_probs in zip(found, distribution, strict=True):
         allowed = log_probs.clone()
         allowed[list(forbidden)] = -torch.inf
         p = (allowed / temperature).softmax(-1)
@@ -296,18 +303,18 @@ def test_a_nucleus_seen_at_a_glance_is_the_sorted_one(
 @pytest.mark.parametrize("width", [1, 16, 97, 2048, 5003])
 @pytest.mark.parametrize("count", [1, 16, 128])
 def test_the_likeliest_of_blocks_are_the_likeliest(width: int, count: int) -> None:
-    law = torch.randn(40, width, generator=torch.Generator().manual_seed(5))
-    law[:20] = law[:20].round()  # ties
-    law[10:30, ::3] = -torch.inf
+    distribution = torch.randn(40, width, generator=torch.Generator().manual_seed(5))
+    distribution[:20] = distribution[:20].round()  # ties
+    distribution[10:30, ::3] = -torch.inf
     count = min(count, width)
-    values, tokens = likeliest(law, count)
-    assert torch.equal(values, law.sort(-1, descending=True).values[:, :count])
-    assert torch.equal(law.gather(1, tokens), values)
+    values, tokens = likeliest(distribution, count)
+    assert torch.equal(values, distribution.sort(-1, descending=True).values[:, :count])
+    assert torch.equal(distribution.gather(1, tokens), values)
     assert all(len(set(row)) == count for row in tokens.tolist())
 
 
 @pytest.mark.parametrize("decoding", [*DECODINGS, GREEDY], ids=str)
-def test_logits_are_drawn_from_as_the_law_that_they_sum_to(decoding: Decoding) -> None:
+def test_logits_are_drawn_from_as_the_distribution_that_they_sum_to(decoding: Decoding) -> None:
     noise = torch.Generator().manual_seed(6)
     logits = torch.randn(300, 5003, generator=noise) * torch.linspace(0.1, 9, 300).unsqueeze(-1) + 40
     rows = torch.randint(300, (2000,), generator=noise)
@@ -317,12 +324,12 @@ def test_logits_are_drawn_from_as_the_law_that_they_sum_to(decoding: Decoding) -
     some = torch.tensor([7, 3, 3])
     assert torch.allclose(log_sum_exp(logits, some, 1.25), (1.25 * logits[some]).logsumexp(-1), atol=2e-5)
     drawn, near = decoding.draw(logits, rows, uniform, total)
-    law, close = decoding.draw(logits.double().log_softmax(-1), rows, uniform)
-    assert bool(((drawn == law) | near | close).all())
+    distribution, close = decoding.draw(logits.double().log_softmax(-1), rows, uniform)
+    assert bool(((drawn == distribution) | near | close).all())
     assert (near | close).sum() < 40
 
 
-def test_no_law_is_written_and_no_vocabulary_sorted_for_a_narrow_nucleus(
+def test_no_distribution_is_written_and_no_vocabulary_sorted_for_a_narrow_nucleus(
     make_tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make_tiny(vocab_size=2003, scale=8.0)

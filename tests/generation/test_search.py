@@ -32,21 +32,22 @@ DECODINGS = [ANCESTRAL, Decoding(0.8, top_p=0.7), Decoding(top_k=3), Decoding(1.
 
 
 class Table(LanguageModel):
-    """A law of its own behind every context of up to L tokens: logits drawn from the seed, sharper with `scale`."""
+    """A distribution of its own behind every context of up to L tokens: logits drawn from the seed, sharper with
+    `scale`."""
 
-    capabilities = frozenset({"draw", "law"})
+    capabilities = frozenset({"draw", "distribution"})
     name, vocab_size, max_positions, eos, device = "table", V, None, (0,), torch.device("cpu")
 
     def __init__(self, seed: int, scale: float) -> None:
         self.seed, self.scale = seed, scale
         self.rows = 0
 
-    def law(self, tokens: tuple[int, ...]) -> Tensor:
+    def distribution(self, tokens: tuple[int, ...]) -> Tensor:
         place = sum(t * V**i for i, t in enumerate(tokens)) + 10**6 * len(tokens)
         generator = np.random.default_rng([self.seed, place])
         return torch.log_softmax(torch.from_numpy(self.scale * generator.normal(size=V)).float(), -1)
 
-    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Rows:
+    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
         return TableRows(self, prefixes)
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
@@ -63,13 +64,13 @@ class TableRows(Rows):
 
     def _read(self) -> None:
         self.model.rows += len(self.tokens)
-        self._law = torch.stack([self.model.law(tuple(row)) for row in self.tokens.tolist()])
+        self._distribution = torch.stack([self.model.distribution(tuple(row)) for row in self.tokens.tolist()])
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def log_probs(self) -> Tensor:
-        return self._law
+        return self._distribution
 
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
         self.tokens = torch.cat([self.tokens[parents], tokens[:, None]], dim=1)
@@ -77,12 +78,12 @@ class TableRows(Rows):
 
 
 def enumerated(model: Table, prefix: tuple[int, ...], decoding: Decoding) -> dict[tuple[int, ...], float]:
-    """The probability of all V^L suffixes, one law after another."""
+    """The probability of all V^L suffixes, one distribution after another."""
     nodes = {(): 1.0}
     for _ in range(L):
         contexts = list(nodes)
-        laws = torch.stack([model.law((*prefix, *context)) for context in contexts])
-        steps = decoding.log_law(laws).double().exp().tolist()
+        distributions = torch.stack([model.distribution((*prefix, *context)) for context in contexts])
+        steps = decoding.log_distribution(distributions).double().exp().tolist()
         nodes = {
             (*c, t): nodes[c] * step[t] for c, step in zip(contexts, steps, strict=True) for t in range(V) if step[t]
         }
@@ -120,7 +121,7 @@ def test_the_tree_finds_what_reaches_the_threshold_and_nothing_else(
 
 
 def test_rounding_loses_nothing_that_is_exactly_at_the_threshold() -> None:
-    """A uniform law: each of the suffixes has probability V^-L, up to the last bits."""
+    """A uniform distribution: each of the suffixes has probability V^-L, up to the last bits."""
     uniform = Table(0, 0.0)
     leaves = tree(uniform, torch.tensor([[0]]), L, ANCESTRAL, V**-L)[0]
     assert len(leaves.suffixes) == V**L and leaves.certificate.leftover < 1e-5
@@ -139,10 +140,10 @@ def test_what_no_suffix_reaches_is_guessed_along_the_likeliest_node() -> None:
     leaves = tree(model, torch.tensor([[0, 1]]), L, ANCESTRAL, 1.0)[0]
     context = [0, 1]
     for _ in range(L):
-        context.append(int(model.law(tuple(context)).argmax()))
+        context.append(int(model.distribution(tuple(context)).argmax()))
     assert leaves.suffixes.tolist() == [context[2:]]
     assert not leaves.certificate.reached and not leaves.certificate.certified
-    assert leaves.certificate.pruned == pytest.approx(float(model.law((0, 1)).exp().sort().values[-2]))
+    assert leaves.certificate.pruned == pytest.approx(float(model.distribution((0, 1)).exp().sort().values[-2]))
     assert leaves.rows == L
 
 
@@ -177,10 +178,15 @@ def test_a_tree_does_not_depend_on_the_batch_and_its_numbers_are_the_models(
         same(whole, half)
         same(whole, one)
         contexts = torch.cat([prefix.expand(len(whole.suffixes), -1), whole.suffixes], dim=1)
-        laws = neox.log_probs(contexts[:, :-1], 5)
+        distributions = neox.log_probs(contexts[:, :-1], 5)
         picked = whole.suffixes.unsqueeze(-1)
-        assert_same(whole.token_log_probs, laws.gather(-1, picked).squeeze(-1))
-        exact = decoding.log_law(laws.flatten(0, 1)).unflatten(0, laws.shape[:2]).gather(-1, picked).double()
+        assert_same(whole.token_log_probs, distributions.gather(-1, picked).squeeze(-1))
+        exact = (
+            decoding.log_distribution(distributions.flatten(0, 1))
+            .unflatten(0, distributions.shape[:2])
+            .gather(-1, picked)
+            .double()
+        )
         assert_same(whole.log_q, exact.sum((-1, -2)))
 
 

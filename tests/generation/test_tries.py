@@ -64,8 +64,8 @@ def brute(model: LanguageModel, tokenizer: Any, space: Space) -> dict[str, float
             some = texts[start : start + 64]
             own = torch.tensor([rows[text] for text in some])
             contexts = torch.nn.functional.pad(own[:, :-1], (1, 0))
-            law = model.log_probs(contexts, length).double().gather(-1, own.unsqueeze(-1))
-            found.update(zip(some, (-law.sum((1, 2))).tolist(), strict=True))
+            distribution = model.log_probs(contexts, length).double().gather(-1, own.unsqueeze(-1))
+            found.update(zip(some, (-distribution.sum((1, 2))).tolist(), strict=True))
     return {text: found[text] for text in rows}
 
 
@@ -170,7 +170,7 @@ def test_ties_count() -> None:
 
 
 @torch.no_grad()
-def test_defended_laws_are_searched_as_any_other() -> None:
+def test_defended_distributions_are_searched_as_any_other() -> None:
     own = bpe(150)
     public = tiny(len(own))
     ensemble = ModelEnsemble(public, [tiny(len(own), seed=s) for s in (1, 2)])

@@ -1,4 +1,4 @@
-"""Guesses of a model whose laws are wide, asked for more at once than the address space of this process holds.
+"""Guesses of a model whose distributions are wide, asked for more at once than the address space of this process holds.
 
     python -m tests.models.limited MEBIBYTES
 

@@ -1,4 +1,5 @@
-"""Bounds on laws of which the likeliest tokens are told: against the exact law, and against laws made up to fit."""
+"""Bounds on distributions of which the likeliest tokens are told: against the exact distribution, and against
+distributions made up to fit."""
 
 from __future__ import annotations
 
@@ -19,51 +20,56 @@ DECODINGS = [
 ]
 
 
-def laws(size: int, sharpness: float, tied: bool = False, rows: int = 60) -> tuple[Tensor, Tensor]:
-    """Laws, and tokens half of which they may well draw."""
+def distributions(size: int, sharpness: float, tied: bool = False, rows: int = 60) -> tuple[Tensor, Tensor]:
+    """Distributions, and tokens half of which they may well draw."""
     noise = torch.Generator().manual_seed(size)
     logits = sharpness * torch.randn(rows, size, generator=noise, dtype=torch.float64)
-    law = torch.log_softmax(logits.round() if tied else logits, -1)
-    drawn = torch.multinomial(law[: rows // 2].exp(), 1, generator=noise).squeeze(-1)
-    return law, torch.cat([drawn, torch.randint(0, size, (rows - rows // 2,), generator=noise)])
+    distribution = torch.log_softmax(logits.round() if tied else logits, -1)
+    drawn = torch.multinomial(distribution[: rows // 2].exp(), 1, generator=noise).squeeze(-1)
+    return distribution, torch.cat([drawn, torch.randint(0, size, (rows - rows // 2,), generator=noise)])
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
 @pytest.mark.parametrize(("size", "sharpness"), [(6, 2.0), (40, 0.5), (200, 2.0), (200, 5.0)])
 def test_the_exact_probability_is_within_its_bracket(size: int, sharpness: float, tied: bool) -> None:
-    law, tokens = laws(size, sharpness, tied)
-    exact = {decoding: decoding.token_log_law(law, tokens) for decoding in (*DECODINGS, ANCESTRAL, GREEDY)}
+    distribution, tokens = distributions(size, sharpness, tied)
+    exact = {
+        decoding: decoding.token_log_distribution(distribution, tokens) for decoding in (*DECODINGS, ANCESTRAL, GREEDY)
+    }
     for count, padded in itertools.product((1, 5, 20), (1, 2)):
-        seen = replace(told(law, tokens, count), most=padded * size)
-        assert (seen.places()[seen.ranks < count] == ANCESTRAL.ranks(law, tokens)[seen.ranks < count]).all()
+        seen = replace(told(distribution, tokens, count), most=padded * size)
+        assert (seen.places()[seen.ranks < count] == ANCESTRAL.ranks(distribution, tokens)[seen.ranks < count]).all()
         for decoding, true in exact.items():
             least, most = bracket(decoding, seen)
             assert (least <= true + 1e-6).all() and (true <= most + 1e-6).all(), str(decoding)
 
 
 def test_what_does_not_depend_on_the_untold_is_exact() -> None:
-    law, tokens = laws(200, 2.0)
+    distribution, tokens = distributions(200, 2.0)
     for decoding in (ANCESTRAL, GREEDY, Decoding(top_k=5), Decoding(0.8, 19, 0.7), Decoding(1.4, 3)):
-        least, most = bracket(decoding, told(law, tokens, 20))
+        least, most = bracket(decoding, told(distribution, tokens, 20))
         torch.testing.assert_close(least, most)
-        torch.testing.assert_close(least, decoding.token_log_law(law, tokens).double(), atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            least, decoding.token_log_distribution(distribution, tokens).double(), atol=1e-5, rtol=0
+        )
 
 
 @pytest.mark.parametrize(
     ("decoding", "width"), [(Decoding(0.8, 0, 0.7), 0.0), (Decoding(0.8), 0.02), (Decoding(1.2), 0.06)], ids=str
 )
 def test_a_bracket_is_narrow_where_a_text_is_memorised(decoding: Decoding, width: float) -> None:
-    law, tokens = laws(2000, 5.0, rows=200)
-    at = law.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) > math.log(0.8)
-    least, most = (end.exp()[at] for end in bracket(decoding, told(law, tokens, 20)))
+    distribution, tokens = distributions(2000, 5.0, rows=200)
+    at = distribution.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) > math.log(0.8)
+    least, most = (end.exp()[at] for end in bracket(decoding, told(distribution, tokens, 20)))
     assert at.sum() > 10 and (most - least).max() <= width
 
 
-# --- the naive twin: laws made up to fit what was told ----------------------------------------------------------------
+# --- the naive twin: distributions made up to fit what was told
+# ----------------------------------------------------------------
 
 
 def made_up(seen: Told, row: int, size: int) -> list[Tensor]:
-    """Laws (size,) that agree with all that is told of a row: the untold mass as even and as uneven as may be.
+    """Distributions (size,) that agree with all that is told of a row: the untold mass as even and as uneven as may be.
 
     Ids of untold tokens say nothing where none tie: they are filled in any order.
     """
@@ -86,20 +92,22 @@ def made_up(seen: Told, row: int, size: int) -> list[Tensor]:
         even[i] = (mass - middle * own) / max(1, len(rest))
     found = []
     for shares in (even, packed):
-        law = torch.full((size,), 0.0, dtype=torch.float64)
-        law[free] = torch.tensor(shares, dtype=torch.float64)
+        distribution = torch.full((size,), 0.0, dtype=torch.float64)
+        distribution[free] = torch.tensor(shares, dtype=torch.float64)
         for token, p in known.items():
-            law[token] = p
-        fits = abs(float(law.sum()) - 1) < 1e-6 and all(s <= m + 1e-12 for s, m in zip(shares, limit, strict=True))
-        if fits and int((law >= own).sum()) == int(seen.ranks[row]):
-            found.append(law)
+            distribution[token] = p
+        fits = abs(float(distribution.sum()) - 1) < 1e-6 and all(
+            s <= m + 1e-12 for s, m in zip(shares, limit, strict=True)
+        )
+        if fits and int((distribution >= own).sum()) == int(seen.ranks[row]):
+            found.append(distribution)
     return found
 
 
 @pytest.mark.parametrize("temperature", [0.5, 0.8, 1.3, 2.0])
-def test_laws_made_up_to_fit_are_within_the_bracket_and_nearly_fill_it(temperature: float) -> None:
-    law, tokens = laws(60, 2.0, rows=80)
-    seen = told(law, tokens, 8)
+def test_distributions_made_up_to_fit_are_within_the_bracket_and_nearly_fill_it(temperature: float) -> None:
+    distribution, tokens = distributions(60, 2.0, rows=80)
+    seen = told(distribution, tokens, 8)
     decoding, reached = Decoding(temperature), []
     least, most = (end.exp().tolist() for end in bracket(decoding, seen))
     for row in range(len(tokens)):

@@ -72,10 +72,12 @@ def test_parts_asked_together_say_what_each_says_alone(
 
     def asked(together: bool, parts: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         soft, some = prompt.clone().requires_grad_(), torch.tensor(parts)
-        laws = (ensemble if together else super(LoraEnsemble, ensemble)).laws(contexts, some, 2, prompt=soft)
-        laws[..., 5].sum().backward()
-        assert laws.shape == (4, 2, len(parts), 61) and soft.grad is not None
-        return laws.detach(), soft.grad
+        distributions = (ensemble if together else super(LoraEnsemble, ensemble)).distributions(
+            contexts, some, 2, prompt=soft
+        )
+        distributions[..., 5].sum().backward()
+        assert distributions.shape == (4, 2, len(parts), 61) and soft.grad is not None
+        return distributions.detach(), soft.grad
 
     for parts in ([0, 1, 2, 3], [3, 0], [2]):
         for together, alone in zip(asked(True, parts), asked(False, parts), strict=True):
@@ -97,8 +99,10 @@ def test_members_of_a_base_in_half_precision(make_tiny: MakeTiny, tmp_path: Path
     rows = ensemble.start(context, 1).log_probs()[0]
     for part, path in enumerate(paths, start=1):
         single = HuggingFaceModel(PeftModel.from_pretrained(half(), str(path))).log_probs(context, 1)
-        for law in (ensemble.log_probs(context, torch.tensor([part]), 1), rows[part]):
-            torch.testing.assert_close(law.flatten(), single.flatten(), atol=0.05, rtol=0)  # bfloat16: eight bits
+        for distribution in (ensemble.log_probs(context, torch.tensor([part]), 1), rows[part]):
+            torch.testing.assert_close(
+                distribution.flatten(), single.flatten(), atol=0.05, rtol=0
+            )  # bfloat16: eight bits
         assert float((single.flatten() - rows[0]).abs().max()) > 0.5
 
 
@@ -152,7 +156,7 @@ def test_members_that_catch_up_say_what_members_say_that_read_anew(
     for step in range(9):
         row = torch.randint(rows, (6,), generator=noise)
         part = 1 + torch.randint(4 if step % 3 else 1, (6,), generator=noise)
-        torch.testing.assert_close(lazy.laws(row, part), anew.laws(row, part), atol=5e-5, rtol=0)
+        torch.testing.assert_close(lazy.distributions(row, part), anew.distributions(row, part), atol=5e-5, rtol=0)
         parents = torch.randint(rows, (min(8, rows + 2),), generator=noise)
         rows, tokens = len(parents), torch.randint(1, 61, (len(parents),), generator=noise)
         lazy.advance(parents, tokens)
@@ -174,7 +178,7 @@ def test_a_member_asked_again_reads_only_what_is_new(
 
     monkeypatch.setattr(ensemble, "catch_up", counting)
     members = ensemble.behind(torch.tensor([[3, 4, 5, 6, 7]]), 4)
-    ask = lambda *pairs: members.laws(*(torch.tensor(side) for side in zip(*pairs, strict=True)))  # noqa: E731
+    ask = lambda *pairs: members.distributions(*(torch.tensor(side) for side in zip(*pairs, strict=True)))  # noqa: E731
     ask((0, 1), (0, 1), (0, 1))  # three draws of one row by one member are one reading
     members.advance(torch.tensor([0, 0]), torch.tensor([8, 9]))
     ask((0, 1), (1, 1))
@@ -201,12 +205,12 @@ def test_prompts_get_the_gradient_of_the_member_that_answers(make_tiny: MakeTiny
     ensemble = LoraEnsemble(make_tiny(), paths)
     single = HuggingFaceModel(PeftModel.from_pretrained(make_tiny().model, str(paths[1])))
     context, grads = torch.tensor([[3, 4, 5]]), []
-    for law in (
+    for distribution in (
         lambda p: ensemble.log_probs(context, torch.tensor([2]), 1, prompt=p),
         lambda p: single.log_probs(context, 1, prompt=p),
     ):
         prompt = torch.ones(2, 32, requires_grad=True)
-        law(prompt)[0, 0, 7].backward()
+        distribution(prompt)[0, 0, 7].backward()
         grads.append(prompt.grad)
     torch.testing.assert_close(grads[0], grads[1], atol=1e-6, rtol=1e-4)
 
@@ -227,9 +231,9 @@ def test_a_member_may_be_asked_twice_before_its_row_grows(make_tiny: MakeTiny, t
     ensemble = LoraEnsemble(make_tiny(), save_members(make_tiny, tmp_path, 2))
     members = ensemble.behind(torch.tensor([[1, 2, 3]]), 2)
     row, part = torch.tensor([0, 0]), torch.tensor([1, 2])
-    first = members.laws(row, part)
-    assert_same(members.laws(row, part), first)
+    first = members.distributions(row, part)
+    assert_same(members.distributions(row, part), first)
     members.advance(torch.tensor([0]), torch.tensor([4]))
-    once = members.laws(row, part)
-    assert_same(members.laws(row, part), once)
+    once = members.distributions(row, part)
+    assert_same(members.distributions(row, part), once)
     assert_same(once, ensemble.log_probs(torch.tensor([[1, 2, 3, 4]] * 2), part, 1)[:, 0])

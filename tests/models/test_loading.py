@@ -33,8 +33,9 @@ from transformers import (
 )
 
 from auditor.core.errors import AuditError
+from auditor.core.plan_parts import LoadingOptions
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.loading import LoadingOptions, load, place, read_weights
+from auditor.models.loading import load, place, read_weights
 from auditor.models.lora import LoraEnsemble
 from auditor.models.masked import kind_of
 
@@ -61,7 +62,7 @@ def save(model: Any, folder: Path, edit: Callable[[Tensors], Tensors] = dict) ->
     return folder
 
 
-def law(model: HuggingFaceModel) -> torch.Tensor:
+def distribution(model: HuggingFaceModel) -> torch.Tensor:
     return model.log_probs(torch.tensor([[4, 5, 6]]), 1)
 
 
@@ -107,7 +108,7 @@ def test_tied_weights_may_be_absent_from_the_files(tmp_path: Path, tied: bool) -
     model = llama(tie_word_embeddings=tied)
     weights = load_file(save(model, tmp_path) / "model.safetensors")
     assert ("lm_head.weight" in weights) is not tied
-    torch.testing.assert_close(law(load(str(tmp_path))), law(HuggingFaceModel(model)))
+    torch.testing.assert_close(distribution(load(str(tmp_path))), distribution(HuggingFaceModel(model)))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +126,7 @@ def test_prefixes_of_what_wrapped_the_model_in_training_are_stripped_and_said(
 ) -> None:
     model = llama()
     loaded = load(str(save(model, tmp_path, prefixed(prefix))))
-    torch.testing.assert_close(law(loaded), law(HuggingFaceModel(model)))
+    torch.testing.assert_close(distribution(loaded), distribution(HuggingFaceModel(model)))
     assert [note for note in loaded.notes if f"({said}): read without" in note]
 
 
@@ -137,7 +138,9 @@ def test_wrappers_of_a_model_of_its_layers_and_of_their_parts_are_stripped(tmp_p
         return prefixed("_fsdp_wrapped_module.")(weights)
 
     model = llama()
-    torch.testing.assert_close(law(load(str(save(model, tmp_path, sharded)))), law(HuggingFaceModel(model)))
+    torch.testing.assert_close(
+        distribution(load(str(save(model, tmp_path, sharded)))), distribution(HuggingFaceModel(model))
+    )
 
 
 def test_encoder_decoders_and_what_predicts_no_token_are_refused_in_plain_words(tmp_path: Path) -> None:
@@ -200,8 +203,8 @@ def renamed(old: str, new: str) -> Callable[[Tensors], Tensors]:
 
 def test_an_adapter_must_be_of_its_base(tmp_path: Path) -> None:
     base = save(llama(), tmp_path / "base")
-    whole = law(load(str(adapter(base, tmp_path / "right"))))
-    assert float((whole - law(load(str(base)))).abs().max()) > 1e-3
+    whole = distribution(load(str(adapter(base, tmp_path / "right"))))
+    assert float((whole - distribution(load(str(base)))).abs().max()) > 1e-3
     for name, edit, words in (
         ("other", renamed("model.layers", "transformer.h"), "lacks base_model.model.model.layers.0.*transformer.h.0"),
         ("less", without("layers.1."), "lacks base_model.model.model.layers.1.self_attn.q_proj.lora_A"),
@@ -210,7 +213,7 @@ def test_an_adapter_must_be_of_its_base(tmp_path: Path) -> None:
         with pytest.raises(AuditError, match=words):
             load(str(adapter(base, tmp_path / name, edit)))
     compiled = adapter(base, tmp_path / "compiled", renamed("base_model.model.", "base_model.model._orig_mod."))
-    torch.testing.assert_close(law(load(str(compiled))), whole)
+    torch.testing.assert_close(distribution(load(str(compiled))), whole)
 
 
 @pytest.mark.parametrize("kept", [["embed_tokens", "lm_head"], None])
@@ -224,7 +227,7 @@ def test_an_adapter_with_tokens_of_its_own_brings_their_rows(tmp_path: Path, kep
     trained.save_pretrained(tmp_path / "adapter", save_embedding_layers=kept is None)
     loaded = load(str(tmp_path / "adapter"))
     assert loaded.vocab_size == 53
-    torch.testing.assert_close(law(loaded), law(HuggingFaceModel(trained)))
+    torch.testing.assert_close(distribution(loaded), distribution(HuggingFaceModel(trained)))
 
 
 def test_an_adapter_may_hold_modules_twice(tmp_path: Path) -> None:
@@ -237,7 +240,7 @@ def test_an_adapter_may_hold_modules_twice(tmp_path: Path) -> None:
     trained.save_pretrained(tmp_path / "adapter", save_embedding_layers=True)
     twice = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     assert {f"base_model.model.lm_head.{part}weight" for part in ("", "modules_to_save.")} <= set(twice)
-    torch.testing.assert_close(law(load(str(tmp_path / "adapter"))), law(HuggingFaceModel(trained)))
+    torch.testing.assert_close(distribution(load(str(tmp_path / "adapter"))), distribution(HuggingFaceModel(trained)))
 
 
 def test_an_adapter_may_share_weights_among_its_layers(tmp_path: Path) -> None:
@@ -247,7 +250,7 @@ def test_an_adapter_may_share_weights_among_its_layers(tmp_path: Path) -> None:
     trained = get_peft_model(LlamaForCausalLM.from_pretrained(base), shared)
     torch.nn.init.normal_(trained.base_model.vblora_vector_bank["default"])
     trained.save_pretrained(tmp_path / "adapter")
-    torch.testing.assert_close(law(load(str(tmp_path / "adapter"))), law(HuggingFaceModel(trained)))
+    torch.testing.assert_close(distribution(load(str(tmp_path / "adapter"))), distribution(HuggingFaceModel(trained)))
 
 
 @pytest.mark.parametrize("kind", [PromptTuningConfig, PrefixTuningConfig])
@@ -323,7 +326,8 @@ def test_a_model_that_is_spread_by_its_library_stays_where_it_was_put(tmp_path: 
     model = llama()
     model.save_pretrained(tmp_path)
     torch.testing.assert_close(
-        law(load(str(tmp_path), LoadingOptions(model_args={"device_map": "auto"}))), law(HuggingFaceModel(model))
+        distribution(load(str(tmp_path), LoadingOptions(model_args={"device_map": "auto"}))),
+        distribution(HuggingFaceModel(model)),
     )
 
 
@@ -334,11 +338,11 @@ EVERYWHERE = {"model.embed_tokens": "disk", "model.layers.0": "cpu", "model.laye
 
 @pytest.mark.parametrize("places", ["auto", '{"": "disk"}', json.dumps(EVERYWHERE)])
 def test_a_model_spread_over_memory_and_disk_is_the_same_model(tmp_path: Path, places: str) -> None:
-    """Its law, its gradients, and its rows, which split: the self-check walks them."""
+    """Its distribution, its gradients, and its rows, which split: the self-check walks them."""
     llama().save_pretrained(tmp_path)
     whole, parts = load(str(tmp_path)), load(str(tmp_path), LoadingOptions(device_map=places))
     assert (parts.device, parts.served, parts.notes) == (torch.device("cpu"), "slots", ())
-    torch.testing.assert_close(law(parts), law(whole))
+    torch.testing.assert_close(distribution(parts), distribution(whole))
     slopes = []
     for model in (whole, parts):
         prompt = model.embedding_rows(2).requires_grad_(True)
@@ -377,12 +381,12 @@ def test_the_best_device_is_found_and_what_is_not_there_is_refused(monkeypatch: 
 
 @pytest.mark.parametrize(("bits", "learns"), [("8bit", True), ("4bit", False)])
 def test_what_fewer_bits_can_be_asked_for(tmp_path: Path, bits: str, learns: bool) -> None:
-    """On a processor, where four bits have no gradient: the law stands, soft prompts are not applicable."""
+    """On a processor, where four bits have no gradient: the distribution stands, soft prompts are not applicable."""
     pytest.importorskip("bitsandbytes")
     llama(hidden_size=64, intermediate_size=64).save_pretrained(tmp_path)
     whole, few = load(str(tmp_path)), load(str(tmp_path), LoadingOptions(quantise=bits))
     assert {type(module).__name__ for module in few.model.modules()} & {"Linear8bitLt", "Linear4bit"}
-    assert 0 < (law(few).exp() - law(whole).exp()).abs().max() < 0.01
+    assert 0 < (distribution(few).exp() - distribution(whole).exp()).abs().max() < 0.01
     assert ("embeddings" in few.capabilities) == learns
 
 
@@ -448,7 +452,7 @@ def test_two_formats_are_said(tmp_path: Path) -> None:
 
 
 def test_an_adapter_beside_a_whole_model_is_refused(tmp_path: Path) -> None:
-    """It was taken for the adapter, however far the law beside it was from its own."""
+    """It was taken for the adapter, however far the distribution beside it was from its own."""
     folder = adapter(save(llama(), tmp_path / "base"), tmp_path / "both")
     save(llama(), folder)
     with pytest.raises(AuditError, match=r"either an adapter or a whole model .* beside model\.safetensors"):
@@ -459,14 +463,14 @@ def test_an_adapter_beside_a_whole_model_is_refused(tmp_path: Path) -> None:
 
 def test_an_adapter_whose_base_moved_takes_another_place(tmp_path: Path) -> None:
     folder = adapter(save(llama(), tmp_path / "base"), tmp_path / "adapter")
-    wanted = law(load(str(folder)))
+    wanted = distribution(load(str(folder)))
     moved = str((tmp_path / "base").rename(tmp_path / "elsewhere"))
     with pytest.raises(
         AuditError, match=r"base of the adapter .*/base', which it was trained on; no such folder.*--base"
     ):
         load(str(folder))
     found = load(str(folder), LoadingOptions(base=moved))
-    torch.testing.assert_close(law(found), wanted)
+    torch.testing.assert_close(distribution(found), wanted)
     assert any("its base is" in note and moved in note for note in found.notes)
     with pytest.raises(AuditError, match=r"--base names the base of an adapter, got it with .*, which is none"):
         load(moved, LoadingOptions(base=moved))

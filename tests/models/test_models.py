@@ -21,11 +21,12 @@ from transformers import (
 
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Secret
+from auditor.core.plan_parts import LoadingOptions
 from auditor.core.streams import generator
 from auditor.defenses.uniform_mixing import UniformMixingModel
 from auditor.models.base import perplexity_nll
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.loading import LoadingOptions, load
+from auditor.models.loading import load
 from auditor.models.slots import assign_slots
 from auditor.runs.scoring import greedy_recall
 from auditor.training.finetune import fit
@@ -52,7 +53,7 @@ def test_first_children_stay_and_slots_stay_dense(data: st.DataObject) -> None:
 
 
 def check_rows(model: HuggingFaceModel, prompt: torch.Tensor | None = None) -> None:
-    """Splits, deaths and growth: after every advance each row's law is that of its whole context."""
+    """Splits, deaths and growth: after every advance each row's distribution is that of its whole context."""
     g = torch.Generator().manual_seed(0)
     contexts = torch.randint(1, model.vocab_size, (3, 5), generator=g)
     rows = model.start(contexts, 6, prompt=prompt)
@@ -62,7 +63,7 @@ def check_rows(model: HuggingFaceModel, prompt: torch.Tensor | None = None) -> N
         rows.advance(at, tokens)
         contexts = torch.cat([contexts[at], tokens[:, None]], dim=1)
         expected = model.log_probs(contexts, 1, prompt=prompt)[:, 0]
-        # Laws of -30 nats and more: what two orders of summing differ by grows with what is summed.
+        # Distributions of -30 nats and more: what two orders of summing differ by grows with what is summed.
         torch.testing.assert_close(rows.log_probs(), expected, atol=1e-5, rtol=1e-5)
         assert len(rows) == len(parents)
 
@@ -108,8 +109,8 @@ def test_rows_without_a_cache_agree_with_whole_contexts(neox: HuggingFaceModel) 
 def test_a_model_without_embeddings_takes_no_soft_prompt(neox: HuggingFaceModel) -> None:
     plain = HuggingFaceModel(neox.model, name="plain", embeddings=False)
     check_rows(plain)
-    assert plain.capabilities == {"draw", "law"}
-    assert UniformMixingModel(plain, 0.5).capabilities == {"draw", "law"}
+    assert plain.capabilities == {"draw", "distribution"}
+    assert UniformMixingModel(plain, 0.5).capabilities == {"draw", "distribution"}
     for ask in (plain.start, plain.log_probs):
         with pytest.raises(NotApplicable, match="needs a soft prompt; plain is right by token ids alone"):
             ask(torch.tensor([[1, 2]]), 1, prompt=torch.zeros(2, 32))
@@ -147,7 +148,9 @@ def test_local_folders_load_with_dtype(make_tiny: MakeTiny, tmp_path: Path) -> N
     torch.testing.assert_close(again.log_probs(context, 1), model.log_probs(context, 1))
     assert again.tokenizer is None
     half = load(str(tmp_path), LoadingOptions(dtype="bfloat16"))
-    assert half.log_probs(context, 1).dtype == torch.float32  # laws are single precision whatever the weights are
+    assert (
+        half.log_probs(context, 1).dtype == torch.float32
+    )  # distributions are single precision whatever the weights are
     torch.testing.assert_close(half.log_probs(context, 1), model.log_probs(context, 1), atol=0.2, rtol=0)
 
 

@@ -1,4 +1,4 @@
-"""A model gives one law however it is asked, or is asked the way that is right, or is refused."""
+"""A model gives one distribution however it is asked, or is asked the way that is right, or is refused."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ from transformers import (
 
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.models import self_check
+from auditor.models.agreement import distance
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load
 from tests.conftest import tiny
@@ -51,7 +52,7 @@ STRETCHED = {
 
 
 def peaked(model: Any, scale: float = 3.0) -> Any:
-    """A random model whose laws differ enough from one text to the next."""
+    """A random model whose distributions differ enough from one text to the next."""
     head = model.get_output_embeddings().weight
     with torch.no_grad():
         head.mul_(scale / head.norm(dim=1, keepdim=True).clamp_min(1e-3))
@@ -98,7 +99,7 @@ def phi3() -> Any:
     )
 
 
-def own_law(model: Any, tokens: list[int]) -> torch.Tensor:
+def own_distribution(model: Any, tokens: list[int]) -> torch.Tensor:
     """As transformers gives it, whole context by whole context."""
     with torch.no_grad():
         logits: torch.Tensor = model(input_ids=torch.tensor([tokens])).logits[0, -1]
@@ -117,7 +118,7 @@ def test_models_whose_past_no_cache_holds_read_each_text_again(made: Callable[[]
     assert [note for note in model.notes if note.startswith("forgetful: each token it decodes reads its whole text")]
     rows = model.start(torch.tensor([[3, 4, 5], [6, 7, 8]]), 2)
     rows.advance(torch.tensor([1, 0, 1]), torch.tensor([9, 10, 11]))
-    wanted = torch.stack([own_law(model.model, text) for text in ([6, 7, 8, 9], [3, 4, 5, 10], [6, 7, 8, 11])])
+    wanted = torch.stack([own_distribution(model.model, text) for text in ([6, 7, 8, 9], [3, 4, 5, 10], [6, 7, 8, 11])])
     torch.testing.assert_close(rows.log_probs(), wanted, atol=1e-5, rtol=1e-5)
 
 
@@ -140,11 +141,11 @@ def test_a_model_that_embeddings_do_not_tell_all_reads_token_ids(tmp_path: Path)
     made = peaked(gemma3n())
     made.save_pretrained(tmp_path)
     model = load(str(tmp_path))
-    assert model.capabilities == {"draw", "law"}
+    assert model.capabilities == {"draw", "distribution"}
     assert [note for note in model.notes if "soft prompts are not applicable" in note]
     text = [3, 4, 5, 6]
     torch.testing.assert_close(
-        model.log_probs(torch.tensor([text]), 1)[0, 0], own_law(made, text), atol=1e-5, rtol=1e-5
+        model.log_probs(torch.tensor([text]), 1)[0, 0], own_distribution(made, text), atol=1e-5, rtol=1e-5
     )
     with pytest.raises(NotApplicable):
         model.log_probs(torch.tensor([text]), 1, prompt=torch.zeros(2, 32))
@@ -162,9 +163,9 @@ def test_prefix_tuning_is_served_as_peft_answers(tmp_path: Path) -> None:
     model = load(str(tmp_path / "adapter"))
     rows = model.start(torch.tensor([[3, 4, 5]]), 2)
     rows.advance(torch.tensor([0, 0]), torch.tensor([9, 10]))
-    wanted = torch.stack([own_law(tuned.eval(), [3, 4, 5, token]) for token in (9, 10)])
+    wanted = torch.stack([own_distribution(tuned.eval(), [3, 4, 5, token]) for token in (9, 10)])
     torch.testing.assert_close(rows.log_probs(), wanted, atol=1e-5, rtol=1e-5)
-    assert float((wanted[0] - own_law(base, [3, 4, 5, 9])).abs().max()) > 0.1
+    assert float((wanted[0] - own_distribution(base, [3, 4, 5, 9])).abs().max()) > 0.1
 
 
 def test_positions_that_stretch_with_the_text_end_it() -> None:
@@ -198,16 +199,18 @@ def test_windows_are_passed_and_what_was_tried_is_not_tried_again(monkeypatch: p
     assert passed[4:] == [2, 5, 37, 2]
 
 
-def test_a_law_that_depends_on_no_text_is_refused() -> None:
+def test_a_distribution_that_depends_on_no_text_is_refused() -> None:
     model = LlamaForCausalLM(LlamaConfig(**GROUPED))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    with pytest.raises(AuditError, match=r"expected a law that depends on the text, .* the weights are zero or broken"):
+    with pytest.raises(
+        AuditError, match=r"expected a distribution that depends on the text, .* the weights are zero or broken"
+    ):
         self_check.check(HuggingFaceModel(model))
 
 
-def test_laws_that_are_no_numbers_are_refused() -> None:
+def test_distributions_that_are_no_numbers_are_refused() -> None:
     made = peaked(LlamaForCausalLM(LlamaConfig(**GROUPED)))
     made.lm_head.weight.data[7] = float("nan")
     with pytest.raises(AuditError, match="expected finite logits, but broken returned NaN"):
@@ -215,16 +218,17 @@ def test_laws_that_are_no_numbers_are_refused() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rounding_passes_and_another_law_does_not(dtype: torch.dtype) -> None:
-    """The allowed distance is several times what a dtype's rounding does, and far below that of another text's law."""
+def test_rounding_passes_and_another_distribution_does_not(dtype: torch.dtype) -> None:
+    """The allowed distance is several times what a dtype's rounding does, and far below that of another text's
+    distribution."""
     model = HuggingFaceModel(peaked(LlamaForCausalLM(LlamaConfig(**GROUPED))).to(dtype))
     texts = torch.randint(1, 61, (2, 12), generator=torch.Generator().manual_seed(0))
     logits = model.model(input_ids=texts).logits.float()
     allowed = self_check.tolerance(model.model, logits)
     exact = HuggingFaceModel(LlamaForCausalLM(model.model.config))
     exact.model.load_state_dict(model.model.state_dict())
-    rounded = self_check.distance(logits.log_softmax(-1), exact.log_probs(texts, 12))
-    other = self_check.distance(logits[0].log_softmax(-1), logits[1].log_softmax(-1))
+    rounded = distance(logits.log_softmax(-1), exact.log_probs(texts, 12))
+    other = distance(logits[0].log_softmax(-1), logits[1].log_softmax(-1))
     assert 2 * rounded < allowed < other / 3
 
 

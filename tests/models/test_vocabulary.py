@@ -10,18 +10,19 @@ from auditor.core.errors import AuditError
 from auditor.models.vocabulary import check_shared, check_tokens
 from tests.test_layers import MODULES
 
-# Whose words name more than a largest token: the row of an array, ids that may be negative, the tokens of a lead.
-OTHERS = {"models.vocabulary", "benchmarks.lm_extraction", "benchmarks.tokenised", "runs.lead"}
+# Whose words name more than a largest token: the row of an array, ids that may be negative, the tokens of a prefix
+# token.
+OTHERS = {"models.vocabulary", "benchmarks.lm_extraction", "benchmarks.tokenised", "runs.prefix_token"}
 
 
-def test_a_token_beyond_the_law_is_refused() -> None:
+def test_a_token_beyond_the_distribution_is_refused() -> None:
     check_tokens("the data", [(0, 1), (), (9,)], 10)
     check_tokens("the data", [], 1)
     with pytest.raises(AuditError, match="writes the data with token 10, but tiny gives probabilities to 10"):
         check_tokens("the data", [(0, 1), (10, 2)], 10, "tiny")
 
 
-def test_a_law_of_another_width_is_refused() -> None:
+def test_a_distribution_of_another_width_is_refused() -> None:
     check_shared("--public", "tiny", 5, "the target's", 5)
     with pytest.raises(AuditError, match="expected --public to share the target's vocabulary of 5, but tiny has 6"):
         check_shared("--public", "tiny", 6, "the target's", 5)

@@ -40,11 +40,11 @@ class Counting(LanguageModel):
         self.model, self.name = model, model.name
         self.vocab_size, self.max_positions = model.vocab_size, model.max_positions
         self.eos, self.device = model.eos, model.device
-        self.started: list[tuple[int, bool]] = []  # (prefixes, whether the law is read)
+        self.started: list[tuple[int, bool]] = []  # (prefixes, whether the distribution is read)
 
-    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Rows:
-        self.started.append((len(prefixes), law))
-        return self.model.start(prefixes, length, prompt=prompt, law=law)
+    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
+        self.started.append((len(prefixes), distribution))
+        return self.model.start(prefixes, length, prompt=prompt, distribution=distribution)
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         return self.model.log_probs(contexts, last, prompt=prompt)
@@ -151,7 +151,7 @@ def test_only_what_is_new_is_drawn(counting: Counting) -> None:
 
 
 def test_inside_the_claim_recipes_that_differ_in_decoding_only_are_one(counting: Counting) -> None:
-    """All of them draw from the served law: paid for once."""
+    """All of them draw from the served distribution: paid for once."""
     seen = view(counting, CLAIM)
     first = asked(seen, TOP_P)
     second = asked(seen, Sampling(6, Decoding(top_k=5)))
@@ -213,19 +213,19 @@ def test_everything_else_has_a_stream_of_its_own(neox: HuggingFaceModel, change:
 # --- the two settings ------------------------------------------------------------------------------------------------
 
 
-def test_the_claim_setting_draws_ancestrally_and_hides_the_law(counting: Counting) -> None:
+def test_the_claim_setting_draws_ancestrally_and_hides_the_distribution(counting: Counting) -> None:
     seen = view(counting, CLAIM)
     found = asked(seen, TOP_P)
     assert seen.decoding(TOP_P) == ANCESTRAL and seen.decoding(Sampling(6, TOP_P.decoding, "masked")) == ANCESTRAL
-    assert all(law is False for _, law in counting.started)
+    assert all(distribution is False for _, distribution in counting.started)
     for candidates in found.values():
         assert candidates.token_log_probs is None
-        with pytest.raises(ValueError, match="without access to the law"):
+        with pytest.raises(ValueError, match="without access to the distribution"):
             _ = candidates.nll
     pairs = [((1, 2), (3,))]
     with pytest.raises(NotApplicable, match="log-probabilities"):
         seen.mean_nll(counting, pairs)
-    for capability in ("law", "embeddings"):
+    for capability in ("distribution", "embeddings"):
         assert not seen.has(capability)
         with pytest.raises(NotApplicable, match="in this setting only sampled tokens come back"):
             seen.need(capability)
@@ -247,8 +247,8 @@ def test_what_candidates_share_is_read_once(neox: HuggingFaceModel, monkeypatch:
     pairs += [((1, 2, 4), (5, 6)), ((2, 2), (5, 6)), ((2, 2), (5, 7))]
     scores = []
     for prefix, suffix in pairs:
-        law = neox.log_probs(torch.tensor([[*prefix, *suffix[:-1]]]), len(suffix))
-        scores.append(-float(law[0].gather(-1, torch.tensor(suffix)[:, None]).mean()))
+        distribution = neox.log_probs(torch.tensor([[*prefix, *suffix[:-1]]]), len(suffix))
+        scores.append(-float(distribution[0].gather(-1, torch.tensor(suffix)[:, None]).mean()))
     neox.row_bytes(8)  # measures the cache once a model, by forwards of its own, which are not counted here
     read, forward = 0, neox.model.forward
 
@@ -274,9 +274,9 @@ def test_what_the_target_does_not_give_is_said(counting: Counting) -> None:
     text = TextOnly(counting.model)
     found = asked(view(text), TOP_P)
     assert all(candidates.token_log_probs is None for candidates in found.values())
-    assert all(law is False for _, law in text.started)
+    assert all(distribution is False for _, distribution in text.started)
     with pytest.raises(NotApplicable, match="does not give them"):
-        view(text).need("law")
+        view(text).need("distribution")
 
 
 # --- budgets ---------------------------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ def test_without_an_allowance_nothing_is_covered_publicly_or_left_out(neox: Hugg
 
 @pytest.fixture(scope="module")
 def defended(make_tiny: MakeTiny) -> tuple[LanguageModel, Scenario]:
-    """q=1 and a huge epsilon: a draw that is paid for hardly ever comes from the public law."""
+    """q=1 and a huge epsilon: a draw that is paid for hardly ever comes from the public distribution."""
     public = make_tiny(seed=1)
     ensemble = ModelEnsemble(public, [make_tiny(seed=s, scale=6.0) for s in (2, 3)])
     scenario = Scenario(make_tiny(), public, ensemble, queries=40, answer_length=4)
@@ -392,8 +392,8 @@ def charged(neox: HuggingFaceModel, attacks: list[Recipe], allowance: dict[tuple
 
 def test_attacks_that_share_a_pass_are_charged_once(neox: HuggingFaceModel) -> None:
     once = 6 * sum(query.length for query in queries())
-    same_law = Recipe(Sampling(6, Decoding(top_k=3)))  # inside the claim: the same recipe
-    assert charged(neox, [Recipe(TOP_P)]) == charged(neox, [Recipe(TOP_P), Recipe(TOP_P), same_law]) == once
+    same_distribution = Recipe(Sampling(6, Decoding(top_k=3)))  # inside the claim: the same recipe
+    assert charged(neox, [Recipe(TOP_P)]) == charged(neox, [Recipe(TOP_P), Recipe(TOP_P), same_distribution]) == once
     assert charged(neox, [Recipe(TOP_P), Recipe(Sampling(7, ANCESTRAL))]) > once
 
 

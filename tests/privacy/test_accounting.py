@@ -1,4 +1,4 @@
-"""The privacy mathematics against hand-made numbers, slow twins in mpmath, and exact output laws."""
+"""The privacy mathematics against hand-made numbers, slow twins in mpmath, and exact output distributions."""
 
 import itertools
 import math
@@ -255,22 +255,28 @@ def test_nothing_asked_costs_nothing() -> None:
         assert accounting.sound_epsilon(adjacency, DELTA, 3, 0, 0.03, 80, math.inf, math.inf) == 0
 
 
-# Exact laws of one token ---------------------------------------------------------------------------------------------
+# Exact distributions of one token
+# ---------------------------------------------------------------------------------------------
 
 
-def enumerated_law(public: np.ndarray, by_size: Callable[[int], np.ndarray], q: float, members: int) -> np.ndarray:
-    """The law of a token as PMixED draws it, subset by subset: `by_size(n)` are the projected laws where |S| = n."""
-    law = np.zeros_like(public)
+def enumerated_distribution(
+    public: np.ndarray, by_size: Callable[[int], np.ndarray], q: float, members: int
+) -> np.ndarray:
+    """The distribution of a token as PMixED draws it, subset by subset: `by_size(n)` are the projected distributions
+    where |S| = n."""
+    distribution = np.zeros_like(public)
     for included in itertools.product((False, True), repeat=members):
         chosen = np.array(included)
         size = int(chosen.sum())
         probability = q**size * (1 - q) ** (members - size)
-        law += probability * (by_size(size)[chosen].mean(0) if size else public)
-    return law
+        distribution += probability * (by_size(size)[chosen].mean(0) if size else public)
+    return distribution
 
 
-def collapsed_law(public: np.ndarray, by_size: Callable[[int], np.ndarray], q: float, members: int) -> np.ndarray:
-    sizes = accounting.subset_size_law(q, members)
+def collapsed_distribution(
+    public: np.ndarray, by_size: Callable[[int], np.ndarray], q: float, members: int
+) -> np.ndarray:
+    sizes = accounting.subset_size_distribution(q, members)
     return public + sum(sizes[n] * (by_size(n) - public).mean(0) for n in range(1, members + 1))
 
 
@@ -278,26 +284,26 @@ def collapsed_law(public: np.ndarray, by_size: Callable[[int], np.ndarray], q: f
 @settings(deadline=None, max_examples=25)
 def test_collapse_lemma(seed: int, q: float, members: int) -> None:
     rng = np.random.default_rng(seed)
-    public, *laws = rng.dirichlet(np.full(4, 0.3), size=1 + members)
+    public, *distributions = rng.dirichlet(np.full(4, 0.3), size=1 + members)
     weights = rng.random((members + 1, members, 1))
 
     def by_size(n: int) -> np.ndarray:
-        return public + weights[n] * (np.array(laws) - public)
+        return public + weights[n] * (np.array(distributions) - public)
 
-    exact = enumerated_law(public, by_size, q, members)
-    assert np.abs(collapsed_law(public, by_size, q, members) - exact).max() <= 1e-14
+    exact = enumerated_distribution(public, by_size, q, members)
+    assert np.abs(collapsed_distribution(public, by_size, q, members) - exact).max() <= 1e-14
     # With one radius for every size a single share says it all
-    exact = enumerated_law(public, lambda _: by_size(0), q, members)
-    law = public + accounting.member_share(q, members) * (by_size(0) - public).sum(0)
-    assert np.abs(law - exact).max() <= 1e-14
+    exact = enumerated_distribution(public, lambda _: by_size(0), q, members)
+    distribution = public + accounting.member_share(q, members) * (by_size(0) - public).sum(0)
+    assert np.abs(distribution - exact).max() <= 1e-14
 
 
 @pytest.mark.parametrize("members", [1, 2, 5, 8])
 @pytest.mark.parametrize("by_subset_size", [False, True])
-def test_laws_of_neighbours_against_enumeration(members: int, by_subset_size: bool) -> None:
+def test_distributions_of_neighbours_against_enumeration(members: int, by_subset_size: bool) -> None:
     """Each neighbour enumerated on its own, over all its subsets."""
     rng = np.random.default_rng(members)
-    public, *laws = rng.dirichlet(np.full(4, 0.3), size=1 + members)
+    public, *distributions = rng.dirichlet(np.full(4, 0.3), size=1 + members)
     weights = rng.random((members if by_subset_size else 1, members))
 
     def mixed(kept: list[int], given: dict[int, np.ndarray]) -> np.ndarray:
@@ -305,10 +311,10 @@ def test_laws_of_neighbours_against_enumeration(members: int, by_subset_size: bo
 
         def by_size(n: int) -> np.ndarray:
             row = weights[min(n, len(weights)) - 1][:, None]
-            released = public + row * (np.array(laws) - public)
+            released = public + row * (np.array(distributions) - public)
             return np.array([given[j](released) if j in given else released[j] for j in kept])
 
-        return enumerated_law(public, by_size, 0.4, len(kept))
+        return enumerated_distribution(public, by_size, 0.4, len(kept))
 
     everybody = list(range(members))
     for i in everybody:
@@ -318,59 +324,63 @@ def test_laws_of_neighbours_against_enumeration(members: int, by_subset_size: bo
             "add_remove": mixed([j for j in everybody if j != i], {}),
             "replace": mixed(everybody, {i: lambda released, k=following: released[k]}),
         }
-        for adjacency, law in exact.items():
+        for adjacency, distribution in exact.items():
             served = weights[: members - 1] if adjacency == "add_remove" and by_subset_size else weights
-            ours = accounting.neighbour_laws(adjacency, public, np.array(laws), served, 0.4)[i]
-            assert np.abs(ours - law).max() <= 1e-14, adjacency
+            ours = accounting.neighbour_distributions(adjacency, public, np.array(distributions), served, 0.4)[i]
+            assert np.abs(ours - distribution).max() <= 1e-14, adjacency
     shares = accounting.mean_weights(weights, 0.4, members)
-    whole = (shares[:, None] * laws).sum(0) + (1 - shares.sum()) * public
+    whole = (shares[:, None] * distributions).sum(0) + (1 - shares.sum()) * public
     assert np.abs(whole - mixed(everybody, {})).max() <= 1e-14
 
 
-def test_laws_of_eighty_neighbours_keep_their_precision_and_cost_one_pass() -> None:
+def test_distributions_of_eighty_neighbours_keep_their_precision_and_cost_one_pass() -> None:
     """One by one for each of 80 members, in 50 digits, where one member holds nearly all of a rare token."""
     rng = np.random.default_rng(0)
-    public, *laws = rng.dirichlet(np.full(5, 0.5), size=81)
-    laws = np.array(laws)
-    laws[:, 0], public[0] = 1e-25, 1e-30
-    laws[7] = [1 - 4e-6, 1e-6, 1e-6, 1e-6, 1e-6]
-    public, laws = public / public.sum(), laws / laws.sum(-1, keepdims=True)
+    public, *distributions = rng.dirichlet(np.full(5, 0.5), size=81)
+    distributions = np.array(distributions)
+    distributions[:, 0], public[0] = 1e-25, 1e-30
+    distributions[7] = [1 - 4e-6, 1e-6, 1e-6, 1e-6, 1e-6]
+    public, distributions = public / public.sum(), distributions / distributions.sum(-1, keepdims=True)
     weights = rng.uniform(0.2, 0.9, (1, 80))
     shares = [mpf(accounting.member_share(0.03, 80)) * mpf(w) for w in weights[0]]
-    ours = accounting.neighbour_laws("zero_out", public, laws, weights, 0.03)
+    ours = accounting.neighbour_distributions("zero_out", public, distributions, weights, 0.03)
     for i in (0, 7, 79):
         others = [j for j in range(80) if j != i]
         left = 1 - mp.fsum(shares[j] for j in others)
-        exact = [left * mpf(public[v]) + mp.fsum(shares[j] * mpf(laws[j, v]) for j in others) for v in range(5)]
+        exact = [
+            left * mpf(public[v]) + mp.fsum(shares[j] * mpf(distributions[j, v]) for j in others) for v in range(5)
+        ]
         assert ours[i] == pytest.approx([float(x) for x in exact], rel=1e-13)
     wide, many = rng.dirichlet(np.ones(2000)), rng.dirichlet(np.ones(2000), size=80)
     start = time.perf_counter()
-    assert accounting.neighbour_laws("add_remove", wide, many, weights, 0.03).shape == (80, 2000)
+    assert accounting.neighbour_distributions("add_remove", wide, many, weights, 0.03).shape == (80, 2000)
     assert time.perf_counter() - start < 0.5  # 2 ms on a quiet core; 2^80 subsets would take longer
 
 
-def test_draws_with_replacement_have_the_same_law() -> None:
-    """The authors' code draws the subset with replacement (B2.2): another service, the same law."""
+def test_draws_with_replacement_have_the_same_distribution() -> None:
+    """The authors' code draws the subset with replacement (B2.2): another service, the same distribution."""
     rng = np.random.default_rng(3)
-    public, *laws = rng.dirichlet(np.ones(4), size=5)
-    laws = public + 0.6 * (np.array(laws) - public)
-    sizes, law = accounting.subset_size_law(0.3, 4), np.zeros(4)
+    public, *distributions = rng.dirichlet(np.ones(4), size=5)
+    distributions = public + 0.6 * (np.array(distributions) - public)
+    sizes, distribution = accounting.subset_size_distribution(0.3, 4), np.zeros(4)
     for n, chance in enumerate(sizes):
-        drawn = [laws[list(chosen)].mean(0) if n else public for chosen in itertools.product(range(4), repeat=n)]
-        law += chance * np.mean(drawn, axis=0)
-    assert np.abs(law - enumerated_law(public, lambda _: laws, 0.3, 4)).max() <= 1e-15
+        drawn = [
+            distributions[list(chosen)].mean(0) if n else public for chosen in itertools.product(range(4), repeat=n)
+        ]
+        distribution += chance * np.mean(drawn, axis=0)
+    assert np.abs(distribution - enumerated_distribution(public, lambda _: distributions, 0.3, 4)).max() <= 1e-15
 
 
 def test_member_share_and_subset_sizes() -> None:
     assert accounting.member_share(0.03, 80) == pytest.approx(0.01140692803851466, rel=1e-14)
-    assert accounting.subset_size_law(0.03, 80)[0] == pytest.approx(0.08744575691882712, rel=1e-13)
-    assert accounting.subset_size_law(0.3, 2) == pytest.approx([0.49, 0.42, 0.09], rel=1e-13)
+    assert accounting.subset_size_distribution(0.03, 80)[0] == pytest.approx(0.08744575691882712, rel=1e-13)
+    assert accounting.subset_size_distribution(0.3, 2) == pytest.approx([0.49, 0.42, 0.09], rel=1e-13)
     assert accounting.member_share(1, 4) == 0.25
     assert accounting.member_share(1e-18, 4) == pytest.approx(1e-18, rel=1e-14)
-    assert accounting.subset_size_law(1, 2).tolist() == [0, 0, 1]
+    assert accounting.subset_size_distribution(1, 2).tolist() == [0, 0, 1]
 
 
-def log_law(*first: float) -> np.ndarray:
+def log_distribution(*first: float) -> np.ndarray:
     """Log-probabilities of the tokens named and of one more, which takes the rest."""
     return np.append(
         np.log(np.maximum(first, 0.0), where=np.array(first) > 0, out=np.full(len(first), -np.inf)),
@@ -395,25 +405,27 @@ CLAIM = accounting.rdp_budget(8, DELTA, 3) / 1024  # of one query at Table 1
 def published_neighbours(
     members: int, q: float, p0: np.ndarray, p_i: np.ndarray, p_o: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Log-laws of a token under the published rule at Table 1's budget: one member says p_i, all others p_o."""
+    """Log-distributions of a token under the published rule at Table 1's budget: one member says p_i, all others
+    p_o."""
     sizes = range(1, members + 1)
     radius = torch.tensor([3 * accounting.published_beta(8, DELTA, 3, 1024, q, n) for n in sizes], dtype=torch.float64)
     weight_i, weight_o = (
-        project_two_sided(torch.tensor(law), torch.tensor(p0), 3, radius).numpy()[:, None] for law in (p_i, p_o)
+        project_two_sided(torch.tensor(distribution), torch.tensor(p0), 3, radius).numpy()[:, None]
+        for distribution in (p_i, p_o)
     )
     weights = np.hstack([weight_i, *[weight_o] * (members - 1)])  # (sizes, N)
-    public, laws = np.exp(p0), np.exp(np.vstack([p_i, *[p_o] * (members - 1)]))
+    public, distributions = np.exp(p0), np.exp(np.vstack([p_i, *[p_o] * (members - 1)]))
     shares = accounting.mean_weights(weights, q, members)
-    whole = (shares[:, None] * laws).sum(0) + (1 - shares.sum()) * public
+    whole = (shares[:, None] * distributions).sum(0) + (1 - shares.sum()) * public
     served = {"add_remove": weights[: max(1, members - 1)], "zero_out": weights}
-    changed = {a: accounting.neighbour_laws(a, public, laws, w, q)[0] for a, w in served.items()}  # type: ignore[arg-type]
+    changed = {a: accounting.neighbour_distributions(a, public, distributions, w, q)[0] for a, w in served.items()}  # type: ignore[arg-type]
     with np.errstate(divide="ignore"):
-        return {name: np.log(law) for name, law in {"with": whole, **changed}.items()}
+        return {name: np.log(distribution) for name, distribution in {"with": whole, **changed}.items()}
 
 
 def violation(name: str) -> dict[str, np.ndarray]:
     members, q, *firsts = VIOLATIONS[name][:5]
-    return published_neighbours(int(members), q, *map(log_law, firsts))
+    return published_neighbours(int(members), q, *map(log_distribution, firsts))
 
 
 def test_one_query_of_table_1_claims() -> None:
@@ -422,16 +434,19 @@ def test_one_query_of_table_1_claims() -> None:
 
 @pytest.mark.parametrize("name", VIOLATIONS)
 def test_published_rule_breaks_its_claim(name: str) -> None:
-    """Through the exact law of one token: the realised divergence, and its ratio to the claim."""
+    """Through the exact distribution of one token: the realised divergence, and its ratio to the claim."""
     with_without, without_with, add_remove_ratio, zero_out_ratio = VIOLATIONS[name][5:]
-    law = violation(name)
-    forward = accounting.realised_renyi(law["with"], law["add_remove"], 3)
-    backward = accounting.realised_renyi(law["add_remove"], law["with"], 3)
+    distribution = violation(name)
+    forward = accounting.realised_renyi(distribution["with"], distribution["add_remove"], 3)
+    backward = accounting.realised_renyi(distribution["add_remove"], distribution["with"], 3)
     assert forward == pytest.approx(with_without, rel=1e-6)
     assert backward == pytest.approx(without_with, rel=1e-3, abs=2e-16)
     assert forward / CLAIM == pytest.approx(add_remove_ratio, rel=2e-4)
     assert add_remove_ratio > 1
-    zeroed = [accounting.realised_renyi(*pair, 3) for pair in itertools.permutations([law["with"], law["zero_out"]], 2)]
+    zeroed = [
+        accounting.realised_renyi(*pair, 3)
+        for pair in itertools.permutations([distribution["with"], distribution["zero_out"]], 2)
+    ]
     assert max(zeroed) / CLAIM == pytest.approx(zero_out_ratio, abs=6e-4)
     if name == "V8":
         assert max(zeroed) == pytest.approx(0.005214964248, rel=1e-7)
@@ -439,14 +454,24 @@ def test_published_rule_breaks_its_claim(name: str) -> None:
 
 def test_no_violation_is_known_at_table_1_itself() -> None:
     """V7, the best of 3,200 random starts, given to five decimals; with 32 members there still is one."""
-    v7 = [log_law(*first) for first in ((0.14066, 0.65783), (0.96096, 0.02989), (0.00905, 0.75859))]
-    law = published_neighbours(80, 0.03, *v7)
-    assert accounting.realised_renyi(law["with"], law["add_remove"], 3) == pytest.approx(0.001283739251, rel=1e-4)
-    assert accounting.realised_renyi(law["add_remove"], law["with"], 3) == pytest.approx(0.001028449439, rel=1e-4)
-    assert accounting.realised_renyi(law["with"], law["add_remove"], 3) / CLAIM == pytest.approx(0.411, abs=6e-4)
-    assert accounting.realised_renyi(law["with"], law["zero_out"], 3) / CLAIM == pytest.approx(0.252, abs=6e-4)
-    law = published_neighbours(32, 0.03, log_law(0.145), log_law(1.0), log_law(0.0))
-    assert accounting.realised_renyi(law["with"], law["add_remove"], 3) / CLAIM == pytest.approx(1.031, abs=6e-4)
+    v7 = [log_distribution(*first) for first in ((0.14066, 0.65783), (0.96096, 0.02989), (0.00905, 0.75859))]
+    distribution = published_neighbours(80, 0.03, *v7)
+    assert accounting.realised_renyi(distribution["with"], distribution["add_remove"], 3) == pytest.approx(
+        0.001283739251, rel=1e-4
+    )
+    assert accounting.realised_renyi(distribution["add_remove"], distribution["with"], 3) == pytest.approx(
+        0.001028449439, rel=1e-4
+    )
+    assert accounting.realised_renyi(distribution["with"], distribution["add_remove"], 3) / CLAIM == pytest.approx(
+        0.411, abs=6e-4
+    )
+    assert accounting.realised_renyi(distribution["with"], distribution["zero_out"], 3) / CLAIM == pytest.approx(
+        0.252, abs=6e-4
+    )
+    distribution = published_neighbours(32, 0.03, log_distribution(0.145), log_distribution(1.0), log_distribution(0.0))
+    assert accounting.realised_renyi(distribution["with"], distribution["add_remove"], 3) / CLAIM == pytest.approx(
+        1.031, abs=6e-4
+    )
 
 
 def composed_delta(epsilon: float, p: float, q: float, queries: int) -> float:
@@ -460,8 +485,8 @@ def composed_delta(epsilon: float, p: float, q: float, queries: int) -> float:
 @pytest.mark.parametrize(("name", "epsilon"), [("V1", 9.802131547), ("V2", 9.691733937), ("V3", 8.333150756)])
 def test_published_rule_breaks_its_claim_over_a_whole_run(name: str, epsilon: float) -> None:
     """Not the Renyi statement alone: 1,024 tokens are not (8, 1e-5)-differentially private."""
-    law = violation(name)
-    p, q = (math.exp(law[which][0]) for which in ("with", "add_remove"))
+    distribution = violation(name)
+    p, q = (math.exp(distribution[which][0]) for which in ("with", "add_remove"))
     assert composed_delta(8, p, q, 1024) > DELTA
     exact = brentq(lambda e: composed_delta(e, p, q, 1024) - DELTA, 0, 20, xtol=1e-12)
     assert exact == pytest.approx(epsilon, abs=1e-6)
@@ -474,9 +499,9 @@ def test_a_radius_by_subset_size_breaks_the_pure_claim_too(claimed: float, reali
     """F3 alone: order infinity, q = 1; two members within log(2 e^eps - 1) / 2, or the other one alone within eps."""
     public, member, other = (torch.tensor(p, dtype=torch.float64).log() for p in ([1e-3, 0.999], [1, 0], [0, 1]))
 
-    def mixed(law: torch.Tensor, radius: float) -> torch.Tensor:
-        weight = project_pure(law, public, radius)
-        return weight * law.exp() + (1 - weight) * public.exp()
+    def mixed(distribution: torch.Tensor, radius: float) -> torch.Tensor:
+        weight = project_pure(distribution, public, radius)
+        return weight * distribution.exp() + (1 - weight) * public.exp()
 
     both = math.log(2 * math.exp(claimed) - 1) / 2
     together, alone = (mixed(member, both) + mixed(other, both)) / 2, mixed(other, claimed)
@@ -616,26 +641,31 @@ def test_sound_query_rdp_twins(
 
 
 def neighbours(
-    adjacency: accounting.Adjacency, public: np.ndarray, laws: np.ndarray, other: np.ndarray, q: float
+    adjacency: accounting.Adjacency, public: np.ndarray, distributions: np.ndarray, other: np.ndarray, q: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Log-laws of a token, by enumeration, of the ensemble `laws` and of the one whose first member has changed."""
+    """Log-distributions of a token, by enumeration, of the ensemble `distributions` and of the one whose first member
+    has changed."""
     changed = {
-        "zero_out": np.vstack([public[None], laws[1:]]),
-        "add_remove": laws[1:],
-        "replace": np.vstack([other[None], laws[1:]]),
+        "zero_out": np.vstack([public[None], distributions[1:]]),
+        "add_remove": distributions[1:],
+        "replace": np.vstack([other[None], distributions[1:]]),
     }[adjacency]
     with np.errstate(divide="ignore"):
-        before, after = (np.log(enumerated_law(public, lambda _, e=e: e, q, len(e))) for e in (laws, changed))
+        before, after = (
+            np.log(enumerated_distribution(public, lambda _, e=e: e, q, len(e))) for e in (distributions, changed)
+        )
     return before, after
 
 
 def projected(rng: np.random.Generator, members: int, alpha: int, radius: float, cap: float) -> np.ndarray:
-    """A public law and projected ones (the last for `replace`), from mild to nearly one-hot."""
+    """A public distribution and projected ones (the last for `replace`), from mild to nearly one-hot."""
     logits = rng.standard_normal((members + 2, 4)) * rng.choice([1.0, 4.0, 10.0, 25.0])
-    log_laws = torch.tensor(logits, dtype=torch.float64).log_softmax(-1)
-    weight = project(log_laws[1:], log_laws[:1], alpha, radius, max_weight=-math.expm1(-cap)).numpy()[:, None]
-    laws = log_laws.exp().numpy()
-    return np.vstack([laws[:1], weight * laws[1:] + (1 - weight) * laws[:1]])
+    log_distributions = torch.tensor(logits, dtype=torch.float64).log_softmax(-1)
+    weight = project(log_distributions[1:], log_distributions[:1], alpha, radius, max_weight=-math.expm1(-cap)).numpy()[
+        :, None
+    ]
+    distributions = log_distributions.exp().numpy()
+    return np.vstack([distributions[:1], weight * distributions[1:] + (1 - weight) * distributions[:1]])
 
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
@@ -645,8 +675,8 @@ def test_sound_claim_is_never_exceeded(
     adjacency: accounting.Adjacency, seed: int, alpha: int, q: float, members: int, radius: float, cap: float
 ) -> None:
     """Exact divergences by enumeration of every subset, both directions, at every order up to the projection's."""
-    public, *laws, other = projected(np.random.default_rng(seed), members, alpha, radius, cap)
-    before, after = neighbours(adjacency, public, np.array(laws), other, q)
+    public, *distributions, other = projected(np.random.default_rng(seed), members, alpha, radius, cap)
+    before, after = neighbours(adjacency, public, np.array(distributions), other, q)
     for order in range(2, alpha + 1):
         for sharp in (False, True):
             claim = accounting.sound_query_rdp(adjacency, order, q, members, radius, cap, sharp=sharp)
@@ -663,10 +693,14 @@ def worst_of(adjacency: accounting.Adjacency, alpha: int, q: float, members: int
     chosen = accounting.mean_weights(np.ones((1, members)), q, members)[0]
 
     def share(logits: np.ndarray) -> float:
-        log_laws = torch.tensor(np.clip(logits, -80, 80).reshape(4, 3)).log_softmax(-1)
-        weight = project(log_laws[1:], log_laws[:1], alpha, radius, max_weight=-math.expm1(-radius)).numpy()
-        public, changed, other, replaced = log_laws.exp().numpy()
-        mine, others, theirs = (w * (law - public) for w, law in zip(weight, (changed, other, replaced), strict=True))
+        log_distributions = torch.tensor(np.clip(logits, -80, 80).reshape(4, 3)).log_softmax(-1)
+        weight = project(
+            log_distributions[1:], log_distributions[:1], alpha, radius, max_weight=-math.expm1(-radius)
+        ).numpy()
+        public, changed, other, replaced = log_distributions.exp().numpy()
+        mine, others, theirs = (
+            w * (distribution - public) for w, distribution in zip(weight, (changed, other, replaced), strict=True)
+        )
         before = public + chosen * (mine + (members - 1) * others)
         after = {
             "zero_out": public + chosen * (members - 1) * others,
@@ -700,10 +734,10 @@ def test_no_adversary_exceeds_the_sound_claim(adjacency: accounting.Adjacency) -
 @pytest.mark.parametrize("q", [0.03, 0.4, 1.0])
 def test_sound_claim_is_attained_by_one_member_at_order_2(q: float) -> None:
     """chi^2 of (1-q) public + q member is q^2 that of the member, which the projection fills to the brim."""
-    public, law = torch.tensor([[0.05, 0.95], [0.9, 0.1]], dtype=torch.float64).log()
-    weight = project(law, public, 2, radius=0.3, max_weight=-math.expm1(-0.3)).item()
+    public, distribution = torch.tensor([[0.05, 0.95], [0.9, 0.1]], dtype=torch.float64).log()
+    weight = project(distribution, public, 2, radius=0.3, max_weight=-math.expm1(-0.3)).item()
     assert 0.1 < weight < -math.expm1(-0.3)
-    mixed = (1 - q * weight) * public.exp() + q * weight * law.exp()
+    mixed = (1 - q * weight) * public.exp() + q * weight * distribution.exp()
     claim = accounting.sound_query_rdp("add_remove", 2, q, 1, 0.3, 0.3)
     assert accounting.realised_renyi(mixed.log(), public, 2) == pytest.approx(claim, rel=1e-10)
 
@@ -864,19 +898,19 @@ def test_realised_divergences_where_supports_differ() -> None:
 
 
 def test_realised_divergences_over_the_last_axis() -> None:
-    laws = np.log(np.random.default_rng(0).dirichlet(np.ones(4), size=(2, 3)))
+    distributions = np.log(np.random.default_rng(0).dirichlet(np.ones(4), size=(2, 3)))
     one = np.log(np.full(4, 0.25))
     for alpha in (3, math.inf):
-        table = accounting.realised_renyi(laws, one, alpha)
+        table = accounting.realised_renyi(distributions, one, alpha)
         assert table.shape == (2, 3)
-        assert table[1, 2] == accounting.realised_renyi(laws[1, 2], one, alpha)
-    assert accounting.realised_pure_dp(laws, one)[1, 0] == np.abs(laws[1, 0] - one).max()
+        assert table[1, 2] == accounting.realised_renyi(distributions[1, 2], one, alpha)
+    assert accounting.realised_pure_dp(distributions, one)[1, 0] == np.abs(distributions[1, 0] - one).max()
 
 
 def test_missing_mass_of_single_precision_is_no_divergence() -> None:
     logits = np.random.default_rng(0).standard_normal(2000) * 5
-    law = (logits - np.logaddexp.reduce(logits)).astype(np.float32)
-    assert abs(accounting.realised_renyi(law + np.float32(1e-5), law, 3)) < 1e-9
+    distribution = (logits - np.logaddexp.reduce(logits)).astype(np.float32)
+    assert abs(accounting.realised_renyi(distribution + np.float32(1e-5), distribution, 3)) < 1e-9
 
 
 # Refusals ------------------------------------------------------------------------------------------------------------

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import settings as example_settings
 from hypothesis import strategies as st
+from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.special import logsumexp
-from scipy.stats import norm
+from scipy.stats import chi2, norm
 
 from auditor.core.errors import AuditError
-from auditor.privacy.gaussian import noise_for, pld_epsilon, quick_epsilon, rdp_epsilon, reported_epsilon
+from auditor.privacy import gaussian
+from auditor.privacy.gaussian import (
+    noise_for,
+    pld_epsilon,
+    quick_epsilon,
+    rdp_epsilon,
+    reported_epsilon,
+    scale_divergence,
+    scale_epsilon,
+)
 
 # q, sigma, T, delta, PLD, RDP
 KNOWN = [
@@ -119,3 +131,52 @@ def test_an_epsilon_out_of_reach_is_refused() -> None:
         noise_for(0.0, 1e-5, 0.1, 10)
     with pytest.raises(AuditError, match="none is enough"):
         noise_for(1e-6, 1e-9, 1.0, 10**6)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "q", "steps", "most"), [(3.0, 1.0, 1, 3), (0.1, 0.05, 200, 3), (1.0, 0.01, 1000, 5)]
+)
+def test_noise_is_solved_for_in_few_looks_at_the_loss_distribution(
+    epsilon: float, q: float, steps: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes seconds: two ends of a bracket, and straight lines between them until one is close enough."""
+    looks = 0
+
+    def counted(*arguments: Any) -> float:
+        nonlocal looks
+        looks += 1
+        return pld_epsilon(*arguments)
+
+    monkeypatch.setattr(gaussian, "pld_epsilon", counted)
+    assert gaussian.noise_for.__wrapped__(epsilon, 1e-5, q, steps) == noise_for(epsilon, 1e-5, q, steps)
+    assert looks <= most
+
+
+# --- two scales of noise ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("order", "one", "other"), [(2.0, 1.0, 0.8), (2.0, 0.8, 1.0), (5.0, 1.0, 1.3)])
+def test_divergence_of_two_scales_is_the_integral(order: float, one: float, other: float) -> None:
+    def integrand(x: float) -> float:
+        return math.exp(order * norm.logpdf(x, scale=one) + (1 - order) * norm.logpdf(x, scale=other))
+
+    expected = math.log(quad(integrand, -60, 60, points=[0.0], limit=400)[0]) / (order - 1)
+    assert scale_divergence(order, 1, one, other) == pytest.approx(expected, rel=1e-7)
+    assert scale_divergence(order, 7, one, other) == pytest.approx(7 * expected, rel=1e-7)
+
+
+def test_epsilon_of_two_scales_is_exact() -> None:
+    """Against the integral of what exceeds e^epsilon, over the squared norm."""
+    one, other, delta = 1.0, 0.8, 1e-3
+    epsilon = scale_epsilon(3, one, other, delta)
+
+    def delta_at(a: float, b: float) -> float:
+        def above(x: float) -> float:
+            p, q = (float(chi2.pdf(x / scale**2, 3)) / scale**2 for scale in (a, b))
+            return max(p - math.exp(epsilon) * q, 0.0)
+
+        return float(quad(above, 0, 200, limit=2000, points=np.linspace(1, 60, 40))[0])
+
+    assert max(delta_at(one, other), delta_at(other, one)) == pytest.approx(delta, rel=1e-5)
+    assert scale_epsilon(3, 0.7, 0.7, delta) == 0 and scale_epsilon(10**8, 1.0, 0.999, 1e-5) > 40
+    assert scale_divergence(2, 5, 1.0, 0.5) == math.inf

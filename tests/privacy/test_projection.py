@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -19,12 +20,12 @@ scales = st.sampled_from([0.1, 1.0, 4.0, 15.0])
 radii = st.floats(1e-4, 8.0)
 
 
-def law(*probabilities: float) -> Tensor:
+def distribution(*probabilities: float) -> Tensor:
     return torch.tensor(probabilities, dtype=torch.float64).log()
 
 
-def random_laws(seed: int, scale: float, *lead: int, vocabulary: int = 30) -> tuple[Tensor, Tensor]:
-    """Private laws of shape (*lead, V) around public ones of shape (*lead[:-1], 1, V)."""
+def random_distributions(seed: int, scale: float, *lead: int, vocabulary: int = 30) -> tuple[Tensor, Tensor]:
+    """Private distributions of shape (*lead, V) around public ones of shape (*lead[:-1], 1, V)."""
     generator = torch.Generator().manual_seed(seed)
     public = torch.randn(*lead[:-1], 1, vocabulary, dtype=torch.float64, generator=generator) * 3
     private = public + scale * torch.randn(*lead, vocabulary, dtype=torch.float64, generator=generator)
@@ -37,7 +38,7 @@ def log_mixture(log_p: Tensor, log_p0: Tensor, weight: Tensor) -> Tensor:
 
 
 def divergence(log_p: Tensor, log_q: Tensor, alpha: int) -> Tensor:
-    """D_alpha(p || q) as it is defined, for laws without zeros."""
+    """D_alpha(p || q) as it is defined, for distributions without zeros."""
     return (alpha * log_p + (1 - alpha) * log_q).logsumexp(-1) / (alpha - 1)
 
 
@@ -71,9 +72,11 @@ def test_known_answers(
     two_sided: float,
     pure: float,
 ) -> None:
-    assert project(law(*p), law(*p0), alpha, radius).item() == pytest.approx(forward, rel=1e-11)
-    assert project_two_sided(law(*p), law(*p0), alpha, radius).item() == pytest.approx(two_sided, rel=1e-11)
-    assert project_pure(law(*p), law(*p0), radius).item() == pytest.approx(pure, rel=1e-11)
+    assert project(distribution(*p), distribution(*p0), alpha, radius).item() == pytest.approx(forward, rel=1e-11)
+    assert project_two_sided(distribution(*p), distribution(*p0), alpha, radius).item() == pytest.approx(
+        two_sided, rel=1e-11
+    )
+    assert project_pure(distribution(*p), distribution(*p0), radius).item() == pytest.approx(pure, rel=1e-11)
 
 
 def bisect(p: list[mpf], p0: list[mpf], alpha: int, radius: float, both: bool) -> float:
@@ -99,10 +102,10 @@ def bisect(p: list[mpf], p0: list[mpf], alpha: int, radius: float, both: bool) -
 @given(seed=seeds, scale=scales, radius=radii)
 @settings(deadline=None, max_examples=6)
 def test_bisection_twin(alpha: int, seed: int, scale: float, radius: float) -> None:
-    log_p, log_p0 = (x[0] for x in random_laws(seed, scale, 1, vocabulary=4))
+    log_p, log_p0 = (x[0] for x in random_distributions(seed, scale, 1, vocabulary=4))
     with mp.workdps(30):
-        laws = [[mp.e ** mpf(x) for x in log_law.tolist()] for log_law in (log_p, log_p0)]
-        p, p0 = ([x / mp.fsum(total) for x in total] for total in laws)
+        distributions = [[mp.e ** mpf(x) for x in log_distribution.tolist()] for log_distribution in (log_p, log_p0)]
+        p, p0 = ([x / mp.fsum(total) for x in total] for total in distributions)
         forward, two_sided = (bisect(p, p0, alpha, radius, both) for both in (False, True))
     assert project(log_p, log_p0, alpha, radius).item() == pytest.approx(forward, rel=1e-9)
     assert project_two_sided(log_p, log_p0, alpha, radius).item() == pytest.approx(two_sided, rel=2e-8)
@@ -110,7 +113,7 @@ def test_bisection_twin(alpha: int, seed: int, scale: float, radius: float) -> N
 
 @pytest.mark.parametrize("alpha", [2, 3, 4, 8, 9, 20])
 def test_log_moments_twin(alpha: int) -> None:
-    log_p, log_p0 = random_laws(0, 1.5, 3, 4)
+    log_p, log_p0 = random_distributions(0, 1.5, 3, 4)
     moments = log_moments(log_p, log_p0, alpha)
     assert moments.shape == (alpha + 1, 3, 4)
     assert moments.dtype == torch.float64
@@ -135,7 +138,7 @@ def test_small_divergences_keep_their_digits() -> None:
 def test_weight_is_the_largest_within_the_radius(
     seed: int, scale: float, alpha: int, radius: float, max_weight: float
 ) -> None:
-    log_p, log_p0 = random_laws(seed, scale, 5)
+    log_p, log_p0 = random_distributions(seed, scale, 5)
     weight = project(log_p, log_p0, alpha, radius, max_weight)
     assert ((weight >= 0) & (weight <= max_weight)).all()
     reached = divergence(log_mixture(log_p, log_p0, weight), log_p0, alpha)
@@ -146,7 +149,7 @@ def test_weight_is_the_largest_within_the_radius(
 @given(seed=seeds, scale=scales, alpha=st.integers(2, 12), radius=radii)
 @settings(deadline=None, max_examples=80)
 def test_two_sided_weight_is_the_largest_within_the_radius(seed: int, scale: float, alpha: int, radius: float) -> None:
-    log_p, log_p0 = random_laws(seed, scale, 5)
+    log_p, log_p0 = random_distributions(seed, scale, 5)
     weight = project_two_sided(log_p, log_p0, alpha, radius)
     assert ((weight >= 0) & (weight <= 1)).all()
     assert (larger_divergence(log_mixture(log_p, log_p0, weight), log_p0, alpha) <= radius * (1 + 1e-9)).all()
@@ -157,7 +160,7 @@ def test_two_sided_weight_is_the_largest_within_the_radius(seed: int, scale: flo
 
 def test_two_sided_search_meets_the_reverse_side() -> None:
     """Both sides must bind somewhere, or the tests above say little."""
-    log_p, log_p0 = random_laws(1, 0.5, 50, vocabulary=50)
+    log_p, log_p0 = random_distributions(1, 0.5, 50, vocabulary=50)
     forward, both = project(log_p, log_p0, 3, 0.1), project_two_sided(log_p, log_p0, 3, 0.1)
     assert (both <= forward).all()
     assert 0.05 < (both < forward * (1 - 1e-9)).double().mean() < 0.95
@@ -166,7 +169,7 @@ def test_two_sided_search_meets_the_reverse_side() -> None:
 @given(seed=seeds, scale=scales, radius=radii)
 @settings(deadline=None, max_examples=40)
 def test_pure_weight_is_the_largest_within_the_radius(seed: int, scale: float, radius: float) -> None:
-    log_p, log_p0 = random_laws(seed, scale, 5)
+    log_p, log_p0 = random_distributions(seed, scale, 5)
     weight = project_pure(log_p, log_p0, radius)
     reached = (log_mixture(log_p, log_p0, weight) - log_p0).abs().amax(-1)
     assert (reached <= radius * (1 + 1e-10)).all()
@@ -175,7 +178,7 @@ def test_pure_weight_is_the_largest_within_the_radius(seed: int, scale: float, r
 
 @pytest.mark.parametrize("search", [project, project_two_sided])
 def test_weight_grows_with_the_radius(search: object) -> None:
-    log_p, log_p0 = random_laws(2, 2.0, 7)
+    log_p, log_p0 = random_distributions(2, 2.0, 7)
     ladder = torch.logspace(-8, 1.2, 60, dtype=torch.float64)[:, None]
     weight = search(log_p, log_p0, 3, ladder)  # type: ignore[operator]
     assert weight.shape == (60, 7)
@@ -191,7 +194,7 @@ def test_weight_grows_with_the_radius(search: object) -> None:
 @pytest.mark.parametrize("search", [project, project_two_sided])
 def test_edges(search: object, alpha: int, dtype: torch.dtype) -> None:
     def weight(p: tuple[float, ...], p0: tuple[float, ...], radius: float) -> float:
-        return search(law(*p).to(dtype), law(*p0).to(dtype), alpha, radius).item()  # type: ignore[operator]
+        return search(distribution(*p).to(dtype), distribution(*p0).to(dtype), alpha, radius).item()  # type: ignore[operator]
 
     uneven = (0.123, 0.456, 0.421)
     assert weight(uneven, uneven, 0.0) == 1
@@ -211,7 +214,7 @@ def test_edges(search: object, alpha: int, dtype: torch.dtype) -> None:
 
 
 def test_cap_is_returned_where_it_fits() -> None:
-    log_p, log_p0 = law(0.9, 0.05, 0.05), law(0.1, 0.6, 0.3)
+    log_p, log_p0 = distribution(0.9, 0.05, 0.05), distribution(0.1, 0.6, 0.3)
     free = project(log_p, log_p0, 3, 0.58).item()
     assert project(log_p, log_p0, 3, 0.58, max_weight=0.2).item() == 0.2
     assert project(log_p, log_p0, 3, 0.58, max_weight=0.3).item() == pytest.approx(free, rel=1e-12)
@@ -220,14 +223,14 @@ def test_cap_is_returned_where_it_fits() -> None:
 
 @pytest.mark.parametrize("alpha", [3, 9])
 def test_shapes_broadcast(alpha: int) -> None:
-    log_p, log_p0 = random_laws(3, 2.0, 4, 3)
+    log_p, log_p0 = random_distributions(3, 2.0, 4, 3)
     table = project(log_p, log_p0, alpha, 0.2)
     assert table.shape == (4, 3)
     assert table.dtype == torch.float64
     one = project(log_p[2, 1], log_p0[2, 0], alpha, 0.2)
     assert one.shape == ()
     assert one.item() == pytest.approx(table[2, 1].item(), rel=1e-12)
-    turned = project(log_p0, log_p, alpha, 0.2)  # many public laws, one private
+    turned = project(log_p0, log_p, alpha, 0.2)  # many public distributions, one private
     assert turned[2, 1].item() == pytest.approx(project(log_p0[2, 0], log_p[2, 1], alpha, 0.2).item(), rel=1e-12)
     per_member = project(log_p, log_p0, alpha, torch.tensor([0.1, 0.2, 0.3]))
     assert torch.allclose(per_member[:, 1], table[:, 1], rtol=1e-7)
@@ -240,7 +243,7 @@ def test_shapes_broadcast(alpha: int) -> None:
 
 
 def test_moments_serve_many_radii() -> None:
-    log_p, log_p0 = random_laws(4, 2.0, 6)
+    log_p, log_p0 = random_distributions(4, 2.0, 6)
     moments = log_moments(log_p, log_p0, 4)
     for radius in (0.0, 0.1, 3.0):
         ours = largest_weight(moments, radius, 0.7)
@@ -249,14 +252,41 @@ def test_moments_serve_many_radii() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 70, 400])
 def test_chunks_change_nothing(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    log_p, log_p0 = random_laws(5, 2.0, 7, 3)
+    log_p, log_p0 = random_distributions(5, 2.0, 7, 3)
     whole = project_two_sided(log_p, log_p0, 3, 0.3)
     monkeypatch.setattr(projection, "_CHUNK", chunk)
     assert torch.allclose(project_two_sided(log_p, log_p0, 3, 0.3), whole, rtol=1e-13)
 
 
+@pytest.mark.parametrize(("chunk", "count"), [(1, 21), (99, 21), (120, 14), (150, 7), (300, 4), (1050, 1)])
+def test_a_chunk_holds_as_much_as_there_is_room_for(chunk: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one distribution at least: each lies in one chunk."""
+    monkeypatch.setattr(projection, "_CHUNK", chunk)
+    seen = torch.zeros(7, 3, 50)
+    chunks = list(projection._chunks(seen.shape))
+    for index in chunks:
+        seen[index] += 1
+        assert seen[index].numel() <= max(chunk, 50)
+    assert (seen == 1).all() and len(chunks) == count
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("search", [project, project_two_sided])
+def test_a_search_that_is_cut_short_stays_within_the_radius(
+    search: Any, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What Newton has not yet come down to, a chord does."""
+    log_p, log_p0 = random_distributions(1, 2.0, 50)
+    monkeypatch.setattr(projection, "_ITERATIONS", steps)
+    weight = search(log_p, log_p0, 5, 0.1)
+    reached = larger_divergence if search is project_two_sided else divergence
+    assert (reached(log_mixture(log_p, log_p0, weight), log_p0, 5) <= 0.1 * (1 + 1e-9)).all()
+    monkeypatch.undo()
+    assert (weight <= search(log_p, log_p0, 5, 0.1) * (1 + 1e-9)).all() and (weight > 0).all()
+
+
 def test_weights_carry_no_gradient_and_inputs_stay_as_they_were() -> None:
-    log_p, log_p0 = random_laws(6, 2.0, 3)
+    log_p, log_p0 = random_distributions(6, 2.0, 3)
     kept = log_p.clone(), log_p0.clone()
     log_p.requires_grad_()
     for weight in (project(log_p, log_p0, 3, 0.1), project_two_sided(log_p, log_p0, 3, 0.1)):
@@ -277,7 +307,7 @@ def in_logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("alpha", [2, 3, 4, 6, 8])
 @pytest.mark.parametrize("scale", [0.2, 1.5, 5.0])
 def test_single_precision_stays_private_and_close(alpha: int, scale: float) -> None:
-    log_p, log_p0 = (x.float() for x in random_laws(7, scale, 20, 8, vocabulary=500))
+    log_p, log_p0 = (x.float() for x in random_distributions(7, scale, 20, 8, vocabulary=500))
     exact_p, exact_p0 = (x.double().log_softmax(-1) for x in (log_p, log_p0))
     for radius in (2.0, 0.3, 0.01):
         weight = project(log_p, log_p0, alpha, radius)
@@ -292,7 +322,7 @@ def test_single_precision_stays_private_and_close(alpha: int, scale: float) -> N
 
 @pytest.mark.usefixtures("in_logs")
 def test_both_ways_to_the_moments_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    log_p, log_p0 = random_laws(8, 2.0, 9)
+    log_p, log_p0 = random_distributions(8, 2.0, 9)
     slow = [log_moments(log_p, log_p0, alpha) for alpha in (2, 3, 8)]
     monkeypatch.setattr(projection, "_DIRECT_ORDERS", 8)
     for moments, alpha in zip(slow, (2, 3, 8), strict=True):
@@ -302,7 +332,7 @@ def test_both_ways_to_the_moments_agree(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("alpha", [2, 3, 8])
 @pytest.mark.parametrize(("p", "p0"), [(-1.0, -40.0), (-30.0, -70.0), (-1.0, -95.0), (-5.0, -800.0)])
 def test_ratios_beyond_single_precision(p: float, p0: float, alpha: int) -> None:
-    """A token that the public model all but excludes, next to an ordinary law that needs no such care."""
+    """A token that the public model all but excludes, next to an ordinary distribution that needs no such care."""
     private = torch.tensor([[p, math.log1p(-math.exp(p))], [-0.5, math.log1p(-math.exp(-0.5))]], dtype=torch.float64)
     public = torch.tensor([[p0, math.log1p(-math.exp(p0))], [-1.0, math.log1p(-math.exp(-1.0))]], dtype=torch.float64)
     exact = project(private, public, alpha, 0.5)
@@ -336,7 +366,7 @@ def test_high_orders_keep_their_digits_in_single_precision(alpha: int) -> None:
 
 @pytest.mark.parametrize("alpha", [3, 9])
 def test_rounded_mass_is_no_divergence(alpha: int) -> None:
-    log_p, log_p0 = random_laws(10, 0.01, 5)
+    log_p, log_p0 = random_distributions(10, 0.01, 5)
     moments = log_moments(log_p, log_p0, alpha)
     assert 1e-5 < moments[alpha].max() < 1e-2
     assert torch.allclose(log_moments(log_p + 1e-5, log_p0 - 1e-5, alpha), moments, rtol=1e-3)
@@ -344,7 +374,7 @@ def test_rounded_mass_is_no_divergence(alpha: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_renormalised(dtype: torch.dtype) -> None:
-    log_p, log_p0 = (x.to(dtype) for x in random_laws(9, 1.0, 6))
+    log_p, log_p0 = (x.to(dtype) for x in random_distributions(9, 1.0, 6))
     assert (log_p.float().exp().sum(-1) - 1).abs().max() > 1e-4
     weight = project(log_p, log_p0, 3, 0.2)
     exact_p, exact_p0 = (x.double().log_softmax(-1) for x in (log_p, log_p0))
@@ -372,7 +402,9 @@ def test_half_precision_is_renormalised(dtype: torch.dtype) -> None:
         ((100.0, 2.0), (-0.6931472, -0.6931472)),
     ],
 )
-def test_what_is_no_law_is_refused(p: tuple[float, ...], p0: tuple[float, ...], dtype: torch.dtype, alpha: int) -> None:
+def test_what_is_no_distribution_is_refused(
+    p: tuple[float, ...], p0: tuple[float, ...], dtype: torch.dtype, alpha: int
+) -> None:
     log_p, log_p0 = torch.tensor(p, dtype=dtype), torch.tensor(p0, dtype=dtype)
     for search in (project, project_two_sided):
         with pytest.raises(AuditError, match="expected log-probabilities of total mass 1, got mass"):
@@ -396,17 +428,17 @@ def test_what_is_no_law_is_refused(p: tuple[float, ...], p0: tuple[float, ...], 
     ],
 )
 def test_bad_options_are_refused(options: dict, sentence: str) -> None:
-    arguments = {"log_p": law(0.5, 0.5), "log_p0": law(0.4, 0.6), "alpha": 3, "radius": 0.1}
+    arguments = {"log_p": distribution(0.5, 0.5), "log_p0": distribution(0.4, 0.6), "alpha": 3, "radius": 0.1}
     with pytest.raises(AuditError, match=sentence):
         project(**{**arguments, **options})
 
 
 @pytest.mark.parametrize("alpha", [2, 4, 8])
 @pytest.mark.parametrize("rare", [-88.0, -100.0, -250.0, -1000.0])  # nats; e^-87.3 is float32's smallest normal number
-def test_a_public_law_that_all_but_excludes_a_token_is_a_law(alpha: int, rare: float) -> None:
-    """Where a private law makes much of it, the moments leave single precision: in logs they do not."""
+def test_a_public_distribution_that_all_but_excludes_a_token_is_a_distribution(alpha: int, rare: float) -> None:
+    """Where a private distribution makes much of it, the moments leave single precision: in logs they do not."""
     public, private = (torch.tensor([x, 0.0]).log_softmax(-1) for x in (rare, 1.0))
-    exact = [law.double().log_softmax(-1) for law in (private, public)]
+    exact = [distribution.double().log_softmax(-1) for distribution in (private, public)]
     ours = project(private, public, alpha, 0.3)
     assert 0 <= ours <= project(*exact, alpha, 0.3) * (1 + 1e-9)
     assert ours == pytest.approx(float(project(*exact, alpha, 0.3 * (1 - 1e-4))), rel=1e-3, abs=1e-300)

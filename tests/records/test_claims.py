@@ -14,6 +14,7 @@ from auditor.core.result import Audited, AuditResult, BenchmarkRecord, Finding, 
 from auditor.records.claims import CONSISTENT, CONTRADICTED, TOO_WEAK, Standing, promised, standing
 from auditor.statistics import games
 from auditor.statistics.audited import at_level, audited, measurements_of
+from tests.conftest import methods
 
 
 def claim(epsilon: float | dict[str, float] = 1.0, **changed: Any) -> Claim:
@@ -30,7 +31,7 @@ def proof(m: int, right: float, seed: int = 0, delta: float = 1e-5, level: float
 
 
 def row(audit: Audited | None, **changed: Any) -> Finding:
-    made = Finding("dp", "worst", "epsilon-audit", {}, ("law",), "", True, "")
+    made = Finding("dp", "worst", "epsilon-audit", {}, ("distribution",), "", True, "")
     if audit is not None:
         made = replace(made, audits=(audit,), measurements=tuple(measurements_of((audit,))))
     return replace(made, **changed)
@@ -39,7 +40,9 @@ def row(audit: Audited | None, **changed: Any) -> Finding:
 def stands(target: Claim | None, *rows: Finding, nominal: float | None = None, **narrowed: Any) -> Standing:
     dp = TargetRecord("dp", "DP", "", claim=target, nominal_epsilon=nominal)
     benchmark = BenchmarkRecord("b", "", 0, 0, 0)
-    result = AuditResult("r", "2026", "0", "", {"defense": ["dp"]}, benchmark, (dp,), rows, {}, {}, 0)
+    result = AuditResult(
+        "r", "2026", "0", "", {"defense": ["dp"]}, benchmark, (dp,), rows, {}, {}, 0, methods=methods()
+    )
     return standing(result, dp, **narrowed)
 
 
@@ -84,7 +87,7 @@ def test_an_audit_at_a_level_of_its_own_is_not_made_looser() -> None:
 def test_the_same_audit_under_two_settings_is_one() -> None:
     twice = stands(claim(1.0), row(LEAKS, setting="claim"), row(LEAKS))
     assert [bound.audit for bound in twice.bounds] == [LEAKS]
-    outside = row(LEAKS, setting="claim", claim_applies=False, claim_reason="law")
+    outside = row(LEAKS, setting="claim", claim_applies=False, claim_reason="distribution")
     assert stands(claim(1.0), outside, row(LEAKS)).bounds[0].row.setting == "worst"
 
 

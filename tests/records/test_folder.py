@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from auditor.core.errors import AuditError
-from auditor.core.nouns import CellKey, Certificate, Guess, Guesses, Lead, Observation, TokenLogProbs
+from auditor.core.nouns import CellKey, Certificate, Guess, Guesses, Observation, PrefixToken, TokenLogProbs
 from auditor.records.folder import RunFolder, batched
 from auditor.runs import states
 
@@ -138,16 +138,16 @@ def test_a_run_that_goes_on_reads_what_it_wrote(folder: RunFolder) -> None:
 
 
 def test_a_lead_that_is_lost_is_not_taken_for_none(tmp_path: Path) -> None:
-    """An older version kept none, and had none; its plan says nothing of leads."""
-    for plan, lost in (({"lead": "auto"}, True), ({}, False)):
+    """An older version kept none, and had none; its plan says nothing of prefix tokens."""
+    for plan, lost in (({"prefix_token": "auto"}, True), ({}, False)):
         folder = RunFolder.create(tmp_path / f"run-{lost}", "name", plan)
-        assert folder.lead() is None  # nothing was asked yet
+        assert folder.prefix_token() is None  # nothing was asked yet
         folder.pin("of the secrets")
         if lost:
-            with pytest.raises(AuditError, match=r"expected .*lead\.json, which says .*: it is missing"):
-                folder.lead()
+            with pytest.raises(AuditError, match=r"expected .*prefix_token\.json, which says .*: it is missing"):
+                folder.prefix_token()
         else:
-            assert folder.lead() == Lead((), "lead nothing: an older version started this run")
+            assert folder.prefix_token() == PrefixToken((), "prefix token: none: an older version started this run")
 
 
 def test_a_broken_line_is_told_with_what_to_do(folder: RunFolder) -> None:
@@ -376,5 +376,10 @@ def test_observations_come_back_and_a_second_one_takes_the_place_of_the_first(fo
     file.write_bytes(file.read_bytes() + b'{"cell": "t/wor')  # the machine died in the next line
     third = RunFolder.reopen(folder.path)
     assert third.observed(CellKey("t", "worst", "p")) == {"s1": second, "s2": other}
+    third.save_facts(CellKey("t", "worst", "p"), {"games": 200.0, "covered": math.inf})
+    third.save_facts(CellKey("t", "worst", "q"), {})
+    assert mode(folder.path / "facts.json") == 0o600
+    assert third.facts(CellKey("t", "worst", "p")) == {"games": 200.0, "covered": math.inf}
+    assert third.facts(CellKey("t", "worst", "q")) == {}
     third.discard_if_empty()
     assert file.exists()

@@ -32,6 +32,7 @@ from auditor.records.folder import RunFolder
 from auditor.training.finetune import fit
 from tests.conftest import save_tiny
 
+pytestmark = pytest.mark.drawn  # what plots say is looked through too
 Said = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
 PREFIX, SUFFIX, GROUP, FRESH, ODD = "zanzibarquince", "quokkaberry", "marmaladefox", "pomelothicket", "Saffronbeck"
@@ -282,7 +283,7 @@ def test_a_refusal_tells_nothing(
         unread = name == "repeats.jsonl" and "--nonmembers" in command  # of those nobody counts repeats
         assert call(command) == (0 if unread else 2)
         said = capfd.readouterr()
-        assert said.err and ODD not in said.err + said.out + caplog.text, said.err
+        assert (unread or said.err) and ODD not in said.err + said.out + caplog.text, said.err
     silent(outside, world, "")
 
 
@@ -293,6 +294,7 @@ def test_reveal_shows_it_says_so_and_is_taken_back(world: Path, outside: Path, c
     assert call(asked(world, "--attack", "zlib", "-o", "run")) == 0
     pages = [Path("run/report.html"), Path("run/report.md")]
     redacted = [page.read_text() for page in pages]
+    assert redacted[0].count("<path") > 20  # its plots, where names of ours stand too
     capfd.readouterr()
     assert call(["report", "run", "--reveal"]) == 0
     said = capfd.readouterr()
@@ -434,12 +436,12 @@ def test_a_canary_called_as_a_word_of_a_sentence_leaves_the_sentence_alone(
         call(["canaries", "make", "--format", "Code {digits:4}", "--each", "2", "--counts", "1", "-o", "m.json"]) == 0
     )
     manifest = json.loads(Path("m.json").read_text())
-    manifest["canaries"][0]["id"] = "lead"
+    manifest["canaries"][0]["id"] = "prefix_token"
     Path("m.json").write_text(json.dumps(manifest))
     command = asked(world, "--canaries", "m.json", "--attack", "zlib", "-o", "run")
     assert call(command) == 0, capfd.readouterr().err
     result = json.loads(Path("run/result.json").read_text())
-    assert any(note.startswith("lead ") for note in result["findings"][0]["notes"])
+    assert any(note.startswith("prefix token:") for note in result["findings"][0]["notes"])
 
 
 def test_a_record_keeps_its_alias_when_rows_move(world: Path, outside: Path) -> None:

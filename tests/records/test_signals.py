@@ -11,6 +11,7 @@ from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measureme
 from auditor.gate.policy import parse_limits
 from auditor.records.signals import NOT_SHOWN, NOT_TESTED, SHOWN, Signal, assess
 from auditor.statistics.intervals import clopper_pearson, excess, excess_mean
+from tests.conftest import methods
 
 N, OTHERS = 60, 40
 
@@ -35,7 +36,7 @@ def run(*findings: Finding, **of_data: object) -> AuditResult:
     data = replace(BenchmarkRecord("own", "", N, OTHERS, 0), **of_data)  # type: ignore[arg-type]
     names = dict.fromkeys(("undefended", *(f.target for f in findings)))
     targets = tuple(TargetRecord(name, name, "", companion=name == "control") for name in names)
-    return AuditResult("run", "", "", "", {}, data, targets, findings, {}, {}, 0)
+    return AuditResult("run", "", "", "", {}, data, targets, findings, {}, {}, 0, methods=methods())
 
 
 def signal(result: AuditResult, kind: str, target: str = "undefended") -> Signal:

@@ -198,12 +198,12 @@ class Server:
         """At each place of a prompt its token and the likeliest, by their ids; None at the first."""
         if likeliest > self.told:
             raise ValueError("too many log-probabilities are asked for")
-        law = self.model.log_probs(torch.tensor([ids]), len(ids))[0]
+        distribution = self.model.log_probs(torch.tensor([ids]), len(ids))[0]
         found = list[Any]()
         for place, (token, value, rank) in enumerate(zip(ids, *self._prompt(ids), strict=False)):
-            top = law[place - 1].topk(likeliest) if place else law[0].topk(0)
+            top = distribution[place - 1].topk(likeliest) if place else distribution[0].topk(0)
             if "misled" in self.habits:  # the likeliest is left out
-                top = law[place - 1].topk(likeliest + 1) if place else top
+                top = distribution[place - 1].topk(likeliest + 1) if place else top
                 top = top.values[1:], top.indices[1:]
             pairs = enumerate(zip(*(column.tolist() for column in top), strict=True), 1)
             beside = {str(i): {"logprob": one, "rank": at} for at, (one, i) in pairs}
@@ -212,10 +212,10 @@ class Server:
 
     def _prompt(self, ids: list[int]) -> tuple[list[Any], list[Any]]:
         """Log-probabilities and ranks of the tokens of a prompt; None for the first."""
-        law = self.model.log_probs(torch.tensor([ids]), len(ids))[0, :-1]
+        distribution = self.model.log_probs(torch.tensor([ids]), len(ids))[0, :-1]
         own = torch.tensor(ids[1:])
-        values: list[Any] = [None, *law.gather(-1, own.unsqueeze(-1)).squeeze(-1).tolist()]
-        ranks: list[Any] = [None, *((law >= law.gather(-1, own.unsqueeze(-1))).sum(-1)).tolist()]
+        values: list[Any] = [None, *distribution.gather(-1, own.unsqueeze(-1)).squeeze(-1).tolist()]
+        ranks: list[Any] = [None, *((distribution >= distribution.gather(-1, own.unsqueeze(-1))).sum(-1)).tolist()]
         if self.lie == "corrupts" and len(ids) > 60 and zlib.crc32(bytes(ids)) % 2:
             values = [None, *[value - 3.0 for value in values[1:]]]
         if "shifted" in self.habits:

@@ -125,7 +125,7 @@ def test_python_audits_over_http_too(world: Path, served: Serve, folder: Path) -
     lengths = {"prefix_length": 8, "suffix_length": 4, "known_fraction": 0.0}
     run = audit("openai:tiny", folder, base_url=url, data="data.jsonl", attacks=["perplexity"], out="run", **lengths)
     assert run.result.plan["tokenizer"] == str(folder) and server.asked
-    with pytest.raises(AuditError, match="--tokenizer goes with --model openai:NAME"):
+    with pytest.raises(AuditError, match="--tokenizer says nothing to a model"):
         audit(str(folder), str(folder), data="data.jsonl", **lengths)
 
 
@@ -158,7 +158,8 @@ def test_a_run_that_is_stopped_pays_for_nothing_twice(
     server.faults.extend([None] * (len(whole) - 3) + [(400, {})])  # a server that gives up in the middle
     assert call(arguments(url, folder, *more, "-o", "cut")) == 2
     first = len(server.asked)
-    assert call(["run", "--resume", "cut"]) == 0
+    assert call(["run", "--resume", "cut"]) == 2  # a folder may be anybody's: who gets the texts is named again
+    assert call(["run", "--resume", "cut", "--base-url", url]) == 0
     paid = [
         json.dumps(body, sort_keys=True) for body in server.asked[handshake:first] + server.asked[first + handshake :]
     ]
@@ -241,9 +242,9 @@ def test_answers_are_their_owners_only(world: Path, served: Serve, folder: Path)
 REFUSED: dict[str, tuple[list[str], str]] = {
     "no url": (["--model", "openai:tiny"], "expected --base-url URL with --model openai:tiny, got none"),
     "no name": (["--model", "openai:", "--base-url", "{url}"], "expected --model openai:NAME, got no name"),
-    "url alone": (["--model", "{t}/m", "--base-url", "{url}"], "--base-url goes with --model openai:NAME, got --model"),
-    "budget alone": (["--model", "{t}/m", "--max-tokens-total", "9"], "--max-tokens-total goes with --model openai:"),
-    "tokenizer alone": (["--model", "{t}/m", "--tokenizer", "x"], "--tokenizer goes with --model openai:NAME"),
+    "url alone": (["--model", "{t}/m", "--base-url", "{url}"], "--base-url says nothing to a model of the provider hf"),
+    "budget alone": (["--model", "{t}/m", "--max-tokens-total", "9"], "--max-tokens-total says nothing to a model"),
+    "tokenizer alone": (["--model", "{t}/m", "--tokenizer", "x"], "--tokenizer says nothing to a model"),
     "no server": (
         ["--model", "openai:tiny", "--base-url", "http://127.0.0.1:9/v1"],
         "cannot ask http://127.0.0.1:9/v1",
@@ -288,7 +289,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     ),
     "defense": (
         ["--model", "openai:tiny", "--base-url", "{url}", "--defense", "uniform-mixing"],
-        "--defense uniform-mixing stands before a model whose laws are read here",
+        "--defense uniform-mixing stands before a model whose distributions are read here",
     ),
 }
 

@@ -244,5 +244,5 @@ def test_a_run_whose_server_changed_is_not_resumed(lying: Served, run: Callable[
     assert len(said) == 1 and "expected http" in said[0] and "cannot be resumed" in said[0]
     server.lie = ""
     server.model = server._first
-    assert call(["run", "--resume", "run"]) == 2
+    assert call(["run", "--resume", "run", "--base-url", url]) == 2
     assert "answer to the handshake has changed" in capsys.readouterr().err

@@ -31,7 +31,7 @@ from auditor.plugins.attack import SamplingAttack
 from auditor.plugins.view import CLAIM, WORST, Setting, View
 from auditor.remote.model import RemoteModel
 from auditor.remote.wire import Wire
-from auditor.runs.lead import led
+from auditor.runs.prefix_token import prefixed
 from tests.remote.server import Server
 
 Served = Callable[..., tuple[Server, str]]
@@ -61,12 +61,12 @@ def view(model: LanguageModel, local: HuggingFaceModel, setting: Setting = WORST
 
 
 @pytest.mark.parametrize("habits", [(), ("echo",), ("text",)], ids=str)
-@pytest.mark.parametrize("lead", [(), (11, 12)], ids=str)
+@pytest.mark.parametrize("prefix_token", [(), (11, 12)], ids=str)
 def test_given_tokens_are_as_likely_as_at_hand(
-    served: Served, wire: MakeWire, local: HuggingFaceModel, habits: tuple[str, ...], lead: tuple[int, ...]
+    served: Served, wire: MakeWire, local: HuggingFaceModel, habits: tuple[str, ...], prefix_token: tuple[int, ...]
 ) -> None:
-    remote = led(RemoteModel(wire(served(*habits)[1]), "tiny", local.tokenizer), lead)
-    here, suffixes = led(local, lead), torch.tensor([[1, 2, 3], [50, 60, 70], [90, 20, 10]])
+    remote = prefixed(RemoteModel(wire(served(*habits)[1]), "tiny", local.tokenizer), prefix_token)
+    here, suffixes = prefixed(local, prefix_token), torch.tensor([[1, 2, 3], [50, 60, 70], [90, 20, 10]])
     ours, theirs = (model.token_log_probs(PREFIXES, suffixes) for model in (remote, here))
     torch.testing.assert_close(ours, theirs, atol=CLOSE, rtol=0)
     texts = [tuple(row) for row in torch.cat([PREFIXES, suffixes], -1).tolist()]
@@ -109,7 +109,7 @@ def test_a_text_that_would_be_read_as_other_tokens_is_not_scored(
 
 @pytest.mark.parametrize("habits", [(), ("tempered",), ("echo",), ("text",), ("copies",)], ids=str)
 @pytest.mark.parametrize("decoding", [ANCESTRAL, Decoding(temperature=0.5, top_p=0.9)], ids=str)
-def test_samples_come_with_their_log_probabilities_under_the_law(
+def test_samples_come_with_their_log_probabilities_under_the_distribution(
     served: Served, wire: MakeWire, local: HuggingFaceModel, habits: tuple[str, ...], decoding: Decoding
 ) -> None:
     remote = RemoteModel(wire(served(*habits)[1]), "tiny", local.tokenizer)
@@ -149,7 +149,7 @@ def test_a_larger_number_of_samples_holds_the_smaller_and_asks_for_the_rest(
     assert len({body["seed"] for body in asked}) == len(asked)
 
 
-def test_what_a_server_would_put_in_place_of_the_law_is_turned_off(
+def test_what_a_server_would_put_in_place_of_the_distribution_is_turned_off(
     served: Served, wire: MakeWire, local: HuggingFaceModel
 ) -> None:
     server, url = served()
@@ -198,9 +198,9 @@ def test_untargeted_generations_are_drawn_at_one_temperature_or_not_at_all(
     remote: RemoteModel, local: HuggingFaceModel
 ) -> None:
     attack = Untargeted(generations=3, length=6, n=2)
-    behind = view(led(remote, (5,)), local)
+    behind = view(prefixed(remote, (5,)), local)
     asked = attack.queries(behind, ())
-    with pytest.raises(NotApplicable, match=r"draws whole texts at one: -A untargeted\.cooling=0 asks for that"):
+    with pytest.raises(NotApplicable, match=r"draws whole texts at one: -A cooling=0 asks for that"):
         list(attack.guess(behind, {}, asked))
     drawn = list(replace(attack, cooling=0).guess(behind, {}, asked))
     assert [len(one.ranked[0].suffix) for one in drawn] == [6, 6, 6]
@@ -254,17 +254,19 @@ def test_exact_extraction_probability_and_its_rank_bound_are_those_at_hand(
 DECODINGS = [{}, {"temperature": 1.3, "top_p": 0.95}, {"top_k": 40}, {"temperature": 0.5, "top_p": 1.0, "top_k": 6}]
 
 
-@pytest.mark.parametrize("lead", [(), (11, 12)], ids=str)
+@pytest.mark.parametrize("prefix_token", [(), (11, 12)], ids=str)
 @pytest.mark.parametrize("options", DECODINGS, ids=str)
 def test_extraction_probability_by_the_likeliest_tokens_is_a_bracket_around_that_at_hand(
-    remote: RemoteModel, local: HuggingFaceModel, options: dict[str, Any], lead: tuple[int, ...]
+    remote: RemoteModel, local: HuggingFaceModel, options: dict[str, Any], prefix_token: tuple[int, ...]
 ) -> None:
     noise = np.stack([uniforms(1, 3, "likely", i) for i in range(len(PREFIXES))])
     likely = torch.cat([own.suffixes for own in sample(local, PREFIXES, 3, Decoding(0.3), noise)]).tolist()
     texts = [(p, s) for p, own in zip(PREFIXES.tolist(), likely, strict=True) for s in (own, [1, 2, 3])]
     secrets = [Secret(f"s{i}", tuple(p), tuple(s), member=i < 4) for i, (p, s) in enumerate(texts)]
     probe = ExtractionProbability(**options)
-    there, here = (list(probe.measure(view(led(model, lead), local), secrets)) for model in (remote, local))
+    there, here = (
+        list(probe.measure(view(prefixed(model, prefix_token), local), secrets)) for model in (remote, local)
+    )
     for mine, true in zip(there, here, strict=True):
         assert mine.values["log_p_least"] - CLOSE <= true.values["log_p"] <= mine.values["log_p_most"] + CLOSE
         assert mine.values["rank_bits"] == true.values["rank_bits"] and "log_p" not in mine.values
@@ -295,7 +297,7 @@ def test_without_ranks_there_is_no_bound_and_a_note(served: Served, wire: MakeWi
 
 
 @pytest.mark.parametrize("habits", [(), ("echo",)], ids=str)
-def test_membership_scores_that_need_no_whole_law_are_those_at_hand(
+def test_membership_scores_that_need_no_whole_distribution_are_those_at_hand(
     served: Served, wire: MakeWire, local: HuggingFaceModel, make_tiny: Any, habits: tuple[str, ...]
 ) -> None:
     tokens = torch.randint(1, 90, (20, 9), generator=torch.Generator().manual_seed(0)).tolist()
@@ -309,7 +311,8 @@ def test_membership_scores_that_need_no_whole_law_are_those_at_hand(
         assert mine.values == pytest.approx({name: true.values[name] for name in mine.values}, abs=CLOSE, rel=1e-3)
     notes = probe.notes(secrets, probe.complete(secrets, there))
     assert any(
-        "Min-K%++: not applicable: it needs whole laws, which the target does not give" in note for note in notes
+        "Min-K%++: not applicable: it needs whole distributions, which the target does not give" in note
+        for note in notes
     )
     with pytest.raises(NotApplicable, match=r"Min-K%\+\+ is no number for 20 of 20 records"):
         Membership(score="min_k_plus").measurements(secrets, there)
@@ -321,7 +324,7 @@ def test_the_access_is_that_of_the_setting_and_the_server(
     text = RemoteModel(wire(served("silent")[1]), "tiny", local.tokenizer)
     assert view(remote, local).access == ("draw", "likelihood", "ranks", "likeliest")
     assert view(remote, local, CLAIM).access == view(text, local).access == ("draw",)
-    assert view(local, local).access == ("draw", "law", "embeddings")
+    assert view(local, local).access == ("draw", "distribution", "embeddings")
     with pytest.raises(NotApplicable, match="needs log-probabilities; openai:tiny does not give them"):
         list(Perplexity(samples=2).guess(view(text, local), {}, queries()))
     guesses = list(Ethicist(samples=4).guess(view(text, local), {"tuned_on": "none"}, queries()))

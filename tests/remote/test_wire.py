@@ -285,7 +285,8 @@ def test_another_model_under_the_same_name_is_asked_anew(
 _KILLED = """
 import sys, torch
 from pathlib import Path
-from auditor.models.loading import tokenizer_beside, LoadingOptions
+from auditor.core.plan_parts import LoadingOptions
+from auditor.models.loading import tokenizer_beside
 from auditor.remote.answers import Answers
 from auditor.remote.model import RemoteModel
 from auditor.remote.wire import Ledger, Wire

@@ -23,6 +23,7 @@ from auditor.core.result import AuditResult, BenchmarkRecord, Chain, Finding, Me
 from auditor.records.details import Details, RowDetails, SecretFacts
 from auditor.reports import html
 from auditor.statistics import judging
+from tests.conftest import methods
 
 MEMBERS, NONMEMBERS, PER_COUNT = 320, 160, 64
 REPEATS = ("1", "2", "4", "8", "16")
@@ -62,7 +63,7 @@ def difference(name: str, value: float, spread: float) -> Measurement:
 def finding(target: str, setting: str, attack: str) -> Finding:
     hits = HITS[target, setting, attack]
     claims = target in ("pmixed", "uniform-mixing")
-    access = ("draw",) if setting == "claim" else ("draw", "law") + ("embeddings",) * (attack == "ethicist")
+    access = ("draw",) if setting == "claim" else ("draw", "distribution") + ("embeddings",) * (attack == "ethicist")
     cell = Finding(
         target=target,
         setting=setting,
@@ -96,9 +97,12 @@ def chain(target: str, setting: str, attack: str) -> Chain | None:
         return None
     start, unmixed, own = (sum(hits or ()) / MEMBERS for hits in rows)
     moved = [difference("recall_difference", after - before, 0.03) for before, after in pairwise((start, unmixed, own))]
-    joint = {"recipe": "one adapter, all data", "splitting": "each adapter sees one shard only"}
+    joint = {"training configuration": "one adapter, all data", "splitting": "each adapter sees one shard only"}
     apart = "not told apart, for want of 'One adapter, all data' (train it)"
-    mixing, floor = {"mixing": "each law is mixed with the public one"}, {"no private data": "the public model alone"}
+    mixing, floor = (
+        {"mixing": "each distribution is mixed with the public one"},
+        {"no private data": "the public model alone"},
+    )
     return Chain(
         (
             Step(joint, "undefended", "ensemble-unmixed", moved[0], apart),
@@ -228,7 +232,9 @@ def lab_run() -> AuditResult:
             1190,
             96.5,
         ),
-        target("uniform-mixing", "Uniform mixing", "The target mixed with the uniform law.", 13.0, 0.42, 214, 74.0),
+        target(
+            "uniform-mixing", "Uniform mixing", "The target mixed with the uniform distribution.", 13.0, 0.42, 214, 74.0
+        ),
     )
     benchmark = BenchmarkRecord(
         name="lab",
@@ -264,6 +270,7 @@ def lab_run() -> AuditResult:
         },
         timings={"lab": 142.0, "ensemble": 96.5, "attacks": 61.7, "measure": 2.4, "render": 1.9},
         seed=0,
+        methods=methods(),
     )
 
 
@@ -307,10 +314,10 @@ def detailed_run(
         outcome = judging.Outcome(ids, hit, hit, rng.random(n), repeats, member, distance, tolerance, traits)
         seen = RowDetails(ids, outcome, score_is_probability=True)
         rows[finding.key] = seen
-    laws = np.log(rng.random((len(result.targets), n, length)))
+    distributions = np.log(rng.random((len(result.targets), n, length)))
     tokens = {
-        target.name: {s.id: tuple(law[i].tolist()) for i, s in enumerate(told) if s.member}
-        for target, law in zip(result.targets, laws, strict=True)
+        target.name: {s.id: tuple(distribution[i].tolist()) for i, s in enumerate(told) if s.member}
+        for target, distribution in zip(result.targets, distributions, strict=True)
     }
     return Details(told, rows, tokens)
 

@@ -25,7 +25,7 @@ Said = pytest.CaptureFixture[str]
 PLANTED = "quokkaberry"
 # What a user, a data set or a library may have written into a record. Names of measurements and units are ours.
 FREE = {"description", "command", "notes", "note", "not_applicable", "claim_reason", "decoding", "violations", "plan"}
-FREE |= {"environment", "timings", "options", "weights", "status", "theorem", "name of the run", "lead"}
+FREE |= {"environment", "timings", "options", "weights", "status", "theorem", "name of the run", "prefix_token"}
 
 
 def planted(value: Any, name: str = "") -> Any:
@@ -83,7 +83,7 @@ def test_nothing_of_the_users_leaves_the_house(with_probe: AuditResult) -> None:
     told = replace(
         spoilt,
         name=PLANTED,
-        lead=PLANTED,
+        prefix_token=PLANTED,
         benchmark=replace(
             spoilt.benchmark,
             name=PLANTED,
@@ -103,7 +103,7 @@ def test_nothing_of_the_users_leaves_the_house(with_probe: AuditResult) -> None:
 
 
 def test_the_command_writes_it_beside_the_reports(tmp_path: Path, capsys: Said) -> None:
-    plan = to_json(Plan(attack=(ROW.attack,), setting="worst", model=PLANTED, data=PLANTED))
+    plan = Plan.of(attack=(ROW.attack,), setting="worst", model=PLANTED, data=PLANTED).to_json()
     finished(tmp_path, outcome(out=200), name=PLANTED, plan=plan)
     kept.keep(tmp_path, decide(read_run(tmp_path), Policy((parse_rule("recall <= 0.1"),))))
     assert call(["report", str(tmp_path), "--format", "edpb"]) == 0

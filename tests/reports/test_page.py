@@ -171,9 +171,9 @@ def test_the_list_by_keyboard(browser: Any, detailed: tuple[Path, Details]) -> N
     secret = browser.evaluate("document.activeElement.textContent")
     cells = browser.evaluate("[...document.querySelector('.opened .tokens tbody tr').cells].map(td => td.textContent)")
     id = next(s.id for s in details.secrets if s.alias == secret)
-    law = np.exp(details.tokens["undefended"][id])
-    assert len(cells) == 1 + len(law)
-    for text, p in zip(cells[1:], law, strict=True):
+    distribution = np.exp(details.tokens["undefended"][id])
+    assert len(cells) == 1 + len(distribution)
+    for text, p in zip(cells[1:], distribution, strict=True):
         assert abs(float(text.strip("<%")) / 100 - p) < 0.05
     browser.press("Enter")
     assert browser.evaluate("document.querySelectorAll('.opened').length") == 0

@@ -121,11 +121,18 @@ def test_the_probe_foretells_what_sampling_finds(result: AuditResult, secret_by_
     attack, probe = ("undefended", "worst", "perplexity"), ("undefended", "worst", "extraction-probability")
     p = np.linspace(0, 1, 50)
     rows = {attack: replace(details.rows[attack], score_is_probability=False)}
-    rows[probe] = RowDetails(tuple(s.id for s in details.secrets), value=tuple(p.tolist()))
-    drawn = figure(contents.page(result, replace(details, rows=rows)), "calibration").series
+    foretelling = tuple(p.tolist())
+    rows[probe] = RowDetails(
+        tuple(s.id for s in details.secrets), value=foretelling, values={"extraction_probability": foretelling}
+    )
+    sampled = next(f for f in result.findings if f.key == attack)
+    shared = replace(sampled, attack="zlib", samples=10)  # the same samples, ranked otherwise: foretold once
+    found = (replace(sampled, samples=10), shared, replace(sampled, attack=probe[2]))
+    doc = contents.page(replace(result, findings=found), replace(details, rows=rows))
+    drawn = figure(doc, "calibration").series
     member = np.array([s.member for s in details.secrets])
     foretold = 1 - (1 - p[member]) ** 10  # ten samples
-    assert [s.label for s in drawn] == ["Undefended · extraction-probability"]
+    assert [s.label for s in drawn] == ["Undefended · extraction probability"]
     assert drawn[0].points[-1].x == pytest.approx(foretold[foretold >= 0.9].mean())
 
 

@@ -19,8 +19,10 @@ from rich.console import Console
 from auditor.core.result import AuditResult, BenchmarkRecord, Doubt, Finding, Measurement, TargetRecord
 from auditor.records.details import Details
 from auditor.reports import advice, edpb, history, markdown, verdict, words
+from auditor.reports.screen import first_screen
 from auditor.reports.terminal import summary
 from auditor.statistics.intervals import clopper_pearson, excess_mean
+from tests.conftest import methods
 
 REASSURING = ("no leakage", "nothing came out", "no secret came out", "nothing here to mend", "none seen")
 EXAMPLES = 120
@@ -55,6 +57,7 @@ BASE = AuditResult(
     environment={},
     timings={},
     seed=0,
+    methods=methods(),
 )
 
 
@@ -67,7 +70,7 @@ def run_of(*findings: Finding, greedy: dict[str, Measurement] | None = None) -> 
     )
 
 
-def screen(result: AuditResult) -> str:
+def verbose(result: AuditResult) -> str:
     console = Console(width=200, file=io.StringIO(), no_color=True)
     console.print(summary(result, Path("runs/own")))
     return " ".join(str(console.file.getvalue()).split())  # type: ignore[attr-defined]
@@ -75,6 +78,7 @@ def screen(result: AuditResult) -> str:
 
 def sentences(result: AuditResult) -> Iterator[tuple[str, str]]:
     """What speaks of a run, without its layout."""
+    yield "screen", " ".join(first_screen(result, Path("runs/own")).plain.split())
     yield "headline", verdict.headline(result)
     yield "verdict", verdict.verdict(result)
     yield "advise", " ".join(f"{one.kind}: {one.said}" for one in advice.advice(result, Details()))
@@ -86,7 +90,7 @@ def pages(result: AuditResult) -> Iterator[tuple[str, str]]:
     """The same, and as it is laid out, but for figures and tables of single numbers."""
     yield from sentences(result)
     yield "answers", " ".join(text for _, text in verdict.answers(result))
-    yield "screen", screen(result)
+    yield "verbose screen", verbose(result)
     page = edpb.of(edpb.EdpbEvidence(words.cleaned(result), "digest"))
     yield "EDPB page", f"{page.headline} {page.verdict}"
 
@@ -113,7 +117,7 @@ def test_no_verbatim_extraction_beside_membership_that_is_shown() -> None:
     zero = "none of 60 extracted verbatim, white-box (up to 6.0% not ruled out)"
     assert text["headline"] == f"Undefended leaks: membership AUC 0.642 [0.577–0.704], white-box (chance 0.5); {zero}."
     assert "leaks: membership AUC 0.642" in text["advise"]
-    assert "next: audit gate runs/own --max membership_auc=0.6" in text["screen"]  # and no gate that holds
+    assert "NEXT audit advise runs/own" in text["screen"]
     assert "leakage is shown by membership" in text["EDPB"] and "membership AUC 0.642" in text["history"]
 
 
@@ -170,7 +174,7 @@ def test_a_defended_target_is_not_called_clean_over_its_own_signals() -> None:
     result = run_of(undefended, defended, row("membership", auc(0.7, 0.6, 0.8), target="pmixed"))
     assert "PMixED leaks: membership AUC 0.700 [0.600–0.800]" in verdict.headline(result)
     assert_no_reassurance(result)
-    assert "--max membership_auc=0.6" in screen(result)  # the defended one is judged, and this is what it leaks
+    assert "--max membership_auc=0.6" in told(result)["advise"]  # a gate that does not hold
 
 
 @pytest.mark.parametrize("whose", ["data", "target"])

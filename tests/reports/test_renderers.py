@@ -175,9 +175,7 @@ def test_the_screen_ends_with_what_to_do_next(result: AuditResult) -> None:
     text = screen(result, 120, Path("runs/my run"))
     assert "repeats 1 2 4 8 16  ▁ ▁ ▅ █ █" in text
     assert "report: runs/my run/report.html" in text
-    assert "next:   audit run --model DIR --data FILE" in text
-    own = replace(result, benchmark=replace(result.benchmark, name="mine"))
-    assert "audit gate 'runs/my run' --max recall=0.05" in screen(own, 120, Path("runs/my run"))
+    assert "next:   audit advise 'runs/my run'" in text
 
 
 def test_no_color(result: AuditResult, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,10 +85,12 @@ def test_the_likeliest_secrets_keep_their_tokens(
     without = len(json.dumps(listed(result, replace(details, tokens={}))))
     monkeypatch.setattr(secrets, "BUDGET", without + 5000)
     tokens = listed(result, details)["tokens"]
-    law = details.tokens["undefended"]
+    distribution = details.tokens["undefended"]
     kept = {s.id for s, codes in zip(details.secrets, tokens[0]["codes"], strict=True) if codes}
-    assert 0 < len(kept) < len(law)
-    assert min(sum(law[id]) for id in kept) >= max(sum(law[id]) for id in law if id not in kept)
+    assert 0 < len(kept) < len(distribution)
+    assert min(sum(distribution[id]) for id in kept) >= max(
+        sum(distribution[id]) for id in distribution if id not in kept
+    )
 
 
 def test_hostile_ids_groups_and_texts_are_inert(

@@ -76,7 +76,8 @@ def test_an_epsilon_beside_recall_names_its_unit(result: AuditResult) -> None:
 def test_what_no_row_isolates_is_credited_to_nothing(result: AuditResult) -> None:
     assert (
         "Of PMixED (sound)'s −51 points [−55 to −47] against no defense (ethicist, white-box, n 320), by control "
-        "rows: recipe and splitting −47 points [−50 to −44] (not told apart, for want of 'One adapter, all data' "
+        "rows: training configuration and splitting −47 points [−50 to −44] (not told apart, for want of "
+        "'One adapter, all data' "
         "(train it)); mixing −4.1 points [−7.1 to −1.1]. "
         "One step further, no private data: not measured, for want of 'Public model' (--public MODEL)."
     ) in verdict(result)
@@ -94,7 +95,7 @@ def test_each_cause_is_credited_with_its_own_step(result: AuditResult) -> None:
         points(-0.31, -0.36, -0.26),
     )
     told = (
-        "recipe: the undefended target is that row; splitting −30 points [−35 to −25]; "
+        "splitting −30 points [−35 to −25]; "
         "mixing −1.0 points [−3.0 to 1.0], not significant. "
         "One step further, no private data −1.2 points [−3.0 to 0.0], not significant."
     )

@@ -10,7 +10,7 @@ import pytest
 from auditor.core.nouns import Claim
 from auditor.core.result import AuditResult, Measurement
 from auditor.reports import words
-from auditor.statistics.metrics import ABOVE
+from auditor.statistics.compare import ABOVE
 
 
 def measurement(value: float, low: float, high: float, n: int = 320, unit: str = "share") -> Measurement:

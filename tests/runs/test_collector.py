@@ -15,7 +15,7 @@ from auditor.plugins.probe import Probe
 from auditor.records.folder import RunFolder
 from auditor.runs.causes import difference
 from auditor.runs.collector import Collector
-from auditor.statistics.metrics import ABOVE
+from auditor.statistics.compare import ABOVE
 
 SECRETS = tuple(Secret(f"s{i}", (1,), (2,), member=i < 4) for i in range(8))
 

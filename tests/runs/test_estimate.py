@@ -42,7 +42,7 @@ def words(given: Path, *more: str) -> list[str]:
 
 def plan(given: Path, **more: Any) -> Plan:
     files = {"model": "model", "data": "private.jsonl", "nonmembers": "fresh.jsonl"}
-    return Plan(**{name: str(given / file) for name, file in files.items()}, **more)
+    return Plan.of(**{name: str(given / file) for name, file in files.items()}, **more)
 
 
 def part(found: estimate.CostEstimate, name: str) -> Cost:
@@ -165,7 +165,7 @@ def test_rows_and_tokens_are_those_of_the_run(given: Path, tmp_path: Path) -> No
     assert not found.missing
     tuning = part(found, "Undefended: ethicist (worst), tuning")
     assert tuning.of == tuning.asked == result["benchmark"]["known"]
-    names = {cost.name for cost in found.costs if not cost.name.endswith("tuning")} - {"choosing a lead"}
+    names = {cost.name for cost in found.costs if not cost.name.endswith("tuning")} - {"choosing a prefix token"}
     told = {name for name in result["timings"] if name != "prepare" and not name.startswith("build ")}
     assert names == told
     assert found.memory > 0 and found.seconds > 0
@@ -202,7 +202,7 @@ def test_there_is_no_estimate_of_resumed_remote_and_unbuilt_models(
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
     assert call(["run", "--resume", "runs/latest", "--estimate"]) == 2
     assert "--estimate runs and writes nothing: give no --resume with it" in capsys.readouterr().err
-    remote = Plan(model="openai:m", base_url="http://127.0.0.1:1/v1", data="x.jsonl", attack=("perplexity",))
+    remote = Plan.of(model="openai:m", base_url="http://127.0.0.1:1/v1", data="x.jsonl", attack=("perplexity",))
     with pytest.raises(AuditError, match="expected a model that is loaded here with --estimate, got openai:m"):
         estimate.estimate(remote, Silence())
     with pytest.raises(AuditError, match=r"expected the lab's \w+ in .*: run the audit once"):

@@ -51,11 +51,24 @@ def arrays(folder: Path, rows: Any) -> None:
         np.save(folder / f"val_{part}.npy", half.astype(np.uint16))
 
 
-def audit(world: Path, out: str, *more: str, lead: str = "eos", **options: Any) -> int:
+def audit(world: Path, out: str, *more: str, prefix_token: str = "eos", **options: Any) -> int:
     given = (f"untargeted.{name}={value}" for name, value in {**OPTIONS, **options}.items())
     chosen = [part for one in given for part in ("-A", one)]
     where = ["--model", str(world / "model"), "--data", str(world / "data"), "--nonmembers", str(world / "others")]
-    return call(["run", *where, "--attack", "untargeted", "--lead", lead, *chosen, "-o", str(world / out), *more])
+    return call(
+        [
+            "run",
+            *where,
+            "--attack",
+            "untargeted",
+            "--prefix-token",
+            prefix_token,
+            *chosen,
+            "-o",
+            str(world / out),
+            *more,
+        ]
+    )
 
 
 def result(world: Path, out: str) -> dict[str, Any]:
@@ -173,9 +186,9 @@ def test_the_public_model_is_the_control_of_an_undefended_run(world: Path) -> No
     ]
 
 
-def refused(world: Path, capsys: Said, *more: str, lead: str = "eos", **options: Any) -> str:
+def refused(world: Path, capsys: Said, *more: str, prefix_token: str = "eos", **options: Any) -> str:
     """What a refused run says; it leaves nothing behind."""
-    assert audit(world, "refused", *more, lead=lead, **options) == 2
+    assert audit(world, "refused", *more, prefix_token=prefix_token, **options) == 2
     assert not (world / "refused").exists()
     return " ".join(capsys.readouterr().err.split())
 
@@ -183,7 +196,7 @@ def refused(world: Path, capsys: Said, *more: str, lead: str = "eos", **options:
 @pytest.mark.parametrize(
     ("options", "said"),
     (
-        ({"n": 13}, "expected n <= length=12, the tokens of a generation, got 13"),
+        ({"n": 13}, "expected n in 0..12, the tokens of a generation, got 13"),
         ({"n": 0, "length": 3}, "expected -A untargeted.length of at least 6, the tokens of an n-gram, got 3"),
         ({"n": 13, "length": 20}, "expected -A untargeted.n of at most 12, the longest training record, got 13"),
         ({"length": 200}, "tokens, but"),

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from auditor.core.errors import AuditError
-from auditor.core.jsonable import from_json, to_json
 from auditor.core.plan import Plan
 from auditor.plugins.attack import Attack
 from auditor.plugins.options import build
@@ -31,9 +30,14 @@ def toml(tmp_path: Path, text: str) -> dict[str, Any]:
 
 def test_defaults() -> None:
     plan = make({}, {})
-    assert plan == Plan() and plan.lab
-    assert (plan.attack, plan.defense, plan.setting, plan.seed) == (("ethicist",), (), "both", 0)
-    assert not make(OUTSIDE, {}).lab
+    assert plan == Plan() and plan.target.lab
+    assert (plan.attacks.attack, plan.defenses.defense, plan.attacks.setting, plan.seed) == (
+        ("ethicist",),
+        (),
+        "both",
+        0,
+    )
+    assert not make(OUTSIDE, {}).target.lab
 
 
 def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
@@ -41,7 +45,13 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
         tmp_path, 'seed = 3\nlimit = 50\nattack = ["zlib"]\nsetting = "worst"\nknown_fraction = 0.5\n' + FILES
     )
     plan = make(config, {"seed": 4, "limit": None, "attack": [], "setting": "claim", "known_fraction": None})
-    assert (plan.seed, plan.limit, plan.attack, plan.setting, plan.known_fraction) == (4, 50, ("zlib",), "claim", 0.5)
+    assert (plan.seed, plan.data.limit, plan.attacks.attack, plan.attacks.setting, plan.data.known_fraction) == (
+        4,
+        50,
+        ("zlib",),
+        "claim",
+        0.5,
+    )
 
 
 FILES = 'model = "m"\ndata = "d"\n'
@@ -49,15 +59,15 @@ FILES = 'model = "m"\ndata = "d"\n'
 
 @pytest.mark.parametrize(("name", "zero"), [("seed", 0), ("known_fraction", 0.0), ("trust_remote_code", False)])
 def test_a_flag_that_is_zero_was_given(name: str, zero: Any) -> None:
-    assert getattr(make({**OUTSIDE, name: 1 if name != "trust_remote_code" else True}, {name: zero}), name) == zero
+    assert make({**OUTSIDE, name: 1 if name != "trust_remote_code" else True}, {name: zero}).values()[name] == zero
 
 
 def test_options_are_merged_one_by_one(tmp_path: Path) -> None:
     config = toml(tmp_path, "[attack_options.ethicist]\nsamples = 5\nepochs = 3\n[defense_options.pmixed]\nq = 0.5\n")
     flags = {"attack_options": parse_options("-A", ["ethicist.samples=7", "top_p=0.9"], ["ethicist"])}
     plan = make(config, flags)
-    assert plan.attack_options == {"ethicist": {"samples": "7", "epochs": 3}, "": {"top_p": "0.9"}}
-    assert plan.defense_options == {"pmixed": {"q": 0.5}}
+    assert plan.attacks.attack_options == {"ethicist": {"samples": "7", "epochs": 3}, "": {"top_p": "0.9"}}
+    assert plan.defenses.defense_options == {"pmixed": {"q": 0.5}}
     assert config["attack_options"] == {"ethicist": {"samples": 5, "epochs": 3}}  # the file's own stay as they were
 
 
@@ -65,7 +75,7 @@ def test_automatic_batches_win_over_the_files_size() -> None:
     """`--batch-size auto` is a flag like any other."""
     from auditor.commands.options import batch_size
 
-    assert make({**OUTSIDE, "batch_size": 7}, {"batch_size": batch_size("auto")}).batch_size is None
+    assert make({**OUTSIDE, "batch_size": 7}, {"batch_size": batch_size("auto")}).compute.batch_size is None
 
 
 @given(
@@ -83,8 +93,8 @@ def test_automatic_batches_win_over_the_files_size() -> None:
     )
 )
 def test_a_plan_survives_its_file(values: dict[str, Any]) -> None:
-    plan = Plan(**OUTSIDE, **values)
-    assert from_json(Plan, json.loads(json.dumps(to_json(plan)))) == plan
+    plan = Plan.of(**OUTSIDE, **values)
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
@@ -257,7 +267,7 @@ def test_names_and_options_nobody_has() -> None:
 
 
 def test_auto_is_the_default_of_a_count_and_a_value_of_its_own_elsewhere() -> None:
-    held = {"batch_size": 4, "device": "cuda", "lead": "bos"}
-    flags = {"batch_size": "auto", "device": "auto", "lead": "auto", "model": "m", "data": "d"}
+    held = {"batch_size": 4, "device": "cuda", "prefix_token": "bos"}
+    flags = {"batch_size": "auto", "device": "auto", "prefix_token": "auto", "model": "m", "data": "d"}
     made = make(held, flags)
-    assert (made.batch_size, made.device, made.lead) == (None, "auto", "auto")
+    assert (made.compute.batch_size, made.loading.device, made.data.prefix_token) == (None, "auto", "auto")

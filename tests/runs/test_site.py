@@ -9,7 +9,6 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from auditor.core.jsonable import to_json
 from auditor.core.nouns import CellKey, Claim, Pair, Secret
 from auditor.core.plan import Plan
 from auditor.models.huggingface import HuggingFaceModel
@@ -83,7 +82,7 @@ def test_an_adapter_is_held_against_its_base_unless_told_otherwise(tmp_path: Pat
 
 def test_live_objects_are_audited_by_the_same_walk(tmp_path: Path) -> None:
     asked, shelf = plan(attack=["perplexity", "extraction-probability"], defense=["uniform-mixing"]), Shelf()
-    folder = RunFolder.create(tmp_path / "run", "live", to_json(asked))
+    folder = RunFolder.create(tmp_path / "run", "live", asked.to_json())
     result = run(asked, folder, Silence(), shelf, Live(asked, Silence(), shelf))
     assert [finding.key for finding in result.findings] == check(asked).cells()
     assert result.benchmark.members == 4 and result.benchmark.nonmembers == 4 and result.weights == {}

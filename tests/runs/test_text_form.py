@@ -19,8 +19,8 @@ from auditor.core.nouns import TextForm
 from auditor.core.plan import Plan
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.benchmark import Benchmark
-from auditor.runs.lead import led, usual_lead
 from auditor.runs.own_data import load_data
+from auditor.runs.prefix_token import prefixed, usual_prefix_token
 from auditor.runs.scoring import greedy_recall, known_better
 
 PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "trust" / "text_forms.py"
@@ -75,14 +75,16 @@ class World:
 
     def plan(self, **asked: Any) -> Plan:
         data, fresh = self.files
-        return Plan(model="tiny", data=data, **{"nonmembers": fresh, "known_fraction": 0.0, **asked})
+        return Plan.of(model="tiny", data=data, **{"nonmembers": fresh, "known_fraction": 0.0, **asked})
 
     def data(self, held: TextForm | None = None, **asked: Any) -> Benchmark:
-        return load_data(self.plan(**asked), HuggingFaceModel(self.model, self.words, "tiny"), held)
+        return load_data(self.plan(**asked).data, "tiny", 0, HuggingFaceModel(self.model, self.words, "tiny"), held)
 
     def recall(self, found: Benchmark) -> int:
         """Answers of the kind of `self.answers` that greedy decoding says, of each record one."""
-        target = led(HuggingFaceModel(self.model, self.words, "tiny"), () if found.framed else usual_lead(self.words))
+        target = prefixed(
+            HuggingFaceModel(self.model, self.words, "tiny"), () if found.framed else usual_prefix_token(self.words)
+        )
         wanted = [s for s in found.secrets if s.wording is not None and s.wording.suffix.strip() in self.answers]
         return sum(round(one.value * one.n) for one in greedy_recall(target, wanted).values())
 
@@ -134,9 +136,10 @@ def test_a_form_that_the_model_was_trained_in_is_no_doubt_though_nothing_was_mem
 
 
 def test_a_model_that_prefers_no_form_is_a_doubt(tmp_path: Path) -> None:
-    assert "cannot be told from one that was trained on another text form" in sentences(
-        World("messages", tmp_path, steps=0).data()
-    )
+    world = World("messages", tmp_path, steps=0)
+    assert "cannot be told from one that was trained on another text form" in sentences(world.data())
+    named = world.data(template="model")  # whoever names it answers for it
+    assert named.text_form is not None and not named.doubts and "nothing in the data confirms" in named.text_form.said
 
 
 def test_a_form_that_nobody_tries_is_a_doubt_and_its_template_resolves_it(tmp_path: Path) -> None:
@@ -186,7 +189,7 @@ def test_a_day_that_nobody_names_is_found_by_the_models_files_or_is_a_doubt(tmp_
     for path in folder.iterdir():
         os.utime(path, (three_later, three_later))
     live = HuggingFaceModel(world.model, world.words, "tiny")
-    found = load_data(Plan(**{**vars(world.plan()), "model": str(folder)}), live)
+    found = load_data(world.plan().data, str(folder), 0, live)
     assert found.text_form is not None and found.text_form.day == forms.DAY
     assert world.recall(found) == MEMBERS > world.recall(today)
 

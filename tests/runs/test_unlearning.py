@@ -59,7 +59,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def asked(world: Path, **more: Any) -> Plan:
     own = {"model": str(world / "after"), "data": str(world / "data.jsonl"), "forget": str(world / "forget.jsonl")}
     beside = {"before": str(world / "before"), "retrained": str(world / "retrained")}
-    return Plan(attack=("extraction-probability",), **{**own, **beside, **more})
+    return Plan.of(attack=("extraction-probability",), **{**own, **beside, **more})
 
 
 def site(plan: Plan) -> OwnSite:
@@ -150,7 +150,19 @@ def test_a_run_says_what_is_left_of_each_group(world: Path, tmp_path: Path, caps
     flags = [f"--{name}={folders[name]}" for name in ("before", "retrained")]
     files = [f"--{name}={world / file}.jsonl" for name, file in (("data", "data"), ("nonmembers", "fresh"))]
     more = ["--forget", str(world / "forget.jsonl"), "--relearn", "2", "--attack", "extraction-probability"]
-    command = ["run", "--model", folders["after"], *flags, *files, *more, "--setting", "worst", "-o", str(out)]
+    command = [
+        "run",
+        "--model",
+        folders["after"],
+        *flags,
+        *files,
+        *more,
+        "--setting",
+        "worst",
+        "-o",
+        str(out),
+        "--verbose",
+    ]
     assert call(command) == 0 and fits_schema(out)
     result = json.loads((out / "result.json").read_text())
     assert [target["title"] for target in result["targets"]] == [
@@ -273,5 +285,5 @@ def test_in_the_lab_relearning_wants_a_defense_that_forgets(tmp_path: Path, caps
     assert call(["run", "--attack", "perplexity", "--relearn", "5", "-o", str(tmp_path / "run")]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert (
-        "--relearn goes with a model that was to forget: expected --defense npo or gradient-ascent, got neither" in said
+        "--relearn goes with a model that was to forget: expected --defense gradient-ascent or npo, got neither" in said
     )

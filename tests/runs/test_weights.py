@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -47,7 +46,7 @@ def plan(tmp_path: Path) -> Plan:
         put(tmp_path / "ensemble" / member, adapter_model__safetensors=member, adapter_config__json="{}")
     options = {"pmixed": {"ensemble": str(tmp_path / "ensemble")}}
     data = str(tmp_path / "data.jsonl")
-    return Plan(model=str(tmp_path / "model"), data=data, public=str(tmp_path / "public"), defense_options=options)
+    return Plan.of(model=str(tmp_path / "model"), data=data, public=str(tmp_path / "public"), defense_options=options)
 
 
 def test_models_that_lie_where_a_run_starts_are_not_its_references(
@@ -55,7 +54,7 @@ def test_models_that_lie_where_a_run_starts_are_not_its_references(
 ) -> None:
     """A run would not go on once another model is put beside it."""
     monkeypatch.chdir(tmp_path)
-    asked = dataclasses.replace(plan, attack_options={"perplexity": {"samples": 4}, "membership": {"references": ""}})
+    asked = plan.having(attack_options={"perplexity": {"samples": 4}, "membership": {"references": ""}})
     assert plan_weights.of_plan(asked) == plan_weights.of_plan(plan)
 
 
@@ -146,7 +145,7 @@ def test_a_model_on_the_hub_is_the_snapshot_at_hand(tmp_path: Path, monkeypatch:
         return str(there / file) if (there / file).exists() else None
 
     monkeypatch.setattr(weights, "try_to_load_from_cache", cached)
-    plan = Plan(model="some/model", revision="v1", data="data")
+    plan = Plan.of(model="some/model", revision="v1", data="data")
     assert sorted(plan_weights.of_plan(plan)) == ["model/config.json", "model/model.safetensors"]
     assert set(asked) == {("some/model", "v1")}
     monkeypatch.setattr(weights, "try_to_load_from_cache", lambda *_, **__: None)

@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scipy.stats import binom
 
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
@@ -114,6 +115,8 @@ def test_with_delta_some_epsilons_are_beyond_any_number_of_canaries() -> None:
     """No bound of (epsilon, delta) passes log(level / (2 delta)) = 7.82 here; by our rule 8 takes a smaller delta."""
     with pytest.raises(AuditError, match=r"at most about 6\.8, got 8; a smaller delta"):
         canaries_needed(8, 1e-5)
+    with pytest.raises(AuditError, match=r"up to 1,000,000 canaries .* at most about 11, got 20"):
+        canaries_needed(20, 1e-7)  # the most of them prove the most
     assert 13_000 < canaries_needed(8, 0.0) < canaries_needed(8, 1e-6) < 15_000
     assert max(epsilon_one_run(m, m, m, 1e-5, 0.05) for m in (10**4, 10**5, 10**6)) < 8.3
 
@@ -136,13 +139,31 @@ def test_what_cannot_be_audited_is_refused(scores: list[float], included: list[b
 
 
 @pytest.mark.parametrize(
-    ("delta", "level", "copies"), [(1.0, 0.05, 1), (-1e-5, 0.05, 1), (0, 0, 1), (0, 1, 1), (0, 0.05, 0)]
+    ("delta", "level", "copies", "said"),
+    [
+        (1.0, 0.05, 1, "expected delta in"),
+        (-1e-5, 0.05, 1, "expected delta in"),
+        (0, 0, 1, "expected a level in"),
+        (0, 1, 1, "expected a level in"),
+        (0, 0.05, 0, "inserted at least once"),
+    ],
 )
-def test_bad_numbers_are_refused(delta: float, level: float, copies: int) -> None:
-    with pytest.raises(AuditError, match="expected"):
+def test_bad_numbers_are_refused(delta: float, level: float, copies: int, said: str) -> None:
+    with pytest.raises(AuditError, match=said):
         audited(*game(100, 1), delta, level, copies)
-    with pytest.raises(AuditError, match="expected"):
+    with pytest.raises(AuditError, match=said):
         canaries_needed(1.0, delta, level, copies)
+
+
+def test_fair_coins_are_refused_less_than_once_in_a_billion() -> None:
+    """Of 1,000 the first count that is refused is the first that fair coins reach so seldom, on either side."""
+    first = next(k for k in range(500, 1001) if 2 * binom.sf(k - 1, 1000, 0.5) < 1e-9)
+    scores = np.arange(1000.0)
+    for inside in (first, 1000 - first):
+        with pytest.raises(AuditError, match=f"fair coins, got {inside} of 1000 in"):
+            audited(scores, np.arange(1000) < inside, 1e-5)
+    for inside in (first - 1, 1001 - first):
+        assert audited(scores, np.arange(1000) < inside, 0.0)
 
 
 def test_a_row_s_numbers() -> None:

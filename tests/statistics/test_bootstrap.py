@@ -27,10 +27,12 @@ def test_the_interval_of_a_mean_covers_it_as_often_as_it_says() -> None:
     assert 0.90 <= covered / 200 <= 0.98
 
 
-def test_places_are_drawn_with_replacement() -> None:
-    found = list(bootstrap.places(20, "places", 50))
-    assert len(found) == 50 and all(len(at) == 20 and at.min() >= 0 and at.max() < 20 for at in found)
-    assert np.mean([len(set(at.tolist())) for at in found]) == pytest.approx(20 * (1 - (1 - 1 / 20) ** 20), abs=0.6)
+def test_weights_are_uniform_on_the_simplex() -> None:
+    values = np.array([0.0, 0.25, 1.0])
+    found = bootstrap.resampled(3, lambda weights: weights @ values, "weights", 4000, 7, bootstrap.weighted)
+    assert found.shape == (4000,) and found.min() > 0 and found.max() < 1
+    assert found.mean() == pytest.approx(values.mean(), abs=0.01)
+    assert found.var() == pytest.approx(values.var() / 4, rel=0.05)  # of Dirichlet(1, 1, 1): 1 / (n + 1)
 
 
 def test_many_secrets_take_no_more_memory_than_few() -> None:

@@ -11,16 +11,15 @@ from auditor.statistics.bounds import (
     BinomialCount,
     Pairs,
     RecordedInterval,
-    paired_means,
     paired_p_value,
-    paired_ranking,
     paired_shares,
     score_statistic,
 )
+from auditor.statistics.compare import paired_means, paired_ranking
 from auditor.statistics.intervals import clopper_pearson
 
 
-def law(delta: float, discordant: float) -> list[float]:
+def distribution(delta: float, discordant: float) -> list[float]:
     """Probabilities of a win, a loss and neither."""
     return [max(0.0, (discordant + delta) / 2), max(0.0, (discordant - delta) / 2), 1 - discordant]
 
@@ -34,7 +33,7 @@ def test_paired_bounds_err_at_most_as_often_as_stated() -> None:
     worst = 0.0
     for delta in (-0.6, -0.3, -0.1, 0.0, 0.05, 0.2, 0.4):
         for discordant in np.linspace(abs(delta), 1, 30):
-            p = multinomial.pmf(outcomes, n, law(delta, discordant))
+            p = multinomial.pmf(outcomes, n, distribution(delta, discordant))
             wrong = p[low > delta + 1e-9].sum(), p[high < delta - 1e-9].sum()
             assert max(wrong) <= 0.05, (delta, discordant)
             worst = max(worst, *wrong)
@@ -42,7 +41,7 @@ def test_paired_bounds_err_at_most_as_often_as_stated() -> None:
 
 
 def test_the_statistic_is_the_score_of_the_constrained_likelihood() -> None:
-    """The variance of wins - losses at the most likely law with that difference, found by a search."""
+    """The variance of wins - losses at the most likely distribution with that difference, found by a search."""
     n, wins, losses, delta = 40, 9, 3, 0.08
 
     def unlikelihood(lost: float) -> float:
@@ -55,14 +54,16 @@ def test_the_statistic_is_the_score_of_the_constrained_likelihood() -> None:
     assert score_statistic(0, 0, 40, 0.0) == 0
 
 
-@pytest.mark.parametrize(("wins", "losses", "n", "delta"), [(5, 1, 15, 0.0), (6, 2, 15, 0.1), (1, 3, 14, -0.3)])
+@pytest.mark.parametrize(
+    ("wins", "losses", "n", "delta"), [(5, 1, 15, 0.0), (6, 2, 15, 0.1), (1, 3, 14, -0.3), (120, 96, 240, 0.0)]
+)
 def test_the_p_value_is_the_largest_tail(wins: int, losses: int, n: int, delta: float) -> None:
     outcomes = np.array([(b, c, n - b - c) for b in range(n + 1) for c in range(n + 1 - b)])
     seen = score_statistic(wins, losses, n, delta)
     extreme = score_statistic(outcomes[:, 0], outcomes[:, 1], n, delta) >= seen - 1e-9
     low, high = clopper_pearson(wins + losses, n, 1 - 1e-4)
     grid = np.linspace(max(low, abs(delta)), high, 25)
-    slow = max(multinomial.pmf(outcomes[extreme], n, law(delta, psi)).sum() for psi in grid)
+    slow = max(multinomial.pmf(outcomes[extreme], n, distribution(delta, psi)).sum() for psi in grid)
     assert paired_p_value(wins, losses, n, delta) == pytest.approx(slow + 1e-4, abs=1e-9)
 
 

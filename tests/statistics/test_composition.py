@@ -12,9 +12,9 @@ from auditor.core.errors import AuditError
 from auditor.statistics.composition import Array, advantage, exact_epsilon, renyi_epsilon
 
 
-def logs(*laws: list[float]) -> list[Array]:
+def logs(*distributions: list[float]) -> list[Array]:
     with np.errstate(divide="ignore"):
-        return [np.log(np.array(law)) for law in laws]
+        return [np.log(np.array(distribution)) for distribution in distributions]
 
 
 def binomial_delta(epsilon: float, p: float, q: float, draws: int) -> float:
@@ -43,7 +43,7 @@ def test_pure_epsilons_in_closed_form() -> None:
     assert float(renyi_epsilon(one, other, 9, 0.0)) == pytest.approx(9 * math.log(3))
 
 
-def test_what_one_law_never_says_costs_delta() -> None:
+def test_what_one_distribution_never_says_costs_delta() -> None:
     one, other = logs([0.001, 0.999], [0.0, 1.0])
     assert exact_epsilon(one, other, 1, 1e-4) == math.inf
     assert exact_epsilon(one, other, 1, 2e-3) == 0.0
@@ -51,7 +51,7 @@ def test_what_one_law_never_says_costs_delta() -> None:
     assert advantage(one, other, 1) == pytest.approx(0.001)
 
 
-def test_laws_that_are_the_same_are_not_apart() -> None:
+def test_distributions_that_are_the_same_are_not_apart() -> None:
     same, _ = logs([0.2, 0.3, 0.5], [1.0])
     for delta in (0.0, 1e-5):
         assert exact_epsilon(same, same, 1024, delta) == pytest.approx(0, abs=1e-6)
@@ -59,7 +59,8 @@ def test_laws_that_are_the_same_are_not_apart() -> None:
 
 
 def test_against_dp_accounting() -> None:
-    """From below and from above, on laws of 200 tokens; google/differential-privacy's privacy loss distributions.
+    """From below and from above, on distributions of 200 tokens; google/differential-privacy's privacy loss
+    distributions.
 
     Each as fine as it takes for bounds within a hundredth: finer ones, and many more draws, take minutes.
     """

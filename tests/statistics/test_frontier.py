@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from auditor.core.streams import generator
 from auditor.statistics import bootstrap, frontier, intervals
-from auditor.statistics.bounds import paired_means, paired_shares
+from auditor.statistics.bounds import paired_shares
+from auditor.statistics.compare import paired_means
 from auditor.statistics.frontier import Leak, convex_frontier, may_be_least
 from auditor.statistics.roc import auc, rate_at
 
@@ -173,7 +174,7 @@ def test_equals_are_not_told_apart_and_the_worse_is() -> None:
     assert least(leaks([list(one), list(other), list(base + 0.5)])) == [True, True, False]
 
 
-def test_copies_of_one_law_are_all_left_and_one_alone_is_the_least() -> None:
+def test_copies_of_one_distribution_are_all_left_and_one_alone_is_the_least() -> None:
     values = list(np.random.default_rng(2).random(50))
     assert least(leaks([values] * 4)) == [True] * 4
     assert (
@@ -195,15 +196,17 @@ def rare(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
     return rng.random(shape) ** 0.1 * (rng.random(shape) < 0.1)
 
 
-@pytest.mark.parametrize("law", [rare, lambda rng, shape: rng.normal(8, 4, shape)], ids=["probabilities", "bits"])
+@pytest.mark.parametrize(
+    "distribution", [rare, lambda rng, shape: rng.normal(8, 4, shape)], ids=["probabilities", "bits"]
+)
 @pytest.mark.parametrize("points", [2, 5])
-def test_among_copies_of_one_law_a_winner_is_named_as_seldom_as_promised(
-    law: Callable[[np.random.Generator, tuple[int, int]], np.ndarray], points: int
+def test_among_copies_of_one_distribution_a_winner_is_named_as_seldom_as_promised(
+    distribution: Callable[[np.random.Generator, tuple[int, int]], np.ndarray], points: int
 ) -> None:
     rng, named, trials = generator("test", "frontier", points), 0, 300
     draws = np.concatenate(list(bootstrap.blocks(60, "null", 1500)))
     for _ in range(trials):
-        values = law(rng, (points, 60))
+        values = distribution(rng, (points, 60))
         found = [Leak(draws @ row / 60, row) for row in values]
         named += sum(least(found)) == 1
     assert named <= at_most(trials)

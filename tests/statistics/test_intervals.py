@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from auditor.statistics.intervals import excess, wilson
+from auditor.statistics.compare import difference
+from auditor.statistics.intervals import clopper_pearson, excess, of_bounded_mean, wilson
 
 
 @pytest.mark.parametrize(
@@ -27,3 +28,31 @@ def test_a_difference_of_shares(a: int, m: int, b: int, n: int, low: float, high
     found = excess("excess", np.arange(m) < a, np.arange(n) < b)
     assert (found.value, found.low, found.high) == pytest.approx((a / m - b / n, low, high), abs=5.1e-5)
     assert found.n == m + n
+
+
+@pytest.mark.parametrize(
+    ("wins", "losses", "same", "said"), [(6, 1, 13, "0.12"), (1, 6, 13, "0.12"), (9, 0, 11, "0.0039")]
+)
+def test_a_paired_difference_says_mcnemars_p(wins: int, losses: int, same: int, said: str) -> None:
+    """By hand: 2 (1 + 7) / 2^7, and 2 / 2^9; pairs that agree tell nothing of either."""
+    first = np.array([True] * wins + [False] * losses + [True, False] * same)
+    second = np.array([False] * wins + [True] * losses + [True, False] * same)
+    found = difference("recall", "share", first, second)
+    assert found.note == f"exact McNemar p = {said}" and found.n == wins + losses + 2 * same
+    assert found.value == pytest.approx((wins - losses) / found.n) and found.low < found.value < found.high
+
+
+@pytest.mark.parametrize("wins", [0, 30])
+def test_pairs_that_all_agree_leave_open_what_so_few_cannot_show(wins: int) -> None:
+    """A resample is as they are; exact bounds of none in n reach to 1 - 0.025^(1/n)."""
+    found = difference("recall", "share", np.arange(30) < wins, np.zeros(30, dtype=bool))
+    most = 1 - 0.025 ** (1 / 30)
+    ends = (-most, most) if wins == 0 else (1 - 2 * most, 1.0)
+    assert (found.value, found.low, found.high) == pytest.approx((wins / 30, *ends))
+    assert found.note == f"exact McNemar p = {1.0 if wins == 0 else 2 / 2**30:.2g}"
+
+
+@pytest.mark.parametrize(("ones", "n"), [(3, 40), (20, 40), (39, 40)])
+def test_of_zeros_and_ones_it_is_the_exact_interval(ones: int, n: int) -> None:
+    found = of_bounded_mean((np.arange(n) < ones).astype(float), "shares")
+    assert found == pytest.approx(clopper_pearson(ones, n), abs=0.01)

@@ -89,8 +89,9 @@ def test_min_k_takes_the_lowest_share_and_at_least_one() -> None:
     assert membership.lowest(values, 1.0) == -3
 
 
-def test_min_k_plus_standardises_by_the_law_itself() -> None:
-    """A law of 3/4 and 1/4: mean and deviation of log p by hand; a law without deviation says 0, not 0/0."""
+def test_min_k_plus_standardises_by_the_distribution_itself() -> None:
+    """A distribution of 3/4 and 1/4: mean and deviation of log p by hand; a distribution without deviation says 0, not
+    0/0."""
     p = floats(0.75, 0.25)
     mean = float(p @ np.log(p))
     deviation = math.sqrt(float(p @ (np.log(p) - mean) ** 2))
@@ -146,6 +147,18 @@ def test_lira_is_offline_for_all_where_one_record_was_seen_by_nobody() -> None:
 def test_lira_says_nothing_where_no_deviation_can_be_told() -> None:
     one = np.array([[True, False], [False, True]])
     assert np.isnan(membership.likelihood_ratio(floats(1, 2), np.ones((2, 2)), one)).all()
+
+
+def test_lira_takes_one_record_of_two_models_for_a_deviation() -> None:
+    """That of all records together: the other record's only model of the kind says nothing of it."""
+    saw = np.array([[False, False, True], [True, True, False]])
+    found = membership.likelihood_ratio(floats(1, 2), np.array([[0.0, 2.0, 5.0], [5.0, 6.0, 1.0]]), saw)
+    square = {"out": 2.0, "in": 0.5}  # about each record's own mean, with one degree of freedom
+    expected = [
+        norm.logpdf(1, 5, square["in"] ** 0.5) - norm.logpdf(1, 1, square["out"] ** 0.5),
+        norm.logpdf(2, 5.5, square["in"] ** 0.5) - norm.logpdf(2, 1, square["out"] ** 0.5),
+    ]
+    assert found == pytest.approx(expected)
 
 
 def test_lira_has_a_deviation_a_record_from_64_models_on() -> None:

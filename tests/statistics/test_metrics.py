@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from auditor.core.nouns import Guess, Guesses, Pair, Secret
-from auditor.statistics import extraction, intervals, judging, ranking
+from auditor.statistics import compare, extraction, intervals, judging, ranking
 
 
 def outcome(hits: list[bool], scores: list[float]) -> judging.Outcome:
@@ -51,11 +51,11 @@ def test_intervals_known_answers() -> None:
 
 
 def test_paired_difference_and_mcnemar_by_hand() -> None:
-    first, second = np.arange(20) < 10, np.arange(20) < 2
-    measured = intervals.difference("recall_difference", first, second)
+    first, second = (np.where(np.arange(20) < hits, 1.0, 0.0) for hits in (10, 2))
+    measured = compare.difference("recall_difference", "share", first, second)
     assert measured.value == pytest.approx(0.4)
     assert "0.0078" in measured.note  # 2 * 0.5 ** 8
-    assert intervals.difference("d", first, first).note == "exact McNemar p = 1"
+    assert compare.difference("d", "share", first, first).note == "exact McNemar p = 1"
 
 
 def test_a_text_of_probability_0_makes_perplexity_infinite_and_is_counted() -> None:

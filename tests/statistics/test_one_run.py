@@ -186,6 +186,14 @@ def test_the_gdp_p_value_is_the_chance_in_a_simulated_game() -> None:
         assert gdp_p_value(m, r, v, mu) == pytest.approx(seen.mean(), abs=4 * seen.std() / math.sqrt(runs))
 
 
+@pytest.mark.parametrize(("r", "v"), [(100, 60), (100, 75), (40, 40), (100, 50), (100, 20), (10, 0)])
+def test_where_all_are_guessed_mu_is_refuted_up_to_the_level(r: int, v: int) -> None:
+    """Each is right with probability Phi(mu / 2); half right or fewer refute nothing."""
+    mu = gdp_mu(r, r, v, 0.05)
+    assert (mu > 0) == (binom.sf(v - 1, r, 0.5) < 0.05)
+    assert mu == 0 or binom.sf(v - 1, r, norm.cdf(mu / 2)) == pytest.approx(0.05)
+
+
 def test_the_gdp_p_value_against_adaptive_quadrature() -> None:
     m, r, v, mu = 60, 12, 11, 1.5
 
@@ -307,9 +315,9 @@ def test_a_mechanism_with_a_coin_of_its_own_is_no_set_of_independent_channels() 
     late = np.clip((alpha - (1 - right) * chance - (1 - chance)) / (right * chance), 0, 1) * (1 - right) * chance
     assert (power + late <= norm.cdf(norm.ppf(alpha) + 1) + 1e-9).all()  # 1-GDP
 
-    law = common_coin(chance, right, m)
+    distribution = common_coin(chance, right, m)
     truth = gaussian_epsilon(1.0, 1e-5)
     exceeds = {
         bound: [bound(m, m, v, 1e-5, level) > truth for v in range(m + 1)] for bound in (epsilon_fdp, epsilon_gdp)
     }
-    assert law[exceeds[epsilon_gdp]].sum() > 0.09 > level >= law[exceeds[epsilon_fdp]].sum()
+    assert distribution[exceeds[epsilon_gdp]].sum() > 0.09 > level >= distribution[exceeds[epsilon_fdp]].sum()

@@ -38,6 +38,29 @@ def test_delongs_variance_against_a_naive_twin() -> None:
     assert found.low <= kernel.mean() - 1.959 * np.sqrt(variance) + 1e-9
 
 
+def test_delongs_interval_is_the_wider_one_where_scores_fall_in_two_lumps() -> None:
+    """Its deviations are of a sample: divided by one less than there are."""
+    own, others = np.array([9.0] * 30 + [0.0] * 10), np.linspace(1, 8, 40)
+    wins = (own[:, None] > others).astype(float)
+    variance = wins.mean(1).var(ddof=1) / 40 + wins.mean(0).var(ddof=1) / 40
+    found, low = roc.auc_measured("auc", own, others), roc.newcombe(float(wins.mean()), 40, 40)[0]
+    assert 0 < found.low < low and found.low == pytest.approx(wins.mean() - norm.ppf(0.975) * np.sqrt(variance))
+
+
+@pytest.mark.parametrize("level", [0.025, 0.05, 0.2])
+def test_the_two_ways_in_which_a_bound_of_a_rate_errs_make_up_its_level(level: float) -> None:
+    """The threshold on the wrong side, four fifths at most, or not and too few or too many members above it."""
+    own, others = scores(300, 500, 1.0)
+    found, falling = roc.FoundRate(own, others, 0.05), np.sort(others)[::-1]
+    low, high = found.low(level), found.high(level)
+    wrong, k = max((p, k) for k in range(1, 501) if (p := float(binom.cdf(k - 1, 500, 0.05))) <= 0.8 * level)
+    above = int((own > falling[k - 1]).sum())
+    assert wrong + (1 - wrong) * binom.sf(above - 1, 300, low) == pytest.approx(level)
+    wrong, k = max((p, k) for k in range(1, 501) if (p := float(binom.sf(k - 1, 500, 0.05))) <= 0.8 * level)
+    above = int((own > falling[k - 1]).sum())
+    assert wrong + (1 - wrong) * binom.cdf(above, 300, high) == pytest.approx(level)
+
+
 @pytest.mark.parametrize(("m", "n", "shift"), [(300, 100, 0.0), (300, 100, 1.0), (30, 10, 2.0), (10, 10, 3.0)])
 def test_the_interval_of_an_auc_holds_the_truth(m: int, n: int, shift: float) -> None:
     truth, held = norm.cdf(shift / np.sqrt(2)), 0
@@ -95,7 +118,7 @@ def jump(rng: np.random.Generator, m: int, n: int) -> tuple[np.ndarray, np.ndarr
     return np.where(rng.random(m) < 0.1, 2.0, rng.uniform(0.98, 0.99, m)), rng.random(n)
 
 
-LAWS = {
+DISTRIBUTIONS = {
     "normal": (lambda rng, m, n: (rng.normal(1.5, 1, m), rng.normal(0, 1, n)), norm.sf(norm.isf(0.01) - 1.5)),
     "Cauchy": (lambda rng, m, n: (rng.standard_cauchy(m) + 2, rng.standard_cauchy(n)), cauchy.sf(cauchy.isf(0.01) - 2)),
     "one in a hundred leaks": (
@@ -111,11 +134,11 @@ LAWS = {
 
 
 @pytest.mark.parametrize(("m", "n"), [(100, 100), (300, 100), (500, 100), (200, 200), (1000, 1000)])
-@pytest.mark.parametrize("law", LAWS)
-def test_the_interval_of_a_rate_holds_the_point_of_the_roc(law: str, m: int, n: int) -> None:
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_the_interval_of_a_rate_holds_the_point_of_the_roc(distribution: str, m: int, n: int) -> None:
     """Each end misses in 2.5% at most, and so does a gate at the true value in 5%: whatever the scores are like."""
-    draw, truth = LAWS[law]
-    rng, audits = generator("rates", law, m, n), 300
+    draw, truth = DISTRIBUTIONS[distribution]
+    rng, audits = generator("rates", distribution, m, n), 300
     most = binom.ppf(0.999, audits, [0.025, 0.05])
     below = above = failed = 0
     for _ in range(audits):

@@ -69,9 +69,9 @@ def test_a_group_s_delta_is_more_than_a_record_s() -> None:
 def test_the_bound_errs_at_most_as_often_as_stated() -> None:
     """Randomised response of epsilon 1: over every outcome of 30 and 30 trials."""
     n, right = 30, math.e / (1 + math.e)
-    law = binom.pmf(range(n + 1), n, right), binom.pmf(range(n + 1), n, 1 - right)
+    distribution = binom.pmf(range(n + 1), n, right), binom.pmf(range(n + 1), n, 1 - right)
     wrong = sum(
-        law[0][tp] * law[1][fp]
+        distribution[0][tp] * distribution[1][fp]
         for tp in range(n + 1)
         for fp in range(n + 1)
         if epsilon_clopper_pearson(tp, n - tp, fp, n - fp, 0.0) > 1

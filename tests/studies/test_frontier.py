@@ -107,7 +107,11 @@ def test_a_run_with_several_defenses_has_its_picture(single: Path) -> None:
     assert (mine.epsilon, mine.tokens, copy.epsilon) == (pytest.approx(0.809, abs=1e-3), 1, None)  # filled, and hollow
     main = next(f for f in result.findings if f.key == ("mine", "worst", "extraction-probability")).main
     assert main is not None and mine.leak.value == pytest.approx(main.value) and mine.leak.n == main.n == 38
-    assert (mine.leak, mine.ratio, mine.least) == (copy.leak, copy.ratio, copy.least)  # one law: not told apart
+    assert (mine.leak, mine.ratio, mine.least) == (
+        copy.leak,
+        copy.ratio,
+        copy.least,
+    )  # one distribution: not told apart
     assert members.points[0].leak.n == 38 and not members.missing
     report = (single / "report.md").read_text()
     assert "What leaks least at the same usefulness" in report and "perplexity within 10%" in report
@@ -246,10 +250,10 @@ def test_fewer_answers_narrow_what_all_are_compared_on(single: Path) -> None:
 
 
 def test_a_lab_may_be_of_the_seed_of_its_run() -> None:
-    own, usual = Plan(seed=3, lab_recipe={"seed": "run"}), Plan(seed=3)
+    own, usual = Plan.of(seed=3, lab_recipe={"seed": "run"}), Plan.of(seed=3)
     assert (lab_recipe(own).seed, lab_recipe(usual).seed) == (3, 0)
 
 
 def test_without_controls_a_defense_stands_alone() -> None:
-    rows = [[row.name for row in check(Plan(defense=("pmixed",), controls=on)).rows] for on in (True, False)]
+    rows = [[row.name for row in check(Plan.of(defense=("pmixed",), controls=on)).rows] for on in (True, False)]
     assert rows == [["pmixed", "ensemble-unmixed", "public"], ["pmixed"]]

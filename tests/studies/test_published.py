@@ -8,14 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from scipy.integrate import quad
-from scipy.stats import chi2
 
 from auditor.cli import call
 from auditor.core.errors import AuditError
-from auditor.privacy.gaussian import scale_divergence, scale_epsilon
+from auditor.privacy.gaussian import scale_divergence
 from auditor.studies import papers, published
 from auditor.studies.published import PromiseCheck, Published
 
@@ -64,7 +61,9 @@ def test_dp_fusion_costs_more_than_it_charges(
     assert replaced.claimed == pytest.approx(4 * beta) and replaced.order == alpha
     assert replaced.ratio == pytest.approx(ratio, abs=5e-3) and "neighbour 0" in replaced.where
     assert realised is None or replaced.realised == pytest.approx(realised, abs=5e-6)
-    assert emptied.realised == pytest.approx(alpha * beta, rel=1e-4)  # as far from the redacted law as it may be
+    assert emptied.realised == pytest.approx(
+        alpha * beta, rel=1e-4
+    )  # as far from the redacted distribution as it may be
     assert (emptied.verdict == "holds") == (alpha <= 4)
     (more,) = rows(found["dp-fusion"], "opposite phrases", f"{setting}, charged 4 D")
     assert more.claimed == pytest.approx(4 * alpha * beta) and more.verdict == "holds" and more.beside
@@ -125,23 +124,6 @@ def test_what_the_scale_of_adps_noise_gives_away(scale: float, parameters: float
     assert found == pytest.approx(divergence, rel=6e-3)
 
 
-def test_epsilon_of_two_scales_is_exact() -> None:
-    """Against the integral of what exceeds e^epsilon, over the squared norm."""
-    one, other, delta = 1.0, 0.8, 1e-3
-    epsilon = scale_epsilon(3, one, other, delta)
-
-    def delta_at(a: float, b: float) -> float:
-        def above(x: float) -> float:
-            p, q = (float(chi2.pdf(x / scale**2, 3)) / scale**2 for scale in (a, b))
-            return max(p - math.exp(epsilon) * q, 0.0)
-
-        return float(quad(above, 0, 200, limit=2000, points=np.linspace(1, 60, 40))[0])
-
-    assert max(delta_at(one, other), delta_at(other, one)) == pytest.approx(delta, rel=1e-5)
-    assert scale_epsilon(3, 0.7, 0.7, delta) == 0 and scale_epsilon(10**8, 1.0, 0.999, 1e-5) > 40
-    assert scale_divergence(2, 5, 1.0, 0.5) == math.inf
-
-
 def test_claims_that_are_attained_are_said_to_hold(found: Found) -> None:
     mixed, ink = found["uniform-mixing"], found["invisible-ink"]
     assert {one.verdict for one in (*mixed, *ink)} == {"holds"}
@@ -180,7 +162,10 @@ def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixtu
         ({"mechanism": "dp-fussion"}, "did you mean 'dp-fusion'"),
         ({"mechanism": "adp", "hold": ""}, "did you mean 'holds'"),
         ({"mechanism": "pmixed", "query": [{"name": "q", "public": [0.5, 0.6]}]}, "total mass 1 in the query 'q'"),
-        ({"mechanism": "pmixed", "query": [{"public": [0.5, 0.5], "private": [1.0]}]}, "expected laws of one width"),
+        (
+            {"mechanism": "pmixed", "query": [{"public": [0.5, 0.5], "private": [1.0]}]},
+            "expected distributions of one width",
+        ),
     ],
 )
 def test_plans_that_say_something_else_are_refused(raw: dict[str, Any], said: str) -> None:
@@ -190,6 +175,6 @@ def test_plans_that_say_something_else_are_refused(raw: dict[str, Any], said: st
 
 def test_what_a_claim_does_not_look_at_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["reproduce", "claims", "--model", "gpt2", "--limit", "3", "-o", str(tmp_path / "out")]) == 2
-    assert "expected no --limit, --model for claims/dp-fusion, whose laws are given" in capsys.readouterr().err
+    assert "expected no --limit, --model for claims/dp-fusion, whose distributions are given" in capsys.readouterr().err
     assert call(["reproduce", "claims", "--plan", "pmixd", "-o", str(tmp_path / "out")]) == 2
     assert "did you mean 'pmixed'" in capsys.readouterr().err and not (tmp_path / "out").exists()

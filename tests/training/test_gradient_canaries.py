@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from scipy.stats import norm
+from scipy.stats import binom, norm
 from torch import Tensor
 
 from auditor.core.errors import AuditError
@@ -232,6 +232,16 @@ def test_steps_that_are_what_they_are_said_to_be() -> None:
     assert values == STEPS * witnesses and size == pytest.approx(1, abs=5 / math.sqrt(2 * values)) and repeated < 0.8
     np.testing.assert_array_equal(watch.drawn * watch.included, taken().sum(0))
     assert fit(recipe(noise_multiplier=0.0)).watch.noise_seen() == (0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.1, 0.5])
+def test_uneven_counts_by_enumerating_the_binomial(rate: float) -> None:
+    watch = CanaryWatch(Planted(5), [torch.nn.Parameter(torch.zeros(9))], 0, Assumed(1.0, 1.0, rate))
+    watch.releases, watch.drawn[:] = 40, [0, 3, 4, 9, 31]
+    k = np.arange(41)
+    second, fourth = (binom.pmf(k, 40, rate) @ (k - 40 * rate) ** power for power in (2, 4))
+    found = ((watch.drawn - 40 * rate) ** 2).sum()
+    assert watch.unevenness == pytest.approx((found - 5 * second) / math.sqrt(5 * fourth))
 
 
 def test_counts_are_held_against_poisson_sampling() -> None:

@@ -1,4 +1,5 @@
-"""The secret noise: its stream against the standard and a naive twin, its law, its grid, and the attack on seeds."""
+"""The secret noise: its stream against the standard and a naive twin, its distribution, its grid, and the attack on
+seeds."""
 
 from __future__ import annotations
 
@@ -65,8 +66,8 @@ def test_a_step_can_be_drawn_again_and_steps_differ() -> None:
 
 
 @pytest.mark.parametrize("step", [0, 1, 2**33])
-def test_the_law_is_gaussian(step: int) -> None:
-    values = drawn("law", step, 1 << 18)
+def test_the_distribution_is_gaussian(step: int) -> None:
+    values = drawn("distribution", step, 1 << 18)
     n = len(values)
     assert stats.kstest(values, "norm").pvalue > 1e-3
     assert abs(values.mean()) < 4 / math.sqrt(n) and abs(values.var() - 1) < 4 * math.sqrt(2 / n)

@@ -71,7 +71,7 @@ def bert(vocab_size: int, seed: int = 0) -> BertForMaskedLM:
     shape: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = BertConfig(vocab_size=vocab_size, intermediate_size=32, max_position_embeddings=64, **shape)
     model = BertForMaskedLM(config)
-    with torch.no_grad():  # a peaked law, so that mixing costs something
+    with torch.no_grad():  # a peaked distribution, so that mixing costs something
         model.get_output_embeddings().weight.mul_(30)
     return model
 
@@ -145,9 +145,9 @@ def test_causal_perplexity_is_a_naive_twins(world: Path) -> None:
     nll, count = 0.0, 0
     for text in texts():
         tokens = model.tokenizer(text)["input_ids"]  # type: ignore[misc]
-        law = model.log_probs(torch.tensor([tokens]), len(tokens))[0].double().exp()
+        distribution = model.log_probs(torch.tensor([tokens]), len(tokens))[0].double().exp()
         for at in range(1, len(tokens)):
-            nll -= math.log(0.5 * float(law[at - 1, tokens[at]]) + 0.5 / model.vocab_size)
+            nll -= math.log(0.5 * float(distribution[at - 1, tokens[at]]) + 0.5 / model.vocab_size)
             count += 1
     assert result.rows[1].perplexity.value == pytest.approx(math.exp(nll / count), rel=1e-5)
 
@@ -164,8 +164,8 @@ def test_masked_perplexity_is_a_naive_twins(world: Path) -> None:
                 assert len(gaps) == max(1, round(0.15 * len(text.open))) == len(set(gaps))
                 hidden = torch.tensor([text.tokens])
                 hidden[0, gaps] = model.mask
-                law = model.model(input_ids=hidden).logits[0, gaps].double().softmax(-1)
-                for p in law[range(len(gaps)), [text.tokens[at] for at in gaps]].tolist():
+                distribution = model.model(input_ids=hidden).logits[0, gaps].double().softmax(-1)
+                for p in distribution[range(len(gaps)), [text.tokens[at] for at in gaps]].tolist():
                     nll -= math.log(0.5 * p + 0.5 / model.vocab_size)
                     count += 1
         found.append(math.exp(nll / count))

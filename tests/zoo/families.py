@@ -253,7 +253,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
 }
 
-_SEES_THE_FUTURE = "whose law of a token changes by .* nats with what comes after it"
+_SEES_THE_FUTURE = "whose distribution of a token changes by .* nats with what comes after it"
 _CHARACTERS = Row(
     shape={"pronunciation_vocab_size": 61, "shape_vocab_size": 61},
     refused="must be told how each character looks and sounds",
@@ -284,7 +284,9 @@ MASKED: Mapping[str, Row] = {
     "longformer": Row(shape={"attention_window": 8}),
     "luke": Row(shape={"entity_vocab_size": 8, "entity_emb_size": 16}),
     "mobilebert": Row(shape={"embedding_size": 16, "intra_bottleneck_size": 16}),
-    "mra": Row(refused="whose law of a hidden token does not change with what comes after it"),  # without its kernel
+    "mra": Row(
+        refused="whose distribution of a hidden token does not change with what comes after it"
+    ),  # without its kernel
     "perceiver": Row(
         shape={
             **dict.fromkeys(("d_latents", "qk_channels", "v_channels"), 32),
@@ -301,7 +303,7 @@ MASKED: Mapping[str, Row] = {
             "axial_pos_embds": False,
             "num_buckets": 4,
         },
-        refused="whose law of a hidden token in a text of .* changes by .* nats when it is asked for again",
+        refused="whose distribution of a hidden token in a text of .* changes by .* nats when it is asked for again",
     ),
     "roc_bert": _CHARACTERS,
     "tapas": Row(refused="must be told which cell of a table each token is in"),
@@ -330,7 +332,8 @@ def config_of(family: str, shape: Mapping[str, Any], **more: Any) -> PreTrainedC
 
 
 def tiny(family: str, kind: Kind = "causal", **more: Any) -> PreTrainedModel:
-    """With larger weights than it is initialised with, and none that are all 0: its law depends on what it reads."""
+    """With larger weights than it is initialised with, and none that are all 0: its distribution depends on what it
+    reads."""
     torch.manual_seed(0)
     config = config_of(family, row(family, kind).shape, **more)
     made = AutoModelForMaskedLM if kind == "masked" else AutoModelForCausalLM

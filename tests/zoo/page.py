@@ -15,8 +15,8 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 _HEAD = """# Model families
 
 Printed from the tables in `tests/zoo/families.py` (`python -m tests.zoo.page`), where each family stands as a tiny
-model of transformers {version}: its law, its greedy tokens, rows that split and soft prompts, or the laws of its hidden
-tokens, are compared with transformers' own in every run of the tests.
+model of transformers {version}: its distribution, its greedy tokens, rows that split and soft prompts, or the
+distributions of its hidden tokens, are compared with transformers' own in every run of the tests.
 
 - **slots**: keys and values in a cache of ours, written in place. The fastest.
 - **cache**: the cache that the model makes of its own (states, convolutions, keys and values), copied row by row.

@@ -1,4 +1,5 @@
-"""Each family of the table against transformers itself: laws, greedy tokens, split rows, soft prompts, gaps."""
+"""Each family of the table against transformers itself: distributions, greedy tokens, split rows, soft prompts,
+gaps."""
 
 from __future__ import annotations
 
@@ -49,11 +50,11 @@ def model(request: pytest.FixtureRequest) -> HuggingFaceModel:
 def test_a_family_is_served_as_its_row_says(model: HuggingFaceModel) -> None:
     g = torch.Generator().manual_seed(0)
     tokens = torch.randint(3, VOCABULARY, (3, 10), generator=g)
-    law = torch.log_softmax(model.model(input_ids=tokens).logits, dim=-1)  # transformers' own
-    close(model.log_probs(tokens, 10), law)
-    close(model.log_probs(tokens[:, :6], 1)[:, 0], law[:, 5])  # nothing that comes later is seen
+    distribution = torch.log_softmax(model.model(input_ids=tokens).logits, dim=-1)  # transformers' own
+    close(model.log_probs(tokens, 10), distribution)
+    close(model.log_probs(tokens[:, :6], 1)[:, 0], distribution[:, 5])  # nothing that comes later is seen
     rows, contexts = model.start(tokens, 3), tokens
-    close(rows.log_probs(), law[:, -1])
+    close(rows.log_probs(), distribution[:, -1])
     for parents in ([2, 0, 2, 1, 2], [4, 1], [1, 0]):  # splits, deaths, another order
         at = torch.tensor(parents)
         drawn = torch.randint(3, VOCABULARY, (len(parents),), generator=g)
@@ -91,12 +92,12 @@ def test_a_soft_prompt_of_token_embeddings_is_those_tokens(model: HuggingFaceMod
             model.log_probs(tokens, 2, prompt=torch.zeros(2, 32))
         return
     prompt = model.embedding_rows(9)[[7, 4]].requires_grad_(True)
-    law = model.log_probs(tokens, 2, prompt=prompt)
-    close(law, model.log_probs(torch.cat([torch.tensor([[7, 4]] * 2), tokens], dim=1), 2))
-    close(model.start(tokens, 2, prompt=prompt.detach()).log_probs(), law[:, -1])
+    distribution = model.log_probs(tokens, 2, prompt=prompt)
+    close(distribution, model.log_probs(torch.cat([torch.tensor([[7, 4]] * 2), tokens], dim=1), 2))
+    close(model.start(tokens, 2, prompt=prompt.detach()).log_probs(), distribution[:, -1])
     near = model.log_probs(tokens, 2, prompt=prompt.detach() * 1.0001)  # a tuned prompt is no token's embedding
-    torch.testing.assert_close(near, law.detach(), atol=0.05, rtol=0)
-    law.sum().backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(near, distribution.detach(), atol=0.05, rtol=0)
+    distribution.sum().backward()  # type: ignore[no-untyped-call]
     assert prompt.grad is not None and float(prompt.grad.abs().sum()) > 0
 
 
@@ -153,8 +154,8 @@ def test_a_masked_family_fills_gaps_as_transformers_does(family: str, tmp_path: 
         tokens[:, 5] = 0  # a padding token that the text spells out
         hidden = tokens.scatter(1, at, model.mask)
         ones = {} if family == "fnet" else {"attention_mask": torch.ones_like(hidden)}
-        law = theirs(input_ids=hidden, **ones).logits.log_softmax(-1)
-        wanted = law.gather(1, at[..., None].expand(-1, -1, law.shape[-1]))
+        distribution = theirs(input_ids=hidden, **ones).logits.log_softmax(-1)
+        wanted = distribution.gather(1, at[..., None].expand(-1, -1, distribution.shape[-1]))
         close(model.log_probs(tokens, at), wanted)
         close(model.log_probs(tokens[1:2], at[1:2]), wanted[1:2])  # whatever it is asked beside
         close(model.token_log_probs(tokens, at), wanted.gather(-1, tokens.gather(1, at)[..., None])[..., 0])

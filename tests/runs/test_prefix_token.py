@@ -29,8 +29,8 @@ from auditor.models.decoding import ANCESTRAL
 from auditor.models.ensemble import ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Scenario
-from auditor.runs.lead import choose, led, named
 from auditor.runs.plan import make
+from auditor.runs.prefix_token import choose, named, prefixed
 from auditor.runs.scoring import greedy_recall
 from auditor.utility.subjects import CausalSubject, ScoringOptions
 from tests.commands.test_cli import assert_same_guesses, call, finding, result, value
@@ -120,7 +120,7 @@ def auto(llama: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def without(llama: Path) -> Path:
-    assert call(command(llama, llama / "without", "--lead", "none")) == 0
+    assert call(command(llama, llama / "without", "--prefix-token", "none")) == 0
     return llama / "without"
 
 
@@ -138,24 +138,29 @@ def test_a_gemma_recites_behind_what_its_tokenizer_puts_in_front() -> None:
     model = HuggingFaceModel(reciting("gemma"), tokenizer(bos_token="<bos>", eos_token="<eos>"))
     chosen = choose("auto", model, KNOWN)
     assert chosen.tokens == (BOS,)
-    assert greedy_recall(led(model, chosen.tokens), SECRETS)["all"].value > 0.9
+    assert greedy_recall(prefixed(model, chosen.tokens), SECRETS)["all"].value > 0.9
     assert greedy_recall(model, SECRETS)["all"].value < 0.2
 
 
 def test_every_row_says_it_and_nothing_else_depends_on_it(auto: Path, without: Path, capsys: Said) -> None:
     told, plain = result(auto), result(without)
-    assert told["lead"].startswith("lead <bos>, the tokenizer's own, and no other is likelier beyond chance by 7 known")
-    assert "nothing" in told["lead"] and plain["lead"] == "lead nothing, as asked for (--lead none)"
+    assert told["prefix_token"].startswith(
+        "prefix token: <bos>, the tokenizer's own, and no other is likelier beyond chance by 7 known"
+    )
+    assert (
+        "none" in told["prefix_token"]
+        and plain["prefix_token"] == "prefix token: none, as asked for (--prefix-token none)"
+    )
     measured = [row for row in told["findings"] if not row["not_applicable"]]
-    assert measured and all(told["lead"] in row["notes"] for row in measured)
-    assert all(told["lead"] in " ".join(target["notes"]) for target in told["targets"])
+    assert measured and all(told["prefix_token"] in row["notes"] for row in measured)
+    assert all(told["prefix_token"] in " ".join(target["notes"]) for target in told["targets"])
     assert told["benchmark"]["digest"] == plain["benchmark"]["digest"] and fits_schema(auto)
     assert (auto / "secrets.sha256").read_text() == (without / "secrets.sha256").read_text()
-    assert "lead &lt;bos&gt;" in (auto / "report.html").read_text()
+    assert "prefix token: &lt;bos&gt;" in (auto / "report.html").read_text()
     prefixes = [json.loads(line)["prefix"] for line in (auto / "texts.jsonl").read_text().splitlines()]
     assert prefixes and not any("bos" in prefix for prefix in prefixes)
     assert call(["compare", str(auto), str(without)]) == 2
-    assert "attack settings: lead 'none' against 'auto'" in " ".join(capsys.readouterr().err.split())
+    assert "attack settings: prefix_token 'none' against 'auto'" in " ".join(capsys.readouterr().err.split())
 
 
 def test_guesses_depend_on_neither_batch_size_nor_resume(llama: Path, auto: Path, capsys: Said) -> None:
@@ -167,17 +172,17 @@ def test_guesses_depend_on_neither_batch_size_nor_resume(llama: Path, auto: Path
     assert call(["run", "--resume", str(again)]) == 0
     assert_same_guesses(again, auto)
     plan = json.loads((again / "plan.json").read_text())
-    (again / "plan.json").write_text(json.dumps({**plan, "lead": "none"}))
+    (again / "plan.json").write_text(json.dumps({**plan, "prefix_token": "none"}))
     capsys.readouterr()
     assert call(["run", "--resume", str(again)]) == 2
-    assert "was started with (lead <bos>" in " ".join(capsys.readouterr().err.split())
+    assert "was started with (prefix token: <bos>" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_run_of_before_goes_on_without_a_lead(llama: Path, without: Path, tmp_path: Path) -> None:
     shutil.copytree(without, tmp_path / "old")
-    (tmp_path / "old" / "lead.json").unlink()
+    (tmp_path / "old" / "prefix_token.json").unlink()
     plan = json.loads((without / "plan.json").read_text())
-    del plan["lead"]
+    del plan["prefix_token"]
     (tmp_path / "old" / "plan.json").write_text(json.dumps(plan))
     assert call(["run", "--resume", str(tmp_path / "old")]) == 0
     assert_same_guesses(tmp_path / "old", without)
@@ -203,7 +208,7 @@ class Partial(LanguageModel):
         noise = torch.randn(len(contexts), last, self.vocab_size, generator=numbers)
         return torch.log_softmax(noise * (0.1 if int(contexts[0, 0]) == self.likes else 2.0), dim=-1)
 
-    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Rows:
+    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
         return Recited(self, prefixes)
 
     def embedding_rows(self, count: int) -> Tensor:
@@ -234,15 +239,19 @@ BOTH = tokenizer(bos_token="<bos>", eos_token="<eos>")
 
 def test_the_known_pairs_decide() -> None:
     assert chosen(EOS, BOTH).tokens == (EOS,)
-    assert chosen(EOS, BOTH).said.startswith("lead <eos>, the likeliest of 3 by 8 known pairs: ")
+    assert chosen(EOS, BOTH).said.startswith("prefix token: <eos>, the likeliest of 3 by 8 known pairs: ")
     assert chosen(BOS, BOTH).tokens == (BOS,)
     assert chosen(EOS, tokenizer(eos_token="<eos>")).tokens == (EOS,)
-    assert chosen(None, tokenizer(eos_token="<eos>")).said.startswith("lead nothing, the tokenizer's own, and no other")
+    assert chosen(None, tokenizer(eos_token="<eos>")).said.startswith(
+        "prefix token: none, the tokenizer's own, and no other"
+    )
 
 
 def test_one_pair_is_no_reason_to_leave_the_tokenizers_own() -> None:
     assert chosen(EOS, BOTH, KNOWN[:1]).tokens == (BOS,)
-    assert chosen(EOS, BOTH, ()).said == "lead <bos>, the tokenizer's own: there are no known pairs to choose by"
+    assert (
+        chosen(EOS, BOTH, ()).said == "prefix token: <bos>, the tokenizer's own: there are no known pairs to choose by"
+    )
 
 
 def test_texts_of_the_canaries_formats_stand_in_for_known_pairs() -> None:
@@ -265,16 +274,18 @@ def test_texts_of_the_canaries_formats_stand_in_for_known_pairs() -> None:
 
 
 def test_without_a_tokenizer_the_configuration_says_what_there_is() -> None:
-    assert chosen(EOS, None, eos_token_id=[EOS, 5]).said.startswith(f"lead token {EOS}, the likeliest of 2 by")
+    assert chosen(EOS, None, eos_token_id=[EOS, 5]).said.startswith(f"prefix token: token {EOS}, the likeliest of 2 by")
     assert chosen(EOS, None, eos_token_id=FIRST + SYMBOLS).tokens == ()  # a default that names no token of the model
-    assert chosen(EOS, None, ()).said.startswith("lead nothing, there is no tokenizer to put another")
+    assert chosen(EOS, None, ()).said.startswith("prefix token: none, there is no tokenizer to put another")
 
 
 def test_a_model_that_gives_no_log_probabilities_is_asked_behind_the_tokenizers_own() -> None:
     model: Any = Partial(EOS, BOTH)
     model.capabilities = frozenset({"draw"})
-    lead = choose("auto", model, KNOWN)
-    assert lead.tokens == (BOS,) and lead.said.endswith("partial gives no log-probabilities to choose by")
+    prefix_token = choose("auto", model, KNOWN)
+    assert prefix_token.tokens == (BOS,) and prefix_token.said.endswith(
+        "partial gives no log-probabilities to choose by"
+    )
 
 
 def test_a_lead_that_has_no_room_is_left_out() -> None:
@@ -288,10 +299,14 @@ def test_a_lead_that_has_no_room_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("asked", "words", "why"),
     [
-        ("bos", tokenizer(eos_token="<eos>"), "expected --lead bos to be a token of partial, but its tokenizer names"),
-        ("eos", None, "expected --lead eos to be a token of partial, but its configuration names none"),
-        ("w3 w99", BOTH, "expected --lead as text that the tokenizer of partial can write, got 'w3 w99'"),
-        (" ", BOTH, "expected --lead as text that the tokenizer of partial can write, got ' '"),
+        (
+            "bos",
+            tokenizer(eos_token="<eos>"),
+            "expected --prefix-token bos to be a token of partial, but its tokenizer names",
+        ),
+        ("eos", None, "expected --prefix-token eos to be a token of partial, but its configuration names none"),
+        ("w3 w99", BOTH, "expected --prefix-token as text that the tokenizer of partial can write, got 'w3 w99'"),
+        (" ", BOTH, "expected --prefix-token as text that the tokenizer of partial can write, got ' '"),
         ("w3", None, "for a model without a tokenizer, got 'w3'"),
     ],
 )
@@ -304,27 +319,31 @@ def test_what_the_model_does_not_have_is_refused(asked: str, words: Any, why: st
 def test_a_text_of_several_tokens_and_one_outside_the_vocabulary() -> None:
     model: Any = Partial(None, BOTH)
     assert named("<eos> w3 w4", model) == (EOS, 3, 4)
-    assert choose("w3 w4", model).said == "lead w3 w4, as asked for (--lead w3 w4)"
+    assert choose("w3 w4", model).said == "prefix token: w3 w4, as asked for (--prefix-token w3 w4)"
     model.vocab_size = 4
     with pytest.raises(AuditError, match="in the vocabulary of partial, which has 4 tokens, got 3, 4"):
         named("w3 w4", model)
 
 
 def test_a_bad_lead_is_one_sentence(llama: Path, tmp_path: Path, capsys: Said) -> None:
-    for lead, why in (("w3 nowhere", "can write, got 'w3 nowhere'"), ("", "got an empty one")):
-        assert call(command(llama, tmp_path / "bad", "--lead", lead)) == 2
+    for prefix_token, why in (("w3 nowhere", "can write, got 'w3 nowhere'"), ("", "got an empty one")):
+        assert call(command(llama, tmp_path / "bad", "--prefix-token", prefix_token)) == 2
         message = " ".join(capsys.readouterr().err.split())
         assert why in message and "Traceback" not in message
         assert not (tmp_path / "bad").exists()
-    long = ["--lead", " ".join(["w3"] * 20)]
+    long = ["--prefix-token", " ".join(["w3"] * 20)]
     assert call(command(llama, tmp_path / "long", *long)) == 2
     message = " ".join(capsys.readouterr().err.split())
-    assert "lead (20) + prefix (5) + suffix (8) + soft prompt (0) = 33 tokens" in message
+    assert "prefix token (20) + prefix (5) + suffix (8) + soft prompt (0) = 33 tokens" in message
 
 
 def test_auto_wins_over_a_plan_file() -> None:
-    assert make({"lead": "eos"}, {"lead": "auto"}).lead == "auto" == make({}, {}).lead
-    assert make({"lead": "eos"}, {"lead": "none"}).lead == "none"
+    assert (
+        make({"prefix_token": "eos"}, {"prefix_token": "auto"}).data.prefix_token
+        == "auto"
+        == make({}, {}).data.prefix_token
+    )
+    assert make({"prefix_token": "eos"}, {"prefix_token": "none"}).data.prefix_token == "none"
 
 
 # --- where it is put --------------------------------------------------------------------------------------------------
@@ -334,8 +353,8 @@ WITH = torch.cat([torch.tensor([[7, 8]] * 3), TEXTS], dim=1)
 
 
 def test_a_led_model_is_the_model_asked_behind_the_lead(neox: HuggingFaceModel) -> None:
-    behind, prompt = led(neox, (7, 8)), torch.randn(4, 32, generator=torch.Generator().manual_seed(0))
-    noise = np.stack([uniforms(3, 4, "lead", i) for i in range(3)])
+    behind, prompt = prefixed(neox, (7, 8)), torch.randn(4, 32, generator=torch.Generator().manual_seed(0))
+    noise = np.stack([uniforms(3, 4, "prefix_token", i) for i in range(3)])
     for soft in (None, prompt):
         assert torch.equal(behind.log_probs(TEXTS, 4, prompt=soft), neox.log_probs(WITH, 4, prompt=soft))
         mine = behind.token_log_probs(TEXTS[:, :5], TEXTS[:, 5:], prompt=soft)
@@ -343,9 +362,13 @@ def test_a_led_model_is_the_model_asked_behind_the_lead(neox: HuggingFaceModel) 
         drawn = sample(behind, TEXTS, 4, ANCESTRAL, noise, prompt=soft)
         for one, other in zip(drawn, sample(neox, WITH, 4, ANCESTRAL, noise, prompt=soft), strict=True):
             assert torch.equal(one.suffixes, other.suffixes)
-    assert torch.equal(behind.log_probs(TEXTS[:, :0], 1), neox.log_probs(WITH[:, :2], 1))  # nothing but the lead
-    assert behind.max_positions == 94 and behind.row_bytes(10) == neox.row_bytes(12) and led(neox, ()) is neox
-    with pytest.raises(AuditError, match=r"^lead \(2\) \+ prefix \(40\) \+ suffix \(51\) \+ soft prompt \(4\) = 97"):
+    assert torch.equal(
+        behind.log_probs(TEXTS[:, :0], 1), neox.log_probs(WITH[:, :2], 1)
+    )  # nothing but the prefix token
+    assert behind.max_positions == 94 and behind.row_bytes(10) == neox.row_bytes(12) and prefixed(neox, ()) is neox
+    with pytest.raises(
+        AuditError, match=r"^prefix token \(2\) \+ prefix \(40\) \+ suffix \(51\) \+ soft prompt \(4\) = 97"
+    ):
         behind.check_room(40, 51, prompt)
     behind.check_room(40, 50, prompt)
 
@@ -355,11 +378,11 @@ def test_a_defense_reads_the_lead_too(neox: HuggingFaceModel) -> None:
     pmixed = PMixed(q=0.5).protect(Scenario(neox, neox, parts, 12, 4))
     mixed = UniformMixing().protect(Scenario(neox, neox, None, 12, 4))
     for model in (pmixed, mixed):
-        assert torch.allclose(led(model, (7, 8)).log_probs(TEXTS, 4), model.log_probs(WITH, 4))
-        checks = zip(led(model, (7, 8)).check_claim(TEXTS, 4, [0]), model.check_claim(WITH, 4, [0]), strict=True)
+        assert torch.allclose(prefixed(model, (7, 8)).log_probs(TEXTS, 4), model.log_probs(WITH, 4))
+        checks = zip(prefixed(model, (7, 8)).check_claim(TEXTS, 4, [0]), model.check_claim(WITH, 4, [0]), strict=True)
         assert all(torch.allclose(mine.realised, own.realised) for mine, own in checks)
     texts = [tuple(row) for row in TEXTS.tolist()]
-    (mine,) = led(pmixed, (7, 8)).other_nll(texts, 0).values()
+    (mine,) = prefixed(pmixed, (7, 8)).other_nll(texts, 0).values()
     (longer,) = pmixed.other_nll([(7, 8, *text) for text in texts], 0, given=3).values()
     assert mine == longer and len(mine) == 3
     (alone,) = pmixed.other_nll(texts, 0).values()
@@ -368,7 +391,7 @@ def test_a_defense_reads_the_lead_too(neox: HuggingFaceModel) -> None:
 
 def test_perplexity_is_of_the_same_tokens_behind_the_lead(neox: HuggingFaceModel) -> None:
     texts = [tuple(row) for row in TEXTS.tolist()]
-    (first, *_) = perplexity_nll(led(neox, (7, 8)), texts)
+    (first, *_) = perplexity_nll(prefixed(neox, (7, 8)), texts)
     expected = -neox.token_log_probs(WITH[:1, :3], WITH[:1, 3:]).double().sum()
     assert first == (pytest.approx(float(expected), abs=1e-4), 8)
 

@@ -1,8 +1,8 @@
 """What stands before every text that a model is asked about: the token that its tokenizer or its training put there.
 
 A tokenizer that puts `<bos>` in front, or packing with end-of-text, is part of what was learnt: without it a model
-that recites its records may say little of them. A lead is chosen once a run, on the undefended model, and put in front
-in one place, so that prefixes, secrets and guesses stay those of the data. Knows nothing of attacks or files.
+that recites its records may say little of them. A prefix token is chosen once a run, on the undefended model, and put
+in front in one place, so that prefixes, secrets and guesses stay those of the data. Knows nothing of attacks or files.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Lead, Pair, Secret, Tokens
-from auditor.core.plan import AUTO, NONE
-from auditor.core.result import Doubt
+from auditor.core.nouns import Pair, PrefixToken, Secret, Tokens
+from auditor.core.plan_fields import AUTO, NONE
 from auditor.core.streams import generator
 from auditor.generation.tries import encode
 from auditor.models.base import Check, Completions, LanguageModel, Neighbours, Rows, given_by
 from auditor.models.brackets import Told
 from auditor.models.decoding import Decoding
+from auditor.models.wrapping import WrappingModel
 from auditor.runs.likeliest import mean_nll, most_likely
 
 _SPECIAL = ("bos", "eos")
@@ -30,27 +30,27 @@ PAIRS = 500  # known pairs that a choice looks at, at most: a difference that mo
 _DRAWN = 64  # texts of each format of canaries that stand in for known pairs
 
 
-class LedModel(LanguageModel):
-    """A model behind a lead: it is asked about texts, and reads the lead before each. A soft prompt stands before both.
+class PrefixedModel(WrappingModel):
+    """A model behind a prefix token: it is asked about texts, and reads the prefix token before each. A soft prompt
+    stands before both.
 
     The one place where a text becomes a context; whatever else is to stand around a prefix (a template) belongs here.
     `max_positions`: those that are left for texts.
     """
 
-    def __init__(self, model: LanguageModel, lead: Tokens) -> None:
-        self.model, self.lead = model, lead
-        self.name, self.family, self.vocab_size = model.name, model.family, model.vocab_size
-        self.capabilities, self.parts, self.notes = model.capabilities, model.parts, model.notes
-        self.eos, self.device, self.tokenizer = model.eos, model.device, model.tokenizer
-        self.max_positions = None if model.max_positions is None else model.max_positions - len(lead)
+    def __init__(self, model: LanguageModel, prefix_token: Tokens) -> None:
+        super().__init__(model)
+        self.prefix_token = prefix_token
+        if self.max_positions is not None:
+            self.max_positions -= len(prefix_token)
 
     def context(self, texts: Tensor) -> Tensor:
-        """(B, n) -> (B, lead + n); n may be 0."""
-        lead = torch.tensor(self.lead, device=self.device).expand(len(texts), -1)
-        return torch.cat([lead, texts.to(lead)], dim=1)
+        """(B, n) -> (B, prefix token + n); n may be 0."""
+        prefix_token = torch.tensor(self.prefix_token, device=self.device).expand(len(texts), -1)
+        return torch.cat([prefix_token, texts.to(prefix_token)], dim=1)
 
-    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, law: bool = True) -> Rows:
-        return self.model.start(self.context(prefixes), length, prompt=prompt, law=law)
+    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
+        return self.model.start(self.context(prefixes), length, prompt=prompt, distribution=distribution)
 
     def completions(
         self,
@@ -85,20 +85,8 @@ class LedModel(LanguageModel):
     def token_told(self, prefixes: Tensor, suffixes: Tensor) -> Told:
         return self.model.token_told(self.context(prefixes), suffixes)
 
-    def account(self) -> tuple[str, ...]:
-        return self.model.account()
-
-    def doubts(self) -> tuple[Doubt, ...]:
-        return self.model.doubts()
-
     def withheld(self, prefixes: Sequence[Tokens]) -> list[bool]:
-        return self.model.withheld([(*self.lead, *prefix) for prefix in prefixes])
-
-    def finish(self) -> None:
-        self.model.finish()
-
-    def special(self, kind: str) -> int | None:
-        return self.model.special(kind)
+        return self.model.withheld([(*self.prefix_token, *prefix) for prefix in prefixes])
 
     def teacher_forced(
         self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None
@@ -106,7 +94,9 @@ class LedModel(LanguageModel):
         return self.model.teacher_forced(self.context(prefixes), suffixes, prompt=prompt)
 
     def other_nll(self, texts: Sequence[Tokens], seed: int, given: int = 1) -> Mapping[str, Sequence[float]]:
-        return self.model.other_nll([(*self.lead, *text) for text in texts], seed, len(self.lead) + given)
+        return self.model.other_nll(
+            [(*self.prefix_token, *text) for text in texts], seed, len(self.prefix_token) + given
+        )
 
     def check_claim(self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0) -> Sequence[Check]:
         return self.model.check_claim(self.context(contexts), last, at, order)
@@ -115,24 +105,21 @@ class LedModel(LanguageModel):
         return self.model.neighbours(self.context(contexts), last, at)
 
     def neighbour(self, relation: str, index: int) -> LanguageModel:
-        return LedModel(self.model.neighbour(relation, index), self.lead)
+        return PrefixedModel(self.model.neighbour(relation, index), self.prefix_token)
 
     def claim_premises(self) -> Mapping[str, int]:
         return self.model.claim_premises()
 
-    def row_bytes(self, positions: int, law: bool = True) -> int:
-        return self.model.row_bytes(len(self.lead) + positions, law)
+    def row_bytes(self, positions: int, distribution: bool = True) -> int:
+        return self.model.row_bytes(len(self.prefix_token) + positions, distribution)
 
-    def embedding_rows(self, count: int) -> Tensor:
-        return self.model.embedding_rows(count)
-
-    def check_room(self, n_prefix: int, length: int, prompt: Tensor | None = None, lead: int = 0) -> None:
-        self.model.check_room(n_prefix, length, prompt, len(self.lead) + lead)
+    def check_room(self, n_prefix: int, length: int, prompt: Tensor | None = None, prefix_token: int = 0) -> None:
+        self.model.check_room(n_prefix, length, prompt, len(self.prefix_token) + prefix_token)
 
 
-def led(model: LanguageModel, lead: Tokens) -> LanguageModel:
-    """The model behind the lead; itself where there is none."""
-    return LedModel(model, lead) if lead else model
+def prefixed(model: LanguageModel, prefix_token: Tokens) -> LanguageModel:
+    """The model behind the prefix token; itself where there is none."""
+    return PrefixedModel(model, prefix_token) if prefix_token else model
 
 
 # --- which one --------------------------------------------------------------------------------------------------------
@@ -146,8 +133,9 @@ def choose(
     canaries: Sequence[Secret] = (),
     framed: bool = False,
     as_trained: bool = False,
-) -> Lead:
-    """The lead that was asked for; for `auto`, the one behind which the known pairs are likeliest under the model.
+) -> PrefixToken:
+    """The prefix token that was asked for; for `auto`, the one behind which the known pairs are likeliest under the
+    model.
 
     framed: whether the texts begin with what a template put there, so that the tokenizer's own choice is nothing more.
     as_trained: whether they are a trainer's own token ids, so that there is nothing to choose.
@@ -156,14 +144,16 @@ def choose(
 
     The tokenizer's own choice is tried first and stays unless another is likelier beyond chance: by the mean nll a
     token of the known suffixes, paired by pair, Student's interval corrected for the number of others. longest: tokens
-    that a context takes beside the lead, at most; `auto` takes none that has no room. Raises AuditError for a lead that
-    the model or its tokenizer does not have.
+    that a context takes beside the prefix token, at most; `auto` takes none that has no room. Raises AuditError for a
+    prefix token that the model or its tokenizer does not have.
     """
     if asked != AUTO:
         tokens = named(asked, model)
-        return Lead(tokens, f"lead {shown(tokens, model.tokenizer)}, as asked for (--lead {asked})")
+        return PrefixToken(
+            tokens, f"prefix token: {shown(tokens, model.tokenizer)}, as asked for (--prefix-token {asked})"
+        )
     if as_trained:
-        return Lead((), "lead nothing: the data hold the token ids of the training")
+        return PrefixToken((), "prefix token: none: the data hold the token ids of the training")
     if known or not canaries:
         return _likeliest(model, known, longest, "known pairs", framed)
     if any(secret.canary is not None and secret.canary.space is not None for secret in canaries):
@@ -174,28 +164,36 @@ def choose(
     return _likeliest(model, own, longest, "canaries, those that stayed out among them")
 
 
-def _likeliest(model: LanguageModel, known: Sequence[Pair], longest: int, what: str, framed: bool = False) -> Lead:
+def _likeliest(
+    model: LanguageModel, known: Sequence[Pair], longest: int, what: str, framed: bool = False
+) -> PrefixToken:
     words, every = model.tokenizer, _candidates(model, framed)
     room = math.inf if model.max_positions is None else model.max_positions
-    own, *_ = leads = [lead for lead in every if len(lead) + longest <= room or not lead]
+    own, *_ = candidates = [
+        prefix_token for prefix_token in every if len(prefix_token) + longest <= room or not prefix_token
+    ]
     whose = "the chat template's own" if framed else "the tokenizer's own"
     if words is None:
         whose = "there is no tokenizer to put another"
     if own != every[0]:
         whose = f"there is no room for the tokenizer's own, {shown(every[0], words)}"
     if not given_by(model.capabilities, "likelihood"):
-        return Lead(own, f"lead {shown(own, words)}, {whose}: {model.name} gives no log-probabilities to choose by")
-    most = max(map(len, leads))
+        return PrefixToken(
+            own, f"prefix token: {shown(own, words)}, {whose}: {model.name} gives no log-probabilities to choose by"
+        )
+    most = max(map(len, candidates))
     pairs = _some([pair for pair in known if most + len(pair.prefix) + len(pair.suffix) <= room])
     if not pairs:
-        return Lead(own, f"lead {shown(own, words)}, {whose}: there are no {what} to choose by")
-    nll = {lead: mean_nll(led(model, lead), pairs) for lead in leads}
+        return PrefixToken(own, f"prefix token: {shown(own, words)}, {whose}: there are no {what} to choose by")
+    nll = {prefix_token: mean_nll(prefixed(model, prefix_token), pairs) for prefix_token in candidates}
     best = most_likely(own, nll)
-    means = {lead: f"{values.mean():.3f}" for lead, values in nll.items()}
-    beside = ", ".join(f"{shown(lead, words)} {mean}" for lead, mean in means.items() if lead != best)
+    means = {prefix_token: f"{values.mean():.3f}" for prefix_token, values in nll.items()}
+    beside = ", ".join(
+        f"{shown(prefix_token, words)} {mean}" for prefix_token, mean in means.items() if prefix_token != best
+    )
     which = f"the likeliest of {len(nll)} by" if best != own else f"{whose}, and no other is likelier beyond chance by"
-    said = f"lead {shown(best, words)}, {which} {len(pairs)} {what}: {means[best]} nats a token"
-    return Lead(best, f"{said} ({beside})" if beside else said)
+    said = f"prefix token: {shown(best, words)}, {which} {len(pairs)} {what}: {means[best]} nats a token"
+    return PrefixToken(best, f"{said} ({beside})" if beside else said)
 
 
 def named(asked: str, model: LanguageModel) -> Tokens:
@@ -206,39 +204,45 @@ def named(asked: str, model: LanguageModel) -> Tokens:
         token = _special(asked, model)
         if token is None:
             whose = "configuration" if model.tokenizer is None else "tokenizer"
-            raise AuditError(f"expected --lead {asked} to be a token of {model.name}, but its {whose} names none")
+            raise AuditError(
+                f"expected --prefix-token {asked} to be a token of {model.name}, but its {whose} names none"
+            )
         tokens: Tokens = (token,)
     else:
         tokens = _tokens(asked, model)
     if not _readable(tokens, model):
         raise AuditError(
-            f"expected --lead {asked} in the vocabulary of {model.name}, which has {model.vocab_size} tokens, "
+            f"expected --prefix-token {asked} in the vocabulary of {model.name}, which has {model.vocab_size} tokens, "
             f"got {', '.join(map(str, tokens))}"
         )
     return tokens
 
 
-def shown(lead: Tokens, tokenizer: Any) -> str:
-    """The lead as a reader knows it: its text, or its ids where nothing says what they write."""
-    if not lead:
-        return "nothing"
+def shown(prefix_token: Tokens, tokenizer: Any) -> str:
+    """The prefix token as a reader knows it: its text, or its ids where nothing says what they write."""
+    if not prefix_token:
+        return "none"
     if tokenizer is None:
-        return f"token {', '.join(map(str, lead))}"
-    return str(tokenizer.decode(list(lead), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return f"token {', '.join(map(str, prefix_token))}"
+    return str(tokenizer.decode(list(prefix_token), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def _candidates(model: LanguageModel, framed: bool) -> list[Tokens]:
     """The tokenizer's own choice, then nothing, bos and eos: each once, as far as the model has them."""
     special = (_special(kind, model) for kind in _SPECIAL)
-    leads = [() if framed else usual_lead(model.tokenizer), (), *((token,) for token in special if token is not None)]
-    return [lead for lead in dict.fromkeys(leads) if _readable(lead, model)]
+    candidates = [
+        () if framed else usual_prefix_token(model.tokenizer),
+        (),
+        *((token,) for token in special if token is not None),
+    ]
+    return [prefix_token for prefix_token in dict.fromkeys(candidates) if _readable(prefix_token, model)]
 
 
-def _readable(lead: Tokens, model: LanguageModel) -> bool:
-    return all(0 <= token < model.vocab_size for token in lead)
+def _readable(prefix_token: Tokens, model: LanguageModel) -> bool:
+    return all(0 <= token < model.vocab_size for token in prefix_token)
 
 
-def usual_lead(tokenizer: Any) -> Tokens:
+def usual_prefix_token(tokenizer: Any) -> Tokens:
     """What the tokenizer puts in front of a text."""
     if tokenizer is None:
         return ()
@@ -258,32 +262,32 @@ def _special(kind: str, model: LanguageModel) -> int | None:
 def _tokens(text: str, model: LanguageModel) -> Tokens:
     if model.tokenizer is None:
         raise AuditError(
-            f"expected --lead as one of {AUTO}, {NONE}, bos and eos for a model without a tokenizer, got {text!r}"
+            f"expected --prefix-token {AUTO}, {NONE}, bos or eos for a model without a tokenizer, got {text!r}"
         )
     tokens = tuple(model.tokenizer(text, add_special_tokens=False)["input_ids"])
     unknown = getattr(model.tokenizer, "unk_token_id", None)
     if not tokens or (unknown in tokens and model.tokenizer.unk_token not in text):
-        raise AuditError(f"expected --lead as text that the tokenizer of {model.name} can write, got {text!r}")
+        raise AuditError(f"expected --prefix-token as text that the tokenizer of {model.name} can write, got {text!r}")
     return tokens
 
 
 def _drawn_anew(canaries: Sequence[Secret], tokenizer: Any) -> list[Pair]:
     """Texts of the canaries' formats, none of them a canary; the first token is given, as nothing may stand before it.
 
-    They say what the model makes of a format, and nothing of which of its texts went in: the null law of exposure
-    stays what it is.
+    They say what the model makes of a format, and nothing of which of its texts went in: the null distribution of
+    exposure stays what it is.
     """
     own = [secret.canary for secret in canaries if secret.canary is not None]
     said = {canary.text for canary in own}
     texts: dict[str, None] = {}
     for space in dict.fromkeys(canary.space for canary in own if canary.space is not None):
-        noise = generator("lead", space.format)
+        noise = generator("prefix_token", space.format)
         texts |= dict.fromkeys(space.draw(noise) for _ in range(_DRAWN))
     rows = encode(tokenizer, [text for text in texts if text not in said])
     return [Pair(tuple(row[:1]), tuple(row[1:])) for row in rows if len(row) > 1]
 
 
 def _some(known: Sequence[Pair]) -> list[Pair]:
-    """The same ones for every seed: which lead stands there is no draw of the attack's."""
-    kept = generator("lead", len(known)).permutation(len(known))[:PAIRS]
+    """The same ones for every seed: which prefix token stands there is no draw of the attack's."""
+    kept = generator("prefix_token", len(known)).permutation(len(known))[:PAIRS]
     return [known[i] for i in sorted(kept.tolist())]

@@ -1,0 +1,338 @@
+"""The parts of a plan, each by what it is about: what a part of the program is handed in place of the whole.
+
+Beside each field stands all that is said of it: see `plan.py`. Knows no files, models or terminals.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+from typing import Any, ClassVar, Literal
+
+from auditor.core.errors import AuditError
+from auditor.core.knowledge import share_known
+from auditor.core.plan_fields import (
+    ATTACKS,
+    AUTO,
+    COMPARED,
+    OWN,
+    PLACED,
+    PROVIDED,
+    RECORDS,
+    SUBJECT,
+    Options,
+    described,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetPlan:
+    """The model that is attacked, and those beside it. Without a model: the built-in lab.
+
+    model: Hugging Face causal LM or PEFT adapter: hub id or folder; or PROVIDER:NAME. [default: the lab]
+    public: Public model: base of a PMixED ensemble, and what claim-setting prompts are tuned on.
+    reference: Reference model for comparing scores. [default: --public, else an adapter's base]
+    base_url: Server of --model openai:NAME: http://HOST:PORT/v1. Key: OPENAI_API_KEY.
+    tokenizer: Tokenizer of --model openai:NAME: folder or hub id. [default: NAME]
+    max_tokens_total: Ask a model behind an API for at most so many tokens. [default: no limit]
+    before: What --model was before it was to forget --forget, to hold the two together.
+    retrained: Trained as --before was, without --forget: what forgetting is held against.
+    """
+
+    panel: ClassVar[str] = "target"
+    model: str | None = described(None, SUBJECT)
+    public: str | None = described(None, SUBJECT | OWN | COMPARED)
+    reference: str | None = described(None, SUBJECT | OWN | COMPARED | ATTACKS, metavar="MODEL|none")
+    base_url: str | None = described(
+        None, SUBJECT | OWN | PROVIDED, metavar="URL", risk="the records would be sent there"
+    )
+    tokenizer: str | None = described(None, SUBJECT | OWN | PROVIDED)
+    max_tokens_total: int | None = described(None, OWN | PROVIDED, least=1)
+    before: str | None = described(None, SUBJECT | OWN | PROVIDED, metavar="MODEL", panel="privacy")
+    retrained: str | None = described(None, SUBJECT | OWN | PROVIDED, metavar="MODEL", panel="privacy")
+    lab_recipe: dict[str, Any] = described(dict, SUBJECT, flags=None)
+
+    @property
+    def lab(self) -> bool:
+        return self.model is None
+
+    @property
+    def provider(self) -> str:
+        """Who is asked for the model: what stands before its colon, "" where nothing does."""
+        return provider_and_name(self.model or "")[0]
+
+
+_PROVIDER = re.compile(r"([a-z][a-z0-9_-]+):(.*)", re.DOTALL)  # a drive of Windows has one letter
+
+
+def provider_and_name(model: str) -> tuple[str, str]:
+    """`llama:a/b.gguf` as `("llama", "a/b.gguf")`; of a name without a provider, "" and the name."""
+    found = _PROVIDER.fullmatch(model)
+    return (found[1], found[2]) if found else ("", model)
+
+
+@dataclass(frozen=True)
+class LoadingOptions:
+    """How models are loaded, and onto which device.
+
+    revision, model_args and quantise hold for the audited model only, not for a reference, public or base model.
+
+    device: cpu, cuda, cuda:1, mps; auto: the best that is there.
+    dtype: float32, float16 or bfloat16.
+    trust_remote_code: Let model repositories run their own code.
+    revision: Revision of --model on the hub.
+    model_args: Passed to from_pretrained of --model: attn_implementation=eager.
+    device_map: Spread models over GPUs, memory and disk, as transformers does. [default: all on --device]
+    quantise: Load --model in fewer bits, by bitsandbytes. [default: as in --dtype]
+    base: Base of an adapter. [default: the one that the adapter names]
+    """
+
+    panel: ClassVar[str] = "compute"
+    device: str = described("cpu", SUBJECT | OWN | PLACED)
+    dtype: str = described("float32", SUBJECT | OWN | PLACED)
+    trust_remote_code: bool = described(
+        False,
+        SUBJECT | OWN | PLACED,
+        flags=("--trust-remote-code",),
+        panel="advanced",
+        risk="code in model folders would run",
+    )
+    revision: str | None = described(None, SUBJECT | OWN | PROVIDED, panel="target")
+    model_args: dict[str, str] = described(
+        dict, SUBJECT | OWN | PROVIDED, metavar="K=V", flags=("--model-arg",), panel="advanced"
+    )
+    device_map: str | None = described(None, SUBJECT | OWN | PLACED, metavar="auto|balanced|sequential|JSON")
+    quantise: Literal["4bit", "8bit"] | None = described(None, SUBJECT | OWN | PROVIDED, metavar="8bit|4bit")
+    base: str | None = described(None, SUBJECT | OWN | PROVIDED, metavar="MODEL", panel="target")
+
+    def places(self, model: str) -> dict[str, tuple[str, str | None]]:
+        """By role, the folder or hub id, and its revision, that transformers reads a model from."""
+        found = {"model": (model, self.revision)}
+        if "subfolder" in self.model_args:
+            found["model subfolder"] = (f"{model}/{self.model_args['subfolder']}", self.revision)
+        return found
+
+    def beside(self) -> LoadingOptions:
+        """For another model of the same audit."""
+        return dataclasses.replace(self, revision=None, model_args={}, quantise=None, base=None)
+
+    @property
+    def hub(self) -> dict[str, Any]:
+        """What every `from_pretrained` takes."""
+        return {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
+
+    def check(self) -> None:
+        """Raises AuditError for a credential, and for two answers to where a model goes."""
+        _check_no_credentials(self.model_args)
+        if self.device_map is not None and self.device != "cpu":
+            raise AuditError(
+                f"expected either --device or --device-map, which says where each part of a model goes, got --device "
+                f"{self.device} and --device-map {self.device_map}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataPlan:
+    """What is attacked, what the attacker knows of it, and how it is cut and written.
+
+    data: Training records: JSONL/CSV/Parquet, a Hugging Face data set, token ids (input_ids, or .npy arrays).
+    nonmembers: Matched records the model was not trained on: the floor, and held-out perplexity.
+    limit: Attack at most so many members, and so many non-members.
+    prefix_length: Tokens shown to the attacker. [default: 50 of text, whole arrays]
+    suffix_length: Tokens to extract. [default: 50 of text, whole arrays]
+    known: Records the attacker already knows (same formats).
+    known_fraction: Share of the data that the attacker knows, without --known.
+    known_limit: At most so many records of the auxiliary data. [default: all]
+    group_column: Column of --data to show results by, as department; its values are in the report.
+    knows: What an attacker knows of a conversation, of an assistant turn: all before it; that and the share F of
+        the turn; or the system turn alone. [default: user]
+    template: How conversations and instructions are rendered: the tokenizer's chat template, a file's, none, or
+        alpaca, trl.
+    date: The day that the chat template writes: the day of the training.
+    prefix_token: Prefix token of every text, as BOS; auto: the tokenizer's own, unless the auxiliary data are more
+        likely behind another.
+    windows: Attack whole texts: a prefix and suffix every STRIDE tokens. [default: the start]
+    canaries: Canaries that were inserted into the training data: `audit canaries`.
+    phone_region: Countries whose telephone numbers the data write without a country code.
+    forget: Records of --data that --model was to forget (same formats).
+    """
+
+    panel: ClassVar[str] = "data"
+    data: str | None = described(None, SUBJECT)
+    nonmembers: str | None = described(None, SUBJECT | OWN | RECORDS | ATTACKS)
+    limit: int | None = described(None, SUBJECT | RECORDS, least=1)
+    prefix_length: int | None = described(None, SUBJECT | RECORDS)
+    suffix_length: int | None = described(None, SUBJECT | RECORDS)
+    known: str | None = described(None, SUBJECT | OWN | RECORDS | ATTACKS)
+    known_fraction: float = described(0.2, SUBJECT | OWN)
+    known_limit: int | None = described(None, COMPARED | ATTACKS | RECORDS, least=1)
+    group_column: str | None = described(None, SUBJECT | OWN, metavar="COLUMN")
+    knows: str | None = described(None, SUBJECT | OWN | RECORDS, metavar="system|user|partial:F")
+    template: str = described(AUTO, SUBJECT | OWN | RECORDS, metavar="auto|none|model|FILE")
+    date: str | None = described(None, SUBJECT | OWN | RECORDS, metavar="YYYY-MM-DD")
+    prefix_token: str = described(AUTO, COMPARED, metavar="auto|none|bos|eos|TEXT")
+    windows: int | None = described(None, SUBJECT | OWN | RECORDS, metavar="STRIDE", least=1)
+    canaries: str | None = described(None, SUBJECT | OWN, metavar="MANIFEST", panel="privacy")
+    phone_region: str | None = described(None, OWN | RECORDS | ATTACKS, metavar="DE,US", panel="privacy")
+    forget: str | None = described(None, SUBJECT | OWN | RECORDS, panel="privacy")
+
+    def check(self) -> None:
+        """Raises AuditError for what cannot be read as what it is."""
+        if self.knows is not None:
+            share_known(self.knows)
+        if not self.prefix_token:
+            raise AuditError("expected --prefix-token as auto, none, bos, eos or a text, got an empty one")
+        if not self.template:
+            raise AuditError("expected --template as auto, none, model or a file, got an empty one")
+        if self.date is not None:
+            check_day(self.date)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackPlan:
+    """Which attacks and probes, at which access.
+
+    attack: Attack or probe to run; repeat for several. See `audit list`. [default: ethicist]
+    attack_options: Option of an attack.
+    setting: claim: inside a privacy claim; worst: everything the auditor has; both.
+    samples: Samples a prefix, for every attack. [default: each its own]
+    """
+
+    panel: ClassVar[str] = "attacks"
+    attack: tuple[str, ...] = described(("ethicist",), flags=("--attack", "-a"))
+    attack_options: Options = described(dict, ATTACKS, metavar="[ATTACK.]OPTION=VALUE", flags=("-A",))
+    setting: Literal["claim", "worst", "both"] = described("both")
+    samples: int | None = described(None, ATTACKS, least=1)
+    sizes: Literal["paper", "lab"] = described("paper", flags=None)
+
+    def check(self) -> None:
+        """Raises AuditError for no attack at all."""
+        if not self.attack:
+            raise AuditError("expected at least one --attack, got none; `audit list` shows them")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DefensePlan:
+    """Which defenses, and what stands beside them.
+
+    defense: Defense to put in front of the model; repeatable.
+    defense_options: Option of a defense.
+    controls: Show each defense beside its controls; without them nothing says what an effect is due to.
+    ensemble_limit: At most so many members behind an ensemble, which asks all its parts. [default: all; in the lab
+        60]
+    relearn: Train a copy of what was to forget so many steps on known pairs, and look again.
+    relearn_rate: Learning rate of --relearn. [default: 5e-5; in the lab 1e-4]
+    """
+
+    panel: ClassVar[str] = "defenses"
+    defense: tuple[str, ...] = described((), flags=("--defense", "-d"))
+    defense_options: Options = described(dict, metavar="[DEFENSE.]OPTION=VALUE", flags=("-D",))
+    controls: bool = described(True, flags=("--controls/--no-controls",))
+    ensemble_limit: int | None = described(None, COMPARED, least=1)
+    relearn: int | None = described(None, PROVIDED, metavar="STEPS", panel="privacy", least=1)
+    relearn_rate: float | None = described(None, PROVIDED, panel="privacy")
+
+    def check(self) -> None:
+        """Raises AuditError for a learning rate that is none."""
+        if self.relearn_rate is None:
+            return
+        if self.relearn is None:
+            raise AuditError("--relearn-rate goes with --relearn STEPS, got it alone")
+        if not 0 < self.relearn_rate <= 1:
+            raise AuditError(f"expected --relearn-rate above 0 and at most 1, got {self.relearn_rate:g}")
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Who does the work: this process, or the workers of a Ray cluster, so many GPUs or a part of one each.
+
+    engine: Who does the work: this process, or workers of Ray.
+    workers: Workers of --engine ray. [default: as many as processors here]
+    ray_address: A Ray cluster that is there. [default: one on this machine]
+    gpus_per_worker: GPUs of each worker, or a part of one. [default: 0]
+    """
+
+    panel: ClassVar[str] = "compute"
+    engine: Literal["local", "ray"] = described("local", metavar="local|ray")
+    workers: int | None = described(None)
+    ray_address: str | None = described(
+        None, metavar="HOST:PORT|auto", risk="the records would be read and attacked there"
+    )
+    gpus_per_worker: float = described(0.0)
+
+    def check(self, device: str) -> None:
+        """Raises AuditError for options that do not go together, or with models on this device."""
+        if self.workers is not None and self.workers < 1:
+            raise AuditError(f"expected --workers >= 1, got {self.workers}")
+        if not 0 <= self.gpus_per_worker < math.inf:
+            raise AuditError(f"expected --gpus-per-worker >= 0, got {self.gpus_per_worker}")
+        if self.engine == "local":
+            for name in ("workers", "ray_address", "gpus_per_worker"):
+                if getattr(self, name):
+                    raise AuditError(f"--{name.replace('_', '-')} goes with --engine ray, got --engine local")
+        elif device.startswith("cuda") and not self.gpus_per_worker:
+            raise AuditError(f"expected --gpus-per-worker beside --device {device}, or no worker sees a GPU; got none")
+        elif device == "cpu" and self.gpus_per_worker:
+            raise AuditError(f"--gpus-per-worker {self.gpus_per_worker:g} goes with --device cuda, got --device cpu")
+
+
+LOCAL = EngineOptions()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputePlan(EngineOptions):
+    """How the program goes about it: no number depends on it.
+
+    batch_size: Prefixes or texts at once; results do not depend on it. [default: auto]
+    """
+
+    batch_size: int | None = described(None, metavar="N|auto", least=1)
+
+    @property
+    def engine_options(self) -> EngineOptions:
+        return EngineOptions(self.engine, self.workers, self.ray_address, self.gpus_per_worker)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputPlan:
+    """What is written beside the run folder, and by which command. No number depends on it.
+
+    submission: LM-Extraction submission to write: one attack, undefended, in the worst setting (claim if only that
+        is run), its first guess of each attacked row, surest first. It holds private text as token ids.
+    """
+
+    panel: ClassVar[str] = "output"
+    submission: str | None = described(
+        None, ATTACKS, metavar="FILE", risk="token ids of private text would be written there"
+    )
+    command: str = described("audit run", flags=None)
+
+
+# Names of what lets one in, and the tokens of a text, whose names end alike.
+_CREDENTIAL = re.compile(r"(^|_)(token|api_?key|access_?key|password|passwd|secret|authorization|credentials?)$")
+_OF_TEXT = re.compile(r"^(additional_special|bos|cls|eos|mask|pad|sep|unk)_token$")
+
+
+def _check_no_credentials(model_args: Mapping[str, str]) -> None:
+    """Refuses what would stand in the plan, the result and the reports of a run. The value is not quoted."""
+    for name in model_args:
+        plain = name.lower().replace("-", "_")
+        if _CREDENTIAL.search(plain) and not _OF_TEXT.match(plain):
+            raise AuditError(
+                f"expected no credential in --model-arg, where records and reports would show it, got {name}=...: a "
+                "token for the hub comes from HF_TOKEN or `hf auth login`"
+            )
+
+
+def check_day(asked: str) -> None:
+    """Raises AuditError for what is no day as --date takes it."""
+    try:
+        known = len(asked) == len("YYYY-MM-DD") and date.fromisoformat(asked)
+    except ValueError:
+        known = False
+    if not known:
+        raise AuditError(f"expected --date as YYYY-MM-DD, got {asked!r}")

@@ -1,0 +1,73 @@
+"""What our own plug-ins say of themselves, kept between commands: `audit list` imports torch once, not every time.
+
+Of each plug-in a class is kept that has its name, options, docstring and the like, and no methods.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.metadata
+import inspect
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import MISSING, make_dataclass
+from pathlib import Path
+from typing import Any
+
+from auditor.core import disk
+from auditor.core.cache import cache_folder
+from auditor.core.errors import AuditError
+from auditor.plugins.options import ENTRY_POINTS, options_of
+
+_PACKAGES = ("auditor", "auditor.attacks", "auditor.benchmarks", "auditor.defenses")
+_SAID = ("name", "title", "needs", "claims")  # what is kept of a class beside its docstring and its options
+
+Found = dict[str, dict[str, Any]]  # kind (Attack, ...) -> name -> class
+
+
+def catalogue(before: Callable[[], None]) -> Found:
+    """All plug-ins but those of `--plugin`, as `registry.everything` finds them; none of ours is run a second time.
+
+    before: called where they have to be run.
+    """
+    if importlib.metadata.entry_points(group=ENTRY_POINTS):
+        return _run(before)
+    now = _files()
+    with suppress(AuditError, OSError, ValueError, KeyError, TypeError, AttributeError):  # made anew
+        held = json.loads((cache_folder() / "plugins.json").read_text(encoding="utf-8"))
+        if held["files"] == now:
+            return {kind: {one["name"]: _class(**one) for one in told} for kind, told in held["found"].items()}
+    found = _run(before)
+    told = {kind: [_told(cls) for cls in classes.values()] for kind, classes in found.items()}
+    with suppress(AuditError):  # nowhere to keep it
+        disk.replace(cache_folder() / "plugins.json", json.dumps({"files": now, "found": told}))
+    return found
+
+
+def _run(before: Callable[[], None]) -> Found:
+    before()
+    from auditor.plugins import registry  # torch
+
+    return registry.everything()
+
+
+def _files() -> str:
+    """Changes where any file of ours does."""
+    folders = {Path(place) for package in _PACKAGES for place in importlib.import_module(package).__path__}
+    files = sorted(path for folder in folders for path in folder.rglob("*.py"))
+    seen = [(str(path), (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files]
+    return hashlib.sha256(repr(seen).encode()).hexdigest()
+
+
+def _told(cls: Any) -> dict[str, Any]:
+    said = {name: getattr(cls, name) for name in _SAID if hasattr(cls, name)}
+    options = options_of(cls) if hasattr(cls, "__dataclass_fields__") else {}
+    known = {name: None if default is MISSING else default for name, default in options.items()}
+    return {**said, "module": cls.__module__, "called": cls.__name__, "doc": inspect.getdoc(cls), "options": known}
+
+
+def _class(module: str, called: str, doc: str, options: dict[str, Any], **said: Any) -> type:
+    fields = [(name, Any, default) for name, default in options.items()]
+    return make_dataclass(called, fields, namespace={"__module__": module, "__doc__": doc, **said}, frozen=True)

@@ -1,0 +1,67 @@
+"""Providers: where models come from. `--model NAME:REST` asks the provider NAME for REST.
+
+A provider is a frozen dataclass in one file: its fields are its options (`--model-arg OPTION=VALUE`), the first line of
+its docstring is its description.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from auditor.core.plan_parts import LoadingOptions
+from auditor.models.base import LanguageModel
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A model that a provider is asked for; equal ones are the same model.
+
+    name: what stands behind the prefix. run, most: the run that pays for what the model is asked, and for how many
+    tokens at most.
+    """
+
+    name: str
+    loading: LoadingOptions
+    base_url: str | None = None
+    tokenizer: str | None = None
+    run: str = field(default="", compare=False)
+    most: int | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class Provider:
+    """Base of all providers."""
+
+    name: ClassVar[str] = ""
+    title: ClassVar[str] = ""  # what people read in a table; "": its name
+    takes: ClassVar[tuple[str, ...]] = ()  # of the plan's fields about loading, those that mean something here
+    unprefixed: ClassVar[bool] = False  # whether it is asked for names without a prefix
+    network: ClassVar[bool] = False  # whether its models are asked over a network, for which somebody may charge
+    distribution: ClassVar[bool] = True  # whether its models give whole next-token distributions, which defenses read
+
+    def check(self, wanted: Wanted) -> None:
+        """Refuses what cannot be loaded, before anything is. Raises AuditError."""
+
+    def load(self, wanted: Wanted) -> LanguageModel:
+        """The model. Raises AuditError, one sentence, where there is none."""
+        raise NotImplementedError
+
+    def again(self, model: LanguageModel, wanted: Wanted) -> None:
+        """Told that another run asks a model that it has loaded."""
+
+    def places(self, wanted: Wanted) -> Mapping[str, tuple[str, str | None]]:
+        """By role, what the model is read from: a file, folder or hub id, and the revision of one on the hub.
+
+        Their digests are what a gate knows the judged model by; empty where nothing of it lies anywhere.
+        """
+        return {}
+
+    def memory(self, wanted: Wanted) -> int | None:
+        """Bytes that the model takes at least, as far as that is known before it is loaded."""
+        return None
+
+    def said(self, wanted: Wanted) -> str:
+        """What the model is: a sentence without its full stop."""
+        return f"{wanted.name}, as it is"

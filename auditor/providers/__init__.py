@@ -1,0 +1,1 @@
+"""One file a provider of models: what `--model NAME:REST` may name."""

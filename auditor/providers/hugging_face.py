@@ -1,0 +1,28 @@
+"""Models as transformers loads them: what `--model` names without a prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.loading import load
+from auditor.plugins.provider import Provider, Wanted
+
+_OF_LOADING = ("device", "dtype", "trust_remote_code", "revision", "model_args", "device_map", "quantise", "base")
+
+
+@dataclass(frozen=True)
+class HuggingFace(Provider):
+    """Hugging Face causal LM or PEFT adapter, by folder or hub id; --model-arg goes to from_pretrained as it is."""
+
+    name: ClassVar[str] = "hf"
+    unprefixed: ClassVar[bool] = True
+    takes: ClassVar[tuple[str, ...]] = (*_OF_LOADING, "before", "retrained", "relearn", "relearn_rate")
+
+    def load(self, wanted: Wanted) -> HuggingFaceModel:
+        return load(wanted.name, wanted.loading)
+
+    def places(self, wanted: Wanted) -> Mapping[str, tuple[str, str | None]]:
+        return wanted.loading.places(wanted.name)

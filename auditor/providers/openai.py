@@ -1,0 +1,74 @@
+"""Models behind an OpenAI-compatible API: nothing of them is loaded, and what is asked of them is paid for."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any, ClassVar
+from urllib.parse import SplitResult, urlsplit
+
+from auditor.core.cache import cache_folder
+from auditor.core.errors import AuditError
+from auditor.core.plan_parts import LoadingOptions
+from auditor.models.base import LanguageModel
+from auditor.models.loading import tokenizer_beside
+from auditor.plugins.provider import Provider, Wanted
+from auditor.remote.answers import Answers
+from auditor.remote.model import RemoteModel
+from auditor.remote.wire import Ledger, Wire
+
+
+@dataclass(frozen=True)
+class OpenAI(Provider):
+    """A model behind an OpenAI-compatible API (--base-url, --tokenizer), by the name that its server knows it by."""
+
+    name: ClassVar[str] = "openai"
+    takes: ClassVar[tuple[str, ...]] = ("base_url", "tokenizer", "max_tokens_total")
+    network: ClassVar[bool] = True
+    distribution: ClassVar[bool] = False
+
+    def check(self, wanted: Wanted) -> None:
+        """Refuses a place that no request can be sent to."""
+        if not wanted.name:
+            raise AuditError(f"expected --model {self.name}:NAME, got no name")
+        if wanted.base_url is None:
+            model = f"{self.name}:{wanted.name}"
+            raise AuditError(f"expected --base-url URL with --model {model}, got none: it says who gets the texts")
+        url = urlsplit(wanted.base_url)
+        if url.scheme not in ("http", "https") or not url.hostname or url.query or url.fragment:
+            raise AuditError(
+                f"expected --base-url as http://HOST:PORT/v1 or https://HOST/v1, got {_without_key(url)!r}"
+            )
+        if url.username is not None or url.password is not None:
+            raise AuditError(
+                f"expected --base-url without a name or password, got {_without_key(url)!r} with one: a key comes from "
+                "OPENAI_API_KEY"
+            )
+
+    def load(self, wanted: Wanted) -> RemoteModel:
+        return RemoteModel(Wire(str(wanted.base_url), self._ledger(wanted)), wanted.name, self._tokenizer(wanted))
+
+    def again(self, model: LanguageModel, wanted: Wanted) -> None:
+        assert isinstance(model, RemoteModel)  # it has made no other
+        model.charge(self._ledger(wanted))
+
+    def _ledger(self, wanted: Wanted) -> Ledger:
+        """What this run pays, out of the store of what this server has answered to anybody here."""
+        where = hashlib.sha256(f"{wanted.base_url} {self.name}:{wanted.name}".encode()).hexdigest()[:16]
+        return Ledger(Answers(cache_folder() / "api" / f"{where}.sqlite"), wanted.run, wanted.most)
+
+    def _tokenizer(self, wanted: Wanted) -> Any:
+        name = wanted.tokenizer or wanted.name
+        found = tokenizer_beside(name, LoadingOptions())
+        if found is None:
+            beside = "" if wanted.tokenizer else f" DIR beside --model {self.name}:{wanted.name}"
+            raise AuditError(f"expected --tokenizer{beside} with the tokenizer of the model, got none in {name!r}")
+        return found
+
+    def said(self, wanted: Wanted) -> str:
+        return f"{wanted.name}, as {wanted.base_url} serves it"
+
+
+def _without_key(url: SplitResult) -> str:
+    """The address without what may be a secret in it."""
+    return f"{url.scheme}://{url.hostname or ''}{url.path}"

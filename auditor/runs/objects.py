@@ -1,0 +1,79 @@
+"""What `audit()` was given as objects in Python: models, rows and plug-ins of classes that no name finds.
+
+A plan names their classes by role (`model`, `data`, `attack NAME`), for whoever reads the record; no folder holds them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from auditor.core.errors import AuditError
+from auditor.core.jsonable import to_json
+from auditor.core.plan import Plan
+from auditor.plugins import registry
+from auditor.plugins.attack import Attack
+from auditor.plugins.defense import Defense
+from auditor.plugins.probe import Probe
+
+Objects = Mapping[str, Any]  # by role
+NO_OBJECTS: Objects = MappingProxyType({})
+KINDS: Mapping[str, Any] = {"attack": (Attack, Probe), "defense": (Defense,)}
+
+
+def class_of(given: Any) -> str:
+    return f"{type(given).__module__}.{type(given).__qualname__}"
+
+
+def said_of(plan: Plan) -> str:
+    """`given in Python as objects: model (notebook.Mine)`."""
+    return f"given in Python as objects: {', '.join(f'{role} ({kind})' for role, kind in plan.objects.items())}"
+
+
+def check_there(plan: Plan, objects: Objects) -> None:
+    """Raises AuditError where the plan was made with objects that are not there: it was read from a folder."""
+    if set(plan.objects) - set(objects):
+        raise AuditError(
+            f"expected what this run was started with, {said_of(plan)}: no folder holds it; call audit() with it "
+            "again, into a new folder"
+        )
+
+
+def plugins_of(files: Sequence[str], attacks: Sequence[Any], defenses: Sequence[Any]) -> dict[str, Attack | Defense]:
+    """By role, those that are instances of classes that no name finds, among names and instances of others.
+
+    Raises AuditError for one that is called as another class is, or of which a record could not say what it is.
+    """
+    for path in files:
+        registry.load_file(Path(path))
+    known: Mapping[str, Mapping[str, Any]] = {"attack": registry.attacks_and_probes(), "defense": registry.defenses()}
+    found = {}
+    for kind, given in {"attack": attacks, "defense": defenses}.items():
+        for one in given:
+            if isinstance(one, str) or type(one) is known[kind].get(one.name):
+                continue
+            if one.name in known[kind]:
+                raise AuditError(
+                    f"expected another name of the {kind} {class_of(one)} than {one.name!r}, which is "
+                    f"{known[kind][one.name].__module__}'s"
+                )
+            _check_said(one)
+            found[f"{kind} {one.name}"] = one
+    return found
+
+
+def _check_said(one: Any) -> None:
+    """A record says the options of a plug-in, and files name it. Raises AuditError where it could not."""
+    registry.check_name(one.name)
+    for option in dataclasses.fields(one):
+        try:
+            json.dumps(to_json(getattr(one, option.name)))
+        except (TypeError, ValueError):
+            raise AuditError(
+                f"expected options of {one.name} that a record can hold (numbers, text, true or false), got "
+                f"{option.name}={getattr(one, option.name)!r}"
+            ) from None

@@ -1,0 +1,110 @@
+"""One number of the same secrets held against another: each way to pair them, with bounds at any level.
+
+Plain arrays, `new` and `base` side by side; a place in them is what is resampled, whatever it stands for: a secret, a
+document, a person. Knows no metric and no record. Several comparisons at once: `statistics.holm`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import binomtest, ttest_ind
+
+from auditor.core.result import Measurement
+from auditor.statistics import bootstrap, roc
+from auditor.statistics.bootstrap import CONFIDENCE, Draws, Values
+from auditor.statistics.bounds import Around, Evidence, ResampledNumber, measured, paired_shares
+from auditor.statistics.intervals import clopper_pearson, mean
+from auditor.statistics.ranking import errors_before, solved_before
+
+ABOVE = "above non-members"  # note of a difference that what non-members changed by is taken off
+_RESAMPLES, _AT_ONCE = 4000, 250
+
+Floats = NDArray[np.float64]
+
+
+def contrast(
+    new: tuple[Any, ...], base: tuple[Any, ...], *, errors: int | None = None, rate: float | None = None
+) -> Evidence:
+    """A number of `new` minus that of `base`, each of one or two columns; the arguments say which, and so its interval.
+
+    Of one column of finite numbers: the means, exactly where all are 0 or 1. Of (hits, scores): recall before the
+    `errors`-th wrong guess. Of (members' scores, non-members'): true-positive rates at a `rate` of false ones; 0: AUCs.
+    """
+    if rate is not None:
+        return roc.RateDifference(new, base, rate) if rate else roc.auc_difference(new, base)
+    if errors is not None:
+        return paired_ranking((new[0] == 1, new[1]), (base[0] == 1, base[1]), errors)
+    one, other = *new, *base
+    if np.isin([one, other], (0, 1)).all():
+        return paired_shares(one == 1, other == 1)
+    return paired_means(one, other)
+
+
+def difference(
+    name: str, unit: str, new: NDArray[Any], base: NDArray[Any], floor: tuple[Floats, Floats] | None = None
+) -> Measurement:
+    """The mean of `new` minus that of `base`, as reports print it.
+
+    A share: paired bootstrap, exact McNemar p in the note. floor: new and base of non-members, whose change is taken
+    off: two independent means of paired differences (Welch).
+    """
+    if floor is not None:
+        with np.errstate(invalid="ignore"):  # -inf less -inf
+            return _welch(name, unit, new - base, np.subtract(*floor))
+    if unit == "share":
+        return _shares(name, (new == 1).astype(float) - (base == 1))
+    return measured(name, paired_means(new, base), unit)
+
+
+def _shares(name: str, delta: Floats) -> Measurement:
+    """Where all pairs agree a bootstrap has no width: then exact bounds of wins and of losses are taken apart."""
+    n, wins, losses = len(delta), int((delta > 0).sum()), int((delta < 0).sum())
+    p = binomtest(wins, wins + losses).pvalue if wins + losses else 1.0
+    found = mean(name, delta, "share", f"exact McNemar p = {p:.2g}")
+    if found.low < found.high:
+        return found
+    (fewest, most), (least, worst) = clopper_pearson(wins, n), clopper_pearson(losses, n)
+    return replace(found, low=fewest - worst, high=most - least)
+
+
+def _welch(name: str, unit: str, own: Floats, other: Floats) -> Measurement:
+    """The difference of two means with Welch's interval; none where a group of one says nothing of its spread."""
+    value, low, high = math.nan, math.nan, math.nan
+    if np.isfinite(own).all() and np.isfinite(other).all():  # else a distribution gives a true token nothing
+        value = float(own.mean() - other.mean())
+        if min(len(own), len(other)) > 1 and own.std() + other.std() > 0:
+            low, high = map(float, ttest_ind(own, other, equal_var=False).confidence_interval(CONFIDENCE))
+    return Measurement(name, value, low, high, len(own), unit, ABOVE)
+
+
+def paired_means(new: Floats, base: Floats) -> ResampledNumber:
+    """Mean of `new` minus mean of `base`, finite numbers of the same secrets: paired bootstrap."""
+    delta = new - base
+    n, value, size = len(delta), float(delta.mean()), float(np.abs([new, base]).max())
+    draws = bootstrap.means(delta, "gate", _RESAMPLES, _AT_ONCE)
+    return ResampledNumber(value, n, draws, Around(value, n, max(1.0, size)))
+
+
+def paired_ranking(
+    new: tuple[NDArray[np.bool_], Floats], base: tuple[NDArray[np.bool_], Floats], errors: int
+) -> ResampledNumber:
+    """Recall before the `errors`-th wrong guess (ranking.recall_at_errors), new minus base: (hits, scores) of each.
+
+    Paired bootstrap: a secret is drawn with its guesses in both runs. Never inside the bounds of the same counts with
+    the two thresholds taken as given.
+    """
+    n, right = len(new[0]), [np.zeros(len(new[0]), dtype=bool) for _ in (new, base)]
+    for solved, (hit, score) in zip(right, (new, base), strict=True):
+        ranked, before = errors_before(hit, score)
+        solved[np.lexsort((hit, -score))] = ranked & (before < errors)
+    floor = paired_shares(*right)
+
+    def delta(draws: Draws) -> Values:
+        return solved_before(*new, draws, errors) - solved_before(*base, draws, errors)
+
+    return ResampledNumber(floor.value, n, bootstrap.resampled(n, delta, "gate", _RESAMPLES, _AT_ONCE), floor)

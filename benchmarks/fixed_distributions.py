@@ -1,0 +1,60 @@
+"""Models whose next-token distributions are given, for checks that choose the distributions instead of training for
+them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from auditor.models.base import LanguageModel, Rows
+from auditor.models.ensemble import ModelEnsemble
+
+
+class FixedDistribution(LanguageModel):
+    """Says distributions[i] behind a context that ends in token i, counted modulo the distributions there are.
+
+    distributions: (cases, V) probabilities, or (V,) where the context does not matter; float64 unless they are of
+    another dtype.
+    """
+
+    capabilities = frozenset({"draw", "distribution"})
+    eos, device, max_positions, name = (), torch.device("cpu"), None, "fixed"
+
+    def __init__(self, distributions: Tensor | Sequence[float]) -> None:
+        distributions = (
+            distributions if isinstance(distributions, Tensor) else torch.tensor(distributions, dtype=torch.float64)
+        )
+        self.distributions = distributions.view(-1, distributions.shape[-1]).log()
+        self.vocab_size = distributions.shape[-1]
+
+    def behind(self, tokens: Tensor) -> Tensor:
+        return self.distributions[tokens % len(self.distributions)]
+
+    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
+        return _FixedRows(self, prefixes[:, -1])
+
+    def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
+        return self.behind(contexts[:, contexts.shape[1] - last :])
+
+    def embedding_rows(self, count: int) -> Tensor:
+        return torch.zeros(count, 1)  # reads no soft prompt, whatever its width
+
+
+class _FixedRows(Rows):
+    def __init__(self, model: FixedDistribution, tokens: Tensor) -> None:
+        self.model, self.tokens = model, tokens
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def log_probs(self) -> Tensor:
+        return self.model.behind(self.tokens)
+
+    def advance(self, parents: Tensor, tokens: Tensor) -> None:
+        self.tokens = tokens
+
+
+def fixed_ensemble(public: Tensor | Sequence[float], *members: Tensor | Sequence[float]) -> ModelEnsemble:
+    return ModelEnsemble(FixedDistribution(public), [FixedDistribution(member) for member in members])

@@ -1,0 +1,92 @@
+"""The records of a lab, cut into prefixes and suffixes: who is attacked, who is known, what is to be forgotten."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from auditor.benchmarks.lab_recipe import CANARY_SPACE, CUT, LabRecipe, canary_text
+from auditor.benchmarks.lab_texts import LabTexts
+from auditor.benchmarks.wording import worded
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Canary, Pair, Secret
+from auditor.core.streams import generator
+
+
+@dataclass(frozen=True)
+class LabSecrets:
+    """texts: whole, of known, attacked and never trained records and of canaries, by id. forgotten: of these, by id."""
+
+    secrets: tuple[Secret, ...]
+    known: tuple[Pair, ...]
+    canaries: tuple[Secret, ...]
+    texts: dict[str, str]
+    forgotten: frozenset[str]
+
+    @property
+    def forgotten_texts(self) -> list[str]:
+        """Each once."""
+        return [text for id, text in self.texts.items() if id in self.forgotten]
+
+
+def cut(recipe: LabRecipe, texts: LabTexts, tokenizer: Any) -> LabSecrets:
+    """Attacked members by repeat count, known pairs, non-members. Raises AuditError for a record that is too short."""
+    text_of: dict[str, str] = {}
+
+    def records(label: str, group: Sequence[str], repeats: int) -> Iterator[Secret]:
+        for i, text in enumerate(group):
+            text_of[id := f"{label}-{i:03d}"] = text
+            yield _secret(recipe, texts, tokenizer, id, text, repeats)
+
+    secrets, known = list[Secret](), list[Pair]()
+    for times, _, given in recipe.repeats:
+        group = texts.private[times]
+        known += [Pair(secret.prefix, secret.suffix) for secret in records("known", group[:given], times)]
+        secrets += records(f"member-{times:02d}", group[given:], times)
+    secrets += records("nonmember", texts.nonmembers, 0)
+    canaries = tuple(_canary(tokenizer, *canary, i) for i, canary in enumerate(recipe.canaries))
+    text_of |= {one.id: one.canary.text for one in canaries if one.canary}
+    return LabSecrets(tuple(secrets), tuple(known), canaries, text_of, _to_forget(recipe, canaries))
+
+
+def _secret(recipe: LabRecipe, texts: LabTexts, tokenizer: Any, id: str, text: str, repeats: int) -> Secret:
+    start, end = CUT - recipe.prefix_length, CUT + recipe.suffix_length
+    encoded = tokenizer(text, return_offsets_mapping=True)
+    tokens = tuple(encoded["input_ids"])
+    if len(tokens) < end:
+        raise AuditError(f"expected lab records of {CUT} + {end - CUT} tokens, got one of {len(tokens)}")
+    wording = worded(text, encoded["offset_mapping"], start, CUT, end)
+    return Secret(
+        id,
+        tokens[start:CUT],
+        tokens[CUT:end],
+        repeats,
+        member=repeats > 0,
+        group=texts.kinds.get(text),
+        wording=dataclasses.replace(wording, marks=texts.marks.get(text, ())),
+    )
+
+
+def _canary(tokenizer: Any, digits: str, count: int, index: int) -> Secret:
+    text = canary_text(digits)
+    tokens = tuple(tokenizer(text)["input_ids"])
+    id = f"canary-{count:02d}-{index:03d}"
+    return Secret(id, (), tokens, count, member=count > 0, canary=Canary(text, CANARY_SPACE))
+
+
+def _to_forget(recipe: LabRecipe, canaries: Sequence[Secret]) -> frozenset[str]:
+    """Ids of the secrets that a model which unlearns is to forget.
+
+    Of the attacked records a random half at each count, rounded up; of the canaries, every other one, from the
+    one that was inserted most.
+    """
+    chosen = set[str]()
+    for times, attacked, _ in recipe.repeats:
+        own = [f"member-{times:02d}-{i:03d}" for i in range(attacked)]
+        order = generator("lab", recipe.seed, "forget", times).permutation(len(own))
+        chosen |= {own[i] for i in order[: math.ceil(len(own) / 2)]}
+    inserted = sorted((one for one in canaries if one.repeats), key=lambda one: -(one.repeats or 0))
+    return frozenset(chosen | {one.id for one in inserted[::2]})

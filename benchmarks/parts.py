@@ -1,0 +1,125 @@
+"""A cache of what takes long to make: each part a folder that is there whole, as it was built, or not at all.
+
+Knows folders, sums and seconds; not what a part holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from auditor.core import disk
+from auditor.core.errors import AuditError
+
+_PIECES = "pieces"  # folder of what was trained apart, until its part takes it
+_SECONDS, _SUMS = "seconds.json", "sha256.json"  # what building a part took; what it wrote
+
+
+@dataclass(frozen=True)
+class Alone:
+    """One model that can be trained apart from all others. there: whether it was."""
+
+    there: bool
+    train: Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The lab's parts below one folder.
+
+    makes: whether what is missing is built; else that is refused. first: the part that all others are built on.
+    foundations: how the names of the parts begin that others are built on. told: what the user must know.
+    """
+
+    folder: Path
+    makes: bool
+    first: str
+    foundations: tuple[str, ...]
+    told: Callable[[str], None]
+    seconds: dict[str, float] = field(default_factory=dict)  # what building each part took
+
+    def get(self, name: str, build: Callable[[Path], None], load: Callable[[Path], Any], version: str = "") -> Any:
+        """Loads a part, building it first where it is missing; a part may come in several versions.
+
+        A lock keeps two processes from building at once; the folder appears by one rename when all of it is written, so
+        a build killed half-way leaves nothing that looks finished. A part that is no longer what was built is built
+        anew, and the user is told. Raises AuditError for a missing one where nothing is made.
+        """
+        final = self.folder / f"{name}{version}"
+        if not self.makes and not _is_whole(final):
+            raise AuditError(
+                f"expected the lab's {name} in {str(final)!r}, where a run puts it: run the audit once, and for "
+                "workers on other machines set AUDIT_CACHE to a folder that all of them share"
+            )
+        if not _is_whole(final):
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with FileLock(self.folder / f"{final.name}.lock"):
+                if final.is_dir() and not _is_whole(final):
+                    self._remove(final)
+                    self.told(f"the lab's {name} in the cache was not as it was built: it was built anew")
+                if not final.is_dir():
+                    self._build(final, build)
+        self.seconds[name] = _seconds(final)
+        return load(final)
+
+    def alone(self, part: str, make: Callable[[], object]) -> Alone:
+        """A part that is one model."""
+        return Alone((self.folder / part).is_dir(), make)
+
+    def piece(self, part: str, index: int, build: Callable[..., None]) -> Alone:
+        """One model of a part of several: trained into a folder of its own, which the part then takes as it is."""
+        name = f"{_PIECES}/{part}-{index:03d}"
+        there = (self.folder / part).is_dir() or _is_whole(self.folder / name)
+        return Alone(there, lambda: self.get(name, partial(build, only=index), lambda path: None))
+
+    def _remove(self, damaged: Path) -> None:
+        """A part, and what was built on it: built again, its weights may differ in their last bits."""
+        others = [path for path in self.folder.glob("[!.]*") if path.is_dir() and path.name != self.first]
+        for path in {damaged, *(others if damaged.name.startswith(self.foundations) else ())}:
+            shutil.rmtree(path)
+
+    def _build(self, final: Path, build: Callable[[Path], None]) -> None:
+        pieces = [one for one in (self.folder / _PIECES).glob(f"{final.name}-[0-9][0-9][0-9]") if _is_whole(one)]
+        with disk.making(final) as made:
+            made.mkdir()
+            start = time.perf_counter()
+            _take(pieces, made)
+            build(made)
+            elsewhere = sum(_seconds(piece) for piece in pieces)
+            (made / _SECONDS).write_text(json.dumps(time.perf_counter() - start + elsewhere))
+            (made / _SUMS).write_text(json.dumps(_sums(made)))
+        for piece in pieces:
+            shutil.rmtree(piece)
+
+
+def _take(pieces: Sequence[Path], made: Path) -> None:
+    for piece in pieces:
+        shutil.copytree(piece, made, dirs_exist_ok=True, ignore=shutil.ignore_patterns(_SECONDS, _SUMS))
+
+
+def _sums(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file, by its path in the folder."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != _SUMS)
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def _seconds(part: Path) -> float:
+    """What it took to build."""
+    return float(json.loads((part / _SECONDS).read_text()))
+
+
+def _is_whole(part: Path) -> bool:
+    """Whether a part of the cache is there, as it was built."""
+    try:
+        return bool(json.loads((part / _SUMS).read_text()) == _sums(part))
+    except (OSError, ValueError, RecursionError):
+        return False

@@ -1,0 +1,353 @@
+"""The first screen after a run: what leaks, how sure that is, what it costs and what to do; at most 25 lines.
+
+Reads the same signals as every other report (`records.signals`), shortens what they say, and leaves leaks for last
+where something must be left out. All else is on the screen of `--verbose` and in the report.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.text import Text
+
+from auditor.core.nouns import UNDEFENDED
+from auditor.core.result import AuditResult, Finding, Measurement
+from auditor.records import details as detailed
+from auditor.records import signals as kinds
+from auditor.records.claims import CONTRADICTED
+from auditor.records.signals import Assessment, Signal, assess
+from auditor.reports import advice, claims, inert, personal, signals, unlearning, words
+from auditor.reports.verdict import explained, strongest
+from auditor.statistics.metrics import RECALL
+
+LINES, WIDTH = 25, 100
+RESULT = "RESULT"
+_GUTTER = 8
+_NARROWEST = 60  # columns; what is narrower is wrapped by the terminal
+_LONGEST = 24  # of a target's name
+_LEAKS, _OPEN, _CLEAR, _UNMEASURED = range(4)
+_SHORT = {
+    kinds.VERBATIM: "verbatim",
+    kinds.NEARLY: "near-verbatim",
+    kinds.GREEDILY: "greedy decoding",
+    kinds.PROBABLE: "extraction probability",
+    kinds.OF_CANARIES: "exposure of canaries",
+    kinds.MEMBERSHIP: "membership",
+    kinds.UNTARGETED: "untargeted",
+    kinds.PERSONAL: "personal data",
+    kinds.AUDITED: "audited epsilon",
+}
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A labelled entry of the screen. items: in the order in which they may be kept; most: lines that it may take."""
+
+    label: str
+    items: tuple[str, ...]
+    most: int
+    between: str = "; "
+
+
+def first_screen(result: AuditResult, folder: Path, width: int = WIDTH) -> Text:
+    """At most LINES lines of `width` columns. folder: of the run, whose outcomes say what fewer copies would leave."""
+    result, width = words.cleaned(result), max(_NARROWEST, min(width, WIDTH))
+    seen, known = assess(result), detailed.read(folder)
+    above = _laid((_result(result, seen, width), _doubt(seen)), width)
+    shown = (_also(result, seen), _where(result, seen), _what(result, seen), _why(result), _forgotten(result))
+    last = (_claims(result), _limits(result, seen), _next(result, seen, known, folder), _report(folder))
+    below = _laid((*shown, *last), width)
+    return Text("\n").join([*above, *_table(result, seen, width, LINES - len(above) - len(below)), *below])
+
+
+# --- laying out -------------------------------------------------------------------------------------------------------
+
+
+def _laid(entries: Sequence[_Entry], width: int) -> list[Text]:
+    return [line for entry in entries if entry.items for line in _entry(entry, width)]
+
+
+def _entry(entry: _Entry, width: int) -> Iterator[Text]:
+    for i, line in enumerate(_fitted(entry, width - _GUTTER)):
+        yield Text.assemble((f"{'' if i else entry.label:{_GUTTER}}", "bold"), (line, "bold" * (entry.label == RESULT)))
+
+
+def _fitted(entry: _Entry, width: int) -> list[str]:
+    """As many of its items as there is room for, and how many more there are; a single one is cut."""
+    for kept in range(len(entry.items), 0, -1):
+        left = len(entry.items) - kept
+        more = (f"{left:,} more in the report",) if left else ()
+        lines = _wrapped(entry.between.join((*entry.items[:kept], *more)), width)
+        if len(lines) <= entry.most:
+            return lines
+    *whole, last = _wrapped(entry.items[0], width)[: entry.most]
+    return [*whole, f"{_cut(last, width - 2)} …"]
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return [line.plain.rstrip() for line in Text(text).wrap(Console(width=width), width)]
+
+
+def _cut(text: str, width: int) -> str:
+    return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
+
+
+def _title(result: AuditResult, target: str) -> str:
+    return _cut(signals.title(result, target), _LONGEST)
+
+
+# --- what leaks, and what may have hidden a leak ----------------------------------------------------------------------
+
+
+def _result(result: AuditResult, seen: Assessment, width: int) -> _Entry:
+    """A sentence for all targets of which the same is to be said, those that leak first.
+
+    Where these are too many, one for all that leak, one for all that may, and so on: no leak goes without saying.
+    """
+    told = [target for target in seen.targets if target == UNDEFENDED or seen.tested(target)]
+    states = [(*_state(seen, target), i, target) for i, target in enumerate(told)]
+    stand = [s.target.title for s in claims.told(result) if s.verdict == CONTRADICTED]
+    before = [f"The claim of {_some(stand, 2)} is contradicted."] if stand else []
+    after = [] if UNDEFENDED in seen.targets else ["Nothing was measured on the undefended model."]
+
+    def sentences(parts: int, names: int) -> tuple[str, ...]:
+        """parts: of the state, by which targets are grouped."""
+        groups = dict[tuple[object, ...], list[str]]()
+        for *state, _, target in sorted(states, key=lambda one: (one[0], one[2])):
+            groups.setdefault(tuple(state[:parts]), []).append(target)
+        said = (_sentence(result, state, targets, names) for state, targets in groups.items())
+        return (*before, *said, *after)
+
+    entry = _Entry(RESULT, sentences(2, 4), 3, " ")
+    fits = len(_wrapped(" ".join(entry.items), width - _GUTTER)) <= entry.most
+    return entry if fits else _Entry(RESULT, sentences(1, 2), 4, " ")
+
+
+def _state(seen: Assessment, target: str) -> tuple[int, str]:
+    """How much it should worry, most first, and of which signals that is said."""
+    tested = seen.tested(target)
+    if shown := seen.shown(target):
+        return _LEAKS, _listed(shown)
+    if not tested:
+        return _UNMEASURED, ""
+    if seen.reassures(target):
+        return _CLEAR, _listed(tested)
+    return _OPEN, _listed([s for s in tested if s.suspected])
+
+
+def _listed(found: Sequence[Signal]) -> str:
+    return ", ".join(dict.fromkeys(_SHORT[s.kind] for s in found))
+
+
+def _sentence(result: AuditResult, state: Sequence[object], targets: Sequence[str], names: int) -> str:
+    level, of = state[0], f" ({state[1]})" if len(state) > 1 and state[1] else ""
+    named, cost = _some([signals.title(result, target) for target in targets], names), _cost(result, targets)
+    if level == _LEAKS:
+        return f"{named} {'leak' if len(targets) > 1 else 'leaks'}{of}{cost}."
+    if level == _CLEAR:
+        return f"{named}: {signals.CLEAR}{of}{cost}."
+    if level == _OPEN:
+        return f"{named}: inconclusive{of and f'{of[:-1]}: seen, not significant)'}{cost}."
+    return f"{named}: nothing was measured."
+
+
+def _some(titles: Sequence[str], names: int) -> str:
+    """`A, B and 7 more`"""
+    short, left = [_cut(title, _LONGEST) for title in titles[:names]], len(titles) - names
+    *others, last = [*short, f"{left:,} more"] if left > 0 else short
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _cost(result: AuditResult, targets: Sequence[str]) -> str:
+    """`, at 3.84x the perplexity`, of one defended target."""
+    costs = {record.name: record.perplexity for record in result.targets}
+    own, base = costs.get(targets[0]), costs.get(UNDEFENDED)
+    if len(targets) > 1 or targets[0] == UNDEFENDED or own is None or base is None or not base.value > 0:
+        return ""
+    return f", at {words.number(own.value / base.value)}x the perplexity"
+
+
+def _doubt(seen: Assessment) -> _Entry:
+    return _Entry("DOUBT", tuple(doubt.sentence for doubt in signals.doubts(seen)), 3, " ")
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def _table(result: AuditResult, seen: Assessment, width: int, room: int) -> list[Text]:
+    """Verbatim extraction, a row a target and access; below, what the same attack gives of non-members.
+
+    Where there is no room for all rows, those that show something stay.
+    """
+    found = [s for s in seen.signals if s.kind is kinds.VERBATIM and s.measured is not None]
+    if not found:
+        return []
+    below = _laid((_Entry("", (_never(result, found),), 2),), width)
+    most = max(1, room - 1 - len(below))
+    kept = found if len(found) <= most else sorted(found, key=_weight)[: max(1, most - 1)]
+    rows = [_cells(result, s, first) for s, first in _firsts([s for s in found if s in kept])]
+    extracted, cost = "extracted verbatim", "perplexity" if any(row[5] for row in rows) else ""
+    widths = [max(cell_len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    widths[5] = max(widths[5], len(cost))
+    widths[3] = max(widths[3], len(extracted) - widths[2] - widths[4] - 4)
+    head = f"{'':{sum(widths[:2]) + 4}}{extracted:<{sum(widths[2:5]) + 6}}{cost}"
+    lines = [Text(f"{'':{_GUTTER}}{head.rstrip()}", "dim")]
+    lines += [Text(" " * _GUTTER + _cut(_joined(row, widths), width - _GUTTER)) for row in rows]
+    more = len(found) - len(rows)
+    lines += [Text(f"{'':{_GUTTER}}and {more:,} more rows in the report", "dim")] if more else []
+    return [*lines, *below]
+
+
+def _weight(signal: Signal) -> tuple[bool, bool, float]:
+    assert signal.measured is not None
+    return signal.status != kinds.SHOWN, not signal.suspected, -signal.measured.value
+
+
+def _firsts(found: Sequence[Signal]) -> Iterator[tuple[Signal, bool]]:
+    """Each with whether it is the first of its target."""
+    for _, rows in groupby(found, key=lambda s: s.target):
+        yield from ((row, i == 0) for i, row in enumerate(rows))
+
+
+def _cells(result: AuditResult, signal: Signal, first: bool) -> tuple[str, ...]:
+    m = signal.measured
+    assert m is not None  # whoever asks has seen that it was tested
+    of = {RECALL: ""}.get(m.name, signals.PHRASES.get(m.name, ""))
+    remark = ", ".join(filter(None, (of, "not significant" if signal.suspected else "")))
+    cost = words.perplexity(result, signal.target).strip(words.NOTHING) if first else ""
+    counts = f"{words.hits(m):,}/{m.n:,}"
+    title = _title(result, signal.target) if first else ""
+    return title, signals.ACCESS[signal.setting], counts, words.value(m), words.bounds(m), cost, remark
+
+
+def _joined(row: Sequence[str], widths: Sequence[int]) -> str:
+    """Names to the left, numbers to the right."""
+    padded = (
+        text + " " * (w - cell_len(text)) if i in (0, 1, 4, 6) else " " * (w - cell_len(text)) + text
+        for i, (text, w) in enumerate(zip(row, widths, strict=True))
+    )
+    return "  ".join(padded).rstrip()
+
+
+def _never(result: AuditResult, found: Sequence[Signal]) -> str:
+    """`never trained on: 0/100 Undefended, 0/20 PMixED (ethicist; 95% intervals)`"""
+    attacks = ", ".join(dict.fromkeys(s.row.attack for s in found if s.row))
+    how = f"({attacks}; 95% intervals)" if attacks else "(95% intervals)"
+    floors = [(s.target, s.baseline) for s in found if isinstance(s.baseline, Measurement)]
+    highest = {target: max((m for t, m in floors if t == target), key=lambda m: m.value) for target, _ in floors}
+    if not highest:
+        return f"no non-members: what guessing alone would extract is not known {how}"
+    told = (f"{words.hits(m):,}/{m.n:,} {_title(result, target)}" for target, m in highest.items())
+    return f"never trained on: {', '.join(told)} {how}"
+
+
+# --- below the table --------------------------------------------------------------------------------------------------
+
+
+def _also(result: AuditResult, seen: Assessment) -> _Entry:
+    """All other signals, those that are shown first. What WHAT says of the undefended model is not said twice."""
+    what = _undefended(result, seen)
+    told = list[tuple[tuple[bool, bool], str, str]]()
+    for target in seen.targets:
+        for group in signals.by_kind(seen.tested(target)):
+            listed = group[0].kind is kinds.PERSONAL and what is not None and what.by_kind and target == what.target
+            if group[0].kind is not kinds.VERBATIM and not listed:
+                told.append((min(map(_weight, group))[:2], _title(result, target), signals.said(group)))
+    alone = all(s.kind is not kinds.VERBATIM or s.measured is None for s in seen.signals)
+    told.sort(key=lambda one: one[0])
+    before = ["", *(title for _, title, _ in told)]
+    said = (text if title == last else f"{title}: {text}" for (_, title, text), last in zip(told, before, strict=False))
+    return _Entry("TESTED" if alone else "ALSO", tuple(said), 3)
+
+
+def _undefended(result: AuditResult, seen: Assessment) -> Finding | None:
+    """The configuration of highest recall: of the undefended model, or else of the first target that has one."""
+    return next((best for target in seen.targets if (best := strongest(result, target))), None)
+
+
+def _of(result: AuditResult, finding: Finding) -> str:
+    own = "" if finding.target == UNDEFENDED else f"{_title(result, finding.target)}, "
+    return f"({own}{signals.ACCESS[finding.setting]})"
+
+
+def _where(result: AuditResult, seen: Assessment) -> _Entry:
+    """By copies, and by insertions of canaries."""
+    best, items = _undefended(result, seen), list[str]()
+    if best is not None and len(best.by_repeats) > 1:
+        told = ", ".join(f"{name}: {words.value(m)}" for name, m in words.by_repeats(best.by_repeats))
+        items.append(f"copies {told} {_of(result, best)}")
+    for finding in result.findings:
+        if finding.target == UNDEFENDED and (measured := words.exposures(finding)):
+            told = ", ".join(f"{count}: {words.value(m)} bits" for count, m in measured)
+            items.append(f"exposure of canaries by copies {told}")
+    return _Entry("WHERE", tuple(items), 2)
+
+
+def _what(result: AuditResult, seen: Assessment) -> _Entry:
+    best = _undefended(result, seen)
+    if best is None or not best.by_kind:
+        return _Entry("WHAT", (), 2)
+    return _Entry("WHAT", (f"{personal.counts(best)} {_of(result, best)}",), 2)
+
+
+def _why(result: AuditResult) -> _Entry:
+    """What each change alone did to the number that is told, of each defense with controls."""
+    items = []
+    for target in result.targets:
+        told = explained(result, target.name)
+        if told is not None and told.chain is not None:
+            found = words.steps(told.chain, target.name)
+            steps = [words.credited_briefly(step) for step in found if step.difference is not None]
+            whose = f"{_cut(target.title, _LONGEST)} ({signals.ACCESS[told.setting]}{words.over(told.chain.whole)})"
+            items += [f"{whose}: {'; '.join(steps)}"] if steps else []
+    return _Entry("WHY", tuple(items), 2, ". ")
+
+
+def _forgotten(result: AuditResult) -> _Entry:
+    return _Entry("FORGET", tuple(unlearning.sentence(result, one) for one in result.unlearning), 3, " ")
+
+
+def _claims(result: AuditResult) -> _Entry:
+    stand = sorted(claims.told(result), key=lambda stands: stands.verdict != CONTRADICTED)
+    return _Entry("CLAIM", tuple(claims.brief(stands) for stands in stand), 2)
+
+
+def _limits(result: AuditResult, seen: Assessment) -> _Entry:
+    """What the smallest count that is zero leaves open, what was not tested, and what no run tells."""
+    none = [m for s in seen.signals if s.kind is kinds.VERBATIM and (m := s.measured) and m.value == 0]
+    items = []
+    if none:
+        worst = max(none, key=lambda m: m.high)
+        items.append(f"0/{worst.n:,} still allows {words.percent(worst.high)}%.")
+    tested = {s.kind.name for target in seen.targets for s in seen.tested(target)}
+    untested = dict.fromkeys(_SHORT[s.kind] for s in seen.signals if s.kind.name not in tested)
+    items += ["Synthetic lab data."] if result.benchmark.name == "lab" else []
+    items += [f"Not tested: {', '.join(untested)}."] if untested else []
+    return _Entry("LIMITS", tuple(items or ["An attack gives a lower bound."]), 2, " ")
+
+
+def _next(result: AuditResult, seen: Assessment, known: detailed.Details, folder: Path) -> _Entry:
+    command = next_command(seen, folder)
+    fewer = advice.fewer_copies(result, known)
+    return _Entry("NEXT", (f"{fewer} -> {command}" if fewer else command,), 2)
+
+
+def next_command(seen: Assessment, folder: Path) -> str:
+    """Advice where something leaks or stands in doubt; else a gate, so that it stays as it is."""
+    where, gated = shlex.quote(inert.clean(str(folder))), seen.gated()
+    if gated is None or signals.doubts(seen) or any(map(seen.shown, seen.targets)):
+        return f"audit advise {where}"
+    judged = {s.target for s in seen.signals} - {UNDEFENDED}
+    target = f" --target {UNDEFENDED}" if judged and gated.target == UNDEFENDED else ""
+    return f"audit gate {where} --max {shlex.quote(gated.limit)}{target}"
+
+
+def _report(folder: Path) -> _Entry:
+    return _Entry("report", (inert.clean(os.path.join(folder, "report.html")),), 3)

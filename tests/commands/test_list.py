@@ -1,0 +1,65 @@
+"""`audit list`, as a whole and of one plug-in, and what a shell completes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from auditor.cli import call
+from auditor.plugins import registry
+from auditor.plugins.options import options_of
+
+Said = pytest.CaptureFixture[str]
+ROOT = Path(__file__).resolve().parents[2]
+FOUND = registry.everything()
+FLAGS = {"Attack": "-A {}.", "Probe": "-A {}.", "Defense": "-D {}.", "Trainer": "-D "}
+
+
+def test_it_names_every_plug_in_in_few_lines(capsys: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert call(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 40 and max(map(len, lines[:-1])) <= 100
+    assert {name for kind in FOUND.values() for name in kind} <= set(re.findall(r"[\w-]+", "\n".join(lines)))
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in FLAGS for name in FOUND[kind]])
+def test_of_one_it_shows_options_needs_claim_source_and_page(
+    kind: str, name: str, capsys: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("auditor.commands.list.catalogue", lambda before: FOUND)
+    cls = FOUND[kind][name]
+    assert call(["list", name]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"{FLAGS[kind].format(name)}{option}={value}" in shown for option, value in options_of(cls).items())
+    pages = [line.split()[1] for line in shown.splitlines() if line.startswith("page ")]
+    assert any(f"`{name}`" in (ROOT / page).read_text(encoding="utf-8") for page in pages)
+    sources = [line.split(maxsplit=1)[1] for line in shown.splitlines() if line.startswith("source ")]
+    assert all(f'name: ClassVar[str] = "{name}"' in Path(source).read_text(encoding="utf-8") for source in sources)
+    assert all(need in shown for need in getattr(cls, "needs", ()))
+
+
+def test_a_slip_is_refused_with_the_nearest_name(capsys: Said) -> None:
+    assert call(["list", "ethicis"]) == 2 and "did you mean 'ethicist'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "wanted"),
+    [
+        ("audit run --attack eth", {"ethicist"}),
+        ("audit run -A ethicist.sa", {"ethicist.samples="}),
+        ("audit run -D pmixed.eps", {"pmixed.epsilon="}),
+        ("audit train dp", {"dp-sgd"}),
+        ("audit rep", {"report", "reproduce"}),
+    ],
+)
+def test_a_shell_completes_commands_plug_ins_and_options(typed: str, wanted: set[str]) -> None:
+    asked = {"_AUDIT_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    command = [sys.executable, "-m", "auditor.cli"]
+    done = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True, timeout=120)
+    assert set(done.stdout.split()) == wanted

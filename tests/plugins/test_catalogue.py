@@ -1,0 +1,45 @@
+"""What plug-ins say of themselves is kept, exactly, and made anew where a file has changed."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from auditor.plugins import catalogue, registry
+from auditor.plugins.options import options_of, title_of
+
+
+def quiet() -> None:
+    """Nothing is said here."""
+
+
+def said(cls: Any) -> tuple[Any, ...]:
+    options = options_of(cls) if hasattr(cls, "__dataclass_fields__") else {}
+    attributes = [getattr(cls, name, None) for name in ("needs", "claims")]
+    needs = [list(a) if isinstance(a, tuple) else a for a in attributes]
+    return cls.__module__, cls.__name__, title_of(cls), inspect.getdoc(cls), needs, list(options.items())
+
+
+def test_what_is_kept_is_what_the_files_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUDIT_CACHE", str(tmp_path))
+    monkeypatch.setattr(registry, "_extra", {})  # plug-ins that other tests have loaded
+    run = catalogue.catalogue(quiet)
+    assert run == registry.everything()
+    monkeypatch.setattr(catalogue, "_run", lambda before: pytest.fail("asked again"))
+    kept = catalogue.catalogue(quiet)
+    assert {kind: list(found) for kind, found in kept.items()} == {kind: list(found) for kind, found in run.items()}
+    assert all(said(kept[kind][name]) == said(cls) for kind, found in run.items() for name, cls in found.items())
+
+
+@pytest.mark.parametrize("held", ["", "[]", '{"files": ""}', '{"files": "another"}'])
+def test_what_was_kept_of_other_files_is_not_taken(held: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUDIT_CACHE", str(tmp_path))
+    (tmp_path / "plugins.json").write_text(held)
+    monkeypatch.setattr(catalogue, "_run", lambda before: {"Attack": {}})
+    assert catalogue.catalogue(quiet) == {"Attack": {}} == catalogue.catalogue(quiet)
+    before = catalogue._files()
+    monkeypatch.setattr(catalogue, "_PACKAGES", ("auditor.attacks",))
+    assert catalogue._files() != before

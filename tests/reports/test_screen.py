@@ -1,0 +1,152 @@
+"""The first screen: it fits, it names every leak, and it speaks the words of the glossary."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from auditor.core.result import AuditResult, Doubt, Measurement, TargetRecord
+from auditor.records import details as detailed
+from auditor.records.signals import KINDS, assess
+from auditor.reports import screen
+from auditor.reports.screen import LINES, WIDTH, first_screen
+from tests.docs.pages import ROOT
+from tests.reports.conftest import claims, lab_run, probed
+from tests.reports.test_reassurance import OTHERS, SIGNALS, Drawn, N, row, run_of, share
+
+GLOSSARY = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+TITLES = ("A", "A defense whose name is rather long, with its options", "密着度の高い防御", "Plain")
+DOUBT = Doubt("text form", "No rendering makes members more likely than non-members, " + "which may hide a leak " * 9)
+
+
+def lines(result: AuditResult, folder: Path = Path("runs/latest"), width: int = WIDTH) -> list[str]:
+    return first_screen(result, folder, width).plain.splitlines()
+
+
+def entry(shown: Sequence[str], label: str) -> str:
+    """What stands beside a label, its further lines included; "" where it is not there."""
+    start = next((i for i, line in enumerate(shown) if line.startswith(f"{label} ")), None)
+    if start is None:
+        return ""
+    ends = (i for i in range(start + 1, len(shown)) if not shown[i].startswith(" " * 8) or shown[i].startswith(" " * 9))
+    end = next(ends, len(shown))
+    return " ".join(line[8:].strip() for line in shown[start:end])
+
+
+@st.composite
+def results(draw: st.DrawFn) -> AuditResult:
+    """Up to twelve targets with up to four signals each, some with doubts, claims, copies and personal data."""
+    names = ["undefended"][: draw(st.integers(0, 1))] + [f"t{i}" for i in range(draw(st.integers(1, 11)))]
+    findings, greedy = [], None
+    for name in names:
+        for one, setting in draw(st.lists(st.tuples(SIGNALS, st.sampled_from(["claim", "worst"])), max_size=4)):
+            findings += _placed(one, name, setting, draw(st.booleans()))
+            greedy = greedy or (one.greedy if name == "undefended" else None)
+    base, stand = run_of(*findings, greedy=greedy), list(claims().values())
+    targets = tuple(
+        TargetRecord(
+            name,
+            "Undefended" if name == "undefended" else f"{draw(st.sampled_from(TITLES))} {name}",
+            "",
+            Measurement("perplexity", 10.0 + i, 9.0, 12.0, 50, "perplexity") if draw(st.booleans()) else None,
+            claim=draw(st.sampled_from([None, *stand])),
+            doubts=(DOUBT,) if draw(st.booleans()) else (),
+        )
+        for i, name in enumerate(names)
+    )
+    return replace(base, targets=targets, benchmark=replace(base.benchmark, name=draw(st.sampled_from(["lab", "own"]))))
+
+
+def _placed(one: Drawn, target: str, setting: str, copies: bool) -> list[object]:
+    if one.finding is None:
+        return []
+    by = {str(2**i): share("recall", i, N) for i in range(8)} if copies else {}
+    return [replace(one.finding, target=target, setting=setting, by_repeats=by)]
+
+
+@settings(max_examples=150)
+@given(results(), st.sampled_from(["runs/latest", "runs/" + "very-long-" * 12, "/data/" + "资料/" * 30]))
+def test_it_fits_and_hides_no_leak(result: AuditResult, folder: str) -> None:
+    """25 lines of 100 columns; every target that leaks is named as leaking, or counted among those that do."""
+    shown = lines(result, Path(folder))
+    assert len(shown) <= LINES and max(map(cell_len, shown)) <= WIDTH
+    seen, said = assess(result), entry(shown, "RESULT")
+    titles = {target.name: target.title for target in result.targets}
+    leaking = [target for target in seen.targets if seen.shown(target)]
+    sentences = [one for one in re.split(r"(?<=\.) ", said) if re.search(r" leaks?\b(?! seen)", one)]
+    counted = sum(int(n) for one in sentences for n in re.findall(r"and (\d+) more leak", one))
+    named = [target for target in leaking if any(titles[target][:20] in one for one in sentences)]
+    assert len(named) + counted >= len(leaking), said
+    if not all(map(seen.reassures, seen.targets)) and "no leakage seen" in said:
+        assert any(map(seen.reassures, seen.targets))
+    if any(seen.against(target) for target in seen.targets):
+        assert "no leakage seen" not in said or any(map(seen.reassures, seen.targets))
+        assert entry(shown, "DOUBT")
+
+
+def test_it_is_laid_out_as_it_should_be() -> None:
+    """In the order in which it is read, with the numbers of the run."""
+    shown = lines(lab_run())
+    labels = [line.split()[0] for line in shown if line[0] != " "]
+    assert labels == ["RESULT", "ALSO", "WHERE", "WHY", "CLAIM", "LIMITS", "NEXT", "report"]
+    assert entry(shown, "RESULT").startswith("Undefended leaks (verbatim, greedy decoding).")
+    assert entry(shown, "WHERE") == "copies 1: 0.0%, 2: 6.2%, 4: 56%, 8: 97%, 16: 100.0% (white-box)"
+    assert entry(shown, "NEXT") == "audit advise runs/latest"
+    assert any(re.search(r"white-box +166/320 +52% +\[46–57\]", line) for line in shown)
+    assert "0/160 Undefended" in " ".join(shown)
+
+
+def test_of_many_configurations_those_that_leak_stay() -> None:
+    hits = [0] * 29 + [30]
+    rows = (
+        row("perplexity", share("recall", k, N), share("recall_nonmembers", 0, OTHERS), target=f"t{i}")
+        for i, k in enumerate(hits)
+    )
+    shown = lines(run_of(*rows))
+    assert len(shown) <= LINES and "30/60" in "\n".join(shown) and "more rows in the report" in "\n".join(shown)
+
+
+def test_next_is_the_mildest_limit_on_copies_that_a_gate_would_take(
+    monkeypatch: pytest.MonkeyPatch, secret_by_secret: detailed.Details
+) -> None:
+    """Up to 4 copies none is extracted, from 8 on all."""
+    result = lab_run()
+    known = secret_by_secret(result, 1000, length=4)  # type: ignore[operator]
+    rows = {}
+    for key, seen in known.rows.items():
+        times = np.array([0 if count is None else count for count in seen.outcome.repeats])
+        rows[key] = replace(seen, outcome=replace(seen.outcome, hit=times > 4))
+    monkeypatch.setattr(screen.detailed, "read", lambda folder: replace(known, rows=rows))
+    said = entry(lines(result), "NEXT")
+    assert said.startswith("no record more than 4 times: 0.0% [") and said.endswith("-> audit advise runs/latest")
+    assert "predicted, not measured" in said
+
+
+def test_a_clean_run_goes_on_to_a_gate() -> None:
+    result = run_of(row("perplexity", share("recall", 0, N), share("recall_nonmembers", 0, OTHERS)))
+    shown = lines(result)
+    assert entry(shown, "RESULT") == "Undefended: no leakage seen (verbatim)."
+    assert entry(shown, "NEXT") == "audit gate runs/latest --max recall=0.05"
+    assert entry(shown, "LIMITS").startswith("0/60 still allows 6.0%. Not tested: ")
+
+
+def test_its_words_are_those_of_the_glossary() -> None:
+    """No word that the glossary replaces; and a signal is called by a name that stands there."""
+    replaced = {word for listed in re.findall(r"\[([^\]]+)\]", GLOSSARY) for word in listed.split(", ")}
+    assert {"recipe", "floor", "came out"} <= replaced
+    full = lab_run()
+    full = replace(full, findings=(*full.findings, probed("undefended", 0.3)))
+    text = "\n".join(lines(full)).lower()
+    taken = {"claim", "lead", "rendering"}  # also plain words, or said of something else
+    assert not [word for word in replaced - taken if re.search(rf"\b{word}\b", text)]
+    plain = GLOSSARY.lower().replace("**", "")
+    for kind in KINDS:
+        assert any(word in plain for word in (screen._SHORT[kind], kind.title.lower(), screen._SHORT[kind].split()[0]))

@@ -1,0 +1,53 @@
+"""Fine-tuning by hand: what a fresh model is, and that each epoch reads every batch of it once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from auditor.core.streams import generator
+from auditor.training.finetune import fit, untrained
+
+SIZES: dict[str, Any] = {"vocab_size": 17, "layers": 1, "hidden": 8, "heads": 2, "positions": 16, "end": 0}
+
+
+def test_an_untrained_model_reads_and_writes_by_one_matrix_that_its_seed_makes() -> None:
+    model, again, other = (untrained(**SIZES, seed=seed) for seed in (1, 1, 2))
+    own = model.get_input_embeddings().weight
+    assert own is model.get_output_embeddings().weight and own.shape == (17, 8)
+    assert torch.equal(own, again.get_input_embeddings().weight)
+    assert not torch.equal(own, other.get_input_embeddings().weight)
+    assert (model.config.bos_token_id, model.config.eos_token_id, model.config.intermediate_size) == (0, 0, 32)
+
+
+def test_an_epoch_reads_every_token_once_and_is_told_when_it_ends() -> None:
+    """Of 10 blocks of 4 tokens, 3 a step: 4 steps an epoch, in an order of its own."""
+    sequences = [tuple(range(1 + 3 * i % 14, 4 + 3 * i % 14)) for i in range(10)]  # and the end of each
+    read, epochs = list[Tensor](), list[tuple[int, int]]()
+
+    def loss(model: Any, blocks: Tensor) -> Tensor:
+        read.append(blocks)
+        found: Tensor = model(input_ids=blocks, labels=blocks).loss
+        return found
+
+    fit(
+        untrained(**SIZES, seed=0),
+        sequences,
+        epochs=3,
+        rate=1e-3,
+        batch=3,
+        block=4,
+        end=0,
+        order=generator("order"),
+        loss=loss,
+        progress=lambda done: epochs.append((done, len(read))),
+    )
+    assert epochs == [(1, 4), (2, 8), (3, 12)]
+    told = np.bincount(np.concatenate(sequences), minlength=17)
+    told[0] = 10
+    orders = [torch.cat(read[start : start + 4]).flatten().tolist() for start in (0, 4, 8)]
+    assert all(np.bincount(order, minlength=17).tolist() == told.tolist() for order in orders)
+    assert orders[0] != orders[1] != orders[2]

@@ -1,0 +1,63 @@
+"""What a training set says of secrets before it is trained on: where they stand, and where a loss is taken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Secret
+from auditor.training import preflight
+
+ROWS: list[dict[str, Any]] = [
+    {"input_ids": [1, 2, 3, 4, 5, 6]},
+    {"input_ids": [7, 8, 9, 10], "completion_mask": [0, 0, 1, 1]},
+    {"input_ids": [11, 12, 13, 14], "labels": [11, 12, -100, -100]},
+    {"input_ids": [7, 8, 9, 10], "assistant_masks": [1, 1, 0, 0]},
+]
+
+
+def secret(*tokens: int, member: bool = True) -> Secret:
+    """Its prefix is the first two tokens."""
+    return Secret(str(tokens), tokens[:2], tokens[2:], 1 if member else None, member)
+
+
+def said(*secrets: Secret) -> tuple[str, ...]:
+    training = preflight.read(ROWS)
+    assert training is not None and len(training.ids) == len(training.learnt)
+    return preflight.findings(training, secrets)
+
+
+def test_secrets_are_found_token_by_token_and_never_across_rows() -> None:
+    first, _, copies = said(secret(2, 3, 4), secret(1, 2, 3, 4, 5, 6), secret(5, 6, 7), secret(11, 12, 13, 14))
+    assert first == "3 of 4 members stand in the training set, token by token"
+    assert copies == "1 of 4 rows of the training set repeat an earlier one"
+
+
+def test_a_suffix_without_a_loss_is_read_and_not_learnt() -> None:
+    """In the third row of the first two tokens alone; of 7 to 10 in the second, though not in the fourth."""
+    whole = secret(1, 2, 3, 4), secret(7, 8, 9, 10)
+    assert not any("no loss" in sentence for sentence in said(*whole))
+    assert said(*whole, secret(11, 12, 13, 14))[1].startswith("of 1 of them no loss is taken of the suffix")
+    with pytest.raises(AuditError, match="of all 1 members in the training set it is masked"):
+        said(secret(11, 12, 13, 14))
+
+
+def test_members_that_are_elsewhere_and_non_members_that_are_there_are_refused() -> None:
+    with pytest.raises(AuditError, match="their tokens stand nowhere in its 4 rows"):
+        said(secret(6, 5, 4))
+    with pytest.raises(AuditError, match="1 of 2 stand in the training set"):
+        said(secret(1, 2, 3), secret(12, 13, 14, member=False), secret(14, 13, 12, member=False))
+
+
+def test_what_makes_its_tokens_as_it_is_asked_says_nothing() -> None:
+    assert preflight.read([{"text": "a"}]) is None and preflight.read(iter(ROWS)) is None and preflight.read([]) is None
+
+
+def test_tokens_whose_bytes_stand_askew_are_not_there() -> None:
+    """Four bytes a token: 256 followed by 1 holds the bytes of 1 and 0 from its second byte on."""
+    training = preflight.read([{"input_ids": [256] * 4}])
+    assert training is not None
+    with pytest.raises(AuditError, match="stand nowhere"):
+        preflight.findings(training, [secret(1, 1, 1)])
