@@ -19,6 +19,7 @@ from auditor.models.base import LanguageModel
 from auditor.models.ensemble import ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.wrapping import WrappingModel
+from auditor.providers.llama import LlamaModel
 from auditor.remote.model import RemoteModel
 from auditor.runs.prefix_token import PrefixedModel
 from auditor.studies.published import NeighbouringModels
@@ -107,7 +108,7 @@ def test_every_model_of_ours_that_holds_another_is_a_wrapping_one() -> None:
 
     ours = {kind for kind in below(LanguageModel) if kind.__module__.startswith("auditor.")}
     assert {kind for kind in ours if not issubclass(kind, WrappingModel)} <= {
-        *(FixedDistribution, HuggingFaceModel, RemoteModel)
+        *(FixedDistribution, HuggingFaceModel, LlamaModel, RemoteModel)
     }
     tried = tuple(type(model) for model in wrappers())
     assert all(issubclass(kind, tried) for kind in ours if issubclass(kind, WrappingModel) and kind != WrappingModel)

@@ -20,8 +20,8 @@ from auditor.cli import call
 from auditor.core.errors import AuditError
 from auditor.core.result import Chain, Measurement, Step, TargetRecord
 from auditor.gate.policy import parse_rule
+from auditor.providers import hugging_face
 from auditor.records.folder import RunFolder
-from auditor.runs import own_site
 from auditor.runs import run as running
 from auditor.runs.grid import Point, expand
 from auditor.runs.plan import make
@@ -86,7 +86,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 def test_a_sweep_runs_every_point_once_and_resumes(world: Path, tmp_path: Path, monkeypatch: Patch, said: Said) -> None:
     out, walked, loaded = tmp_path / "out", [], []
-    real, load = running.run, own_site.load
+    real, load = running.run, hugging_face.load
 
     def counted(plan: Any, folder: RunFolder, *rest: Any) -> Any:
         if len(walked) == 2 and "stop" not in walked:
@@ -100,7 +100,7 @@ def test_a_sweep_runs_every_point_once_and_resumes(world: Path, tmp_path: Path, 
         return load(name, options)
 
     monkeypatch.setattr(sweep, "run", counted)
-    monkeypatch.setattr(own_site, "load", counting)
+    monkeypatch.setattr(hugging_face, "load", counting)
     command = ["run", *own(world), *config(tmp_path), "-o", str(out)]
     monkeypatch.setattr(sys, "argv", ["audit", *command])
     assert call(command) == 130
