@@ -23,14 +23,12 @@ from auditor.models.decoding import Decoding
 from auditor.models.ensemble import Ensemble, Exchanged
 from auditor.models.wrapping import WrappingModel
 from auditor.plugins.defense import Budget, Cause, Defense, Scenario
-from auditor.privacy.accounting import (
+from auditor.privacy.accounting import rdp_budget, rdp_to_dp, realised_renyi
+from auditor.privacy.mixing import (
     Adjacency,
     member_share,
     neighbour_distributions,
     published_beta,
-    rdp_budget,
-    rdp_to_dp,
-    realised_renyi,
     sound_epsilon,
     sound_query_rdp,
     sound_radius,

@@ -107,21 +107,6 @@ def project_two_sided(log_p: Tensor, log_p0: Tensor, alpha: int, radius: float |
     return found.view(weight.shape)
 
 
-@torch.no_grad()
-def project_pure(log_p: Tensor, log_p0: Tensor, radius: float | Tensor) -> Tensor:
-    """Largest lambda in [0, 1] with |log(mixture / p0)| <= radius (nats) at every token: alpha = inf; float64.
-
-    Closed form, both directions. Raises AuditError on bad input.
-    """
-    radius = _shaved(radius, log_p, log_p0)
-    log_p, log_p0 = log_p.double(), log_p0.double()
-    _require_mass(log_p.exp().sum(-1))
-    _require_mass(log_p0.exp().sum(-1))
-    excess = _relative_excess(log_p, log_p0)
-    up, down = torch.expm1(radius) / excess.amax(-1), torch.expm1(-radius) / excess.amin(-1)
-    return torch.minimum(up, down).nan_to_num(nan=1.0).clamp_max(1.0)  # 0 / 0: p = p0 within a radius of 0
-
-
 def _moments_directly(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
     """Through the central moments of p / p0: one exponential a token, and small divergences to full precision."""
     # A p0 below the smallest normal number is rounded up to it: more divergence, less weight, nothing lost.

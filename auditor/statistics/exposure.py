@@ -32,12 +32,6 @@ def sampled(nll: float, references: NDArray[np.float64]) -> float:
     return math.log2(len(references)) - math.log2(1 + int((references <= nll).sum()))
 
 
-def sampled_interval(c: int, n: int, bits: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Clopper-Pearson on P(reference <= canary), in bits."""
-    low, high = clopper_pearson(c, n, confidence)
-    return -math.log2(high), min(bits, -math.log2(low)) if low > 0 else bits
-
-
 def null_p(nll: float, references: NDArray[np.float64]) -> float:
     """(c + 1) / (n + 1): exact, since a canary that was never inserted is exchangeable with its references."""
     return (1 + int((references <= nll).sum())) / (1 + len(references))

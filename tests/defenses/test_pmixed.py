@@ -24,14 +24,8 @@ from auditor.models.ensemble import Ensemble, ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.shards import record_names
 from auditor.plugins.defense import Budget, Scenario
-from auditor.privacy.accounting import (
-    Adjacency,
-    rdp_budget,
-    realised_renyi,
-    sound_epsilon,
-    sound_query_rdp,
-    subset_size_distribution,
-)
+from auditor.privacy.accounting import rdp_budget, realised_renyi
+from auditor.privacy.mixing import Adjacency, sound_epsilon, sound_query_rdp, subset_size_distribution
 
 MakeTiny = Callable[..., HuggingFaceModel]
 PREFIX = torch.tensor([[1, 2, 3]])

@@ -15,8 +15,8 @@ from scipy.optimize import brentq, minimize
 from scipy.stats import binom
 
 from auditor.core.errors import AuditError
-from auditor.privacy import accounting
-from auditor.privacy.projection import project, project_pure, project_two_sided
+from auditor.privacy import accounting, mixing
+from auditor.privacy.projection import project, project_two_sided
 
 mp.dps = 50
 DELTA = 1e-5
@@ -135,27 +135,6 @@ def test_uniform_mixing_holds_for_any_pair_of_models(weight: float, seed: int) -
     assert realised <= accounting.uniform_mixing_epsilon(weight, 5) + 1e-9
 
 
-def test_uniform_mixing_weight_known_answer() -> None:
-    assert accounting.uniform_mixing_weight(1, 50_257) == pytest.approx(3.4189e-5, rel=1e-5)
-    assert accounting.uniform_mixing_weight(math.log(4), 3) == pytest.approx(0.5, rel=1e-15)
-
-
-@given(epsilon=st.floats(1e-12, 60), vocab_size=st.integers(2, 200_000))
-@settings(deadline=None)
-def test_uniform_mixing_weight_is_the_largest_private_one(epsilon: float, vocab_size: int) -> None:
-    weight = accounting.uniform_mixing_weight(epsilon, vocab_size)
-    assert accounting.uniform_mixing_epsilon(weight, vocab_size) <= epsilon
-    more = weight + max(1e-9 * min(weight, 1 - weight), 4 * math.ulp(weight))
-    assert accounting.uniform_mixing_epsilon(min(1.0, more), vocab_size) > epsilon
-
-
-def test_uniform_mixing_weight_limits() -> None:
-    assert accounting.uniform_mixing_weight(0, 10) == 0
-    assert accounting.uniform_mixing_weight(math.inf, 10) == 1
-    assert accounting.uniform_mixing_weight(0, 1) == 1  # one token tells nothing
-    assert 0 < 1 - accounting.uniform_mixing_weight(30, 10) < 1e-10
-
-
 # From Renyi to (epsilon, delta) --------------------------------------------------------------------------------------
 
 
@@ -179,7 +158,7 @@ def test_no_budget_is_refused_with_everything_that_could_be_changed() -> None:
     with pytest.raises(AuditError, match=r"expected epsilon above 4\.80\d* nats.*alpha 3.*delta 1e-05, got 2"):
         accounting.rdp_budget(2, DELTA, 3)
     with pytest.raises(AuditError, match="raise epsilon or delta"):
-        accounting.sound_radius("zero_out", 2, DELTA, 3, 1024, 0.03, 80)
+        mixing.sound_radius("zero_out", 2, DELTA, 3, 1024, 0.03, 80)
 
 
 def test_conversion_limits() -> None:
@@ -210,7 +189,7 @@ RADII_BY_SIZE = (  # beta * alpha
 
 @pytest.mark.parametrize(("size", "beta"), list(enumerate(BETAS)))
 def test_published_beta_table_1(size: int, beta: float) -> None:
-    ours = accounting.published_beta(8, DELTA, 3, 1024, 0.03, size)
+    ours = mixing.published_beta(8, DELTA, 3, 1024, 0.03, size)
     assert ours == pytest.approx(beta, rel=1e-11)
     assert 3 * ours == pytest.approx(RADII_BY_SIZE[size], rel=1e-11)
 
@@ -219,12 +198,12 @@ def test_published_beta_table_1(size: int, beta: float) -> None:
     ("size", "beta"), [(1, 0.001041116055), (2, 0.000518942232), (4, 0.001031500664), (80, 0.016930469703)]
 )
 def test_published_beta_without_subsampling(size: int, beta: float) -> None:
-    assert accounting.published_beta(8, DELTA, 3, 1024, 1.0, size) == pytest.approx(beta, rel=1e-9)
+    assert mixing.published_beta(8, DELTA, 3, 1024, 1.0, size) == pytest.approx(beta, rel=1e-9)
 
 
 def test_published_query_rdp_known_answers() -> None:
-    assert accounting.published_query_rdp(3, 1.0, 0.2, 2) == pytest.approx(2.05752444339, rel=1e-11)
-    assert accounting.published_query_rdp(3, 0.03, 0.2, 2) == pytest.approx(0.00339017399815, rel=1e-11)
+    assert mixing.published_query_rdp(3, 1.0, 0.2, 2) == pytest.approx(2.05752444339, rel=1e-11)
+    assert mixing.published_query_rdp(3, 0.03, 0.2, 2) == pytest.approx(0.00339017399815, rel=1e-11)
 
 
 def published_twin(alpha: int, q: float, beta: float, size: int) -> float:
@@ -243,16 +222,16 @@ def published_twin(alpha: int, q: float, beta: float, size: int) -> float:
 @given(alpha=st.integers(2, 32), q=st.floats(0, 1), beta=st.floats(1e-9, 50), size=st.integers(0, 200))
 @settings(deadline=None, max_examples=60)
 def test_published_query_rdp_twin(alpha: int, q: float, beta: float, size: int) -> None:
-    ours = accounting.published_query_rdp(alpha, q, beta, size)
+    ours = mixing.published_query_rdp(alpha, q, beta, size)
     assert ours == pytest.approx(published_twin(alpha, q, beta, size), rel=1e-11, abs=1e-45)
 
 
 def test_nothing_asked_costs_nothing() -> None:
-    assert accounting.published_beta(8, DELTA, 3, 0, 0.03, 2) == math.inf
-    assert accounting.published_beta(8, DELTA, 3, 1024, 0, 2) == math.inf
+    assert mixing.published_beta(8, DELTA, 3, 0, 0.03, 2) == math.inf
+    assert mixing.published_beta(8, DELTA, 3, 1024, 0, 2) == math.inf
     for adjacency in ADJACENCIES:
-        assert accounting.sound_radius(adjacency, 8, DELTA, 3, 0, 0.03, 80) == math.inf
-        assert accounting.sound_epsilon(adjacency, DELTA, 3, 0, 0.03, 80, math.inf, math.inf) == 0
+        assert mixing.sound_radius(adjacency, 8, DELTA, 3, 0, 0.03, 80) == math.inf
+        assert mixing.sound_epsilon(adjacency, DELTA, 3, 0, 0.03, 80, math.inf, math.inf) == 0
 
 
 # Exact distributions of one token
@@ -276,7 +255,7 @@ def enumerated_distribution(
 def collapsed_distribution(
     public: np.ndarray, by_size: Callable[[int], np.ndarray], q: float, members: int
 ) -> np.ndarray:
-    sizes = accounting.subset_size_distribution(q, members)
+    sizes = mixing.subset_size_distribution(q, members)
     return public + sum(sizes[n] * (by_size(n) - public).mean(0) for n in range(1, members + 1))
 
 
@@ -294,7 +273,7 @@ def test_collapse_lemma(seed: int, q: float, members: int) -> None:
     assert np.abs(collapsed_distribution(public, by_size, q, members) - exact).max() <= 1e-14
     # With one radius for every size a single share says it all
     exact = enumerated_distribution(public, lambda _: by_size(0), q, members)
-    distribution = public + accounting.member_share(q, members) * (by_size(0) - public).sum(0)
+    distribution = public + mixing.member_share(q, members) * (by_size(0) - public).sum(0)
     assert np.abs(distribution - exact).max() <= 1e-14
 
 
@@ -326,9 +305,9 @@ def test_distributions_of_neighbours_against_enumeration(members: int, by_subset
         }
         for adjacency, distribution in exact.items():
             served = weights[: members - 1] if adjacency == "add_remove" and by_subset_size else weights
-            ours = accounting.neighbour_distributions(adjacency, public, np.array(distributions), served, 0.4)[i]
+            ours = mixing.neighbour_distributions(adjacency, public, np.array(distributions), served, 0.4)[i]
             assert np.abs(ours - distribution).max() <= 1e-14, adjacency
-    shares = accounting.mean_weights(weights, 0.4, members)
+    shares = mixing.mean_weights(weights, 0.4, members)
     whole = (shares[:, None] * distributions).sum(0) + (1 - shares.sum()) * public
     assert np.abs(whole - mixed(everybody, {})).max() <= 1e-14
 
@@ -342,8 +321,8 @@ def test_distributions_of_eighty_neighbours_keep_their_precision_and_cost_one_pa
     distributions[7] = [1 - 4e-6, 1e-6, 1e-6, 1e-6, 1e-6]
     public, distributions = public / public.sum(), distributions / distributions.sum(-1, keepdims=True)
     weights = rng.uniform(0.2, 0.9, (1, 80))
-    shares = [mpf(accounting.member_share(0.03, 80)) * mpf(w) for w in weights[0]]
-    ours = accounting.neighbour_distributions("zero_out", public, distributions, weights, 0.03)
+    shares = [mpf(mixing.member_share(0.03, 80)) * mpf(w) for w in weights[0]]
+    ours = mixing.neighbour_distributions("zero_out", public, distributions, weights, 0.03)
     for i in (0, 7, 79):
         others = [j for j in range(80) if j != i]
         left = 1 - mp.fsum(shares[j] for j in others)
@@ -353,7 +332,7 @@ def test_distributions_of_eighty_neighbours_keep_their_precision_and_cost_one_pa
         assert ours[i] == pytest.approx([float(x) for x in exact], rel=1e-13)
     wide, many = rng.dirichlet(np.ones(2000)), rng.dirichlet(np.ones(2000), size=80)
     start = time.perf_counter()
-    assert accounting.neighbour_distributions("add_remove", wide, many, weights, 0.03).shape == (80, 2000)
+    assert mixing.neighbour_distributions("add_remove", wide, many, weights, 0.03).shape == (80, 2000)
     assert time.perf_counter() - start < 0.5  # 2 ms on a quiet core; 2^80 subsets would take longer
 
 
@@ -362,7 +341,7 @@ def test_draws_with_replacement_have_the_same_distribution() -> None:
     rng = np.random.default_rng(3)
     public, *distributions = rng.dirichlet(np.ones(4), size=5)
     distributions = public + 0.6 * (np.array(distributions) - public)
-    sizes, distribution = accounting.subset_size_distribution(0.3, 4), np.zeros(4)
+    sizes, distribution = mixing.subset_size_distribution(0.3, 4), np.zeros(4)
     for n, chance in enumerate(sizes):
         drawn = [
             distributions[list(chosen)].mean(0) if n else public for chosen in itertools.product(range(4), repeat=n)
@@ -372,12 +351,12 @@ def test_draws_with_replacement_have_the_same_distribution() -> None:
 
 
 def test_member_share_and_subset_sizes() -> None:
-    assert accounting.member_share(0.03, 80) == pytest.approx(0.01140692803851466, rel=1e-14)
-    assert accounting.subset_size_distribution(0.03, 80)[0] == pytest.approx(0.08744575691882712, rel=1e-13)
-    assert accounting.subset_size_distribution(0.3, 2) == pytest.approx([0.49, 0.42, 0.09], rel=1e-13)
-    assert accounting.member_share(1, 4) == 0.25
-    assert accounting.member_share(1e-18, 4) == pytest.approx(1e-18, rel=1e-14)
-    assert accounting.subset_size_distribution(1, 2).tolist() == [0, 0, 1]
+    assert mixing.member_share(0.03, 80) == pytest.approx(0.01140692803851466, rel=1e-14)
+    assert mixing.subset_size_distribution(0.03, 80)[0] == pytest.approx(0.08744575691882712, rel=1e-13)
+    assert mixing.subset_size_distribution(0.3, 2) == pytest.approx([0.49, 0.42, 0.09], rel=1e-13)
+    assert mixing.member_share(1, 4) == 0.25
+    assert mixing.member_share(1e-18, 4) == pytest.approx(1e-18, rel=1e-14)
+    assert mixing.subset_size_distribution(1, 2).tolist() == [0, 0, 1]
 
 
 def log_distribution(*first: float) -> np.ndarray:
@@ -408,17 +387,17 @@ def published_neighbours(
     """Log-distributions of a token under the published rule at Table 1's budget: one member says p_i, all others
     p_o."""
     sizes = range(1, members + 1)
-    radius = torch.tensor([3 * accounting.published_beta(8, DELTA, 3, 1024, q, n) for n in sizes], dtype=torch.float64)
+    radius = torch.tensor([3 * mixing.published_beta(8, DELTA, 3, 1024, q, n) for n in sizes], dtype=torch.float64)
     weight_i, weight_o = (
         project_two_sided(torch.tensor(distribution), torch.tensor(p0), 3, radius).numpy()[:, None]
         for distribution in (p_i, p_o)
     )
     weights = np.hstack([weight_i, *[weight_o] * (members - 1)])  # (sizes, N)
     public, distributions = np.exp(p0), np.exp(np.vstack([p_i, *[p_o] * (members - 1)]))
-    shares = accounting.mean_weights(weights, q, members)
+    shares = mixing.mean_weights(weights, q, members)
     whole = (shares[:, None] * distributions).sum(0) + (1 - shares.sum()) * public
     served = {"add_remove": weights[: max(1, members - 1)], "zero_out": weights}
-    changed = {a: accounting.neighbour_distributions(a, public, distributions, w, q)[0] for a, w in served.items()}  # type: ignore[arg-type]
+    changed = {a: mixing.neighbour_distributions(a, public, distributions, w, q)[0] for a, w in served.items()}  # type: ignore[arg-type]
     with np.errstate(divide="ignore"):
         return {name: np.log(distribution) for name, distribution in {"with": whole, **changed}.items()}
 
@@ -500,7 +479,8 @@ def test_a_radius_by_subset_size_breaks_the_pure_claim_too(claimed: float, reali
     public, member, other = (torch.tensor(p, dtype=torch.float64).log() for p in ([1e-3, 0.999], [1, 0], [0, 1]))
 
     def mixed(distribution: torch.Tensor, radius: float) -> torch.Tensor:
-        weight = project_pure(distribution, public, radius)
+        excess = (distribution - public).exp() - 1  # the largest weight within the radius, on both sides
+        weight = (math.expm1(radius) / excess.max()).minimum(math.expm1(-radius) / excess.min()).clamp_max(1)
         return weight * distribution.exp() + (1 - weight) * public.exp()
 
     both = math.log(2 * math.exp(claimed) - 1) / 2
@@ -518,18 +498,18 @@ RADII = {  # cap None (= radius), .5, 1, 1.5, 2, 50
 
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
-def test_sound_radius_table_1(adjacency: accounting.Adjacency) -> None:
+def test_sound_radius_table_1(adjacency: mixing.Adjacency) -> None:
     for cap, radius in zip((None, 0.5, 1, 1.5, 2, 50), RADII[adjacency], strict=True):
         if radius is None:
             with pytest.raises(AuditError, match=r"no radius fits 1024 queries .* lower the cap"):
-                accounting.sound_radius(adjacency, 8, DELTA, 3, 1024, 0.03, 80, cap, sharp=False)
+                mixing.sound_radius(adjacency, 8, DELTA, 3, 1024, 0.03, 80, cap, sharp=False)
         else:
-            ours = accounting.sound_radius(adjacency, 8, DELTA, 3, 1024, 0.03, 80, cap, sharp=False)
+            ours = mixing.sound_radius(adjacency, 8, DELTA, 3, 1024, 0.03, 80, cap, sharp=False)
             assert ours == pytest.approx(radius, abs=6e-10 if cap is None else 6e-7)
 
 
 def test_sound_cap_on_the_weight_table_1() -> None:
-    ours = [-math.expm1(-accounting.sound_radius(a, 8, DELTA, 3, 1024, 0.03, 80, sharp=False)) for a in ADJACENCIES]
+    ours = [-math.expm1(-mixing.sound_radius(a, 8, DELTA, 3, 1024, 0.03, 80, sharp=False)) for a in ADJACENCIES]
     assert ours == pytest.approx([0.803133, 0.682649, 0.628819], abs=6e-7)
 
 
@@ -545,28 +525,26 @@ def test_sound_cap_on_the_weight_table_1() -> None:
     ],
 )
 def test_sound_query_rdp_table_1(
-    adjacency: accounting.Adjacency, at: float, order_3: float, order_2: float | None, epsilon: float
+    adjacency: mixing.Adjacency, at: float, order_3: float, order_2: float | None, epsilon: float
 ) -> None:
-    assert accounting.sound_query_rdp(adjacency, 3, 0.03, 80, at, at, sharp=False) == pytest.approx(order_3, rel=1e-9)
+    assert mixing.sound_query_rdp(adjacency, 3, 0.03, 80, at, at, sharp=False) == pytest.approx(order_3, rel=1e-9)
     if order_2:
-        assert accounting.sound_query_rdp(adjacency, 2, 0.03, 80, at, at, sharp=False) == pytest.approx(
-            order_2, rel=1e-9
-        )
-    total = accounting.sound_epsilon(adjacency, DELTA, 3, 1024, 0.03, 80, at, at, sharp=False)
+        assert mixing.sound_query_rdp(adjacency, 2, 0.03, 80, at, at, sharp=False) == pytest.approx(order_2, rel=1e-9)
+    total = mixing.sound_epsilon(adjacency, DELTA, 3, 1024, 0.03, 80, at, at, sharp=False)
     assert total == pytest.approx(epsilon, abs=6e-7)
 
 
 @pytest.mark.parametrize(("q", "sound", "published"), [(0.1, 1.4148, 0.327), (0.5, 1.4143, 0.095)])
 def test_soundness_is_not_the_price_of_utility(q: float, sound: float, published: float) -> None:
     """80 members, Table 1's budget: the sound radius beside the published one at the usual size of a subset."""
-    assert accounting.sound_radius("zero_out", 8, DELTA, 3, 1024, q, 80) == pytest.approx(sound, abs=6e-5)
-    typical = 3 * accounting.published_beta(8, DELTA, 3, 1024, q, round(80 * q))
+    assert mixing.sound_radius("zero_out", 8, DELTA, 3, 1024, q, 80) == pytest.approx(sound, abs=6e-5)
+    typical = 3 * mixing.published_beta(8, DELTA, 3, 1024, q, round(80 * q))
     assert typical == pytest.approx(published, abs=6e-4)
 
 
 def test_subsampling_bracket_known_answer() -> None:
     """One member: Theorem C.4 with eps(k) = 1."""
-    ours = accounting.sound_query_rdp("add_remove", 3, 0.03, 1, 1.0, 1.0)
+    ours = mixing.sound_query_rdp("add_remove", 3, 0.03, 1, 1.0, 1.0)
     assert ours == pytest.approx(0.00233090076082, rel=1e-11)
 
 
@@ -624,9 +602,9 @@ def of_known_number(alpha: int, q: float, members: int, radius: float, cap: floa
 def test_no_number_of_members_passes_the_bound_of_any(
     alpha: int, q: float, members: int, radius: float, cap: float
 ) -> None:
-    ours = accounting.sound_query_rdp("add_remove", alpha, q, members, radius, cap)
+    ours = mixing.sound_query_rdp("add_remove", alpha, q, members, radius, cap)
     assert of_known_number(alpha, q, members, radius, cap) <= ours * (1 + 1e-11)
-    assert accounting.sound_query_rdp("add_remove", alpha, q, members + 1, radius, cap) == ours
+    assert mixing.sound_query_rdp("add_remove", alpha, q, members + 1, radius, cap) == ours
 
 
 @pytest.mark.parametrize("twin", [zero_out_twin, replace_twin, add_remove_twin])
@@ -636,12 +614,12 @@ def test_sound_query_rdp_twins(
     twin: Callable[..., float], alpha: int, q: float, members: int, radius: float, cap: float
 ) -> None:
     adjacency = twin.__name__.removesuffix("_twin")
-    ours = accounting.sound_query_rdp(adjacency, alpha, q, members, radius, cap, sharp=False)  # type: ignore[arg-type]
+    ours = mixing.sound_query_rdp(adjacency, alpha, q, members, radius, cap, sharp=False)  # type: ignore[arg-type]
     assert ours == pytest.approx(twin(alpha, q, members, radius, cap), rel=1e-11)
 
 
 def neighbours(
-    adjacency: accounting.Adjacency, public: np.ndarray, distributions: np.ndarray, other: np.ndarray, q: float
+    adjacency: mixing.Adjacency, public: np.ndarray, distributions: np.ndarray, other: np.ndarray, q: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Log-distributions of a token, by enumeration, of the ensemble `distributions` and of the one whose first member
     has changed."""
@@ -672,25 +650,25 @@ def projected(rng: np.random.Generator, members: int, alpha: int, radius: float,
 @given(seed=seeds, alpha=orders, q=probabilities, members=st.integers(1, 6), radius=radii, cap=caps)
 @settings(deadline=None, max_examples=80)
 def test_sound_claim_is_never_exceeded(
-    adjacency: accounting.Adjacency, seed: int, alpha: int, q: float, members: int, radius: float, cap: float
+    adjacency: mixing.Adjacency, seed: int, alpha: int, q: float, members: int, radius: float, cap: float
 ) -> None:
     """Exact divergences by enumeration of every subset, both directions, at every order up to the projection's."""
     public, *distributions, other = projected(np.random.default_rng(seed), members, alpha, radius, cap)
     before, after = neighbours(adjacency, public, np.array(distributions), other, q)
     for order in range(2, alpha + 1):
         for sharp in (False, True):
-            claim = accounting.sound_query_rdp(adjacency, order, q, members, radius, cap, sharp=sharp)
+            claim = mixing.sound_query_rdp(adjacency, order, q, members, radius, cap, sharp=sharp)
             for pair in ((before, after), (after, before)):
                 assert accounting.realised_renyi(*pair, order) <= claim * (1 + 1e-9) + 1e-14
 
 
-def worst_of(adjacency: accounting.Adjacency, alpha: int, q: float, members: int, radius: float, seed: int) -> float:
+def worst_of(adjacency: mixing.Adjacency, alpha: int, q: float, members: int, radius: float, seed: int) -> float:
     """The largest realised share of the claim that an adversary finds: random starts, the best refined (Nelder-Mead).
 
     Three tokens; one member changes, the others say one and the same.
     """
-    claim = accounting.sound_query_rdp(adjacency, alpha, q, members, radius, radius)
-    chosen = accounting.mean_weights(np.ones((1, members)), q, members)[0]
+    claim = mixing.sound_query_rdp(adjacency, alpha, q, members, radius, radius)
+    chosen = mixing.mean_weights(np.ones((1, members)), q, members)[0]
 
     def share(logits: np.ndarray) -> float:
         log_distributions = torch.tensor(np.clip(logits, -80, 80).reshape(4, 3)).log_softmax(-1)
@@ -704,7 +682,7 @@ def worst_of(adjacency: accounting.Adjacency, alpha: int, q: float, members: int
         before = public + chosen * (mine + (members - 1) * others)
         after = {
             "zero_out": public + chosen * (members - 1) * others,
-            "add_remove": public + accounting.member_share(q, max(1, members - 1)) * (members - 1) * others,
+            "add_remove": public + mixing.member_share(q, max(1, members - 1)) * (members - 1) * others,
             "replace": public + chosen * (theirs + (members - 1) * others),
         }[adjacency]
         with np.errstate(divide="ignore"):
@@ -720,7 +698,7 @@ def worst_of(adjacency: accounting.Adjacency, alpha: int, q: float, members: int
 
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
-def test_no_adversary_exceeds_the_sound_claim(adjacency: accounting.Adjacency) -> None:
+def test_no_adversary_exceeds_the_sound_claim(adjacency: mixing.Adjacency) -> None:
     rng, worst = np.random.default_rng(ADJACENCIES.index(adjacency)), 0.0
     for seed in range(5):
         alpha, members = int(rng.integers(2, 6)), int(rng.choice([1, 2, 4, 16, 80]))
@@ -738,25 +716,25 @@ def test_sound_claim_is_attained_by_one_member_at_order_2(q: float) -> None:
     weight = project(distribution, public, 2, radius=0.3, max_weight=-math.expm1(-0.3)).item()
     assert 0.1 < weight < -math.expm1(-0.3)
     mixed = (1 - q * weight) * public.exp() + q * weight * distribution.exp()
-    claim = accounting.sound_query_rdp("add_remove", 2, q, 1, 0.3, 0.3)
+    claim = mixing.sound_query_rdp("add_remove", 2, q, 1, 0.3, 0.3)
     assert accounting.realised_renyi(mixed.log(), public, 2) == pytest.approx(claim, rel=1e-10)
 
 
 @given(
     order=st.integers(2, 6),
     log_mass=st.floats(-9, -0.1),
-    mixing=st.floats(1e-3, 1),
+    weight=st.floats(1e-3, 1),
     members=st.tuples(st.floats(0, 1), st.floats(0, 1)),
     sharp=st.booleans(),
 )
 @settings(deadline=None, max_examples=400)
 def test_moments_of_what_the_projection_allows(
-    order: int, log_mass: float, mixing: float, members: tuple[float, float], sharp: bool
+    order: int, log_mass: float, weight: float, members: tuple[float, float], sharp: bool
 ) -> None:
     """Two tokens, the radius and the cap being what the members reach: exact moments against their bounds."""
     first = math.exp(log_mass)
     public = np.array([first, 1 - first])
-    changes = np.array([mixing * (np.array([member, 1 - member]) / public - 1) for member in members])
+    changes = np.array([weight * (np.array([member, 1 - member]) / public - 1) for member in members])
     radius = max(math.log(max(1.0, float(((1 + h) ** order * public).sum()))) / (order - 1) for h in changes)
     reach = -float(changes.min())
     if radius < 1e-6 or reach >= 1:
@@ -767,9 +745,9 @@ def test_moments_of_what_the_projection_allows(
 
     arguments = order, radius, math.log(reach), sharp
     bounds = {
-        "rise": (accounting._log_moment_of_rise, moment(changes[0])),
-        "fall": (accounting._log_moment_of_fall, moment(-changes[0])),
-        "change": (accounting._log_moment_of_change, moment(changes[0] - changes[1])),
+        "rise": (mixing._log_moment_of_rise, moment(changes[0])),
+        "fall": (mixing._log_moment_of_fall, moment(-changes[0])),
+        "change": (mixing._log_moment_of_change, moment(changes[0] - changes[1])),
     }
     for name, (bound, exact) in bounds.items():
         assert exact <= math.exp(bound(*arguments)) * (1 + 1e-7), name
@@ -780,8 +758,7 @@ def test_moments_of_what_the_projection_allows(
 def test_sharp_moments_only_tighten(alpha: int, q: float, members: int, radius: float, cap: float) -> None:
     for adjacency in ADJACENCIES:
         plain, sharp = (
-            accounting.sound_query_rdp(adjacency, alpha, q, members, radius, cap, sharp=sharp)
-            for sharp in (False, True)
+            mixing.sound_query_rdp(adjacency, alpha, q, members, radius, cap, sharp=sharp) for sharp in (False, True)
         )
         assert 0 < sharp <= plain * (1 + 1e-14)
         assert sharp == plain or (adjacency != "add_remove" and alpha > 2)
@@ -796,17 +773,17 @@ def test_sharp_moments_only_tighten(alpha: int, q: float, members: int, radius: 
 )
 @settings(deadline=None, max_examples=60)
 def test_sound_radius_is_the_largest_that_fits(
-    adjacency: accounting.Adjacency, alpha: int, queries: int, q: float, members: int
+    adjacency: mixing.Adjacency, alpha: int, queries: int, q: float, members: int
 ) -> None:
     setting = {"q": q, "members": members, "sharp": True}
-    radius = accounting.sound_radius(adjacency, 8, DELTA, alpha, queries, **setting)
+    radius = mixing.sound_radius(adjacency, 8, DELTA, alpha, queries, **setting)
 
     def at_order_alpha(radius: float) -> float:
-        rdp = accounting.sound_query_rdp(adjacency, alpha, radius=radius, cap=radius, **setting)
+        rdp = mixing.sound_query_rdp(adjacency, alpha, radius=radius, cap=radius, **setting)
         return accounting.rdp_to_dp(queries * rdp, DELTA, alpha)
 
     assert at_order_alpha(radius) <= 8 < at_order_alpha(radius * (1 + 1e-9))
-    total = accounting.sound_epsilon(adjacency, DELTA, alpha, queries, radius=radius, cap=radius, **setting)
+    total = mixing.sound_epsilon(adjacency, DELTA, alpha, queries, radius=radius, cap=radius, **setting)
     assert total <= at_order_alpha(radius)
 
 
@@ -814,34 +791,34 @@ def test_long_runs_fit_no_radius_until_the_moments_are_sharp() -> None:
     """The plain moments of order 3 and more do not vanish with the radius."""
     for adjacency in ("zero_out", "replace"):
         with pytest.raises(AuditError, match="no radius fits 96000 queries"):
-            accounting.sound_radius(adjacency, 8, DELTA, 4, 96_000, 1.0, 16, sharp=False)  # type: ignore[arg-type]
-        assert accounting.sound_radius(adjacency, 8, DELTA, 4, 96_000, 1.0, 16) > 1e-3  # type: ignore[arg-type]
+            mixing.sound_radius(adjacency, 8, DELTA, 4, 96_000, 1.0, 16, sharp=False)  # type: ignore[arg-type]
+        assert mixing.sound_radius(adjacency, 8, DELTA, 4, 96_000, 1.0, 16) > 1e-3  # type: ignore[arg-type]
 
 
 def test_sound_epsilon_takes_the_best_order_up_to_the_projections() -> None:
     def by_order(alpha: int) -> list[float]:
-        rdps = [accounting.sound_query_rdp("add_remove", a, 0.03, 80, 1.0, 1.0) for a in range(2, alpha + 1)]
+        rdps = [mixing.sound_query_rdp("add_remove", a, 0.03, 80, 1.0, 1.0) for a in range(2, alpha + 1)]
         return [accounting.rdp_to_dp(20_000 * rdp, DELTA, a) for a, rdp in enumerate(rdps, start=2)]
 
     for alpha in (2, 3, 5, 8):
-        ours = accounting.sound_epsilon("add_remove", DELTA, alpha, 20_000, 0.03, 80, 1.0, 1.0)
+        ours = mixing.sound_epsilon("add_remove", DELTA, alpha, 20_000, 0.03, 80, 1.0, 1.0)
         assert ours == min(by_order(alpha))
     assert min(by_order(8)) < by_order(8)[-1]  # a lower order wins here
 
 
 def test_sound_rule_grows_with_radius_cap_and_queries() -> None:
     for adjacency in ADJACENCIES:
-        at = [[accounting.sound_query_rdp(adjacency, 3, 0.1, 8, r, s) for s in (0.1, 0.2, 4)] for r in (0.1, 0.5, 3)]
+        at = [[mixing.sound_query_rdp(adjacency, 3, 0.1, 8, r, s) for s in (0.1, 0.2, 4)] for r in (0.1, 0.5, 3)]
         assert (np.diff(at, axis=0) >= 0).all()
         assert (np.diff(at, axis=0)[:, :2] > 0).all()  # a large cap may be all that counts
         assert (np.diff(at, axis=1) >= 0).all()
-        longer = [accounting.sound_radius(adjacency, 8, DELTA, 3, t, 0.03, 80) for t in (10, 10**3, 10**5)]
+        longer = [mixing.sound_radius(adjacency, 8, DELTA, 3, t, 0.03, 80) for t in (10, 10**3, 10**5)]
         assert longer == sorted(longer, reverse=True)
 
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
-def test_sound_rule_limits(adjacency: accounting.Adjacency) -> None:
-    rdp = accounting.sound_query_rdp
+def test_sound_rule_limits(adjacency: mixing.Adjacency) -> None:
+    rdp = mixing.sound_query_rdp
     assert rdp(adjacency, 3, 0, 80, math.inf, math.inf) == 0  # no member is ever asked
     assert rdp(adjacency, 3, 0.03, 80, 0, 1) == 0
     assert rdp(adjacency, 3, 0.03, 80, 1, 0) == 0
@@ -854,8 +831,8 @@ def test_sound_rule_limits(adjacency: accounting.Adjacency) -> None:
 def test_solving_is_fast() -> None:
     start = time.perf_counter()
     for adjacency in ADJACENCIES:
-        accounting.sound_radius(adjacency, 12, DELTA, 32, 1024, 0.0317, 200)
-    accounting.published_beta(8, DELTA, 32, 1024, 0.0317, 200)
+        mixing.sound_radius(adjacency, 12, DELTA, 32, 1024, 0.0317, 200)
+    mixing.published_beta(8, DELTA, 32, 1024, 0.0317, 200)
     assert time.perf_counter() - start < 1  # 20 ms on a quiet core
 
 
@@ -927,25 +904,24 @@ PUBLISHED = {"epsilon": 8, "delta": DELTA, "alpha": 3, "queries": 1024, "q": 0.0
         (lambda: accounting.uniform_mixing_epsilon(0.5, 0), "expected vocab_size >= 1, got 0"),
         (lambda: accounting.uniform_mixing_epsilon(0.5, 3, -1), "expected queries >= 0, got -1"),
         (lambda: accounting.uniform_mixing_epsilon(0.5, 3.5), "expected a whole number for vocab_size, got 3.5"),  # type: ignore[arg-type]
-        (lambda: accounting.uniform_mixing_weight(-1, 3), "expected epsilon_per_token >= 0, got -1"),
         (lambda: accounting.rdp_budget(8, 0, 3), r"expected delta in \(0, 1\), got 0"),
         (lambda: accounting.rdp_budget(8, 1, 3), r"expected delta in \(0, 1\), got 1"),
         (lambda: accounting.rdp_budget(8, DELTA, 1), "expected alpha >= 2, got 1"),
         (lambda: accounting.rdp_budget(8, DELTA, 2.5), "expected a whole number for alpha, got 2.5"),  # type: ignore[arg-type]
         (lambda: accounting.rdp_budget(-8, DELTA, 3), "expected epsilon > 0, got -8"),
         (lambda: accounting.rdp_to_dp(-0.1, DELTA, 3), "expected rdp >= 0, got -0.1"),
-        (lambda: accounting.published_query_rdp(3, 1.2, 0.1, 2), r"expected q in \[0, 1\], got 1\.2"),
-        (lambda: accounting.published_query_rdp(3, 0.1, -0.1, 2), "expected beta >= 0, got -0.1"),
-        (lambda: accounting.published_query_rdp(3, 0.1, 0.1, -2), "expected subset_size >= 0, got -2"),
-        (lambda: accounting.published_beta(**{**PUBLISHED, "queries": -1}), "expected queries >= 0, got -1"),
-        (lambda: accounting.published_beta(**{**PUBLISHED, "q": -0.1}), r"expected q in \[0, 1\], got -0\.1"),
-        (lambda: accounting.sound_query_rdp(**{**SOUND, "adjacency": "zero-out"}), "did you mean 'zero_out'"),
-        (lambda: accounting.sound_query_rdp(**{**SOUND, "members": 0}), "expected members >= 1, got 0"),
-        (lambda: accounting.sound_query_rdp(**{**SOUND, "radius": -1}), "expected radius >= 0, got -1"),
-        (lambda: accounting.sound_query_rdp(**{**SOUND, "cap": math.nan}), "expected cap >= 0, got nan"),
-        (lambda: accounting.sound_query_rdp(**{**SOUND, "q": 2}), r"expected q in \[0, 1\], got 2"),
-        (lambda: accounting.mean_weights(np.ones((2, 3)), 0.5, 3), "expected weights of 1 or 3 subset sizes, got 2"),
-        (lambda: accounting.member_share(1.5, 3), r"expected q in \[0, 1\], got 1\.5"),
+        (lambda: mixing.published_query_rdp(3, 1.2, 0.1, 2), r"expected q in \[0, 1\], got 1\.2"),
+        (lambda: mixing.published_query_rdp(3, 0.1, -0.1, 2), "expected beta >= 0, got -0.1"),
+        (lambda: mixing.published_query_rdp(3, 0.1, 0.1, -2), "expected subset_size >= 0, got -2"),
+        (lambda: mixing.published_beta(**{**PUBLISHED, "queries": -1}), "expected queries >= 0, got -1"),
+        (lambda: mixing.published_beta(**{**PUBLISHED, "q": -0.1}), r"expected q in \[0, 1\], got -0\.1"),
+        (lambda: mixing.sound_query_rdp(**{**SOUND, "adjacency": "zero-out"}), "did you mean 'zero_out'"),
+        (lambda: mixing.sound_query_rdp(**{**SOUND, "members": 0}), "expected members >= 1, got 0"),
+        (lambda: mixing.sound_query_rdp(**{**SOUND, "radius": -1}), "expected radius >= 0, got -1"),
+        (lambda: mixing.sound_query_rdp(**{**SOUND, "cap": math.nan}), "expected cap >= 0, got nan"),
+        (lambda: mixing.sound_query_rdp(**{**SOUND, "q": 2}), r"expected q in \[0, 1\], got 2"),
+        (lambda: mixing.mean_weights(np.ones((2, 3)), 0.5, 3), "expected weights of 1 or 3 subset sizes, got 2"),
+        (lambda: mixing.member_share(1.5, 3), r"expected q in \[0, 1\], got 1\.5"),
         (lambda: accounting.realised_renyi([0.0], [0.0], 1.0), "expected alpha > 1, got 1.0"),
         (lambda: accounting.realised_renyi([0.0, 0.0], [-0.7, -0.7], 2), "of total mass 1, got mass"),
         (lambda: accounting.realised_pure_dp([math.nan, 0.0], [0.0, 0.0]), "of total mass 1, got mass"),

@@ -22,22 +22,6 @@ def test_sampled_exposure_is_that_of_tf_privacy(nll: float, bits: float) -> None
 
 
 @pytest.mark.parametrize(
-    ("n", "c", "low", "high"),
-    [
-        (10_000, 0, 11.404796, BITS),
-        (10_000, 1, 10.809939, 18.591418),
-        (10_000, 9, 9.193654, 11.246409),
-        (10_000, 99, 6.376033, 6.956203),
-        (1000, 0, 8.085262, BITS),
-        (100_000, 0, 14.726484, BITS),
-        (16, 3, 1.131451, 4.626870),
-    ],
-)
-def test_intervals_of_sampled_exposure(n: int, c: int, low: float, high: float) -> None:
-    assert exposure.sampled_interval(c, n, BITS) == pytest.approx((low, high), abs=1e-6)
-
-
-@pytest.mark.parametrize(
     ("distribution", "nll", "bits"),
     [
         ((4, 0, 1), -2, 58.85244658),

@@ -1,0 +1,331 @@
+"""What it costs to draw tokens from a mixture of members: numbers in, nats out. Knows nothing of models or tensors.
+
+Two rules for PMixED (Flemings et al. 2024) stand side by side: the *published* one, whose proof has gaps and which can
+be violated, and a *sound* one of our own. All divergences, epsilons, radii and caps are in nats.
+"""
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from auditor.core.errors import AuditError, unknown
+from auditor.privacy.accounting import rdp_budget, rdp_to_dp, require_count, require_least, require_order, require_share
+
+Adjacency = Literal["zero_out", "add_remove", "replace"]
+
+
+_Terms = list[tuple[float, float]]  # a sum, kept as the logs of (weight, value)
+
+
+_SMALLEST_RADIUS = 2.0**-60  # a budget that does not buy this much buys nothing
+
+
+def published_query_rdp(alpha: int, q: float, beta: float, subset_size: int) -> float:
+    """Renyi divergence (nats) that PMixED claims for one query answered by `subset_size` members (Theorems 5.1, C.4).
+
+    A claim, not a bound: its triangle inequality fails at a single order. Raises AuditError on bad input.
+    """
+    alpha = require_order(alpha)
+    require_share("q", q)
+    require_least("beta", beta, 0.0)
+    size = max(1, require_count("subset_size", subset_size, 0))
+    factor = 1 if size == 1 else 4
+    # Theorem 5.1: e^{(k-1) eps(k)} = (n - 1 + e^{(k-1) 4 beta k}) / n, hence its excess over 1 is expm1(.) / n
+    terms = [
+        (_log_binomial(k, alpha, q) - math.log(size), _log_expm1((k - 1) * factor * beta * k))
+        for k in range(2, alpha + 1)
+    ]
+    return _log1p_sum(terms) / (alpha - 1)
+
+
+@cache
+def published_beta(epsilon: float, delta: float, alpha: int, queries: int, q: float, subset_size: int) -> float:
+    """Largest beta whose `published_query_rdp`, `queries` times, claims at most (epsilon, delta); PMixED Sec. 5.2.
+
+    Members are projected to the radius alpha * beta (nats). inf where nothing is spent; raises AuditError on bad input
+    or an (epsilon, delta, alpha) that leaves no budget.
+    """
+
+    def query_rdp(beta: float) -> float:
+        return published_query_rdp(alpha, q, beta, subset_size)
+
+    return _largest_affordable(query_rdp, epsilon, delta, alpha, queries)
+
+
+def member_share(q: float, members: int) -> float:
+    """w = (1 - (1-q)^N) / N, the weight of each of N members in the distribution of one token under Poisson(q)
+    sampling.
+
+    The collapse lemma: that distribution is exactly public + w * sum_j (projected_j - public), public being the
+    projection's centre, if the projection does not depend on the size of the subset. Raises AuditError on bad input.
+    """
+    require_share("q", q)
+    members = require_count("members", members, 1)
+    return q if members == 1 else -math.expm1(members * _log1m(q)) / members
+
+
+def subset_size_distribution(q: float, members: int) -> npt.NDArray[np.float64]:
+    """Probability of each subset size 0..N under Poisson(q) sampling of N members; raises AuditError on bad input."""
+    require_share("q", q)
+    members = require_count("members", members, 0)
+    return np.exp([_log_binomial(size, members, q) for size in range(members + 1)])
+
+
+def mean_weights(weights: npt.NDArray[np.float64], q: float, members: int) -> npt.NDArray[np.float64]:
+    """Share of each member's distribution in that of one token, (..., n); what they leave of 1 is the public
+    distribution's.
+
+    weights: (..., N or 1, n), the mixing weight of each of n <= N members by subset size 1..N, or the one of all
+    sizes. The collapse lemma (formulas B2.4): members are exchangeable given the size of the subset, so the
+    distribution is public + sum_j share_j (member_j - public). Raises AuditError on bad input.
+    """
+    if weights.shape[-2] == 1:
+        return weights[..., 0, :] * member_share(q, members)
+    if weights.shape[-2] != members:
+        raise AuditError(f"expected weights of 1 or {members} subset sizes, got {weights.shape[-2]}")
+    return np.einsum("m,...mj->...j", subset_size_distribution(q, members)[1:], weights) / members
+
+
+def neighbour_distributions(
+    adjacency: Adjacency,
+    public: npt.NDArray[np.float64],
+    distributions: npt.NDArray[np.float64],
+    weights: npt.NDArray[np.float64],
+    q: float,
+) -> npt.NDArray[np.float64]:
+    """The distribution of one token of each neighbour, (..., N, V) probabilities: in the i-th, member i has changed.
+
+    It answers as the public model (zero_out), is absent (add_remove), or answers as the next member does (replace: one
+    neighbour of the many there are). public: (..., V); distributions: (..., N, V); weights: as in `mean_weights`, for
+    the sizes 1..N - 1 where a member is absent: those that the neighbour is served with. O(N V), by the collapse lemma;
+    sums of non-negative terms only, so that small probabilities keep their precision.
+    """
+    members = distributions.shape[-2]
+    left = members - 1 if adjacency == "add_remove" else members
+    shares = mean_weights(weights, q, left) if left else np.zeros(distributions.shape[:-1])
+    parts = shares[..., None] * distributions
+    mixed, private = _sum_of_others(parts), _sum_of_others(shares[..., None])
+    if adjacency == "replace":
+        mixed, private = mixed + np.roll(parts, -1, axis=-2), private + np.roll(shares, -1, axis=-1)[..., None]
+    return mixed + np.maximum(1 - private, 0.0) * public[..., None, :]
+
+
+def _sum_of_others(parts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Sum over the second last axis of all but each one, without subtracting."""
+    before, after = np.zeros_like(parts), np.zeros_like(parts)
+    np.cumsum(parts[..., :-1, :], axis=-2, out=before[..., 1:, :])
+    after[..., :-1, :] = np.cumsum(parts[..., :0:-1, :], axis=-2)[..., ::-1, :]
+    return before + after
+
+
+def sound_query_rdp(
+    adjacency: Adjacency, alpha: int, q: float, members: int, radius: float, cap: float, *, sharp: bool = True
+) -> float:
+    """Upper bound (nats) on the Renyi divergence of order `alpha`, both directions, of one token of the sound rule.
+
+    The rule: every member is projected by the forward divergence alone, of order `alpha` or higher, to `radius`, and
+    its weight never exceeds 1 - e^-cap. `radius` and `cap` are public constants, the same for every subset and for
+    both neighbours. Neighbours differ in one member: its distribution is the public one (zero_out), it is absent
+    (add_remove), or it is any other distribution (replace). `members` is how many there are, which is public, as
+    zero_out and replace leave it alone. It is no argument of the bound of add_remove, where it differs between
+    neighbours: that one is of any number of members. Its direction without || with rests on an inequality that was
+    checked numerically at 60 digits and is not proved (formulas B2.5); zero_out and replace do without. `sharp` takes
+    our tighter moments for zero_out and replace, which vanish with the radius; False takes those of formulas B2.5. It
+    changes the bound, not the rule. Raises AuditError on bad input.
+    """
+    alpha = require_order(alpha)
+    require_share("q", q)
+    members = require_count("members", members, 1)
+    require_least("radius", radius, 0.0)
+    require_least("cap", cap, 0.0)
+    if adjacency not in get_args(Adjacency):
+        raise unknown("adjacency", adjacency, get_args(Adjacency))
+    if q == 0 or radius == 0 or cap == 0:  # every token is drawn from the public distribution
+        return 0.0
+    if adjacency == "add_remove":
+        terms = _add_remove_terms(alpha, q, radius, cap)
+    else:
+        terms = _fixed_size_terms(adjacency, alpha, q, members, radius, cap, sharp)
+    return max(map(_log1p_sum, terms)) / (alpha - 1)
+
+
+@cache
+def sound_epsilon(
+    adjacency: Adjacency,
+    delta: float,
+    alpha: int,
+    queries: int,
+    q: float,
+    members: int,
+    radius: float,
+    cap: float,
+    *,
+    sharp: bool = True,
+) -> float:
+    """Epsilon (nats) at `delta` of `queries` tokens of the sound rule projected at order `alpha`.
+
+    The smallest over the integer orders 2..alpha: a projection at alpha bounds every order below, none above.
+    Raises AuditError on bad input.
+    """
+    queries = require_count("queries", queries, 0)
+
+    def at_order(order: int) -> float:
+        rdp = sound_query_rdp(adjacency, order, q, members, radius, cap, sharp=sharp)
+        return rdp_to_dp(queries * rdp if queries else 0.0, delta, order)
+
+    return min(at_order(order) for order in range(2, require_order(alpha) + 1))
+
+
+@cache
+def sound_radius(
+    adjacency: Adjacency,
+    epsilon: float,
+    delta: float,
+    alpha: int,
+    queries: int,
+    q: float,
+    members: int,
+    cap: float | None = None,
+    *,
+    sharp: bool = True,
+) -> float:
+    """Largest radius (nats) at which `queries` tokens of the sound rule cost at most (epsilon, delta) at order `alpha`.
+
+    Without a cap (nats) the cap equals the radius. inf where nothing is spent; raises AuditError on bad input, on an
+    (epsilon, delta, alpha) that leaves no budget, and where no radius fits it.
+    """
+
+    def query_rdp(radius: float) -> float:
+        return sound_query_rdp(adjacency, alpha, q, members, radius, radius if cap is None else cap, sharp=sharp)
+
+    return _largest_affordable(query_rdp, epsilon, delta, alpha, queries)
+
+
+def _fixed_size_terms(
+    adjacency: Adjacency, alpha: int, q: float, members: int, radius: float, cap: float, sharp: bool
+) -> list[_Terms]:
+    """The terms of E_Q (P/Q)^alpha - 1, once for each direction, for zero_out and replace.
+
+    P = Q + w h public with h = (change of one member) / public. Term j is C(alpha, j) w^j base^(1-j) E h^j, where the
+    base distribution is at least `base` times the public one.
+    """
+    share, log_reach = member_share(q, members), math.log(-math.expm1(-cap))  # a member is >= (1 - reach) * public
+    absent = math.exp(members * _log1m(q))
+    base_all = absent + (1 - absent) * math.exp(-cap)  # every member at its lowest
+    base_others = base_all + share * math.exp(log_reach)  # the one that changes is public
+
+    def terms(base: float, log_moment: Callable[..., float]) -> _Terms:
+        log_base = math.log(base) if base > 0 else -math.inf
+        return [
+            (
+                math.log(math.comb(alpha, j)) + j * math.log(share) + (1 - j) * log_base,
+                log_moment(j, radius, log_reach, sharp),
+            )
+            for j in range(2, alpha + 1)
+        ]
+
+    if adjacency == "replace":
+        return [terms(base_all, _log_moment_of_change)]
+    return [terms(base_others, _log_moment_of_rise), terms(base_all, _log_moment_of_fall)]
+
+
+def _log_moment_of_rise(j: int, radius: float, log_reach: float, sharp: bool) -> float:
+    """log of a bound on E h^j; where j is odd, on its part above 0."""
+    if sharp or j == 2:
+        return _log_expm1((j - 1) * radius)
+    return (j - 1) * radius if j % 2 else float(np.logaddexp((j - 1) * radius, j * log_reach))
+
+
+def _log_moment_of_fall(j: int, radius: float, log_reach: float, sharp: bool) -> float:
+    """log of a bound on E (-h)^j; where j is odd, on its part where the member is below public."""
+    if j % 2 == 0:
+        return _log_moment_of_rise(j, radius, log_reach, sharp)
+    return _log_moment_below(j, radius, log_reach) if sharp else j * log_reach
+
+
+def _log_moment_below(j: int, radius: float, log_reach: float) -> float:
+    return (j - 2) * log_reach + min(2 * log_reach, _log_expm1(radius))
+
+
+def _log_moment_of_change(j: int, radius: float, log_reach: float, sharp: bool) -> float:
+    """log of a bound on E (h - h')^j, h and h' being the two distributions of a replaced member; odd j: on its part
+    above 0."""
+    if j == 2:
+        return math.log(4) + _log_expm1(radius)  # Minkowski: each has norm sqrt(e^radius - 1) at most
+    above = (j - 1) * radius  # (f - f')_+ <= f
+    if sharp:  # (h - h')_+ <= h_+ + h'_-, and Minkowski again
+        norms = _log_expm1((j - 1) * radius) / j, _log_moment_below(j, radius, log_reach) / j
+        above = min(above, j * float(np.logaddexp(*norms)))
+    return above if j % 2 else math.log(2) + above
+
+
+def _add_remove_terms(alpha: int, q: float, radius: float, cap: float) -> list[_Terms]:
+    """The terms of E_Q (P/Q)^alpha - 1 when one member is absent, once for each company it may have had.
+
+    Given the others' subset (joint convexity) it weighs 1 / (K + 1) beside the K that were sampled, which acts as
+    sampling it at the rate q / (K + 1). Alone, it is `radius` and `cap` away from the public distribution; beside
+    others, both together from their average. Rates fall with K, so K = 0 and K = 1 are the worst of any number of
+    members, and of any mixture of them that the subset's size makes.
+    """
+    return [_subsampled(alpha, q, max(radius, cap)), _subsampled(alpha, q / 2, radius + cap)]
+
+
+def _subsampled(alpha: int, rate: float, divergence: float) -> _Terms:
+    """Theorem C.4's bracket less 1: sum_k Bin(k; alpha, rate) (e^{(k-1) divergence} - 1), for k >= 2."""
+    return [(_log_binomial(k, alpha, rate), _log_expm1((k - 1) * divergence)) for k in range(2, alpha + 1)]
+
+
+def _largest_affordable(
+    query_rdp: Callable[[float], float], epsilon: float, delta: float, alpha: int, queries: int
+) -> float:
+    """Largest x whose non-decreasing `query_rdp(x)`, `queries` times, costs at most (epsilon, delta) at order alpha."""
+    budget = rdp_budget(epsilon, delta, alpha)
+    queries = require_count("queries", queries, 0)
+
+    def affordable(x: float) -> bool:
+        return rdp_to_dp(queries * query_rdp(x), delta, alpha) <= epsilon
+
+    if queries == 0 or affordable(math.inf):
+        return math.inf
+    low = 1.0
+    while not affordable(low):
+        low /= 2
+        if low < _SMALLEST_RADIUS:
+            raise AuditError(
+                f"no radius fits {queries} queries into the budget of {budget:.6g} nats (epsilon {epsilon:g}, "
+                f"delta {delta:g}, alpha {alpha}): lower the cap or the number of queries, or add members"
+            )
+    high = 2 * low
+    while affordable(high):
+        low, high = high, 2 * high
+    while low < (middle := (low + high) / 2) < high:  # to neighbouring floats; `low` stays on the private side
+        low, high = (middle, high) if affordable(middle) else (low, middle)
+    return low
+
+
+def _log1p_sum(log_terms: _Terms) -> float:
+    """log(1 + sum of weight * value), without overflow and with the relative accuracy of a small sum."""
+    terms = [weight + value for weight, value in log_terms if weight > -math.inf]  # a weight of 0 annuls even inf
+    top = max(terms, default=-math.inf)
+    if top < 700:
+        return math.log1p(math.fsum(map(math.exp, terms)))
+    return top if top == math.inf else top + math.log(math.fsum(math.exp(t - top) for t in terms))
+
+
+def _log_expm1(x: float) -> float:
+    return -math.inf if x == 0 else x + math.log(-math.expm1(-x))
+
+
+def _log1m(x: float) -> float:
+    return -math.inf if x == 1 else math.log1p(-x)
+
+
+def _log_binomial(k: int, n: int, p: float) -> float:
+    """log of the binomial probability of k in n."""
+    if p in (0, 1):
+        return 0.0 if k == n * p else -math.inf
+    return math.log(math.comb(n, k)) + k * math.log(p) + (n - k) * math.log1p(-p)
