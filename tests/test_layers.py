@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "cli": "core commands",
 }
 WITHOUT_TORCH = ("core", "statistics", "records", "gate", "reports")
-SCRIPTS = {"faults", "speed", "trust", "gates"}  # of benchmarks: they measure us, and are not installed
+CHECKS = "checks"  # a folder of benchmarks: scripts that measure us, and are not installed
 
 
 def modules() -> dict[str, Path]:
@@ -52,7 +52,7 @@ def modules() -> dict[str, Path]:
     for top in ("auditor", *SIDES):
         for path in sorted((ROOT / top).rglob("*.py")):
             below = path.relative_to(ROOT / top).with_suffix("").parts
-            if path.stem != "__init__" and not SCRIPTS & set(below):
+            if path.stem != "__init__" and CHECKS not in below:
                 found[".".join(below if top == "auditor" else (top, *below))] = path
     return found
 

@@ -3,44 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import math
-import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from auditor.defenses.pmixed import PMixed, Projection
 from auditor.plugins.registry import defenses
-
-PROGRAM = Path(__file__).parents[2] / "benchmarks" / "trust" / "adversary.py"
-
-
-@pytest.fixture(scope="module")
-def adversary() -> Any:
-    spec = importlib.util.spec_from_file_location("adversary", PROGRAM)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["adversary"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+from benchmarks.checks.trust import adversary
 
 
-def test_no_sound_claim_is_exceeded(adversary: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert adversary.main(["--settings", "2", "--starts", "20", "--steps", "4"]) == 0
+def test_no_sound_claim_is_exceeded(capsys: pytest.CaptureFixture[str]) -> None:
+    assert adversary.main(settings=2, starts=20, steps=4) == 0
     said = capsys.readouterr().out
     assert said.count("holds") >= 14 and "EXCEEDED" not in said
     assert len(adversary.claims()) == len({(row.defense, row.promise) for row in adversary.claims()})
 
 
-def test_every_defense_with_a_claim_is_tried(adversary: Any) -> None:
+def test_every_defense_with_a_claim_is_tried() -> None:
     tried = {row.defense for row in adversary.claims()}
     assert tried == {name for name, kind in defenses().items() if not kind.claims.startswith("none")}
 
 
-def test_what_is_known_to_exceed_its_claim_is_found_to(adversary: Any) -> None:
+def test_what_is_known_to_exceed_its_claim_is_found_to() -> None:
     """V1 of formulas B2.3; and the counterexample to a radius solved from N (B2.5, "Correction")."""
     setting = adversary.EnsembleSetting(1, 3, 0.03, 1024, True)
     published = PMixed(accounting="published", alpha=3)
@@ -69,14 +54,14 @@ def test_what_is_known_to_exceed_its_claim_is_found_to(adversary: Any) -> None:
     ("ratio", "sound", "code"), [(1.01, True, 1), (math.nan, True, 1), (1.01, False, 0), (1.0, True, 0)]
 )
 def test_a_sound_claim_that_is_exceeded_fails(
-    adversary: Any, monkeypatch: pytest.MonkeyPatch, ratio: float, sound: bool, code: int
+    monkeypatch: pytest.MonkeyPatch, ratio: float, sound: bool, code: int
 ) -> None:
     row = adversary.Claimed("mine", "everything", sound, lambda effort: (ratio, "here"))
     monkeypatch.setattr(adversary, "claims", lambda: [row])
-    assert adversary.main([]) == code
+    assert adversary.main() == code
 
 
-def test_exact_deltas_of_the_gaussian_mechanism(adversary: Any) -> None:
+def test_exact_deltas_of_the_gaussian_mechanism() -> None:
     """Two steps at a rate of all but 1 are those of no sampling; a step by quadrature is that in closed form."""
     whole = adversary.GaussianSetting(1.0, 1.0, 2)
     nearly = adversary.GaussianSetting(1.0, 1 - 1e-9, 2)

@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from auditor.statistics.intervals import clopper_pearson
 from auditor.statistics.one_run import gaussian_epsilon
+from benchmarks.checks.trust import coverage, intervals
 
-TRUST = Path(__file__).parents[2] / "benchmarks" / "trust"
 KNOWN = [("randomised_response", (1.0, 0.0)), ("randomised_response", (1.0, 1e-3)), ("gaussian", (2.0,))]
 
 
-def program(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(f"{name}_program", TRUST / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def coverage() -> Any:
-    return program("coverage")
-
-
 @pytest.mark.parametrize(("kind", "terms"), KNOWN)
-def test_bounds_cover(coverage: Any, kind: str, terms: tuple[float, ...]) -> None:
+def test_bounds_cover(kind: str, terms: tuple[float, ...]) -> None:
     mechanism = getattr(coverage, kind)(*terms)
     rows = list(coverage.study(mechanism, 200, 150, seed=0))
     assert {row.estimator for row in rows} == set(mechanism.truth)
@@ -42,7 +25,7 @@ def test_bounds_cover(coverage: Any, kind: str, terms: tuple[float, ...]) -> Non
         assert 0.1 < row.median / row.truth <= 1.0
 
 
-def test_more_canaries_prove_more(coverage: Any) -> None:
+def test_more_canaries_prove_more() -> None:
     few, many = (
         {row.estimator: row.median for row in coverage.study(coverage.gaussian(1.0), canaries, 40, seed=0)}
         for canaries in (100, 600)
@@ -50,14 +33,14 @@ def test_more_canaries_prove_more(coverage: Any) -> None:
     assert all(many[name] > few[name] for name in few)
 
 
-def test_what_is_no_set_of_independent_channels_is_seen_to_be_none(coverage: Any) -> None:
+def test_what_is_no_set_of_independent_channels_is_seen_to_be_none() -> None:
     rows = {row.estimator: row for row in coverage.study(coverage.all_or_none(), 100, 400, seed=0)}
     assert rows["gdp"].interval[0] > 0.05 and not rows["gdp"].stated and not rows["gdp"].failed
     assert replace(rows["gdp"], stated=True).failed
     assert rows["one_run"].exceeds / 400 < 0.05 and rows["fdp"].exceeds / 400 < 0.05
 
 
-def test_the_mechanisms_have_the_epsilon_that_they_are_said_to_have(coverage: Any) -> None:
+def test_the_mechanisms_have_the_epsilon_that_they_are_said_to_have() -> None:
     """Of the answers to many coins: how often they are right, and the distance of the two distributions."""
     rng, coins = np.random.default_rng(0), np.arange(200_000) % 2 == 0
     said = coverage.randomised_response(1.0, 0.01).play(coins, rng)
@@ -70,8 +53,8 @@ def test_the_mechanisms_have_the_epsilon_that_they_are_said_to_have(coverage: An
     assert shifted.truth["one_run"] == gaussian_epsilon(2.0, 1e-5)
 
 
-def test_the_command(coverage: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert coverage.main(["--audits", "3", "--canaries", "60", "100", "-o", str(tmp_path)]) == 0
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert coverage.main(3, (60, 100), out=tmp_path) == 0
     header, _, *lines = (tmp_path / "coverage.md").read_text().splitlines()
     assert "| 60 | 100 |" in header and len(lines) == 21
     assert (tmp_path / "coverage.svg").read_text().count("median bound / truth") == 7
@@ -79,11 +62,6 @@ def test_the_command(coverage: Any, tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 # --- every other interval ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def intervals() -> Any:
-    return program("intervals")
 
 
 def bootstrapped(own: np.ndarray, others: np.ndarray) -> tuple[float, float, float, float]:
@@ -98,7 +76,7 @@ def bootstrapped(own: np.ndarray, others: np.ndarray) -> tuple[float, float, flo
     return low, high, low, high
 
 
-def test_a_rate_by_the_bootstrap_of_before_is_seen_to_be_wrong_at_the_labs_sizes(intervals: Any) -> None:
+def test_a_rate_by_the_bootstrap_of_before_is_seen_to_be_wrong_at_the_labs_sizes() -> None:
     """The suite is red on it, and green on what is printed now."""
     for rate, red in ((bootstrapped, True), (intervals.rate_of, False)):
         cases = [c for c in intervals.of_membership(rate) if c.size == "500/100" and c.distribution == "normal, 1.5σ"]
@@ -106,28 +84,28 @@ def test_a_rate_by_the_bootstrap_of_before_is_seen_to_be_wrong_at_the_labs_sizes
         assert len(rows) == 1 and rows[0].failed == red
 
 
-def test_a_rare_probability_among_sixty_secrets_is_not_missed_too_often(intervals: Any) -> None:
+def test_a_rare_probability_among_sixty_secrets_is_not_missed_too_often() -> None:
     """A percentile bootstrap misses in 7%: it cannot see the large ones that the sample lacks."""
     (case,) = [c for c in intervals.of_attacks() if c.quantity.startswith("extraction") and c.size == "60"]
     assert not intervals.simulated(case, 800).failed
 
 
-def test_intervals_hold_in_small(intervals: Any) -> None:
+def test_intervals_hold_in_small() -> None:
     large = ("500", "1000", "2,000", "240", "100 texts", "200/200")
     cases = [c for c in intervals.cases() if c.part == 1 and not c.size.startswith(large)]
     assert len(cases) > 40 and {c.quantity for c in cases} >= {"recall by document", "perplexity", "excess by group"}
     for case in cases:
         row = intervals.simulated(case, 30)
-        assert not row.failed, intervals.markdown([row])
+        assert not row.failed, intervals.cells(row)
 
 
-def test_the_table_of_intervals(intervals: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_of_intervals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "intervals.md"
-    assert intervals.main(["--audits", "20", "--only", "recall by", "excess", "-o", str(out)]) == 0
+    assert intervals.main(20, ("recall by", "excess"), out=out) == 0
     header, _, *lines = out.read_text().splitlines()
     assert header.startswith("| quantity | distribution | size | audits |") and len(lines) == 7
     assert all(line in capsys.readouterr().out + out.read_text() for line in lines)
     wrong = intervals.Row(intervals.cases()[0], 100, (20, 0, 0))
-    assert wrong.failed and "too often wrong" in intervals.markdown([wrong])
+    assert wrong.failed and "too often wrong" in wrong.verdict
     with pytest.raises(SystemExit):
-        intervals.main(["--only", "nothing of the kind"])
+        intervals.main(only=("nothing of the kind",))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -12,17 +10,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from auditor.core.streams import generator
-
-PROGRAM = Path(__file__).parents[2] / "benchmarks" / "trust" / "membership_splits.py"
-
-
-@pytest.fixture(scope="module")
-def program() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("membership_splits", PROGRAM)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from benchmarks.checks.trust import membership_splits as program
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +32,7 @@ def size(folder: Path, name: str) -> np.ndarray:
     return sum(np.load(folder / f"{name}_{part}.npy").astype(int).sum(1) for part in ("prefix", "suffix"))
 
 
-def test_by_length_holds_longer_members_against_shorter_non_members(
-    program: ModuleType, tokenizer: Path, tmp_path: Path
-) -> None:
+def test_by_length_holds_longer_members_against_shorter_non_members(tokenizer: Path, tmp_path: Path) -> None:
     for name in ("members", "nonmembers"):
         arrays(tmp_path / name, name, 40)
     program.by_length(tmp_path, tokenizer)
@@ -55,14 +41,7 @@ def test_by_length_holds_longer_members_against_shorter_non_members(
     assert longer.min() > np.median(size(tmp_path / "members", "members")) > shorter.mean()
 
 
-def test_random_splits_are_seldom_objected_to(
-    program: ModuleType, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_random_splits_are_seldom_objected_to(tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays(tmp_path / "arrays", "val", 60)
     monkeypatch.setattr(program, "SPLITS", 10)
     assert program.false_alarms(tmp_path / "arrays", tokenizer, 30, 20) <= 2
-
-
-def test_wrong_usage_says_how(program: ModuleType) -> None:
-    with pytest.raises(SystemExit, match="usage"):
-        program.main([])

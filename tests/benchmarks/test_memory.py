@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
-_PATH = Path(__file__).parents[2] / "benchmarks" / "speed" / "memory.py"
-_SPEC = importlib.util.spec_from_file_location("memory_benchmark", _PATH)
-assert _SPEC is not None and _SPEC.loader is not None
-memory = importlib.util.module_from_spec(_SPEC)
-sys.modules[_SPEC.name] = memory
-_SPEC.loader.exec_module(memory)
+from benchmarks.checks.speed import memory
 
 NEAR = {"a live row": 0.001, "a member": 0.001, "a tuned prompt": 0.001, "a batch of tuning": 0.1}
 

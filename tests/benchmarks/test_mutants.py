@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
+from benchmarks.checks.trust import mutants as program
 
-PROGRAM = Path(__file__).parents[2] / "benchmarks" / "trust" / "mutants.py"
 SOURCE = '''
 def few(values: list[int], most: int = 3) -> bool:
     """At most so many."""
@@ -20,16 +17,6 @@ def few(values: list[int], most: int = 3) -> bool:
 '''
 
 
-@pytest.fixture(scope="module")
-def program() -> Any:
-    spec = importlib.util.spec_from_file_location("mutants", PROGRAM)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["mutants"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
 def written(folder: Path, source: str) -> Path:
     path = folder / "auditor" / "gate" / "few.py"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -37,7 +24,7 @@ def written(folder: Path, source: str) -> Path:
     return path
 
 
-def test_mutants_of_a_function(program: Any, tmp_path: Path) -> None:
+def test_mutants_of_a_function(tmp_path: Path) -> None:
     """Neither annotations and defaults nor what is raised are touched."""
     path = written(tmp_path, SOURCE)
     found = list(program.mutants(path, tmp_path))
@@ -70,14 +57,14 @@ def _answer(few: Any, values: list[int]) -> object:
         return str(error)
 
 
-def test_a_key_outlives_changes_elsewhere(program: Any, tmp_path: Path) -> None:
+def test_a_key_outlives_changes_elsewhere(tmp_path: Path) -> None:
     before = list(program.mutants(written(tmp_path, SOURCE), tmp_path))
     after = list(program.mutants(written(tmp_path, f"LIMIT = 1 + 2\n{SOURCE}"), tmp_path))
     assert [mutant.key for mutant in before] == [mutant.key for mutant in after][-len(before) :]
     assert len({mutant.key for mutant in after}) == len(after) == len(before) + 3
 
 
-def test_every_module_has_tests_and_every_equivalent_one_is_there(program: Any) -> None:
+def test_every_module_has_tests_and_every_equivalent_one_is_there() -> None:
     files = [path for package in program.PACKAGES for path in (program.ROOT / "auditor" / package).glob("*.py")]
     every = [mutant for path in files for mutant in program.mutants(path)]
     assert len({mutant.key for mutant in every}) == len(every) > 3000

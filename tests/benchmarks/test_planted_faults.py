@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +12,13 @@ import pytest
 from auditor.defenses import private_training
 from auditor.training import dp_loop
 from auditor.training.dp_loop import PoissonSampler, ScaledOptimizer
-
-PROGRAM = Path(__file__).parents[2] / "benchmarks" / "trust" / "planted_faults.py"
-
-
-@pytest.fixture(scope="module")
-def planted_faults() -> Any:
-    spec = importlib.util.spec_from_file_location("planted_faults", PROGRAM)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["planted_faults"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+from benchmarks.checks.trust import planted_faults
 
 
-def test_faults_are_caught_and_a_control_is_not(
-    planted_faults: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_faults_are_caught_and_a_control_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
     names = ("none: dp-sgd", "noise-off", "batch-clipped", "shuffled", "key-reused")
-    chosen = [word for name in names for word in ("--only", name)]
-    assert planted_faults.main(["--small", "-o", str(tmp_path), *chosen]) == 0
+    assert planted_faults.main(out=tmp_path, only=names, small=True) == 0
     rows = json.loads((tmp_path / "planted_faults.json").read_text())
     found = {row["fault"]: row for row in rows if row["audit"] == "gradient-audit"}
     assert {name: row["verdict"] for name, row in found.items()} == {
@@ -51,7 +35,7 @@ def test_faults_are_caught_and_a_control_is_not(
     assert len(table) == 2 + len(names) and "a loader that is no PoissonSampler" in "\n".join(table)
 
 
-def test_served_claims_are_checked_exactly(planted_faults: Any) -> None:
+def test_served_claims_are_checked_exactly() -> None:
     rows = {service.name: next(iter(planted_faults.served(service))) for service in planted_faults.SERVICES}
     assert {name: row.verdict for name, row in rows.items()} == {
         "none: pmixed": "consistent",
@@ -61,7 +45,7 @@ def test_served_claims_are_checked_exactly(planted_faults: Any) -> None:
     assert "1 records are in more than one shard" in rows["duplicates"].seen[0]
 
 
-def test_nothing_stays_broken(planted_faults: Any) -> None:
+def test_nothing_stays_broken() -> None:
     def parts() -> list[Any]:
         own: list[Any] = [ScaledOptimizer.add_noise, ScaledOptimizer.clip_and_add, PoissonSampler.batch]
         own += [private_training.noise_for, private_training.PrivateTraining.promise]
@@ -75,11 +59,11 @@ def test_nothing_stays_broken(planted_faults: Any) -> None:
         assert parts() == before
 
 
-def test_a_false_alarm_fails(planted_faults: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_false_alarm_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     sound = next(fault for fault in planted_faults.FAULTS if fault.sound)
     row = planted_faults.Row(sound.name, "", "gradient-audit", 1.0, 0.5, 4.0, 400, 0.1, (), "", "", True)
     monkeypatch.setattr(planted_faults, "Lab", lambda recipe: None)
     for more, code in (({}, 0), ({"bound": 1.1}, 1), ({"seen": ("the noise is the same",)}, 1)):
         kept = dataclasses.replace(row, **more)
         monkeypatch.setattr(planted_faults, "rows_of", lambda *_, kept=kept: iter([kept]))
-        assert planted_faults.main(["--small", "--only", sound.name]) == code
+        assert planted_faults.main(only=(sound.name,), small=True) == code

@@ -6,7 +6,7 @@ import pytest
 
 from auditor.benchmarks.fixed_distributions import fixed_ensemble
 from auditor.core.nouns import Secret
-from benchmarks.trust.prediction_faults import FAULTS, Row, audited, line
+from benchmarks.checks.trust.prediction_faults import FAULTS, Row, audited
 
 HELD = fixed_ensemble((0.145, 0.855), (1.0, 0.0), *[(0.1, 0.9)] * 9)
 SECRETS = [Secret("s", (0, 1), (1, 0), 1, True, alias="alias")]
@@ -26,7 +26,7 @@ def test_what_is_not_broken_is_not_accused(name: str) -> None:
 @pytest.mark.parametrize("name", ["published at N = 1", "no mixing", "not charged"])
 def test_games_catch_what_is_broken(name: str) -> None:
     found = row(name)
-    assert found.caught and "**caught**" in line(found)
+    assert found.caught and "**caught**" in found.cells[2]
 
 
 def test_what_one_audit_does_not_see_and_another_does() -> None:

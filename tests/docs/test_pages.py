@@ -28,6 +28,7 @@ from auditor.cli import call
 from auditor.plugins import registry
 from auditor.privacy import gaussian
 from auditor.runs import grid, plan
+from benchmarks.checks import harness
 from tests.conftest import save_tiny
 from tests.docs import rooms
 from tests.docs.pages import PAGES, ROOT, Command, File, links, options, parse, parts, spans, steps
@@ -234,8 +235,9 @@ def check_unrun(words: list[str], where: str) -> None:
     if program == "audit":
         parse(arguments)
     elif program in ("python", "python3") and arguments[0] == "-m":
-        spec = importlib.util.find_spec(arguments[1])
-        assert spec is not None, f"{where}: there is no module {arguments[1]}"
+        assert importlib.util.find_spec(arguments[1]) is not None, f"{where}: there is no module {arguments[1]}"
+        if arguments[1].startswith("benchmarks.checks."):
+            harness.flags(importlib.import_module(arguments[1]).main).parse_args(arguments[2:])
     elif program in ("python", "python3") or words[0].startswith("examples/"):
         script = ROOT / (arguments[0] if program.startswith("python") else words[0])
         source = script.read_text(encoding="utf-8")

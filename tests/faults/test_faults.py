@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.faults import kills, others, worlds
-from benchmarks.faults.rows import Row, markdown, totals
-from benchmarks.faults.worlds import MEMBERS, OWN, Case, Phase, World
+from benchmarks.checks.faults import kills, others, worlds
+from benchmarks.checks.faults.rows import Row, markdown, totals
+from benchmarks.checks.faults.worlds import MEMBERS, OWN, Case, Phase, World
 
 _, SAMPLING, PROBES, REPORTS = OWN.phases
 

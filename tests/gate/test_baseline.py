@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,6 +20,7 @@ from auditor.gate.policy import Policy, Rule, parse_rule
 from auditor.gate.power import limit_failed, limit_held, needs, paired, parse_change
 from auditor.records.outcomes import PerSecret, Run, difference
 from auditor.statistics.intervals import share
+from benchmarks.checks.gates import simulation
 
 ROW = ("undefended", "worst", "a")
 
@@ -199,19 +196,8 @@ def test_the_fingerprint_tells_secrets_apart_and_little_of_the_answers() -> None
 # --- how often it is wrong --------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def simulation() -> ModuleType:
-    path = Path(__file__).parents[2] / "benchmarks" / "gates" / "simulation.py"
-    spec = importlib.util.spec_from_file_location("gate_simulation", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("which", ["one limit", "ten limits", "baseline", "ten baselines"])
-def test_false_alarms_on_the_limit_are_at_most_five_percent(simulation: ModuleType, which: str) -> None:
+def test_false_alarms_on_the_limit_are_at_most_five_percent(which: str) -> None:
     s, runs = simulation, 400
     scenario = {
         "one limit": s.Scenario("", (s.limit(0.1),), s.shares(60, 0.1)),
@@ -224,7 +210,7 @@ def test_false_alarms_on_the_limit_are_at_most_five_percent(simulation: ModuleTy
     assert seen["failed"] <= 0.05 + noise and seen["held"] <= 0.05 + noise
 
 
-def test_the_plan_finds_what_it_promises(simulation: ModuleType) -> None:
+def test_the_plan_finds_what_it_promises() -> None:
     s = simulation
     asked = paired(0.1, 0.0, 0.15, 0.05, 0.8)
     found = s.rates(s.Scenario("", (s.margin(0.0),), s.changes(asked, 0.1, 0.15)), 300, 0)["failed"]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import sys
 from collections.abc import Mapping
 from datetime import date, datetime, timedelta
 from pathlib import Path
@@ -22,20 +20,8 @@ from auditor.plugins.benchmark import Benchmark
 from auditor.runs.own_data import load_data
 from auditor.runs.prefix_token import prefixed, usual_prefix_token
 from auditor.runs.scoring import greedy_recall, known_better
+from benchmarks.checks.trust import text_forms as forms
 
-PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "trust" / "text_forms.py"
-
-
-def _program() -> Any:
-    spec = importlib.util.spec_from_file_location("text_forms", PROGRAM)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["text_forms"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-forms = _program()
 MEMBERS = 8
 
 

@@ -1,0 +1,217 @@
+"""From `messages` to advice and back: a small Llama is tuned on conversations, watched, audited, mended and gated.
+
+    python -m benchmarks.checks.trust.chat_line OUT [--keep-at-most 4] [--small]     (some minutes)
+
+Synthetic records as conversations: a user gives the beginning of one, the assistant says the rest. Some were trained on
+many times. The callback draws the curve, `audit run` attacks, `audit advise` says what is left with fewer copies; the
+same training with no record more often than that is audited in turn and gated. What was predicted stands beside what
+came of it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import datasets
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Trainer, TrainingArguments
+
+from auditor import load_run
+from auditor.benchmarks import chat, forms, talks
+from auditor.benchmarks.lab_recipe import LabRecipe
+from auditor.benchmarks.lab_texts import make_texts
+from auditor.cli import call
+from auditor.core.streams import generator
+from auditor.integrations import AuditCallback
+from auditor.records import details
+from auditor.reports import words
+from auditor.statistics import dose
+from auditor.training.finetune import fit
+from benchmarks.checks.harness import markdown, run
+
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SYSTEM = "You complete the records of this house."
+_SPECIAL = ["<|text|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How large all of it is."""
+
+    repeats: tuple[tuple[int, int, int], ...] = ((1, 90, 0), (4, 40, 0), (16, 24, 0), (48, 16, 0))
+    nonmembers: int = 90
+    others: int = 90
+    public_records: int = 900
+    vocabulary: int = 1024
+    layers: int = 4
+    hidden: int = 128
+    public_epochs: int = 4
+    epochs: int = 3
+    batch: int = 8
+    rate: float = 2e-3
+    seed: int = 0
+
+
+SMALL = Recipe(((1, 6, 0), (8, 4, 0)), 6, 4, 20, 400, 1, 32, 1, 2, 4, 5e-3)
+
+
+def main(out: Path, keep_at_most: int = 4, small: Annotated[bool, "of seconds: for tests"] = False) -> None:
+    print(Line(out, SMALL if small else Recipe()).report(1 if small else keep_at_most))
+
+
+class Line:
+    """One model line, in a folder: the public base, the first tuning and the mended one, each with its audit."""
+
+    def __init__(self, out: Path, recipe: Recipe) -> None:
+        self.out, self.recipe = out, recipe
+        texts = make_texts(
+            LabRecipe(
+                seed=recipe.seed,
+                repeats=recipe.repeats,
+                nonmembers=recipe.nonmembers,
+                others=recipe.others,
+                public_records=recipe.public_records,
+            )
+        )
+        out.mkdir(parents=True, exist_ok=True)
+        self.members = [(text, times) for times, own in texts.private.items() for text in own]
+        self.members += [(text, 1) for text in texts.others]
+        self._write("fresh.jsonl", [(text, 1) for text in texts.nonmembers])
+        self.tokenizer = _tokenizer(texts.public, recipe.vocabulary)
+        self.form = forms.named(forms.MODEL, None, self.tokenizer)
+        self._build_base(texts.public)
+
+    def report(self, most: int) -> str:
+        """Markdown: what leaked, what was predicted, what came of it, and the gate's word."""
+        first = self._tuned("first", self.members)
+        mended = self._tuned("mended", [(text, min(times, most)) for text, times in self.members])
+        outcome = next(r.outcome for r in details.read(first).rows.values() if r.outcome is not None)
+        members = outcome.only(outcome.member)
+        predicted = dose.predicted([times or 0 for times in members.repeats], members.hit, most)
+        table = markdown(("model", "recall", "non-members"), [(made.name, *_recall(made)) for made in (first, mended)])
+        gates = {made.name: call(["gate", str(made), "--max", "recall=0.05"]) for made in (first, mended)}
+        return f"\n{table}\npredicted of at most {most}: {words.with_bounds(predicted)}; recall <= 0.05: exit {gates}"
+
+    def _write(self, name: str, rows: Sequence[tuple[str, int]]) -> Path:
+        path = self.out / name
+        lines = (json.dumps({"messages": _messages(text), "repeats": times}) for text, times in rows)
+        path.write_text("\n".join(lines) + "\n")
+        return path
+
+    def _build_base(self, public: Sequence[str]) -> None:
+        recipe, folder = self.recipe, self.out / "base"
+        torch.manual_seed(recipe.seed)
+        shape = {"num_hidden_layers": recipe.layers, "num_attention_heads": 4, "max_position_embeddings": 512}
+        sizes = {
+            "hidden_size": recipe.hidden,
+            "intermediate_size": 3 * recipe.hidden,
+            "vocab_size": len(self.tokenizer),
+        }
+        model = LlamaForCausalLM(
+            LlamaConfig(**sizes, **shape, tie_word_embeddings=True, bos_token_id=0, eos_token_id=0)
+        )
+        fit(
+            model,
+            [self._written(text).tokens for text in public],
+            epochs=recipe.public_epochs,
+            rate=recipe.rate,
+            batch=recipe.batch,
+            block=128,
+            end=0,
+            order=generator("chat line", recipe.seed),
+            progress=lambda done: print(f"base: epoch {done} of {recipe.public_epochs}", file=sys.stderr),
+        )
+        model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+    def _tuned(self, name: str, members: Sequence[tuple[str, int]]) -> Path:
+        """Trains under the callback and audits; the run folder."""
+        data, recipe = self._write(f"{name}.jsonl", members), self.recipe
+        rows = [self._row(text) for text, times in members for _ in range(times)]
+        steps = recipe.epochs * len(rows) // recipe.batch
+        args = TrainingArguments(
+            output_dir=str(self.out / name),
+            num_train_epochs=recipe.epochs,
+            learning_rate=recipe.rate,
+            per_device_train_batch_size=recipe.batch,
+            lr_scheduler_type="linear",
+            logging_steps=max(1, steps // 10),
+            save_strategy="no",
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
+            seed=recipe.seed,
+        )
+        model = LlamaForCausalLM.from_pretrained(self.out / "base")
+        trainer = Trainer(
+            model=model,
+            args=args,
+            train_dataset=datasets.Dataset.from_list(rows),
+            processing_class=self.tokenizer,
+            data_collator=self._collated,
+        )
+        fresh = str(self.out / "fresh.jsonl")
+        callback = AuditCallback(trainer, data=str(data), nonmembers=fresh, every=max(1, steps // 8), suffix_length=24)
+        trainer.add_callback(callback)
+        trainer.train()
+        trainer.save_model(str(self.out / name))
+        print(f"{name}: {callback.notes}", file=sys.stderr)
+        made = self.out / "runs" / name
+        asked = ["--data", str(data), "--nonmembers", fresh, "--known-fraction", "0", "--suffix-length", "24"]
+        asked += ["--attack", "perplexity", "-A", "samples=1", "-A", "temperature=0", "--setting", "worst"]
+        assert call(["run", "--model", str(self.out / name), *asked, "-o", str(made)]) == 0
+        assert call(["advise", str(made)]) == 0
+        return made
+
+    def _written(self, text: str) -> chat.Written:
+        return chat.write(self.tokenizer, talks.Conversation(tuple(_messages(text))), self.form)
+
+    def _row(self, text: str) -> dict[str, Any]:
+        written = self._written(text)
+        learnt = zip(written.tokens, written.learnt(talks.ASSISTANT), strict=True)
+        return {"input_ids": list(written.tokens), "labels": [token if own else -100 for token, own in learnt]}
+
+    def _collated(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+        width = max(len(row["input_ids"]) for row in rows)
+
+        def padded(name: str, by: int) -> torch.Tensor:
+            return torch.tensor([[*row[name], *[by] * (width - len(row[name]))] for row in rows])
+
+        return {"input_ids": padded("input_ids", 0), "labels": padded("labels", -100)}
+
+
+def _messages(text: str) -> list[dict[str, str]]:
+    """The first half of a record's words asks for the rest."""
+    said = text.split(" ")
+    half = len(said) // 2
+    turns = (("system", SYSTEM), ("user", " ".join(said[:half])), ("assistant", " ".join(said[half:])))
+    return [{"role": role, "content": content} for role, content in turns]
+
+
+def _tokenizer(texts: Sequence[str], size: int) -> PreTrainedTokenizerFast:
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    asked: dict[str, Any] = {"vocab_size": size, "special_tokens": _SPECIAL, "initial_alphabet": alphabet}
+    made.train_from_iterator(texts, trainers.BpeTrainer(**asked, show_progress=False))
+    found = PreTrainedTokenizerFast(tokenizer_object=made, eos_token=_SPECIAL[0], pad_token=_SPECIAL[0])
+    found.chat_template = TEMPLATE
+    return found
+
+
+def _recall(made: Path) -> tuple[str, str]:
+    (finding,) = load_run(made).result.findings
+    return words.share(finding.measurement("recall")), words.share(finding.measurement("recall_nonmembers"))
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(main))

@@ -1,0 +1,201 @@
+"""Every estimator of epsilon on mechanisms whose epsilon is known: how often it says more than the truth, and how much.
+
+    python -m benchmarks.checks.trust.coverage [--audits 2000] [--canaries 100 300 ...] [-o FOLDER]    (some minutes)
+
+Each audit draws its coins, plays the mechanism once and goes the way of every audit (`audited`, or the counts of
+separate trials). A bound may exceed the truth in at most 5% of audits: a share with its Clopper-Pearson interval.
+Exits 1 where that interval lies above 5% for a bound that is about this mechanism. The last mechanism is one that the
+bound by order statistics is not about, and "refutes": it tells all coins or none, by a coin of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from auditor.core.streams import generator
+from auditor.statistics.audited import LEVEL, audited
+from auditor.statistics.intervals import clopper_pearson
+from auditor.statistics.one_run import gaussian_epsilon
+from auditor.statistics.two_samples import epsilon_clopper_pearson, gaussian_estimate
+from benchmarks.checks.harness import Page, run, save_svg
+
+CANARIES = (100, 300, 1000, 3000, 10_000)
+DELTA = 1e-5
+_TELLS_ALL, _TOLD_RIGHT = 0.1, 0.9  # of the mechanism that is 1-GDP, and no set of independent channels
+
+Scores = NDArray[np.float64]  # (canaries,), higher: surer that it was in
+Coins = NDArray[np.bool_]
+Play = Callable[[Coins, np.random.Generator], Scores]
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """A game of known epsilon: from coins to scores, all that an attacker sees of them."""
+
+    name: str
+    play: Play
+    delta: float
+    truth: dict[str, float]  # by estimator that is about it, at delta
+    beside: dict[str, float]  # by estimator that is not: what it is then measured against
+    threshold: float  # at or above it a trial is taken for one with the record
+
+
+@dataclass(frozen=True)
+class Row:
+    """One estimator on one mechanism with so many canaries, or independent trials."""
+
+    mechanism: str
+    estimator: str
+    canaries: int
+    truth: float
+    audits: int
+    exceeds: int  # audits that say more than the truth
+    median: float  # of what they say
+    stated: bool  # whether this estimator is about this mechanism
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return clopper_pearson(self.exceeds, self.audits)
+
+    @property
+    def failed(self) -> bool:
+        return self.stated and self.interval[0] > LEVEL
+
+
+def randomised_response(epsilon: float, delta: float) -> Mechanism:
+    """Says each coin rightly with probability e^epsilon / (1 + e^epsilon), and for sure with probability delta."""
+
+    def play(coins: Coins, rng: np.random.Generator) -> Scores:
+        right = rng.random(len(coins)) < 1 / (1 + math.exp(-epsilon))
+        told = rng.random(len(coins)) < delta
+        said = np.where(told, np.where(coins, 2.0, -2.0), np.where(coins == right, 1.0, -1.0))
+        return said + rng.random(len(coins)) / 10  # which of equal answers goes first says nothing
+
+    name = f"randomised response, ε {epsilon:g}" + (f", δ {delta:g}" if delta else "")
+    return Mechanism(name, play, delta, dict.fromkeys(("one_run", "clopper_pearson"), epsilon), {}, 0.0)
+
+
+def gaussian(mu: float) -> Mechanism:
+    truth = gaussian_epsilon(mu, DELTA)
+    about = dict.fromkeys(("one_run", "fdp", "gdp", "clopper_pearson", "gaussian_estimate"), truth)
+    return Mechanism(
+        f"Gaussian, μ {mu:g} (ε {truth:.3g} at δ {DELTA:g})",
+        lambda coins, rng: mu * coins + rng.normal(size=len(coins)),
+        DELTA,
+        about,
+        {},
+        mu / 2,
+    )
+
+
+def all_or_none() -> Mechanism:
+    """Every canary's channel is 1-GDP given the others (tests/statistics/test_one_run.py), but all open together."""
+
+    def play(coins: Coins, rng: np.random.Generator) -> Scores:
+        if rng.random() >= _TELLS_ALL:
+            return rng.random(len(coins))
+        right = rng.random(len(coins)) < _TOLD_RIGHT
+        return np.where(coins == right, 1.0, -1.0) + rng.random(len(coins)) / 10
+
+    pure = math.log((_TOLD_RIGHT - DELTA / _TELLS_ALL) / (1 - _TOLD_RIGHT))
+    gaussian_truth = gaussian_epsilon(1.0, DELTA)
+    return Mechanism(
+        "tells all coins or none; 1-GDP",
+        play,
+        DELTA,
+        {"one_run": pure, "fdp": gaussian_truth},
+        {"gdp": gaussian_truth},
+        0.0,
+    )
+
+
+def mechanisms() -> tuple[Mechanism, ...]:
+    return (
+        *(randomised_response(epsilon, delta) for epsilon in (1.0, 4.0) for delta in (0.0, DELTA)),
+        gaussian(0.5),
+        gaussian(2.0),
+        all_or_none(),
+    )
+
+
+def study(mechanism: Mechanism, canaries: int, audits: int, seed: int) -> Iterator[Row]:
+    """All estimators of the mechanism with so many canaries, on the same audits."""
+    said: dict[str, list[float]] = {}
+    for audit in range(audits):
+        rng = generator("coverage", mechanism.name, canaries, audit, seed)
+        coins = rng.random(canaries) < 0.5
+        scores = mechanism.play(coins, rng)
+        for one in audited(scores, coins, mechanism.delta):
+            said.setdefault(one.estimator, []).append(one.epsilon)
+        # As separate trials: half with the record, half without, and a threshold fixed beforehand.
+        half = np.arange(canaries) < canaries // 2
+        taken = mechanism.play(half, rng) >= mechanism.threshold
+        counts = (int(x.sum()) for x in (taken & half, ~taken & half, taken & ~half, ~taken & ~half))
+        tp, fn, fp, tn = counts
+        said.setdefault("clopper_pearson", []).append(epsilon_clopper_pearson(tp, fn, fp, tn, mechanism.delta))
+        if mechanism.delta:
+            found = gaussian_estimate(tp, fn, fp, tn, mechanism.delta)
+            said.setdefault("gaussian_estimate", []).append(found)
+    for estimator, truth in (mechanism.truth | mechanism.beside).items():
+        bounds = np.array(said[estimator])
+        exceeds = int((bounds > truth).sum())
+        median, stated = float(np.median(bounds)), estimator in mechanism.truth
+        yield Row(mechanism.name, estimator, canaries, truth, audits, exceeds, median, stated)
+
+
+def tell(rows: Sequence[Row], page: Page) -> None:
+    """An estimator on a mechanism, `median / truth (share that exceeds)` by number of canaries."""
+    sizes = sorted({row.canaries for row in rows})
+    page.head("mechanism", "estimator", *(f"{size:,}" for size in sizes), "worst share above the truth")
+    for key in dict.fromkeys((row.mechanism, row.estimator) for row in rows):
+        own = [row for row in rows if (row.mechanism, row.estimator) == key]
+        worst = max(own, key=lambda row: row.exceeds)
+        low, high = worst.interval
+        about = "" if worst.stated else "; not what it is about"
+        page.row(
+            *key,
+            *(f"{row.median / row.truth:.2f} ({row.exceeds / row.audits:.1%})" for row in own),
+            f"{worst.exceeds} of {worst.audits:,}, [{low:.1%}, {high:.1%}]{about}",
+        )
+
+
+def drawn(rows: Sequence[Row]) -> Figure:
+    """Median bound / truth over the number of canaries, a panel a mechanism."""
+    names = list(dict.fromkeys(row.mechanism for row in rows))
+    figure = Figure(figsize=(4 * math.ceil(len(names) / 2), 7), layout="constrained")
+    for axes, name in zip(figure.subplots(2, math.ceil(len(names) / 2), squeeze=False).flat, names, strict=False):
+        for k, estimator in enumerate(dict.fromkeys(row.estimator for row in rows)):
+            own = [row for row in rows if (row.mechanism, row.estimator) == (name, estimator)]
+            if own:
+                points = [row.canaries for row in own], [row.median / row.truth for row in own]
+                axes.plot(*points, marker="osD^v"[k], color=f"C{k}", label=estimator)
+        axes.axhline(1.0, color="0.5", linewidth=0.8)
+        axes.set(xscale="log", ylim=(0, 1.15), title=name, xlabel="canaries", ylabel="median bound / truth")
+        axes.title.set_fontsize(9)
+        axes.legend(fontsize=8)
+    return figure
+
+
+def main(
+    audits: Annotated[int, "of each mechanism and number of canaries"] = 2000,
+    canaries: tuple[int, ...] = CANARIES,
+    seed: int = 0,
+    out: Annotated[Path | None, "folder for coverage.md and coverage.svg"] = None,
+) -> int:
+    rows = [row for mechanism in mechanisms() for count in canaries for row in study(mechanism, count, audits, seed)]
+    tell(rows, Page(out and out / "coverage.md"))
+    if out:
+        save_svg(drawn(rows), out / "coverage.svg")
+    return int(any(row.failed for row in rows))
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(main))

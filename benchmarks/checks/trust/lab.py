@@ -1,0 +1,126 @@
+"""What the lab's models remember: the target by epoch, and each member of the ensemble of its own shard.
+
+    python -m benchmarks.checks.trust.lab [--epochs 3 6] [--seed 0]
+    python -m benchmarks.checks.trust.lab --private dp-sgd adp      # instead: private trainings, each with its controls
+
+Greedy recall by how often records occur, beside the held-out perplexity (of the non-members' prefixes and suffixes):
+whether the target is one that a careful engineer would ship, and whether a defense has anything to keep in. The target
+is trained as the lab does it, for other numbers of epochs too; members come from the lab's cache, or are trained.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+import torch
+
+from auditor.benchmarks.lab import Lab
+from auditor.benchmarks.lab_recipe import LabRecipe
+from auditor.benchmarks.lab_training import has_bfloat16
+from auditor.core import threads
+from auditor.core.nouns import Secret
+from auditor.core.streams import generator
+from auditor.models.base import LanguageModel, perplexity_nll
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.lora import adapted
+from auditor.models.shards import record_names
+from auditor.plugins import registry
+from auditor.plugins.options import build
+from auditor.plugins.trainer import Trainer
+from auditor.runs import companions
+from auditor.runs.scoring import greedy_recall
+from auditor.statistics import intervals
+from auditor.statistics.intervals import Measurement
+from auditor.training.finetune import Course, Fitting, trained_parameters
+from auditor.training.members import Adapter, over_same_weights, with_adapter
+from auditor.training.side_by_side import alone
+from benchmarks.checks.harness import Page, run
+
+
+def by_epoch(lab: Lab, epochs: int) -> Iterator[LanguageModel]:
+    """The target after each epoch of a training of so many."""
+    recipe, public = lab.recipe, lab.public()
+    torch.manual_seed(recipe.seed)
+    adapter = Adapter(recipe.private_rank, recipe.private_alpha, "all")
+    model = with_adapter(over_same_weights(public.model), adapter).eval()
+    course = Course(epochs, recipe.private_rate, recipe.private_batch, recipe.block, end=0)
+    sequences = [tuple(ids) for ids in lab.tokenizer(lab.texts.copies())["input_ids"]]
+    fitting = Fitting(trained_parameters(model), sequences, course, generator("lab", recipe.seed, "target 1"))
+    while not fitting.done:
+        with torch.autocast("cpu", torch.bfloat16, enabled=has_bfloat16()):
+            alone([model], [fitting.batch()]).sum().backward()
+        fitting.step()
+        if fitting.steps == 0:
+            yield HuggingFaceModel(
+                copy.deepcopy(model), lab.tokenizer, f"target after {fitting.epochs} of {epochs} epochs"
+            )
+
+
+def own_secrets(lab: Lab, shard: Sequence[str]) -> list[Secret]:
+    """The attacked members whose whole record lies in this shard."""
+    names, texts = set(shard), {}
+    for text in lab.texts.records(members=True):
+        texts[tuple(lab.tokenizer(text)["input_ids"][: 24 + lab.recipe.suffix_length])] = record_names([text])[0]
+    return [s for s in lab.secrets if s.member and texts.get((*s.prefix, *s.suffix)) in names]
+
+
+class Recalls(Page):
+    """A row a model: held-out perplexity, and greedy recall by how often records occur."""
+
+    def __init__(self, lab: Lab) -> None:
+        super().__init__()
+        self.lab = lab
+        self.head("model", "PPL", *(f"{count} times" for count in lab.recipe.counts))
+
+    def model(self, name: str, model: LanguageModel, secrets: Sequence[Secret]) -> Mapping[str, Measurement]:
+        recall = greedy_recall(model, secrets)
+        perplexity = intervals.perplexity(list(perplexity_nll(model, self.lab.heldout))).value
+        self.shares(name, f"{perplexity:.2f}", {count: (one.value, one.n) for count, one in recall.items()})
+        return recall
+
+    def shares(self, name: str, perplexity: str, found: Mapping[str, tuple[float, int]]) -> None:
+        cells = (found.get(str(count)) for count in self.lab.recipe.counts)
+        self.row(name, perplexity, *("" if cell is None else f"{100 * cell[0]:.0f}% of {cell[1]}" for cell in cells))
+
+
+def trained_privately(lab: Lab, names: Sequence[str]) -> Iterator[tuple[str, LanguageModel]]:
+    """The lab's private trainings and their controls: title with epsilon, and model."""
+    known = registry.defenses()
+    defenses = [build("defense", known, name, lab.defense_defaults[name]) for name in names]
+    for row in companions.shown(defenses, lambda control: isinstance(control, Trainer)):
+        assert isinstance(row.defense, Trainer)
+        trained = lab.trained(row.defense)
+        claim = trained.privacy.epsilon if trained.privacy else None
+        yield row.title + (f", ε {claim:.2f}" if claim is not None else ""), trained.model
+
+
+def main(
+    epochs: tuple[int, ...] = (3, 6), seed: int = 0, private: tuple[Literal["dp-sgd", "adp", "adp-sound"], ...] = ()
+) -> None:
+    threads.settle()
+    lab = Lab(LabRecipe(seed=seed))
+    page = Recalls(lab)
+    for model in (lab.public(), lab.target()):
+        page.model(model.name, model, lab.secrets)
+    for title, trained in trained_privately(lab, private):
+        page.model(title, trained, lab.secrets)
+    if private:
+        return
+    for count in epochs:
+        for after in by_epoch(lab, count):
+            page.model(after.name, after, lab.secrets)
+    ensemble, hits = lab.ensemble(), dict[str, list[Measurement]]()
+    for index, folder in enumerate(sorted(lab.ensemble_folder.glob("member-*"))):
+        own = own_secrets(lab, list((ensemble.shards or [])[index] or []))
+        name = f"member {index + 1}, of its own shard"
+        for count, share in page.model(name, adapted(lab.public(), folder), own).items():
+            hits.setdefault(count, []).append(share)
+    sizes = {count: sum(one.n for one in shares) for count, shares in hits.items()}
+    every = {c: (sum(one.value * one.n for one in shares) / sizes[c], sizes[c]) for c, shares in hits.items()}
+    page.shares("all members, each of its own shard", "", every)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(main))
