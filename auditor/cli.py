@@ -15,6 +15,7 @@ from auditor import __version__
 from auditor.commands import canaries, console, secrets
 from auditor.commands.advise import advise
 from auditor.commands.attest import attest
+from auditor.commands.check import check
 from auditor.commands.compare import compare
 from auditor.commands.export import export
 from auditor.commands.gate import gate
@@ -38,7 +39,7 @@ app = typer.Typer(
     "4 gate inconclusive, 130 interrupted, 141 nobody reads the output.",
 )
 READING = (report, gate, compare, history, advise, export, attest)  # --safe unless they are told otherwise
-for command in (run, utility, reproduce, train, list_plugins, score, *READING):
+for command in (check, run, utility, reproduce, train, list_plugins, score, *READING):
     safe = True if command in READING else False if command is run else None
     app.command(command.__name__.removesuffix("_plugins"))(spelt_out(command, safe))
 app.add_typer(canaries.app, name="canaries")

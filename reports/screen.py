@@ -56,13 +56,29 @@ class _Entry:
     between: str = "; "
 
 
-def first_screen(result: AuditResult, folder: Path, width: int = WIDTH) -> Text:
+@dataclass(frozen=True)
+class Remarks:
+    """What a command adds of its own. limits: sentences; deeper: the next command where nothing was found; your_own:
+    that of a demonstration, whatever was found."""
+
+    limits: tuple[str, ...] = ()
+    deeper: str = ""
+    your_own: str = ""
+
+
+def first_screen(result: AuditResult, folder: Path, width: int = WIDTH, remarks: Remarks | None = None) -> Text:
     """At most LINES lines of `width` columns. folder: of the run, whose outcomes say what fewer copies would leave."""
+    remarks = remarks or Remarks()
     result, width = words.cleaned(result), max(_NARROWEST, min(width, WIDTH))
     seen, known = assess(result), detailed.read(folder)
     above = _laid((_result(result, seen, width), _doubt(seen)), width)
     shown = (_also(result, seen), _where(result, seen), _what(result, seen), _why(result), _forgotten(result))
-    last = (_claims(result), _limits(result, seen), _next(result, seen, known, folder), _report(folder))
+    last = (
+        _claims(result),
+        _limits(result, seen, remarks),
+        _next(result, seen, known, folder, remarks),
+        _report(folder),
+    )
     below = _laid((*shown, *last), width)
     return Text("\n").join([*above, *_table(result, seen, width, LINES - len(above) - len(below)), *below])
 
@@ -319,7 +335,7 @@ def _claims(result: AuditResult) -> _Entry:
     return _Entry("CLAIM", tuple(claims.brief(stands) for stands in stand), 2)
 
 
-def _limits(result: AuditResult, seen: Assessment) -> _Entry:
+def _limits(result: AuditResult, seen: Assessment, remarks: Remarks) -> _Entry:
     """What the smallest count that is zero leaves open, what was not tested, and what no run tells."""
     none = [m for s in seen.signals if s.kind is kinds.VERBATIM and (m := s.measured) and m.value == 0]
     items = []
@@ -328,13 +344,18 @@ def _limits(result: AuditResult, seen: Assessment) -> _Entry:
         items.append(f"0/{worst.n:,} still allows {words.percent(worst.high)}%.")
     tested = {s.kind.name for target in seen.targets for s in seen.tested(target)}
     untested = dict.fromkeys(_SHORT[s.kind] for s in seen.signals if s.kind.name not in tested)
+    items += remarks.limits
     items += ["Synthetic lab data."] if result.benchmark.name == "lab" else []
     items += [f"Not tested: {', '.join(untested)}."] if untested else []
-    return _Entry("LIMITS", tuple(items or ["An attack gives a lower bound."]), 2, " ")
+    return _Entry("LIMITS", tuple(items or ["An attack gives a lower bound."]), 2 + bool(remarks.limits), " ")
 
 
-def _next(result: AuditResult, seen: Assessment, known: detailed.Details, folder: Path) -> _Entry:
+def _next(result: AuditResult, seen: Assessment, known: detailed.Details, folder: Path, remarks: Remarks) -> _Entry:
+    if remarks.your_own:
+        return _Entry("NEXT", (f"your own model -> {remarks.your_own}",), 2)
     command = next_command(seen, folder)
+    if remarks.deeper and command.startswith("audit gate"):
+        command = remarks.deeper
     fewer = advice.fewer_copies(result, known)
     return _Entry("NEXT", (f"{fewer} -> {command}" if fewer else command,), 2)
 

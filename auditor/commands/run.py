@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from auditor.gate.policy import Policy
     from auditor.records.folder import RunFolder
     from auditor.records.outcomes import Run
+    from auditor.reports.screen import Remarks
     from auditor.runs.grid import Point
+    from auditor.runs.shelf import Shelf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,20 +252,28 @@ def _run_one(
         if selection.ours:
             check_metrics(policy.rules)
     folder = RunFolder.create(out, plan.title, plan.to_json()) if isinstance(asked, Plan) else asked
-    _audit(plan, folder, single.reveal, verbose)
+    audited(plan, folder, single.reveal, verbose)
     if single.baseline is not None:
         files.render_all(folder.path, changes(single.baseline, folder.path), single.reveal)
     return folder.path
 
 
-def _audit(plan: Plan, folder: RunFolder, reveal: bool, verbose: bool) -> None:
+def audited(
+    plan: Plan,
+    folder: RunFolder,
+    reveal: bool = False,
+    verbose: bool = False,
+    shelf: Shelf | None = None,
+    remarks: Remarks | None = None,
+) -> None:
+    """Runs the plan into its folder, with reports, and shows the screen. shelf: what was loaded for it before."""
     from auditor.reports import files
     from auditor.runs.run import run as audit
     from auditor.runs.submission import submit
 
     with console.terminal(verbose) as reporter:
         try:
-            result = audit(plan, folder, reporter)
+            result = audit(plan, folder, reporter, shelf)
             files.write(folder.path, result, reveal)
         except KeyboardInterrupt:
             again = " ".join(
@@ -274,7 +284,7 @@ def _audit(plan: Plan, folder: RunFolder, reveal: bool, verbose: bool) -> None:
         except (AuditError, OSError):
             folder.discard_if_empty()
             raise
-    _show(result, folder.path, verbose)
+    _show(result, folder.path, verbose, remarks)
     if reveal:
         say_revealed(folder.path)
     if plan.output.submission is not None:
@@ -283,7 +293,7 @@ def _audit(plan: Plan, folder: RunFolder, reveal: bool, verbose: bool) -> None:
         typer.echo(f"submission: {plan.output.submission} ({what})")
 
 
-def _show(result: AuditResult, folder: Path, verbose: bool) -> None:
+def _show(result: AuditResult, folder: Path, verbose: bool, remarks: Remarks | None) -> None:
     from auditor.reports.screen import WIDTH, first_screen
     from auditor.reports.terminal import summary
 
@@ -291,4 +301,5 @@ def _show(result: AuditResult, folder: Path, verbose: bool) -> None:
     if verbose:
         out.print(summary(result, folder))
     else:
-        out.print(first_screen(result, folder, out.width if out.is_terminal else WIDTH), soft_wrap=True)
+        width = out.width if out.is_terminal else WIDTH
+        out.print(first_screen(result, folder, width, remarks), soft_wrap=True)

@@ -109,9 +109,12 @@ class Phase:
 Phases = Callable[[int], Iterator[Phase]]  # the parts that share what is asked, for so many texts
 
 
-def estimate(plan: Plan, reporter: Reporter, seconds: float = PROBE) -> CostEstimate:
-    """Of this very plan. Raises AuditError for whatever a run would refuse, and where there is nothing to ask yet."""
-    shelf, clock = Shelf(), Clock(reporter)
+def estimate(plan: Plan, reporter: Reporter, seconds: float = PROBE, shelf: Shelf | None = None) -> CostEstimate:
+    """Of this very plan. shelf: keeps what is loaded here, for who runs it next.
+
+    Raises AuditError for whatever a run would refuse, and where there is nothing to ask yet.
+    """
+    shelf, clock = shelf or Shelf(), Clock(reporter)
     site = site_of(plan, reporter, shelf)
     site.only_read()
     selection = select(plan, site)

@@ -1,0 +1,91 @@
+"""`audit check`: a first answer on a model of one's own within minutes, or on a model that is trained on the spot."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from auditor.commands import console
+from auditor.commands.run import audited
+from auditor.core.errors import AuditError
+
+if TYPE_CHECKING:
+    from auditor.core.plan import Plan
+    from auditor.runs.shelf import Shelf
+
+_MOST = 100_000  # minutes: more is a slip
+_YOUR_OWN = "audit check MODEL --data FILE --nonmembers FILE"
+
+
+def check(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL", help="Causal LM or PEFT adapter: folder or hub id. [default: one trained on the spot]"
+        ),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Private records that the model was trained on: JSONL, CSV or Parquet."),
+    ] = None,
+    nonmembers: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Records like them that the model never saw: the baseline.")
+    ] = None,
+    minutes: Annotated[
+        float, typer.Option(help="Check as many of the records as fit, by the measured speed of the model.")
+    ] = 2.0,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="All records, and the attacks that take long; says first what that takes.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="All randomness follows from it.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Run folder. [default: runs/<UTC time>-check-<name>]")
+    ] = None,
+) -> None:
+    """Say within two minutes whether a model leaks these records. Without MODEL: a demonstration, in seconds."""
+    begun = time.perf_counter()
+    _refuse_parts(model, data, {"--nonmembers": nonmembers, "--deep": deep}, minutes)
+    console.quiet()
+    from auditor.runs import estimate, quick
+    from auditor.runs.shelf import Shelf
+
+    if model is None or data is None:
+        typer.echo("demonstration: a small model is trained now on synthetic records, some of them many times")
+        _run(quick.demonstration(seed), out, "demonstration", Shelf(), (), your_own=_YOUR_OWN)
+        return
+    plan, shelf, name = quick.quick(model, data, nonmembers, seed), Shelf(), f"check-{Path(model).name}"
+    with console.terminal(verbose=False) as reporter:
+        if deep:
+            plan, limits = quick.deep(plan), ()
+            console.show(estimate.table(estimate.estimate(plan, reporter, shelf=shelf)))
+        else:
+            plan, limits = quick.fitted(plan, reporter, shelf, 60 * minutes, begun)
+    given = [model, "--data", data, *(["--nonmembers", nonmembers] if nonmembers else []), "--deep"]
+    _run(plan, out, name, shelf, limits, deeper="" if deep else f"audit check {shlex.join(given)}")
+
+
+def _refuse_parts(model: str | None, data: str | None, beside: Mapping[str, object], minutes: float) -> None:
+    """Refuses options that are not given together, before anything heavy is imported. Raises AuditError."""
+    if (model is None) != (data is None):
+        raise AuditError(f"expected MODEL and --data together, got {'--data' if model is None else 'MODEL'} alone")
+    for flag, value in beside.items():
+        if model is None and value:
+            raise AuditError(f"{flag} goes with a model of your own: audit check MODEL --data FILE {flag}")
+    if not 0 < minutes <= _MOST:
+        raise AuditError(f"expected --minutes above 0 and at most {_MOST:,}, got {minutes:g}")
+
+
+def _run(plan: Plan, out: Path | None, name: str, shelf: Shelf, limits: tuple[str, ...], **after: str) -> None:
+    from auditor.records.folder import RunFolder, forget_latest
+    from auditor.reports.screen import Remarks
+
+    if out is None:
+        forget_latest()
+    plan = plan.having(command=console.command())
+    folder = RunFolder.create(out, name, plan.to_json())
+    audited(plan, folder, shelf=shelf, remarks=Remarks(limits, **after))

@@ -1,0 +1,217 @@
+"""`audit check`: what it asks of a model, and how many records fit in its minutes, by what the model was seen to take.
+
+Knows no terminal. A record costs what it takes to read it and to complete it; both are timed on a few of them first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+import torch
+
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Secret
+from auditor.core.plan import Plan
+from auditor.models.base import LanguageModel
+from auditor.models.decoding import by_shape
+from auditor.reports import words
+from auditor.runs import scoring
+from auditor.runs.reporter import Clock, Reporter
+from auditor.runs.selection import select
+from auditor.runs.shelf import Shelf
+from auditor.runs.site import Site
+from auditor.runs.sites import site_of
+from auditor.statistics import roc
+
+FEWEST = 10  # records: of fewer, none extracted would say next to nothing
+KNOWN = 0.1  # share of the data that is not attacked: which prefix token was there in training is seen by it
+_GREEDY = {"samples": 1, "temperature": 0}  # of perplexity: greedy decoding leaves one candidate to rank
+_TRIES = (1, 4, 16)  # records that are timed, more of them while there is time
+_SHARE = 0.04  # of the time, for each kind of pass that is timed
+_AFTER = 0.15  # of the time, for loading files anew, statistics and reports
+_READ_AT_ONCE = 64
+_DEMONSTRATION = {  # of the lab, as a plan has it
+    "vocab_size": 512,
+    "layers": 2,
+    "hidden": 64,
+    "block": 96,
+    "public_records": 300,
+    "public_epochs": 2,
+    "private_rank": 0,
+    "private_epochs": 4,
+    "others": 30,
+    "nonmembers": 40,
+    "repeats": [[1, 40, 4], [8, 20, 2], [32, 10, 2]],
+    "canaries": [["955320", 32]],
+}
+Limits = tuple[str, ...]  # sentences: what a check does not say
+# How often a run reads and completes each record; `tests/runs/test_quick.py` holds them against a run.
+_READS, _READS_OF_MEMBERSHIP, _READS_OF_KNOWN, _COMPLETIONS = 2.0, 2.5, 3.0, 2.0
+
+
+def quick(model: str, data: str, nonmembers: str | None, seed: int) -> Plan:
+    """All that is cheap: greedy decoding, exact extraction probability, membership where it can be told."""
+    probes = ("extraction-probability", *(("membership",) if nonmembers else ()))
+    return Plan.of(
+        model=model,
+        data=data,
+        nonmembers=nonmembers,
+        seed=seed,
+        device="auto",
+        setting="worst",
+        known_fraction=KNOWN,
+        attack=("perplexity", *probes),
+        attack_options={"perplexity": dict(_GREEDY)},
+    )
+
+
+def deep(plan: Plan) -> Plan:
+    """The same model and data under the attacks that take long."""
+    attacks = ("ethicist", "exact", "near-verbatim", *plan.attacks.attack[1:])
+    return plan.having(setting="both", known_fraction=Plan().data.known_fraction, attack=attacks, attack_options={})
+
+
+def demonstration(seed: int) -> Plan:
+    """The same audit of a model that is trained now, within seconds, on synthetic records, some of them many times."""
+    return Plan.of(
+        seed=seed,
+        lab_recipe={**_DEMONSTRATION, "seed": seed},
+        setting="worst",
+        attack=("perplexity", "extraction-probability", "membership"),
+        attack_options={"perplexity": dict(_GREEDY)},
+    )
+
+
+def fitted(plan: Plan, reporter: Reporter, shelf: Shelf, seconds: float, begun: float) -> tuple[Plan, Limits]:
+    """The plan with as many records as can be checked within so many seconds of `begun` (`time.perf_counter`), and what
+    it cannot say.
+
+    shelf: keeps the models that are loaded here. Raises AuditError for whatever a run would refuse, and for a model of
+    which too few records can be checked.
+    """
+    clock, site = Clock(reporter), site_of(plan, reporter, shelf)
+    select(plan, site)
+    if site.network:
+        raise AuditError(f"expected a model that is loaded here, got {plan.target.model}: audit run --model asks it")
+    with clock.stage("loading the model"):
+        site.model, site.benchmark, site.reference  # noqa: B018 - each is loaded as it is asked for
+    plan, limits = _of_membership(plan, site)
+    with clock.stage("measuring the model's speed"):
+        takes = _takes(plan, site, _SHARE * seconds)
+    sides = _rows(site.benchmark.secrets)
+    there, most = len(sides[0]), max(map(len, sides))
+    spent = time.perf_counter() - begun
+    left = (1 - _AFTER) * seconds - spent
+    if takes(most) <= left:
+        return plan, limits
+    kept, fewest = _largest(takes, left, most), min(FEWEST, most)
+    if kept < fewest:
+        minutes = ceil((takes(fewest) + spent) / (1 - _AFTER) / 60)
+        raise AuditError(
+            f"expected a model of which {fewest} records can be checked in {words.duration(seconds)}, "
+            f"got {plan.target.model}, which takes longer: --minutes {minutes}"
+        )
+    told = f"{min(kept, there):,} of {there + len(site.benchmark.known):,} records checked: what fits in "
+    return plan.having(limit=kept), (f"{told}{words.duration(seconds)}.", *limits)
+
+
+def _of_membership(plan: Plan, site: Site) -> tuple[Plan, Limits]:
+    """The plan with a score that can be had for it, and what is not known; without the probe where nothing can be."""
+    if plan.data.nonmembers is None:
+        return plan, ("Without --nonmembers, records like these that it never saw, membership cannot be known.",)
+    sides = [sum(secret.member is side for secret in site.benchmark.secrets) for side in (True, False)]
+    if min(sides) < roc.LEAST:
+        rest = tuple(name for name in plan.attacks.attack if name != "membership")
+        told = f"Membership takes {roc.LEAST} members and {roc.LEAST} non-members, got {sides[0]} and {sides[1]}."
+        return plan.having(attack=rest), (told,)
+    if site.reference is None:
+        return plan.having(attack_options={**plan.attacks.attack_options, "membership": {"score": "min_k_plus"}}), ()
+    return plan, ()
+
+
+def _rows(secrets: Sequence[Secret]) -> tuple[list[int], list[int]]:
+    """How many secrets each row of members holds, and each of non-members: a row is attacked with all of them."""
+    own, others = (Counter(s.document or s.id for s in secrets if s.member is side) for side in (True, False))
+    return list(own.values()), list(others.values())
+
+
+def _largest(takes: Callable[[int], float], left: float, most: int) -> int:
+    """The largest number of rows that takes no longer; 0 where not even one does."""
+    low, high = 0, most  # takes(low) <= left < takes(high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if takes(middle) <= left else (low, middle)
+    return low
+
+
+# --- what a record takes ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds: for each text, and beside that for each batch of `at_once`."""
+
+    each: float
+    fixed: float
+    at_once: int
+
+    def of(self, texts: float) -> float:
+        return self.each * texts + self.fixed * ceil(texts / self.at_once)
+
+
+def paced(work: Callable[[int], object], seconds: float, at_once: int) -> Pace:
+    """By doing the work for a few texts, and for more while it took no longer than `seconds` in all."""
+    timed, begun = list[tuple[int, float]](), time.perf_counter()
+    for n in _TRIES:
+        start = time.perf_counter()
+        work(n)
+        timed.append((n, time.perf_counter() - start))
+        if timed[-1][1] * 4 > seconds - (time.perf_counter() - begun):
+            break
+    (few, before), (many, after) = timed[-2:] if len(timed) > 2 else (timed[-1], timed[-1])  # the first one warms up
+    slope = (after - before) / (many - few) if many > few else 0.0
+    each = slope if 0 < slope < after / many else after / many
+    return Pace(each, after - each * many, at_once)
+
+
+def _takes(plan: Plan, site: Site, seconds: float) -> Callable[[int], float]:
+    """Seconds of a run that attacks at most so many rows of members, and so many of non-members."""
+    told, rows, probed = site.benchmark, _rows(site.benchmark.secrets), "membership" in plan.attacks.attack
+    longest = sorted(told.secrets, key=lambda secret: -len(secret.prefix + secret.suffix))
+    some = longest[: len(longest) // 2 + 1]  # the longer half: short ones would promise too much
+    read = paced(lambda n: _read(site.model, _cycled(some, n)), seconds, _READ_AT_ONCE)
+    complete = paced(lambda n: scoring.greedy_recall(site.model, _cycled(some, n)), seconds, scoring.GREEDY_AT_ONCE)
+    beside = None
+    if probed and site.reference is not None:
+        beside = paced(lambda n: _read(site.reference, _cycled(some, n)), seconds, _READ_AT_ONCE)
+
+    def takes(limit: int) -> float:
+        own, others = (sum(side[:limit]) for side in rows)
+        reads, completions = passes(own, others, len(told.known), probed)
+        return read.of(reads) + complete.of(completions) + (beside.of(own + others) if beside else 0.0)
+
+    return takes
+
+
+def passes(own: int, others: int, known: int, membership: bool) -> tuple[float, float]:
+    """How often a run reads a record, and how often it completes one. own, others, known: records of each kind."""
+    both = own + others
+    return (_READS + membership * _READS_OF_MEMBERSHIP) * both + others + _READS_OF_KNOWN * known, _COMPLETIONS * both
+
+
+@torch.no_grad()
+def _read(model: LanguageModel | None, secrets: Sequence[Secret]) -> None:
+    assert model is not None
+    for alike in by_shape([(len(secret.prefix), len(secret.suffix)) for secret in secrets]):
+        prefixes = torch.tensor([secrets[i].prefix for i in alike], device=model.device)
+        model.token_log_probs(prefixes, torch.tensor([secrets[i].suffix for i in alike], device=model.device))
+
+
+def _cycled(secrets: Sequence[Secret], n: int) -> list[Secret]:
+    """So many, the same again where there are no more; as members, which is what is decoded greedily."""
+    return [dataclasses.replace(secrets[i % len(secrets)], member=True) for i in range(n)]

@@ -1,0 +1,105 @@
+"""How many records fit into minutes: from what a few take, held against what a run then asks of the model."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from auditor.core.errors import AuditError
+from auditor.models.huggingface import traffic
+from auditor.records.folder import RunFolder
+from auditor.runs import quick
+from auditor.runs.quick import Pace, paced
+from auditor.runs.reporter import Silence
+from auditor.runs.run import run
+from auditor.runs.shelf import Shelf
+from tests.conftest import save_tiny
+
+MEMBERS, OTHERS = 30, 20
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("quick")
+    save_tiny(folder / "model")
+    for name, first, count in (("private", 0, MEMBERS), ("fresh", 100, OTHERS)):
+        codes = (f"ward {i % 7} bed {i * 37 % 97:02d} code {i * 7919 % 997:03d}" for i in range(first, first + count))
+        rows = (json.dumps({"prefix": text[:14], "suffix": text[14:]}) + "\n" for text in codes)
+        (folder / f"{name}.jsonl").write_text("".join(rows))
+    return folder
+
+
+def fitted(given: Path, seconds: float = 1e6, nonmembers: bool = True) -> tuple[quick.Plan, quick.Limits]:
+    fresh = str(given / "fresh.jsonl") if nonmembers else None
+    plan = quick.quick(str(given / "model"), str(given / "private.jsonl"), fresh, 0)
+    return quick.fitted(plan, Silence(), Shelf(), seconds, time.perf_counter())
+
+
+class Slow:
+    """A clock that only work moves: so many seconds for each text, and beside that for each time it is asked."""
+
+    def __init__(self, each: float, fixed: float) -> None:
+        self.now, self.each, self.fixed = 0.0, each, fixed
+
+    def work(self, n: int) -> None:
+        self.now += self.each * n + self.fixed
+
+
+@pytest.mark.parametrize(("each", "fixed"), [(0.5, 3.0), (0.5, 0.0)])
+def test_what_a_text_takes_is_told_from_what_a_batch_takes(
+    each: float, fixed: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Slow(each, fixed)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
+    found = paced(clock.work, 1000.0, 8)
+    assert (found.each, found.fixed) == pytest.approx((each, fixed))
+    assert found.of(20) == pytest.approx(20 * each + 3 * fixed)
+    slow = paced(clock.work, 1.0, 8)  # no time for a second look: all of it is laid on the text
+    assert (slow.each, slow.fixed) == pytest.approx((each + fixed, 0.0))
+
+
+@pytest.mark.parametrize("nonmembers", [True, False])
+def test_a_run_asks_as_much_as_was_planned_for(given: Path, tmp_path: Path, nonmembers: bool) -> None:
+    plan, _ = fitted(given, nonmembers=nonmembers)
+    assert plan.data.limit is None
+    before = traffic.tokens
+    run(plan, RunFolder.create(tmp_path / "run", "quick", plan.to_json()), Silence())
+    known = round(quick.KNOWN * MEMBERS)
+    reads, completions = quick.passes(MEMBERS - known, OTHERS if nonmembers else 0, known, nonmembers)
+    text = len("ward 0 bed 00 code 000") - 1
+    assert 0.9 < (traffic.tokens - before) / (text * (reads + completions)) < 1.2
+
+
+@pytest.fixture
+def takes_a_second(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Whatever the machine, a text takes so long."""
+
+    def set_to(each: float) -> None:
+        monkeypatch.setattr(quick, "paced", lambda work, seconds, at_once: Pace(each, 0.0, at_once))
+
+    return set_to
+
+
+def test_as_many_records_are_taken_as_fit(given: Path, takes_a_second: Callable[[float], None]) -> None:
+    takes_a_second(1.0)
+    seconds = sum(quick.passes(12, 12, 3, True)) / (1 - quick._AFTER) + 5
+    plan, (limit,) = fitted(given, seconds)
+    assert plan.data.limit == 12 and limit.startswith(f"12 of {MEMBERS} records checked")
+    more, (limit,) = fitted(given, 1.5 * seconds)
+    assert more.data.limit is not None and more.data.limit > 12
+    assert fitted(given, 10 * seconds)[1] == ()
+
+
+def test_a_model_that_is_too_slow_is_refused_with_the_minutes_that_it_takes(
+    given: Path, takes_a_second: Callable[[float], None]
+) -> None:
+    takes_a_second(60.0)
+    with pytest.raises(AuditError, match=r"10 records can be checked in 2 min.*--minutes (\d+)") as refused:
+        fitted(given, 120)
+    minutes = float(str(refused.value).rpartition(" ")[2])
+    plan, _ = fitted(given, 60 * minutes)
+    assert plan.data.limit is not None and plan.data.limit >= quick.FEWEST
