@@ -162,17 +162,30 @@ class Section:
 
 
 @dataclass(frozen=True)
+class Standing:
+    """How severe it is with one target, in a word, and why; then what was measured of it, in a sentence."""
+
+    name: str
+    word: str
+    why: str
+    said: str
+
+
+@dataclass(frozen=True)
 class Document:
     title: str
     facts: Facts
     headline: str
     verdict: str
     sections: tuple[Section, ...]
-    kind: str = "Privacy audit of a language model"
+    kind: str = ""  # stands above the title, where that does not say it
     lead: str = "Verdict"
     source: str = "Rendered from the run folder alone"
     answers: Facts = ()  # the verdict by question; in its place where there is room for it
     warning: str = ""  # that it shows private text; without one, it shows none
+    doubts: tuple[str, ...] = ()  # what forbids a conclusion: said before anything else
+    standings: tuple[Standing, ...] = ()  # in the place of the headline and the verdict
+    rule: str = ""  # that the words of the standings follow
 
     @property
     def parts(self) -> tuple[tuple[str, tuple[Section, ...]], ...]:

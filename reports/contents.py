@@ -12,30 +12,33 @@ from auditor.core.counts import counted
 from auditor.core.result import AuditResult
 from auditor.gate.compare import Comparison
 from auditor.records.details import Details
+from auditor.records.signals import assess
 from auditor.records.texts import SecretText
 from auditor.reports import (
     advice,
     bracket,
-    changes,
     evidence,
     frontier,
     glance,
     inert,
     leaks,
     membership,
+    severity,
+    signals,
+    subject,
     terms,
     unlearning,
     untargeted,
     words,
 )
-from auditor.reports.blocks import Document, Facts, Section
-from auditor.reports.topics import BEFORE, CHECK, DECIDE, MEND, Material
-from auditor.reports.verdict import answers, headline, verdict
+from auditor.reports.blocks import Document, Facts, Section, Standing
+from auditor.reports.topics import CHECK, DECIDE, MEND, Material
+from auditor.reports.verdict import doubts, headline, summaries, verdict
 
 REVEALED = "This report shows private text (--reveal): keep it to yourself."
 PARTS = (
-    (DECIDE, (*glance.TOPICS, *frontier.TOPICS, *unlearning.TOPICS)),
-    (MEND, (*leaks.TOPICS, *untargeted.TOPICS, *advice.TOPICS)),
+    (DECIDE, (*advice.TOPICS, *glance.TOPICS, *frontier.TOPICS, *unlearning.TOPICS)),
+    (MEND, (*leaks.TOPICS, *untargeted.TOPICS)),
     (CHECK, (*evidence.TOPICS, *bracket.TOPICS, *membership.TOPICS, *terms.TOPICS)),
 )
 
@@ -51,10 +54,13 @@ def document(
     told = sorted((topic for _, topics in PARTS for topic in topics if topic.turn), key=lambda topic: topic.turn)
     made = ((topic, (topic.brief or topic.make)(material)) for topic in told)
     return Document(
-        title=material.result.name,
+        title=subject.line(material.result),
         facts=_masthead(material.result),
         headline=headline(material.result),
         verdict=verdict(material.result),
+        doubts=doubts(material.result),
+        standings=_standings(material.result),
+        rule=severity.RULE,
         sections=tuple(Section(topic.id, topic.title, tuple(blocks)) for topic, blocks in made if blocks),
         source="Rendered from result.json alone" if texts is None else "Rendered from result.json and texts.jsonl",
         warning="" if texts is None else REVEALED,
@@ -75,21 +81,33 @@ def page(
     made = ((part, topic, topic.make(material)) for part, topics in PARTS for topic in topics)
     compared = (("Compared with", inert.clean(since.runs[0])),) if since else ()
     return Document(
-        title=material.result.name,
+        title=subject.line(material.result),
         facts=(*_masthead(material.result), *compared),
         headline=headline(material.result),
         verdict=verdict(material.result),
         sections=tuple(Section(topic.id, topic.title, tuple(blocks), part) for part, topic, blocks in made if blocks),
         warning="" if texts is None else REVEALED,
-        answers=(*answers(material.result), *(((BEFORE, changes.headline(since)),) if since else ())),
+        doubts=doubts(material.result),
+        standings=_standings(material.result),
+        rule=severity.RULE,
     )
 
 
 def _masthead(result: AuditResult) -> Facts:
     n = result.benchmark
     return (
-        ("Benchmark", n.name),
-        ("Secrets", f"{counted(n.members, 'member')}, {counted(n.nonmembers, 'non-member')}"),
-        ("Run", result.created),
-        ("Made with", f"audit {result.tool_version}, seed {result.seed}"),
+        ("Attacked", subject.targets(result)),
+        ("For", f"{counted(n.members, 'member')}, {counted(n.nonmembers, 'non-member')}"),
+        ("Run", result.name),
+        ("Ended", result.created),
+        ("Seed", f"seed {result.seed}"),
+    )
+
+
+def _standings(result: AuditResult) -> tuple[Standing, ...]:
+    seen, said = assess(result), summaries(result)
+    stand = {target: severity.of(seen, target) for target in dict.fromkeys((*seen.targets, *said))}
+    return tuple(
+        Standing(signals.title(result, target), found.word, found.why, said.get(target, ""))
+        for target, found in stand.items()
     )

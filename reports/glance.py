@@ -6,9 +6,9 @@ from auditor.core.counts import counted
 from auditor.core.result import AuditResult
 from auditor.gate.compare import Comparison
 from auditor.reports import changes, personal, signals, words
-from auditor.reports.blocks import Block, Bullets, Forest, Paragraph
+from auditor.reports.blocks import Block, Bullets, FactList, Forest, Paragraph
 from auditor.reports.topics import BEFORE, Topic, span
-from auditor.reports.verdict import strongest
+from auditor.reports.verdict import answers, strongest
 
 
 def _glance(result: AuditResult) -> list[Block]:
@@ -26,7 +26,7 @@ def _since(since: Comparison) -> list[Block]:
     note = Paragraph(
         "Left of the line in the middle less leaks than before, right of it more; a bar that crosses it shows neither."
     )
-    return [Forest(changes.table(since), spans, -reach, reach), note]
+    return [Paragraph(changes.headline(since)), Forest(changes.table(since), spans, -reach, reach), note]
 
 
 def _limits(result: AuditResult) -> list[Block]:
@@ -63,5 +63,6 @@ def _limits(result: AuditResult) -> list[Block]:
 TOPICS = (
     Topic("glance", "Signal by signal", lambda m: _glance(m.result), turn=2),
     Topic("since", BEFORE, lambda m: _since(m.since) if m.since else ()),
+    Topic("answers", "The verdict in full", lambda m: (FactList("", answers(m.result)),)),
     Topic("limits", "What a good result does not mean", lambda m: _limits(m.result), turn=10),
 )

@@ -32,6 +32,7 @@ from auditor.reports.blocks import (
     Paragraph,
     Secrets,
     Section,
+    Standing,
     Table,
 )
 from auditor.reports.contents import document
@@ -39,7 +40,7 @@ from auditor.reports.inert import markdown as escape
 
 MOST = 32_000  # characters of a report; GitHub takes 65,536 in a comment, so a gate's decision has room beside it
 _MOST_TABLE, _MOST_TEXT, _MOST_CELL, _MOST_CLAIM, _MOST_CLAIMS, _MOST_POINTS = 6_000, 500, 160, 300, 3, 12
-_MOST_HEADLINE = 1_500
+_MOST_HEADLINE, _MOST_STANDINGS = 1_500, 8
 _AT_ONCE = ("advice", "glance", "results")  # sections that are not folded
 
 
@@ -58,8 +59,12 @@ def render(
     doc = document(result, details, texts)
     shown = [section for section in doc.sections if section.id in _AT_ONCE]
     rest = [section for section in doc.sections if section.id not in _AT_ONCE]
-    parts = [f"## {escape(f'{doc.kind}: {words.shorten(doc.title, _MOST_CELL)}')}"]
-    parts += [f"**{escape(text)}**" for text in (doc.warning, words.shorten(doc.headline, _MOST_HEADLINE)) if text]
+    parts = [f"## {escape(words.shorten(doc.title, _MOST_TEXT))}", f"**{escape(doc.warning)}**" if doc.warning else ""]
+    parts += [f"**{escape(words.shorten(' '.join(doc.doubts), _MOST_HEADLINE))}**"] if doc.doubts else []
+    parts += ["\n".join(map(_standing, doc.standings[:_MOST_STANDINGS]))]
+    left = len(doc.standings) - _MOST_STANDINGS
+    parts += [f"… and {counted(left, 'more target')}, in report.html."] if left > 0 else []
+    parts += [escape(doc.rule)]
     for section in shown:
         parts += [f"### {escape(section.title)}", *_at_once(section)]
     parts += [escape(words.shorten(" · ".join(text for _, text in doc.facts), _MOST_TEXT))]
@@ -71,6 +76,12 @@ def render(
     notes = tuple(block for section in shown for block in section.blocks if isinstance(block, Paragraph))
     folded = [Section("verdict", "The verdict in full", (Paragraph(doc.verdict),)), *rest]
     return _filled(parts, [*folded, Section("reading", "How to read this", notes)])
+
+
+def _standing(standing: Standing) -> str:
+    why, said = words.shorten(standing.why, _MOST_CLAIM), words.shorten(standing.said, _MOST_TEXT)
+    opening = f"{escape(words.shorten(standing.name, _MOST_CELL))}: **{standing.word}**"
+    return f"- {opening}: {escape(why)}. {escape(said)}".rstrip()
 
 
 def _at_once(section: Section) -> list[str]:

@@ -20,18 +20,24 @@ from auditor.statistics.metrics import RECALL
 
 def headline(result: AuditResult) -> str:
     """A sentence a target: whether it leaks and by what. First, what forbids a conclusion from what was not seen."""
+    return " ".join((*doubts(result), *summaries(result).values()))
+
+
+def doubts(result: AuditResult) -> tuple[str, ...]:
+    """What forbids a conclusion from what was not seen, a sentence each."""
+    return tuple(doubt.sentence for doubt in signals.doubts(assess(result)))
+
+
+def summaries(result: AuditResult) -> dict[str, str]:
+    """By target, what leaks of it, in a sentence; of the undefended one also where it was not attacked."""
     seen = assess(result)
-    against = [doubt.sentence for doubt in signals.doubts(seen)]
-    return " ".join((*against, *(signals.summary(result, seen, target) for target in _told(seen)), *_no_target(seen)))
+    told = {target: signals.summary(result, seen, target) for target in _told(seen)}
+    return told if UNDEFENDED in told else {**told, UNDEFENDED: "Nothing was measured on the undefended model."}
 
 
 def _told(seen: Assessment) -> list[str]:
     """The targets that anything was measured of, or the undefended one, which is always told of."""
     return [target for target in seen.targets if target == UNDEFENDED or seen.tested(target)]
-
-
-def _no_target(seen: Assessment) -> list[str]:
-    return [] if UNDEFENDED in seen.targets else ["Nothing was measured on the undefended model."]
 
 
 def verdict(result: AuditResult) -> str:

@@ -281,6 +281,7 @@ class AuditResult:
     seed: int
     family: str = ""  # architecture and vocabulary of the attacked model; "": an older record
     weights: dict[str, str] = field(default_factory=dict)  # "model/model.safetensors" -> SHA-256; empty in the lab
+    base: str = ""  # of an adapter that is attacked, the model that it is for; "": a whole model, or an older record
     prefix_token: str = ""  # what stood before every text, and why, in words; "": an older record, where nothing did
     frontiers: tuple[Frontier, ...] = ()  # by measure of leakage; none where fewer than two defenses were measured
     unlearning: tuple[Unlearning, ...] = ()

@@ -98,6 +98,10 @@ class OwnSite(Site):
         return self._wanted[0].network
 
     @property
+    def base(self) -> str:
+        return "" if self._base is None else self._base[0]
+
+    @property
     def distribution(self) -> bool:
         """Whether the model gives whole next-token distributions."""
         return self._wanted[0].distribution

@@ -96,6 +96,7 @@ def run(
         seed=plan.seed,
         family=targets.undefended.model.family,
         weights=loaded,
+        base=site.base,
         prefix_token=audit.prefix_token.said,
         methods={name: kind.measures for name, kind in {**registry.attacks_and_probes(), **selection.named}.items()},
     )

@@ -82,6 +82,11 @@ class Site(ABC):
         """Whether the model is asked over a network: its budget and its answers have one owner."""
         return False
 
+    @property
+    def base(self) -> str:
+        """Of an adapter that is attacked, the model that it is for; "": a whole model."""
+        return ""
+
     def check_model(self) -> None:  # noqa: B027 - most places have one of their own
         """Refuses a model that cannot be had as the plan says, before anything is loaded. Raises AuditError."""
 

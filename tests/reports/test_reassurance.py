@@ -18,7 +18,8 @@ from rich.console import Console
 
 from auditor.core.result import AuditResult, BenchmarkRecord, Doubt, Finding, Measurement, TargetRecord
 from auditor.records.details import Details
-from auditor.reports import advice, edpb, history, markdown, verdict, words
+from auditor.records.signals import assess
+from auditor.reports import advice, edpb, history, markdown, severity, verdict, words
 from auditor.reports.screen import first_screen
 from auditor.reports.terminal import summary
 from auditor.statistics.intervals import clopper_pearson, excess_mean
@@ -81,6 +82,8 @@ def sentences(result: AuditResult) -> Iterator[tuple[str, str]]:
     yield "screen", " ".join(first_screen(result, Path("runs/own")).plain.split())
     yield "headline", verdict.headline(result)
     yield "verdict", verdict.verdict(result)
+    seen = assess(result)
+    yield "severity", " ".join(severity.of(seen, target).word for target in seen.targets)
     yield "advise", " ".join(f"{one.kind}: {one.said}" for one in advice.advice(result, Details()))
     yield "history", " ".join(history._most(result, target.name) for target in result.targets)
     yield "EDPB", edpb._concluded(edpb.EdpbEvidence(result, "digest"))
@@ -211,7 +214,7 @@ def test_what_is_clean_is_said_to_be_with_what_it_would_have_taken() -> None:
         row("membership", auc(0.5, 0.44, 0.56)),
     )
     for where, text in told(result).items():
-        assert "no leakage seen" in text or where in ("verdict", "answers"), (where, text)
+        assert "no leakage seen" in text or where in ("verdict", "answers", "severity"), (where, text)
     said = told(result)["verdict"]
     assert "Would have been shown: verbatim extraction from 12%, membership from 0.560." in said
     assert "| Membership | white-box | not shown |" in markdown.render(result)

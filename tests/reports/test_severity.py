@@ -1,0 +1,141 @@
+"""The word for how severe it is: what is shown decides, and whatever is open forbids the reassuring one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from auditor.core.result import AuditResult, Doubt, Measurement
+from auditor.records.signals import (
+    AUDITED,
+    GREEDILY,
+    KINDS,
+    MEMBERSHIP,
+    NOT_SHOWN,
+    NOT_TESTED,
+    PERSONAL,
+    SETTINGS,
+    SHOWN,
+    VERBATIM,
+    Assessment,
+    Kind,
+    Signal,
+    Status,
+)
+from auditor.reports import html, markdown, severity
+from auditor.reports.severity import HIGH, MODERATE, NONE, OPEN, RULE, TEXT, WORDS
+
+MEASURED = Measurement("any", 0.1, 0.0, 0.2, 60)
+
+
+def signal(kind: Kind, status: Status, setting: str = "worst", suspected: bool = False, target: str = "t") -> Signal:
+    measured = None if status == NOT_TESTED else MEASURED
+    return Signal(kind, target, setting, status, measured, suspected=suspected and status == NOT_SHOWN)
+
+
+def seen(*signals: Signal, doubts: tuple[Doubt, ...] = (), contradictions: tuple[Doubt, ...] = ()) -> Assessment:
+    return Assessment(signals, {"t": contradictions}, {"t": doubts})
+
+
+SIGNALS = st.builds(
+    signal,
+    st.sampled_from(KINDS),
+    st.sampled_from((SHOWN, NOT_SHOWN, NOT_TESTED)),
+    st.sampled_from((*SETTINGS, "")),
+    st.booleans(),
+)
+DOUBTS = st.lists(st.just(Doubt("answers", "A filter.")), max_size=1).map(tuple)
+ASSESSED = st.builds(
+    lambda signals, doubts, contradictions: seen(*signals, doubts=doubts, contradictions=contradictions),
+    st.lists(SIGNALS, max_size=8),
+    DOUBTS,
+    DOUBTS,
+)
+CLEAN = seen(*(signal(kind, NOT_SHOWN) for kind in KINDS))
+
+
+def rank(found: Assessment) -> int:
+    return WORDS.index(severity.of(found, "t").word)
+
+
+@given(ASSESSED)
+@example(CLEAN)
+def test_the_reassuring_word_stands_only_where_all_was_tested_and_nothing_is_open(found: Assessment) -> None:
+    stands = severity.of(found, "t").word == NONE
+    clean = all(s.status == NOT_SHOWN and not s.suspected for s in found.signals)
+    assert stands == (clean and bool(found.signals) and not found.against("t"))
+    assert not stands or found.reassures("t")
+
+
+@given(ASSESSED)
+def test_what_is_shown_decides_and_text_before_all_else(found: Assessment) -> None:
+    shown = {s.kind for s in found.shown("t")}
+    assert (severity.of(found, "t").word == HIGH) == bool(shown & TEXT)
+    assert (severity.of(found, "t").word == MODERATE) == bool(shown and not shown & TEXT)
+
+
+@given(ASSESSED, SIGNALS, st.booleans())
+def test_nothing_that_is_added_makes_it_milder(found: Assessment, more: Signal, doubt: bool) -> None:
+    assume(found.signals)  # of nothing nothing follows: one clean signal may say more than none
+    worse = replace(found, signals=(*found.signals, more))
+    assert rank(worse) >= rank(found)
+    if doubt:
+        assert rank(replace(worse, doubts={"t": (Doubt("answers", "A filter."),)})) >= max(rank(worse), 1)
+
+
+@given(ASSESSED, st.permutations(range(8)))
+def test_neither_the_order_nor_another_target_matters(found: Assessment, order: list[int]) -> None:
+    mixed = [found.signals[i] for i in order if i < len(found.signals)]
+    beside = signal(VERBATIM, SHOWN, target="another")
+    assert severity.of(replace(found, signals=(beside, *mixed)), "t").word == severity.of(found, "t").word
+
+
+@given(ASSESSED)
+def test_an_open_result_says_all_that_is_open(found: Assessment) -> None:
+    stands = severity.of(found, "t")
+    assume(stands.word == OPEN and found.tested("t"))
+    untested = len({s.kind for s in found.signals if s.status == NOT_TESTED})
+    assert (f"{untested} of " in stands.why) == bool(untested)
+    assert ("reason to doubt" in stands.why) == bool(found.against("t"))
+    assert ("not significant" in stands.why) == any(s.suspected for s in found.signals)
+
+
+@pytest.mark.parametrize(
+    ("found", "word", "why"),
+    [
+        (seen(signal(VERBATIM, SHOWN)), HIGH, "text of training records is extracted with white-box access"),
+        (
+            seen(signal(GREEDILY, SHOWN, ""), signal(PERSONAL, SHOWN, "claim")),
+            HIGH,
+            "text of training records is extracted by greedy decoding and with text-only access, personal data among "
+            "it",
+        ),
+        (
+            seen(signal(VERBATIM, NOT_SHOWN), signal(MEMBERSHIP, SHOWN), signal(AUDITED, SHOWN, "claim")),
+            MODERATE,
+            "no text is shown to be extracted, but something else is above its baseline: membership, audited epsilon",
+        ),
+        (
+            seen(signal(VERBATIM, NOT_SHOWN, suspected=True), signal(MEMBERSHIP, NOT_TESTED, "")),
+            OPEN,
+            "no signal is shown, but something was seen that is not significant (verbatim extraction), 1 of 2 signals "
+            "were not tested",
+        ),
+        (seen(signal(VERBATIM, NOT_TESTED, "")), OPEN, "no signal is shown, but nothing was measured"),
+        (CLEAN, NONE, "every signal was tested and none is shown, down to the smallest that this run can show"),
+    ],
+)
+def test_what_is_said(found: Assessment, word: str, why: str) -> None:
+    assert severity.of(found, "t") == severity.Severity(word, why)  # type: ignore[arg-type]
+
+
+def test_the_rule_stands_beside_the_word_in_both_reports(result: AuditResult) -> None:
+    page, text = html.render(result), markdown.render(result)
+    assert "<strong>High</strong>: text of training records is extracted" in page and RULE in page
+    assert "- Undefended: **high**: text of training records is extracted" in text and RULE in text
+    assert all(word.capitalize() in RULE for word in WORDS)
+    for said in (page[page.index("<main>") :], text):
+        assert said.index("text of training records") < said.index("What to do now") < said.index("Signal by signal")
