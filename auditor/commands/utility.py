@@ -78,12 +78,13 @@ def utility(
     console.quiet()
     from auditor.records.folder import new_folder
     from auditor.utility import measure, tradeoff
+    from auditor.utility.points import points
 
     asked = measure.UtilityPlan(wanted, measure.Settings(**vars(settings)), swept)
-    points = measure.points(wanted, swept)
+    name = tradeoff.name_of(points(wanted, swept))
     with console.terminal() as reporter:
         result, examples = measure.measure(asked, reporter, text or [], reveal)
-    _show(out or new_folder(tradeoff.name_of(points)), result, examples)
+    _show(out or new_folder(name), result, examples)
 
 
 def _show(folder: Path, result: Utility, examples: list[Example]) -> None:

@@ -6,102 +6,29 @@ model has no place for. Whatever a library raises here becomes one sentence. Kno
 
 from __future__ import annotations
 
-import json
-import re
-import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
 
-import torch
-from peft import PeftConfig, PeftModel
+from peft import PeftConfig
 from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
     AutoTokenizer,
-    BitsAndBytesConfig,
-    PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
-from transformers.utils import cached_file, is_bitsandbytes_available
 
 from auditor.core.errors import AuditError, library_errors
-from auditor.core.plan_fields import AUTO
 from auditor.core.plan_parts import LoadingOptions
 from auditor.models import self_check
+from auditor.models.adapters import make_room, with_adapter_of
 from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.weights import DTYPES, FORMATS, read_weights
 
-Kind = Literal["causal", "masked"]
-
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenizer.model")
-_AUTO: Mapping[Kind, tuple[Any, Mapping[str, Any]]] = {
-    "causal": (AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
-    "masked": (AutoModelForMaskedLM, MODEL_FOR_MASKED_LM_MAPPING_NAMES),
-}
-# Models that predict no token, by what their architecture is called.
-_OTHERS = {
-    "SequenceClassification": "a classifier of texts",
-    "TokenClassification": "a classifier of tokens",
-    "QuestionAnswering": "a model that marks answers",
-    "MultipleChoice": "a model that chooses among answers",
-    "NextSentencePrediction": "a model that classifies pairs of sentences",
-    "ElectraForPreTraining": "a discriminator, which tells replaced tokens from true ones",
-}
-# Models that read more of a text than its tokens, by their type: what they are told beside it.
-_MORE_THAN_TOKENS = {"layoutlm": "where on a page each word stands", "tapas": "which cell of a table each token is in"}
-# Names that wrappers leave anywhere: torch.compile, fully sharded, recomputed activations, DeepSpeed; and in front of
-# all, where no module of the model's own is called so: data parallel, Opacus.
-_ANYWHERE = r"(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\."
-_IN_FRONT = rf"^(?:{_ANYWHERE}|_?module\.)+"
-_WRAPPER = re.compile(rf"{_IN_FRONT}|(?<=\.)(?:{_ANYWHERE})+")
-# As transformers takes it, which applies each pattern to one place of a name: three behind the front.
-_WRAPPED = {_IN_FRONT: "", **{rf"(\.)(?:{_ANYWHERE}){{1,{most}}}": r"\1" for most in (9, 8, 7)}}
-# Weights that say nothing of the distribution: constants that older versions stored, poolers and heads beside the
-# language model's, what reads pictures and sound.
-_HARMLESS = re.compile(
-    r"(^|\.)(inv_freq|masked_bias|position_ids|attn\.bias|attention\.bias|pooler\..*|cls\.seq_relationship\..*"
-    r"|v_head\..*|(vision_tower|vision_model|visual|audio_tower|multi_modal_projector|embed_vision|embed_audio)\..*)$"
-)
-# Where transformers looks for weights, in its order: one file or its shards.
-_FORMATS = (
-    ("model.safetensors", "model.safetensors.index.json"),
-    ("pytorch_model.bin", "pytorch_model.bin.index.json"),
-)
 _ADAPTER = "adapter_config.json"
-_OURS = ("config", "ignore_mismatched_sizes", "output_loading_info", "state_dict", "revision", "trust_remote_code")
-# Names in adapters that PEFT puts in place itself, or fails: the rows of a prompt, and second copies of whole modules.
-_PLACED_BY_PEFT = re.compile(r"^prompt_embeddings$|\.modules_to_save\.(weight|bias)$")
-_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")  # of transformers and accelerate
-_SHOWN = 3  # names of weights in a sentence
 
 
 DEFAULTS = LoadingOptions()
-
-
-def place(device: str) -> torch.device:
-    """Where models go. `auto`: the accelerator, where there is one. Raises AuditError for what is not there."""
-    best = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if device == AUTO:
-        return best or torch.device("cpu")
-    try:
-        asked = torch.device(device)
-    except RuntimeError:
-        raise AuditError(f"expected --device as auto, cpu, cuda, cuda:N or mps, got {device!r}") from None
-    if asked.type == "cpu":
-        return asked
-    count = torch.accelerator.device_count() if best is not None and best.type == asked.type else 0
-    if (asked.index or 0) >= count:
-        there = f"{count} of {asked.type}" if count else "none"
-        raise AuditError(
-            f"expected {asked} to be there for --device {device}, got a machine with {there}; --device auto takes the "
-            "best that is there"
-        )
-    return asked
 
 
 def load(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceModel:
@@ -125,7 +52,7 @@ def load(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceModel:
         below = replace(options, revision=None if options.base else config.revision, base=None)
         with library_errors(f"cannot load {base!r}, the base of the adapter {name!r} (--base MODEL names another)"):
             read = read_weights("causal", base, below)
-        _make_room(read.model, Path(name))
+        make_room(read.model, Path(name))
         model = with_adapter_of(read.model, name)
         tokenizer = tokenizer_beside(name, options) or tokenizer_beside(base, below)
         notes = read.notes
@@ -166,7 +93,7 @@ def _base_of(name: str, config: PeftConfig, options: LoadingOptions) -> str:
 
 def _refuse_both(folder: Path) -> None:
     """Raises AuditError for a folder with an adapter and a whole model: nobody can tell which of them is meant."""
-    whole = next((file for names in _FORMATS for file in names if (folder / file).is_file()), None)
+    whole = next((file for names in FORMATS for file in names if (folder / file).is_file()), None)
     if whole is not None:
         raise AuditError(
             f"expected either an adapter or a whole model in {str(folder)!r}, got {_ADAPTER} beside {whole}: leave in "
@@ -183,282 +110,10 @@ def _is_path(name: str) -> bool:
 # --- whole models -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Weights:
-    """A model with all the weights that its files hold. notes: what had to be done to them, in sentences."""
-
-    model: PreTrainedModel
-    notes: tuple[str, ...] = ()
-
-
-def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
-    """A model on its device, every weight of which was read.
-
-    Raises AuditError for another kind of model, and for weights that are missing, of another shape or of another model.
-    """
-    device = place(options.device)
-    auto, known = _AUTO[kind]
-    config = AutoConfig.from_pretrained(name, **options.hub)
-    _refuse_others(kind, name, config, options, known)
-    notes = _which_set(name)
-    own = {**_model_args(_with_bits(options)), **_device_map(options)}
-    if getattr(config, "quantization_config", None) or "quantization_config" in own:
-        own.setdefault("device_map", {"": device})  # quantised weights are made where they stay
-    own = {**own, **options.hub, "config": config, "dtype": DTYPES[options.dtype]}
-
-    def read(renamed: Mapping[str, str] | None) -> tuple[PreTrainedModel, dict[str, Any]]:
-        found: tuple[PreTrainedModel, dict[str, Any]] = auto.from_pretrained(
-            name, **own, output_loading_info=True, ignore_mismatched_sizes=True, key_mapping=renamed
-        )
-        return found
-
-    model, info = read(None)
-    wrappers = _wrappers(info["unexpected_keys"])
-    if wrappers:
-        model, info = read(_WRAPPED)
-        notes += (f"{name}: its weights are named by what wrapped the model in training ({wrappers}): read without",)
-    check_weights(name, info["missing_keys"], info["unexpected_keys"], info["mismatched_keys"])
-    notes += _as_saved(kind, name, config, options)
-    return Weights(model if "device_map" in own else model.to(device), notes)  # type: ignore[arg-type]
-
-
-def _as_saved(kind: Kind, name: str, config: Any, options: LoadingOptions) -> tuple[str, ...]:
-    """What to say of a model that is asked otherwise than its files say: in another precision, or as another kind."""
-    notes = []
-    said = " ".join(getattr(config, "architectures", None) or ())
-    if kind == "causal" and "MaskedLM" in said:
-        notes.append(f"{name}: it is a {said} with is_decoder=true: asked as a causal LM")
-    saved = str(getattr(config, "dtype", None) or "").removeprefix("torch.")
-    if saved in DTYPES and saved != options.dtype:
-        notes.append(
-            f"{name}: its weights were saved in {saved} and run in {options.dtype}; served in {saved} "
-            f"(--dtype {saved}) it rounds otherwise"
-        )
-    return tuple(notes)
-
-
-def _which_set(name: str) -> tuple[str, ...]:
-    """What to say of a folder that holds its weights in two formats: one of the sets may be stale.
-
-    Raises AuditError for one file beside shards of the same format: saving one does not remove the other, and which of
-    them is the model nobody can tell.
-    """
-    held = [[file for file in names if (Path(name) / file).is_file()] for names in _FORMATS]
-    for files in held:
-        if len(files) > 1:
-            raise AuditError(
-                f"expected one set of weights in {name!r}, got {' and '.join(files)}: remove the one that is stale"
-            )
-    if all(held):
-        return (f"{name}: it holds weights in two formats, {held[0][0]} and {held[1][0]}, which were not compared",)
-    return ()
-
-
-def check_weights(
-    name: str,
-    missing: Collection[str],
-    unexpected: Collection[str],
-    mismatched: Collection[tuple[str, Any, Any]] = (),
-    of: str = "model",
-) -> None:
-    """Raises AuditError, which names them, for weights that files lack, that do not fit or that have no place."""
-    missing = set(missing) - {key for key, _, _ in mismatched}
-    strangers = sorted(key for key in unexpected if not _HARMLESS.search(key))
-    if mismatched:
-        key, found, wanted = min(mismatched)
-        raise AuditError(
-            f"expected the weights of {name!r} to have the shapes that its configuration gives, "
-            f"but {key} is {_shape(found)}, not {_shape(wanted)}"
-        )
-    if missing:
-        beside = f"; it has others, as {strangers[0]}" if strangers else ""
-        raise AuditError(f"expected all weights of the {of} in {name!r}, but it lacks {_listed(missing)}{beside}")
-    if strangers:
-        raise AuditError(
-            f"expected the weights of {name!r} to be those of the {of}, but it has no place for {_listed(strangers)}"
-        )
-
-
-def _listed(keys: Collection[str]) -> str:
-    shown, rest = sorted(keys)[:_SHOWN], len(keys) - _SHOWN
-    return ", ".join(shown) + (f" and {rest} more" if rest > 0 else "")
-
-
-def _shape(sizes: Any) -> str:
-    return " x ".join(str(size) for size in sizes)
-
-
-def _wrappers(keys: Collection[str]) -> str:
-    """The names that wrappers left in these, in words; "" for none."""
-    return ", ".join(sorted({found for key in keys for found in _WRAPPER.findall(key)}))
-
-
-def _refuse_others(kind: Kind, name: str, config: Any, options: LoadingOptions, known: Collection[str]) -> None:
-    """What is neither a causal nor a masked LM, in plain words: transformers would make the missing half up.
-
-    A masked LM would load as a causal one that sees the tokens it is asked for. Raises AuditError.
-    """
-    expected = f"expected a {kind} LM, got {name!r},"
-    said = " ".join(getattr(config, "architectures", None) or ())
-    if getattr(config, "is_encoder_decoder", False):
-        raise AuditError(f"{expected} an encoder-decoder ({config.model_type}), which no attack here can ask")
-    for word, what in _OTHERS.items():
-        if word in said:
-            raise AuditError(f"{expected} {what} ({said})")
-    if kind == "causal" and "MaskedLM" in said and not getattr(config, "is_decoder", False):
-        raise AuditError(f"{expected} a masked one ({said})")
-    if config.model_type not in known and f"AutoModelFor{kind.title()}LM" not in (
-        getattr(config, "auto_map", None) or {}
-    ):
-        raise AuditError(f"{expected} a model of type {config.model_type!r}, of which transformers has no {kind} LM")
-    more = _read_beside(config)
-    if more:
-        raise AuditError(f"{expected} a model ({config.model_type}) that must be told {more}, beside the text")
-    if cached_file(name, "modules.json", revision=options.revision, _raise_exceptions_for_missing_entries=False):
-        raise AuditError(f"{expected} an embedding model (it has the modules.json of sentence-transformers)")
-
-
-def _read_beside(config: Any) -> str:
-    """What the model must be told of a text beside its tokens, in words; "" for nothing.
-
-    Such models answer without it too, as they were never trained to.
-    """
-    if config.model_type == "roc_bert" and (config.enable_shape or config.enable_pronunciation):
-        return "how each character looks and sounds"
-    if config.model_type in ("xlm", "flaubert") and config.n_langs > 1 and config.use_lang_emb:
-        return f"which of {config.n_langs} languages each token is of"
-    return _MORE_THAN_TOKENS.get(config.model_type, "")
-
-
 # --- what --model-arg gives -------------------------------------------------------------------------------------------
 
 
-def _model_args(given: Mapping[str, Any]) -> dict[str, Any]:
-    """`--model-arg` as keyword arguments of `from_pretrained`. A value that parses as JSON is JSON: `true` is a bool.
-
-    Raises AuditError for what has a flag of its own, and for quantisation without its library.
-    """
-    own = {key: _value(value) for key, value in given.items()}
-    for key in own:
-        if key in ("dtype", "torch_dtype"):
-            raise AuditError(f"expected --dtype in place of --model-arg {key}={given[key]}")
-        if key in _OURS:
-            raise AuditError(f"--model-arg {key} is not yours to give: it is set from other flags, or by the tool")
-    bits = {key: own.pop(key) for key in ("load_in_4bit", "load_in_8bit") if key in own}
-    if any(bits.values()):
-        if "quantization_config" in own:
-            raise AuditError(f"expected either {' and '.join(bits)} or quantization_config, got both")
-        own["quantization_config"] = bits
-    asked = own.get("quantization_config")
-    if asked is not None and not isinstance(asked, dict):
-        raise AuditError(f"expected --model-arg quantization_config={{...}}, a JSON object, got {asked!r}")
-    if asked is not None and (bits or asked.get("quant_method", "bitsandbytes") == "bitsandbytes"):
-        if not is_bitsandbytes_available():
-            raise AuditError("loading in 4 or 8 bits needs bitsandbytes: pip install 'audit-lm[quantised]'")
-        asked = {key: value for key, value in asked.items() if key != "quant_method"}
-        own["quantization_config"] = BitsAndBytesConfig(**asked)
-    return own
-
-
-def _with_bits(options: LoadingOptions) -> Mapping[str, Any]:
-    """`--model-arg` with what `--quantise` says. Raises AuditError where both say something."""
-    if options.quantise is None:
-        return options.model_args
-    for name in ("load_in_4bit", "load_in_8bit", "quantization_config"):
-        if name in options.model_args:
-            raise AuditError(f"expected either --quantise or --model-arg {name}, got both")
-    return {**options.model_args, f"load_in_{options.quantise}": "true"}
-
-
-def _device_map(options: LoadingOptions) -> dict[str, Any]:
-    """`--device-map` as `from_pretrained` takes it. Raises AuditError for what is none."""
-    if options.device_map is None:
-        return {}
-    if "device_map" in options.model_args:
-        raise AuditError("expected either --device-map or --model-arg device_map, got both")
-    read = _value(options.device_map)
-    if read not in _MAPS and not (isinstance(read, dict) and read):
-        raise AuditError(
-            f"expected --device-map as {', '.join(_MAPS)} or a JSON object of parts and places, got "
-            f"{options.device_map!r}"
-        )
-    return {"device_map": read}
-
-
-def _value(given: Any) -> Any:
-    if not isinstance(given, str):
-        return given
-    try:
-        return json.loads(given)
-    except ValueError:
-        return {"True": True, "False": False}.get(given, given)
-
-
 # --- adapters ---------------------------------------------------------------------------------------------------------
-
-
-def with_adapter_of(base: Any, folder: str, adapter: str = "default", onto: Any = None) -> Any:
-    """The base with the PEFT adapter of this folder, or `onto` with one more. The base is changed in place.
-
-    Raises AuditError for an adapter that is not of this base: one whose weights have no place in it, or lack some.
-    """
-    _refuse_other_base(folder, PeftConfig.from_pretrained(folder), base)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Found missing adapter keys")  # it becomes a refusal below
-        if onto is None:
-            onto = PeftModel.from_pretrained(base, folder, adapter_name=adapter)
-        # Read (again): only this tells what had no place.
-        found = onto.load_adapter(folder, adapter_name=adapter)
-        others = found.unexpected_keys
-        if _wrappers(others) and all(key.startswith("base_model.") for key in others):
-            found = onto.load_adapter(folder, adapter_name=adapter, key_mapping=_WRAPPED)
-    strangers = [key for key in found.unexpected_keys if not _PLACED_BY_PEFT.search(key)]
-    check_weights(folder, _never_read(onto, found.missing_keys), strangers, of="adapter on its base")
-    return onto
-
-
-def _never_read(model: Any, missing: Collection[str]) -> list[str]:
-    """Those of the missing weights that no other name of the same tensor was read for (vector banks are shared)."""
-    tensors = dict(model.named_parameters(remove_duplicate=False)) if missing else {}
-    read = {id(tensor) for name, tensor in tensors.items() if name not in missing}
-    return [name for name in missing if id(tensors.get(name)) not in read]
-
-
-def _refuse_other_base(adapter: str, config: PeftConfig, base: PreTrainedModel) -> None:
-    """A prompt fits any model that is no smaller than its own, so that its sizes are compared. Raises AuditError."""
-    text = base.config.get_text_config(decoder=True)
-    wide = None if config.peft_type == "PREFIX_TUNING" else getattr(config, "token_dim", None)  # narrower: shared keys
-    for what, said, own in (
-        ("layers", getattr(config, "num_layers", None), text.num_hidden_layers),
-        ("hidden units", wide, text.hidden_size),
-    ):
-        if said is not None and said != own:
-            raise AuditError(
-                f"expected the base of {adapter!r} to have {said} {what}, got {base.name_or_path!r} with {own}"
-            )
-
-
-def _make_room(base: Any, adapter: Path) -> None:
-    """Gives the base as many tokens as an adapter has that was trained with more of them, and holds their rows."""
-    rows = _embedding_rows(adapter, base)
-    if rows is not None and rows != base.get_input_embeddings().weight.shape[0]:
-        base.resize_token_embeddings(rows, mean_resizing=False)
-
-
-def _embedding_rows(adapter: Path, base: Any) -> int | None:
-    """How many tokens the embedding matrix has that is kept in an adapter; None where it keeps none."""
-    from safetensors import safe_open
-
-    file = adapter / "adapter_model.safetensors"
-    own = base.get_input_embeddings()
-    name = next((key for key, module in base.named_modules() if module is own), None)
-    if name is None or not file.is_file():
-        return None
-    with safe_open(str(file), framework="pt") as held:
-        for key in held.keys():  # noqa: SIM118 - no mapping: it has no iterator
-            if re.search(rf"(^|\.){re.escape(name)}\.(modules_to_save\.)?weight$", key):
-                return int(held.get_slice(key).get_shape()[0])
-    return None
 
 
 # --- beside the weights -----------------------------------------------------------------------------------------------

@@ -19,11 +19,11 @@ from transformers.cache_utils import Cache
 from transformers.pytorch_utils import Conv1D
 
 from auditor.core.errors import AuditError, library_errors
+from auditor.models.adapters import with_adapter_of
 from auditor.models.base import Rows
 from auditor.models.caches import OwnCache
 from auditor.models.ensemble import _ENSEMBLE, Ensemble, Members
 from auditor.models.huggingface import HuggingFaceModel, spread
-from auditor.models.loading import with_adapter_of
 from auditor.models.shards import WHOLE, read_ensemble, read_shard, whole_adapter
 from auditor.models.slots import SlotLayer
 

@@ -18,8 +18,9 @@ from auditor.core.errors import AuditError
 from auditor.core.plan_parts import LoadingOptions
 from auditor.models.agreement import distance
 from auditor.models.huggingface import positions
-from auditor.models.loading import DEFAULTS, load_errors, read_weights, tokenizer_beside
+from auditor.models.loading import DEFAULTS, load_errors, tokenizer_beside
 from auditor.models.self_check import AT_LOAD, marks, tolerance
+from auditor.models.weights import read_weights
 
 _LONGEST = 1024  # tokens of a text that a model is tried on when it is loaded
 _SEED = 20_240_229  # of the random tokens: any number

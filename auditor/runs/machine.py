@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from auditor.core import threads
-from auditor.models.loading import place
+from auditor.models.weights import place
 
 
 def environment(device: str) -> dict[str, str]:

@@ -9,7 +9,8 @@ from typing import Any
 
 from auditor.core.result import Measurement
 from auditor.records.contrasts import Replicates
-from auditor.utility.measure import DefensePoint, Utility, UtilityRow
+from auditor.utility.measure import Utility, UtilityRow
+from auditor.utility.points import DefensePoint
 from auditor.utility.tradeoff import NAME
 
 

@@ -13,7 +13,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache, partial
-from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,29 +23,29 @@ from scipy.special import logsumexp, softmax
 from auditor import __version__
 from auditor.benchmarks.files import read_texts
 from auditor.benchmarks.lab import Lab
-from auditor.core.errors import AuditError, unknown
+from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
-from auditor.core.nouns import UNDEFENDED, Claim, Pair
+from auditor.core.nouns import Claim, Pair
 from auditor.core.plan import Plan
-from auditor.core.plan_fields import ATTACKS, AUTO
+from auditor.core.plan_fields import AUTO
 from auditor.core.result import Measurement
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load
 from auditor.models.lora import load_ensemble
 from auditor.models.masked import kind_of, load_masked
-from auditor.plugins import registry
 from auditor.plugins.defense import Defense
-from auditor.plugins.options import build, options_of, title_of
+from auditor.plugins.options import title_of
 from auditor.plugins.trainer import Trainer
 from auditor.runs import plan_weights
 from auditor.runs.grid import called
-from auditor.runs.lab_site import defense_defaults, lab_recipe
+from auditor.runs.lab_site import lab_recipe
 from auditor.runs.machine import environment
-from auditor.runs.own_site import check_needs, trained_folder
-from auditor.runs.plan import check_general, make, options_for
+from auditor.runs.own_site import trained_folder
+from auditor.runs.plan import make
 from auditor.runs.prefix_token import choose
 from auditor.runs.reporter import Reporter
 from auditor.statistics import bootstrap
+from auditor.utility.points import DefensePoint, points
 from auditor.utility.subjects import CausalSubject, Example, MaskedSubject, ScoringOptions, Subject
 
 _RESAMPLES = 2000
@@ -101,18 +100,6 @@ def utility_plan(raw: Mapping[str, Any]) -> UtilityPlan:
 
 
 @dataclass(frozen=True)
-class DefensePoint:
-    """A defense at one point of the sweep; without one, the model as it is."""
-
-    defense: Defense | None = None
-    at: Mapping[str, Any] = field(default_factory=dict)  # swept option -> value
-
-    @property
-    def target(self) -> str:
-        return self.defense.name if self.defense else UNDEFENDED
-
-
-@dataclass(frozen=True)
 class UtilityRow:
     """One point's numbers. Epsilons in nats; None where nothing of the kind is claimed.
 
@@ -164,61 +151,6 @@ class Utility:
     environment: dict[str, str]
     seconds: float
     weights: dict[str, str] = field(default_factory=dict)  # "model/model.safetensors" -> SHA-256; empty in the lab
-
-
-# --- the points of a sweep --------------------------------------------------------------------------------------------
-
-
-def points(plan: Plan, sweep: Mapping[str, Sequence[Any]]) -> list[DefensePoint]:
-    """The model as it is, then each defense at each of its points. Raises AuditError for options nobody has."""
-    for path in plan.plugin:
-        registry.load_file(Path(path))
-    for name in plan.given(ATTACKS):
-        raise AuditError(f"{name} is about attacks: `audit utility` has no use of it")
-    known = registry.defenses()
-    for name in plan.defenses.defense:
-        if name not in known:
-            raise unknown("defense", name, known)
-    fields = {name: list(options_of(known[name])) for name in dict.fromkeys(plan.defenses.defense)}
-    check_general("-D", plan.defenses.defense_options, fields)
-    swept = _swept(sweep, fields)
-    made = [DefensePoint()]
-    for name, own in swept.items():
-        defaults = defense_defaults(lab_recipe(plan)).get(name, {}) if plan.target.lab else {}
-        options = options_for(name, plan.defenses.defense_options, defaults, fields[name])
-        for values in product(*own.values()):
-            at = dict(zip(own, values, strict=True))
-            made.append(DefensePoint(build("defense", known, name, {**options, **at}), at))
-    for point in made:
-        if point.defense and not plan.target.lab:
-            check_needs(point.defense, plan.target.public)
-            if "corpus" in point.defense.needs:
-                raise AuditError(
-                    f"--defense {point.defense.name} looks at what the model was trained on, which --data here need "
-                    "not be: audit run shows its perplexity"
-                )
-    return made
-
-
-def _swept(
-    sweep: Mapping[str, Sequence[Any]], fields: Mapping[str, Sequence[str]]
-) -> dict[str, dict[str, Sequence[Any]]]:
-    """By defense, the options that its points differ in. `option` is that of every defense that has it."""
-    swept: dict[str, dict[str, Sequence[Any]]] = {name: {} for name in fields}
-    for key, values in sweep.items():
-        name, dot, option = key.rpartition(".")
-        if not fields:
-            raise AuditError(f"expected a --defense whose {option} is swept, got none")
-        if dot and name not in fields:
-            raise unknown(f"defense in the sweep of {key!r}:", name, fields)
-        having = [one for one in ([name] if dot else fields) if option in fields[one]]
-        if not having:
-            raise unknown("option in the sweep:", option, {own for one in fields for own in fields[one]})
-        if len(set(map(repr, values))) < len(values) or not values:
-            raise AuditError(f"expected values that differ for {key!r} in the sweep, got {list(values)}")
-        for one in having:
-            swept[one][option] = values
-    return swept
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------

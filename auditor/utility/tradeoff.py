@@ -14,7 +14,8 @@ from auditor.records import weights
 from auditor.reports import tables, words
 from auditor.reports.plot_files import TradeoffLine, save_tradeoff
 from auditor.runs import plan_weights
-from auditor.utility.measure import DefensePoint, Utility, UtilityPlan, UtilityRow, labels
+from auditor.utility.measure import Utility, UtilityPlan, UtilityRow, labels
+from auditor.utility.points import DefensePoint
 from auditor.utility.subjects import Example
 
 NAME = "utility"  # of the files, and of the one "attack" in the ledger's cells

@@ -35,9 +35,10 @@ from transformers import (
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import LoadingOptions
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.loading import load, place, read_weights
+from auditor.models.loading import load
 from auditor.models.lora import LoraEnsemble
 from auditor.models.masked import kind_of
+from auditor.models.weights import place, read_weights
 
 Tensors = dict[str, torch.Tensor]
 SHAPE = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
@@ -314,7 +315,7 @@ def test_model_args_that_would_be_ignored_are_refused(tmp_path: Path, given: dic
 
 def test_quantisation_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llama().save_pretrained(tmp_path)
-    monkeypatch.setattr("auditor.models.loading.is_bitsandbytes_available", lambda: False)
+    monkeypatch.setattr("auditor.models.weights.is_bitsandbytes_available", lambda: False)
     for given in ({"load_in_8bit": "true"}, {"quantization_config": '{"load_in_4bit": true}'}):
         with pytest.raises(AuditError, match=r"needs bitsandbytes: pip install 'audit-lm\[quantised\]'"):
             load(str(tmp_path), LoadingOptions(model_args=given))

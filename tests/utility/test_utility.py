@@ -23,7 +23,8 @@ from auditor.privacy.accounting import uniform_mixing_epsilon
 from auditor.runs.plan import make
 from auditor.studies import ledger
 from auditor.utility import tradeoff
-from auditor.utility.measure import Settings, Utility, UtilityPlan, measure, perplexity, points
+from auditor.utility.measure import Settings, Utility, UtilityPlan, measure, perplexity
+from auditor.utility.points import points
 from auditor.utility.subjects import CausalSubject, MaskedSubject, ScoringOptions
 from tests.conftest import tiny
 

@@ -23,7 +23,7 @@ from transformers import (
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from auditor.models.huggingface import Served
-from auditor.models.loading import Kind
+from auditor.models.weights import Kind
 
 VOCABULARY = 61
 _SHAPE: dict[str, Any] = {

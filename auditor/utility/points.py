@@ -1,0 +1,84 @@
+"""The points of a sweep: the model as it is, then each defense at each value of the options that are swept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from auditor.core.errors import AuditError, unknown
+from auditor.core.nouns import UNDEFENDED
+from auditor.core.plan import Plan
+from auditor.core.plan_fields import ATTACKS
+from auditor.plugins import registry
+from auditor.plugins.defense import Defense
+from auditor.plugins.options import build, options_of
+from auditor.runs.lab_site import defense_defaults, lab_recipe
+from auditor.runs.own_site import check_needs
+from auditor.runs.plan import check_general, options_for
+
+
+@dataclass(frozen=True)
+class DefensePoint:
+    """A defense at one point of the sweep; without one, the model as it is."""
+
+    defense: Defense | None = None
+    at: Mapping[str, Any] = field(default_factory=dict)  # swept option -> value
+
+    @property
+    def target(self) -> str:
+        return self.defense.name if self.defense else UNDEFENDED
+
+
+def points(plan: Plan, sweep: Mapping[str, Sequence[Any]]) -> list[DefensePoint]:
+    """The model as it is, then each defense at each of its points. Raises AuditError for options nobody has."""
+    for path in plan.plugin:
+        registry.load_file(Path(path))
+    for name in plan.given(ATTACKS):
+        raise AuditError(f"{name} is about attacks: `audit utility` has no use of it")
+    known = registry.defenses()
+    for name in plan.defenses.defense:
+        if name not in known:
+            raise unknown("defense", name, known)
+    fields = {name: list(options_of(known[name])) for name in dict.fromkeys(plan.defenses.defense)}
+    check_general("-D", plan.defenses.defense_options, fields)
+    swept = _swept(sweep, fields)
+    made = [DefensePoint()]
+    for name, own in swept.items():
+        defaults = defense_defaults(lab_recipe(plan)).get(name, {}) if plan.target.lab else {}
+        options = options_for(name, plan.defenses.defense_options, defaults, fields[name])
+        for values in product(*own.values()):
+            at = dict(zip(own, values, strict=True))
+            made.append(DefensePoint(build("defense", known, name, {**options, **at}), at))
+    for point in made:
+        if point.defense and not plan.target.lab:
+            check_needs(point.defense, plan.target.public)
+            if "corpus" in point.defense.needs:
+                raise AuditError(
+                    f"--defense {point.defense.name} looks at what the model was trained on, which --data here need "
+                    "not be: audit run shows its perplexity"
+                )
+    return made
+
+
+def _swept(
+    sweep: Mapping[str, Sequence[Any]], fields: Mapping[str, Sequence[str]]
+) -> dict[str, dict[str, Sequence[Any]]]:
+    """By defense, the options that its points differ in. `option` is that of every defense that has it."""
+    swept: dict[str, dict[str, Sequence[Any]]] = {name: {} for name in fields}
+    for key, values in sweep.items():
+        name, dot, option = key.rpartition(".")
+        if not fields:
+            raise AuditError(f"expected a --defense whose {option} is swept, got none")
+        if dot and name not in fields:
+            raise unknown(f"defense in the sweep of {key!r}:", name, fields)
+        having = [one for one in ([name] if dot else fields) if option in fields[one]]
+        if not having:
+            raise unknown("option in the sweep:", option, {own for one in fields for own in fields[one]})
+        if len(set(map(repr, values))) < len(values) or not values:
+            raise AuditError(f"expected values that differ for {key!r} in the sweep, got {list(values)}")
+        for one in having:
+            swept[one][option] = values
+    return swept
