@@ -10,9 +10,11 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Sequence
-from xml.sax.saxutils import escape
+from html import escape
+from typing import TYPE_CHECKING
 
-from rich.text import Text
+if TYPE_CHECKING:
+    from rich.text import Text
 
 LONGEST = 4000  # characters of one piece of text: a line of a megabyte is not read, and buries what is
 
@@ -89,12 +91,14 @@ def _bounded(text: str) -> str:
 
 def terminal(text: str) -> Text:
     """For rich: never parsed as markup."""
+    from rich.text import Text
+
     return Text(clean(text))
 
 
 def html(text: str) -> str:
     """For the inside of an element or of a quoted attribute. Line ends and runs of spaces stay."""
-    return escape(printable(text), {'"': "&quot;", "'": "&#39;"})
+    return escape(printable(text))
 
 
 def printable(text: str) -> str:

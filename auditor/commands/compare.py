@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from auditor.commands import options
 from auditor.core import disk
@@ -22,6 +21,8 @@ def compare(
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write CSV, a line a row, metric and run.")] = None,
 ) -> None:
     """Show runs side by side: the same secrets paired, differences with intervals, a best where it is significant."""
+    from rich.console import Console
+
     from auditor.gate import compare as comparing
     from auditor.gate.decide import read_run
     from auditor.reports import comparison as reports

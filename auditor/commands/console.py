@@ -13,23 +13,30 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from rich.console import Console
-from rich.text import Text
 
 from auditor.core import threads
 from auditor.reports import inert
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress
+    from rich.text import Text
 
     from auditor.core.result import Measurement
 
-err = Console(stderr=True)
 _A_LINE_EVERY = 60.0  # seconds, in a log
 debugging = False  # whether unexpected errors are shown whole (`audit --debug`)
+
+
+@cache
+def err() -> Console:
+    """stderr."""
+    from rich.console import Console
+
+    return Console(stderr=True)
 
 
 def say(text: str, code: int) -> int:
@@ -38,7 +45,7 @@ def say(text: str, code: int) -> int:
     The code says it too, where nobody reads the line.
     """
     try:
-        err.print(inert.terminal(text), soft_wrap=True)
+        err().print(inert.terminal(text), soft_wrap=True)
     except (BrokenPipeError, SystemExit) as error:
         if not unread(error):
             raise
@@ -72,7 +79,7 @@ def mute() -> None:
 def trace(error: BaseException) -> None:
     """Where an unexpected error came from. Its message may quote private text, so it is shown on request only."""
     if debugging:
-        err.print_exception(show_locals=False)
+        err().print_exception(show_locals=False)
         return
     chain = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
@@ -88,6 +95,8 @@ def command() -> str:
 
 
 def show(table: Any, styles: Sequence[str] = ()) -> None:
+    from rich.console import Console
+
     from auditor.reports.tables import to_rich
 
     Console().print(to_rich(table, styles))
@@ -121,6 +130,12 @@ def quiet() -> None:
         stdlib.getLogger(library).setLevel(stdlib.ERROR)
 
 
+def _behind(lead: str, text: str) -> Text:
+    from rich.text import Text
+
+    return Text(lead).append(inert.terminal(text))
+
+
 class Terminal:
     """Progress on stderr: one line with what it is at and the time left, or one line a minute where none can move.
 
@@ -139,7 +154,7 @@ class Terminal:
         with self.bar(name):
             yield
         if self._verbose:
-            err.print(Text(f"{time.perf_counter() - start:7.1f} s  ").append(inert.terminal(name)))
+            err().print(_behind(f"{time.perf_counter() - start:7.1f} s  ", name))
             self._say_threads()
 
     @contextmanager
@@ -164,20 +179,20 @@ class Terminal:
         if self._task is not None:
             self._progress.update(self._task, description=inert.clean(what), completed=done, total=total)
         now = time.monotonic()
-        if done and not err.is_terminal and now - self._told >= _A_LINE_EVERY:
+        if done and not err().is_terminal and now - self._told >= _A_LINE_EVERY:
             from auditor.reports import words
 
             self._told, left = now, words.duration((now - self._begun) * (total - done) / done)
-            err.print(inert.terminal(f"{what}: {done:,} of {total:,}, {left} left of this step"), soft_wrap=True)
+            err().print(inert.terminal(f"{what}: {done:,} of {total:,}, {left} left of this step"), soft_wrap=True)
 
     def note(self, text: str) -> None:
         if self._verbose:
-            err.print(Text("           ").append(inert.terminal(text)), soft_wrap=True)
+            err().print(_behind("           ", text), soft_wrap=True)
 
     def greedy(self, recall: Mapping[str, Measurement]) -> None:
         parts = [f"{key} → {m.value:.0%}" for key, m in recall.items()]
         if self._verbose:
-            err.print(f"           greedy recall by repeats: {', '.join(parts)}", markup=False, highlight=False)
+            err().print(f"           greedy recall by repeats: {', '.join(parts)}", markup=False, highlight=False)
 
 
 @contextmanager
@@ -186,5 +201,5 @@ def terminal(verbose: bool = True) -> Iterator[Terminal]:
 
     what, left = TextColumn("{task.description}", markup=False), TextColumn("left of this step")
     columns = (what, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), left)
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+    with Progress(*columns, console=err(), transient=True, disable=not err().is_terminal) as progress:
         yield Terminal(progress, verbose)

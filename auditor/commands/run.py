@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
-from rich.console import Console
 
 from auditor.commands import console, options
 from auditor.commands import gate as gates
@@ -294,6 +293,8 @@ def audited(
 
 
 def _show(result: AuditResult, folder: Path, verbose: bool, remarks: Remarks | None) -> None:
+    from rich.console import Console
+
     from auditor.reports.screen import WIDTH, first_screen
     from auditor.reports.terminal import summary
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from auditor.commands import options
 
@@ -31,6 +30,8 @@ def score(
     errors counts right guesses with fewer than 100 wrong ones before them. Ids are rows of the answers from 0; every
     row and token of the answers counts. Guesses of another length and ids out of range are refused.
     """
+    from rich.console import Console
+
     from auditor.benchmarks import score as scores
     from auditor.core.jsonable import to_json
     from auditor.reports import plot_files, terminal

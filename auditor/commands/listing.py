@@ -1,0 +1,108 @@
+"""What `audit list` shows: every plug-in in a line; of one, its options, needs, claim, source and page."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from rich.text import Text
+
+from auditor.core.errors import unknown
+from auditor.plugins.options import description_of, options_of
+from auditor.reports import inert
+
+Found = Mapping[str, Mapping[str, Any]]  # kind -> name -> class
+_KINDS = {  # kind -> what it is called, how it is asked for, where it is explained
+    "Attack": ("attack", "audit run --attack {}", "audit-your-model"),
+    "Probe": ("probe", "audit run --attack {}", "audit-your-model"),
+    "Defense": ("defense", "audit run --defense {}", "defenses"),
+    "Trainer": ("training", "audit train {}", "train-privately"),
+    "Benchmark": ("data", "audit run", "audit-your-model"),
+    "Provider": ("models", "audit run --model {}:NAME", "models"),
+}
+_FLAGS = {"Attack": "-A", "Probe": "-A", "Defense": "-D", "Trainer": "-D", "Provider": "--model-arg"}
+_CONTROL = "none: the control row"  # what a defense claims that is shown beside another
+_GUTTER, _NAME = 10, 23
+
+
+# --- all of them ------------------------------------------------------------------------------------------------------
+
+
+def overview(found: Found, width: int) -> Iterator[Text]:
+    """A line each, but for controls and data, which few ask for by name. What is a training too stands there."""
+    trained = found["Trainer"]
+    controls = {n: c for n, c in found["Defense"].items() if c.claims.startswith(_CONTROL)}
+    apart = controls.keys() | trained.keys()
+    served = {n: c for n, c in found["Defense"].items() if n not in apart or _differ(c, trained.get(n))}
+    groups = (
+        ("attack", found["Attack"]),
+        ("probe", found["Probe"]),
+        ("defense", {n: c for n, c in served.items() if n not in controls}),
+        ("training", {n: c for n, c in trained.items() if n not in served}),
+    )
+    for title, plugins in groups:
+        for i, (name, cls) in enumerate(plugins.items()):
+            yield _line("" if i else title, name, description_of(cls), width)
+    yield _line("controls", ", ".join(controls), "", width)
+    yield _line("data", ", ".join(found["Benchmark"]), "", width)
+    yield _line("models", ", ".join(f"{name}:" for name in found["Provider"]), "", width)
+    yield Text("audit list NAME: options, needs, claim, source, page. What trains: audit train NAME, --defense NAME.")
+
+
+def _differ(cls: Any, trained: Any) -> bool:
+    """Whether a defense is more than the training of its name: one that serves what was trained."""
+    return trained is not None and (cls.__module__, cls.__name__) != (trained.__module__, trained.__name__)
+
+
+def _line(title: str, name: str, said: str, width: int) -> Text:
+    line = Text.assemble((f"{title:{_GUTTER}}", "dim"), (inert.clean(name), "bold"))
+    if said:
+        line.pad_right(max(1, _GUTTER + _NAME - line.cell_len))
+        line.append(inert.clean(said))
+    line.truncate(width, overflow="ellipsis")
+    return line
+
+
+# --- one of them ------------------------------------------------------------------------------------------------------
+
+
+def whole(found: Found, name: str) -> Iterator[Text]:
+    """Every kind that has the name. Raises AuditError where none has."""
+    own = [(kind, plugins[name]) for kind, plugins in found.items() if name in plugins]
+    if not own:
+        raise unknown("plug-in", name, dict.fromkeys(n for plugins in found.values() for n in plugins))
+    for i, (kind, cls) in enumerate(own):
+        if i:
+            yield Text()
+        called, asked, page = _KINDS[kind]
+        yield Text.assemble((inert.clean(name), "bold"), f": {called} ({asked.format(inert.clean(name))})")
+        yield from (Text(inert.clean(paragraph)) for paragraph in (inspect.getdoc(cls) or "").split("\n\n"))
+        yield from _facts(kind, cls)
+        yield from _fact("source", [_source(cls)])
+        if cls.__module__.startswith("auditor."):
+            told = "defenses" if name in found["Defense"] else page
+            yield from _fact("page", [f"docs/{told}.md"])
+
+
+def _facts(kind: str, cls: Any) -> Iterator[Text]:
+    if kind == "Benchmark":
+        return
+    name = f"{cls.name}." if kind in ("Attack", "Probe", "Defense") else ""
+    listed = [f"{_FLAGS[kind]} {name}{option}={value}" for option, value in options_of(cls).items()]
+    yield from _fact("options", listed or ["none"])
+    if kind != "Provider":
+        yield from _fact("needs", [", ".join(getattr(cls, "needs", ())) or "nothing"])
+    if kind in ("Defense", "Trainer"):
+        yield from _fact("claim", [cls.claims])
+
+
+def _fact(title: str, lines: Iterable[str]) -> Iterator[Text]:
+    for i, line in enumerate(lines):
+        yield Text.assemble((f"{'' if i else title:{_GUTTER}}", "dim"), inert.clean(line))
+
+
+def _source(cls: Any) -> str:
+    spec = importlib.util.find_spec(cls.__module__) if cls.__module__.startswith("auditor.") else None
+    return (spec.origin if spec else inspect.getfile(cls)) or cls.__module__
