@@ -21,7 +21,8 @@ from auditor.commands.export import export
 from auditor.commands.gate import gate
 from auditor.commands.history import history
 from auditor.commands.list import list_plugins
-from auditor.commands.options import spelt_out
+from auditor.commands.options import add
+from auditor.commands.panels import SETTINGS, PanelGroup
 from auditor.commands.report import report
 from auditor.commands.reproduce import reproduce
 from auditor.commands.run import run
@@ -31,19 +32,40 @@ from auditor.commands.utility import utility
 from auditor.core.errors import AuditError, of_a_place, of_memory
 from auditor.core.threads import settle
 
+EXIT_CODES = {
+    0: "done, or the gate held",
+    1: "the gate failed",
+    2: "wrong usage or bad input",
+    3: "unexpected failure",
+    4: "the gate is inconclusive",
+    130: "interrupted",
+    141: "nobody reads the output",
+}
+_HELP = """Measure what a language model leaks of its training data, and what a defense changes about it.
+
+Examples:
+    audit check ./my-model --data private.jsonl --nonmembers fresh.jsonl
+    audit run --attack ethicist --defense pmixed
+"""
 app = typer.Typer(
+    cls=PanelGroup,
+    context_settings=SETTINGS,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Measures what a language model leaks of its training data, and what a defense changes about it.",
-    epilog="Exit codes: 0 done or gate held, 1 gate failed, 2 wrong usage or bad input, 3 unexpected failure, "
-    "4 gate inconclusive, 130 interrupted, 141 nobody reads the output.",
+    help=_HELP,
+    epilog=f"Exit codes: {', '.join(f'{code} {said}' for code, said in EXIT_CODES.items())}.",
 )
 READING = (report, gate, compare, history, advise, export, attest)  # --safe unless they are told otherwise
-for command in (check, run, utility, reproduce, train, list_plugins, score, *READING):
-    safe = True if command in READING else False if command is run else None
-    app.command(command.__name__.removesuffix("_plugins"))(spelt_out(command, safe))
-app.add_typer(canaries.app, name="canaries")
-app.add_typer(secrets.app, name="secrets")
+for panel, commands in {
+    "audit a model": (check, run, utility, reproduce, list_plugins),
+    "read and judge runs": (*READING, score),
+    "train": (train,),
+}.items():
+    for command in commands:
+        safe = True if command in READING else False if command is run else None
+        add(app, command, command.__name__.removesuffix("_plugins"), panel=panel, safe=safe)
+app.add_typer(canaries.app, name="canaries", rich_help_panel="train")
+app.add_typer(secrets.app, name="secrets", rich_help_panel="train")
 
 
 @app.callback(invoke_without_command=True)

@@ -1,4 +1,4 @@
-"""`audit advise`: what a finished run, or a line of checkpoints, says about mending the model."""
+"""`audit advise`: what a finished run, or a line of checkpoints, says about fixing the model."""
 
 from __future__ import annotations
 
@@ -11,13 +11,20 @@ from auditor.core.errors import AuditError
 
 
 def advise(
-    folder: Annotated[Path, typer.Argument(help="Run folder, or that of a run over --checkpoints.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, also of a run over --checkpoints.")],
     at_most: Annotated[
         str | None,
-        typer.Option("--max", metavar="NAME=LIMIT", help="Of checkpoints: the last one below this, as recall=0.05."),
+        typer.Option(
+            "--max", metavar="NAME=LIMIT", help="Of checkpoints, show the last one below this, as recall=0.05."
+        ),
     ] = None,
 ) -> None:
-    """Print what to do now: where leakage sits, what fewer copies would leave, which defenses help or may only hide."""
+    """Print what to do now: where leakage sits, what fewer copies would leave, which defenses help or may only hide.
+
+    Examples:
+        audit advise runs/latest
+        audit advise runs/checkpoints --max recall=0.05
+    """
     from auditor.studies import sweep
 
     if (folder / sweep.SWEEP).is_file():

@@ -11,9 +11,10 @@ from auditor.core import disk
 
 
 def attest(
-    folder: Annotated[Path, typer.Argument(help="Run folder.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="FILE", help="Where to. [default: attestation.json in it]")
+        Path | None,
+        typer.Option("-o", "--out", metavar="FILE", help="Where to write it. [default: attestation.json in RUN]"),
     ] = None,
     sign: Annotated[
         Path | None,
@@ -23,6 +24,9 @@ def attest(
     """State which model was audited, on which data, with which result and decision: in-toto, signed as DSSE.
 
     `audit gate RUN --attestation FILE --key PUBLIC.pem` verifies it: the signature, every record of the run, the model.
+
+    Examples:
+        audit attest runs/latest --sign key.pem
     """
     from auditor.gate import attest as attestations
     from auditor.records.manifest import ATTESTATION

@@ -7,12 +7,13 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
 from auditor.commands import console, options
 from auditor.commands.options import Many
+from auditor.commands.panels import PanelGroup
 from auditor.core.counts import counted
 from auditor.core.errors import AuditError
 
@@ -20,13 +21,18 @@ if TYPE_CHECKING:
     from auditor.reports.tables import Grid
     from auditor.runs.canary_scores import CanaryScore, TargetScores
 
-app = typer.Typer(help="Canaries: make random texts, insert them into training data, score their exposure afterwards.")
-_MANIFEST = Annotated[Path, typer.Argument(help="Manifest that `audit canaries make` wrote.")]
+app = typer.Typer(
+    cls=PanelGroup,
+    help="Make canaries, insert them into training data, and score their exposure in the trained model.",
+)
+_MANIFEST = Annotated[Path, typer.Argument(metavar="MANIFEST", help="Manifest that `audit canaries make` wrote.")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExposureFlags:
     """Canaries for exposure: texts with slots."""
+
+    panel: ClassVar[str] = "exposure"
 
     format: Annotated[
         Many,
@@ -35,65 +41,76 @@ class ExposureFlags:
             "--list; repeatable. [default: My ID is {digits:6}]"
         ),
     ] = None
-    each: Annotated[int | None, typer.Option(help="Canaries of each format and count. [default: 8]")] = None
+    each: Annotated[int | None, typer.Option(help="Canaries per format and count. [default: 8]")] = None
     controls: Annotated[
-        int | None, typer.Option(help="Canaries of each format that are never inserted: the floor. [default: 0]")
+        int | None,
+        typer.Option(help="Canaries of each format that are never inserted: the non-member baseline. [default: 0]"),
     ] = None
     list_: Annotated[
-        Many, typer.Option("--list", metavar="NAME=FILE", help="Words for the slot {NAME}, one a line; repeatable.")
+        Many, typer.Option("--list", metavar="NAME=FILE", help="Words for the slot {NAME}, one per line; repeatable.")
     ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditFlags:
-    """Canaries with coins."""
+    """Canaries that are included at random."""
+
+    panel: ClassVar[str] = "epsilon audit"
 
     audit: Annotated[
         int | None,
         typer.Option(
             "--audit",
             metavar="N",
-            help="Instead: N canaries, each in or out by a fair coin, for epsilon-audit.",
+            help="Instead: N canaries, each included with probability 1/2, for epsilon-audit.",
         ),
     ] = None
     for_epsilon: Annotated[
-        float | None, typer.Option(help="So many that an epsilon as large could be proved: says how many, without -o.")
+        float | None,
+        typer.Option(help="As many canaries as a lower bound of this epsilon takes; without -o, prints how many."),
     ] = None
-    delta: Annotated[float | None, typer.Option(help="At this delta. [default: 1e-5]")] = None
+    delta: Annotated[float | None, typer.Option(help="Delta of --for-epsilon. [default: 1e-5]")] = None
     kind: Annotated[
         str | None,
         typer.Option(metavar="words|prefixed|sampled|new-tokens", help="What canaries are made of. [default: words]"),
     ] = None
     length: Annotated[
-        int | None, typer.Option(help="Words of a secret; a model samples three tokens for each. [default: 8]")
+        int | None, typer.Option(help="Words per canary; with sampled, three tokens per word. [default: 8]")
     ] = None
     data: Annotated[
-        str | None, typer.Option(help="Texts that prefixed ones and those of new tokens begin as: the training data.")
+        str | None, typer.Option(help="Training data, whose texts prefixed and new-tokens canaries begin with.")
     ] = None
-    model: Annotated[str | None, typer.Option(help="Model that sampled ones come from: the public or base model.")] = (
-        None
-    )
-    temperature: Annotated[float | None, typer.Option(help="Of sampled ones, at least 0.8. [default: 1]")] = None
+    model: Annotated[
+        str | None, typer.Option(help="Model that sampled canaries are drawn from: the public or base model.")
+    ] = None
+    temperature: Annotated[
+        float | None, typer.Option(help="Temperature of sampled canaries, at least 0.8. [default: 1]")
+    ] = None
 
 
 def make(
     exposure: ExposureFlags,
     coins: AuditFlags,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Manifest to write. Keep it: it holds the answers.")
+        Path | None,
+        typer.Option("-o", "--out", metavar="MANIFEST", help="Manifest to write. Keep it: it holds the answers."),
     ] = None,
     counts: Annotated[
         str | None,
-        typer.Option(metavar="1,4,16", help="How often canaries are to be inserted. [default: 1,2,4,8,16; audit: 1]"),
+        typer.Option(metavar="1,4,16", help="How often to insert each canary. [default: 1,2,4,8,16; with --audit 1]"),
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(help="The canaries follow from it, and so do coins. [default: 0; audit: one nobody can guess]"),
+        typer.Option(help="Seed of the canaries and of what is included. [default: 0; with --audit a secret one]"),
     ] = None,
 ) -> None:
-    """Draw canaries and write a manifest, readable by you only: for exposure, or for an audit of epsilon (--audit).
+    """Draw canaries and write their manifest: to measure exposure, or to audit epsilon (--audit).
 
     A gate on the mean exposure of a count, such as `exposure(count=1) <= 10`, needs about 6 canaries of that count.
+
+    Examples:
+        audit canaries make --each 8 --counts 1,4,16 -o canaries.json
+        audit canaries make --audit 400 -o canaries.json
     """
     from auditor.benchmarks import canaries, manifests
 
@@ -154,10 +171,14 @@ def _flags(given: Iterable[str]) -> str:
 
 def extend(
     manifest: _MANIFEST,
-    model: Annotated[str, typer.Argument(help="Hugging Face causal LM that is to be trained: hub id or folder.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Causal LM to be trained: Hugging Face id or folder.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="New folder for the model with the new tokens.")],
 ) -> None:
-    """Give a base model the tokens of a manifest of new tokens: train that one, all of it (an adapter learns none)."""
+    """Add the tokens of a manifest of new tokens to a base model, to be trained in full (adapters learn no tokens).
+
+    Examples:
+        audit canaries extend canaries.json ./base -o base-with-tokens
+    """
     console.quiet()
     from auditor.runs import coining
 
@@ -166,17 +187,22 @@ def extend(
 
 def insert(
     manifest: _MANIFEST,
-    data: Annotated[str, typer.Argument(help="JSONL, CSV or Parquet file, or a Hugging Face data set.")],
-    out: Annotated[
-        Path, typer.Option("-o", "--out", help="New file, or folder of a data set. The data stay as they are.")
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="JSONL, CSV or Parquet file, or a Hugging Face data set.")
     ],
+    out: Annotated[Path, typer.Option("-o", "--out", help="New file, or folder of a data set; DATA stays as it is.")],
     column: Annotated[str, typer.Option(help="Column of the texts.")] = "text",
     group: Annotated[
-        str, typer.Option(help="Column that says whose a row is; canaries get one each. [default: none]")
+        str, typer.Option(help="Column that names the person of a row; each canary gets its own. [default: none]")
     ] = "",
-    seed: Annotated[int, typer.Option(help="Where the copies stand follows from it.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of where the copies are inserted.")] = 0,
 ) -> None:
-    """Write a copy of the data with every canary in it as often as the manifest says, as rows of their own."""
+    """Write a copy of the data with the canaries inserted, as often as the manifest says, one per row.
+
+    Examples:
+        audit canaries insert canaries.json train.jsonl -o train-with-canaries.jsonl
+        audit canaries insert canaries.json train.jsonl --group patient -o train-with-canaries.jsonl
+    """
     console.quiet()
     from auditor.benchmarks import insertion, manifests
 
@@ -189,25 +215,32 @@ class ScoreFlags:
     """How the canaries are scored on a model: nothing of it concerns a finished run."""
 
     probe_options: Annotated[
-        Many, typer.Option("-A", metavar="OPTION=VALUE", help="Option of the probe `exposure`: `audit list`.")
+        Many,
+        typer.Option("-A", metavar="OPTION=VALUE", help="Option of the probe, see `audit list exposure`; repeatable."),
     ] = None
     prefix_token: Annotated[
         str,
-        typer.Option(metavar="auto|none|bos|eos|TEXT", help="What stands before each text; auto: the likeliest."),
+        typer.Option(metavar="auto|none|bos|eos|TEXT", help="Token before each text; auto: the most likely."),
     ] = "auto"
-    seed: Annotated[int, typer.Option(help="References and draws follow from it.")] = 0
+    seed: Annotated[int, typer.Option(help="Seed of reference texts and draws.")] = 0
 
 
 def score(
     manifest: _MANIFEST,
-    model: Annotated[str, typer.Argument(help="Hugging Face causal LM or adapter, or the folder of a finished run.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL|RUN", help="Causal LM or adapter, or the folder of a finished run.")
+    ],
     flags: ScoreFlags,
     loading: Annotated[options.Values, options.PlanFlags(options.LOADING)],
     as_json: options.Json = False,
 ) -> None:
-    """Show the exposure of every canary: on a model, or as a run has measured it. Ids and numbers, never texts.
+    """Show the exposure of every canary in a model, or as a run measured it: ids and numbers, never texts.
 
     `audit run --model MODEL --canaries MANIFEST --attack exposure` also writes a report that a gate can judge.
+
+    Examples:
+        audit canaries score canaries.json ./my-model
+        audit canaries score canaries.json runs/latest --json
     """
     console.quiet()
     from auditor.core.jsonable import to_json
@@ -225,12 +258,19 @@ def score(
 
 
 def bound(
-    runs: Annotated[list[Path], typer.Argument(help="Finished runs of epsilon-audit, each of a model trained apart.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN", help="Finished runs of epsilon-audit, each of a separately trained model."),
+    ],
     target: Annotated[str, typer.Option(help="Target of the runs.")] = "undefended",
     canary: Annotated[str | None, typer.Option(help="Its id. [default: the first]")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Bound epsilon from several trained models: one trial each, whether one canary was in (Clopper-Pearson)."""
+    """Bound epsilon from below with several trained models, one trial each: was the canary included? (Clopper-Pearson)
+
+    Examples:
+        audit canaries bound runs/a runs/b runs/c
+    """
     console.quiet()
     from auditor.core.jsonable import to_json
     from auditor.runs import trials
@@ -246,7 +286,7 @@ def bound(
 
 
 for command in (make, insert, extend, score, bound):
-    app.command()(options.spelt_out(command))
+    options.add(app, command)
 
 
 def _table(score: TargetScores) -> Grid:

@@ -13,6 +13,7 @@ import typer
 from auditor.commands import console
 from auditor.commands.run import audited
 from auditor.core.errors import AuditError
+from auditor.core.plan import FIELDS
 
 if TYPE_CHECKING:
     from auditor.core.plan import Plan
@@ -26,7 +27,7 @@ def check(
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="MODEL", help="Causal LM or PEFT adapter: folder or hub id. [default: one trained on the spot]"
+            metavar="MODEL", help="Causal LM or adapter: Hugging Face id or folder. [default: one trained on the spot]"
         ),
     ] = None,
     data: Annotated[
@@ -42,12 +43,18 @@ def check(
     deep: Annotated[
         bool, typer.Option("--deep", help="All records, and the attacks that take long; says first what that takes.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="All randomness follows from it.")] = 0,
+    seed: Annotated[int, typer.Option(help=FIELDS["seed"].help.partition(" [")[0])] = 0,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Run folder. [default: runs/<UTC time>-check-<name>]")
+        Path | None,
+        typer.Option("-o", "--out", metavar="DIR", help="Run folder. [default: runs/<UTC time>-check-<name>]"),
     ] = None,
 ) -> None:
-    """Say within two minutes whether a model leaks these records. Without MODEL: a demonstration, in seconds."""
+    """Say within two minutes whether a model leaks these records. Without MODEL: a demonstration, in seconds.
+
+    Examples:
+        audit check
+        audit check ./my-model --data private.jsonl --nonmembers fresh.jsonl
+    """
     begun = time.perf_counter()
     _refuse_parts(model, data, {"--nonmembers": nonmembers, "--deep": deep}, minutes)
     console.quiet()

@@ -14,20 +14,26 @@ _FORMS = (".csv", ".parquet")
 
 
 def export(
-    folders: Annotated[list[Path], typer.Argument(help="Run folders; their rows stand below each other.")],
-    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="A row a measurement, as CSV.")] = None,
-    parquet: Annotated[Path | None, typer.Option(metavar="FILE", help="The same rows as Parquet.")] = None,
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="RUN", help="Run folders, one below the other in each table.")
+    ],
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Measurements as CSV, one per row.")] = None,
+    parquet: Annotated[Path | None, typer.Option(metavar="FILE", help="Measurements as Parquet.")] = None,
     latex: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Tables of results and claims, for \\input with booktabs.")
+        Path | None, typer.Option(metavar="FILE", help="Tables of results and claims, for \\input; needs booktabs.")
     ] = None,
     secrets: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.csv|.parquet", help="A row a secret and attack: ids and numbers, no text."),
+        typer.Option(metavar="FILE.csv|.parquet", help="One row per secret and attack: ids and numbers, no text."),
     ] = None,
 ) -> None:
-    """Write finished runs as CSV, Parquet or LaTeX: numbers with intervals, claims, secrets by id. No text of the data.
+    """Write finished runs as CSV, Parquet or LaTeX: numbers with intervals, claims, secrets by id; no private text.
 
     The record itself is `result.json`; `audit list --schema` names its JSON Schema.
+
+    Examples:
+        audit export runs/* --csv measurements.csv
+        audit export runs/latest --secrets secrets.parquet
     """
     if not any((csv, parquet, latex, secrets)):
         raise AuditError("expected at least one of --csv, --parquet, --latex and --secrets, got none")

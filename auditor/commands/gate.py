@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
@@ -24,33 +24,42 @@ if TYPE_CHECKING:
 class Limits:
     """What a run is held to."""
 
+    panel: ClassVar[str] = "limits"
+
     maximum: Annotated[
         Many,
         typer.Option(
             "--max",
             metavar="METRIC=LIMIT",
-            help="Upper limit: recall=0.05, 'recall(count=16)=0.5', 'recall(kind=email)=0.02', "
+            help="Limit, as recall=0.05, 'recall(count=16)=0.5', 'recall(kind=email)=0.02' or "
             "epsilon_lower_bound=claim; repeatable.",
         ),
     ] = None
     increase: Annotated[
         Many,
-        typer.Option("--max-increase", metavar="METRIC=MARGIN", help="How much worse than --baseline; repeatable."),
+        typer.Option(
+            "--max-increase", metavar="METRIC=MARGIN", help="How much worse than --baseline it may be; repeatable."
+        ),
     ] = None
     policy: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Rules in TOML, as leakage.toml; --max adds to them.")
+        Path | None, typer.Option(metavar="FILE", help="Rules in TOML; --max and --max-increase add to them.")
     ] = None
     baseline: Annotated[
         Path | None,
         typer.Option(
-            metavar="RUN", help="Run folder to compare with, paired by secret. [without a rule: recall=0.02 worse]"
+            metavar="RUN",
+            help="Earlier run to compare with, paired by secret. Without a rule, recall may be 0.02 worse.",
         ),
     ] = None
     inconclusive: Annotated[
-        str | None, typer.Option(help="What cannot be told: report (exit 4), pass or fail. [default: report]")
+        str | None,
+        typer.Option(
+            metavar="report|pass|fail", help="What to do when inconclusive; report: exit 4. [default: report]"
+        ),
     ] = None
     allow_not_applicable: Annotated[
-        bool, typer.Option("--allow-not-applicable", help="Let an attack pass that was asked for and never applied.")
+        bool,
+        typer.Option("--allow-not-applicable", help="Pass though an attack that was asked for was not applicable."),
     ] = False
 
     def read(self) -> Policy:
@@ -74,20 +83,26 @@ class Limits:
 class Scope:
     """Which rows of a run are judged, and where its model lies."""
 
+    panel: ClassVar[str] = "configurations"
+
     target: Annotated[
-        str | None, typer.Option(help="Judge this target. [default: the defended ones, else the undefended]")
+        str | None, typer.Option(help="Judge this target only. [default: defended ones, else the undefended]")
     ] = None
-    setting: Annotated[str | None, typer.Option(help="Judge this setting only: claim or worst.")] = None
+    setting: Annotated[
+        str | None, typer.Option(metavar="claim|worst", help="Judge this access only: text-only or white-box.")
+    ] = None
     attack: Annotated[str | None, typer.Option(help="Judge this attack only.")] = None
     model: Annotated[
         str | None,
-        typer.Option(metavar="DIR", help="Where the judged model lies now. [default: where the run read it]"),
+        typer.Option(metavar="DIR", help="Where the audited model is now. [default: where the run read it]"),
     ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Signed:
     """Who says that the run is what it was."""
+
+    panel: ClassVar[str] = "signature"
 
     attestation: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Signed attestation that the run must fit: `audit attest`.")
@@ -111,10 +126,13 @@ class Signed:
 class Outputs:
     """Where the decision is written beside the terminal."""
 
+    panel: ClassVar[str] = "output"
+
     junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML.")] = None
     markdown: options.Markdown = None
     summary: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Append that Markdown. [default: $GITHUB_STEP_SUMMARY, if set]")
+        Path | None,
+        typer.Option(metavar="FILE", help="Append that Markdown to FILE. [default: $GITHUB_STEP_SUMMARY, if set]"),
     ] = None
 
 
@@ -122,23 +140,26 @@ class Outputs:
 class PlanningFlags:
     """How many secrets a gate needs: asked without a run."""
 
+    panel: ClassVar[str] = "planning"
+
     plan: Annotated[
         Many,
         typer.Option(
             metavar="METRIC=A:B",
-            help="Without a run: how many secrets tell a share of A from one of B (A:B:C, if C of the answers change).",
+            help="Without a run: how many secrets tell rate A from rate B (A:B:C, if a share C of answers changes).",
         ),
     ] = None
     power: Annotated[
-        float | None, typer.Option(help="Of --plan: how often a change of that size is to be found. [default: 0.8]")
+        float | None, typer.Option(help="Power of --plan: how often such a change is to be found. [default: 0.8]")
     ] = None
     rules: Annotated[
-        int | None, typer.Option(help="Of --plan: rules times rows that will be decided together. [default: 1]")
+        int | None,
+        typer.Option(help="Decisions of --plan that are made together: rules times configurations. [default: 1]"),
     ] = None
 
 
 def gate(
-    folder: Annotated[Path | None, typer.Argument(help="Run folder.", show_default=False)] = None,
+    folder: Annotated[Path | None, typer.Argument(metavar="RUN", help="Run folder.", show_default=False)] = None,
     *,
     limits: Limits,
     scope: Scope,
@@ -154,6 +175,10 @@ def gate(
     and [[rule]] tables with rule (or metric, count or kind, max or max_increase), target, setting, attack. The rule
     `epsilon_lower_bound <= claim` fails where an audit contradicts what the target claims, holds where it could have,
     and is inconclusive where it could not have, or where none ran.
+
+    Examples:
+        audit gate runs/latest --max recall=0.05
+        audit gate runs/latest --baseline runs/main --policy leakage.toml
     """
     if planning.plan is not None:
         if folder is not None or any(map(options.given, (limits, scope, signed, outputs))):

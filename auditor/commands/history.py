@@ -11,15 +11,22 @@ from auditor.core import disk
 
 
 def history(
-    folders: Annotated[list[Path], typer.Argument(help="Run folders: runs/*. Those without a result are left out.")],
-    by: Annotated[str, typer.Option(help="In the order of their date, commit or checkpoint.")] = "date",
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The page.")] = Path("history.html"),
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN", help="Run folders, as runs/*; those without a result are left out."),
+    ],
+    by: Annotated[str, typer.Option(metavar="date|commit|checkpoint", help="What runs are ordered by.")] = "date",
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="Page to write.")] = Path("history.html"),
 ) -> None:
-    """One page over many runs: leakage with intervals over time, what gates decided, links to each report.
+    """Write one page over many runs: leakage with intervals over time, gate decisions, links to each report.
 
-    Runs that cannot be held against each other (other secrets, other attacks, another model family) stand apart, with
+    Runs that cannot be compared (other secrets, other attacks, another model family) stand apart, with
     the reason. Commits stand in the order in which they were first audited; a checkpoint is a model or revision whose
     name ends in its step (checkpoint-500, step1000, epoch-3).
+
+    Examples:
+        audit history runs/*
+        audit history runs/* --by commit -o leakage.html
     """
     from auditor.gate.history import history as ordered
     from auditor.reports import history as reports

@@ -16,12 +16,21 @@ if TYPE_CHECKING:
 def list_plugins(
     name: Annotated[
         str | None,
-        typer.Argument(help="Show all of one: options, needs, claim, source, page.", autocompletion=completion.plugins),
+        typer.Argument(
+            metavar="NAME",
+            help="Show one plug-in: its options, needs, claim, source and page.",
+            autocompletion=completion.plugins,
+        ),
     ] = None,
     plugin: options.Plugin = None,
-    schema: Annotated[bool, typer.Option("--schema", help="Say where the JSON Schema of result.json lies.")] = False,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the path of the JSON Schema of result.json.")] = False,
 ) -> None:
-    """Show attacks, probes, defenses, training methods and data, a line each; of NAME everything."""
+    """List attacks, probes, defenses, training methods and data, one line each; for NAME, all details.
+
+    Examples:
+        audit list
+        audit list ethicist
+    """
     if schema:
         from auditor.reports.schema import PATH
 

@@ -24,6 +24,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from auditor.commands import completion
+from auditor.commands.panels import PanelCommand
 from auditor.core import safe as guard
 from auditor.core.errors import AuditError
 from auditor.core.plan import FIELDS, Plan, flag
@@ -38,6 +39,7 @@ _COMPLETED = {
     "defense": completion.defenses,
     "defense_options": completion.defense_options,
 }
+_WRITTEN = {int: "N", float: "X", Path: "PATH"}  # type of a value -> how it is written
 _RISKS = tuple(name for name, one in FIELDS.items() if one.said.risk)
 
 
@@ -55,7 +57,7 @@ class PlanFlags:
             option = typer.Option(
                 *(one.said.flags or ()),
                 help=self.told.get(name, one.help),
-                metavar=one.said.metavar,
+                metavar=one.said.metavar or metavar(name, _typed(name, one.kind)),
                 rich_help_panel=one.panel,
                 autocompletion=_COMPLETED.get(name),
             )
@@ -77,20 +79,21 @@ LOADING = "device dtype"  # of every command that loads a model
 HUB_LOADING = f"{LOADING} revision base trust_remote_code"
 ENGINE = "engine workers ray_address gpus_per_worker"
 
-Seeds = Annotated[
-    str | None, typer.Option(metavar="0-4|0,2", help="Run at each of these seeds, instead of the plan's.")
+Seeds = Annotated[str | None, typer.Option(metavar="0-4|0,2", help="One run per seed.", rich_help_panel="compute")]
+Plugin = Annotated[Many, typer.Option(metavar="FILE.py", help=FIELDS["plugin"].help)]
+Markdown = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write Markdown, for a pull request.", rich_help_panel="output"),
 ]
-Plugin = Annotated[
-    Many, typer.Option(help="Python file with attacks, defenses or training methods of your own; repeatable.")
-]
-Markdown = Annotated[Path | None, typer.Option(metavar="FILE", help="Write Markdown, for a pull request.")]
 PhoneRegion = Annotated[
     str | None,
-    typer.Option(metavar="DE,US", help="Countries whose telephone numbers the data write without a country code."),
+    typer.Option(metavar="DE,US", help=FIELDS["phone_region"].help),
 ]
 Reveal = Annotated[
     bool,
-    typer.Option("--reveal", help="Show the private text in the reports: prefixes, suffixes and guesses, by secret."),
+    typer.Option(
+        "--reveal", help="Show private text in the reports: prefixes, suffixes, guesses.", rich_help_panel="output"
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -100,7 +103,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 
 _SAFE = Annotated[
     bool,
-    typer.Option("--safe/--no-safe", help="Run no plug-in, no code of a model folder, no other program; no network."),
+    typer.Option(
+        "--safe/--no-safe",
+        help="No plug-ins, no code of model folders, no other programs, no network.",
+        rich_help_panel="advanced",
+    ),
 ]
 
 
@@ -125,6 +132,18 @@ def spelt_out(command: Callable[..., None], safe: bool | None = None) -> Callabl
     return spelt
 
 
+def add(
+    app: typer.Typer,
+    command: Callable[..., None],
+    name: str | None = None,
+    *,
+    panel: str = "",
+    safe: bool | None = None,
+) -> None:
+    """Makes it a command of the app. panel: of the app's --help; safe: see `spelt_out`."""
+    app.command(name, cls=PanelCommand, rich_help_panel=panel or None)(spelt_out(command, safe))
+
+
 def _kinds(where: Any) -> dict[str, Any]:
     return get_type_hints(where, include_extras=True)
 
@@ -144,17 +163,28 @@ def _flags(name: str, kind: Any, default: Any, panel: str = "") -> Iterator[insp
             of = inspect.Parameter.empty if needed else one.default
             yield from _flags(one.name, kinds[one.name], of, getattr(kind, "panel", panel))
     else:
-        yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=_in(panel, kind))
+        yield inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=_shown(name, panel, kind)
+        )
 
 
-def _in(panel: str, kind: Any) -> Any:
-    """The flag in this panel of --help, unless it names one."""
+def _shown(name: str, panel: str, kind: Any) -> Any:
+    """The flag in this panel of --help, and its value written after its type, unless it says so itself."""
     option = next((one for one in getattr(kind, "__metadata__", ()) if hasattr(one, "rich_help_panel")), None)
-    if not panel or option is None or option.rich_help_panel:
+    if option is None:
         return kind
-    placed = copy.copy(option)
-    placed.rich_help_panel = panel
-    return Annotated[kind.__origin__, placed]
+    shown = copy.copy(option)
+    shown.rich_help_panel = option.rich_help_panel or panel or None
+    shown.metavar = option.metavar or metavar(name, kind.__origin__)
+    return Annotated[kind.__origin__, shown]
+
+
+def metavar(name: str, kind: Any) -> str | None:
+    """How the value of a flag of this type is written; None: it takes none."""
+    kinds = (kind, *typing.get_args(kind))
+    if bool in kinds:
+        return None
+    return next((said for one, said in _WRITTEN.items() if one in kinds), name.rpartition("_")[2].upper())
 
 
 def _collected(name: str, kind: Any, flags: Mapping[str, Any]) -> Any:

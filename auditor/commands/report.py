@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="Run folder.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
     baseline: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Run folder to show the changes against, paired by secret.")
     ] = None,
@@ -32,7 +32,12 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Render the reports of a run again, without the model."""
+    """Render the reports of a run again, without the model.
+
+    Examples:
+        audit report runs/latest --baseline runs/main
+        audit report runs/latest --format edpb
+    """
     from auditor.reports import files
 
     if form is not None:

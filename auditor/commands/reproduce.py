@@ -21,20 +21,36 @@ _OWN = options.PlanFlags(
 
 
 def reproduce(
-    paper: Annotated[str | None, typer.Argument(help="Paper, or a folder of plans. See --list.")] = None,
+    paper: Annotated[
+        str | None, typer.Argument(metavar="PAPER", help="A paper of --list, or a folder of plans.")
+    ] = None,
     show: Annotated[bool, typer.Option("--list", help="List the papers and their plans.")] = False,
-    plan: Annotated[options.Many, typer.Option(help="Run this plan only; repeatable. [default: all]")] = None,
-    scale: Annotated[str, typer.Option(help="Sizes: lab, or the paper's own.")] = "lab",
+    plan: Annotated[
+        options.Many,
+        typer.Option(help="Run this plan of the paper only; repeatable. [default: all]"),
+    ] = None,
+    scale: Annotated[str, typer.Option(help="Sizes of the paper's plans: lab, or the paper's own.")] = "lab",
     seeds: options.Seeds = None,
     *,
     flags: Annotated[options.Values, _OWN],
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Folder; goes on in it. [default: runs/reproduce-PAPER-SCALE]")
+        Path | None,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="DIR",
+            help="Folder; an interrupted one is continued. [default: runs/reproduce-PAPER-SCALE]",
+            rich_help_panel="output",
+        ),
     ] = None,
 ) -> None:
-    """Run the plans of a paper and hold its claims beside what was measured: a ledger.
+    """Run the plans of a paper and compare its claims with what is measured.
 
-    `claims`: published promises, each held to the query that is hardest on it.
+    The paper `claims` tests published privacy claims, each with the query that is hardest on it.
+
+    Examples:
+        audit reproduce --list
+        audit reproduce ethicist --limit 50
     """
     from auditor.runs import grid
     from auditor.studies import papers

@@ -34,18 +34,20 @@ class GridFlags:
 
     panel: ClassVar[str] = "advanced"
 
-    config: Annotated[Path | None, typer.Option(help="Plan in TOML; flags win over it.")] = None
+    config: Annotated[
+        Path | None, typer.Option(metavar="PLAN.toml", help="Plan file; flags given here override it.")
+    ] = None
     sweep: Annotated[
         Many,
         typer.Option(
             metavar="KEY=V1,V2|KEY=START:STOP:STEP",
-            help="Run every value of a plan field or ATTACK.OPTION; wins over it; repeatable.",
+            help="One run per value of a plan field or ATTACK.OPTION; repeatable.",
         ),
     ] = None
     seeds: options.Seeds = None
     checkpoints: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Run every checkpoint-STEP in a trainer's output folder in place of --model."),
+        typer.Option(metavar="DIR", help="One run per checkpoint-STEP in a trainer's output folder."),
     ] = None
 
 
@@ -59,20 +61,19 @@ class SingleFlags:
         Path | None,
         typer.Option(
             metavar="POLICY",
-            help="Hold the run to this policy when it is done: exit code of the gate, gate.md and gate.xml.",
+            help="Judge the run as `audit gate` does: exit code, gate.md, gate.xml.",
         ),
     ] = None
     baseline: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="Run folder that the report shows changes against, and --gate compares with."),
+        typer.Option(metavar="RUN", help="Earlier run that report and --gate compare with."),
     ] = None
     reveal: options.Reveal = False
     estimate: Annotated[
         bool,
         typer.Option(
             "--estimate",
-            help="Ask the models for half a minute, and say what the run would take: rows, tokens, memory, time. Runs "
-            "and writes nothing.",
+            help="Only say how long the run would take, in half a minute; writes nothing.",
         ),
     ] = False
 
@@ -87,25 +88,37 @@ _ONE_ONLY = {
 
 
 def run(
-    plan: Annotated[options.Values, options.PlanFlags()],
-    grid: GridFlags,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Run folder. [default: runs/<UTC time>-<name>]")
-    ] = None,
-    resume: Annotated[
         Path | None,
         typer.Option(
-            help="Continue an interrupted run from its folder; takes only --reveal and the options of the gate."
+            "-o", "--out", metavar="DIR", help="Run folder. [default: runs/<UTC time>-<name>]", rich_help_panel="output"
         ),
     ] = None,
     *,
     single: SingleFlags,
+    plan: Annotated[options.Values, options.PlanFlags()],
+    grid: GridFlags,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Continue an interrupted run; only --reveal, --gate, --baseline go with it.",
+            rich_help_panel="output",
+        ),
+    ] = None,
     verbose: Annotated[
         bool,
-        typer.Option("-v", "--verbose", help="Say each stage, what was chosen, and every configuration at the end."),
+        typer.Option(
+            "-v", "--verbose", help="Show stages, choices and every configuration on screen.", rich_help_panel="output"
+        ),
     ] = False,
 ) -> None:
-    """Attack a model, with and without defenses, and report what it leaks. Without --model: the built-in lab."""
+    """Attack a model, with and without defenses, and report what it leaks. Without --model: the built-in lab.
+
+    Examples:
+        audit run --attack ethicist --defense pmixed
+        audit run --model ./my-model --data private.jsonl --nonmembers fresh.jsonl --estimate
+    """
     from auditor.records.folder import forget_latest
 
     allowed = options.Allowed.by(plan)

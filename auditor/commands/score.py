@@ -12,11 +12,16 @@ from auditor.commands import options
 
 
 def score(
-    submission: Annotated[Path, typer.Argument(help="CSV: Example ID,Suffix Guess; surest first, any number of each.")],
-    answers: Annotated[Path, typer.Option(help="The right suffixes: an .npy array (examples, tokens).")],
+    submission: Annotated[
+        Path,
+        typer.Argument(
+            metavar="GUESSES.csv", help="CSV: Example ID,Suffix Guess; most confident first, any number of each."
+        ),
+    ],
+    answers: Annotated[Path, typer.Option(metavar="FILE.npy", help="The true suffixes, an array (examples, tokens).")],
     answered_only: Annotated[
         bool,
-        typer.Option("--answered-only", help="Shares of the examples with a guess. [default: of all, as organisers]"),
+        typer.Option("--answered-only", help="Score only examples with a guess. [default: all, as the organisers do]"),
     ] = False,
     curve: Annotated[
         Path | None, typer.Option(metavar="FILE.csv", help="Write recall at every number of wrong guesses.")
@@ -29,6 +34,10 @@ def score(
     An example counts once, by its first right guess; every wrong guess is an error, a repeated one too. Recall at 100
     errors counts right guesses with fewer than 100 wrong ones before them. Ids are rows of the answers from 0; every
     row and token of the answers counts. Guesses of another length and ids out of range are refused.
+
+    Examples:
+        audit score guesses.csv --answers val_suffix.npy
+        audit score guesses.csv --answers val_suffix.npy --plot curve.svg
     """
     from rich.console import Console
 

@@ -4,52 +4,76 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
 from auditor.commands import console, options
+from auditor.commands.panels import PanelGroup
 from auditor.core.counts import counted
 from auditor.core.errors import AuditError
 
-app = typer.Typer(help="Secrets: pick what is attacked out of a corpus, personal data first of all.")
+app = typer.Typer(cls=PanelGroup, help="Pick the texts to attack out of a corpus, personal data first of all.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PickingFlags:
     """What is picked."""
 
+    panel: ClassVar[str] = "choice"
+
     kinds: Annotated[
         str | None,
         typer.Option(
             metavar="email,phone,…",
-            help="Of email, phone, iban, card, birth-date, id-number, what the column pii marks, and random: any text. "
-            "[default: all personal data that is found]",
+            help="email, phone, iban, card, birth-date, id-number, what the column pii marks, or random: any text. "
+            "[default: all personal data found]",
         ),
     ] = None
-    limit: Annotated[int | None, typer.Option(help="Of each kind, at most so many. [default: 1000]")] = None
-    prefix_length: Annotated[int | None, typer.Option(help="Characters before a secret, at most. [default: 200]")] = (
+    limit: Annotated[int | None, typer.Option(help="At most N of each kind. [default: 1000]")] = None
+    prefix_length: Annotated[int | None, typer.Option(help="At most N characters before a secret. [default: 200]")] = (
         None
     )
-    suffix_length: Annotated[int | None, typer.Option(help="Characters of a random one. [default: 100]")] = None
+    suffix_length: Annotated[int | None, typer.Option(help="Characters of a random text. [default: 100]")] = None
     similar: Annotated[
         float | None,
-        typer.Option(help="From this likeness on (1: equal) two are near-duplicates: one goes. [default: 0.8]"),
+        typer.Option(help="Of two this similar (1: equal), one is left out. [default: 0.8]"),
     ] = None
-    seed: Annotated[int | None, typer.Option(help="The choice follows from it. [default: 0]")] = None
+    seed: Annotated[int | None, typer.Option(help="Seed of the choice. [default: 0]")] = None
 
 
 def make(
-    data: Annotated[str, typer.Option(help="Training texts: JSONL/CSV/Parquet, or a Hugging Face data set.")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="New JSONL file for `audit run --data`, for you only.")],
+    data: Annotated[
+        str,
+        typer.Option(help="Training texts: JSONL, CSV, Parquet or a Hugging Face data set.", rich_help_panel="data"),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="FILE.jsonl",
+            help="New file for `audit run --data`, readable by you only.",
+            rich_help_panel="output",
+        ),
+    ],
     picking: PickingFlags,
     heldout: Annotated[
         str | None,
-        typer.Option(help="Texts the model was not trained on: matched non-members go to OUT.nonmembers.jsonl."),
+        typer.Option(
+            metavar="DATA",
+            help="Texts not trained on: matched non-members go to FILE.nonmembers.jsonl.",
+            rich_help_panel="data",
+        ),
     ] = None,
     phone_region: options.PhoneRegion = None,
 ) -> None:
-    """Pick personal data (or any text) into prefix and suffix, count its repeats, and draw non-members to match."""
+    """Pick personal data (or any text) as prefix and suffix, count repeats, and draw matched non-members.
+
+    Examples:
+        audit secrets make --data corpus.jsonl -o secrets.jsonl
+        audit secrets make --data corpus.jsonl --heldout fresh.jsonl --kinds email -o secrets.jsonl
+    """
     console.quiet()
     from auditor.benchmarks import picking as pick
     from auditor.benchmarks.files import read_corpus
@@ -81,4 +105,4 @@ def _only() -> None:
     """So that `make` is a command of its own even while it is the only one."""
 
 
-app.command()(options.spelt_out(make))
+options.add(app, make)

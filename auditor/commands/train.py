@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
@@ -18,47 +18,71 @@ if TYPE_CHECKING:
 class TrainingFlags:
     """The fields of a training that are a flag each."""
 
-    model: Annotated[str, typer.Option(help="Hugging Face causal LM to start from: hub id or folder.")]
+    panel: ClassVar[str] = "training"
+
+    model: Annotated[
+        str, typer.Option(help="Causal LM to start from: Hugging Face id or folder.", rich_help_panel="target")
+    ]
     data: Annotated[
         str,
+        typer.Option(help="Private records: JSONL, CSV, Parquet or a Hugging Face data set.", rich_help_panel="data"),
+    ]
+    out: Annotated[
+        Path,
         typer.Option(
-            help="Private records, text, prefix+suffix or messages: JSONL/CSV/Parquet or a Hugging Face data set."
+            "-o",
+            "--out",
+            metavar="DIR",
+            help="Folder for the model; an interrupted training continues.",
+            rich_help_panel="output",
         ),
     ]
-    out: Annotated[Path, typer.Option("-o", "--out", help="Folder for the model; an interrupted one is gone on with.")]
     public: Annotated[
-        str | None, typer.Option(help="Public model, for methods that judge records by one. [default: --model]")
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Public model, for methods that need one. [default: --model]",
+            rich_help_panel="target",
+        ),
     ] = None
     lora: Annotated[bool, typer.Option("--lora/--full", help="Train a LoRA adapter, or all parameters.")] = False
     lora_rank: Annotated[int, typer.Option(help="Rank of the adapter.")] = 8
-    lora_alpha: Annotated[int, typer.Option(help="Scale of the adapter, over its rank.")] = 16
-    text_column: Annotated[str | None, typer.Option(help="Column of the text. [default: text, or prefix+suffix]")] = (
-        None
-    )
+    lora_alpha: Annotated[int, typer.Option(help="Alpha of the adapter: its scale is alpha over rank.")] = 16
+    text_column: Annotated[
+        str | None, typer.Option(help="Column of the text. [default: text, or prefix+suffix]", rich_help_panel="data")
+    ] = None
     loss_on: Annotated[
         str | None,
         typer.Option(
             metavar="assistant|all",
-            help="Tokens of a conversation that have a loss: assistant turns with their ends, or all. "
-            "[default: assistant]",
+            help="Tokens of a conversation that are trained on. [default: assistant]",
         ),
     ] = None
     user_column: Annotated[
         str | None,
-        typer.Option("--user-column", "--group-column", help="Column that says whose a record is. [default: its text]"),
+        typer.Option(
+            "--user-column",
+            "--group-column",
+            help="Column that names the person of a record. [default: each text its own]",
+            rich_help_panel="data",
+        ),
     ] = None
     heldout: Annotated[
         str | None,
         typer.Option(
-            help="Records that are not trained on, for early-stop to choose by. [default: a tenth of --data, left out]"
+            metavar="DATA",
+            help="Held-out records that early-stop decides by. [default: a tenth of --data]",
+            rich_help_panel="data",
         ),
     ] = None
     forget: Annotated[
         str | None,
-        typer.Option(help="Records of --data that --model has learnt and is to forget, for gradient-ascent and npo."),
+        typer.Option(
+            metavar="DATA", help="Records of --data to unlearn, with gradient-ascent and npo.", rich_help_panel="data"
+        ),
     ] = None
     block: Annotated[
-        int | None, typer.Option("--block", "--max-length", help="Tokens of a training sequence. [default: 512]")
+        int | None, typer.Option("--block", "--max-length", help="Tokens per training sequence. [default: 512]")
     ] = None
 
 
@@ -69,14 +93,24 @@ def train(
     method: Annotated[
         str,
         typer.Argument(
-            autocompletion=completion.trainings, help="How to train; `audit list` shows them: none, dedup, dp-sgd, ..."
+            autocompletion=completion.trainings, help="How to train, see `audit list`: none, dedup, dp-sgd, ..."
         ),
     ],
     flags: TrainingFlags,
     plan: Annotated[options.Values, options.PlanFlags(_SHARED)],
-    option: Annotated[options.Many, typer.Option("-D", metavar="OPTION=VALUE", help="Option of the method.")] = None,
+    option: Annotated[
+        options.Many,
+        typer.Option(
+            "-D", metavar="OPTION=VALUE", help="Option of the method; repeatable.", rich_help_panel="training"
+        ),
+    ] = None,
 ) -> None:
-    """Fine-tune a causal LM on private records. The same command goes on where it was interrupted."""
+    """Fine-tune a causal LM on private records; the same command continues where it was interrupted.
+
+    Examples:
+        audit train none --model ./base --data private.jsonl --lora -o tuned
+        audit train dp-sgd --model ./base --data private.jsonl --lora -D epsilon=8 -o private-model
+    """
     console.quiet()
     from auditor.core.jsonable import from_json
     from auditor.core.plan_parts import EngineOptions, LoadingOptions

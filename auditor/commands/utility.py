@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
@@ -21,12 +21,12 @@ _PLAN = options.PlanFlags(
     "model data public defense defense_options limit prefix_token seed batch_size model_args plugin "
     + options.HUB_LOADING,
     {
-        "model": "Hugging Face causal or masked LM: hub id or folder. [default: the lab]",
-        "data": "Texts to predict, text or prefix+suffix: JSONL/CSV/Parquet or a Hugging Face data set.",
+        "model": "Causal or masked LM: Hugging Face id or folder. [default: the lab]",
+        "data": "Texts to predict: JSONL, CSV, Parquet or a Hugging Face data set.",
         "public": "Public model, for defenses that need one.",
-        "prefix_token": "What stands before each text of a causal model; auto: as in `audit run` in the lab, else the "
-        "tokenizer's own. [default: auto]",
-        "limit": "Measure at most so many texts, a random sample.",
+        "prefix_token": "Token before each text of a causal model; auto: the tokenizer's, in the lab as `audit run`. "
+        "[default: auto]",
+        "limit": "Measure at most N texts, drawn at random.",
     },
 )
 
@@ -35,15 +35,21 @@ _PLAN = options.PlanFlags(
 class SettingFlags:
     """How it is measured."""
 
+    panel: ClassVar[str] = "measurement"
+
     kind: Annotated[
-        str, typer.Option(help="causal, masked, or auto: what the model says it is; in the lab, causal.")
+        str,
+        typer.Option(
+            metavar="auto|causal|masked", help="Kind of model; auto: what its configuration says, in the lab causal."
+        ),
     ] = "auto"
     on: Annotated[
-        str | None, typer.Option(help="The lab's records: heldout, or members that it was trained on. [heldout]")
+        str | None,
+        typer.Option(metavar="heldout|members", help="Records of the lab: held out, or trained on. [default: heldout]"),
     ] = None
-    restarts: Annotated[int, typer.Option(help="Of a masked model: how often the texts are masked anew.")] = 3
-    mask_share: Annotated[float, typer.Option(help="Of a masked model: share of the tokens that is hidden.")] = 0.15
-    max_length: Annotated[int, typer.Option(help="Tokens of a text, at most; the rest is cut off.")] = 512
+    restarts: Annotated[int, typer.Option(help="Masked models: how many times the texts are masked.")] = 3
+    mask_share: Annotated[float, typer.Option(help="Masked models: share of the tokens that is hidden.")] = 0.15
+    max_length: Annotated[int, typer.Option(help="Use at most N tokens of a text.")] = 512
 
 
 def utility(
@@ -51,23 +57,40 @@ def utility(
     sweep: Annotated[
         Many,
         typer.Option(
-            metavar="[DEFENSE.]OPTION=V1,V2|START:STOP:STEP", help="Every value of an option of a defense; repeatable."
+            metavar="[DEFENSE.]OPTION=V1,V2|START:STOP:STEP",
+            help="Measure at each of these values of a defense's option; repeatable.",
+            rich_help_panel="defenses",
         ),
     ] = None,
     *,
     settings: SettingFlags,
     text: Annotated[
-        Many, typer.Option(help="Also show what each point predicts in this text of yours; repeatable.")
+        Many,
+        typer.Option(help="Also show what is predicted in this text of yours; repeatable.", rich_help_panel="output"),
     ] = None,
     reveal: Annotated[
         int,
-        typer.Option(metavar="N", help="Also show predictions for N texts of the data: this prints private text."),
+        typer.Option(
+            metavar="N", help="Also show predictions in N texts of the data: private text.", rich_help_panel="output"
+        ),
     ] = 0,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Folder for table and plot. [runs/<UTC time>-utility-...]")
+        Path | None,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="DIR",
+            help="Folder for table and plot. [default: runs/<UTC time>-utility-...]",
+            rich_help_panel="output",
+        ),
     ] = None,
 ) -> None:
-    """Measure perplexity against epsilon: a defense at every point of a sweep, on a causal or a masked model."""
+    """Measure what a defense costs: perplexity against epsilon, at every point of a sweep.
+
+    Examples:
+        audit utility --defense pmixed --sweep epsilon=1,4,8 --limit 50
+        audit utility --model ./my-model --data heldout.jsonl
+    """
     if reveal < 0:
         raise AuditError(f"expected --reveal >= 0, got {reveal}")
     from auditor.runs.grid import parse_sweep

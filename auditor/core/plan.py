@@ -34,7 +34,7 @@ from auditor.core.plan_parts import (
 class Plan:
     """One `audit run`. Written to the run folder, from which it can be resumed: flat there, as in a plan file.
 
-    seed: All randomness follows from it. [default: 0]
+    seed: Seed of all random numbers. [default: 0]
     plugin: Python file with attacks, defenses or training methods of your own; repeatable.
     """
 
@@ -47,7 +47,7 @@ class Plan:
     compute: ComputePlan = field(default_factory=ComputePlan)
     output: OutputPlan = field(default_factory=OutputPlan)
     seed: int = described(0, SUBJECT, panel="compute")
-    plugin: tuple[str, ...] = described((), risk="its code would run")
+    plugin: tuple[str, ...] = described((), metavar="FILE.py", risk="its code would run")
     objects: dict[str, str] = described(dict, flags=None)  # role -> class, where Python gave them
 
     def __post_init__(self) -> None:

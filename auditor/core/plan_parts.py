@@ -33,19 +33,19 @@ from auditor.core.plan_fields import (
 class TargetPlan:
     """The model that is attacked, and those beside it. Without a model: the built-in lab.
 
-    model: Hugging Face causal LM or PEFT adapter: hub id or folder; or PROVIDER:NAME. [default: the lab]
-    public: Public model: base of a PMixED ensemble, and what claim-setting prompts are tuned on.
-    reference: Reference model for comparing scores. [default: --public, else an adapter's base]
-    base_url: Server of --model openai:NAME: http://HOST:PORT/v1. Key: OPENAI_API_KEY.
-    tokenizer: Tokenizer of --model openai:NAME: folder or hub id. [default: NAME]
-    max_tokens_total: Ask a model behind an API for at most so many tokens. [default: no limit]
-    before: What --model was before it was to forget --forget, to hold the two together.
-    retrained: Trained as --before was, without --forget: what forgetting is held against.
+    model: Causal LM or adapter: Hugging Face id, folder or PROVIDER:NAME. [default: the lab]
+    public: Public model: base of a PMixED ensemble; text-only attacks tune on it.
+    reference: Compare scores with this model's. [default: --public, else an adapter's base]
+    base_url: Server of --model openai:NAME: http://HOST:PORT/v1; key in OPENAI_API_KEY.
+    tokenizer: Tokenizer of --model openai:NAME. [default: NAME]
+    max_tokens_total: Ask a model behind an API for at most N tokens. [default: no limit]
+    before: The model before it was trained to forget --forget.
+    retrained: A model trained as --before was, without --forget, to compare with.
     """
 
     panel: ClassVar[str] = "target"
     model: str | None = described(None, SUBJECT)
-    public: str | None = described(None, SUBJECT | OWN | COMPARED)
+    public: str | None = described(None, SUBJECT | OWN | COMPARED, metavar="MODEL")
     reference: str | None = described(None, SUBJECT | OWN | COMPARED | ATTACKS, metavar="MODEL|none")
     base_url: str | None = described(
         None, SUBJECT | OWN | PROVIDED, metavar="URL", risk="the records would be sent there"
@@ -81,19 +81,19 @@ class LoadingOptions:
 
     revision, model_args and quantise hold for the audited model only, not for a reference, public or base model.
 
-    device: cpu, cuda, cuda:1, mps; auto: the best that is there.
-    dtype: float32, float16 or bfloat16.
+    device: cpu, cuda, cuda:1 or mps; auto: the best available.
+    dtype: Precision of the weights.
     trust_remote_code: Let model repositories run their own code.
-    revision: Revision of --model on the hub.
-    model_args: Passed to from_pretrained of --model: attn_implementation=eager.
-    device_map: Spread models over GPUs, memory and disk, as transformers does. [default: all on --device]
-    quantise: Load --model in fewer bits, by bitsandbytes. [default: as in --dtype]
-    base: Base of an adapter. [default: the one that the adapter names]
+    revision: Branch, tag or commit of --model on the Hugging Face hub.
+    model_args: Argument of from_pretrained, as attn_implementation=eager; repeatable.
+    device_map: Spread models over GPUs, memory and disk. [default: all on --device]
+    quantise: Quantise --model with bitsandbytes. [default: as --dtype says]
+    base: Base model of an adapter. [default: the one it names]
     """
 
     panel: ClassVar[str] = "compute"
     device: str = described("cpu", SUBJECT | OWN | PLACED)
-    dtype: str = described("float32", SUBJECT | OWN | PLACED)
+    dtype: str = described("float32", SUBJECT | OWN | PLACED, metavar="float32|float16|bfloat16")
     trust_remote_code: bool = described(
         False,
         SUBJECT | OWN | PLACED,
@@ -139,46 +139,45 @@ class LoadingOptions:
 class DataPlan:
     """What is attacked, what the attacker knows of it, and how it is cut and written.
 
-    data: Training records: JSONL/CSV/Parquet, a Hugging Face data set, token ids (input_ids, or .npy arrays).
-    nonmembers: Matched records the model was not trained on: the floor, and held-out perplexity.
-    limit: Attack at most so many members, and so many non-members.
-    prefix_length: Tokens shown to the attacker. [default: 50 of text, whole arrays]
+    data: Training records: JSONL, CSV, Parquet, .npy or a Hugging Face data set.
+    nonmembers: Records like --data, but not trained on: the non-member baseline.
+    limit: Attack at most N members and N non-members.
+    prefix_length: Tokens that the attacker is shown. [default: 50 of text, whole arrays]
     suffix_length: Tokens to extract. [default: 50 of text, whole arrays]
-    known: Records the attacker already knows (same formats).
-    known_fraction: Share of the data that the attacker knows, without --known.
-    known_limit: At most so many records of the auxiliary data. [default: all]
-    group_column: Column of --data to show results by, as department; its values are in the report.
-    knows: What an attacker knows of a conversation, of an assistant turn: all before it; that and the share F of
-        the turn; or the system turn alone. [default: user]
-    template: How conversations and instructions are rendered: the tokenizer's chat template, a file's, none, or
-        alpaca, trl.
-    date: The day that the chat template writes: the day of the training.
-    prefix_token: Prefix token of every text, as BOS; auto: the tokenizer's own, unless the auxiliary data are more
-        likely behind another.
-    windows: Attack whole texts: a prefix and suffix every STRIDE tokens. [default: the start]
-    canaries: Canaries that were inserted into the training data: `audit canaries`.
-    phone_region: Countries whose telephone numbers the data write without a country code.
-    forget: Records of --data that --model was to forget (same formats).
+    known: Auxiliary data: records that the attacker already has.
+    known_fraction: Without --known: share of --data that the attacker already has.
+    known_limit: Use at most N records of the auxiliary data. [default: all]
+    group_column: Column of --data to show results by; its values are in the report.
+    knows: Given of a conversation: the system turn; all before the answer; that and the share F of it. [default: user]
+    template: How conversations become text: by the model's chat template, a template FILE, Alpaca's or TRL's format, or
+        none.
+    date: Day that the chat template writes: the day of the training.
+    prefix_token: Token before every text; auto: the tokenizer's, unless the auxiliary data are more likely with
+        another.
+    windows: Attack a suffix every STRIDE tokens of a text. [default: one, at its start]
+    canaries: Canaries that were inserted into the training data: see `audit canaries`.
+    phone_region: Countries of telephone numbers that are written without a country code.
+    forget: Records of --data that --model was trained to forget.
     """
 
     panel: ClassVar[str] = "data"
     data: str | None = described(None, SUBJECT)
-    nonmembers: str | None = described(None, SUBJECT | OWN | RECORDS | ATTACKS)
+    nonmembers: str | None = described(None, SUBJECT | OWN | RECORDS | ATTACKS, metavar="DATA")
     limit: int | None = described(None, SUBJECT | RECORDS, least=1)
     prefix_length: int | None = described(None, SUBJECT | RECORDS)
     suffix_length: int | None = described(None, SUBJECT | RECORDS)
-    known: str | None = described(None, SUBJECT | OWN | RECORDS | ATTACKS)
+    known: str | None = described(None, SUBJECT | OWN | RECORDS | ATTACKS, metavar="DATA")
     known_fraction: float = described(0.2, SUBJECT | OWN)
     known_limit: int | None = described(None, COMPARED | ATTACKS | RECORDS, least=1)
     group_column: str | None = described(None, SUBJECT | OWN, metavar="COLUMN")
     knows: str | None = described(None, SUBJECT | OWN | RECORDS, metavar="system|user|partial:F")
-    template: str = described(AUTO, SUBJECT | OWN | RECORDS, metavar="auto|none|model|FILE")
+    template: str = described(AUTO, SUBJECT | OWN | RECORDS, metavar="auto|none|model|alpaca|trl|FILE")
     date: str | None = described(None, SUBJECT | OWN | RECORDS, metavar="YYYY-MM-DD")
     prefix_token: str = described(AUTO, COMPARED, metavar="auto|none|bos|eos|TEXT")
     windows: int | None = described(None, SUBJECT | OWN | RECORDS, metavar="STRIDE", least=1)
     canaries: str | None = described(None, SUBJECT | OWN, metavar="MANIFEST", panel="privacy")
     phone_region: str | None = described(None, OWN | RECORDS | ATTACKS, metavar="DE,US", panel="privacy")
-    forget: str | None = described(None, SUBJECT | OWN | RECORDS, panel="privacy")
+    forget: str | None = described(None, SUBJECT | OWN | RECORDS, metavar="DATA", panel="privacy")
 
     def check(self) -> None:
         """Raises AuditError for what cannot be read as what it is."""
@@ -196,16 +195,16 @@ class DataPlan:
 class AttackPlan:
     """Which attacks and probes, at which access.
 
-    attack: Attack or probe to run; repeat for several. See `audit list`. [default: ethicist]
-    attack_options: Option of an attack.
-    setting: claim: inside a privacy claim; worst: everything the auditor has; both.
-    samples: Samples a prefix, for every attack. [default: each its own]
+    attack: Attack or probe, see `audit list`; repeatable. [default: ethicist]
+    attack_options: Option of an attack, as ethicist.samples=20; repeatable.
+    setting: Access: claim is text-only, as a privacy claim assumes; worst is white-box.
+    samples: Samples per prefix, in every attack. [default: each attack has its own]
     """
 
     panel: ClassVar[str] = "attacks"
     attack: tuple[str, ...] = described(("ethicist",), flags=("--attack", "-a"))
     attack_options: Options = described(dict, ATTACKS, metavar="[ATTACK.]OPTION=VALUE", flags=("-A",))
-    setting: Literal["claim", "worst", "both"] = described("both")
+    setting: Literal["claim", "worst", "both"] = described("both", metavar="claim|worst|both")
     samples: int | None = described(None, ATTACKS, least=1)
     sizes: Literal["paper", "lab"] = described("paper", flags=None)
 
@@ -219,12 +218,11 @@ class AttackPlan:
 class DefensePlan:
     """Which defenses, and what stands beside them.
 
-    defense: Defense to put in front of the model; repeatable.
-    defense_options: Option of a defense.
-    controls: Show each defense beside its controls; without them nothing says what an effect is due to.
-    ensemble_limit: At most so many members behind an ensemble, which asks all its parts. [default: all; in the lab
-        60]
-    relearn: Train a copy of what was to forget so many steps on known pairs, and look again.
+    defense: Defense to audit beside the undefended model, see `audit list`; repeatable.
+    defense_options: Option of a defense, as pmixed.epsilon=4; repeatable.
+    controls: Audit each defense's controls too: only they show what causes an effect.
+    ensemble_limit: Attack at most N members where an ensemble answers. [default: all; in the lab 60]
+    relearn: Train a copy on auxiliary data for STEPS: does what was forgotten return?
     relearn_rate: Learning rate of --relearn. [default: 5e-5; in the lab 1e-4]
     """
 
@@ -250,10 +248,10 @@ class DefensePlan:
 class EngineOptions:
     """Who does the work: this process, or the workers of a Ray cluster, so many GPUs or a part of one each.
 
-    engine: Who does the work: this process, or workers of Ray.
-    workers: Workers of --engine ray. [default: as many as processors here]
-    ray_address: A Ray cluster that is there. [default: one on this machine]
-    gpus_per_worker: GPUs of each worker, or a part of one. [default: 0]
+    engine: Work in this process, or on workers of Ray.
+    workers: Workers of --engine ray. [default: one per processor here]
+    ray_address: Ray cluster to use. [default: one started on this machine]
+    gpus_per_worker: GPUs of each worker; a fraction shares one. [default: 0]
     """
 
     panel: ClassVar[str] = "compute"
@@ -287,7 +285,7 @@ LOCAL = EngineOptions()
 class ComputePlan(EngineOptions):
     """How the program goes about it: no number depends on it.
 
-    batch_size: Prefixes or texts at once; results do not depend on it. [default: auto]
+    batch_size: Prefixes or texts per batch; changes no result. [default: auto]
     """
 
     batch_size: int | None = described(None, metavar="N|auto", least=1)
@@ -301,8 +299,8 @@ class ComputePlan(EngineOptions):
 class OutputPlan:
     """What is written beside the run folder, and by which command. No number depends on it.
 
-    submission: LM-Extraction submission to write: one attack, undefended, in the worst setting (claim if only that
-        is run), its first guess of each attacked row, surest first. It holds private text as token ids.
+    submission: Write an LM-Extraction submission, with one attack on the undefended model: its first guess per record,
+        most confident first, white-box if that was run. Private text, as token ids.
     """
 
     panel: ClassVar[str] = "output"
