@@ -59,13 +59,13 @@ READING = (report, gate, compare, history, advise, export, attest)  # --safe unl
 for panel, commands in {
     "audit a model": (check, run, utility, reproduce, list_plugins),
     "read and judge runs": (*READING, score),
-    "train": (train,),
+    "prepare and train": (train,),
 }.items():
     for command in commands:
         safe = True if command in READING else False if command is run else None
         add(app, command, command.__name__.removesuffix("_plugins"), panel=panel, safe=safe)
-app.add_typer(canaries.app, name="canaries", rich_help_panel="train")
-app.add_typer(secrets.app, name="secrets", rich_help_panel="train")
+app.add_typer(canaries.app, name="canaries", rich_help_panel="prepare and train")
+app.add_typer(secrets.app, name="secrets", rich_help_panel="prepare and train")
 
 
 @app.callback(invoke_without_command=True)

@@ -18,6 +18,7 @@ from auditor.core.plan_fields import PANELS
 SETTINGS = {"max_content_width": 100}  # of a context: columns, at most
 _WIDEST = 24  # characters of a flag in a column of its own
 _EXAMPLES = "Examples:"
+_UNREAD = f"{__name__}.unread"  # of a context: whether a group leaves its own flags
 _HELP = "help"  # the flag that ends the last panel
 _ORDER = ("arguments", "options", *PANELS[:4], "", *PANELS[4:])
 _FEW = 8  # flags among which nobody needs panels to find one's way
@@ -109,7 +110,18 @@ class PanelCommand(TyperCommand):
 
 
 class PanelGroup(TyperGroup):
-    """A group whose commands stand in panels, each with its whole first sentence, before the flags of the group."""
+    """A group whose commands stand in panels, each with its whole first sentence, before the flags of the group.
+
+    Where a command comes first none of the group's flags is given, and none is read: typer would import pydantic for
+    the default of a number, which takes longer than all of the help.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta[_UNREAD] = bool(args) and args[0] in self.commands
+        return super().parse_args(ctx, args)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return [] if ctx.meta.get(_UNREAD) else super().get_params(ctx)
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         _write_said(formatter, self.help or "")

@@ -95,7 +95,7 @@ def test_no_sentence_of_the_overview_is_cut() -> None:
 @pytest.mark.parametrize("arguments", ["--help", "run --help"])
 def test_help_draws_nothing(arguments: str) -> None:
     """What draws takes longer to import than all of the help to print."""
-    heavy = "{'rich', 'urllib.request', 'torch'}"
+    heavy = "{'rich', 'urllib.request', 'pydantic', 'torch'}"
     script = f"""
 import sys
 from auditor.cli import call
