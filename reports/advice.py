@@ -16,7 +16,8 @@ from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records.details import Details, RowDetails, SecretFacts
-from auditor.records.signals import NOT_TESTED, PERSONAL, VERBATIM, Assessment, assess
+from auditor.records.kinds import PERSONAL, VERBATIM
+from auditor.records.signals import NOT_TESTED, Assessment, assess
 from auditor.reports import inert, signals, words
 from auditor.reports.blocks import Block, Bullets, Group, Paragraph, Table
 from auditor.reports.topics import Topic, row_details, titled

@@ -22,8 +22,9 @@ from auditor.gate.contradictions import contradictions
 from auditor.gate.decide import read_run
 from auditor.gate.kept import Kept, kept
 from auditor.records.claims import standing
+from auditor.records.kinds import PERSONAL
 from auditor.records.saved import RESULT
-from auditor.records.signals import NOT_TESTED, PERSONAL, Assessment, Signal, assess
+from auditor.records.signals import NOT_TESTED, Assessment, Signal, assess
 from auditor.reports import personal, signals, words
 from auditor.reports.blocks import Document, Group, Paragraph, Section, Table
 from auditor.reports.topics import titled

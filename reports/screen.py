@@ -20,9 +20,9 @@ from rich.text import Text
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records import details as detailed
-from auditor.records import signals as kinds
+from auditor.records import kinds
 from auditor.records.claims import CONTRADICTED
-from auditor.records.signals import Assessment, Signal, assess
+from auditor.records.signals import SHOWN, Assessment, Signal, assess
 from auditor.reports import advice, claims, inert, personal, signals, unlearning, words
 from auditor.reports.verdict import explained, strongest
 from auditor.statistics.metrics import RECALL
@@ -223,7 +223,7 @@ def _table(result: AuditResult, seen: Assessment, width: int, room: int) -> list
 
 def _weight(signal: Signal) -> tuple[bool, bool, float]:
     assert signal.measured is not None
-    return signal.status != kinds.SHOWN, not signal.suspected, -signal.measured.value
+    return signal.status != SHOWN, not signal.suspected, -signal.measured.value
 
 
 def _firsts(found: Sequence[Signal]) -> Iterator[tuple[Signal, bool]]:

@@ -12,16 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from auditor.records.signals import (
-    GREEDILY,
-    NEARLY,
-    NOT_TESTED,
-    PERSONAL,
-    UNTARGETED,
-    VERBATIM,
-    Assessment,
-    Signal,
-)
+from auditor.records.kinds import GREEDILY, NEARLY, PERSONAL, UNTARGETED, VERBATIM
+from auditor.records.signals import NOT_TESTED, Assessment, Signal
 from auditor.reports.signals import ACCESS
 
 Word = Literal["none seen", "not determined", "moderate", "high"]

@@ -12,7 +12,7 @@ from itertools import groupby
 from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Doubt, Measurement
-from auditor.records import signals
+from auditor.records import kinds, signals
 from auditor.records.signals import Assessment, Signal, assess
 from auditor.reports import personal, words
 from auditor.reports.blocks import Block, Forest, ForestSpan, Group, Paragraph, Table
@@ -24,15 +24,15 @@ CLEAR = "no leakage seen"  # the reassuring words: said where `Assessment.reassu
 ACCESS = {"claim": "text-only", "worst": "white-box", "": ""}
 PHRASES = {
     RECALL: "extracted verbatim",
-    signals.ANY: "extracted by one of the guesses",
+    kinds.ANY: "extracted by one of the guesses",
     "document_recall": "documents extracted in part",
-    signals.NEAR: "extracted near-verbatim",
-    signals.GREEDY: "extracted by greedy decoding",
-    signals.EXPOSED: "canaries more exposed than chance allows",
+    kinds.NEAR: "extracted near-verbatim",
+    kinds.GREEDY: "extracted by greedy decoding",
+    kinds.EXPOSED: "canaries more exposed than chance allows",
     "memorised_generations": "drawn texts hold an n-gram of the training data",
 }
-_EXTRACTION = (signals.VERBATIM, signals.NEARLY, signals.GREEDILY)
-_ALONE = (signals.EXACT, "exposure", "membership_auc")
+_EXTRACTION = (kinds.VERBATIM, kinds.NEARLY, kinds.GREEDILY)
+_ALONE = (kinds.EXACT, "exposure", "membership_auc")
 _UNITS = {"bits": " bits", "nats": " nats", "per 1,000": " per 1,000"}
 _SHORT = {"membership_auc": "membership AUC"}
 _HEAD = ("Signal", "Access", "Result", "Measured", "Baseline", "Shown from")
@@ -51,7 +51,7 @@ def number(signal: Signal) -> str:
     """`166/320 (52% [46–57]) extracted verbatim`, `membership AUC 0.642 [0.577–0.704]`."""
     m = signal.measured
     assert m is not None  # whoever asks has seen that it was tested
-    if signal.kind is signals.PERSONAL:
+    if signal.kind is kinds.PERSONAL:
         return f"{personal.named(signal.part)} {personal.came_out(m)}"
     part = f"of those trained on {counted(int(signal.count), 'time')}" if signal.count else signal.part
     at = f", {part}" if part else ""
@@ -59,9 +59,9 @@ def number(signal: Signal) -> str:
         return f"{words.share(m)} {PHRASES[m.name]}{at}"
     if m.name == RECORDS:
         return f"{counted(round(m.value), 'training record')} in {counted(m.n, 'drawn text')}"
-    if m.name.startswith(signals.EPSILON):
+    if m.name.startswith(kinds.EPSILON):
         return f"audited ε at least {words.number(m.value)}"
-    if m.name == signals.VIOLATIONS:
+    if m.name == kinds.VIOLATIONS:
         return f"its claim is VIOLATED {counted(round(m.value), 'time')} in {counted(m.n, 'query', 'queries')}"
     if tries := EXPECTED_ANY_OF.numbers_in(m.name):
         return f"one of {counted(int(tries[0]), 'sample')} is right with probability {words.with_bounds(m)}"
@@ -104,7 +104,7 @@ def _none(of_a_kind: Sequence[Signal]) -> str:
     worst = max(of_a_kind, key=lambda s: s.measured.high if s.measured else 0.0)
     m = worst.measured
     assert m is not None  # it was tested
-    if m.name == signals.VIOLATIONS:
+    if m.name == kinds.VIOLATIONS:
         return f"no violation of its claim in {counted(m.n, 'query', 'queries')}"
     if not all(map(_is_zero, of_a_kind)):
         return f"{number(worst)}{access} (not above {baseline(worst) or 'zero'})"
@@ -114,7 +114,7 @@ def _none(of_a_kind: Sequence[Signal]) -> str:
 def _is_zero(signal: Signal) -> bool:
     """Whether it counts secrets, and there are none."""
     m = signal.measured
-    return m is not None and m.name in PHRASES and m.value == 0 and signal.kind is not signals.PERSONAL
+    return m is not None and m.name in PHRASES and m.value == 0 and signal.kind is not kinds.PERSONAL
 
 
 def strongest(found: Sequence[Signal]) -> Signal:
@@ -125,7 +125,7 @@ def strongest(found: Sequence[Signal]) -> Signal:
 def _size(signal: Signal) -> float:
     m = signal.measured
     assert m is not None
-    return abs(m.value - 0.5) if signal.kind is signals.MEMBERSHIP else m.value
+    return abs(m.value - 0.5) if signal.kind is kinds.MEMBERSHIP else m.value
 
 
 def _lowered(text: str) -> str:
@@ -255,7 +255,7 @@ def _measured(s: Signal) -> str:
     """Without its name where the kind says it."""
     m = s.measured
     assert m is not None  # it was tested
-    if s.kind is not signals.PERSONAL and not s.count and (m.unit == "share" or m.name in _ALONE):
+    if s.kind is not kinds.PERSONAL and not s.count and (m.unit == "share" or m.name in _ALONE):
         return words.share(m) if m.unit == "share" else f"{words.with_bounds(m)}{_UNITS.get(m.unit, '')}"
     return number(s)
 

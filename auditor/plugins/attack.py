@@ -33,7 +33,7 @@ class Attack:
 
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""  # what people read in a table; "": its name
-    measures: ClassVar[str] = "verbatim"  # a way to leak: one of `records.signals.KINDS`, or its own
+    measures: ClassVar[str] = "verbatim"  # a way to leak: one of `records.kinds.KINDS`, or its own
     needs: ClassVar[tuple[str, ...]] = ("draw",)
     of: ClassVar[Literal["secrets"]] = "secrets"  # what it looks at: a probe may look at canaries instead
     of_learnt: ClassVar[bool] = False  # whether it asks only models that have learnt the data, not what reads them

@@ -15,7 +15,7 @@ from typing import Literal
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Claim
 from auditor.core.result import Audited, AuditResult, Finding, TargetRecord
-from auditor.records.signals import BOUNDS, BOUNDS_OF_TOKENS
+from auditor.records.kinds import BOUNDS, BOUNDS_OF_TOKENS
 from auditor.statistics.audited import at_level, powerless
 from auditor.statistics.bounds import LEVEL
 

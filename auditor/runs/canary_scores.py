@@ -19,7 +19,7 @@ from auditor.plugins.probe import observe
 from auditor.plugins.view import WORST, View
 from auditor.records import saved
 from auditor.records.folder import RunFolder
-from auditor.records.signals import OF_CANARIES
+from auditor.records.kinds import OF_CANARIES
 from auditor.reports import words
 from auditor.runs.plan import check_general, options_for, parse_options
 from auditor.runs.prefix_token import choose, prefixed

@@ -22,7 +22,7 @@ from auditor.models.base import LanguageModel, given_by, perplexity_nll
 from auditor.models.decoding import GREEDY, by_shape
 from auditor.models.memory import AtOnce
 from auditor.plugins import registry
-from auditor.records.signals import MEMBERSHIP
+from auditor.records.kinds import MEMBERSHIP
 from auditor.runs.audit import Audit
 from auditor.runs.causes import Answers
 from auditor.runs.target import Target

@@ -19,7 +19,7 @@ from auditor.core.result import AuditResult, Finding
 from auditor.plugins import registry
 from auditor.records import details, saved
 from auditor.records.folder import RunFolder
-from auditor.records.signals import BOUNDS
+from auditor.records.kinds import BOUNDS
 from auditor.statistics.two_samples import epsilon_clopper_pearson, gaussian_estimate
 
 

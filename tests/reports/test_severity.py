@@ -9,22 +9,8 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from auditor.core.result import AuditResult, Doubt, Measurement
-from auditor.records.signals import (
-    AUDITED,
-    GREEDILY,
-    KINDS,
-    MEMBERSHIP,
-    NOT_SHOWN,
-    NOT_TESTED,
-    PERSONAL,
-    SETTINGS,
-    SHOWN,
-    VERBATIM,
-    Assessment,
-    Kind,
-    Signal,
-    Status,
-)
+from auditor.records.kinds import AUDITED, GREEDILY, KINDS, MEMBERSHIP, PERSONAL, VERBATIM, Kind
+from auditor.records.signals import NOT_SHOWN, NOT_TESTED, SETTINGS, SHOWN, Assessment, Signal, Status
 from auditor.reports import html, markdown, severity
 from auditor.reports.severity import HIGH, MODERATE, NONE, OPEN, RULE, TEXT, WORDS
 

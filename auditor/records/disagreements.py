@@ -1,0 +1,139 @@
+"""What in a run may hide a leak: numbers that contradict each other, and non-members unlike the members.
+
+Knows a result alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from scipy.stats import binom
+
+from auditor.core.nouns import UNDEFENDED
+from auditor.core.result import AuditResult, Doubt, Finding, Measurement
+from auditor.records.kinds import ANY, EXACT
+from auditor.statistics.metrics import AT_LEAST, CONTROLS, RECALL, auc_of
+
+_ANCESTRAL = "ancestral"
+_IMPROBABLE = 0.01  # fewer hits than this is likely to give contradict the probabilities that were measured
+
+
+def known(m: Measurement | None) -> bool:
+    return m is not None and m.n > 0 and not math.isnan(m.value)
+
+
+def beyond_chance(m: Measurement) -> bool:
+    return m.low > 0.5
+
+
+def controls_of(finding: Finding) -> list[Measurement]:
+    return [m for control in CONTROLS if (m := finding.measurement(auc_of(control))) is not None]
+
+
+def mismatch(result: AuditResult) -> tuple[Doubt, ...]:
+    """That members and non-members are no match: whatever distinguishes them without having seen the model."""
+
+    def highest(control: str) -> Measurement | None:
+        seen = (finding.measurement(auc_of(control)) for finding in result.findings)
+        return max((m for m in seen if m is not None and beyond_chance(m)), key=lambda m: m.low, default=None)
+
+    if blind := highest("blind"):
+        return (
+            Doubt(
+                "non-members",
+                "Members and non-members differ in kind: without any model, their tokens and lengths distinguish them "
+                f"({_auc(blind)}), so no membership number here means what it says, and what members leak beyond "
+                "non-members may be that difference.",
+            ),
+        )
+    if reference := highest("reference_alone"):
+        return (
+            Doubt(
+                "non-members",
+                f"The reference alone distinguishes members from non-members ({_auc(reference)}): it saw some of them, "
+                "or they differ in kind, and either way no membership number here means what it says.",
+            ),
+        )
+    return ()
+
+
+def _auc(m: Measurement) -> str:
+    return f"AUC {m.value:.3f} [{m.low:.3f}–{m.high:.3f}]"
+
+
+def contradictions(result: AuditResult, target: str, greedy: Measurement | None) -> Iterator[Doubt]:
+    """Numbers of one target that cannot all be right: a filter, a truncation or another distribution lies between.
+
+    greedy: the share of secrets that greedy decoding of the undefended model gives.
+    """
+    rows = [f for f in result.findings if f.target == target and not f.not_applicable]
+    drawn = [f for f in rows if known(f.measurement(RECALL))]
+    exact = [f for f in rows if any(m.name.startswith(EXACT) for m in f.measurements)]
+    said = dict.fromkeys(said for probe in exact for attack in drawn if (said := _fewer_than_probable(probe, attack)))
+    yield from (Doubt("contradiction", sentence) for sentence in said)
+    if target == UNDEFENDED and greedy is not None:
+        yield from (Doubt("contradiction", sentence) for sentence in _against_greedy(greedy, rows, drawn))
+
+
+def _fewer_than_probable(probe: Finding, attack: Finding) -> str:
+    """That an attack has too few hits for the probabilities; "" where they agree.
+
+    Hits of independent secrets with mean probability p are no less likely to be k or fewer than a binomial number is,
+    for k <= n p - 1 (Hoeffding 1956, Theorem 4): its tail bounds theirs. Any of the guesses counts as a hit.
+    """
+    probability, recall = _at_decoding(probe, attack), attack.measurement(RECALL)
+    if probability is None or recall is None or not known(probability):
+        return ""
+    other = attack.measurement(ANY)
+    hits = max(round(m.value * m.n) for m in (recall, other) if m is not None and known(m))
+    p = probability.value if probability.n == recall.n else probability.low  # the same secrets: their very mean
+    if hits > recall.n * p - 1 or (tail := float(binom.cdf(hits, recall.n, p))) >= _IMPROBABLE:
+        return ""
+    return (
+        f"{attack.attack} extracts {hits:,} of {recall.n:,}, and at the measured probability of {_percent(p)} a single "
+        f"sample of each would give about {recall.n * p:.0f} ({_below(tail)} by chance): a filter, a truncation or "
+        "another distribution stands between what the model knows and what was drawn."
+    )
+
+
+def _at_decoding(probe: Finding, attack: Finding) -> Measurement | None:
+    """The mean probability of one sample, at the decoding of the attack where it was measured."""
+    exact = probe.measurement(EXACT) or probe.measurement(f"{EXACT}{AT_LEAST}")
+    untruncated = probe.measurement(f"{EXACT}_{_ANCESTRAL}")
+    return untruncated if untruncated is not None and attack.decoding.startswith(_ANCESTRAL) else exact
+
+
+def _against_greedy(greedy: Measurement, rows: Sequence[Finding], drawn: Sequence[Finding]) -> Iterator[str]:
+    given = round(greedy.value * greedy.n)
+    hits = [round(m.value * m.n) for f in drawn for name in (RECALL, ANY) if (m := f.measurement(name)) and known(m)]
+    # Secrets that one gives and the other does not are as many either way, were there no difference (McNemar, exact).
+    if hits and not any(hits) and given and (tail := 0.5**given) < _IMPROBABLE:
+        yield (
+            f"Greedy decoding extracts {given:,} of {greedy.n:,}, and no attack extracts any ({_below(tail)} by chance "
+            "were they alike): what was drawn is not what the model gives."
+        )
+    for row in rows:
+        for m in row.measurements:
+            level = m.name.removeprefix("discoverable_1_")
+            likely = round(m.value * m.n) if level != m.name and _number(level) > 0.5 and m.n == greedy.n else 0
+            if likely > given:  # more probable than not means that each of its tokens is the likeliest
+                yield (
+                    f"{likely:,} of {m.n:,} suffixes have an extraction probability of {_percent(_number(level))} or "
+                    f"more, and greedy decoding, which must give these, gives {given:,}."
+                )
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
+def _percent(p: float) -> str:
+    return f"{100 * p:.2g}%"
+
+
+def _below(tail: float) -> str:
+    return f"{tail:.1g}" if tail >= 1e-6 else "less than 1 in a million"
