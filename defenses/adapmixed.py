@@ -24,7 +24,8 @@ from torch import Tensor
 
 from auditor.core.errors import AuditError
 from auditor.defenses.one_adapter import CONTROL, OneAdapter
-from auditor.defenses.pmixed import PMixedModel, Projection, Unmixed
+from auditor.defenses.pmixed import Unmixed
+from auditor.defenses.pmixed_model import PMixedModel, Projection
 from auditor.defenses.public import Public
 from auditor.models.base import Check, LanguageModel
 from auditor.plugins.defense import Cause, Defense, Scenario

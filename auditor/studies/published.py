@@ -25,7 +25,8 @@ from auditor.core.errors import AuditError, unknown
 from auditor.core.nouns import Secret
 from auditor.defenses.adapmixed import one_radius
 from auditor.defenses.invisible_ink import InkModel, InvisibleInk
-from auditor.defenses.pmixed import PMixed, PMixedModel
+from auditor.defenses.pmixed import PMixed
+from auditor.defenses.pmixed_model import PMixedModel
 from auditor.defenses.uniform_mixing import UniformMixing
 from auditor.models.base import Check, LanguageModel, Neighbours, Rows
 from auditor.models.wrapping import WrappingModel

@@ -18,7 +18,8 @@ from auditor.benchmarks.lab_texts import TrainingTexts, make_texts
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
-from auditor.defenses.pmixed import PMixed, PMixedModel, Projection, Unmixed
+from auditor.defenses.pmixed import PMixed, Unmixed
+from auditor.defenses.pmixed_model import PMixedModel, Projection
 from auditor.defenses.uniform_mixing import UniformMixing, UniformMixingModel
 from auditor.models.base import Check, LanguageModel, Rows
 from auditor.models.decoding import GREEDY, Decoding

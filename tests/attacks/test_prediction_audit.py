@@ -17,7 +17,8 @@ from auditor.benchmarks.fixed_distributions import FixedDistribution, fixed_ense
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Claim, Secret
 from auditor.core.result import Audited, Measurement
-from auditor.defenses.pmixed import PMixed, PMixedModel, Projection, Unmixed, everything
+from auditor.defenses.pmixed import PMixed, Unmixed
+from auditor.defenses.pmixed_model import PMixedModel, Projection, everything
 from auditor.defenses.uniform_mixing import UniformMixing, UniformMixingModel
 from auditor.models.base import LanguageModel, Rows
 from auditor.models.ensemble import Ensemble, ModelEnsemble

@@ -8,7 +8,8 @@ import math
 import pytest
 import torch
 
-from auditor.defenses.pmixed import PMixed, Projection
+from auditor.defenses.pmixed import PMixed
+from auditor.defenses.pmixed_model import Projection
 from auditor.plugins.registry import defenses
 from benchmarks.checks.trust import adversary
 

@@ -17,7 +17,8 @@ from scipy.stats import chi2
 from auditor.benchmarks.fixed_distributions import fixed_ensemble
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.streams import generator, uniforms
-from auditor.defenses.pmixed import PMixed, PMixedModel, Projection, Unmixed
+from auditor.defenses.pmixed import PMixed, Unmixed
+from auditor.defenses.pmixed_model import PMixedModel, Projection
 from auditor.generation.sample import sample
 from auditor.models.decoding import ANCESTRAL, Decoding
 from auditor.models.ensemble import Ensemble, ModelEnsemble

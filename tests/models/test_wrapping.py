@@ -13,7 +13,7 @@ from auditor.core.result import Doubt
 from auditor.defenses.cp_delta import CommonModel
 from auditor.defenses.invisible_ink import Ink, InkModel
 from auditor.defenses.memfree import ExactNGrams, MemFreeModel
-from auditor.defenses.pmixed import PMixedModel, everything
+from auditor.defenses.pmixed_model import PMixedModel, everything
 from auditor.defenses.uniform_mixing import UniformMixingModel, _Certain
 from auditor.models.base import LanguageModel
 from auditor.models.ensemble import ModelEnsemble

@@ -30,7 +30,8 @@ from torch import Tensor
 
 from auditor.benchmarks.fixed_distributions import FixedDistribution, fixed_ensemble
 from auditor.defenses.invisible_ink import InkModel, InvisibleInk
-from auditor.defenses.pmixed import PMixed, PMixedModel
+from auditor.defenses.pmixed import PMixed
+from auditor.defenses.pmixed_model import PMixedModel
 from auditor.defenses.uniform_mixing import ANY_TWO, UniformMixing
 from auditor.models.ensemble import Ensemble
 from auditor.models.masked import MaskedModel

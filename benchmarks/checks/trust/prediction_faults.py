@@ -24,7 +24,8 @@ from auditor.benchmarks.lab import Lab
 from auditor.benchmarks.lab_recipe import LabRecipe
 from auditor.core import threads
 from auditor.core.nouns import Claim, Secret, evenly
-from auditor.defenses.pmixed import PMixed, PMixedModel, everything
+from auditor.defenses.pmixed import PMixed
+from auditor.defenses.pmixed_model import PMixedModel, everything
 from auditor.models.base import LanguageModel, Neighbours, Rows
 from auditor.models.decoding import Decoding
 from auditor.models.ensemble import Ensemble, Exchanged

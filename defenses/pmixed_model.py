@@ -1,0 +1,350 @@
+"""The model that PMixED serves: members held within a radius of the public distribution, mixed and drawn from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from auditor.core.errors import AuditError, NotApplicable
+from auditor.core.streams import generator
+from auditor.models.base import Check, LanguageModel, Neighbours, Rows
+from auditor.models.decoding import Decoding
+from auditor.models.ensemble import Ensemble, Exchanged
+from auditor.models.wrapping import WrappingModel
+from auditor.privacy.accounting import realised_renyi
+from auditor.privacy.mixing import (
+    Adjacency,
+    member_share,
+    neighbour_distributions,
+    subset_size_distribution,
+)
+from auditor.privacy.projection import project, project_two_sided
+
+_NO_SHARE = 1e-9  # of subsets of one size: too few to show in a distribution of single precision
+
+
+_TUNING_MEMBERS = 4  # members behind one gradient step; each step takes others
+
+
+@dataclass(frozen=True)
+class Projection:
+    """The mixing weight of a member's distribution: the largest within a radius of the public distribution, by subset
+    size."""
+
+    alpha: int
+    radii: tuple[float, ...]  # nats, for subsets of size 1..N
+    cap: float  # on the weight
+    two_sided: bool
+
+    def by_size(self) -> tuple[float, ...]:
+        """The radii of sizes 1..N, or the one that all of them have."""
+        return self.radii[:1] if len(set(self.radii)) == 1 else self.radii
+
+    @torch.no_grad()
+    def weights(self, log_p: Tensor, log_p0: Tensor, radius: Tensor | float) -> Tensor:
+        """lambda of each distribution, (...); constants where gradients are taken (formulas A5). radius: scalar or
+        (...)."""
+        if self.radii[0] == math.inf:
+            shape = torch.broadcast_shapes(log_p.shape[:-1], torch.as_tensor(radius).shape)
+            return torch.full(shape, self.cap, dtype=torch.float64, device=log_p.device)
+        if self.two_sided:
+            return project_two_sided(log_p, log_p0, self.alpha, radius)
+        return project(log_p, log_p0, self.alpha, radius, self.cap)
+
+
+def everything(members: int) -> Projection:
+    """Members as they are."""
+    return Projection(2, (math.inf,) * members, cap=1.0, two_sided=False)
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What the accounting says of one token. Held against what is served, which may be something else by mistake."""
+
+    projection: Projection
+    query_rdp: Mapping[tuple[Adjacency, int], float]  # nats, by relation and order
+
+
+class PMixedModel(WrappingModel):
+    """The served ensemble. Draws ask one member each; the distribution is that of the released token (formulas B2.4).
+
+    served: the projection by the number of members, this ensemble's and its neighbours'. promise: what is claimed of
+    it; None: nothing.
+    """
+
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        q: float,
+        served: Callable[[int], Projection],
+        name: str,
+        promise: Promise | None = None,
+    ) -> None:
+        super().__init__(ensemble.public)
+        self.ensemble, self.q, self.served, self.name, self.promise = ensemble, q, served, name, promise
+        self.projection = projection = served(ensemble.size)
+        self.parts = 1 + ensemble.size
+        sizes = subset_size_distribution(q, ensemble.size)
+        self.size_cdf = torch.from_numpy(np.cumsum(sizes)).to(self.device)
+        self.radii = torch.tensor((0.0, *projection.radii), dtype=torch.float64, device=self.device)
+        # Subset sizes of one radius act alike: the first of them, (1 + N,); {radius: probability that a subset has it}.
+        self.like_size = (self.radii.unsqueeze(0) == self.radii.unsqueeze(1)).long().argmax(1)
+        self.shares: dict[float, float] = {}
+        for radius, share in zip(projection.radii, sizes[1:].tolist(), strict=True):
+            if share > _NO_SHARE:
+                self.shares[radius] = self.shares.get(radius, 0.0) + share
+        if len(set(projection.radii)) == 1:
+            self.shares = {projection.radii[0]: ensemble.size * member_share(q, ensemble.size)}
+
+    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
+        if distribution:
+            return _DistributionRows(self, self.ensemble.start(prefixes, length, prompt=prompt))
+        return _DrawRows(self, prefixes.to(self.device), length, prompt)
+
+    def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
+        parts = torch.arange(self.parts, device=self.device)
+        return self.released(self.ensemble.distributions(contexts, parts, last, prompt=prompt))
+
+    def tuning_log_probs(self, contexts: Tensor, last: int, prompt: Tensor, noise: torch.Generator) -> Tensor:
+        """The distribution with the sum over members estimated from a few, drawn anew each step: unbiased, never
+        negative."""
+        few = min(_TUNING_MEMBERS, self.ensemble.size)
+        chosen = 1 + torch.randperm(self.ensemble.size, generator=noise, device=noise.device)[:few]
+        parts = torch.cat([chosen.new_zeros(1), chosen]).to(self.device)
+        return self.released(self.ensemble.distributions(contexts, parts, last, prompt=prompt))
+
+    def released(self, distributions: Tensor) -> Tensor:
+        """The exact distribution of the released token, (..., V) nats, from the distributions of public and members,
+        (..., 1 + n, V).
+
+        P_out = p0 + (1/N) sum_j Lambda_j (p_j - p0), Lambda_j the weight of j averaged over subset sizes (formulas
+        B2.4); n < N members stand for all N.
+        """
+        log_p0, log_p = distributions[..., :1, :], distributions[..., 1:, :]
+        radii, shares = (
+            torch.tensor(list(values), dtype=torch.float64, device=distributions.device)
+            for values in (self.shares.keys(), self.shares.values())
+        )
+        by_radius = self.projection.weights(log_p, log_p0, radii.view(-1, *(1,) * (log_p.ndim - 1)))  # (radii, ..., n)
+        weights = (torch.tensordot(shares, by_radius, 1) / log_p.shape[-2]).to(distributions.dtype)
+        rest = (1 - weights.sum(-1, keepdim=True)).clamp_min(0.0)
+        return torch.log(_weighted(weights, log_p) + rest * log_p0.squeeze(-2).exp())
+
+    @torch.no_grad()
+    def other_nll(self, texts: Sequence[tuple[int, ...]], seed: int, given: int = 1) -> Mapping[str, Sequence[float]]:
+        """The paper's average (Sec. 6.1): -log p_S(y), one Poisson subset S a token, here the same for every defense.
+
+        By Jensen never below that of the released distribution on average: what an attacker meets is the distribution.
+        """
+        if self.promise is None:
+            return {}
+        chances = (generator("subset average", seed, index).random for index in range(len(texts)))
+        return {
+            "perplexity_subset_average": [
+                self._subset_nll(text, chance((len(text) - given, self.ensemble.size)))
+                for text, chance in zip(texts, chances, strict=True)
+            ]
+        }
+
+    def _subset_nll(self, text: tuple[int, ...], uniforms: np.ndarray) -> float:
+        """Summed -log p_S(y) of the last tokens; S: where uniforms, (tokens, N), are below q, a row each of them."""
+        tokens = torch.tensor([text], device=self.device)
+        inside = torch.from_numpy(uniforms < self.q).to(self.device)
+        asked = inside.any(0).nonzero().squeeze(-1)  # members of any subset: few of many
+        inside = inside[:, asked]
+        parts = torch.cat([asked.new_zeros(1), 1 + asked])
+        distributions = self.ensemble.distributions(tokens[:, :-1], parts, len(uniforms))[0]  # (tokens, parts, V)
+        size, (at, member) = inside.sum(-1), inside.nonzero(as_tuple=True)
+        weight = torch.zeros(inside.shape, dtype=torch.float64, device=self.device)
+        weight[at, member] = (
+            self.projection.weights(distributions[at, 1 + member], distributions[at, 0], self.radii[size[at]])
+            / size[at]
+        )
+        own = tokens[0, len(text) - len(uniforms) :, None, None].expand(-1, len(parts), 1)
+        p = distributions.gather(-1, own).squeeze(-1).double().exp()
+        mixed = (weight * p[:, 1:]).sum(-1) + (1 - weight.sum(-1)) * p[:, 0]
+        return float(-torch.log(mixed).sum())
+
+    @torch.no_grad()
+    def check_claim(self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0) -> Sequence[Check]:
+        """Neighbours: each member absent, emptied, or replaced by the next one, whichever is claimed.
+
+        Each as it would be served itself: with one member less, with the projection of so many.
+        Beside them, what the proof takes for granted of every member: `projection`, its distance from the public
+        distribution against the radius, and `cap`, how much of a public probability it may take away.
+        """
+        promise = self.promise
+        if promise is None:
+            return super().check_claim(contexts, last, at, order)
+        order = order or promise.projection.alpha
+        if not 2 <= order <= promise.projection.alpha:
+            raise AuditError(f"expected order in 2..{promise.projection.alpha}, which the claim controls, got {order}")
+        distributions = self._distributions(contexts, last, at)
+        own = self.released(distributions).double().log_softmax(-1).exp().cpu().numpy()[..., None, :]
+        exact, checks = _probabilities(distributions), []
+        for (adjacency, k), claimed in promise.query_rdp.items():
+            if k == order:
+                neighbours = self._neighbours(adjacency, distributions)
+                realised = np.maximum(_divergence(own, neighbours, k), _divergence(neighbours, own, k))
+                checks.append(Check(adjacency, k, claimed, torch.from_numpy(realised)))
+        by_size = _by_size(self.projection, distributions)
+        return [*checks, *_projection_checks(promise.projection, exact[..., :1, :], exact[..., 1:, :], by_size)]
+
+    @torch.no_grad()
+    def neighbours(self, contexts: Tensor, last: int, at: Sequence[int]) -> Sequence[Neighbours]:
+        """One for each member, by each relation that is claimed of; where nothing is claimed, each member emptied."""
+        distributions = self._distributions(contexts, last, at)
+        changed = [
+            (adjacency, torch.from_numpy(self._neighbours(adjacency, distributions))) for adjacency in self.relations
+        ]
+        return [Neighbours(adjacency, distribution.log()) for adjacency, distribution in changed]
+
+    def neighbour(self, relation: str, index: int) -> LanguageModel:
+        places = list(range(self.parts))
+        if relation == "add_remove":
+            del places[1 + index]
+            if not places[1:]:
+                return self.ensemble.public
+        else:  # as `neighbour_distributions` has it
+            places[1 + index] = 0 if relation == "zero_out" else 1 + (index + 1) % self.ensemble.size
+        return type(self)(Exchanged(self.ensemble, places), self.q, self.served, self.name, self.promise)
+
+    @property
+    def relations(self) -> tuple[Adjacency, ...]:
+        """Of the neighbours that something is claimed of."""
+        claimed = () if self.promise is None else self.promise.query_rdp
+        return tuple(dict.fromkeys(adjacency for adjacency, _ in claimed)) or ("zero_out",)
+
+    def _distributions(self, contexts: Tensor, last: int, at: Sequence[int]) -> Tensor:
+        """(B, positions, 1 + N, V) nats, the public model's first."""
+        return self.ensemble.distributions(contexts, torch.arange(self.parts, device=self.device), last)[:, at]
+
+    def _neighbours(self, adjacency: Adjacency, distributions: Tensor) -> np.ndarray:
+        """(B, positions, N, V) probabilities: with each member changed in turn; distributions as by
+        `_distributions`."""
+        fewer = adjacency == "add_remove" and self.ensemble.size > 1
+        served, exact = self.served(self.ensemble.size - 1) if fewer else self.projection, _probabilities(distributions)
+        return neighbour_distributions(
+            adjacency, exact[..., 0, :], exact[..., 1:, :], _by_size(served, distributions), self.q
+        )
+
+    def claim_premises(self) -> Mapping[str, int]:
+        return {} if self.promise is None else self.ensemble.shard_counts()
+
+    def row_bytes(self, positions: int, distribution: bool = True) -> int:
+        own = self.ensemble.public.row_bytes(positions)
+        return (
+            self.parts * own + super().row_bytes(positions) if distribution else 2 * own
+        )  # a draw asks one member at most
+
+
+def _by_size(projection: Projection, distributions: Tensor) -> np.ndarray:
+    """(..., sizes or 1, N): each member's weight; distributions (..., 1 + N, V), the public one first."""
+    weights = [
+        projection.weights(distributions[..., 1:, :], distributions[..., :1, :], radius)
+        for radius in projection.by_size()
+    ]
+    return torch.stack(weights, dim=-2).cpu().numpy()
+
+
+def _probabilities(distributions: Tensor) -> np.ndarray:
+    return distributions.double().log_softmax(-1).exp().cpu().numpy()
+
+
+def _weighted(weights: Tensor, log_p: Tensor) -> Tensor:
+    """(..., V): sum over members of weights (..., n) times exp log_p (..., n, V)."""
+    return (weights.unsqueeze(-2) @ log_p.exp()).squeeze(-2)
+
+
+def _projection_checks(
+    promised: Projection, public: np.ndarray, members: np.ndarray, weights: np.ndarray
+) -> Iterator[Check]:
+    """For each subset size, or once where neither what is promised nor what is served depends on it.
+
+    public: (..., 1, V) probabilities; members: (..., N, V); weights: (..., sizes, N) as served.
+    """
+    alpha, sizes = promised.alpha, max(len(promised.by_size()), weights.shape[-2])
+    for radius, size in zip(promised.radii[:sizes], range(sizes), strict=True):
+        weight = weights[..., min(size, weights.shape[-2] - 1), :, None]
+        mixed = weight * members + (1 - weight) * public
+        realised = _divergence(mixed, public, alpha)
+        if promised.two_sided:
+            realised = np.maximum(realised, _divergence(public, mixed, alpha))
+        yield Check("projection", alpha, radius, torch.from_numpy(realised))
+        if promised.cap < 1:
+            lost = torch.from_numpy(_divergence(public, mixed, math.inf))
+            yield Check("cap", math.inf, -math.log1p(-promised.cap), lost)
+
+
+def _divergence(p: np.ndarray, q: np.ndarray, order: float) -> np.ndarray:
+    with np.errstate(divide="ignore"):
+        return realised_renyi(np.log(p), np.log(q), order)
+
+
+class _DistributionRows(Rows):
+    """Rows that know the exact distribution: every part is asked at every token."""
+
+    def __init__(self, model: PMixedModel, rows: Rows) -> None:
+        self.model, self.rows = model, rows
+        self._distribution = model.released(rows.log_probs())
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def log_probs(self) -> Tensor:
+        return self._distribution
+
+    def advance(self, parents: Tensor, tokens: Tensor) -> None:
+        self.rows.advance(parents, tokens)
+        self._distribution = self.model.released(self.rows.log_probs())
+
+
+class _DrawRows(Rows):
+    """Rows that only answer draws, as the service does: each draw asks the public model and at most one member.
+
+    With subset size n ~ Binomial(N, q), n = 0 draws from p0; else one uniformly chosen member with the radius for n
+    has the distribution of an average over a Poisson subset (formulas A5).
+    """
+
+    def __init__(self, model: PMixedModel, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
+        self.model = model
+        self.public = model.ensemble.public.start(prefixes, length, prompt=prompt)
+        self.members = model.ensemble.behind(prefixes, length, prompt=prompt)
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def log_probs(self) -> Tensor:
+        raise NotApplicable("only sampled tokens come back in this setting")
+
+    def advance(self, parents: Tensor, tokens: Tensor) -> None:
+        self.members.advance(parents, tokens)
+        self.public.advance(parents, tokens)
+
+    @torch.no_grad()
+    def draw(self, row_of_draw: Tensor, uniforms: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
+        if not decoding.ancestral:
+            raise AuditError(f"expected ancestral decoding, got {decoding}: PMixED's claim covers no other")
+        model = self.model
+        distribution = self.public.log_probs()
+        size = torch.searchsorted(model.size_cdf, uniforms[:, 1].contiguous(), right=True).clamp_max(model.parts - 1)
+        drawn, near = decoding.draw(distribution, row_of_draw, uniforms[:, 0])
+        private = (size > 0).nonzero().squeeze(-1)
+        if len(private):
+            member = 1 + (uniforms[private, 2] * model.ensemble.size).long()
+            like = model.like_size[size[private]]
+            asked = (row_of_draw[private] * model.parts + member) * model.parts + like
+            distinct, each = torch.unique(asked, return_inverse=True)  # mixed once for all draws
+            pairs, like = distinct // model.parts, distinct % model.parts
+            rows, members = pairs // model.parts, pairs % model.parts
+            log_p0 = distribution[rows]
+            log_p = self.members.distributions(rows, members)
+            weight = model.projection.weights(log_p, log_p0, model.radii[like]).to(log_p).unsqueeze(-1)
+            mixture = torch.log(weight * log_p.exp() + (1 - weight) * log_p0.exp())
+            drawn[private], near[private] = decoding.draw(mixture, each, uniforms[private, 0])
+        return drawn, near
