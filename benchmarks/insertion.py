@@ -19,7 +19,8 @@ import numpy as np
 
 from auditor.benchmarks.audit_canaries import AuditManifest, CoinedCanary
 from auditor.benchmarks.canaries import Manifest, ManifestEntry
-from auditor.benchmarks.files import csv_rows, json_objects, loaded_dataset, named
+from auditor.benchmarks.columns import named
+from auditor.benchmarks.tables import csv_rows, json_objects, loaded_dataset
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.streams import generator

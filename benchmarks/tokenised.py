@@ -13,7 +13,7 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-from auditor.benchmarks import files
+from auditor.benchmarks import tables
 from auditor.benchmarks.splitting import Record, Source, Split, check_lengths, divide
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
@@ -89,12 +89,12 @@ def _columns(name: str) -> Sequence[str]:
     if path.is_dir():
         if not any((path / file).is_file() for file in _SAVED):
             return ()
-        with files.loaded_dataset(where, name) as found:
+        with tables.loaded_dataset(where, name) as found:
             return list(found.column_names)
     if path.suffix.lower() == ".arrow" and path.is_file():
         return list(_arrow(where, path))
     if path.suffix.lower() == ".parquet" and path.is_file():
-        return files.read_table("--data", name, ()).columns
+        return tables.read_table("--data", name, ()).columns
     if path.suffix.lower() in (".jsonl", ".json") and path.is_file():
         with path.open("rb") as file:  # a line of text is no reason to read it all twice
             head = file.read(2**20)
@@ -108,7 +108,7 @@ def _read(where: str, flag: str, name: str) -> tuple[int, Mapping[str, Sequence[
     if path.suffix.lower() == ".arrow" and path.is_file():
         held = _arrow(where, path)
         return len(next(iter(held.values()), ())), {key: held[key] for key in _COLUMNS if key in held}
-    table = files.read_table(flag, name, _COLUMNS)
+    table = tables.read_table(flag, name, _COLUMNS)
     return table.rows, {key: table.column(key) for key in _COLUMNS if key in table.columns}
 
 

@@ -76,7 +76,7 @@ def make(
     """
     console.quiet()
     from auditor.benchmarks import picking as pick
-    from auditor.benchmarks.files import read_corpus
+    from auditor.benchmarks.whole_texts import read_corpus
 
     others = out.with_name(f"{out.stem}.nonmembers{out.suffix}")
     if out.suffix != ".jsonl":

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from auditor.benchmarks import audit_canaries, files, manifests
+from auditor.benchmarks import audit_canaries, manifests, whole_texts
 from auditor.benchmarks.audit_canaries import BEGUN, KINDS, AuditManifest, Kind
 from auditor.core import disk
 from auditor.core.errors import AuditError, unknown
@@ -49,7 +49,7 @@ def made(asked: Asked) -> AuditManifest:
         asked.count,
         asked.length,
         seed,
-        texts=() if asked.data is None else files.read_texts("--data", asked.data),
+        texts=() if asked.data is None else whole_texts.read_texts("--data", asked.data),
         model=None if asked.model is None else load(asked.model, DEFAULTS),
         temperature=1.0 if asked.temperature is None else asked.temperature,
     )

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from scipy.stats import ttest_ind
 
 from auditor.benchmarks import chat, forms
-from auditor.benchmarks.files import sampled
 from auditor.benchmarks.forms import Form
 from auditor.benchmarks.talks import MESSAGES, Conversation, Unusable
+from auditor.benchmarks.whole_texts import sampled
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Pair, TextForm, Tokens
 from auditor.core.plan_fields import AUTO

@@ -21,10 +21,10 @@ import torch
 from auditor import __version__
 from auditor.benchmarks import forms
 from auditor.benchmarks.chat import LEARNT, Written, write
-from auditor.benchmarks.files import training_texts
 from auditor.benchmarks.forms import Form
 from auditor.benchmarks.splitting import rows_named
 from auditor.benchmarks.talks import ASSISTANT, Conversation, Unusable
+from auditor.benchmarks.whole_texts import training_texts
 from auditor.core import disk, locks
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json

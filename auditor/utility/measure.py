@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp, softmax
 
 from auditor import __version__
-from auditor.benchmarks.files import read_texts
 from auditor.benchmarks.lab import Lab
+from auditor.benchmarks.whole_texts import read_texts
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.nouns import Claim, Pair

@@ -12,6 +12,7 @@ from auditor.defenses.pmixed import PMixed
 from auditor.defenses.pmixed_model import Projection
 from auditor.plugins.registry import defenses
 from benchmarks.checks.trust import adversary
+from benchmarks.checks.trust.gaussian_delta import GaussianSetting, exact_delta, gaussian_delta, one_step_delta
 
 
 def test_no_sound_claim_is_exceeded(capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,8 +65,8 @@ def test_a_sound_claim_that_is_exceeded_fails(
 
 def test_exact_deltas_of_the_gaussian_mechanism() -> None:
     """Two steps at a rate of all but 1 are those of no sampling; a step by quadrature is that in closed form."""
-    whole = adversary.GaussianSetting(1.0, 1.0, 2)
-    nearly = adversary.GaussianSetting(1.0, 1 - 1e-9, 2)
-    assert adversary.exact_delta(1.5, nearly) == pytest.approx(adversary.exact_delta(1.5, whole), rel=1e-6)
+    whole = GaussianSetting(1.0, 1.0, 2)
+    nearly = GaussianSetting(1.0, 1 - 1e-9, 2)
+    assert exact_delta(1.5, nearly) == pytest.approx(exact_delta(1.5, whole), rel=1e-6)
     for removed in (False, True):
-        assert adversary.one_step_delta(1.0, 2.0, 1.0, removed) == pytest.approx(adversary.gaussian_delta(1.0, 0.5))
+        assert one_step_delta(1.0, 2.0, 1.0, removed) == pytest.approx(gaussian_delta(1.0, 0.5))

@@ -10,7 +10,7 @@ import pytest
 
 from auditor.statistics.intervals import clopper_pearson
 from auditor.statistics.one_run import gaussian_epsilon
-from benchmarks.checks.trust import coverage, intervals
+from benchmarks.checks.trust import coverage, interval_case, interval_extraction, interval_membership, intervals
 
 KNOWN = [("randomised_response", (1.0, 0.0)), ("randomised_response", (1.0, 1e-3)), ("gaussian", (2.0,))]
 
@@ -78,16 +78,16 @@ def bootstrapped(own: np.ndarray, others: np.ndarray) -> tuple[float, float, flo
 
 def test_a_rate_by_the_bootstrap_of_before_is_seen_to_be_wrong_at_the_labs_sizes() -> None:
     """The suite is red on it, and green on what is printed now."""
-    for rate, red in ((bootstrapped, True), (intervals.rate_of, False)):
-        cases = [c for c in intervals.of_membership(rate) if c.size == "500/100" and c.distribution == "normal, 1.5σ"]
-        rows = [intervals.simulated(case, 60) for case in cases]
-        assert len(rows) == 1 and rows[0].failed == red
+    for rate, red in ((bootstrapped, True), (interval_membership.rate_of, False)):
+        every = interval_membership.of_membership(rate)
+        (case,) = [c for c in every if c.size == "500/100" and c.distribution == "normal, 1.5σ"]
+        assert interval_case.simulated(case, 60).failed == red
 
 
 def test_a_rare_probability_among_sixty_secrets_is_not_missed_too_often() -> None:
     """A percentile bootstrap misses in 7%: it cannot see the large ones that the sample lacks."""
-    (case,) = [c for c in intervals.of_attacks() if c.quantity.startswith("extraction") and c.size == "60"]
-    assert not intervals.simulated(case, 800).failed
+    (case,) = [c for c in interval_extraction.of_attacks() if c.quantity.startswith("extraction") and c.size == "60"]
+    assert not interval_case.simulated(case, 800).failed
 
 
 def test_intervals_hold_in_small() -> None:
@@ -95,7 +95,7 @@ def test_intervals_hold_in_small() -> None:
     cases = [c for c in intervals.cases() if c.part == 1 and not c.size.startswith(large)]
     assert len(cases) > 40 and {c.quantity for c in cases} >= {"recall by document", "perplexity", "excess by group"}
     for case in cases:
-        row = intervals.simulated(case, 30)
+        row = interval_case.simulated(case, 30)
         assert not row.failed, intervals.cells(row)
 
 
@@ -105,7 +105,7 @@ def test_the_table_of_intervals(tmp_path: Path, capsys: pytest.CaptureFixture[st
     header, _, *lines = out.read_text().splitlines()
     assert header.startswith("| quantity | distribution | size | audits |") and len(lines) == 7
     assert all(line in capsys.readouterr().out + out.read_text() for line in lines)
-    wrong = intervals.Row(intervals.cases()[0], 100, (20, 0, 0))
+    wrong = interval_case.Row(intervals.cases()[0], 100, (20, 0, 0))
     assert wrong.failed and "too often wrong" in wrong.verdict
     with pytest.raises(SystemExit):
         intervals.main(only=("nothing of the kind",))

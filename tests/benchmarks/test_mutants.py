@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.checks.trust import mutants as program
+from benchmarks.checks.trust import mutation
 
 SOURCE = '''
 def few(values: list[int], most: int = 3) -> bool:
@@ -27,7 +28,7 @@ def written(folder: Path, source: str) -> Path:
 def test_mutants_of_a_function(tmp_path: Path) -> None:
     """Neither annotations and defaults nor what is raised are touched."""
     path = written(tmp_path, SOURCE)
-    found = list(program.mutants(path, tmp_path))
+    found = list(mutation.mutants(path, tmp_path))
     assert sorted(mutant.change for mutant in found) == [
         "2 * most -> 2 / most",
         "2 -> 3",
@@ -42,7 +43,7 @@ def test_mutants_of_a_function(tmp_path: Path) -> None:
     answers = []
     for mutant in found:
         space: dict[str, Any] = {}
-        exec(program.mutated(mutant, str(path)), space)
+        exec(mutation.mutated(mutant, str(path)), space)
         answers.append([_answer(space["few"], [0] * n) for n in range(9)])
     program_itself: dict[str, Any] = {}
     exec(compile(SOURCE, "few", "exec"), program_itself)
@@ -58,17 +59,17 @@ def _answer(few: Any, values: list[int]) -> object:
 
 
 def test_a_key_outlives_changes_elsewhere(tmp_path: Path) -> None:
-    before = list(program.mutants(written(tmp_path, SOURCE), tmp_path))
-    after = list(program.mutants(written(tmp_path, f"LIMIT = 1 + 2\n{SOURCE}"), tmp_path))
+    before = list(mutation.mutants(written(tmp_path, SOURCE), tmp_path))
+    after = list(mutation.mutants(written(tmp_path, f"LIMIT = 1 + 2\n{SOURCE}"), tmp_path))
     assert [mutant.key for mutant in before] == [mutant.key for mutant in after][-len(before) :]
     assert len({mutant.key for mutant in after}) == len(after) == len(before) + 3
 
 
 def test_every_module_has_tests_and_every_equivalent_one_is_there() -> None:
-    files = [path for package in program.PACKAGES for path in (program.ROOT / "auditor" / package).glob("*.py")]
-    every = [mutant for path in files for mutant in program.mutants(path)]
+    files = [path for package in program.PACKAGES for path in (mutation.ROOT / "auditor" / package).glob("*.py")]
+    every = [mutant for path in files for mutant in mutation.mutants(path)]
     assert len({mutant.key for mutant in every}) == len(every) > 3000
     assert set(program.EQUIVALENT) <= {mutant.key for mutant in every}
     assert [path for path in sorted({mutant.path for mutant in every}) if not program.tests_of(path)] == []
     for file in {file for more in program.MORE.values() for file in more}:
-        ast.parse((program.ROOT / file).read_text())
+        ast.parse((mutation.ROOT / file).read_text())

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from auditor.benchmarks import canaries, insertion, manifests
-from auditor.benchmarks.files import read_texts
+from auditor.benchmarks.whole_texts import read_texts
 from auditor.cli import call
 from auditor.core.disk import scratch_folder
 from auditor.core.errors import AuditError

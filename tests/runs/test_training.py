@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from auditor.benchmarks.files import training_texts
+from auditor.benchmarks.whole_texts import training_texts
 from auditor.cli import call
 from auditor.core.errors import AuditError
 from auditor.runs import training

@@ -1,0 +1,77 @@
+"""A number of which the truth is known, measured many times: how often its interval, and a gate by it, is wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from auditor.core.result import Measurement
+from auditor.core.streams import generator
+from auditor.gate.decide import evidence
+from auditor.statistics.audited import LEVEL
+from auditor.statistics.bounds import Evidence
+from auditor.statistics.intervals import clopper_pearson
+
+SIDE = 0.025
+Rng = np.random.Generator
+Floats = NDArray[np.float64]
+Ends = tuple[float, float, float, float]  # of the 95% interval; one-sided bounds at 5%: what a gate fails and holds by
+
+
+@dataclass(frozen=True)
+class Case:
+    """One number of one distribution at one size. audit: draws records and measures them; part: of the audits, where
+    slow."""
+
+    quantity: str
+    distribution: str
+    size: str
+    truth: float
+    audit: Callable[[Rng], Ends]
+    part: float = 1.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """Errors among so many audits: the interval misses, a gate at the truth fails, it holds."""
+
+    case: Case
+    audits: int
+    wrong: tuple[int, int, int]
+
+    @property
+    def failed(self) -> bool:
+        return any(clopper_pearson(count, self.audits)[0] > LEVEL for count in self.wrong)
+
+    @property
+    def verdict(self) -> str:
+        return "**too often wrong**" if self.failed else "holds"
+
+
+def ends(found: Evidence) -> Ends:
+    return found.low(SIDE), found.high(SIDE), found.low(LEVEL), found.high(LEVEL)
+
+
+def of(found: Measurement) -> Ends:
+    """As a report prints it, and as a gate reads it."""
+    seen = evidence(found)
+    return found.low, found.high, seen.low(LEVEL), seen.high(LEVEL)
+
+
+def lower(bound: float) -> Ends:
+    return bound, math.inf, bound, math.inf
+
+
+def simulated(case: Case, audits: int, seed: int = 0) -> Row:
+    rng, missed, fails, holds = generator("intervals", case.quantity, case.distribution, case.size, seed), 0, 0, 0
+    count = max(20, round(audits * case.part))
+    for _ in range(count):
+        low, high, least, most = case.audit(rng)
+        missed += not low - 1e-12 <= case.truth <= high + 1e-12
+        fails += least > case.truth + 1e-12
+        holds += most < case.truth - 1e-12
+    return Row(case, count, (missed, fails, holds))

@@ -1,0 +1,179 @@
+"""What attacks and generations give away, and what unlearning takes back: recall, excess, exposure, n-grams."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import norm
+
+from auditor.core.nouns import Secret
+from auditor.statistics import documents, dose, intervals, memorised, metrics, species, unlearning
+from auditor.statistics.ranking import recall_of_guesses
+from benchmarks.checks.trust.interval_case import Case, Ends, Floats, Rng, lower, of
+
+PROBABILITY = "extraction_probability"
+
+
+def of_attacks() -> Iterator[Case]:
+    for n, p in ((300, 0.01), (300, 0.15), (60, 0.15), (20, 0.25)):
+        kind = "recall" if n > 20 else "recall by group or repeat count"
+        yield Case(kind, f"{p:.0%} come out", f"{n}", p, shared("recall", n, p))
+    for n in (300, 60):
+        yield Case("near-verbatim recall", "20% come out", f"{n}", 0.2, shared("near_verbatim_recall", n, 0.2))
+    for (m, n), p, q in (((300, 100), 0.15, 0.05), ((300, 100), 0.02, 0.0), ((60, 20), 0.15, 0.05)):
+        yield Case("excess", f"{p:.0%} of members, {q:.0%} of others", f"{m}/{n}", p - q, beyond(m, n, p, q))
+    for n, errors in ((300, 100), (300, 30), (60, 20)):
+        yield ranked(n, errors)
+    for n in (300, 60):
+        kind = "extraction and near-verbatim probability"
+        yield Case(kind, "a tenth between 0 and 1", f"{n}", 2 / 30, averaged(lambda rng, n=n: rare(rng, n)))
+    for n in (4, 20):
+        kind = "exposure (share of the bits)"
+        yield Case(kind, "nothing learnt", f"{n} canaries", unlearnt()[0], averaged(unlearnt(n)[1]))
+    yield Case("recall by document", "3 parts, alike but for noise", "60 of 180", *by_document(60))
+    for m, n in ((20, 20), (60, 60)):
+        distribution = "25% of members, 5% of others"
+        yield Case("excess by group", distribution, f"{m}/{n}", 0.2, beyond(m, n, 0.25, 0.05))
+    yield Case("forecast: recall with at most 16 copies", "0, 5, 30, 90% by copies", "300", *forecast())
+
+
+def shared(name: str, n: int, p: float) -> Callable[[Rng], Ends]:
+    return lambda rng: of(intervals.share(name, rng.random(n) < p))
+
+
+def beyond(m: int, n: int, p: float, q: float) -> Callable[[Rng], Ends]:
+    return lambda rng: of(intervals.excess("excess_recall", rng.random(m) < p, rng.random(n) < q))
+
+
+def averaged(draw: Callable[[Rng], Floats]) -> Callable[[Rng], Ends]:
+    return lambda rng: of(intervals.mean_probability("extraction_probability", draw(rng)))
+
+
+def rare(rng: Rng, n: int) -> Floats:
+    """Probabilities of which nine tenths are 0."""
+    return rng.random(n) ** 0.5 * (rng.random(n) < 0.1)
+
+
+def unlearnt(n: int = 1, bits: float = 20.0) -> tuple[float, Callable[[Rng], Floats]]:
+    """Exposure of n canaries over that of the first place, in a space of so many bits: P(exposure >= e) is 2^-e."""
+    mean = (1 - 2**-bits) / math.log(2) / bits
+    return mean, lambda rng: np.minimum(rng.exponential(1 / math.log(2), n), bits) / bits
+
+
+def forecast() -> tuple[float, Callable[[Rng], Ends]]:
+    sizes, rates = (160, 60, 40, 40), (0.0, 0.05, 0.3, 0.9)
+    counts, out = np.repeat([1, 4, 16, 64], sizes), np.repeat(rates, sizes)
+    truth = float(np.minimum(out, 0.3).mean())
+    return truth, lambda rng: of(dose.predicted(counts.tolist(), rng.random(300) < out, 16))
+
+
+def of_generations() -> Iterator[Case]:
+    """What generations hold that were never asked for a record."""
+    alike, uneven = np.full(300, 2e-3), 0.05 / np.arange(1, 301)
+    for n in (400, 2000):
+        size = f"{n:,} generations"
+        for distribution, p in (("300 records, alike", alike), ("300 records, 1/rank", uneven)):
+            yield Case("new records in the next 1,000", distribution, size, 0.0, to_come(n, p))
+        yield Case("records there are to see", "300 records, alike", size, 300.0, there_are(n, alike))
+        yield Case("records there are to see, at least", "300 records, 1/rank", size, 300.0, there_are(n, uneven, True))
+        for distribution, p, q in (("2% hold some", 0.02, 0.002), ("20% hold some", 0.2, 0.02)):
+            yield Case(
+                "memorised n-grams per 1,000", distribution, size, 1500 * p, holding(n, p, q, memorised.MEMORISED)
+            )
+            name = metrics.excess_of(memorised.MEMORISED)
+            yield Case(
+                "memorised n-grams per 1,000, excess", distribution, size, 1500 * (p - q), holding(n, p, q, name)
+            )
+
+
+def incidence(rng: Rng, draws: int, p: Floats) -> tuple[NDArray[np.int64], Floats]:
+    """In how many draws each record that was seen was; the probabilities of the others."""
+    counts = rng.binomial(draws, p)
+    return counts[counts > 0], p[counts == 0]
+
+
+def to_come(draws: int, p: Floats) -> Callable[[Rng], Ends]:
+    """Against what was truly to come, which is another number at each audit: the truth is 0."""
+
+    def audit(rng: Rng) -> Ends:
+        seen, unseen = incidence(rng, draws, p)
+        low, high, least, most = of(species.new_in_next(memorised.NEW, seen, draws, 1000))
+        truth = 1000 * float(unseen.sum())
+        return low - truth, high - truth, least - truth, most - truth
+
+    return audit
+
+
+def there_are(draws: int, p: Floats, at_least: bool = False) -> Callable[[Rng], Ends]:
+    def audit(rng: Rng) -> Ends:
+        found = species.richness(memorised.RICHNESS, incidence(rng, draws, p)[0], draws, 3000)
+        assert found is not None
+        return lower(found.low) if at_least else (found.low, found.high, *of(found)[2:])
+
+    return audit
+
+
+def holding(n: int, p: float, q: float, name: str) -> Callable[[Rng], Ends]:
+    """Of the generations that hold any, half hold one n-gram and half two; as many of held-out text at a rate of q."""
+    corpus = memorised.Corpus(1000, 1000, 300, 300)
+
+    def audit(rng: Rng) -> Ends:
+        own, other = (((rng.random(n) < rate) * rng.integers(1, 3, n)).tolist() for rate in (p, q))
+        every = [memorised.Held(a, 0, b, {}) for a, b in zip(own, other, strict=True)]
+        return of(next(m for m in memorised.measured(every, corpus, 8, 64, {}) if m.name == name))
+
+    return audit
+
+
+def of_unlearning() -> Iterator[Case]:
+    """A half is extracted before; of that a fifth after unlearning, and as much again of the rest when relearned."""
+    for n in (30, 100, 300):
+        for change, truth in (("unlearned", -0.4), ("relearned", 0.08), ("share_back", 0.2)):
+            name = f"unlearning: {change.replace('_', ' ')}, recall"
+            yield Case(name, "50, 10, 18%", f"{n}", truth, forgetting(n, change, "recall"))
+        distribution = "50, 10, 18%, by how much"
+        yield Case(
+            "unlearning: unlearned, probability", distribution, f"{n}", -0.2, forgetting(n, "unlearned", PROBABILITY)
+        )
+
+
+def forgetting(n: int, change: str, name: str) -> Callable[[Rng], Ends]:
+    def audit(rng: Rng) -> Ends:
+        before = (rng.random(n) < 0.5).astype(float)
+        after = before * (rng.random(n) < 0.2)
+        again = np.maximum(after, before * (rng.random(n) < 0.2))
+        by = rng.random(n) if name == PROBABILITY else np.ones(n)
+        columns = {unlearning.BEFORE: before * by, unlearning.AFTER: after * by, unlearning.RELEARNED: again * by}
+        found = unlearning.recalled("extraction", name, unlearning.FORGOTTEN, columns).changes.get(change)
+        return (-math.inf, math.inf, -math.inf, math.inf) if found is None else of(found)
+
+    return audit
+
+
+def ranked(n: int, errors: int) -> Case:
+    """40% are right, one deviation surer; so many of all that are wrong are allowed."""
+    cut = norm.isf(errors / (0.6 * n))
+
+    def audit(rng: Rng) -> Ends:
+        right = rng.random(n) < 0.4
+        order = np.argsort(-(rng.normal(size=n) + right))
+        return of(recall_of_guesses(f"recall_at_{errors}_errors", order, right[order], n, errors))
+
+    return Case(f"Recall@{errors}", "right ones 1σ surer", f"{n}", 0.4 * float(norm.sf(cut - 1)), audit, 0.3)
+
+
+def by_document(count: int) -> tuple[float, Callable[[Rng], Ends]]:
+    """A document is learnt or not (20%); of one that is, each of three parts comes out in half of the cases."""
+    secrets = [
+        Secret(f"{d}.{i}", (0,), (1, 2), 1, True, document=str(d), at=10 * i) for d in range(count) for i in range(3)
+    ]
+
+    def audit(rng: Rng) -> Ends:
+        learnt = rng.random(count) < 0.2
+        hit = {s.id: bool(learnt[int(s.document or 0)] and rng.random() < 0.5) for s in secrets}
+        return of(documents.measured(secrets, hit)[0])
+
+    return 0.2 * (1 - 0.5**3), audit

@@ -1,0 +1,133 @@
+"""Whether a record was trained on: rates at few false positives, areas under the curve, and bounds of epsilon."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import cauchy, norm
+
+from auditor.statistics import roc
+from auditor.statistics.audited import LEVEL, audited
+from auditor.statistics.bounds import RecordedInterval
+from auditor.statistics.games import audited as games_audited
+from auditor.statistics.games import counted
+from auditor.statistics.one_run import gaussian_epsilon
+from auditor.testing import tpr_interval
+from benchmarks.checks.trust.interval_case import Case, Ends, Floats, Rng, ends, lower
+
+SIZES = ((100, 100), (300, 100), (500, 100), (200, 200), (1000, 1000))
+Distribution = Callable[[Rng, int, int], tuple[Floats, Floats]]
+
+
+def jump(rng: Rng, m: int, n: int) -> tuple[Floats, Floats]:
+    """A tenth of the members above everybody, the rest just below the top hundredth: the worst that there is."""
+    return np.where(rng.random(m) < 0.1, 2.0, rng.uniform(0.98, 0.99, m)), rng.random(n)
+
+
+def ties(rng: Rng, m: int, n: int) -> tuple[Floats, Floats]:
+    return (
+        rng.choice(4, m, p=[0.5, 0.2, 0.2, 0.1]).astype(float),
+        rng.choice(4, n, p=[0.9, 0.08, 0.015, 0.005]).astype(float),
+    )
+
+
+def leaks_rarely(rng: Rng, m: int, n: int) -> tuple[Floats, Floats]:
+    return rng.normal(0, 1, m) + 50 * (rng.random(m) < 0.01), rng.normal(0, 1, n)
+
+
+def shifted(by: float) -> Distribution:
+    return lambda rng, m, n: (rng.normal(by, 1, m), rng.normal(0, 1, n))
+
+
+def heavy(rng: Rng, m: int, n: int) -> tuple[Floats, Floats]:
+    return rng.standard_cauchy(m) + 2, rng.standard_cauchy(n)
+
+
+RATES: dict[str, tuple[Distribution, float]] = {  # and the true share of members at 1% false positives
+    "normal, 1.5σ": (shifted(1.5), float(norm.sf(norm.isf(0.01) - 1.5))),
+    "Cauchy": (heavy, float(cauchy.sf(cauchy.isf(0.01) - 2))),
+    "1% of members leak": (leaks_rarely, 0.01 + 0.99 * 0.01),
+    "ties": (ties, 0.1),
+    "a jump at 1%": (jump, 0.1),
+}
+
+
+def rate_of(own: Floats, others: Floats) -> Ends:
+    found = tpr_interval(own, others, 0.01)
+    return (found.low, found.high, *ends(roc.FoundRate(own, others, 0.01))[2:])
+
+
+def of_membership(rate: Callable[[Floats, Floats], Ends] = rate_of) -> Iterator[Case]:
+    """rate: how the share found at 1% false positives is measured."""
+    for m, n in SIZES:
+        for distribution, (draw, truth) in RATES.items():
+            yield Case("TPR at 1% FPR", distribution, f"{m}/{n}", truth, scored(rate, draw, m, n))
+    for (m, n), by in (((300, 100), 0.0), ((300, 100), 1.0), ((60, 20), 1.0)):
+        truth = float(norm.cdf(by / math.sqrt(2)))
+        yield Case("AUC", f"normal, {by:g}σ", f"{m}/{n}", truth, scored(auc_of, shifted(by), m, n), 0.5)
+    yield Case("difference of TPR at 1% FPR", "1.5σ; as many for sure", "300/100", 0.0, of_rates(300, 100), 0.05)
+    yield Case("difference of AUC", "1σ, paired", "300/100", 0.0, of_aucs(300, 100))
+
+
+def scored(measure: Callable[[Floats, Floats], Ends], draw: Distribution, m: int, n: int) -> Callable[[Rng], Ends]:
+    return lambda rng: measure(*draw(rng, m, n))
+
+
+def auc_of(own: Floats, others: Floats) -> Ends:
+    """By the interval on record in the direction above 1/2, as in a report."""
+    found = roc.auc_measured("membership_auc", own, others)
+    return (found.low, found.high, *ends(RecordedInterval(found.value, found.low, found.high, found.n))[2:])
+
+
+def of_rates(m: int, n: int) -> Callable[[Rng], Ends]:
+    equal = RATES["normal, 1.5σ"][1]
+
+    def audit(rng: Rng) -> Ends:
+        sure = np.where(rng.random(m) < equal, 9.0, rng.normal(-9, 1, m)), rng.normal(0, 1, n)
+        return ends(roc.RateDifference(shifted(1.5)(rng, m, n), sure, 0.01))
+
+    return audit
+
+
+def of_aucs(m: int, n: int) -> Callable[[Rng], Ends]:
+    def audit(rng: Rng) -> Ends:
+        own, others = shifted(1.0)(rng, m, n)
+        sides = [(own + rng.normal(size=m), others + rng.normal(size=n)) for _ in range(2)]
+        return ends(roc.auc_difference(*sides))
+
+    return audit
+
+
+# --- epsilon ----------------------------------------------------------------------------------------------------------
+
+
+def of_epsilon() -> Iterator[Case]:
+    right = 1 / (1 + math.exp(-1.0))
+
+    def response(rng: Rng, n: int) -> tuple[Floats, NDArray[np.bool_]]:
+        coins = rng.random(n) < 0.5
+        return (coins == (rng.random(n) < right)) + rng.random(n) / 10, coins
+
+    def normal(rng: Rng, n: int) -> tuple[Floats, NDArray[np.bool_]]:
+        coins = rng.random(n) < 0.5
+        return 2.0 * coins + rng.normal(size=n), coins
+
+    for n in (100, 1000):
+        pure, approximate = one_run(response, n, 0.0, 0), one_run(normal, n, 1e-5, 1)
+        yield Case("ε of one run", "randomised response, ε 1", f"{n} canaries", 1.0, pure, 0.3)
+        yield Case("ε by f-DP", "Gaussian, μ 2", f"{n} canaries", gaussian_epsilon(2.0, 1e-5), approximate, 0.1)
+
+    def game(rng: Rng) -> Ends:
+        scores, coins = response(rng, 768)
+        return lower(games_audited(counted(np.round(scores), coins, 0.0, LEVEL), 0.0, LEVEL).epsilon)
+
+    yield Case("ε of games", "randomised response, ε 1", "768 games", 1.0, game, 0.3)
+
+
+def one_run(
+    play: Callable[[Rng, int], tuple[Floats, NDArray[np.bool_]]], canaries: int, delta: float, which: int
+) -> Callable[[Rng], Ends]:
+    return lambda rng: lower(audited(*play(rng, canaries), delta)[which].epsilon)

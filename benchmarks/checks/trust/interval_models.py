@@ -1,0 +1,94 @@
+"""Perplexities, and models held against each other: ratios, paired differences, the least of several."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from auditor.records import contrasts
+from auditor.statistics import frontier, intervals
+from auditor.statistics.bounds import paired_shares
+from auditor.statistics.compare import paired_means
+from benchmarks.checks.trust.interval_case import Case, Ends, Floats, Rng, ends, lower, of
+from benchmarks.checks.trust.interval_extraction import rare
+from benchmarks.checks.trust.interval_membership import shifted
+
+
+def of_models() -> Iterator[Case]:
+    for n in (60, 100, 240):
+        for distribution, (draw, mean) in NATS.items():
+            yield Case("perplexity", distribution, f"{n} texts", *perplexity(n, draw, mean))
+            yield Case("perplexity ratio", f"5% more; {distribution}", f"{n} texts", 1.05, ratio(n, draw, mean))
+    yield Case("difference of perplexities", "paired; exponential", "100 texts", *perplexities_apart(100))
+    yield Case("difference of recall", "10% each, paired", "300", 0.0, shares(300), 0.05)
+    yield Case("difference of probabilities", "rare, paired", "300", 0.0, means(300), 0.1)
+    named = "frontier: a least one named among 3 alike"
+    yield Case(named, "probabilities", "300", 0.5, lambda rng: lower(float(means_apart(rng))), 0.05)
+    yield Case(named, "AUCs", "300/100", 0.5, lambda rng: lower(float(aucs_apart(rng))), 0.05)
+
+
+NATS: dict[str, tuple[Callable[[Rng, int], Floats], float]] = {  # nll a token of a text, and its mean
+    "log-normal nll, σ 0.4": (lambda rng, n: rng.lognormal(math.log(2), 0.4, n), 2 * math.exp(0.4**2 / 2)),
+    "exponential nll": (lambda rng, n: rng.exponential(2, n), 2.0),
+    "log-normal nll, σ 1": (lambda rng, n: rng.lognormal(0, 1, n), math.exp(0.5)),
+}
+
+
+def perplexity(n: int, draw: Callable[[Rng, int], Floats], mean: float) -> tuple[float, Callable[[Rng], Ends]]:
+    def audit(rng: Rng) -> Ends:
+        tokens = rng.integers(20, 100, n)
+        nll = tokens * draw(rng, n)
+        return of(intervals.perplexity(list(zip(nll.tolist(), tokens.tolist(), strict=True))))
+
+    return math.exp(mean), audit
+
+
+def ratio(n: int, draw: Callable[[Rng, int], Floats], mean: float) -> Callable[[Rng], Ends]:
+    """A text's nll rises by a share of a distribution of its own."""
+
+    def audit(rng: Rng) -> Ends:
+        tokens = rng.integers(20, 100, (1, n)).astype(float)
+        base = tokens * rng.lognormal(math.log(2), 0.4, (1, n))
+        nll = np.array([base, base + tokens * draw(rng, n) * math.log(1.05) / mean])
+        return of(frontier.perplexity_ratios(nll, tokens, base)[1])
+
+    return audit
+
+
+def perplexities_apart(n: int) -> tuple[float, Callable[[Rng], Ends]]:
+    """As a sweep, a chain of causes and a study of several runs hold two against each other."""
+
+    def cell(nll: Floats, tokens: Floats) -> contrasts.Replicates:
+        held = {"tokens": tokens.tolist(), "perplexity": nll.tolist()}
+        return contrasts.Replicates("t", "worst", "a", measured={0: {}}, heldout={0: held})
+
+    def audit(rng: Rng) -> Ends:
+        tokens = rng.integers(20, 100, n).astype(float)
+        base, more = tokens * rng.lognormal(math.log(2), 0.4, n), tokens * rng.exponential(0.2, n)
+        parts = ((1, base + more), (-1, base))
+        return of(contrasts.contrast("d", [contrasts.Part(c, "perplexity", cell(nll, tokens)) for c, nll in parts]))
+
+    mean = 2 * math.exp(0.4**2 / 2)
+    return math.exp(mean + 0.2) - math.exp(mean), audit
+
+
+def shares(n: int) -> Callable[[Rng], Ends]:
+    return lambda rng: ends(paired_shares(rng.random(n) < 0.1, rng.random(n) < 0.1))
+
+
+def means(n: int) -> Callable[[Rng], Ends]:
+    return lambda rng: ends(paired_means(rare(rng, n), rare(rng, n)))
+
+
+def means_apart(rng: Rng) -> bool:
+    return alone(frontier.means(np.array([rare(rng, 300) for _ in range(3)])))
+
+
+def aucs_apart(rng: Rng) -> bool:
+    return alone(frontier.aucs([[shifted(1.0)(rng, 300, 100)] for _ in range(3)]))
+
+
+def alone(found: Sequence[frontier.Leak]) -> bool:
+    return sum(frontier.may_be_least(len(found), lambda i, j: frontier.difference(found[i], found[j]))) == 1

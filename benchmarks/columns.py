@@ -1,0 +1,183 @@
+"""What the columns of a user's table say: texts or conversations, repeats, marks, groups, whose each row is.
+
+A value that is not what its column should hold is refused by row and column; what it holds is never repeated.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from auditor.benchmarks import marks, talks
+from auditor.benchmarks.tables import ABSENT, Table, kind_of
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Mark
+
+_GROUPS, _GROUP_LENGTH = 50, 80  # what a report can show, and what no free text is
+PLAIN = (("text",), ("prefix", "suffix"))  # layouts, beside those of conversations
+_CHAT = tuple(dict.fromkeys(column for layout in talks.LAYOUTS for column in layout)) + talks.BESIDE
+# All that is ever looked at, but what the user names.
+COLUMNS = ("prefix", "suffix", "text", "repeats", marks.COLUMN, *_CHAT)
+_USUAL = {
+    *(*COLUMNS, "id", "label", "content", "body", "sentence", "document", "messages", "conversations", "context"),
+    *("prompt", "completion", "instruction", "input", "output", "question", "answer", "response", "title", "url"),
+}
+
+
+def layout_of(table: Table) -> tuple[str, ...]:
+    """One of `PLAIN` and `talks.LAYOUTS`. Raises AuditError with the columns found for none, several or doubles."""
+    for name in COLUMNS:
+        if table.columns.count(name) > 1:
+            raise AuditError(f"{table.where}: expected one column {name!r}, got {table.columns.count(name)}")
+    begun = [layout for layout in (*PLAIN, *talks.LAYOUTS) if {layout[0], layout[-1]} & set(table.columns)]
+    whole = [layout for layout in begun if set(layout) <= set(table.columns)]
+    plain = [layout for layout in begun if layout in PLAIN]
+    if len(whole) == 1 and plain in ([], whole):
+        return whole[0]
+    if len(whole) > 1 and len(plain) < 2:
+        raise AuditError(
+            f"{table.where}: expected one layout, got {', and '.join(' + '.join(layout) for layout in whole)}: leave "
+            "out what the model was not trained on"
+        )
+    raise AuditError(
+        f"{table.where}: expected either the columns prefix and suffix or the column text, or conversations "
+        f"({', '.join('+'.join(layout) for layout in talks.LAYOUTS)}), got {named(table.columns)}"
+    )
+
+
+def plain_layout(table: Table) -> tuple[str, ...]:
+    layout = layout_of(table)
+    if layout not in PLAIN:
+        raise AuditError(f"{table.where}: expected text here, or prefix and suffix, got {' and '.join(layout)}")
+    return layout
+
+
+def named(columns: Sequence[str]) -> str:
+    """Column names for an error. In a CSV without a header they are private text: none is shown without a usual one."""
+    if not columns:
+        return "no columns"
+    header = any(name.lower() in _USUAL for name in columns)
+    shown = [name for name in columns if header and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", name)][:20]
+    hidden = len(columns) - len(shown)
+    words = [", ".join(shown)] if shown else []
+    if hidden:
+        words.append(f"{hidden} not shown (is the header row missing, or the separator no comma?)")
+    return " and ".join(words)
+
+
+def cell(table: Table, row: int, column: str) -> str:
+    return f"{table.where}, row {row} (counted from 0), column {column!r}"
+
+
+def texts_of(table: Table, column: str) -> list[str]:
+    """A column, every value of which is text. Raises AuditError with row and column otherwise."""
+    values = list(table.column(column))
+    for row, value in enumerate(values):
+        if not isinstance(value, str):
+            raise AuditError(f"{cell(table, row, column)}: expected text, got {kind_of(value)}")
+        if not value.isascii() and re.search("[\ud800-\udfff]", value):  # JSON can hold half a character: "\ud83d"
+            raise AuditError(f"{cell(table, row, column)}: expected text, got half of a surrogate pair")
+    return values
+
+
+def joined(table: Table, layout: Sequence[str]) -> list[str]:
+    return ["".join(parts) for parts in zip(*(texts_of(table, column) for column in layout), strict=True)]
+
+
+def repeats_of(table: Table) -> list[int]:
+    """How often each row was trained on: the repeats column where there is one, else once.
+
+    Raises AuditError with the row for anything but a whole number of at least 1.
+    """
+    if "repeats" not in table.columns:
+        return [1] * table.rows
+    counts = []
+    for row, value in enumerate(table.column("repeats")):
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        digits = isinstance(value, str) and re.fullmatch("[0-9]{1,15}", value)  # CSV is text all over
+        if not (whole or digits) or not 1 <= int(value) < 10**15:
+            raise AuditError(f"{cell(table, row, 'repeats')}: expected a whole number of at least 1, got another value")
+        counts.append(int(value))
+    return counts
+
+
+def conversations(
+    table: Table, layout: Sequence[str], order: Sequence[int] | None = None
+) -> Iterator[talks.Conversation | talks.Unusable]:
+    """What each row says, or why it cannot be used. order: of which rows; None: of all."""
+    columns = {name: table.column(name) for name in (*layout, *talks.BESIDE) if name in table.columns}
+    for i in range(table.rows) if order is None else order:
+        row = {name: None if values[i] is ABSENT else values[i] for name, values in columns.items()}
+        try:
+            yield talks.conversation(layout, row)
+        except talks.Unusable as why:
+            yield why
+
+
+def marks_of(table: Table) -> list[tuple[Mark, ...]]:
+    """What each row marks: nothing without the column. Raises AuditError for anything but texts by kind."""
+    if marks.COLUMN not in table.columns:
+        return [()] * table.rows
+    found = []
+    said = zip(*(map(_text_in, table.column(name)) for name in layout_of(table)), strict=True)
+    for row, (value, parts) in enumerate(zip(table.column(marks.COLUMN), said, strict=True)):
+        where = cell(table, row, marks.COLUMN)
+        try:
+            found.append(marks.of_cell(None if value is ABSENT else value))
+        except ValueError as error:
+            raise AuditError(f'{where}: expected texts by kind, as {{"name": ["Jane Doe"]}}, got {error}') from None
+        if missing := [kind for kind, text in found[-1] if text not in "".join(parts)]:
+            raise AuditError(f"{where}: expected texts that stand in the row, got a {missing[0]} that does not")
+    kinds = {kind for row in found for kind, _ in row}
+    if len(kinds) > marks.MOST:
+        raise AuditError(
+            f"{table.where}: expected at most {marks.MOST} kinds in column {marks.COLUMN!r}, since reports show them, "
+            f"got {len(kinds):,}"
+        )
+    return found
+
+
+def _text_in(value: Any) -> str:
+    """All that a cell says: of a conversation, message by message."""
+    if isinstance(value, dict | list):
+        return "\n".join(map(_text_in, value.values() if isinstance(value, dict) else value))
+    return value if isinstance(value, str) else ""
+
+
+def groups_of(table: Table, column: str | None, needed: bool) -> Sequence[str | None]:
+    """The group of each row, None where no column is asked for.
+
+    Reports show these values, so a column that names people rather than groups is refused.
+    """
+    if column is None or (column not in table.columns and not needed):
+        return [None] * table.rows
+    if table.columns.count(column) != 1:
+        raise AuditError(f"{table.where}: expected one column --group-column {column!r}, got {named(table.columns)}")
+    values = [_group(table, row, column, value) for row, value in enumerate(table.column(column))]
+    if len(set(values)) > _GROUPS:
+        raise AuditError(
+            f"{table.where}: expected --group-column with at most {_GROUPS} different values, since reports show "
+            f"them; {column!r} has {len(set(values)):,}"
+        )
+    return values
+
+
+def _group(table: Table, row: int, column: str, value: Any) -> str:
+    if value is None or value is ABSENT or value == "":
+        return "none"
+    if not isinstance(value, str | int | float | bool) or len(str(value)) > _GROUP_LENGTH:
+        what = f"a text of {len(value):,} characters" if isinstance(value, str) else kind_of(value)
+        raise AuditError(
+            f"{cell(table, row, column)}: expected a group's name of at most {_GROUP_LENGTH} characters, got {what}"
+        )
+    return str(value)
+
+
+def units_of(table: Table, column: str) -> list[str]:
+    """Whose each row is. Raises AuditError with the row for anything but text or a whole number."""
+    values = list(table.column(column))
+    for row, value in enumerate(values):
+        if not isinstance(value, str | int) or isinstance(value, bool) or value == "":
+            raise AuditError(f"{cell(table, row, column)}: expected a name or a whole number, got {kind_of(value)}")
+    return [str(value) for value in values]

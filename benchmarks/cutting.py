@@ -1,0 +1,201 @@
+"""From rows to prefix and suffix tokens: pairs cut where they join, texts at the start or all along, answers of talks.
+
+Knows nothing of who is attacked, who is known, or of models.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from auditor.benchmarks import chat, forms, talks
+from auditor.benchmarks.columns import PLAIN, conversations, joined, layout_of, texts_of
+from auditor.benchmarks.forms import Form
+from auditor.benchmarks.tables import Table
+from auditor.benchmarks.wording import token_ends, worded
+from auditor.core.errors import AuditError
+from auditor.core.knowledge import USER
+from auditor.core.nouns import Tokens, Wording
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+LENGTH = 50  # tokens of a prefix or suffix
+BATCH = 1000  # rows tokenised at once: offsets of a whole data set need not fit in memory
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a row becomes prefixes and suffixes: lengths in tokens, the stride of windows, what an attacker knows."""
+
+    tokenizer: Any
+    prefix_length: int | None
+    suffix_length: int
+    windows: int | None = None
+    knows: str | None = None
+    form: Form | None = None  # of conversations; None: the usual one
+
+
+Halves = tuple[Tokens, Tokens, Wording] | str  # prefix and suffix, as tokens and as written, or why there is none
+
+
+@dataclass(frozen=True)
+class Part:
+    """What came of a row, or of a part of it: `at` is where its suffix begins, in tokens of the row."""
+
+    row: int
+    halves: Halves
+    part: int | None = None  # None: the row is one secret
+    at: int = 0
+    stands: str = ""  # what it is in the row, where an attacker is told something else
+
+
+def fast_tokenizer(tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:
+    """The tokenizer, if it can tell which characters a token came from. Raises AuditError if not."""
+    if tokenizer is None:
+        raise AuditError("expected a model with a tokenizer for text data, got a model without one")
+    if not getattr(tokenizer, "is_fast", False):
+        raise AuditError(
+            f"expected a fast tokenizer (with character offsets) for text data, got the slow {type(tokenizer).__name__}"
+        )
+    return tokenizer
+
+
+def tokenizer_note(tokenizer: PreTrainedTokenizerBase) -> str:
+    extra = tokenizer.num_special_tokens_to_add()
+    default = f"; by default it would add {extra} to every text" if extra else ""
+    return f"tokenised by {type(tokenizer).__name__}, {len(tokenizer)} tokens, without special tokens{default}"
+
+
+def parts_of(table: Table, cut: Cut, remarks: Counter[str]) -> tuple[Iterator[Part], str, Sequence[str]]:
+    """The secrets of each row, how they were cut, and what the rows say, which is whole when all secrets are read.
+
+    remarks: is given what of conversations is not written, with how many say so. Raises AuditError for a flag that says
+    nothing to this layout.
+    """
+    layout = layout_of(table)
+    if cut.knows is not None and layout in PLAIN:
+        raise AuditError(f"--knows is about conversations (messages), but {table.where} has {' and '.join(layout)}")
+    if cut.windows is not None and layout != ("text",):
+        raise AuditError(f"--windows slides over a text column, but {table.where} has {' and '.join(layout)}")
+    if cut.form is not None:
+        knows, texts = cut.knows or USER, list[str]()
+        how = f"assistant turns, {cut.suffix_length} tokens of each, as --template {cut.form.said} (--knows {knows})"
+        return _cut_conversations(cut, cut.form, knows, conversations(table, layout), (texts, remarks)), how, texts
+    said = joined(table, layout)
+    if layout == ("prefix", "suffix"):
+        halves = _cut_pairs(cut.tokenizer, texts_of(table, "prefix"), texts_of(table, "suffix"))
+        pairs = (Part(row, half) for row, half in enumerate(halves))
+        return pairs, "prefix and suffix tokenised jointly and kept whole", said
+    prefix = cut.prefix_length or LENGTH
+    how = f"text cut into its first {prefix} and the next {cut.suffix_length} tokens"
+    if cut.windows is not None:
+        how = f"every {cut.windows} tokens of a text, {prefix} of them and the next {cut.suffix_length}"
+    return _cut_texts(cut, prefix, said), how, said
+
+
+def _cut_texts(cut: Cut, prefix: int, texts: Sequence[str]) -> Iterator[Part]:
+    """(prefix,) and (suffix_length,) tokens of each text, once or at every stride; what is left over is not used."""
+    total = prefix + cut.suffix_length
+    for first in range(0, len(texts), BATCH):
+        batch = texts[first : first + BATCH]
+        encoded = encode(cut.tokenizer, batch)
+        rows = zip(batch, encoded["input_ids"], encoded["offset_mapping"], strict=True)
+        for row, (text, ids, offsets) in enumerate(rows, first):
+            if len(ids) < total:
+                yield Part(row, f"shorter than {prefix} + {cut.suffix_length} tokens")
+                continue
+            starts = [0] if cut.windows is None else range(0, len(ids) - total + 1, cut.windows)
+            for part, start in enumerate(starts):
+                middle, end = start + prefix, start + total
+                halves = tuple(ids[start:middle]), tuple(ids[middle:end]), worded(text, offsets, start, middle, end)
+                yield Part(row, halves, None if cut.windows is None else part, middle)
+
+
+def _cut_pairs(tokenizer: Any, prefixes: Sequence[str], suffixes: Sequence[str]) -> Iterator[Halves]:
+    """The tokens of prefix + suffix, cut where the suffix starts: in training they were one text."""
+    for start in range(0, len(prefixes), BATCH):
+        batch = list(zip(prefixes[start : start + BATCH], suffixes[start : start + BATCH], strict=True))
+        encoded = encode(tokenizer, [prefix + suffix for prefix, suffix in batch])
+        for texts, ids, offsets in zip(batch, encoded["input_ids"], encoded["offset_mapping"], strict=True):
+            yield _cut_pair(tokenizer, *texts, ids, offsets)
+
+
+def _cut_pair(tokenizer: Any, prefix: str, suffix: str, ids: list[int], offsets: list[tuple[int, int]]) -> Halves:
+    """`ids` cut at the token boundary between the two texts, or why that is not possible.
+
+    Offsets alone do not decide: many tokenizers trim the space off a token's offsets, and then " b" after "a" looks as
+    if it started behind "a ". What the tokens before the cut decode to does decide.
+    """
+    if not prefix or not suffix:
+        return "prefix or suffix is empty"
+    if _decode(tokenizer, ids) != prefix + suffix:
+        return "the tokenizer does not give this text back (it normalises it)"
+    begun = sum(start < len(prefix) for start, _ in offsets)  # tokens that begin in the prefix
+    # Leading ones that end in it.
+    ended = next((i for i, (_, end) in enumerate(offsets) if end > len(prefix)), len(ids))
+    for where in range(max(1, begun), min(ended, len(ids) - 1) + 1):  # several where tokens have no width
+        if _decode(tokenizer, ids[:where]) == prefix:
+            ends = [max(0, end - len(prefix)) for end in token_ends(offsets[where:], len(prefix + suffix))]
+            return tuple(ids[:where]), tuple(ids[where:]), Wording(prefix, suffix, tuple(ends))
+    return "the join of prefix and suffix is not a token boundary"
+
+
+def _cut_conversations(
+    cut: Cut,
+    form: Form,
+    knows: str,
+    said: Iterator[talks.Conversation | talks.Unusable],
+    told: tuple[list[str], Counter[str]],
+) -> Iterator[Part]:
+    """told: is given what is written of each, and what is not."""
+    texts, remarks = told
+    for row, one in enumerate(said):
+        try:
+            if isinstance(one, talks.Unusable):
+                raise one
+            written = chat.write(cut.tokenizer, one, form)
+            found = list(chat.cut(cut.tokenizer, one, written, form, knows, cut.suffix_length, cut.prefix_length))
+        except talks.Unusable as why:
+            yield Part(row, str(why))
+            continue
+        texts.append(written.text)
+        remarks.update(written.remarks)
+        for part, answer in enumerate(found):
+            number = part if len(found) > 1 else None
+            if isinstance(answer, talks.Unusable):
+                yield Part(row, str(answer), number)
+            else:
+                yield Part(row, (answer.prefix, answer.suffix, answer.wording), number, answer.at, answer.stands)
+
+
+def usual_form(tokenizer: Any, table: Table) -> Form:
+    """What trainers make of such rows first of all; today, where the template writes the day.
+
+    Raises AuditError for messages and a tokenizer without a template.
+    """
+    rows = (said for said in conversations(table, layout_of(table)) if not isinstance(said, talks.Unusable))
+    first = list(islice(rows, 1))
+    return forms.usual_form(tokenizer, first, f"{date.today()}") if first else Form(forms.NONE)
+
+
+def encode(tokenizer: Any, texts: Sequence[str]) -> Any:
+    # verbose=False: a text longer than the model's positions is cut later, so the warning about it would mislead
+    return tokenizer(
+        list(texts),
+        add_special_tokens=False,
+        return_offsets_mapping=True,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        padding=False,
+        truncation=False,
+        verbose=False,
+    )
+
+
+def _decode(tokenizer: Any, ids: Sequence[int]) -> str:
+    return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))

@@ -1,0 +1,257 @@
+"""One table of rows: a JSONL, JSON, CSV or Parquet file, or a Hugging Face data set, a column at a time.
+
+Reads text as text (`007320` and `NA` stay what they are). Knows nothing of what columns mean. Errors name rows and
+columns, never what is in them.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from auditor.core.cache import cache_folder
+from auditor.core.disk import scratch_folder
+from auditor.core.errors import AuditError
+
+if TYPE_CHECKING:
+    import datasets
+
+ABSENT = object()  # a JSON object without this key
+_OTHER_FILES = (".txt", ".tsv", ".npy", ".npz", ".arrow", ".feather", ".xlsx", ".xls", ".gz", ".zip", ".zst")
+
+
+@dataclass(frozen=True)
+class Table:
+    """One file: its column names, and a way to get at a column without reading the others."""
+
+    where: str
+    columns: tuple[str, ...]
+    rows: int
+    column: Callable[[str], Sequence[Any]]
+
+
+def read_table(flag: str, name: str, columns: Sequence[str]) -> Table:
+    """A local file by its suffix, otherwise a Hugging Face data set; `columns`: all that will be asked for.
+
+    Raises AuditError for what is neither.
+    """
+    path, where = Path(name), f"{flag} {name!r}"
+    reader = _READERS.get(path.suffix.lower())
+    if not path.exists():
+        if reader is not None or _looks_like_a_file(name):
+            raise AuditError(f"{where}: no such file")
+        return _read_hub(where, name, columns)
+    if path.is_dir():
+        return _read_hub(where, name, columns)
+    if reader is None:
+        raise AuditError(
+            f"{where}: expected a file ending in {', '.join(_READERS)}, got {path.suffix or 'no ending'!r}"
+        )
+    try:
+        return reader(where, path, columns)
+    except OSError as error:
+        raise AuditError(f"{where}: cannot be read: {error.strerror or type(error).__name__}") from None
+
+
+def _looks_like_a_file(name: str) -> bool:
+    """No Hub data set is called like this, and a mistyped path should not be sent there."""
+    plain = re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", name)
+    return plain is None or name.lower().endswith(_OTHER_FILES)
+
+
+def filled(table: Table) -> Table:
+    """The table. Raises AuditError where it has no row."""
+    if not table.rows:
+        raise AuditError(f"{table.where} is empty: expected at least one row")
+    return table
+
+
+def kind_of(value: Any) -> str:
+    """What a cell holds, without what it says."""
+    if value is ABSENT:
+        return "nothing (the row does not have it)"
+    if isinstance(value, bool):
+        return "true or false"
+    kinds: dict[type, str] = {type(None): "null", int: "a number", float: "a number", list: "a list", dict: "an object"}
+    return kinds.get(type(value), f"{type(value).__name__}")
+
+
+# --- CSV --------------------------------------------------------------------------------------------------------------
+
+
+def _utf8(where: str, path: Path) -> str:
+    """The text of a file, without a byte order mark. Raises AuditError with the first byte that is not UTF-8."""
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:  # from None: the error holds the whole file
+        raise AuditError(f"{where}: expected UTF-8 text, got something else at byte {error.start}") from None
+
+
+def _read_csv(where: str, path: Path, columns: Sequence[str]) -> Table:
+    rows = csv_rows(where, path)
+    header = tuple(rows[0]) if rows else ()
+    return Table(where, header, max(0, len(rows) - 1), lambda name: [row[header.index(name)] for row in rows[1:]])
+
+
+def csv_rows(where: str, path: Path) -> list[list[str]]:
+    """The header and the rows, as many fields each; blank lines left out."""
+    # The standard library's reader, since it is the strict one: pandas fills a short row with "", takes the first
+    # column of a long one for an index and reads on after a stray quote; pyarrow accepts a quote that never closes.
+    lines = csv.reader(io.StringIO(_utf8(where, path), newline=""), strict=True)
+    old_limit = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # the default refuses texts over 128 KiB
+    line = 1
+    table: list[list[str]] = []
+    try:
+        for fields in lines:
+            if fields:  # [] is a blank line
+                if table and len(fields) != len(table[0]):
+                    raise AuditError(f"{where}, line {line}: expected {len(table[0])} fields, got {len(fields)}")
+                table.append(fields)
+            line = lines.line_num + 1
+    except csv.Error as error:
+        raise AuditError(f"{where}: not CSV in the record that starts at line {line}: {error}") from None
+    finally:
+        csv.field_size_limit(old_limit)
+    return table
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def _read_json(where: str, path: Path, columns: Sequence[str]) -> Table:
+    objects, _ = json_objects(where, path)
+    found = tuple(dict.fromkeys(name for value in objects for name in value))
+    return Table(where, found, len(objects), lambda name: [value.get(name, ABSENT) for value in objects])
+
+
+def json_objects(where: str, path: Path) -> tuple[list[dict[str, Any]], list[str] | None]:
+    """One JSON object a line, and these lines; or one array of objects, and None."""
+    text, lines = _utf8(where, path), None
+    if text.lstrip().startswith("["):
+        objects = _parse_json(where, text, 0)
+    else:  # not splitlines: a JSON text may hold U+2028, at which it would split
+        numbered = [(number, line) for number, line in enumerate(text.split("\n")) if line.strip()]
+        objects, lines = [_parse_json(where, line, number) for number, line in numbered], [line for _, line in numbered]
+    for row, value in enumerate(objects):
+        if not isinstance(value, dict):
+            raise AuditError(f"{where}, row {row} (counted from 0): expected a JSON object, got {_json_kind(value)}")
+    return objects, lines
+
+
+def _json_kind(value: Any) -> str:
+    return "text" if isinstance(value, str) else kind_of(value)
+
+
+def _parse_json(where: str, text: str, lines_before: int) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:  # from None: the error holds the text
+        line = lines_before + error.lineno
+        raise AuditError(f"{where}, line {line}: not JSON: {error.msg} (column {error.colno})") from None
+    except (ValueError, RecursionError):
+        raise AuditError(
+            f"{where}, line {lines_before + 1}: not JSON that can be read (too long or too deep)"
+        ) from None
+
+
+# --- Parquet ----------------------------------------------------------------------------------------------------------
+
+
+def _read_parquet(where: str, path: Path, columns: Sequence[str]) -> Table:
+    import pyarrow
+    from pyarrow import parquet
+
+    if path.stat().st_size == 0:
+        raise AuditError(f"{where} is empty: expected a Parquet file")
+    try:
+        with parquet.ParquetFile(path) as file:
+            names = tuple(file.schema_arrow.names)
+            wanted = [name for name in columns if names.count(name) == 1]  # doubles are refused later, by name
+            table = file.read(columns=wanted)
+            values = {name: table.column(name).to_pylist() for name in wanted}
+            return Table(where, names, file.metadata.num_rows, values.__getitem__)
+    except UnicodeDecodeError:
+        raise AuditError(f"{where}: expected UTF-8 text, got something else") from None
+    except (pyarrow.ArrowException, OSError) as error:
+        raise AuditError(f"{where}: not a Parquet file that can be read ({type(error).__name__})") from None
+
+
+_READERS: dict[str, Callable[[str, Path, Sequence[str]], Table]] = {
+    ".jsonl": _read_json,
+    ".json": _read_json,
+    ".csv": _read_csv,
+    ".parquet": _read_parquet,
+}
+
+
+# --- Hugging Face data sets -------------------------------------------------------------------------------------------
+
+
+def _read_hub(where: str, name: str, columns: Sequence[str]) -> Table:
+    with loaded_dataset(where, name) as dataset:
+        return _hub_table(where, dataset, columns)
+
+
+@contextmanager
+def loaded_dataset(where: str, name: str) -> Iterator[datasets.Dataset]:
+    """The train split of a data set on the Hub, of one that was saved, or of a folder that `datasets` can read.
+
+    To be read before the block is left: what `datasets` makes of a folder is private text, and goes with it.
+    """
+    import datasets
+
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs rows that it cannot read
+    datasets.disable_progress_bars()
+    with _dataset_cache(Path(name).is_dir()) as cache:
+        try:
+            if any((Path(name) / file).is_file() for file in ("dataset_info.json", "dataset_dict.json")):
+                saved = datasets.load_from_disk(name)
+                found = saved["train"] if isinstance(saved, datasets.DatasetDict) else saved
+            else:
+                found = datasets.load_dataset(name, split="train", cache_dir=str(cache))
+        except Exception as error:  # the libraries below raise dozens of kinds, all about the data or the network
+            _refuse_hub(where, Path(name).is_dir(), error)
+        yield found
+
+
+@contextmanager
+def _dataset_cache(local: bool) -> Iterator[Path]:
+    """Where `datasets` keeps what it has made of files: of downloads for the next time, of a local folder for now."""
+    cache = cache_folder()
+    if local:
+        with scratch_folder(cache, "datasets") as scratch:
+            yield scratch
+        return
+    (cache / "datasets").mkdir(exist_ok=True, mode=0o700)
+    (cache / "datasets").chmod(0o700)  # gated data may lie there, whoever made the folder
+    yield cache / "datasets"
+
+
+def _hub_table(where: str, dataset: datasets.Dataset, columns: Sequence[str]) -> Table:
+    names = tuple(dataset.column_names)
+    values = {name: dataset[name][:] for name in columns if name in names}
+    return Table(where, names, dataset.num_rows, values.__getitem__)
+
+
+def _refuse_hub(where: str, local: bool, error: Exception) -> NoReturn:
+    """One sentence. Errors about rows may quote them, so only those that cannot are repeated."""
+    kind = type(error).__name__
+    if isinstance(error, FileNotFoundError):
+        what = "this folder holds no data file" if local else "no such file here and no such data set on the Hub"
+    elif (
+        type(error) is ValueError
+    ):  # not its subclasses: pyarrow's quote rows; this one is about splits and configurations
+        what = "cannot be loaded as a data set: " + " ".join(str(error).split())[:200]
+    elif isinstance(error, OSError) and not local:
+        what = f"no such file here, and the Hugging Face Hub cannot be reached ({kind})"
+    else:
+        what = f"cannot be loaded as a data set ({kind})"
+    raise AuditError(f"{where}: {what}") from None

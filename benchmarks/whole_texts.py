@@ -1,0 +1,94 @@
+"""A user's rows as whole texts or conversations: to train on, to insert canaries into, to look at the text form of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+from auditor.benchmarks import talks
+from auditor.benchmarks.columns import (
+    COLUMNS,
+    PLAIN,
+    conversations,
+    joined,
+    layout_of,
+    marks_of,
+    named,
+    plain_layout,
+    repeats_of,
+    units_of,
+)
+from auditor.benchmarks.picking import Corpus
+from auditor.benchmarks.tables import Table, filled, read_table
+from auditor.core.errors import AuditError
+from auditor.core.streams import generator
+
+_MOST_COPIES = 10_000_000  # records of a training, in memory together
+
+
+def read_texts(flag: str, name: str) -> list[str]:
+    """Every row's text, prefix and suffix joined where those are the columns; each row once, whatever its `repeats`.
+
+    Raises AuditError for whatever a user can mend.
+    """
+    table = filled(read_table(flag, name, COLUMNS))
+    return joined(table, plain_layout(table))
+
+
+def read_corpus(flag: str, name: str) -> Corpus:
+    """Every row's text, with its `repeats` and its marks. Raises AuditError for whatever a user can mend."""
+    table = filled(read_table(flag, name, COLUMNS))
+    return Corpus(table.where, joined(table, plain_layout(table)), repeats_of(table), marks_of(table))
+
+
+def training_texts(
+    name: str, text_column: str | None = None, unit_column: str | None = None
+) -> tuple[Sequence[str | talks.Conversation], list[str] | None]:
+    """Every row's text (prefix and suffix joined, where those are the columns) or conversation, as often as its
+    `repeats` say.
+
+    Also whose each is, where `unit_column` says so. Raises AuditError for whatever a user can mend.
+    """
+    given = tuple(column for column in (text_column, unit_column) if column is not None)
+    table = filled(read_table("--data", name, (*COLUMNS, *given)))
+    for column in given:
+        if table.columns.count(column) != 1:
+            times = table.columns.count(column)
+            raise AuditError(f"{table.where}: expected one column {column!r}, got {times or named(table.columns)}")
+    layout = (text_column,) if text_column is not None else layout_of(table)
+    plain = layout in PLAIN or text_column is not None
+    found: Sequence[str] | Sequence[talks.Conversation] = joined(table, layout) if plain else _talks(table, layout)
+    for row, text in enumerate(found):
+        if not text:
+            raise AuditError(f"{table.where}, row {row} (counted from 0): expected text, got an empty one")
+    repeats = repeats_of(table)
+    if sum(repeats) > _MOST_COPIES:
+        raise AuditError(
+            f"{table.where}: expected at most {_MOST_COPIES:,} records to train on, each as often as its repeats say, "
+            f"got {sum(repeats):,}"
+        )
+    rows = [row for row, count in enumerate(repeats) for _ in range(count)]
+    units = None if unit_column is None else units_of(table, unit_column)
+    return [found[row] for row in rows], None if units is None else [units[row] for row in rows]
+
+
+def _talks(table: Table, layout: Sequence[str]) -> list[talks.Conversation]:
+    """Every row's conversation. Raises AuditError with the row that has none: what is left out is not trained on."""
+    found = []
+    for row, said in enumerate(conversations(table, layout)):
+        if isinstance(said, talks.Unusable):
+            raise AuditError(
+                f"{table.where}, row {row} (counted from 0): expected a conversation to train on, got {said}"
+            )
+        found.append(said)
+    return found
+
+
+def sampled(flag: str, name: str, count: int) -> list[talks.Conversation] | None:
+    """So many usable rows of a file, the same ones each time; None where it holds no conversations or instructions."""
+    table = read_table(flag, name, COLUMNS)
+    if not table.rows or (layout := layout_of(table)) not in talks.LAYOUTS:
+        return None
+    order = generator("text form", table.rows).permutation(table.rows).tolist()
+    usable = (one for one in conversations(table, layout, order) if not isinstance(one, talks.Unusable))
+    return list(islice(usable, count))
