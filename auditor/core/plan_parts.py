@@ -41,6 +41,7 @@ class TargetPlan:
     max_tokens_total: Ask a model behind an API for at most N tokens. [default: no limit]
     before: The model before it was trained to forget --forget.
     retrained: A model trained as --before was, without --forget, to compare with.
+    lab_recipe: Fields of the lab's recipe that are to differ, by name.
     """
 
     panel: ClassVar[str] = "target"
@@ -199,6 +200,7 @@ class AttackPlan:
     attack_options: Option of an attack, as ethicist.samples=20; repeatable.
     setting: Access: claim is text-only, as a privacy claim assumes; worst is white-box.
     samples: Samples per prefix, in every attack. [default: each attack has its own]
+    sizes: Defaults of the options of attacks and defenses: the papers' own, or those of the lab.
     """
 
     panel: ClassVar[str] = "attacks"

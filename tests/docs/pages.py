@@ -15,7 +15,7 @@ from auditor.cli import app
 
 COMMAND: Any = typer.main.get_command(app)
 ROOT = Path(__file__).resolve().parents[2]
-DOCS = tuple(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))
+DOCS = tuple(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md")))
 PAGES = ("README.md", "CONTRIBUTING.md", *DOCS, "examples/ci/README.md")
 _WHY = re.compile(r"<!-- not run: (\S.*\S) -->")
 _NAMED = re.compile(r"# ([\w-]+\.(?:py|toml))")

@@ -30,7 +30,7 @@ from auditor.privacy import gaussian
 from auditor.runs import grid, plan
 from benchmarks.checks import harness
 from tests.conftest import save_tiny
-from tests.docs import rooms
+from tests.docs import reference, rooms
 from tests.docs.pages import PAGES, ROOT, Command, File, links, options, parse, parts, spans, steps
 
 Said = pytest.CaptureFixture[str]
@@ -251,9 +251,9 @@ def test_every_option_and_path_in_the_text_is_there(page: str) -> None:
     known = options() | {"--help"}
     for span in spans(page):
         if span.startswith(("audit ", "--")):
-            named = {word.partition("=")[0].split("|")[0] for word in span.split() if word.startswith("--")}
+            named = {re.split("[=|,]", word)[0] for word in span.split() if word.startswith("--")}
             assert named <= known, f"{page}: {span}"
-        if given := re.match(r"-([AD]) (?:[\w-]+\.)?(\w+)", span):
+        if given := re.match(r"-([AD]) (?:[\w-]+\.)?([a-z]\w*)", span):
             assert given[2] in plugin_options(given[1]), f"{page}: {span}"
         top = span.partition("/")[0]
         # runs/ is what audits in this checkout left, if there were any
@@ -296,6 +296,12 @@ def test_the_drawing_is_that_of_the_layer_test() -> None:
             below += drawn[here] - seen
             seen |= drawn[here]
         assert rooms.ROOMS[room] <= seen
+
+
+@pytest.mark.parametrize("name", reference.PAGES)
+def test_a_reference_page_is_what_the_code_says(name: str) -> None:
+    shown = (reference.FOLDER / name).read_text(encoding="utf-8")
+    assert shown == reference.PAGES[name](), "python -m tests.docs.reference writes it anew"
 
 
 def test_the_plan_that_is_not_run_is_a_grid_of_as_many_runs_as_it_says(tmp_path: Path) -> None:

@@ -1,0 +1,195 @@
+"""The reference pages, printed from what the code says of itself: `python -m tests.docs.reference` writes them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import typer
+
+from auditor.cli import EXIT_CODES, app
+from auditor.commands.panels import Said, sections
+from auditor.core.plan import FIELDS, IN_FILE, Described, Plan, flag
+from auditor.plugins import registry
+from auditor.plugins.options import options_of
+from auditor.statistics.metrics import METRICS
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reference"
+_PRINTED = "Printed from the code by `python -m tests.docs.reference`.\n"
+_DEFAULT = re.compile(r" \[default: (.*)\]$")
+_TYPES = {str: "text", int: "whole number", float: "number", bool: "true or false"}
+_KINDS = {
+    "Attack": ("Attacks", "`--attack`, options by `-A`"),
+    "Probe": ("Probes", "`--attack`, options by `-A`. A probe sees the answers: the auditor's own measurement"),
+    "Defense": ("Defenses", "`--defense`, options by `-D`"),
+    "Trainer": ("Training methods", "`audit train METHOD`, options by `-D`"),
+}
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    titles = list(head)
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if text else ""
+
+
+def _kind(kind: Any) -> str:
+    """A type as a reader of TOML calls it."""
+    origin, of = typing.get_origin(kind), [one for one in typing.get_args(kind) if one is not types.NoneType]
+    if origin is Literal:
+        return " or ".join(f"`{one}`" for one in of)
+    if origin is dict:
+        return "table"
+    if origin is tuple:
+        return f"list of {_kind(of[0])}"
+    return " or ".join(map(_kind, of)) if of else _TYPES[kind]
+
+
+# --- the plan ---------------------------------------------------------------------------------------------------------
+
+_PLAN = """# The plan
+
+{printed}
+All that `audit run` can be asked. A field has one name wherever it is given: as a flag (`--known-limit 5`), in a plan
+file (`known_limit = 5`; `audit run --config plan.toml`), in Python (`known_limit=5`). Flags win over the plan file. A
+plan file is flat, and may also hold `seeds`, `sweep` and `variant`: [grids](../reproduce.md).
+
+A field with a **risk** that stands in a plan file or in a run folder is refused unless the command line names it too.
+"""
+
+
+def plan() -> str:
+    parts: dict[str, list[str]] = {}
+    for name in IN_FILE:
+        parts.setdefault(FIELDS[name].part, []).append(name)
+    text = _PLAN.format(printed=_PRINTED)
+    for part, names in parts.items():
+        text += f"\n## {part or 'the run'}\n\n{_about(part)}\n\n"
+        text += _table(("field", "flag", "type", "default", "meaning"), (_field(name) for name in names))
+    return text
+
+
+def _about(part: str) -> str:
+    kind = typing.get_type_hints(Plan)[part] if part else None
+    return "What concerns all parts." if kind is None else (inspect.getdoc(kind) or "").partition("\n")[0]
+
+
+def _field(name: str) -> list[str]:
+    one = FIELDS[name]
+    found = _DEFAULT.search(one.help)
+    meaning = _DEFAULT.sub("", one.help)
+    if one.said.risk:
+        meaning += f" **Risk:** {one.said.risk}."
+    own = one.said.flags
+    spelt = "" if own is None else ", ".join(own).replace("/", " / ") or flag(name)
+    if spelt and one.said.metavar:
+        spelt += f" {one.said.metavar}"
+    default = _given(one) if found is None or (found[1].startswith("--") and one.kind is bool) else found[1]
+    return [_code(name), _code(spelt), _kind(one.kind), default, meaning]
+
+
+def _given(one: Described) -> str:
+    if one.default in (None, (), {}) and one.default is not False:
+        return ""
+    return _code(str(one.default).lower() if isinstance(one.default, bool) else str(one.default))
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+_COMMANDS = """# Commands
+
+{printed}
+What `--help` of each says. A value is written in capitals; `a|b` is one of both.
+
+## Exit codes
+
+{codes}"""
+
+
+def commands() -> str:
+    codes = _table(("code", "meaning"), ((str(code), said) for code, said in EXIT_CODES.items()))
+    return _COMMANDS.format(printed=_PRINTED, codes=codes) + "".join(_command("audit", typer.main.get_command(app)))
+
+
+def _command(name: str, command: Any) -> Iterator[str]:
+    context = command.context_class(command, info_name=name, terminal_width=200)
+    said = Said.of(command.help or "")
+    yield f"\n## {name}\n\n{said.first}\n"
+    if said.examples:
+        yield "\n```text\n" + "".join(f"{line}\n" for line in said.examples) + "```\n"
+    yield from (f"\n{paragraph}\n" for paragraph in said.more)
+    below = getattr(command, "commands", {})
+    listed = {title: [row for row in rows if row[0] != "--help"] for title, rows in sections(command, context).items()}
+    rows = [(_code(written), told, title) for title, some in listed.items() for written, told in some]
+    if rows:
+        yield "\n" + _table(("", "meaning", "panel"), rows)
+    for title, one in below.items():
+        yield from _command(f"{name} {title}", one)
+
+
+# --- plug-ins ---------------------------------------------------------------------------------------------------------
+
+_PLUGINS = """# Plug-ins
+
+{printed}
+Attacks, probes, defenses and training methods that come with the program, with their options and defaults; the lab has
+smaller defaults of its own. `audit list` shows those that are installed. [One of your own](../extend.md).
+"""
+
+
+def plugins() -> str:
+    text = _PLUGINS.format(printed=_PRINTED)
+    found = registry.everything()
+    for kind, (title, asked) in _KINDS.items():
+        text += f"\n## {title}\n\n{asked}.\n"
+        for name, cls in sorted(found[kind].items()):
+            if cls.__module__.startswith("auditor."):
+                text += _plugin(kind, name, cls)
+    return text
+
+
+def _plugin(kind: str, name: str, cls: Any) -> str:
+    paragraphs = (" ".join(one.split()) for one in (inspect.getdoc(cls) or "").split("\n\n"))
+    text = f"\n### {name}\n\n" + "\n\n".join(one.replace("<", "&lt;") for one in paragraphs) + "\n"
+    facts = {"needs": ", ".join(getattr(cls, "needs", ())), "claim": getattr(cls, "claims", "")}
+    for fact, told in facts.items():
+        text += f"\n{fact.capitalize()}: {told}.\n" if told else ""
+    hints = typing.get_type_hints(cls)
+    rows = [[_code(option), _kind(hints[option]), _code(str(value))] for option, value in options_of(cls).items()]
+    return text + ("\n" + _table(("option", "type", "default"), rows) if rows else "")
+
+
+# --- metrics ----------------------------------------------------------------------------------------------------------
+
+_METRICS = """# Metrics
+
+{printed}
+The names that `result.json`, policies of a gate, `audit compare --metric` and exports use. In a family `{{n}}` and
+`{{p}}` stand for a number. Every number has its interval and its sample size, but for those without one.
+
+"""
+
+
+def metrics() -> str:
+    rows = ([_code(one.name), one.title, one.unit, "" if one.bounded else "none", one.note] for one in METRICS)
+    return _METRICS.format(printed=_PRINTED) + _table(("name", "what it is", "unit", "interval", "note"), rows)
+
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "plan.md": plan,
+    "commands.md": commands,
+    "plugins.md": plugins,
+    "metrics.md": metrics,
+}
+
+if __name__ == "__main__":
+    for name, page in PAGES.items():
+        (FOLDER / name).write_text(page(), encoding="utf-8")
