@@ -48,7 +48,7 @@ class Membership(Probe):
 
     score: the main one, chosen beforehand; text: the suffix behind its prefix, or all but the first token; k: share of
     tokens that Min-K% looks at; references: models that saw some of the records, for RMIA and LiRA: a folder of them,
-    or in the lab how many it is to train.
+    or in the lab how many it is to train; lowercase: whether each text is read once more in lower case.
     """
 
     name: ClassVar[str] = "membership"
@@ -58,6 +58,7 @@ class Membership(Probe):
     text: Literal["suffix", "all"] = "suffix"
     k: float = 0.2
     references: str = ""
+    lowercase: bool = True
 
     def __post_init__(self) -> None:
         if self.score not in SCORES:
@@ -66,6 +67,8 @@ class Membership(Probe):
             raise AuditError(f"expected text to be 'suffix' or 'all', got {self.text!r}")
         if not 0 < self.k <= 1:
             raise AuditError(f"expected k in (0, 1], got {self.k}")
+        if self.score == "lowercase" and not self.lowercase:
+            raise AuditError("expected lowercase=true beside score=lowercase, got false")
         if self.score in _OF_REFERENCES and not self.references:
             raise AuditError(f"expected -A membership.references= beside score={self.score}, got none")
 
@@ -91,7 +94,7 @@ class Membership(Probe):
             own, found = read(view.target, prefixes, suffixes), list[Observation]()
             below = read(reference, prefixes, suffixes) if reference else None
             others = self._of_others(references, batch, prefixes, suffixes)
-            lowered = self._lowered(view, batch)
+            lowered = self._lowered(view, batch) if self.lowercase else []
             for i, secret in enumerate(batch):
                 seen = self._scores(own.row(i), below.row(i) if below else None)
                 seen |= self._of_text(view, secret, seen["loss"], lowered[i] if lowered else None)
@@ -148,12 +151,12 @@ class Membership(Probe):
 
     def _of_text(self, view: View, secret: Secret, mean: float, lowered: float | None) -> dict[str, float]:
         """What takes the characters of the text; nothing without a tokenizer."""
-        if view.tokenizer is None or lowered is None:
+        if view.tokenizer is None:
             return {}
         suffix, whole = (view.tokenizer.decode([*head, *secret.suffix]) for head in ((), secret.prefix))
         sizes = len(whole), compressed_bytes(whole)
-        scores = {"zlib": mean / compressed_bytes(suffix), "lowercase": mean / lowered}
-        return scores | {"lowercase": -scores["lowercase"], **dict(zip(_SIZES, map(float, sizes), strict=True))}
+        found = {"zlib": mean / compressed_bytes(suffix), **dict(zip(_SIZES, map(float, sizes), strict=True))}
+        return found if lowered is None else {**found, "lowercase": -mean / lowered}
 
     def _lowered(self, view: View, batch: Sequence[Secret]) -> list[float]:
         """Mean log-probability of each text in lower case, tokenised anew, behind the same prefix."""
@@ -294,6 +297,8 @@ class Membership(Probe):
             if name in observations[0].values:
                 if fault := self._unfit(name, _scores_of(name, observations), observations):
                     found[name] = f"not applicable: it {fault}"
+            elif name == "lowercase" and not self.lowercase:
+                found[name] = "not asked for (-A membership.lowercase=false)"
             elif name in _OF_TEXT:
                 found[name] = "not applicable: the model came without a tokenizer"
             elif name in _OF_DISTRIBUTION and (name == "min_k_plus" or "reference" in observations[0].values):

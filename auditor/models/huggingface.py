@@ -19,6 +19,7 @@ from auditor.core.errors import AuditError, NotApplicable
 from auditor.models.base import LanguageModel, Rows, distribution_elements
 from auditor.models.caches import Dimensions, OwnCache, row_dimensions
 from auditor.models.decoding import Decoding, log_sum_exp
+from auditor.models.hidden_states import HiddenStates
 from auditor.models.memory import AtOnce
 from auditor.models.slots import SlotLayer, assign_slots
 
@@ -215,9 +216,15 @@ class HuggingFaceModel(LanguageModel):
         head = model.get_output_embeddings()
         self.vocab_size = int(head.weight.shape[0]) if head is not None else int(config.vocab_size)
         self.family = f"{config.model_type} with {self.vocab_size:,} tokens"
+        self._seen: HiddenStates | None = None
         accepted = inspect.signature(_plain(model).forward).parameters
         self._keeps_logits = "logits_to_keep" in accepted
         self._cache_name = next((name for name in _CACHE_NAMES if name in accepted), None)
+
+    def remember(self) -> None:
+        """From now on a text that was read whole is not read again. Only for weights that nobody changes meanwhile."""
+        body, head = _plain(self.model).base_model, self.model.get_output_embeddings()
+        self._seen = HiddenStates(body, head, lambda texts, last: self._logits(texts, last, None))
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
         self.check_room(prefixes.shape[1], length, prompt)
@@ -300,6 +307,11 @@ class HuggingFaceModel(LanguageModel):
 
         Raises AuditError on NaN logits.
         """
+        if self._seen is not None and cache is None and not read.is_floating_point():
+            return self._seen.logits(read, last)
+        return self._logits(read, last, cache)
+
+    def _logits(self, read: Tensor, last: int, cache: Cache | OwnCache | None) -> Tensor:
         own = cache if isinstance(cache, OwnCache) else None
         extra: dict[str, Any] = {"logits_to_keep": last} if self._keeps_logits else {}
         if self._cache_name:

@@ -218,7 +218,10 @@ class _Asker:
         def greedy(n: int) -> Iterator[Phase]:
             some = _some(members, n, "greedy")
             work = partial(scoring.greedy_recall, targets.undefended.model, some)
-            yield Phase("greedy recall", len(members), scoring.GREEDY_AT_ONCE, work)
+            at_once = _read_at_once(
+                targets.undefended.model, max((len(secret.suffix) for secret in members), default=1)
+            )
+            yield Phase("greedy recall", len(members), at_once, work)
 
         self.ask(greedy)
         for target in targets.each(clock):

@@ -5,32 +5,34 @@ Knows no terminal. A record costs what it takes to read it and to complete it; b
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
 
-import torch
-
-from auditor.core.errors import AuditError
-from auditor.core.nouns import Secret
+from auditor.core.errors import AuditError, NotApplicable
+from auditor.core.nouns import PrefixToken, Secret
 from auditor.core.plan import Plan
-from auditor.models.base import LanguageModel
-from auditor.models.decoding import by_shape
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.plugins.probe import Probe
+from auditor.plugins.view import WORST
 from auditor.reports import words
 from auditor.runs import scoring
+from auditor.runs.audit import Scene
 from auditor.runs.reporter import Clock, Reporter
 from auditor.runs.selection import select
 from auditor.runs.shelf import Shelf
 from auditor.runs.site import Site
 from auditor.runs.sites import site_of
+from auditor.runs.targets import Targets
 from auditor.statistics import roc
 
 FEWEST = 10  # records: of fewer, none extracted would say next to nothing
 KNOWN = 0.1  # share of the data that is not attacked: which prefix token was there in training is seen by it
 _GREEDY = {"samples": 1, "temperature": 0}  # of perplexity: greedy decoding leaves one candidate to rank
+_ONE_READING = {"lowercase": False}  # of membership: no second one in lower case
 _TRIES = (1, 4, 16)  # records that are timed, more of them while there is time
 _SHARE = 0.04  # of the time, for each kind of pass that is timed
 _AFTER = 0.15  # of the time, for loading files anew, statistics and reports
@@ -50,13 +52,13 @@ _DEMONSTRATION = {  # of the lab, as a plan has it
     "canaries": [["955320", 32]],
 }
 Limits = tuple[str, ...]  # sentences: what a check does not say
-# How often a run reads and completes each record; `tests/runs/test_quick.py` holds them against a run.
-_READS, _READS_OF_MEMBERSHIP, _READS_OF_KNOWN, _COMPLETIONS = 2.0, 2.5, 3.0, 2.0
+_AGAIN = 3  # times that a run asks about a record beside its probes: greedy decoding, perplexity, its tokens
+_PREFIX_TOKENS = 3  # that known pairs are read behind, at most: none, bos, eos
 
 
 def quick(model: str, data: str, nonmembers: str | None, seed: int) -> Plan:
     """All that is cheap: greedy decoding, exact extraction probability, membership where it can be told."""
-    probes = ("extraction-probability", *(("membership",) if nonmembers else ()))
+    options = {"perplexity": dict(_GREEDY), **({"membership": dict(_ONE_READING)} if nonmembers else {})}
     return Plan.of(
         model=model,
         data=data,
@@ -65,8 +67,8 @@ def quick(model: str, data: str, nonmembers: str | None, seed: int) -> Plan:
         device="auto",
         setting="worst",
         known_fraction=KNOWN,
-        attack=("perplexity", *probes),
-        attack_options={"perplexity": dict(_GREEDY)},
+        attack=("perplexity", "extraction-probability", *(("membership",) if nonmembers else ())),
+        attack_options=options,
     )
 
 
@@ -101,8 +103,11 @@ def fitted(plan: Plan, reporter: Reporter, shelf: Shelf, seconds: float, begun: 
     with clock.stage("loading the model"):
         site.model, site.benchmark, site.reference  # noqa: B018 - each is loaded as it is asked for
     plan, limits = _of_membership(plan, site)
+    if isinstance(site.model, HuggingFaceModel):
+        site.model.remember()
+    scene = Scene(plan, site, select(plan, site), reporter, shelf, PrefixToken((), "not chosen yet"))
     with clock.stage("measuring the model's speed"):
-        takes = _takes(plan, site, _SHARE * seconds)
+        takes = _takes(scene, _SHARE * seconds)
     sides = _rows(site.benchmark.secrets)
     there, most = len(sides[0]), max(map(len, sides))
     spent = time.perf_counter() - begun
@@ -128,9 +133,10 @@ def _of_membership(plan: Plan, site: Site) -> tuple[Plan, Limits]:
     if min(sides) < roc.LEAST:
         rest = tuple(name for name in plan.attacks.attack if name != "membership")
         told = f"Membership takes {roc.LEAST} members and {roc.LEAST} non-members, got {sides[0]} and {sides[1]}."
-        return plan.having(attack=rest), (told,)
+        return plan.having(attack=rest, attack_options={"perplexity": dict(_GREEDY)}), (told,)
     if site.reference is None:
-        return plan.having(attack_options={**plan.attacks.attack_options, "membership": {"score": "min_k_plus"}}), ()
+        own = {**plan.attacks.attack_options["membership"], "score": "min_k_plus"}
+        return plan.having(attack_options={**plan.attacks.attack_options, "membership": own}), ()
     return plan, ()
 
 
@@ -179,39 +185,33 @@ def paced(work: Callable[[int], object], seconds: float, at_once: int) -> Pace:
     return Pace(each, after - each * many, at_once)
 
 
-def _takes(plan: Plan, site: Site, seconds: float) -> Callable[[int], float]:
-    """Seconds of a run that attacks at most so many rows of members, and so many of non-members."""
-    told, rows, probed = site.benchmark, _rows(site.benchmark.secrets), "membership" in plan.attacks.attack
-    longest = sorted(told.secrets, key=lambda secret: -len(secret.prefix + secret.suffix))
-    some = longest[: len(longest) // 2 + 1]  # the longer half: short ones would promise too much
-    read = paced(lambda n: _read(site.model, _cycled(some, n)), seconds, _READ_AT_ONCE)
-    complete = paced(lambda n: scoring.greedy_recall(site.model, _cycled(some, n)), seconds, scoring.GREEDY_AT_ONCE)
-    beside = None
-    if probed and site.reference is not None:
-        beside = paced(lambda n: _read(site.reference, _cycled(some, n)), seconds, _READ_AT_ONCE)
+def _takes(scene: Scene, seconds: float) -> Callable[[int], float]:
+    """Seconds of a run that attacks at most so many rows of members, and so many of non-members.
+
+    The longer half of the records is timed: short ones would promise too much.
+    """
+    told, model, rows = scene.benchmark, scene.site.model, _rows(scene.benchmark.secrets)
+    some = sorted(told.secrets, key=lambda secret: -len(secret.prefix + secret.suffix))[: len(told.secrets) // 2 + 1]
+    view = scene.view(Targets(scene).undefended, WORST)
+    probes = [method for method in scene.selection.methods if isinstance(method, Probe)]
+
+    def probed(n: int) -> None:
+        for one in probes:
+            with suppress(NotApplicable):  # its row will say why
+                list(one.measure(view, _cycled(some, n)))
+
+    probe = paced(probed, seconds, _READ_AT_ONCE)
+    again = paced(lambda n: scoring.greedy_recall(model, _cycled(some, n)), seconds, _READ_AT_ONCE)
+    complete = paced(lambda n: scoring.greedy(model, _cycled(some, n)), seconds, scoring.GREEDY_AT_ONCE)
 
     def takes(limit: int) -> float:
         own, others = (sum(side[:limit]) for side in rows)
-        reads, completions = passes(own, others, len(told.known), probed)
-        return read.of(reads) + complete.of(completions) + (beside.of(own + others) if beside else 0.0)
+        read_anew = own + others + _PREFIX_TOKENS * len(told.known)
+        return probe.of(read_anew) + again.of(_AGAIN * (own + others)) + complete.of(own + others)
 
     return takes
 
 
-def passes(own: int, others: int, known: int, membership: bool) -> tuple[float, float]:
-    """How often a run reads a record, and how often it completes one. own, others, known: records of each kind."""
-    both = own + others
-    return (_READS + membership * _READS_OF_MEMBERSHIP) * both + others + _READS_OF_KNOWN * known, _COMPLETIONS * both
-
-
-@torch.no_grad()
-def _read(model: LanguageModel | None, secrets: Sequence[Secret]) -> None:
-    assert model is not None
-    for alike in by_shape([(len(secret.prefix), len(secret.suffix)) for secret in secrets]):
-        prefixes = torch.tensor([secrets[i].prefix for i in alike], device=model.device)
-        model.token_log_probs(prefixes, torch.tensor([secrets[i].suffix for i in alike], device=model.device))
-
-
 def _cycled(secrets: Sequence[Secret], n: int) -> list[Secret]:
-    """So many, the same again where there are no more; as members, which is what is decoded greedily."""
-    return [dataclasses.replace(secrets[i % len(secrets)], member=True) for i in range(n)]
+    """So many, the same again where there are no more."""
+    return [secrets[i % len(secrets)] for i in range(n)]

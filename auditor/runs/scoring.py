@@ -49,22 +49,41 @@ def greedy_nonmembers(model: LanguageModel, secrets: Sequence[Secret]) -> Measur
     return intervals.share(floor_of("greedy"), _greedy_hits(model, others)) if others else None
 
 
+@torch.no_grad()
 def _greedy_hits(model: LanguageModel, secrets: Sequence[Secret]) -> NDArray[np.bool_]:
-    """(secrets,): whether greedy decoding behind the prefix gives the suffix."""
+    """(secrets,): whether greedy decoding behind the prefix gives the suffix.
+
+    It does where each token of the suffix is the likeliest behind those before it: of a model that gives distributions
+    that is read off, without decoding.
+    """
+    if not given_by(model.capabilities, "distribution"):
+        return np.array([said == secret.suffix for said, secret in zip(greedy(model, secrets), secrets, strict=True)])
     hits = np.zeros(len(secrets), dtype=bool)
+    for alike in by_shape([(len(s.prefix), len(s.suffix)) for s in secrets]):
+        prefixes = torch.tensor([secrets[i].prefix for i in alike], device=model.device)
+        suffixes = torch.tensor([secrets[i].suffix for i in alike], device=model.device)
+        for own, distribution in model.teacher_forced(prefixes, suffixes):
+            found = (distribution.argmax(-1) == own).all(-1).tolist()
+            hits[alike[: len(found)]], alike = found, alike[len(found) :]
+    return hits
+
+
+def greedy(model: LanguageModel, secrets: Sequence[Secret]) -> list[Tokens]:
+    """What greedy decoding gives behind each prefix, as many tokens as the suffix has."""
+    written: list[Tokens] = [()] * len(secrets)
     at_once = AtOnce(GREEDY_AT_ONCE)
     for alike in by_shape([(len(s.prefix), len(s.suffix)) for s in secrets]):
 
-        def written(some: slice, alike: Sequence[int] = alike) -> list[Candidates]:
+        def decoded(some: slice, alike: Sequence[int] = alike) -> list[Candidates]:
             batch = [secrets[i] for i in alike[some]]
             prefixes = torch.tensor([secret.prefix for secret in batch], device=model.device)
             noise = np.zeros((len(batch), 1, len(batch[0].suffix), CHANNELS))
             return sample(model, prefixes, len(batch[0].suffix), GREEDY, noise, distribution=False)
 
-        for some, found in at_once.pieces(len(alike), written):
+        for some, found in at_once.pieces(len(alike), decoded):
             for i, candidates in zip(alike[some], found, strict=True):
-                hits[i] = tuple(candidates.suffixes[0].tolist()) == secrets[i].suffix
-    return hits
+                written[i] = tuple(candidates.suffixes[0].tolist())
+    return written
 
 
 def heldout(audit: Audit, target: Target) -> Mapping[str, Sequence[float]]:

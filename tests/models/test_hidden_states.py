@@ -1,0 +1,80 @@
+"""Texts that were read are not read again: the same distributions, by the head alone, or by the model where it must."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from auditor.models.hidden_states import HiddenStates
+from auditor.models.huggingface import HuggingFaceModel, traffic
+from tests.conftest import tiny
+
+TEXTS = torch.arange(1, 41).view(4, 10)
+
+
+@pytest.fixture(params=["neox", "gpt2", "llama"])
+def model(request: pytest.FixtureRequest) -> HuggingFaceModel:
+    return tiny(kind=request.param)
+
+
+def test_a_text_is_read_once_whatever_is_asked_about_it(model: HuggingFaceModel) -> None:
+    plain = [model.log_probs(TEXTS, last) for last in (10, 3)]
+    model.remember()
+    before = traffic.tokens
+    found = [model.log_probs(TEXTS, last) for last in (10, 3)]
+    assert traffic.tokens - before == TEXTS.numel()
+    for one, other in zip(found, plain, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_texts_that_were_read_and_others_may_be_asked_for_together(model: HuggingFaceModel) -> None:
+    plain = model.log_probs(TEXTS, 4)
+    model.remember()
+    model.log_probs(TEXTS[1:3], 2)
+    before = traffic.tokens
+    torch.testing.assert_close(model.log_probs(TEXTS, 4), plain)
+    assert traffic.tokens - before == TEXTS[:2].numel()
+
+
+def test_prompts_and_decoding_rows_are_answered_as_before(model: HuggingFaceModel) -> None:
+    prompt = model.embedding_rows(2)
+
+    def asked() -> list[Tensor]:
+        rows = model.start(TEXTS[:, :4], 2)
+        first = rows.log_probs().clone()
+        rows.advance(torch.tensor([0, 0, 2, 3]), TEXTS[:, 4])
+        return [first, rows.log_probs(), model.log_probs(TEXTS, 2, prompt=prompt)]
+
+    plain = asked()
+    model.remember()
+    model.log_probs(TEXTS, 2)
+    for one, other in zip(asked(), plain, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_model_whose_logits_are_more_than_its_head_is_asked_each_time() -> None:
+    embedding, head, asked = torch.nn.Embedding(50, 8), torch.nn.Linear(8, 50), []
+    body = torch.nn.Sequential(embedding)
+    body.forward = lambda texts: (embedding(texts),)  # type: ignore[method-assign]
+
+    def capped(texts: Tensor, last: int) -> Tensor:
+        asked.append(len(texts))
+        return torch.tanh(head(body(texts)[0]))[:, -last:]
+
+    states = HiddenStates(body, head, capped)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(states.logits(TEXTS, 3), capped(TEXTS, 3))
+    assert asked == [4] * 4
+
+
+def test_what_there_is_no_room_for_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny()
+    monkeypatch.setattr("auditor.models.hidden_states.free", lambda device: 0)
+    plain = model.log_probs(TEXTS, 3)
+    model.remember()
+    before = traffic.tokens
+    for _ in range(2):
+        torch.testing.assert_close(model.log_probs(TEXTS, 3), plain)
+    assert traffic.tokens - before == 2 * TEXTS.numel()
