@@ -9,13 +9,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from math import ceil
 
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import PrefixToken, Secret
-from auditor.core.plan import Plan
+from auditor.core.plan import FIELDS, Plan
 from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.loading import base_of
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import WORST
 from auditor.reports import words
@@ -30,13 +31,14 @@ from auditor.runs.targets import Targets
 from auditor.statistics import roc
 
 FEWEST = 10  # records: of fewer, none extracted would say next to nothing
-KNOWN = 0.1  # share of the data that is not attacked: which prefix token was there in training is seen by it
+KNOWN, PAIRS = 0.1, 10  # share of the data that is not attacked, and pairs of it that tell the prefix token of training
 _GREEDY = {"samples": 1, "temperature": 0}  # of perplexity: greedy decoding leaves one candidate to rank
+_WITHOUT_REFERENCE = {"score": "min_k_plus"}  # of membership
 _ONE_READING = {"lowercase": False}  # of membership: no second one in lower case
-_TRIES = (1, 4, 16)  # records that are timed, more of them while there is time
-_SHARE = 0.04  # of the time, for each kind of pass that is timed
+_TEXTS, _ROWS = (1, 6), (2, 32)  # few and many: texts that are read, and texts that are begun to be completed
+_STEPS = 4  # tokens of a beginning
+_SHARE = 0.05  # of the time, for each kind of work that is timed
 _AFTER = 0.15  # of the time, for loading files anew, statistics and reports
-_READ_AT_ONCE = 64
 _DEMONSTRATION = {  # of the lab, as a plan has it
     "vocab_size": 512,
     "layers": 2,
@@ -67,6 +69,7 @@ def quick(model: str, data: str, nonmembers: str | None, seed: int) -> Plan:
         device="auto",
         setting="worst",
         known_fraction=KNOWN,
+        known_limit=PAIRS,
         attack=("perplexity", "extraction-probability", *(("membership",) if nonmembers else ())),
         attack_options=options,
     )
@@ -75,7 +78,10 @@ def quick(model: str, data: str, nonmembers: str | None, seed: int) -> Plan:
 def deep(plan: Plan) -> Plan:
     """The same model and data under the attacks that take long."""
     attacks = ("ethicist", "exact", "near-verbatim", *plan.attacks.attack[1:])
-    return plan.having(setting="both", known_fraction=Plan().data.known_fraction, attack=attacks, attack_options={})
+    alone = plan.data.nonmembers is not None and base_of(str(plan.target.model)) is None
+    scores = {"membership": dict(_WITHOUT_REFERENCE)} if alone else {}
+    usual = {name: FIELDS[name].default for name in ("setting", "known_fraction", "known_limit")}
+    return plan.having(attack=attacks, attack_options=scores, **usual)
 
 
 def demonstration(seed: int) -> Plan:
@@ -121,7 +127,7 @@ def fitted(plan: Plan, reporter: Reporter, shelf: Shelf, seconds: float, begun: 
             f"expected a model of which {fewest} records can be checked in {words.duration(seconds)}, "
             f"got {plan.target.model}, which takes longer: --minutes {minutes}"
         )
-    told = f"{min(kept, there):,} of {there + len(site.benchmark.known):,} records checked: what fits in "
+    told = f"{min(kept, there):,} of {there + len(site.data().known):,} records checked: what fits in "
     return plan.having(limit=kept), (f"{told}{words.duration(seconds)}.", *limits)
 
 
@@ -135,7 +141,7 @@ def _of_membership(plan: Plan, site: Site) -> tuple[Plan, Limits]:
         told = f"Membership takes {roc.LEAST} members and {roc.LEAST} non-members, got {sides[0]} and {sides[1]}."
         return plan.having(attack=rest, attack_options={"perplexity": dict(_GREEDY)}), (told,)
     if site.reference is None:
-        own = {**plan.attacks.attack_options["membership"], "score": "min_k_plus"}
+        own = {**plan.attacks.attack_options["membership"], **_WITHOUT_REFERENCE}
         return plan.having(attack_options={**plan.attacks.attack_options, "membership": own}), ()
     return plan, ()
 
@@ -158,60 +164,50 @@ def _largest(takes: Callable[[int], float], left: float, most: int) -> int:
 # --- what a record takes ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Pace:
-    """Seconds: for each text, and beside that for each batch of `at_once`."""
-
-    each: float
-    fixed: float
-    at_once: int
-
-    def of(self, texts: float) -> float:
-        return self.each * texts + self.fixed * ceil(texts / self.at_once)
-
-
-def paced(work: Callable[[int], object], seconds: float, at_once: int) -> Pace:
-    """By doing the work for a few texts, and for more while it took no longer than `seconds` in all."""
-    timed, begun = list[tuple[int, float]](), time.perf_counter()
-    for n in _TRIES:
+def paced(work: Callable[[int], object], few: int, many: int, seconds: float) -> float:
+    """Seconds a text, by doing the work for many; by the few that warm up where these alone take so many seconds."""
+    for n in (few, many):
         start = time.perf_counter()
         work(n)
-        timed.append((n, time.perf_counter() - start))
-        if timed[-1][1] * 4 > seconds - (time.perf_counter() - begun):
+        took = time.perf_counter() - start
+        if took > seconds:
             break
-    (few, before), (many, after) = timed[-2:] if len(timed) > 2 else (timed[-1], timed[-1])  # the first one warms up
-    slope = (after - before) / (many - few) if many > few else 0.0
-    each = slope if 0 < slope < after / many else after / many
-    return Pace(each, after - each * many, at_once)
+    return took / n
 
 
 def _takes(scene: Scene, seconds: float) -> Callable[[int], float]:
     """Seconds of a run that attacks at most so many rows of members, and so many of non-members.
 
-    The longer half of the records is timed: short ones would promise too much.
+    seconds: for each kind of work that is timed. The longer half of the records is: short ones would promise too much.
     """
     told, model, rows = scene.benchmark, scene.site.model, _rows(scene.benchmark.secrets)
     some = sorted(told.secrets, key=lambda secret: -len(secret.prefix + secret.suffix))[: len(told.secrets) // 2 + 1]
+    begin = [replace(secret, prefix=secret.prefix[-1:], suffix=secret.suffix[:_STEPS]) for secret in some]
+    steps = max(len(secret.suffix) for secret in some) / max(1, min(_STEPS, *(len(secret.suffix) for secret in some)))
     view = scene.view(Targets(scene).undefended, WORST)
-    probes = [method for method in scene.selection.methods if isinstance(method, Probe)]
 
     def probed(n: int) -> None:
-        for one in probes:
-            with suppress(NotApplicable):  # its row will say why
-                list(one.measure(view, _cycled(some, n)))
+        for one in scene.selection.methods:
+            if isinstance(one, Probe):
+                with suppress(NotApplicable):  # its row will say why
+                    list(one.measure(view, _cycled(some, n)))
 
-    probe = paced(probed, seconds, _READ_AT_ONCE)
-    again = paced(lambda n: scoring.greedy_recall(model, _cycled(some, n)), seconds, _READ_AT_ONCE)
-    complete = paced(lambda n: scoring.greedy(model, _cycled(some, n)), seconds, scoring.GREEDY_AT_ONCE)
+    def greedily(n: int) -> None:
+        scoring.greedy_recall(model, _cycled(some, n))
+
+    read = paced(greedily, *_TEXTS, seconds)
+    probe = paced(probed, *_TEXTS, seconds)
+    again = paced(greedily, *_TEXTS, seconds)
+    step = paced(lambda n: scoring.greedy(model, _cycled(begin, n)), *_ROWS, seconds)
 
     def takes(limit: int) -> float:
-        own, others = (sum(side[:limit]) for side in rows)
-        read_anew = own + others + _PREFIX_TOKENS * len(told.known)
-        return probe.of(read_anew) + again.of(_AGAIN * (own + others)) + complete.of(own + others)
+        both = sum(sum(side[:limit]) for side in rows)
+        anew = both + _PREFIX_TOKENS * len(told.known) + both / 2  # half of a record is read to be completed
+        return read * anew + (probe + again * _AGAIN + step * steps) * both
 
     return takes
 
 
 def _cycled(secrets: Sequence[Secret], n: int) -> list[Secret]:
-    """So many, the same again where there are no more."""
-    return [secrets[i % len(secrets)] for i in range(n)]
+    """So many, as members, the same again where there are no more."""
+    return [replace(secrets[i % len(secrets)], member=True) for i in range(n)]

@@ -13,7 +13,7 @@ from auditor.core.errors import AuditError
 from auditor.models.huggingface import traffic
 from auditor.records.folder import RunFolder
 from auditor.runs import quick
-from auditor.runs.quick import Pace, paced
+from auditor.runs.quick import paced
 from auditor.runs.reporter import Silence
 from auditor.runs.run import run
 from auditor.runs.shelf import Shelf
@@ -52,17 +52,12 @@ class Slow:
         self.now += self.each * n + self.fixed
 
 
-@pytest.mark.parametrize(("each", "fixed"), [(0.5, 3.0), (0.5, 0.0)])
-def test_what_a_text_takes_is_told_from_what_a_batch_takes(
-    each: float, fixed: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = Slow(each, fixed)
+def test_what_a_text_takes_is_told_by_many_and_by_few_where_they_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Slow(each=0.5, fixed=3.0)
     monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
-    found = paced(clock.work, 1000.0, 8)
-    assert (found.each, found.fixed) == pytest.approx((each, fixed))
-    assert found.of(20) == pytest.approx(20 * each + 3 * fixed)
-    slow = paced(clock.work, 1.0, 8)  # no time for a second look: all of it is laid on the text
-    assert (slow.each, slow.fixed) == pytest.approx((each + fixed, 0.0))
+    assert paced(clock.work, 1, 6, 1000.0) == pytest.approx(0.5 + 3.0 / 6)
+    begun = clock.now
+    assert paced(clock.work, 1, 6, 1.0) == pytest.approx(3.5) == clock.now - begun
 
 
 @pytest.mark.parametrize("nonmembers", [True, False])
@@ -91,18 +86,19 @@ def test_what_was_read_before_changes_no_number(given: Path, tmp_path: Path) -> 
 
 
 @pytest.fixture
-def takes_a_second(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Whatever the machine, a text takes so long."""
+def text_takes(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Whatever the machine, a text takes so many seconds."""
 
     def set_to(each: float) -> None:
-        monkeypatch.setattr(quick, "paced", lambda work, seconds, at_once: Pace(each, 0.0, at_once))
+        monkeypatch.setattr(quick, "paced", lambda *given: each)
 
     return set_to
 
 
-def test_as_many_records_are_taken_as_fit(given: Path, takes_a_second: Callable[[float], None]) -> None:
-    takes_a_second(1.0)
-    seconds = (24 + 3 * 3 + 3 * 24 + 24) / (1 - quick._AFTER) + 0.9  # both sides, known pairs, asked again, completed
+def test_as_many_records_are_taken_as_fit(given: Path, text_takes: Callable[[float], None]) -> None:
+    text_takes(100.0)  # so that what loading takes does not matter
+    steps = (TEXT - 13) / quick._STEPS  # the suffix, by what is timed of it
+    seconds = 100 * (24 + 3 * 3 + 12 + 24 + 3 * 24 + steps * 24) / (1 - quick._AFTER) + 90  # and not a record more
     plan, (limit,) = fitted(given, seconds)
     assert plan.data.limit == 12 and limit.startswith(f"12 of {MEMBERS} records checked")
     more, (limit,) = fitted(given, 1.5 * seconds)
@@ -111,9 +107,9 @@ def test_as_many_records_are_taken_as_fit(given: Path, takes_a_second: Callable[
 
 
 def test_a_model_that_is_too_slow_is_refused_with_the_minutes_that_it_takes(
-    given: Path, takes_a_second: Callable[[float], None]
+    given: Path, text_takes: Callable[[float], None]
 ) -> None:
-    takes_a_second(60.0)
+    text_takes(60.0)
     with pytest.raises(AuditError, match=r"10 records can be checked in 2 min.*--minutes (\d+)") as refused:
         fitted(given, 120)
     minutes = float(str(refused.value).rpartition(" ")[2])
