@@ -22,6 +22,7 @@ from auditor.core.result import AuditResult
 from auditor.gate import decide, policy
 from auditor.gate.compare import compare
 from auditor.gate.rulings import Decision
+from auditor.records import details, table
 from auditor.records.outcomes import Run
 from auditor.reports import export, files, inert, verdict
 
@@ -55,9 +56,13 @@ class FinishedRun:
         """A row each (target, setting, attack, measurement, repeat count): value, interval, n, unit, and the claim."""
         return _frame(export.measurements([self.result]))
 
+    @property
     def secrets(self) -> pd.DataFrame:
-        """A row each (target, setting, attack, secret): what was found out about it, by its alias. No text of it."""
-        return _frame(export.secrets([export.by_alias(self.folder)]))
+        """`secrets.parquet`, a row each (kind, target, setting, attack, secret, quantity), by alias. No text of it.
+
+        Raises AuditError where the folder holds none.
+        """
+        return table.frame(self.folder, details.aliases(self.folder))
 
     def gate(self, rules: str | Path | Sequence[str], *, baseline: str | Path | FinishedRun | None = None) -> Decision:
         """Held, failed or inconclusive, as `audit gate` decides it.

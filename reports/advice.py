@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding, Measurement
-from auditor.records.details import Details, RowDetails, SecretFacts
+from auditor.records.details import Details, SecretFacts
 from auditor.records.kinds import PERSONAL, VERBATIM
+from auditor.records.outcomes import PerSecret
 from auditor.records.signals import NOT_TESTED, Assessment, assess
 from auditor.reports import inert, signals, words
 from auditor.reports.blocks import Block, Bullets, Group, Paragraph, Table
@@ -212,7 +213,7 @@ def _defenses(result: AuditResult, details: Details, worst: Finding, members: Ou
             )
 
 
-def _paired(members: Outcome, seen: RowDetails) -> tuple[Measurement, Measurement] | None:
+def _paired(members: Outcome, seen: PerSecret) -> tuple[Measurement, Measurement] | None:
     """Verbatim and near-verbatim recall minus the undefended model's, on the members that both were asked for."""
     assert seen.outcome is not None  # whoever asks has seen to it
     place = {id: i for i, id in enumerate(members.ids)}

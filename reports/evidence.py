@@ -195,7 +195,7 @@ def _foretold(result: AuditResult, details: Details, finding: Finding) -> Mappin
     if probe is None or not finding.samples or first is not finding:
         return {}
     with np.errstate(divide="ignore"):
-        chances = any_of(np.log(np.array(probe.values[EXACT])), finding.samples)
+        chances = any_of(np.log(probe.values[EXACT]), finding.samples)
     return dict(zip(probe.ids, chances.clip(0.0, 1.0).tolist(), strict=True))
 
 

@@ -121,7 +121,7 @@ def by_alias(folder: Path) -> Run:
     """
     run, names = read_run(folder), aliases(folder)
     if not run.outcomes:
-        raise AuditError(f"{folder} holds nothing by secret: an older version made it, or no row was measured")
+        raise AuditError(f"{folder} holds nothing by secret: no row was measured")
     outcomes = {
         row: replace(found, ids=tuple(names.get(secret, secret) for secret in found.ids))
         for row, found in run.outcomes.items()

@@ -9,7 +9,8 @@ import numpy as np
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding
 from auditor.records import details as detailed
-from auditor.records.details import Details, RowDetails
+from auditor.records.details import Details
+from auditor.records.outcomes import PerSecret
 from auditor.records.texts import SecretText
 from auditor.reports import figures, inert, secrets, words
 from auditor.reports.blocks import Block, Figure, Figures, Forest, Group, Paragraph, PlotPoint, Series, Table
@@ -21,7 +22,7 @@ _POSITIONS = 400  # of a suffix that the figure of token positions shows
 _REVEALED_AT_MOST = 1_000_000  # characters: a page that a browser still likes
 
 
-def _strongest_rows(result: AuditResult, details: Details) -> list[tuple[Finding, RowDetails]]:
+def _strongest_rows(result: AuditResult, details: Details) -> list[tuple[Finding, PerSecret]]:
     """The row that did best against each target, where its outcomes are kept."""
     found = ((best, row_details(details, best)) for t in result.targets if (best := strongest(result, t.name)))
     return [(finding, seen) for finding, seen in found if seen is not None]
@@ -40,7 +41,7 @@ def _all_figures(result: AuditResult) -> list[Block]:
     return [Figures(tuple(drawn))] if drawn else []
 
 
-def _groups(result: AuditResult, details: Details, rows: Sequence[tuple[Finding, RowDetails]]) -> list[Block]:
+def _groups(result: AuditResult, details: Details, rows: Sequence[tuple[Finding, PerSecret]]) -> list[Block]:
     measured = [(finding, detailed.by_group(details, seen)) for finding, seen in rows]
     shown = [(finding, groups) for finding, groups in measured if groups]
     if not shown:
@@ -55,7 +56,7 @@ def _groups(result: AuditResult, details: Details, rows: Sequence[tuple[Finding,
     return [Forest(Table("groups-table", caption, ("Group", "Came out"), tables, frozenset({1})), spans)]
 
 
-def _documents(result: AuditResult, details: Details, rows: Sequence[tuple[Finding, RowDetails]]) -> list[Block]:
+def _documents(result: AuditResult, details: Details, rows: Sequence[tuple[Finding, PerSecret]]) -> list[Block]:
     """Records that several secrets are parts of, the worst of each row."""
     measured = [(finding, detailed.by_document(details, seen)) for finding, seen in rows]
     groups = tuple(
@@ -75,7 +76,7 @@ def _documents(result: AuditResult, details: Details, rows: Sequence[tuple[Findi
     return [Table("documents-table", caption, head, groups, frozenset({1, 2}))]
 
 
-def _lengths(result: AuditResult, details: Details, rows: Sequence[tuple[Finding, RowDetails]]) -> list[Figure]:
+def _lengths(result: AuditResult, details: Details, rows: Sequence[tuple[Finding, PerSecret]]) -> list[Figure]:
     measured = [(finding, detailed.by_length(details, seen)) for finding, seen in rows]
     shown = [(finding, lengths) for finding, lengths in measured if lengths]
     if not shown:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding, Measurement
@@ -123,15 +122,11 @@ def _staircases(details: Details, finding: Finding) -> Iterator[tuple[str, list[
     wanted = ("", "blind", *(("stacked",) if finding.target == UNDEFENDED else ()))
     if seen is None:
         return
-    member = np.array(seen.member, dtype=bool)
+    member, none = seen.member, np.empty(0)
     for name in wanted:
-        scores = _column(seen.values, score_of(name))
+        scores = seen.values.get(score_of(name), none)
         if len(scores) and len(scores) == len(member) and 0 < member.sum() < len(member) and not np.isnan(scores).any():
             yield name, roc.curve(scores[member], scores[~member])
-
-
-def _column(values: Mapping[str, tuple[float, ...]], name: str) -> NDArray[np.float64]:
-    return np.array(values.get(name, ()), dtype=float)
 
 
 def _title(finding: Finding, name: str) -> str:

@@ -16,7 +16,8 @@ import numpy as np
 
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding
-from auditor.records.details import Details, RowDetails
+from auditor.records.details import Details
+from auditor.records.outcomes import PerSecret
 from auditor.records.texts import SecretText
 from auditor.reports import inert, words
 from auditor.reports.blocks import Secrets
@@ -66,13 +67,13 @@ def block(result: AuditResult, details: Details, texts: Mapping[str, SecretText]
     if len(rows) < len(measured):
         notes.append(
             f"{len(measured) - len(rows)} of {len(measured)} rows are left out of this list to keep the page small; "
-            "outcomes.json has them."
+            "secrets.parquet has them."
         )
     tokens, shown, known = _tokens(result, details, texts or {}, BUDGET - _size([facts, rows]))
     if shown < known:
         notes.append(
             f"The token view shows the {shown:,} secrets that the undefended model gives away most, of {known:,}; "
-            "tokens.jsonl has all."
+            "secrets.parquet has all."
         )
     best = strongest(result, UNDEFENDED) or measured[0]
     first = next((i for i, f in enumerate(measured[: len(rows)]) if f is best), 0)
@@ -102,7 +103,7 @@ def _row(result: AuditResult, details: Details, finding: Finding) -> dict[str, A
     place = {id: i for i, id in enumerate(seen.ids)}
     order = [place.get(secret.id) for secret in details.secrets]
     title = {"target": words.target_title(result, finding.target), "setting": finding.setting, "attack": finding.attack}
-    scores = seen.value if seen.outcome is None else seen.outcome.score
+    scores = next(iter(seen.values.values())) if seen.outcome is None else seen.outcome.score
     return {
         **title,
         "outcome": "".join("-" if i is None else _outcome(seen, i) for i in order),
@@ -111,14 +112,14 @@ def _row(result: AuditResult, details: Details, finding: Finding) -> dict[str, A
     }
 
 
-def _outcome(seen: RowDetails, i: int) -> str:
+def _outcome(seen: PerSecret, i: int) -> str:
     found = seen.outcome
     if found is None:
         return "."
     return "3" if found.hit[i] else "2" if found.any_hit[i] else "1" if found.near[i] else "0"
 
 
-def _lead(seen: RowDetails, order: Sequence[int | None]) -> list[int | None]:
+def _lead(seen: PerSecret, order: Sequence[int | None]) -> list[int | None]:
     if seen.outcome is None or "lead" not in seen.outcome.traits:
         return []
     lead = seen.outcome.traits["lead"]

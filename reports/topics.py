@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.gate.compare import Comparison
-from auditor.records.details import Details, RowDetails
+from auditor.records.details import Details
+from auditor.records.outcomes import PerSecret
 from auditor.records.texts import SecretText
 from auditor.reports import words
 from auditor.reports.blocks import Block, ForestSpan, Group
@@ -62,7 +63,7 @@ def span(m: Measurement, floor: float | None = None) -> ForestSpan | None:
     return ForestSpan(m.low, m.value, m.high, None if floor is None or math.isnan(floor) else floor)
 
 
-def row_details(details: Details, finding: Finding) -> RowDetails | None:
+def row_details(details: Details, finding: Finding) -> PerSecret | None:
     return details.rows.get(finding.key)
 
 

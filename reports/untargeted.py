@@ -110,11 +110,11 @@ def _copies(result: AuditResult, details: Details, shown: list[Finding]) -> list
     """Which records come out, by how often they were trained on."""
     groups = []
     for f, found in _kept(details, shown):
-        if not found.records or set(found.trained) == {""}:
+        if not found.records or set(found.trained) == {None}:
             continue
-        out = Counter("" if one.copies is None else str(one.copies) for one in found.records)
-        told = sorted(found.trained.items(), key=lambda item: words.repeats_key(item[0]))
-        of = tuple((copies or "not known", f"{out[copies]:,} of {count:,}") for copies, count in told)
+        out = Counter(one.copies for one in found.records)
+        told = sorted(found.trained.items(), key=lambda item: (item[0] is None, item[0] or 0))
+        of = tuple(("not known" if n is None else str(n), f"{out[n]:,} of {count:,}") for n, count in told)
         groups.append(Group(titled(result, f), of))
     if not groups:
         return []

@@ -172,7 +172,7 @@ def test_nothing_private_is_uploaded() -> None:
         "decisions.jsonl",
         "decisions.sha256",
         "result.json",
-        "outcomes.json",
+        "secrets.parquet",
         "manifest.json",
     }
     assert names == kept and all("*" not in path for path in paths)

@@ -113,9 +113,13 @@ def test_tables_gate_and_report_of_a_finished_run(folder: Path, tmp_path: Path) 
     )
     assert run.result.findings[0].options["samples"] == 2
     again = load_run(tmp_path / "run")
-    frame, secrets = again.to_frame(), again.secrets()
+    frame, secrets = again.to_frame(), again.secrets
     assert again.result == run.result and len(frame) and frame.value.dtype == "float64"
-    assert secrets.member.dtype == "boolean" and secrets.secret.is_unique
+    own = ["kind", "target", "setting", "attack", "secret", "quantity", "token"]  # what a row is called
+    assert not secrets.duplicated(own).any() and secrets.value.dtype == "float64"
+    assert set(secrets.kind) == {"measured", "tokens"} and secrets.member.dtype == "boolean"
+    hits = secrets[secrets.quantity == "hit"]
+    assert hits.value.mean() == frame[frame.measurement == "recall"].value.iloc[0]
     assert not any(word in secrets.to_csv() for word in ("lazy", "jumps"))
     assert again.gate(["recall <= 1"]).exit_code == 0
     assert again.gate(["recall not worse than baseline by 0.5"], baseline=run).exit_code in (0, 4)
@@ -296,7 +300,7 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 from auditor import load_run
 run = load_run({str(tmp_path / "run")!r})
-run.report(), run.secrets()
+run.report(), run.secrets
 print(len(run.to_frame()), run.gate(["recall <= 1"]).exit_code)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from auditor.core.nouns import CellKey, Claim
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ class Frontier:
 
 @dataclass(frozen=True)
 class AuditResult:
-    """The whole of a run, as `result.json` holds it. Reports read nothing else; baselines `outcomes.json` too."""
+    """The whole of a run, as `result.json` holds it. Baselines and reports read `secrets.parquet` too."""
 
     name: str
     created: str  # UTC, ISO 8601

@@ -15,6 +15,7 @@ from auditor.core.nouns import CellKey, Secret
 from auditor.core.plan import ruled
 from auditor.core.plan_fields import COMPARED
 from auditor.records.outcomes import Run
+from auditor.records.table import TABLE
 
 
 def secrets_digest(secrets: Sequence[Secret]) -> str:
@@ -33,7 +34,9 @@ def check_comparable(run: Run, base: Run, what: str) -> None:
     """Raises AuditError that names every difference; `what`: what the other run was to be, "baseline" for example."""
     for one in (run, base):
         if not one.outcomes:
-            raise AuditError(f"{one.name} holds no outcomes.json: an older version made it; audit again to pair it")
+            raise AuditError(
+                f"{one.name} holds no {TABLE}, by which runs are paired: it was taken away, or nothing was measured"
+            )
     found = list(dict.fromkeys(differences(run, base)))
     if found:
         raise AuditError(f"{base.name} is no {what} for {run.name}: {'; '.join(found)}")

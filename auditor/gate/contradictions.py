@@ -21,10 +21,10 @@ from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records.journal import GUESSES, OBSERVATIONS
 from auditor.records.listed import NOT_KEPT, PLAN, SECRETS, Answers, Fact, Listed
 from auditor.records.outcomes import PerSecret
+from auditor.records.table import TABLE as _WHERE
 from auditor.statistics.audited import METRICS, at_level
 from auditor.statistics.metrics import SHARES, find
 
-_WHERE = "outcomes.json"
 _RUN = CellKey("", "", "")
 _ROUNDING = 1e-9
 _SOLVED = 1e-6  # of a bound that was found by bisection

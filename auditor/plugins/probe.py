@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -190,9 +190,3 @@ def by_repeats(name: str, secrets: Sequence[Secret], p: NDArray[np.float64]) -> 
     """Mean probability of the members of each repeat count, where repeat counts are known."""
     repeats = np.array([-1 if s.repeats is None or not s.member else s.repeats for s in secrets])
     return {str(r): mean_probability(name, p[repeats == r]) for r in sorted(set(repeats.tolist()) - {-1})}
-
-
-def probe_record(probe: Probe, secrets: Sequence[Secret], observations: Observed) -> dict[str, Any]:
-    """A probe's row as JSON values; ids and numbers only."""
-    ids, member, repeats = ([getattr(s, name) for s in secrets] for name in ("id", "member", "repeats"))
-    return {"ids": ids, "member": member, "repeats": repeats, "values": probe.per_secret(secrets, observations)}

@@ -1,17 +1,14 @@
-"""What a run found out secret by secret, as its report shows it: read from the run folder, ids and numbers only.
+"""What a run found out secret by secret, as its report shows it: ids and numbers only.
 
-`secrets.json` tells of each secret what may be told, `outcomes.json` what each row saw of it, `tokens.jsonl` how likely
-each token of its true suffix is, `observations.jsonl` what probes saw. Each may be missing: older runs kept less. Knows
-no models and no text.
+`secrets.json` tells of each secret what may be told, `secrets.parquet` all that was measured of it. Knows no models and
+no text.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,12 +20,11 @@ from auditor.core.errors import AuditError
 from auditor.core.jsonfiles import read_object
 from auditor.core.nouns import CellKey, Secret
 from auditor.core.result import Measurement
-from auditor.records import memorised
-from auditor.records.journal import OBSERVATIONS, TOKENS
+from auditor.records import memorised, outcomes, table
 from auditor.records.listed import SECRETS
 from auditor.records.memorised import RecordsOut
-from auditor.records.outcomes import OUTCOMES, by_cell
-from auditor.statistics import documents, intervals, judging
+from auditor.records.outcomes import PerSecret
+from auditor.statistics import documents, intervals
 
 
 @dataclass(frozen=True)
@@ -39,22 +35,10 @@ class SecretFacts:
     alias: str
     member: bool
     repeats: int | None = None
-    length: int | None = None  # of its suffix, in tokens; None: an older run
+    length: int | None = None  # of its suffix, in tokens
     group: str | None = None
     document: str | None = None  # what it is a part of: the alias of that one's first part
     at: int = 0  # where in that its suffix begins, in tokens
-
-
-@dataclass(frozen=True)
-class RowDetails:
-    """One row, side by side. An attack has an outcome, a probe a number a secret."""
-
-    ids: tuple[str, ...]
-    outcome: judging.Outcome | None = None
-    value: tuple[float, ...] = ()  # of a probe: its main number
-    values: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # of a probe: all that it keeps, by name
-    member: tuple[bool, ...] = ()  # of a probe
-    score_is_probability: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,7 +50,7 @@ class Details:
     """
 
     secrets: tuple[SecretFacts, ...] = ()
-    rows: Mapping[CellKey, RowDetails] = field(default_factory=dict)
+    rows: Mapping[CellKey, PerSecret] = field(default_factory=dict)
     tokens: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
     exposure: Mapping[CellKey, Mapping[str, float]] = field(default_factory=dict)
     memorised: Mapping[CellKey, RecordsOut] = field(default_factory=dict)  # of rows of generations
@@ -89,28 +73,40 @@ def facts(secrets: Sequence[Secret], salt: str, canaries: Collection[str] = ()) 
 
 def aliases(folder: Path) -> dict[str, str]:
     """What reports call each secret of the run, by its id."""
-    columns = _json(folder / SECRETS)
-    return {secret.id: secret.alias for secret in _facts(folder, columns)} if columns else {}
+    return {secret.id: secret.alias for secret in _facts(folder)}
 
 
 def read(folder: Path) -> Details:
     """What the folder keeps. Raises AuditError for a file that holds something else."""
-    cells = by_cell(folder / OUTCOMES, _json(folder / OUTCOMES))
-    rows = {row: seen for row, record in cells.items() if (seen := _seen(folder, record))}
-    columns = _json(folder / SECRETS)
-    secrets = _facts(folder, columns) if columns else _facts_by_rows(rows)
-    exposure = _exposure(folder / OBSERVATIONS)
-    return Details(secrets, rows, _tokens(folder / TOKENS), exposure, memorised.read(folder))
+    rows = {cell: row for cell, row in outcomes.of_folder(folder).items() if row.values}
+    exposure = {
+        one.cell: dict(zip(one.ids, map(_bits, one.values), strict=True))
+        for one in table.read(folder, table.OBSERVED)
+        if one.quantity == "null_p"
+    }
+    return Details(_facts(folder), rows, table.tokens(folder), exposure, memorised.of_folder(folder))
 
 
-def _facts(folder: Path, columns: Mapping[str, Any]) -> tuple[SecretFacts, ...]:
+def _bits(p: float) -> float:
+    return -math.log2(p) if p > 0 else math.inf
+
+
+def _facts(folder: Path) -> tuple[SecretFacts, ...]:
+    path = folder / SECRETS
+    columns = read_object(path, "the secrets of a run") if path.exists() else {}
+    if not columns:
+        return ()
     names: tuple[str, ...] = ("id", "alias", "member", "repeats", "length", "group")
     names += ("document", "at") if "document" in columns else ()
-    with _held(folder / SECRETS, f"a column each of {', '.join(names)}"):
+    try:
         return tuple(SecretFacts(*values) for values in zip(*(columns[name] for name in names), strict=True))
+    except (KeyError, TypeError, ValueError):
+        raise AuditError(
+            f"{path}: expected a column each of {', '.join(names)}, got something else: the file is damaged"
+        ) from None
 
 
-def by_document(details: Details, seen: RowDetails) -> dict[str, tuple[int, int, int]]:
+def by_document(details: Details, seen: PerSecret) -> dict[str, tuple[int, int, int]]:
     """Of members' documents: tokens of the longest block that came out, parts out, parts asked for. Worst first."""
     if seen.outcome is None:
         return {}
@@ -126,73 +122,10 @@ def by_document(details: Details, seen: RowDetails) -> dict[str, tuple[int, int,
     return {name: (longest[name], out[name], asked[name]) for name in worst}
 
 
-def _facts_by_rows(rows: Mapping[CellKey, RowDetails]) -> tuple[SecretFacts, ...]:
-    """An older run: what its attacks were judged on."""
-    found: dict[str, SecretFacts] = {}
-    for outcome in filter(None, (seen.outcome for seen in rows.values())):
-        members = outcome.member.tolist()
-        found |= {id: SecretFacts(id, id, m, r) for id, m, r in zip(outcome.ids, members, outcome.repeats, strict=True)}
-    return tuple(found[id] for id in sorted(found))
-
-
-def _seen(folder: Path, record: Any) -> RowDetails | None:
-    with _held(folder / OUTCOMES, "what each row found out about each secret"):
-        if "hit" in record:
-            outcome = judging.from_record(record)
-            return RowDetails(outcome.ids, outcome, score_is_probability=bool(record.get("score_is_probability")))
-        values = {name: tuple(map(float, numbers)) for name, numbers in record["values"].items()}
-        if not values:
-            return None
-        ids, member = tuple(record["ids"]), tuple(map(bool, record["member"]))
-        return RowDetails(ids, value=next(iter(values.values())), values=values, member=member)
-
-
-def _tokens(path: Path) -> dict[str, dict[str, tuple[float, ...]]]:
-    found: dict[str, dict[str, tuple[float, ...]]] = {}
-    with _held(path, "log-probabilities by target and secret"):
-        for record in _lines(path):
-            found.setdefault(record["target"], {})[record["secret"]] = tuple(map(float, record["log_probs"]))
-    return found
-
-
-def _exposure(path: Path) -> dict[CellKey, dict[str, float]]:
-    """Of probes that observe it; the last observation of a secret is the one that counts."""
-    found: dict[CellKey, dict[str, float]] = {}
-    with _held(path, "observations by cell and secret"):
-        for record in _lines(path):
-            if "null_p" in record["values"]:
-                bits = -math.log2(float(record["values"]["null_p"]))
-                found.setdefault(CellKey.read(record["cell"]), {})[record["secret"]] = bits
-    return found
-
-
-@contextmanager
-def _held(path: Path, what: str) -> Iterator[None]:
-    """Raises AuditError where the file turns out to hold something else."""
-    try:
-        yield
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-        raise AuditError(f"{path}: expected {what}, got something else: the file is damaged") from None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    return read_object(path, "a part of a run") if path.exists() else {}
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a journal; one cut off by a crash is left out, as resuming leaves it out."""
-    if not path.exists():
-        return []
-    try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
-    except (OSError, ValueError, RecursionError) as error:
-        raise AuditError(f"{path}: not lines of JSON that can be read") from error
-
-
 # --- numbers over the secrets -----------------------------------------------------------------------------------------
 
 
-def by_group(details: Details, seen: RowDetails) -> dict[str, Measurement]:
+def by_group(details: Details, seen: PerSecret) -> dict[str, Measurement]:
     """Verbatim recall of the members of each group, by the group's name; empty where there are no groups."""
     groups = {secret.id: secret.group for secret in details.secrets if secret.member and secret.group is not None}
     if seen.outcome is None or not groups:
@@ -203,7 +136,7 @@ def by_group(details: Details, seen: RowDetails) -> dict[str, Measurement]:
 
 
 def by_length(
-    details: Details, seen: RowDetails, lengths: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    details: Details, seen: PerSecret, lengths: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ) -> dict[int, Measurement]:
     """Share of members whose first guess is right in its first L tokens, of those with a suffix so long; by L.
 

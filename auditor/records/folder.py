@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,10 +34,9 @@ from auditor.records.journal import (
     _Journal,
 )
 from auditor.records.listed import PLAN, SECRETS
-from auditor.records.outcomes import OUTCOMES, by_cell
 
 _RUNS, _LATEST = Path("runs"), "latest"
-_SECRETS, _HELDOUT, _WEIGHTS, _PREFIX_TOKEN = "secrets.sha256", "heldout.json", "weights.json", "prefix_token.json"
+_SECRETS, _WEIGHTS, _PREFIX_TOKEN = "secrets.sha256", "weights.json", "prefix_token.json"
 _TEXT_FORM, _FACTS = "text_form.json", "facts.json"
 
 Item = TypeVar("Item")
@@ -174,32 +173,6 @@ class RunFolder:
     def save_secrets(self, facts: dict[str, Any]) -> None:
         """What reports may tell of each secret (`details.facts`): a column a key, no text."""
         disk.replace(self.path / SECRETS, json.dumps(facts))
-
-    def save_outcomes(self, outcomes: Mapping[CellKey, Any]) -> None:
-        """What was found out secret by secret, by cell: judged guesses (`judging.to_record`), probes' numbers.
-
-        It is what tables over several runs and baselines need, without the answers.
-        """
-        disk.replace(self.path / OUTCOMES, json.dumps({str(cell): record for cell, record in outcomes.items()}))
-
-    def outcomes(self) -> dict[CellKey, Any]:
-        """What `save_outcomes` was given. Raises AuditError for what is no such record."""
-        return by_cell(self.path / OUTCOMES, read_object(self.path / OUTCOMES, "the judged guesses of a run"))
-
-    def save_heldout(self, heldout: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
-        """By target, of each held-out text: `tokens` predicted, and the summed nll behind each kind of perplexity."""
-        disk.replace(self.path / _HELDOUT, json.dumps(heldout))
-
-    def heldout(self) -> dict[str, dict[str, list[float]]]:
-        """Empty for a run of before they were kept."""
-        path = self.path / _HELDOUT
-        if not path.exists():
-            return {}
-        held = read_object(path, "the held-out texts of a run")
-        read: dict[str, dict[str, tuple[float, ...]]] = from_json(
-            dict[str, dict[str, tuple[float, ...]]], held, str(path)
-        )
-        return {target: {name: list(values) for name, values in own.items()} for target, own in read.items()}
 
     def done(self, cell: CellKey) -> Mapping[str, Guesses]:
         """The finished secrets of an attack's cell."""

@@ -11,14 +11,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from auditor.core.nouns import UNDEFENDED, CellKey, Claim
 from auditor.core.result import AuditResult, Frontier, FrontierPoint, Measurement
-from auditor.records.folder import RunFolder
 from auditor.records.outcomes import PerSecret, of_folder
+from auditor.records.table import heldout as heldout_of
 from auditor.statistics import frontier
 from auditor.statistics.bounds import LEVEL, Evidence
 from auditor.statistics.frontier import Leak
@@ -26,7 +27,7 @@ from auditor.statistics.metrics import LEAKS, Metric, find
 from auditor.statistics.roc import bounding
 
 MARGIN = 0.1  # of perplexity
-Runs = Mapping[int, tuple[AuditResult, RunFolder]]  # one point of a grid, by seed
+Runs = Mapping[int, tuple[AuditResult, Path]]  # one point of a grid with its folder, by seed
 
 Row = tuple[str, str]  # setting, attack
 
@@ -63,8 +64,8 @@ def subjects(runs: Runs, variant: str = "", at: Mapping[str, Any] | None = None)
     variant, at: what the point of a grid is called, and its swept options: those of a defense are on its label.
     """
     first, _ = next(iter(runs.values()))
-    found = {seed: of_folder(folder.path) for seed, (_, folder) in runs.items()}
-    heldout = {seed: folder.heldout() for seed, (_, folder) in runs.items()}
+    found = {seed: of_folder(folder) for seed, (_, folder) in runs.items()}
+    heldout = {seed: heldout_of(folder) for seed, (_, folder) in runs.items()}
     asked = [target for target in first.targets if not target.companion]
     alone = len(asked) == 2  # beside the undefended
     made = []

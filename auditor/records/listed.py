@@ -1,4 +1,4 @@
-"""Who a run folder says was attacked, beside `outcomes.json`: the journals of answers, the secrets, the plan.
+"""Who a run folder says was attacked, beside `secrets.parquet`: the journals of answers, the secrets, the plan.
 
 Ids only: of an answer nothing else is read. Knows files; no rules.
 """
@@ -51,10 +51,12 @@ def read(folder: Path) -> Listed:
     guesses, observations = (_answers(folder / name) for name in (GUESSES, OBSERVATIONS))
     if guesses is not None or observations is not None:  # a run of one kind has one journal
         guesses, observations = guesses or {}, observations or {}
-    return Listed(plan, _secrets(folder / SECRETS), guesses, observations)
+    return Listed(plan, secrets(folder), guesses, observations)
 
 
-def _secrets(path: Path) -> dict[str, Fact] | None:
+def secrets(folder: Path) -> dict[str, Fact] | None:
+    """By id; None where the folder does not say. Raises AuditError as `read`."""
+    path = folder / SECRETS
     if not path.exists():
         return None
     columns = read_object(path, "the secrets of a run")

@@ -18,6 +18,7 @@ from auditor.core.jsonable import from_json
 from auditor.core.jsonfiles import read_object
 from auditor.records.journal import GUESSES, OBSERVATIONS
 from auditor.records.saved import RESULT
+from auditor.records.table import TABLE
 from auditor.records.weights import sha256
 
 MANIFEST, ATTESTATION = "manifest.json", "attestation.json"
@@ -46,7 +47,8 @@ NO_EDITS = Edits()
 
 def digests(folder: Path) -> dict[str, str]:
     """SHA-256 by name of the records that a gate reads: ids and numbers. Raises AuditError."""
-    return _digests([path for path in sorted(folder.glob("*.json")) if path.name not in _LATER and path.is_file()])
+    found = sorted(path for path in (*folder.glob("*.json"), folder / TABLE) if path.name not in _LATER)
+    return _digests([path for path in found if path.is_file()])
 
 
 def _digests(paths: list[Path]) -> dict[str, str]:

@@ -1,34 +1,34 @@
 """What each row found out about each secret, as runs are paired by it: the numbers whose means are the measurements.
 
-They lie in `outcomes.json` beside the result, ids and numbers only: ten thousand secrets take some hundred kB a row,
-too much for a record that every report loads.
+They lie in `secrets.parquet` beside the result (`records/table.py`): too much for a record that every report loads.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sized
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from auditor.core.errors import AuditError
-from auditor.core.jsonfiles import read_object
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, Measurement
 from auditor.records.listed import NOT_KEPT, Listed
 from auditor.records.manifest import NO_EDITS, Edits
+from auditor.records.table import MEASURED, TABLE, Column, read, refused
 from auditor.statistics import metrics, roc
 from auditor.statistics.bounds import Evidence
 from auditor.statistics.compare import contrast
 from auditor.statistics.intervals import share_of_each
-from auditor.statistics.judging import Outcome, from_record
-from auditor.statistics.metrics import SCORE, find
+from auditor.statistics.judging import Outcome
+from auditor.statistics.metrics import RECALL, SCORE, find
 
-OUTCOMES = "outcomes.json"
+_FLAGS, _COUNTS = ("hit", "any_hit"), ("distance", "tolerance")
+_PROBABILITY = "probability"  # what a score is called that is one
+_OF_KIND = f"{RECALL}(kind="  # of personal data
+_ASKED = "asked"  # of whom nothing else is kept
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class PerSecret:
     """One row, (secrets,) each. values: by measurement; of an attack also the "score" of each first guess.
 
     outcome: of an attack, all that it was judged by. kinds: by kind of personal data, the share of what each secret
-    holds of it that its first guess holds; NaN where it holds none.
+    holds of it that its first guess holds; NaN where it holds none. score_is_probability: of an attack.
     """
 
     ids: tuple[str, ...]
@@ -45,6 +45,30 @@ class PerSecret:
     values: Mapping[str, NDArray[np.float64]]
     outcome: Outcome | None = field(default=None, repr=False)
     kinds: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    score_is_probability: bool = False
+
+    @classmethod
+    def of(
+        cls, judged: Outcome, kinds: Mapping[str, Sequence[float]] | None = None, score_is_probability: bool = False
+    ) -> PerSecret:
+        """Of an attack's judged guesses, the numbers that the metrics are means of."""
+        kept = sorted((m for m in metrics.METRICS if m.per_secret and m.values), key=lambda m: m.place or math.inf)
+        values = {m.name: m.values(judged).astype(float) for m in kept if m.values}
+        parts = {kind: np.array(held, dtype=float) for kind, held in (kinds or {}).items()}
+        values[SCORE] = judged.score.astype(float)
+        return cls(judged.ids, judged.member, judged.repeats, values, judged, parts, score_is_probability)
+
+    def columns(self, cell: CellKey) -> Iterator[Column]:
+        """What the table keeps of it: of an attack all that it was judged by, of which the rest is worked out."""
+        for name, values in self._kept().items():
+            yield Column(MEASURED, cell, name, self.ids, values, self.member, self.repeats)
+
+    def _kept(self) -> Mapping[str, NDArray[np.float64]]:
+        if self.outcome is None:
+            return self.values or {_ASKED: np.ones(len(self.ids))}
+        kept = {name: getattr(self.outcome, name).astype(float) for name in (*_FLAGS, *_COUNTS)}
+        score = {_PROBABILITY if self.score_is_probability else SCORE: self.outcome.score}
+        return {**kept, **score, **self.outcome.traits, **{f"{_OF_KIND}{k})": held for k, held in self.kinds.items()}}
 
     def measure(self, name: str, count: int | None = None, kind: str | None = None) -> Measurement | None:
         """A number of the row with its interval, worked out as it was, of each secret; None where too little is kept.
@@ -80,49 +104,41 @@ class Run:
 
     name: str
     result: AuditResult
-    outcomes: Mapping[CellKey, PerSecret]  # empty: a run of before they were kept
+    outcomes: Mapping[CellKey, PerSecret]  # empty: no table in the folder
     listed: Listed = field(default=NOT_KEPT, repr=False)  # who was attacked, as the rest of its folder has it
     edits: Edits | None = NO_EDITS  # of its folder since it ended; None: it has no manifest
 
 
 def of_folder(folder: Path) -> dict[CellKey, PerSecret]:
-    """What a run folder holds; nothing where it holds no such file. Raises AuditError as `read`."""
-    path = folder / OUTCOMES
-    return read(path, read_object(path, "the judged guesses")) if path.exists() else {}
+    """What a run folder holds; nothing where it holds no table. Raises AuditError as `table.read`."""
+    cells: dict[CellKey, list[Column]] = {}
+    for column in read(folder, MEASURED):
+        cells.setdefault(column.cell, []).append(column)
+    with refused(folder / TABLE):
+        return {cell: _per_secret(columns) for cell, columns in cells.items()}
 
 
-def read(path: Path, cells: Mapping[str, Any]) -> dict[CellKey, PerSecret]:
-    """The rows of `RunFolder.outcomes`. Raises AuditError for what is no such record; path: for its sentence."""
-    named = by_cell(path, cells)
-    try:
-        found = {cell: per_secret(record) for cell, record in named.items()}
-        for one in found.values():
-            columns: list[Sized] = [one.member, one.repeats, *one.values.values(), *one.kinds.values()]
-            if any(len(column) != len(one.ids) for column in columns) or not all(isinstance(id, str) for id in one.ids):
-                raise ValueError("columns of other lengths than the ids")
-        return found
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise AuditError(f"{path}: expected what each row found out about each secret, got something else") from error
-
-
-def by_cell(path: Path, held: Mapping[str, Any]) -> dict[CellKey, Any]:
-    """What a file holds under the names of cells. Raises AuditError for other names; path: for its sentence."""
-    try:
-        return {CellKey.read(cell): record for cell, record in held.items()}
-    except ValueError:
-        raise AuditError(f"{path}: expected rows called target/setting/attack: the file is damaged") from None
-
-
-def per_secret(record: Mapping[str, Any]) -> PerSecret:
-    """A row of `RunFolder.outcomes`. Raises ValueError and the like for what is none."""
-    if "hit" in record:
-        o = from_record(record)
-        kept = sorted((m for m in metrics.METRICS if m.per_secret and m.values), key=lambda m: m.place or math.inf)
-        values = {m.name: m.values(o).astype(float) for m in kept if m.values}
-        kinds = {kind: np.array(held, dtype=float) for kind, held in record.get("kinds", {}).items()}
-        return PerSecret(o.ids, o.member, o.repeats, {**values, SCORE: o.score.astype(float)}, o, kinds)
-    numbers = {name: np.array(values, dtype=float) for name, values in record["values"].items()}
-    return PerSecret(tuple(record["ids"]), np.array(record["member"], dtype=bool), tuple(record["repeats"]), numbers)
+def _per_secret(columns: Sequence[Column]) -> PerSecret:
+    """The inverse of `PerSecret.columns`. Raises ValueError and the like for what is none."""
+    first, kept = columns[0], {column.quantity: np.asarray(column.values) for column in columns}
+    if any((one.ids, one.member, one.repeats) != (first.ids, first.member, first.repeats) for one in columns):
+        raise ValueError("quantities of other secrets than the first is of")
+    if first.member is None or None in first.member:
+        raise ValueError("secrets that are neither members nor non-members")
+    ids, member = tuple(first.ids), np.array(first.member, dtype=bool)
+    repeats = tuple(first.repeats or (None,) * len(ids))
+    if "hit" not in kept:
+        return PerSecret(ids, member, repeats, {name: values for name, values in kept.items() if name != _ASKED})
+    flags, counts = ({name: kept.pop(name) for name in names} for names in (_FLAGS, _COUNTS))
+    if not np.isin([*flags.values()], (0, 1)).all() or not np.equal(np.mod([*counts.values()], 1), 0).all():
+        raise ValueError("hits that are neither 0 nor 1, or edits that are no whole number")
+    probable = _PROBABILITY in kept
+    score = kept.pop(_PROBABILITY if probable else SCORE)
+    kinds = {name[len(_OF_KIND) : -1]: kept.pop(name) for name in [*kept] if name.startswith(_OF_KIND)}
+    hit, any_hit = (values.astype(bool) for values in flags.values())
+    distance, tolerance = (values.astype(np.int64) for values in counts.values())
+    judged = Outcome(ids, hit, any_hit, score, repeats, member, distance, tolerance, kept)
+    return PerSecret.of(judged, kinds, probable)
 
 
 def found_at_rate(metric: str, row: PerSecret | None) -> Evidence | None:

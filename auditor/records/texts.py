@@ -26,7 +26,7 @@ CONTEXT = 8  # tokens before a text that decide how its first token is written
 class SecretText:
     """What one secret says. pieces: what each token of the suffix adds to it; guesses: the first one of each row.
 
-    Rows are named as in `outcomes.json`, `target/setting/attack`; verbatim: those whose first guess is the suffix.
+    Rows are named `target/setting/attack`; verbatim: those whose first guess is the suffix.
     decoded: whether the data hold token ids alone, so that this is how a tokenizer writes them.
     """
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from auditor.core.result import AuditResult, Measurement, Recalled, Unlearning
-from auditor.records.folder import RunFolder
 from auditor.records.outcomes import PerSecret, of_folder
+from auditor.records.table import heldout
 from auditor.statistics.frontier import perplexity_ratios
 from auditor.statistics.unlearning import AFTER, BEFORE, FORGOTTEN, NONMEMBERS, RETAINED, recalled
 
@@ -20,7 +21,7 @@ Columns = Mapping[str, PerSecret]  # by model
 
 def unlearned(
     result: AuditResult,
-    folder: RunFolder,
+    folder: Path,
     models: Mapping[str, str],
     forgotten: frozenset[str],
 ) -> Unlearning:
@@ -30,7 +31,7 @@ def unlearned(
     were to be forgotten. The steps, rate and texts of relearning are not known here; the caller fills them in.
     """
     setting = "worst" if any(f.setting == "worst" for f in result.findings) else "claim"
-    held, target = of_folder(folder.path), models[AFTER]
+    held, target = of_folder(folder), models[AFTER]
     rows = [f for f in result.findings if f.target == target and f.setting == setting and f.main is not None]
     numbers = list[Recalled]()
     for finding in rows:
@@ -91,9 +92,9 @@ def _values(seen: PerSecret, name: str, ids: Sequence[str]) -> np.ndarray[tuple[
     return found
 
 
-def _perplexities(result: AuditResult, folder: RunFolder, models: Mapping[str, str]) -> dict[str, Measurement]:
+def _perplexities(result: AuditResult, folder: Path, models: Mapping[str, str]) -> dict[str, Measurement]:
     found = {model: m for model, name in models.items() if (m := result.target(name).perplexity) is not None}
-    held = folder.heldout()
+    held = heldout(folder)
     both = [held.get(models[model]) for model in (BEFORE, AFTER)]
     if all(both) and all(math.isfinite(x) for one in both if one for x in one["perplexity"]):
         before, after = (np.array([one["perplexity"]], dtype=float) for one in both if one)

@@ -17,8 +17,7 @@ from auditor.plugins import registry
 from auditor.plugins.options import build, options_of
 from auditor.plugins.probe import observe
 from auditor.plugins.view import WORST, View
-from auditor.records import saved
-from auditor.records.folder import RunFolder
+from auditor.records import saved, table
 from auditor.records.kinds import OF_CANARIES
 from auditor.reports import words
 from auditor.runs.plan import check_general, options_for, parse_options
@@ -84,16 +83,16 @@ def score(
 
 
 def _of_run(held: Manifest, folder: Path) -> list[TargetScores]:
-    result, run = saved.read(folder), RunFolder.reopen(folder)
+    result, seen = saved.read(folder), table.observed(folder)
     counts = {entry.id: entry.count for entry in held.canaries}
     scores = []
     for finding in result.findings:
         if finding.attack not in result.measuring(_MEASURED) or finding.not_applicable:
             continue
-        observed = run.observed(finding.key)
+        observed = seen.get(finding.key, {})
         if set(observed) != set(counts):
             raise AuditError(f"expected the canaries of this manifest in {str(folder)!r}, but the run measured others")
-        rows = tuple(CanaryScore(id, count, observed[id].values) for id, count in counts.items())
+        rows = tuple(CanaryScore(id, count, observed[id]) for id, count in counts.items())
         scores.append(TargetScores(f"Exposure on {words.row_title(result, finding)}", rows, finding.notes))
     if not scores:
         probe = registry.measuring(_MEASURED)

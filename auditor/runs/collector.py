@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from auditor.core.nouns import CellKey, Secret
+from auditor.core.nouns import CellKey, Observation, Secret
 from auditor.core.result import Measurement
-from auditor.plugins.probe import Observed, Probe, probe_record
-from auditor.records import memorised as memorised_records
-from auditor.records import texts
+from auditor.plugins.probe import Observed, Probe
+from auditor.records import table, texts
 from auditor.records.folder import RunFolder
-from auditor.records.outcomes import PerSecret, per_secret
+from auditor.records.outcomes import PerSecret
+from auditor.records.table import Column
 from auditor.runs.causes import Answers
 from auditor.runs.generations import Judged
 from auditor.statistics import judging, memorised
@@ -31,7 +31,8 @@ class Collector:
         self.answers: dict[CellKey, Answers] = {}
         self.likelihoods: dict[str, Answers] = {}
         self.heldout: dict[str, Mapping[str, Sequence[float]]] = {}  # nll of each text, by target
-        self._records: dict[CellKey, dict[str, Any]] = {}
+        self._rows: dict[CellKey, PerSecret] = {}
+        self._observed: list[Column] = []
         self._attacks: list[CellKey] = []
         self._out: dict[CellKey, Judged] = {}
 
@@ -43,10 +44,9 @@ class Collector:
         own = dict(zip(members.ids, members.hit.astype(float).tolist(), strict=True))
         self.answers[key] = Answers("recall", "share", own)
         of_kinds = {kind: [held.get(id, math.nan) for id in outcome.ids] for kind, held in kinds.items()}
-        record = {**judging.to_record(outcome), "kinds": of_kinds, "score_is_probability": probable}
-        self._records[key] = record
+        self._rows[key] = PerSecret.of(outcome, of_kinds, probable)
         self._attacks.append(key)
-        return per_secret(record)
+        return self._rows[key]
 
     def probed(
         self,
@@ -57,8 +57,10 @@ class Collector:
         main: Measurement,
     ) -> None:
         """What a probe's cell came to; main: its first measurement."""
-        self._records[key] = probe_record(probe, secrets, observations)
-        by_secret = probe.per_secret(secrets, observations).get(main.name, [])
+        kept = probe.per_secret(secrets, observations)
+        self._rows[key] = _row(secrets, kept)
+        self._observed += _seen(key, secrets, observations)
+        by_secret = kept.get(main.name, [])
         own, others = (
             {s.id: x for s, x in zip(secrets, by_secret, strict=False) if s.member == member}
             for member in (True, False)
@@ -75,19 +77,48 @@ class Collector:
             memorised.MEMORISED: [memorised.PER * float(count) for count in counts],
             memorised.GENERATIONS: [float(count > 0) for count in counts],
         }
-        nobody = {"ids": list(found.counts), "member": [True] * len(counts), "repeats": [None] * len(counts)}
-        self._records[key] = {**nobody, "values": values}
+        numbers = {name: np.array(own) for name, own in values.items()}
+        self._rows[key] = PerSecret(
+            tuple(found.counts), np.ones(len(counts), dtype=bool), (None,) * len(counts), numbers
+        )
         self._out[key] = found
 
     def save(self, secrets: Sequence[Secret], tokenizer: Any) -> None:
         """All of it that is kept, to the run folder."""
-        self.folder.save_outcomes(self._records)
-        self.folder.save_heldout(self.heldout)
+        table.write(self.folder.path, self._columns())
         guesses = {str(key): self.folder.done(key) for key in self._attacks}
-        if self._out:
-            memorised_records.save(self.folder.path, {key: found.out for key, found in self._out.items()})
         out = {str(key): found.texts for key, found in self._out.items()}
         texts.write_texts(self.folder.path, secrets, guesses, decoder(tokenizer), out)
+
+    def _columns(self) -> Iterator[Column]:
+        for key, row in self._rows.items():
+            yield from row.columns(key)
+        yield from self._observed
+        for target in self.likelihoods:
+            scored = self.folder.scored(target)
+            ids = [id for id, seen in scored.items() for _ in seen.log_probs]
+            values = [value for seen in scored.values() for value in seen.log_probs]
+            yield Column(table.TOKENS, CellKey(target, "", ""), "log_prob", ids, values)
+        for target, losses in self.heldout.items():
+            for name, numbers in losses.items():
+                texts = [f"heldout-{i}" for i in range(len(numbers))]
+                yield Column(table.HELDOUT, CellKey(target, "", ""), name, texts, numbers)
+        for key, found in self._out.items():
+            yield from found.out.columns(key)
+
+
+def _row(secrets: Sequence[Secret], values: Mapping[str, Sequence[float]]) -> PerSecret:
+    member = np.array([secret.member for secret in secrets], dtype=bool)
+    numbers = {name: np.array(own, dtype=float) for name, own in values.items()}
+    return PerSecret(tuple(s.id for s in secrets), member, tuple(s.repeats for s in secrets), numbers)
+
+
+def _seen(key: CellKey, secrets: Sequence[Secret], observations: Sequence[Observation]) -> Iterator[Column]:
+    for name in dict.fromkeys(name for one in observations for name in one.values):
+        own = [(s, o.values[name]) for s, o in zip(secrets, observations, strict=True) if name in o.values]
+        of, values = [secret for secret, _ in own], [value for _, value in own]
+        ids, member, repeats = ([getattr(s, field) for s in of] for field in ("id", "member", "repeats"))
+        yield Column(table.OBSERVED, key, name, ids, values, member, repeats)
 
 
 def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:

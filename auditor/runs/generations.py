@@ -59,10 +59,10 @@ class Corpus:
         return {home: aliases for home, aliases in found.items() if home >= 0}
 
     @cached_property
-    def by_copies(self) -> dict[str, int]:
+    def by_copies(self) -> dict[int | None, int]:
         """How many trained records have an n-gram, by how often they were trained on."""
         long = (times for times, length in zip(self.index.copies, self._lengths, strict=True) if length >= self.n)
-        return dict(Counter("" if times is None else str(times) for times in long))
+        return dict(Counter(long))
 
     def notes(self, prompts: Sequence[Tokens]) -> tuple[str, ...]:
         known, every = len(self.index.copies), len(self.index.lengths)
@@ -163,6 +163,6 @@ def judge(attack: CorpusAttack, done: Mapping[str, Guesses], drawn: Sequence[str
         tuple(said),
         costs,
         {id: held.memorised for id, held in zip(drawn, every, strict=True)},
-        RecordsOut(corpus.n, out, corpus.by_copies),
+        RecordsOut(out, corpus.by_copies),
         shown,
     )

@@ -100,7 +100,7 @@ def run(
         prefix_token=audit.prefix_token.said,
         methods={name: kind.measures for name, kind in {**registry.attacks_and_probes(), **selection.named}.items()},
     )
-    result = replace(result, frontiers=frontiers(subjects({plan.seed: (result, folder)})))
+    result = replace(result, frontiers=frontiers(subjects({plan.seed: (result, folder.path)})))
     return replace(result, unlearning=tuple(_unlearned(result, audit, one.models) for one in selection.around))
 
 
@@ -113,7 +113,7 @@ def _settled(plan: Plan, site: Site) -> Plan:
 def _unlearned(result: AuditResult, audit: Audit, models: Mapping[str, str]) -> Unlearning:
     """What is left of what the model of these rows was to forget."""
     plan, told = audit.plan, audit.benchmark
-    found = unlearned(result, audit.folder, models, told.forgotten)
+    found = unlearned(result, audit.folder.path, models, told.forgotten)
     if plan.defenses.relearn is None:
         return found
     return replace(found, steps=plan.defenses.relearn, rate=audit.site.rate_of_relearning, texts=len(told.unattacked))

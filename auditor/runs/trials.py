@@ -17,8 +17,7 @@ import numpy as np
 from auditor.core.errors import AuditError
 from auditor.core.result import AuditResult, Finding
 from auditor.plugins import registry
-from auditor.records import details, saved
-from auditor.records.folder import RunFolder
+from auditor.records import listed, saved, table
 from auditor.records.kinds import BOUNDS
 from auditor.statistics.two_samples import epsilon_clopper_pearson, gaussian_estimate
 
@@ -91,16 +90,16 @@ def bound(folders: Sequence[Path], target: str, canary: str | None, level: float
 
 def _trial(folder: Path, target: str) -> Trial:
     result = saved.read(folder)
-    facts, run = {secret.id: secret for secret in details.read(folder).secrets}, RunFolder.reopen(folder)
-    finding = _finding(result, run, facts.keys(), target)
-    observed = run.observed(finding.key)
+    facts, seen = listed.secrets(folder) or {}, table.observed(folder)
+    finding = _finding(result, folder, seen, facts.keys(), target)
+    observed = seen.get(finding.key, {})
     main = finding.audits[0]
     claim = result.target(target).claim
     claimed = "nothing" if claim is None else f"ε {claim.epsilon} at δ {claim.delta:g}"
     about = f"{claimed} claimed, {main.copies} copies, bound at δ {main.delta:g}, {finding.options}"
     return Trial(
         str(folder),
-        {id: seen.values["score"] for id, seen in observed.items()},
+        {id: numbers["score"] for id, numbers in observed.items()},
         {id: facts[id].member for id in observed},
         main.delta,
         main.copies,
@@ -108,14 +107,14 @@ def _trial(folder: Path, target: str) -> Trial:
     )
 
 
-def _finding(result: AuditResult, run: RunFolder, known: Set[str], target: str) -> Finding:
+def _finding(result: AuditResult, folder: Path, seen: table.Seen, known: Set[str], target: str) -> Finding:
     """The audit of the known canaries at the widest access. Raises AuditError where there is none."""
     probes = result.measuring(BOUNDS)
     rows = [one for one in result.findings if one.target == target and one.attack in probes and one.audits]
-    rows = [one for one in rows if run.observed(one.key).keys() <= known]
+    rows = [one for one in rows if seen.get(one.key, {}).keys() <= known]
     if not rows:
         raise AuditError(
-            f"expected an audit of canaries on {target} (--attack {registry.measuring(BOUNDS)}) in {str(run.path)!r}, "
+            f"expected an audit of canaries on {target} (--attack {registry.measuring(BOUNDS)}) in {str(folder)!r}, "
             "got none"
         )
     return rows[-1]

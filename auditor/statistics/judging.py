@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,32 +119,6 @@ def _traits(guesses: Guesses, answer: Secret) -> tuple[float, ...]:
         return rank, first.count, least, math.nan, prefix_token
     passed_over = any(g.log_prob is not None and g.log_prob > first.log_prob for g in others)
     return rank, first.count, least, passed_over, prefix_token
-
-
-def to_record(outcome: Outcome) -> dict[str, Any]:
-    """An outcome as JSON values; ids and numbers only."""
-    names = ("hit", "any_hit", "score", "member", "distance", "tolerance")
-    arrays = {name: getattr(outcome, name).tolist() for name in names}
-    traits = {name: values.tolist() for name, values in outcome.traits.items()}
-    return {"ids": list(outcome.ids), "repeats": list(outcome.repeats), "traits": traits, **arrays}
-
-
-def from_record(record: Mapping[str, Any]) -> Outcome:
-    """The inverse of `to_record`. Raises ValueError where its columns are not of one length."""
-    names = ("ids", "repeats", "hit", "any_hit", "score", "member", "distance", "tolerance")
-    if len({len(column) for column in (*(record[name] for name in names), *record["traits"].values())}) > 1:
-        raise ValueError("columns of several lengths")
-    return Outcome(
-        ids=tuple(record["ids"]),
-        hit=np.array(record["hit"], dtype=bool),
-        any_hit=np.array(record["any_hit"], dtype=bool),
-        score=np.array(record["score"], dtype=float),
-        repeats=tuple(record["repeats"]),
-        member=np.array(record["member"], dtype=bool),
-        distance=np.array(record["distance"], dtype=np.int64),
-        tolerance=np.array(record["tolerance"], dtype=np.int64),
-        traits={name: np.array(values, dtype=float) for name, values in record["traits"].items()},
-    )
 
 
 def tolerance(length: int) -> int:

@@ -46,7 +46,7 @@ class Metric:
     title: str
     unit: str = "share"
     exact: bool = False  # a count of secrets: it has exact bounds
-    per_secret: bool = False  # outcomes.json holds the number of each secret that it is the mean of
+    per_secret: bool = False  # secrets.parquet holds the number of each secret that it is the mean of
     signed: bool = False  # one share minus another
     bounded: bool = True  # it has an interval, which every number has that a gate can decide on
     members: bool = True  # whom it is of, or else the non-members

@@ -26,7 +26,8 @@ from auditor.engines.there import There
 from auditor.records import frontier, saved
 from auditor.records.contrasts import Part, Replicates, contrast
 from auditor.records.folder import RunFolder
-from auditor.records.outcomes import per_secret
+from auditor.records.outcomes import of_folder
+from auditor.records.table import heldout as heldout_of
 from auditor.reports import files, tables, words
 from auditor.runs import plan_weights
 from auditor.runs.grid import Point, called
@@ -34,7 +35,6 @@ from auditor.runs.plan import make
 from auditor.runs.reporter import Reporter, Silence
 from auditor.runs.run import check, run
 from auditor.runs.shelf import Shelf
-from auditor.statistics import judging
 from auditor.statistics.metrics import COLUMNS, RECALL, find
 from auditor.studies.ledger import ranges
 from auditor.studies.places import Place
@@ -271,7 +271,7 @@ def _by_place(folder: Path) -> Iterable[list[_Kept]]:
 
 def _finished(held: Sequence[_Kept], folder: Path) -> frontier.Runs:
     return {
-        kept.seed: (saved.read(folder / kept.folder), RunFolder(folder / kept.folder))
+        kept.seed: (saved.read(folder / kept.folder), folder / kept.folder)
         for kept in held
         if (folder / kept.folder / saved.RESULT).is_file()
     }
@@ -298,26 +298,21 @@ def _cells(finished: frontier.Runs) -> Iterator[Replicates]:
     for seed, (result, _) in finished.items():
         for finding in result.findings:
             by_key.setdefault(finding.key, {})[seed] = finding
-    judged = {seed: folder.outcomes() for seed, (_, folder) in finished.items()}
-    heldout = {seed: folder.heldout() for seed, (_, folder) in finished.items()}
+    judged = {seed: of_folder(folder) for seed, (_, folder) in finished.items()}
+    heldout = {seed: heldout_of(folder) for seed, (_, folder) in finished.items()}
     for key, findings in by_key.items():
         target, one = key.target, next(iter(findings.values()))
         applied = {seed: finding for seed, finding in findings.items() if not finding.not_applicable}
-        records = {seed: kept for seed in applied if (kept := judged[seed].get(key)) is not None}
+        rows = {seed: row for seed in applied if (row := judged[seed].get(key)) is not None}
         yield Replicates(
             *key,
-            outcomes={seed: _of_members(kept) for seed, kept in records.items() if "hit" in kept},
+            outcomes={seed: o.only(o.member) for seed, row in rows.items() if (o := row.outcome) is not None},
             measured={seed: _measured(finding, finished[seed][0].target(target)) for seed, finding in applied.items()},
             heldout={seed: held[target] for seed, held in heldout.items() if target in held},
             options=one.options,
             not_applicable="" if applied else one.not_applicable,
-            probed={seed: per_secret(kept) for seed, kept in records.items() if "hit" not in kept},  # it judges none
+            probed={seed: row for seed, row in rows.items() if row.outcome is None},
         )
-
-
-def _of_members(record: Mapping[str, Any]) -> judging.Outcome:
-    outcome = judging.from_record(record)
-    return outcome.only(outcome.member)
 
 
 def _measured(finding: Finding, target: TargetRecord) -> dict[str, Measurement]:

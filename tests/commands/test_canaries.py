@@ -11,6 +11,7 @@ import pytest
 from auditor.cli import call
 from auditor.core.streams import generator
 from auditor.records.contrasts import Part, contrast
+from auditor.records.table import frame
 from auditor.studies import sweep
 from auditor.training.finetune import fit, untrained
 from tests.generation.test_tries import bpe
@@ -77,8 +78,9 @@ def test_ids_and_numbers_only(world: Path, finished: Path, capsys: Said) -> None
     capsys.readouterr()
     assert call(["canaries", "score", f"{world}/canaries.json", str(finished)]) == 0
     shown = capsys.readouterr().out + "".join(
-        (finished / name).read_text() for name in ("report.html", "report.md", "result.json", "outcomes.json")
+        (finished / name).read_text() for name in ("report.html", "report.md", "result.json")
     )
+    shown += frame(finished, {}).to_csv()
     assert "canary-0012-000" in shown
     assert not any(text in shown for text in texts)
 

@@ -34,6 +34,7 @@ from auditor.models.loading import load
 from auditor.plugins import registry
 from auditor.records import details
 from auditor.records.folder import RunFolder
+from auditor.records.table import TABLE
 from tests.conftest import fits_schema
 
 Said = pytest.CaptureFixture[str]
@@ -357,10 +358,10 @@ def test_a_baseline_of_other_settings_is_refused(full: Path, budgeted: Path, tmp
         assert call(command) == 2
         message = " ".join(said.readouterr().err.split())
         assert "model family" in message and "samples 4 against 99" in message and "Traceback" not in message
-    (other / "outcomes.json").unlink()
+    (other / TABLE).unlink()
     assert call(["gate", str(full), "--baseline", str(other)]) == 2
-    assert "holds no outcomes.json" in said.readouterr().err
-    (other / "outcomes.json").write_text('{"a/b/c": {"hit": 3}}')
+    assert "holds no secrets.parquet" in said.readouterr().err
+    (other / TABLE).write_text('{"a/b/c": {"hit": 3}}')
     assert call(["gate", str(full), "--baseline", str(other)]) == 2
     assert call(["gate", str(full), "--max", "recall=1", "--baseline", str(tmp_path / "none")]) == 2
 
@@ -388,7 +389,7 @@ def test_a_run_and_its_gate_in_one_step(full: Path, world: Path, tmp_path: Path,
     assert "### Since base\n" in (out / "report.md").read_text()
     stripped = tmp_path / "stripped"  # what a CI keeps of a baseline
     stripped.mkdir()
-    for name in ("result.json", "outcomes.json"):
+    for name in ("result.json", TABLE):
         shutil.copy(base / name, stripped)
     comment = tmp_path / "comment.md"
     assert call(["report", str(out), "--baseline", str(stripped), "--markdown", str(comment)]) == 0

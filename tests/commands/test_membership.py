@@ -74,7 +74,7 @@ def test_a_number_that_the_kept_scores_do_not_give_fails_every_gate(given: Path,
     path.write_text(json.dumps(result))
     capsys.readouterr()
     assert call(["gate", "runs/a", "--max", "membership_auc=1"]) == 1
-    assert "membership_auc is 0.1, outcomes.json makes it" in capsys.readouterr().out
+    assert "membership_auc is 0.1, secrets.parquet makes it" in capsys.readouterr().out
 
 
 def test_members_without_non_members_are_refused_before_a_model_is_asked(

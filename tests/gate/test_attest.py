@@ -18,7 +18,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, utils
 from auditor.cli import call
 from auditor.core.errors import AuditError
 from auditor.gate import attest, dsse
+from auditor.records.table import TABLE
 from tests.conftest import save_tiny
+from tests.rows import repacked
 
 Said = pytest.CaptureFixture[str]
 
@@ -104,7 +106,7 @@ def test_the_statement_names_model_data_plan_result_and_decision(world: Path) ->
     assert predicate["tool"]["version"] == result["tool_version"]
     assert predicate["decision"]["verdict"] == "held"
     assert predicate["plan"]["sha256"] == predicate["files"]["plan.json"]
-    assert {"outcomes.json", "weights.json"} < set(predicate["files"])
+    assert {TABLE, "weights.json"} < set(predicate["files"])
     kept = [path for path in (world / "run").iterdir() if path.is_file()]
     private = [path.name for path in kept if "the number of" in path.read_text(errors="replace")]
     assert private != [] and not set(private) & set(predicate["files"])  # a digest would confirm a guess of a text
@@ -140,7 +142,7 @@ def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     ("name", "why"),
     [
         ("result.json", "result.json has changed since it was signed"),
-        ("outcomes.json", "outcomes.json has changed since it was signed"),
+        (TABLE, "secrets.parquet has changed since it was signed"),
         ("plan.json", "plan.json has changed since it was signed"),
         ("weights.json", "weights.json has changed since it was signed"),
         ("secrets.json", "secrets.json is gone since it was signed"),
@@ -151,6 +153,8 @@ def test_a_record_that_was_changed_afterwards_fails(here: Path, capsys: Said, na
     path = here / "run" / name
     if name == "secrets.json":
         path.unlink()
+    elif name == TABLE:
+        repacked(here / "run")
     else:
         path.write_text(path.read_text() + "\n" if path.exists() else "{}")  # the same JSON, other bytes
     found = attest.ruling(here / "run", here / "run" / "attestation.json", here / "ours.pub.pem")

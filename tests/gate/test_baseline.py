@@ -150,7 +150,7 @@ def test_other_secrets_in_a_row_are_refused() -> None:
 def test_an_older_baseline_is_refused_and_none_at_all_too() -> None:
     new = run(hits(200))
     rule = Policy((parse_rule("recall not worse than baseline by 0.02"),))
-    with pytest.raises(AuditError, match=r"old holds no outcomes.json: an older version made it"):
+    with pytest.raises(AuditError, match=r"old holds no secrets.parquet, by which runs are paired"):
         decide(new, rule, Run("old", new.result, {}))
     with pytest.raises(AuditError, match="needs a baseline: give --baseline RUN"):
         decide(new, rule)

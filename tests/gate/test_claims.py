@@ -22,6 +22,7 @@ from auditor.statistics.audited import at_level, audited, measurements_of
 from auditor.statistics.intervals import share
 from tests.conftest import methods
 from tests.gate.world import edit, whole
+from tests.rows import write_rows
 
 RULE = "epsilon_lower_bound <= claim"
 Said = pytest.CaptureFixture[str]
@@ -60,16 +61,16 @@ def finished(folder: Path, epsilon: float | None, *rows: Finding, nominal: float
     )
     folder.mkdir(exist_ok=True)
     (folder / "result.json").write_text(json.dumps(to_json(result), allow_nan=False))
-    (folder / "outcomes.json").write_text(json.dumps({str(row.key): per_secret(row) for row in rows if row.main}))
+    write_rows(folder, {str(row.key): per_secret(row) for row in rows if row.main})
     return whole(folder)
 
 
 def per_secret(row: Finding) -> dict[str, Any]:
     """Of an attack whether each secret was extracted; an audit keeps its scores elsewhere."""
-    n = row.measurements[0].n if not row.audits else 0
+    n = 100
     hit = [float(i < round(row.measurements[0].value * n)) for i in range(n)]
-    ids = [f"s{i}" for i in range(n)]
-    return {"ids": ids, "member": [True] * n, "repeats": [None] * n, "values": {"recall": hit} if n else {}}
+    about = {"ids": [f"s{i}" for i in range(n)], "member": [True] * n, "repeats": [None] * n}
+    return {**about, "asked": [1.0] * n} if row.audits else {**about, "recall": hit}
 
 
 def gate(folder: Path, *given: str) -> int:

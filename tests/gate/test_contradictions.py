@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from auditor.gate.contradictions import contradictions
 from auditor.gate.decide import decide
 from auditor.gate.policy import Policy, Rule, parse_limits, parse_rule
 from auditor.records.listed import Listed
-from auditor.records.outcomes import PerSecret, Run, read
+from auditor.records.outcomes import PerSecret, Run
 from auditor.statistics import extraction, judging
 from auditor.statistics.intervals import share
 
@@ -56,7 +55,7 @@ def run(change: Change = lambda finding: finding, seed: int = 0, **more: Any) ->
 
 
 def read_record(found: judging.Outcome) -> dict[CellKey, PerSecret]:
-    return read(Path("outcomes.json"), {str(ROW): judging.to_record(found)})
+    return {ROW: PerSecret.of(found)}
 
 
 def with_measured(which: str, **new: Any) -> Change:
@@ -98,15 +97,18 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "of fewer than none": (with_measured("recall", n=-3), "fewer than no secrets"),
     "of more secrets than there are": (
         with_measured("recall", n=5000),
-        "recall is of 5000 secrets, outcomes.json holds",
+        "recall is of 5000 secrets, secrets.parquet holds",
     ),
-    "another recall": (with_measured("recall", value=0.0, low=0.0, high=0.06), "recall is 0, outcomes.json makes it 0"),
+    "another recall": (
+        with_measured("recall", value=0.0, low=0.0, high=0.06),
+        "recall is 0, secrets.parquet makes it 0",
+    ),
     "another recall at errors": (
         with_measured("recall_at_10pct_errors", value=0.9, high=1.0),
-        "recall_at_10pct_errors is 0.9, outcomes.json makes it",
+        "recall_at_10pct_errors is 0.9, secrets.parquet makes it",
     ),
-    "another excess": (with_measured("excess_recall", value=0.0, low=-0.1, high=0.01), "excess_recall is 0, outcomes"),
-    "another count": (of_count, r"recall\(count=4\) is 0, outcomes.json makes it"),
+    "another excess": (with_measured("excess_recall", value=0.0, low=-0.1, high=0.01), "excess_recall is 0, secrets"),
+    "another count": (of_count, r"recall\(count=4\) is 0, secrets.parquet makes it"),
     "a metric twice": (doubled, "recall stands there 2 times"),
 }
 
@@ -150,7 +152,7 @@ def test_rows_stand_there_once_and_have_outcomes() -> None:
     twice, lost = run(rows=(finding,)), run(lost=True)
     policy = Policy((Rule("recall", 1.0),))
     assert "the row stands there 2 times" in decide(twice, policy).rulings[0].reason
-    assert "outcomes.json does not hold what they are of" in decide(lost, policy).rulings[0].reason
+    assert "secrets.parquet does not hold what they are of" in decide(lost, policy).rulings[0].reason
     assert decide(twice, policy).exit_code == decide(lost, policy).exit_code == 1
 
 

@@ -16,9 +16,11 @@ from auditor.core.result import Measurement
 from auditor.gate.decide import judge, read_run
 from auditor.gate.policy import Rule
 from auditor.records.outcomes import PerSecret
+from auditor.records.table import TABLE
 from auditor.statistics.intervals import mean_probability
 from auditor.statistics.judging import Outcome
 from tests.gate.world import ROW, edit, finished, outcome
+from tests.rows import read_rows
 
 Said = pytest.CaptureFixture[str]
 LEAKY = outcome(out=120)
@@ -34,21 +36,21 @@ def forged(name: str, n: int) -> dict[str, Any]:
 
 
 def no_row_and_any_number(run: Path) -> None:
-    edit(run, "outcomes.json", lambda rows: rows.clear())
+    edit(run, TABLE, lambda rows: rows.clear())
     edit(run, "result.json", lambda result: first(result).update(measurements=[forged("recall", 9999)], by_kind={}))
 
 
 def a_row_fewer(run: Path) -> None:
     """Of the attack that extracted something; another one, which extracted nothing, stays."""
-    for name in ("outcomes.json", "result.json"):
+    for name in (TABLE, "result.json"):
         edit(
             run, name, lambda value: value.pop(str(ROW), None) if "findings" not in value else value["findings"].clear()
         )
     fine = finished(run.parent / "fine", outcome())
     edit(run, "result.json", lambda result: result["plan"].update(attack=["perplexity", "zlib"]))
-    kept = json.loads((fine / "outcomes.json").read_text())[str(ROW)]
+    kept = read_rows(fine)[str(ROW)]
     row = {**first(json.loads((fine / "result.json").read_text())), "attack": "zlib"}
-    edit(run, "outcomes.json", lambda rows: rows.update({"undefended/worst/zlib": kept}))
+    edit(run, TABLE, lambda rows: rows.update({"undefended/worst/zlib": kept}))
     edit(run, "result.json", lambda result: result["findings"].append(row))
 
 
@@ -61,13 +63,13 @@ def another_number_of_a_kind(run: Path) -> None:
 
 
 def a_row_that_nobody_reports(run: Path) -> None:
-    edit(run, "outcomes.json", lambda rows: rows.update({"undefended/worst/zlib": rows[str(ROW)]}))
+    edit(run, TABLE, lambda rows: rows.update({"undefended/worst/zlib": rows[str(ROW)]}))
 
 
 def rewritten(run: Path, found: Outcome) -> None:
     """Of other secrets, the result and the outcomes both: they agree with each other."""
     other = finished(run.parent / "other", found)
-    for name in ("result.json", "outcomes.json"):
+    for name in ("result.json", TABLE):
         (run / name).write_bytes((other / name).read_bytes())
 
 
@@ -102,7 +104,7 @@ def a_plan_of_less(run: Path) -> None:
 
 
 def not_applicable_after_all(run: Path) -> None:
-    edit(run, "outcomes.json", lambda rows: rows.clear())
+    edit(run, TABLE, lambda rows: rows.clear())
     nothing = {"measurements": [], "by_repeats": {}, "by_kind": {}, "not_applicable": "the budget"}
     edit(run, "result.json", lambda result: first(result).update(nothing))
 
@@ -112,19 +114,19 @@ def answers_that_nobody_gave(run: Path) -> None:
 
 
 EDITS: dict[Callable[[Path], None], str] = {
-    no_row_and_any_number: "outcomes.json does not hold what they are of",
+    no_row_and_any_number: "secrets.parquet does not hold what they are of",
     a_row_fewer: "the plan asks for the row, and the result does not have it",
-    an_invented_kind: "recall(kind=phone) is of 5000 secrets, outcomes.json holds 0",
-    another_number_of_a_kind: "recall(kind=email) is 0, outcomes.json makes it 0.5",
-    a_row_that_nobody_reports: "outcomes.json holds the row, and the result does not",
-    twenty_times_the_secrets: "outcomes.json holds 608 secrets without an answer in guesses.jsonl",
-    without_the_extracted: "guesses.jsonl holds answers about 120 secrets that outcomes.json leaves out",
-    extracted_members_as_strangers: "120 secrets outcomes.json tells otherwise than secrets.json",
-    extracted_once_as_often: "60 secrets outcomes.json tells otherwise than secrets.json",
+    an_invented_kind: "recall(kind=phone) is of 5000 secrets, secrets.parquet holds 0",
+    another_number_of_a_kind: "recall(kind=email) is 0, secrets.parquet makes it 0.5",
+    a_row_that_nobody_reports: "secrets.parquet holds the row, and the result does not",
+    twenty_times_the_secrets: "secrets.parquet holds 608 secrets without an answer in guesses.jsonl",
+    without_the_extracted: "guesses.jsonl holds answers about 120 secrets that secrets.parquet leaves out",
+    extracted_members_as_strangers: "120 secrets secrets.parquet tells otherwise than secrets.json",
+    extracted_once_as_often: "60 secrets secrets.parquet tells otherwise than secrets.json",
     other_counts: "it is about 4000 members, secrets.json holds 400",
     a_plan_of_less: "its plan has another attack than plan.json",
     not_applicable_after_all: "it was not applicable, and guesses.jsonl holds answers about members",
-    answers_that_nobody_gave: "outcomes.json holds 460 secrets without an answer in guesses.jsonl",
+    answers_that_nobody_gave: "secrets.parquet holds 460 secrets without an answer in guesses.jsonl",
 }
 
 

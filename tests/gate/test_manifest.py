@@ -12,7 +12,9 @@ import pytest
 from auditor import __version__
 from auditor.cli import call
 from auditor.records.manifest import MANIFEST
+from auditor.records.table import TABLE
 from tests.gate.world import edit, finished, outcome
+from tests.rows import repacked
 
 Said = pytest.CaptureFixture[str]
 
@@ -37,7 +39,7 @@ def a_guess(run: Path) -> None:
 
 EDITS: dict[str, tuple[Callable[[Path], object], str]] = {
     "result": (reordered("result.json"), "result.json has changed since the run ended"),
-    "outcomes": (reordered("outcomes.json"), "outcomes.json has changed since the run ended"),
+    "table": (repacked, "secrets.parquet has changed since the run ended"),
     "secrets": (reordered("secrets.json"), "secrets.json has changed since the run ended"),
     "plan": (reordered("plan.json"), "plan.json has changed since the run ended"),
     "journal": (a_guess, "guesses.jsonl has changed since the run ended"),
@@ -84,18 +86,18 @@ def test_a_run_without_a_manifest_is_refused(tmp_path: Path, capsys: Said) -> No
 def test_three_files_are_a_baseline_and_an_edited_one_is_none(tmp_path: Path, capsys: Said) -> None:
     run, whole, base = finished(tmp_path / "run"), finished(tmp_path / "whole"), tmp_path / "base"
     base.mkdir()
-    for name in ("result.json", "outcomes.json", MANIFEST):
+    for name in ("result.json", TABLE, MANIFEST):
         shutil.copy(whole / name, base)
     same = ("--max-increase", "recall=0.05", "--baseline", str(base))
     assert gate(run, *same) == 0
-    edit(base, "outcomes.json", lambda rows: next(iter(rows.values())).update(score_is_probability=True))
+    edit(base, TABLE, lambda rows: next(iter(rows.values())).update(lead=[0.0] * 460))
     assert gate(run, *same) == 1
-    assert f"{base}: outcomes.json has changed since the run ended" in capsys.readouterr().out
+    assert f"{base}: secrets.parquet has changed since the run ended" in capsys.readouterr().out
 
 
 def test_the_manifest_tells_nothing_of_private_text(tmp_path: Path) -> None:
     """Two runs of the same answers: no digest of them is the same, so that none confirms a guess of a text."""
     files = [json.loads((finished(tmp_path / name, outcome()) / MANIFEST).read_text())["files"] for name in "ab"]
-    assert files[0]["outcomes.json"] == files[1]["outcomes.json"]
+    assert files[0][TABLE] == files[1][TABLE]
     assert files[0]["journals.json"] != files[1]["journals.json"]
     assert not any(name.endswith(".jsonl") for name in files[0])

@@ -16,8 +16,10 @@ from auditor.core.nouns import CellKey
 from auditor.core.plan import Plan
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding
 from auditor.records import manifest, weights
-from auditor.records.outcomes import per_secret
+from auditor.records.outcomes import PerSecret
+from auditor.records.table import TABLE
 from auditor.statistics import extraction, judging
+from tests.rows import read_rows, row_of, write_rows
 
 ROW = CellKey("undefended", "worst", "perplexity")
 
@@ -48,8 +50,8 @@ def finished(
 ) -> Path:
     """A run of one attack on one model, judged now. kinds: of personal data, what each first guess holds of it."""
     found = outcome() if found is None else found
-    record = {**judging.to_record(found), "kinds": kinds or {}}
-    of_kinds = {kind: per_secret(record).measure("recall", kind=kind) for kind in kinds or {}}
+    row = PerSecret.of(found, kinds)
+    of_kinds = {kind: row.measure("recall", kind=kind) for kind in kinds or {}}
     plan = Plan.of(
         attack=(ROW.attack,), setting="worst", **({} if model is None else {"model": str(model), "data": "d"})
     )
@@ -63,13 +65,13 @@ def finished(
     result = AuditResult("r", now, "0", "", plan.to_json(), benchmark, (), (finding,), {}, {}, 0, weights=read)
     folder.mkdir(parents=True, exist_ok=True)
     write(folder, "result.json", to_json(replace(result, **changed)))
-    write(folder, "outcomes.json", {str(ROW): record})
+    write_rows(folder, {str(ROW): row_of(row)})
     return whole(folder)
 
 
 def whole(folder: Path) -> Path:
     """Beside a result and its outcomes all else that a run leaves for a gate; what was there of it is made anew."""
-    result, rows = (json.loads((folder / name).read_text()) for name in ("result.json", "outcomes.json"))
+    result, rows = json.loads((folder / "result.json").read_text()), read_rows(folder)
     write(folder, "plan.json", result["plan"])
     columns = [(row["ids"], row["member"], row["repeats"]) for row in rows.values()]
     facts = {one[0]: one for of_row in columns for one in zip(*of_row, strict=True)}
@@ -89,10 +91,14 @@ def write(folder: Path, name: str, value: Any) -> None:
 
 
 def edit(folder: Path, name: str, change: Callable[[Any], object]) -> None:
-    """Changes what a file of JSON holds, in place."""
+    """Changes what a file of JSON, or the table, holds, in place."""
+    if name == TABLE:
+        rows = read_rows(folder)
+        change(rows)
+        return write_rows(folder, rows)
     value = json.loads((folder / name).read_text())
     change(value)
-    write(folder, name, value)
+    return write(folder, name, value)
 
 
 def model(folder: Path, says: Sequence[int] = (1, 2, 3)) -> Path:

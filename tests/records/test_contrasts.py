@@ -134,16 +134,6 @@ def test_without_log_probabilities_nothing_is_said_about_them() -> None:
     assert math.isnan(blind.low) and "too few" in blind.note
 
 
-def test_an_outcome_survives_json() -> None:
-    import json
-
-    one = judged()
-    again = judging.from_record(json.loads(json.dumps(judging.to_record(one))))
-    assert again.ids == one.ids and (again.hit == one.hit).all() and (again.score == one.score).all()
-    for name, values in one.traits.items():
-        np.testing.assert_array_equal(again.traits[name], values)
-
-
 def test_only_common_seeds_count_and_none_is_refused() -> None:
     a = Replicates("t", "worst", "a", {0: outcome([1, 1, 0]), 1: outcome([0, 0, 0])})
     b = Replicates("t", "worst", "b", {0: outcome([0, 0, 0]), 2: outcome([1, 1, 1])})

@@ -1,22 +1,25 @@
-"""What a report shows secret by secret: read back as written, older folders too; the numbers against naive twins."""
+"""What a report shows secret by secret: read back as written; the numbers against naive twins."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Guess, Guesses, Secret
+from auditor.core.nouns import CellKey, Guess, Guesses, Secret
+from auditor.core.result import SCHEMA_VERSION
+from auditor.records import table
 from auditor.records.details import (
     Details,
-    RowDetails,
     SecretFacts,
     by_group,
     by_length,
@@ -25,6 +28,8 @@ from auditor.records.details import (
     reliability,
     tail,
 )
+from auditor.records.outcomes import PerSecret, of_folder
+from auditor.records.table import HELDOUT, MEASURED, OBSERVED, TABLE, TOKENS, Column
 from auditor.statistics import intervals, judging
 
 CELL = "undefended/worst/a"
@@ -42,24 +47,22 @@ def outcome() -> judging.Outcome:
     return judging.judge(guesses, {s.id: s for s in SECRETS})
 
 
-def folder(path: Path, **more: str) -> Path:
-    record = {**judging.to_record(outcome()), "score_is_probability": True}
-    probe = {"ids": ["s0", "s1"], "member": [True, True], "repeats": [1, 4], "values": {"p": [0.5, "nan"]}}
-    (path / "outcomes.json").write_text(json.dumps({CELL: record, "undefended/worst/p": probe}))
+EXPOSURE = CellKey("undefended", "worst", "exposure")
+
+
+def folder(path: Path) -> Path:
+    attacked, probed, target = CellKey.read(CELL), CellKey("undefended", "worst", "p"), CellKey("undefended", "", "")
+    member, repeats = [True, True], [1, 4]
+    columns = [
+        *PerSecret.of(outcome(), {"mail": [1.0, math.nan, 0.5, math.nan]}, True).columns(attacked),
+        Column(MEASURED, probed, "p", ["s0", "s1"], [0.5, math.nan], member, repeats),
+        Column(OBSERVED, EXPOSURE, "null_p", ["s0", "s1"], [2**-4.0, 0.0], member, repeats),
+        Column(OBSERVED, probed, "log_p", ["s0"], [-1.0], [True], [1]),
+        Column(TOKENS, target, "log_prob", ["s0"] * 4 + ["s1"] * 2, [0.0, -1.5, -math.inf, -2, -0.5, -0.5]),
+        Column(HELDOUT, target, "tokens", ["heldout-0", "heldout-1"], [3, 4]),
+    ]
+    table.write(path, columns)
     (path / "secrets.json").write_text(json.dumps(facts(SECRETS, "salt")))
-    lines = [
-        {"target": "undefended", "secret": "s0", "log_probs": [0.0, -1.5, "-inf", -2]},
-        {"target": "undefended", "secret": "s1", "log_probs": [-0.5] * 4},
-    ]
-    (path / "tokens.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"target": "unde')
-    seen: list[dict[str, Any]] = [
-        {"cell": "undefended/worst/exposure", "secret": "s0", "values": {"null_p": 2**-3.0}},
-        {"cell": "undefended/worst/exposure", "secret": "s0", "values": {"null_p": 2**-4.0}},
-        {"cell": "undefended/worst/p", "secret": "s0", "values": {"log_p": -1.0}},
-    ]
-    (path / "observations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in seen))
-    for name, text in more.items():
-        (path / name.replace("_", ".")).write_text(text)
     return path
 
 
@@ -70,36 +73,90 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert (
         row.score_is_probability and row.outcome is not None and row.outcome.hit.tolist() == [True, False, False, True]
     )
+    assert row.kinds["mail"].tolist()[::2] == [1.0, 0.5] and np.isnan(row.kinds["mail"][1::2]).all()
+    for name in ("ids", "repeats"):
+        assert getattr(row.outcome, name) == getattr(outcome(), name)
+    for name in ("hit", "any_hit", "score", "member", "distance", "tolerance"):
+        one, other = (getattr(judged, name) for judged in (row.outcome, outcome()))
+        assert one.dtype == other.dtype and one.tolist() == other.tolist(), name
+    for name, values in outcome().traits.items():
+        np.testing.assert_array_equal(row.outcome.traits[name], values)
     probe = found.rows["undefended", "worst", "p"]
-    assert probe.outcome is None and probe.value[0] == 0.5 and math.isnan(probe.value[1])
-    assert found.tokens["undefended"]["s0"] == (0.0, -1.5, -math.inf, -2.0)  # and the line that a crash cut is left out
-    assert found.exposure == {("undefended", "worst", "exposure"): {"s0": 4.0}}  # the later observation counts
+    assert probe.outcome is None and probe.values["p"][0] == 0.5 and math.isnan(probe.values["p"][1])
+    assert found.tokens == {"undefended": {"s0": (0.0, -1.5, -math.inf, -2.0), "s1": (-0.5, -0.5)}}
+    assert found.exposure == {EXPOSURE: {"s0": 4.0, "s1": math.inf}}
+    assert table.heldout(tmp_path) == {"undefended": {"tokens": [3.0, 4.0]}}
 
 
-def test_an_older_folder_still_tells_what_it_kept(tmp_path: Path) -> None:
-    assert read(tmp_path) == Details()
-    record = judging.to_record(outcome())
-    del record["traits"]["lead"]
-    (tmp_path / "outcomes.json").write_text(json.dumps({CELL: record}))
-    found = read(tmp_path)
-    assert found.secrets[2] == SecretFacts("s2", "s2", True, 4) and not found.tokens
-    assert by_length(found, found.rows["undefended", "worst", "a"]) == {}
-    assert by_group(found, found.rows["undefended", "worst", "a"]) == {}
+def test_a_row_of_whom_nothing_is_kept_still_says_who_was_asked(tmp_path: Path) -> None:
+    asked = PerSecret(("b", "a"), np.array([True, False]), (None, 2), {})
+    table.write(tmp_path, asked.columns(EXPOSURE))
+    (again,) = of_folder(tmp_path).values()
+    assert (again.ids, again.member.tolist(), again.repeats, again.values) == (("b", "a"), [True, False], (None, 2), {})
+    assert read(tmp_path) == Details() == read(tmp_path / "nowhere")
+
+
+def test_the_file_is_one_row_a_configuration_secret_and_quantity(tmp_path: Path) -> None:
+    frame = table.frame(folder(tmp_path), {"s0": "as0"})
+    key = ["kind", "target", "setting", "attack", "secret", "quantity", "token"]
+    assert list(frame) == [*key[:5], "member", "repeats", *key[5:], "value"] and not frame.duplicated(key).any()
+    assert "as0" in set(frame.secret) and "s0" not in set(frame.secret)
+    assert frame[frame.kind == TOKENS].token.tolist() == [1, 2, 3, 4, 1, 2]
+
+
+def hit(value: float) -> Callable[[list[Column]], list[Column]]:
+    """Of one secret."""
+    return lambda columns: [replace(c, values=[value, 0, 0, 0]) if c.quantity == "hit" else c for c in columns]
+
+
+BROKEN: dict[str, Callable[[list[Column]], list[Column]]] = {
+    "half a hit": hit(0.5),
+    "no number": hit(math.nan),
+    "half an edit": lambda columns: [replace(c, values=[0.5] * 4) if c.quantity == "distance" else c for c in columns],
+    "no edits": lambda columns: [c for c in columns if c.quantity != "distance"],
+    "other secrets": lambda columns: [replace(columns[0], ids=["s0", "s1", "s2", "s9"]), *columns[1:]],
+    "another member": lambda columns: [replace(columns[0], member=[False] * 4), *columns[1:]],
+    "other repeats": lambda columns: [replace(columns[0], repeats=[9] * 4), *columns[1:]],
+    "neither in nor out": lambda columns: [replace(c, member=None) for c in columns],
+    "fewer": lambda columns: [replace(columns[0], ids=["s0"], values=[1], member=[True], repeats=[1]), *columns[1:]],
+    "twice": lambda columns: [*columns, columns[0]],
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_columns_that_do_not_make_a_row_are_refused(name: str, tmp_path: Path) -> None:
+    columns = list(PerSecret.of(outcome()).columns(CellKey.read(CELL)))
+    table.write(tmp_path, columns)
+    assert len(read(tmp_path).rows) == 1
+    table.write(tmp_path, BROKEN[name](columns))
+    with pytest.raises(AuditError, match=r"secrets.parquet: expected what"):
+        read(tmp_path)
+
+
+def of_version(version: str) -> Callable[[Path], object]:
+    def change(path: Path) -> None:
+        held = pq.read_table(path)
+        pq.write_table(held.replace_schema_metadata({"audit.schema_version": version}), path)
+
+    return change
 
 
 @pytest.mark.parametrize(
-    ("broken", "message"),
+    ("change", "message"),
     [
-        ({"outcomes_json": "{"}, "outcomes.json': it is not JSON"),
-        ({"outcomes_json": "[]"}, "expected an object, got list"),
-        ({"outcomes_json": '{"a/b/c": {"hit": 3}}'}, "expected what each row found out"),
-        ({"secrets_json": '{"id": ["a"]}'}, "secrets.json: expected a column each of"),
-        ({"tokens_jsonl": "{\n"}, "tokens.jsonl: not lines of JSON"),
+        (lambda path: path.write_bytes(b"PAR1"), "damaged"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-99]), "damaged"),
+        (lambda path: path.write_text("{}"), "damaged"),
+        (lambda path: pq.write_table(pq.read_table(path).drop(["value"]), path), "damaged"),
+        (of_version("3"), f"expected schema_version {SCHEMA_VERSION}, got '3'"),
+        (of_version("none"), "got 'none'"),
+        (lambda path: path.with_name("secrets.json").write_text('{"id": ["a"]}'), "expected a column each of"),
     ],
 )
-def test_what_cannot_be_read_is_refused(tmp_path: Path, broken: dict[str, str], message: str) -> None:
+def test_what_cannot_be_read_is_refused(tmp_path: Path, change: Callable[[Path], object], message: str) -> None:
+    change(folder(tmp_path) / TABLE)
     with pytest.raises(AuditError, match=message):
-        read(folder(tmp_path, **broken))
+        read(tmp_path)
 
 
 def test_recall_by_group_and_first_tokens(tmp_path: Path) -> None:
@@ -150,4 +207,4 @@ def test_the_tail_of_exposures() -> None:
 
 def test_a_row_of_non_members_alone_has_no_lengths() -> None:
     found = Details((SecretFacts("s3", "as3", False, 0, 4),), {})
-    assert by_length(found, RowDetails(("s3",), outcome().only(np.array([False, False, False, True])))) == {}
+    assert by_length(found, PerSecret.of(outcome().only(np.array([False, False, False, True])))) == {}

@@ -20,7 +20,8 @@ from scipy.stats import beta
 
 from auditor.core.nouns import Claim
 from auditor.core.result import AuditResult, BenchmarkRecord, Chain, Finding, Measurement, Step, TargetRecord
-from auditor.records.details import Details, RowDetails, SecretFacts
+from auditor.records.details import Details, SecretFacts
+from auditor.records.outcomes import PerSecret
 from auditor.reports import html
 from auditor.statistics import judging
 from tests.conftest import methods
@@ -312,8 +313,7 @@ def detailed_run(
         distance = (length - lead).astype(np.int64)
         repeats, tolerance = tuple(s.repeats for s in told), np.full(n, judging.tolerance(length))
         outcome = judging.Outcome(ids, hit, hit, rng.random(n), repeats, member, distance, tolerance, traits)
-        seen = RowDetails(ids, outcome, score_is_probability=True)
-        rows[finding.key] = seen
+        rows[finding.key] = PerSecret.of(outcome, score_is_probability=True)
     distributions = np.log(rng.random((len(result.targets), n, length)))
     tokens = {
         target.name: {s.id: tuple(distribution[i].tolist()) for i, s in enumerate(told) if s.member}

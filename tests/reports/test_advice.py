@@ -9,7 +9,8 @@ import numpy as np
 
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult
-from auditor.records.details import Details, RowDetails, SecretFacts
+from auditor.records.details import Details, SecretFacts
+from auditor.records.outcomes import PerSecret
 from auditor.reports import advice, contents
 from auditor.statistics.judging import Outcome
 
@@ -35,7 +36,7 @@ def details(result: AuditResult, **rows: Outcome) -> Details:
     facts = tuple(
         SecretFacts(id, f"s{i}", True, TIMES[i], 8, "ward" if i >= 60 else "desk") for i, id in enumerate(IDS)
     )
-    return Details(facts, {keys[name]: RowDetails(IDS, own) for name, own in rows.items()})
+    return Details(facts, {keys[name]: PerSecret.of(own) for name, own in rows.items()})
 
 
 def said(result: AuditResult, **rows: Outcome) -> dict[str, list[str]]:

@@ -27,6 +27,7 @@ from tests.gate.world import whole
 from tests.reports.conftest import MEMBERS, NONMEMBERS, PER_COUNT, REPEATS, measured
 from tests.reports.test_page import CONTRAST
 from tests.reports.test_renderers import HOSTILE, Page, hostile
+from tests.rows import read_rows, repacked, write_rows
 
 Said = pytest.CaptureFixture[str]
 Maker = Callable[..., Path]
@@ -60,7 +61,7 @@ def made(tmp_path: Path, result: AuditResult) -> Maker:
         folder = tmp_path / name
         folder.mkdir()
         (folder / "result.json").write_text(json.dumps(to_json(replace(result, **fields))))
-        (folder / "outcomes.json").write_text(json.dumps(outcomes))
+        write_rows(folder, outcomes)
         (folder / "report.html").write_text("the report")
         return whole(folder)
 
@@ -72,7 +73,7 @@ def per_secret(hits: tuple[int, ...]) -> dict[str, Any]:
     right = [float(i % PER_COUNT < hits[i // PER_COUNT]) for i in range(MEMBERS)] + [0.0] * NONMEMBERS
     repeats = [int(REPEATS[i // PER_COUNT]) if i < MEMBERS else 0 for i in range(n)]
     ids = [f"s{i}" for i in range(n)]
-    return {"ids": ids, "member": [i < MEMBERS for i in range(n)], "repeats": repeats, "values": {"recall": right}}
+    return {"ids": ids, "member": [i < MEMBERS for i in range(n)], "repeats": repeats, "recall": right}
 
 
 def names(found: History) -> list[list[str]]:
@@ -107,9 +108,9 @@ def test_every_two_runs_of_a_line_can_be_compared(made: Maker) -> None:
         for finding in raw["findings"]:
             finding["options"] |= options if finding["attack"] == "perplexity" else {}
         (run / "result.json").write_text(json.dumps(raw))
-        kept = json.loads((run / "outcomes.json").read_text())
+        kept = read_rows(run)
         there = {row: held for row, held in kept.items() if attack in (row.split("/")[2], "")}
-        (run / "outcomes.json").write_text(json.dumps(there))
+        write_rows(run, there)
         whole(run)
 
     runs = [made("a", 1), made("b", 2), made("c", 3)]
@@ -158,15 +159,15 @@ def test_what_holds_no_result_is_left_out_and_said(made: Maker, tmp_path: Path) 
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun" / "plan.json").write_text("{}")
     torn = made("torn", 3)
-    (torn / "outcomes.json").write_text((torn / "outcomes.json").read_text().replace("1.0", "0.0"))
+    write_rows(torn, {row: {**held, "recall": [0.0] * len(held["ids"])} for row, held in read_rows(torn).items()})
     whole(torn)
     edited = made("edited", 4)
-    (edited / "outcomes.json").write_text((edited / "outcomes.json").read_text() + " ")
+    repacked(edited)
     found = history([run, tmp_path / "begun", tmp_path / "grid", torn, edited])
     assert names(found) == [["run"]]
     begun, grid, other, later = (why for _, why in found.left_out)
-    assert other.startswith("its result contradicts itself: recall is 0.51875, outcomes.json makes it 0")
-    assert later == "outcomes.json has changed since the run ended"
+    assert other.startswith("its result contradicts itself: recall is 0.51875, secrets.parquet makes it 0")
+    assert later == "secrets.parquet has changed since the run ended"
     assert begun.startswith("not finished; audit run --resume ") and grid.startswith("it holds runs and is none; ")
 
 

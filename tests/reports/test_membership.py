@@ -14,8 +14,8 @@ from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.core.streams import generator
 from auditor.records import details as detailed
-from auditor.records.details import Details, RowDetails
-from auditor.records.folder import RunFolder
+from auditor.records.details import Details
+from auditor.records.outcomes import PerSecret
 from auditor.reports import html, markdown
 from auditor.reports.blocks import Figure, Table
 from auditor.reports.contents import page
@@ -25,6 +25,7 @@ from auditor.reports.verdict import headline, verdict
 from auditor.statistics import roc
 from auditor.statistics.metrics import auc_of, rate_of, score_of
 from tests.reports.conftest import finding
+from tests.rows import write_rows
 
 OBJECTION = "Members and non-members differ in kind: without any model, their tokens and lengths distinguish them"
 
@@ -100,9 +101,7 @@ NAMED = {score_of(""): 2.0, score_of("blind"): 0.0, score_of("stacked"): 1.0}
 
 
 def kept() -> Details:
-    member = tuple(i < 30 for i in range(50))
-    values = {name: tuple(column.tolist()) for name, column in scores().items()}
-    seen = RowDetails(tuple(map(str, range(50))), value=values[score_of("")], values=values, member=member)
+    seen = PerSecret(tuple(map(str, range(50))), np.arange(50) < 30, (None,) * 50, scores())
     return Details(rows={CellKey("undefended", "worst", "membership"): seen})
 
 
@@ -127,13 +126,13 @@ def test_a_row_without_kept_scores_has_no_curve(result: AuditResult) -> None:
 
 
 def test_what_a_probe_keeps_is_read_back_from_the_folder(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "run", "run", {})
     key = CellKey("undefended", "worst", "membership")
-    record = {"ids": ["a", "b"], "member": [True, False], "repeats": [1, 0], "values": {"x": [1, 2], "y": [3, -np.inf]}}
-    folder.save_outcomes({key: record})
-    seen = detailed.read(tmp_path / "run").rows[key]
-    assert (seen.value, seen.member) == ((1.0, 2.0), (True, False))
-    assert seen.values == {"x": (1.0, 2.0), "y": (3.0, -np.inf)}
+    row = {"ids": ["a", "b"], "member": [True, False], "repeats": [1, None], "x": [1, np.nan], "a": [3, -np.inf]}
+    write_rows(tmp_path, {str(key): row})
+    seen = detailed.read(tmp_path).rows[key]
+    assert (seen.ids, seen.member.tolist(), seen.repeats) == (("a", "b"), [True, False], (1, None))
+    found = {name: values.tolist() for name, values in seen.values.items()}
+    assert str(found) == "{'x': [1.0, nan], 'a': [3.0, -inf]}"  # in the order of the probe: the main number is first
 
 
 @pytest.mark.parametrize("name", ["", "blind", "loss", "reference_alone"])

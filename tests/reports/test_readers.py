@@ -13,7 +13,8 @@ import pytest
 
 from auditor.core.result import AuditResult, Measurement
 from auditor.gate.compare import Comparand, Comparison, Line
-from auditor.records.details import Details, RowDetails, SecretFacts
+from auditor.records.details import Details, SecretFacts
+from auditor.records.outcomes import PerSecret
 from auditor.reports import contents
 from auditor.reports.blocks import Document, Figure, Forest, Paragraph, Table
 from auditor.reports.plots import svg
@@ -123,16 +124,13 @@ def test_the_probe_foretells_what_sampling_finds(result: AuditResult, secret_by_
     attack, probe = ("undefended", "worst", "perplexity"), ("undefended", "worst", "extraction-probability")
     p = np.linspace(0, 1, 50)
     rows = {attack: replace(details.rows[attack], score_is_probability=False)}
-    foretelling = tuple(p.tolist())
-    rows[probe] = RowDetails(
-        tuple(s.id for s in details.secrets), value=foretelling, values={"extraction_probability": foretelling}
-    )
+    ids, member = tuple(s.id for s in details.secrets), np.array([s.member for s in details.secrets])
+    rows[probe] = PerSecret(ids, member, (None,) * 50, {"extraction_probability": p})
     sampled = next(f for f in result.findings if f.key == attack)
     shared = replace(sampled, attack="zlib", samples=10)  # the same samples, ranked otherwise: foretold once
     found = (replace(sampled, samples=10), shared, replace(sampled, attack=probe[2]))
     doc = contents.page(replace(result, findings=found), replace(details, rows=rows))
     drawn = figure(doc, "calibration").series
-    member = np.array([s.member for s in details.secrets])
     foretold = 1 - (1 - p[member]) ** 10  # ten samples
     assert [s.label for s in drawn] == ["Undefended · extraction probability"]
     assert drawn[0].points[-1].x == pytest.approx(foretold[foretold >= 0.9].mean())

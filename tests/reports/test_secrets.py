@@ -53,7 +53,9 @@ def test_ten_thousand_secrets_stay_under_three_megabytes(result: AuditResult, se
     assert len(page.encode()) < 3_000_000
     data = embedded(page)
     assert len(data["ids"]) == 10_000
-    assert "outcomes.json has them" in page and "tokens.jsonl has all" in page  # 16 rows and 4 targets: not all fit
+    assert (
+        "secrets.parquet has them" in page and "secrets.parquet has all" in page
+    )  # 16 rows and 4 targets: not all fit
 
 
 def test_long_names_and_suffixes_do_not_burst_the_budget(result: AuditResult, secret_by_secret: Secrets) -> None:

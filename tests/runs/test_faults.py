@@ -14,8 +14,10 @@ from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.core.nouns import CellKey, Guess, Guesses, Observation, TokenLogProbs
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding
-from auditor.records import manifest
+from auditor.records import manifest, table
 from auditor.records.folder import RunFolder
+from auditor.records.outcomes import PerSecret
+from auditor.records.table import TABLE
 from auditor.runs import states
 from auditor.statistics import extraction, judging
 
@@ -36,7 +38,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes | None]] = {
 }
 FILES = (
     *("guesses.jsonl", "observations.jsonl", "tokens.jsonl", "plan.json", "weights.json", "state/a.pt"),
-    *("result.json", "outcomes.json"),
+    *("result.json", TABLE),
 )
 
 
@@ -56,7 +58,7 @@ def run(tmp_path: Path) -> Path:
     hit, whole = np.arange(n) < 10, np.ones(n, dtype=bool)
     distance = np.where(hit, 0, 5)
     outcome = judging.Outcome(ids, hit, hit, np.linspace(0, 1, n), repeats, whole, distance, np.full(n, 2))
-    folder.save_outcomes({"undefended/worst/a": judging.to_record(outcome)})
+    table.write(folder.path, PerSecret.of(outcome).columns(CellKey("undefended", "worst", "a")))
     measured, by_repeats = tuple(extraction.extraction(outcome)), extraction.by_repeats("recall", outcome)
     finding = Finding("undefended", "worst", "a", {}, (), "", None, "", measured, by_repeats)
     record = BenchmarkRecord("files", "", n, 0, 0)

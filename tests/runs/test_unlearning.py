@@ -27,6 +27,7 @@ from auditor.statistics.unlearning import recalled
 from auditor.training.finetune import causal_loss
 from auditor.training.relearning import relearned
 from tests.conftest import fits_schema, save_tiny
+from tests.rows import read_rows
 
 Said = pytest.CaptureFixture[str]
 ROWS = [{"prefix": f"ward {i % 7} bed {i * 37 % 97:02d} code", "suffix": f" {i * 7919 % 997:03d}"} for i in range(20)]
@@ -175,11 +176,11 @@ def test_a_run_says_what_is_left_of_each_group(world: Path, tmp_path: Path, caps
     (left,) = result["unlearning"]
     known = result["benchmark"]["known"]
     assert (left["forgotten"], left["retained"], left["steps"], left["texts"]) == (4, 10 - known, 2, known)
-    held = json.loads((out / "outcomes.json").read_text())
+    held = read_rows(out)
     for number in left["numbers"]:
         for model, measured in number["values"].items():
             row = held[f"{left['models'][model]}/worst/extraction-probability"]
-            kept = row["values"]["rank_bound" if number["name"] == "greedy" else number["name"]]
+            kept = row["rank_bound" if number["name"] == "greedy" else number["name"]]
             who = {"forgotten": range(4), "retained": range(4, 14), "nonmembers": ()}[number["group"]]
             ids = {f"row-{i:06d}" for i in who} if who else {id for id in row["ids"] if id.startswith("non")}
             values = [x for id, x in zip(row["ids"], kept, strict=True) if id in ids]

@@ -49,7 +49,7 @@ def test_a_new_metric_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
         members = one.only(one.member)
         assert (measured.value, measured.n) == (float((~members.any_hit).mean()), 30)
         assert words.label(new.name) == "No guess right" and isinstance(decide.evidence(measured), BinomialCount)
-        kept = outcomes.per_secret(judging.to_record(one))
+        kept = outcomes.PerSecret.of(one)
         assert new.again(kept.chosen(True, None), kept.chosen(False, None)) == (measured.value, 30)
         assert outcomes.difference(new.name, None, kept, kept) == Pairs(0, 0, 30)
         seeds = contrasts.Replicates("t", "s", "a", {0: members})
@@ -61,7 +61,7 @@ def test_a_new_metric_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_measured_is_what_the_kept_numbers_make_it() -> None:
     one = outcome(60)
-    kept = outcomes.per_secret(judging.to_record(one))
+    kept = outcomes.PerSecret.of(one)
     sides = kept.chosen(True, None), kept.chosen(False, None)
     again = {m.name: metrics.find(m.name).again(*sides) for m in extraction.extraction(one)}
     held = {name: found for name, found in again.items() if found is not None}

@@ -14,17 +14,18 @@ import torch
 from auditor.attacks.extraction_probability import ExtractionProbability
 from auditor.cli import call
 from auditor.core.jsonable import from_json
-from auditor.core.nouns import Observation, Secret
+from auditor.core.nouns import CellKey, Observation, Secret
 from auditor.core.plan import Plan
 from auditor.core.result import Frontier
 from auditor.plugins.view import View
-from auditor.records.folder import RunFolder
 from auditor.records.frontier import frontiers, subjects, together
+from auditor.records.outcomes import of_folder
 from auditor.records.saved import read
 from auditor.runs.lab_site import lab_recipe
 from auditor.runs.run import check
 from auditor.statistics.roc import auc
 from tests.conftest import fits_schema, tiny
+from tests.rows import read_rows
 
 MINE, COPY = "Uniform mixing (mine)", "Uniform mixing (copy)"  # they have one title
 PLUGINS = """
@@ -120,8 +121,8 @@ def test_a_run_with_several_defenses_has_its_picture(single: Path) -> None:
 
 
 def test_aucs_are_those_of_the_scores_that_were_kept(single: Path) -> None:
-    row = json.loads((single / "outcomes.json").read_text())["mine/worst/membership"]
-    scores, member = np.array(row["values"]["membership_score"]), np.array(row["member"])
+    row = of_folder(single)[CellKey("mine", "worst", "membership")]
+    scores, member = row.values["membership_score"], row.member
     found = read(single).frontiers[1].points[1].leak.value
     value = auc(scores[member], scores[~member])
     assert found == pytest.approx(max(value, 1 - value))
@@ -155,7 +156,7 @@ def test_every_point_of_a_grid_asks_the_undefended_model_the_same_and_it_answers
     assert call([*command(world), *flags]) == 0
     first, second = sorted(out.glob("mine*"))
     assert [n for n in asked if n] == [20] * 5  # one of no defense, two points of two
-    rows = [json.loads((point / "outcomes.json").read_text()) for point in (first, second)]
+    rows = [read_rows(point) for point in (first, second)]
     key = "undefended/worst/extraction-probability"
     assert rows[0][key] == rows[1][key] and rows[0]["mine" + key[10:]] != rows[1]["mine" + key[10:]]
 
@@ -210,12 +211,12 @@ def test_a_study_of_ones_own_has_a_line_a_variant(
 
 
 def test_fewer_than_two_defenses_have_no_picture(single: Path) -> None:
-    models = subjects({0: (read(single), RunFolder(single))})
+    models = subjects({0: (read(single), single)})
     assert frontiers(models) and frontiers(models[:2]) == () and frontiers([]) == ()
 
 
 def test_points_of_different_models_have_none_together(single: Path, swept: Path) -> None:
-    models = subjects({0: (read(single), RunFolder(single))})
+    models = subjects({0: (read(single), single)})
     base, *defended = models
     held = {seed: {**own, "perplexity": [x + 1 for x in own["perplexity"]]} for seed, own in base.heldout.items()}
     other = [type(base)(**{**vars(base), "heldout": held}), *defended]
@@ -223,7 +224,7 @@ def test_points_of_different_models_have_none_together(single: Path, swept: Path
 
 
 def test_a_model_without_the_same_questions_has_no_point_and_says_why(single: Path) -> None:
-    models = subjects({0: (read(single), RunFolder(single))})
+    models = subjects({0: (read(single), single)})
     base, mine, copy = models
     row = ("worst", "extraction-probability")
     cases = {
@@ -239,7 +240,7 @@ def test_a_model_without_the_same_questions_has_no_point_and_says_why(single: Pa
 
 
 def test_fewer_answers_narrow_what_all_are_compared_on(single: Path) -> None:
-    models = subjects({0: (read(single), RunFolder(single))})
+    models = subjects({0: (read(single), single)})
     row = ("worst", "extraction-probability")
     held = models[2].rows[row][0]
     few = type(held)(held.ids[:20], held.member[:20], held.repeats[:20], {k: v[:20] for k, v in held.values.items()})

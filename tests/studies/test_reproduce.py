@@ -478,7 +478,7 @@ def test_costs_and_probes_are_quantities_of_a_ledger(world: Path, tmp_path: Path
     assert all(row["perplexity"] for row in table)
     assert [bool(row["extraction_probability_ancestral"]) for row in table[:2]] == [False, True]
     assert [bool(row["recall"]) for row in table[:2]] == [True, False]
-    for path in out.glob("plan/*/heldout.json"):
+    for path in out.glob("plan/*/secrets.parquet"):
         assert path.stat().st_mode & 0o777 == 0o600
 
 

@@ -16,6 +16,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 
 from auditor.core import disk
@@ -81,6 +82,8 @@ def _alike(found: Path, expected: Path) -> str:
         mine, theirs = json.loads(one), json.loads(other)
     elif kind == ".pt":
         mine, theirs = (torch.load(path, weights_only=True) for path in (found, expected))
+    elif kind == ".parquet":
+        mine, theirs = _numbers(found), _numbers(expected)
     elif kind == ".sqlite":
         mine, theirs = _rows(found), _rows(expected)
     elif kind in (".md", ".html", ".csv", ".tex", ".txt"):
@@ -98,6 +101,13 @@ def _lines(content: bytes) -> dict[str, Any]:
         record = json.loads(line)
         found[f"{record.get('cell') or record.get('target') or ''} {record['secret']}"] = record
     return found
+
+
+def _numbers(path: Path) -> dict[str, Any]:
+    """The table of a run by what each of its rows is about."""
+    rows = pd.read_parquet(path)
+    about = (" ".join(map(str, row)) for row in rows.drop(columns="value").itertuples(index=False))
+    return {name: "nan" if math.isnan(x) else x for name, x in zip(about, rows["value"], strict=True)}
 
 
 def _rows(path: Path) -> list[Any]:

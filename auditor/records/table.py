@@ -1,0 +1,201 @@
+"""`secrets.parquet`: what a finished run keeps of each secret, one row a configuration, secret and quantity.
+
+Ids and numbers only, no text. `kind` says what a row is about: MEASURED, what a configuration found out (the numbers
+whose means are the measurements); OBSERVED, what a probe saw; TOKENS, the log-probability of each true token under a
+target, in nats; HELDOUT, the losses of held-out texts; RECORDS, training records that were extracted without a prompt.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from auditor.core import disk
+from auditor.core.errors import AuditError
+from auditor.core.nouns import CellKey
+from auditor.core.result import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+TABLE = "secrets.parquet"
+MEASURED, OBSERVED, TOKENS, HELDOUT, RECORDS = "measured", "observed", "tokens", "heldout", "records"
+Seen = dict[CellKey, dict[str, dict[str, float]]]  # by configuration and secret, what a probe saw of it
+_VERSION = b"audit.schema_version"
+_NAMES = ("kind", "target", "setting", "attack", "quantity")
+
+
+@dataclass(frozen=True)
+class Column:
+    """One quantity of one configuration, (n,) each. An id may be there several times: a row a token, in their order.
+
+    cell: without setting and attack where it is of a target. member, repeats: None where it means nothing.
+    """
+
+    kind: str
+    cell: CellKey
+    quantity: str
+    ids: Sequence[str]
+    values: Sequence[float] | NDArray[Any]
+    member: Sequence[bool] | NDArray[np.bool_] | None = None
+    repeats: Sequence[int | None] | None = None
+
+
+def write(folder: Path, columns: Iterable[Column]) -> None:
+    """All that a run keeps; a group of rows a kind and target, so that a reader skips what it does not ask for."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema, buffer = _schema(), io.BytesIO()
+    with pq.ParquetWriter(buffer, schema, compression="zstd") as file:
+        for _, alike in itertools.groupby(columns, key=lambda column: (column.kind, column.cell.target)):
+            if parts := [_rows(column, schema) for column in alike if len(column.ids)]:
+                file.write_table(pa.concat_tables(parts))
+    disk.replace(folder / TABLE, buffer.getvalue())
+
+
+def _schema() -> pa.Schema:
+    import pyarrow as pa
+
+    names = [(name, pa.string()) for name in (*_NAMES[:-1], "secret")]
+    rest = [("member", pa.bool_()), ("repeats", pa.int64()), ("quantity", pa.string()), ("token", pa.int64())]
+    fields = [*names, *rest, ("value", pa.float64())]
+    return pa.schema(fields, metadata={_VERSION: str(SCHEMA_VERSION).encode()})
+
+
+def _rows(column: Column, schema: pa.Schema) -> pa.Table:
+    import pyarrow as pa
+
+    n = len(column.ids)
+    known = {
+        **{name: pa.repeat(pa.scalar(value), n) for name, value in zip(_NAMES, _key(column), strict=True)},
+        "secret": pa.array(column.ids, pa.string()),
+        "value": pa.array(np.asarray(column.values, dtype=float)),  # NaN stays one
+        **({} if column.member is None else {"member": pa.array(np.asarray(column.member, dtype=bool))}),
+        **({} if column.repeats is None else {"repeats": pa.array(column.repeats, pa.int64())}),
+        **({"token": pa.array(_places(column.ids), pa.int64())} if column.kind == TOKENS else {}),
+    }
+    arrays = [known.get(field.name, pa.nulls(n, field.type)) for field in schema]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _key(column: Column) -> tuple[str, ...]:
+    return (column.kind, *column.cell, column.quantity)
+
+
+def _places(ids: Sequence[str]) -> list[int]:
+    """Of each token in its suffix, from 1."""
+    return [place for _, own in itertools.groupby(ids) for place, _ in enumerate(own, 1)]
+
+
+def read(folder: Path, kind: str) -> list[Column]:
+    """What the folder keeps of a kind, in the order in which it was written; empty where it has no such file.
+
+    Raises AuditError for a file of another version, and for one that a run does not write.
+    """
+    path = folder / TABLE
+    if not path.exists():
+        return []
+    import pyarrow.parquet as pq
+
+    with refused(path):
+        _check_version(path, pq.read_schema(path).metadata)
+        found = pq.read_table(path, schema=_schema(), filters=[("kind", "=", kind)])
+        return list(_columns(found.combine_chunks()))
+
+
+def _columns(table: pa.Table) -> Iterator[Column]:
+    """Rows that stand together. Raises ValueError for a quantity of a configuration in two places."""
+    if not table.num_rows:
+        return
+    names = {name: table[name].combine_chunks().dictionary_encode() for name in (*_NAMES, "secret")}
+    if any(table[name].null_count for name in (*names, "value")):
+        raise ValueError("rows without a name or a value")
+    codes = {name: array.indices.to_numpy() for name, array in names.items()}
+    words = {name: np.array(array.dictionary.to_pylist(), dtype=object) for name, array in names.items()}
+    change = np.any([np.diff(codes[name]) != 0 for name in _NAMES], axis=0)
+    ends = [*(np.flatnonzero(change) + 1).tolist(), table.num_rows]
+    values, seen = table["value"].to_numpy(), set[tuple[str, ...]]()
+    of, before = table.select(["secret", "member", "repeats"]), None
+    for begin, end in itertools.pairwise([0, *ends]):
+        kind, *cell, quantity = (str(words[name][codes[name][begin]]) for name in _NAMES)
+        about = of.slice(begin, end - begin)
+        if before is None or not about.equals(before):  # else the same objects as of the quantity before
+            ids = tuple(words["secret"][codes["secret"][begin:end]].tolist())
+            member, repeats = (_known(about[name]) for name in ("member", "repeats"))
+            before = about
+        column = Column(kind, CellKey(*cell), quantity, ids, values[begin:end], member, repeats)
+        if _key(column) in seen:
+            raise ValueError(f"{quantity} in two places")
+        seen.add(_key(column))
+        yield column
+
+
+def _known(column: pa.ChunkedArray) -> list[Any] | None:
+    return None if column.null_count == len(column) else column.to_pylist()
+
+
+def _check_version(path: Path, metadata: dict[bytes, bytes] | None) -> None:
+    found = (metadata or {}).get(_VERSION, b"none").decode("utf-8", "replace")
+    if found != str(SCHEMA_VERSION):
+        raise AuditError(f"{path}: expected schema_version {SCHEMA_VERSION}, got {found!r}; re-run the audit")
+
+
+@contextmanager
+def refused(path: Path) -> Iterator[None]:
+    """Raises AuditError where the block finds in the file what no run writes there."""
+    try:
+        yield
+    except OSError as error:
+        raise AuditError(f"{path}: cannot be read ({type(error).__name__})") from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:  # pyarrow's own are of these
+        raise AuditError(f"{path}: expected what each secret was found to be, got something else: damaged") from error
+
+
+def heldout(folder: Path) -> dict[str, dict[str, list[float]]]:
+    """By target, of each held-out text: `tokens` predicted, and the summed nll behind each kind of perplexity."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for column in read(folder, HELDOUT):
+        found.setdefault(column.cell.target, {})[column.quantity] = np.asarray(column.values).tolist()
+    return found
+
+
+def tokens(folder: Path) -> dict[str, dict[str, tuple[float, ...]]]:
+    """By target and secret, the log-probability of each token of its true suffix, in nats."""
+    found: dict[str, dict[str, tuple[float, ...]]] = {}
+    for column in read(folder, TOKENS):
+        rows = zip(column.ids, np.asarray(column.values).tolist(), strict=True)
+        alike = itertools.groupby(rows, key=operator.itemgetter(0))
+        found[column.cell.target] = {secret: tuple(value for _, value in own) for secret, own in alike}
+    return found
+
+
+def observed(folder: Path) -> Seen:
+    """What probes saw, numbers by name."""
+    found: Seen = {}
+    for column in read(folder, OBSERVED):
+        for secret, value in zip(column.ids, np.asarray(column.values).tolist(), strict=True):
+            found.setdefault(column.cell, {}).setdefault(secret, {})[column.quantity] = value
+    return found
+
+
+def frame(folder: Path, aliases: Mapping[str, str]) -> pd.DataFrame:
+    """The whole file, secrets by what reports call them. Raises AuditError as `read`, and where there is none."""
+    import pyarrow.parquet as pq
+
+    path = folder / TABLE
+    with refused(path):
+        _check_version(path, pq.read_schema(path).metadata)
+        found = pq.read_table(path, schema=_schema(), read_dictionary=[*_NAMES, "secret"]).to_pandas()
+        named = found["secret"].map(lambda id: aliases.get(id, id))
+        return found.assign(secret=named).astype({"member": "boolean", "repeats": "Int64", "token": "Int64"})

@@ -1,0 +1,52 @@
+"""The table of a run as tests write and edit it: configurations by name, what they found by quantity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from auditor.core.nouns import CellKey
+from auditor.records import table
+from auditor.records.outcomes import PerSecret
+from auditor.records.table import MEASURED, TABLE, Column
+
+
+def row_of(found: PerSecret) -> dict[str, Any]:
+    """`ids`, `member`, `repeats`, and each quantity by its name, as lists."""
+    return _row(list(found.columns(CellKey("", "", ""))))
+
+
+def read_rows(folder: Path) -> dict[str, dict[str, Any]]:
+    """As `row_of`, by configuration."""
+    cells: dict[str, list[Column]] = {}
+    for column in table.read(folder, MEASURED):
+        cells.setdefault(str(column.cell), []).append(column)
+    return {cell: _row(columns) for cell, columns in cells.items()}
+
+
+def _row(columns: list[Column]) -> dict[str, Any]:
+    first, *_ = columns
+    about = {"ids": first.ids, "member": first.member, "repeats": first.repeats or [None] * len(first.ids)}
+    return {**{name: list(held) for name, held in about.items()}, **{c.quantity: list(c.values) for c in columns}}
+
+
+def write_rows(folder: Path, rows: Mapping[str, Mapping[str, Any]]) -> None:
+    """The inverse of `read_rows`."""
+    about = ("ids", "member", "repeats")
+    table.write(
+        folder,
+        [
+            Column(MEASURED, CellKey.read(cell), name, row["ids"], values, row["member"], row["repeats"])
+            for cell, row in rows.items()
+            for name, values in row.items()
+            if name not in about
+        ],
+    )
+
+
+def repacked(folder: Path) -> None:
+    """The same to whoever reads it, not the same bytes."""
+    pq.write_table(pq.read_table(folder / TABLE), folder / TABLE, compression="none")
