@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from auditor.core.result import AuditResult, Finding
 from auditor.records.details import Details
-from auditor.records.memorised import RecordsOut
+from auditor.records.table import Column
 from auditor.reports import words
 from auditor.reports.blocks import Block, Group, Paragraph, Table
 from auditor.reports.topics import Topic, titled
@@ -102,20 +103,20 @@ def _rankings(result: AuditResult, shown: list[Finding]) -> Iterator[Block]:
         yield Table("rankings-table", caption, head, (Group("", told),), frozenset(range(1, len(head))))
 
 
-def _kept(details: Details, shown: list[Finding]) -> list[tuple[Finding, RecordsOut]]:
-    return [(f, details.memorised[f.key]) for f in shown if f.key in details.memorised]
+def _kept(details: Details, shown: list[Finding]) -> list[tuple[Finding, Mapping[str, Column]]]:
+    """Those of which some record was extracted."""
+    return [(f, held) for f in shown if "generations" in (held := details.records.get(f.key, {}))]
 
 
 def _copies(result: AuditResult, details: Details, shown: list[Finding]) -> list[Block]:
     """Which records come out, by how often they were trained on."""
     groups = []
     for f, found in _kept(details, shown):
-        if not found.records or set(found.trained) == {None}:
-            continue
-        out = Counter(one.copies for one in found.records)
-        told = sorted(found.trained.items(), key=lambda item: (item[0] is None, item[0] or 0))
-        of = tuple(("not known" if n is None else str(n), f"{out[n]:,} of {count:,}") for n, count in told)
-        groups.append(Group(titled(result, f), of))
+        out, trained = Counter(found["generations"].repeats), found["trained"]
+        told = sorted(zip(trained.repeats, trained.values, strict=True), key=lambda own: (own[0] is None, own[0] or 0))
+        if any(n is not None for n, _ in told):
+            of = tuple(("not known" if n is None else str(n), f"{out[n]:,} of {count:,.0f}") for n, count in told)
+            groups.append(Group(titled(result, f), of))
     if not groups:
         return []
     head = ("Repetitions", "Came out")
@@ -124,9 +125,7 @@ def _copies(result: AuditResult, details: Details, shown: list[Finding]) -> list
 
 def _records(result: AuditResult, details: Details, shown: list[Finding]) -> list[Block]:
     groups = tuple(
-        Group(f"{titled(result, f)}{_left(found)}", tuple(_record_rows(found)))
-        for f, found in _kept(details, shown)
-        if found.records
+        Group(f"{titled(result, f)}{_left(found)}", tuple(_record_rows(found))) for f, found in _kept(details, shown)
     )
     if not groups:
         return []
@@ -135,14 +134,21 @@ def _records(result: AuditResult, details: Details, shown: list[Finding]) -> lis
     return [Table("records-table", caption, head, groups, frozenset({2, 3, 4}), folded=True)]
 
 
-def _left(found: RecordsOut) -> str:
-    return f" · {_SHOWN} of {len(found.records):,}" if len(found.records) > _SHOWN else ""
+def _left(found: Mapping[str, Column]) -> str:
+    n = len(found["generations"].ids)
+    return f" · {_SHOWN} of {n:,}" if n > _SHOWN else ""
 
 
-def _record_rows(found: RecordsOut) -> Iterator[tuple[str, ...]]:
-    for one in found.records[:_SHOWN]:
-        copies = words.NOTHING if one.copies is None else f"{one.copies:,}"
-        yield one.alias, ", ".join(one.secrets) or words.NOTHING, copies, f"{one.generations:,}", f"{one.longest:,}"
+def _record_rows(found: Mapping[str, Column]) -> Iterator[tuple[str, ...]]:
+    seen, inside = found["generations"], found.get("record")
+    attacked: dict[int, list[str]] = {}
+    for secret, place in zip(inside.ids, inside.values, strict=True) if inside else ():
+        attacked.setdefault(int(place), []).append(secret)
+    rows = zip(seen.ids, seen.repeats, seen.values, found["longest"].values, strict=True)
+    for i, (alias, n, generations, longest) in enumerate(itertools.islice(rows, _SHOWN)):
+        copies = words.NOTHING if n is None else f"{n:,}"
+        secrets = ", ".join(attacked.get(i, ())) or words.NOTHING
+        yield alias, secrets, copies, f"{generations:,.0f}", f"{longest:,.0f}"
 
 
 TOPICS = (

@@ -29,7 +29,7 @@ def read_rows(folder: Path) -> dict[str, dict[str, Any]]:
 
 def _row(columns: list[Column]) -> dict[str, Any]:
     first, *_ = columns
-    about = {"ids": first.ids, "member": first.member, "repeats": first.repeats or [None] * len(first.ids)}
+    about = {"ids": first.ids, "member": first.member, "repeats": first.repeats}
     return {**{name: list(held) for name, held in about.items()}, **{c.quantity: list(c.values) for c in columns}}
 
 

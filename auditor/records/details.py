@@ -20,10 +20,10 @@ from auditor.core.errors import AuditError
 from auditor.core.jsonfiles import read_object
 from auditor.core.nouns import CellKey, Secret
 from auditor.core.result import Measurement
-from auditor.records import memorised, outcomes, table
+from auditor.records import outcomes, table
 from auditor.records.listed import SECRETS
-from auditor.records.memorised import RecordsOut
 from auditor.records.outcomes import PerSecret
+from auditor.records.table import Column
 from auditor.statistics import documents, intervals
 
 
@@ -53,7 +53,7 @@ class Details:
     rows: Mapping[CellKey, PerSecret] = field(default_factory=dict)
     tokens: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
     exposure: Mapping[CellKey, Mapping[str, float]] = field(default_factory=dict)
-    memorised: Mapping[CellKey, RecordsOut] = field(default_factory=dict)  # of rows of generations
+    records: Mapping[CellKey, Mapping[str, Column]] = field(default_factory=dict)  # in generations, by quantity
 
 
 def facts(secrets: Sequence[Secret], salt: str, canaries: Collection[str] = ()) -> dict[str, Any]:
@@ -79,12 +79,15 @@ def aliases(folder: Path) -> dict[str, str]:
 def read(folder: Path) -> Details:
     """What the folder keeps. Raises AuditError for a file that holds something else."""
     rows = {cell: row for cell, row in outcomes.of_folder(folder).items() if row.values}
+    records: dict[CellKey, dict[str, Column]] = {}
+    for column in table.read(folder, table.RECORDS):
+        records.setdefault(column.cell, {})[column.quantity] = column
     exposure = {
         one.cell: dict(zip(one.ids, map(_bits, one.values), strict=True))
         for one in table.read(folder, table.OBSERVED)
         if one.quantity == "null_p"
     }
-    return Details(_facts(folder), rows, table.tokens(folder), exposure, memorised.of_folder(folder))
+    return Details(_facts(folder), rows, table.tokens(folder), exposure, records)
 
 
 def _bits(p: float) -> float:

@@ -123,10 +123,9 @@ def _per_secret(columns: Sequence[Column]) -> PerSecret:
     first, kept = columns[0], {column.quantity: np.asarray(column.values) for column in columns}
     if any((one.ids, one.member, one.repeats) != (first.ids, first.member, first.repeats) for one in columns):
         raise ValueError("quantities of other secrets than the first is of")
-    if first.member is None or None in first.member:
+    if None in first.member:
         raise ValueError("secrets that are neither members nor non-members")
-    ids, member = tuple(first.ids), np.array(first.member, dtype=bool)
-    repeats = tuple(first.repeats or (None,) * len(ids))
+    ids, member, repeats = tuple(first.ids), np.array(first.member, dtype=bool), tuple(first.repeats)
     if "hit" not in kept:
         return PerSecret(ids, member, repeats, {name: values for name, values in kept.items() if name != _ASKED})
     flags, counts = ({name: kept.pop(name) for name in names} for names in (_FLAGS, _COUNTS))

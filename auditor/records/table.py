@@ -39,7 +39,7 @@ _NAMES = ("kind", "target", "setting", "attack", "quantity")
 class Column:
     """One quantity of one configuration, (n,) each. An id may be there several times: a row a token, in their order.
 
-    cell: without setting and attack where it is of a target. member, repeats: None where it means nothing.
+    cell: without setting and attack where it is of a target. member, repeats: empty, or None, where it means nothing.
     """
 
     kind: str
@@ -47,8 +47,8 @@ class Column:
     quantity: str
     ids: Sequence[str]
     values: Sequence[float] | NDArray[Any]
-    member: Sequence[bool] | NDArray[np.bool_] | None = None
-    repeats: Sequence[int | None] | None = None
+    member: Sequence[bool | None] | NDArray[np.bool_] = ()
+    repeats: Sequence[int | None] = ()
 
 
 def write(folder: Path, columns: Iterable[Column]) -> None:
@@ -57,8 +57,9 @@ def write(folder: Path, columns: Iterable[Column]) -> None:
     import pyarrow.parquet as pq
 
     schema, buffer = _schema(), io.BytesIO()
+    by_kind = sorted(columns, key=lambda column: column.kind)
     with pq.ParquetWriter(buffer, schema, compression="zstd") as file:
-        for _, alike in itertools.groupby(columns, key=lambda column: (column.kind, column.cell.target)):
+        for _, alike in itertools.groupby(by_kind, key=lambda column: (column.kind, column.cell.target)):
             if parts := [_rows(column, schema) for column in alike if len(column.ids)]:
                 file.write_table(pa.concat_tables(parts))
     disk.replace(folder / TABLE, buffer.getvalue())
@@ -81,8 +82,8 @@ def _rows(column: Column, schema: pa.Schema) -> pa.Table:
         **{name: pa.repeat(pa.scalar(value), n) for name, value in zip(_NAMES, _key(column), strict=True)},
         "secret": pa.array(column.ids, pa.string()),
         "value": pa.array(np.asarray(column.values, dtype=float)),  # NaN stays one
-        **({} if column.member is None else {"member": pa.array(np.asarray(column.member, dtype=bool))}),
-        **({} if column.repeats is None else {"repeats": pa.array(column.repeats, pa.int64())}),
+        **({"member": pa.array(column.member, pa.bool_())} if len(column.member) else {}),
+        **({"repeats": pa.array(column.repeats, pa.int64())} if column.repeats else {}),
         **({"token": pa.array(_places(column.ids), pa.int64())} if column.kind == TOKENS else {}),
     }
     arrays = [known.get(field.name, pa.nulls(n, field.type)) for field in schema]
@@ -106,12 +107,18 @@ def read(folder: Path, kind: str) -> list[Column]:
     path = folder / TABLE
     if not path.exists():
         return []
+    with refused(path):
+        return list(_columns(_table(path, filters=[("kind", "=", kind)]).combine_chunks()))
+
+
+def _table(path: Path, **how: Any) -> pa.Table:
+    """Raises AuditError for a file of another version."""
     import pyarrow.parquet as pq
 
-    with refused(path):
-        _check_version(path, pq.read_schema(path).metadata)
-        found = pq.read_table(path, schema=_schema(), filters=[("kind", "=", kind)])
-        return list(_columns(found.combine_chunks()))
+    found = (pq.read_schema(path).metadata or {}).get(_VERSION, b"none").decode("utf-8", "replace")
+    if found != str(SCHEMA_VERSION):
+        raise AuditError(f"{path}: expected schema_version {SCHEMA_VERSION}, got {found!r}; re-run the audit")
+    return pq.read_table(path, schema=_schema(), **how)
 
 
 def _columns(table: pa.Table) -> Iterator[Column]:
@@ -132,23 +139,13 @@ def _columns(table: pa.Table) -> Iterator[Column]:
         about = of.slice(begin, end - begin)
         if before is None or not about.equals(before):  # else the same objects as of the quantity before
             ids = tuple(words["secret"][codes["secret"][begin:end]].tolist())
-            member, repeats = (_known(about[name]) for name in ("member", "repeats"))
+            member, repeats = (about[name].to_pylist() for name in ("member", "repeats"))
             before = about
         column = Column(kind, CellKey(*cell), quantity, ids, values[begin:end], member, repeats)
         if _key(column) in seen:
             raise ValueError(f"{quantity} in two places")
         seen.add(_key(column))
         yield column
-
-
-def _known(column: pa.ChunkedArray) -> list[Any] | None:
-    return None if column.null_count == len(column) else column.to_pylist()
-
-
-def _check_version(path: Path, metadata: dict[bytes, bytes] | None) -> None:
-    found = (metadata or {}).get(_VERSION, b"none").decode("utf-8", "replace")
-    if found != str(SCHEMA_VERSION):
-        raise AuditError(f"{path}: expected schema_version {SCHEMA_VERSION}, got {found!r}; re-run the audit")
 
 
 @contextmanager
@@ -191,11 +188,8 @@ def observed(folder: Path) -> Seen:
 
 def frame(folder: Path, aliases: Mapping[str, str]) -> pd.DataFrame:
     """The whole file, secrets by what reports call them. Raises AuditError as `read`, and where there is none."""
-    import pyarrow.parquet as pq
-
     path = folder / TABLE
     with refused(path):
-        _check_version(path, pq.read_schema(path).metadata)
-        found = pq.read_table(path, schema=_schema(), read_dictionary=[*_NAMES, "secret"]).to_pandas()
+        found = _table(path, read_dictionary=[*_NAMES, "secret"]).to_pandas()
         named = found["secret"].map(lambda id: aliases.get(id, id))
         return found.assign(secret=named).astype({"member": "boolean", "repeats": "Int64", "token": "Int64"})

@@ -219,7 +219,7 @@ class CorpusCell(AttackCell):
         drawn = self._guess(state)
         if not drawn:
             raise NotApplicable("the budget pays for no whole generation")
-        found = generations.judge(attack, audit.folder.done(self.key), drawn, corpus)
+        found = generations.judge(self.key, attack, audit.folder.done(self.key), drawn, corpus)
         if self.setting is CLAIM:
             self.target.charge(view, attack, found.costs)
         self.collector.written(self.key, found)

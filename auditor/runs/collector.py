@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from auditor.core.nouns import CellKey, Observation, Secret
+from auditor.core.nouns import CellKey, Observation, Secret, Tokens
 from auditor.core.result import Measurement
 from auditor.plugins.probe import Observed, Probe
 from auditor.records import table, texts
@@ -17,7 +17,7 @@ from auditor.records.outcomes import PerSecret
 from auditor.records.table import Column
 from auditor.runs.causes import Answers
 from auditor.runs.generations import Judged
-from auditor.statistics import judging, memorised
+from auditor.statistics import judging
 
 
 class Collector:
@@ -31,10 +31,9 @@ class Collector:
         self.answers: dict[CellKey, Answers] = {}
         self.likelihoods: dict[str, Answers] = {}
         self.heldout: dict[str, Mapping[str, Sequence[float]]] = {}  # nll of each text, by target
-        self._rows: dict[CellKey, PerSecret] = {}
-        self._observed: list[Column] = []
+        self._columns: list[Column] = []
         self._attacks: list[CellKey] = []
-        self._out: dict[CellKey, Judged] = {}
+        self._texts: dict[str, Mapping[str, tuple[Tokens, Tokens]]] = {}
 
     def judged(
         self, key: CellKey, outcome: judging.Outcome, probable: bool, kinds: Mapping[str, Mapping[str, float]]
@@ -44,9 +43,10 @@ class Collector:
         own = dict(zip(members.ids, members.hit.astype(float).tolist(), strict=True))
         self.answers[key] = Answers("recall", "share", own)
         of_kinds = {kind: [held.get(id, math.nan) for id in outcome.ids] for kind, held in kinds.items()}
-        self._rows[key] = PerSecret.of(outcome, of_kinds, probable)
+        row = PerSecret.of(outcome, of_kinds, probable)
+        self._columns += row.columns(key)
         self._attacks.append(key)
-        return self._rows[key]
+        return row
 
     def probed(
         self,
@@ -58,8 +58,10 @@ class Collector:
     ) -> None:
         """What a probe's cell came to; main: its first measurement."""
         kept = probe.per_secret(secrets, observations)
-        self._rows[key] = _row(secrets, kept)
-        self._observed += _seen(key, secrets, observations)
+        numbers = {name: np.array(values, dtype=float) for name, values in kept.items()}
+        ids, member, repeats = (tuple(getattr(s, name) for s in secrets) for name in ("id", "member", "repeats"))
+        self._columns += PerSecret(ids, np.array(member, dtype=bool), repeats, numbers).columns(key)
+        self._columns += _seen(key, secrets, observations)
         by_secret = kept.get(main.name, [])
         own, others = (
             {s.id: x for s, x in zip(secrets, by_secret, strict=False) if s.member == member}
@@ -72,28 +74,16 @@ class Collector:
 
     def written(self, key: CellKey, found: Judged) -> None:
         """What the generations of a cell came to."""
-        counts = list(found.counts.values())
-        values = {
-            memorised.MEMORISED: [memorised.PER * float(count) for count in counts],
-            memorised.GENERATIONS: [float(count > 0) for count in counts],
-        }
-        numbers = {name: np.array(own) for name, own in values.items()}
-        self._rows[key] = PerSecret(
-            tuple(found.counts), np.ones(len(counts), dtype=bool), (None,) * len(counts), numbers
-        )
-        self._out[key] = found
+        self._columns += found.columns
+        self._texts[str(key)] = found.texts
 
     def save(self, secrets: Sequence[Secret], tokenizer: Any) -> None:
         """All of it that is kept, to the run folder."""
-        table.write(self.folder.path, self._columns())
+        table.write(self.folder.path, [*self._columns, *self._of_targets()])
         guesses = {str(key): self.folder.done(key) for key in self._attacks}
-        out = {str(key): found.texts for key, found in self._out.items()}
-        texts.write_texts(self.folder.path, secrets, guesses, decoder(tokenizer), out)
+        texts.write_texts(self.folder.path, secrets, guesses, decoder(tokenizer), self._texts)
 
-    def _columns(self) -> Iterator[Column]:
-        for key, row in self._rows.items():
-            yield from row.columns(key)
-        yield from self._observed
+    def _of_targets(self) -> Iterator[Column]:
         for target in self.likelihoods:
             scored = self.folder.scored(target)
             ids = [id for id, seen in scored.items() for _ in seen.log_probs]
@@ -101,24 +91,15 @@ class Collector:
             yield Column(table.TOKENS, CellKey(target, "", ""), "log_prob", ids, values)
         for target, losses in self.heldout.items():
             for name, numbers in losses.items():
-                texts = [f"heldout-{i}" for i in range(len(numbers))]
-                yield Column(table.HELDOUT, CellKey(target, "", ""), name, texts, numbers)
-        for key, found in self._out.items():
-            yield from found.out.columns(key)
-
-
-def _row(secrets: Sequence[Secret], values: Mapping[str, Sequence[float]]) -> PerSecret:
-    member = np.array([secret.member for secret in secrets], dtype=bool)
-    numbers = {name: np.array(own, dtype=float) for name, own in values.items()}
-    return PerSecret(tuple(s.id for s in secrets), member, tuple(s.repeats for s in secrets), numbers)
+                ids = [f"heldout-{i}" for i in range(len(numbers))]
+                yield Column(table.HELDOUT, CellKey(target, "", ""), name, ids, numbers)
 
 
 def _seen(key: CellKey, secrets: Sequence[Secret], observations: Sequence[Observation]) -> Iterator[Column]:
     for name in dict.fromkeys(name for one in observations for name in one.values):
         own = [(s, o.values[name]) for s, o in zip(secrets, observations, strict=True) if name in o.values]
-        of, values = [secret for secret, _ in own], [value for _, value in own]
-        ids, member, repeats = ([getattr(s, field) for s in of] for field in ("id", "member", "repeats"))
-        yield Column(table.OBSERVED, key, name, ids, values, member, repeats)
+        ids, member, repeats = ([getattr(s, field) for s, _ in own] for field in ("id", "member", "repeats"))
+        yield Column(table.OBSERVED, key, name, ids, [value for _, value in own], member, repeats)
 
 
 def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:

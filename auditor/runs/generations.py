@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -15,12 +15,12 @@ from typing import Any
 from auditor.benchmarks import ngrams
 from auditor.benchmarks.ngrams import NGrams
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Guesses, Tokens
+from auditor.core.nouns import CellKey, Guesses, Tokens
 from auditor.core.result import Measurement
 from auditor.plugins.attack import CorpusAttack
 from auditor.plugins.benchmark import Benchmark
-from auditor.records.memorised import RecordOut, RecordsOut
 from auditor.records.names import of_record, salt
+from auditor.records.table import MEASURED, RECORDS, Column
 from auditor.statistics import memorised
 from auditor.statistics.memorised import Held, Run
 
@@ -84,13 +84,15 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Judged:
-    """One row. costs: of each generation, without its text; texts: what came out of each record, by its alias."""
+    """One row. costs: of each generation, without its text; texts: what came out of each record, by its alias.
+
+    columns: what the table keeps of the generations and of the records in them.
+    """
 
     measurements: tuple[Measurement, ...]
     notes: tuple[str, ...]
     costs: list[Guesses]
-    counts: dict[str, int]  # memorised n-grams, by generation
-    out: RecordsOut
+    columns: tuple[Column, ...]
     texts: dict[str, tuple[Tokens, Tokens]]  # with the whole generation that it came out in
 
 
@@ -116,7 +118,9 @@ def index_of(benchmark: Benchmark) -> NGrams:
     return ngrams.build(benchmark.corpus(True), (tokens for tokens, _ in benchmark.corpus(False)))
 
 
-def judge(attack: CorpusAttack, done: Mapping[str, Guesses], drawn: Sequence[str], corpus: Corpus) -> Judged:
+def judge(
+    cell: CellKey, attack: CorpusAttack, done: Mapping[str, Guesses], drawn: Sequence[str], corpus: Corpus
+) -> Judged:
     """done: all generations; drawn: those of this row, by id, in order."""
     every, costs, scores, heads = list[Held](), list[Guesses](), list[dict[str, float]](), Counter[bytes]()
     best: dict[int, tuple[Run, str]] = {}  # the longest run of each record, and where it came out
@@ -141,19 +145,14 @@ def judge(attack: CorpusAttack, done: Mapping[str, Guesses], drawn: Sequence[str
     seen = Counter(record for held in every for record in held.records)
     key = salt()
     aliases = {record: of_record(corpus.index.record(record), key) for record in seen}
-    out = tuple(
-        RecordOut(
-            aliases[record], corpus.secrets.get(record, ()), corpus.index.copies[record], times, best[record][0].length
-        )
-        for record, times in sorted(seen.items(), key=lambda item: (-item[1], aliases[item[0]]))
-    )
+    order = sorted(seen, key=lambda record: (-seen[record], aliases[record]))
     shown = dict[str, tuple[Tokens, Tokens]]()
     for record, (run, where) in best.items():
         whole = done[where].ranked[0].suffix
         shown[aliases[record]] = whole[run.start : run.start + run.length], whole
     same, others = len(drawn) - len(heads), {record for held in every for record in held.strangers}
     said = [f"{same:,} of {len(drawn):,} generations say the same as another one"] if same else []
-    if others and out:
+    if others and order:
         said.append(
             f"by n-grams as long, {len(others):,} of {corpus.size.strangers:,} held-out records came out too: so many "
             "of the records that came out are no more than alike; a larger n tells them apart"
@@ -162,7 +161,34 @@ def judge(attack: CorpusAttack, done: Mapping[str, Guesses], drawn: Sequence[str
         tuple(memorised.measured(every, corpus.size, corpus.n, attack.length, firsts)),
         tuple(said),
         costs,
-        {id: held.memorised for id, held in zip(drawn, every, strict=True)},
-        RecordsOut(out, corpus.by_copies),
+        (
+            *_of_generations(cell, drawn, every),
+            *_of_records(cell, corpus, order, aliases, seen, {record: run.length for record, (run, _) in best.items()}),
+        ),
         shown,
     )
+
+
+def _of_generations(cell: CellKey, drawn: Sequence[str], every: Sequence[Held]) -> Iterator[Column]:
+    counts = [float(held.memorised) for held in every]
+    values = {memorised.MEMORISED: [memorised.PER * n for n in counts], memorised.GENERATIONS: [n > 0 for n in counts]}
+    for name, numbers in values.items():
+        yield Column(MEASURED, cell, name, drawn, numbers, [True] * len(drawn))
+
+
+def _of_records(
+    cell: CellKey,
+    corpus: Corpus,
+    order: Sequence[int],
+    aliases: Mapping[int, str],
+    seen: Mapping[int, int],
+    longest: Mapping[int, int],
+) -> Iterator[Column]:
+    """Those extracted, most often first; in which of them (from 0) a secret lies; how many there are, by copies."""
+    ids, copies = [aliases[record] for record in order], [corpus.index.copies[record] for record in order]
+    for name, of in (("generations", seen), ("longest", longest)):
+        yield Column(RECORDS, cell, name, ids, [of[record] for record in order], (), copies)
+    inside = [(secret, place) for place, record in enumerate(order) for secret in corpus.secrets.get(record, ())]
+    yield Column(RECORDS, cell, "record", [secret for secret, _ in inside], [place for _, place in inside])
+    of_copies = corpus.by_copies
+    yield Column(RECORDS, cell, "trained", [""] * len(of_copies), [*of_copies.values()], (), [*of_copies])

@@ -117,7 +117,7 @@ BROKEN: dict[str, Callable[[list[Column]], list[Column]]] = {
     "other secrets": lambda columns: [replace(columns[0], ids=["s0", "s1", "s2", "s9"]), *columns[1:]],
     "another member": lambda columns: [replace(columns[0], member=[False] * 4), *columns[1:]],
     "other repeats": lambda columns: [replace(columns[0], repeats=[9] * 4), *columns[1:]],
-    "neither in nor out": lambda columns: [replace(c, member=None) for c in columns],
+    "neither in nor out": lambda columns: [replace(c, member=()) for c in columns],
     "fewer": lambda columns: [replace(columns[0], ids=["s0"], values=[1], member=[True], repeats=[1]), *columns[1:]],
     "twice": lambda columns: [*columns, columns[0]],
 }

@@ -16,12 +16,11 @@ from auditor.generation.sample import sample
 from auditor.models import memory
 from auditor.models.decoding import Decoding
 from auditor.models.loading import load
-from auditor.records.memorised import of_folder
+from auditor.records.table import RECORDS, read
 from tests.conftest import save_tiny
 
 Said = pytest.CaptureFixture[str]
 LENGTH = 12
-KEY = CellKey("undefended", "worst", "untargeted")
 KNOWN = "a known line"  # so many tokens
 OPTIONS = {"generations": 60, "length": LENGTH, "n": 6, "cooling": 0, "top_k": 2}
 
@@ -88,6 +87,12 @@ def numbers(found: dict[str, Any]) -> dict[str, Any]:
     return {m["name"]: m for m in found["measurements"]}
 
 
+def kept(run: Path) -> dict[str, dict[str, float]]:
+    """By quantity, what the undefended model's row at the widest access says of each record."""
+    own = [one for one in read(run, RECORDS) if one.cell == CellKey("undefended", "worst", "untargeted")]
+    return {one.quantity: dict(zip(one.ids, one.values, strict=True)) for one in own}
+
+
 @pytest.fixture(scope="module")
 def run(world: Path) -> Path:
     assert audit(world, "run") == 0
@@ -107,10 +112,10 @@ def test_what_it_counts_is_what_looking_at_every_generation_counts(world: Path, 
     apart = sum(1 + (text[:6] in runs and text[6:] in runs) for text, hit in zip(drawn, hits, strict=True) if hit)
     assert 1000 * sum(hits) / 60 <= found["memorised_per_1000"]["value"] <= 1000 * apart / 60 + 1e-9
     assert found["memorised_per_1000_nonmembers"]["value"] == 0 and found["excess_memorised_per_1000"]["low"] > -400
-    out = of_folder(run)[KEY]
-    assert found["records_out"]["value"] == len(out.records) > 2
+    out = kept(run)
+    assert found["records_out"]["value"] == len(out["generations"]) > 2 and min(out["longest"].values()) >= 6
     assert found["records_to_come_out"]["value"] >= found["records_out"]["value"]
-    assert sum(len(one.secrets) for one in out.records) >= len(out.records) / 2  # others are known pairs
+    assert len(out["record"]) >= len(out["generations"]) / 2  # others are known pairs
     drawn_tokens = row(world, "run")["drawn"]
     assert drawn_tokens == 60 * LENGTH
 
@@ -127,11 +132,11 @@ def test_numbers_depend_neither_on_the_batch_size_nor_on_where_a_run_was_cut_off
         for setting in ("claim", "worst"):
             one, other = (row(world, out, setting=setting)["measurements"] for out in ("run", name))
             assert one == other
-        assert of_folder(world / name) == of_folder(run)
+        assert kept(world / name) == kept(run)
 
 
 def test_reports_tell_of_it_without_what_came_out(world: Path, run: Path) -> None:
-    alias = of_folder(run)[KEY].records[0].alias
+    alias = next(iter(kept(run)["generations"]))
     page, brief = (run / "report.html").read_text(), (run / "report.md").read_text()
     assert "Untargeted extraction" in page and "Untargeted extraction" in brief
     assert alias in page and "New in the next 1,000" in page and "n 6" in page
