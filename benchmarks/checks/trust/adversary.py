@@ -18,6 +18,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -83,7 +84,7 @@ def most(ratios: Ratios, distributions: int, vocab_size: int, effort: Effort) ->
 
 
 def over_settings(
-    settings: Sequence[Any], effort: Effort, worst_of: Callable[[Any, Effort], float]
+    settings: Sequence[Any], worst_of: Callable[[Any, Effort], float], effort: Effort
 ) -> tuple[float, str]:
     """The worst of so many settings, drawn without replacement."""
     order = np.random.default_rng(effort.seed).permutation(len(settings))[: effort.settings]
@@ -192,6 +193,11 @@ def ensemble_ratio(defense: PMixed, setting: EnsembleSetting, relation: str) -> 
     return ratios
 
 
+def worst_ensemble(options: dict[str, Any], relation: str, setting: EnsembleSetting, effort: Effort) -> float:
+    defense = PMixed(epsilon=16.0, alpha=setting.alpha, q=setting.q, **options)
+    return most(ensemble_ratio(defense, setting, relation), setting.members + 2, 3, effort)
+
+
 def ensembles() -> Iterator[Claimed]:
     for accounting, adjacency, relations in (
         ("sound", "zero_out", ("zero_out", "replace")),
@@ -200,17 +206,9 @@ def ensembles() -> Iterator[Claimed]:
         ("published", "add_remove", ("zero_out", "add_remove")),
     ):
         for relation in relations:
-
-            def worst(effort: Effort, a: str = accounting, b: str = adjacency, r: str = relation) -> tuple[float, str]:
-                def of(setting: EnsembleSetting, effort: Effort) -> float:
-                    options: dict[str, Any] = {"accounting": a, "adjacency": b}
-                    defense = PMixed(epsilon=16.0, alpha=setting.alpha, q=setting.q, **options)
-                    return most(ensemble_ratio(defense, setting, r), setting.members + 2, 3, effort)
-
-                return over_settings(ENSEMBLE_SETTINGS, effort, of)
-
             words = f"{relation}, set up for {adjacency}" if accounting == "sound" else f"{relation}, as published"
-            yield Claimed("pmixed", words, accounting == "sound", worst)
+            of = partial(worst_ensemble, {"accounting": accounting, "adjacency": adjacency}, relation)
+            yield Claimed("pmixed", words, accounting == "sound", partial(over_settings, ENSEMBLE_SETTINGS, of))
 
 
 def overlapping(effort: Effort) -> tuple[float, str]:
@@ -278,15 +276,13 @@ def ink_ratio(setting: InkSetting, relation: str) -> Ratios:
     return ratios
 
 
+def worst_ink(relation: str, setting: InkSetting, effort: Effort) -> float:
+    return most(ink_ratio(setting, relation), setting.batch + 2, 3, effort)
+
+
 def inks() -> Iterator[Claimed]:
     for relation in ("zero_out", "replace"):
-
-        def worst(effort: Effort, r: str = relation) -> tuple[float, str]:
-            def of(setting: InkSetting, effort: Effort) -> float:
-                return most(ink_ratio(setting, r), setting.batch + 2, 3, effort)
-
-            return over_settings(INK_SETTINGS, effort, of)
-
+        worst = partial(over_settings, INK_SETTINGS, partial(worst_ink, relation))
         yield Claimed("invisible-ink", f"{relation}, one record of a batch", True, worst)
 
 
@@ -344,20 +340,17 @@ def opposite(vocab_size: int) -> Tensor:
     return distributions
 
 
+def worst_mixing(masked: bool, options: dict[str, Any], setting: MixingSetting, effort: Effort) -> float:
+    ratio = mixing_ratio(setting, masked, options)
+    return max(most(ratio, 3, 4, effort), float(ratio(opposite(4 if options else 50_257))[0]))
+
+
 def mixings() -> Iterator[Claimed]:
     settings = [MixingSetting(*values) for values in itertools.product((1e-6, 1e-3, 0.5, 0.9), (True, False))]
     for masked in (False, True):
         for options in ({}, {"public_top_k": 2}, {"public_top_k": 2, "tail": "public"}):
-
-            def worst(effort: Effort, m: bool = masked, o: dict[str, Any] = options) -> tuple[float, str]:
-                def of(setting: MixingSetting, effort: Effort) -> float:
-                    found = most(mixing_ratio(setting, m, o), 3, 4, effort)
-                    wide = 4 if o else 50_257
-                    return max(found, float(mixing_ratio(setting, m, o)(opposite(wide))[0]))
-
-                return over_settings(settings, effort, of)
-
             words = ", ".join(["masked" if masked else "causal", *(f"{k}={v}" for k, v in options.items())])
+            worst = partial(over_settings, settings, partial(worst_mixing, masked, options))
             yield Claimed("uniform-mixing", f"any two models: {words}", True, worst)
 
 
@@ -370,18 +363,15 @@ GAUSSIANS = [
 ]
 
 
-def training(effort: Effort) -> tuple[float, str]:
+def worst_training(setting: GaussianSetting, effort: Effort) -> float:
     delta = 1e-5
-
-    def of(setting: GaussianSetting, effort: Effort) -> float:
-        epsilon, _ = reported_epsilon(setting.sigma, setting.q, setting.steps, delta)
-        return exact_delta(epsilon, setting) / delta
-
-    return over_settings(GAUSSIANS, effort, of)
+    epsilon, _ = reported_epsilon(setting.sigma, setting.q, setting.steps, delta)
+    return exact_delta(epsilon, setting) / delta
 
 
 def claims() -> list[Claimed]:
     """Every claim there is."""
+    training = partial(over_settings, GAUSSIANS, worst_training)
     return [
         *ensembles(),
         Claimed("pmixed", "record in two shards", True, overlapping),

@@ -272,11 +272,10 @@ SERVICES = (
 class Row:
     """What one audit said of one fault. bound, best: lower bound of epsilon proved, and provable, nats; NaN: of none.
 
-    seen: what it saw of the steps beside the bound, sentences.
+    seen: what it saw of the steps beside the bound, sentences. unseen: why it cannot see more.
     """
 
-    fault: str
-    what: str
+    fault: Fault | Service
     audit: str
     claimed: float
     bound: float
@@ -284,9 +283,7 @@ class Row:
     canaries: int
     minutes: float
     seen: tuple[str, ...]
-    before: str
-    unseen: str
-    sound: bool
+    unseen: str = ""
 
     @property
     def caught(self) -> bool:
@@ -294,7 +291,7 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        if self.sound:
+        if self.fault.sound:
             return "FALSE ALARM" if self.caught else "consistent"
         if not self.caught:
             return "not caught"
@@ -327,21 +324,9 @@ def rows_of(fault: Fault, lab: Lab, size: Size, epsilon: float) -> Iterator[Row]
     assert made.privacy is not None
     claimed = made.privacy.epsilon if made.privacy.epsilon is not None else made.privacy.nominal_epsilon
     for audit, (audits, seen) in audited(made, lab).items():
-        white = audit == GradientAudit.name
-        yield Row(
-            fault.name,
-            fault.what,
-            audit,
-            math.inf if claimed is None else claimed,
-            audits[0].epsilon,
-            audits[0].best,
-            audits[0].canaries,
-            minutes,
-            seen,
-            fault.before if white else "",
-            fault.unseen if white else _FINISHED,
-            fault.sound,
-        )
+        first, unseen = audits[0], fault.unseen if audit == GradientAudit.name else _FINISHED
+        numbers = math.inf if claimed is None else claimed, first.epsilon, first.best, first.canaries
+        yield Row(fault, audit, *numbers, minutes, seen, unseen)
 
 
 def served(service: Service, queries: int = 1024) -> Iterator[Row]:
@@ -356,19 +341,8 @@ def served(service: Service, queries: int = 1024) -> Iterator[Row]:
         observed = observe(probe, view, secrets)
         audits, seen = probe.audits(secrets, observed), probe.violations(secrets, observed)
         numbers = (audits[0].epsilon, audits[0].best, audits[0].canaries) if audits else (math.nan, math.nan, 0)
-        exact = isinstance(probe, ClaimCheck)
-        yield Row(
-            service.name,
-            service.what,
-            probe.name,
-            claim.epsilon[claim.relation],
-            *numbers,
-            (time.perf_counter() - start) / 60,
-            seen,
-            service.before if exact else "",
-            "" if exact else service.unseen,
-            service.sound,
-        )
+        minutes, unseen = (time.perf_counter() - start) / 60, "" if isinstance(probe, ClaimCheck) else service.unseen
+        yield Row(service, probe.name, claim.epsilon[claim.relation], *numbers, minutes, seen, unseen)
 
 
 def audited(made: TrainedModel, lab: Lab) -> dict[str, tuple[tuple[Audited, ...], tuple[str, ...]]]:
@@ -393,14 +367,14 @@ COLUMNS = ("fault", "claimed ε", "audits: bound / best provable, and what they 
 
 def cells(own: Sequence[Row]) -> tuple[str, ...]:
     """Of one fault: its audits side by side, each with bound / best provable."""
-    first, minutes = own[0], max(row.minutes for row in own)
-    what = f"**{first.fault}**: {first.what}"
-    return what, _number(first.claimed), "; ".join(map(_said, own)), f"{minutes:.1f}", first.before
+    fault, minutes = own[0].fault, max(row.minutes for row in own)
+    what = f"**{fault.name}**: {fault.what}"
+    return what, _number(own[0].claimed), "; ".join(map(_said, own)), f"{minutes:.1f}", fault.before
 
 
 def _said(row: Row) -> str:
     numbers = f" {_number(row.bound)} / {_number(row.best)}" if math.isfinite(row.bound) else ""
-    how = "; ".join(row.seen) or ("" if row.caught or row.sound else row.unseen)
+    how = "; ".join(row.seen) or ("" if row.caught or row.fault.sound else row.unseen)
     return f"`{row.audit}`{numbers}, {row.verdict}" + (f": {how}" if how else "")
 
 
@@ -425,9 +399,9 @@ def main(
         page.row(*cells(own))
         rows += own
     if out:
-        told = [{**dataclasses.asdict(row), "verdict": row.verdict} for row in rows]
+        told = [{**vars(row), "fault": row.fault.name, "verdict": row.verdict} for row in rows]
         (out / "planted_faults.json").write_text(json.dumps(told, indent=1))
-    return int(any(row.sound and row.caught for row in rows))
+    return int(any(row.fault.sound and row.caught for row in rows))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 
 The lab's own ensemble is served by PMixed with one thing broken, and audited as a user would audit it: it claims what
 the unbroken defense claims. Controls have no fault: a bound above their claim would be a false alarm, and makes the
-program exit 1. `rows` is what `planted_faults.py` shows beside the faults of training.
+program exit 1. `planted_faults.py` has the faults of training, and the exact answer on one context.
 """
 
 from __future__ import annotations
@@ -38,35 +38,6 @@ _KEPT = 64  # tokens of a budget that keeps its subset
 Q, ALPHA = 0.06, 20  # the lab's q; an order at which small epsilons leave a budget
 SMALL = LabRecipe(vocab_size=300, layers=1, hidden=32, heads=2, block=64, repeats=((1, 8, 2), (4, 4, 1)), others=0,
                   nonmembers=4, public_records=40, public_epochs=1, private_rank=2, lora_rank=2, members=3)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Row:
-    """One fault, and what either audit says of it. Epsilons in nats. unseen: why who does not see it cannot."""
-
-    fault: str
-    what: str
-    claimed: float
-    bound: float
-    best: float
-    exact: float
-    games: int
-    seen: tuple[str, ...]  # by claim-check, sentences
-    minutes: float
-    sound: bool = False
-    unseen: str = ""
-
-    @property
-    def caught(self) -> bool:
-        return self.bound > self.claimed
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        missed = ": ".join(filter(None, ["not caught", self.unseen]))
-        verdict = "" if self.sound else ", **caught**" if self.caught else f", {missed}"
-        bounds = f"{self.claimed:.2f}", f"{self.bound:.2f}{verdict}", f"{self.best:.2f}", f"{self.exact:.2f}"
-        said = "; ".join(self.seen) or "holds"
-        return f"{self.fault}: {self.what}", *bounds, f"{self.games:,}", said, f"{self.minutes:.1f}"
 
 
 @dataclass(frozen=True)
@@ -191,6 +162,32 @@ FAULTS = (
 # --- what is seen of them ---------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Row:
+    """What either audit says of a fault. Epsilons in nats."""
+
+    fault: Fault
+    claimed: float
+    bound: float
+    best: float
+    exact: float
+    games: int
+    seen: tuple[str, ...]  # by claim-check, sentences
+    minutes: float
+
+    @property
+    def caught(self) -> bool:
+        return self.bound > self.claimed
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        missed = ": ".join(filter(None, ["not caught", self.fault.unseen]))
+        verdict = "" if self.fault.sound else ", **caught**" if self.caught else f", {missed}"
+        bounds = f"{self.claimed:.2f}", f"{self.bound:.2f}{verdict}", f"{self.best:.2f}", f"{self.exact:.2f}"
+        said = "; ".join(self.seen) or "holds"
+        return f"{self.fault.name}: {self.fault.what}", *bounds, f"{self.games:,}", said, f"{self.minutes:.1f}"
+
+
 def rows(lab: Lab, games: int = 8000, epsilon: float = 1.0, seed: int = 0) -> Iterator[Row]:
     secrets = evenly([secret for secret in lab.secrets if secret.member], 40)
     for fault in FAULTS:
@@ -211,19 +208,8 @@ def audited(fault: Fault, held: Ensemble, secrets: Sequence[Secret], games: int,
     check, view = ClaimCheck(), _view(model, claim, seed)
     view.meter = Meter({(fault.name, ""): fault.tokens * fault.asked}, spent=fault.tokens)
     seen = check.violations(secrets, observe(check, view, secrets))
-    return Row(
-        fault=fault.name,
-        what=fault.what,
-        claimed=claim.epsilon[claim.relation],
-        bound=bound.epsilon,
-        best=bound.best,
-        exact=exact,
-        games=bound.canaries,
-        seen=seen,
-        minutes=(time.perf_counter() - start) / 60,
-        sound=fault.sound,
-        unseen=fault.unseen,
-    )
+    minutes = (time.perf_counter() - start) / 60
+    return Row(fault, claim.epsilon[claim.relation], bound.epsilon, bound.best, exact, bound.canaries, seen, minutes)
 
 
 def _view(model: LanguageModel, claim: Claim, seed: int) -> View:
@@ -245,7 +231,7 @@ def main(
     page.head("fault", "claimed ε", "bound by games", "best provable", "exactly", "games", "claim-check", "minutes")
     for row in rows(Lab(SMALL if small else LabRecipe()), games, epsilon, seed):
         page.row(*row.cells)
-        false_alarms += row.sound and row.caught
+        false_alarms += row.fault.sound and row.caught
     return int(false_alarms > 0)
 
 
