@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,50 +42,30 @@ SYSTEM = "You complete the records of this house."
 _SPECIAL = ["<|text|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """How large all of it is."""
-
-    repeats: tuple[tuple[int, int, int], ...] = ((1, 90, 0), (4, 40, 0), (16, 24, 0), (48, 16, 0))
-    nonmembers: int = 90
-    others: int = 90
-    public_records: int = 900
-    vocabulary: int = 1024
-    layers: int = 4
-    hidden: int = 128
-    public_epochs: int = 4
-    epochs: int = 3
-    batch: int = 8
-    rate: float = 2e-3
-    seed: int = 0
-
-
-SMALL = Recipe(((1, 6, 0), (8, 4, 0)), 6, 4, 20, 400, 1, 32, 1, 2, 4, 5e-3)
+USUAL = LabRecipe(
+    repeats=((1, 90, 0), (4, 40, 0), (16, 24, 0), (48, 16, 0)), nonmembers=90, others=90, public_records=900,
+    vocab_size=1024, public_epochs=4, batch=8, public_rate=2e-3, private_batch=8, private_rate=2e-3,
+)  # fmt: skip
+SMALL = LabRecipe(
+    repeats=((1, 6, 0), (8, 4, 0)), nonmembers=6, others=4, public_records=20, vocab_size=400, layers=1, hidden=32,
+    public_epochs=1, private_epochs=2, batch=4, public_rate=5e-3, private_batch=4, private_rate=5e-3,
+)  # fmt: skip
 
 
 def main(out: Path, keep_at_most: int = 4, small: Annotated[bool, "of seconds: for tests"] = False) -> None:
-    print(Line(out, SMALL if small else Recipe()).report(1 if small else keep_at_most))
+    print(Line(out, SMALL if small else USUAL).report(1 if small else keep_at_most))
 
 
 class Line:
     """One model line, in a folder: the public base, the first tuning and the mended one, each with its audit."""
 
-    def __init__(self, out: Path, recipe: Recipe) -> None:
-        self.out, self.recipe = out, recipe
-        texts = make_texts(
-            LabRecipe(
-                seed=recipe.seed,
-                repeats=recipe.repeats,
-                nonmembers=recipe.nonmembers,
-                others=recipe.others,
-                public_records=recipe.public_records,
-            )
-        )
+    def __init__(self, out: Path, recipe: LabRecipe) -> None:
+        self.out, self.recipe, texts = out, recipe, make_texts(recipe)
         out.mkdir(parents=True, exist_ok=True)
         self.members = [(text, times) for times, own in texts.private.items() for text in own]
         self.members += [(text, 1) for text in texts.others]
         self._write("fresh.jsonl", [(text, 1) for text in texts.nonmembers])
-        self.tokenizer = _tokenizer(texts.public, recipe.vocabulary)
+        self.tokenizer = _tokenizer(texts.public, recipe.vocab_size)
         self.form = forms.named(forms.MODEL, None, self.tokenizer)
         self._build_base(texts.public)
 
@@ -110,22 +89,17 @@ class Line:
     def _build_base(self, public: Sequence[str]) -> None:
         recipe, folder = self.recipe, self.out / "base"
         torch.manual_seed(recipe.seed)
-        shape = {"num_hidden_layers": recipe.layers, "num_attention_heads": 4, "max_position_embeddings": 512}
-        sizes = {
-            "hidden_size": recipe.hidden,
-            "intermediate_size": 3 * recipe.hidden,
-            "vocab_size": len(self.tokenizer),
-        }
-        model = LlamaForCausalLM(
-            LlamaConfig(**sizes, **shape, tie_word_embeddings=True, bos_token_id=0, eos_token_id=0)
-        )
+        shape = {"num_hidden_layers": recipe.layers, "num_attention_heads": recipe.heads, "hidden_size": recipe.hidden}
+        sizes = {"intermediate_size": 3 * recipe.hidden, "vocab_size": len(self.tokenizer)}
+        more = {"max_position_embeddings": 512, "tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 0}
+        model = LlamaForCausalLM(LlamaConfig(**shape, **sizes, **more))
         fit(
             model,
             [self._written(text).tokens for text in public],
             epochs=recipe.public_epochs,
-            rate=recipe.rate,
+            rate=recipe.public_rate,
             batch=recipe.batch,
-            block=128,
+            block=recipe.block,
             end=0,
             order=generator("chat line", recipe.seed),
             progress=lambda done: print(f"base: epoch {done} of {recipe.public_epochs}", file=sys.stderr),
@@ -137,12 +111,12 @@ class Line:
         """Trains under the callback and audits; the run folder."""
         data, recipe = self._write(f"{name}.jsonl", members), self.recipe
         rows = [self._row(text) for text, times in members for _ in range(times)]
-        steps = recipe.epochs * len(rows) // recipe.batch
+        steps = recipe.private_epochs * len(rows) // recipe.private_batch
         args = TrainingArguments(
             output_dir=str(self.out / name),
-            num_train_epochs=recipe.epochs,
-            learning_rate=recipe.rate,
-            per_device_train_batch_size=recipe.batch,
+            num_train_epochs=recipe.private_epochs,
+            learning_rate=recipe.private_rate,
+            per_device_train_batch_size=recipe.private_batch,
             lr_scheduler_type="linear",
             logging_steps=max(1, steps // 10),
             save_strategy="no",
