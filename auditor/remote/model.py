@@ -24,6 +24,7 @@ from auditor.remote import watch, withheld
 from auditor.remote.answers import key_of
 from auditor.remote.dialect import Written
 from auditor.remote.handshake import Handshake, shake_hands
+from auditor.remote.spelling import Spelling
 from auditor.remote.watch import Drawn, Otherwise, Watch
 from auditor.remote.wire import Ledger, Malformed, Question, Refused, Wire
 
@@ -32,7 +33,6 @@ from auditor.remote.wire import Ledger, Malformed, Question, Refused, Wire
 _PADDED = 2
 _NO_PROMPT = "needs a soft prompt; a model behind an API takes tokens alone"
 _FORM = 2  # of what is kept of an answer: what an older version kept does not say what became of it
-_READ_AS_FEWER = 2  # a text alone may be read as fewer tokens than were drawn, but hardly as so many times fewer
 
 
 class RemoteModel(LanguageModel):
@@ -50,11 +50,12 @@ class RemoteModel(LanguageModel):
         self.max_positions = None if room is None else room - 1  # a text is scored with one token behind it
         end = getattr(tokenizer, "eos_token_id", None)
         self.eos = () if end is None else (int(end),)
+        self.spelling = Spelling(tokenizer, self.dialect, self.eos, self.name)
         self.device = torch.device("cpu")
         self._runs = [wire.ledger.run]
         # By which it is known again; another one once it was found to answer otherwise.
         self.identity = key_of(self.handshake.answer, wire.ledger.answers.era).hex()
-        contexts = [(*self.dialect.adds, *self._tokens(text)) for text in watch.TEXTS]
+        contexts = [(*self.dialect.adds, *self.spelling.tokens(text)) for text in watch.TEXTS]
         scored = self._scored_again if self.dialect.scored else None
         self.watch = Watch(self._drawn_again, scored, contexts)
         self._watched(self.watch.begin)
@@ -140,7 +141,7 @@ class RemoteModel(LanguageModel):
         self.wire.ledger.answers.note(self.wire.ledger.run, every)
 
     def _keys(self, context: Tokens, length: int, decoding: Decoding, seeds: Sequence[int]) -> list[bytes]:
-        body = self.dialect.draw(self._prompt(context), length, decoding, 1, None)
+        body = self.dialect.draw(self.spelling.prompt(context), length, decoding, 1, None)
         return [self._key(body, seed, index) for index, seed in enumerate(seeds)]
 
     def _key(self, body: Mapping[str, Any], *sample: int) -> bytes:
@@ -160,11 +161,11 @@ class RemoteModel(LanguageModel):
         for start in range(0, len(missing), self.dialect.several):
             mine = missing[start : start + self.dialect.several]
             seed = None if decoding == GREEDY else seeds[mine[0]]
-            body = self.dialect.draw(self._prompt(context), length, decoding, len(mine), seed)
+            body = self.dialect.draw(self.spelling.prompt(context), length, decoding, len(mine), seed)
 
             def read(answer: Any, of: Sequence[int] = mine) -> Mapping[bytes, Any]:
                 every = zip(of, self.dialect.written(answer, len(of), length), strict=True)
-                kinds = [(i, one, self._kind(context, one, length)) for i, one in every]
+                kinds = [(i, one, self.spelling.fate(context, one, length)) for i, one in every]
                 return {keys[i]: [one.text, one.tokens, one.log_probs, kind] for i, one, kind in kinds}
 
             yield Question(body, len(context) + 8 + len(mine) * length, read)
@@ -177,7 +178,7 @@ class RemoteModel(LanguageModel):
         A sample that ended early is filled up with the end of text: as the distribution sees it, a text like any other.
         """
         every = [(context, one) for context, own in zip(contexts, written, strict=True) for one in own]
-        rows = [self._own_tokens(context, one) for context, one in every]
+        rows = [self.spelling.tokens_of(context, one) for context, one in every]
         filler = self.eos[0] if self.eos else 0
         filled = [(*row[:length], *[filler] * (length - len(row))) for row in rows]
         tokens = torch.tensor(filled, dtype=torch.long).view(len(rows), length)
@@ -190,32 +191,6 @@ class RemoteModel(LanguageModel):
         pairs = [(every[i][0], filled[i]) for i in range(len(every)) if i not in scores]
         given = iter(self._log_probs(pairs))
         return tokens, torch.tensor([scores[i] if i in scores else next(given) for i in range(len(every))])
-
-    def _own_tokens(self, context: Tokens, one: Written) -> Tokens:
-        """What the sample is made of: as the server says, or as the tokenizer reads its text behind the context's."""
-        if one.tokens is not None:
-            return one.tokens
-        whole = self._tokens(self._text(context) + one.text)
-        return whole[len(context) :] if whole[: len(context)] == context else self._tokens(one.text)
-
-    def _kind(self, context: Tokens, one: Written, length: int) -> str:
-        """What became of an answer (`withheld`), "" where all of it came through."""
-        if one.kind:
-            return one.kind
-        drawn = one.spelled if one.tokens is None else self._text(one.tokens)
-        if kind := withheld.of_text(one.text, self._text(context), drawn):
-            return kind
-        if one.drawn is not None:
-            short = one.drawn < length
-        else:  # the server counts nothing
-            read = len(self._own_tokens(context, one))
-            short = read < length if one.ended else read * _READ_AS_FEWER < length
-        if not short:
-            return ""
-        goes_on = self.dialect.extended and self.dialect.scored == "prompt_logprobs"  # vLLM obeys ignore_eos
-        if goes_on or not one.ended:
-            return withheld.CUT
-        return withheld.ENDED if one.text else withheld.EMPTY
 
     # --- given tokens ---
 
@@ -268,8 +243,8 @@ class RemoteModel(LanguageModel):
             raise NotApplicable("nothing stands before the first token of a text: give --prefix-token eos, for example")
         if shortest <= hidden:
             raise NotApplicable(f"{self.name} does not say how likely the first token of a text is")
-        self._check_text(texts)
-        keys = {text: self._key(self.dialect.score(self._prompt(text), likeliest)) for text in texts}
+        self.spelling.check(texts)
+        keys = {text: self._key(self.dialect.score(self.spelling.prompt(text), likeliest)) for text in texts}
         found = {key: answer for key in keys.values() if (answer := answers.get(key)) is not None}
         questions = [self._score(text, key, likeliest) for text, key in keys.items() if key not in found]
         for answered in self._asked(questions):
@@ -291,7 +266,7 @@ class RemoteModel(LanguageModel):
             told = [log_probs, [1, *(given.ranks or ())[1:]]]
             return {key: [*told, given.likeliest] if likeliest else told}
 
-        return Question(self.dialect.score(self._prompt(text), likeliest), len(text) + 9, read)
+        return Question(self.dialect.score(self.spelling.prompt(text), likeliest), len(text) + 9, read)
 
     # --- asking ---
 
@@ -332,7 +307,7 @@ class RemoteModel(LanguageModel):
         texts = dict[int, str]()
 
         def question(i: int, one: Drawn) -> Question:
-            body = self.dialect.draw(self._prompt(one.context), one.length, GREEDY, 1, None)
+            body = self.dialect.draw(self.spelling.prompt(one.context), one.length, GREEDY, 1, None)
 
             def read(answer: Any) -> Mapping[bytes, Any]:
                 texts[i] = self.dialect.written(answer, 1, one.length)[0].text
@@ -357,52 +332,8 @@ class RemoteModel(LanguageModel):
 
             return Question(whole.body, whole.at_most, read)
 
-        self._answered([question(i, text) for i, text in enumerate(asked) if self._reads(text)])
+        self._answered([question(i, text) for i, text in enumerate(asked) if self.spelling.reads(text)])
         return [found.get(i) for i in range(len(asked))]
-
-    def _reads(self, text: Tokens) -> bool:
-        """Whether the server reads these very tokens, and says how likely some of them are."""
-        try:
-            self._check_text([text])
-        except NotApplicable:
-            return False
-        return len(text) > self.dialect.hidden + 1
-
-    def _prompt(self, context: Tokens) -> list[int] | str:
-        """As the server takes it. A text goes without the tokens that the server itself puts before it."""
-        if self.dialect.ids:
-            return list(context)
-        adds = self.dialect.adds
-        if context[: len(adds)] != adds:
-            raise NotApplicable(
-                f"the server puts {self._text(adds)!r} before every text that it is sent: give --prefix-token auto"
-            )
-        return self._text(context[len(adds) :])
-
-    def _check_text(self, texts: Sequence[Tokens]) -> None:
-        """Refuses to score what a server that takes text alone would read as other tokens."""
-        if self.dialect.ids:
-            return
-        adds = self.dialect.adds
-        ended = sum(any(token in self.eos for token in text[len(adds) :]) for text in texts)
-        if ended and not self.dialect.ends:
-            raise NotApplicable(
-                f"{ended} of {len(texts)} texts hold the end of text, which the server of {self.name} does not score"
-            )
-        others = sum((*adds, *self._tokens(self._text(text[len(adds) :]))) != text for text in texts)
-        if others:
-            raise NotApplicable(
-                f"{others} of {len(texts)} texts would be read as other tokens by a server that takes no token ids"
-            )
-
-    def _tokens(self, text: str) -> Tokens:
-        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    def _text(self, tokens: Sequence[int]) -> str:
-        decoded: str = self.tokenizer.decode(
-            list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        return decoded
 
     # --- what it cost ---
 
