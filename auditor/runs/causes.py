@@ -29,7 +29,7 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class Rung:
+class ChainRow:
     """A row of a chain. answers: None where it was not measured, `absent` then says what is missing."""
 
     cause: Cause
@@ -38,14 +38,17 @@ class Rung:
     absent: str = ""
 
 
-def chain(target: str, base: tuple[str, Answers], rungs: Sequence[Rung]) -> Chain | None:
-    """The steps from the base row, by its name, over these rungs, one of which is the target's own.
+def chain(target: str, base: tuple[str, Answers], chain_rows: Sequence[ChainRow]) -> Chain | None:
+    """The steps from the base row, by its name, over these chain_rows, one of which is the target's own.
 
     Causes whose row is missing are one step with the next one. None where the target's own row was not measured, or
     where no secret was answered in all rows.
     """
     start, answers = base
-    rows = {start: answers, **{rung.target: rung.answers for rung in rungs if rung.answers is not None}}
+    rows = {
+        start: answers,
+        **{chain_row.target: chain_row.answers for chain_row in chain_rows if chain_row.answers is not None},
+    }
     secrets = sorted(set.intersection(*(set(row.values) for row in rows.values())))
     others = sorted(set.intersection(*(set(row.floor) for row in rows.values())))
     if target not in rows or not secrets:
@@ -55,14 +58,14 @@ def chain(target: str, base: tuple[str, Answers], rungs: Sequence[Rung]) -> Chai
         return difference(rows[after], rows[before], secrets, others)
 
     steps, at = [], start
-    waiting: list[Rung] = []
-    for rung in rungs:
-        waiting.append(rung)
-        if rung.target in rows:
-            moved = minus(rung.target, at) if rung.target != at else None
+    waiting: list[ChainRow] = []
+    for chain_row in chain_rows:
+        waiting.append(chain_row)
+        if chain_row.target in rows:
+            moved = minus(chain_row.target, at) if chain_row.target != at else None
             note = _apart(waiting) if moved else f"the {at} target is that row"
-            steps.append(Step(_changes(waiting), at, rung.target, moved, note))
-            at, waiting = rung.target, []
+            steps.append(Step(_changes(waiting), at, chain_row.target, moved, note))
+            at, waiting = chain_row.target, []
     if waiting:
         steps.append(Step(_changes(waiting), at, "", None, f"not measured, for want of {_wanted(waiting)}"))
     return Chain(tuple(steps), minus(target, start))
@@ -79,14 +82,14 @@ def difference(new: Answers, base: Answers, secrets: Sequence[str], others: Sequ
     return compare.difference(f"{base.name}_difference", base.unit, sides[0], sides[1], floor)
 
 
-def _changes(rungs: Sequence[Rung]) -> dict[str, str]:
-    return {rung.cause.name: rung.cause.changes for rung in rungs}
+def _changes(chain_rows: Sequence[ChainRow]) -> dict[str, str]:
+    return {chain_row.cause.name: chain_row.cause.changes for chain_row in chain_rows}
 
 
-def _apart(rungs: Sequence[Rung]) -> str:
+def _apart(chain_rows: Sequence[ChainRow]) -> str:
     """That several causes are one step, and what would tell them apart."""
-    return f"not told apart, for want of {_wanted(rungs[:-1])}" if len(rungs) > 1 else ""
+    return f"not told apart, for want of {_wanted(chain_rows[:-1])}" if len(chain_rows) > 1 else ""
 
 
-def _wanted(rungs: Sequence[Rung]) -> str:
-    return " and ".join(rung.absent for rung in rungs)
+def _wanted(chain_rows: Sequence[ChainRow]) -> str:
+    return " and ".join(chain_row.absent for chain_row in chain_rows)

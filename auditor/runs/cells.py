@@ -30,7 +30,7 @@ from auditor.statistics.metrics import RECALL, floor_of
 
 
 @dataclass(frozen=True)
-class Gathering:
+class TargetRun:
     """What all cells of a target have in common: who does their work, and where what is found goes."""
 
     audit: Audit
@@ -44,24 +44,24 @@ class Gathering:
 class Cell(ABC):
     """One cell; view: what the attacker of this target and setting sees."""
 
-    gathering: Gathering
+    target_run: TargetRun
     setting: Setting
 
     @property
     def audit(self) -> Audit:
-        return self.gathering.audit
+        return self.target_run.audit
 
     @property
     def target(self) -> Target:
-        return self.gathering.target
+        return self.target_run.target
 
     @property
     def collector(self) -> Collector:
-        return self.gathering.collector
+        return self.target_run.collector
 
     @property
     def view(self) -> View:
-        return self.gathering.place.view(self.target.name, self.setting.name)
+        return self.target_run.place.view(self.target.name, self.setting.name)
 
     @property
     @abstractmethod
@@ -103,7 +103,7 @@ class Cell(ABC):
 
     def _found(self, work: CellWork[Asked, Answer], items: Sequence[Asked]) -> Iterator[Found[Answer]]:
         """What the engine finds of them, as it comes in."""
-        for found in self.gathering.engine.stream(work, items):
+        for found in self.target_run.engine.stream(work, items):
             self.target.meter.drawn |= found.drawn
             yield found
 
@@ -324,18 +324,18 @@ def subjects(probe: Probe, target: Target, benchmark: Benchmark, view: View) -> 
     return chosen
 
 
-def cells(gathering: Gathering) -> Iterator[Cell]:
+def cells(target_run: TargetRun) -> Iterator[Cell]:
     """All cells of a target, in the order of the settings and of what was asked for."""
-    selection, target = gathering.audit.selection, gathering.target
+    selection, target = target_run.audit.selection, target_run.target
     for setting in selection.settings_of(target.companion):
-        view = gathering.place.view(target.name, setting.name)
+        view = target_run.place.view(target.name, setting.name)
         attacks = selection.attacks_on(target.defense)
         if target.budget is not None and setting is CLAIM:
             view.allowance = share_out(target.budget, planned(view, attacks, target.secrets), target.lots)
         for method in selection.methods:
             if isinstance(method, Probe):
-                yield ProbeCell(gathering, setting, method)
+                yield ProbeCell(target_run, setting, method)
             elif isinstance(method, CorpusAttack):
-                yield CorpusCell(gathering, setting, method)
+                yield CorpusCell(target_run, setting, method)
             else:
-                yield AttackCell(gathering, setting, method)
+                yield AttackCell(target_run, setting, method)

@@ -49,9 +49,9 @@ class Chains:
         base = answers(UNDEFENDED)
         if base is None or not (steps := row.defense.chain()):
             return None
-        return causes.chain(row.name, (UNDEFENDED, base), [self._rung(row, cause, answers) for cause in steps])
+        return causes.chain(row.name, (UNDEFENDED, base), [self._chain_row(row, cause, answers) for cause in steps])
 
-    def _rung(self, row: ShownRow, cause: Cause, answers: Lookup) -> causes.Rung:
+    def _chain_row(self, row: ShownRow, cause: Cause, answers: Lookup) -> causes.ChainRow:
         control = cause.row
         if control is None:
             name = row.name
@@ -62,4 +62,4 @@ class Chains:
         found = answers(name)
         title = title_of(type(control or row.defense))
         absent = f"{title!r} ({'not measured' if name else cause.needs})"
-        return causes.Rung(cause, name, found, "" if found else absent)
+        return causes.ChainRow(cause, name, found, "" if found else absent)

@@ -26,7 +26,7 @@ from auditor.records.frontier import frontiers, subjects
 from auditor.records.unlearning import unlearned
 from auditor.runs import machine, personal, scoring, withheld
 from auditor.runs.audit import Audit, choose_prefix_token, longest_context
-from auditor.runs.cells import Gathering, cells
+from auditor.runs.cells import TargetRun, cells
 from auditor.runs.chains import Chains
 from auditor.runs.collector import Collector
 from auditor.runs.objects import NO_OBJECTS, Objects, said_of
@@ -78,8 +78,8 @@ def run(
         engine.open(place, WorkplaceThere(SiteThere(_settled(plan, site)), audit.prefix_token, site.read()))
         for target in targets.each(clock):
             place.take(target)
-            gathering = Gathering(audit, target, place, engine, collector)
-            records.append(_measured(gathering, clock, findings))
+            target_run = TargetRun(audit, target, place, engine, collector)
+            records.append(_measured(target_run, clock, findings))
     collector.save(audit.benchmark.secrets, audit.benchmark.tokenizer)
     chains = Chains(site, selection, collector)
     result = AuditResult(
@@ -197,9 +197,9 @@ def _train_apart(engine: Engine, plan: Plan, site: Site, selection: Selection, c
             )
 
 
-def _measured(gathering: Gathering, clock: Clock, findings: list[Finding]) -> TargetRecord:
+def _measured(target_run: TargetRun, clock: Clock, findings: list[Finding]) -> TargetRecord:
     """All that is measured of a target; what its cells find is added to the findings."""
-    audit, target, collector = gathering.audit, gathering.target, gathering.collector
+    audit, target, collector = target_run.audit, target_run.target, target_run.collector
     machine.reset_peak_memory()
     with clock.stage(f"perplexity of {target.title}"):
         heldout = scoring.heldout(audit, target)
@@ -209,7 +209,7 @@ def _measured(gathering: Gathering, clock: Clock, findings: list[Finding]) -> Ta
     if given_by(target.model.capabilities, "likelihood"):
         with clock.stage(f"tokens of the secrets under {target.title}"):
             collector.likelihoods[target.name] = scoring.token_likelihoods(audit, target)
-    for cell in cells(gathering):
+    for cell in cells(target_run):
         with clock.stage(cell.title):
             finding = cell.measure()
         names.refuse_ids(finding, audit.benchmark.secrets)

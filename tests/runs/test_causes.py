@@ -12,7 +12,7 @@ from scipy import stats
 from auditor.core.result import Chain
 from auditor.plugins.defense import Cause
 from auditor.runs import causes
-from auditor.runs.causes import Answers, Rung
+from auditor.runs.causes import Answers, ChainRow
 
 ALL = range(20)
 
@@ -22,17 +22,17 @@ def recalled(*hits: int, of: range = ALL) -> Answers:
     return Answers("recall", "share", {str(i): float(i in hits) for i in of})
 
 
-def rung(name: str, answers: Answers | None, target: str = "", absent: str = "") -> Rung:
-    return Rung(Cause(name, f"what {name} changes"), target or f"row of {name}", answers, absent)
+def chain_row(name: str, answers: Answers | None, target: str = "", absent: str = "") -> ChainRow:
+    return ChainRow(Cause(name, f"what {name} changes"), target or f"row of {name}", answers, absent)
 
 
 UNDEFENDED = ("undefended", recalled(*range(16)))
 RECIPE, SPLITTING, MIXING = (recalled(*range(n)) for n in (15, 6, 0))
-FLOOR = rung("nothing", recalled(), "floor")
+FLOOR = chain_row("nothing", recalled(), "floor")
 
 
-def chain(*rungs: Rung) -> Chain:
-    found = causes.chain("defended", UNDEFENDED, rungs)
+def chain(*chain_rows: ChainRow) -> Chain:
+    found = causes.chain("defended", UNDEFENDED, chain_rows)
     assert found is not None
     return found
 
@@ -42,8 +42,8 @@ def differences(found: Chain) -> list[float | None]:
 
 
 def test_every_step_is_its_own_rows() -> None:
-    own = rung("mixing", MIXING, "defended")
-    found = chain(rung("recipe", RECIPE), rung("splitting", SPLITTING), own, FLOOR)
+    own = chain_row("mixing", MIXING, "defended")
+    found = chain(chain_row("recipe", RECIPE), chain_row("splitting", SPLITTING), own, FLOOR)
     assert [(tuple(step.causes), step.before, step.after) for step in found.steps] == [
         (("recipe",), "undefended", "row of recipe"),
         (("splitting",), "row of recipe", "row of splitting"),
@@ -59,8 +59,8 @@ def test_every_step_is_its_own_rows() -> None:
 def test_the_steps_add_up_to_the_whole(missing: tuple[int, ...]) -> None:
     """On the secrets that all rows answered: one row may have been asked fewer, and another other ones."""
     rows = [recalled(*range(15), of=range(3, 20)), recalled(*range(6), of=range(14))]
-    rungs = [rung(f"cause {i}", None if i in missing else row, absent="gone") for i, row in enumerate(rows)]
-    found = chain(*rungs, rung("last", MIXING, "defended"), FLOOR)
+    chain_rows = [chain_row(f"cause {i}", None if i in missing else row, absent="gone") for i, row in enumerate(rows)]
+    found = chain(*chain_rows, chain_row("last", MIXING, "defended"), FLOOR)
     steps = [step.difference for step in found.steps if step.after != "floor"]
     assert sum(m.value for m in steps if m) == pytest.approx(found.whole.value)
     secrets = {(): 11, (0,): 14, (1,): 17, (0, 1): 20}[missing]
@@ -69,10 +69,10 @@ def test_the_steps_add_up_to_the_whole(missing: tuple[int, ...]) -> None:
 
 def test_causes_without_a_row_between_them_are_one_step_that_says_so() -> None:
     found = chain(
-        rung("recipe", None, absent="'Whole' (train it)"),
-        rung("splitting", SPLITTING),
-        rung("mixing", MIXING, "defended"),
-        rung("nothing", None, absent="'Public' (give it)"),
+        chain_row("recipe", None, absent="'Whole' (train it)"),
+        chain_row("splitting", SPLITTING),
+        chain_row("mixing", MIXING, "defended"),
+        chain_row("nothing", None, absent="'Public' (give it)"),
     )
     joint, mixing, floor = found.steps
     assert joint.causes == {"recipe": "what recipe changes", "splitting": "what splitting changes"}
@@ -83,25 +83,25 @@ def test_causes_without_a_row_between_them_are_one_step_that_says_so() -> None:
 
 
 def test_a_row_that_is_the_undefended_one_is_no_step() -> None:
-    same = rung("recipe", UNDEFENDED[1], "undefended")
-    found = chain(same, rung("splitting", SPLITTING), rung("mixing", MIXING, "defended"))
+    same = chain_row("recipe", UNDEFENDED[1], "undefended")
+    found = chain(same, chain_row("splitting", SPLITTING), chain_row("mixing", MIXING, "defended"))
     assert differences(found) == [None, -10, -6]
     assert (found.steps[0].before, found.steps[0].after) == ("undefended", "undefended")
     assert found.steps[0].note == "the undefended target is that row"
 
 
 def test_without_the_defended_row_or_a_common_secret_there_is_no_chain() -> None:
-    lost = rung("mixing", None, "defended")
-    assert causes.chain("defended", UNDEFENDED, [rung("splitting", SPLITTING), lost]) is None
-    apart = rung("splitting", recalled(of=range(30, 40)))
-    assert causes.chain("defended", UNDEFENDED, [apart, rung("mixing", MIXING, "defended")]) is None
+    lost = chain_row("mixing", None, "defended")
+    assert causes.chain("defended", UNDEFENDED, [chain_row("splitting", SPLITTING), lost]) is None
+    apart = chain_row("splitting", recalled(of=range(30, 40)))
+    assert causes.chain("defended", UNDEFENDED, [apart, chain_row("mixing", MIXING, "defended")]) is None
 
 
 def test_means_are_paired_too() -> None:
     """Bits and probabilities, of a probe: two rows that differ by a constant differ by it on every resample."""
     base = Answers("exposure", "bits", {str(i): float(i) for i in ALL})
     lower = Answers("exposure", "bits", {str(i): i - 3.0 for i in ALL})
-    found = causes.chain("defended", ("undefended", base), [rung("noise", lower, "defended")])
+    found = causes.chain("defended", ("undefended", base), [chain_row("noise", lower, "defended")])
     assert found is not None and (found.whole.name, found.whole.unit) == ("exposure_difference", "bits")
     assert found.whole.value == pytest.approx(-3) and found.whole.low <= -3 <= found.whole.high
 
@@ -144,7 +144,7 @@ def test_steps_over_a_floor_add_up_where_rows_have_other_non_members() -> None:
         own, floor = ({str(i): float(x) for i, x in enumerate(rng.normal(size=n))} for n in (12, others))
         return Answers("likelihood", "nats a token", own, floor)
 
-    rungs = [rung("recipe", row(9)), rung("splitting", row(4)), rung("mixing", row(4), "defended")]
-    found = causes.chain("defended", ("undefended", row(9)), rungs)
+    chain_rows = [chain_row("recipe", row(9)), chain_row("splitting", row(4)), chain_row("mixing", row(4), "defended")]
+    found = causes.chain("defended", ("undefended", row(9)), chain_rows)
     assert found is not None
     assert sum(step.difference.value for step in found.steps if step.difference) == pytest.approx(found.whole.value)
