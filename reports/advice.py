@@ -32,6 +32,7 @@ from auditor.statistics.metrics import RECALL
 RESOLVE, LEAKS, CLEAR, TEST = "resolve first", "leaks", "nothing shown", "not tested"
 HELPS, HIDES, COPIES, WHERE = "helps", "may only hide", "fewer copies", "where it sits"
 _LEVEL = 1 - CONFIDENCE
+_MOST_LIMITS = 4  # on copies, that are told of
 NO_DETAILS = Details()
 
 
@@ -100,7 +101,7 @@ def _of_outcomes(result: AuditResult, details: Details) -> tuple[Advice, ...]:
         why = "the secrets are parts of documents and not independent: no part is tested, nothing predicted or compared"
         return (Advice(WHERE, why, row),)
     sits = (Advice(WHERE, said, row) for said in _sits(members, facts))
-    copies = (Advice(COPIES, _fewer(most, left, members), row) for most, left in _copies(members))
+    copies = (Advice(COPIES, _fewer(limits, members), row) for limits in [list(_copies(members))] if limits)
     return (*sits, *copies, *_defenses(result, details, worst, members))
 
 
@@ -167,11 +168,13 @@ def _copies(members: Outcome) -> Iterator[tuple[int, Measurement]]:
         yield most, dose.predicted(times, members.hit, most)
 
 
-def _fewer(most: int, left: Measurement, members: Outcome) -> str:
-    now = words.percent(float(members.hit.mean()))
+def _fewer(limits: Sequence[tuple[int, Measurement]], members: Outcome) -> str:
+    """What some of the limits on copies would leave, the strictest first."""
+    told = limits[:: -(-len(limits) // _MOST_LIMITS)]
+    left = "; ".join(f"{counted(most, 'time')}: {words.with_bounds(recall)}" for most, recall in told)
     return (
-        f"with no record trained on more than {counted(most, 'time')}, recall would be "
-        f"{words.with_bounds(left)}, not {now}%: predicted from this run's repeat counts, not measured"
+        f"recall with no record trained on more than {left}; now {words.percent(float(members.hit.mean()))}%. "
+        "Predicted from this run's repeat counts, not measured"
     )
 
 
@@ -204,7 +207,8 @@ def _defenses(result: AuditResult, details: Details, worst: Finding, members: Ou
         if pair is None:
             continue
         verbatim, near = pair
-        said = f"{target.title}: verbatim {words.points(verbatim)}, near-verbatim {words.points(near)}"
+        control = " (a control, which promises nothing)" if target.companion else ""
+        said = f"{target.title}{control}: verbatim {words.points(verbatim)}, near-verbatim {words.points(near)}"
         if verbatim.high < 0 and near.high < 0:
             yield Advice(HELPS, f"{said}; {_cost(result, target.name)}", titled(result, finding))
         elif verbatim.high < 0:
@@ -243,7 +247,7 @@ def blocks(result: AuditResult, details: Details) -> Sequence[Block]:
         return ()
     rows = tuple((one.kind, one.said, one.row) for one in found)
     return (
-        Paragraph("Worked out of this run; the last column says of what each speaks."),
+        Paragraph("Worked out from the numbers of this run; the last column names the configuration behind each."),
         Table("advice-table", "What to do now", ("About", "What the run says", "Of"), (Group("", rows),)),
     )
 

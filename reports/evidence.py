@@ -13,9 +13,9 @@ from auditor.records import details as detailed
 from auditor.records.details import Details, Reliability
 from auditor.records.kinds import EXACT
 from auditor.reports import figures, words
-from auditor.reports.blocks import Block, Figure, Figures, Group, Paragraph, PlotPoint, Series, Table
+from auditor.reports.blocks import Block, FactList, Figure, Figures, Group, Paragraph, PlotPoint, Series, Table
 from auditor.reports.topics import Topic, by_target, kind, row_details, titled
-from auditor.reports.verdict import strongest
+from auditor.reports.verdict import answers, strongest
 from auditor.statistics.exposure import null_band
 from auditor.statistics.extraction import any_of
 from auditor.statistics.roc import AUC
@@ -291,6 +291,7 @@ def _epsilon(claim: Claim | None) -> str:
 
 
 TOPICS = (
+    Topic("answers", "The verdict in full", lambda m: (FactList("", answers(m.result)),)),
     Topic("results", "Results", lambda m: _results(m.result), turn=3),
     Topic("ranking", "Ranking and samples", lambda m: _ranking(m.result)),
     Topic("calibration", "Calibration of confidence", lambda m: _calibration(m.result, m.details)),

@@ -5,17 +5,9 @@ from __future__ import annotations
 from auditor.core.counts import counted
 from auditor.core.result import AuditResult
 from auditor.gate.compare import Comparison
-from auditor.reports import changes, personal, signals, words
-from auditor.reports.blocks import Block, Bullets, FactList, Forest, Paragraph
+from auditor.reports import changes, signals, words
+from auditor.reports.blocks import Block, Bullets, Forest, Paragraph
 from auditor.reports.topics import BEFORE, Topic, span
-from auditor.reports.verdict import answers, strongest
-
-
-def _glance(result: AuditResult) -> list[Block]:
-    """Every signal of every target, and the personal data that the attacks with the highest recall extract."""
-    shown = signals.blocks(result)
-    best = (strongest(result, target.name, setting) for target in result.targets for setting in words.SETTINGS)
-    return [*shown, *personal.blocks(result, [finding for finding in best if finding])] if shown else []
 
 
 def _since(since: Comparison) -> list[Block]:
@@ -61,8 +53,7 @@ def _limits(result: AuditResult) -> list[Block]:
 
 
 TOPICS = (
-    Topic("glance", "Signal by signal", lambda m: _glance(m.result), turn=2),
+    Topic("glance", "Signal by signal", lambda m: signals.blocks(m.result), turn=2),
     Topic("since", BEFORE, lambda m: _since(m.since) if m.since else ()),
-    Topic("answers", "The verdict in full", lambda m: (FactList("", answers(m.result)),)),
     Topic("limits", "What a good result does not mean", lambda m: _limits(m.result), turn=10),
 )

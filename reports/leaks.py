@@ -12,7 +12,7 @@ from auditor.records import details as detailed
 from auditor.records.details import Details
 from auditor.records.outcomes import PerSecret
 from auditor.records.texts import SecretText
-from auditor.reports import figures, inert, secrets, words
+from auditor.reports import figures, inert, personal, secrets, words
 from auditor.reports.blocks import Block, Figure, Figures, Forest, Group, Paragraph, PlotPoint, Series, Table
 from auditor.reports.topics import Topic, row_details, span, titled
 from auditor.reports.verdict import strongest
@@ -39,6 +39,12 @@ def _all_figures(result: AuditResult) -> list[Block]:
     """Where the page shows some with the evidence."""
     drawn = figures.drawn(result)
     return [Figures(tuple(drawn))] if drawn else []
+
+
+def _personal(result: AuditResult) -> list[Block]:
+    """What the attacks with the highest recall extract of it."""
+    best = (strongest(result, target.name, setting) for target in result.targets for setting in words.SETTINGS)
+    return personal.blocks(result, [finding for finding in best if finding])
 
 
 def _groups(result: AuditResult, details: Details, rows: Sequence[tuple[Finding, PerSecret]]) -> list[Block]:
@@ -182,6 +188,7 @@ def _private(result: AuditResult, texts: Mapping[str, SecretText]) -> list[Block
 
 TOPICS = (
     Topic("where", "Where it leaks", lambda m: _where(m.result, m.details), 5, lambda m: _all_figures(m.result)),
+    Topic("personal", "Personal data", lambda m: _personal(m.result), turn=16),
     Topic("secrets", "Secret by secret", lambda m: _secrets(m.result, m.details, m.texts or {})),
     Topic("private", "Private text", lambda m: () if m.texts is None else _private(m.result, m.texts), turn=13),
 )

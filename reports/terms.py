@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 
 from auditor.core.nouns import Claim
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement, TargetRecord
@@ -130,8 +131,23 @@ def _greedy_table(result: AuditResult) -> Table:
 
 
 def _targets(result: AuditResult) -> list[Block]:
-    cards = (Card(t.title, t.description, (*_cost(t), *_nominal(t), *_claim(t.claim)), t.notes) for t in result.targets)
-    return [Cards(tuple(cards))] if result.targets else []
+    shared = _shared([target.notes for target in result.targets])
+    cards = (
+        Card(t.title, t.description, (*_cost(t), *_nominal(t), *_claim(t.claim)), _rest(t.notes, shared))
+        for t in result.targets
+    )
+    of_all: list[Block] = [Paragraph(f"Of all targets: {'; '.join(shared)}.")] if shared else []
+    return [*of_all, Cards(tuple(cards))] if result.targets else []
+
+
+def _shared(each: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """What stands in all of several lists, in the order of the first: said once."""
+    first, *others = each or [()]
+    return tuple(one for one in first if others and all(one in other for other in others))
+
+
+def _rest(notes: Sequence[str], shared: Sequence[str]) -> tuple[str, ...]:
+    return tuple(note for note in notes if note not in shared)
 
 
 def _cost(target: TargetRecord) -> Facts:
@@ -176,7 +192,7 @@ def _epsilon(claim: Claim, name: str) -> str:
 
 
 def _measurements(result: AuditResult) -> list[Block]:
-    return [_measurement_table(result), _rows_table(result)] if result.findings else []
+    return [_measurement_table(result)] if result.findings else []
 
 
 def _measurement_table(result: AuditResult) -> Table:
@@ -196,17 +212,32 @@ def _measurement_row(m: Measurement) -> tuple[str, ...]:
     return (words.label(m.name), words.counted(m), words.bounds(m), f"{m.n:,}", m.note)
 
 
-def _rows_table(result: AuditResult) -> Table:
-    head = ("Target", "Attack", "Options", "Tokens drawn", "Forward rows", "Time", "Notes")
-    groups = by_target(result, lambda finding: [_cost_row(result, finding)])
-    return Table("rows-table", "How each row was run", head, groups, frozenset({3, 4, 5}))
+def _how(result: AuditResult) -> list[Block]:
+    """How each configuration was run: once what holds for all, then a row for each with the rest."""
+    rows = words.rows(result)
+    attacks = {f.attack: _shared([_options(g) for g in rows if g.attack == f.attack]) for f in rows}
+    options = (f"{attack}: {', '.join(shared)}" for attack, shared in attacks.items() if shared)
+    notes = _shared([_said(f) for f in rows])
+    of_all = (*options, *(f"in all of them: {note}" for note in notes))
+    head = ("Target", "Attack", "Options of its own", "Tokens drawn", "Forward rows", "Time", "Notes of its own")
+    groups = by_target(result, lambda f: [_cost_row(result, f, attacks[f.attack], notes)])
+    table = Table("rows-table", "How each configuration was run", head, groups, frozenset({3, 4, 5}))
+    return [table, *([Bullets(of_all)] if of_all else [])]
 
 
-def _cost_row(result: AuditResult, f: Finding) -> tuple[str, ...]:
-    options = ", ".join(f"{name}={option}" for name, option in f.options.items())
-    notes = (f"not applicable: {f.not_applicable}",) if f.not_applicable else words.notes(f)
+def _options(f: Finding) -> tuple[str, ...]:
+    return tuple(f"{name}={option}" for name, option in f.options.items())
+
+
+def _said(f: Finding) -> tuple[str, ...]:
+    return (f"not applicable: {f.not_applicable}",) if f.not_applicable else words.notes(f)
+
+
+def _cost_row(result: AuditResult, f: Finding, options: Sequence[str], notes: Sequence[str]) -> tuple[str, ...]:
+    """options, notes: those that are said once, of all."""
     cost = (f"{f.drawn:,}", f"{f.rows:,}", words.duration(f.seconds))
-    return (words.row_title(result, f), f.attack, options, *cost, "; ".join(notes))
+    own, said = _rest(_options(f), options), _rest(_said(f), notes)
+    return (words.row_title(result, f), f.attack, ", ".join(own), *cost, "; ".join(said))
 
 
 def _reproduce(result: AuditResult) -> list[Block]:
@@ -214,12 +245,13 @@ def _reproduce(result: AuditResult) -> list[Block]:
         f"Seed {result.seed}. Every secret owns its random numbers, keyed by seed, target, sampling recipe and secret, "
         "so the guesses do not depend on batch size, workers or resuming."
     )
-    timings = tuple((words.plain(stage), words.duration(seconds)) for stage, seconds in result.timings.items())
+    timings = (f"{words.duration(seconds):>14}  {words.plain(stage)}" for stage, seconds in result.timings.items())
     return [
         Code("Command", result.command),
         Paragraph(seeds),
+        *(_how(result) if result.findings else []),
         FactList("Environment", (("audit", result.tool_version), *result.environment.items())),
-        FactList("Time by stage", timings),
+        Code("Time by stage", "\n".join(timings), folded=True),
         Code("Plan", json.dumps(result.plan, indent=2, ensure_ascii=False), folded=True),
     ]
 

@@ -52,9 +52,10 @@ def test_where_it_sits_and_what_fewer_copies_leave(result: AuditResult) -> None:
     sits = found[advice.WHERE]
     assert any(text.startswith("25 of the 25 members extracted are those trained on 4 times or more") for text in sits)
     assert any("of the group ward; those are 20 of 80" in text for text in sits) and len(sits) == 2
-    once, four = found[advice.COPIES]
-    assert "more than 1 time, recall would be 0.0% [" in once and "not 31%" in once and "predicted" in once
-    assert "more than 4 times, recall would be 12% [" in four  # 40 of 80 at 5 of 20
+    (copies,) = found[advice.COPIES]
+    assert copies.startswith("recall with no record trained on more than 1 time: 0.0% [")
+    assert "; 4 times: 12% [" in copies  # 40 of 80 at 5 of 20
+    assert "; now 31%. Predicted from" in copies
 
 
 def test_what_helps_and_what_only_hides(result: AuditResult) -> None:

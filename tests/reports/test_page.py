@@ -229,15 +229,3 @@ def test_ten_thousand_secrets_answer_at_once(
     assert browser.evaluate(took + "return performance.now() - t; })()") < 2000  # ms, on a busy machine
     assert browser.evaluate(f"{LINES}.length") == 25
     assert browser.evaluate("document.scrollingElement.scrollWidth") <= 390
-
-
-def test_the_page_prints(browser: Any, detailed: tuple[Path, Details]) -> None:
-    """What is only for a screen is left out, and nothing is wider than the sheet."""
-    browser.open(detailed[0], 1440)
-    browser.call("Emulation.setEmulatedMedia", media="print")
-    try:
-        hidden = "getComputedStyle(document.querySelector('{}')).display"
-        assert all(browser.evaluate(hidden.format(name)) == "none" for name in ("nav", ".filters", ".turn"))
-        assert len(browser.call("Page.printToPDF", transferMode="ReturnAsBase64")["data"]) > 10_000
-    finally:
-        browser.call("Emulation.setEmulatedMedia", media="")

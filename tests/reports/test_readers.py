@@ -41,9 +41,9 @@ def test_every_reader_has_a_part(result: AuditResult, secret_by_secret: Callable
     doc = contents.page(result, secret_by_secret(result, 30, length=4))
     parts = {part: [section.id for section in sections] for part, sections in doc.parts}
     assert list(parts) == [contents.DECIDE, contents.MEND, contents.CHECK]
-    assert parts[contents.DECIDE] == ["advice", "glance", "answers", "limits"]
+    assert parts[contents.DECIDE] == ["advice", "glance", "limits"]
     assert parts[contents.MEND] == ["where", "secrets"]
-    wanted = ["results", "ranking", "calibration", "tradeoff", "claims", "adversary", "attacked", "targets"]
+    wanted = ["answers", "results", "ranking", "calibration", "tradeoff", "claims", "adversary", "attacked", "targets"]
     assert parts[contents.CHECK] == [*wanted, "measurements", "reproduce"]
 
 

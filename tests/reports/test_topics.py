@@ -49,9 +49,20 @@ def test_whatever_has_something_to_say_is_shown(result: AuditResult, secret_by_s
     details = secret_by_secret(result, 30, length=4)
     shown = {section.id for section in contents.page(result, details).sections}
     # no other run, no text, no canary, no membership probe, no bracket asked for, no comparison of several defenses,
-    # no generations held against what was trained on, nothing to be forgotten
-    nothing = {"since", "private", "exposure", "bracket", "membership", "roc", "frontier", "untargeted", "unlearning"}
+    # no generations held against what was trained on, nothing to be forgotten, no personal data
+    nothing = {
+        "since",
+        "personal",
+        "private",
+        "exposure",
+        "bracket",
+        "membership",
+        "roc",
+        "frontier",
+        "untargeted",
+        "unlearning",
+    }
     assert {topic.id for topic in ALL} - shown == nothing
     brief = {section.id for section in contents.document(result).sections}
-    nothing = {"private", "membership", "frontier", "untargeted", "unlearning"}
+    nothing = {"personal", "private", "membership", "frontier", "untargeted", "unlearning"}
     assert brief == {topic.id for topic in ALL if topic.turn} - nothing
