@@ -53,6 +53,11 @@ def _kind(kind: Any) -> str:
     return " or ".join(map(_kind, of)) if of else _TYPES[kind]
 
 
+def _plain(value: Any) -> str:
+    """As a command line and TOML write it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
 _PLAN = """# The plan
@@ -99,7 +104,7 @@ def _field(name: str) -> list[str]:
 def _given(one: Described) -> str:
     if one.default in (None, (), {}) and one.default is not False:
         return ""
-    return _code(str(one.default).lower() if isinstance(one.default, bool) else str(one.default))
+    return _code(_plain(one.default))
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------
@@ -163,7 +168,7 @@ def _plugin(kind: str, name: str, cls: Any) -> str:
     for fact, told in facts.items():
         text += f"\n{fact.capitalize()}: {told}.\n" if told else ""
     hints = typing.get_type_hints(cls)
-    rows = [[_code(option), _kind(hints[option]), _code(str(value))] for option, value in options_of(cls).items()]
+    rows = [[_code(option), _kind(hints[option]), _code(_plain(value))] for option, value in options_of(cls).items()]
     return text + ("\n" + _table(("option", "type", "default"), rows) if rows else "")
 
 
