@@ -15,8 +15,11 @@ import typer
 from auditor.cli import EXIT_CODES, app
 from auditor.commands.panels import Said, sections
 from auditor.core.plan import FIELDS, IN_FILE, Described, Plan, flag
+from auditor.gate import kept
 from auditor.plugins import registry
 from auditor.plugins.options import options_of
+from auditor.records import journal, listed, manifest, saved, table, texts
+from auditor.reports import files
 from auditor.statistics.metrics import METRICS
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reference"
@@ -188,11 +191,58 @@ def metrics() -> str:
     return _METRICS.format(printed=_PRINTED) + _table(("name", "what it is", "unit", "interval", "note"), rows)
 
 
+# --- files of a run ---------------------------------------------------------------------------------------------------
+
+_FILES = """# Files of a run
+
+{printed}
+What lies in a run folder. All of it is readable by its owner only; **private** marks what holds text or tokens of the
+data. `--resume` reads what was appended while the run went on, everything else reads what was written at its end.
+
+"""
+_RUN = "`audit run`"
+PRIVATE = (journal.GUESSES, texts.TEXTS, "state/")
+FILES = {  # name -> by whom, what it holds
+    listed.PLAN: (_RUN, "the plan, flat, as `--resume` reads it: [fields](plan.md)"),
+    journal.GUESSES: (_RUN, "guesses, a line each, appended as secrets are finished"),
+    journal.OBSERVATIONS: (_RUN, "what probes measured of each secret, appended likewise"),
+    journal.TOKENS: (_RUN, "log-probabilities of the tokens of each secret"),
+    texts.TEXTS: (_RUN, "secrets and first guesses as text, for `--reveal`"),
+    "state/": (_RUN, "what attacks were fitted to, as tuned prompts"),
+    listed.SECRETS: (_RUN, "the attacked secrets by salted digest: member or not, copies, kinds"),
+    "secrets.sha256": (_RUN, "which secrets these are: a resume attacks no others"),
+    "weights.json": (_RUN, "SHA-256 of the files of the models"),
+    "prefix_token.json": (_RUN, "the prefix token, and why this one"),
+    "text_form.json": (_RUN, "the text form of conversations, and why this one"),
+    "facts.json": (_RUN, "what a probe found of a whole configuration"),
+    saved.RESULT: (_RUN, "the result: measurements with intervals; its form is that of `audit list --schema`"),
+    table.TABLE: (_RUN, "every quantity of every secret, by digest: what gates and comparisons work on"),
+    manifest.MANIFEST: (_RUN, "SHA-256 of every record, which a gate checks"),
+    manifest.PRIVATE: (_RUN, "SHA-256 of the private records"),
+    ".lock": (_RUN, "held while a process writes here"),
+    files.HTML: (_RUN, "the report"),
+    files.MARKDOWN: (_RUN, "the report for a pull request"),
+    "gate.md": ("`audit run --gate`", "the decision, for a pull request"),
+    "gate.xml": ("`audit run --gate`", "the decision as JUnit XML"),
+    kept.DECISIONS: ("`audit gate`", "what was decided, a line each"),
+    kept.LAST: ("`audit gate`", "SHA-256 of the last line, so that a cut is seen"),
+    manifest.ATTESTATION: ("`audit attest`", "the signed statement"),
+    "edpb.md": ("`audit report --format edpb`", "answers to a data protection officer's questions"),
+    "edpb.html": ("`audit report --format edpb`", "the same as a page"),
+}
+
+
+def files_of_a_run() -> str:
+    rows = [[_code(name), "**private**" if name in PRIVATE else "", by, told] for name, (by, told) in FILES.items()]
+    return _FILES.format(printed=_PRINTED) + _table(("file", "", "written by", "what it holds"), rows)
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
     "plan.md": plan,
     "commands.md": commands,
     "plugins.md": plugins,
     "metrics.md": metrics,
+    "files.md": files_of_a_run,
 }
 
 if __name__ == "__main__":

@@ -304,6 +304,21 @@ def test_a_reference_page_is_what_the_code_says(name: str) -> None:
     assert shown == reference.PAGES[name](), "python -m tests.docs.reference writes it anew"
 
 
+def test_the_files_of_a_run_are_those_of_the_page(world: Path, here: Path) -> None:
+    folder = shutil.copytree(finished(world, "run"), here / "run")
+    assert call(["gate", str(folder), "--max", "recall=1"]) in (0, 4)
+    assert call(["report", str(folder), "--format", "edpb"]) == 0
+    assert call(["attest", str(folder)]) == 0
+    found = {f"{path.name}/" if path.is_dir() else path.name for path in folder.iterdir()}
+    assert found <= set(reference.FILES)
+    sources = [path for top in ("auditor", "reports") for path in (ROOT / top).rglob("*.py")]
+    written = "".join(path.read_text(encoding="utf-8") for path in sources)
+    assert all(f'"{name}"' in written for name in set(reference.FILES) - found)  # those that this run has no use of
+    held = {name for name in found if name[-1] != "/" and b"ward 3 bed" in (folder / name).read_bytes()}
+    assert held <= set(reference.PRIVATE) and held
+    assert all(path.stat().st_mode & 0o077 == 0 for path in folder.rglob("*"))
+
+
 def test_the_plan_that_is_not_run_is_a_grid_of_as_many_runs_as_it_says(tmp_path: Path) -> None:
     (shown,) = (step for step in steps("docs/reproduce.md") if isinstance(step, File))
     (asked,) = (step for step in steps("docs/reproduce.md") if isinstance(step, Command) and shown.name in step.words)
