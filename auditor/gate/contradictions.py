@@ -19,7 +19,7 @@ from auditor.core.nouns import UNDEFENDED, CellKey, Claim, SettingName
 from auditor.core.plan import Plan
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records.journal import GUESSES, OBSERVATIONS
-from auditor.records.listed import NOT_KEPT, PLAN, SECRETS, Answers, Fact, Listed
+from auditor.records.listed import NOT_KEPT, PLAN, SECRETS, Answers, Listed, SecretFacts
 from auditor.records.outcomes import PerSecret
 from auditor.records.table import TABLE as _WHERE
 from auditor.statistics.audited import METRICS, at_level
@@ -95,7 +95,7 @@ def _otherwise_listed(
         yield from _otherwise_answered(result, outcomes, members, listed.guesses, listed.observations)
 
 
-def _unknown(kept: PerSecret, secrets: Mapping[str, Fact]) -> str:
+def _unknown(kept: PerSecret, secrets: Mapping[str, SecretFacts]) -> str:
     """How the secrets of a row are not those of the run. A probe may look at others: generations, games of its own."""
     if kept.outcome is None and secrets.keys().isdisjoint(kept.ids):
         return ""

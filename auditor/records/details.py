@@ -17,28 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from auditor.core.errors import AuditError
-from auditor.core.jsonfiles import read_object
 from auditor.core.nouns import CellKey, Secret
 from auditor.core.result import Measurement
-from auditor.records import outcomes, table
-from auditor.records.listed import SECRETS
+from auditor.records import listed, outcomes, table
+from auditor.records.listed import SecretFacts
 from auditor.records.outcomes import PerSecret
 from auditor.records.table import Column
 from auditor.statistics import documents, intervals
-
-
-@dataclass(frozen=True)
-class SecretFacts:
-    """What may be told of one secret. alias: what reports call it."""
-
-    id: str
-    alias: str
-    member: bool
-    repeats: int | None = None
-    length: int | None = None  # of its suffix, in tokens
-    group: str | None = None
-    document: str | None = None  # what it is a part of: the alias of that one's first part
-    at: int = 0  # where in that its suffix begins, in tokens
 
 
 @dataclass(frozen=True)
@@ -73,7 +58,7 @@ def facts(secrets: Sequence[Secret], salt: str, canaries: Collection[str] = ()) 
 
 def aliases(folder: Path) -> dict[str, str]:
     """What reports call each secret of the run, by its id."""
-    return {secret.id: secret.alias for secret in _facts(folder)}
+    return {id: secret.alias for id, secret in (listed.secrets(folder) or {}).items()}
 
 
 def read(folder: Path) -> Details:
@@ -87,26 +72,12 @@ def read(folder: Path) -> Details:
         for one in table.read(folder, table.OBSERVED)
         if one.quantity == "null_p"
     }
-    return Details(_facts(folder), rows, table.tokens(folder), exposure, records)
+    told = tuple((listed.secrets(folder) or {}).values())
+    return Details(told, rows, table.tokens(folder), exposure, records)
 
 
 def _bits(p: float) -> float:
     return -math.log2(p) if p > 0 else math.inf
-
-
-def _facts(folder: Path) -> tuple[SecretFacts, ...]:
-    path = folder / SECRETS
-    columns = read_object(path, "the secrets of a run") if path.exists() else {}
-    if not columns:
-        return ()
-    names: tuple[str, ...] = ("id", "alias", "member", "repeats", "length", "group")
-    names += ("document", "at") if "document" in columns else ()
-    try:
-        return tuple(SecretFacts(*values) for values in zip(*(columns[name] for name in names), strict=True))
-    except (KeyError, TypeError, ValueError):
-        raise AuditError(
-            f"{path}: expected a column each of {', '.join(names)}, got something else: the file is damaged"
-        ) from None
 
 
 def by_document(details: Details, seen: PerSecret) -> dict[str, tuple[int, int, int]]:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from auditor.core.errors import AuditError
 from auditor.core.jsonfiles import read_object
@@ -20,12 +20,22 @@ PLAN, SECRETS = "plan.json", "secrets.json"
 Answers = Mapping[CellKey, frozenset[str]]
 
 
-class Fact(NamedTuple):
-    """Of one secret. canary: whether the run did not attack it, but a probe measures its exposure."""
+@dataclass(frozen=True)
+class SecretFacts:
+    """What may be told of one secret. alias: what reports call it.
 
+    canary: whether the run did not attack it, but a probe measures its exposure.
+    """
+
+    id: str
+    alias: str
     member: bool
-    repeats: int | None
-    canary: bool
+    repeats: int | None = None
+    length: int | None = None  # of its suffix, in tokens
+    group: str | None = None
+    canary: bool = False
+    document: str | None = None  # what it is a part of: the alias of that one's first part
+    at: int = 0  # where in that its suffix begins, in tokens
 
 
 @dataclass(frozen=True)
@@ -33,7 +43,7 @@ class Listed:
     """guesses, observations: ids that have an answer, by row. None each: not in the folder, as of a baseline in CI."""
 
     plan: Mapping[str, Any] | None = None
-    secrets: Mapping[str, Fact] | None = None
+    secrets: Mapping[str, SecretFacts] | None = None
     guesses: Answers | None = None
     observations: Answers | None = None
 
@@ -54,15 +64,17 @@ def read(folder: Path) -> Listed:
     return Listed(plan, secrets(folder), guesses, observations)
 
 
-def secrets(folder: Path) -> dict[str, Fact] | None:
+def secrets(folder: Path) -> dict[str, SecretFacts] | None:
     """By id; None where the folder does not say. Raises AuditError as `read`."""
     path = folder / SECRETS
     if not path.exists():
         return None
     columns = read_object(path, "the secrets of a run")
-    names = ("id", "member", "repeats", "canary")
+    names = [field.name for field in fields(SecretFacts) if field.name not in ("document", "at")]
+    names += ["document", "at"] if "document" in columns else []
     try:
-        found = {id: Fact(*rest) for id, *rest in zip(*(columns[name] for name in names), strict=True)}
+        rows = zip(*(columns[name] for name in names), strict=True)
+        found = {id: SecretFacts(id, *rest) for id, *rest in rows}
         twice = len(found) < len(columns["id"])
     except (KeyError, TypeError, ValueError):
         raise AuditError(f"{path}: expected a column each of {', '.join(names)}: the file is damaged") from None

@@ -155,8 +155,10 @@ def refused(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise AuditError(f"{path}: cannot be read ({type(error).__name__})") from error
-    except (KeyError, TypeError, ValueError, AttributeError) as error:  # pyarrow's own are of these
-        raise AuditError(f"{path}: expected what each secret was found to be, got something else: damaged") from error
+    except (KeyError, TypeError, ValueError, AttributeError, NotImplementedError) as error:  # pyarrow's are of these
+        raise AuditError(
+            f"{path}: expected the table of numbers by secret that a run writes, got something else: it is damaged"
+        ) from error
 
 
 def heldout(folder: Path) -> dict[str, dict[str, list[float]]]:

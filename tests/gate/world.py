@@ -79,7 +79,8 @@ def whole(folder: Path) -> Path:
         others = result["benchmark"][told] - sum(one[1] == member for one in facts.values())
         facts |= {f"{told}-{i}": (f"{told}-{i}", member, None) for i in range(others)}  # that no row is about
     told_of = {name: [one[i] for one in facts.values()] for i, name in enumerate(("id", "member", "repeats"))}
-    write(folder, "secrets.json", {**told_of, "canary": [False] * len(facts)})
+    same = {"alias": [*facts], "length": [10] * len(facts), "group": [None] * len(facts)}
+    write(folder, "secrets.json", {**told_of, **same, "canary": [False] * len(facts)})
     lines = [json.dumps({"cell": row, "secret": id}) + "\n" for row, held in rows.items() for id in held["ids"]]
     (folder / "guesses.jsonl").write_text("".join(lines))
     manifest.write(folder, (folder / "result.json").read_bytes())

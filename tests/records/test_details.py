@@ -20,7 +20,6 @@ from auditor.core.result import SCHEMA_VERSION
 from auditor.records import table
 from auditor.records.details import (
     Details,
-    SecretFacts,
     by_group,
     by_length,
     facts,
@@ -28,6 +27,7 @@ from auditor.records.details import (
     reliability,
     tail,
 )
+from auditor.records.listed import SecretFacts
 from auditor.records.outcomes import PerSecret, of_folder
 from auditor.records.table import HELDOUT, MEASURED, OBSERVED, TABLE, TOKENS, Column
 from auditor.statistics import intervals, judging
@@ -129,7 +129,7 @@ def test_columns_that_do_not_make_a_row_are_refused(name: str, tmp_path: Path) -
     table.write(tmp_path, columns)
     assert len(read(tmp_path).rows) == 1
     table.write(tmp_path, BROKEN[name](columns))
-    with pytest.raises(AuditError, match=r"secrets.parquet: expected what"):
+    with pytest.raises(AuditError, match=r"secrets.parquet: expected the table"):
         read(tmp_path)
 
 

@@ -20,7 +20,8 @@ from scipy.stats import beta
 
 from auditor.core.nouns import Claim
 from auditor.core.result import AuditResult, BenchmarkRecord, Chain, Finding, Measurement, Step, TargetRecord
-from auditor.records.details import Details, SecretFacts
+from auditor.records.details import Details
+from auditor.records.listed import SecretFacts
 from auditor.records.outcomes import PerSecret
 from auditor.reports import html
 from auditor.statistics import judging

@@ -9,7 +9,8 @@ import numpy as np
 
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult
-from auditor.records.details import Details, SecretFacts
+from auditor.records.details import Details
+from auditor.records.listed import SecretFacts
 from auditor.records.outcomes import PerSecret
 from auditor.reports import advice, contents
 from auditor.statistics.judging import Outcome

@@ -13,7 +13,8 @@ import pytest
 
 from auditor.core.result import AuditResult, Measurement
 from auditor.gate.compare import Comparand, Comparison, Line
-from auditor.records.details import Details, SecretFacts
+from auditor.records.details import Details
+from auditor.records.listed import SecretFacts
 from auditor.records.outcomes import PerSecret
 from auditor.reports import contents
 from auditor.reports.blocks import Document, Figure, Forest, Paragraph, Table

@@ -49,7 +49,8 @@ def run(tmp_path: Path) -> Path:
     ids, repeats = tuple(f"s{i}" for i in range(n)), (1,) * n
     folder = RunFolder.create(tmp_path / "run", "name", plan)
     folder.pin_weights({"model/model.safetensors": "d1"})
-    facts = {"id": ids, "member": [True] * n, "repeats": repeats, "canary": [False] * n}
+    facts = {"id": ids, "alias": ids, "member": [True] * n, "repeats": repeats, "canary": [False] * n}
+    facts |= {"length": [2] * n, "group": [None] * n}
     (folder.path / "secrets.json").write_text(json.dumps(facts))
     folder.append(CellKey("undefended", "worst", "a"), [Guesses(one, (Guess((1, 2), -0.5),), 1, 2) for one in ids])
     folder.observe(CellKey("undefended", "worst", "a"), [Observation("s1", {"log_p": -0.5})])
