@@ -22,7 +22,7 @@ from auditor.records.outcomes import PerSecret
 from auditor.records.signals import NOT_TESTED, Assessment, assess
 from auditor.reports import inert, signals, words
 from auditor.reports.blocks import Block, Bullets, Group, Paragraph, Table
-from auditor.reports.topics import Topic, row_details, titled
+from auditor.reports.topics import Topic, titled
 from auditor.reports.verdict import strongest
 from auditor.statistics import dose
 from auditor.statistics.bootstrap import CONFIDENCE
@@ -109,7 +109,7 @@ def _of_outcomes(result: AuditResult, details: Details) -> tuple[Advice, ...]:
 def _extracted(result: AuditResult, details: Details) -> tuple[Finding, Outcome] | None:
     """The undefended model's configuration of highest recall, and its members; None: not kept, or nothing extracted."""
     worst = strongest(result, UNDEFENDED)
-    seen = None if worst is None else row_details(details, worst)
+    seen = None if worst is None else details.rows.get(worst.key)
     if worst is None or seen is None or seen.outcome is None:
         return None
     members = seen.outcome.only(seen.outcome.member)
@@ -201,7 +201,7 @@ def _defenses(result: AuditResult, details: Details, worst: Finding, members: Ou
     found = {finding.key: finding for finding in result.findings if not finding.not_applicable}
     for target in result.targets:
         finding = found.get(worst.key._replace(target=target.name))
-        seen = None if finding is None or target.name == UNDEFENDED else row_details(details, finding)
+        seen = None if finding is None or target.name == UNDEFENDED else details.rows.get(finding.key)
         if finding is None or seen is None or seen.outcome is None:
             continue
         pair = _paired(members, seen)

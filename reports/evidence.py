@@ -14,7 +14,7 @@ from auditor.records.details import Details, Reliability
 from auditor.records.kinds import EXACT
 from auditor.reports import figures, words
 from auditor.reports.blocks import Block, FactList, Figure, Figures, Group, Paragraph, PlotPoint, Series, Table
-from auditor.reports.topics import Topic, by_target, kind, row_details, titled
+from auditor.reports.topics import Topic, by_target, kind, titled
 from auditor.reports.verdict import answers, strongest
 from auditor.statistics.exposure import null_band
 from auditor.statistics.extraction import any_of
@@ -165,7 +165,7 @@ def _bins(r: Reliability) -> tuple[tuple[str, ...], ...]:
 
 def _reliabilities(result: AuditResult, details: Details, finding: Finding) -> list[tuple[str, Reliability]]:
     """Of an attack whose score is a probability; of a sampling attack also what the exact probability foretold."""
-    seen = row_details(details, finding)
+    seen = details.rows.get(finding.key)
     if seen is None or seen.outcome is None:
         return []
     title, o, found = words.target_title(result, finding.target), seen.outcome.only(seen.outcome.member), []
@@ -190,7 +190,7 @@ def _foretold(result: AuditResult, details: Details, finding: Finding) -> Mappin
         return f.target, f.setting, f.decoding
 
     alike = [f for f in result.findings if asked(f) == asked(finding)]
-    probe = next((seen for f in alike if (seen := row_details(details, f)) and EXACT in seen.values), None)
+    probe = next((seen for f in alike if (seen := details.rows.get(f.key)) and EXACT in seen.values), None)
     first = next((f for f in alike if f.samples == finding.samples), None)
     if probe is None or not finding.samples or first is not finding:
         return {}

@@ -14,7 +14,7 @@ from auditor.records.outcomes import PerSecret
 from auditor.records.texts import SecretText
 from auditor.reports import figures, inert, personal, secrets, words
 from auditor.reports.blocks import Block, Figure, Figures, Forest, Group, Paragraph, PlotPoint, Series, Table
-from auditor.reports.topics import Topic, row_details, span, titled
+from auditor.reports.topics import Topic, span, titled
 from auditor.reports.verdict import strongest
 
 _DOCUMENTS = 20  # that the table of documents names, a row
@@ -24,7 +24,7 @@ _REVEALED_AT_MOST = 1_000_000  # characters: a page that a browser still likes
 
 def _strongest_rows(result: AuditResult, details: Details) -> list[tuple[Finding, PerSecret]]:
     """The row that did best against each target, where its outcomes are kept."""
-    found = ((best, row_details(details, best)) for t in result.targets if (best := strongest(result, t.name)))
+    found = ((best, details.rows.get(best.key)) for t in result.targets if (best := strongest(result, t.name)))
     return [(finding, seen) for finding, seen in found if seen is not None]
 
 
@@ -141,7 +141,7 @@ def _counts(result: AuditResult, details: Details) -> list[Block]:
     """How each row came out over the members: what the list below adds up to."""
     rows = []
     for finding in words.rows(result):
-        seen = row_details(details, finding)
+        seen = details.rows.get(finding.key)
         if seen is None or seen.outcome is None:
             continue
         o = seen.outcome.only(seen.outcome.member)

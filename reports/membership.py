@@ -11,7 +11,7 @@ from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records.details import Details
 from auditor.reports import words
 from auditor.reports.blocks import Block, Figure, Figures, Group, Paragraph, PlotPoint, Series, Table
-from auditor.reports.topics import Topic, row_details, titled
+from auditor.reports.topics import Topic, titled
 from auditor.statistics import roc
 from auditor.statistics.membership import FALSE_POSITIVES, SCORES
 from auditor.statistics.metrics import CONTROLS, auc_of, rate_of, score_of
@@ -118,7 +118,7 @@ def _curves(result: AuditResult, details: Details) -> list[Block]:
 
 def _staircases(details: Details, finding: Finding) -> Iterator[tuple[str, list[tuple[float, float]]]]:
     """The main score's curve and the blind baseline's; of the undefended model the stacked one's too."""
-    seen = row_details(details, finding)
+    seen = details.rows.get(finding.key)
     wanted = ("", "blind", *(("stacked",) if finding.target == UNDEFENDED else ()))
     if seen is None:
         return

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.gate.compare import Comparison
 from auditor.records.details import Details
-from auditor.records.outcomes import PerSecret
 from auditor.records.texts import SecretText
 from auditor.reports import words
 from auditor.reports.blocks import Block, ForestSpan, Group
@@ -61,10 +60,6 @@ def span(m: Measurement, floor: float | None = None) -> ForestSpan | None:
     if any(math.isnan(value) for value in (m.low, m.value, m.high)):
         return None
     return ForestSpan(m.low, m.value, m.high, None if floor is None or math.isnan(floor) else floor)
-
-
-def row_details(details: Details, finding: Finding) -> PerSecret | None:
-    return details.rows.get(finding.key)
 
 
 def titled(result: AuditResult, finding: Finding) -> str:

@@ -127,10 +127,9 @@ def _by_secret(part: Part, seed: int) -> dict[str, float]:
     """What the metric is the members' mean of, where a probe kept that: `exposure`, `exposure(count=16)`."""
     match = re.fullmatch(r"(\w+)(?:\(count=(\d{1,15})\))?", part.metric)
     held = part.cell.probed.get(seed)
-    if match is None or held is None or match[1] not in held.values:
+    if match is None or held is None:
         return {}
-    rows = zip(held.ids, held.member, held.repeats, held.values[match[1]].tolist(), strict=True)
-    own = {id: x for id, member, times, x in rows if member and (match[2] is None or times == int(match[2]))}
+    own = held.by_secret(match[1], True, None if match[2] is None else int(match[2]))
     return own if all(map(math.isfinite, own.values())) else {}
 
 

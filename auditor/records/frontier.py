@@ -216,12 +216,15 @@ def _why_not(
 def _leaks(models: Sequence[Subject], metric: Metric, row: Row, seeds: Sequence[int]) -> list[Leak]:
     """Of each model, on the secrets that all of them answered at every seed; none where too few did."""
     rows = [[model.rows[row][seed] for seed in seeds] for model in models]
-    own, others = (_common([held for some in rows for held in some], member) for member in (True, False))
     column = metric.scores or metric.column
+    own, others = (
+        sorted(set.intersection(*(set(held.by_secret(column, member)) for some in rows for held in some)))
+        for member in (True, False)
+    )
 
     def values(held: PerSecret, ids: Sequence[str]) -> np.ndarray[Any, np.dtype[np.float64]]:
-        at = {id: i for i, id in enumerate(held.ids)}
-        return held.values[column][[at[id] for id in ids]]
+        known = {**held.by_secret(column, True), **held.by_secret(column, False)}
+        return np.array([known[id] for id in ids])
 
     if len(own) < 2:
         return []
@@ -233,11 +236,6 @@ def _leaks(models: Sequence[Subject], metric: Metric, row: Row, seeds: Sequence[
     if len(others) < bounding(metric.rate, LEVEL / 2):
         return []  # they bound the rate of no model from below, so they show none to leak more than another
     return frontier.rates(scores, metric.rate)
-
-
-def _common(rows: Sequence[PerSecret], member: bool) -> list[str]:
-    held = ({id for id, is_one in zip(row.ids, row.member, strict=True) if is_one == member} for row in rows)
-    return sorted(set.intersection(*held))
 
 
 def _point(model: Subject, ratio: Measurement, leak: Measurement, margin: float) -> FrontierPoint:

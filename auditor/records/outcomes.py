@@ -88,6 +88,11 @@ class PerSecret:
         # in the order of the row: a bootstrap draws other places in another one
         return about.remade(*({name: x[side] for name, x in self.values.items()} for side in (wanted, ~self.member)))
 
+    def by_secret(self, name: str, members: bool, count: int | None = None) -> dict[str, float]:
+        """The values of the members (or the others), of one repeat count if given, by id; empty where none are kept."""
+        rows = zip(self.ids, self.member, self.repeats, self.values.get(name, np.empty(0)).tolist(), strict=False)
+        return {id: x for id, member, times, x in rows if member == members and count in (None, times)}
+
     def chosen(self, members: bool, count: int | None) -> dict[str, NDArray[np.float64]]:
         """The values of the members (or the others), of one repeat count if given, in the order of their ids."""
         wanted = [

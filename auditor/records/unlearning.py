@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -57,39 +57,24 @@ def unlearned(
 
 def _numbers(attack: str, main: str, columns: Columns, forgotten: frozenset[str]) -> Iterator[Recalled]:
     for name in (_GREEDY, main, _BOUND):
-        if not all(_kept(name) in seen.values for seen in columns.values()) or (name == _BOUND and main == _BOUND):
+        kept = _BOUND if name == _GREEDY else name
+        if not all(kept in seen.values for seen in columns.values()) or (name == _BOUND and main == _BOUND):
             continue
         for group in (FORGOTTEN, RETAINED, NONMEMBERS):
-            ids = _members(columns, group, forgotten)
-            found = {model: _values(seen, name, ids) for model, seen in columns.items()}
+            held = {
+                model: _of_group(seen.by_secret(kept, group != NONMEMBERS), group, forgotten)
+                for model, seen in columns.items()
+            }
+            ids = sorted(set.intersection(*map(set, held.values()))) if held else []  # that all models were asked for
+            found = {model: np.array([own[id] for id in ids]) for model, own in held.items()}
+            if name == _GREEDY:
+                found = {model: (values == 1).astype(float) for model, values in found.items()}
             if ids and all(np.isfinite(values).all() for values in found.values()):
                 yield recalled(attack, name, group, found)
 
 
-def _kept(name: str) -> str:
-    return _BOUND if name == _GREEDY else name
-
-
-def _members(columns: Columns, group: str, forgotten: frozenset[str]) -> list[str]:
-    """The secrets of a group that all models were asked for."""
-    asked = [
-        {id for id, member in zip(seen.ids, seen.member, strict=True) if _is_of(group, id, bool(member), forgotten)}
-        for seen in columns.values()
-    ]
-    return sorted(set.intersection(*asked)) if asked else []
-
-
-def _is_of(group: str, id: str, member: bool, forgotten: frozenset[str]) -> bool:
-    if group == NONMEMBERS:
-        return not member
-    return member and (id in forgotten) == (group == FORGOTTEN)
-
-
-def _values(seen: PerSecret, name: str, ids: Sequence[str]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    at = {id: i for i, id in enumerate(seen.ids)}
-    values = seen.values[_kept(name)][[at[id] for id in ids]]
-    found: np.ndarray[tuple[int], np.dtype[np.float64]] = (values == 1).astype(float) if name == _GREEDY else values
-    return found
+def _of_group(values: Mapping[str, float], group: str, forgotten: frozenset[str]) -> dict[str, float]:
+    return {id: x for id, x in values.items() if group == NONMEMBERS or (id in forgotten) == (group == FORGOTTEN)}
 
 
 def _perplexities(result: AuditResult, folder: Path, models: Mapping[str, str]) -> dict[str, Measurement]:

@@ -18,6 +18,7 @@ from auditor.records.table import Column
 from auditor.runs.causes import Answers
 from auditor.runs.generations import Judged
 from auditor.statistics import judging
+from auditor.statistics.metrics import RECALL
 
 
 class Collector:
@@ -39,11 +40,9 @@ class Collector:
         self, key: CellKey, outcome: judging.Outcome, probable: bool, kinds: Mapping[str, Mapping[str, float]]
     ) -> PerSecret:
         """What an attack's cell came to; probable: its scores are probabilities; kinds: `Personal.extracted`."""
-        members = outcome.only(outcome.member)
-        own = dict(zip(members.ids, members.hit.astype(float).tolist(), strict=True))
-        self.answers[key] = Answers("recall", "share", own)
         of_kinds = {kind: [held.get(id, math.nan) for id in outcome.ids] for kind, held in kinds.items()}
         row = PerSecret.of(outcome, of_kinds, probable)
+        self.answers[key] = Answers(RECALL, "share", row.by_secret(RECALL, True))
         self._columns += row.columns(key)
         self._attacks.append(key)
         return row
@@ -57,16 +56,12 @@ class Collector:
         main: Measurement,
     ) -> None:
         """What a probe's cell came to; main: its first measurement."""
-        kept = probe.per_secret(secrets, observations)
-        numbers = {name: np.array(values, dtype=float) for name, values in kept.items()}
+        kept = probe.per_secret(secrets, observations).items()
+        numbers = {name: np.array(values, dtype=float) for name, values in kept}
         ids, member, repeats = (tuple(getattr(s, name) for s in secrets) for name in ("id", "member", "repeats"))
-        self._columns += PerSecret(ids, np.array(member, dtype=bool), repeats, numbers).columns(key)
-        self._columns += _seen(key, secrets, observations)
-        by_secret = kept.get(main.name, [])
-        own, others = (
-            {s.id: x for s, x in zip(secrets, by_secret, strict=False) if s.member == member}
-            for member in (True, False)
-        )
+        row = PerSecret(ids, np.array(member, dtype=bool), repeats, numbers)
+        self._columns += [*row.columns(key), *_seen(key, secrets, observations)]
+        own, others = (row.by_secret(main.name, member) for member in (True, False))
         # A canary's exposure is a rank among texts that were never inserted: nothing is to be taken off it.
         floor = others if probe.of == "secrets" else {}
         if own and np.isfinite([*own.values(), *floor.values()]).all():
