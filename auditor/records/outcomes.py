@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +50,10 @@ class PerSecret:
 
     @classmethod
     def of(
-        cls, judged: Outcome, kinds: Mapping[str, Sequence[float]] | None = None, score_is_probability: bool = False
+        cls,
+        judged: Outcome,
+        kinds: Mapping[str, Sequence[float] | NDArray[Any]] | None = None,
+        score_is_probability: bool = False,
     ) -> PerSecret:
         """Of an attack's judged guesses, the numbers that the metrics are means of."""
         kept = sorted((m for m in metrics.METRICS if m.per_secret and m.values), key=lambda m: m.place or math.inf)

@@ -171,7 +171,10 @@ def judge(
 
 def _of_generations(cell: CellKey, drawn: Sequence[str], every: Sequence[Held]) -> Iterator[Column]:
     counts = [float(held.memorised) for held in every]
-    values = {memorised.MEMORISED: [memorised.PER * n for n in counts], memorised.GENERATIONS: [n > 0 for n in counts]}
+    values = {
+        memorised.MEMORISED: [memorised.PER * n for n in counts],
+        memorised.GENERATIONS: [float(n > 0) for n in counts],
+    }
     for name, numbers in values.items():
         yield Column(MEASURED, cell, name, drawn, numbers, [True] * len(drawn))
 
