@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -91,6 +91,24 @@ def pytest_fixture_setup() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call() -> None:
     seed()
+
+
+# `--plugin` files live as long as the process does: what a module or a test has loaded is forgotten behind it.
+@pytest.fixture(autouse=True, scope="module")
+def plugins_of_the_module() -> Iterator[None]:
+    yield from _plugins_forgotten()
+
+
+@pytest.fixture(autouse=True)
+def plugins_of_the_test(plugins_of_the_module: None) -> Iterator[None]:
+    yield from _plugins_forgotten()
+
+
+def _plugins_forgotten() -> Iterator[None]:
+    before = dict(registry._extra)
+    yield
+    registry._extra.clear()
+    registry._extra.update(before)
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ places to interrupt a run, and the refusals.
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import re
@@ -15,7 +14,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,6 @@ from auditor.cli import call
 from auditor.commands import console
 from auditor.core.nouns import CellKey, Guesses, Observation
 from auditor.models.loading import load
-from auditor.plugins import registry
 from auditor.records import details
 from auditor.records.folder import RunFolder
 from auditor.records.table import TABLE
@@ -127,11 +125,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def nobody_else(monkeypatch: Patch) -> Iterator[None]:
-    """`--plugin` files live as long as the process does; a test sees its own only."""
-    monkeypatch.setattr(registry, "_extra", copy.copy(registry._extra))
+def offline(monkeypatch: Patch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    yield
 
 
 ETHICIST = ["--attack", "ethicist", *(f"-Aethicist.{o}" for o in ("prompt_length=3", "epochs=2", "warmup_steps=1"))]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import socket
@@ -17,7 +16,6 @@ from auditor.commands import options
 from auditor.core import safe
 from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
-from auditor.plugins import registry
 from auditor.records.folder import RunFolder
 from auditor.reports import files
 from tests.conftest import save_tiny
@@ -28,8 +26,7 @@ MARK = "open('ran', 'w').close()\n"
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with a plug-in that leaves a mark; plug-ins live as long as the process does."""
-    monkeypatch.setattr(registry, "_extra", copy.copy(registry._extra))
+    """A folder with a plug-in that leaves a mark."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "theirs.py").write_text(MARK)
     yield tmp_path

@@ -5,7 +5,6 @@ Models, data and the lab are tiny. A command that finds nothing under a name it 
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import importlib
 import importlib.util
@@ -142,7 +141,6 @@ def here(world: Path, tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
     monkeypatch.setenv("AUDIT_CACHE", str(world / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
-    monkeypatch.setattr(registry, "_extra", copy.copy(registry._extra))
     defaults = [LAB.get(field.name, field.default) for field in dataclasses.fields(LabRecipe)]
     monkeypatch.setattr(LabRecipe.__init__, "__defaults__", tuple(defaults))
     monkeypatch.setattr(gaussian, "_PLD_TO", 0.0)  # Renyi's bound takes milliseconds, the tighter one seconds

@@ -25,7 +25,6 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import Guess, Guesses, Secret
 from auditor.core.result import Finding, Measurement
 from auditor.core.streams import generator
-from auditor.plugins import registry
 from auditor.records import details, texts
 from auditor.records import names as naming
 from auditor.records.folder import RunFolder
@@ -95,7 +94,6 @@ def outside(tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
     for name in ("work", "cache", "home", "tmp"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "work")
-    monkeypatch.setattr(registry, "_extra", dict(registry._extra))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     for name, folder in (("AUDIT_CACHE", "cache"), ("HOME", "home"), ("HF_HOME", "home/hf"), ("TMPDIR", "tmp")):
         monkeypatch.setenv(name, str(tmp_path / folder))
