@@ -66,9 +66,10 @@ def check(
         _run(quick.demonstration(seed), out, "demonstration", Shelf(), (), your_own=_YOUR_OWN)
         return
     plan, shelf, name = quick.quick(model, data, nonmembers, seed), Shelf(), f"check-{Path(model).name}"
+    limits: quick.Limits = ()
     with console.terminal(verbose=False) as reporter:
         if deep:
-            plan, limits = quick.deep(plan), ()
+            plan = quick.deep(plan)
             console.show(estimate.table(estimate.estimate(plan, reporter, shelf=shelf)))
         else:
             plan, limits = quick.fitted(plan, reporter, shelf, 60 * minutes, begun)

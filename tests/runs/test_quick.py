@@ -15,7 +15,7 @@ from auditor.records.folder import RunFolder
 from auditor.runs import quick
 from auditor.runs.quick import paced
 from auditor.runs.reporter import Silence
-from auditor.runs.run import run
+from auditor.runs.run import check, run
 from auditor.runs.shelf import Shelf
 from tests.conftest import save_tiny
 
@@ -115,3 +115,15 @@ def test_a_model_that_is_too_slow_is_refused_with_the_minutes_that_it_takes(
     minutes = float(str(refused.value).rpartition(" ")[2])
     plan, _ = fitted(given, 60 * minutes)
     assert plan.data.limit is not None and plan.data.limit >= quick.FEWEST
+
+
+def test_a_deep_check_is_the_usual_audit_of_the_same_records(given: Path) -> None:
+    shallow = quick.quick(str(given / "model"), str(given / "private.jsonl"), str(given / "fresh.jsonl"), 7)
+    plan = quick.deep(shallow)
+    methods = check(plan).named
+    assert "ethicist" in methods and {"membership", "extraction-probability", "near-verbatim"} <= set(methods)
+    assert methods["ethicist"].samples > 1  # type: ignore[union-attr]
+    changed = {name for name, value in plan.values().items() if value != shallow.values()[name]}
+    assert changed == {"attack", "attack_options", "setting", "known_fraction", "known_limit"}
+    usual = quick.Plan().values()
+    assert all(plan.values()[name] == usual[name] for name in ("setting", "known_fraction", "known_limit", "limit"))
