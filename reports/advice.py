@@ -21,7 +21,7 @@ from auditor.records.listed import SecretFacts
 from auditor.records.outcomes import PerSecret
 from auditor.records.signals import NOT_TESTED, Assessment, assess
 from auditor.reports import inert, signals, words
-from auditor.reports.blocks import Block, Bullets, Group, Paragraph, Table
+from auditor.reports.blocks import Block, Bullets, Group, Table
 from auditor.reports.topics import Topic, titled
 from auditor.reports.verdict import strongest
 from auditor.statistics import dose
@@ -67,7 +67,7 @@ def _leaks(result: AuditResult, seen: Assessment) -> Iterator[Advice]:
     for target in seen.targets:
         for found in signals.by_kind(seen.shown(target)):
             best = signals.strongest(found)
-            hold = f"; in a gate: --max {shlex.quote(best.limit)}" if best.limit else ""
+            hold = f"; limit it in CI: audit gate --max {shlex.quote(best.limit)}" if best.limit else ""
             row = words.target_title(result, target)
             yield Advice(LEAKS, f"{signals.said(found)}{hold}", f"{row} · {best.row.attack}" if best.row else row)
 
@@ -76,7 +76,7 @@ def _left(result: AuditResult, seen: Assessment) -> Iterator[Advice]:
     """What the run does not tell; that nothing is to be fixed is said where every signal agrees."""
     for target in filter(seen.reassures, seen.targets):
         tested, gated = signals.by_kind(seen.tested(target)), seen.gated()
-        keep = f"; in a gate, so that it stays so: --max {shlex.quote(gated.limit)}" if gated else ""
+        keep = f"; keep it so in CI: audit gate --max {shlex.quote(gated.limit)}" if gated else ""
         said = f"{signals.CLEAR} by {counted(len(tested), 'signal')} tested{keep}"
         yield Advice(CLEAR, said, words.target_title(result, target))
     measured = {s.kind for s in seen.signals if s.measured}
@@ -236,7 +236,7 @@ def _cost(result: AuditResult, name: str) -> str:
     own, base = result.target(name).perplexity, result.target(UNDEFENDED).perplexity
     if own is None or base is None:
         return "what it costs was not measured"
-    return f"held-out perplexity {words.value(own)} for {words.value(base)}, {own.value / base.value:.2f} times"
+    return f"held-out perplexity {words.value(own)} instead of {words.value(base)}, {own.value / base.value:.2f} times"
 
 
 # --- the section ------------------------------------------------------------------------------------------------------
@@ -248,8 +248,12 @@ def blocks(result: AuditResult, details: Details) -> Sequence[Block]:
         return ()
     rows = tuple((one.kind, one.said, one.row) for one in found)
     return (
-        Paragraph("Worked out from the numbers of this run; the last column names the configuration behind each."),
-        Table("advice-table", "What to do now", ("About", "What the run says", "Of"), (Group("", rows),)),
+        Table(
+            "advice-table",
+            "Worked out from the numbers of this run",
+            ("About", "What the run says", "Of"),
+            (Group("", rows),),
+        ),
     )
 
 

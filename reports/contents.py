@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from auditor.core.counts import counted
 from auditor.core.result import AuditResult
 from auditor.gate.compare import Comparison
 from auditor.records.details import Details
@@ -36,6 +35,10 @@ from auditor.reports.topics import CHECK, DECIDE, MEND, Material
 from auditor.reports.verdict import doubts, headline, summaries, verdict
 
 REVEALED = "This report shows private text (--reveal): keep it to yourself."
+READING = (
+    "Undefended is the model as it was trained. Text-only access is sampled text, as an API gives it; white-box access "
+    "is the model itself. Brackets hold 95% intervals; what is extracted of non-members is guessing."
+)
 PARTS = (
     (DECIDE, (*advice.TOPICS, *glance.TOPICS, *frontier.TOPICS, *unlearning.TOPICS)),
     (MEND, (*leaks.TOPICS, *untargeted.TOPICS)),
@@ -60,7 +63,7 @@ def document(
         verdict=verdict(material.result),
         doubts=doubts(material.result),
         standings=_standings(material.result),
-        rule=severity.RULE,
+        rule=f"{severity.RULE} {READING}",
         sections=tuple(Section(topic.id, topic.title, tuple(blocks)) for topic, blocks in made if blocks),
         source="Rendered from result.json alone" if texts is None else "Rendered from result.json and texts.jsonl",
         warning="" if texts is None else REVEALED,
@@ -89,7 +92,7 @@ def page(
         warning="" if texts is None else REVEALED,
         doubts=doubts(material.result),
         standings=_standings(material.result),
-        rule=severity.RULE,
+        rule=f"{severity.RULE} {READING}",
     )
 
 
@@ -97,10 +100,10 @@ def _masthead(result: AuditResult) -> Facts:
     n = result.benchmark
     return (
         ("Attacked", subject.targets(result)),
-        ("For", f"{counted(n.members, 'member')}, {counted(n.nonmembers, 'non-member')}"),
+        ("Records", f"{n.members:,} trained on (members), {n.nonmembers:,} not (non-members)"),
         ("Run", result.name),
         ("Ended", result.created),
-        ("Seed", f"seed {result.seed}"),
+        ("Seed", str(result.seed)),
     )
 
 

@@ -18,7 +18,7 @@ def drawn(result: AuditResult) -> list[Figure]:
     """All of them, setting by setting."""
     figures: list[Figure] = []
     for setting in words.SETTINGS:
-        where = "worst case" if setting == "worst" else "only sampled tokens"
+        where = "white-box" if setting == "worst" else "text-only"
         findings = tuple(f for f in words.rows(result) if f.setting == setting and not f.not_applicable)
         figures += _repeats_figure(result, setting, where, findings)
         figures += _errors_figure(result, setting, where, findings)

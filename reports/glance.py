@@ -8,6 +8,7 @@ from auditor.gate.compare import Comparison
 from auditor.reports import changes, signals, words
 from auditor.reports.blocks import Block, Bullets, Forest, Paragraph
 from auditor.reports.topics import BEFORE, Topic, span
+from auditor.reports.verdict import fewest
 
 
 def _since(since: Comparison) -> list[Block]:
@@ -22,25 +23,27 @@ def _since(since: Comparison) -> list[Block]:
 
 
 def _limits(result: AuditResult) -> list[Block]:
-    n, claims = result.benchmark.members, [target.claim for target in result.targets if target.claim]
+    n, claims = fewest(result), [target.claim for target in result.targets if target.claim]
     unseen = (
-        f"Zero hits is not zero leakage. With {counted(n, 'secret')} attacked, none extracted would still leave up to "
-        f"{words.percent(words.zero_hits_bound(n))}% possible (upper end of the 95% interval)."
+        f"Zero hits is not zero leakage. Where {counted(n, 'member was', 'members were')} attacked, the fewest of any "
+        f"target here, none extracted still leaves up to {words.percent(words.zero_hits_bound(n))}% possible (upper "
+        "end of the 95% interval)."
     )
     limits = [
         *([unseen] if n else []),
-        "An attack gives a lower bound. Other attacks, more samples, better known pairs or more queries may get more "
-        "out.",
+        "An attack gives a lower bound. Other attacks, more samples, more auxiliary data or more queries may extract "
+        "more.",
         "Recall counts verbatim completion of the attacked suffixes, near-verbatim recall a few token edits more. "
-        "Paraphrase, partial disclosure, membership and attribute inference are not counted.",
+        "Neither counts paraphrase, partial disclosure, membership or attribute inference.",
         "The result is about these secrets. Records that are rarer, longer, more often repeated or differently written "
         "may leak more.",
-        "The intervals cover the choice of secrets, row by row. They do not cover training again with another seed, "
-        "nor picking the best of many rows afterwards.",
+        "The intervals cover the choice of secrets, configuration by configuration. They do not cover training again "
+        "with another seed, nor picking the best of many configurations afterwards.",
     ]
     if claims:
         limits += [
-            "Low measured recall does not prove a claim, and a claim says nothing about a row where it does not apply.",
+            "Low measured recall does not prove a claim, and a claim says nothing about a configuration where it does "
+            "not apply.",
             "An ε holds for its unit, relation, access, decoding and number of drawn tokens. Every further token "
             "answered spends more; a claim about a shard is not one about a person.",
         ]

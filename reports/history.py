@@ -213,7 +213,7 @@ class _Seen:
 def _figure(
     by: By, runs: Sequence[_Shown], setting: str, metric: str, rows: Mapping[CellKey, Sequence[_Seen]], id: str
 ) -> Figure:
-    where = "worst case" if setting == "worst" else "only sampled tokens"
+    where = "white-box" if setting == "worst" else "text-only"
     label, unit = words.label(metric), next(iter(rows.values()))[0].main.unit
     title = f"{label}, {where}"
     text = f"{_ALONG[by]}, evenly spaced, with 95% intervals."

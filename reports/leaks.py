@@ -59,7 +59,7 @@ def _groups(result: AuditResult, details: Details, rows: Sequence[tuple[Finding,
     spans = tuple(span(m) for _, groups in shown for m in groups.values())
     column = result.plan.get("group_column")
     caption = f"Recall by {column}" if isinstance(column, str) else "Recall by kind of record"
-    return [Forest(Table("groups-table", caption, ("Group", "Came out"), tables, frozenset({1})), spans)]
+    return [Forest(Table("groups-table", caption, ("Group", "Extracted"), tables, frozenset({1})), spans)]
 
 
 def _documents(result: AuditResult, details: Details, rows: Sequence[tuple[Finding, PerSecret]]) -> list[Block]:
@@ -77,8 +77,8 @@ def _documents(result: AuditResult, details: Details, rows: Sequence[tuple[Findi
     )
     if not any(group.rows for group in groups):
         return []
-    caption = f"Longest block that came out of a document, in tokens; at most {_DOCUMENTS} documents a row"
-    head = ("Document, by its first part", "Longest block", "Parts that came out")
+    caption = f"Longest block extracted from a document, in tokens; at most {_DOCUMENTS} documents a row"
+    head = ("Document, by its first part", "Longest block", "Parts extracted")
     return [Table("documents-table", caption, head, groups, frozenset({1, 2}))]
 
 

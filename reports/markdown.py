@@ -67,7 +67,7 @@ def render(
     parts += [escape(doc.rule)]
     for section in shown:
         parts += [f"### {escape(section.title)}", *_at_once(section)]
-    parts += [escape(words.shorten(" · ".join(text for _, text in doc.facts), _MOST_TEXT))]
+    parts += [escape(words.shorten(" · ".join(f"{term}: {text}" for term, text in doc.facts), _MOST_TEXT))]
     parts += [_bullets(words.shorten(said, _MOST_CLAIM) for said in _violations(result)[:_MOST_CLAIMS])]
     parts += [_bullets(words.shorten(claim, _MOST_CLAIM) for claim in _claims(result)[:_MOST_CLAIMS])]
     if since is not None:

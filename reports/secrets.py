@@ -29,7 +29,7 @@ _ID = 60  # characters
 CODES = "".join(chr(c) for c in range(0x23, 0x7F) if chr(c) not in "<>&\\")
 _POWER = 6
 OUTCOMES = {
-    "3": "came out verbatim",
+    "3": "extracted verbatim",
     "2": "another guess was right",
     "1": "nearly came out",
     "0": "did not come out",

@@ -16,7 +16,7 @@ from auditor.records.texts import SecretText
 from auditor.reports import words
 from auditor.reports.blocks import Block, ForestSpan, Group
 
-DECIDE, MEND, CHECK = "For the decision", "For mending the model", "For checking the method"
+DECIDE, MEND, CHECK = "For the decision", "For fixing the model", "For checking the method"
 BEFORE = "Since the last run"
 
 
@@ -67,4 +67,4 @@ def titled(result: AuditResult, finding: Finding) -> str:
 
 
 def kind(finding: Finding) -> str:
-    return "worst case" if finding.setting == "worst" else "inside the claim"
+    return "white-box" if finding.setting == "worst" else "text-only"

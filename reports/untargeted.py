@@ -30,8 +30,8 @@ _NOTE = (
     "overlap are one. The floor is n-grams of held-out text alone, which nothing was trained on, scaled to as many as "
     "the training data have: so much is common to such texts and no memory. Common n-grams stand in both, and count "
     "for neither. The public model has not seen the training data either: what it writes of them needs no memory. A "
-    "record came out where a generation holds an n-gram of it that no other record has; held-out records that did are "
-    "the floor. New records are those that the "
+    "record is extracted where a generation holds an n-gram of it that no other record has; held-out records that are "
+    "extracted so are the baseline. New records are those that the "
     "next generations would add, by the records seen once (Good–Turing); those in the end, by the records seen once "
     "and twice, are a lower bound (Chao): more kinds of prompts reach others."
 )
@@ -77,11 +77,11 @@ def _drawn(finding: Finding) -> str:
 
 
 def _to_come(result: AuditResult, shown: list[Finding]) -> Table:
-    head = ("Target", "Records that came out", "The floor", f"New in the next {PER:,}", "In the end, at least")
+    head = ("Target", "Records extracted", "Non-members", f"New in the next {PER:,}", "In the end, at least")
     told = tuple(
         (titled(result, f), _out(f, RECORDS), _out(f, floor_of(RECORDS)), *_told(f, (NEW, RICHNESS))) for f in shown
     )
-    caption = "Training records that came out, and how many more would with more generations, with 95% intervals"
+    caption = "Training records extracted, and how many more would with more generations, with 95% intervals"
     return Table("to-come-table", caption, head, (Group("", told),), frozenset({1, 2, 3, 4}))
 
 
@@ -119,8 +119,8 @@ def _copies(result: AuditResult, details: Details, shown: list[Finding]) -> list
             groups.append(Group(titled(result, f), of))
     if not groups:
         return []
-    head = ("Repetitions", "Came out")
-    return [Table("copies-table", "Training records that came out, by their repetitions", head, tuple(groups))]
+    head = ("Copies", "Extracted")
+    return [Table("copies-table", "Training records extracted, by copies", head, tuple(groups))]
 
 
 def _records(result: AuditResult, details: Details, shown: list[Finding]) -> list[Block]:
@@ -130,7 +130,7 @@ def _records(result: AuditResult, details: Details, shown: list[Finding]) -> lis
     if not groups:
         return []
     head = ("Record", "Attacked as", "Repetitions", "Generations", "Longest run of tokens")
-    caption = f"Training records that came out, those in most generations first; at most {_SHOWN} a row"
+    caption = f"Training records extracted, those in most generations first; at most {_SHOWN} a row"
     return [Table("records-table", caption, head, groups, frozenset({2, 3, 4}), folded=True)]
 
 

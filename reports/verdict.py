@@ -98,11 +98,20 @@ def _lowered(sentence: str) -> str:
 
 def _how_sure(result: AuditResult) -> str:
     n, rows = result.benchmark.members, sum(1 for f in result.findings if f.main and not f.not_applicable)
+    least = fewest(result)
+    of = "" if least == n else f", where only {least:,} were attacked"
     return (
         f"{counted(n, 'secret')} attacked, {counted(rows, 'configuration')} (target, access, attack) measured. "
         "Brackets hold 95% intervals over the choice of secrets; none extracted would still leave up to "
-        f"{words.percent(words.zero_hits_bound(n))}%. An attack gives a lower bound: a stronger one may extract more."
+        f"{words.percent(words.zero_hits_bound(least))}%{of}. An attack gives a lower bound: a stronger one may "
+        "extract more."
     )
+
+
+def fewest(result: AuditResult) -> int:
+    """Members that the least attacked target was attacked for: what its zeros leave open, all others' leave less."""
+    asked = (recall.n for f in result.findings if not f.not_applicable and (recall := f.measurement(RECALL)))
+    return min((n for n in asked if n > 0), default=result.benchmark.members)
 
 
 def strongest(result: AuditResult, target: str, setting: str | None = None) -> Finding | None:

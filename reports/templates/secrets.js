@@ -14,7 +14,7 @@
     node.append(...children);
     return node;
   };
-  const rowTitle = (row) => row.target + (row.setting === "worst" ? ", worst case" : "");
+  const rowTitle = (row) => row.target + (row.setting === "worst" ? ", white-box" : "");
   const dash = "–";
   const counted = (number) => number.toLocaleString("en-US");
   const percent = (p) => p > 0.995 ? "100%" : p >= 0.01 ? `${Math.round(100 * p)}%` : p > 0 ? "<1%" : "0%";
@@ -92,7 +92,7 @@
     return el("th", { scope: "col", className: column.number ? "number" : "" }, button);
   });
   const table = el("table", { id: "secrets-table" },
-    el("caption", { id: "secrets-caption" }, el("span", {}, "Secrets by row of target and attack; a secret's id opens it")),
+    el("caption", { id: "secrets-caption" }, el("span", {}, "Secrets by target and attack; a secret's id opens it")),
     el("thead", {}, el("tr", {}, ...heads)), body);
   const region = el("div", { className: "scroll", role: "region", tabIndex: 0 }, table);
   region.setAttribute("aria-labelledby", "secrets-caption");
@@ -172,7 +172,7 @@
     const known = data.tokens.filter((t) => t.codes[i]);
     if (known.length) parts.push(tokenTable(i, known));
     const seen = data.rows.filter((row) => row.outcome[i] !== "-");
-    parts.push(el("table", {}, el("caption", {}, "How it came out of each row"),
+    parts.push(el("table", {}, el("caption", {}, "What each configuration extracts of it"),
       el("thead", {}, el("tr", {}, ...["Target", "Attack", "Outcome", "Score"].map((h) => el("th", { scope: "col", className: h === "Score" ? "number" : "" }, h)))),
       el("tbody", {}, ...seen.map((row) => el("tr", {}, el("th", { scope: "row" }, rowTitle(row)), el("td", {}, row.attack),
         el("td", {}, data.outcomes[row.outcome[i]]), el("td", { className: "number" }, score(row.score[i])))))));

@@ -70,7 +70,7 @@ def test_a_run_says_the_same_as_the_score(world: Path, finished: Path, capsys: S
     (alone,) = scored(capsys, f"{world}/canaries.json", f"{world}/model", "-A", "exposure.references=50")
     undefended, mixed = scored(capsys, f"{world}/canaries.json", str(finished))
     assert undefended["rows"] == alone["rows"] and mixed["rows"] != alone["rows"]
-    assert undefended["title"] == "Exposure on Undefended, worst case"
+    assert undefended["title"] == "Exposure on Undefended, white-box"
 
 
 def test_ids_and_numbers_only(world: Path, finished: Path, capsys: Said) -> None:
@@ -87,7 +87,7 @@ def test_ids_and_numbers_only(world: Path, finished: Path, capsys: Said) -> None
 
 def test_the_run_has_a_figure_and_can_be_gated(finished: Path, capsys: Said) -> None:
     page = (finished / "report.html").read_text()
-    assert "Exposure by insertions, worst case" in page and "never inserted, on average" in page
+    assert "Exposure by insertions, white-box" in page and "never inserted, on average" in page
     assert "Exposure of the canaries beside its null" in page
     assert "2 never (controls), 2 inserted once, 2 inserted 12 times" in (finished / "report.md").read_text().replace(
         "\\", ""

@@ -43,7 +43,7 @@ def details(result: AuditResult, **rows: Outcome) -> Details:
 def said(result: AuditResult, **rows: Outcome) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for one in advice.advice(result, details(result, **rows)):
-        assert one.row.endswith("worst case · ethicist") or one.kind in (advice.LEAKS, advice.TEST)
+        assert one.row.endswith("white-box · ethicist") or one.kind in (advice.LEAKS, advice.TEST)
         found.setdefault(one.kind, []).append(one.said)
     return found
 
@@ -81,7 +81,7 @@ def test_nothing_is_advised_of_nothing(result: AuditResult) -> None:
 
 def test_what_leaks_comes_with_the_rule_that_holds_it(result: AuditResult) -> None:
     leaks = said(result, undefended=outcome(NOTHING))[advice.LEAKS]
-    assert leaks[0].endswith("white-box (non-members 0/160); in a gate: --max recall=0.05")
+    assert leaks[0].endswith("white-box (non-members 0/160); limit it in CI: audit gate --max recall=0.05")
     assert leaks[1].startswith("150/320 (47% [41–53]) extracted by greedy decoding") and "--max" not in leaks[1]
 
 

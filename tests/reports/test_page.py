@@ -113,7 +113,7 @@ def test_filters_find_what_a_loop_finds(browser: Any, detailed: tuple[Path, Deta
         assert browser.evaluate(STATUS) == shown
         assert browser.evaluate(f"{LINES}.length") == min(25, count)
 
-    browser.evaluate(choose("outcome", "came out verbatim"))
+    browser.evaluate(choose("outcome", "extracted verbatim"))
     expect(int(outcome.hit.sum()))
     browser.evaluate(choose("member", "yes"))
     expect(int((outcome.hit & outcome.member).sum()))
@@ -126,7 +126,7 @@ def test_filters_find_what_a_loop_finds(browser: Any, detailed: tuple[Path, Deta
     browser.evaluate(choose("group", "all"))
     browser.evaluate(choose("attack", "all"))
     expect(400)
-    browser.evaluate(choose("target", "PMixED (sound), worst case"))
+    browser.evaluate(choose("target", "PMixED (sound), white-box"))
     expect(400)
     browser.evaluate("document.getElementById('filter-reset').click()")
     expect(200 * len(details.rows))

@@ -64,7 +64,7 @@ def test_two_pages_for_the_decision_then_the_annex(printed: list[Printed]) -> No
     assert texts[0].startswith("Privacy audit of") and "High:" in texts[0] and "What to do now" in texts[0]
     assert "Signal by signal" in " ".join(texts[:2]) and "What a good result does not mean" in texts[1]
     (annex,) = (i for i, text in enumerate(texts) if "Where it leaks" in text)
-    assert annex == 2 and texts[annex].startswith("For mending the model")
+    assert annex == 2 and texts[annex].startswith("For fixing the model")
     assert "a secret's id opens it" not in " ".join(texts)  # a list to search is none on paper
 
 
@@ -73,8 +73,8 @@ def test_the_annex_begins_on_a_page_of_its_own(browser: Any, tmp_path: Path, res
     page, one = tmp_path / "report.html", lab_of_readme(result)
     page.write_text(html.render(replace(one, findings=one.findings[:1], targets=one.targets[:1])), encoding="utf-8")
     texts = [text for text, _ in on_paper(browser, page, "A4")]
-    (annex,) = (i for i, text in enumerate(texts) if "For mending the model" in text)
-    assert texts[annex].startswith("For mending the model")
+    (annex,) = (i for i, text in enumerate(texts) if "For fixing the model" in text)
+    assert texts[annex].startswith("For fixing the model")
     assert texts[annex - 1].endswith("not what your model leaks.")  # the end of what a good result does not mean
 
 

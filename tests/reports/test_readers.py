@@ -100,14 +100,14 @@ def test_calibration_holds_scores_to_what_came_true(
     outcome = details.rows["undefended", "worst", "ethicist"].outcome
     assert outcome is not None
     own = outcome.only(outcome.member)
-    drawn = next(s for s in figure(doc, "calibration").series if s.kind == "worst case" and "ethicist" in s.label)
+    drawn = next(s for s in figure(doc, "calibration").series if s.kind == "white-box" and "ethicist" in s.label)
     top = own.score >= 0.9
     assert drawn.points[-1].x == pytest.approx(own.score[top].mean())
     assert drawn.points[-1].y == pytest.approx(own.hit[top].mean())
     assert all(p.low <= p.y <= p.high for p in drawn.points)
     rows = [row for block in blocks(doc, "calibration") if isinstance(block, Table) for row in block.groups[0].rows]
     brier = float(np.mean((own.score - own.hit) ** 2))
-    assert float(next(r for r in rows if r[:2] == ("Undefended · ethicist", "worst case"))[4]) == pytest.approx(
+    assert float(next(r for r in rows if r[:2] == ("Undefended · ethicist", "white-box"))[4]) == pytest.approx(
         brier, abs=0.001
     )
 
@@ -145,7 +145,7 @@ def test_exposure_is_drawn_beside_its_null(with_probe: AuditResult) -> None:
     drawn = figure(doc, "exposure")
     assert [(p.x, p.y) for p in drawn.series[0].points] == [(float(i), 1 - i / 8) for i in range(8)]  # members only
     assert drawn.table.groups[0].rows[3] == ("3", "62%", "12%", "56%")  # 1/8 and sqrt(ln(20) / 16)
-    assert "Above it: Undefended, worst case." in drawn.description
+    assert "Above it: Undefended, white-box." in drawn.description
     assert drawn.null is not None and drawn.null.points[-1].high == null_band(7, 8)
     picture = svg(drawn, {})
     assert "nothing memorised: 2^-x" in picture and "Exposure (bits)" in picture and "var(--series-1)" in picture
@@ -177,7 +177,7 @@ def test_claims_stand_beside_what_was_spent(result: AuditResult) -> None:
 def test_the_tradeoff_needs_two_targets(result: AuditResult) -> None:
     drawn = figure(contents.page(result), "tradeoff")
     assert {s.label for s in drawn.series} >= {"PMixED (sound) · ε 8 (shard)", "Undefended · no claim"}
-    point = next(s for s in drawn.series if s.label.startswith("Undefended") and s.kind == "worst case").points[0]
+    point = next(s for s in drawn.series if s.label.startswith("Undefended") and s.kind == "white-box").points[0]
     assert (point.x, point.y) == (11.2, 166 / 320)
     assert not blocks(contents.page(replace(result, targets=result.targets[:1])), "tradeoff")
 

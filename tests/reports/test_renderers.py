@@ -27,7 +27,7 @@ FACTS = (
     "1/320 (0.3% [0.0–1.7])",
     "0/160 (0.0% [0.0–2.3])",
     "top-p 0.7, temperature 0.8",
-    "PMixED (sound), worst case",
+    "PMixED (sound), white-box",
     "no, outside the claim (log-probabilities, top-p 0.7)",
     "not applicable: perplexity ranks by log-probabilities",
 )
