@@ -83,8 +83,8 @@ class ClaimCheck(Probe):
 
     @torch.no_grad()
     def _draw(self, view: View, secrets: Sequence[Secret], prefixes: Tensor) -> dict[str, Tensor]:
-        """How much likelier the drawn tokens are than tokens of the distribution: sum of p(y) - E p, and its variance,
-        (B,)."""
+        """How much more likely the drawn tokens are than those of the distribution: sum of p(y) - E p, and its
+        variance, (B,)."""
         model, key = view.target, (view.seed, view.target_name, self.name)
         p = model.log_probs(prefixes, 1)[:, 0].double().log_softmax(-1).exp()
         mean = (p**2).sum(-1)

@@ -170,7 +170,7 @@ class ExtractionProbability(DistributionProbe):
         for name, reached in self._reached(observations).items():
             yield share(name, reached[member])
             if not member.all():
-                yield share(floor_of(name), reached[~member], "the floor")
+                yield share(floor_of(name), reached[~member], "the baseline")
 
     def _columns(self, observations: Sequence[Observation]) -> dict[str, NDArray[np.float64]]:
         """By measurement, (secrets,): what stands around the exact numbers."""
@@ -238,7 +238,7 @@ class ExtractionProbability(DistributionProbe):
 
     def _said(self, secrets: Sequence[Secret]) -> Iterator[str]:
         yield (
-            "two events: the floor is of samples near the suffix, the suffix among them, and so no less than "
+            "two events: the baseline is of samples near the suffix, the suffix among them, and so no less than "
             "the exact number; the ceiling is of the suffix alone and says nothing of samples near it"
         )
         shortest = min(len(secret.suffix) for secret in secrets)
@@ -247,7 +247,7 @@ class ExtractionProbability(DistributionProbe):
                 yield f"where a suffix is shorter than a window of {length} tokens, its window is the whole suffix"
 
 
-_CEILING = "no temperature, top-k or top-p makes one sample likelier than this"
+_CEILING = "no temperature, top-k or top-p makes one sample more likely than this"
 _NEAR = "near_verbatim_probability"
 
 

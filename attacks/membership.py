@@ -317,7 +317,7 @@ class Membership(Probe):
                 continue
             if name == "blind":
                 yield (
-                    f"members and non-members differ in kind: without any model they are told apart with AUC "
+                    f"members and non-members differ in kind: without any model they are distinguished with AUC "
                     f"{m.value:.3f} ({m.low:.3f} to {m.high:.3f}), so no membership number here means what it says"
                 )
             else:

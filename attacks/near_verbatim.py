@@ -75,7 +75,7 @@ class NearVerbatim(DistributionProbe):
         near, verbatim = (np.exp(column(observations, name)) for name in ("log_p_near", "log_p"))
         return (
             "no soft prompt",
-            "lower bounds, the floor too: what the beams dropped is not counted",
+            "lower bounds, the baseline too: what the beams dropped is not counted",
             f"near-verbatim samples at least double the probability of {int((near > 2 * verbatim).sum())} suffixes",
         )
 

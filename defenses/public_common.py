@@ -17,15 +17,15 @@ _BOTH = (0, 1)  # the public model and the target
 class PublicCommon(Defense):
     """Say what the target and the public model both would. No claim.
 
-    distance: `max` mixes the two next-token distributions to min(q, p)/Z, `kl` to sqrt(q p)/Z. How much likelier a text
-    is than under the public model, which saw no private data, depends on how little the two distributions overlap, and
-    so on that data; it grows with each token, and nothing bounds it beforehand.
+    distance: `max` mixes the two next-token distributions to min(q, p)/Z, `kl` to sqrt(q p)/Z. How much more likely a
+    text is than under the public model, which saw no private data, depends on how little the two distributions overlap,
+    and so on that data; it grows with each token, and nothing bounds it beforehand.
     """
 
     name: ClassVar[str] = "public-common"
     title: ClassVar[str] = "Common with the public model"
     needs: ClassVar[tuple[str, ...]] = ("public",)
-    claims: ClassVar[str] = "none: how much likelier a text is than under the public model depends on the data"
+    claims: ClassVar[str] = "none: how much more likely a text is than under the public model depends on the data"
     distance: Distance = "max"
 
     def __post_init__(self) -> None:

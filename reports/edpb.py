@@ -373,7 +373,7 @@ QUESTIONS = (
         "¶58 (e)(ii)",
         "Metrics of the likelihood of re-identification",
         _highest("excess_recall", "excess_extraction_probability", "exposed_share", "epsilon_lower_bound"),
-        "Beyond the floor of records that were never trained on, if those are alike.",
+        "Beyond the baseline of records that were never trained on, if those are alike.",
         measured_by=("probability", "exposure"),
     ),
     EdpbQuestion(

@@ -24,7 +24,7 @@ from auditor.statistics.roc import AUC
 def _results(result: AuditResult) -> list[Block]:
     note = (
         "Every share is written with its count and two-sided 95% interval. Non-members are records that were never "
-        "trained on: what an attack completes of them is guessing, and the floor for members if the two are alike "
+        "trained on: what an attack completes of them is guessing, and the baseline for members if the two are alike "
         "otherwise. Excess is members minus non-members. PPL is perplexity on held-out text: lower is more useful."
     )
     if any(finding.main and finding.main.unit == "probability" for finding in result.findings):
@@ -51,15 +51,15 @@ def _results(result: AuditResult) -> list[Block]:
 def causes(result: AuditResult) -> list[Block]:
     """What each defense's effect is due to: every chain of every row, step by step."""
     chained = [finding for finding in words.rows(result) if finding.chain]
-    likelier = [target for target in result.targets if target.likelihood]
-    if not chained and not likelier:
+    read = [target for target in result.targets if target.likelihood]
+    if not chained and not read:
         return []
     groups = (
         *(
             Group(f"{words.row_title(result, f)} · {f.attack}{_over(f)}", tuple(_chain_rows(result, f.target, f.chain)))
             for f in chained
         ),
-        *(Group(f"{t.title} · {words.LIKELIER}", tuple(_chain_rows(result, t.name, t.likelihood))) for t in likelier),
+        *(Group(f"{t.title} · {words.MORE_LIKELY}", tuple(_chain_rows(result, t.name, t.likelihood))) for t in read),
     )
     head = ("Step", "From", "To", "What changes", "Difference", "95% interval", "n", "Shown")
     caption = "What the effect of each defense is due to: the step from one control row to the next, paired by secret"

@@ -49,7 +49,8 @@ def _least(f: Frontier, held: Sequence[FrontierPoint]) -> str:
     if not equal:
         rest = f"{_named(others)} {'is' if len(others) == 1 else 'are'} shown to leak more"
         return f"{first.label} leaks least {number}: {rest}"
-    told = f"{first.label} measures least {number}; {_named(equal)} cannot be told apart from it"
+    verb = "does" if len(equal) == 1 else "do"
+    told = f"{first.label} measures least {number}; {_named(equal)} {verb} not differ significantly from it"
     if base in least:
         told += ", so that no defense is shown to help there"
     if others:

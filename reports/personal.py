@@ -47,7 +47,7 @@ def blocks(result: AuditResult, findings: Sequence[Finding]) -> list[Block]:
 
 _NOTE = (
     "Of the secrets whose suffix holds such data, those whose first guess holds it; of a secret with several, the "
-    "share of them. Non-members are the floor: what is guessed of records that were never trained on."
+    "share of them. Non-members are the baseline: what is guessed of records that were never trained on."
 )
 
 

@@ -31,7 +31,7 @@ _POWER = 6
 OUTCOMES = {
     "3": "extracted verbatim",
     "2": "another guess was right",
-    "1": "nearly came out",
+    "1": "extracted near-verbatim",
     "0": "did not come out",
     ".": "measured by a probe",
 }

@@ -173,7 +173,7 @@ def _sparkline(finding: Finding) -> Text:
 def _likelier(title: str, chain: Chain) -> Text:
     """What no guess shows: how much of the members' advantage in likelihood each cause takes."""
     told = " · ".join(map(words.credited, words.moves(chain.steps)))
-    of = f" ({words.LIKELIER}, n {chain.whole.n:,})"
+    of = f" ({words.MORE_LIKELY}, n {chain.whole.n:,})"
     return Text.assemble((f"likelihood {title}", "bold"), "  ", told, (of, "dim"))
 
 

@@ -241,4 +241,4 @@ def _likelier(target: TargetRecord) -> list[str]:
         return []
     told = "; ".join(map(words.credited_in_full, words.moves(words.steps(target.likelihood, target.name))))
     whole = words.points(target.likelihood.whole)
-    return [f"By {words.LIKELIER}, {whole} (n {target.likelihood.whole.n:,}): {told}."]
+    return [f"By {words.MORE_LIKELY}, {whole} (n {target.likelihood.whole.n:,}): {told}."]

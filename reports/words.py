@@ -275,7 +275,7 @@ def is_shown(step: Step) -> bool:
     return m is not None and (m.low > 0 or m.high < 0)
 
 
-LIKELIER = "how much likelier members' true tokens are than non-members'"
+MORE_LIKELY = "how much more likely members' true tokens are than non-members'"
 
 
 def points(m: Measurement) -> str:

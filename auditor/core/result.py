@@ -146,7 +146,7 @@ class TargetRecord:
     notes: tuple[str, ...] = ()
     other_perplexities: tuple[Measurement, ...] = ()  # of the same texts, as papers count them
     companion: bool = False  # a control, shown beside a defense and not asked for by name
-    likelihood: Chain | None = None  # how much likelier members' true tokens are than non-members', row by row
+    likelihood: Chain | None = None  # how much more likely members' true tokens are than non-members', row by row
     doubts: tuple[Doubt, ...] = ()  # about its answers alone
 
 

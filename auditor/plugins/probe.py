@@ -182,7 +182,7 @@ def beside_the_floor(
     own = mean_probability(name, p[member], note)
     if member.all():
         return [own]
-    floor = mean_probability(floor_of(name), p[~member], "the floor")
+    floor = mean_probability(floor_of(name), p[~member], "the baseline")
     return [own, floor, excess_mean(excess_of(name), own, floor)] if excess else [own, floor]
 
 

@@ -60,7 +60,7 @@ def write_texts(
 
 
 def _out(out: Out, decode: Decode) -> Iterator[dict[str, Any]]:
-    """Records that came out of generations, as secrets without a prefix: what came out, and within what."""
+    """Records extracted of generations, as secrets without a prefix: what came out, and within what."""
     for alias in dict.fromkeys(alias for found in out.values() for alias in found):
         own = {row: found[alias] for row, found in out.items() if alias in found}
         longest = max((part for part, _ in own.values()), key=len)

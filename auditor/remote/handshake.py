@@ -227,7 +227,7 @@ class _Shaking:
             given = self._try(partial(self._given, dialect, whole, count))
             if given is not None:
                 agree = _agree(given, whole, count)
-                self._say(TOLD, agree, "the ranks speak of likelier ones")
+                self._say(TOLD, agree, "the ranks speak of more likely ones")
                 return replace(dialect, likeliest=count if agree else 0)
         self._say(TOLD, False, "they do not come")
         return dialect

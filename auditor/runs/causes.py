@@ -88,7 +88,7 @@ def _changes(chain_rows: Sequence[ChainRow]) -> dict[str, str]:
 
 def _apart(chain_rows: Sequence[ChainRow]) -> str:
     """That several causes are one step, and what would tell them apart."""
-    return f"not told apart, for want of {_wanted(chain_rows[:-1])}" if len(chain_rows) > 1 else ""
+    return f"not separated, for want of {_wanted(chain_rows[:-1])}" if len(chain_rows) > 1 else ""
 
 
 def _wanted(chain_rows: Sequence[ChainRow]) -> str:

@@ -154,8 +154,8 @@ def judge(
     said = [f"{same:,} of {len(drawn):,} generations say the same as another one"] if same else []
     if others and order:
         said.append(
-            f"by n-grams as long, {len(others):,} of {corpus.size.strangers:,} held-out records came out too: so many "
-            "of the records that came out are no more than alike; a larger n tells them apart"
+            f"by n-grams as long, {len(others):,} of {corpus.size.strangers:,} held-out records were extracted too: so "
+            "many of the records extracted are no more than alike; a larger n distinguishes them"
         )
     return Judged(
         tuple(memorised.measured(every, corpus.size, corpus.n, attack.length, firsts)),

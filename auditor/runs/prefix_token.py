@@ -142,7 +142,7 @@ def choose(
     Where no pair is known, texts of the canaries' formats stand in, drawn anew; or the canaries of an audit, which went
     in or not: their coins are not looked at.
 
-    The tokenizer's own choice is tried first and stays unless another is likelier beyond chance: by the mean nll a
+    The tokenizer's own choice is tried first and stays unless another is more likely beyond chance: by the mean nll a
     token of the known suffixes, paired by pair, Student's interval corrected for the number of others. longest: tokens
     that a context takes beside the prefix token, at most; `auto` takes none that has no room. Raises AuditError for a
     prefix token that the model or its tokenizer does not have.
@@ -191,7 +191,7 @@ def _likeliest(
     beside = ", ".join(
         f"{shown(prefix_token, words)} {mean}" for prefix_token, mean in means.items() if prefix_token != best
     )
-    which = f"the likeliest of {len(nll)} by" if best != own else f"{whose}, and no other is likelier beyond chance by"
+    which = f"the likeliest of {len(nll)} by" if best != own else f"{whose}, no other is more likely beyond chance by"
     said = f"prefix token: {shown(best, words)}, {which} {len(pairs)} {what}: {means[best]} nats a token"
     return PrefixToken(best, f"{said} ({beside})" if beside else said)
 

@@ -106,8 +106,8 @@ def _traits(guesses: Guesses, answer: Secret) -> tuple[float, ...]:
 
     rank: place of the true suffix among the candidates, from 1, infinite where it is none of them; count: how many of
     the samples the first guess was; min_log_prob: of its least likely token, nats; passed_over: whether some other
-    candidate is likelier as a whole than the first guess; prefix token: tokens of the first guess that are right before
-    its first wrong one.
+    candidate is more likely as a whole than the first guess; prefix token: tokens of the first guess that are right
+    before its first wrong one.
     """
     first, *others = guesses.ranked
     rank = next((i for i, g in enumerate(guesses.ranked, 1) if g.suffix == answer.suffix), math.inf)

@@ -114,7 +114,7 @@ def measured(
         strange = np.array([one.heldout for one in every], dtype=float)
         # How many a generation that was not seen holds, at most: as many as one that was seen does.
         floor = _rate(floor_of(MEMORISED), strange, max(memorised.max(initial=0), strange.max(initial=0)) or most)
-        note = f"the floor: n-grams of held-out text alone, times {scale:.3g}, as the training data have so many more"
+        note = f"the baseline: n-grams of held-out text, times {scale:.3g}, as the training data have so many more"
         floor = replace(floor, value=scale * floor.value, low=scale * floor.low, high=scale * floor.high, note=note)
         common = _rate(COMMON, np.array([one.common for one in every], dtype=float), most, "in held-out text too")
         found += [floor, excess_mean(excess_of(MEMORISED), main, floor), common]

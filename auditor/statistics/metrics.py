@@ -220,7 +220,7 @@ def _of_generations() -> Iterator[Metric]:
     yield Metric("memorised_per_1000", main, _PER_1000, short="n-grams/1,000")
     yield Metric("common_per_1000", "N-grams of training data and held-out text alike per 1,000 generations", _PER_1000)
     yield Metric("memorised_generations", "Generations that hold a memorised n-gram", exact=True)
-    yield Metric("records_out", "Training records that came out", "count")
+    yield Metric("records_out", "Training records extracted", "count")
     yield Metric("new_records_per_1000", "New records per 1,000 generations to come (Good–Turing)", _PER_1000)
     yield Metric("records_to_come_out", "Records that would come out in the end, at least (Chao)", "records")
     for name, title in RANKINGS.items():
@@ -291,18 +291,18 @@ METRICS = (
     replace(_AT_SHARE.with_numbers("10"), title="Recall at n/10 errors"),
     Metric(
         "recall_nonmembers",
-        "Recall on non-members (the floor)",
+        "Recall on non-members (the baseline)",
         exact=True,
         members=False,
-        note="the floor",
+        note="the baseline",
         values=lambda o: o.hit,
     ),
     Metric(
         "near_verbatim_recall_nonmembers",
-        "Near-verbatim recall on non-members (the floor)",
+        "Near-verbatim recall on non-members (the baseline)",
         exact=True,
         members=False,
-        note=f"the floor; {_NEAR}",
+        note=f"the baseline; {_NEAR}",
         values=lambda o: o.near,
     ),
     Metric("excess_recall", "Excess recall (members − non-members)", signed=True, values=lambda o: o.hit),
@@ -348,15 +348,15 @@ METRICS = (
     ),
     Metric(
         "right_against_likelihood",
-        "Right though another candidate is likelier",
+        "Right though another candidate is more likely",
         note="right first guesses that are not the likeliest candidate",
         trait="passed_over",
         values=_against_likelihood,
     ),
     Metric("recall_difference", "Difference from undefended, paired", signed=True),
     Metric("greedy", "Greedy decoding, no attack"),
-    Metric("document_recall", "Documents of which a part came out", exact=True),
-    Metric("longest_block", "Longest block of a document that came out", "tokens"),
+    Metric("document_recall", "Documents of which a part was extracted", exact=True),
+    Metric("longest_block", "Longest extracted block of a document", "tokens"),
     # of the probes
     Metric("extraction_probability", "Extraction probability, mean", "probability", per_secret=True, short="mean p"),
     Metric(

@@ -232,12 +232,12 @@ def test_what_no_control_isolates_is_told_in_one_step(full: Path, world: Path, t
     ]
     assert steps(full) == [(["training configuration", "splitting"], "undefended", "ensemble-unmixed", False), *rest]
     report = (full / "report.md").read_text()
-    assert "not told apart, for want of 'One adapter, all data' (audit train pmixed" in report
+    assert "not separated, for want of 'One adapter, all data' (audit train pmixed" in report
     assert finding(full, "pmixed", "claim", "ethicist")["chain"] is None  # controls are attacked in the worst case
     likelier = {t["name"]: t["likelihood"] for t in result(full)["targets"]}
     assert [s["after"] for s in likelier["pmixed"]["steps"]] == ["ensemble-unmixed", "pmixed", "public"]
     assert likelier["undefended"] is None and likelier["ensemble-unmixed"] is None
-    assert "how much likelier members' true tokens are than non-members'" in report
+    assert "how much more likely members' true tokens are than non-members'" in report
     shutil.copytree(world / "ensemble", tmp_path / "ensemble")
     shutil.copytree(world / "ensemble" / "member-0", tmp_path / "ensemble" / "whole")
     given = ["--public", str(world / "public"), "--defense", "pmixed", "-D", f"ensemble={tmp_path / 'ensemble'}"]

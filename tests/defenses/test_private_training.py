@@ -488,7 +488,7 @@ def test_a_trained_folder_is_a_defense_of_the_model_it_stands_beside(trained: Pa
     ]
     report = (tmp_path / "run" / "report.md").read_text()
     assert "training configuration, clipping and noise" in report
-    assert "not told apart, for want of 'No clipping, no noise'" in report
+    assert "not separated, for want of 'No clipping, no noise'" in report
     assert "audit train no-noise makes it, -D dp-sgd.no_noise=DIR names it" in report
 
 

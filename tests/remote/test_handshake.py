@@ -35,7 +35,7 @@ CAUGHT: dict[str, tuple[set[str], str, str]] = {
     "echo": ({"draw", "likelihood"}, hands.RANKED, "none come"),
     "fails": (EVERYTHING, hands.IDS, "they are refused"),
     "unechoed": ({"draw"}, hands.SCORED, "by echo, log-probabilities of 55 tokens came, not of 56"),
-    "misled": (EVERYTHING - {"likeliest"}, hands.TOLD, "the ranks speak of likelier ones"),
+    "misled": (EVERYTHING - {"likeliest"}, hands.TOLD, "the ranks speak of more likely ones"),
     "strict": (EVERYTHING - {"ranks", "likeliest"}, hands.OBEYED["top_k"], "it is refused"),
 }
 REFUSED = {

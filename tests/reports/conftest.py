@@ -100,7 +100,7 @@ def chain(target: str, setting: str, attack: str) -> Chain | None:
     start, unmixed, own = (sum(hits or ()) / MEMBERS for hits in rows)
     moved = [difference("recall_difference", after - before, 0.03) for before, after in pairwise((start, unmixed, own))]
     joint = {"training configuration": "one adapter, all data", "splitting": "each adapter sees one shard only"}
-    apart = "not told apart, for want of 'One adapter, all data' (train it)"
+    apart = "not separated, for want of 'One adapter, all data' (train it)"
     mixing, floor = (
         {"mixing": "each distribution is mixed with the public one"},
         {"no private data": "the public model alone"},
@@ -153,7 +153,7 @@ def probed(target: str, p: float) -> Finding:
         for whose, value in (("", p), ("_nonmembers", p / 50))
     ]
     excess = replace(difference(f"excess_{name}", p, 0.05), unit="probability")
-    main = [probability(name, p, MEMBERS), probability(f"{name}_nonmembers", 3.1e-7, NONMEMBERS, "the floor"), excess]
+    main = [probability(name, p, MEMBERS), probability(f"{name}_nonmembers", 3.1e-7, NONMEMBERS, "baseline"), excess]
     return replace(
         finding(target, "worst", "ethicist"),
         attack="extraction-probability",

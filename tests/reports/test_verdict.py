@@ -76,7 +76,7 @@ def test_an_epsilon_beside_recall_names_its_unit(result: AuditResult) -> None:
 def test_what_no_row_isolates_is_credited_to_nothing(result: AuditResult) -> None:
     assert (
         "Of PMixED (sound)'s −51 points [−55 to −47] against no defense (ethicist, white-box, n 320), by control "
-        "rows: training configuration and splitting −47 points [−50 to −44] (not told apart, for want of "
+        "rows: training configuration and splitting −47 points [−50 to −44] (not separated, for want of "
         "'One adapter, all data' "
         "(train it)); mixing −4.1 points [−7.1 to −1.1]. "
         "One step further, no private data: not measured, for want of 'Public model' (--public MODEL)."

@@ -76,7 +76,7 @@ def test_causes_without_a_row_between_them_are_one_step_that_says_so() -> None:
     )
     joint, mixing, floor = found.steps
     assert joint.causes == {"recipe": "what recipe changes", "splitting": "what splitting changes"}
-    assert joint.note == "not told apart, for want of 'Whole' (train it)"
+    assert joint.note == "not separated, for want of 'Whole' (train it)"
     assert differences(found) == [-10, -6, None] and not mixing.note
     assert (floor.before, floor.after) == ("defended", "")
     assert floor.note == "not measured, for want of 'Public' (give it)"

@@ -145,7 +145,7 @@ def test_a_gemma_recites_behind_what_its_tokenizer_puts_in_front() -> None:
 def test_every_row_says_it_and_nothing_else_depends_on_it(auto: Path, without: Path, capsys: Said) -> None:
     told, plain = result(auto), result(without)
     assert told["prefix_token"].startswith(
-        "prefix token: <bos>, the tokenizer's own, and no other is likelier beyond chance by 7 known"
+        "prefix token: <bos>, the tokenizer's own, no other is more likely beyond chance by 7 known"
     )
     assert (
         "none" in told["prefix_token"]

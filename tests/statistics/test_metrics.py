@@ -132,7 +132,7 @@ def test_near_verbatim_recall_by_hand() -> None:
     assert (near.value, near.n) == (0.75, 4) and (floor.value, floor.n) == (0.5, 2)
     assert (near.low, near.high) == intervals.clopper_pearson(3, 4)
     assert by_name["recall"].value == 0.25 and by_name["recall_nonmembers"].value == 0
-    assert "the floor" in floor.note
+    assert "the baseline" in floor.note
 
 
 def test_near_duplicates_by_hand() -> None:
