@@ -147,7 +147,7 @@ def _below(result: AuditResult) -> Iterator[RenderableType]:
         if told is not None and told.chain is not None:
             yield _why(target.title, told, told.chain)
         if target.likelihood is not None:
-            yield _likelier(target.title, target.likelihood)
+            yield _more_likely(target.title, target.likelihood)
     for one in result.unlearning:
         yield Text.assemble(("forgotten", "bold"), "  ", unlearning.sentence(result, one))
     if result.prefix_token:
@@ -170,7 +170,7 @@ def _sparkline(finding: Finding) -> Text:
     )
 
 
-def _likelier(title: str, chain: Chain) -> Text:
+def _more_likely(title: str, chain: Chain) -> Text:
     """What no guess shows: how much of the members' advantage in likelihood each cause takes."""
     told = " · ".join(map(words.credited, words.moves(chain.steps)))
     of = f" ({words.MORE_LIKELY}, n {chain.whole.n:,})"

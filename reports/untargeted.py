@@ -27,7 +27,7 @@ from auditor.statistics.metrics import RANKINGS, excess_of, floor_of
 _SHOWN = 30  # records of a row
 _NOTE = (
     "A memorised n-gram is so many tokens in a row that stand in the training data and in no held-out text; those that "
-    "overlap are one. The floor is n-grams of held-out text alone, which nothing was trained on, scaled to as many as "
+    "overlap are one. The baseline is n-grams of held-out text, which nothing was trained on, scaled to as many as "
     "the training data have: so much is common to such texts and no memory. Common n-grams stand in both, and count "
     "for neither. The public model has not seen the training data either: what it writes of them needs no memory. A "
     "record is extracted where a generation holds an n-gram of it that no other record has; held-out records that are "
@@ -58,7 +58,7 @@ def _brief(result: AuditResult) -> list[Block]:
 
 def _rates(result: AuditResult, shown: list[Finding]) -> Table:
     names = (MEMORISED, floor_of(MEMORISED), excess_of(MEMORISED), COMMON)
-    head = ("Target", "Generations", "That hold some", "Memorised", "The floor", "Excess", "Common")
+    head = ("Target", "Generations", "That hold some", "Memorised", "Baseline", "Excess", "Common")
     told = tuple(
         (titled(result, f), _drawn(f), words.with_bounds(f.measurement(GENERATIONS)), *_told(f, names)) for f in shown
     )

@@ -232,10 +232,10 @@ def because(result: AuditResult, target: TargetRecord) -> str:
     opening = f"Of {target.title}'s {words.points(whole)} against no defense ({of})"
     beyond = words.steps(finding.chain, target.name, beyond=True)
     further = (f"One step further, {words.credited_in_full(step)}." for step in beyond)
-    return " ".join((f"{opening}, by control rows: {told}.", *further, *_likelier(target)))
+    return " ".join((f"{opening}, by control rows: {told}.", *further, *_more_likely(target)))
 
 
-def _likelier(target: TargetRecord) -> list[str]:
+def _more_likely(target: TargetRecord) -> list[str]:
     """What no guess shows: what each cause takes of the members' advantage in likelihood."""
     if target.likelihood is None:
         return []

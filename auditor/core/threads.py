@@ -54,10 +54,8 @@ def processors() -> int:
 
 
 def told(count: int) -> str:
-    """`2, of 2 processors, asleep while they wait long`."""
-    policy = os.environ.get("OMP_WAIT_POLICY", "").lower()
-    waiting = {"passive": ", asleep while they wait long", "active": ", spinning while they wait"}.get(policy, "")
-    return f"{count}, of {processors()} processors{waiting}"
+    """`2 of 2 processors`."""
+    return f"{count} of {processors()} processors"
 
 
 @functools.cache

@@ -172,28 +172,29 @@ def _likeliest(
     own, *_ = candidates = [
         prefix_token for prefix_token in every if len(prefix_token) + longest <= room or not prefix_token
     ]
-    whose = "the chat template's own" if framed else "the tokenizer's own"
+    whose = "chat template's" if framed else "tokenizer default"
     if words is None:
         whose = "there is no tokenizer to put another"
     if own != every[0]:
-        whose = f"there is no room for the tokenizer's own, {shown(every[0], words)}"
+        whose = f"no room for the tokenizer default, {shown(every[0], words)}"
     if not given_by(model.capabilities, "likelihood"):
         return PrefixToken(
-            own, f"prefix token: {shown(own, words)}, {whose}: {model.name} gives no log-probabilities to choose by"
+            own, f"prefix token: {shown(own, words)} ({whose}; {model.name} gives no log-probabilities to choose by)"
         )
     most = max(map(len, candidates))
     pairs = _some([pair for pair in known if most + len(pair.prefix) + len(pair.suffix) <= room])
     if not pairs:
-        return PrefixToken(own, f"prefix token: {shown(own, words)}, {whose}: there are no {what} to choose by")
+        return PrefixToken(own, f"prefix token: {shown(own, words)} ({whose}; no {what} to choose by)")
     nll = {prefix_token: mean_nll(prefixed(model, prefix_token), pairs) for prefix_token in candidates}
     best = most_likely(own, nll)
     means = {prefix_token: f"{values.mean():.3f}" for prefix_token, values in nll.items()}
     beside = ", ".join(
         f"{shown(prefix_token, words)} {mean}" for prefix_token, mean in means.items() if prefix_token != best
     )
-    which = f"the likeliest of {len(nll)} by" if best != own else f"{whose}, no other is more likely beyond chance by"
-    said = f"prefix token: {shown(best, words)}, {which} {len(pairs)} {what}: {means[best]} nats a token"
-    return PrefixToken(best, f"{said} ({beside})" if beside else said)
+    why = whose if best == own else f"most likely of {len(nll)}"
+    others = f"; {beside}" if beside else ""
+    said = f"prefix token: {shown(best, words)} ({why}; {len(pairs)} {what}: {means[best]} nats a token{others})"
+    return PrefixToken(best, said)
 
 
 def named(asked: str, model: LanguageModel) -> Tokens:

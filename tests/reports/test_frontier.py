@@ -71,7 +71,7 @@ def test_where_undefended_is_among_the_least_no_defense_is_said_to_help() -> Non
     said = told(point("Undefended", 1, 0.3, True), point("Dedup", 1, 0.28, True), point("Mixing", 1.05, 0.29, True))
     assert "so that no defense is shown to help there" in said and "leaks least" not in said
     itself = told(point("Undefended", 1, 0.2, True), point("Dedup", 1, 0.28, True))
-    assert "Undefended measures least (20% [18–22]); Dedup cannot" in itself
+    assert "Undefended measures least (20% [18–22]); Dedup does not" in itself
 
 
 def test_nobody_within() -> None:

@@ -144,9 +144,7 @@ def test_a_gemma_recites_behind_what_its_tokenizer_puts_in_front() -> None:
 
 def test_every_row_says_it_and_nothing_else_depends_on_it(auto: Path, without: Path, capsys: Said) -> None:
     told, plain = result(auto), result(without)
-    assert told["prefix_token"].startswith(
-        "prefix token: <bos>, the tokenizer's own, no other is more likely beyond chance by 7 known"
-    )
+    assert told["prefix_token"].startswith("prefix token: <bos> (tokenizer default; 7 known")
     assert (
         "none" in told["prefix_token"]
         and plain["prefix_token"] == "prefix token: none, as asked for (--prefix-token none)"
@@ -239,19 +237,17 @@ BOTH = tokenizer(bos_token="<bos>", eos_token="<eos>")
 
 def test_the_known_pairs_decide() -> None:
     assert chosen(EOS, BOTH).tokens == (EOS,)
-    assert chosen(EOS, BOTH).said.startswith("prefix token: <eos>, the likeliest of 3 by 8 known pairs: ")
+    assert chosen(EOS, BOTH).said.startswith("prefix token: <eos> (most likely of 3; 8 known pairs: ")
     assert chosen(BOS, BOTH).tokens == (BOS,)
     assert chosen(EOS, tokenizer(eos_token="<eos>")).tokens == (EOS,)
     assert chosen(None, tokenizer(eos_token="<eos>")).said.startswith(
-        "prefix token: none, the tokenizer's own, and no other"
+        "prefix token: none (tokenizer default; 8 known pairs: "
     )
 
 
 def test_one_pair_is_no_reason_to_leave_the_tokenizers_own() -> None:
     assert chosen(EOS, BOTH, KNOWN[:1]).tokens == (BOS,)
-    assert (
-        chosen(EOS, BOTH, ()).said == "prefix token: <bos>, the tokenizer's own: there are no known pairs to choose by"
-    )
+    assert chosen(EOS, BOTH, ()).said == "prefix token: <bos> (tokenizer default; no known pairs to choose by)"
 
 
 def test_texts_of_the_canaries_formats_stand_in_for_known_pairs() -> None:
@@ -274,9 +270,9 @@ def test_texts_of_the_canaries_formats_stand_in_for_known_pairs() -> None:
 
 
 def test_without_a_tokenizer_the_configuration_says_what_there_is() -> None:
-    assert chosen(EOS, None, eos_token_id=[EOS, 5]).said.startswith(f"prefix token: token {EOS}, the likeliest of 2 by")
+    assert chosen(EOS, None, eos_token_id=[EOS, 5]).said.startswith(f"prefix token: token {EOS} (most likely of 2;")
     assert chosen(EOS, None, eos_token_id=FIRST + SYMBOLS).tokens == ()  # a default that names no token of the model
-    assert chosen(EOS, None, ()).said.startswith("prefix token: none, there is no tokenizer to put another")
+    assert chosen(EOS, None, ()).said.startswith("prefix token: none (there is no tokenizer to put another")
 
 
 def test_a_model_that_gives_no_log_probabilities_is_asked_behind_the_tokenizers_own() -> None:
@@ -284,16 +280,16 @@ def test_a_model_that_gives_no_log_probabilities_is_asked_behind_the_tokenizers_
     model.capabilities = frozenset({"draw"})
     prefix_token = choose("auto", model, KNOWN)
     assert prefix_token.tokens == (BOS,) and prefix_token.said.endswith(
-        "partial gives no log-probabilities to choose by"
+        "partial gives no log-probabilities to choose by)"
     )
 
 
 def test_a_lead_that_has_no_room_is_left_out() -> None:
     full = chosen(BOS, BOTH, longest=16)
-    assert full.tokens == () and "there is no room for the tokenizer's own, <bos>" in full.said
+    assert full.tokens == () and "no room for the tokenizer default, <bos>" in full.said
     assert chosen(BOS, BOTH, longest=15).tokens == (BOS,)
     long = Pair((3,) * 10, (4,) * 10)  # refused by name where it is attacked
-    assert "by 8 known pairs" in chosen(BOS, BOTH, (*KNOWN, long), longest=13).said
+    assert "; 8 known pairs:" in chosen(BOS, BOTH, (*KNOWN, long), longest=13).said
 
 
 @pytest.mark.parametrize(
