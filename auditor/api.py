@@ -137,7 +137,7 @@ def audit(
         select(asked, site, objects)
         folder = RunFolder.create(None if out is None else Path(out), asked.title, asked.to_json())
         try:
-            result = run.run(asked, folder, reporter, site.shelf, site, objects)
+            result = run.run(asked, folder, reporter, site.shared, site, objects)
         except Exception:
             folder.discard_if_empty()
             raise
@@ -168,14 +168,14 @@ def prepared(
     from auditor.runs.objects import class_of, plugins_of
     from auditor.runs.plan import make
     from auditor.runs.reporter import Silence
-    from auditor.runs.shelf import Shelf
+    from auditor.runs.shared import Shared
 
     models = {"model": model, "public": public, "reference": reference}
     given = {name: one for name, one in models.items() if live_site.is_live(name, one)}
     if isinstance(tokenizer, (str, Path)):  # of a model behind an API, which the plan sees to
         plan, tokenizer = {**plan, "tokenizer": tokenizer}, None
     _check(tokenizer, given, plan)
-    reporter, shelf = reporter or Silence(), Shelf()
+    reporter, shared = reporter or Silence(), Shared()
     with ExitStack() as stack:
         stack.enter_context(live_site.left_as_it_was(*given.values()))
         live = {name: live_site.wrapped(one, tokenizer) for name, one in given.items()}
@@ -191,7 +191,7 @@ def prepared(
         rows = {name: one for name, one in {**plan, "data": data}.items() if name in _ROWS and _is_object(one)}
         objects = {**given, **rows, **plugins_of(asked.plugin, attacks, defenses)}
         asked = dataclasses.replace(asked, objects={role: class_of(one) for role, one in objects.items()})
-        site = live_site.LiveSite(asked, reporter, shelf, live) if live else run.site_of(asked, reporter, shelf)
+        site = live_site.LiveSite(asked, reporter, shared, live) if live else run.site_of(asked, reporter, shared)
         yield asked, site, objects, reporter
 
 

@@ -17,7 +17,7 @@ from auditor.core.plan import FIELDS
 
 if TYPE_CHECKING:
     from auditor.core.plan import Plan
-    from auditor.runs.shelf import Shelf
+    from auditor.runs.shared import Shared
 
 _MOST = 100_000  # minutes: more is a slip
 _YOUR_OWN = "audit check MODEL --data FILE --nonmembers FILE"
@@ -59,22 +59,22 @@ def check(
     _refuse_parts(model, data, {"--nonmembers": nonmembers, "--deep": deep}, minutes)
     console.quiet()
     from auditor.runs import estimate, quick
-    from auditor.runs.shelf import Shelf
+    from auditor.runs.shared import Shared
 
     if model is None or data is None:
         typer.echo("demonstration: a small model is trained now on synthetic records, some of them many times")
-        _run(quick.demonstration(seed), out, "demonstration", Shelf(), (), your_own=_YOUR_OWN)
+        _run(quick.demonstration(seed), out, "demonstration", Shared(), (), your_own=_YOUR_OWN)
         return
-    plan, shelf, name = quick.quick(model, data, nonmembers, seed), Shelf(), f"check-{Path(model).name}"
+    plan, shared, name = quick.quick(model, data, nonmembers, seed), Shared(), f"check-{Path(model).name}"
     limits: quick.Limits = ()
     with console.terminal(verbose=False) as reporter:
         if deep:
             plan = quick.deep(plan)
-            console.show(estimate.table(estimate.estimate(plan, reporter, shelf=shelf)))
+            console.show(estimate.table(estimate.estimate(plan, reporter, shared=shared)))
         else:
-            plan, limits = quick.fitted(plan, reporter, shelf, 60 * minutes, begun)
+            plan, limits = quick.fitted(plan, reporter, shared, 60 * minutes, begun)
     given = [model, "--data", data, *(["--nonmembers", nonmembers] if nonmembers else []), "--deep"]
-    _run(plan, out, name, shelf, limits, deeper="" if deep else f"audit check {shlex.join(given)}")
+    _run(plan, out, name, shared, limits, deeper="" if deep else f"audit check {shlex.join(given)}")
 
 
 def _refuse_parts(model: str | None, data: str | None, beside: Mapping[str, object], minutes: float) -> None:
@@ -88,7 +88,7 @@ def _refuse_parts(model: str | None, data: str | None, beside: Mapping[str, obje
         raise AuditError(f"expected --minutes above 0 and at most {_MOST:,}, got {minutes:g}")
 
 
-def _run(plan: Plan, out: Path | None, name: str, shelf: Shelf, limits: tuple[str, ...], **after: str) -> None:
+def _run(plan: Plan, out: Path | None, name: str, shared: Shared, limits: tuple[str, ...], **after: str) -> None:
     from auditor.records.folder import RunFolder, forget_latest
     from auditor.reports.screen import Remarks
 
@@ -96,4 +96,4 @@ def _run(plan: Plan, out: Path | None, name: str, shelf: Shelf, limits: tuple[st
         forget_latest()
     plan = plan.having(command=console.command())
     folder = RunFolder.create(out, name, plan.to_json())
-    audited(plan, folder, shelf=shelf, remarks=Remarks(limits, **after))
+    audited(plan, folder, shared=shared, remarks=Remarks(limits, **after))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from auditor.records.outcomes import Run
     from auditor.reports.screen import Remarks
     from auditor.runs.grid import Point
-    from auditor.runs.shelf import Shelf
+    from auditor.runs.shared import Shared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,17 +275,17 @@ def audited(
     folder: RunFolder,
     reveal: bool = False,
     verbose: bool = False,
-    shelf: Shelf | None = None,
+    shared: Shared | None = None,
     remarks: Remarks | None = None,
 ) -> None:
-    """Runs the plan into its folder, with reports, and shows the screen. shelf: what was loaded for it before."""
+    """Runs the plan into its folder, with reports, and shows the screen. shared: what was loaded for it before."""
     from auditor.reports import files
     from auditor.runs.run import run as audit
     from auditor.runs.submission import submit
 
     with console.terminal(verbose) as reporter:
         try:
-            result = audit(plan, folder, reporter, shelf)
+            result = audit(plan, folder, reporter, shared)
             files.write(folder.path, result, reveal)
         except KeyboardInterrupt:
             again = " ".join(

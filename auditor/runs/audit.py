@@ -35,7 +35,7 @@ from auditor.runs.personal import Personal
 from auditor.runs.prefix_token import choose, prefixed
 from auditor.runs.reporter import Reporter
 from auditor.runs.selection import Selection
-from auditor.runs.shelf import Shelf
+from auditor.runs.shared import Shared
 from auditor.runs.site import Site
 from auditor.runs.states import States
 from auditor.runs.target import Target
@@ -49,7 +49,7 @@ class Scene:
     site: Site
     selection: Selection
     reporter: Reporter
-    shelf: Shelf
+    shared: Shared
     prefix_token: PrefixToken
 
     @property
@@ -153,7 +153,7 @@ class Audit(Scene):
 
     @cached_property
     def _index(self) -> NGrams:
-        index: NGrams = self.shelf.get("n-grams", self.site.subject, lambda: generations.index_of(self.benchmark))
+        index: NGrams = self.shared.get("n-grams", self.site.subject, lambda: generations.index_of(self.benchmark))
         return index
 
     def corpus(self, attack: CorpusAttack) -> Corpus:
@@ -177,13 +177,13 @@ class Audit(Scene):
         return States(
             [self.plan.seed, self.plan.data.known_limit, self.plan.defenses.defense_options],
             self.folder,
-            self.shelf,
+            self.shared,
             self.asked,
             self.challenge.known,
         )
 
 
-def choose_prefix_token(asked: DataPlan, site: Site, longest: int, folder: RunFolder, shelf: Shelf) -> PrefixToken:
+def choose_prefix_token(asked: DataPlan, site: Site, longest: int, folder: RunFolder, shared: Shared) -> PrefixToken:
     """Once a run, on the model without a defense; a resumed run keeps the one it was started with.
 
     longest: tokens that a context takes beside the prefix token, at most. Raises AuditError where a resumed run is
@@ -194,7 +194,7 @@ def choose_prefix_token(asked: DataPlan, site: Site, longest: int, folder: RunFo
         return held
     told = site.benchmark
     key = [site.subject, asked.prefix_token, asked.known_limit, longest]
-    prefix_token: PrefixToken = shelf.get(
+    prefix_token: PrefixToken = shared.get(
         "prefix_token",
         key,
         lambda: choose(

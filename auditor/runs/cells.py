@@ -299,7 +299,7 @@ class ProbeCell(Cell):
         if not self.target.is_undefended:
             return {}, {}
         key = (self.audit.asked, self.audit.plan.seed, self.probe)
-        held: tuple[dict[str, Observation], dict[str, float]] = self.audit.shelf.get(
+        held: tuple[dict[str, Observation], dict[str, float]] = self.audit.shared.get(
             f"{self.setting.name} {self.probe.name}", key, lambda: ({}, {})
         )
         return held

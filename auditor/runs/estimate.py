@@ -36,7 +36,7 @@ from auditor.runs.cells import subjects
 from auditor.runs.prefix_token import PAIRS, choose
 from auditor.runs.reporter import Clock, Reporter
 from auditor.runs.selection import select, why_not
-from auditor.runs.shelf import Shelf
+from auditor.runs.shared import Shared
 from auditor.runs.sites import site_of
 from auditor.runs.states import State
 from auditor.runs.target import Target
@@ -109,13 +109,13 @@ class Phase:
 Phases = Callable[[int], Iterator[Phase]]  # the parts that share what is asked, for so many texts
 
 
-def estimate(plan: Plan, reporter: Reporter, seconds: float = PROBE, shelf: Shelf | None = None) -> CostEstimate:
-    """Of this very plan. shelf: keeps what is loaded here, for who runs it next.
+def estimate(plan: Plan, reporter: Reporter, seconds: float = PROBE, shared: Shared | None = None) -> CostEstimate:
+    """Of this very plan. shared: keeps what is loaded here, for who runs it next.
 
     Raises AuditError for whatever a run would refuse, and where there is nothing to ask yet.
     """
-    shelf, clock = shelf or Shelf(), Clock(reporter)
-    site = site_of(plan, reporter, shelf)
+    shared, clock = shared or Shared(), Clock(reporter)
+    site = site_of(plan, reporter, shared)
     site.only_read()
     selection = select(plan, site)
     if site.network:
@@ -125,7 +125,7 @@ def estimate(plan: Plan, reporter: Reporter, seconds: float = PROBE, shelf: Shel
         )
     with clock.stage("prepare"):
         site.model, site.public, site.reference, site.benchmark  # noqa: B018 - each is loaded as it is asked for
-    scene = Scene(plan, site, selection, reporter, shelf, PrefixToken((), "not chosen yet"))
+    scene = Scene(plan, site, selection, reporter, shared, PrefixToken((), "not chosen yet"))
     with clock.stage("probe"):
         asker = _Asker(scene, seconds)
         asker.prefix_token()

@@ -19,7 +19,7 @@ from auditor.plugins import registry
 from auditor.plugins.defense import Defense, TrainedModel
 from auditor.plugins.trainer import Trainer
 from auditor.runs.reporter import Reporter
-from auditor.runs.shelf import Shelf
+from auditor.runs.shared import Shared
 from auditor.runs.site import Piece, Site
 from auditor.runs.unlearning import Beside
 from auditor.training.variants import Variant
@@ -34,8 +34,8 @@ class LabSite(Site):
     attack_defaults: Mapping[str, Mapping[str, Any]] = Lab.attack_defaults
     relearn_rate: ClassVar[float] = 1e-4
 
-    def __init__(self, plan: Plan, reporter: Reporter, shelf: Shelf) -> None:
-        super().__init__(plan, reporter, shelf)
+    def __init__(self, plan: Plan, reporter: Reporter, shared: Shared) -> None:
+        super().__init__(plan, reporter, shared)
         self.recipe, self._makes = lab_recipe(plan), True
 
     @property
@@ -67,7 +67,7 @@ class LabSite(Site):
     @property
     def lab(self) -> Lab:
         limit, progress = self.plan.data.limit, self.reporter.progress
-        lab: Lab = self.shelf.get("lab", self._key, lambda: Lab(self.recipe, None, progress, limit, makes=self._makes))
+        lab: Lab = self.shared.get("lab", self._key, lambda: Lab(self.recipe, None, progress, limit, makes=self._makes))
         return lab
 
     def pieces(self, defenses: Mapping[str, Defense], references: Sequence[str]) -> list[Piece]:
@@ -105,7 +105,7 @@ class LabSite(Site):
 
     @cached_property
     def public(self) -> LanguageModel:
-        made: LanguageModel = self.shelf.get("public", self._key, self.lab.public)
+        made: LanguageModel = self.shared.get("public", self._key, self.lab.public)
         return made
 
     @property
@@ -115,12 +115,12 @@ class LabSite(Site):
     def references(self, asked: str) -> References:
         """Trained here, as many as `asked` says."""
         count = lab_references(asked)
-        made: References = self.shelf.get("references", (self._key, count), lambda: self.lab.references(count))
+        made: References = self.shared.get("references", (self._key, count), lambda: self.lab.references(count))
         return made
 
     @cached_property
     def model(self) -> LanguageModel:
-        made: LanguageModel = self.shelf.get("model", self._key, self.lab.target)
+        made: LanguageModel = self.shared.get("model", self._key, self.lab.target)
         return made
 
     @property
@@ -129,27 +129,27 @@ class LabSite(Site):
 
     def ensemble(self, defense: Defense) -> Ensemble:
         key = (self.subject, defense.members)
-        made: Ensemble = self.shelf.get("ensemble", key, lambda: self._lab_of(defense).ensemble())
+        made: Ensemble = self.shared.get("ensemble", key, lambda: self._lab_of(defense).ensemble())
         return made
 
     def _lab_of(self, defense: Defense) -> Lab:
         """The lab whose ensemble has the members that this defense asks for: the same models around it."""
         key = (self._key, defense.members)
-        made: Lab = self.shelf.get("lab for a defense", key, lambda: self.lab.with_members(defense.members))
+        made: Lab = self.shared.get("lab for a defense", key, lambda: self.lab.with_members(defense.members))
         return made
 
     def trained(self, defense: Defense) -> TrainedModel:
         assert isinstance(defense, Trainer)  # "trained" is a need of theirs alone
-        made: TrainedModel = self.shelf.get("trained", (self.subject, defense), lambda: self.lab.trained(defense))
+        made: TrainedModel = self.shared.get("trained", (self.subject, defense), lambda: self.lab.trained(defense))
         return made
 
     def whole(self, defense: Defense) -> LanguageModel:
-        made: LanguageModel = self.shelf.get("whole", self.subject, self.lab.whole)
+        made: LanguageModel = self.shared.get("whole", self.subject, self.lab.whole)
         return made
 
     @property
     def retrained(self) -> LanguageModel:
-        made: LanguageModel = self.shelf.get("retrained", self._key, self.lab.retrained)
+        made: LanguageModel = self.shared.get("retrained", self._key, self.lab.retrained)
         return made
 
     def training_seconds(self, defense: Defense | None, building: float) -> float:

@@ -21,7 +21,7 @@ from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.privacy.promises import PrivacyRecord
 from auditor.runs.own_site import OwnSite
 from auditor.runs.reporter import Reporter
-from auditor.runs.shelf import Shelf
+from auditor.runs.shared import Shared
 
 
 class LiveSite(OwnSite):
@@ -32,8 +32,8 @@ class LiveSite(OwnSite):
     the weights in memory, where the model tells one.
     """
 
-    def __init__(self, plan: Plan, reporter: Reporter, shelf: Shelf, live: Mapping[str, LanguageModel]) -> None:
-        super().__init__(plan, reporter, shelf)
+    def __init__(self, plan: Plan, reporter: Reporter, shared: Shared, live: Mapping[str, LanguageModel]) -> None:
+        super().__init__(plan, reporter, shared)
         self.live = live
 
     @property

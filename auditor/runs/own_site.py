@@ -39,7 +39,7 @@ from auditor.records.folder import RunFolder
 from auditor.runs.collector import decoder
 from auditor.runs.own_data import load_data
 from auditor.runs.reporter import Reporter
-from auditor.runs.shelf import Shelf
+from auditor.runs.shared import Shared
 from auditor.runs.site import Site
 from auditor.training.variants import Variant
 
@@ -52,8 +52,8 @@ class OwnSite(Site):
 
     trains_on_demand: ClassVar[bool] = False
 
-    def __init__(self, plan: Plan, reporter: Reporter, shelf: Shelf) -> None:
-        super().__init__(plan, reporter, shelf)
+    def __init__(self, plan: Plan, reporter: Reporter, shared: Shared) -> None:
+        super().__init__(plan, reporter, shared)
         self._ensembles: dict[str, Ensemble] = {}
         self._folder: RunFolder | None = None
 
@@ -178,7 +178,7 @@ class OwnSite(Site):
             check_shared(f"-A references={asked}", model.name, model.vocab_size, "the target's", self.model.vocab_size)
             return model
 
-        made: References = self.shelf.get(
+        made: References = self.shared.get(
             "all references", (self.subject, asked), lambda: load_references(Path(asked), load_one, self._attacked)
         )
         return made
@@ -194,7 +194,7 @@ class OwnSite(Site):
     def data(self) -> Benchmark:
         held = None if self._folder is None else self._folder.text_form()
         key = [self.subject, held and held.digest]
-        benchmark: Benchmark = self.shelf.get(
+        benchmark: Benchmark = self.shared.get(
             "data",
             key,
             lambda: load_data(self.plan.data, str(self.plan.target.model), self.plan.seed, self.model, held),
@@ -286,7 +286,7 @@ class OwnSite(Site):
                 self.reporter.note(note)
             return first[0]
 
-        loaded: LanguageModel = self.shelf.get(kind, (provider, wanted), fresh)
+        loaded: LanguageModel = self.shared.get(kind, (provider, wanted), fresh)
         if not first:
             provider.again(loaded, wanted)
         return loaded

@@ -24,7 +24,7 @@ from auditor.runs import scoring
 from auditor.runs.audit import Scene
 from auditor.runs.reporter import Clock, Reporter
 from auditor.runs.selection import select
-from auditor.runs.shelf import Shelf
+from auditor.runs.shared import Shared
 from auditor.runs.site import Site
 from auditor.runs.sites import site_of
 from auditor.runs.targets import Targets
@@ -95,14 +95,14 @@ def demonstration(seed: int) -> Plan:
     )
 
 
-def fitted(plan: Plan, reporter: Reporter, shelf: Shelf, seconds: float, begun: float) -> tuple[Plan, Limits]:
+def fitted(plan: Plan, reporter: Reporter, shared: Shared, seconds: float, begun: float) -> tuple[Plan, Limits]:
     """The plan with as many records as can be checked within so many seconds of `begun` (`time.perf_counter`), and what
     it cannot say.
 
-    shelf: keeps the models that are loaded here. Raises AuditError for whatever a run would refuse, and for a model of
+    shared: keeps the models that are loaded here. Raises AuditError for whatever a run would refuse, and for a model of
     which too few records can be checked.
     """
-    clock, site = Clock(reporter), site_of(plan, reporter, shelf)
+    clock, site = Clock(reporter), site_of(plan, reporter, shared)
     select(plan, site)
     if site.network:
         raise AuditError(f"expected a model that is loaded here, got {plan.target.model}: audit run --model asks it")
@@ -111,7 +111,7 @@ def fitted(plan: Plan, reporter: Reporter, shelf: Shelf, seconds: float, begun: 
     plan, limits = _of_membership(plan, site)
     if isinstance(site.model, HuggingFaceModel):
         site.model.remember()
-    scene = Scene(plan, site, select(plan, site), reporter, shelf, PrefixToken((), "not chosen yet"))
+    scene = Scene(plan, site, select(plan, site), reporter, shared, PrefixToken((), "not chosen yet"))
     with clock.stage("measuring the model's speed"):
         takes = _takes(scene, _SHARE * seconds)
     sides = _rows(site.benchmark.secrets)

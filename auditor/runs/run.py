@@ -33,7 +33,7 @@ from auditor.runs.objects import NO_OBJECTS, Objects, said_of
 from auditor.runs.reporter import Clock, Reporter
 from auditor.runs.scoring import greedy_nonmembers, greedy_recall
 from auditor.runs.selection import Selection, select
-from auditor.runs.shelf import Shelf
+from auditor.runs.shared import Shared
 from auditor.runs.site import Site
 from auditor.runs.sites import site_of
 from auditor.runs.target import Target
@@ -46,7 +46,7 @@ def run(
     plan: Plan,
     folder: RunFolder,
     reporter: Reporter,
-    shelf: Shelf | None = None,
+    shared: Shared | None = None,
     site: Site | None = None,
     objects: Objects = NO_OBJECTS,
 ) -> AuditResult:
@@ -54,8 +54,8 @@ def run(
 
     site: where it takes place, if not where the plan says; objects: what Python gave, by role, as `select` takes it.
     """
-    shelf = shelf or Shelf()
-    site = site or site_of(plan, reporter, shelf)
+    shared = shared or Shared()
+    site = site or site_of(plan, reporter, shared)
     site.opened(folder)
     selection, clock = select(plan, site, objects), Clock(reporter)
     personal.regions_of(plan.data.phone_region)
@@ -65,7 +65,7 @@ def run(
         if engine.workers and site.trains_on_demand:
             _train_apart(engine, plan, site, selection, clock)
         with clock.stage("prepare"):
-            audit = _prepared(plan, site, selection, folder, reporter, shelf)
+            audit = _prepared(plan, site, selection, folder, reporter, shared)
         targets, collector = Targets(audit), Collector(folder)
         targets.check_claims()
         audit.check_generations(targets.undefended)
@@ -129,14 +129,14 @@ def check(plan: Plan) -> Selection:
 
 
 def _prepared(
-    plan: Plan, site: Site, selection: Selection, folder: RunFolder, reporter: Reporter, shelf: Shelf
+    plan: Plan, site: Site, selection: Selection, folder: RunFolder, reporter: Reporter, shared: Shared
 ) -> Audit:
     """Loads what is attacked, and ties the folder to it. Raises AuditError for whatever does not fit together."""
     benchmark = site.benchmark
     prefix_token = choose_prefix_token(
-        plan.data, site, longest_context(benchmark, selection.prompt_rows), folder, shelf
+        plan.data, site, longest_context(benchmark, selection.prompt_rows), folder, shared
     )
-    audit = Audit(plan, site, selection, reporter, shelf, prefix_token, folder)
+    audit = Audit(plan, site, selection, reporter, shared, prefix_token, folder)
     folder.pin(secrets_digest(audit.subjects))
     everyone, canaries = (*benchmark.secrets, *benchmark.canaries), {one.id for one in benchmark.canaries}
     folder.save_secrets(details.facts(everyone, names.salt_fingerprint(names.salt()), canaries))
@@ -158,7 +158,7 @@ def _greedy(audit: Audit, target: Target, clock: Clock) -> tuple[dict[str, Measu
         return found, greedy_nonmembers(target.model, secrets) if any(m.value for m in found.values()) else None
 
     with clock.stage("greedy recall"):
-        found: tuple[dict[str, Measurement], Measurement | None] = audit.shelf.get("greedy", audit.asked, given)
+        found: tuple[dict[str, Measurement], Measurement | None] = audit.shared.get("greedy", audit.asked, given)
     if found[0]:
         audit.reporter.greedy(found[0])
     return found

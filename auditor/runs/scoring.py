@@ -104,7 +104,7 @@ def heldout(audit: Audit, target: Target) -> Mapping[str, Sequence[float]]:
         return {"tokens": tokens, "perplexity": nll, **others}
 
     found: Mapping[str, Sequence[float]]
-    found = found_now() if target.defense else audit.shelf.get("perplexity", audit.asked, found_now)
+    found = found_now() if target.defense else audit.shared.get("perplexity", audit.asked, found_now)
     return found
 
 

@@ -31,7 +31,7 @@ from auditor.records.folder import RunFolder
 from auditor.records.names import named, salt
 from auditor.runs import plan_weights
 from auditor.runs.reporter import Reporter
-from auditor.runs.shelf import Shelf
+from auditor.runs.shared import Shared
 from auditor.runs.unlearning import Before, Beside, Relearned, Retrained
 from auditor.training.relearning import relearned
 
@@ -55,8 +55,8 @@ class Site(ABC):
     trains_on_demand: ClassVar[bool]
     relearn_rate: ClassVar[float] = 5e-5  # of `--relearn`, unless the plan says another
 
-    def __init__(self, plan: Plan, reporter: Reporter, shelf: Shelf) -> None:
-        self.plan, self.reporter, self.shelf = plan, reporter, shelf
+    def __init__(self, plan: Plan, reporter: Reporter, shared: Shared) -> None:
+        self.plan, self.reporter, self.shared = plan, reporter, shared
         self._besides: dict[Beside, LanguageModel] = {}
 
     # --- what can be said before anything is loaded ---

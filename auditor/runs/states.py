@@ -14,7 +14,7 @@ from auditor.core.nouns import Pair
 from auditor.plugins.attack import Attack
 from auditor.plugins.view import View
 from auditor.records.folder import RunFolder
-from auditor.runs.shelf import Shelf
+from auditor.runs.shared import Shared
 from auditor.runs.target import Target
 
 State = dict[str, Any]
@@ -26,9 +26,9 @@ class States:
     """
 
     def __init__(
-        self, configured: list[Any], folder: RunFolder, shelf: Shelf, asked: dict[str, Any], known: tuple[Pair, ...]
+        self, configured: list[Any], folder: RunFolder, shared: Shared, asked: dict[str, Any], known: tuple[Pair, ...]
     ) -> None:
-        self.configured, self.folder, self.shelf, self.asked, self.known = configured, folder, shelf, asked, known
+        self.configured, self.folder, self.shared, self.asked, self.known = configured, folder, shared, asked, known
         self._held: dict[tuple[str, str], State] = {}
 
     def of(self, target: Target, view: View, attack: Attack) -> State:
@@ -38,14 +38,14 @@ class States:
             name = "-".join(key)
             state = load(self.folder, name)
             if state is None:
-                shared = self._shared(target, key, attack)
-                state = self.shelf.fits.get(shared) or attack.fit(view, self.known)
+                known_as = self._known_as(target, key, attack)
+                state = self.shared.fits.get(known_as) or attack.fit(view, self.known)
                 save(self.folder, name, state)
-                self.shelf.fits[shared] = state
+                self.shared.fits[known_as] = state
             self._held[key] = state
         return self._held[key]
 
-    def _shared(self, target: Target, key: tuple[str, str], attack: Attack) -> str:
+    def _known_as(self, target: Target, key: tuple[str, str], attack: Attack) -> str:
         """All that the state depends on: runs of one sweep that agree in it share the state."""
         # A defense may be set up for what the row will draw: another number is another model to tune on.
         queries = target.scenario.queries if target.scenario else None

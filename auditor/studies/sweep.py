@@ -34,7 +34,7 @@ from auditor.runs.grid import Point, called
 from auditor.runs.plan import make
 from auditor.runs.reporter import Reporter, Silence
 from auditor.runs.run import check, run
-from auditor.runs.shelf import Shelf
+from auditor.runs.shared import Shared
 from auditor.statistics.metrics import COLUMNS, RECALL, find
 from auditor.studies.ledger import ranges
 from auditor.studies.places import Place
@@ -112,7 +112,7 @@ class _Walker:
     """Where points are run: models and labs are shared from one to the next."""
 
     def __init__(self, reporter: Reporter) -> None:
-        self.reporter, self.shelf = reporter, Shelf()
+        self.reporter, self.shared = reporter, Shared()
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class _Points:
     def at(self, place: _Walker, items: Sequence[_Waiting]) -> Iterator[tuple[str, str]]:
         for point in items:
             with place.reporter.stage(point.called):
-                failure = _run(point.plan, point.path, _Quiet(place.reporter), place.shelf)
+                failure = _run(point.plan, point.path, _Quiet(place.reporter), place.shared)
             yield point.name, failure
 
 
@@ -168,12 +168,12 @@ def _unchanged(path: Path, wanted: Plan) -> None:
     RunFolder(path).check_weights(plan_weights.of_plan(wanted))
 
 
-def _run(wanted: Plan, path: Path, reporter: Reporter, shelf: Shelf) -> str:
+def _run(wanted: Plan, path: Path, reporter: Reporter, shared: Shared) -> str:
     """Runs one point to its end; returns why it could not be, or nothing."""
     held = (path / "plan.json").is_file()
     folder = RunFolder.reopen(path) if held else RunFolder.create(path, path.name, wanted.to_json())
     try:
-        files.write(path, run(wanted, folder, reporter, shelf))
+        files.write(path, run(wanted, folder, reporter, shared))
     except AuditError as why:
         folder.discard_if_empty()
         return str(why)

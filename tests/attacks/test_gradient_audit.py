@@ -20,7 +20,7 @@ from auditor.plugins.view import WORST, View
 from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.runs.lab_site import LabSite
 from auditor.runs.reporter import Silence
-from auditor.runs.shelf import Shelf
+from auditor.runs.shared import Shared
 from auditor.testing import KEPT
 from auditor.training.dp_loop import ScaledOptimizer
 from tests.conftest import save_tiny, tiny
@@ -151,7 +151,7 @@ def test_what_no_audit_can_be_made_of_is_said_in_its_row(kept: GradientCanaries,
 
 def test_the_lab_plants_canaries_where_they_are_asked_about() -> None:
     def planted(*attacks: str) -> dict[str, Any]:
-        site = LabSite(Plan.of(attack=attacks, defense=("dp-sgd",)), Silence(), Shelf())
+        site = LabSite(Plan.of(attack=attacks, defense=("dp-sgd",)), Silence(), Shared())
         return {name: options.get("gradient_canaries", 0) for name, options in site.defense_defaults.items()}
 
     assert set(planted("exposure").values()) == {0}

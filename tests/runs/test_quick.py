@@ -16,7 +16,7 @@ from auditor.runs import quick
 from auditor.runs.quick import paced
 from auditor.runs.reporter import Silence
 from auditor.runs.run import check, run
-from auditor.runs.shelf import Shelf
+from auditor.runs.shared import Shared
 from tests.conftest import save_tiny
 
 MEMBERS, OTHERS = 30, 20
@@ -35,11 +35,11 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fitted(
-    given: Path, seconds: float = 1e6, nonmembers: bool = True, shelf: Shelf | None = None
+    given: Path, seconds: float = 1e6, nonmembers: bool = True, shared: Shared | None = None
 ) -> tuple[quick.Plan, quick.Limits]:
     fresh = str(given / "fresh.jsonl") if nonmembers else None
     plan = quick.quick(str(given / "model"), str(given / "private.jsonl"), fresh, 0)
-    return quick.fitted(plan, Silence(), shelf or Shelf(), seconds, time.perf_counter())
+    return quick.fitted(plan, Silence(), shared or Shared(), seconds, time.perf_counter())
 
 
 class Slow:
@@ -62,22 +62,22 @@ def test_what_a_text_takes_is_told_by_many_and_by_few_where_they_are_slow(monkey
 
 @pytest.mark.parametrize("nonmembers", [True, False])
 def test_each_record_is_read_once_and_completed_once(given: Path, tmp_path: Path, nonmembers: bool) -> None:
-    shelf = Shelf()
-    plan, _ = fitted(given, nonmembers=nonmembers, shelf=shelf)
+    shared = Shared()
+    plan, _ = fitted(given, nonmembers=nonmembers, shared=shared)
     assert plan.data.limit is None
     before = traffic.tokens
-    run(plan, RunFolder.create(tmp_path / "run", "quick", plan.to_json()), Silence(), shelf)
+    run(plan, RunFolder.create(tmp_path / "run", "quick", plan.to_json()), Silence(), shared)
     known = round(quick.KNOWN * MEMBERS)
     texts = 2 * (MEMBERS - known + nonmembers * OTHERS) + quick._PREFIX_TOKENS * known
     assert 0.7 < (traffic.tokens - before) / (TEXT * texts) < 1.15
 
 
 def test_what_was_read_before_changes_no_number(given: Path, tmp_path: Path) -> None:
-    shelf = Shelf()
-    plan, _ = fitted(given, shelf=shelf)
+    shared = Shared()
+    plan, _ = fitted(given, shared=shared)
     found = [
         run(plan, RunFolder.create(tmp_path / name, "quick", plan.to_json()), Silence(), on)
-        for name, on in (("remembered", shelf), ("anew", Shelf()))
+        for name, on in (("remembered", shared), ("anew", Shared()))
     ]
     ours, fresh = ([m for f in one.findings for m in f.measurements] for one in found)
     assert [m.name for m in ours] == [m.name for m in fresh] and len(ours) > 20

@@ -19,7 +19,7 @@ from auditor.runs.own_site import OwnSite
 from auditor.runs.plan import make
 from auditor.runs.reporter import Silence
 from auditor.runs.run import check, run
-from auditor.runs.shelf import Shelf
+from auditor.runs.shared import Shared
 from auditor.runs.target import Target
 from tests.conftest import tiny
 
@@ -42,7 +42,7 @@ class Live(OwnSite):
 
     @property
     def model(self) -> HuggingFaceModel:  # type: ignore[override]
-        made: HuggingFaceModel = self.shelf.get("model", "live", lambda: tiny(scale=8.0))
+        made: HuggingFaceModel = self.shared.get("model", "live", lambda: tiny(scale=8.0))
         return made
 
     def data(self) -> Benchmark:
@@ -66,7 +66,7 @@ def test_an_adapter_is_held_against_its_base_unless_told_otherwise(tmp_path: Pat
 
     def site(**given: str) -> OwnSite:
         fields = {"model": str(folder), "data": "in memory", **given}
-        return OwnSite(make(fields, {}), Silence(), Shelf())
+        return OwnSite(make(fields, {}), Silence(), Shared())
 
     held = site()
     assert held.reference is not None and held.reference.name == str(base) and not held.reference_fault
@@ -81,9 +81,9 @@ def test_an_adapter_is_held_against_its_base_unless_told_otherwise(tmp_path: Pat
 
 
 def test_live_objects_are_audited_by_the_same_walk(tmp_path: Path) -> None:
-    asked, shelf = plan(attack=["perplexity", "extraction-probability"], defense=["uniform-mixing"]), Shelf()
+    asked, shared = plan(attack=["perplexity", "extraction-probability"], defense=["uniform-mixing"]), Shared()
     folder = RunFolder.create(tmp_path / "run", "live", asked.to_json())
-    result = run(asked, folder, Silence(), shelf, Live(asked, Silence(), shelf))
+    result = run(asked, folder, Silence(), shared, Live(asked, Silence(), shared))
     assert [finding.key for finding in result.findings] == check(asked).cells()
     assert result.benchmark.members == 4 and result.benchmark.nonmembers == 4 and result.weights == {}
     held = folder.done(CellKey("undefended", "worst", "perplexity"))

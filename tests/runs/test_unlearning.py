@@ -20,7 +20,7 @@ from auditor.models.loading import load
 from auditor.runs import training
 from auditor.runs.own_site import OwnSite
 from auditor.runs.reporter import Silence
-from auditor.runs.shelf import Shelf
+from auditor.runs.shared import Shared
 from auditor.runs.training import Training
 from auditor.runs.unlearning import Relearned, Retrained
 from auditor.statistics.unlearning import recalled
@@ -64,7 +64,7 @@ def asked(world: Path, **more: Any) -> Plan:
 
 
 def site(plan: Plan) -> OwnSite:
-    return OwnSite(plan, Silence(), Shelf())
+    return OwnSite(plan, Silence(), Shared())
 
 
 # --- who is who -------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Shelf:
+class Shared:
     """The last thing of each kind, so that consecutive runs share it and two big models never coexist."""
 
     def __init__(self) -> None:
