@@ -317,7 +317,7 @@ def test_the_page_says_what_runs(folder: Path) -> None:
         code = block.replace("    samples=5,", f"    samples=5, **{lengths},")
         exec(compile(code, "docs/python.md", "exec"), names)
     assert (
-        len(blocks) == 4
+        len(blocks) == 5
         and len(names["own"].to_frame())
         and names["found"].low <= names["found"].value
         and len(names["frame"])

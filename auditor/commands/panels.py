@@ -113,12 +113,17 @@ class PanelGroup(TyperGroup):
     """A group whose commands stand in panels, each with its whole first sentence, before the flags of the group.
 
     Where a command comes first none of the group's flags is given, and none is read: typer would import pydantic for
-    the default of a number, which takes longer than all of the help.
+    the default of a number, which takes longer than all of the help. Each is then said to be not given, as typer's
+    callback otherwise keeps what an earlier call gave.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta[_UNREAD] = bool(args) and args[0] in self.commands
-        return super().parse_args(ctx, args)
+        rest = super().parse_args(ctx, args)
+        if ctx.meta[_UNREAD]:
+            own = (one for one in self.params if one.expose_value)
+            ctx.params |= {one.name: False if one.is_flag else None for one in own}
+        return rest
 
     def get_params(self, ctx: Any) -> list[Any]:
         return [] if ctx.meta.get(_UNREAD) else super().get_params(ctx)

@@ -56,10 +56,10 @@ def test_rendering_needs_no_torch(tmp_path: Path, result: AuditResult) -> None:
         ("{", "not valid JSON"),
         ("[" * 100_000, "not valid JSON"),
         ("[]", "expected an object, got list"),
-        ("{}", "expected schema_version 3, got 'none'"),
-        ('{"schema_version": 2, "tool_version": "0.0.9"}', "expected schema_version 3, got 2; audit 0.0.9 made it"),
-        ('{"schema_version": 99}', "expected schema_version 3, got 99"),
-        ('{"schema_version": 3}', "missing field 'name'"),
+        ("{}", "expected schema_version 4, got 'none'"),
+        ('{"schema_version": 2, "tool_version": "0.0.9"}', "expected schema_version 4, got 2; audit 0.0.9 made it"),
+        ('{"schema_version": 99}', "expected schema_version 4, got 99"),
+        ('{"schema_version": 4}', "missing field 'name'"),
     ],
 )
 def test_what_cannot_be_read_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
