@@ -121,7 +121,7 @@ class PanelGroup(TyperGroup):
         ctx.meta[_UNREAD] = bool(args) and args[0] in self.commands
         rest = super().parse_args(ctx, args)
         if ctx.meta[_UNREAD]:
-            own = (one for one in self.params if one.expose_value)
+            own: list[Any] = [one for one in self.params if one.expose_value]
             ctx.params |= {one.name: False if one.is_flag else None for one in own}
         return rest
 
