@@ -115,10 +115,7 @@ def test_an_adapter_is_held_against_its_own_base(given: Path, capsys: Said) -> N
         (["{given}/model", "--data", "{given}/private.jsonl", "--seed", "-1"], "expected --seed from 0"),
     ],
 )
-def test_bad_input_is_one_sentence_and_leaves_nothing(
-    words: list[str], why: str, given: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+def test_bad_input_is_one_sentence_and_leaves_nothing(words: list[str], why: str, given: Path, capsys: Said) -> None:
     assert call(["check", *(word.format(given=given) for word in words)]) == 2
     said = capsys.readouterr()
     assert why in said.err and said.err.count("error: ") == 1 and said.out == ""

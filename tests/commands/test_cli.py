@@ -124,11 +124,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(autouse=True)
-def offline(monkeypatch: Patch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-
 ETHICIST = ["--attack", "ethicist", *(f"-Aethicist.{o}" for o in ("prompt_length=3", "epochs=2", "warmup_steps=1"))]
 
 

@@ -139,7 +139,6 @@ def here(world: Path, tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
     """An empty folder to stand in, the lab tiny, plug-in files of this test only, no hub."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AUDIT_CACHE", str(world / "cache"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     defaults = [LAB.get(field.name, field.default) for field in dataclasses.fields(LabRecipe)]
     monkeypatch.setattr(LabRecipe.__init__, "__defaults__", tuple(defaults))

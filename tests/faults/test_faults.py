@@ -24,7 +24,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     torch.set_num_threads(1)  # what is forked must not wait for threads that it does not have
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
-        patch.setenv("HF_HUB_OFFLINE", "1")
         yield worlds.make(tmp_path_factory.mktemp("faults"))
     torch.set_num_threads(threads)
 

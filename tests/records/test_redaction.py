@@ -97,7 +97,6 @@ def outside(tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     for name, folder in (("AUDIT_CACHE", "cache"), ("HOME", "home"), ("HF_HOME", "home/hf"), ("TMPDIR", "tmp")):
         monkeypatch.setenv(name, str(tmp_path / folder))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.delenv("AUDIT_SALT")
     before = os.umask(0)
     yield tmp_path

@@ -35,7 +35,6 @@ OPTIONS = ["-A", "temperature=1", "-A", "top_p=1", "--samples", "4", "--prefix-l
 def world(tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
     """data.jsonl, fresh.jsonl and an empty cache; retries that wait for nobody."""
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.setattr(wire, "PATIENCE", QUICK)
     monkeypatch.chdir(tmp_path)
