@@ -24,6 +24,7 @@ from auditor.records.outcomes import PerSecret
 from auditor.records.table import TABLE as _WHERE
 from auditor.statistics.audited import METRICS, at_level
 from auditor.statistics.metrics import SHARES, find
+from auditor.statistics.recomputed import recomputed
 
 _RUN = CellKey("", "", "")
 _ROUNDING = 1e-9
@@ -211,7 +212,7 @@ def _against(finding: Finding, kept: PerSecret) -> Iterator[str]:
         yield f"{_WHERE} holds a secret twice"
     members, others = kept.chosen(True, None), kept.chosen(False, None)
     for m in finding.measurements:
-        if (found := find(m.name).again(members, others)) is not None:
+        if (found := recomputed(find(m.name), members, others)) is not None:
             yield from _other(m.name, m, *found)
     if finding.main is not None and finding.main.name in kept.values:
         for count, m in finding.by_repeats.items():

@@ -25,6 +25,7 @@ from auditor.statistics.compare import contrast
 from auditor.statistics.intervals import share_of_each
 from auditor.statistics.judging import Outcome
 from auditor.statistics.metrics import RECALL, SCORE, find
+from auditor.statistics.recomputed import remeasured
 
 _FLAGS, _COUNTS = ("hit", "any_hit"), ("distance", "tolerance")
 _PROBABILITY = "probability"  # what a score is called that is one
@@ -90,7 +91,9 @@ class PerSecret:
         if self.outcome is not None and (about.values or about.errors):
             return about.measure(self.outcome.only(wanted), self.outcome.only(~self.member))
         # in the order of the row: a bootstrap draws other places in another one
-        return about.remade(*({name: x[side] for name, x in self.values.items()} for side in (wanted, ~self.member)))
+        return remeasured(
+            about, *({name: x[side] for name, x in self.values.items()} for side in (wanted, ~self.member))
+        )
 
     def by_secret(self, name: str, members: bool, count: int | None = None) -> dict[str, float]:
         """The values of the members (or the others), of one repeat count if given, by id; empty where none are kept."""

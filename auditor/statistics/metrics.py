@@ -7,7 +7,6 @@ plug-in's: it is shown by its name, and paired by what the plug-in keeps of each
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -19,16 +18,16 @@ from numpy.typing import NDArray
 from auditor.core.result import Measurement
 from auditor.statistics import roc
 from auditor.statistics.bootstrap import Draws, Values
-from auditor.statistics.intervals import estimate, excess, excess_mean
+from auditor.statistics.intervals import estimate, excess
 from auditor.statistics.judging import Outcome
 from auditor.statistics.membership import FALSE_POSITIVES, SCORES
-from auditor.statistics.ranking import errors_before, recall_at_errors, solved_before
+from auditor.statistics.ranking import recall_at_errors, solved_before
 
 SHARES = ("share", "probability")  # units between 0 and 1, written in percent
 SCORE = "score"  # no measurement, but kept beside them of each secret: what its first guess is ranked by
 RECALL = "recall"
-_OTHERS, _EXCESS = "_nonmembers", "excess_"
-_DRAWN = "memorised_per_1000"  # of each drawn text, whoever it is of
+_OTHERS, EXCESS = "_nonmembers", "excess_"
+DRAWN = "memorised_per_1000"  # of each drawn text, whoever it is of
 AT_LEAST, AT_MOST = "_at_least", "_at_most"  # the ends of a bracket, where no more is known
 
 Columns = Mapping[str, NDArray[np.float64]]  # numbers kept of each secret, (secrets,), by what they are the mean of
@@ -124,57 +123,6 @@ class Metric:
         total, values = weights.sum(1), self.values(outcome).astype(float)
         sums = weights @ np.where(weights.any(0), values, 0.0)
         return np.divide(sums, total, out=np.full(len(draws), np.nan), where=total > 0)
-
-    # --- of what is kept of each secret -------------------------------------------------------------------------------
-
-    def again(self, members: Columns, others: Columns) -> tuple[float, int] | None:
-        """The number worked out of what is kept of each secret, and of how many; None where too little is kept."""
-        kept = members if self.members else others
-        if self.scores:
-            return self._told_apart(members, others)
-        if self.signed and self.values is not None:
-            column = self.column.removeprefix(_EXCESS)
-            if column not in members:
-                return None
-            return _mean(members[column]) - _mean(others[column]), len(members[column]) + len(others[column])
-        if self.name == SCORE or any(column not in kept for column in self.columns):
-            return None
-        if self.errors is not None:
-            n = len(kept[RECALL])
-            hit, before = errors_before(kept[RECALL] == 1, kept[SCORE])
-            return _mean((hit & (before < self.wrong(n))).astype(float)), n
-        if not self.members and self.column == _DRAWN:  # its baseline is of held-out n-grams, of no text's
-            return None
-        values = kept[self.column]
-        return (_mean(values), len(values)) if np.isfinite(values).all() else None
-
-    def remade(self, members: Columns, others: Columns) -> Measurement | None:
-        """As `again`, with its interval, of the columns that a probe keeps."""
-        if self.signed and self.name.startswith(_EXCESS):
-            base = self.name.removeprefix(_EXCESS)
-            own, floor = (find(name).remade(members, others) for name in (base, floor_of(base)))
-            return None if own is None or floor is None else excess_mean(self.name, own, floor)
-        if self.errors is not None or (found := self.again(members, others)) is None or not found[1]:
-            return None
-        if self.scores:
-            sides = members[self.scores], others[self.scores]
-            return roc.rate_measured(self.name, *sides, self.rate) if self.rate else roc.auc_measured(self.name, *sides)
-        values = (members if self.members else others)[self.column]
-        if self.unit == "share" and not np.isin(values, (0, 1)).all():
-            return None
-        return estimate(self.name, values, self.unit, self.note)
-
-    def _told_apart(self, members: Columns, others: Columns) -> tuple[float, int] | None:
-        if any(self.scores not in side or not len(side[self.scores]) for side in (members, others)):
-            return None
-        own, theirs = members[self.scores], others[self.scores]
-        if self.rate:
-            return roc.rate_at(own, theirs, self.rate).value, len(own)
-        return roc.auc(own, theirs), len(own) + len(theirs)
-
-
-def _mean(values: NDArray[np.float64]) -> float:
-    return float(values.mean()) if len(values) else math.nan
 
 
 # --- of a membership probe --------------------------------------------------------------------------------------------
@@ -438,8 +386,8 @@ def find(name: str) -> Metric:
         if name.endswith(end):
             base = find(name.removesuffix(end))
             return replace(base, name=name, title=f"{base.title}, {words}")
-    if name.startswith(_EXCESS):
-        base = find(name.removeprefix(_EXCESS))
+    if name.startswith(EXCESS):
+        base = find(name.removeprefix(EXCESS))
         return replace(base, name=name, title=f"{base.title}, members − non-members", exact=False, signed=True)
     return Metric(name, plain(name), unit="", signed="excess" in name or "difference" in name)
 
@@ -461,7 +409,7 @@ def upper_of(name: str) -> str:
 
 def excess_of(name: str) -> str:
     """What the members' number minus that of the non-members is called."""
-    return f"{_EXCESS}{name}"
+    return f"{EXCESS}{name}"
 
 
 def plain(name: str) -> str:

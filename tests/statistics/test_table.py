@@ -16,6 +16,7 @@ from auditor.records import contrasts, outcomes
 from auditor.reports import words
 from auditor.statistics import extraction, judging, metrics
 from auditor.statistics.bounds import BinomialCount, Pairs, RecordedInterval
+from auditor.statistics.recomputed import recomputed
 
 
 def outcome(n: int = 40, others: int = 10) -> judging.Outcome:
@@ -50,7 +51,7 @@ def test_a_new_metric_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (measured.value, measured.n) == (float((~members.any_hit).mean()), 30)
         assert words.label(new.name) == "No guess right" and isinstance(decide.evidence(measured), BinomialCount)
         kept = outcomes.PerSecret.of(one)
-        assert new.again(kept.chosen(True, None), kept.chosen(False, None)) == (measured.value, 30)
+        assert recomputed(new, kept.chosen(True, None), kept.chosen(False, None)) == (measured.value, 30)
         assert outcomes.difference(new.name, None, kept, kept) == Pairs(0, 0, 30)
         seeds = contrasts.Replicates("t", "s", "a", {0: members})
         found = contrasts.contrast("c", [contrasts.Part(1.0, new.name, seeds)])
@@ -63,7 +64,7 @@ def test_what_is_measured_is_what_the_kept_numbers_make_it() -> None:
     one = outcome(60)
     kept = outcomes.PerSecret.of(one)
     sides = kept.chosen(True, None), kept.chosen(False, None)
-    again = {m.name: metrics.find(m.name).again(*sides) for m in extraction.extraction(one)}
+    again = {m.name: recomputed(metrics.find(m.name), *sides) for m in extraction.extraction(one)}
     held = {name: found for name, found in again.items() if found is not None}
     wanted = {"recall", "any_of_k", "near_verbatim_recall", "recall_at_100_errors", "recall_at_10pct_errors"}
     assert set(held) == wanted | {"excess_recall", "recall_nonmembers", "near_verbatim_recall_nonmembers"}

@@ -1,0 +1,68 @@
+"""Numbers worked out again from what a run keeps of each secret: what a gate holds a result to."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from auditor.core.result import Measurement
+from auditor.statistics import roc
+from auditor.statistics.intervals import estimate, excess_mean
+from auditor.statistics.metrics import DRAWN, EXCESS, RECALL, SCORE, Columns, Metric, find, floor_of
+from auditor.statistics.ranking import errors_before
+
+
+def recomputed(metric: Metric, members: Columns, others: Columns) -> tuple[float, int] | None:
+    """The number worked out of what is kept of each secret, and of how many; None where too little is kept."""
+    kept = members if metric.members else others
+    if metric.scores:
+        return _separated(metric, members, others)
+    if metric.signed and metric.values is not None:
+        column = metric.column.removeprefix(EXCESS)
+        if column not in members:
+            return None
+        return _mean(members[column]) - _mean(others[column]), len(members[column]) + len(others[column])
+    if metric.name == SCORE or any(column not in kept for column in metric.columns):
+        return None
+    if metric.errors is not None:
+        n = len(kept[RECALL])
+        hit, before = errors_before(kept[RECALL] == 1, kept[SCORE])
+        return _mean((hit & (before < metric.wrong(n))).astype(float)), n
+    if not metric.members and metric.column == DRAWN:  # its baseline is of held-out n-grams, of no text's
+        return None
+    values = kept[metric.column]
+    return (_mean(values), len(values)) if np.isfinite(values).all() else None
+
+
+def remeasured(metric: Metric, members: Columns, others: Columns) -> Measurement | None:
+    """As `recomputed`, with its interval, of the columns that a probe keeps."""
+    if metric.signed and metric.name.startswith(EXCESS):
+        base = metric.name.removeprefix(EXCESS)
+        own, floor = (remeasured(find(name), members, others) for name in (base, floor_of(base)))
+        return None if own is None or floor is None else excess_mean(metric.name, own, floor)
+    if metric.errors is not None or (found := recomputed(metric, members, others)) is None or not found[1]:
+        return None
+    if metric.scores:
+        sides = members[metric.scores], others[metric.scores]
+        if metric.rate:
+            return roc.rate_measured(metric.name, *sides, metric.rate)
+        return roc.auc_measured(metric.name, *sides)
+    values = (members if metric.members else others)[metric.column]
+    if metric.unit == "share" and not np.isin(values, (0, 1)).all():
+        return None
+    return estimate(metric.name, values, metric.unit, metric.note)
+
+
+def _separated(metric: Metric, members: Columns, others: Columns) -> tuple[float, int] | None:
+    if any(metric.scores not in side or not len(side[metric.scores]) for side in (members, others)):
+        return None
+    own, theirs = members[metric.scores], others[metric.scores]
+    if metric.rate:
+        return roc.rate_at(own, theirs, metric.rate).value, len(own)
+    return roc.auc(own, theirs), len(own) + len(theirs)
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    return float(values.mean()) if len(values) else math.nan
