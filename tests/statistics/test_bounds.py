@@ -15,7 +15,7 @@ from auditor.statistics.bounds import (
     paired_shares,
     score_statistic,
 )
-from auditor.statistics.compare import paired_means, paired_ranking
+from auditor.statistics.compare import contrast, paired_means, paired_ranking
 from auditor.statistics.intervals import clopper_pearson
 
 
@@ -116,6 +116,8 @@ def test_a_ranking_is_resampled_with_both_runs_thresholds() -> None:
         return right / len(chosen)
 
     seen = paired_ranking(*runs, errors)
+    asked = contrast(*((hit.astype(float), score) for hit, score in runs), errors=errors)  # as rows keep them
+    assert (asked.value, asked.low(0.05)) == (seen.value, seen.low(0.05))
     assert seen.value == pytest.approx(recall(*runs[0], np.arange(n)) - recall(*runs[1], np.arange(n)))
     slow = []
     for _ in range(400):
