@@ -15,6 +15,9 @@ import yaml
 
 from auditor.cli import app
 from auditor.gate.policy import read_policy
+from auditor.records.manifest import MANIFEST
+from auditor.records.saved import RESULT
+from auditor.records.table import TABLE
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "ci"
@@ -77,6 +80,10 @@ def test_the_workflow_to_copy_fits_the_action() -> None:
         if "run" in step:
             assert "${{" not in step["run"]
             subprocess.run(["bash", "-n"], input=step["run"], text=True, check=True)
+    (copied,) = (
+        re.search(r"\{(.*)\} baseline", step["run"]) for step in steps if " baseline && cp " in step.get("run", "")
+    )
+    assert copied and set(copied[1].split(",")) == {RESULT, TABLE, MANIFEST}  # what a baseline is read from
     policies = re.findall(r"'(\w+\.toml)'", audit["with"]["policy"])
     assert [any(r.against_baseline for r in read_policy(EXAMPLE / name).rules) for name in policies] == [True, False]
 
@@ -172,7 +179,6 @@ def test_nothing_private_is_uploaded() -> None:
         "decisions.jsonl",
         "decisions.sha256",
         "result.json",
-        "secrets.parquet",
         "manifest.json",
     }
     assert names == kept and all("*" not in path for path in paths)
