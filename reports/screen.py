@@ -252,9 +252,15 @@ def _joined(row: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(padded).rstrip()
 
 
+def _method(finding: Finding) -> str:
+    """An attack that ranks samples has one to rank where it decodes greedily: that is then what extracts."""
+    return f"{finding.attack}, greedy decoding" if finding.decoding == "greedy" else finding.attack
+
+
 def _never(result: AuditResult, found: Sequence[Signal]) -> str:
     """`never trained on: 0/100 Undefended, 0/20 PMixED (ethicist; 95% intervals)`"""
-    attacks = ", ".join(dict.fromkeys(s.row.attack for s in found if s.row))
+    used = {s.row for s in found}
+    attacks = ", ".join(dict.fromkeys(_method(finding) for finding in result.findings if finding.key in used))
     how = f"({attacks}; 95% intervals)" if attacks else "(95% intervals)"
     floors = [(s.target, s.baseline) for s in found if isinstance(s.baseline, Measurement)]
     highest = {target: max((m for t, m in floors if t == target), key=lambda m: m.value) for target, _ in floors}
