@@ -309,13 +309,13 @@ print(len(run.to_frame()), run.gate(["recall <= 1"]).exit_code)
 
 def test_the_page_says_what_runs(folder: Path) -> None:
     model, tokenizer = live(folder)
-    page = (Path(__file__).parents[1] / "docs" / "python.md").read_text()
+    page = (Path(__file__).parents[1] / "docs" / "how-to" / "python.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, re.S)
     names = {"model": model, "tokenizer": tokenizer, "records": ROWS[:16], "fresh": ROWS[16:]}
     lengths = {"prefix_length": 4, "suffix_length": 3}
     for block in blocks:
         code = block.replace("    samples=5,", f"    samples=5, **{lengths},")
-        exec(compile(code, "docs/python.md", "exec"), names)
+        exec(compile(code, "docs/how-to/python.md", "exec"), names)
     assert (
         len(blocks) == 5
         and len(names["own"].to_frame())

@@ -122,12 +122,12 @@ def test_checkpoints_are_a_sweep_with_a_picture(
 
 
 def test_the_page_says_what_runs(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/while-training.md, word for word."""
+    """docs/how-to/while-training.md, word for word."""
     monkeypatch.chdir(tmp_path)
     for name, given in (("private", MEMBERS), ("fresh", OTHERS)):
         Path(f"{name}.jsonl").write_text("\n".join(map(json.dumps, given)))
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "while-training.md").read_text(), re.S)
-    exec(compile(block, "docs/while-training.md", "exec"), {"trainer": (made := trainer(base, tmp_path / "out"))})
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "how-to" / "while-training.md").read_text(), re.S)
+    exec(compile(block, "docs/how-to/while-training.md", "exec"), {"trainer": (made := trainer(base, tmp_path / "out"))})
     assert made.state.global_step in (20, 40) and (tmp_path / "out" / "audit" / "report.html").is_file()
 
 

@@ -15,12 +15,12 @@ from auditor.reports import inert
 
 Found = Mapping[str, Mapping[str, Any]]  # kind -> name -> class
 _KINDS = {  # kind -> what it is called, how it is asked for, where it is explained
-    "Attack": ("attack", "audit run --attack {}", "audit-your-model"),
-    "Probe": ("probe", "audit run --attack {}", "audit-your-model"),
-    "Defense": ("defense", "audit run --defense {}", "defenses"),
-    "Trainer": ("training", "audit train {}", "train-privately"),
-    "Benchmark": ("data", "audit run", "audit-your-model"),
-    "Provider": ("models", "audit run --model {}:NAME", "models"),
+    "Attack": ("attack", "audit run --attack {}", "how-to/audit-your-model"),
+    "Probe": ("probe", "audit run --attack {}", "how-to/audit-your-model"),
+    "Defense": ("defense", "audit run --defense {}", "how-to/defenses"),
+    "Trainer": ("training", "audit train {}", "how-to/train-privately"),
+    "Benchmark": ("data", "audit run", "how-to/audit-your-model"),
+    "Provider": ("models", "audit run --model {}:NAME", "how-to/write-a-plug-in"),
 }
 _FLAGS = {"Attack": "-A", "Probe": "-A", "Defense": "-D", "Trainer": "-D", "Provider": "--model-arg"}
 _CONTROL = "none: the control row"  # what a defense claims that is shown beside another
@@ -82,7 +82,7 @@ def whole(found: Found, name: str) -> Iterator[Text]:
         yield from _facts(kind, cls)
         yield from _fact("source", [_source(cls)])
         if cls.__module__.startswith("auditor."):
-            told = "defenses" if name in found["Defense"] else page
+            told = "how-to/defenses" if name in found["Defense"] else page
             yield from _fact("page", [f"docs/{told}.md"])
 
 

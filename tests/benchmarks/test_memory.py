@@ -1,4 +1,4 @@
-"""The memory model of docs/big-models.md, held against what tensors take."""
+"""The memory model of docs/how-to/big-models.md, held against what tensors take."""
 
 from __future__ import annotations
 

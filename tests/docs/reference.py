@@ -68,7 +68,7 @@ _PLAN = """# The plan
 {printed}
 All that `audit run` can be asked. A field has one name wherever it is given: as a flag (`--known-limit 5`), in a plan
 file (`known_limit = 5`; `audit run --config plan.toml`), in Python (`known_limit=5`). Flags win over the plan file. A
-plan file is flat, and may also hold `seeds`, `sweep` and `variant`: [grids](../reproduce.md).
+plan file is flat, and may also hold `seeds`, `sweep` and `variant`: [grids](../how-to/grids-and-papers.md).
 
 A field with a **risk** that stands in a plan file or in a run folder is refused unless the command line names it too.
 """
@@ -149,7 +149,7 @@ _PLUGINS = """# Plug-ins
 
 {printed}
 Attacks, probes, defenses and training methods that come with the program, with their options and defaults; the lab has
-smaller defaults of its own. `audit list` shows those that are installed. [One of your own](../extend.md).
+smaller defaults of its own. `audit list` shows those that are installed. [One of your own](../how-to/write-a-plug-in.md).
 """
 
 

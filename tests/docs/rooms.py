@@ -1,4 +1,4 @@
-"""The drawing of the rooms in `docs/inside.md`, printed from the layer test's table: `python -m tests.docs.rooms`."""
+"""The drawing of the rooms in `docs/explanation/inside.md`, printed from the layer test's table: `python -m tests.docs.rooms`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.test_layers import MAY_IMPORT, WITHOUT_TORCH
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "inside.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "inside.md"
 BEGIN, END = "<!-- printed by tests/docs/rooms.py -->\n", "<!-- end of what is printed -->\n"
 FOR = {
     "core": "nouns, errors, files: what everybody stands on",

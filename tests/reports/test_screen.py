@@ -23,7 +23,7 @@ from tests.docs.pages import ROOT
 from tests.reports.conftest import claims, lab_run, probed
 from tests.reports.test_reassurance import OTHERS, SIGNALS, Drawn, N, row, run_of, share
 
-GLOSSARY = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+GLOSSARY = (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
 TITLES = ("A", "A defense whose name is rather long, with its options", "密着度の高い防御", "Plain")
 DOUBT = Doubt("text form", "No rendering makes members more likely than non-members, " + "which may hide a leak " * 9)
 

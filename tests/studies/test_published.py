@@ -133,12 +133,12 @@ def test_claims_that_are_attained_are_said_to_hold(found: Found) -> None:
 
 
 def test_the_page_is_what_is_found(found: Found) -> None:
-    """docs/claims.md, section by section; of PMixed's, the text and the rows of the queries that are looked at here."""
-    committed = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
+    """docs/evidence/claims.md, section by section; of PMixed's, the text and the rows of the queries that are looked at here."""
+    committed = (ROOT / "docs" / "evidence" / "claims.md").read_text(encoding="utf-8")
     made = {name: published.section(PLANS[name], found[name]).rstrip("\n") for name in PLANS}
     assert committed.startswith(published.INTRO)
     where = [committed.find(made[name]) for name in QUICK]
-    assert where == sorted(where) and -1 not in where, "`audit reproduce claims` makes docs/claims.md anew"
+    assert where == sorted(where) and -1 not in where, "`audit reproduce claims` makes docs/evidence/claims.md anew"
     held = [line for line in made["pmixed"].splitlines() if line.startswith(("| one", "| the others"))]
     assert len(held) == 16 and all(line in committed.splitlines() for line in held)
     words = PLANS["pmixed"].words
@@ -153,7 +153,7 @@ def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "claims.md" in capsys.readouterr().out
     page = (tmp_path / "claims.md").read_text(encoding="utf-8")
     assert page.startswith(published.INTRO) and 0 < page.index("## Uniform mixing") < page.index("## InvisibleInk")
-    assert page[len(published.INTRO) :].strip("\n") in (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
+    assert page[len(published.INTRO) :].strip("\n") in (ROOT / "docs" / "evidence" / "claims.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

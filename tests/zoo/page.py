@@ -11,7 +11,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from tests.zoo.families import ENCODER_DECODERS, FAMILIES, MASKED, REFUSED, TRAINED, Row
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "model-families.md"
 _HEAD = """# Model families
 
 Printed from the tables in `tests/zoo/families.py` (`python -m tests.zoo.page`), where each family stands as a tiny
@@ -25,7 +25,7 @@ distributions of its hidden tokens, are compared with transformers' own in every
 - **trained**: "tested" where each method of `audit train` (none, dp-sgd, adp, pmixed) runs on the family in the tests.
   The methods know no family by name: any other is trained, or refused in a sentence (OPT with noise needs `--lora`).
 
-A model that is not loaded at all but asked over HTTP, of whatever family: [models behind an API](api-models.md).
+A model that is not loaded at all but asked over HTTP, of whatever family: [models behind an API](../how-to/api-models.md).
 
 A family that is not listed is checked like the others when it is loaded, and refused where it is not right.
 {others}

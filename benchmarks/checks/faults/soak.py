@@ -1,6 +1,6 @@
 """One audit of many secrets: does its memory stay flat, and does its time grow with the secrets and no faster?
 
-    python -m benchmarks.checks.faults.soak [--secrets 20000] [-o docs/soak.svg]  (some 5 minutes)
+    python -m benchmarks.checks.faults.soak [--secrets 20000] [-o docs/evidence/soak.svg]  (some 5 minutes)
 
 A tiny model, two attacks that share their samples and a probe, so that what grows with the secrets is not hidden by
 weights. The resident memory of the process and the lines of its journals are read twice a second. The warm-up is what
