@@ -127,7 +127,7 @@ def test_the_page_says_what_runs(base: Path, tmp_path: Path, monkeypatch: pytest
     for name, given in (("private", MEMBERS), ("fresh", OTHERS)):
         Path(f"{name}.jsonl").write_text("\n".join(map(json.dumps, given)))
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "how-to" / "while-training.md").read_text(), re.S)
-    exec(compile(block, "docs/how-to/while-training.md", "exec"), {"trainer": (made := trainer(base, tmp_path / "out"))})
+    exec(compile(block, "while-training.md", "exec"), {"trainer": (made := trainer(base, tmp_path / "out"))})
     assert made.state.global_step in (20, 40) and (tmp_path / "out" / "audit" / "report.html").is_file()
 
 

@@ -148,8 +148,9 @@ def _command(name: str, command: Any) -> Iterator[str]:
 _PLUGINS = """# Plug-ins
 
 {printed}
-Attacks, probes, defenses and training methods that come with the program, with their options and defaults; the lab has
-smaller defaults of its own. `audit list` shows those that are installed. [One of your own](../how-to/write-a-plug-in.md).
+Attacks, probes, defenses and training methods that come with the program, with their options and defaults; the
+lab has smaller defaults. `audit list` shows those that are installed.
+[One of your own](../how-to/write-a-plug-in.md).
 """
 
 

@@ -1,4 +1,4 @@
-"""The drawing of the rooms in `docs/explanation/inside.md`, printed from the layer test's table: `python -m tests.docs.rooms`."""
+"""The rooms drawn in `docs/explanation/inside.md`, from the layer test's table: `python -m tests.docs.rooms`."""
 
 from __future__ import annotations
 

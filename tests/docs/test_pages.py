@@ -317,8 +317,9 @@ def test_the_files_of_a_run_are_those_of_the_page(world: Path, here: Path) -> No
 
 
 def test_the_plan_that_is_not_run_is_a_grid_of_as_many_runs_as_it_says(tmp_path: Path) -> None:
-    (shown,) = (step for step in steps("docs/how-to/grids-and-papers.md") if isinstance(step, File))
-    (asked,) = (step for step in steps("docs/how-to/grids-and-papers.md") if isinstance(step, Command) and shown.name in step.words)
+    page = steps("docs/how-to/grids-and-papers.md")
+    (shown,) = (step for step in page if isinstance(step, File))
+    (asked,) = (step for step in page if isinstance(step, Command) and shown.name in step.words)
     (tmp_path / shown.name).write_text(shown.text)
     points = grid.expand(plan.read_toml(tmp_path / shown.name, grid.GRID))
     assert asked.why.startswith(f"{len(points)} runs")

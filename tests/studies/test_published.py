@@ -133,7 +133,7 @@ def test_claims_that_are_attained_are_said_to_hold(found: Found) -> None:
 
 
 def test_the_page_is_what_is_found(found: Found) -> None:
-    """docs/evidence/claims.md, section by section; of PMixed's, the text and the rows of the queries that are looked at here."""
+    """The page, section by section; of PMixed's, the text and the rows of the queries that are looked at here."""
     committed = (ROOT / "docs" / "evidence" / "claims.md").read_text(encoding="utf-8")
     made = {name: published.section(PLANS[name], found[name]).rstrip("\n") for name in PLANS}
     assert committed.startswith(published.INTRO)
@@ -153,7 +153,8 @@ def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "claims.md" in capsys.readouterr().out
     page = (tmp_path / "claims.md").read_text(encoding="utf-8")
     assert page.startswith(published.INTRO) and 0 < page.index("## Uniform mixing") < page.index("## InvisibleInk")
-    assert page[len(published.INTRO) :].strip("\n") in (ROOT / "docs" / "evidence" / "claims.md").read_text(encoding="utf-8")
+    committed = (ROOT / "docs" / "evidence" / "claims.md").read_text(encoding="utf-8")
+    assert page[len(published.INTRO) :].strip("\n") in committed
 
 
 @pytest.mark.parametrize(

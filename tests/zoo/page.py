@@ -25,7 +25,8 @@ distributions of its hidden tokens, are compared with transformers' own in every
 - **trained**: "tested" where each method of `audit train` (none, dp-sgd, adp, pmixed) runs on the family in the tests.
   The methods know no family by name: any other is trained, or refused in a sentence (OPT with noise needs `--lora`).
 
-A model that is not loaded at all but asked over HTTP, of whatever family: [models behind an API](../how-to/api-models.md).
+A model that is not loaded at all but asked over HTTP, of whatever family:
+[models behind an API](../how-to/api-models.md).
 
 A family that is not listed is checked like the others when it is loaded, and refused where it is not right.
 {others}
