@@ -4,7 +4,8 @@
 
 Random models of three sizes; no number here depends on weights. Predicted is the arithmetic of
 docs/how-to/big-models.md, from a model's configuration alone. Held are the bytes of all tensors that
-are there after a step and were not before, each storage once; of the pass that tunes a prompt, those that autograd keeps for its way back.
+are there after a step and were not before, each storage once; of the pass that tunes a prompt, those that autograd
+keeps for its way back.
 """
 
 from __future__ import annotations
