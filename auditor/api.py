@@ -164,25 +164,25 @@ def prepared(
 
     Raises AuditError as `audit` does.
     """
-    from auditor.runs import live_site, run
+    from auditor.runs import live_models, run
     from auditor.runs.objects import class_of, plugins_of
     from auditor.runs.plan import make
     from auditor.runs.reporter import Silence
     from auditor.runs.shared import Shared
 
     models = {"model": model, "public": public, "reference": reference}
-    given = {name: one for name, one in models.items() if live_site.is_live(name, one)}
+    given = {name: one for name, one in models.items() if live_models.is_live(name, one)}
     if isinstance(tokenizer, (str, Path)):  # of a model behind an API, which the plan sees to
         plan, tokenizer = {**plan, "tokenizer": tokenizer}, None
     _check(tokenizer, given, plan)
     reporter, shared = reporter or Silence(), Shared()
     with ExitStack() as stack:
-        stack.enter_context(live_site.left_as_it_was(*given.values()))
-        live = {name: live_site.wrapped(one, tokenizer) for name, one in given.items()}
+        stack.enter_context(live_models.left_as_it_was(*given.values()))
+        live = {name: live_models.wrapped(one, tokenizer) for name, one in given.items()}
         values = {**_as_text(plan), "data": data, "command": "audit()", **_of_live(live)}
         values |= stack.enter_context(_written({name: values.get(name) for name in _ROWS}))
         values |= {name: str(one) for name, one in models.items() if isinstance(one, (str, Path))}
-        values |= {name: live_site.name_of(one) for name, one in given.items()}
+        values |= {name: live_models.name_of(one) for name, one in given.items()}
         for kind, plugins in (("attack", attacks), ("defense", defenses)):
             values[kind], values[f"{kind}_options"] = _named(kind, plugins, values.get(f"{kind}_options") or {})
         if not values["attack"]:
@@ -191,7 +191,7 @@ def prepared(
         rows = {name: one for name, one in {**plan, "data": data}.items() if name in _ROWS and _is_object(one)}
         objects = {**given, **rows, **plugins_of(asked.plugin, attacks, defenses)}
         asked = dataclasses.replace(asked, objects={role: class_of(one) for role, one in objects.items()})
-        site = live_site.LiveSite(asked, reporter, shared, live) if live else run.site_of(asked, reporter, shared)
+        site = run.site_of(asked, reporter, shared, live)
         yield asked, site, objects, reporter
 
 
@@ -203,7 +203,7 @@ def _check(tokenizer: Any, live: Mapping[str, Any], plan: Mapping[str, Any]) -> 
     """Refuses arguments that would be ignored, or mean something else. Raises AuditError."""
     from auditor.core.plan import IN_FILE
     from auditor.models.base import LanguageModel
-    from auditor.runs.live_site import check_apart, is_live
+    from auditor.runs.live_models import check_apart, is_live
 
     if odd := [name for name in plan if name not in IN_FILE or name in ("attack", "defense")]:
         raise AuditError(f"unknown argument {odd[0]!r} of audit(); known: {', '.join(IN_FILE)}")

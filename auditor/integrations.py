@@ -38,7 +38,7 @@ from auditor.plugins.probe import Probe, column, is_member
 from auditor.plugins.view import WORST, View
 from auditor.reports import words
 from auditor.reports.training_curve import Curve, Panel, drawn
-from auditor.runs.live_site import left_as_it_was, name_of
+from auditor.runs.live_models import left_as_it_was, name_of
 from auditor.runs.prefix_token import choose, prefixed
 from auditor.training import preflight
 

@@ -20,7 +20,7 @@ from auditor.plugins.defense import Defense, TrainedModel
 from auditor.plugins.trainer import Trainer
 from auditor.runs.reporter import Reporter
 from auditor.runs.shared import Shared
-from auditor.runs.site import Piece, Site
+from auditor.runs.site import DefenseParts, Piece, Site
 from auditor.runs.unlearning import Beside
 from auditor.training.variants import Variant
 
@@ -39,35 +39,21 @@ class LabSite(Site):
         self.recipe, self._makes = lab_recipe(plan), True
 
     @property
-    def defense_defaults(self) -> Mapping[str, Mapping[str, Any]]:
-        """The lab's; where a probe asks about a training, with what that has to be planted."""
-        own = defense_defaults(self.recipe)
-        for attack in self.plan.attacks.attack:
-            for name, options in Lab.planted_for.get(attack, {}).items():
-                own[name] |= options
-        return own
-
-    @property
     def subject(self) -> dict[str, Any]:
         """The seed of the run splits no data here: the lab has its own."""
         subject = {name: value for name, value in super().subject.items() if name != "seed"}
         return {**subject, "lab_recipe": to_json(self.recipe)}  # it follows from the attacks too
 
-    def lacks(self, defense: Defense) -> str:
-        return ""
-
-    def check(self, defense: Defense) -> None:
-        pass
-
-    def is_undefended(self, control: Defense) -> bool:
-        return "whole" in control.needs and self.recipe.target_is_whole
+    @cached_property
+    def defending(self) -> LabDefenseParts:
+        return LabDefenseParts(self)
 
     # --- its parts, each trained once and then kept ---
 
     @property
     def lab(self) -> Lab:
         limit, progress = self.plan.data.limit, self.reporter.progress
-        lab: Lab = self.shared.get("lab", self._key, lambda: Lab(self.recipe, None, progress, limit, makes=self._makes))
+        lab: Lab = self.shared.get("lab", self.key, lambda: Lab(self.recipe, None, progress, limit, makes=self._makes))
         return lab
 
     def pieces(self, defenses: Mapping[str, Defense], references: Sequence[str]) -> list[Piece]:
@@ -84,7 +70,7 @@ class LabSite(Site):
 
     def _alone(self, piece: Piece, defenses: Mapping[str, Defense]) -> Alone:
         if piece.kind == "member":
-            return self._lab_of(defenses[piece.of]).member(piece.index)
+            return self.defending.lab_of(defenses[piece.of]).member(piece.index)
         if piece.kind == "reference":
             return self.lab.one_reference(lab_references(piece.of), piece.index)
         if piece.kind == "whole":
@@ -97,7 +83,7 @@ class LabSite(Site):
         self._makes = False
 
     @property
-    def _key(self) -> tuple[LabRecipe, int | None]:
+    def key(self) -> tuple[LabRecipe, int | None]:
         return self.recipe, self.plan.data.limit
 
     def data(self) -> Lab:
@@ -105,7 +91,7 @@ class LabSite(Site):
 
     @cached_property
     def public(self) -> LanguageModel:
-        made: LanguageModel = self.shared.get("public", self._key, self.lab.public)
+        made: LanguageModel = self.shared.get("public", self.key, self.lab.public)
         return made
 
     @property
@@ -115,52 +101,79 @@ class LabSite(Site):
     def references(self, asked: str) -> References:
         """Trained here, as many as `asked` says."""
         count = lab_references(asked)
-        made: References = self.shared.get("references", (self._key, count), lambda: self.lab.references(count))
+        made: References = self.shared.get("references", (self.key, count), lambda: self.lab.references(count))
         return made
 
     @cached_property
     def model(self) -> LanguageModel:
-        made: LanguageModel = self.shared.get("model", self._key, self.lab.target)
+        made: LanguageModel = self.shared.get("model", self.key, self.lab.target)
         return made
 
     @property
     def description(self) -> str:
         return "the lab's target: the public model fine-tuned on private text"
 
-    def ensemble(self, defense: Defense) -> Ensemble:
-        key = (self.subject, defense.members)
-        made: Ensemble = self.shared.get("ensemble", key, lambda: self._lab_of(defense).ensemble())
+    @property
+    def retrained(self) -> LanguageModel:
+        made: LanguageModel = self.shared.get("retrained", self.key, self.lab.retrained)
         return made
 
-    def _lab_of(self, defense: Defense) -> Lab:
+
+class LabDefenseParts(DefenseParts):
+    """Everything is there: it is trained on the spot."""
+
+    def __init__(self, site: LabSite) -> None:
+        self.site, self.shared = site, site.shared
+
+    @property
+    def defaults(self) -> Mapping[str, Mapping[str, Any]]:
+        """The lab's; where a probe asks about a training, with what that has to be planted."""
+        own = defense_defaults(self.site.recipe)
+        for attack in self.site.plan.attacks.attack:
+            for name, options in Lab.planted_for.get(attack, {}).items():
+                own[name] |= options
+        return own
+
+    def lacks(self, defense: Defense) -> str:
+        return ""
+
+    def check(self, defense: Defense) -> None:
+        pass
+
+    def is_undefended(self, control: Defense) -> bool:
+        return "whole" in control.needs and self.site.recipe.target_is_whole
+
+    def ensemble(self, defense: Defense) -> Ensemble:
+        key = (self.site.subject, defense.members)
+        made: Ensemble = self.shared.get("ensemble", key, lambda: self.lab_of(defense).ensemble())
+        return made
+
+    def lab_of(self, defense: Defense) -> Lab:
         """The lab whose ensemble has the members that this defense asks for: the same models around it."""
-        key = (self._key, defense.members)
-        made: Lab = self.shared.get("lab for a defense", key, lambda: self.lab.with_members(defense.members))
+        key = (self.site.key, defense.members)
+        made: Lab = self.shared.get("lab for a defense", key, lambda: self.site.lab.with_members(defense.members))
         return made
 
     def trained(self, defense: Defense) -> TrainedModel:
         assert isinstance(defense, Trainer)  # "trained" is a need of theirs alone
-        made: TrainedModel = self.shared.get("trained", (self.subject, defense), lambda: self.lab.trained(defense))
+        made: TrainedModel = self.shared.get(
+            "trained", (self.site.subject, defense), lambda: self.site.lab.trained(defense)
+        )
         return made
 
     def whole(self, defense: Defense) -> LanguageModel:
-        made: LanguageModel = self.shared.get("whole", self.subject, self.lab.whole)
-        return made
-
-    @property
-    def retrained(self) -> LanguageModel:
-        made: LanguageModel = self.shared.get("retrained", self._key, self.lab.retrained)
+        made: LanguageModel = self.shared.get("whole", self.site.subject, self.site.lab.whole)
         return made
 
     def training_seconds(self, defense: Defense | None, building: float) -> float:
         if isinstance(defense, Beside):
             return building
-        seconds = (self.lab if defense is None else self._lab_of(defense)).parts.seconds
+        seconds = (self.site.lab if defense is None else self.lab_of(defense)).parts.seconds
         if defense is None:
             return seconds["public"] + seconds["target"]
         if isinstance(defense, Trainer):
-            return seconds["public"] + self.lab.seconds_of(defense)
-        whole = "target" if self.recipe.target_is_whole else "whole"
+            return seconds["public"] + self.site.lab.seconds_of(defense)
+        whole = "target" if self.site.recipe.target_is_whole else "whole"
         parts = {"public": "public", "ensemble": "ensemble", "whole": whole}
         return sum(seconds[part] for need, part in parts.items() if need in defense.needs)
 

@@ -2,142 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-import psutil
-
 from auditor.benchmarks.lab import Lab
-from auditor.core import safe
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret
-from auditor.core.plan import Plan, flag, ruled
+from auditor.core.plan import Plan
 from auditor.core.plan_fields import NONE, PLACED, PROVIDED
-from auditor.core.plan_parts import LoadingOptions
 from auditor.gate.deployed import ANSWERS
 from auditor.models.base import LanguageModel
-from auditor.models.ensemble import Ensemble
-from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import base_of
-from auditor.models.lora import load_ensemble, load_whole
 from auditor.models.references import References, load_references
-from auditor.models.shards import read_shard, record_names, whole_adapter
+from auditor.models.shards import read_shard, record_names
 from auditor.models.vocabulary import check_shared
-from auditor.plugins import registry
 from auditor.plugins.benchmark import Benchmark
-from auditor.plugins.defense import Defense, TrainedModel
-from auditor.plugins.provider import Provider, Wanted
-from auditor.plugins.trainer import RECORD, made
 from auditor.privacy import gradient_canaries, promises
 from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.privacy.promises import PrivacyRecord
 from auditor.records.folder import RunFolder
 from auditor.runs.collector import decoder
+from auditor.runs.loader import Loader
 from auditor.runs.own_data import load_data
+from auditor.runs.own_defenses import OwnDefenseParts
 from auditor.runs.reporter import Reporter
 from auditor.runs.shared import Shared
 from auditor.runs.site import Site
-from auditor.training.variants import Variant
 
 
 class OwnSite(Site):
     """What `--model` and `--data` (or `--canaries`) name, and what `--public`, `--reference` and `-D` put beside it.
 
-    Live objects can stand in: `LiveSite` overrides how a model is loaded, its weights and its promise.
+    live: models in memory, by role, as `Loader` takes them. Nothing beside one is believed of what lies in the folder
+    that it was once loaded from, as its weights may have moved since: no promise of privacy is read, and the digest is
+    that of the weights in memory, where the model tells one.
     """
 
     trains_on_demand: ClassVar[bool] = False
 
-    def __init__(self, plan: Plan, reporter: Reporter, shared: Shared) -> None:
+    def __init__(
+        self, plan: Plan, reporter: Reporter, shared: Shared, live: Mapping[str, LanguageModel] = MappingProxyType({})
+    ) -> None:
         super().__init__(plan, reporter, shared)
-        self._ensembles: dict[str, Ensemble] = {}
+        self.models = Loader(plan.target, plan.loading, reporter, shared, live)
         self._folder: RunFolder | None = None
 
     @property
     def attack_defaults(self) -> Mapping[str, Mapping[str, Any]]:
         return Lab.attack_defaults if self.plan.attacks.sizes == "lab" else MappingProxyType({})
 
-    @property
-    def defense_defaults(self) -> Mapping[str, Mapping[str, Any]]:
-        return Lab.defense_defaults if self.plan.attacks.sizes == "lab" else MappingProxyType({})
-
-    def lacks(self, defense: Defense) -> str:
-        return lacks(defense, self.plan.target.public)
-
-    def check(self, defense: Defense) -> None:
-        if not self.distribution:
-            raise AuditError(
-                f"--defense {defense.name} stands before a model whose distributions are read here, got "
-                f"{self.plan.target.model}, which gives none: serve the defended model, and audit that"
-            )
-        check_needs(defense, self.plan.target.public)
-        check_controls(defense)
-
-    def is_undefended(self, control: Defense) -> bool:
-        if "whole" not in control.needs:
-            return False
-        adapter, model = whole_adapter(Path(control.ensemble_folder)), Path(str(self.plan.target.model))
-        return adapter is not None and model.is_dir() and model.samefile(adapter)
+    @cached_property
+    def defending(self) -> OwnDefenseParts:
+        return OwnDefenseParts(self, self.models)
 
     # --- what is loaded ---
 
     @property
-    def _wanted(self) -> tuple[Provider, Wanted]:
-        """Who is asked for the model that is attacked, and for what."""
-        target, loading = self.plan.target, self.plan.loading
-        provider, name = registry.provider_of(str(target.model), loading.model_args)
-        run = "" if self._folder is None else self._folder.identity
-        return provider, Wanted(name, loading, target.base_url, target.tokenizer, run, target.max_tokens_total)
-
-    @property
     def network(self) -> bool:
-        return self._wanted[0].network
+        return self.models.network
 
     @property
     def base(self) -> str:
         return "" if self._base is None else self._base[0]
 
-    @property
-    def distribution(self) -> bool:
-        """Whether the model gives whole next-token distributions."""
-        return self._wanted[0].distribution
-
     def check_model(self) -> None:
-        provider, wanted = self._wanted
-        beside = self.plan.target.public is not None or self.plan.target.reference is not None
-        for name in self.plan.given(PROVIDED | PLACED):
-            if name not in provider.takes and not (beside and name in ruled(PLACED)):
-                taken = ", ".join(map(flag, provider.takes)) or "none of the kind"
-                raise AuditError(
-                    f"{flag(name)} says nothing to a model of the provider {provider.name}, which takes {taken}; got "
-                    f"it with --model {self.plan.target.model}"
-                )
-        provider.check(wanted)
+        self.models.check(self.plan.given(PROVIDED | PLACED))
 
     def weights(self) -> dict[str, str]:
         asked = {ANSWERS: self.model.digest()} if self.network and "model" in self.__dict__ else {}
-        return super().weights() | asked
+        return super().weights() | asked | self.models.in_memory
 
     @cached_property
     def model(self) -> LanguageModel:
-        return self._load("model", str(self.plan.target.model), self.plan.loading)
+        return self.models.load("model", str(self.plan.target.model), self.plan.loading)
 
     @property
     def description(self) -> str:
-        provider, wanted = self._wanted
-        return provider.said(wanted)
+        return self.models.description
 
     @property
     def privacy(self) -> PrivacyRecord | None:
-        return promises.read(Path(str(self.plan.target.model)))
+        return None if "model" in self.models.live else promises.read(Path(str(self.plan.target.model)))
 
     @property
     def canaries(self) -> GradientCanaries | None:
-        return gradient_canaries.read(Path(str(self.plan.target.model)))
+        return None if "model" in self.models.live else gradient_canaries.read(Path(str(self.plan.target.model)))
 
     @cached_property
     def public(self) -> LanguageModel | None:
@@ -151,7 +104,7 @@ class OwnSite(Site):
             return None if self.plan.target.reference == NONE else self.public
         size = self.model.vocab_size  # what does not load is said of the model that is attacked
         name, revision = self._base
-        base = self._load("reference", name, replace(self.plan.loading, revision=revision, base=None))
+        base = self.models.load("reference", name, replace(self.plan.loading, revision=revision, base=None))
         return base if base.vocab_size == size else None
 
     @cached_property
@@ -174,7 +127,7 @@ class OwnSite(Site):
 
     def references(self, asked: str) -> References:
         def load_one(folder: str) -> LanguageModel:
-            model = self._load("references", folder)
+            model = self.models.load("references", folder)
             check_shared(f"-A references={asked}", model.name, model.vocab_size, "the target's", self.model.vocab_size)
             return model
 
@@ -204,7 +157,7 @@ class OwnSite(Site):
         return benchmark
 
     def opened(self, folder: RunFolder) -> None:
-        self._folder = folder
+        self._folder, self.models.run = folder, folder.identity
 
     def notes(self) -> tuple[str, ...]:
         models = (self.model, self.public, self.reference)
@@ -212,31 +165,6 @@ class OwnSite(Site):
         if self._base is not None and self.plan.target.reference is None and self.plan.target.public is None:
             found.append(_of_base(self._base[0], self.reference is not None))
         return tuple(dict.fromkeys(found))
-
-    def ensemble(self, defense: Defense) -> Ensemble:
-        folder = defense.ensemble_folder
-        if folder not in self._ensembles:
-            self._ensembles[folder] = load_ensemble(Path(folder), self._under_adapters)
-        return self._ensembles[folder]
-
-    def trained(self, defense: Defense) -> TrainedModel:
-        return trained_folder(defense, lambda folder: self._load("trained", folder), self.model.vocab_size)
-
-    def whole(self, defense: Defense) -> LanguageModel:
-        return load_whole(Path(defense.ensemble_folder), self._under_adapters)
-
-    @property
-    def _under_adapters(self) -> HuggingFaceModel:
-        """The public model, where adapters can be put on it. Raises AuditError for one that takes none."""
-        if not isinstance(self.public, HuggingFaceModel):
-            raise AuditError(
-                f"expected --public as a transformers model, which the adapters of an ensemble are put on, got "
-                f"{type(self.public).__name__}"
-            )
-        return self.public
-
-    def training_seconds(self, defense: Defense | None, building: float) -> float | None:
-        return None if defense is None else building
 
     @cached_property
     def before(self) -> LanguageModel:
@@ -266,47 +194,11 @@ class OwnSite(Site):
         """A model that is asked about the same tokens. Raises AuditError for one of another vocabulary."""
         if name is None:
             return None
-        other, own = self._load(kind, name), self.model
+        other, own = self.models.load(kind, name), self.model
         at_least = "distribution" not in own.capabilities and other.vocab_size > own.vocab_size  # padding: nobody says
         if not at_least:
             check_shared(f"--{kind}", other.name, other.vocab_size, "the target's", own.vocab_size)
         return other
-
-    def _load(self, kind: str, name: str, options: LoadingOptions | None = None) -> LanguageModel:
-        """options: how, where it is not as a model beside the one that is attacked."""
-        provider, wanted = self._wanted if kind == "model" else self._wanted_beside(kind, name, options)
-        first = []
-
-        def fresh() -> LanguageModel:
-            if provider.network:
-                safe.refuse(f"{name} would be asked over the network")
-            _check_memory(provider, wanted)
-            first.append(provider.load(wanted))
-            for note in first[0].notes:
-                self.reporter.note(note)
-            return first[0]
-
-        loaded: LanguageModel = self.shared.get(kind, (provider, wanted), fresh)
-        if not first:
-            provider.again(loaded, wanted)
-        return loaded
-
-    def _wanted_beside(self, kind: str, name: str, options: LoadingOptions | None) -> tuple[Provider, Wanted]:
-        options = options or self.plan.loading.beside()
-        provider, name = registry.provider_of(name, options.model_args)
-        if provider.network:
-            raise AuditError(f"expected --{kind} as a model that is loaded here, got {provider.name}:{name}")
-        wanted = Wanted(name, options)
-        provider.check(wanted)
-        return provider, wanted
-
-
-def _check_memory(provider: Provider, wanted: Wanted) -> None:
-    """Raises AuditError where this machine has less memory than the model takes at least."""
-    needed, there = provider.memory(wanted), psutil.virtual_memory().total
-    if needed is not None and needed > there:
-        sizes = f"{needed / 1e9:.1f} GB at least, got a machine with {there / 1e9:.1f} GB"
-        raise AuditError(f"expected memory for {wanted.name}, {sizes}")
 
 
 def _of_base(name: str, is_reference: bool) -> str:
@@ -324,58 +216,3 @@ def _text_of(secret: Secret, tokenizer: Any) -> str:
     if secret.wording is not None:
         return secret.wording.prefix + secret.wording.suffix
     return decoder(tokenizer)([*secret.prefix, *secret.suffix])
-
-
-# --- what defenses must be given --------------------------------------------------------------------------------------
-
-
-def lacks(defense: Defense, public: str | None) -> str:
-    """What this defense would have to be given outside the lab; "" where it has been."""
-    ensemble = defense.ensemble_folder
-    if {"ensemble", "whole"} & set(defense.needs) and not ensemble:
-        return "-D ensemble=DIR, a folder of member adapters"
-    if "whole" in defense.needs and whole_adapter(Path(ensemble)) is None:
-        return f"an ensemble with its control: audit train pmixed -D control=true makes it in {ensemble!r}"
-    if "public" in defense.needs and public is None:
-        return "--public MODEL, one that has seen no private data (of an ensemble, the base of its members)"
-    if "trained" in defense.needs and not defense.model_folder:
-        return f"-D {defense.name}.model=DIR, a folder made by audit train {defense.name}"
-    return ""
-
-
-def check_needs(defense: Defense, public: str | None) -> None:
-    """Refuses a defense whose needs only the lab would see to. Raises AuditError."""
-    if what := lacks(defense, public):
-        raise AuditError(f"--defense {defense.name} outside the lab needs {what}")
-
-
-def check_controls(defense: Defense) -> None:
-    """Refuses a control that was not trained as the model it stands beside. Raises AuditError with what differs."""
-    own = promises.read(Path(defense.model_folder))
-    for control in (cause.row for cause in defense.chain()):
-        folder = "" if control is None else control.model_folder
-        record = promises.read(Path(folder)) if folder else None
-        if own is None or record is None:
-            continue  # what is no folder of the right training is refused by `trained_folder`
-        for what, one, other in promises.of_the_recipe(own, record):
-            if one != other:
-                raise AuditError(
-                    f"expected the control {folder!r} to be trained as the {defense.name} model was, "
-                    f"with {what} {one}, got {other}"
-                )
-
-
-def trained_folder(defense: Defense, load: Callable[[str], LanguageModel], vocab_size: int) -> TrainedModel:
-    """The model that `-D model=` of a trained defense names. Raises AuditError for what it did not train."""
-    folder = defense.model_folder
-    if not Path(folder).is_dir():
-        raise AuditError(f"expected -D model= of {defense.name} to be a folder that was trained, got {folder!r}")
-    record, own = promises.read(Path(folder)), made(Path(folder))
-    plain = isinstance(defense, Variant)  # nothing is promised of it, so nothing but its training says what it is
-    by = own if plain else record
-    if by is None or by.method != defense.name:
-        found = f"a model trained by {by.method}" if by else f"no {RECORD if plain else promises.FILE}"
-        raise AuditError(f"expected {folder!r} to be trained by audit train {defense.name}, got {found}")
-    model = load(folder)
-    check_shared(repr(folder), "it", model.vocab_size, "the target's", vocab_size)
-    return TrainedModel(model, record, gradient_canaries.read(Path(folder)), own.told if own else ())

@@ -38,7 +38,7 @@ from auditor.runs.site import Site
 from auditor.runs.sites import site_of
 from auditor.runs.target import Target
 from auditor.runs.targets import Targets
-from auditor.runs.work import SiteThere, Trainings, Workplace, WorkplaceThere
+from auditor.runs.work import SiteThere, Trainings, Workplace, WorkplaceThere, fingerprints
 from auditor.statistics import judging
 
 
@@ -75,7 +75,7 @@ def run(
         greedy = _greedy(audit, targets.undefended, clock)
         records, findings = list[TargetRecord](), list[Finding]()
         place = Workplace(audit, targets)
-        engine.open(place, WorkplaceThere(SiteThere(_settled(plan, site)), audit.prefix_token, site.read()))
+        engine.open(place, WorkplaceThere(SiteThere(_settled(plan, site)), audit.prefix_token, fingerprints(site)))
         for target in targets.each(clock):
             place.take(target)
             target_run = TargetRun(audit, target, place, engine, collector)
@@ -101,7 +101,8 @@ def run(
         methods={name: kind.measures for name, kind in {**registry.attacks_and_probes(), **selection.named}.items()},
     )
     result = replace(result, frontiers=frontiers(subjects({plan.seed: (result, folder.path)})))
-    return replace(result, unlearning=tuple(_unlearned(result, audit, one.models) for one in selection.around))
+    left = (_unlearned(result, audit, one.models, targets.beside.rate) for one in selection.around)
+    return replace(result, unlearning=tuple(left))
 
 
 def _settled(plan: Plan, site: Site) -> Plan:
@@ -110,13 +111,13 @@ def _settled(plan: Plan, site: Site) -> Plan:
     return plan if form is None else plan.having(template=form.template, date=form.day)
 
 
-def _unlearned(result: AuditResult, audit: Audit, models: Mapping[str, str]) -> Unlearning:
+def _unlearned(result: AuditResult, audit: Audit, models: Mapping[str, str], rate: float) -> Unlearning:
     """What is left of what the model of these rows was to forget."""
     plan, told = audit.plan, audit.benchmark
     found = unlearned(result, audit.folder.path, models, told.forgotten)
     if plan.defenses.relearn is None:
         return found
-    return replace(found, steps=plan.defenses.relearn, rate=audit.site.rate_of_relearning, texts=len(told.unattacked))
+    return replace(found, steps=plan.defenses.relearn, rate=rate, texts=len(told.unattacked))
 
 
 def check(plan: Plan) -> Selection:

@@ -114,15 +114,15 @@ def select(plan: Plan, site: Site, objects: Objects = NO_OBJECTS) -> Selection:
         plan.defenses.defense,
         plan.defenses.defense_options,
         registry.defenses(),
-        site.defense_defaults,
+        site.defending.defaults,
         objects,
     )
     check_general("-D", plan.defenses.defense_options, _fields(defenses))
     for defense in defenses:
-        site.check(defense)
+        site.defending.check(defense)
 
     def can_be_shown(control: Defense) -> bool:
-        return plan.defenses.controls and not site.lacks(control) and not site.is_undefended(control)
+        return plan.defenses.controls and not (site.defending.lacks(control) or site.defending.is_undefended(control))
 
     settings = tuple(setting for name, setting in SETTINGS.items() if plan.attacks.setting in (name, "both"))
     wanted = dict.fromkeys(method.control for method in methods if isinstance(method, Attack) and method.control)

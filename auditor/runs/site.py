@@ -1,7 +1,6 @@
 """Where an audit takes place: the model without a defense, what stands around it, and the data.
 
-Knows no attack. One class for each place (`own_site.py`, `live_site.py`, `lab_site.py`); nothing else asks which of
-them it is.
+Knows no attack. One class for each place (`own_site.py`, `lab_site.py`); nothing else asks which of them it is.
 """
 
 from __future__ import annotations
@@ -10,18 +9,14 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
-from auditor.core.errors import AuditError
-from auditor.core.nouns import Tokens
 from auditor.core.plan import Plan, ruled
 from auditor.core.plan_fields import SUBJECT
 from auditor.core.streams import generator
-from auditor.gate.comparable import secrets_digest
 from auditor.models.base import LanguageModel
 from auditor.models.ensemble import Ensemble
-from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.references import References
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.defense import Defense, TrainedModel
@@ -32,8 +27,6 @@ from auditor.records.names import named, salt
 from auditor.runs import plan_weights
 from auditor.runs.reporter import Reporter
 from auditor.runs.shared import Shared
-from auditor.runs.unlearning import Before, Beside, Relearned, Retrained
-from auditor.training.relearning import relearned
 
 
 @dataclass(frozen=True)
@@ -43,6 +36,46 @@ class Piece:
     kind: Literal["member", "whole", "reference", "trained"]
     index: int = 0
     of: str = ""
+
+
+class DefenseParts(ABC):
+    """What the defenses of a place are made of: their options that are sized to it, and the models that they hold."""
+
+    @property
+    @abstractmethod
+    def defaults(self) -> Mapping[str, Mapping[str, Any]]:
+        """Options of defenses by name, where they are sized to this place."""
+
+    @abstractmethod
+    def lacks(self, defense: Defense) -> str:
+        """What this defense would have to be given here; "" where it needs nothing more."""
+
+    @abstractmethod
+    def check(self, defense: Defense) -> None:
+        """Refuses a defense that cannot stand here as it was asked for. Raises AuditError."""
+
+    @abstractmethod
+    def is_undefended(self, control: Defense) -> bool:
+        """Whether the model without a defense is this control: trained by the recipe of the members, on all data."""
+
+    @abstractmethod
+    def ensemble(self, defense: Defense) -> Ensemble:
+        """The adapters that this defense serves."""
+
+    @abstractmethod
+    def trained(self, defense: Defense) -> TrainedModel:
+        """The model that this defense trains."""
+
+    @abstractmethod
+    def whole(self, defense: Defense) -> LanguageModel:
+        """One adapter on all the records of the ensemble, by its members' recipe."""
+
+    @abstractmethod
+    def training_seconds(self, defense: Defense | None, building: float) -> float | None:
+        """Seconds that the models behind a row took to train, as far as known; building: what it took just now.
+
+        defense: None for the model without one.
+        """
 
 
 class Site(ABC):
@@ -57,7 +90,6 @@ class Site(ABC):
 
     def __init__(self, plan: Plan, reporter: Reporter, shared: Shared) -> None:
         self.plan, self.reporter, self.shared = plan, reporter, shared
-        self._besides: dict[Beside, LanguageModel] = {}
 
     # --- what can be said before anything is loaded ---
 
@@ -65,11 +97,6 @@ class Site(ABC):
     @abstractmethod
     def attack_defaults(self) -> Mapping[str, Mapping[str, Any]]:
         """Options of attacks by name, where they are sized to this place."""
-
-    @property
-    @abstractmethod
-    def defense_defaults(self) -> Mapping[str, Mapping[str, Any]]:
-        """Options of defenses by name, where they are sized to this place."""
 
     @property
     def subject(self) -> dict[str, Any]:
@@ -90,25 +117,9 @@ class Site(ABC):
     def check_model(self) -> None:  # noqa: B027 - most places have one of their own
         """Refuses a model that cannot be had as the plan says, before anything is loaded. Raises AuditError."""
 
-    @abstractmethod
-    def lacks(self, defense: Defense) -> str:
-        """What this defense would have to be given here; "" where it needs nothing more."""
-
-    @abstractmethod
-    def check(self, defense: Defense) -> None:
-        """Refuses a defense that cannot stand here as it was asked for. Raises AuditError."""
-
-    @abstractmethod
-    def is_undefended(self, control: Defense) -> bool:
-        """Whether the model without a defense is this control: trained by the recipe of the members, on all data."""
-
     def weights(self) -> dict[str, str]:
         """`role/file` -> SHA-256 of what is read from a place of the user's, as far as it is at hand."""
         return plan_weights.of_plan(self.plan)
-
-    def read(self) -> dict[str, str]:
-        """Fingerprints of all inputs, once the model is loaded; a worker whose fingerprints differ is refused."""
-        return {**self.weights(), "the data": secrets_digest(self.benchmark.secrets)}
 
     def pieces(self, defenses: Mapping[str, Defense], references: Sequence[str]) -> Sequence[Piece]:
         """What is still to be trained here for these rows and this `-A references=`, each apart from the others."""
@@ -182,19 +193,10 @@ class Site(ABC):
         benchmark.secrets, benchmark.canaries = named(benchmark.secrets, key), named(benchmark.canaries, key)
         return benchmark
 
-    # --- what defenses hold ---
-
+    @property
     @abstractmethod
-    def ensemble(self, defense: Defense) -> Ensemble:
-        """The adapters that this defense serves."""
-
-    @abstractmethod
-    def trained(self, defense: Defense) -> TrainedModel:
-        """The model that this defense trains."""
-
-    @abstractmethod
-    def whole(self, defense: Defense) -> LanguageModel:
-        """One adapter on all the records of the ensemble, by its members' recipe."""
+    def defending(self) -> DefenseParts:
+        """What defenses are made of here."""
 
     # --- what stands beside a model that was to forget ---
 
@@ -207,58 +209,6 @@ class Site(ABC):
     def retrained(self) -> LanguageModel:
         """The same trained without what was to be forgotten."""
         raise NotImplementedError
-
-    def beside(self, defense: Defense) -> LanguageModel:
-        """Made once. Raises AuditError where it cannot be had."""
-        assert isinstance(defense, Beside)  # "beside" is a need of theirs alone
-        if defense not in self._besides:
-            self._besides[defense] = self._made_beside(defense)
-        return self._besides[defense]
-
-    def check_beside(self, defense: Defense) -> None:
-        """Refuses what could not be had when its turn comes; nothing is trained yet. Raises AuditError."""
-        if isinstance(defense, Relearned) or (isinstance(defense, Retrained) and defense.relearned):
-            self._to_relearn()
-        if isinstance(defense, Before):
-            self.beside(defense)
-        elif isinstance(defense, Retrained):
-            self.beside(Retrained())
-
-    def _to_relearn(self) -> Sequence[Tokens]:
-        """Records that are neither attacked nor were to be forgotten. Raises AuditError for none."""
-        if not (texts := self.benchmark.unattacked):
-            raise AuditError(
-                "expected known pairs to relearn on, which --known or --known-fraction leaves the attacker, got none"
-            )
-        return texts
-
-    def _made_beside(self, one: Beside) -> LanguageModel:
-        if isinstance(one, Before):
-            return self.before
-        if isinstance(one, Retrained):
-            return self._relearned(self.retrained) if one.relearned else self.retrained
-        assert isinstance(one, Relearned)
-        return self._relearned(self.model if one.of is None else self.trained(one.of).model)
-
-    @property
-    def rate_of_relearning(self) -> float:
-        return self.plan.defenses.relearn_rate or self.relearn_rate
-
-    def _relearned(self, model: LanguageModel) -> LanguageModel:
-        steps, rate = self.plan.defenses.relearn, self.rate_of_relearning
-        assert steps is not None  # there is no row of it without
-        if not isinstance(model, HuggingFaceModel):
-            raise AuditError(f"expected a transformers model to relearn, which can be trained, got {model.name}")
-        progress = partial(self.reporter.progress, f"relearning of {model.name}")
-        texts, seed = self._to_relearn(), self.plan.seed
-        return relearned(model, texts, steps=steps, rate=rate, seed=seed, progress=lambda done: progress(done, steps))
-
-    @abstractmethod
-    def training_seconds(self, defense: Defense | None, building: float) -> float | None:
-        """Seconds that the models behind a row took to train, as far as known; building: what it took just now.
-
-        defense: None for the model without one.
-        """
 
 
 def limit_known(benchmark: Benchmark, limit: int | None, seed: int) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from auditor.core.plan import Plan
+from auditor.models.base import LanguageModel
 from auditor.runs.lab_site import LabSite
 from auditor.runs.own_site import OwnSite
 from auditor.runs.reporter import Reporter, Silence
@@ -10,7 +14,12 @@ from auditor.runs.shared import Shared
 from auditor.runs.site import Site
 
 
-def site_of(plan: Plan, reporter: Reporter | None = None, shared: Shared | None = None) -> Site:
-    """Raises AuditError for a lab that cannot be."""
-    kind = LabSite if plan.target.lab else OwnSite
-    return kind(plan, reporter or Silence(), shared or Shared())
+def site_of(
+    plan: Plan,
+    reporter: Reporter | None = None,
+    shared: Shared | None = None,
+    live: Mapping[str, LanguageModel] = MappingProxyType({}),
+) -> Site:
+    """live: models in memory, by role. Raises AuditError for a lab that cannot be."""
+    reporter, shared = reporter or Silence(), shared or Shared()
+    return LabSite(plan, reporter, shared) if plan.target.lab else OwnSite(plan, reporter, shared, live)

@@ -13,6 +13,7 @@ from auditor.plugins.options import description_of
 from auditor.plugins.view import CLAIM
 from auditor.runs.allowance import asked, planned
 from auditor.runs.audit import Scene
+from auditor.runs.beside import ModelsBeside
 from auditor.runs.companions import ShownRow
 from auditor.runs.prefix_token import prefixed
 from auditor.runs.reporter import Clock
@@ -24,12 +25,13 @@ class Targets:
 
     def __init__(self, scene: Scene) -> None:
         self.scene, site = scene, scene.site
+        self.beside = ModelsBeside(site, scene.plan.defenses, scene.plan.seed)
         self.undefended = Target(
             UNDEFENDED,
             "After unlearning" if scene.plan.target.before else "Undefended",
             prefixed(site.model, scene.prefix_token.tokens),
             site.description,
-            training_seconds=site.training_seconds(None, 0.0),
+            training_seconds=site.defending.training_seconds(None, 0.0),
             secrets=scene.benchmark.secrets,
             privacy=site.privacy,
             kept=site.canaries,
@@ -43,7 +45,7 @@ class Targets:
         if not self.scene.site.trains_on_demand:
             for row in self.scene.selection.rows:
                 if "beside" in row.defense.needs:
-                    self.scene.site.check_beside(row.defense)
+                    self.beside.check(row.defense)
                 else:
                     row.defense.claim(self.scenario(row.defense), 0)
 
@@ -71,7 +73,7 @@ class Targets:
             description_of(type(defense)),
             defense,
             scenario,
-            training_seconds=self.scene.site.training_seconds(defense, building),
+            training_seconds=self.scene.site.defending.training_seconds(defense, building),
             secrets=self.attacked(defense),
             companion=row.companion,
         )
@@ -97,18 +99,18 @@ class Targets:
         draws = planned(view, attacks, attacked)
         lengths = (query.length for attack in attacks for query in asked(view, attack, attacked))
         length = max((*lengths, *(len(secret.suffix) for secret in attacked)), default=1)
-        ensemble = site.ensemble(defense) if "ensemble" in defense.needs else None
-        trained = site.trained(defense) if "trained" in defense.needs else None
+        ensemble = site.defending.ensemble(defense) if "ensemble" in defense.needs else None
+        trained = site.defending.trained(defense) if "trained" in defense.needs else None
         if trained is not None:
             scene.self_check([trained.model])
-        whole = site.whole(defense) if "whole" in defense.needs else None
+        whole = site.defending.whole(defense) if "whole" in defense.needs else None
         prompts = (
             tuple(_prompt(secret, scene.prefix_token.tokens) for secret in attacked)
             if "records" in defense.needs
             else ()
         )
         corpus = _corpus(scene.benchmark) if "corpus" in defense.needs else ()
-        beside = site.beside(defense) if "beside" in defense.needs else None
+        beside = self.beside.model(defense) if "beside" in defense.needs else None
         scenario = Scenario(site.model, site.public, ensemble, 0, length, trained, whole, prompts, corpus, beside)
         return replace(scenario, queries=most_of_a_lot(draws, defense.lots(scenario)))
 

@@ -14,6 +14,7 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Guesses, Observation, PrefixToken, Query, Secret
 from auditor.core.plan import Plan
 from auditor.engines.there import There
+from auditor.gate.comparable import secrets_digest
 from auditor.plugins.attack import Attack
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import SETTINGS, Meter, View
@@ -139,6 +140,11 @@ class SiteThere:
         return site, select(plan, site)
 
 
+def fingerprints(site: Site) -> dict[str, str]:
+    """Of all inputs, once the model is loaded; a worker whose fingerprints differ is refused."""
+    return {**site.weights(), "the data": secrets_digest(site.benchmark.secrets)}
+
+
 @dataclass(frozen=True)
 class WorkplaceThere:
     """A worker's own place to work at cells, at which everything is as it is at the run's; read: what that read."""
@@ -152,7 +158,7 @@ class WorkplaceThere:
         site, selection = self.site()
         site.only_read()
         scene = Scene(site.plan, site, selection, site.reporter, site.shared, self.prefix_token)
-        place, found = Workplace(scene, Targets(scene)), site.read()
+        place, found = Workplace(scene, Targets(scene)), fingerprints(site)
         for name, digest in self.read.items():
             if found.get(name) != digest:
                 raise AuditError(f"expected every worker to read what the run does, but {name} is another on {node()}")

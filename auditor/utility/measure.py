@@ -40,7 +40,7 @@ from auditor.runs import plan_weights
 from auditor.runs.grid import called
 from auditor.runs.lab_site import lab_recipe
 from auditor.runs.machine import environment
-from auditor.runs.own_site import trained_folder
+from auditor.runs.own_defenses import trained_folder
 from auditor.runs.plan import make
 from auditor.runs.prefix_token import choose
 from auditor.runs.reporter import Reporter

@@ -16,7 +16,7 @@ from auditor.plugins import registry
 from auditor.plugins.defense import Defense
 from auditor.plugins.options import build, options_of
 from auditor.runs.lab_site import defense_defaults, lab_recipe
-from auditor.runs.own_site import check_needs
+from auditor.runs.own_defenses import check_needs
 from auditor.runs.plan import check_general, options_for
 
 

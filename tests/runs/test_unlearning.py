@@ -18,6 +18,7 @@ from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 from auditor.models.loading import load
 from auditor.runs import training
+from auditor.runs.beside import ModelsBeside
 from auditor.runs.own_site import OwnSite
 from auditor.runs.reporter import Silence
 from auditor.runs.shared import Shared
@@ -114,10 +115,12 @@ def test_it_is_done_to_the_model_that_never_saw_them_too(world: Path, monkeypatc
         calls.append((model.name, list(texts), {name: more[name] for name in ("steps", "rate", "seed")}))
         return model
 
-    monkeypatch.setattr("auditor.runs.site.relearned", seen)
-    own = site(asked(world, relearn=7, relearn_rate=0.002))
-    assert own.beside(Relearned()) is own.beside(Relearned()) is own.model
-    assert own.beside(Retrained(relearned=True)) is own.retrained
+    monkeypatch.setattr("auditor.runs.beside.relearned", seen)
+    plan = asked(world, relearn=7, relearn_rate=0.002)
+    own = site(plan)
+    beside = ModelsBeside(own, plan.defenses, plan.seed)
+    assert beside.model(Relearned()) is beside.model(Relearned()) is own.model
+    assert beside.model(Retrained(relearned=True)) is own.retrained
     (first, second) = calls
     assert first[0].endswith("after") and second[0].endswith("retrained") and first[1:] == second[1:]
     assert first[2] == {"steps": 7, "rate": 0.002, "seed": 0} and first[1] == own.benchmark.unattacked

@@ -1,10 +1,9 @@
-"""Models in memory as the place of an audit: those of a training script, or a `LanguageModel` of one's own."""
+"""Models in memory that an audit is given: those of a training script, or a `LanguageModel` of one's own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -12,56 +11,9 @@ from typing import Any
 import torch
 
 from auditor.core.errors import AuditError
-from auditor.core.plan import Plan
-from auditor.core.plan_parts import LoadingOptions
 from auditor.models import agreement, self_check
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.privacy.gradient_canaries import GradientCanaries
-from auditor.privacy.promises import PrivacyRecord
-from auditor.runs.own_site import OwnSite
-from auditor.runs.reporter import Reporter
-from auditor.runs.shared import Shared
-
-
-class LiveSite(OwnSite):
-    """A model of the user's own that is in memory, in the roles that `live` names: model, public, reference.
-
-    The plan names them as `name_of` does. Nothing beside them is believed of what lies in the folder that a live model
-    was once loaded from, as its weights may have moved since: no promise of privacy is read, and the digest is that of
-    the weights in memory, where the model tells one.
-    """
-
-    def __init__(self, plan: Plan, reporter: Reporter, shared: Shared, live: Mapping[str, LanguageModel]) -> None:
-        super().__init__(plan, reporter, shared)
-        self.live = live
-
-    @property
-    def privacy(self) -> PrivacyRecord | None:
-        return None if "model" in self.live else super().privacy
-
-    @property
-    def canaries(self) -> GradientCanaries | None:
-        return None if "model" in self.live else super().canaries
-
-    def weights(self) -> dict[str, str]:
-        return {**super().weights(), **self._in_memory}
-
-    @cached_property
-    def _in_memory(self) -> dict[str, str]:
-        """Read once: a run asks twice, as a hub may send files in between, which memory does not."""
-        return {f"{role}/in memory": digest for role, live in self.live.items() if (digest := live.digest())}
-
-    def check_model(self) -> None:
-        if "model" not in self.live:
-            super().check_model()
-
-    @property
-    def distribution(self) -> bool:
-        return "distribution" in self.live["model"].capabilities if "model" in self.live else super().distribution
-
-    def _load(self, kind: str, name: str, options: LoadingOptions | None = None) -> LanguageModel:
-        return self.live[kind] if kind in self.live else super()._load(kind, name, options)
 
 
 def is_live(kind: str, given: Any) -> bool:

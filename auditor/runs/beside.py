@@ -1,0 +1,67 @@
+"""The models that stand beside one that was to forget: what it was before, trained without, and relearned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Tokens
+from auditor.core.plan_parts import DefensePlan
+from auditor.models.base import LanguageModel
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.plugins.defense import Defense
+from auditor.runs.site import Site
+from auditor.runs.unlearning import Before, Beside, Relearned, Retrained
+from auditor.training.relearning import relearned
+
+
+class ModelsBeside:
+    """Each is made once. asked: how often and how fast a model relearns."""
+
+    def __init__(self, site: Site, asked: DefensePlan, seed: int) -> None:
+        self.site, self.steps, self.seed = site, asked.relearn, seed
+        self.rate = asked.relearn_rate or site.relearn_rate
+        self._made: dict[Beside, LanguageModel] = {}
+
+    def model(self, defense: Defense) -> LanguageModel:
+        """Raises AuditError where it cannot be had."""
+        assert isinstance(defense, Beside)  # "beside" is a need of theirs alone
+        if defense not in self._made:
+            self._made[defense] = self._make(defense)
+        return self._made[defense]
+
+    def check(self, defense: Defense) -> None:
+        """Refuses what could not be had when its turn comes; nothing is trained yet. Raises AuditError."""
+        if isinstance(defense, Relearned) or (isinstance(defense, Retrained) and defense.relearned):
+            self._texts()
+        if isinstance(defense, Before):
+            self.model(defense)
+        elif isinstance(defense, Retrained):
+            self.model(Retrained())
+
+    def _make(self, one: Beside) -> LanguageModel:
+        if isinstance(one, Before):
+            return self.site.before
+        if isinstance(one, Retrained):
+            return self._relearned(self.site.retrained) if one.relearned else self.site.retrained
+        assert isinstance(one, Relearned)
+        return self._relearned(self.site.model if one.of is None else self.site.defending.trained(one.of).model)
+
+    def _texts(self) -> Sequence[Tokens]:
+        """Records that are neither attacked nor were to be forgotten. Raises AuditError for none."""
+        if not (texts := self.site.benchmark.unattacked):
+            raise AuditError(
+                "expected known pairs to relearn on, which --known or --known-fraction leaves the attacker, got none"
+            )
+        return texts
+
+    def _relearned(self, model: LanguageModel) -> LanguageModel:
+        steps = self.steps
+        assert steps is not None  # there is no row of it without
+        if not isinstance(model, HuggingFaceModel):
+            raise AuditError(f"expected a transformers model to relearn, which can be trained, got {model.name}")
+        progress, texts = partial(self.site.reporter.progress, f"relearning of {model.name}"), self._texts()
+        return relearned(
+            model, texts, steps=steps, rate=self.rate, seed=self.seed, progress=lambda done: progress(done, steps)
+        )

@@ -1,0 +1,119 @@
+"""Loads the models that a plan names outside the lab, each through its provider. Knows no data and no defenses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import psutil
+
+from auditor.core import safe
+from auditor.core.errors import AuditError
+from auditor.core.plan import flag, ruled
+from auditor.core.plan_fields import PLACED
+from auditor.core.plan_parts import LoadingOptions, TargetPlan
+from auditor.models.base import LanguageModel
+from auditor.plugins import registry
+from auditor.plugins.provider import Provider, Wanted
+from auditor.runs.reporter import Reporter
+from auditor.runs.shared import Shared
+
+
+class Loader:
+    """live: models in memory, by role (model, public, reference), that stand for what a plan names."""
+
+    run = ""  # which run pays for what is asked over a network
+
+    def __init__(
+        self,
+        target: TargetPlan,
+        loading: LoadingOptions,
+        reporter: Reporter,
+        shared: Shared,
+        live: Mapping[str, LanguageModel],
+    ) -> None:
+        self.target, self.loading, self.reporter, self.shared, self.live = target, loading, reporter, shared, live
+
+    @property
+    def _wanted(self) -> tuple[Provider, Wanted]:
+        """Who is asked for the model that is attacked, and for what."""
+        target, loading = self.target, self.loading
+        provider, name = registry.provider_of(str(target.model), loading.model_args)
+        return provider, Wanted(name, loading, target.base_url, target.tokenizer, self.run, target.max_tokens_total)
+
+    @property
+    def network(self) -> bool:
+        return self._wanted[0].network
+
+    @property
+    def distribution(self) -> bool:
+        """Whether the model gives whole next-token distributions."""
+        if "model" in self.live:
+            return "distribution" in self.live["model"].capabilities
+        return self._wanted[0].distribution
+
+    @property
+    def description(self) -> str:
+        provider, wanted = self._wanted
+        return provider.said(wanted)
+
+    @cached_property
+    def in_memory(self) -> dict[str, str]:
+        """Digests; read once: a run asks twice, as a hub may send files in between, which memory does not."""
+        return {f"{role}/in memory": digest for role, live in self.live.items() if (digest := live.digest())}
+
+    def check(self, given: Sequence[str]) -> None:
+        """Refuses a model that cannot be had as the plan says. Raises AuditError.
+
+        given: fields of the plan that say how models are had.
+        """
+        if "model" in self.live:
+            return
+        provider, wanted = self._wanted
+        beside = self.target.public is not None or self.target.reference is not None
+        for name in given:
+            if name not in provider.takes and not (beside and name in ruled(PLACED)):
+                taken = ", ".join(map(flag, provider.takes)) or "none of the kind"
+                raise AuditError(
+                    f"{flag(name)} says nothing to a model of the provider {provider.name}, which takes {taken}; got "
+                    f"it with --model {self.target.model}"
+                )
+        provider.check(wanted)
+
+    def load(self, kind: str, name: str, options: LoadingOptions | None = None) -> LanguageModel:
+        """options: how, where it is not as a model beside the one that is attacked."""
+        if kind in self.live:
+            return self.live[kind]
+        provider, wanted = self._wanted if kind == "model" else self._wanted_beside(kind, name, options)
+        first = []
+
+        def fresh() -> LanguageModel:
+            if provider.network:
+                safe.refuse(f"{name} would be asked over the network")
+            _check_memory(provider, wanted)
+            first.append(provider.load(wanted))
+            for note in first[0].notes:
+                self.reporter.note(note)
+            return first[0]
+
+        loaded: LanguageModel = self.shared.get(kind, (provider, wanted), fresh)
+        if not first:
+            provider.again(loaded, wanted)
+        return loaded
+
+    def _wanted_beside(self, kind: str, name: str, options: LoadingOptions | None) -> tuple[Provider, Wanted]:
+        options = options or self.loading.beside()
+        provider, name = registry.provider_of(name, options.model_args)
+        if provider.network:
+            raise AuditError(f"expected --{kind} as a model that is loaded here, got {provider.name}:{name}")
+        wanted = Wanted(name, options)
+        provider.check(wanted)
+        return provider, wanted
+
+
+def _check_memory(provider: Provider, wanted: Wanted) -> None:
+    """Raises AuditError where this machine has less memory than the model takes at least."""
+    needed, there = provider.memory(wanted), psutil.virtual_memory().total
+    if needed is not None and needed > there:
+        sizes = f"{needed / 1e9:.1f} GB at least, got a machine with {there / 1e9:.1f} GB"
+        raise AuditError(f"expected memory for {wanted.name}, {sizes}")

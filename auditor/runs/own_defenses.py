@@ -1,0 +1,131 @@
+"""What the defenses of a user's own model are made of: the folders that `-D` names, and what must be given for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from auditor.benchmarks.lab import Lab
+from auditor.core.errors import AuditError
+from auditor.models.base import LanguageModel
+from auditor.models.ensemble import Ensemble
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.lora import load_ensemble, load_whole
+from auditor.models.shards import whole_adapter
+from auditor.models.vocabulary import check_shared
+from auditor.plugins.defense import Defense, TrainedModel
+from auditor.plugins.trainer import RECORD, made
+from auditor.privacy import gradient_canaries, promises
+from auditor.runs.loader import Loader
+from auditor.runs.site import DefenseParts, Site
+from auditor.training.variants import Variant
+
+
+class OwnDefenseParts(DefenseParts):
+    """What lies in folders."""
+
+    def __init__(self, site: Site, models: Loader) -> None:
+        self.site, self.models, self.target = site, models, site.plan.target
+        self._ensembles: dict[str, Ensemble] = {}
+
+    @property
+    def defaults(self) -> Mapping[str, Mapping[str, Any]]:
+        return Lab.defense_defaults if self.site.plan.attacks.sizes == "lab" else MappingProxyType({})
+
+    def lacks(self, defense: Defense) -> str:
+        return lacks(defense, self.target.public)
+
+    def check(self, defense: Defense) -> None:
+        if not self.models.distribution:
+            raise AuditError(
+                f"--defense {defense.name} stands before a model whose distributions are read here, got "
+                f"{self.target.model}, which gives none: serve the defended model, and audit that"
+            )
+        check_needs(defense, self.target.public)
+        check_controls(defense)
+
+    def is_undefended(self, control: Defense) -> bool:
+        if "whole" not in control.needs:
+            return False
+        adapter, model = whole_adapter(Path(control.ensemble_folder)), Path(str(self.target.model))
+        return adapter is not None and model.is_dir() and model.samefile(adapter)
+
+    def ensemble(self, defense: Defense) -> Ensemble:
+        folder = defense.ensemble_folder
+        if folder not in self._ensembles:
+            self._ensembles[folder] = load_ensemble(Path(folder), self._under_adapters)
+        return self._ensembles[folder]
+
+    def trained(self, defense: Defense) -> TrainedModel:
+        return trained_folder(defense, lambda folder: self.models.load("trained", folder), self.site.model.vocab_size)
+
+    def whole(self, defense: Defense) -> LanguageModel:
+        return load_whole(Path(defense.ensemble_folder), self._under_adapters)
+
+    @property
+    def _under_adapters(self) -> HuggingFaceModel:
+        """The public model, where adapters can be put on it. Raises AuditError for one that takes none."""
+        public = self.site.public
+        if not isinstance(public, HuggingFaceModel):
+            raise AuditError(
+                f"expected --public as a transformers model, which the adapters of an ensemble are put on, got "
+                f"{type(public).__name__}"
+            )
+        return public
+
+    def training_seconds(self, defense: Defense | None, building: float) -> float | None:
+        return None if defense is None else building
+
+
+def lacks(defense: Defense, public: str | None) -> str:
+    """What this defense would have to be given outside the lab; "" where it has been."""
+    ensemble = defense.ensemble_folder
+    if {"ensemble", "whole"} & set(defense.needs) and not ensemble:
+        return "-D ensemble=DIR, a folder of member adapters"
+    if "whole" in defense.needs and whole_adapter(Path(ensemble)) is None:
+        return f"an ensemble with its control: audit train pmixed -D control=true makes it in {ensemble!r}"
+    if "public" in defense.needs and public is None:
+        return "--public MODEL, one that has seen no private data (of an ensemble, the base of its members)"
+    if "trained" in defense.needs and not defense.model_folder:
+        return f"-D {defense.name}.model=DIR, a folder made by audit train {defense.name}"
+    return ""
+
+
+def check_needs(defense: Defense, public: str | None) -> None:
+    """Refuses a defense whose needs only the lab would see to. Raises AuditError."""
+    if what := lacks(defense, public):
+        raise AuditError(f"--defense {defense.name} outside the lab needs {what}")
+
+
+def check_controls(defense: Defense) -> None:
+    """Refuses a control that was not trained as the model it stands beside. Raises AuditError with what differs."""
+    own = promises.read(Path(defense.model_folder))
+    for control in (cause.row for cause in defense.chain()):
+        folder = "" if control is None else control.model_folder
+        record = promises.read(Path(folder)) if folder else None
+        if own is None or record is None:
+            continue  # what is no folder of the right training is refused by `trained_folder`
+        for what, one, other in promises.of_the_recipe(own, record):
+            if one != other:
+                raise AuditError(
+                    f"expected the control {folder!r} to be trained as the {defense.name} model was, "
+                    f"with {what} {one}, got {other}"
+                )
+
+
+def trained_folder(defense: Defense, load: Callable[[str], LanguageModel], vocab_size: int) -> TrainedModel:
+    """The model that `-D model=` of a trained defense names. Raises AuditError for what it did not train."""
+    folder = defense.model_folder
+    if not Path(folder).is_dir():
+        raise AuditError(f"expected -D model= of {defense.name} to be a folder that was trained, got {folder!r}")
+    record, own = promises.read(Path(folder)), made(Path(folder))
+    plain = isinstance(defense, Variant)  # nothing is promised of it, so nothing but its training says what it is
+    by = own if plain else record
+    if by is None or by.method != defense.name:
+        found = f"a model trained by {by.method}" if by else f"no {RECORD if plain else promises.FILE}"
+        raise AuditError(f"expected {folder!r} to be trained by audit train {defense.name}, got {found}")
+    model = load(folder)
+    check_shared(repr(folder), "it", model.vocab_size, "the target's", vocab_size)
+    return TrainedModel(model, record, gradient_canaries.read(Path(folder)), own.told if own else ())
