@@ -7,8 +7,9 @@ the records and the words; not how a block is drawn.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
-from auditor.core.result import AuditResult
+from auditor.core.result import AuditResult, OwnSection
 from auditor.gate.compare import Comparison
 from auditor.records.details import Details
 from auditor.records.signals import assess
@@ -30,8 +31,8 @@ from auditor.reports import (
     untargeted,
     words,
 )
-from auditor.reports.blocks import Document, Facts, Section, Standing
-from auditor.reports.topics import CHECK, DECIDE, MEND, Material
+from auditor.reports.blocks import Block, Document, Facts, Group, Paragraph, Section, Standing, Table
+from auditor.reports.topics import CHECK, DECIDE, MEND, Material, Topic
 from auditor.reports.verdict import doubts, headline, summaries, verdict
 
 REVEALED = "This report shows private text (--reveal): keep it to yourself."
@@ -55,6 +56,7 @@ def document(
     """
     material = Material(words.cleaned(result), details or Details(), texts=texts)
     told = sorted((topic for _, topics in PARTS for topic in topics if topic.turn), key=lambda topic: topic.turn)
+    told += _own(material.result)
     made = ((topic, (topic.brief or topic.make)(material)) for topic in told)
     return Document(
         title=subject.line(material.result),
@@ -81,7 +83,8 @@ def page(
     since: another run and this one, in that order. texts: the private text to show, by id.
     """
     material = Material(words.cleaned(result), details or Details(), since, texts)
-    made = ((part, topic, topic.make(material)) for part, topics in PARTS for topic in topics)
+    parts = (*PARTS, (CHECK, _own(material.result)))
+    made = ((part, topic, topic.make(material)) for part, topics in parts for topic in topics)
     compared = (("Compared with", inert.clean(since.runs[0])),) if since else ()
     return Document(
         title=subject.line(material.result),
@@ -94,6 +97,19 @@ def page(
         standings=_standings(material.result),
         rule=f"{severity.RULE} {READING}",
     )
+
+
+def _own(result: AuditResult) -> list[Topic]:
+    """The sections that plug-ins brought, behind all others."""
+    own = result.sections.items()
+    return [Topic(f"own-{i}", f"{s.title} ({name})", partial(_blocks, i, s)) for i, (name, s) in enumerate(own)]
+
+
+def _blocks(i: int, section: OwnSection, _: Material) -> list[Block]:
+    tables = (
+        Table(f"own-{i}-{n}", one.caption, one.head, (Group("", one.rows),)) for n, one in enumerate(section.tables)
+    )
+    return [*map(Paragraph, section.text), *tables]
 
 
 def _masthead(result: AuditResult) -> Facts:

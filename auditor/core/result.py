@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Claim
 
 SCHEMA_VERSION = 4
@@ -265,6 +266,30 @@ class Frontier:
 
 
 @dataclass(frozen=True)
+class OwnTable:
+    """A table of a plug-in's section, all of its cells as they are to be read. Raises AuditError for a ragged one."""
+
+    caption: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def __post_init__(self) -> None:
+        if ragged := next((row for row in self.rows if len(row) != len(self.head)), None):
+            raise AuditError(
+                f"expected {len(self.head)} cells in every row of the table {self.caption!r}, got {len(ragged)}"
+            )
+
+
+@dataclass(frozen=True)
+class OwnSection:
+    """What a plug-in adds to the reports: a title, paragraphs, then tables."""
+
+    title: str
+    text: tuple[str, ...] = ()
+    tables: tuple[OwnTable, ...] = ()
+
+
+@dataclass(frozen=True)
 class AuditResult:
     """The whole of a run, as `result.json` holds it. Baselines and reports read `secrets.parquet` too."""
 
@@ -286,6 +311,8 @@ class AuditResult:
     frontiers: tuple[Frontier, ...] = ()  # by measure of leakage; none where fewer than two defenses were measured
     unlearning: tuple[Unlearning, ...] = ()
     methods: dict[str, str] = field(default_factory=dict)  # what each attack and probe there was declares to measure
+    metrics: dict[str, str] = field(default_factory=dict)  # titles of the numbers that plug-ins declare as their own
+    sections: dict[str, OwnSection] = field(default_factory=dict)  # what plug-ins add to the reports, by their names
     schema_version: int = SCHEMA_VERSION
 
     def target(self, name: str) -> TargetRecord:

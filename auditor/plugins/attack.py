@@ -20,38 +20,17 @@ from auditor.core.nouns import Guess, Guesses, Pair, Query, Tokens
 from auditor.generation.sample import Candidates
 from auditor.generation.search import Leaves, SearchResult, check_threshold
 from auditor.models.decoding import Decoding
+from auditor.plugins.method import Method
 from auditor.plugins.view import Batch, Sampling, Search, View
 
 
 @dataclass(frozen=True)
-class Attack:
-    """Base of all attacks. A frozen dataclass: its fields are its options, its first docstring line its description.
+class Attack(Method):
+    """Base of all attacks."""
 
-    `needs` names the capabilities without which it cannot run by default: "draw", "likelihood", "ranks", "likeliest",
-    "distribution", "embeddings".
-    """
-
-    name: ClassVar[str] = ""
-    title: ClassVar[str] = ""  # what people read in a table; "": its name
-    measures: ClassVar[str] = "verbatim"  # a way to leak: one of `records.kinds.KINDS`, or its own
-    needs: ClassVar[tuple[str, ...]] = ("draw",)
-    of: ClassVar[Literal["secrets"]] = "secrets"  # what it looks at: a probe may look at canaries instead
+    measures: ClassVar[str] = "verbatim"
     of_learnt: ClassVar[bool] = False  # whether it asks only models that have learnt the data, not what reads them
     control: ClassVar[str] = ""  # a defense that is shown beside the others for its sake, where it can be had
-
-    @property
-    def required(self) -> tuple[str, ...]:
-        """The capabilities that it cannot run without as its options are set: known before anything is drawn."""
-        return self.needs
-
-    @property
-    def draws_samples(self) -> bool:
-        """Whether a number of samples (`--samples`) says anything to it: a search draws none."""
-        return False
-
-    def sampling(self) -> Sampling | None:
-        """Where its candidates come from, for the report; None where it has no recipe of the kind."""
-        return None
 
     def prompt_rows(self) -> int:
         """Rows of the longest soft prompt that it puts before a prefix."""

@@ -18,6 +18,7 @@ from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Audited, Measurement
 from auditor.models.decoding import Decoding, by_shape
 from auditor.models.memory import AtOnce
+from auditor.plugins.method import Method
 from auditor.plugins.view import Sampling, View
 from auditor.statistics.intervals import excess_mean, mean_probability
 from auditor.statistics.metrics import excess_of, floor_of
@@ -37,33 +38,14 @@ class Observed(list[Observation]):
 
 
 @dataclass(frozen=True)
-class Probe:
-    """Base of the auditor's own measurements, which see the answers. A frozen dataclass like an `Attack`.
+class Probe(Method):
+    """Base of the auditor's own measurements, which see the answers.
 
-    `needs` names the capabilities without which it cannot run: "draw", "likelihood", "ranks", "likeliest",
-    "distribution", "embeddings", "training"; `of` what it looks at: the benchmark's secrets, its canaries for exposure,
-    those that went in or stayed out by a coin, or `subjects` of its own.
+    `of` is what it looks at: the benchmark's secrets, its canaries for exposure, those that went in or stayed out by a
+    coin, or `subjects` of its own.
     """
 
-    name: ClassVar[str] = ""
-    title: ClassVar[str] = ""  # what people read in a table; "": its name
-    measures: ClassVar[str] = ""  # as `Attack.measures`; "": nothing that a report asks for
     needs: ClassVar[tuple[str, ...]] = ("distribution",)
-    of: ClassVar[Literal["secrets", "canaries", "coins", "own"]] = "secrets"
-
-    @property
-    def required(self) -> tuple[str, ...]:
-        """The capabilities that it cannot run without as its options are set."""
-        return self.needs
-
-    @property
-    def draws_samples(self) -> bool:
-        """Whether a number of samples (`--samples`) says anything to it."""
-        return False
-
-    def sampling(self) -> Sampling | None:
-        """The distribution that it looks at, for the report; None where it looks at none."""
-        return None
 
     def subjects(self, view: View) -> tuple[Secret, ...]:
         """What it looks at where that is neither a record nor a text: no more than ids and whether each was in.

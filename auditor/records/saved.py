@@ -11,6 +11,7 @@ from auditor import __version__
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json
 from auditor.core.result import SCHEMA_VERSION, AuditResult
+from auditor.statistics import metrics
 
 RESULT = "result.json"
 
@@ -29,6 +30,7 @@ def read(folder: Path) -> AuditResult:
         then = "a newer audit made it, update this one" if newer else f"{made_by}re-run the audit"
         raise AuditError(f"{path}: expected schema_version {SCHEMA_VERSION}, got {found!r}; {then}")
     result: AuditResult = from_json(AuditResult, raw, str(path))
+    metrics.declare(result.metrics)
     return result
 
 

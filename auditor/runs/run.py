@@ -6,7 +6,7 @@ Knows nothing of terminals: it speaks to a `Reporter`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -14,7 +14,15 @@ from datetime import UTC, datetime
 from auditor import __version__
 from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
-from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement, TargetRecord, Unlearning
+from auditor.core.result import (
+    AuditResult,
+    BenchmarkRecord,
+    Finding,
+    Measurement,
+    OwnSection,
+    TargetRecord,
+    Unlearning,
+)
 from auditor.engines.choose import engine_of
 from auditor.engines.engine import Engine
 from auditor.gate.comparable import secrets_digest
@@ -39,7 +47,7 @@ from auditor.runs.sites import site_of
 from auditor.runs.target import Target
 from auditor.runs.targets import Targets
 from auditor.runs.work import SiteThere, Trainings, Workplace, WorkplaceThere, fingerprints
-from auditor.statistics import judging
+from auditor.statistics import judging, metrics
 
 
 def run(
@@ -99,10 +107,19 @@ def run(
         base=site.base,
         prefix_token=audit.prefix_token.said,
         methods={name: kind.measures for name, kind in {**registry.attacks_and_probes(), **selection.named}.items()},
+        metrics=selection.metrics,
+        sections=_sections(selection, findings),
     )
+    metrics.declare(result.metrics)
     result = replace(result, frontiers=frontiers(subjects({plan.seed: (result, folder.path)})))
     left = (_unlearned(result, audit, one.models, targets.beside.rate) for one in selection.around)
     return replace(result, unlearning=tuple(left))
+
+
+def _sections(selection: Selection, findings: Sequence[Finding]) -> dict[str, OwnSection]:
+    """What plug-ins say of their own rows, in reports."""
+    told = {m.name: m.section([f for f in findings if f.attack == m.name]) for m in selection.methods}
+    return {name: section for name, section in told.items() if section is not None}
 
 
 def _settled(plan: Plan, site: Site) -> Plan:

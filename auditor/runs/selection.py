@@ -28,6 +28,7 @@ from auditor.runs.plan import check_general, options_for
 from auditor.runs.site import Site
 from auditor.runs.submission import check_submission
 from auditor.runs.unlearning import UnlearnedModel
+from auditor.statistics.metrics import in_table
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,11 @@ class Selection:
     def ours(self) -> bool:
         """Whether no attack and no probe is a plug-in's, which may measure what the table of metrics does not have."""
         return all(type(method).__module__.startswith("auditor.") for method in self.methods)
+
+    @property
+    def metrics(self) -> dict[str, str]:
+        """Titles of the numbers that methods declare as their own."""
+        return {name: title for method in self.methods for name, title in method.metrics.items()}
 
     @property
     def defenses(self) -> dict[str, Defense]:
@@ -143,6 +149,10 @@ def _methods(plan: AttackPlan, canaries_alone: bool, site: Site, objects: Object
         raise AuditError(f"expected an attack that draws samples beside --samples, got {names}")
     check_general("-A", plan.attack_options, _fields(methods))
     for method in methods:
+        if ours := sorted(filter(in_table, method.metrics)):
+            raise AuditError(
+                f"expected other names of the metrics of {method.name} than {', '.join(ours)}: they are taken"
+            )
         if canaries_alone and method.of == "secrets":
             others = (name for name, probe in registry.probes().items() if probe.of in ("canaries", "coins"))
             raise AuditError(

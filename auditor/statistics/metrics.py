@@ -366,6 +366,13 @@ LEAKS = (
 )
 COLUMNS = sorted((metric for metric in METRICS if metric.place), key=lambda metric: metric.place)
 _BY_NAME = {metric.name: metric for metric in METRICS}
+_DECLARED: dict[str, str] = {}  # titles of plug-ins' numbers
+
+
+def declare(titles: Mapping[str, str]) -> None:
+    """Has the numbers that plug-ins declare, by name, called so from here on: those of a run, or of a record."""
+    _DECLARED.update(titles)
+    find.cache_clear()
 
 
 @cache
@@ -389,7 +396,7 @@ def find(name: str) -> Metric:
     if name.startswith(EXCESS):
         base = find(name.removeprefix(EXCESS))
         return replace(base, name=name, title=f"{base.title}, members − non-members", exact=False, signed=True)
-    return Metric(name, plain(name), unit="", signed="excess" in name or "difference" in name)
+    return Metric(name, _DECLARED.get(name, plain(name)), unit="", signed="excess" in name or "difference" in name)
 
 
 def in_table(name: str) -> bool:

@@ -1,0 +1,48 @@
+"""What attacks and probes have in common: name, needs, what they measure, what they add to reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from auditor.core.result import Finding, OwnSection
+from auditor.plugins.view import Sampling
+
+
+@dataclass(frozen=True)
+class Method:
+    """Base of attacks and probes. A frozen dataclass: its fields are its options, its first docstring line its
+    description.
+
+    `needs` names the capabilities without which it cannot run by default: "draw", "likelihood", "ranks", "likeliest",
+    "distribution", "embeddings", "training". `metrics` are the titles, by name, of numbers that are its own.
+    """
+
+    name: ClassVar[str] = ""
+    title: ClassVar[str] = ""  # what people read in a table; "": its name
+    measures: ClassVar[str] = ""  # a way to leak: one of `records.kinds.KINDS` or its own; "": none
+    needs: ClassVar[tuple[str, ...]] = ("draw",)
+    of: ClassVar[Literal["secrets", "canaries", "coins", "own"]] = "secrets"  # what it looks at
+    metrics: ClassVar[Mapping[str, str]] = {}
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """The capabilities that it cannot run without as its options are set: known before anything is drawn."""
+        return self.needs
+
+    @property
+    def draws_samples(self) -> bool:
+        """Whether a number of samples (`--samples`) says anything to it: a search draws none."""
+        return False
+
+    def sampling(self) -> Sampling | None:
+        """Where candidates come from, or the distribution that it looks at, for the report; None: neither."""
+        return None
+
+    def section(self, findings: Sequence[Finding]) -> OwnSection | None:
+        """Its own section of the reports, of all of its rows of the run; None: it has none.
+
+        It is kept in `result.json` and shown as it stands, so it must not hold private text.
+        """
+        return None
