@@ -16,7 +16,7 @@ from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records.details import Details
-from auditor.records.kinds import PERSONAL, VERBATIM
+from auditor.records.extraction import PERSONAL, VERBATIM
 from auditor.records.listed import SecretFacts
 from auditor.records.outcomes import PerSecret
 from auditor.records.signals import NOT_TESTED, Assessment, assess

@@ -22,7 +22,7 @@ from auditor.gate.contradictions import contradictions
 from auditor.gate.decide import read_run
 from auditor.gate.kept import Kept, kept
 from auditor.records.claims import standing
-from auditor.records.kinds import PERSONAL
+from auditor.records.extraction import PERSONAL
 from auditor.records.saved import RESULT
 from auditor.records.signals import NOT_TESTED, Assessment, Signal, assess
 from auditor.reports import personal, signals, words

@@ -11,7 +11,7 @@ from auditor.core.nouns import UNDEFENDED, Claim
 from auditor.core.result import AuditResult, Chain, Finding, Measurement, Step, TargetRecord
 from auditor.records import details as detailed
 from auditor.records.details import Details, Reliability
-from auditor.records.kinds import EXACT
+from auditor.records.disagreements import EXACT
 from auditor.reports import figures, words
 from auditor.reports.blocks import Block, FactList, Figure, Figures, Group, Paragraph, PlotPoint, Series, Table
 from auditor.reports.topics import Topic, by_target, kind, titled

@@ -20,8 +20,8 @@ from rich.text import Text
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records import details as detailed
-from auditor.records import kinds
 from auditor.records.claims import CONTRADICTED
+from auditor.records.extraction import PERSONAL, VERBATIM
 from auditor.records.signals import SHOWN, Assessment, Signal, assess
 from auditor.reports import advice, claims, inert, personal, signals, unlearning, words
 from auditor.reports.verdict import explained, strongest
@@ -33,17 +33,6 @@ _GUTTER = 8
 _NARROWEST = 60  # columns; what is narrower is wrapped by the terminal
 _LONGEST = 24  # of a target's name
 _LEAKS, _OPEN, _CLEAR, _UNMEASURED = range(4)
-_SHORT = {
-    kinds.VERBATIM: "verbatim",
-    kinds.NEARLY: "near-verbatim",
-    kinds.GREEDILY: "greedy decoding",
-    kinds.PROBABLE: "extraction probability",
-    kinds.OF_CANARIES: "exposure of canaries",
-    kinds.MEMBERSHIP: "membership",
-    kinds.UNTARGETED: "untargeted",
-    kinds.PERSONAL: "personal data",
-    kinds.AUDITED: "audited epsilon",
-}
 
 
 @dataclass(frozen=True)
@@ -159,7 +148,7 @@ def _state(seen: Assessment, target: str) -> tuple[int, str]:
 
 
 def _listed(found: Sequence[Signal]) -> str:
-    return ", ".join(dict.fromkeys(_SHORT[s.kind] for s in found))
+    return ", ".join(dict.fromkeys(s.kind.short for s in found))
 
 
 def _sentence(result: AuditResult, state: Sequence[object], targets: Sequence[str], names: int) -> str:
@@ -202,7 +191,7 @@ def _table(result: AuditResult, seen: Assessment, width: int, room: int) -> list
 
     Where there is no room for all rows, those that show something stay.
     """
-    found = [s for s in seen.signals if s.kind is kinds.VERBATIM and s.measured is not None]
+    found = [s for s in seen.signals if s.kind is VERBATIM and s.measured is not None]
     if not found:
         return []
     below = _laid((_Entry("", (_never(result, found),), 2),), width)
@@ -235,7 +224,7 @@ def _firsts(found: Sequence[Signal]) -> Iterator[tuple[Signal, bool]]:
 def _cells(result: AuditResult, signal: Signal, first: bool) -> tuple[str, ...]:
     m = signal.measured
     assert m is not None  # whoever asks has seen that it was tested
-    of = {RECALL: ""}.get(m.name, signals.PHRASES.get(m.name, ""))
+    of = {RECALL: ""}.get(m.name, signal.kind.counted.get(m.name, ""))
     remark = ", ".join(filter(None, (of, "not significant" if signal.suspected else "")))
     cost = words.perplexity(result, signal.target).strip(words.NOTHING) if first else ""
     counts = f"{words.hits(m):,}/{m.n:,}"
@@ -279,10 +268,10 @@ def _also(result: AuditResult, seen: Assessment) -> _Entry:
     told = list[tuple[tuple[bool, bool], str, str]]()
     for target in seen.targets:
         for group in signals.by_kind(seen.tested(target)):
-            listed = group[0].kind is kinds.PERSONAL and what is not None and what.by_kind and target == what.target
-            if group[0].kind is not kinds.VERBATIM and not listed:
+            listed = group[0].kind is PERSONAL and what is not None and what.by_kind and target == what.target
+            if group[0].kind is not VERBATIM and not listed:
                 told.append((min(map(_weight, group))[:2], _title(result, target), signals.said(group)))
-    alone = all(s.kind is not kinds.VERBATIM or s.measured is None for s in seen.signals)
+    alone = all(s.kind is not VERBATIM or s.measured is None for s in seen.signals)
     told.sort(key=lambda one: one[0])
     before = ["", *(title for _, title, _ in told)]
     said = (text if title == last else f"{title}: {text}" for (_, title, text), last in zip(told, before, strict=False))
@@ -343,13 +332,13 @@ def _claims(result: AuditResult) -> _Entry:
 
 def _limits(result: AuditResult, seen: Assessment, remarks: Remarks) -> _Entry:
     """What the smallest count that is zero leaves open, what was not tested, and what no run tells."""
-    none = [m for s in seen.signals if s.kind is kinds.VERBATIM and (m := s.measured) and m.value == 0]
+    none = [m for s in seen.signals if s.kind is VERBATIM and (m := s.measured) and m.value == 0]
     items = []
     if none:
         worst = max(none, key=lambda m: m.high)
         items.append(f"0/{worst.n:,} still allows {words.percent(worst.high)}%.")
     tested = {s.kind.name for target in seen.targets for s in seen.tested(target)}
-    untested = dict.fromkeys(_SHORT[s.kind] for s in seen.signals if s.kind.name not in tested)
+    untested = dict.fromkeys(s.kind.short for s in seen.signals if s.kind.name not in tested)
     items += remarks.limits
     items += ["Synthetic lab data."] if result.benchmark.name == "lab" else []
     items += [f"Not tested: {', '.join(untested)}."] if untested else []

@@ -12,29 +12,21 @@ from itertools import groupby
 from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Doubt, Measurement
-from auditor.records import kinds, signals
+from auditor.records import signals
+from auditor.records.claims import EPSILON, VIOLATIONS
+from auditor.records.extraction import GREEDILY, NEARLY, PERSONAL, VERBATIM
 from auditor.records.signals import Assessment, Signal, assess
 from auditor.reports import personal, words
 from auditor.reports.blocks import Block, Forest, ForestSpan, Group, Paragraph, Table
 from auditor.reports.topics import span
 from auditor.statistics.memorised import RECORDS
 from auditor.statistics.metrics import EXPECTED_ANY_OF, RECALL
+from auditor.statistics.roc import AUC
 
 CLEAR = "no leakage seen"  # the reassuring words: said where `Assessment.reassures`, and nowhere else
 ACCESS = {"claim": "text-only", "worst": "white-box", "": ""}
-PHRASES = {
-    RECALL: "extracted verbatim",
-    kinds.ANY: "extracted by one of the guesses",
-    "document_recall": "documents extracted in part",
-    kinds.NEAR: "extracted near-verbatim",
-    kinds.GREEDY: "extracted by greedy decoding",
-    kinds.EXPOSED: "canaries more exposed than chance allows",
-    "memorised_generations": "drawn texts hold an n-gram of the training data",
-}
-_EXTRACTION = (kinds.VERBATIM, kinds.NEARLY, kinds.GREEDILY)
-_ALONE = (kinds.EXACT, "exposure", "membership_auc")
+_EXTRACTION = (VERBATIM, NEARLY, GREEDILY)
 _UNITS = {"bits": " bits", "nats": " nats", "per 1,000": " per 1,000"}
-_SHORT = {"membership_auc": "membership AUC"}
 _HEAD = ("Signal", "Access", "Result", "Measured", "Baseline", "Shown from")
 _NOTE = (
     "Shown: above its baseline with 95% confidence; the baseline is what the same method gives on records that were "
@@ -51,21 +43,21 @@ def number(signal: Signal) -> str:
     """`166/320 (52% [46–57]) extracted verbatim`, `membership AUC 0.642 [0.577–0.704]`."""
     m = signal.measured
     assert m is not None  # whoever asks has seen that it was tested
-    if signal.kind is kinds.PERSONAL:
+    if signal.kind is PERSONAL:
         return f"{personal.named(signal.part)} {personal.came_out(m)}"
     part = f"of those trained on {counted(int(signal.count), 'time')}" if signal.count else signal.part
     at = f", {part}" if part else ""
-    if m.name in PHRASES:
-        return f"{words.share(m)} {PHRASES[m.name]}{at}"
+    if m.name in signal.kind.counted:
+        return f"{words.share(m)} {signal.kind.counted[m.name]}{at}"
     if m.name == RECORDS:
         return f"{counted(round(m.value), 'training record')} in {counted(m.n, 'drawn text')}"
-    if m.name.startswith(kinds.EPSILON):
+    if m.name.startswith(EPSILON):
         return f"audited ε at least {words.number(m.value)}"
-    if m.name == kinds.VIOLATIONS:
+    if m.name == VIOLATIONS:
         return f"its claim is VIOLATED {counted(round(m.value), 'time')} in {counted(m.n, 'query', 'queries')}"
     if tries := EXPECTED_ANY_OF.numbers_in(m.name):
         return f"one of {counted(int(tries[0]), 'sample')} is right with probability {words.with_bounds(m)}"
-    return f"{_SHORT.get(m.name) or _lowered(words.label(m.name))} {words.with_bounds(m)}{at}"
+    return f"{_lowered(words.label(m.name))} {words.with_bounds(m)}{at}"
 
 
 def baseline(signal: Signal) -> str:
@@ -104,17 +96,17 @@ def _none(of_a_kind: Sequence[Signal]) -> str:
     worst = max(of_a_kind, key=lambda s: s.measured.high if s.measured else 0.0)
     m = worst.measured
     assert m is not None  # it was tested
-    if m.name == kinds.VIOLATIONS:
+    if m.name == VIOLATIONS:
         return f"no violation of its claim in {counted(m.n, 'query', 'queries')}"
     if not all(map(_is_zero, of_a_kind)):
         return f"{number(worst)}{access} (not above {baseline(worst) or 'zero'})"
-    return f"none of {m.n:,} {PHRASES[m.name]}{access} (up to {words.percent(m.high)}% not ruled out)"
+    return f"none of {m.n:,} {worst.kind.counted[m.name]}{access} (up to {words.percent(m.high)}% not ruled out)"
 
 
 def _is_zero(signal: Signal) -> bool:
     """Whether it counts secrets, and there are none."""
     m = signal.measured
-    return m is not None and m.name in PHRASES and m.value == 0 and signal.kind is not kinds.PERSONAL
+    return m is not None and m.name in signal.kind.counted and m.value == 0
 
 
 def strongest(found: Sequence[Signal]) -> Signal:
@@ -125,7 +117,7 @@ def strongest(found: Sequence[Signal]) -> Signal:
 def _size(signal: Signal) -> float:
     m = signal.measured
     assert m is not None
-    return abs(m.value - 0.5) if signal.kind is kinds.MEMBERSHIP else m.value
+    return abs(m.value - 0.5) if m.unit == AUC else m.value
 
 
 def _lowered(text: str) -> str:
@@ -159,8 +151,10 @@ def _together(clear: Sequence[Sequence[Signal]]) -> list[str]:
     others = [said(group) for group in clear if group not in none]
     if len(none) < 2:
         return [said(group) for group in clear]
-    *ways, last = (PHRASES[group[0].measured.name].removeprefix("extracted ") for group in none if group[0].measured)
-    together = said(none[0]).replace(f" {PHRASES[RECALL]}", f" extracted {', '.join(ways)} or {last}")
+    *ways, last = (
+        group[0].kind.counted[group[0].measured.name].removeprefix("extracted ") for group in none if group[0].measured
+    )
+    together = said(none[0]).replace(f" {VERBATIM.counted[RECALL]}", f" extracted {', '.join(ways)} or {last}")
     return [together, *others]
 
 
@@ -255,7 +249,7 @@ def _measured(s: Signal) -> str:
     """Without its name where the kind says it."""
     m = s.measured
     assert m is not None  # it was tested
-    if s.kind is not kinds.PERSONAL and not s.count and (m.unit == "share" or m.name in _ALONE):
+    if s.kind is not PERSONAL and not s.count and (m.unit == "share" or m.name == s.kind.main):
         return words.share(m) if m.unit == "share" else f"{words.with_bounds(m)}{_UNITS.get(m.unit, '')}"
     return number(s)
 

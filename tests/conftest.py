@@ -30,6 +30,7 @@ from auditor.plugins import registry
 from auditor.reports import html, plots
 from auditor.reports.blocks import Figure
 from auditor.reports.schema import PATH
+from auditor.statistics import metrics
 from auditor.testing import make_model as tiny
 
 # Properties are about values, not about how busy the machine is, and the same ones on every machine;
@@ -108,10 +109,12 @@ def plugins_of_the_test(plugins_of_the_module: None) -> Iterator[None]:
 
 
 def _plugins_forgotten() -> Iterator[None]:
-    before = dict(registry._extra)
+    before, titles = dict(registry._extra), dict(metrics._DECLARED)
     yield
     registry._extra.clear()
     registry._extra.update(before)
+    metrics._DECLARED.clear()
+    metrics.declare(titles)
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ class Method:
 
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""  # what people read in a table; "": its name
-    measures: ClassVar[str] = ""  # a way to leak: one of `records.kinds.KINDS` or its own; "": none
+    measures: ClassVar[str] = ""  # a way to leak: one of `records.signals.KINDS` or its own; "": none
     needs: ClassVar[tuple[str, ...]] = ("draw",)
     of: ClassVar[Literal["secrets", "canaries", "coins", "own"]] = "secrets"  # what it looks at
     metrics: ClassVar[Mapping[str, str]] = {}

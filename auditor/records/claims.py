@@ -9,16 +9,20 @@ anew from its guesses; any of them can contradict the claim. A nominal epsilon i
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Claim
 from auditor.core.result import Audited, AuditResult, Finding, TargetRecord
-from auditor.records.kinds import BOUNDS, BOUNDS_OF_TOKENS
+from auditor.records.disagreements import known
+from auditor.records.kinds import Kind, Reading
 from auditor.statistics.audited import at_level, powerless
 from auditor.statistics.bounds import LEVEL
 
+BOUNDS, BOUNDS_OF_TOKENS = "epsilon", "epsilon of tokens"  # of a training, and of so many drawn tokens
+EPSILON, PROVABLE, VIOLATIONS = "epsilon_lower_bound", "epsilon_best_provable", "claim_violations"
 Verdict = Literal["consistent", "claim contradicted", "audit too weak to tell"]
 CONSISTENT: Verdict = "consistent"  # it could have been contradicted, and was not
 CONTRADICTED: Verdict = "claim contradicted"
@@ -171,3 +175,26 @@ def promised(claim: Claim, relation: str, unit: str) -> float | str:
     if relation not in claim.epsilon:
         return f"about {relation} neighbours, and the claim is about {' and '.join(claim.epsilon)}"
     return claim.epsilon[relation]
+
+
+# --- as a way to leak -------------------------------------------------------------------------------------------------
+
+
+def _read(finding: Finding) -> Iterator[Reading]:
+    most = finding.measurement(PROVABLE)
+    for m in finding.measurements:
+        if m.name.startswith(EPSILON):
+            yield Reading(m, 0.0, row=finding.key, most=math.nan if most is None else most.value)
+    broken = finding.measurement(VIOLATIONS)
+    if broken is not None and known(broken):
+        yield Reading(broken, 0.0, row=finding.key)
+
+
+KIND = Kind(
+    "epsilon",
+    "Audited epsilon",
+    "audited epsilon",
+    ((VIOLATIONS, 0.0), (EPSILON, 1.0)),
+    (BOUNDS, BOUNDS_OF_TOKENS, "claim"),
+    _read,
+)

@@ -12,9 +12,9 @@ from scipy.stats import binom
 
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Doubt, Finding, Measurement
-from auditor.records.kinds import ANY, EXACT
 from auditor.statistics.metrics import AT_LEAST, CONTROLS, RECALL, auc_of
 
+ANY, EXACT = "any_of_k", "extraction_probability"
 _ANCESTRAL = "ancestral"
 _IMPROBABLE = 0.01  # fewer hits than this is likely to give contradict the probabilities that were measured
 

@@ -1,49 +1,167 @@
-"""The ways in which a model can leak, each with the numbers it is read from and the gate to begin with."""
+"""What a way to leak is made of: its numbers, each beside what it would be without a leak, and the gate to begin with.
+
+Knows none of the ways: each stands in a file of its own, and `records.signals` lists them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
-from auditor.statistics.memorised import MEMORISED, RECORDS
-from auditor.statistics.metrics import RECALL, auc_of
+from scipy.stats import norm
 
-ANY, EXACT = "any_of_k", "extraction_probability"
-NEAR, GREEDY, EXPOSED, PROBABLY_NEAR = "near_verbatim_recall", "greedy", "exposed_share", "near_verbatim_probability"
-EPSILON, PROVABLE, VIOLATIONS = "epsilon_lower_bound", "epsilon_best_provable", "claim_violations"
+from auditor.core.nouns import CellKey
+from auditor.core.result import Finding, Measurement
+from auditor.records.disagreements import known
+from auditor.statistics.bootstrap import CONFIDENCE
+from auditor.statistics.intervals import clopper_pearson, excess_mean, wilson
+from auditor.statistics.metrics import AT_LEAST, excess_of, floor_of, upper_of
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A number that speaks of a kind, beside its baseline: of non-members, or what chance gives; None: there is none.
+
+    excess: what is left above that of non-members, with an interval. alone: whether it can show a leak; else it can
+    but raise suspicion. either_way: an AUC below one half distinguishes members just as well. looks: at how many such
+    numbers the level is shared. most: the best that an audit could have proved.
+    """
+
+    measured: Measurement
+    baseline: Measurement | float | None = None
+    excess: Measurement | None = None
+    row: CellKey | None = None
+    alone: bool = True
+    either_way: bool = False
+    part: str = ""
+    count: str = ""
+    looks: int = 1
+    most: float = math.nan
+
+    @property
+    def is_count(self) -> bool:
+        return self.measured.unit == "share"
+
+    @property
+    def _value(self) -> float:
+        """Of the baseline."""
+        if isinstance(self.baseline, Measurement):
+            return self.baseline.value
+        return self.baseline or 0.0
+
+    @property
+    def is_above(self) -> bool:
+        """Whether its lower bound is above the baseline, the baseline's own interval included."""
+        m = widened(self.measured, self.looks)
+        if self.excess is not None:
+            return self.excess.low > 0
+        if isinstance(self.baseline, Measurement):
+            return m.low > self.baseline.high
+        if self.baseline is None and m.unit == "probability":
+            return m.low * m.n >= 1  # of whom nobody knows what strangers get: a hit is expected of one sample each
+        return m.low > self._value or (self.either_way and m.high < self._value)
+
+    @property
+    def is_shown(self) -> bool:
+        return self.alone and self.is_above
+
+    @property
+    def is_suspected(self) -> bool:
+        """Not shown, and not clean: more than the baseline, but not significantly, or not of this number alone."""
+        m = self.measured
+        if self.is_count or m.unit == "count":
+            return m.value > self._value
+        if m.unit == "probability" and (self.baseline is None or m.value * m.n < 1):
+            return self.is_above  # of a probability below one in as many secrets no hit is expected
+        return self.is_above or m.low > self._value
+
+    @property
+    def least(self) -> float:
+        """The smallest number that would have been shown, all else as it was; NaN: unknown."""
+        m = self.measured
+        if not math.isnan(self.most):
+            return self.most
+        if self.is_count:
+            return _least_share(m.n, self.baseline)
+        if isinstance(self.baseline, Measurement):
+            above = m.value - m.low if self.excess is None else self.excess.value - self.excess.low
+            return above + (self.baseline.high if self.excess is None else self.baseline.value)
+        if self.baseline is None and m.unit == "probability":
+            return 1 / m.n
+        return self._value + m.value - m.low
+
+
+def _least_share(n: int, baseline: Measurement | float | None) -> float:
+    """The smallest share of n that is above the baseline as it was measured; NaN where not even all of n is."""
+
+    def above(k: int) -> bool:
+        if isinstance(baseline, Measurement):
+            return k / n - baseline.value > math.hypot(k / n - wilson(k, n)[0], high - baseline.value)
+        return clopper_pearson(k, n)[0] > (baseline or 0.0)
+
+    high = baseline.high if isinstance(baseline, Measurement) else 0.0
+    if isinstance(baseline, Measurement) and baseline.unit == "share":
+        high = wilson(round(baseline.value * baseline.n), baseline.n)[1]
+    least = bisect_left(range(1, n + 1), True, key=above) + 1
+    return math.nan if least > n else least / n
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One way to leak. limits: of its numbers in a gate, to begin with.
+    """One way to leak. limits: of its numbers in a gate, to begin with. read: its numbers in one finding.
 
-    measured_by: what attacks and probes declare that measure it (`Attack.measures`), the usual way first.
+    short: its title where there is room for a word or two. measured_by: what attacks and probes declare that measure it
+    (`Attack.measures`), the usual way first. main: the number that its title names. counted: what is counted of
+    secrets, by number. text: what is shown is text of the data. alike: it says nothing where non-members are unlike the
+    members.
     """
 
     name: str
     title: str
+    short: str
     limits: tuple[tuple[str, float], ...] = ()
     measured_by: tuple[str, ...] = ()
+    read: Callable[[Finding], Iterator[Reading]] = field(default=lambda finding: iter(()), compare=False)
+    main: str = ""
+    counted: Mapping[str, str] = field(default_factory=dict, compare=False)
+    text: bool = False
+    alike: bool = False
 
 
-BOUNDS, BOUNDS_OF_TOKENS = "epsilon", "epsilon of tokens"  # of a training, and of so many drawn tokens
+# --- what the ways to leak share --------------------------------------------------------------------------------------
 
 
-KINDS = (
-    Kind("verbatim", "Verbatim extraction", ((RECALL, 0.05), (ANY, 0.05)), ("verbatim",)),
-    Kind("near-verbatim", "Near-verbatim extraction", ((NEAR, 0.05), (PROBABLY_NEAR, 0.05)), ("near-verbatim",)),
-    Kind(GREEDY, "Greedy decoding"),
-    Kind("probability", "Exact extraction probability", ((EXACT, 0.01),), ("probability",)),
-    Kind("exposure", "Exposure of canaries", (("exposure", 10.0), (EXPOSED, 0.05)), ("exposure",)),
-    Kind("membership", "Membership", ((auc_of(""), 0.6),), ("membership",)),
-    Kind("untargeted", "Untargeted extraction", ((MEMORISED, 10.0), (RECORDS, 1.0)), ("untargeted",)),
-    Kind("personal data", "Personal data", ((RECALL, 0.05),), ("verbatim",)),
-    Kind(
-        "epsilon",
-        "Audited epsilon",
-        ((VIOLATIONS, 0.0), (EPSILON, 1.0)),
-        (BOUNDS, BOUNDS_OF_TOKENS, "claim"),
-    ),
-)
+def beside(finding: Finding, name: str, *, alone: bool = True, bounds: bool = False) -> Iterator[Reading]:
+    """A number of members beside that of the non-members. bounds: lower bounds, whose difference bounds nothing."""
+    m = finding.measurement(name)
+    if m is None or not known(m):
+        return
+    floor = finding.measurement(floor_of(upper_of(name) or name))
+    floor = floor if known(floor) else None
+    excess = finding.measurement(excess_of(name))
+    if excess is None or math.isnan(excess.low):
+        bounded = bounds or AT_LEAST in name
+        excess = None if floor is None or bounded else excess_mean(excess_of(name), m, floor)
+    yield Reading(m, floor, excess if floor is not None else None, finding.key, alone)
 
 
-VERBATIM, NEARLY, GREEDILY, PROBABLE, OF_CANARIES, MEMBERSHIP, UNTARGETED, PERSONAL, AUDITED = KINDS
+def by_repeats(finding: Finding, baseline: Measurement | float | None, name: str) -> Iterator[Reading]:
+    """Those trained on so often alone, where there are several such groups: at a level shared among them."""
+    groups = [
+        (count, m) for count, m in finding.by_repeats.items() if count.isdecimal() and m.name == name and known(m)
+    ]
+    if baseline is None or len(groups) < 2:
+        return
+    for count, m in groups:
+        wide = widened(m, len(groups))
+        excess = excess_mean(excess_of(name), wide, baseline) if isinstance(baseline, Measurement) else None
+        yield Reading(m, baseline, excess, finding.key, count=count, looks=len(groups))
+
+
+def widened(m: Measurement, looks: int) -> Measurement:
+    """Its interval at 95% over so many looks (Bonferroni), as a normal distribution widens."""
+    tail = (1 - CONFIDENCE) / 2
+    scale = float(norm.isf(tail / max(1, looks)) / norm.isf(tail))
+    return replace(m, low=m.value - scale * (m.value - m.low), high=m.value + scale * (m.high - m.value))

@@ -15,21 +15,12 @@ from typing import Literal
 from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.result import AuditResult, Doubt, Finding, Measurement, TargetRecord
+from auditor.records import claims, exposure, membership, untargeted
 from auditor.records.disagreements import contradictions, known, mismatch
-from auditor.records.kinds import (
-    GREEDILY,
-    GREEDY,
-    KINDS,
-    MEMBERSHIP,
-    PERSONAL,
-    Kind,
-)
-from auditor.records.readings import READERS, Reading
+from auditor.records.extraction import GREEDILY, GREEDY, NEARLY, PERSONAL, PROBABLE, VERBATIM
+from auditor.records.kinds import Kind, Reading
 from auditor.statistics.intervals import clopper_pearson
-from auditor.statistics.metrics import (
-    RECALL,
-    auc_of,
-)
+from auditor.statistics.metrics import RECALL
 from auditor.statistics.roc import AUC
 
 Status = Literal["shown", "not shown", "not tested"]
@@ -37,6 +28,11 @@ SHOWN: Status = "shown"  # above its baseline, at 95%
 NOT_SHOWN: Status = "not shown"
 NOT_TESTED: Status = "not tested"
 SETTINGS = ("claim", "worst")
+# The ways in which a model can leak, in the order of reports.
+KINDS: tuple[Kind, ...] = (
+    *(VERBATIM, NEARLY, GREEDILY, PROBABLE),
+    *(exposure.KIND, membership.KIND, untargeted.KIND, PERSONAL, claims.KIND),
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +63,7 @@ class Signal:
         """`membership_auc=0.6`: a rule for a gate that does not hold where the signal is shown; "": a gate has none."""
         m = self.measured
         limits = dict(self.kind.limits)
-        most = None if m is None else limits.get(m.name, limits.get(auc_of("")) if m.unit == AUC else None)
+        most = None if m is None else limits.get(m.name, self.kind.limits[0][1] if m.unit == AUC else None)
         if m is None or most is None:
             return ""
         value = max(m.value, 1 - m.value) if m.unit == AUC else m.value
@@ -161,7 +157,7 @@ def _signals(result: AuditResult, target: str, kind: Kind) -> Iterator[Signal]:
     found = False
     for setting in SETTINGS:
         own = (f for f in rows if f.setting == setting and not f.not_applicable)
-        if readings := [reading for f in own for reading in READERS[kind.name](f)]:
+        if readings := [reading for f in own for reading in kind.read(f)]:
             found = True
             yield _decided(kind, target, setting, readings)
     if not found:
@@ -224,7 +220,7 @@ def _most(count: str, m: Measurement) -> str:
 
 def _why_not(result: AuditResult, rows: Sequence[Finding], kind: Kind) -> str:
     """What stood in the way of those that would have measured it; "": they were not asked for."""
-    if kind is MEMBERSHIP and (unlike := mismatch(result)) and any(f.measurement(auc_of("")) for f in rows):
+    if kind.alike and (unlike := mismatch(result)) and any(f.measurement(kind.main) for f in rows):
         return unlike[0].sentence
     if kind is PERSONAL and any(known(f.measurement(RECALL)) for f in rows):
         return "no personal data lies in the attacked suffixes"

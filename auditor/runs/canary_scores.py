@@ -17,14 +17,13 @@ from auditor.plugins import registry
 from auditor.plugins.options import build, options_of
 from auditor.plugins.probe import observe
 from auditor.plugins.view import WORST, View
-from auditor.records import saved, table
-from auditor.records.kinds import OF_CANARIES
+from auditor.records import exposure, saved, table
 from auditor.reports import words
 from auditor.runs.plan import check_general, options_for, parse_options
 from auditor.runs.prefix_token import choose, prefixed
 from auditor.runs.reporter import Reporter
 
-_MEASURED = OF_CANARIES.measured_by[0]
+_MEASURED = exposure.KIND.measured_by[0]
 
 
 @dataclass(frozen=True)

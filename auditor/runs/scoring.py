@@ -22,7 +22,7 @@ from auditor.models.base import LanguageModel, given_by, perplexity_nll
 from auditor.models.decoding import GREEDY, by_shape
 from auditor.models.memory import AtOnce
 from auditor.plugins import registry
-from auditor.records.kinds import MEMBERSHIP
+from auditor.records.signals import KINDS
 from auditor.runs.audit import Audit
 from auditor.runs.causes import Answers
 from auditor.runs.target import Target
@@ -149,6 +149,9 @@ def token_likelihoods(audit: Audit, target: Target) -> Answers:
     return Answers("likelihood", "nats a token", own or _means(done.values()), _means(others))
 
 
+_ALIKE = next(kind for kind in KINDS if kind.alike).measured_by[0]  # which tells members from non-members
+
+
 def known_better(title: str, answers: Answers) -> tuple[Doubt, ...]:
     """That members' true tokens are significantly more likely than non-members': the target knows something of them.
 
@@ -166,7 +169,7 @@ def known_better(title: str, answers: Answers) -> tuple[Doubt, ...]:
             "likelihood",
             f"{title}: members' true tokens are more likely than non-members' by {gap:.2f} nats (at least "
             f"{least:.2f}): it knows something of them that no attack extracted, or the two "
-            f"differ in kind (--attack {registry.measuring(MEMBERSHIP.measured_by[0])}).",
+            f"differ in kind (--attack {registry.measuring(_ALIKE)}).",
         ),
     )
 

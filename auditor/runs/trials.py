@@ -18,7 +18,7 @@ from auditor.core.errors import AuditError
 from auditor.core.result import AuditResult, Finding
 from auditor.plugins import registry
 from auditor.records import listed, saved, table
-from auditor.records.kinds import BOUNDS
+from auditor.records.claims import BOUNDS
 from auditor.statistics.two_samples import epsilon_clopper_pearson, gaussian_estimate
 
 

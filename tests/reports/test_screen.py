@@ -15,8 +15,7 @@ from rich.cells import cell_len
 
 from auditor.core.result import AuditResult, Doubt, Measurement, TargetRecord
 from auditor.records import details as detailed
-from auditor.records.kinds import KINDS
-from auditor.records.signals import assess
+from auditor.records.signals import KINDS, assess
 from auditor.reports import screen
 from auditor.reports.screen import LINES, WIDTH, first_screen
 from tests.docs.pages import ROOT
@@ -150,4 +149,4 @@ def test_its_words_are_those_of_the_glossary() -> None:
     assert not [word for word in replaced - taken if re.search(rf"\b{word}\b", text)]
     plain = GLOSSARY.lower().replace("**", "")
     for kind in KINDS:
-        assert any(word in plain for word in (screen._SHORT[kind], kind.title.lower(), screen._SHORT[kind].split()[0]))
+        assert any(word in plain for word in (kind.short, kind.title.lower(), kind.short.split()[0]))

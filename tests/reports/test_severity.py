@@ -9,12 +9,16 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from auditor.core.result import AuditResult, Doubt, Measurement
-from auditor.records.kinds import AUDITED, GREEDILY, KINDS, MEMBERSHIP, PERSONAL, VERBATIM, Kind
-from auditor.records.signals import NOT_SHOWN, NOT_TESTED, SETTINGS, SHOWN, Assessment, Signal, Status
+from auditor.records import claims, membership, untargeted
+from auditor.records.extraction import GREEDILY, NEARLY, PERSONAL, VERBATIM
+from auditor.records.kinds import Kind
+from auditor.records.signals import KINDS, NOT_SHOWN, NOT_TESTED, SETTINGS, SHOWN, Assessment, Signal, Status
 from auditor.reports import html, markdown, severity
-from auditor.reports.severity import HIGH, MODERATE, NONE, OPEN, RULE, TEXT, WORDS
+from auditor.reports.severity import HIGH, MODERATE, NONE, OPEN, RULE, WORDS
 
 MEASURED = Measurement("any", 0.1, 0.0, 0.2, 60)
+
+TEXT = {VERBATIM, NEARLY, GREEDILY, untargeted.KIND, PERSONAL}  # whose signals are text of the data
 
 
 def signal(kind: Kind, status: Status, setting: str = "worst", suspected: bool = False, target: str = "t") -> Signal:
@@ -100,12 +104,12 @@ def test_an_open_result_says_all_that_is_open(found: Assessment) -> None:
             "it",
         ),
         (
-            seen(signal(VERBATIM, NOT_SHOWN), signal(MEMBERSHIP, SHOWN), signal(AUDITED, SHOWN, "claim")),
+            seen(signal(VERBATIM, NOT_SHOWN), signal(membership.KIND, SHOWN), signal(claims.KIND, SHOWN, "claim")),
             MODERATE,
             "no text is shown to be extracted, but something else is above its baseline: membership, audited epsilon",
         ),
         (
-            seen(signal(VERBATIM, NOT_SHOWN, suspected=True), signal(MEMBERSHIP, NOT_TESTED, "")),
+            seen(signal(VERBATIM, NOT_SHOWN, suspected=True), signal(membership.KIND, NOT_TESTED, "")),
             OPEN,
             "no signal is shown, but something was seen that is not significant (verbatim extraction), 1 of 2 signals "
             "were not tested",

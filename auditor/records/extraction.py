@@ -1,0 +1,87 @@
+"""Ways to leak that are about the secrets themselves: extracted, nearly so, by greedy decoding, in probability; and the
+personal data in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from auditor.core.result import Finding
+from auditor.records.disagreements import ANY, EXACT, known
+from auditor.records.kinds import Kind, Reading, beside, by_repeats
+from auditor.statistics.intervals import excess_mean
+from auditor.statistics.metrics import AT_LEAST, EXPECTED_ANY_OF, RECALL, excess_of, floor_of
+
+NEAR, PROBABLY_NEAR, GREEDY = "near_verbatim_recall", "near_verbatim_probability", "greedy"
+
+
+def _verbatim(finding: Finding) -> Iterator[Reading]:
+    yield from beside(finding, RECALL)
+    yield from beside(finding, "document_recall")
+    yield from beside(finding, ANY, alone=False)
+
+
+def _near(finding: Finding) -> Iterator[Reading]:
+    yield from beside(finding, NEAR)
+    yield from beside(finding, PROBABLY_NEAR, bounds=True)
+
+
+def _probability(finding: Finding) -> Iterator[Reading]:
+    """The mean of one sample and of any of n; and whether single secrets are likely, which a mean may hide."""
+    any_of = (m.name for m in finding.measurements if EXPECTED_ANY_OF.numbers_in(m.name.removesuffix(AT_LEAST)))
+    for name in (EXACT, f"{EXACT}{AT_LEAST}", *any_of):
+        yield from beside(finding, name)
+    for m in finding.measurements:
+        if m.name.startswith("discoverable_1_") and known(m):
+            yield Reading(m, row=finding.key, alone=False)
+    yield from by_repeats(finding, finding.measurement(floor_of(EXACT)), EXACT)
+
+
+def _personal(finding: Finding) -> Iterator[Reading]:
+    for kind, m in finding.by_kind.items():
+        floor = finding.by_kind_nonmembers.get(kind)
+        if known(m):
+            floor = floor if known(floor) else None
+            excess = None if floor is None else excess_mean(excess_of(m.name), m, floor)
+            baseline = 0.0 if floor is None else floor  # a mean of shares, and no tiny probability
+            yield Reading(m, baseline, excess, finding.key, part=kind)
+
+
+VERBATIM = Kind(
+    "verbatim",
+    "Verbatim extraction",
+    "verbatim",
+    ((RECALL, 0.05), (ANY, 0.05)),
+    ("verbatim",),
+    _verbatim,
+    counted={
+        RECALL: "extracted verbatim",
+        ANY: "extracted by one of the guesses",
+        "document_recall": "documents extracted in part",
+    },
+    text=True,
+)
+NEARLY = Kind(
+    "near-verbatim",
+    "Near-verbatim extraction",
+    "near-verbatim",
+    ((NEAR, 0.05), (PROBABLY_NEAR, 0.05)),
+    ("near-verbatim",),
+    _near,
+    counted={NEAR: "extracted near-verbatim"},
+    text=True,
+)
+GREEDILY = Kind(
+    GREEDY, "Greedy decoding", "greedy decoding", counted={GREEDY: "extracted by greedy decoding"}, text=True
+)
+PROBABLE = Kind(
+    "probability",
+    "Exact extraction probability",
+    "extraction probability",
+    ((EXACT, 0.01),),
+    ("probability",),
+    _probability,
+    main=EXACT,
+)
+PERSONAL = Kind(
+    "personal data", "Personal data", "personal data", ((RECALL, 0.05),), ("verbatim",), _personal, text=True
+)

@@ -1,0 +1,33 @@
+"""Training data in texts that are drawn without any prefix, as a way to leak."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from auditor.core.result import Finding
+from auditor.records.disagreements import known
+from auditor.records.kinds import Kind, Reading, beside
+from auditor.statistics.memorised import GENERATIONS, MEMORISED, RECORDS
+from auditor.statistics.metrics import floor_of
+
+
+def _read(finding: Finding) -> Iterator[Reading]:
+    yield from beside(finding, MEMORISED)
+    records, floor = finding.measurement(RECORDS), finding.measurement(floor_of(RECORDS))
+    if records is not None and known(records):
+        # Counts of records, without intervals: held-out ones that stand there say how many are merely alike.
+        yield Reading(records, 0.0 if floor is None else floor.value, alone=floor is None, row=finding.key)
+    if finding.measurement(floor_of(MEMORISED)) is None:
+        yield from beside(finding, GENERATIONS, alone=False)
+
+
+KIND = Kind(
+    "untargeted",
+    "Untargeted extraction",
+    "untargeted",
+    ((MEMORISED, 10.0), (RECORDS, 1.0)),
+    ("untargeted",),
+    _read,
+    counted={GENERATIONS: "drawn texts hold an n-gram of the training data"},
+    text=True,
+)
