@@ -22,7 +22,7 @@ from auditor.records.outcomes import PerSecret
 from auditor.records.signals import NOT_TESTED, Assessment, assess
 from auditor.reports import inert, signals, words
 from auditor.reports.blocks import Block, Bullets, Group, Table
-from auditor.reports.topics import Topic, titled
+from auditor.reports.topics import DECIDE, Topic, titled
 from auditor.reports.verdict import strongest
 from auditor.statistics import dose
 from auditor.statistics.bootstrap import CONFIDENCE
@@ -268,6 +268,8 @@ TOPICS = (
         "advice",
         "What to do now",
         lambda m: blocks(m.result, m.details),
+        DECIDE,
+        1,
         turn=1,
         brief=lambda m: brief(m.result, m.details),
     ),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.reports import words
 from auditor.reports.blocks import Block, Group, Paragraph, Table
-from auditor.reports.topics import Topic, titled
+from auditor.reports.topics import CHECK, Topic, titled
 from auditor.statistics.metrics import floor_of
 
 _NOTE = (
@@ -82,4 +82,4 @@ def _of(finding: Finding, name: str) -> Measurement | None:
     return finding.measurement(name)
 
 
-TOPICS = (Topic("bracket", "Floors and ceilings of extraction", lambda m: _bracket(m.result)),)
+TOPICS = (Topic("bracket", "Floors and ceilings of extraction", lambda m: _bracket(m.result), CHECK, 7),)

@@ -6,31 +6,18 @@ the records and the words; not how a block is drawn.
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 
+from auditor import reports
 from auditor.core.result import AuditResult, OwnSection
 from auditor.gate.compare import Comparison
 from auditor.records.details import Details
 from auditor.records.signals import assess
 from auditor.records.texts import SecretText
-from auditor.reports import (
-    advice,
-    bracket,
-    evidence,
-    frontier,
-    glance,
-    inert,
-    leaks,
-    membership,
-    severity,
-    signals,
-    subject,
-    terms,
-    unlearning,
-    untargeted,
-    words,
-)
+from auditor.reports import inert, severity, signals, subject, words
 from auditor.reports.blocks import Block, Document, Facts, Group, Paragraph, Section, Standing, Table
 from auditor.reports.topics import CHECK, DECIDE, MEND, Material, Topic
 from auditor.reports.verdict import doubts, headline, summaries, verdict
@@ -40,11 +27,15 @@ READING = (
     "Undefended is the model as it was trained. Text-only access is sampled text, as an API gives it; white-box access "
     "is the model itself. Brackets hold 95% intervals; what is extracted of non-members is guessing."
 )
-PARTS = (
-    (DECIDE, (*advice.TOPICS, *glance.TOPICS, *frontier.TOPICS, *unlearning.TOPICS)),
-    (MEND, (*leaks.TOPICS, *untargeted.TOPICS)),
-    (CHECK, (*evidence.TOPICS, *bracket.TOPICS, *membership.TOPICS, *terms.TOPICS)),
-)
+PARTS = (DECIDE, MEND, CHECK)
+
+
+@cache
+def topics() -> tuple[Topic, ...]:
+    """Those of all modules of this package, in the order of the page."""
+    names = (f"{reports.__name__}.{module.name}" for module in pkgutil.iter_modules(reports.__path__))
+    found = [topic for name in names for topic in getattr(importlib.import_module(name), "TOPICS", ())]
+    return tuple(sorted(found, key=lambda topic: (PARTS.index(topic.part), topic.place)))
 
 
 def document(
@@ -55,8 +46,7 @@ def document(
     Every string in it is cleaned of control characters; none is escaped. texts: the private text to show, by id.
     """
     material = Material(words.cleaned(result), details or Details(), texts=texts)
-    told = sorted((topic for _, topics in PARTS for topic in topics if topic.turn), key=lambda topic: topic.turn)
-    told += _own(material.result)
+    told = sorted((topic for topic in topics() if topic.turn), key=lambda topic: topic.turn) + _own(material.result)
     made = ((topic, (topic.brief or topic.make)(material)) for topic in told)
     return Document(
         title=subject.line(material.result),
@@ -83,15 +73,14 @@ def page(
     since: another run and this one, in that order. texts: the private text to show, by id.
     """
     material = Material(words.cleaned(result), details or Details(), since, texts)
-    parts = (*PARTS, (CHECK, _own(material.result)))
-    made = ((part, topic, topic.make(material)) for part, topics in parts for topic in topics)
+    made = ((topic, topic.make(material)) for topic in (*topics(), *_own(material.result)))
     compared = (("Compared with", inert.clean(since.runs[0])),) if since else ()
     return Document(
         title=subject.line(material.result),
         facts=(*_masthead(material.result), *compared),
         headline=headline(material.result),
         verdict=verdict(material.result),
-        sections=tuple(Section(topic.id, topic.title, tuple(blocks), part) for part, topic, blocks in made if blocks),
+        sections=tuple(Section(topic.id, topic.title, tuple(blocks), topic.part) for topic, blocks in made if blocks),
         warning="" if texts is None else REVEALED,
         doubts=doubts(material.result),
         standings=_standings(material.result),
@@ -102,7 +91,9 @@ def page(
 def _own(result: AuditResult) -> list[Topic]:
     """The sections that plug-ins brought, behind all others."""
     own = result.sections.items()
-    return [Topic(f"own-{i}", f"{s.title} ({name})", partial(_blocks, i, s)) for i, (name, s) in enumerate(own)]
+    return [
+        Topic(f"own-{i}", f"{s.title} ({name})", partial(_blocks, i, s), CHECK, 0) for i, (name, s) in enumerate(own)
+    ]
 
 
 def _blocks(i: int, section: OwnSection, _: Material) -> list[Block]:

@@ -18,7 +18,7 @@ from auditor.core.result import Frontier, FrontierPoint
 from auditor.reports import inert, plot_files, tables, words
 from auditor.reports.blocks import Block, Bullets, Figure, Figures, Group, Paragraph, PlotPoint, Series, Table
 from auditor.reports.plot_frontier import CORNERS, MEASURED, PROVED
-from auditor.reports.topics import Topic
+from auditor.reports.topics import DECIDE, Topic
 from auditor.statistics.metrics import SHARES, find
 
 NAME = "frontier"  # of the files
@@ -189,7 +189,11 @@ def _verdict(f: Frontier, p: FrontierPoint) -> str:
     return "may be" if sum(bool(q.least) for q in f.points) > 1 else "yes"
 
 
-TOPICS = (Topic("frontier", "What leaks least at the same usefulness", lambda m: blocks(m.result.frontiers), turn=4),)
+TOPICS = (
+    Topic(
+        "frontier", "What leaks least at the same usefulness", lambda m: blocks(m.result.frontiers), DECIDE, 5, turn=4
+    ),
+)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

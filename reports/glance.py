@@ -7,7 +7,7 @@ from auditor.core.result import AuditResult
 from auditor.gate.compare import Comparison
 from auditor.reports import changes, signals, words
 from auditor.reports.blocks import Block, Bullets, Forest, Paragraph
-from auditor.reports.topics import BEFORE, Topic, span
+from auditor.reports.topics import BEFORE, DECIDE, Topic, span
 from auditor.reports.verdict import fewest
 
 
@@ -56,7 +56,7 @@ def _limits(result: AuditResult) -> list[Block]:
 
 
 TOPICS = (
-    Topic("glance", "Signal by signal", lambda m: signals.blocks(m.result), turn=2),
-    Topic("since", BEFORE, lambda m: _since(m.since) if m.since else ()),
-    Topic("limits", "What a good result does not mean", lambda m: _limits(m.result), turn=10),
+    Topic("glance", "Signal by signal", lambda m: signals.blocks(m.result), DECIDE, 2, turn=2),
+    Topic("since", BEFORE, lambda m: _since(m.since) if m.since else (), DECIDE, 3),
+    Topic("limits", "What a good result does not mean", lambda m: _limits(m.result), DECIDE, 4, turn=10),
 )

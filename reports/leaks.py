@@ -14,7 +14,7 @@ from auditor.records.outcomes import PerSecret
 from auditor.records.texts import SecretText
 from auditor.reports import figures, inert, personal, secrets, words
 from auditor.reports.blocks import Block, Figure, Figures, Forest, Group, Paragraph, PlotPoint, Series, Table
-from auditor.reports.topics import Topic, span, titled
+from auditor.reports.topics import MEND, Topic, span, titled
 from auditor.reports.verdict import strongest
 
 _DOCUMENTS = 20  # that the table of documents names, a row
@@ -187,8 +187,12 @@ def _private(result: AuditResult, texts: Mapping[str, SecretText]) -> list[Block
 
 
 TOPICS = (
-    Topic("where", "Where it leaks", lambda m: _where(m.result, m.details), 5, lambda m: _all_figures(m.result)),
-    Topic("personal", "Personal data", lambda m: _personal(m.result), turn=16),
-    Topic("secrets", "Secret by secret", lambda m: _secrets(m.result, m.details, m.texts or {})),
-    Topic("private", "Private text", lambda m: () if m.texts is None else _private(m.result, m.texts), turn=13),
+    Topic(
+        "where", "Where it leaks", lambda m: _where(m.result, m.details), MEND, 1, 5, lambda m: _all_figures(m.result)
+    ),
+    Topic("personal", "Personal data", lambda m: _personal(m.result), MEND, 2, turn=16),
+    Topic("secrets", "Secret by secret", lambda m: _secrets(m.result, m.details, m.texts or {}), MEND, 3),
+    Topic(
+        "private", "Private text", lambda m: () if m.texts is None else _private(m.result, m.texts), MEND, 4, turn=13
+    ),
 )

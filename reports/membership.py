@@ -11,7 +11,7 @@ from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records.details import Details
 from auditor.reports import words
 from auditor.reports.blocks import Block, Figure, Figures, Group, Paragraph, PlotPoint, Series, Table
-from auditor.reports.topics import Topic, titled
+from auditor.reports.topics import CHECK, Topic, titled
 from auditor.statistics import roc
 from auditor.statistics.membership import FALSE_POSITIVES, SCORES
 from auditor.statistics.metrics import CONTROLS, auc_of, rate_of, score_of
@@ -143,6 +143,6 @@ def _step_rows(points: list[tuple[float, float]]) -> Iterator[tuple[str, ...]]:
 
 
 TOPICS = (
-    Topic("membership", "Membership", lambda m: _scores(m.result), turn=6),
-    Topic("roc", "Membership by false positives", lambda m: _curves(m.result, m.details)),
+    Topic("membership", "Membership", lambda m: _scores(m.result), CHECK, 8, turn=6),
+    Topic("roc", "Membership by false positives", lambda m: _curves(m.result, m.details), CHECK, 9),
 )

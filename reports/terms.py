@@ -10,7 +10,7 @@ from auditor.core.nouns import Claim
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement, TargetRecord
 from auditor.reports import claims, words
 from auditor.reports.blocks import Block, Bullets, Card, Cards, Code, FactList, Facts, Group, Paragraph, Table
-from auditor.reports.topics import Topic, by_target
+from auditor.reports.topics import CHECK, Topic, by_target
 
 _NEVER = (
     "A claim is consistent where an audit could have contradicted it and did not: that does not prove it. An audit "
@@ -257,10 +257,10 @@ def _reproduce(result: AuditResult) -> list[Block]:
 
 
 TOPICS = (
-    Topic("claims", "Claims and spending", lambda m: _claims(m.result)),
-    Topic("adversary", "What the adversary was allowed", lambda m: _adversary(m.result), turn=9),
-    Topic("attacked", "What was attacked", lambda m: _attacked(m.result), turn=7),
-    Topic("targets", "Targets, costs and claims", lambda m: _targets(m.result), turn=8),
-    Topic("measurements", "All measurements", lambda m: _measurements(m.result), turn=12),
-    Topic("reproduce", "How to reproduce", lambda m: _reproduce(m.result), turn=11),
+    Topic("claims", "Claims and spending", lambda m: _claims(m.result), CHECK, 10),
+    Topic("adversary", "What the adversary was allowed", lambda m: _adversary(m.result), CHECK, 11, turn=9),
+    Topic("attacked", "What was attacked", lambda m: _attacked(m.result), CHECK, 12, turn=7),
+    Topic("targets", "Targets, costs and claims", lambda m: _targets(m.result), CHECK, 13, turn=8),
+    Topic("measurements", "All measurements", lambda m: _measurements(m.result), CHECK, 14, turn=12),
+    Topic("reproduce", "How to reproduce", lambda m: _reproduce(m.result), CHECK, 15, turn=11),
 )

@@ -35,15 +35,17 @@ Maker = Callable[[Material], Sequence[Block]]  # no block: no section
 
 @dataclass(frozen=True)
 class Topic:
-    """A section before it is made. It stands in its readers' part of the page, in the order of the part's list.
+    """A section before it is made, found by standing in `TOPICS` of a module of this package.
 
-    turn: its place in the Markdown report, whose last sections may find no room; 0: it is not in it. brief: how it is
-    made there, where that differs.
+    part, place: of the page, whose question it answers and where it stands there. turn: its place in the Markdown
+    report, whose last sections may find no room; 0: it is not in it. brief: how it is made there, where that differs.
     """
 
     id: str
     title: str
     make: Maker
+    part: str
+    place: int
     turn: int = 0
     brief: Maker | None = None
 

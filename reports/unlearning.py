@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from auditor.core.result import AuditResult, Measurement, Recalled, Unlearning
 from auditor.reports import words
 from auditor.reports.blocks import Block, Group, Paragraph, Table
-from auditor.reports.topics import Topic
+from auditor.reports.topics import DECIDE, Topic
 from auditor.statistics.unlearning import (
     AFTER,
     BEFORE,
@@ -167,4 +167,4 @@ def _moved(m: Measurement | None) -> str:
     return words.with_bounds(m) if m else words.NOTHING
 
 
-TOPICS = (Topic("unlearning", "What is left of the forgotten", lambda m: _unlearned(m.result), turn=15),)
+TOPICS = (Topic("unlearning", "What is left of the forgotten", lambda m: _unlearned(m.result), DECIDE, 6, turn=15),)

@@ -11,7 +11,7 @@ from auditor.records.details import Details
 from auditor.records.table import Column
 from auditor.reports import words
 from auditor.reports.blocks import Block, Group, Paragraph, Table
-from auditor.reports.topics import Topic, titled
+from auditor.reports.topics import MEND, Topic, titled
 from auditor.statistics.memorised import (
     COMMON,
     GENERATIONS,
@@ -156,6 +156,8 @@ TOPICS = (
         "untargeted",
         "Untargeted extraction",
         lambda m: _untargeted(m.result, m.details),
+        MEND,
+        5,
         14,
         lambda m: _brief(m.result),
     ),

@@ -1,28 +1,18 @@
-"""Every section is one entry, and no entry can be missed: a module's topics stand in a part, and a part on the page."""
+"""Every section is one entry of the module that makes it, and no entry can be missed."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from auditor.core.result import AuditResult
 from auditor.records.details import Details
-from auditor.reports import contents, markdown
+from auditor.reports import contents, glance, markdown
 from auditor.reports.blocks import Paragraph
-from auditor.reports.topics import Topic
+from auditor.reports.topics import DECIDE, Topic
 
-ALL = [topic for _, topics in contents.PARTS for topic in topics]
-
-
-def test_every_topic_of_a_module_stands_in_a_part() -> None:
-    """A list of topics that no part takes would be sections that nobody ever sees."""
-    files = Path(contents.__file__).parent.glob("*.py")
-    modules = [importlib.import_module(f"auditor.reports.{file.stem}") for file in files]
-    held = [topic for module in modules for topic in getattr(module, "TOPICS", ())]
-    assert held and {topic.id for topic in held} == {topic.id for topic in ALL} and len(held) == len(ALL)
+ALL = contents.topics()
 
 
 def test_ids_and_turns_are_given_once() -> None:
@@ -30,19 +20,25 @@ def test_ids_and_turns_are_given_once() -> None:
     assert len(set(ids)) == len(ids) and "verdict" not in ids  # the page's own
     turns = sorted(topic.turn for topic in ALL if topic.turn)
     assert turns == list(range(1, len(turns) + 1))
+    for part in contents.PARTS:
+        places = [topic.place for topic in ALL if topic.part == part]
+        assert places and places == list(range(1, len(places) + 1))
 
 
 def test_a_new_section_is_one_entry(monkeypatch: pytest.MonkeyPatch, result: AuditResult) -> None:
-    def said(id: str, turn: int) -> Topic:
-        return Topic(id, f"About {id}", lambda m: [Paragraph(f"{m.result.seed} told of {id}")], turn)
+    def said(id: str, place: int, turn: int) -> Topic:
+        return Topic(id, f"About {id}", lambda m: [Paragraph(f"{m.result.seed} told of {id}")], DECIDE, place, turn)
 
-    (name, first), *others = contents.PARTS
-    added = ((name, (*first, said("weather", 0), said("harvest", 14))), *others)
-    monkeypatch.setattr(contents, "PARTS", added)
-    page = dict(contents.page(result).parts)[name]
-    assert [section.id for section in page][-2:] == ["weather", "harvest"]
-    text = markdown.render(result)
-    assert f"{result.seed} told of harvest" in text and "weather" not in text
+    monkeypatch.setattr(glance, "TOPICS", (*glance.TOPICS, said("weather", 98, 0), said("harvest", 99, 14)))
+    contents.topics.cache_clear()
+    try:
+        page = dict(contents.page(result).parts)[DECIDE]
+        assert [section.id for section in page][-2:] == ["weather", "harvest"]
+        text = markdown.render(result)
+        assert f"{result.seed} told of harvest" in text and "weather" not in text
+    finally:
+        monkeypatch.undo()
+        contents.topics.cache_clear()
 
 
 def test_whatever_has_something_to_say_is_shown(result: AuditResult, secret_by_secret: Callable[..., Details]) -> None:

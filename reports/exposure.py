@@ -1,0 +1,64 @@
+"""Exposure of the canaries beside what it would be had the model memorised none of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from auditor.core.result import AuditResult, Finding
+from auditor.records import details as detailed
+from auditor.records.details import Details
+from auditor.reports import words
+from auditor.reports.blocks import Block, Figure, Figures, Group, PlotPoint, Series, Table
+from auditor.reports.topics import CHECK, Topic, kind, titled
+from auditor.statistics.exposure import null_band
+
+
+def _exposure(result: AuditResult, details: Details) -> list[Block]:
+    shown = [(f, values) for f in words.rows(result) if (values := _exposures(details, f))]
+    if not shown:
+        return []
+    tails = [(f, detailed.tail(values)) for f, values in shown]
+    n = min(len(values) for _, values in shown)  # of fewer canaries the band is wider
+    series = tuple(
+        Series(words.target_title(result, f.target), tuple(PlotPoint(x, y) for x, y in t), kind(f)) for f, t in tails
+    )
+    groups = tuple(
+        Group(
+            titled(result, f),
+            tuple((words.number(x), *(f"{words.percent(p)}%" for p in (y, 2**-x, null_band(x, n)))) for x, y in t),
+        )
+        for f, t in tails
+    )
+    above = [words.row_title(result, f) for f, t in tails if any(y > null_band(x, n) for x, y in t)]
+    title = "Exposure of the canaries beside its null"
+    text = (
+        "Share of canaries with at least so many bits of exposure. Had none been memorised, a canary's rank among its "
+        "alternatives would be uniform and the share 2^-x on average (dotted), and the whole line would stay below the "
+        f"top of the shaded band with 95% probability (Dvoretzky–Kiefer–Wolfowitz, {n:,} canaries; about so where "
+        "ranks are estimated). A line that rises above the band shows that some canaries were memorised, not which; "
+        f"one that does not shows nothing either way. Above it: {', '.join(above) or 'none'}."
+    )
+    head = ("Bits", "Canaries with at least so many", "Without memorisation", "The band ends at")
+    table = Table("exposure-table", f"{title}: the numbers", head, groups, frozenset({0, 1, 2, 3}), folded=True)
+    axes = ("Exposure (bits)", "Share with at least as much")
+    null = Series(
+        "", tuple(PlotPoint(x, 2**-x, 2**-x, null_band(x, n)) for x in np.linspace(0, _most_bits(series), 41))
+    )
+    return [Figures((Figure("exposure-plot", "exposure", (), title, text, table, series, axes, null),))]
+
+
+def _most_bits(series: Sequence[Series]) -> float:
+    return max(point.x for one in series for point in one.points)
+
+
+def _exposures(details: Details, finding: Finding) -> list[float]:
+    """Of the members: a canary that was never inserted shows the null, not the model."""
+    members = {secret.id for secret in details.secrets if secret.member}
+    found = details.exposure.get(finding.key, {})
+    return [value for id, value in found.items() if id in members and math.isfinite(value)]
+
+
+TOPICS = (Topic("exposure", "Exposure", lambda m: _exposure(m.result, m.details), CHECK, 5),)
