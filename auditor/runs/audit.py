@@ -16,9 +16,8 @@ import torch
 from auditor.benchmarks.ngrams import NGrams
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Challenge, PrefixToken, Secret
-from auditor.core.plan import Plan
 from auditor.core.plan_fields import AUTO
-from auditor.core.plan_parts import DataPlan
+from auditor.core.plan_parts import DataPlan, DefensePlan
 from auditor.models import self_check
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
@@ -33,9 +32,7 @@ from auditor.runs.allowance import asked
 from auditor.runs.generations import Corpus
 from auditor.runs.personal import Personal
 from auditor.runs.prefix_token import choose, prefixed
-from auditor.runs.reporter import Reporter
 from auditor.runs.selection import Selection
-from auditor.runs.shared import Shared
 from auditor.runs.site import Site
 from auditor.runs.states import States
 from auditor.runs.target import Target
@@ -45,12 +42,27 @@ from auditor.runs.target import Target
 class Scene:
     """What all cells of a run have in common, wherever they are worked at."""
 
-    plan: Plan
     site: Site
     selection: Selection
-    reporter: Reporter
-    shared: Shared
     prefix_token: PrefixToken
+
+    # The parts of the plan that cells are handed.
+
+    @property
+    def seed(self) -> int:
+        return self.site.plan.seed
+
+    @property
+    def batch_size(self) -> int | None:
+        return self.site.plan.compute.batch_size
+
+    @property
+    def data(self) -> DataPlan:
+        return self.site.plan.data
+
+    @property
+    def defenses(self) -> DefensePlan:
+        return self.site.plan.defenses
 
     @property
     def benchmark(self) -> Benchmark:
@@ -68,13 +80,13 @@ class Scene:
             target_name=target.name,
             target=target.model,
             setting=setting,
-            seed=self.plan.seed,
+            seed=self.seed,
             public=public,
             reference=reference,
             reference_fault=self.site.reference_fault,
             references=self.references,
             tokenizer=self.benchmark.tokenizer,
-            batch_size=self.plan.compute.batch_size,
+            batch_size=self.batch_size,
             meter=target.meter,
             training=target.canaries,
             claim=target.claim,
@@ -97,7 +109,7 @@ class Scene:
                 notes = self_check.check(model, reach)
                 self.benchmark.notes += notes
                 for note in notes:
-                    self.reporter.note(note)
+                    self.site.reporter.note(note)
 
     def check_probes(self) -> None:
         """Refuses what a probe could only refuse after hours. Raises AuditError."""
@@ -137,14 +149,14 @@ class Audit(Scene):
 
     @cached_property
     def personal(self) -> Personal:
-        return personal.follow(self.benchmark, personal.regions_of(self.plan.data.phone_region))
+        return personal.follow(self.benchmark, personal.regions_of(self.data.phone_region))
 
     @property
     def subjects(self) -> tuple[Secret, ...]:
         """All that the run is about, for its fingerprint. Of the lab's canaries, those that other runs do not have."""
         canaries = self.benchmark.canaries
         own = [one for one in canaries if one.canary and one.canary.coin is not None]
-        return (*self.benchmark.secrets, *(canaries if self.plan.data.canaries else own))
+        return (*self.benchmark.secrets, *(canaries if self.data.canaries else own))
 
     @cached_property
     def asked(self) -> dict[str, Any]:
@@ -153,7 +165,7 @@ class Audit(Scene):
 
     @cached_property
     def _index(self) -> NGrams:
-        index: NGrams = self.shared.get("n-grams", self.site.subject, lambda: generations.index_of(self.benchmark))
+        index: NGrams = self.site.shared.get("n-grams", self.site.subject, lambda: generations.index_of(self.benchmark))
         return index
 
     def corpus(self, attack: CorpusAttack) -> Corpus:
@@ -175,15 +187,15 @@ class Audit(Scene):
     @cached_property
     def states(self) -> States:
         return States(
-            [self.plan.seed, self.plan.data.known_limit, self.plan.defenses.defense_options],
+            [self.seed, self.data.known_limit, self.defenses.defense_options],
             self.folder,
-            self.shared,
+            self.site.shared,
             self.asked,
             self.challenge.known,
         )
 
 
-def choose_prefix_token(asked: DataPlan, site: Site, longest: int, folder: RunFolder, shared: Shared) -> PrefixToken:
+def choose_prefix_token(asked: DataPlan, site: Site, longest: int, folder: RunFolder) -> PrefixToken:
     """Once a run, on the model without a defense; a resumed run keeps the one it was started with.
 
     longest: tokens that a context takes beside the prefix token, at most. Raises AuditError where a resumed run is
@@ -194,7 +206,7 @@ def choose_prefix_token(asked: DataPlan, site: Site, longest: int, folder: RunFo
         return held
     told = site.benchmark
     key = [site.subject, asked.prefix_token, asked.known_limit, longest]
-    prefix_token: PrefixToken = shared.get(
+    prefix_token: PrefixToken = site.shared.get(
         "prefix_token",
         key,
         lambda: choose(

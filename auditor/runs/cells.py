@@ -108,7 +108,7 @@ class Cell(ABC):
             yield found
 
     def _progress(self, done: int, of: int) -> None:
-        self.audit.reporter.progress(f"{self.method.name} on {self.target.title}", done, of)
+        self.audit.site.reporter.progress(f"{self.method.name} on {self.target.title}", done, of)
 
     def _blank(self) -> Finding:
         """What can be said before anything is measured."""
@@ -298,8 +298,8 @@ class ProbeCell(Cell):
         """
         if not self.target.is_undefended:
             return {}, {}
-        key = (self.audit.asked, self.audit.plan.seed, self.probe)
-        held: tuple[dict[str, Observation], dict[str, float]] = self.audit.shared.get(
+        key = (self.audit.asked, self.audit.seed, self.probe)
+        held: tuple[dict[str, Observation], dict[str, float]] = self.audit.site.shared.get(
             f"{self.setting.name} {self.probe.name}", key, lambda: ({}, {})
         )
         return held

@@ -125,7 +125,7 @@ def estimate(plan: Plan, reporter: Reporter, seconds: float = PROBE, shared: Sha
         )
     with clock.stage("prepare"):
         site.model, site.public, site.reference, site.benchmark  # noqa: B018 - each is loaded as it is asked for
-    scene = Scene(plan, site, selection, reporter, shared, PrefixToken((), "not chosen yet"))
+    scene = Scene(site, selection, PrefixToken((), "not chosen yet"))
     with clock.stage("probe"):
         asker = _Asker(scene, seconds)
         asker.prefix_token()
@@ -186,7 +186,7 @@ class _Asker:
         def chosen_by(known: Sequence[Any]) -> None:
             chosen.append(
                 choose(
-                    scene.plan.data.prefix_token,
+                    scene.data.prefix_token,
                     scene.site.model,
                     known,
                     longest,
@@ -196,7 +196,7 @@ class _Asker:
                 )
             )
 
-        of = min(len(told.known), PAIRS) if scene.plan.data.prefix_token == AUTO else 0
+        of = min(len(told.known), PAIRS) if scene.data.prefix_token == AUTO else 0
         if of:
             self.ask(
                 lambda n: iter(
@@ -211,7 +211,7 @@ class _Asker:
         self.scene.check_probes()
 
     def targets(self) -> None:
-        targets, clock = Targets(self.scene), Clock(self.scene.reporter)
+        targets, clock = Targets(self.scene), Clock(self.scene.site.reporter)
         self.scene.self_check((self.scene.site.model, self.scene.site.public, self.scene.site.reference))
         members = [secret for secret in self.scene.benchmark.secrets if secret.member]
 
@@ -239,12 +239,12 @@ class _Asker:
 
         def heldout(n: int) -> Iterator[Phase]:
             some = _some(list(zip(told.heldout, given, strict=True)), n, "heldout")
-            work = partial(_heldout, target.model, some, self.scene.plan.seed)
+            work = partial(_heldout, target.model, some, self.scene.seed)
             at_once = _read_at_once(target.model, max(map(len, told.heldout)))
             yield Phase(f"perplexity of {target.title}", len(told.heldout), at_once, work)
 
         def tokens(n: int) -> Iterator[Phase]:
-            some, size = _some(target.secrets, n, "tokens"), self.scene.plan.compute.batch_size
+            some, size = _some(target.secrets, n, "tokens"), self.scene.batch_size
             work = partial(_all, scoring.scored, target, some, size)
             at_once = _read_at_once(target.model, max(len(secret.suffix) for secret in target.secrets))
             yield Phase(f"tokens of the secrets under {target.title}", len(target.secrets), at_once, work)

@@ -14,7 +14,6 @@ from typing import Any
 
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
-from auditor.core.plan import Plan
 from auditor.plugins import registry
 from auditor.plugins.attack import Attack
 from auditor.plugins.defense import Defense
@@ -29,16 +28,16 @@ def class_of(given: Any) -> str:
     return f"{type(given).__module__}.{type(given).__qualname__}"
 
 
-def said_of(plan: Plan) -> str:
-    """`given in Python as objects: model (notebook.Mine)`."""
-    return f"given in Python as objects: {', '.join(f'{role} ({kind})' for role, kind in plan.objects.items())}"
+def said_of(classes: Mapping[str, str]) -> str:
+    """`given in Python as objects: model (notebook.Mine)`; classes: of a plan, by role."""
+    return f"given in Python as objects: {', '.join(f'{role} ({kind})' for role, kind in classes.items())}"
 
 
-def check_there(plan: Plan, objects: Objects) -> None:
+def check_there(classes: Mapping[str, str], objects: Objects) -> None:
     """Raises AuditError where the plan was made with objects that are not there: it was read from a folder."""
-    if set(plan.objects) - set(objects):
+    if set(classes) - set(objects):
         raise AuditError(
-            f"expected what this run was started with, {said_of(plan)}: no folder holds it; call audit() with it "
+            f"expected what this run was started with, {said_of(classes)}: no folder holds it; call audit() with it "
             "again, into a new folder"
         )
 

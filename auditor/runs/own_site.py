@@ -57,7 +57,7 @@ class OwnSite(Site):
 
     @cached_property
     def defending(self) -> OwnDefenseParts:
-        return OwnDefenseParts(self, self.models)
+        return OwnDefenseParts(self, self.models, self.plan.attacks.sizes)
 
     # --- what is loaded ---
 

@@ -69,11 +69,11 @@ def run(
     personal.regions_of(plan.data.phone_region)
     digests = site.weights()
     folder.check_weights(digests)  # before minutes of loading
-    with closing(_engine(plan, site)) as engine:
+    with closing(_engine(site)) as engine:
         if engine.workers and site.trains_on_demand:
-            _train_apart(engine, plan, site, selection, clock)
+            _train_apart(engine, site, selection, clock)
         with clock.stage("prepare"):
-            audit = _prepared(plan, site, selection, folder, reporter, shared)
+            audit = _prepared(site, selection, folder)
         targets, collector = Targets(audit), Collector(folder)
         targets.check_claims()
         audit.check_generations(targets.undefended)
@@ -83,7 +83,7 @@ def run(
         greedy = _greedy(audit, targets.undefended, clock)
         records, findings = list[TargetRecord](), list[Finding]()
         place = Workplace(audit, targets)
-        engine.open(place, WorkplaceThere(SiteThere(_settled(plan, site)), audit.prefix_token, fingerprints(site)))
+        engine.open(place, WorkplaceThere(SiteThere(_settled(site)), audit.prefix_token, fingerprints(site)))
         for target in targets.each(clock):
             place.take(target)
             target_run = TargetRun(audit, target, place, engine, collector)
@@ -122,19 +122,17 @@ def _sections(selection: Selection, findings: Sequence[Finding]) -> dict[str, Ow
     return {name: section for name, section in told.items() if section is not None}
 
 
-def _settled(plan: Plan, site: Site) -> Plan:
+def _settled(site: Site) -> Plan:
     """The plan with what was chosen for it: a worker renders conversations as the run does."""
     form = site.benchmark.text_form
-    return plan if form is None else plan.having(template=form.template, date=form.day)
+    return site.plan if form is None else site.plan.having(template=form.template, date=form.day)
 
 
 def _unlearned(result: AuditResult, audit: Audit, models: Mapping[str, str], rate: float) -> Unlearning:
     """What is left of what the model of these rows was to forget."""
-    plan, told = audit.plan, audit.benchmark
+    told, steps = audit.benchmark, audit.defenses.relearn
     found = unlearned(result, audit.folder.path, models, told.forgotten)
-    if plan.defenses.relearn is None:
-        return found
-    return replace(found, steps=plan.defenses.relearn, rate=rate, texts=len(told.unattacked))
+    return found if steps is None else replace(found, steps=steps, rate=rate, texts=len(told.unattacked))
 
 
 def check(plan: Plan) -> Selection:
@@ -142,27 +140,23 @@ def check(plan: Plan) -> Selection:
     personal.regions_of(plan.data.phone_region)
     site = site_of(plan)
     selection = select(plan, site)
-    _check_engine(plan, site)
+    _check_engine(site)
     return selection
 
 
-def _prepared(
-    plan: Plan, site: Site, selection: Selection, folder: RunFolder, reporter: Reporter, shared: Shared
-) -> Audit:
+def _prepared(site: Site, selection: Selection, folder: RunFolder) -> Audit:
     """Loads what is attacked, and ties the folder to it. Raises AuditError for whatever does not fit together."""
     benchmark = site.benchmark
-    prefix_token = choose_prefix_token(
-        plan.data, site, longest_context(benchmark, selection.prompt_rows), folder, shared
-    )
-    audit = Audit(plan, site, selection, reporter, shared, prefix_token, folder)
+    prefix_token = choose_prefix_token(site.plan.data, site, longest_context(benchmark, selection.prompt_rows), folder)
+    audit = Audit(site, selection, prefix_token, folder)
     folder.pin(secrets_digest(audit.subjects))
     everyone, canaries = (*benchmark.secrets, *benchmark.canaries), {one.id for one in benchmark.canaries}
     folder.save_secrets(details.facts(everyone, names.salt_fingerprint(names.salt()), canaries))
     audit.check_room()
     audit.check_probes()
     benchmark.notes += audit.personal.said
-    if plan.objects:
-        benchmark.notes += (f"{said_of(plan)}: this run cannot be resumed, or run again from its folder",)
+    if site.plan.objects:
+        benchmark.notes += (f"{said_of(site.plan.objects)}: this run cannot be resumed, or run again from its folder",)
     audit.self_check((site.model, site.public, site.reference))
     return audit
 
@@ -176,36 +170,37 @@ def _greedy(audit: Audit, target: Target, clock: Clock) -> tuple[dict[str, Measu
         return found, greedy_nonmembers(target.model, secrets) if any(m.value for m in found.values()) else None
 
     with clock.stage("greedy recall"):
-        found: tuple[dict[str, Measurement], Measurement | None] = audit.shared.get("greedy", audit.asked, given)
+        found: tuple[dict[str, Measurement], Measurement | None] = audit.site.shared.get("greedy", audit.asked, given)
     if found[0]:
-        audit.reporter.greedy(found[0])
+        audit.site.reporter.greedy(found[0])
     return found
 
 
-def _check_engine(plan: Plan, site: Site) -> None:
+def _check_engine(site: Site) -> None:
+    plan = site.plan
     if plan.compute.engine != "local" and (plan.objects or site.network):
-        given = said_of(plan) if plan.objects else "a model behind an API"
+        given = said_of(plan.objects) if plan.objects else "a model behind an API"
         raise AuditError(
             f"expected all by name with --engine ray, as each worker loads it, and the model as a folder or a hub id, "
             f"got {given}"
         )
 
 
-def _engine(plan: Plan, site: Site) -> Engine:
+def _engine(site: Site) -> Engine:
     """What the plan asks for. Raises AuditError where it cannot be had."""
-    _check_engine(plan, site)
-    engine = engine_of(plan.compute)
+    _check_engine(site)
+    engine = engine_of(site.plan.compute)
     if engine.workers:
         site.reporter.note(f"secrets are attacked by {engine.said}")
     return engine
 
 
-def _train_apart(engine: Engine, plan: Plan, site: Site, selection: Selection, clock: Clock) -> None:
+def _train_apart(engine: Engine, site: Site, selection: Selection, clock: Clock) -> None:
     """What the run would train one after the other, or side by side, is trained by workers, one model a task."""
     with clock.stage("train"):
         site.model  # noqa: B018 - what all others are made of, which is trained first where it is not there
         if pieces := site.pieces(selection.defenses, selection.references):
-            engine.open((site, selection), SiteThere(plan))
+            engine.open((site, selection), SiteThere(site.plan))
             for done, _ in enumerate(engine.each(Trainings(), pieces), 1):
                 clock.reporter.progress("models trained apart", done, len(pieces))
         if left := site.pieces(selection.defenses, selection.references):

@@ -100,11 +100,11 @@ def heldout(audit: Audit, target: Target) -> Mapping[str, Sequence[float]]:
 
     def found_now() -> dict[str, Sequence[float]]:
         nll, tokens = zip(*perplexity_nll(target.model, texts, given=given), strict=True)
-        others = other_nll(target.model, texts, given or [1] * len(texts), audit.plan.seed)
+        others = other_nll(target.model, texts, given or [1] * len(texts), audit.seed)
         return {"tokens": tokens, "perplexity": nll, **others}
 
     found: Mapping[str, Sequence[float]]
-    found = found_now() if target.defense else audit.shared.get("perplexity", audit.asked, found_now)
+    found = found_now() if target.defense else audit.site.shared.get("perplexity", audit.asked, found_now)
     return found
 
 
@@ -137,7 +137,7 @@ def token_likelihoods(audit: Audit, target: Target) -> Answers:
     One teacher-forced pass a target. Returns the mean log-probability of each secret's tokens, non-members' as the
     floor. What is found of members is kept in the run folder, but not of a companion: that is no model to mend.
     """
-    folder, size = audit.folder, audit.plan.compute.batch_size
+    folder, size = audit.folder, audit.batch_size
     done: Mapping[str, TokenLogProbs] = {} if target.companion else folder.scored(target.name)
     own: dict[str, float] = {}
     for some in scored(target, [s for s in target.secrets if s.member and s.id not in done], size):

@@ -111,7 +111,7 @@ def select(plan: Plan, site: Site, objects: Objects = NO_OBJECTS) -> Selection:
     """
     for path in plan.plugin:
         registry.load_file(Path(path))
-    check_there(plan, objects)
+    check_there(plan.objects, objects)
     site.check_model()
     check_submission(plan.output.submission, plan.data, plan.attacks)
     methods = _methods(plan.attacks, plan.canaries_alone, site, objects)

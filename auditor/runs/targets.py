@@ -25,10 +25,10 @@ class Targets:
 
     def __init__(self, scene: Scene) -> None:
         self.scene, site = scene, scene.site
-        self.beside = ModelsBeside(site, scene.plan.defenses, scene.plan.seed)
+        self.beside = ModelsBeside(site, scene.defenses, scene.seed)
         self.undefended = Target(
             UNDEFENDED,
-            "After unlearning" if scene.plan.target.before else "Undefended",
+            "After unlearning" if any(one.target == UNDEFENDED for one in scene.selection.around) else "Undefended",
             prefixed(site.model, scene.prefix_token.tokens),
             site.description,
             training_seconds=site.defending.training_seconds(None, 0.0),
@@ -86,7 +86,7 @@ class Targets:
         """
         benchmark = self.scene.benchmark
         usual = benchmark.ensemble_limit if defense.members is None else None
-        limit = self.scene.plan.defenses.ensemble_limit or usual
+        limit = self.scene.defenses.ensemble_limit or usual
         if limit is None or not {"ensemble", "records"} & set(defense.needs):
             return benchmark.secrets
         return benchmark.few(limit)

@@ -30,7 +30,7 @@ def doubts(audit: Audit, target: Target) -> Iterator[Doubt]:
     if not given_by(target.model.capabilities, "likelihood"):
         yield Doubt("answers", f"{of}; without log-probabilities nobody can say what the model knows of them.")
         return
-    every = (one for some in scoring.scored(target, hidden, audit.plan.compute.batch_size) for one in some)
+    every = (one for some in scoring.scored(target, hidden, audit.batch_size) for one in some)
     each = [math.exp(sum(one.log_probs)) for one in every]
     likely = sum(p > _LIKELY for p in each)
     greedy = _greedy(target, hidden) if given_by(target.model.capabilities, "ranks") else ""

@@ -157,7 +157,7 @@ class WorkplaceThere:
         """Raises AuditError where something else lies there."""
         site, selection = self.site()
         site.only_read()
-        scene = Scene(site.plan, site, selection, site.reporter, site.shared, self.prefix_token)
+        scene = Scene(site, selection, self.prefix_token)
         place, found = Workplace(scene, Targets(scene)), fingerprints(site)
         for name, digest in self.read.items():
             if found.get(name) != digest:

@@ -119,7 +119,7 @@ def test_an_honest_server_raises_no_alarm(lying: Served, wire: MakeWire, leaky: 
     out, remote = audited(wire(url), leaky)
     assert out >= 18 and not remote.doubts()
     assert not any(remote.withheld([secret.prefix for secret in secrets(leaky)]))
-    assert remote.watch.compared == 12 and not remote.watch.differed
+    assert remote.asker.watch.compared == 12 and not remote.asker.watch.differed
 
 
 # --- one answer -------------------------------------------------------------------------------------------------------

@@ -155,7 +155,7 @@ def test_what_a_server_would_put_in_place_of_the_distribution_is_turned_off(
     server, url = served()
     remote = RemoteModel(wire(url), "tiny", local.tokenizer)
     truth = remote.completions(PREFIXES, 5, ANCESTRAL, torch.from_numpy(noise(20, 5))).tokens
-    os.remove(remote.wire.ledger.answers.path)
+    os.remove(remote.asker.wire.ledger.answers.path)
     server.top_k = 2
     again = RemoteModel(wire(url), "tiny", local.tokenizer)
     assert torch.equal(again.completions(PREFIXES, 5, ANCESTRAL, torch.from_numpy(noise(20, 5))).tokens, truth)
