@@ -106,7 +106,7 @@ def spoilt(**changes: Any) -> dict[str, Any]:
         (spoilt(id="audit-00001"), "expected every canary's own id, got one twice"),
         (spoilt(secret=""), "expected a secret in every canary"),
         (spoilt(times=0), "at least once, got 0 times"),
-        (spoilt(kind="other"), "expected one of"),
+        (spoilt(kind="other"), "expected .words., .prefixed., "),
         (spoilt(canaries=[]), r"expected at least \d+ canaries, got 0: fewer than any bound"),
         (spoilt(canaries=[{**one, "included": True} for one in spoilt()["canaries"]]), "got 8 of 8 canaries in"),
     ],

@@ -137,7 +137,7 @@ def test_missing_and_binary_files(tmp_path: Path) -> None:
         ({"samples": -1}, "expected --samples >= 1, got -1"),
         ({"batch_size": 0}, "expected --batch-size >= 1, got 0"),
         ({"attack": []}, "at least one --attack"),
-        ({"setting": "best"}, "plan.setting: expected one of"),
+        ({"setting": "best"}, "plan.setting: expected .claim., .worst. or .both., got .best."),
         ({"seed": "7"}, "plan.seed: expected int, got '7'"),
         ({"seed": 7.5}, "plan.seed: expected int"),
         ({"limit": True}, "plan.limit: expected int, got True"),
