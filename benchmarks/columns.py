@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from auditor.benchmarks import marks, talks
-from auditor.benchmarks.tables import ABSENT, Table, kind_of
+from auditor.benchmarks.tables import ABSENT, RecordTable, kind_of
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Mark
 
@@ -25,7 +25,7 @@ _USUAL = {
 }
 
 
-def layout_of(table: Table) -> tuple[str, ...]:
+def layout_of(table: RecordTable) -> tuple[str, ...]:
     """One of `PLAIN` and `talks.LAYOUTS`. Raises AuditError with the columns found for none, several or doubles."""
     for name in COLUMNS:
         if table.columns.count(name) > 1:
@@ -46,7 +46,7 @@ def layout_of(table: Table) -> tuple[str, ...]:
     )
 
 
-def plain_layout(table: Table) -> tuple[str, ...]:
+def plain_layout(table: RecordTable) -> tuple[str, ...]:
     layout = layout_of(table)
     if layout not in PLAIN:
         raise AuditError(f"{table.where}: expected text here, or prefix and suffix, got {' and '.join(layout)}")
@@ -66,11 +66,11 @@ def named(columns: Sequence[str]) -> str:
     return " and ".join(words)
 
 
-def cell(table: Table, row: int, column: str) -> str:
+def cell(table: RecordTable, row: int, column: str) -> str:
     return f"{table.where}, row {row} (counted from 0), column {column!r}"
 
 
-def texts_of(table: Table, column: str) -> list[str]:
+def texts_of(table: RecordTable, column: str) -> list[str]:
     """A column, every value of which is text. Raises AuditError with row and column otherwise."""
     values = list(table.column(column))
     for row, value in enumerate(values):
@@ -81,11 +81,11 @@ def texts_of(table: Table, column: str) -> list[str]:
     return values
 
 
-def joined(table: Table, layout: Sequence[str]) -> list[str]:
+def joined(table: RecordTable, layout: Sequence[str]) -> list[str]:
     return ["".join(parts) for parts in zip(*(texts_of(table, column) for column in layout), strict=True)]
 
 
-def repeats_of(table: Table) -> list[int]:
+def repeats_of(table: RecordTable) -> list[int]:
     """How often each row was trained on: the repeats column where there is one, else once.
 
     Raises AuditError with the row for anything but a whole number of at least 1.
@@ -103,7 +103,7 @@ def repeats_of(table: Table) -> list[int]:
 
 
 def conversations(
-    table: Table, layout: Sequence[str], order: Sequence[int] | None = None
+    table: RecordTable, layout: Sequence[str], order: Sequence[int] | None = None
 ) -> Iterator[talks.Conversation | talks.Unusable]:
     """What each row says, or why it cannot be used. order: of which rows; None: of all."""
     columns = {name: table.column(name) for name in (*layout, *talks.BESIDE) if name in table.columns}
@@ -115,7 +115,7 @@ def conversations(
             yield why
 
 
-def marks_of(table: Table) -> list[tuple[Mark, ...]]:
+def marks_of(table: RecordTable) -> list[tuple[Mark, ...]]:
     """What each row marks: nothing without the column. Raises AuditError for anything but texts by kind."""
     if marks.COLUMN not in table.columns:
         return [()] * table.rows
@@ -145,7 +145,7 @@ def _text_in(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def groups_of(table: Table, column: str | None, needed: bool) -> Sequence[str | None]:
+def groups_of(table: RecordTable, column: str | None, needed: bool) -> Sequence[str | None]:
     """The group of each row, None where no column is asked for.
 
     Reports show these values, so a column that names people rather than groups is refused.
@@ -163,7 +163,7 @@ def groups_of(table: Table, column: str | None, needed: bool) -> Sequence[str | 
     return values
 
 
-def _group(table: Table, row: int, column: str, value: Any) -> str:
+def _group(table: RecordTable, row: int, column: str, value: Any) -> str:
     if value is None or value is ABSENT or value == "":
         return "none"
     if not isinstance(value, str | int | float | bool) or len(str(value)) > _GROUP_LENGTH:
@@ -174,7 +174,7 @@ def _group(table: Table, row: int, column: str, value: Any) -> str:
     return str(value)
 
 
-def units_of(table: Table, column: str) -> list[str]:
+def units_of(table: RecordTable, column: str) -> list[str]:
     """Whose each row is. Raises AuditError with the row for anything but text or a whole number."""
     values = list(table.column(column))
     for row, value in enumerate(values):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from auditor.benchmarks import chat, forms, talks
 from auditor.benchmarks.columns import PLAIN, conversations, joined, layout_of, texts_of
 from auditor.benchmarks.forms import Form
-from auditor.benchmarks.tables import Table
+from auditor.benchmarks.tables import RecordTable
 from auditor.benchmarks.wording import token_ends, worded
 from auditor.core.errors import AuditError
 from auditor.core.knowledge import USER
@@ -71,7 +71,7 @@ def tokenizer_note(tokenizer: PreTrainedTokenizerBase) -> str:
     return f"tokenised by {type(tokenizer).__name__}, {len(tokenizer)} tokens, without special tokens{default}"
 
 
-def parts_of(table: Table, cut: Cut, remarks: Counter[str]) -> tuple[Iterator[Part], str, Sequence[str]]:
+def parts_of(table: RecordTable, cut: Cut, remarks: Counter[str]) -> tuple[Iterator[Part], str, Sequence[str]]:
     """The secrets of each row, how they were cut, and what the rows say, which is whole when all secrets are read.
 
     remarks: is given what of conversations is not written, with how many say so. Raises AuditError for a flag that says
@@ -173,7 +173,7 @@ def _cut_conversations(
                 yield Part(row, (answer.prefix, answer.suffix, answer.wording), number, answer.at, answer.stands)
 
 
-def usual_form(tokenizer: Any, table: Table) -> Form:
+def usual_form(tokenizer: Any, table: RecordTable) -> Form:
     """What trainers make of such rows first of all; today, where the template writes the day.
 
     Raises AuditError for messages and a tokenizer without a template.

@@ -19,7 +19,7 @@ from auditor.benchmarks.cutting import BATCH, LENGTH, Cut, encode, fast_tokenize
 from auditor.benchmarks.forms import Form
 from auditor.benchmarks.occurrences import occurrences, runs_on
 from auditor.benchmarks.splitting import Record, Source, Split, check_lengths, divide, plural, rows_named
-from auditor.benchmarks.tables import Table, filled, read_table
+from auditor.benchmarks.tables import RecordTable, filled, read_table
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.plugins.benchmark import Benchmark
@@ -154,7 +154,7 @@ def _counted(records: Sequence[Record], standing: Sequence[str], texts: Sequence
     return [replace(record, repeats=found.pop(text, 0)) for record, text in pairs]
 
 
-def _marked(records: Sequence[Record], table: Table) -> list[Record]:
+def _marked(records: Sequence[Record], table: RecordTable) -> list[Record]:
     """The records with what the rows mark in them. Raises AuditError for marks that are none of their row."""
     found = marks_of(table)
     return [

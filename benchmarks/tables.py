@@ -29,7 +29,7 @@ _OTHER_FILES = (".txt", ".tsv", ".npy", ".npz", ".arrow", ".feather", ".xlsx", "
 
 
 @dataclass(frozen=True)
-class Table:
+class RecordTable:
     """One file: its column names, and a way to get at a column without reading the others."""
 
     where: str
@@ -38,7 +38,7 @@ class Table:
     column: Callable[[str], Sequence[Any]]
 
 
-def read_table(flag: str, name: str, columns: Sequence[str]) -> Table:
+def read_table(flag: str, name: str, columns: Sequence[str]) -> RecordTable:
     """A local file by its suffix, otherwise a Hugging Face data set; `columns`: all that will be asked for.
 
     Raises AuditError for what is neither.
@@ -67,7 +67,7 @@ def _looks_like_a_file(name: str) -> bool:
     return plain is None or name.lower().endswith(_OTHER_FILES)
 
 
-def filled(table: Table) -> Table:
+def filled(table: RecordTable) -> RecordTable:
     """The table. Raises AuditError where it has no row."""
     if not table.rows:
         raise AuditError(f"{table.where} is empty: expected at least one row")
@@ -95,10 +95,10 @@ def _utf8(where: str, path: Path) -> str:
         raise AuditError(f"{where}: expected UTF-8 text, got something else at byte {error.start}") from None
 
 
-def _read_csv(where: str, path: Path, columns: Sequence[str]) -> Table:
+def _read_csv(where: str, path: Path, columns: Sequence[str]) -> RecordTable:
     rows = csv_rows(where, path)
     header = tuple(rows[0]) if rows else ()
-    return Table(where, header, max(0, len(rows) - 1), lambda name: [row[header.index(name)] for row in rows[1:]])
+    return RecordTable(where, header, max(0, len(rows) - 1), lambda name: [row[header.index(name)] for row in rows[1:]])
 
 
 def csv_rows(where: str, path: Path) -> list[list[str]]:
@@ -126,10 +126,10 @@ def csv_rows(where: str, path: Path) -> list[list[str]]:
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
 
-def _read_json(where: str, path: Path, columns: Sequence[str]) -> Table:
+def _read_json(where: str, path: Path, columns: Sequence[str]) -> RecordTable:
     objects, _ = json_objects(where, path)
     found = tuple(dict.fromkeys(name for value in objects for name in value))
-    return Table(where, found, len(objects), lambda name: [value.get(name, ABSENT) for value in objects])
+    return RecordTable(where, found, len(objects), lambda name: [value.get(name, ABSENT) for value in objects])
 
 
 def json_objects(where: str, path: Path) -> tuple[list[dict[str, Any]], list[str] | None]:
@@ -165,7 +165,7 @@ def _parse_json(where: str, text: str, lines_before: int) -> Any:
 # --- Parquet ----------------------------------------------------------------------------------------------------------
 
 
-def _read_parquet(where: str, path: Path, columns: Sequence[str]) -> Table:
+def _read_parquet(where: str, path: Path, columns: Sequence[str]) -> RecordTable:
     import pyarrow
     from pyarrow import parquet
 
@@ -177,14 +177,14 @@ def _read_parquet(where: str, path: Path, columns: Sequence[str]) -> Table:
             wanted = [name for name in columns if names.count(name) == 1]  # doubles are refused later, by name
             table = file.read(columns=wanted)
             values = {name: table.column(name).to_pylist() for name in wanted}
-            return Table(where, names, file.metadata.num_rows, values.__getitem__)
+            return RecordTable(where, names, file.metadata.num_rows, values.__getitem__)
     except UnicodeDecodeError:
         raise AuditError(f"{where}: expected UTF-8 text, got something else") from None
     except (pyarrow.ArrowException, OSError) as error:
         raise AuditError(f"{where}: not a Parquet file that can be read ({type(error).__name__})") from None
 
 
-_READERS: dict[str, Callable[[str, Path, Sequence[str]], Table]] = {
+_READERS: dict[str, Callable[[str, Path, Sequence[str]], RecordTable]] = {
     ".jsonl": _read_json,
     ".json": _read_json,
     ".csv": _read_csv,
@@ -195,7 +195,7 @@ _READERS: dict[str, Callable[[str, Path, Sequence[str]], Table]] = {
 # --- Hugging Face data sets -------------------------------------------------------------------------------------------
 
 
-def _read_hub(where: str, name: str, columns: Sequence[str]) -> Table:
+def _read_hub(where: str, name: str, columns: Sequence[str]) -> RecordTable:
     with loaded_dataset(where, name) as dataset:
         return _hub_table(where, dataset, columns)
 
@@ -235,10 +235,10 @@ def _dataset_cache(local: bool) -> Iterator[Path]:
     yield cache / "datasets"
 
 
-def _hub_table(where: str, dataset: datasets.Dataset, columns: Sequence[str]) -> Table:
+def _hub_table(where: str, dataset: datasets.Dataset, columns: Sequence[str]) -> RecordTable:
     names = tuple(dataset.column_names)
     values = {name: dataset[name][:] for name in columns if name in names}
-    return Table(where, names, dataset.num_rows, values.__getitem__)
+    return RecordTable(where, names, dataset.num_rows, values.__getitem__)
 
 
 def _refuse_hub(where: str, local: bool, error: Exception) -> NoReturn:

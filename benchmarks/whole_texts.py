@@ -19,7 +19,7 @@ from auditor.benchmarks.columns import (
     units_of,
 )
 from auditor.benchmarks.picking import Corpus
-from auditor.benchmarks.tables import Table, filled, read_table
+from auditor.benchmarks.tables import RecordTable, filled, read_table
 from auditor.core.errors import AuditError
 from auditor.core.streams import generator
 
@@ -72,7 +72,7 @@ def training_texts(
     return [found[row] for row in rows], None if units is None else [units[row] for row in rows]
 
 
-def _talks(table: Table, layout: Sequence[str]) -> list[talks.Conversation]:
+def _talks(table: RecordTable, layout: Sequence[str]) -> list[talks.Conversation]:
     """Every row's conversation. Raises AuditError with the row that has none: what is left out is not trained on."""
     found = []
     for row, said in enumerate(conversations(table, layout)):

@@ -94,7 +94,7 @@ class InvisibleInk(Defense):
 
     def protect(self, scenario: Scenario) -> LanguageModel:
         ink = self._ink(scenario)
-        return InkModel(_in_context(scenario, self.batch), ink, "InvisibleInk", Promise.of(ink, self.batch))
+        return InkModel(_in_context(scenario, self.batch), ink, "InvisibleInk", BoundedRange.of(ink, self.batch))
 
     def budget(self, scenario: Scenario) -> Budget | None:
         return Budget(self.queries, self.on_exhaustion) if self.queries else None
@@ -148,7 +148,7 @@ class InvisibleInk(Defense):
 
     def claim(self, scenario: Scenario, spent: int) -> Claim:
         queries, ink = self._covered(scenario), self._ink(scenario)
-        promise, spent = Promise.of(ink, self.batch), min(spent, queries)
+        promise, spent = BoundedRange.of(ink, self.batch), min(spent, queries)
 
         def epsilon(tokens: int) -> dict[str, float]:
             return {name: zcdp_epsilon(tokens * promise.rho(name), self.delta) for name in _RELATIONS}
@@ -220,14 +220,14 @@ class Ink:
 
 
 @dataclass(frozen=True)
-class Promise:
+class BoundedRange:
     """What the accounting says of one token: the range of log-ratios of neighbouring distributions, in nats, by
     relation."""
 
     range: Mapping[str, float]
 
     @classmethod
-    def of(cls, ink: Ink, batch: int) -> Promise:
+    def of(cls, ink: Ink, batch: int) -> BoundedRange:
         moved = ink.clip / (batch * ink.temperature)  # the most that a record out of its place moves phi / tau
         return cls({"zero_out": 2 * moved, "replace": 4 * moved})
 
@@ -265,7 +265,7 @@ class InkModel(WrappingModel):
     promise: what is claimed of it, which may be something else than is served by mistake; None: nothing.
     """
 
-    def __init__(self, held: Ensemble, ink: Ink, name: str, promise: Promise | None = None) -> None:
+    def __init__(self, held: Ensemble, ink: Ink, name: str, promise: BoundedRange | None = None) -> None:
         super().__init__(held.public)
         self.held, self.ink, self.name, self.promise = held, ink, name, promise
         self.parts, self.longest = 1 + held.size, _longest(held)

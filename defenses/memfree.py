@@ -59,7 +59,7 @@ class MemFree(Defense):
                 "records, none of them as long"
             )
 
-    def held(self, scenario: Scenario) -> NGrams:
+    def held(self, scenario: Scenario) -> NGramFilter:
         self.claim(scenario, 0)
         found = {gram for record in scenario.corpus for gram in grams(record, self.n)}
         if self.filter == "bloom":
@@ -79,7 +79,7 @@ def grams(record: Tokens, n: int) -> Iterator[Tokens]:
     return (record[i : i + n] for i in range(len(record) - n + 1))
 
 
-class NGrams(ABC):
+class NGramFilter(ABC):
     """A set of n-grams, asked for those that begin with a context of n-1 tokens."""
 
     @abstractmethod
@@ -87,7 +87,7 @@ class NGrams(ABC):
         """The tokens that would complete one of them."""
 
 
-class ExactNGrams(NGrams):
+class ExactNGrams(NGramFilter):
     def __init__(self, held: set[Tokens]) -> None:
         self.next: dict[Tokens, list[int]] = {}
         for gram in held:
@@ -97,7 +97,7 @@ class ExactNGrams(NGrams):
         return tuple(self.next.get(context, ()))
 
 
-class BloomNGrams(NGrams):
+class BloomNGrams(NGramFilter):
     """As much memory as the rate of false positives needs, whatever n is; each token of the vocabulary is asked for."""
 
     def __init__(self, held: set[Tokens], vocab_size: int, false_positives: float) -> None:
@@ -115,7 +115,7 @@ class BloomNGrams(NGrams):
 class MemFreeModel(WrappingModel):
     """A model that holds another, and looks at the last n-1 tokens of every text: those of the question too."""
 
-    def __init__(self, target: LanguageModel, n: int, held: NGrams) -> None:
+    def __init__(self, target: LanguageModel, n: int, held: NGramFilter) -> None:
         super().__init__(target)
         self.window, self.held = n - 1, held
         self.name = f"{target.name} under MemFree decoding"

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, cast, get_args
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Claim
 from auditor.defenses.one_adapter import CONTROL, OneAdapter
-from auditor.defenses.pmixed_model import PMixedModel, Projection, Promise, everything
+from auditor.defenses.pmixed_model import PMixedModel, Projection, QueryRDP, everything
 from auditor.defenses.public import Public
 from auditor.models.base import LanguageModel
 from auditor.plugins.defense import Budget, Cause, Defense, Scenario
@@ -130,17 +130,17 @@ class PMixed(Defense):
             return "add_remove", "zero_out"
         return ADJACENCIES if self.adjacency == "add_remove" else ("zero_out", "replace")
 
-    def _promise(self, scenario: Scenario) -> Promise:
+    def _promise(self, scenario: Scenario) -> QueryRDP:
         """What is claimed of one token; under the relation it was set up for, its share of the budget and no more."""
         queries, members = self._covered(scenario), scenario.ensemble.size
         projection = self._projection(queries, members)
         share = rdp_budget(self.epsilon, self.delta, self.alpha) / queries
         claims = [(adjacency, order) for adjacency in self._relations() for order in range(2, self.alpha + 1)]
         if self.accounting == "published":  # D_k <= D_alpha, so that the claim is one at every order up to alpha
-            return Promise(projection, dict.fromkeys(claims, share))
+            return QueryRDP(projection, dict.fromkeys(claims, share))
         radius = projection.radii[0]
         query_rdp = {(a, k): sound_query_rdp(a, k, self.q, members, radius, radius) for a, k in claims}
-        return Promise(projection, {**query_rdp, (self.adjacency, self.alpha): share})
+        return QueryRDP(projection, {**query_rdp, (self.adjacency, self.alpha): share})
 
     def claim(self, scenario: Scenario, spent: int) -> Claim:
         queries, ensemble = self._covered(scenario), scenario.ensemble

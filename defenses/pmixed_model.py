@@ -63,7 +63,7 @@ def everything(members: int) -> Projection:
 
 
 @dataclass(frozen=True)
-class Promise:
+class QueryRDP:
     """What the accounting says of one token. Held against what is served, which may be something else by mistake."""
 
     projection: Projection
@@ -83,7 +83,7 @@ class PMixedModel(WrappingModel):
         q: float,
         served: Callable[[int], Projection],
         name: str,
-        promise: Promise | None = None,
+        promise: QueryRDP | None = None,
     ) -> None:
         super().__init__(ensemble.public)
         self.ensemble, self.q, self.served, self.name, self.promise = ensemble, q, served, name, promise

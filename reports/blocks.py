@@ -162,7 +162,7 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Standing:
+class TargetSummary:
     """How severe it is with one target, in a word, and why; then what was measured of it, in a sentence."""
 
     name: str
@@ -184,7 +184,7 @@ class Document:
     answers: Facts = ()  # the verdict by question; in its place where there is room for it
     warning: str = ""  # that it shows private text; without one, it shows none
     doubts: tuple[str, ...] = ()  # what forbids a conclusion: said before anything else
-    standings: tuple[Standing, ...] = ()  # in the place of the headline and the verdict
+    standings: tuple[TargetSummary, ...] = ()  # in the place of the headline and the verdict
     rule: str = ""  # that the words of the standings follow
 
     @property

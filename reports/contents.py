@@ -18,7 +18,7 @@ from auditor.records.details import Details
 from auditor.records.signals import assess
 from auditor.records.texts import SecretText
 from auditor.reports import inert, severity, signals, subject, words
-from auditor.reports.blocks import Block, Document, Facts, Group, Paragraph, Section, Standing, Table
+from auditor.reports.blocks import Block, Document, Facts, Group, Paragraph, Section, Table, TargetSummary
 from auditor.reports.topics import CHECK, DECIDE, MEND, Material, Topic
 from auditor.reports.verdict import doubts, headline, summaries, verdict
 
@@ -114,10 +114,10 @@ def _masthead(result: AuditResult) -> Facts:
     )
 
 
-def _standings(result: AuditResult) -> tuple[Standing, ...]:
+def _standings(result: AuditResult) -> tuple[TargetSummary, ...]:
     seen, said = assess(result), summaries(result)
     stand = {target: severity.of(seen, target) for target in dict.fromkeys((*seen.targets, *said))}
     return tuple(
-        Standing(signals.title(result, target), found.word, found.why, said.get(target, ""))
+        TargetSummary(signals.title(result, target), found.word, found.why, said.get(target, ""))
         for target, found in stand.items()
     )

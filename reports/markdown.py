@@ -32,8 +32,8 @@ from auditor.reports.blocks import (
     Paragraph,
     Secrets,
     Section,
-    Standing,
     Table,
+    TargetSummary,
 )
 from auditor.reports.contents import document
 from auditor.reports.inert import markdown as escape
@@ -78,7 +78,7 @@ def render(
     return _filled(parts, [*folded, Section("reading", "How to read this", notes)])
 
 
-def _standing(standing: Standing) -> str:
+def _standing(standing: TargetSummary) -> str:
     why, said = words.shorten(standing.why, _MOST_CLAIM), words.shorten(standing.said, _MOST_TEXT)
     opening = f"{escape(words.shorten(standing.name, _MOST_CELL))}: **{standing.word}**"
     return f"- {opening}: {escape(why)}. {escape(said)}".rstrip()

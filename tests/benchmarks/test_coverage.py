@@ -105,7 +105,7 @@ def test_the_table_of_intervals(tmp_path: Path, capsys: pytest.CaptureFixture[st
     header, _, *lines = out.read_text().splitlines()
     assert header.startswith("| quantity | distribution | size | audits |") and len(lines) == 7
     assert all(line in capsys.readouterr().out + out.read_text() for line in lines)
-    wrong = interval_case.Row(intervals.cases()[0], 100, (20, 0, 0))
+    wrong = interval_case.IntervalErrors(intervals.cases()[0], 100, (20, 0, 0))
     assert wrong.failed and "too often wrong" in wrong.verdict
     with pytest.raises(SystemExit):
         intervals.main(only=("nothing of the kind",))

@@ -61,7 +61,7 @@ def test_nothing_stays_broken() -> None:
 
 def test_a_false_alarm_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     sound = next(fault for fault in planted_faults.FAULTS if fault.sound)
-    row = planted_faults.Row(sound, "gradient-audit", 1.0, 0.5, 4.0, 400, 0.1, ())
+    row = planted_faults.TrainingFaultAudit(sound, "gradient-audit", 1.0, 0.5, 4.0, 400, 0.1, ())
     monkeypatch.setattr(planted_faults, "Lab", lambda recipe: None)
     for more, code in (({}, 0), ({"bound": 1.1}, 1), ({"seen": ("the noise is the same",)}, 1)):
         kept = dataclasses.replace(row, **more)

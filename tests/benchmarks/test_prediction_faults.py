@@ -6,14 +6,14 @@ import pytest
 
 from auditor.benchmarks.fixed_distributions import fixed_ensemble
 from auditor.core.nouns import Secret
-from benchmarks.checks.trust.prediction_faults import FAULTS, Row, audited
+from benchmarks.checks.trust.prediction_faults import FAULTS, Detection, audited
 
 HELD = fixed_ensemble((0.145, 0.855), (1.0, 0.0), *[(0.1, 0.9)] * 9)
 SECRETS = [Secret("s", (0, 1), (1, 0), 1, True, alias="alias")]
 BY_NAME = {fault.name: fault for fault in FAULTS}
 
 
-def row(name: str, games: int = 4000) -> Row:
+def row(name: str, games: int = 4000) -> Detection:
     return audited(BY_NAME[name], HELD, SECRETS, games, epsilon=1.0, seed=0)
 
 

@@ -25,7 +25,7 @@ from auditor.cli import call
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Secret
 from auditor.core.streams import uniforms
-from auditor.defenses.invisible_ink import Ink, InkModel, InvisibleInk, Promise, dealt
+from auditor.defenses.invisible_ink import BoundedRange, Ink, InkModel, InvisibleInk, dealt
 from auditor.generation.sample import sample
 from auditor.models.base import LanguageModel
 from auditor.models.decoding import ANCESTRAL, GREEDY
@@ -56,7 +56,7 @@ def scenario(public: LanguageModel, queries: int = 40) -> Scenario:
 
 def served(held: Ensemble, clip: float = 0.3, temperature: float = 1.1, top_k: int = 0) -> InkModel:
     ink = Ink(clip, temperature, top_k)
-    return InkModel(held, ink, "ink", Promise.of(ink, held.size))
+    return InkModel(held, ink, "ink", BoundedRange.of(ink, held.size))
 
 
 # --- the distribution
@@ -275,8 +275,8 @@ class ClipForgotten(InkModel):
 class OneRecordLess(InkModel):
     """Counts the public prompt among the batch, and averages over the records alone."""
 
-    def __init__(self, held: Ensemble, ink: Ink, name: str, promise: Promise | None = None) -> None:
-        super().__init__(held, ink, name, Promise.of(ink, held.size + 1))
+    def __init__(self, held: Ensemble, ink: Ink, name: str, promise: BoundedRange | None = None) -> None:
+        super().__init__(held, ink, name, BoundedRange.of(ink, held.size + 1))
 
 
 class TemperatureIgnored(InkModel):
@@ -322,7 +322,7 @@ def test_faults_are_caught_on_a_real_model_that_reads_records(
     if fault is DrawsUnclipped:  # a tiny model's records change little: distributions that do
         held = fixed_ensemble((0.6, 0.4), (0.99, 0.01), (0.99, 0.01))
     measured, said = checked(
-        fault(held, ink, "faulty", Promise.of(ink, held.size)), draws=400 if "drawn" in where else 16
+        fault(held, ink, "faulty", BoundedRange.of(ink, held.size)), draws=400 if "drawn" in where else 16
     )
     assert (measured["claim_violations"] > 0) == bool(where)
     assert not where or any(where in line for line in said.splitlines() if line.startswith("VIOLATED"))
@@ -332,7 +332,7 @@ def test_faults_are_caught_on_a_real_model_that_reads_records(
 def test_games_see_a_forgotten_clip_and_accuse_nobody(fault: type[InkModel], broken: bool) -> None:
     held = fixed_ensemble((0.5, 0.5), (0.95, 0.05), (0.5, 0.5))
     ink = Ink(0.05, 1.0)
-    model = fault(held, ink, "ink", Promise.of(ink, 2))
+    model = fault(held, ink, "ink", BoundedRange.of(ink, 2))
     claim = InvisibleInk(clip=0.05, batch=2, temperature=1.0, queries=30).claim(
         scenario(FixedDistribution((0.5, 0.5))), 0
     )

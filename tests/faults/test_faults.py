@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from benchmarks.checks.faults import kills, others, worlds
-from benchmarks.checks.faults.rows import Row, markdown, totals
-from benchmarks.checks.faults.worlds import MEMBERS, OWN, Case, Phase, World
+from benchmarks.checks.faults.rows import Recovery, markdown, totals
+from benchmarks.checks.faults.worlds import MEMBERS, OWN, CommandPhase, FaultCommand, World
 
 _, SAMPLING, PROBES, REPORTS = OWN.phases
 
@@ -28,7 +28,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     torch.set_num_threads(threads)
 
 
-def held(row: Row) -> bool:
+def held(row: Recovery) -> bool:
     """With all that a reader of the failure needs."""
     assert row.held, row
     return True
@@ -37,7 +37,7 @@ def held(row: Row) -> bool:
 @pytest.mark.parametrize(
     "case", [dataclasses.replace(OWN, phases=(SAMPLING, REPORTS)), MEMBERS], ids=lambda case: case.name
 )
-def test_what_is_killed_goes_on_to_the_same_end(world: World, case: Case) -> None:
+def test_what_is_killed_goes_on_to_the_same_end(world: World, case: FaultCommand) -> None:
     for row in kills.rows(world, case, 1, seed=1):
         assert held(row) and row.code == -signal.SIGKILL and row.kills >= 1
 
@@ -47,7 +47,7 @@ def test_what_is_killed_goes_on_to_the_same_end(world: World, case: Case) -> Non
     [(SAMPLING, signal.SIGTERM), (REPORTS, signal.SIGHUP)],
     ids=["SIGTERM", "SIGHUP"],
 )
-def test_what_is_asked_to_end_says_how_to_go_on(world: World, phase: Phase, number: signal.Signals) -> None:
+def test_what_is_asked_to_end_says_how_to_go_on(world: World, phase: CommandPhase, number: signal.Signals) -> None:
     row = others.signals(world, OWN, phase, number, 0.01)
     assert held(row) and row.said == "interrupted; finished secrets are kept. Continue with: audit run --resume run"
 
@@ -105,7 +105,7 @@ def _compared(world: World, stand: Path) -> list[str]:
 
 
 def test_the_table_counts_what_it_shows() -> None:
-    equal = Row("SIGKILL", "sampling", "`audit run`", "7% of it done", "", -9, "--resume", "", 0, kills=2)
+    equal = Recovery("SIGKILL", "sampling", "`audit run`", "7% of it done", "", -9, "--resume", "", 0, kills=2)
     other = dataclasses.replace(equal, moment="91% of it done", then_code=3, kills=1)
     table = markdown([equal, other])
     assert "NO, 1 of 2" in table and "| 2: 7–91% of it done; 1 killed twice |" in table

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from benchmarks.checks.faults.forks import Running
 from benchmarks.checks.faults.kills import compared, on_disk
-from benchmarks.checks.faults.rows import Row
+from benchmarks.checks.faults.rows import Recovery
 from benchmarks.checks.faults.worlds import RAY, World
 
 _WORKER = b"ray::_Worker"
 
 
-def rows(world: World, kills: int, seed: int) -> Iterator[Row]:
+def rows(world: World, kills: int, seed: int) -> Iterator[Recovery]:
     rng = random.Random(f"{seed} ray")
     world.whole(RAY)
     for number in range(kills):
@@ -26,7 +26,7 @@ def rows(world: World, kills: int, seed: int) -> Iterator[Row]:
         yield _lost(world, "a worker", (number + rng.random()) / kills)
 
 
-def _lost(world: World, who: str, share: float) -> Row:
+def _lost(world: World, who: str, share: float) -> Recovery:
     """One of the processes of the run is killed when so large a share of its secrets is finished."""
     whole, _ = world.whole(RAY)
     stand = world.stand(RAY)
@@ -44,7 +44,7 @@ def _lost(world: World, who: str, share: float) -> Row:
         after, then = world.run(RAY, stand, RAY.again(stand)), "--resume"
         _wait(lambda: not _workers(stand))  # none outlives its driver
     code = -9 if who == "the driver" else 0
-    row = Row(
+    row = Recovery(
         "SIGKILL",
         f"Ray, {who}",
         RAY.told,

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from benchmarks.checks.faults.alike import differences, left_over
 from benchmarks.checks.faults.forks import Moment, Running
-from benchmarks.checks.faults.rows import Row
-from benchmarks.checks.faults.worlds import Case, Phase, World
+from benchmarks.checks.faults.rows import Recovery
+from benchmarks.checks.faults.worlds import CommandPhase, FaultCommand, World
 
 _TRIES = 4  # for a moment before the phase ends
 _AGAIN = 0.25  # how often what goes on is killed too
 
 
-def rows(world: World, case: Case, kills: int, seed: int) -> Iterator[Row]:
+def rows(world: World, case: FaultCommand, kills: int, seed: int) -> Iterator[Recovery]:
     """So many kills in each phase of a command, at moments spread evenly over its processor time, but for chance."""
     lasting = _lasting(world, case)
     for phase in case.phases:
@@ -26,7 +26,7 @@ def rows(world: World, case: Case, kills: int, seed: int) -> Iterator[Row]:
             yield _killed(world, case, phase, share, lasting[phase.name], rng)
 
 
-def _lasting(world: World, case: Case) -> dict[str, float]:
+def _lasting(world: World, case: FaultCommand) -> dict[str, float]:
     """Seconds of processor time that each phase of the undisturbed command takes."""
     stand = world.stand(case)
     running = Running(world.words(case.words), stand, world.conditions(stand))
@@ -42,7 +42,9 @@ def _lasting(world: World, case: Case) -> dict[str, float]:
     return found
 
 
-def _killed(world: World, case: Case, phase: Phase, share: float, lasting: float, rng: random.Random) -> Row:
+def _killed(
+    world: World, case: FaultCommand, phase: CommandPhase, share: float, lasting: float, rng: random.Random
+) -> Recovery:
     for _ in range(_TRIES):
         stand = world.stand(case)
         ended = world.run(case, stand, moment=_at(phase, stand, share * lasting))
@@ -57,7 +59,7 @@ def _killed(world: World, case: Case, phase: Phase, share: float, lasting: float
         second = world.run(case, stand, case.again(stand), Moment(lambda: True, rng.random() * lasting))
         kills += second.code == -9
     after = world.run(case, stand, case.again(stand))
-    row = Row(
+    row = Recovery(
         fault="SIGKILL",
         during=phase.name,
         command=case.told,
@@ -75,11 +77,11 @@ def _killed(world: World, case: Case, phase: Phase, share: float, lasting: float
     return row
 
 
-def _at(phase: Phase, stand: Path, seconds: float) -> Moment:
+def _at(phase: CommandPhase, stand: Path, seconds: float) -> Moment:
     return Moment(lambda: phase.begun(stand), seconds)
 
 
-def on_disk(stand: Path, case: Case) -> str:
+def on_disk(stand: Path, case: FaultCommand) -> str:
     """What there was of it: finished secrets and files."""
     journals = {name: stand / case.made[0] / f"{name}.jsonl" for name in ("guesses", "observations")}
     counts = [f"{path.read_bytes().count(10)} {name}" for name, path in journals.items() if path.exists()]
@@ -88,7 +90,7 @@ def on_disk(stand: Path, case: Case) -> str:
     return ", ".join([*counts, f"{files} files" + (f" and {half} half written" if half else "")])
 
 
-def compared(world: World, case: Case, stand: Path) -> Iterator[str]:
+def compared(world: World, case: FaultCommand, stand: Path) -> Iterator[str]:
     """How what lies there differs from what the undisturbed command made: sentences, none where it does not."""
     whole, _ = world.whole(case)
     for made in case.made:

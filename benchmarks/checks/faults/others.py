@@ -16,15 +16,15 @@ from benchmarks.checks.faults import worlds
 from benchmarks.checks.faults.alike import left_over
 from benchmarks.checks.faults.forks import Ended, Moment, Running
 from benchmarks.checks.faults.kills import compared, on_disk
-from benchmarks.checks.faults.rows import Row
-from benchmarks.checks.faults.worlds import Case, Phase, World
+from benchmarks.checks.faults.rows import Recovery
+from benchmarks.checks.faults.worlds import CommandPhase, FaultCommand, World
 
 REFUSED, INTERRUPTED = 2, 130
 
 
 def row(
     world: World,
-    case: Case,
+    case: FaultCommand,
     stand: Path,
     fault: str,
     moment: str,
@@ -32,10 +32,10 @@ def row(
     then: str,
     after: Ended,
     during: str = "",
-) -> Row:
+) -> Recovery:
     """Of a fault that a command refused, or was interrupted by, and of the one that went on."""
     expected = INTERRUPTED if first.sent else REFUSED
-    found = Row(
+    found = Recovery(
         fault,
         during,
         case.told,
@@ -53,8 +53,15 @@ def row(
 
 
 def goes_on(
-    world: World, case: Case, stand: Path, fault: str, moment: str, first: Ended, mended: str = "", during: str = ""
-) -> Row:
+    world: World,
+    case: FaultCommand,
+    stand: Path,
+    fault: str,
+    moment: str,
+    first: Ended,
+    mended: str = "",
+    during: str = "",
+) -> Recovery:
     """The row of a command that goes on now, once something is mended."""
     after = world.run(case, stand, case.again(stand))
     then = ", ".join(filter(None, (mended, case.how(stand))))
@@ -64,7 +71,7 @@ def goes_on(
 # --- signals ----------------------------------------------------------------------------------------------------------
 
 
-def signals(world: World, case: Case, phase: Phase, number: signal.Signals, seconds: float) -> Row:
+def signals(world: World, case: FaultCommand, phase: CommandPhase, number: signal.Signals, seconds: float) -> Recovery:
     """What is asked to end says so, leaves nothing half written, and goes on afterwards."""
     stand = world.stand(case)
     first = world.run(case, stand, moment=Moment(lambda: phase.begun(stand), seconds, number))
@@ -92,7 +99,7 @@ def small(folder: Path, kilobytes: int) -> Iterator[Callable[[str], None]]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def full_disk(world: World, case: Case, place: str, share: float) -> Row:
+def full_disk(world: World, case: FaultCommand, place: str, share: float) -> Recovery:
     """place: the folder that lies on a disk with so large a share of the room that it will take."""
     whole, _ = world.whole(case)
     size = sum(path.stat().st_size for path in (whole / place).rglob("*") if path.is_file())
@@ -106,14 +113,14 @@ def full_disk(world: World, case: Case, place: str, share: float) -> Row:
     return found
 
 
-def large_file(world: World, case: Case, size: int) -> Row:
+def large_file(world: World, case: FaultCommand, size: int) -> Recovery:
     """As on a full disk, without root: no file may grow beyond so many bytes (RLIMIT_FSIZE)."""
     stand = world.stand(case)
     first = worlds.run(world.words(case.words), stand, replace(world.conditions(stand), file_size=size))
     return goes_on(world, case, stand, "no room for a file", f"no file beyond {size:,} bytes", first, "room made")
 
 
-def read_only(world: World, case: Case, phase: Phase, place: str) -> Row:
+def read_only(world: World, case: FaultCommand, phase: CommandPhase, place: str) -> Recovery:
     """A folder that can be written to no more, of a run that was killed; it is untouched by the attempt."""
     stand = world.stand(case)
     with small(stand / place, 200 * 1024) as again:
@@ -129,7 +136,7 @@ def read_only(world: World, case: Case, phase: Phase, place: str) -> Row:
     return found if untouched else replace(found, different=(*found.different, "the folder was changed"))
 
 
-def not_ours(world: World, case: Case, phase: Phase, place: str) -> Row:
+def not_ours(world: World, case: FaultCommand, phase: CommandPhase, place: str) -> Recovery:
     """As read-only, without a mount: a folder that this user may not write to, who is not root."""
     stand = world.stand(case)
     world.run(case, stand, moment=Moment(lambda: phase.begun(stand), 0.0))
@@ -154,7 +161,7 @@ def _fingerprint(folder: Path) -> dict[str, str]:
 # --- two at once ------------------------------------------------------------------------------------------------------
 
 
-def second(world: World, case: Case, phase: Phase, *, resume: bool) -> Row:
+def second(world: World, case: FaultCommand, phase: CommandPhase, *, resume: bool) -> Recovery:
     """The same command, or --resume, while the first is at work; the first goes on and ends as ever."""
     stand = world.stand(case)
     running = Running(world.words(case.words), stand, world.conditions(stand))
@@ -168,7 +175,7 @@ def second(world: World, case: Case, phase: Phase, *, resume: bool) -> Row:
     return row(world, case, stand, f"two at once: {how}", phase.name, first, "the first one went on", after)
 
 
-def together(world: World, case: Case) -> Row:
+def together(world: World, case: FaultCommand) -> Recovery:
     """Two that are started in the same moment: one does it, the other is told."""
     stand = world.stand(case)
     running = [Running(world.words(case.words), stand, world.conditions(stand)) for _ in range(2)]
@@ -240,7 +247,7 @@ DAMAGES = (
 )
 
 
-def damaged(world: World, case: Case, phase: Phase, damage: Damage, seed: int) -> Row:
+def damaged(world: World, case: FaultCommand, phase: CommandPhase, damage: Damage, seed: int) -> Recovery:
     stand = world.stand(case)
     world.run(case, stand, moment=Moment(lambda: phase.begun(stand), 0.0))
     (path,) = stand.glob(damage.files)

@@ -12,7 +12,7 @@ from benchmarks.checks import harness
 
 
 @dataclass(frozen=True)
-class Row:
+class Recovery:
     """One fault: what the command said of it, what was done then, and whether all was as if it had not been.
 
     different: where it was not, sentences. kills: processes that were killed in it. expected: exit codes, of the
@@ -42,16 +42,16 @@ class Row:
         return (self.fault, self.during, self.command, str(self.code), _plain(self.said) if self.code > 0 else "")
 
 
-def markdown(rows: Sequence[Row]) -> str:
+def markdown(rows: Sequence[Recovery]) -> str:
     """A line a group: its moments, what was said, what came after and how many of them were equal in the end."""
-    groups: dict[tuple[str, ...], list[Row]] = {}
+    groups: dict[tuple[str, ...], list[Recovery]] = {}
     for row in rows:
         groups.setdefault(row.group, []).append(row)
     columns = ("fault", "during", "moments", "what the command said (exit code)", "what came after", "equal")
     return harness.markdown(columns, map(_cells, groups.values()))
 
 
-def _cells(own: Sequence[Row]) -> tuple[str, ...]:
+def _cells(own: Sequence[Recovery]) -> tuple[str, ...]:
     first, held = own[0], sum(row.held for row in own)
     said = {-9: "nothing: it was killed", 0: "nothing: it goes on (0)"}.get(first.code)
     return (
@@ -64,7 +64,7 @@ def _cells(own: Sequence[Row]) -> tuple[str, ...]:
     )
 
 
-def _moments(own: Sequence[Row]) -> str:
+def _moments(own: Sequence[Recovery]) -> str:
     shares = [int(found[1]) for row in own if (found := re.match(r"(\d+)% of it done", row.moment))]
     if len(shares) == len(own) > 1:
         again = sum(row.kills > 1 for row in own)
@@ -77,10 +77,10 @@ def _plain(said: str) -> str:
     return re.sub(r"process \d+", "process PID", re.sub(r"^error: ", "", said))
 
 
-def totals(rows: Sequence[Row]) -> str:
+def totals(rows: Sequence[Recovery]) -> str:
     kills, held = sum(row.kills for row in rows), sum(row.held for row in rows)
     return f"{len(rows)} faults, {kills} kills among them: {held} of {len(rows)} ended as undisturbed"
 
 
-def to_json(rows: Iterable[Row]) -> str:
+def to_json(rows: Iterable[Recovery]) -> str:
     return json.dumps([{**dataclasses.asdict(row), "held": row.held} for row in rows], indent=1) + "\n"

@@ -25,15 +25,15 @@ from typing import Annotated
 import torch
 
 from benchmarks.checks.faults import clusters, kills, others, served, worlds
-from benchmarks.checks.faults.rows import Row, markdown, to_json, totals
-from benchmarks.checks.faults.worlds import API, CASES, LAB, MEMBERS, OWN, PRIVATE, SWEEP, Case, World
+from benchmarks.checks.faults.rows import Recovery, markdown, to_json, totals
+from benchmarks.checks.faults.worlds import API, CASES, LAB, MEMBERS, OWN, PRIVATE, SWEEP, FaultCommand, World
 from benchmarks.checks.harness import run
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PLACES = ((OWN, "run"), (PRIVATE, "private"), (MEMBERS, "ensemble"), (SWEEP, "sweep"), (LAB, "cache"))
 
 
-def rows(world: World, count: int, seed: int, only: Sequence[str], ray: bool) -> Iterator[Row]:
+def rows(world: World, count: int, seed: int, only: Sequence[str], ray: bool) -> Iterator[Recovery]:
     wanted = [case for case in (*CASES, API) if not only or case.name in only]
     for case in wanted:
         with served.server(world) if case.api else nullcontext():
@@ -43,7 +43,7 @@ def rows(world: World, count: int, seed: int, only: Sequence[str], ray: bool) ->
         yield from clusters.rows(world, count, seed)
 
 
-def _others(world: World, wanted: Sequence[Case], rng: random.Random, seed: int) -> Iterator[Row]:
+def _others(world: World, wanted: Sequence[FaultCommand], rng: random.Random, seed: int) -> Iterator[Recovery]:
     root = os.getuid() == 0
     for case in wanted:
         for phase in {OWN: OWN.phases, PRIVATE: PRIVATE.phases, MEMBERS: MEMBERS.phases}.get(case, ()):
@@ -80,7 +80,7 @@ def main(
 ) -> int:
     torch.set_num_threads(1)
     os.environ.update({"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"})
-    folder, found = Path(tempfile.mkdtemp(prefix="audit-faults-")), list[Row]()
+    folder, found = Path(tempfile.mkdtemp(prefix="audit-faults-")), list[Recovery]()
     try:
         for row in rows(worlds.make(folder), kills, seed, only, ray):
             found.append(row)
@@ -95,7 +95,7 @@ def main(
     return int(not all(row.held for row in found))
 
 
-def _write(out: Path, found: Sequence[Row]) -> None:
+def _write(out: Path, found: Sequence[Recovery]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     (out / "faults.md").write_text(f"{markdown(found)}\n{totals(found)}.\n")
     (out / "faults.json").write_text(to_json(found))

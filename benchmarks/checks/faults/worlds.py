@@ -20,7 +20,7 @@ _KEY = "5" * 64
 
 
 @dataclass(frozen=True)
-class Phase:
+class CommandPhase:
     """A part of what a command does, told by what lies in its folder: globs of files, "" for its start and its end."""
 
     name: str
@@ -39,7 +39,7 @@ def there(stand: Path, pattern: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Case:
+class FaultCommand:
     """A command. again: what goes on with it; made: what is compared; needs: commands whose results lie there before.
 
     told: what a page calls it.
@@ -49,8 +49,8 @@ class Case:
     told: str
     words: tuple[str, ...]
     made: tuple[str, ...]
-    phases: tuple[Phase, ...]
-    needs: tuple[Case, ...] = ()
+    phases: tuple[CommandPhase, ...]
+    needs: tuple[FaultCommand, ...] = ()
     resume: tuple[str, ...] = ()  # in place of the words, once there is something to resume
     resumable: str = ""  # a file that says so
     api: bool = False  # needs the server
@@ -78,7 +78,7 @@ _ETHICIST = ("--attack", "ethicist", *(f"-Aethicist.{o}" for o in ("prompt_lengt
 _PROBES = ("--attack", "extraction-probability", "--attack", "near-verbatim", "--attack", "membership")
 _SMALL = ("-A", "samples=8", "--batch-size", "8")
 
-MEMBERS = Case(
+MEMBERS = FaultCommand(
     "members",
     "`audit train pmixed`",
     (
@@ -86,9 +86,9 @@ MEMBERS = Case(
         *("-D", "members=3", "-D", "epochs=4", "-D", "rank=2", "-D", "together=1", "-D", "batch=2"),
     ),
     ("ensemble",),
-    (Phase("training of members", "ensemble/training.json", ""),),
+    (CommandPhase("training of members", "ensemble/training.json", ""),),
 )
-PRIVATE = Case(
+PRIVATE = FaultCommand(
     "dp",
     "`audit train dp-sgd`",
     (
@@ -96,23 +96,23 @@ PRIVATE = Case(
         *("-D", "epochs=4", "-D", "batch=8", "-D", "noise_multiplier=1"),
     ),
     ("private",),
-    (Phase("DP training", "private/checkpoint.pt", ""),),
+    (CommandPhase("DP training", "private/checkpoint.pt", ""),),
 )
-OWN = Case(
+OWN = FaultCommand(
     "run",
     "`audit run`: ethicist and three probes",
     phases=(
-        Phase("soft-prompt tuning", "run/tokens.jsonl", "run/state/*.pt"),
-        Phase("sampling", "run/state/*.pt", "run/observations.jsonl"),
-        Phase("probes", "run/observations.jsonl", "run/texts.jsonl"),
-        Phase("report writing", "run/texts.jsonl", ""),
+        CommandPhase("soft-prompt tuning", "run/tokens.jsonl", "run/state/*.pt"),
+        CommandPhase("sampling", "run/state/*.pt", "run/observations.jsonl"),
+        CommandPhase("probes", "run/observations.jsonl", "run/texts.jsonl"),
+        CommandPhase("report writing", "run/texts.jsonl", ""),
     ),
     **a_run(*_OWN, *_ETHICIST, *_PROBES, *_SMALL, "-Anear-verbatim.beams=2", "--setting", "worst"),  # type: ignore[arg-type]
 )
-CLAIM = Case(
+CLAIM = FaultCommand(
     "claim",
     "`audit run`: PMixED, a budget that ends within a row",
-    phases=(Phase("sampling inside a claim", "run/prefix_token.json", ""),),
+    phases=(CommandPhase("sampling inside a claim", "run/prefix_token.json", ""),),
     needs=(MEMBERS,),
     **a_run(  # type: ignore[arg-type]
         *(*_OWN, "--attack", "perplexity", "--attack", "ethicist", "-Aethicist.prompt_length=3", "-Aethicist.epochs=1"),
@@ -120,7 +120,7 @@ CLAIM = Case(
         *("-D", "pmixed.queries=500", "-D", "pmixed.on_exhaustion=public"),
     ),
 )
-SWEEP = Case(
+SWEEP = FaultCommand(
     "sweep",
     "`audit run --sweep --seeds`",
     (
@@ -128,38 +128,38 @@ SWEEP = Case(
         *(*_SMALL, "--setting", "worst", "-o", "sweep"),
     ),
     ("sweep",),
-    (Phase("a sweep", "sweep/sweep.json", ""),),
+    (CommandPhase("a sweep", "sweep/sweep.json", ""),),
     resume=("run", "--resume", "sweep"),
     resumable="sweep/sweep.json",
 )
-REPRODUCE = Case(
+REPRODUCE = FaultCommand(
     "reproduce",
     "`audit reproduce`",
     ("reproduce", "paper", *_OWN, "--batch-size", "8", "-o", "ledger"),
     ("ledger",),
-    (Phase("a reproduction", "ledger", ""),),
+    (CommandPhase("a reproduction", "ledger", ""),),
 )
-REPORT = Case(
+REPORT = FaultCommand(
     "report",
     "`audit report --reveal`",
     ("report", "run", "--reveal"),
     ("run",),
-    (Phase("report writing anew", "", ""),),
+    (CommandPhase("report writing anew", "", ""),),
     needs=(OWN,),
 )
-LAB = Case(
+LAB = FaultCommand(
     "lab",
     "`audit run` on the lab: target, ensemble and DP-SGD are trained",
     phases=(
-        Phase("the lab's training", "cache/*", "run/prefix_token.json"),
-        Phase("its audit", "run/prefix_token.json", ""),
+        CommandPhase("the lab's training", "cache/*", "run/prefix_token.json"),
+        CommandPhase("its audit", "run/prefix_token.json", ""),
     ),
     **a_run("--config", "lab.toml"),  # type: ignore[arg-type]
 )
-API = Case(
+API = FaultCommand(
     "api",
     "`audit run --model openai:`",
-    phases=(Phase("API calls", "run/plan.json", ""),),
+    phases=(CommandPhase("API calls", "run/plan.json", ""),),
     api=True,
     **a_run(  # type: ignore[arg-type]
         *("--model", "openai:tiny", "--base-url", "URL", "--tokenizer", "served", *_OWN[2:]),
@@ -167,10 +167,10 @@ API = Case(
         *("--samples", "4", "--prefix-length", "8", "--suffix-length", "4"),
     ),
 )
-RAY = Case(
+RAY = FaultCommand(
     "ray",
     "`audit run --engine ray --workers 2`",
-    phases=(Phase("Ray: the driver", "run/guesses.jsonl", "run/texts.jsonl"),),
+    phases=(CommandPhase("Ray: the driver", "run/guesses.jsonl", "run/texts.jsonl"),),
     **a_run(  # type: ignore[arg-type]
         *(*_OWN, "--attack", "perplexity", "--attack", "extraction-probability", "-A", "samples=200"),
         *("--batch-size", "2", "--setting", "worst", "--engine", "ray", "--workers", "2"),
@@ -246,7 +246,7 @@ class World:
     def conditions(self, stand: Path) -> Conditions:
         return Conditions({"AUDIT_CACHE": str(stand / "cache")}, before=repeatable)
 
-    def stand(self, case: Case) -> Path:
+    def stand(self, case: FaultCommand) -> Path:
         """A new folder to run the case in."""
         self._count += 1
         stand = self.folder / f"{case.name}-{self._count}"
@@ -259,10 +259,10 @@ class World:
                 shutil.copytree(whole / made, stand / made)
         return stand
 
-    def run(self, case: Case, stand: Path, words: Sequence[str] = (), moment: Moment | None = None) -> Ended:
+    def run(self, case: FaultCommand, stand: Path, words: Sequence[str] = (), moment: Moment | None = None) -> Ended:
         return run(self.words(words or case.words), stand, self.conditions(stand), moment)
 
-    def whole(self, case: Case) -> tuple[Path, Ended]:
+    def whole(self, case: FaultCommand) -> tuple[Path, Ended]:
         """The folder of the undisturbed command, and how it ended."""
         if case.name not in self._whole:
             stand = self.stand(case)

@@ -34,7 +34,7 @@ Draw = Callable[[Random], Sequence[tuple[Columns, Columns]]]  # a row each: of t
 
 
 @dataclass(frozen=True)
-class Scenario:
+class GateScenario:
     """Rows to draw and the rules they are judged by; rule i is for row i."""
 
     name: str
@@ -93,31 +93,31 @@ def margin(value: float, metric: str = "recall", row: int = 0) -> Rule:
     return Rule(metric, value, True, attack=f"a{row}")
 
 
-def at_the_boundary() -> list[Scenario]:
+def at_the_boundary() -> list[GateScenario]:
     return [
-        Scenario("recall <= 0.05, 100 secrets", (limit(0.05),), shares(100, 0.05)),
-        Scenario("recall <= 0.05, 1,000 secrets", (limit(0.05),), shares(1000, 0.05)),
-        Scenario("recall <= 0.01, 300 secrets", (limit(0.01),), shares(300, 0.01)),
-        Scenario("ten limits of 0.1, 200", tuple(limit(0.1, i) for i in range(10)), shares(200, 0.1, 10)),
-        Scenario("not worse by 0, 200, 10% differ", (margin(0.0),), changes(200, 0.0, 0.10)),
-        Scenario("not worse by 0.02, 300, 6% differ", (margin(0.02),), changes(300, 0.02, 0.06)),
-        Scenario("not worse by 0.05, 100, 20% differ", (margin(0.05),), changes(100, 0.05, 0.20)),
-        Scenario("not worse by 0.02, 300, 2% differ", (margin(0.02),), changes(300, 0.02, 0.02)),
-        Scenario(
+        GateScenario("recall <= 0.05, 100 secrets", (limit(0.05),), shares(100, 0.05)),
+        GateScenario("recall <= 0.05, 1,000 secrets", (limit(0.05),), shares(1000, 0.05)),
+        GateScenario("recall <= 0.01, 300 secrets", (limit(0.01),), shares(300, 0.01)),
+        GateScenario("ten limits of 0.1, 200", tuple(limit(0.1, i) for i in range(10)), shares(200, 0.1, 10)),
+        GateScenario("not worse by 0, 200, 10% differ", (margin(0.0),), changes(200, 0.0, 0.10)),
+        GateScenario("not worse by 0.02, 300, 6% differ", (margin(0.02),), changes(300, 0.02, 0.06)),
+        GateScenario("not worse by 0.05, 100, 20% differ", (margin(0.05),), changes(100, 0.05, 0.20)),
+        GateScenario("not worse by 0.02, 300, 2% differ", (margin(0.02),), changes(300, 0.02, 0.02)),
+        GateScenario(
             "ten rows not worse by 0, 200", tuple(margin(0.0, row=i) for i in range(10)), changes(200, 0, 0.1, 10)
         ),
-        Scenario(
+        GateScenario(
             "five limits and five baselines",
             (*(limit(0.2, i) for i in range(5)), *(margin(0.0, row=i) for i in range(5))),
             changes(200, 0.0, 0.0001, 5),
         ),
-        Scenario("recall_at_100_errors, 300 secrets", (margin(0.0, "recall_at_100_errors"),), rankings(300, 0.4)),
-        Scenario("recall_at_10pct_errors, 300", (margin(0.0, "recall_at_10pct_errors"),), rankings(300, 0.4)),
-        Scenario("extraction_probability, 200", (margin(0.0, "extraction_probability"),), probabilities(200)),
+        GateScenario("recall_at_100_errors, 300 secrets", (margin(0.0, "recall_at_100_errors"),), rankings(300, 0.4)),
+        GateScenario("recall_at_10pct_errors, 300", (margin(0.0, "recall_at_10pct_errors"),), rankings(300, 0.4)),
+        GateScenario("extraction_probability, 200", (margin(0.0, "extraction_probability"),), probabilities(200)),
     ]
 
 
-def outcome(scenario: Scenario, rng: Random) -> str:
+def outcome(scenario: GateScenario, rng: Random) -> str:
     """Draws a run and its baseline, and lets the gate decide."""
     rows = scenario.draw(rng)
     new, base = (synthetic([pair[side] for pair in rows]) for side in (0, 1))
@@ -151,7 +151,7 @@ def _ranked(ids: tuple[str, ...], columns: Columns) -> Outcome | None:
     )
 
 
-def rates(scenario: Scenario, runs: int, seed: int) -> dict[str, float]:
+def rates(scenario: GateScenario, runs: int, seed: int) -> dict[str, float]:
     """Share of the runs by verdict."""
     rng = np.random.default_rng(seed)
     seen = [outcome(scenario, rng) for _ in range(runs)]
@@ -162,7 +162,9 @@ def power_curve(runs: int, seed: int) -> tuple[int, dict[int, float]]:
     """What `--plan` asks for, and how often the gate fails a change of 0.05 with so many secrets."""
     asked = paired(0.05, 0.0, 0.10, 0.05, 0.8)
     sizes = sorted({50, 100, 150, 200, 300, 400, 600, asked})
-    return asked, {n: rates(Scenario("", (margin(0.0),), changes(n, 0.05, 0.10)), runs, seed)["failed"] for n in sizes}
+    return asked, {
+        n: rates(GateScenario("", (margin(0.0),), changes(n, 0.05, 0.10)), runs, seed)["failed"] for n in sizes
+    }
 
 
 def drawn(asked: int, power: dict[int, float], runs: int) -> Figure:

@@ -31,7 +31,7 @@ WIDER = 4  # times the hidden width that a block is inside
 
 
 @dataclass(frozen=True)
-class Size:
+class LlamaSize:
     """Of a Llama: `heads` that ask, `kv` that are asked."""
 
     hidden: int
@@ -60,29 +60,29 @@ class Size:
         return [(self.hidden, self.hidden), (self.hidden, narrow)] * self.layers
 
 
-SIZES = (Size(128, 4, 4, 4, 2_000), Size(256, 8, 8, 4, 8_000), Size(512, 12, 8, 2, 32_000))
-SMALL = (Size(32, 2, 4, 2, 100), Size(48, 3, 4, 4, 300), Size(64, 2, 4, 1, 200))
+SIZES = (LlamaSize(128, 4, 4, 4, 2_000), LlamaSize(256, 8, 8, 4, 8_000), LlamaSize(512, 12, 8, 2, 32_000))
+SMALL = (LlamaSize(32, 2, 4, 2, 100), LlamaSize(48, 3, 4, 4, 300), LlamaSize(64, 2, 4, 1, 200))
 
 
 # --- predicted --------------------------------------------------------------------------------------------------------
 
 
-def row(size: Size, positions: int) -> int:
+def row(size: LlamaSize, positions: int) -> int:
     """Keys and values of every layer at every position, and one distribution."""
     return 2 * size.layers * size.kv * (size.hidden // size.heads) * positions * FLOAT + size.vocab * FLOAT
 
 
-def member(size: Size, rank: int) -> int:
+def member(size: LlamaSize, rank: int) -> int:
     """Two thin matrices a layer; and the layer's weight with them in it, while all members' fit into 256 MB."""
     return sum(rank * (wide + out) + wide * out for wide, out in size.linear) * FLOAT
 
 
-def prompt(size: Size, rows: int) -> int:
+def prompt(size: LlamaSize, rows: int) -> int:
     """Itself, its gradient and AdamW's two moments."""
     return 4 * rows * size.hidden * FLOAT
 
 
-def tuning(size: Size, batch: int, tokens: int, scored: int) -> float:
+def tuning(size: LlamaSize, batch: int, tokens: int, scored: int) -> float:
     """What autograd keeps of a batch whose weights are frozen: no input of a linear layer, but of each layer and token
     what two norms, the attention (queries, keys, values, answer) and the gate (three of the wider ones) read; and
     distributions.
@@ -162,7 +162,7 @@ def prompt_held(model: HuggingFaceModel) -> tuple[int, int]:
     return found, sum(saved.values())
 
 
-def table(sizes: tuple[Size, ...]) -> Iterator[tuple[str, str, float, int]]:
+def table(sizes: tuple[LlamaSize, ...]) -> Iterator[tuple[str, str, float, int]]:
     """(size, what, predicted, held) in bytes."""
     for size in sizes:
         torch.manual_seed(0)

@@ -53,10 +53,10 @@ SMALL = LabRecipe(
 
 
 def main(out: Path, keep_at_most: int = 4, small: Annotated[bool, "of seconds: for tests"] = False) -> None:
-    print(Line(out, SMALL if small else USUAL).report(1 if small else keep_at_most))
+    print(ModelLine(out, SMALL if small else USUAL).report(1 if small else keep_at_most))
 
 
-class Line:
+class ModelLine:
     """One model line, in a folder: the public base, the first tuning and the mended one, each with its audit."""
 
     def __init__(self, out: Path, recipe: LabRecipe) -> None:

@@ -37,7 +37,7 @@ Play = Callable[[Coins, np.random.Generator], Scores]
 
 
 @dataclass(frozen=True)
-class Mechanism:
+class KnownMechanism:
     """A game of known epsilon: from coins to scores, all that an attacker sees of them."""
 
     name: str
@@ -49,7 +49,7 @@ class Mechanism:
 
 
 @dataclass(frozen=True)
-class Row:
+class EstimatorCoverage:
     """One estimator on one mechanism with so many canaries, or independent trials."""
 
     mechanism: str
@@ -70,7 +70,7 @@ class Row:
         return self.stated and self.interval[0] > LEVEL
 
 
-def randomised_response(epsilon: float, delta: float) -> Mechanism:
+def randomised_response(epsilon: float, delta: float) -> KnownMechanism:
     """Says each coin rightly with probability e^epsilon / (1 + e^epsilon), and for sure with probability delta."""
 
     def play(coins: Coins, rng: np.random.Generator) -> Scores:
@@ -80,13 +80,13 @@ def randomised_response(epsilon: float, delta: float) -> Mechanism:
         return said + rng.random(len(coins)) / 10  # which of equal answers goes first says nothing
 
     name = f"randomised response, ε {epsilon:g}" + (f", δ {delta:g}" if delta else "")
-    return Mechanism(name, play, delta, dict.fromkeys(("one_run", "clopper_pearson"), epsilon), {}, 0.0)
+    return KnownMechanism(name, play, delta, dict.fromkeys(("one_run", "clopper_pearson"), epsilon), {}, 0.0)
 
 
-def gaussian(mu: float) -> Mechanism:
+def gaussian(mu: float) -> KnownMechanism:
     truth = gaussian_epsilon(mu, DELTA)
     about = dict.fromkeys(("one_run", "fdp", "gdp", "clopper_pearson", "gaussian_estimate"), truth)
-    return Mechanism(
+    return KnownMechanism(
         f"Gaussian, μ {mu:g} (ε {truth:.3g} at δ {DELTA:g})",
         lambda coins, rng: mu * coins + rng.normal(size=len(coins)),
         DELTA,
@@ -96,7 +96,7 @@ def gaussian(mu: float) -> Mechanism:
     )
 
 
-def all_or_none() -> Mechanism:
+def all_or_none() -> KnownMechanism:
     """Every canary's channel is 1-GDP given the others (tests/statistics/test_one_run.py), but all open together."""
 
     def play(coins: Coins, rng: np.random.Generator) -> Scores:
@@ -107,7 +107,7 @@ def all_or_none() -> Mechanism:
 
     pure = math.log((_TOLD_RIGHT - DELTA / _TELLS_ALL) / (1 - _TOLD_RIGHT))
     gaussian_truth = gaussian_epsilon(1.0, DELTA)
-    return Mechanism(
+    return KnownMechanism(
         "tells all coins or none; 1-GDP",
         play,
         DELTA,
@@ -117,7 +117,7 @@ def all_or_none() -> Mechanism:
     )
 
 
-def mechanisms() -> tuple[Mechanism, ...]:
+def mechanisms() -> tuple[KnownMechanism, ...]:
     return (
         *(randomised_response(epsilon, delta) for epsilon in (1.0, 4.0) for delta in (0.0, DELTA)),
         gaussian(0.5),
@@ -126,7 +126,7 @@ def mechanisms() -> tuple[Mechanism, ...]:
     )
 
 
-def study(mechanism: Mechanism, canaries: int, audits: int, seed: int) -> Iterator[Row]:
+def study(mechanism: KnownMechanism, canaries: int, audits: int, seed: int) -> Iterator[EstimatorCoverage]:
     """All estimators of the mechanism with so many canaries, on the same audits."""
     said: dict[str, list[float]] = {}
     for audit in range(audits):
@@ -148,10 +148,10 @@ def study(mechanism: Mechanism, canaries: int, audits: int, seed: int) -> Iterat
         bounds = np.array(said[estimator])
         exceeds = int((bounds > truth).sum())
         median, stated = float(np.median(bounds)), estimator in mechanism.truth
-        yield Row(mechanism.name, estimator, canaries, truth, audits, exceeds, median, stated)
+        yield EstimatorCoverage(mechanism.name, estimator, canaries, truth, audits, exceeds, median, stated)
 
 
-def tell(rows: Sequence[Row], page: Page) -> None:
+def tell(rows: Sequence[EstimatorCoverage], page: Page) -> None:
     """An estimator on a mechanism, `median / truth (share that exceeds)` by number of canaries."""
     sizes = sorted({row.canaries for row in rows})
     page.head("mechanism", "estimator", *(f"{size:,}" for size in sizes), "worst share above the truth")
@@ -167,7 +167,7 @@ def tell(rows: Sequence[Row], page: Page) -> None:
         )
 
 
-def drawn(rows: Sequence[Row]) -> Figure:
+def drawn(rows: Sequence[EstimatorCoverage]) -> Figure:
     """Median bound / truth over the number of canaries, a panel a mechanism."""
     names = list(dict.fromkeys(row.mechanism for row in rows))
     figure = Figure(figsize=(4 * math.ceil(len(names) / 2), 7), layout="constrained")

@@ -23,7 +23,7 @@ Ends = tuple[float, float, float, float]  # of the 95% interval; one-sided bound
 
 
 @dataclass(frozen=True)
-class Case:
+class IntervalCase:
     """One number of one distribution at one size. audit: draws records and measures them; part: of the audits, where
     slow."""
 
@@ -36,10 +36,10 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Row:
+class IntervalErrors:
     """Errors among so many audits: the interval misses, a gate at the truth fails, it holds."""
 
-    case: Case
+    case: IntervalCase
     audits: int
     wrong: tuple[int, int, int]
 
@@ -66,7 +66,7 @@ def lower(bound: float) -> Ends:
     return bound, math.inf, bound, math.inf
 
 
-def simulated(case: Case, audits: int, seed: int = 0) -> Row:
+def simulated(case: IntervalCase, audits: int, seed: int = 0) -> IntervalErrors:
     rng, missed, fails, holds = generator("intervals", case.quantity, case.distribution, case.size, seed), 0, 0, 0
     count = max(20, round(audits * case.part))
     for _ in range(count):
@@ -74,4 +74,4 @@ def simulated(case: Case, audits: int, seed: int = 0) -> Row:
         missed += not low - 1e-12 <= case.truth <= high + 1e-12
         fails += least > case.truth + 1e-12
         holds += most < case.truth - 1e-12
-    return Row(case, count, (missed, fails, holds))
+    return IntervalErrors(case, count, (missed, fails, holds))

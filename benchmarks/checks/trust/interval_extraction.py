@@ -12,32 +12,32 @@ from scipy.stats import norm
 from auditor.core.nouns import Secret
 from auditor.statistics import documents, dose, intervals, memorised, metrics, species, unlearning
 from auditor.statistics.ranking import recall_of_guesses
-from benchmarks.checks.trust.interval_case import Case, Ends, Floats, Rng, lower, of
+from benchmarks.checks.trust.interval_case import Ends, Floats, IntervalCase, Rng, lower, of
 
 PROBABILITY = "extraction_probability"
 
 
-def of_attacks() -> Iterator[Case]:
+def of_attacks() -> Iterator[IntervalCase]:
     for n, p in ((300, 0.01), (300, 0.15), (60, 0.15), (20, 0.25)):
         kind = "recall" if n > 20 else "recall by group or repeat count"
-        yield Case(kind, f"{p:.0%} come out", f"{n}", p, shared("recall", n, p))
+        yield IntervalCase(kind, f"{p:.0%} come out", f"{n}", p, shared("recall", n, p))
     for n in (300, 60):
-        yield Case("near-verbatim recall", "20% come out", f"{n}", 0.2, shared("near_verbatim_recall", n, 0.2))
+        yield IntervalCase("near-verbatim recall", "20% come out", f"{n}", 0.2, shared("near_verbatim_recall", n, 0.2))
     for (m, n), p, q in (((300, 100), 0.15, 0.05), ((300, 100), 0.02, 0.0), ((60, 20), 0.15, 0.05)):
-        yield Case("excess", f"{p:.0%} of members, {q:.0%} of others", f"{m}/{n}", p - q, beyond(m, n, p, q))
+        yield IntervalCase("excess", f"{p:.0%} of members, {q:.0%} of others", f"{m}/{n}", p - q, beyond(m, n, p, q))
     for n, errors in ((300, 100), (300, 30), (60, 20)):
         yield ranked(n, errors)
     for n in (300, 60):
         kind = "extraction and near-verbatim probability"
-        yield Case(kind, "a tenth between 0 and 1", f"{n}", 2 / 30, averaged(lambda rng, n=n: rare(rng, n)))
+        yield IntervalCase(kind, "a tenth between 0 and 1", f"{n}", 2 / 30, averaged(lambda rng, n=n: rare(rng, n)))
     for n in (4, 20):
         kind = "exposure (share of the bits)"
-        yield Case(kind, "nothing learnt", f"{n} canaries", unlearnt()[0], averaged(unlearnt(n)[1]))
-    yield Case("recall by document", "3 parts, alike but for noise", "60 of 180", *by_document(60))
+        yield IntervalCase(kind, "nothing learnt", f"{n} canaries", unlearnt()[0], averaged(unlearnt(n)[1]))
+    yield IntervalCase("recall by document", "3 parts, alike but for noise", "60 of 180", *by_document(60))
     for m, n in ((20, 20), (60, 60)):
         distribution = "25% of members, 5% of others"
-        yield Case("excess by group", distribution, f"{m}/{n}", 0.2, beyond(m, n, 0.25, 0.05))
-    yield Case("forecast: recall with at most 16 copies", "0, 5, 30, 90% by copies", "300", *forecast())
+        yield IntervalCase("excess by group", distribution, f"{m}/{n}", 0.2, beyond(m, n, 0.25, 0.05))
+    yield IntervalCase("forecast: recall with at most 16 copies", "0, 5, 30, 90% by copies", "300", *forecast())
 
 
 def shared(name: str, n: int, p: float) -> Callable[[Rng], Ends]:
@@ -70,21 +70,23 @@ def forecast() -> tuple[float, Callable[[Rng], Ends]]:
     return truth, lambda rng: of(dose.predicted(counts.tolist(), rng.random(300) < out, 16))
 
 
-def of_generations() -> Iterator[Case]:
+def of_generations() -> Iterator[IntervalCase]:
     """What generations hold that were never asked for a record."""
     alike, uneven = np.full(300, 2e-3), 0.05 / np.arange(1, 301)
     for n in (400, 2000):
         size = f"{n:,} generations"
         for distribution, p in (("300 records, alike", alike), ("300 records, 1/rank", uneven)):
-            yield Case("new records in the next 1,000", distribution, size, 0.0, to_come(n, p))
-        yield Case("records there are to see", "300 records, alike", size, 300.0, there_are(n, alike))
-        yield Case("records there are to see, at least", "300 records, 1/rank", size, 300.0, there_are(n, uneven, True))
+            yield IntervalCase("new records in the next 1,000", distribution, size, 0.0, to_come(n, p))
+        yield IntervalCase("records there are to see", "300 records, alike", size, 300.0, there_are(n, alike))
+        yield IntervalCase(
+            "records there are to see, at least", "300 records, 1/rank", size, 300.0, there_are(n, uneven, True)
+        )
         for distribution, p, q in (("2% hold some", 0.02, 0.002), ("20% hold some", 0.2, 0.02)):
-            yield Case(
+            yield IntervalCase(
                 "memorised n-grams per 1,000", distribution, size, 1500 * p, holding(n, p, q, memorised.MEMORISED)
             )
             name = metrics.excess_of(memorised.MEMORISED)
-            yield Case(
+            yield IntervalCase(
                 "memorised n-grams per 1,000, excess", distribution, size, 1500 * (p - q), holding(n, p, q, name)
             )
 
@@ -128,14 +130,14 @@ def holding(n: int, p: float, q: float, name: str) -> Callable[[Rng], Ends]:
     return audit
 
 
-def of_unlearning() -> Iterator[Case]:
+def of_unlearning() -> Iterator[IntervalCase]:
     """A half is extracted before; of that a fifth after unlearning, and as much again of the rest when relearned."""
     for n in (30, 100, 300):
         for change, truth in (("unlearned", -0.4), ("relearned", 0.08), ("share_back", 0.2)):
             name = f"unlearning: {change.replace('_', ' ')}, recall"
-            yield Case(name, "50, 10, 18%", f"{n}", truth, forgetting(n, change, "recall"))
+            yield IntervalCase(name, "50, 10, 18%", f"{n}", truth, forgetting(n, change, "recall"))
         distribution = "50, 10, 18%, by how much"
-        yield Case(
+        yield IntervalCase(
             "unlearning: unlearned, probability", distribution, f"{n}", -0.2, forgetting(n, "unlearned", PROBABILITY)
         )
 
@@ -153,7 +155,7 @@ def forgetting(n: int, change: str, name: str) -> Callable[[Rng], Ends]:
     return audit
 
 
-def ranked(n: int, errors: int) -> Case:
+def ranked(n: int, errors: int) -> IntervalCase:
     """40% are right, one deviation surer; so many of all that are wrong are allowed."""
     cut = norm.isf(errors / (0.6 * n))
 
@@ -162,7 +164,7 @@ def ranked(n: int, errors: int) -> Case:
         order = np.argsort(-(rng.normal(size=n) + right))
         return of(recall_of_guesses(f"recall_at_{errors}_errors", order, right[order], n, errors))
 
-    return Case(f"Recall@{errors}", "right ones 1σ surer", f"{n}", 0.4 * float(norm.sf(cut - 1)), audit, 0.3)
+    return IntervalCase(f"Recall@{errors}", "right ones 1σ surer", f"{n}", 0.4 * float(norm.sf(cut - 1)), audit, 0.3)
 
 
 def by_document(count: int) -> tuple[float, Callable[[Rng], Ends]]:

@@ -16,7 +16,7 @@ from auditor.statistics.games import audited as games_audited
 from auditor.statistics.games import counted
 from auditor.statistics.one_run import gaussian_epsilon
 from auditor.testing import tpr_interval
-from benchmarks.checks.trust.interval_case import Case, Ends, Floats, Rng, ends, lower
+from benchmarks.checks.trust.interval_case import Ends, Floats, IntervalCase, Rng, ends, lower
 
 SIZES = ((100, 100), (300, 100), (500, 100), (200, 200), (1000, 1000))
 Distribution = Callable[[Rng, int, int], tuple[Floats, Floats]]
@@ -60,16 +60,18 @@ def rate_of(own: Floats, others: Floats) -> Ends:
     return (found.low, found.high, *ends(roc.FoundRate(own, others, 0.01))[2:])
 
 
-def of_membership(rate: Callable[[Floats, Floats], Ends] = rate_of) -> Iterator[Case]:
+def of_membership(rate: Callable[[Floats, Floats], Ends] = rate_of) -> Iterator[IntervalCase]:
     """rate: how the share found at 1% false positives is measured."""
     for m, n in SIZES:
         for distribution, (draw, truth) in RATES.items():
-            yield Case("TPR at 1% FPR", distribution, f"{m}/{n}", truth, scored(rate, draw, m, n))
+            yield IntervalCase("TPR at 1% FPR", distribution, f"{m}/{n}", truth, scored(rate, draw, m, n))
     for (m, n), by in (((300, 100), 0.0), ((300, 100), 1.0), ((60, 20), 1.0)):
         truth = float(norm.cdf(by / math.sqrt(2)))
-        yield Case("AUC", f"normal, {by:g}σ", f"{m}/{n}", truth, scored(auc_of, shifted(by), m, n), 0.5)
-    yield Case("difference of TPR at 1% FPR", "1.5σ; as many for sure", "300/100", 0.0, of_rates(300, 100), 0.05)
-    yield Case("difference of AUC", "1σ, paired", "300/100", 0.0, of_aucs(300, 100))
+        yield IntervalCase("AUC", f"normal, {by:g}σ", f"{m}/{n}", truth, scored(auc_of, shifted(by), m, n), 0.5)
+    yield IntervalCase(
+        "difference of TPR at 1% FPR", "1.5σ; as many for sure", "300/100", 0.0, of_rates(300, 100), 0.05
+    )
+    yield IntervalCase("difference of AUC", "1σ, paired", "300/100", 0.0, of_aucs(300, 100))
 
 
 def scored(measure: Callable[[Floats, Floats], Ends], draw: Distribution, m: int, n: int) -> Callable[[Rng], Ends]:
@@ -104,7 +106,7 @@ def of_aucs(m: int, n: int) -> Callable[[Rng], Ends]:
 # --- epsilon ----------------------------------------------------------------------------------------------------------
 
 
-def of_epsilon() -> Iterator[Case]:
+def of_epsilon() -> Iterator[IntervalCase]:
     right = 1 / (1 + math.exp(-1.0))
 
     def response(rng: Rng, n: int) -> tuple[Floats, NDArray[np.bool_]]:
@@ -117,14 +119,14 @@ def of_epsilon() -> Iterator[Case]:
 
     for n in (100, 1000):
         pure, approximate = one_run(response, n, 0.0, 0), one_run(normal, n, 1e-5, 1)
-        yield Case("ε of one run", "randomised response, ε 1", f"{n} canaries", 1.0, pure, 0.3)
-        yield Case("ε by f-DP", "Gaussian, μ 2", f"{n} canaries", gaussian_epsilon(2.0, 1e-5), approximate, 0.1)
+        yield IntervalCase("ε of one run", "randomised response, ε 1", f"{n} canaries", 1.0, pure, 0.3)
+        yield IntervalCase("ε by f-DP", "Gaussian, μ 2", f"{n} canaries", gaussian_epsilon(2.0, 1e-5), approximate, 0.1)
 
     def game(rng: Rng) -> Ends:
         scores, coins = response(rng, 768)
         return lower(games_audited(counted(np.round(scores), coins, 0.0, LEVEL), 0.0, LEVEL).epsilon)
 
-    yield Case("ε of games", "randomised response, ε 1", "768 games", 1.0, game, 0.3)
+    yield IntervalCase("ε of games", "randomised response, ε 1", "768 games", 1.0, game, 0.3)
 
 
 def one_run(

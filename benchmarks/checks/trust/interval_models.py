@@ -11,22 +11,22 @@ from auditor.records import contrasts
 from auditor.statistics import frontier, intervals
 from auditor.statistics.bounds import paired_shares
 from auditor.statistics.compare import paired_means
-from benchmarks.checks.trust.interval_case import Case, Ends, Floats, Rng, ends, lower, of
+from benchmarks.checks.trust.interval_case import Ends, Floats, IntervalCase, Rng, ends, lower, of
 from benchmarks.checks.trust.interval_extraction import rare
 from benchmarks.checks.trust.interval_membership import shifted
 
 
-def of_models() -> Iterator[Case]:
+def of_models() -> Iterator[IntervalCase]:
     for n in (60, 100, 240):
         for distribution, (draw, mean) in NATS.items():
-            yield Case("perplexity", distribution, f"{n} texts", *perplexity(n, draw, mean))
-            yield Case("perplexity ratio", f"5% more; {distribution}", f"{n} texts", 1.05, ratio(n, draw, mean))
-    yield Case("difference of perplexities", "paired; exponential", "100 texts", *perplexities_apart(100))
-    yield Case("difference of recall", "10% each, paired", "300", 0.0, shares(300), 0.05)
-    yield Case("difference of probabilities", "rare, paired", "300", 0.0, means(300), 0.1)
+            yield IntervalCase("perplexity", distribution, f"{n} texts", *perplexity(n, draw, mean))
+            yield IntervalCase("perplexity ratio", f"5% more; {distribution}", f"{n} texts", 1.05, ratio(n, draw, mean))
+    yield IntervalCase("difference of perplexities", "paired; exponential", "100 texts", *perplexities_apart(100))
+    yield IntervalCase("difference of recall", "10% each, paired", "300", 0.0, shares(300), 0.05)
+    yield IntervalCase("difference of probabilities", "rare, paired", "300", 0.0, means(300), 0.1)
     named = "frontier: a least one named among 3 alike"
-    yield Case(named, "probabilities", "300", 0.5, lambda rng: lower(float(means_apart(rng))), 0.05)
-    yield Case(named, "AUCs", "300/100", 0.5, lambda rng: lower(float(aucs_apart(rng))), 0.05)
+    yield IntervalCase(named, "probabilities", "300", 0.5, lambda rng: lower(float(means_apart(rng))), 0.05)
+    yield IntervalCase(named, "AUCs", "300/100", 0.5, lambda rng: lower(float(aucs_apart(rng))), 0.05)
 
 
 NATS: dict[str, tuple[Callable[[Rng, int], Floats], float]] = {  # nll a token of a text, and its mean

@@ -16,13 +16,13 @@ from typing import Annotated
 
 from auditor.statistics.intervals import clopper_pearson
 from benchmarks.checks.harness import Page, refuse, run
-from benchmarks.checks.trust.interval_case import Case, Row, simulated
+from benchmarks.checks.trust.interval_case import IntervalCase, IntervalErrors, simulated
 from benchmarks.checks.trust.interval_extraction import of_attacks, of_generations, of_unlearning
 from benchmarks.checks.trust.interval_membership import of_epsilon, of_membership
 from benchmarks.checks.trust.interval_models import of_models
 
 
-def cases() -> list[Case]:
+def cases() -> list[IntervalCase]:
     parts = (of_attacks, of_generations, of_unlearning, of_membership, of_epsilon, of_models)
     return [case for part in parts for case in part()]
 
@@ -31,7 +31,7 @@ COLUMNS = ("quantity", "distribution", "size", "audits", "the 95% interval misse
            "holds", "verdict")  # fmt: skip
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def cells(row: IntervalErrors) -> tuple[str, ...]:
     case, shares = row.case, []
     one_end = case.quantity.startswith(("ε", "frontier"))  # the same count three times
     for wrong in row.wrong[:1] if one_end else row.wrong:

@@ -128,7 +128,7 @@ class _Failures:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class MutantOutcome:
     """ "survived", "caught" by a test, or "timeout" after so many seconds of processor time."""
 
     outcome: str
@@ -136,7 +136,7 @@ class Outcome:
     by: str = ""
 
 
-def run(tests: Sequence[str], mutant: Mutant | None, limit: float) -> Outcome:
+def run(tests: Sequence[str], mutant: Mutant | None, limit: float) -> MutantOutcome:
     """pytest over the files, until the first failure or the limit in seconds of processor time.
 
     A process that sleeps is given up after ten times the limit by the clock on the wall.
@@ -152,13 +152,13 @@ def run(tests: Sequence[str], mutant: Mutant | None, limit: float) -> Outcome:
         if done:
             with os.fdopen(reading) as pipe:
                 by = pipe.readline().strip() if status else ""
-            return Outcome("caught" if status else "survived", used, by)
+            return MutantOutcome("caught" if status else "survived", used, by)
         time.sleep(0.05)
         used = max(used, processor_time(process))
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
     os.close(reading)
-    return Outcome("timeout", used)
+    return MutantOutcome("timeout", used)
 
 
 def _child(tests: Sequence[str], mutant: Mutant | None, pipe: int) -> NoReturn:

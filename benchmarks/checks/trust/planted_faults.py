@@ -57,7 +57,7 @@ from benchmarks.checks.harness import Page, run
 
 
 @dataclass(frozen=True)
-class Size:
+class PlantedSize:
     """How large all of it is: the lab's recipe, epochs, batch, canaries."""
 
     recipe: LabRecipe
@@ -67,12 +67,12 @@ class Size:
 
 
 REPEATS = ((1, 60, 4), (4, 12, 2), (16, 4, 1))
-USUAL = Size(
+USUAL = PlantedSize(
     LabRecipe(vocab_size=512, layers=1, hidden=64, heads=2, block=64, repeats=REPEATS, others=0, nonmembers=4,
               public_records=200, public_epochs=2, private_rank=8, private_alpha=16, audit_canaries=200),
     epochs=4, batch=32, canaries=1000,
 )  # fmt: skip
-SMALL = Size(
+SMALL = PlantedSize(
     dataclasses.replace(USUAL.recipe, hidden=32, repeats=((1, 8, 2), (2, 4, 1)), others=0, nonmembers=4,
                         public_records=20, public_epochs=1, private_rank=2, private_alpha=16, audit_canaries=60),
     epochs=4, batch=12, canaries=400,
@@ -83,7 +83,7 @@ SMALL = Size(
 
 
 @dataclass(frozen=True)
-class Fault:
+class PlantedFault:
     """name; what is broken, in words; trainer: by which it is trained; plant: breaks it as long as it is entered.
 
     before: what of ours refuses it, or says so, before anything is audited. unseen: why an audit that does not see it
@@ -208,20 +208,20 @@ def key_reused() -> Iterator[None]:
 _FINISHED = "too little of a text that a few steps saw is left in it"
 _WEAK = "the true ε is less than twice the claim, and so many canaries prove a fraction of what is true"
 FAULTS = (
-    Fault("none: dp-sgd", "nothing: the control", sound=True),
-    Fault("none: adp-sound", "nothing: the control of records that are clipped to shares", AdpSound, sound=True),
-    Fault("noise-off", "no noise is added", plant=noise_off),
-    Fault("noise-before-clipping", "noise on sums of whole gradients, then the batch is clipped",
+    PlantedFault("none: dp-sgd", "nothing: the control", sound=True),
+    PlantedFault("none: adp-sound", "nothing: the control of records that are clipped to shares", AdpSound, sound=True),
+    PlantedFault("noise-off", "no noise is added", plant=noise_off),
+    PlantedFault("noise-before-clipping", "noise on sums of whole gradients, then the batch is clipped",
           plant=noise_before_clipping),
-    Fault("batch-clipped", "the batch's mean gradient is clipped, not each record's", plant=batch_clipped),
-    Fault("shuffled", "shuffled batches, accounted for as Poisson's", plant=shuffled,
+    PlantedFault("batch-clipped", "the batch's mean gradient is clipped, not each record's", plant=batch_clipped),
+    PlantedFault("shuffled", "shuffled batches, accounted for as Poisson's", plant=shuffled,
           before="a loader that is no PoissonSampler, and sampling=shuffled, are refused",
           unseen="a unit in one batch of each epoch is no easier to see than one in as many on average"),
-    Fault("half-the-steps", "noise and ε are those of half the steps", plant=half_the_steps, unseen=_WEAK),
-    Fault("key-reused", "a resumed training draws the noise of its first half again", plant=key_reused,
+    PlantedFault("half-the-steps", "noise and ε are those of half the steps", plant=half_the_steps, unseen=_WEAK),
+    PlantedFault("key-reused", "a resumed training draws the noise of its first half again", plant=key_reused,
           before="key, step and weights come from one checkpoint, and noise is a function of key and step",
           unseen="a score that adds up steps does not subtract those of equal noise"),
-    Fault("adp-nominal", "ADP as published; its nominal ε taken as a claim", Adp,
+    PlantedFault("adp-nominal", "ADP as published; its nominal ε taken as a claim", Adp,
           before="privacy.json has no epsilon: the nominal one is called that",
           unseen="along one coordinate the nominal ε is nearly right at its mean noise, and with so few of them the "
           "size of all the noise does not yet say who is in the batch"),
@@ -269,13 +269,13 @@ SERVICES = (
 
 
 @dataclass(frozen=True)
-class Row:
+class TrainingFaultAudit:
     """What one audit said of one fault. bound, best: lower bound of epsilon proved, and provable, nats; NaN: of none.
 
     seen: what it saw of the steps beside the bound, sentences. unseen: why it cannot see more.
     """
 
-    fault: Fault | Service
+    fault: PlantedFault | Service
     audit: str
     claimed: float
     bound: float
@@ -307,7 +307,7 @@ def trained(trainer: PrivateTraining, lab: Lab) -> TrainedModel:
         return lab.training.loaded(trainer, Path(folder))
 
 
-def rows_of(fault: Fault, lab: Lab, size: Size, epsilon: float) -> Iterator[Row]:
+def rows_of(fault: PlantedFault, lab: Lab, size: PlantedSize, epsilon: float) -> Iterator[TrainingFaultAudit]:
     """Trains with the fault in it, and audits what came of it."""
     trainer = fault.trainer(
         epsilon=epsilon,
@@ -326,10 +326,10 @@ def rows_of(fault: Fault, lab: Lab, size: Size, epsilon: float) -> Iterator[Row]
     for audit, (audits, seen) in audited(made, lab).items():
         first, unseen = audits[0], fault.unseen if audit == GradientAudit.name else _FINISHED
         numbers = math.inf if claimed is None else claimed, first.epsilon, first.best, first.canaries
-        yield Row(fault, audit, *numbers, minutes, seen, unseen)
+        yield TrainingFaultAudit(fault, audit, *numbers, minutes, seen, unseen)
 
 
-def served(service: Service, queries: int = 1024) -> Iterator[Row]:
+def served(service: Service, queries: int = 1024) -> Iterator[TrainingFaultAudit]:
     """The exact answer on one context, of which nothing is drawn; and games over the tokens that the claim covers."""
     held = service.ensemble()
     scenario = Scenario(held.public, held.public, held, queries, 1)
@@ -342,7 +342,7 @@ def served(service: Service, queries: int = 1024) -> Iterator[Row]:
         audits, seen = probe.audits(secrets, observed), probe.violations(secrets, observed)
         numbers = (audits[0].epsilon, audits[0].best, audits[0].canaries) if audits else (math.nan, math.nan, 0)
         minutes, unseen = (time.perf_counter() - start) / 60, "" if isinstance(probe, ClaimCheck) else service.unseen
-        yield Row(service, probe.name, claim.epsilon[claim.relation], *numbers, minutes, seen, unseen)
+        yield TrainingFaultAudit(service, probe.name, claim.epsilon[claim.relation], *numbers, minutes, seen, unseen)
 
 
 def audited(made: TrainedModel, lab: Lab) -> dict[str, tuple[tuple[Audited, ...], tuple[str, ...]]]:
@@ -365,14 +365,14 @@ def audited(made: TrainedModel, lab: Lab) -> dict[str, tuple[tuple[Audited, ...]
 COLUMNS = ("fault", "claimed ε", "audits: bound / best provable, and what they saw", "minutes", "beforehand")
 
 
-def cells(own: Sequence[Row]) -> tuple[str, ...]:
+def cells(own: Sequence[TrainingFaultAudit]) -> tuple[str, ...]:
     """Of one fault: its audits side by side, each with bound / best provable."""
     fault, minutes = own[0].fault, max(row.minutes for row in own)
     what = f"**{fault.name}**: {fault.what}"
     return what, _number(own[0].claimed), "; ".join(map(_said, own)), f"{minutes:.1f}", fault.before
 
 
-def _said(row: Row) -> str:
+def _said(row: TrainingFaultAudit) -> str:
     numbers = f" {_number(row.bound)} / {_number(row.best)}" if math.isfinite(row.bound) else ""
     how = "; ".join(row.seen) or ("" if row.caught or row.fault.sound else row.unseen)
     return f"`{row.audit}`{numbers}, {row.verdict}" + (f": {how}" if how else "")
@@ -390,7 +390,7 @@ def main(
 ) -> int:
     threads.settle()
     size = SMALL if small else USUAL
-    lab, rows, page = Lab(size.recipe), list[Row](), Page(out and out / "planted_faults.md")
+    lab, rows, page = Lab(size.recipe), list[TrainingFaultAudit](), Page(out and out / "planted_faults.md")
     page.head(*COLUMNS)
     for fault in (*FAULTS, *SERVICES):
         if only and fault.name not in only:

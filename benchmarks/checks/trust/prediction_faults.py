@@ -41,7 +41,7 @@ SMALL = LabRecipe(vocab_size=300, layers=1, hidden=32, heads=2, block=64, repeat
 
 
 @dataclass(frozen=True)
-class Fault:
+class ServingFault:
     """name; what is broken, in words; served: the ensemble by the defense, with the fault in it.
 
     sound: whether nothing is broken. unseen: why games that do not see it cannot.
@@ -143,18 +143,18 @@ def _copied(times: int) -> Callable[[Ensemble, PMixed], PMixedModel]:
 
 _RIGHT = _as(PMixedModel)
 FAULTS = (
-    Fault("control", "nothing is broken: the sound rule", _RIGHT, sound=True),
-    Fault("control, one member", "nothing is broken: the sound rule at N = 1", _RIGHT, members=1, sound=True),
-    Fault("published at N = 1", "the paper's radii, one member", _RIGHT, {"accounting": "published"}, members=1),
-    Fault("published", "the paper's radii, all members", _RIGHT, {"accounting": "published"},
+    ServingFault("control", "nothing is broken: the sound rule", _RIGHT, sound=True),
+    ServingFault("control, one member", "nothing is broken: the sound rule at N = 1", _RIGHT, members=1, sound=True),
+    ServingFault("published at N = 1", "the paper's radii, one member", _RIGHT, {"accounting": "published"}, members=1),
+    ServingFault("published", "the paper's radii, all members", _RIGHT, {"accounting": "published"},
           unseen="no violation is known here (formulas B2.3): what is unproved may still hold"),
-    Fault("no mixing", "lambda is solved for and not applied: members answer as they are", _as(WithoutWeights)),
-    Fault("one subset", "the Poisson subset is drawn once a budget, not once a token", _as(OneSubset),
+    ServingFault("no mixing", "lambda is solved for and not applied: members answer as they are", _as(WithoutWeights)),
+    ServingFault("one subset", "the Poisson subset is drawn once a budget, not once a token", _as(OneSubset),
           unseen="a member is asked seldom, and then weighs so little that one budget shows it in few games"),
-    Fault("not charged", "an adversary is answered 64 budgets for one", _RIGHT, tokens=4, asked=64),
-    Fault("shard in two", "a shard's records lie in a second one too", _copied(2),
+    ServingFault("not charged", "an adversary is answered 64 budgets for one", _RIGHT, tokens=4, asked=64),
+    ServingFault("shard in two", "a shard's records lie in a second one too", _copied(2),
           unseen="the accounting's slack is larger than one copy is worth"),
-    Fault("shard in eight", "a shard's records lie in seven others too", _copied(8),
+    ServingFault("shard in eight", "a shard's records lie in seven others too", _copied(8),
           unseen="games of one budget of a small epsilon are nearly alike, as the exact answer says: it takes more"),
 )  # fmt: skip
 
@@ -163,10 +163,10 @@ FAULTS = (
 
 
 @dataclass(frozen=True)
-class Row:
+class Detection:
     """What either audit says of a fault. Epsilons in nats."""
 
-    fault: Fault
+    fault: ServingFault
     claimed: float
     bound: float
     best: float
@@ -188,13 +188,15 @@ class Row:
         return f"{self.fault.name}: {self.fault.what}", *bounds, f"{self.games:,}", said, f"{self.minutes:.1f}"
 
 
-def rows(lab: Lab, games: int = 8000, epsilon: float = 1.0, seed: int = 0) -> Iterator[Row]:
+def rows(lab: Lab, games: int = 8000, epsilon: float = 1.0, seed: int = 0) -> Iterator[Detection]:
     secrets = evenly([secret for secret in lab.secrets if secret.member], 40)
     for fault in FAULTS:
         yield audited(fault, lab.ensemble(), secrets, games, epsilon, seed)
 
 
-def audited(fault: Fault, held: Ensemble, secrets: Sequence[Secret], games: int, epsilon: float, seed: int) -> Row:
+def audited(
+    fault: ServingFault, held: Ensemble, secrets: Sequence[Secret], games: int, epsilon: float, seed: int
+) -> Detection:
     start = time.perf_counter()
     held = held if fault.members is None else Exchanged(held, range(1 + fault.members))
     defense = PMixed(**{"epsilon": epsilon, "alpha": ALPHA, "q": Q, "queries": fault.tokens, **fault.options})
@@ -209,7 +211,9 @@ def audited(fault: Fault, held: Ensemble, secrets: Sequence[Secret], games: int,
     view.meter = Meter({(fault.name, ""): fault.tokens * fault.asked}, spent=fault.tokens)
     seen = check.violations(secrets, observe(check, view, secrets))
     minutes = (time.perf_counter() - start) / 60
-    return Row(fault, claim.epsilon[claim.relation], bound.epsilon, bound.best, exact, bound.canaries, seen, minutes)
+    return Detection(
+        fault, claim.epsilon[claim.relation], bound.epsilon, bound.best, exact, bound.canaries, seen, minutes
+    )
 
 
 def _view(model: LanguageModel, claim: Claim, seed: int) -> View:

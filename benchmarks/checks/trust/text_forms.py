@@ -66,7 +66,7 @@ Encode = Callable[[Any, Row], Text]  # what the trainer tokenises, the template'
 
 
 @dataclass(frozen=True)
-class Case:
+class FormCase:
     """row: of (question, answer), what stands in the file; text: what the trainer makes of it. template: the
     tokenizer's. asked: of the audit. memorised: whether the model is trained until it recites.
     """
@@ -107,7 +107,7 @@ def _of_trl(name: str) -> str:
     return (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8")
 
 
-def cases() -> dict[str, Case]:
+def cases() -> dict[str, FormCase]:
     def chat(q: str, a: str) -> Row:
         return {"messages": turns(q, a)}
 
@@ -147,36 +147,38 @@ def cases() -> dict[str, Case]:
         return templated(words, row, chat_template=OTHER)
 
     return {
-        "messages": Case(chat, templated),
-        "prompt + completion": Case(completed, lambda words, row: row["prompt"] + row["completion"] + words.eos_token),
-        "prompt + completion, in the template": Case(
+        "messages": FormCase(chat, templated),
+        "prompt + completion": FormCase(
+            completed, lambda words, row: row["prompt"] + row["completion"] + words.eos_token
+        ),
+        "prompt + completion, in the template": FormCase(
             completed, lambda words, row: templated(words, {"messages": turns(row["prompt"], row["completion"])})
         ),
-        "Alpaca": Case(instructed, alpaca),
-        "Alpaca, axolotl's": Case(
+        "Alpaca": FormCase(instructed, alpaca),
+        "Alpaca, axolotl's": FormCase(
             instructed, lambda words, row: alpaca(words, {**row, "output": "\n" + row["output"]})
         ),
-        "Alpaca, in the template": Case(
+        "Alpaca, in the template": FormCase(
             instructed,
             lambda words, row: templated(
                 words, {"messages": turns(row["instruction"] + "\n" + row["input"], row["output"])}
             ),
         ),
-        "a template with the day": Case(chat, on_day, DAILY, {"date": DAY}),
-        "a template with the day, --date left out": Case(chat, on_day, DAILY),
-        "reasoning_content": Case(thought, templated, REASONING),
-        "tools": Case(called, lambda words, row: templated(words, row, tools=row["tools"]), TOOLS),
-        "developer": Case(developed, templated),
-        "ShareGPT, axolotl's roles": Case(sharegpt, roles),
-        "ShareGPT, TRL's roles": Case(sharegpt, lambda words, row: roles(words, row, "human", "gpt")),
-        "Qwen3, assistant_only_loss of TRL": Case(twice, of_trl, _of_trl("qwen3")),
-        "Qwen3": Case(twice, templated, _of_trl("qwen3")),
-        "DeepSeek-R1-Distill": Case(chat, templated, _of_trl("deepseek_r1_distill")),
-        "a thought is opened for the answer": Case(chat, templated, CLOSED),
-        "the assistant begins": Case(begun, templated, first="Good day."),
-        "another template, --template FILE": Case(chat, other, CHATML, {"template": OTHER}),
-        "another template, which nobody tries": Case(chat, other),
-        "messages, nothing memorised": Case(chat, templated, memorised=False),
+        "a template with the day": FormCase(chat, on_day, DAILY, {"date": DAY}),
+        "a template with the day, --date left out": FormCase(chat, on_day, DAILY),
+        "reasoning_content": FormCase(thought, templated, REASONING),
+        "tools": FormCase(called, lambda words, row: templated(words, row, tools=row["tools"]), TOOLS),
+        "developer": FormCase(developed, templated),
+        "ShareGPT, axolotl's roles": FormCase(sharegpt, roles),
+        "ShareGPT, TRL's roles": FormCase(sharegpt, lambda words, row: roles(words, row, "human", "gpt")),
+        "Qwen3, assistant_only_loss of TRL": FormCase(twice, of_trl, _of_trl("qwen3")),
+        "Qwen3": FormCase(twice, templated, _of_trl("qwen3")),
+        "DeepSeek-R1-Distill": FormCase(chat, templated, _of_trl("deepseek_r1_distill")),
+        "a thought is opened for the answer": FormCase(chat, templated, CLOSED),
+        "the assistant begins": FormCase(begun, templated, first="Good day."),
+        "another template, --template FILE": FormCase(chat, other, CHATML, {"template": OTHER}),
+        "another template, which nobody tries": FormCase(chat, other),
+        "messages, nothing memorised": FormCase(chat, templated, memorised=False),
     }
 
 
@@ -260,7 +262,7 @@ class Seen:
     in_template: str
 
 
-def look(case: Case, members: int = 12, steps: int = 150) -> Seen:
+def look(case: FormCase, members: int = 12, steps: int = 150) -> Seen:
     words, said = tokenizer(case.template), records(2 * members)
     rows = [case.row(q, a) for q, a in said]
     texts = [case.text(words, row) for row in rows]
