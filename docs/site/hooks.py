@@ -13,7 +13,6 @@ ROOT = Path(__file__).resolve().parents[2]
 BESIDE = {  # path in the repository -> path in the site
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
-    "examples/ci/README.md": "gate-in-ci.md",
     "reports/example.png": "report.png",
 }
 _CODE = re.compile(r"`[^`\n]+`")  # GitHub wants its bars escaped in a table, the site as they are

@@ -9,7 +9,9 @@ import dataclasses
 import importlib
 import importlib.util
 import json
+import posixpath
 import re
+import runpy
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -30,7 +32,7 @@ from auditor.runs import grid, plan
 from benchmarks.checks import harness
 from tests.conftest import save_tiny
 from tests.docs import reference, rooms
-from tests.docs.pages import PAGES, ROOT, Command, File, links, options, parse, parts, spans, steps
+from tests.docs.pages import DOCS, PAGES, ROOT, Command, File, links, options, parse, parts, spans, steps
 
 Said = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -166,12 +168,24 @@ def test_commands_run(page: str, world: Path, here: Path, capsys: Said, monkeypa
         if isinstance(step, File) or step.why:
             continue
         program, *words = step.words
-        assert program == "audit", f"{step.where}: the test runs `audit` only; say why this is not run"
+        if program == "python":
+            make(words, monkeypatch)
+            continue
+        assert program == "audit", f"{step.where}: the test runs `audit` and examples only; say why this is not run"
         monkeypatch.setattr(sys, "argv", list(step.words))
         capsys.readouterr()
         code = call([*words, *smaller(words)])
         held = words[0] == "gate" or "--gate" in words
         assert code in ((0, 1, 4) if held else (0,)), f"{step.where}: exit code {code}\n{capsys.readouterr().err}"
+
+
+def make(words: Sequence[str], monkeypatch: Patch) -> None:
+    """Runs a script of examples/, for a few records where it knows how."""
+    script = ROOT / words[0]
+    assert script.is_relative_to(ROOT / "examples")
+    few = ["--few"] if '"--few"' in script.read_text(encoding="utf-8") else []
+    monkeypatch.setattr(sys, "argv", [words[0], *words[1:], *few])
+    runpy.run_path(str(script), run_name="__main__")
 
 
 def lay_out(world: Path, folder: Path, commands: list[tuple[str, ...]]) -> None:
@@ -202,6 +216,8 @@ def smaller(words: Sequence[str]) -> list[str]:
         return list(SMALLER["exposure"])
     if words[:2] == ["canaries", "make"] and "--audit" in words:
         return ["--audit", "40"]
+    if words[0] == "check":
+        return ["--minutes", "0.2"]
     if words[0] == "train":
         sizes = {"epochs": "1", "batch": "8"}
         return [word for name, value in sizes.items() for word in ("-D", f"{name}={value}")]
@@ -270,7 +286,20 @@ def plugin_options(flag: str) -> set[str]:
 
 def test_the_front_door_is_short_and_leads_everywhere() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
-    assert {str(Path(link)) for link in links("README.md")} >= set(PAGES) - {"README.md"}
+    found, below = set(), ["README.md"]
+    while below:
+        page = below.pop()
+        found.add(page)
+        there = (posixpath.normpath(posixpath.join(posixpath.dirname(page), link)) for link in links(page))
+        below += {one for one in there if one in PAGES} - found
+    assert found == set(PAGES) - {"examples/ci/README.md"}  # what lies in that folder; it leads to its tutorial
+
+
+def test_the_site_names_every_page() -> None:
+    nav = (ROOT / "docs" / "site" / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    named = re.findall(r": (\S+\.md)$", nav, re.M)
+    assert len(named) == len(set(named))
+    assert {f"docs/{name}" for name in named} >= set(DOCS)
 
 
 def test_ci_runs_the_two_commands_of_the_readme() -> None:
