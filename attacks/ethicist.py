@@ -262,7 +262,9 @@ def calibrated_confidence(candidates: Candidates) -> Tensor:
 def split(known: Sequence[Pair], validation: float, seed: int) -> tuple[list[Pair], list[Pair]]:
     """Known pairs at random into train and validation, at least one of each."""
     if len(known) < 2:
-        raise NotApplicable(f"needs at least 2 known pairs to tune a prompt (train and validation), got {len(known)}")
+        raise NotApplicable(
+            f"needs at least 2 auxiliary records to tune a prompt (train and validation), got {len(known)}"
+        )
     order = generator(seed, "known", "split").permutation(len(known))
     held = min(len(known) - 1, max(1, round(validation * len(known))))
     return [known[i] for i in order[held:]], [known[i] for i in order[:held]]

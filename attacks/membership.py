@@ -374,7 +374,7 @@ def _too_few(member: NDArray[np.bool_]) -> str:
     own, others = int(member.sum()), int((~member).sum())
     if min(own, others) >= roc.LEAST:
         return ""
-    return f"needs at least {roc.LEAST} members and {roc.LEAST} non-members to tell apart, got {own} and {others}"
+    return f"needs at least {roc.LEAST} members and {roc.LEAST} non-members to distinguish, got {own} and {others}"
 
 
 def _reference_count(observations: Sequence[Observation]) -> int:

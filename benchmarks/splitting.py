@@ -90,7 +90,7 @@ class Parts:
     def counted(self) -> str:
         """For a description: "12 members, 3 known pairs, 4 non-members"."""
         others = len(self.secrets) - self.members()
-        words = ((self.members(), "member"), (len(self.known), "known pair"), (others, "non-member"))
+        words = ((self.members(), "member"), (len(self.known), "auxiliary record"), (others, "non-member"))
         return ", ".join(plural(count, word) for count, word in words if count)
 
 
@@ -203,9 +203,9 @@ def _others(source: Source, trained: set[Pair], notes: list[str]) -> list[Record
     others = [record for record in unique if record.pair not in trained]
     gone = len(unique) - len(others)
     if not others:
-        raise AuditError(f"nothing is left of {source.where}: every row is also a member or a known pair")
+        raise AuditError(f"nothing is left of {source.where}: every row is also a member or an auxiliary record")
     if gone:
-        notes.append(f"{source.where}: left out {plural(gone, 'row')} identical to a member or a known pair")
+        notes.append(f"{source.where}: left out {plural(gone, 'row')} identical to a member or an auxiliary record")
     return others
 
 
@@ -252,14 +252,14 @@ def _source_notes(source: Source) -> list[str]:
 def _known_file_notes(source: Source, given: int, gone: int) -> list[str]:
     notes = [f"the attacker knows the {plural(given, 'pair')} of {source.where}"]
     if gone:
-        notes.append(f"left out {plural(gone, 'member')} identical to a known pair")
+        notes.append(f"left out {plural(gone, 'member')} identical to an auxiliary record")
     return notes
 
 
 def _known_note(given: int, unique: int, split: Split) -> str:
     if not given:
         why = "--known-fraction is 0" if split.known_fraction == 0 else "one member cannot be divided"
-        return f"the attacker knows no pairs ({why}): an attack that tunes on known pairs cannot run"
+        return f"the attacker knows no pairs ({why}): an attack that tunes on auxiliary data cannot run"
     return (
         f"the attacker knows {given} of the {unique} unique members (--known-fraction {split.known_fraction:g}, "
         f"seed {split.seed}); they are not attacked"

@@ -64,7 +64,7 @@ def training_texts(
     repeats = repeats_of(table)
     if sum(repeats) > _MOST_COPIES:
         raise AuditError(
-            f"{table.where}: expected at most {_MOST_COPIES:,} records to train on, each as often as its repeats say, "
+            f"{table.where}: expected at most {_MOST_COPIES:,} records to train on, counted by `repeats`, "
             f"got {sum(repeats):,}"
         )
     rows = [row for row, count in enumerate(repeats) for _ in range(count)]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 NO_GUARANTEE = (
     "no guarantee at any epsilon: the noise scale depends on which records are in a batch, so that the noise itself "
-    "tells neighbouring data sets apart"
+    "distinguishes neighbouring data sets"
 )
 
 

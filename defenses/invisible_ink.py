@@ -117,7 +117,7 @@ class InvisibleInk(Defense):
         if elsewhere:
             said.append(
                 f"{elsewhere} records begin as one of another batch does, which is asked in place of theirs: "
-                "what comes out of those is a floor"
+                "what is extracted of those is a lower bound"
             )
         if not self.queries and not scenario.queries:
             said.append(

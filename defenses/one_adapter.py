@@ -21,7 +21,7 @@ class OneAdapter(Defense):
     name: ClassVar[str] = "one-adapter"
     title: ClassVar[str] = "One adapter, all data"
     needs: ClassVar[tuple[str, ...]] = ("public", "whole")
-    claims: ClassVar[str] = "none: the control row of pmixed for its members' recipe"
+    claims: ClassVar[str] = "none: the control row of pmixed for its members' training configuration"
     ensemble: str = ""
 
     @property

@@ -11,13 +11,13 @@ from auditor.reports.topics import CHECK, Topic, titled
 from auditor.statistics.metrics import floor_of
 
 _NOTE = (
-    "Two events. A sample near the suffix is at least so likely, under the decoding of the row; the suffix is one of "
-    "them, so that this is never below the exact number. The suffix itself, token for token, is exactly so likely "
-    "under the decoding of the row, and at most so likely under every one that keeps the order of tokens: temperature, "
+    "Two events. A sample near the suffix is at least so likely, under the configuration's own decoding; the suffix "
+    "is one of them, so that this is never below the exact number. The suffix itself, token for token, is exactly so "
+    "likely under that decoding, and at most so likely under every one that keeps the order of tokens: temperature, "
     "top-k, top-p, min-p, greedy, at each token another. That ceiling says nothing of samples near the suffix, and "
     "nothing of beam search, repetition penalties, forbidden tokens or another text in front; of n samples one is the "
     "suffix with at most n times that probability. A window is a part of the suffix, behind the true text before it, "
-    "prefix included: where its ceiling is low, not even so short a part comes out for whoever has all before it."
+    "prefix included: where its ceiling is low, not even so short a part is extracted by whoever has all before it."
 )
 
 

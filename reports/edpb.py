@@ -206,8 +206,8 @@ def _scope(e: EdpbEvidence) -> list[str]:
     drawn, rows = sum(f.drawn for f in measured), sum(f.rows for f in measured)
     return [
         f"{counted(r.benchmark.members, 'member')} and {counted(r.benchmark.nonmembers, 'non-member')} attacked, "
-        f"{counted(r.benchmark.known, 'known pair')}; {counted(len(measured), 'configuration')} of model, access and "
-        f"attack ({attacks}; {settings}){left}; {counted(drawn, 'token')} drawn, {counted(rows, 'forward row')}."
+        f"{counted(r.benchmark.known, 'auxiliary record')}; {counted(len(measured), 'configuration')} of model, access "
+        f"and attack ({attacks}; {settings}){left}; {counted(drawn, 'token')} drawn, {counted(rows, 'forward row')}."
     ]
 
 

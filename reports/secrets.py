@@ -32,7 +32,7 @@ OUTCOMES = {
     "3": "extracted verbatim",
     "2": "another guess was right",
     "1": "extracted near-verbatim",
-    "0": "did not come out",
+    "0": "not extracted",
     ".": "measured by a probe",
 }
 

@@ -166,7 +166,7 @@ def _sparkline(finding: Finding) -> Text:
     shares = ", ".join(words.value(m) for _, m in measured)
     names = " ".join(name for name, _ in measured)
     return Text.assemble(
-        (f"repeats {names}", "bold"), "  ", (bars, "bold"), "  ", (f"{shares} (undefended, {finding.attack})", "dim")
+        (f"copies {names}", "bold"), "  ", (bars, "bold"), "  ", (f"{shares} (undefended, {finding.attack})", "dim")
     )
 
 

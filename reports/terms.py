@@ -14,7 +14,7 @@ from auditor.reports.topics import CHECK, Topic, by_target
 
 _NEVER = (
     "A claim is consistent where an audit could have contradicted it and did not: that does not prove it. An audit "
-    "is too weak where not even all-right guesses would have, or where its games look at a part of the tokens that the "
+    "is too weak where it had no power to refute the claim, or where its games look at a part of the tokens that the "
     "claim covers, and these give away less than it by themselves. Every audit of a model gets an equal share of the "
     "level."
 )
@@ -96,7 +96,7 @@ def _attacked(result: AuditResult) -> list[Block]:
         ("Members attacked", f"{n.members:,}"),
         ("Non-members attacked", f"{n.nonmembers:,}"),
         ("Known to the attacker", f"{n.known:,} pairs, never attacked"),
-        ("Near-duplicates of known pairs", _near_duplicates(n)),
+        ("Near-duplicates of auxiliary data", _near_duplicates(n)),
         *((("Canaries", _canaries(n)),) if n.canaries else ()),
     )
     blocks: list[Block] = [Paragraph(n.description)] if n.description else []
@@ -118,7 +118,7 @@ def _near_duplicates(n: BenchmarkRecord) -> str:
         return "not counted"
     if not n.near_duplicates:
         return "none among the members"
-    return f"{n.near_duplicates:,} of {n.members:,} members: these may come from the known pairs, not from the model"
+    return f"{n.near_duplicates:,} of {n.members:,} members: these may come from the auxiliary data, not from the model"
 
 
 def _greedy_table(result: AuditResult) -> Table:
@@ -242,7 +242,7 @@ def _cost_row(result: AuditResult, f: Finding, options: Sequence[str], notes: Se
 
 def _reproduce(result: AuditResult) -> list[Block]:
     seeds = (
-        f"Seed {result.seed}. Every secret owns its random numbers, keyed by seed, target, sampling recipe and secret, "
+        f"Seed {result.seed}. Every secret owns its random numbers, keyed by seed, target, sampling and secret, "
         "so the guesses do not depend on batch size, workers or resuming."
     )
     timings = (f"{words.duration(seconds):>14}  {words.plain(stage)}" for stage, seconds in result.timings.items())

@@ -192,7 +192,7 @@ class Terminal:
     def greedy(self, recall: Mapping[str, Measurement]) -> None:
         parts = [f"{key} → {m.value:.0%}" for key, m in recall.items()]
         if self._verbose:
-            err().print(f"           greedy recall by repeats: {', '.join(parts)}", markup=False, highlight=False)
+            err().print(f"           greedy recall by copies: {', '.join(parts)}", markup=False, highlight=False)
 
 
 @contextmanager

@@ -51,9 +51,7 @@ class ModelsBeside:
     def _texts(self) -> Sequence[Tokens]:
         """Records that are neither attacked nor were to be forgotten. Raises AuditError for none."""
         if not (texts := self.site.benchmark.unattacked):
-            raise AuditError(
-                "expected known pairs to relearn on, which --known or --known-fraction leaves the attacker, got none"
-            )
+            raise AuditError("expected auxiliary data to relearn on (--known or --known-fraction), got none")
         return texts
 
     def _relearned(self, model: LanguageModel) -> LanguageModel:

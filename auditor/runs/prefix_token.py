@@ -155,7 +155,7 @@ def choose(
     if as_trained:
         return PrefixToken((), "prefix token: none: the data hold the token ids of the training")
     if known or not canaries:
-        return _likeliest(model, known, longest, "known pairs", framed)
+        return _likeliest(model, known, longest, "auxiliary records", framed)
     if any(secret.canary is not None and secret.canary.space is not None for secret in canaries):
         drawn = _drawn_anew(canaries, model.tokenizer)
         return _likeliest(model, drawn, longest, "new texts of the canaries' formats")

@@ -218,4 +218,4 @@ def limit_known(benchmark: Benchmark, limit: int | None, seed: int) -> None:
         return
     kept = sorted(generator("benchmark", "known limit", seed).permutation(len(known))[:limit])
     benchmark.known = tuple(known[i] for i in kept)
-    benchmark.notes += (f"--known-limit left the attacker {limit} of {len(known)} known pairs",)
+    benchmark.notes += (f"--known-limit left the attacker {limit} of {len(known)} auxiliary records",)

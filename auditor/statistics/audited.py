@@ -103,7 +103,7 @@ def powerless(audit: Audited, limit: float) -> str:
     the limit by itself, no guess about it speaks to the claim of them all.
     """
     if audit.best <= limit:
-        return "not even all-right guesses would have exceeded it"
+        return "the audit had no power to refute it: every guess right would not have exceeded it"
     if audit.table is None:
         return ""
     if audit.tokens is None:
@@ -224,7 +224,7 @@ def _check(scores: NDArray[np.floating], included: NDArray[np.bool_], delta: flo
     if np.isnan(scores).any():
         raise AuditError(f"expected a score of every canary, got NaN for {int(np.isnan(scores).sum())} of {m}")
     if (scores == scores[0]).all():
-        raise AuditError(f"expected scores that tell canaries apart, got {float(scores[0]):g} for all {m}")
+        raise AuditError(f"expected scores that distinguish canaries, got {float(scores[0]):g} for all {m}")
     if binomtest(inside, m).pvalue < _UNFAIR:
         raise AuditError(f"expected canaries that went in by fair coins, got {inside} of {m} in")
 

@@ -170,7 +170,7 @@ def _of_generations() -> Iterator[Metric]:
     yield Metric("memorised_generations", "Generations that hold a memorised n-gram", exact=True)
     yield Metric("records_out", "Training records extracted", "count")
     yield Metric("new_records_per_1000", "New records per 1,000 generations to come (Good–Turing)", _PER_1000)
-    yield Metric("records_to_come_out", "Records that would come out in the end, at least (Chao)", "records")
+    yield Metric("records_to_come_out", "Records extracted in the end, at least (Chao)", "records")
     for name, title in RANKINGS.items():
         said = f"Memorised among the first 100 by {title}"
         yield Metric(f"memorised_in_top_100_{name}", said, exact=True)

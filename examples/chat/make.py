@@ -90,7 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     fresh = [next(told) for _ in range(FRESH // by)]
     public = [conversation(rng, rng.choice(names[-100:])) for _ in range(PUBLIC // by)]
     given.out.mkdir(parents=True, exist_ok=True)
-    for name, rows in {"chats": [row for copies in private for row in copies], "fresh": fresh, "public": public}.items():
+    copied = [row for copies in private for row in copies]
+    for name, rows in {"chats": copied, "fresh": fresh, "public": public}.items():
         (given.out / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     words = tokenizer([str(row) for row in public])
     untrained(words, given.seed).save_pretrained(given.out / "untrained")

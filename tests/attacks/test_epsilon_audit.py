@@ -82,7 +82,7 @@ def test_a_model_that_saw_none_of_them_proves_nothing(learnt: LanguageModel, pub
         assert "scored by loss, of the secret alone" in EpsilonAudit().notes(asked, observed)
     difference = EpsilonAudit(score="difference")
     asked, observed = seen(difference, view(public, reference=public))
-    with pytest.raises(NotApplicable, match="expected scores that tell canaries apart"):
+    with pytest.raises(NotApplicable, match="expected scores that distinguish canaries"):
         difference.measurements(asked, observed)
     with pytest.raises(NotApplicable, match="needs a reference model"):
         seen(difference, view(learnt))

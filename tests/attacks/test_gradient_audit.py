@@ -138,7 +138,7 @@ def test_steps_that_are_not_what_they_are_said_to_be_are_violations(more: dict[s
     ("kept", "sentence"),
     [
         (replace(KEPT, included=(True, False), scores=(1.0, 0.0), sums=(1.0, 0.0)), "canaries, .* got 2"),
-        (replace(KEPT, scores=(1.0,) * 40), "scores that tell canaries apart, got 1 for all 40"),
+        (replace(KEPT, scores=(1.0,) * 40), "scores that distinguish canaries, got 1 for all 40"),
         (replace(KEPT, scores=(math.nan,) * 40), "expected a score of every canary, got NaN for 40 of 40"),
     ],
 )

@@ -172,7 +172,7 @@ def test_scores_that_are_no_numbers_rank_nothing(neox: HuggingFaceModel, make_ti
 
 
 def test_members_alone_are_refused_before_a_model_is_asked() -> None:
-    said = r"needs at least 4 members and 4 non-members to tell apart, got 9 and 0: give --nonmembers FILE"
+    said = r"needs at least 4 members and 4 non-members to distinguish, got 9 and 0: give --nonmembers FILE"
     with pytest.raises(AuditError, match=said):
         Membership().check(secrets(9, 0))
     with pytest.raises(AuditError, match="got 9 and 3"):

@@ -70,7 +70,7 @@ def test_known_pairs_are_split_without_loss() -> None:
     assert split(pairs, 0.2, seed=0) == (train, validation)
     assert split(pairs, 0.2, seed=1) != (train, validation)
     assert [len(part) for part in split(pairs[:2], 0.01, 0)] == [1, 1]
-    with pytest.raises(NotApplicable, match="at least 2 known pairs"):
+    with pytest.raises(NotApplicable, match="at least 2 auxiliary records"):
         split(pairs[:1], 0.1, 0)
 
 

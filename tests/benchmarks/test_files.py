@@ -394,7 +394,7 @@ def test_known_pairs_from_a_file_take_their_twins_out_of_the_members(tmp_path: P
     benchmark = build(data, known=known, known_fraction=0.5)
     assert [decode(pair.suffix)[-1] for pair in benchmark.known] == ["3", "4", "5"]
     assert [s.id for s in benchmark.secrets] == ["row-000000", "row-000001", "row-000002"]
-    assert any("left out 2 members identical to a known pair" in note for note in benchmark.notes)
+    assert any("left out 2 members identical to an auxiliary record" in note for note in benchmark.notes)
 
 
 def test_nonmembers_are_attacked_too_unless_they_are_members(tmp_path: Path) -> None:
@@ -404,8 +404,8 @@ def test_nonmembers_are_attacked_too_unless_they_are_members(tmp_path: Path) -> 
     assert [s.id for s in nonmembers] == ["nonmember-000002", "nonmember-000003"]
     assert all(s.repeats == 0 for s in nonmembers)
     assert benchmark.heldout == tuple(s.prefix + s.suffix for s in nonmembers)
-    assert any("left out 2 rows identical to a member or a known pair" in note for note in benchmark.notes)
-    assert benchmark.description == "d.jsonl: 3 members, 3 known pairs, 2 non-members"
+    assert any("left out 2 rows identical to a member or an auxiliary record" in note for note in benchmark.notes)
+    assert benchmark.description == "d.jsonl: 3 members, 3 auxiliary records, 2 non-members"
     assert [query.id for query in benchmark.challenge().queries] == [s.id for s in benchmark.secrets]
 
 
@@ -440,7 +440,7 @@ def test_nothing_left_is_refused_with_the_reasons(tmp_path: Path) -> None:
     assert "unusable rows (2 rows: shorter than 50 + 50 tokens)" in refusal(short)
     assert "nothing is left of --known" in refusal(data, known=short)
     assert "every row is also in --known" in refusal(data, known=same)
-    assert "every row is also a member or a known pair" in refusal(data, nonmembers=data)
+    assert "every row is also a member or an auxiliary record" in refusal(data, nonmembers=data)
 
 
 def test_notes_name_rows_and_never_their_text(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_known_pairs_nonmembers_copies_and_limit(tmp_path: Path) -> None:
     assert len(benchmark.known) == 6
     assert [sum(s.member == member for s in benchmark.secrets) for member in (True, False)] == [3, 3]
     assert {s.prefix for s in benchmark.secrets}.isdisjoint(pair.prefix for pair in benchmark.known)
-    with pytest.raises(AuditError, match="every row is also a member or a known pair"):
+    with pytest.raises(AuditError, match="every row is also a member or an auxiliary record"):
         build(data, nonmembers=data)
     split = build(data, known_fraction=0.5)
     assert len(split.known) == len(split.secrets) == 3

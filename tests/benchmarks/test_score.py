@@ -309,7 +309,7 @@ def test_the_run_counts_members_that_nearly_repeat_a_known_pair(world: Path, ran
     assert known and known != set(range(5, 10))  # else there is nothing to count
     counted = json.loads((ran / "result.json").read_text())["benchmark"]["near_duplicates"]
     assert counted == 5 - len(known)
-    assert f"{counted} of 31 members: these may come from the known pairs" in (ran / "report.md").read_text()
+    assert f"{counted} of 31 members: these may come from the auxiliary data" in (ran / "report.md").read_text()
 
 
 def test_the_submission_is_private_and_the_terminal_says_so(world: Path, tmp_path: Path, capsys: Said) -> None:

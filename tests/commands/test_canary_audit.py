@@ -114,7 +114,7 @@ def test_samples_do_inside_the_claim(world: Path) -> None:
     more = ["--attack", "epsilon-audit", "-A", "by=samples", "--samples", "4", "--setting", "claim"]
     assert run(world, "model", world / "sampled", *more) == 0
     (row,) = saved.read(world / "sampled").findings
-    assert row.access == ("draw",) and (row.main is not None or "tell canaries apart" in row.not_applicable)
+    assert row.access == ("draw",) and (row.main is not None or "distinguish canaries" in row.not_applicable)
 
 
 def test_several_trainings_are_one_trial_each(world: Path, finished: Path, of_private: Path, capsys: Said) -> None:

@@ -105,14 +105,14 @@ def test_facts_are_in_every_report(result: AuditResult, fact: str) -> None:
 @pytest.mark.parametrize(
     ("count", "text"),
     [
-        (7, "7 of 320 members: these may come from the known pairs"),
+        (7, "7 of 320 members: these may come from the auxiliary data"),
         (0, "none among the members"),
         (None, "not counted"),
     ],
 )
 def test_near_duplicates_of_known_pairs_are_counted(result: AuditResult, count: int | None, text: str) -> None:
     shown = replace(result, benchmark=replace(result.benchmark, near_duplicates=count))
-    assert f"- Near-duplicates of known pairs: {text}" in markdown.render(shown)
+    assert f"- Near-duplicates of auxiliary data: {text}" in markdown.render(shown)
     assert text in "".join(Page(html.render(shown)).text)
 
 
@@ -173,7 +173,7 @@ def test_the_screen_fits(with_probe: AuditResult, width: int) -> None:
 
 def test_the_screen_ends_with_what_to_do_next(result: AuditResult) -> None:
     text = screen(result, 120, Path("runs/my run"))
-    assert "repeats 1 2 4 8 16  ▁ ▁ ▅ █ █" in text
+    assert "copies 1 2 4 8 16  ▁ ▁ ▅ █ █" in text
     assert "report: runs/my run/report.html" in text
     assert "next:   audit advise 'runs/my run'" in text
 

@@ -144,7 +144,7 @@ def test_a_gemma_recites_behind_what_its_tokenizer_puts_in_front() -> None:
 
 def test_every_row_says_it_and_nothing_else_depends_on_it(auto: Path, without: Path, capsys: Said) -> None:
     told, plain = result(auto), result(without)
-    assert told["prefix_token"].startswith("prefix token: <bos> (tokenizer default; 7 known")
+    assert told["prefix_token"].startswith("prefix token: <bos> (tokenizer default; 7 auxiliary")
     assert (
         "none" in told["prefix_token"]
         and plain["prefix_token"] == "prefix token: none, as asked for (--prefix-token none)"
@@ -237,17 +237,17 @@ BOTH = tokenizer(bos_token="<bos>", eos_token="<eos>")
 
 def test_the_known_pairs_decide() -> None:
     assert chosen(EOS, BOTH).tokens == (EOS,)
-    assert chosen(EOS, BOTH).said.startswith("prefix token: <eos> (most likely of 3; 8 known pairs: ")
+    assert chosen(EOS, BOTH).said.startswith("prefix token: <eos> (most likely of 3; 8 auxiliary records: ")
     assert chosen(BOS, BOTH).tokens == (BOS,)
     assert chosen(EOS, tokenizer(eos_token="<eos>")).tokens == (EOS,)
     assert chosen(None, tokenizer(eos_token="<eos>")).said.startswith(
-        "prefix token: none (tokenizer default; 8 known pairs: "
+        "prefix token: none (tokenizer default; 8 auxiliary records: "
     )
 
 
 def test_one_pair_is_no_reason_to_leave_the_tokenizers_own() -> None:
     assert chosen(EOS, BOTH, KNOWN[:1]).tokens == (BOS,)
-    assert chosen(EOS, BOTH, ()).said == "prefix token: <bos> (tokenizer default; no known pairs to choose by)"
+    assert chosen(EOS, BOTH, ()).said == "prefix token: <bos> (tokenizer default; no auxiliary records to choose by)"
 
 
 def test_texts_of_the_canaries_formats_stand_in_for_known_pairs() -> None:
@@ -289,7 +289,7 @@ def test_a_lead_that_has_no_room_is_left_out() -> None:
     assert full.tokens == () and "no room for the tokenizer default, <bos>" in full.said
     assert chosen(BOS, BOTH, longest=15).tokens == (BOS,)
     long = Pair((3,) * 10, (4,) * 10)  # refused by name where it is attacked
-    assert "; 8 known pairs:" in chosen(BOS, BOTH, (*KNOWN, long), longest=13).said
+    assert "; 8 auxiliary records:" in chosen(BOS, BOTH, (*KNOWN, long), longest=13).said
 
 
 @pytest.mark.parametrize(

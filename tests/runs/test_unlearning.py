@@ -266,7 +266,7 @@ def test_a_plan_of_what_does_not_go_together_is_refused(world: Path, more: dict[
         ),
         (
             ["--forget", "{}/forget.jsonl", "--before", "{}/before", "--known-fraction", "0", "--relearn", "2"],
-            "expected known pairs to relearn on",
+            "expected auxiliary data to relearn on",
         ),
         (
             ["--forget", "{}/forget.jsonl", "--before", "{}/before", "--defense", "npo", "-D", "model={}/after"],

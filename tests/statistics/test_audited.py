@@ -125,7 +125,7 @@ def test_with_delta_some_epsilons_are_beyond_any_number_of_canaries() -> None:
     ("scores", "included", "said"),
     [
         ([1.0, math.nan] * 50, [True, False] * 50, "got NaN for 50 of 100"),
-        ([2.0] * 100, [True, False] * 50, "tell canaries apart, got 2 for all 100"),
+        ([2.0] * 100, [True, False] * 50, "distinguish canaries, got 2 for all 100"),
         ([1.0, 2.0] * 50, [True] * 100, "fair coins, got 100 of 100 in"),
         ([1.0, 2.0] * 50, [False] * 100, "fair coins, got 0 of 100 in"),
         ([1.0, 2.0, 3.0], [True, False, True], "at least 6 canaries, .* got 3"),
