@@ -41,7 +41,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Written:
+class RenderedChat:
     """A conversation as text and tokens, with its answers, or why one of them cannot be asked for."""
 
     text: str
@@ -66,7 +66,7 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Cut:
+class AnswerCut:
     """One answer as a secret; `at`: where its suffix begins, in tokens; `stands`: what it is in the conversation."""
 
     prefix: Tokens
@@ -88,7 +88,7 @@ class _Span:
 # --- what is written --------------------------------------------------------------------------------------------------
 
 
-def write(tokenizer: Any, said: Conversation, form: Form) -> Written:
+def write(tokenizer: Any, said: Conversation, form: Form) -> RenderedChat:
     """The conversation in this rendering. Raises Unusable where nothing can be written, or nothing of it be asked for.
 
     Raises AuditError for a template that drops the system turn: the model never saw what it says.
@@ -114,7 +114,7 @@ def write(tokenizer: Any, said: Conversation, form: Form) -> Written:
     return _written(tokenizer, whole, spans, _marked(tokenizer, said, form, messages), remarks)
 
 
-def _plain(tokenizer: Any, said: Conversation, form: Form) -> Written:
+def _plain(tokenizer: Any, said: Conversation, form: Form) -> RenderedChat:
     """Without a template: one text, and the end of text behind it, as TRL puts it there."""
     end = str(getattr(tokenizer, "eos_token", None) or "")
     text, spans = "", list[_Span | Unusable]()
@@ -138,13 +138,13 @@ def _written(
     spans: Sequence[_Span | Unusable],
     marked: tuple[bool, ...] | None,
     remarks: Sequence[str],
-) -> Written:
+) -> RenderedChat:
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     offsets = tuple((int(start), int(end)) for start, end in encoded["offset_mapping"])
     answers = tuple(span if isinstance(span, Unusable) else _answer(text, offsets, span) for span in spans)
     if not any(isinstance(answer, Answer) for answer in answers):
         raise next((answer for answer in answers if isinstance(answer, Unusable)), Unusable("no assistant turn"))
-    return Written(text, tuple(encoded["input_ids"]), offsets, answers, marked, tuple(remarks))
+    return RenderedChat(text, tuple(encoded["input_ids"]), offsets, answers, marked, tuple(remarks))
 
 
 def _answer(text: str, offsets: Sequence[tuple[int, int]], span: _Span) -> Answer | Unusable:
@@ -314,8 +314,8 @@ def _tokens_of(text: str, offsets: Sequence[tuple[int, int]], start: int, end: i
 
 
 def cut(
-    tokenizer: Any, said: Conversation, written: Written, form: Form, knows: str, longest: int, shown: int | None
-) -> Iterator[Cut | Unusable]:
+    tokenizer: Any, said: Conversation, written: RenderedChat, form: Form, knows: str, longest: int, shown: int | None
+) -> Iterator[AnswerCut | Unusable]:
     """Each answer that an attacker who knows so much can ask for, as a secret; or why there is none.
 
     `user`: all that came before an answer; `partial:F`: that, and the share F of the answer's tokens; `system`: the
@@ -343,7 +343,7 @@ def cut(
         if not prefix:
             yield Unusable("an answer with nothing before it")
             continue
-        yield Cut(prefix, written.tokens[middle:last], wording, middle, stands)
+        yield AnswerCut(prefix, written.tokens[middle:last], wording, middle, stands)
 
 
 def _system_alone(tokenizer: Any, said: Conversation, form: Form) -> str:

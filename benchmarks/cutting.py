@@ -29,7 +29,7 @@ BATCH = 1000  # rows tokenised at once: offsets of a whole data set need not fit
 
 
 @dataclass(frozen=True)
-class Cut:
+class Cutting:
     """How a row becomes prefixes and suffixes: lengths in tokens, the stride of windows, what an attacker knows."""
 
     tokenizer: Any
@@ -71,7 +71,7 @@ def tokenizer_note(tokenizer: PreTrainedTokenizerBase) -> str:
     return f"tokenised by {type(tokenizer).__name__}, {len(tokenizer)} tokens, without special tokens{default}"
 
 
-def parts_of(table: RecordTable, cut: Cut, remarks: Counter[str]) -> tuple[Iterator[Part], str, Sequence[str]]:
+def parts_of(table: RecordTable, cut: Cutting, remarks: Counter[str]) -> tuple[Iterator[Part], str, Sequence[str]]:
     """The secrets of each row, how they were cut, and what the rows say, which is whole when all secrets are read.
 
     remarks: is given what of conversations is not written, with how many say so. Raises AuditError for a flag that says
@@ -98,7 +98,7 @@ def parts_of(table: RecordTable, cut: Cut, remarks: Counter[str]) -> tuple[Itera
     return _cut_texts(cut, prefix, said), how, said
 
 
-def _cut_texts(cut: Cut, prefix: int, texts: Sequence[str]) -> Iterator[Part]:
+def _cut_texts(cut: Cutting, prefix: int, texts: Sequence[str]) -> Iterator[Part]:
     """(prefix,) and (suffix_length,) tokens of each text, once or at every stride; what is left over is not used."""
     total = prefix + cut.suffix_length
     for first in range(0, len(texts), BATCH):
@@ -146,7 +146,7 @@ def _cut_pair(tokenizer: Any, prefix: str, suffix: str, ids: list[int], offsets:
 
 
 def _cut_conversations(
-    cut: Cut,
+    cut: Cutting,
     form: Form,
     knows: str,
     said: Iterator[talks.Conversation | talks.Unusable],

@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING
 
 from auditor.benchmarks import chat, marks, talks
 from auditor.benchmarks.columns import COLUMNS, PLAIN, conversations, groups_of, joined, layout_of, marks_of, repeats_of
-from auditor.benchmarks.cutting import BATCH, LENGTH, Cut, encode, fast_tokenizer, parts_of, tokenizer_note, usual_form
+from auditor.benchmarks.cutting import (
+    BATCH,
+    LENGTH,
+    Cutting,
+    encode,
+    fast_tokenizer,
+    parts_of,
+    tokenizer_note,
+    usual_form,
+)
 from auditor.benchmarks.forms import Form
 from auditor.benchmarks.occurrences import occurrences, runs_on
 from auditor.benchmarks.splitting import Record, Source, Split, check_lengths, divide, plural, rows_named
@@ -65,7 +74,7 @@ class Files(Benchmark):
         check_lengths(prefix_length, suffix_length)
         split = Split(known_fraction, limit, seed)
         self.tokenizer = fast_tokenizer(tokenizer)
-        cut = Cut(self.tokenizer, prefix_length, suffix_length or LENGTH, windows, knows, form)
+        cut = Cutting(self.tokenizer, prefix_length, suffix_length or LENGTH, windows, knows, form)
         members = _source("--data", data, cut, group_column)
         pairs = None if known is None else _source("--known", known, cut)
         others = None if nonmembers is None else _source("--nonmembers", nonmembers, cut, group_column)
@@ -103,7 +112,7 @@ class Files(Benchmark):
             yield from zip(map(tuple, encoded), repeats[first : first + BATCH], strict=True)
 
 
-def _source(flag: str, name: str, cut: Cut, group_column: str | None = None) -> Source:
+def _source(flag: str, name: str, cut: Cutting, group_column: str | None = None) -> Source:
     """The rows of one file as records. Rows that cannot be cut are listed by reason."""
     table = filled(read_table(flag, name, COLUMNS if group_column is None else (*COLUMNS, group_column)))
     layout = layout_of(table)

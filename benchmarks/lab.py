@@ -37,7 +37,7 @@ from auditor.benchmarks.lab_training import (
     make_tokenizer,
 )
 from auditor.benchmarks.masked import MaskedRecipe
-from auditor.benchmarks.parts import Alone, Parts
+from auditor.benchmarks.parts import Alone, LabParts
 from auditor.core.cache import cache_folder
 from auditor.core.nouns import Tokens, evenly
 from auditor.models.huggingface import HuggingFaceModel
@@ -118,7 +118,7 @@ class Lab(Benchmark):
         self.masked_recipe = masked_recipe or MaskedRecipe()
         texts = make_texts(self.recipe)
         self.folder = (cache or cache_folder()) / "lab" / _digest(self.recipe, texts)
-        self.parts = Parts(self.folder, makes, _TOKENIZER, _FOUNDATIONS, self._note)
+        self.parts = LabParts(self.folder, makes, _TOKENIZER, _FOUNDATIONS, self._note)
         self.description = (
             f"{self.recipe.layers}-layer GPT-NeoX of width {self.recipe.hidden}, trained on the spot on synthetic "
             f"mails, patient notes and payments (Faker); records occur {', '.join(map(str, self.recipe.counts))} times"

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.models import memory
-from auditor.statistics.memorised import Standing
+from auditor.statistics.memorised import NGramMatches
 
 INSTALL = "pip install 'audit-lm[untargeted]'"
 _AT_ONCE = 2**15  # n-grams looked up at once: what is compared stays in a core's own memory
@@ -32,7 +32,7 @@ Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class NGrams:
+class NGramIndex:
     """The index. Texts that were trained on come first, each once, then held-out ones.
 
     starts: (texts + 1,) where each begins in `codes`, which hold 0 behind each; copies: how often each trained text
@@ -62,7 +62,7 @@ class NGrams:
         known = len(self.copies)
         return int(places[:known].sum()), int(places[known:].sum())
 
-    def standing(self, texts: Sequence[Tokens], n: int) -> list[Standing]:
+    def standing(self, texts: Sequence[Tokens], n: int) -> list[NGramMatches]:
         """Of each text, its n-grams that stand here."""
         windows, owner, at = self._windows(texts, n)
         first = np.concatenate([np.empty(0, np.int64), *(self._bound(some, False) for some in _pieces(windows))])
@@ -72,7 +72,7 @@ class NGrams:
         owner, at = owner[here], at[here]
         ends = np.searchsorted(owner, np.arange(len(texts) + 1))  # windows come text by text
         parts = (slice(start, end) for start, end in pairwise(ends.tolist()))
-        return [Standing(at[own], trained[own], heldout[own], record[own]) for own in parts]
+        return [NGramMatches(at[own], trained[own], heldout[own], record[own]) for own in parts]
 
     def home(self, texts: Sequence[Tokens]) -> list[int]:
         """The text that each of these stands in as a whole; -1 where that is none, or not one alone."""
@@ -148,7 +148,7 @@ class NGrams:
         return (least < known)[each], (most >= known)[each], np.where(least == most, most, -1)[each]
 
 
-def build(trained: Iterable[tuple[Tokens, int | None]], heldout: Iterable[Tokens]) -> NGrams:
+def build(trained: Iterable[tuple[Tokens, int | None]], heldout: Iterable[Tokens]) -> NGramIndex:
     """The index of what was trained on, with how often, and of held-out text; texts that are the same become one.
 
     Raises AuditError where it does not fit into memory, before it is made, and where libdivsufsort is missing.
@@ -181,7 +181,7 @@ def build(trained: Iterable[tuple[Tokens, int | None]], heldout: Iterable[Tokens
     for start, text in zip(starts, texts, strict=False):
         codes[start : start + len(text)] = place[text]
     del texts
-    return NGrams(starts, tuple(copies[:known]), letters, codes, _sorted(pydivsufsort.divsufsort, codes, width))
+    return NGramIndex(starts, tuple(copies[:known]), letters, codes, _sorted(pydivsufsort.divsufsort, codes, width))
 
 
 def needed(tokens: int, width: int) -> int:

@@ -33,7 +33,7 @@ class Alone:
 
 
 @dataclass(frozen=True)
-class Parts:
+class LabParts:
     """The lab's parts below one folder.
 
     makes: whether what is missing is built; else that is refused. first: the part that all others are built on.

@@ -35,7 +35,7 @@ _LIKENESS = Levenshtein.normalized_similarity
 
 
 @dataclass(frozen=True)
-class Corpus:
+class MarkedTexts:
     """Texts, how often each was trained on, and what each marks. where: as the user named it."""
 
     where: str
@@ -110,7 +110,7 @@ class _Sieve:
         self._noise = generator("secrets", whose, asked.seed)
         self._said, self._prefixes = set[Mark](), set[str]()
 
-    def fill(self, corpus: Corpus, wanted: Mapping[str, int]) -> None:
+    def fill(self, corpus: MarkedTexts, wanted: Mapping[str, int]) -> None:
         """Takes so many of each kind, of rows in random order; without kinds, as many as are asked for of any.
 
         One a row at most, of the kind that is rarest so far: secrets of one row are no secrets apart.
@@ -164,7 +164,7 @@ class _Sieve:
         return self.said() or "nothing of these kinds was found"
 
 
-def make(data: Corpus, asked: Picking, heldout: Corpus | None = None, regions: Sequence[str] = ()) -> Made:
+def make(data: MarkedTexts, asked: Picking, heldout: MarkedTexts | None = None, regions: Sequence[str] = ()) -> Made:
     """Members, and where there are held-out texts as many non-members that match them.
 
     regions: of telephone numbers (`pii.Recognisers`). Raises AuditError for kinds that nobody knows, without the extra
@@ -211,7 +211,7 @@ def _lines(rows: Iterable[Mapping[str, Any]]) -> str:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def _check_kinds(kinds: Sequence[str], data: Corpus) -> None:
+def _check_kinds(kinds: Sequence[str], data: MarkedTexts) -> None:
     marked = {kind for row in data.marks for kind, _ in row}
     for kind in kinds:
         if kind not in {*pii.KINDS, *marked, RANDOM}:
@@ -219,7 +219,7 @@ def _check_kinds(kinds: Sequence[str], data: Corpus) -> None:
             raise AuditError(f"expected --kinds of {known}, got {kind!r}: the column {marks.COLUMN} marks other kinds")
 
 
-def _counted(data: Corpus, texts: Iterable[str]) -> dict[str, int]:
+def _counted(data: MarkedTexts, texts: Iterable[str]) -> dict[str, int]:
     return occurrences(dict.fromkeys(texts, True), data.texts, data.times)
 
 
@@ -288,7 +288,7 @@ def _warnings(members: Sequence[Picked], matched: Sequence[tuple[Picked, Picked]
 # --- in words ---------------------------------------------------------------------------------------------------------
 
 
-def _of_members(data: Corpus, sieve: _Sieve, repeats: Sequence[int]) -> str:
+def _of_members(data: MarkedTexts, sieve: _Sieve, repeats: Sequence[int]) -> str:
     least, most = min(repeats), max(repeats)
     times = f"{least:,} to {most:,}" if most > least else f"{least:,}"
     return (
@@ -297,7 +297,7 @@ def _of_members(data: Corpus, sieve: _Sieve, repeats: Sequence[int]) -> str:
     )
 
 
-def _of_others(heldout: Corpus, sieve: _Sieve, chosen: Sequence[Picked]) -> str:
+def _of_others(heldout: MarkedTexts, sieve: _Sieve, chosen: Sequence[Picked]) -> str:
     counts = Counter(one.kind for one in chosen)
     return f"{heldout.where}: {_listed(counts)}, matched by kind and by length, not by subject" + _behind(sieve.said())
 

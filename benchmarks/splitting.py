@@ -75,7 +75,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Parts:
+class SplitData:
     """What a Benchmark holds: members first, then non-members; `heldout` is the non-members' prefix + suffix."""
 
     secrets: tuple[Secret, ...]
@@ -108,7 +108,7 @@ def divide(
     split: Split,
     label: str,
     forget: Source | None = None,
-) -> Parts:
+) -> SplitData:
     """Unique members into known and attacked ones, non-members beside them; ids are `label-000017`, by first row.
 
     Known pairs are never attacked, and nothing that was to be forgotten is known. A non-member that is also a member,
@@ -152,7 +152,7 @@ def divide(
     forgotten = frozenset(
         secret.id for secret, record in zip(secrets[: len(attacked)], attacked, strict=True) if record.row in lost
     )
-    return Parts(tuple(secrets), tuple(record.pair for record in given), heldout, tuple(notes), forgotten)
+    return SplitData(tuple(secrets), tuple(record.pair for record in given), heldout, tuple(notes), forgotten)
 
 
 def _to_forget(forget: Source, members: Sequence[Record]) -> set[int]:

@@ -18,7 +18,7 @@ from auditor.benchmarks.columns import (
     repeats_of,
     units_of,
 )
-from auditor.benchmarks.picking import Corpus
+from auditor.benchmarks.picking import MarkedTexts
 from auditor.benchmarks.tables import RecordTable, filled, read_table
 from auditor.core.errors import AuditError
 from auditor.core.streams import generator
@@ -35,10 +35,10 @@ def read_texts(flag: str, name: str) -> list[str]:
     return joined(table, plain_layout(table))
 
 
-def read_corpus(flag: str, name: str) -> Corpus:
+def read_corpus(flag: str, name: str) -> MarkedTexts:
     """Every row's text, with its `repeats` and its marks. Raises AuditError for whatever a user can mend."""
     table = filled(read_table(flag, name, COLUMNS))
-    return Corpus(table.where, joined(table, plain_layout(table)), repeats_of(table), marks_of(table))
+    return MarkedTexts(table.where, joined(table, plain_layout(table)), repeats_of(table), marks_of(table))
 
 
 def training_texts(

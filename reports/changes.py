@@ -6,7 +6,7 @@ from collections import Counter
 
 from auditor.core.counts import counted
 from auditor.core.result import Measurement
-from auditor.gate.compare import Comparand, Comparison, Line
+from auditor.gate.compare import Comparand, Comparison, ComparisonRow
 from auditor.reports import inert, words
 from auditor.reports.blocks import Group, Table
 
@@ -38,12 +38,12 @@ def table(comparison: Comparison) -> Table:
     return Table("changes", "What changed", head, (Group("", rows),), frozenset({2, 3, 4}))
 
 
-def ordered(comparison: Comparison) -> list[Line]:
+def ordered(comparison: Comparison) -> list[ComparisonRow]:
     """The lines as the table has them: what leaks more first."""
     return sorted(comparison.lines, key=lambda line: _ORDER.index(_word(line.cells[-1])))
 
 
-def _row(line: Line) -> tuple[str, ...]:
+def _row(line: ComparisonRow) -> tuple[str, ...]:
     before, now = line.cells[0], line.cells[-1]
     difference = words.with_bounds(now.delta) if now.delta else inert.clean(now.why or before.why)
     name, metric = inert.clean(" ".join(line.row)), words.label(inert.clean(line.metric))

@@ -9,18 +9,18 @@ import math
 
 from auditor.core.nouns import Claim
 from auditor.core.result import AuditResult
-from auditor.records.claims import CONTRADICTED, Bound, Standing, standing
+from auditor.records.claims import CONTRADICTED, Bound, ClaimEvidence, standing
 from auditor.reports import words
 from auditor.reports.blocks import Group, Table
 from auditor.statistics.bounds import LEVEL
 
 
-def told(result: AuditResult) -> list[Standing]:
+def told(result: AuditResult) -> list[ClaimEvidence]:
     """How the claims stand, of every target that claims something, that some paper would, or that was audited."""
     return [stands for stands in (standing(result, target) for target in result.targets) if stands.is_told]
 
 
-def sentence(stands: Standing) -> str:
+def sentence(stands: ClaimEvidence) -> str:
     """`DP-SGD: claimed ε 1.00 (...); audited ε ≥ 0.42 (...), provable at best 5.37: consistent.`"""
     parts = [f"{stands.target.title}: {_claimed(stands)}", *(f"seen to fail ({why})" for why in stands.refuted)]
     parts += [_bound(stands, bound) for bound in stands.bounds]
@@ -32,7 +32,7 @@ def sentence(stands: Standing) -> str:
     return f"{'; '.join(parts)}: {_verdict(stands)}."
 
 
-def brief(stands: Standing) -> str:
+def brief(stands: ClaimEvidence) -> str:
     """`PMixED: claimed ε 8 (zero-out, shard of whole records, δ 1e-5); 6,400 drawn tokens; not audited`"""
     claim = stands.target.claim
     covers = () if claim is None else (words.covers(claim),)
@@ -41,7 +41,7 @@ def brief(stands: Standing) -> str:
     return f"{'; '.join((f'{stands.target.title}: {_claimed(stands)}', *covers, judged))}{why}"
 
 
-def _verdict(stands: Standing) -> str:
+def _verdict(stands: ClaimEvidence) -> str:
     assert stands.verdict is not None  # whoever asks has seen to it
     if stands.claimed is not None:
         return stands.verdict
@@ -49,7 +49,7 @@ def _verdict(stands: Standing) -> str:
     return f"{nominal} contradicted" if stands.verdict == CONTRADICTED else f"{nominal}: {stands.verdict}"
 
 
-def _claimed(stands: Standing) -> str:
+def _claimed(stands: ClaimEvidence) -> str:
     claim, nominal = stands.target.claim, stands.nominal
     beside = "" if nominal is None else f"; nominal ε {words.number(nominal)}, which is no claim"
     if claim is None:
@@ -63,7 +63,7 @@ def _terms(claim: Claim) -> str:
     return f"{words.relation(claim.relation)}, {claim.unit}, δ {words.number(claim.delta)}"
 
 
-def _bound(stands: Standing, bound: Bound) -> str:
+def _bound(stands: ClaimEvidence, bound: Bound) -> str:
     """An audit with its level, and with what the claim says of its game where that is another number."""
     audit = bound.audit
     of = f", against ε {words.number(bound.promised)} of one {audit.unit}" if _differs(stands, bound) else ""
@@ -77,7 +77,7 @@ def _bound(stands: Standing, bound: Bound) -> str:
     return f"audited ε ≥ {words.number(audit.epsilon)} ({game}), provable at best {words.number(audit.best)}{of}{weak}"
 
 
-def _differs(stands: Standing, bound: Bound) -> bool:
+def _differs(stands: ClaimEvidence, bound: Bound) -> bool:
     return stands.claimed is not None and bound.promised != stands.claimed
 
 
@@ -85,7 +85,7 @@ def _confidence(level: float) -> str:
     return f"{100 * (1 - level):.4g}%"
 
 
-def _unaudited(stands: Standing) -> str:
+def _unaudited(stands: ClaimEvidence) -> str:
     """That nothing was audited, or nothing to judge; and which command would audit it."""
     if stands.bounds:  # of a model that claims nothing, and of which no paper would print anything
         return "there is nothing to hold it to"
@@ -108,7 +108,7 @@ def table(result: AuditResult) -> Table | None:
     return Table("evidence-table", caption, head, groups, frozenset({0, 1, 3, 4, 5}))
 
 
-def _lines(stands: Standing) -> tuple[tuple[str, ...], ...]:
+def _lines(stands: ClaimEvidence) -> tuple[tuple[str, ...], ...]:
     number, nothing = words.number, words.NOTHING
     claimed = nothing if stands.claimed is None else number(stands.claimed)
     nominal = nothing if stands.nominal is None else number(stands.nominal)

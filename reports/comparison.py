@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from auditor.core.counts import counted
-from auditor.gate.compare import Comparand, Comparison, Line
+from auditor.gate.compare import Comparand, Comparison, ComparisonRow
 from auditor.reports import html, inert, words
 from auditor.reports import markdown as marked
 from auditor.reports.blocks import Document, Group, Paragraph, Section, Table
@@ -88,16 +88,16 @@ def _document(comparison: Comparison) -> Document:
     )
 
 
-def _all(line: Line) -> range:
+def _all(line: ComparisonRow) -> range:
     return range(len(line.cells))
 
 
-def _cell(line: Line, i: int) -> str:
+def _cell(line: ComparisonRow, i: int) -> str:
     measured, delta, best = _said(line, i)
     return "; ".join(filter(None, (measured, f"difference {delta}" if line.cells[i].delta else delta, best)))
 
 
-def _said(line: Line, i: int) -> tuple[str, str, str]:
+def _said(line: ComparisonRow, i: int) -> tuple[str, str, str]:
     """What was measured, the difference to the first run (or why there is none), whether it is best."""
     cell: Comparand = line.cells[i]
     measured = words.with_bounds(cell.measured) if cell.measured else words.NOTHING

@@ -18,7 +18,7 @@ from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.gate.compare import Comparison
-from auditor.gate.history import By, Entry, History, Line
+from auditor.gate.history import By, ComparableRuns, Entry, History
 from auditor.gate.kept import Kept
 from auditor.gate.rulings import EXIT_CODES, Decision
 from auditor.records.signals import assess
@@ -86,7 +86,7 @@ def page(history: History, beside: Path) -> str:
     return html.page(_document([_line(history.by, line, beside) for line in history.lines], history))
 
 
-def _line(by: By, line: Line, beside: Path) -> list[_Shown]:
+def _line(by: By, line: ComparableRuns, beside: Path) -> list[_Shown]:
     told = zip(line.entries, line.changes, _labels(by, line.entries), strict=True)
     return [
         _Shown(entry, change, words.cleaned(entry.run.result), inert.clean(label), _link(entry.folder, beside))

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
-from auditor.core.plan_fields import OWN, RECORDS, SUBJECT, PlanField, Rule, described
+from auditor.core.plan_fields import OWN, RECORDS, SUBJECT, FieldRule, PlanField, described
 from auditor.core.plan_parts import (
     AttackPlan,
     ComputePlan,
@@ -133,7 +133,7 @@ class Plan:
         """All fields."""
         return {name: getattr(getattr(self, one.part) if one.part else self, name) for name, one in FIELDS.items()}
 
-    def given(self, rules: Rule) -> list[str]:
+    def given(self, rules: FieldRule) -> list[str]:
         """The fields of these rules that do not hold their default."""
         values = self.values()
         return [name for name in ruled(rules) if values[name] != FIELDS[name].default]
@@ -189,7 +189,7 @@ FIELDS: Mapping[str, Described] = dict(_described(Plan))
 IN_FILE = tuple(name for name in FIELDS if name not in ("command", "objects"))  # what a plan file may hold
 
 
-def ruled(rules: Rule) -> tuple[str, ...]:
+def ruled(rules: FieldRule) -> tuple[str, ...]:
     """The fields that take part in any of these, in their order."""
     return tuple(name for name, one in FIELDS.items() if one.said.rules and one.said.rules & rules)
 

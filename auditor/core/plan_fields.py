@@ -13,7 +13,7 @@ Options = dict[str, dict[str, Any]]  # plug-in name ("" for all) -> option -> va
 PANELS = ("target", "data", "attacks", "defenses", "privacy", "compute", "output", "advanced")  # of --help
 
 
-class Rule(enum.Flag):
+class FieldRule(enum.Flag):
     """What a field takes part in."""
 
     SUBJECT = enum.auto()  # the digest of which model is attacked for which secrets: plans that agree in it share both
@@ -25,7 +25,7 @@ class Rule(enum.Flag):
     PLACED = enum.auto()  # the same of where models go, those too that are loaded beside it
 
 
-SUBJECT, COMPARED, ATTACKS, OWN, RECORDS, PROVIDED, PLACED = Rule
+SUBJECT, COMPARED, ATTACKS, OWN, RECORDS, PROVIDED, PLACED = FieldRule
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class PlanField:
     it; the command line has to name it as well.
     """
 
-    rules: Rule | None = None
+    rules: FieldRule | None = None
     metavar: str | None = None
     flags: tuple[str, ...] | None = ()
     panel: str = ""
@@ -45,7 +45,7 @@ class PlanField:
     risk: str = ""
 
 
-def described(default: Any, rules: Rule | None = None, **said: Any) -> Any:
+def described(default: Any, rules: FieldRule | None = None, **said: Any) -> Any:
     """A field of a part with this default, and what is said of it; `dict` stands for an empty one."""
     metadata = {PlanField: PlanField(rules, **said)}
     if default is dict:

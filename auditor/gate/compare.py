@@ -33,7 +33,7 @@ class Comparand:
 
 
 @dataclass(frozen=True)
-class Line:
+class ComparisonRow:
     """One metric of one row, a cell a run; `best`: index of the run that leaks significantly least, if one does."""
 
     row: CellKey
@@ -46,7 +46,7 @@ class Line:
 class Comparison:
     runs: tuple[str, ...]
     secrets: str  # what was attacked, in words
-    lines: tuple[Line, ...]
+    lines: tuple[ComparisonRow, ...]
 
 
 def compare(runs: Sequence[Run], metrics: Sequence[str] = ()) -> Comparison:
@@ -90,8 +90,8 @@ def _main(found: Sequence[Finding | None]) -> list[str]:
     return list(dict.fromkeys(f.main.name for f in found if f and f.main))
 
 
-def _line(runs: Sequence[Run], row: CellKey, metric: str, found: Sequence[Finding | None]) -> Line:
-    return Line(row, metric, tuple(_cell(runs, i, row, metric, finding) for i, finding in enumerate(found)))
+def _line(runs: Sequence[Run], row: CellKey, metric: str, found: Sequence[Finding | None]) -> ComparisonRow:
+    return ComparisonRow(row, metric, tuple(_cell(runs, i, row, metric, finding) for i, finding in enumerate(found)))
 
 
 def _cell(runs: Sequence[Run], i: int, row: CellKey, metric: str, finding: Finding | None) -> Comparand:
@@ -111,12 +111,12 @@ def _cell(runs: Sequence[Run], i: int, row: CellKey, metric: str, finding: Findi
     return Comparand(measured, bounds.measured(f"{metric}_difference", seen, measured.unit))
 
 
-def _lowest(line: Line) -> int:
+def _lowest(line: ComparisonRow) -> int:
     values = [cell.measured.value if cell.measured else math.inf for cell in line.cells]
     return min(range(len(values)), key=lambda i: math.inf if math.isnan(values[i]) else values[i])
 
 
-def _rivals(runs: Sequence[Run], line: Line, candidate: int) -> list[Evidence]:
+def _rivals(runs: Sequence[Run], line: ComparisonRow, candidate: int) -> list[Evidence]:
     """How much more each other run leaks than the candidate; empty where one of them cannot be held against it."""
     own = runs[candidate].outcomes.get(line.row)
     found: list[Evidence] = []

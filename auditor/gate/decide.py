@@ -218,7 +218,7 @@ class _LowerBound:
 class _Claimed:
     """What a target claims, and all that speaks to it, at any level."""
 
-    at: Callable[[float], claims.Standing]
+    at: Callable[[float], claims.ClaimEvidence]
 
 
 @dataclass(frozen=True)
@@ -393,7 +393,7 @@ def _bounded(row: CellKey, rule: Rule, audit: Audited) -> Ruling:
     return Ruling(*row, rule.name, limit, bound, math.inf, verdict, reason, str(rule), bound, audit.canaries)
 
 
-def _stands(row: CellKey, rule: Rule, stands: claims.Standing) -> Ruling:
+def _stands(row: CellKey, rule: Rule, stands: claims.ClaimEvidence) -> Ruling:
     """How the claim of a target stands: contradicted, consistent, or nobody can tell."""
     claimed, bounds = stands.claimed, stands.bounds
     assert claimed is not None  # `_held_to_claim` has seen to it

@@ -36,7 +36,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Line:
+class ComparableRuns:
     """Runs that can all be held against each other, in order. why: what keeps the line from the first one.
 
     changes: of each run against the one before it, paired by secret; None of the first.
@@ -52,7 +52,7 @@ class History:
     """lines: that of the last run first. left_out: folders without a place in it, each with the reason."""
 
     by: By
-    lines: tuple[Line, ...]
+    lines: tuple[ComparableRuns, ...]
     left_out: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -160,7 +160,7 @@ def _ordered(entries: Sequence[Entry], by: By) -> list[Entry]:
 # --- in lines ---------------------------------------------------------------------------------------------------------
 
 
-def _lines(entries: Sequence[Entry]) -> Iterator[Line]:
+def _lines(entries: Sequence[Entry]) -> Iterator[ComparableRuns]:
     """Each run stands in the first line with every run of which it can be compared; the last run opens the first."""
     grouped: list[list[Entry]] = []
     for entry in reversed(entries):
@@ -172,7 +172,7 @@ def _lines(entries: Sequence[Entry]) -> Iterator[Line]:
     for line in grouped:
         runs = tuple(reversed(line))
         changes = [compare([before.run, now.run]) for before, now in pairwise(runs)]
-        yield Line(runs, (None, *changes), _reason(line, grouped[0]) if line is not grouped[0] else "")
+        yield ComparableRuns(runs, (None, *changes), _reason(line, grouped[0]) if line is not grouped[0] else "")
 
 
 def _apart(one: Entry, other: Entry) -> str:

@@ -91,18 +91,18 @@ class Trainer:
 
 
 @dataclass(frozen=True)
-class Made:
+class TrainingSummary:
     """What `training.json` says of the finished model beside it: which trainer made it, and what it told of that."""
 
     method: str
     told: tuple[str, ...] = ()
 
 
-def made(folder: Path) -> Made | None:
+def made(folder: Path) -> TrainingSummary | None:
     """None where nothing says so, or it is not finished."""
     try:
         record = json.loads((folder / RECORD).read_text())
-        found = Made(str(record["configuration"]["method"]), tuple(map(str, record.get("told", ()))))
+        found = TrainingSummary(str(record["configuration"]["method"]), tuple(map(str, record.get("told", ()))))
         return found if record["finished"] else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

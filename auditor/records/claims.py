@@ -57,7 +57,7 @@ class Unheld:
 
 
 @dataclass(frozen=True)
-class Standing:
+class ClaimEvidence:
     """What a target claims, and all that speaks to it.
 
     claimed: the epsilon of its relation; None where nothing finite is claimed. nominal: what some paper would print,
@@ -97,7 +97,7 @@ def standing(
     *,
     setting: str | None = None,
     attack: str | None = None,
-) -> Standing:
+) -> ClaimEvidence:
     """How the claim of one target stands; setting, attack: by these rows alone."""
     claim, rows = target.claim, _rows(result, target.name, setting, attack)
     claimed = None if claim is None else claim.epsilon.get(claim.relation, math.inf)
@@ -122,7 +122,7 @@ def standing(
     probes = result.measuring(BOUNDS, BOUNDS_OF_TOKENS)
     missing = tuple(f"{r.attack}: {r.not_applicable}" for r in rows if r.attack in probes and r.not_applicable)
     usual = result.measuring(BOUNDS if claim is None or claim.queries is None else BOUNDS_OF_TOKENS)
-    return Standing(
+    return ClaimEvidence(
         *(target, claimed, target.nominal_epsilon, tuple(bounds), tuple(unheld), refuted),
         unmeasured=tuple(dict.fromkeys(missing)),
         usual=next(iter(usual), ""),

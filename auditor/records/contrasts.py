@@ -47,7 +47,7 @@ class Replicates:
 
 
 @dataclass(frozen=True)
-class Part:
+class WeightedMetric:
     """A metric of a cell, times a coefficient."""
 
     coefficient: float
@@ -55,7 +55,7 @@ class Part:
     cell: Replicates
 
 
-def contrast(name: str, parts: Sequence[Part]) -> Measurement:
+def contrast(name: str, parts: Sequence[WeightedMetric]) -> Measurement:
     """The sum of coefficient x metric, as the mean over the seeds that all cells have, with its 95% interval.
 
     Paired over secrets where every metric is of an attack's guesses for the members, or a probe's mean over the same
@@ -75,7 +75,7 @@ def contrast(name: str, parts: Sequence[Part]) -> Measurement:
     return _unpaired(name, parts, seeds)
 
 
-def _seeds(part: Part) -> set[int]:
+def _seeds(part: WeightedMetric) -> set[int]:
     return set(part.cell.outcomes if _of_guesses(part.metric) else part.cell.measured)
 
 
@@ -83,7 +83,7 @@ def _of_guesses(name: str) -> bool:
     return metrics.find(name).of_members
 
 
-def _paired(name: str, parts: Sequence[Part], seeds: Sequence[int]) -> Measurement:
+def _paired(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]) -> Measurement:
     outcomes = [part.cell.outcomes[seed] for part in parts for seed in seeds]
     ids = tuple(sorted({secret for outcome in outcomes for secret in outcome.ids}))
     at, draws = {secret: i for i, secret in enumerate(ids)}, _resamples(len(ids))
@@ -105,13 +105,13 @@ def _paired(name: str, parts: Sequence[Part], seeds: Sequence[int]) -> Measureme
     return Measurement(name, value, low, high, n, unit)
 
 
-def _texts(part: Part, seed: int) -> tuple[float, ...]:
+def _texts(part: WeightedMetric, seed: int) -> tuple[float, ...]:
     """Tokens of the held-out texts that the metric is the perplexity of; none where it is something else."""
     held = part.cell.heldout.get(seed, {})
     return tuple(held["tokens"]) if part.metric in held and part.metric != "tokens" else ()
 
 
-def _paired_by_text(name: str, parts: Sequence[Part], seeds: Sequence[int]) -> Measurement:
+def _paired_by_text(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]) -> Measurement:
     tokens = np.array([_texts(parts[0], seeds[0])])
     nll = np.array([part.cell.heldout[seed][part.metric] for part in parts for seed in seeds])
     times = np.repeat([part.coefficient / len(seeds) for part in parts], len(seeds))
@@ -123,7 +123,7 @@ def _paired_by_text(name: str, parts: Sequence[Part], seeds: Sequence[int]) -> M
     return Measurement(name, value, low, high, tokens.shape[1], "perplexity")
 
 
-def _by_secret(part: Part, seed: int) -> dict[str, float]:
+def _by_secret(part: WeightedMetric, seed: int) -> dict[str, float]:
     """What the metric is the members' mean of, where a probe kept that: `exposure`, `exposure(count=16)`."""
     match = re.fullmatch(r"(\w+)(?:\(count=(\d{1,15})\))?", part.metric)
     held = part.cell.probed.get(seed)
@@ -133,7 +133,7 @@ def _by_secret(part: Part, seed: int) -> dict[str, float]:
     return own if all(map(math.isfinite, own.values())) else {}
 
 
-def _paired_means(name: str, parts: Sequence[Part], seeds: Sequence[int]) -> Measurement:
+def _paired_means(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]) -> Measurement:
     """As the steps of a chain of causes are (auditor/runs/causes.py)."""
     secrets = sorted(_by_secret(parts[0], seeds[0]))
     plus, minus = np.zeros(len(secrets)), np.zeros(len(secrets))
@@ -161,7 +161,7 @@ def _resamples(n: int) -> Draws:
     return np.vstack([np.ones((1, n), dtype=np.int64), *bootstrap.blocks(n, "contrast", _RESAMPLES)])
 
 
-def _unpaired(name: str, parts: Sequence[Part], seeds: Sequence[int]) -> Measurement:
+def _unpaired(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]) -> Measurement:
     terms = list[tuple[float, Measurement]]()
     for part in parts:
         held = [_measured(part, seed) for seed in seeds]
@@ -172,7 +172,7 @@ def _unpaired(name: str, parts: Sequence[Part], seeds: Sequence[int]) -> Measure
     return Measurement(name, *combined(terms), max(m.n for _, m in terms), unit, "not paired")
 
 
-def _measured(part: Part, seed: int) -> Measurement:
+def _measured(part: WeightedMetric, seed: int) -> Measurement:
     held = part.cell.measured[seed]
     if part.metric not in held:
         raise unknown(

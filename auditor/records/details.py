@@ -86,7 +86,7 @@ def by_document(details: Details, seen: PerSecret) -> dict[str, tuple[int, int, 
         return {}
     hit = dict(zip(seen.outcome.ids, seen.outcome.hit.tolist(), strict=True))
     parts = [
-        documents.Part(s.document, s.at, s.length or 0, hit[s.id])
+        documents.DocumentPart(s.document, s.at, s.length or 0, hit[s.id])
         for s in details.secrets
         if s.document is not None and s.member and s.id in hit
     ]

@@ -33,7 +33,7 @@ Row = tuple[str, str]  # setting, attack
 
 
 @dataclass(frozen=True)
-class Subject:
+class FrontierModel:
     """A model that is held against others, over its seeds. heldout: `tokens` and nll of each text, by seed.
 
     rows: what each (setting, attack) found out, by seed; absent: why some have no numbers. options: of the attacks.
@@ -49,7 +49,7 @@ class Subject:
     measured: Mapping[Row, Sequence[str]]  # names, in their order
     absent: Mapping[Row, str]
 
-    def is_model_of(self, other: Subject) -> bool:
+    def is_model_of(self, other: FrontierModel) -> bool:
         """Whether it is the same model, as far as the held-out texts of the seeds that both have tell."""
         both = [seed for seed in self.heldout if seed in other.heldout]
         return bool(both) and all(self.heldout[seed] == other.heldout[seed] for seed in both)
@@ -58,7 +58,7 @@ class Subject:
 # --- models of runs ---------------------------------------------------------------------------------------------------
 
 
-def subjects(runs: Runs, variant: str = "", at: Mapping[str, Any] | None = None) -> list[Subject]:
+def subjects(runs: Runs, variant: str = "", at: Mapping[str, Any] | None = None) -> list[FrontierModel]:
     """The undefended model of these runs and their defenses, controls aside.
 
     variant, at: what the point of a grid is called, and its swept options: those of a defense are on its label.
@@ -76,7 +76,7 @@ def subjects(runs: Runs, variant: str = "", at: Mapping[str, Any] | None = None)
         keys = {(f.setting, f.attack): f for findings in cells.values() for f in findings}
         knobs = _knobs(target.name, at or {}, first.plan.get("defense", ())) if defended else ()
         made.append(
-            Subject(
+            FrontierModel(
                 name=target.name,
                 label=", ".join([line, *knobs]),
                 line=line,
@@ -110,7 +110,7 @@ def _worst(claims: Sequence[Claim | None]) -> Claim | None:
     return max(held, key=lambda c: c.epsilon.get(c.relation, math.inf)) if len(held) == len(claims) else None
 
 
-def together(places: Sequence[Sequence[Subject]]) -> list[Subject]:
+def together(places: Sequence[Sequence[FrontierModel]]) -> list[FrontierModel]:
     """The models of several points of a grid, the undefended one and every other with the same label once.
 
     None where the undefended models differ: those points are about different targets.
@@ -119,7 +119,7 @@ def together(places: Sequence[Sequence[Subject]]) -> list[Subject]:
     base = max(bases, key=lambda one: len(one.heldout), default=None)
     if base is None or not all(one.is_model_of(base) for one in bases):
         return []
-    defended: dict[tuple[str, str], Subject] = {}
+    defended: dict[tuple[str, str], FrontierModel] = {}
     for model in (model for place in places for model in place[1:]):
         defended.setdefault((model.name, model.label), model)
     return [base, *defended.values()]
@@ -128,7 +128,7 @@ def together(places: Sequence[Sequence[Subject]]) -> list[Subject]:
 # --- the comparison ---------------------------------------------------------------------------------------------------
 
 
-def frontiers(models: Sequence[Subject], margin: float = MARGIN, level: float = LEVEL) -> tuple[Frontier, ...]:
+def frontiers(models: Sequence[FrontierModel], margin: float = MARGIN, level: float = LEVEL) -> tuple[Frontier, ...]:
     """One by each measure of leakage that the undefended model, the first, has; none of fewer than two defenses."""
     if len(models) < 3:
         return ()
@@ -138,18 +138,18 @@ def frontiers(models: Sequence[Subject], margin: float = MARGIN, level: float = 
     return tuple(found for found in made if len(found.points) > 2)
 
 
-def _told_apart(models: Sequence[Subject]) -> list[Subject]:
+def _told_apart(models: Sequence[FrontierModel]) -> list[FrontierModel]:
     """Defenses may have one title: then they are called by their names too."""
     of = Counter(line for line, _ in {(model.line, model.name) for model in models})
 
-    def named(model: Subject) -> Subject:
+    def named(model: FrontierModel) -> FrontierModel:
         line = f"{model.line} ({model.name})"
         return replace(model, line=line, label=line + model.label.removeprefix(model.line))
 
     return [named(model) if of[model.line] > 1 else model for model in models]
 
 
-def _panels(base: Subject) -> Iterator[tuple[Metric, Row]]:
+def _panels(base: FrontierModel) -> Iterator[tuple[Metric, Row]]:
     """In the widest access that was measured; a number that several rows have is of the one that it is the point of."""
     for name in LEAKS:
         rows = [row for row, measured in base.measured.items() if name in measured and base.rows[row]]
@@ -159,7 +159,7 @@ def _panels(base: Subject) -> Iterator[tuple[Metric, Row]]:
             yield find(name), row
 
 
-def _ratios(models: Sequence[Subject]) -> dict[str, Measurement]:
+def _ratios(models: Sequence[FrontierModel]) -> dict[str, Measurement]:
     """By label, where the model's perplexity of the same texts as the undefended one's is known."""
     base = models[0].heldout
     tokens = {seed: tuple(held["tokens"]) for seed, held in base.items()}
@@ -172,7 +172,12 @@ def _ratios(models: Sequence[Subject]) -> dict[str, Measurement]:
 
 
 def _frontier(
-    models: Sequence[Subject], metric: Metric, row: Row, ratio: Mapping[str, Measurement], margin: float, level: float
+    models: Sequence[FrontierModel],
+    metric: Metric,
+    row: Row,
+    ratio: Mapping[str, Measurement],
+    margin: float,
+    level: float,
 ) -> Frontier:
     base = models[0]
     seeds = sorted(base.rows[row])
@@ -192,7 +197,12 @@ def _frontier(
 
 
 def _why_not(
-    model: Subject, base: Subject, metric: Metric, row: Row, seeds: Sequence[int], ratio: Mapping[str, Measurement]
+    model: FrontierModel,
+    base: FrontierModel,
+    metric: Metric,
+    row: Row,
+    seeds: Sequence[int],
+    ratio: Mapping[str, Measurement],
 ) -> str:
     """Why it has no point; "" where it has one."""
     if model.label not in ratio:
@@ -213,7 +223,7 @@ def _why_not(
     return ""
 
 
-def _leaks(models: Sequence[Subject], metric: Metric, row: Row, seeds: Sequence[int]) -> list[Leak]:
+def _leaks(models: Sequence[FrontierModel], metric: Metric, row: Row, seeds: Sequence[int]) -> list[Leak]:
     """Of each model, on the secrets that all of them answered at every seed; none where too few did."""
     rows = [[model.rows[row][seed] for seed in seeds] for model in models]
     column = metric.scores or metric.column
@@ -238,7 +248,7 @@ def _leaks(models: Sequence[Subject], metric: Metric, row: Row, seeds: Sequence[
     return frontier.rates(scores, metric.rate)
 
 
-def _point(model: Subject, ratio: Measurement, leak: Measurement, margin: float) -> FrontierPoint:
+def _point(model: FrontierModel, ratio: Measurement, leak: Measurement, margin: float) -> FrontierPoint:
     most = 1 + margin
     within: Literal["shown", "not shown", "beyond"] = "not shown"
     if ratio.high <= most:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from auditor.benchmarks.ngrams import NGrams
+from auditor.benchmarks.ngrams import NGramIndex
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Challenge, PrefixToken, Secret
 from auditor.core.plan_fields import AUTO
@@ -164,8 +164,10 @@ class Audit(Scene):
         return {**self.site.subject, "prefix_token": self.prefix_token.tokens}
 
     @cached_property
-    def _index(self) -> NGrams:
-        index: NGrams = self.site.shared.get("n-grams", self.site.subject, lambda: generations.index_of(self.benchmark))
+    def _index(self) -> NGramIndex:
+        index: NGramIndex = self.site.shared.get(
+            "n-grams", self.site.subject, lambda: generations.index_of(self.benchmark)
+        )
         return index
 
     def corpus(self, attack: CorpusAttack) -> Corpus:

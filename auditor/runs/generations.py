@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from auditor.benchmarks import ngrams
-from auditor.benchmarks.ngrams import NGrams
+from auditor.benchmarks.ngrams import NGramIndex
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Guesses, Tokens
 from auditor.core.result import Measurement
@@ -22,7 +22,7 @@ from auditor.plugins.benchmark import Benchmark
 from auditor.records.names import of_record, salt
 from auditor.records.table import MEASURED, RECORDS, Column
 from auditor.statistics import memorised
-from auditor.statistics.memorised import Held, Run
+from auditor.statistics.memorised import Held, TokenRun
 
 _N = 50  # Carlini et al. 2021; Nasr et al. 2023
 _AT_ONCE = 1000  # generations looked up at once
@@ -33,16 +33,16 @@ class Corpus:
     """What generations are held against. n: tokens of an n-gram; said: why so many, where nobody asked for it."""
 
     benchmark: Benchmark
-    index: NGrams
+    index: NGramIndex
     n: int
     said: str
 
     @cached_property
-    def size(self) -> memorised.Corpus:
+    def size(self) -> memorised.CorpusCounts:
         trained, heldout = self.index.count(self.n)
         long = self.index.lengths >= self.n
         known = len(self.index.copies)
-        return memorised.Corpus(trained, heldout, int(long[:known].sum()), int(long[known:].sum()))
+        return memorised.CorpusCounts(trained, heldout, int(long[:known].sum()), int(long[known:].sum()))
 
     @property
     def _lengths(self) -> Any:
@@ -96,7 +96,7 @@ class Judged:
     texts: dict[str, tuple[Tokens, Tokens]]  # with the whole generation that it came out in
 
 
-def corpus_of(attack: CorpusAttack, benchmark: Benchmark, index: NGrams) -> Corpus:
+def corpus_of(attack: CorpusAttack, benchmark: Benchmark, index: NGramIndex) -> Corpus:
     """Raises AuditError for an n-gram that no generation or no record has room for."""
     lengths = sorted(len(secret.suffix) for secret in benchmark.secrets if secret.member)
     middle = lengths[len(lengths) // 2]
@@ -113,7 +113,7 @@ def corpus_of(attack: CorpusAttack, benchmark: Benchmark, index: NGrams) -> Corp
     return Corpus(benchmark, index, n, said)
 
 
-def index_of(benchmark: Benchmark) -> NGrams:
+def index_of(benchmark: Benchmark) -> NGramIndex:
     """Raises AuditError where it does not fit into memory."""
     return ngrams.build(benchmark.corpus(True), (tokens for tokens, _ in benchmark.corpus(False)))
 
@@ -123,7 +123,7 @@ def judge(
 ) -> Judged:
     """done: all generations; drawn: those of this row, by id, in order."""
     every, costs, scores, heads = list[Held](), list[Guesses](), list[dict[str, float]](), Counter[bytes]()
-    best: dict[int, tuple[Run, str]] = {}  # the longest run of each record, and where it came out
+    best: dict[int, tuple[TokenRun, str]] = {}  # the longest run of each record, and where it came out
 
     def text(i: int) -> Tokens:
         return done[drawn[i]].ranked[0].suffix

@@ -20,7 +20,7 @@ import torch
 
 from auditor import __version__
 from auditor.benchmarks import forms
-from auditor.benchmarks.chat import LEARNT, Written, write
+from auditor.benchmarks.chat import LEARNT, RenderedChat, write
 from auditor.benchmarks.forms import Form
 from auditor.benchmarks.splitting import rows_named
 from auditor.benchmarks.talks import ASSISTANT, Conversation, Unusable
@@ -290,7 +290,7 @@ def _of_conversations(
     return records, (f"as --template {form.said}; loss on {loss_on}: {share:.0%} of the tokens", *remarks)
 
 
-def _learnt(found: Written, loss_on: str) -> tuple[bool, ...]:
+def _learnt(found: RenderedChat, loss_on: str) -> tuple[bool, ...]:
     """Raises Unusable where an answer that is to be learnt cannot be found."""
     if found.marked is None:
         for answer in found.answers:

@@ -18,7 +18,7 @@ RECALL, LONGEST = "document_recall", "longest_block"
 
 
 @dataclass(frozen=True)
-class Part:
+class DocumentPart:
     """A secret that is a part of a document: where its suffix begins in that, its length (tokens); did it come out?"""
 
     document: str
@@ -27,15 +27,15 @@ class Part:
     out: bool
 
 
-def blocks(parts: Iterable[Part]) -> dict[str, int]:
+def blocks(parts: Iterable[DocumentPart]) -> dict[str, int]:
     """Tokens of the longest block that came out, by document: suffixes that overlap or touch are one block."""
-    found: dict[str, list[Part]] = {}
+    found: dict[str, list[DocumentPart]] = {}
     for part in parts:
         found.setdefault(part.document, []).append(part)
     return {document: _longest([part for part in own if part.out]) for document, own in found.items()}
 
 
-def _longest(out: Sequence[Part]) -> int:
+def _longest(out: Sequence[DocumentPart]) -> int:
     longest = start = end = 0
     for part in sorted(out, key=lambda part: part.at):
         if part.at > end:
@@ -52,7 +52,9 @@ def measured(secrets: Iterable[Secret], hit: Mapping[str, bool]) -> tuple[Measur
     """
     asked = [(s.member, s.document, s) for s in secrets if s.document is not None and s.id in hit]
     members, others = (
-        blocks(Part(document, s.at, len(s.suffix), hit[s.id]) for member, document, s in asked if member == whose)
+        blocks(
+            DocumentPart(document, s.at, len(s.suffix), hit[s.id]) for member, document, s in asked if member == whose
+        )
         for whose in (True, False)
     )
     if not members:

@@ -27,7 +27,7 @@ UNIT = f"per {PER:,}"
 
 
 @dataclass(frozen=True)
-class Standing:
+class NGramMatches:
     """What of one text stands in others, n-gram by n-gram; (k,) each, of those that stand anywhere.
 
     at: where it begins in the text. trained, heldout: whether it stands in what was trained on, and in held-out text.
@@ -41,7 +41,7 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Run:
+class TokenRun:
     """Tokens of a generation that stand in a record, one behind the other: `length` of them from `start` on."""
 
     start: int
@@ -60,11 +60,11 @@ class Held:
     memorised: int
     common: int
     heldout: int
-    records: Mapping[int, Run]
+    records: Mapping[int, TokenRun]
     strangers: tuple[int, ...] = ()
 
 
-def held(seen: Standing, n: int) -> Held:
+def held(seen: NGramMatches, n: int) -> Held:
     own, other, alone = seen.trained & ~seen.heldout, seen.heldout & ~seen.trained, seen.record >= 0
     of_one = np.unique(seen.record[own & alone]).tolist()
     records = {record: _longest(seen.at[own & (seen.record == record)], n) for record in of_one}
@@ -82,14 +82,14 @@ def _apart(at: NDArray[np.int64], n: int) -> int:
     return count
 
 
-def _longest(at: NDArray[np.int64], n: int) -> Run:
+def _longest(at: NDArray[np.int64], n: int) -> TokenRun:
     parts = np.split(at, np.flatnonzero(np.diff(at) > 1) + 1)
     longest = max(parts, key=len)
-    return Run(int(longest[0]), len(longest) + n - 1)
+    return TokenRun(int(longest[0]), len(longest) + n - 1)
 
 
 @dataclass(frozen=True)
-class Corpus:
+class CorpusCounts:
     """How much there is to hold: places at which an n-gram begins; trained, and held-out, records that have one."""
 
     trained: int
@@ -99,7 +99,7 @@ class Corpus:
 
 
 def measured(
-    every: Sequence[Held], corpus: Corpus, n: int, length: int, firsts: Mapping[str, Sequence[int]]
+    every: Sequence[Held], corpus: CorpusCounts, n: int, length: int, firsts: Mapping[str, Sequence[int]]
 ) -> list[Measurement]:
     """Of one row's generations, of `length` tokens each; firsts: the `TOP` first of each ranking, as places in `every`.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from auditor.core.errors import AuditError
 from auditor.core.result import Measurement
-from auditor.records.contrasts import Part, Replicates, contrast
+from auditor.records.contrasts import Replicates, WeightedMetric, contrast
 from auditor.reports import words
 from auditor.reports.training_curve import Curve, Panel, drawn
 from auditor.studies.places import Place
@@ -62,7 +62,7 @@ def last_below(held: Sequence[Place], name: str, most: float) -> str:
 def _worst(place: Place, name: str) -> Measurement | None:
     """The row with the highest upper bound."""
     rows = [cell for cell in place.cells if any(name in measured for measured in cell.measured.values())]
-    return max((contrast(name, [Part(1.0, name, cell)]) for cell in rows), key=lambda m: m.high, default=None)
+    return max((contrast(name, [WeightedMetric(1.0, name, cell)]) for cell in rows), key=lambda m: m.high, default=None)
 
 
 def _step(place: Place) -> int | None:
@@ -80,7 +80,7 @@ def _cells(at: dict[int, Place], row: tuple[str, str, str]) -> Iterator[tuple[in
 def _main(at: dict[int, Place], row: tuple[str, str, str]) -> Iterator[tuple[int, Measurement]]:
     for step, cell in _cells(at, row):
         name = next(iter(next(iter(cell.measured.values()))))
-        yield step, contrast(name, [Part(1.0, name, cell)])
+        yield step, contrast(name, [WeightedMetric(1.0, name, cell)])
 
 
 def _usefulness(at: dict[int, Place], target: str) -> Iterator[tuple[int, Measurement]]:
@@ -88,4 +88,4 @@ def _usefulness(at: dict[int, Place], target: str) -> Iterator[tuple[int, Measur
         cells = (cell for cell in place.cells if cell.target == target)
         known = (cell for cell in cells if any(_USEFUL in measured for measured in cell.measured.values()))
         if (cell := next(known, None)) is not None:
-            yield step, contrast(_USEFUL, [Part(1.0, _USEFUL, cell)])
+            yield step, contrast(_USEFUL, [WeightedMetric(1.0, _USEFUL, cell)])

@@ -24,7 +24,7 @@ from typing import Any
 
 from auditor.core.errors import AuditError, unknown
 from auditor.core.result import Measurement
-from auditor.records.contrasts import Part, Replicates, contrast
+from auditor.records.contrasts import Replicates, WeightedMetric, contrast
 from auditor.statistics.metrics import find
 from auditor.studies.places import Place
 
@@ -180,7 +180,7 @@ def entry(plan: str, statement: Statement, places: Sequence[Place]) -> LedgerRow
     try:
         chosen = [(sign, term, _places(term, places, statement.id)) for sign, term in statement.terms()]
         parts = [
-            Part(sign / len(found), term.metric, _cell(term, place, statement.id))
+            WeightedMetric(sign / len(found), term.metric, _cell(term, place, statement.id))
             for sign, term, found in chosen
             for place in found
         ]
@@ -201,7 +201,7 @@ def _with(base: LedgerRow, **more: Any) -> LedgerRow:
     return LedgerRow(**{**vars(base), **more})
 
 
-def setting(about: Sequence[str], parts: Sequence[Part], ours: Measurement) -> str:
+def setting(about: Sequence[str], parts: Sequence[WeightedMetric], ours: Measurement) -> str:
     """`lab; n 300; K 10; seeds 0-4`: what was attacked, how many secrets, how many samples each, at which seeds."""
     sizes = sorted({int(part.cell.options["samples"]) for part in parts if "samples" in part.cell.options})
     seeds = sorted(set.intersection(*({*part.cell.outcomes, *part.cell.measured} for part in parts)))

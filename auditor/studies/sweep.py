@@ -24,7 +24,7 @@ from auditor.engines.choose import engine_of
 from auditor.engines.engine import Engine
 from auditor.engines.there import There
 from auditor.records import frontier, saved
-from auditor.records.contrasts import Part, Replicates, contrast
+from auditor.records.contrasts import Replicates, WeightedMetric, contrast
 from auditor.records.folder import RunFolder
 from auditor.records.outcomes import of_folder
 from auditor.records.table import heldout as heldout_of
@@ -420,10 +420,12 @@ def _rows(held: Sequence[Place], columns: Mapping[str, str]) -> Iterator[_Row]:
             if not cell.measured:
                 yield _Row(place, cell, nothing, f"not applicable: {cell.not_applicable}")
                 continue
-            numbers = [contrast(name, [Part(1.0, name, cell)]) if _has(cell, name) else None for name in columns]
+            numbers = [
+                contrast(name, [WeightedMetric(1.0, name, cell)]) if _has(cell, name) else None for name in columns
+            ]
             base = first.setdefault(cell.setting, cell) if cell.outcomes else cell
             paired = base is not cell and set(base.outcomes) & set(cell.outcomes)
-            parts = [Part(1.0, RECALL, cell), Part(-1.0, RECALL, base)]
+            parts = [WeightedMetric(1.0, RECALL, cell), WeightedMetric(-1.0, RECALL, base)]
             yield _Row(place, cell, (*numbers, contrast(DIFFERENCE, parts) if paired else None), place.failure)
 
 

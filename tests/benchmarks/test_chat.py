@@ -70,7 +70,7 @@ def own(words: Any, said: Conversation | None = None) -> Form:
     return forms.usual_form(words, [said or TWO], "2026-01-02")
 
 
-def written(words: Any, said: Conversation) -> chat.Written:
+def written(words: Any, said: Conversation) -> chat.RenderedChat:
     return chat.write(words, said, own(words, said))
 
 
@@ -93,7 +93,7 @@ def test_prefix_and_suffix_are_what_the_model_read_and_said(template: str) -> No
     """Of every answer: all before it is the prefix, template and earlier answers included; its own text the suffix."""
     words = tokenizer(template)
     whole = str(words.apply_chat_template(messages(TWO), tokenize=False))
-    found = [one for one in cut(words, TWO, "user", 50, None) if isinstance(one, chat.Cut)]
+    found = [one for one in cut(words, TWO, "user", 50, None) if isinstance(one, chat.AnswerCut)]
     assert [text(words, one.suffix).strip() for one in found] == ["The code is 4711.", "It is 0815."]
     for one in found:
         assert whole.startswith(text(words, (*one.prefix, *one.suffix)))
@@ -106,16 +106,16 @@ def test_prefix_and_suffix_are_what_the_model_read_and_said(template: str) -> No
 def test_what_an_attacker_knows() -> None:
     words = tokenizer()
     (system,) = cut(words, TWO, "system", 50, None)
-    assert isinstance(system, chat.Cut)
+    assert isinstance(system, chat.AnswerCut)
     assert system.wording.prefix == "<|im_start|>system\nYou are a clerk.<|im_end|>\n<|im_start|>assistant\n"
     assert text(words, system.prefix) == system.wording.prefix and system.wording.suffix == "The code is 4711."
     user, _ = cut(words, TWO, "user", 50, None)
     half, _ = cut(words, TWO, "partial:0.5", 50, None)
-    assert isinstance(user, chat.Cut) and isinstance(half, chat.Cut)
+    assert isinstance(user, chat.AnswerCut) and isinstance(half, chat.AnswerCut)
     assert len(half.prefix) == len(user.prefix) + len(user.suffix) // 2
     assert (*half.prefix, *half.suffix) == (*user.prefix, *user.suffix)
     short, _ = cut(words, TWO, "user", 2, 3)
-    assert isinstance(short, chat.Cut) and (short.prefix, short.suffix) == (user.prefix[-3:], user.suffix[:2])
+    assert isinstance(short, chat.AnswerCut) and (short.prefix, short.suffix) == (user.prefix[-3:], user.suffix[:2])
     assert short.wording.prefix == text(words, short.prefix)
 
 
@@ -258,7 +258,7 @@ def test_training_learns_the_answers_alone() -> None:
     words = tokenizer()
     (record,), said = training._of_conversations(words, [TWO], "assistant", own(words))
     assert record.learnt is not None and "loss on assistant" in said[0]
-    found = [one for one in cut(words, TWO, "user", 50, None) if isinstance(one, chat.Cut)]
+    found = [one for one in cut(words, TWO, "user", 50, None) if isinstance(one, chat.AnswerCut)]
     for one in found:
         at = len(one.prefix)
         assert record.tokens[: at + len(one.suffix)] == (*one.prefix, *one.suffix)
@@ -301,7 +301,7 @@ def test_every_answer_of_a_family_is_found_where_its_trainer_has_it(family: str)
         form = own(words, talked)
         asked = {"chat_template": forms.on_day(words.chat_template, form.day)}
         ids = tuple(words.apply_chat_template(messages(talked), **asked)["input_ids"])
-        found = [one for one in cut(words, talked, "user", 50, None) if isinstance(one, chat.Cut)]
+        found = [one for one in cut(words, talked, "user", 50, None) if isinstance(one, chat.AnswerCut)]
         assert [one.wording.suffix.strip() for one in found if "Hm" not in one.wording.suffix] == [
             content.rpartition("\n")[2] for role, content in said if role == "assistant"
         ]
@@ -359,4 +359,4 @@ def test_parts_of_a_text_go_to_a_template_that_knows_them() -> None:
     )
     for template in (PARTS, CHATML):
         (found,) = cut(tokenizer(template), said, "user", 50, None)
-        assert isinstance(found, chat.Cut) and found.wording.suffix == "It is Ann."
+        assert isinstance(found, chat.AnswerCut) and found.wording.suffix == "It is Ann."

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from auditor.benchmarks.parts import Parts
+from auditor.benchmarks.parts import LabParts
 from auditor.core.errors import AuditError
 
 PARTS = ("first", "base", "top_1", "other")  # each stands on those before it, but for the last
@@ -22,7 +22,7 @@ class Toys:
 
     def __init__(self, folder: Path, makes: bool = True) -> None:
         self.built, self.told = list[str](), list[str]()
-        self.parts = Parts(folder, makes, "first", ("first", "base"), self.told.append)
+        self.parts = LabParts(folder, makes, "first", ("first", "base"), self.told.append)
 
     def get(self, part: str) -> str:
         def build(path: Path) -> None:

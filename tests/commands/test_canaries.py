@@ -10,7 +10,7 @@ import pytest
 
 from auditor.cli import call
 from auditor.core.streams import generator
-from auditor.records.contrasts import Part, contrast
+from auditor.records.contrasts import WeightedMetric, contrast
 from auditor.records.table import frame
 from auditor.studies import sweep
 from auditor.training.finetune import fit, untrained
@@ -147,6 +147,6 @@ def test_a_sweep_shows_exposure_and_claims_may_speak_of_a_count(world: Path, tmp
     )
     (place,) = sweep.places(tmp_path)
     (cell,) = place.cells
-    grows = [Part(sign, f"exposure(count={count})", cell) for sign, count in ((1.0, 12), (-1.0, 1))]
+    grows = [WeightedMetric(sign, f"exposure(count={count})", cell) for sign, count in ((1.0, 12), (-1.0, 1))]
     assert contrast("grows", grows).value > 0
     assert "Exposure of canaries, mean bits" in (tmp_path / "sweep.md").read_text()

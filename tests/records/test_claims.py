@@ -11,7 +11,7 @@ import pytest
 
 from auditor.core.nouns import Claim
 from auditor.core.result import Audited, AuditResult, BenchmarkRecord, Finding, TargetRecord
-from auditor.records.claims import CONSISTENT, CONTRADICTED, TOO_WEAK, Standing, promised, standing
+from auditor.records.claims import CONSISTENT, CONTRADICTED, TOO_WEAK, ClaimEvidence, promised, standing
 from auditor.statistics import games
 from auditor.statistics.audited import at_level, audited, measurements_of
 from tests.conftest import methods
@@ -37,7 +37,7 @@ def row(audit: Audited | None, **changed: Any) -> Finding:
     return replace(made, **changed)
 
 
-def stands(target: Claim | None, *rows: Finding, nominal: float | None = None, **narrowed: Any) -> Standing:
+def stands(target: Claim | None, *rows: Finding, nominal: float | None = None, **narrowed: Any) -> ClaimEvidence:
     dp = TargetRecord("dp", "DP", "", claim=target, nominal_epsilon=nominal)
     benchmark = BenchmarkRecord("b", "", 0, 0, 0)
     result = AuditResult(

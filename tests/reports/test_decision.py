@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from auditor.core.result import Measurement
-from auditor.gate.compare import Comparand, Comparison, Line
+from auditor.gate.compare import Comparand, Comparison, ComparisonRow
 from auditor.gate.rulings import Decision, Reading, Ruling, Verdict
 from auditor.reports import comparison, decision
 
@@ -74,7 +74,9 @@ def share(value: float) -> Measurement:
 def compared(name: str) -> Comparison:
     delta = Measurement("recall_difference", -0.2, -0.3, -0.1, 100)
     cells = (Comparand(share(0.4)), Comparand(share(0.2), delta), Comparand(None, why=name))
-    return Comparison((name, "b", "c"), "lab: 100 members", (Line((name, "claim", "a"), "recall", cells, best=1),))
+    return Comparison(
+        (name, "b", "c"), "lab: 100 members", (ComparisonRow((name, "claim", "a"), "recall", cells, best=1),)
+    )
 
 
 def test_a_comparison_in_every_form() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from auditor.core.result import AuditResult, Measurement, TargetRecord
-from auditor.gate.compare import Comparand, Comparison, Line
+from auditor.gate.compare import Comparand, Comparison, ComparisonRow
 from auditor.gate.rulings import Decision, Ruling
 from auditor.reports import decision, files, markdown
 
@@ -34,7 +34,7 @@ def compared(*deltas: float | None, name: str = "main", runs: int = 2) -> Compar
     lines = []
     for i, delta in enumerate(deltas):
         now = Comparand(share(0.4), share(delta)) if delta is not None else Comparand(share(0.4), why="nothing to pair")
-        lines.append(Line(("undefended", "worst", f"a{i}"), "recall", (Comparand(share(0.2)), now)))
+        lines.append(ComparisonRow(("undefended", "worst", f"a{i}"), "recall", (Comparand(share(0.2)), now)))
     return Comparison((name, "here"), "lab: 100 members", tuple(lines))
 
 

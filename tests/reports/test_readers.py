@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from auditor.core.result import AuditResult, Measurement
-from auditor.gate.compare import Comparand, Comparison, Line
+from auditor.gate.compare import Comparand, Comparison, ComparisonRow
 from auditor.records.details import Details
 from auditor.records.listed import SecretFacts
 from auditor.records.outcomes import PerSecret
@@ -32,10 +32,10 @@ def figure(doc: Document, section: str) -> Figure:
     return found
 
 
-def change(name: str, value: float, low: float, high: float) -> Line:
+def change(name: str, value: float, low: float, high: float) -> ComparisonRow:
     before, now = (Measurement(name, v, 0.0, 1.0, 300) for v in (0.4, 0.4 + value))
     delta = Measurement(f"{name}_difference", value, low, high, 300)
-    return Line(("pmixed", "worst", "ethicist"), name, (Comparand(before), Comparand(now, delta)))
+    return ComparisonRow(("pmixed", "worst", "ethicist"), name, (Comparand(before), Comparand(now, delta)))
 
 
 def test_every_reader_has_a_part(result: AuditResult, secret_by_secret: Callable[..., Details]) -> None:
@@ -78,7 +78,9 @@ def test_the_glance_shows_every_signal_of_each_target_and_access(result: AuditRe
 
 def test_what_changed_since_another_run(result: AuditResult) -> None:
     """What leaks more comes first, and each row's interval is drawn on one scale around no change."""
-    missing = Line(("pmixed", "claim", "ethicist"), "recall", (Comparand(None, why="not in this run"), Comparand(None)))
+    missing = ComparisonRow(
+        ("pmixed", "claim", "ethicist"), "recall", (Comparand(None, why="not in this run"), Comparand(None))
+    )
     lines = (change("a", 0.0, -0.02, 0.02), missing, change("b", -0.06, -0.1, -0.02), change("c", 0.05, 0.01, 0.09))
     doc = contents.page(result, since=Comparison(("main", "now"), "lab", lines))
     forest = next(block for block in blocks(doc, "since") if isinstance(block, Forest))

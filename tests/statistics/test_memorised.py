@@ -7,12 +7,12 @@ import pytest
 
 from auditor.statistics import memorised
 from auditor.statistics.intervals import clopper_pearson
-from auditor.statistics.memorised import Corpus, Held, Run, Standing
+from auditor.statistics.memorised import CorpusCounts, Held, NGramMatches, TokenRun
 
 
-def standing(*rows: tuple[int, bool, bool, int]) -> Standing:
+def standing(*rows: tuple[int, bool, bool, int]) -> NGramMatches:
     at, trained, heldout, record = (np.array(column) for column in zip(*rows, strict=True))
-    return Standing(at.astype(np.int64), trained.astype(bool), heldout.astype(bool), record.astype(np.int64))
+    return NGramMatches(at.astype(np.int64), trained.astype(bool), heldout.astype(bool), record.astype(np.int64))
 
 
 def test_n_grams_that_overlap_are_one_and_a_record_is_named_by_what_it_alone_has() -> None:
@@ -23,17 +23,17 @@ def test_n_grams_that_overlap_are_one_and_a_record_is_named_by_what_it_alone_has
         (40, False, True, -1),
         (41, False, True, -1),
     )
-    assert memorised.held(seen, 4) == Held(4, 1, 1, {7: Run(0, 8)}, ())
+    assert memorised.held(seen, 4) == Held(4, 1, 1, {7: TokenRun(0, 8)}, ())
     assert memorised.held(standing((3, False, True, 9)), 4) == Held(0, 0, 1, {}, (9,))
 
 
 def test_rates_are_per_thousand_with_the_floor_scaled_to_as_many_n_grams() -> None:
     every = (
-        [Held(2, 1, 0, {i % 3: Run(0, 8)}) for i in range(10)]
+        [Held(2, 1, 0, {i % 3: TokenRun(0, 8)}) for i in range(10)]
         + [Held(0, 0, 1, {}, (7,))] * 10
         + [Held(0, 0, 0, {})] * 80
     )
-    found = {m.name: m for m in memorised.measured(every, Corpus(600, 200, 5, 2), 4, 16, {"zlib": range(20)})}
+    found = {m.name: m for m in memorised.measured(every, CorpusCounts(600, 200, 5, 2), 4, 16, {"zlib": range(20)})}
     main, floor = found["memorised_per_1000"], found["memorised_per_1000_nonmembers"]
     assert main.value == pytest.approx(200) and main.unit == "per 1,000" and main.n == 100
     assert 90 < main.low < 200 < main.high < 390
@@ -51,13 +51,13 @@ def test_rates_are_per_thousand_with_the_floor_scaled_to_as_many_n_grams() -> No
 
 def test_a_floor_of_nothing_reaches_as_far_as_generations_that_hold_some_do() -> None:
     every = [Held(1 + i % 2, 0, 0, {}) for i in range(10)] + [Held(0, 0, 0, {})] * 90
-    found = {m.name: m for m in memorised.measured(every, Corpus(40, 20, 5, 2), 4, 64, {})}
+    found = {m.name: m for m in memorised.measured(every, CorpusCounts(40, 20, 5, 2), 4, 64, {})}
     floor = found["memorised_per_1000_nonmembers"]
     assert floor.value == 0 and floor.high == pytest.approx(2 * 2 * 1000 * clopper_pearson(0, 100)[1])
 
 
 def test_no_n_gram_at_all_leaves_open_what_no_generation_rules_out() -> None:
-    found = {m.name: m for m in memorised.measured([Held(0, 0, 0, {})] * 50, Corpus(9, 0, 1, 0), 4, 16, {})}
+    found = {m.name: m for m in memorised.measured([Held(0, 0, 0, {})] * 50, CorpusCounts(9, 0, 1, 0), 4, 16, {})}
     assert list(found) == ["memorised_per_1000", "memorised_generations", "records_out", "new_records_per_1000"]
     assert found["memorised_per_1000"].high == pytest.approx(4 * 1000 * clopper_pearson(0, 50)[1])
 

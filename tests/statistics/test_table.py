@@ -54,7 +54,7 @@ def test_a_new_metric_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
         assert recomputed(new, kept.chosen(True, None), kept.chosen(False, None)) == (measured.value, 30)
         assert outcomes.difference(new.name, None, kept, kept) == Pairs(0, 0, 30)
         seeds = contrasts.Replicates("t", "s", "a", {0: members})
-        found = contrasts.contrast("c", [contrasts.Part(1.0, new.name, seeds)])
+        found = contrasts.contrast("c", [contrasts.WeightedMetric(1.0, new.name, seeds)])
         assert found.value == pytest.approx(measured.value) and found.low < found.value < found.high
     finally:
         metrics.find.cache_clear()

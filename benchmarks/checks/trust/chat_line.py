@@ -146,7 +146,7 @@ class ModelLine:
         assert call(["advise", str(made)]) == 0
         return made
 
-    def _written(self, text: str) -> chat.Written:
+    def _written(self, text: str) -> chat.RenderedChat:
         return chat.write(self.tokenizer, talks.Conversation(tuple(_messages(text))), self.form)
 
     def _row(self, text: str) -> dict[str, Any]:

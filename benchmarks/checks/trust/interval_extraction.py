@@ -120,7 +120,7 @@ def there_are(draws: int, p: Floats, at_least: bool = False) -> Callable[[Rng], 
 
 def holding(n: int, p: float, q: float, name: str) -> Callable[[Rng], Ends]:
     """Of the generations that hold any, half hold one n-gram and half two; as many of held-out text at a rate of q."""
-    corpus = memorised.Corpus(1000, 1000, 300, 300)
+    corpus = memorised.CorpusCounts(1000, 1000, 300, 300)
 
     def audit(rng: Rng) -> Ends:
         own, other = (((rng.random(n) < rate) * rng.integers(1, 3, n)).tolist() for rate in (p, q))

@@ -68,7 +68,9 @@ def perplexities_apart(n: int) -> tuple[float, Callable[[Rng], Ends]]:
         tokens = rng.integers(20, 100, n).astype(float)
         base, more = tokens * rng.lognormal(math.log(2), 0.4, n), tokens * rng.exponential(0.2, n)
         parts = ((1, base + more), (-1, base))
-        return of(contrasts.contrast("d", [contrasts.Part(c, "perplexity", cell(nll, tokens)) for c, nll in parts]))
+        return of(
+            contrasts.contrast("d", [contrasts.WeightedMetric(c, "perplexity", cell(nll, tokens)) for c, nll in parts])
+        )
 
     mean = 2 * math.exp(0.4**2 / 2)
     return math.exp(mean + 0.2) - math.exp(mean), audit
