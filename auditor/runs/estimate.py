@@ -45,6 +45,7 @@ from auditor.runs.targets import Targets
 PROBE = 30.0  # seconds that models are asked for, beside loading them
 _FASTER = 4  # times as many texts at each attempt
 _TEXTS_AT_ONCE = 64  # of what is read teacher-forced, at most
+LIMIT, SAMPLES = "--limit", "--samples"
 _CELLS = 6  # times as long as other parts may be looked at
 
 
@@ -53,7 +54,7 @@ class Cost:
     """A part of a run. rows: sequences read by a network, anew for each token; tokens: those read of them.
 
     memory: bytes at most, with the models. asked: texts of the `of` that it was worked out from. why: what stands in
-    the place of numbers.
+    the place of numbers. cut: the flags, of `--limit` and `--samples`, with which it would be shorter.
     """
 
     name: str
@@ -64,21 +65,48 @@ class Cost:
     memory: float = nan
     seconds: float = nan
     why: str = ""
+    cut: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class CostEstimate:
-    """loading: seconds that models and data took just now, which a run takes too. probe: those that were asked for."""
+    """loading: seconds that models and data took just now, which a run takes too. probe: those that were asked for.
+
+    secrets: members and non-members that are attacked. samples: a prefix, where all attacks draw equally many.
+    """
 
     costs: tuple[Cost, ...]
     loading: float
     probe: float
     held: int  # bytes, once everything is loaded
+    secrets: tuple[int, int] = (0, 0)
+    samples: int | None = None
 
     @property
     def seconds(self) -> float:
         """Of the run until its reports are written, those parts left out that have no numbers."""
         return self.loading + sum(cost.seconds for cost in self.costs if not cost.why)
+
+    @property
+    def halving(self) -> tuple[str, ...]:
+        """The flags that would each halve it, with the largest number that does; () where none does."""
+        found = {
+            LIMIT: _largest(max(self.secrets), lambda n: self._with(LIMIT, n) <= self.seconds / 2),
+            SAMPLES: _largest(self.samples or 0, lambda n: self._with(SAMPLES, n) <= self.seconds / 2),
+        }
+        return tuple(f"{flag} {n}" for flag, n in found.items() if n)
+
+    def _with(self, flag: str, n: int) -> float:
+        """Seconds with that flag; its parts take as long as they have secrets, or draw samples."""
+
+        def share(cost: Cost) -> float:
+            if flag not in cost.cut:
+                return 1.0
+            if flag == SAMPLES:
+                return n / (self.samples or n)
+            return min(cost.of, sum(min(side, n) for side in self.secrets)) / cost.of  # an ensemble has fewer
+
+        return self.loading + sum(share(cost) * cost.seconds for cost in self.costs if not cost.why)
 
     @property
     def memory(self) -> float:
@@ -95,7 +123,7 @@ class CostEstimate:
 class Phase:
     """A part of a run for some of its texts. at_once: texts that are in memory together; times: how often it is done.
 
-    of: all texts; 0: there is nothing to ask, and `why`.
+    of: all texts; 0: there is nothing to ask, and `why`. cut: as of a `Cost`.
     """
 
     name: str
@@ -104,6 +132,7 @@ class Phase:
     work: Callable[[], object] = lambda: None
     times: float = 1.0
     why: str = ""
+    cut: tuple[str, ...] = ()
 
 
 Phases = Callable[[int], Iterator[Phase]]  # the parts that share what is asked, for so many texts
@@ -131,7 +160,30 @@ def estimate(plan: Plan, reporter: Reporter, seconds: float = PROBE, shared: Sha
         asker.prefix_token()
         asker.targets()
     loading = clock.seconds["prepare"] + asker.building
-    return CostEstimate(tuple(asker.costs), loading, clock.seconds["probe"], asker.held)
+    members = sum(secret.member for secret in scene.benchmark.secrets)
+    return CostEstimate(
+        tuple(asker.costs),
+        loading,
+        clock.seconds["probe"],
+        asker.held,
+        (members, len(scene.benchmark.secrets) - members),
+        _samples(selection.attacks),
+    )
+
+
+def _samples(attacks: Sequence[Attack]) -> int | None:
+    """Those that every attack which draws some draws; None where they differ, or none does."""
+    drawn = {recipe.samples for attack in attacks if (recipe := attack.sampling()) and recipe.search == "sample"}
+    return drawn.pop() if len(drawn) == 1 else None
+
+
+def _largest(below: int, enough: Callable[[int], bool]) -> int:
+    """The largest number below this one with which it is enough, where it is with all smaller ones too; 0: none."""
+    low, high = 0, max(0, below - 1)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if enough(middle) else (low, middle - 1)
+    return low
 
 
 def table(found: CostEstimate) -> Grid:
@@ -141,6 +193,10 @@ def table(found: CostEstimate) -> Grid:
     note += f"{found.probe:.0f} seconds of asking"
     if found.missing:
         note += f"; that is without {counted(len(found.missing), 'part')} that have no numbers"
+    if found.halving:
+        note += f"; {' or '.join(found.halving)} would take half as long"
+    else:
+        note += f"; no smaller {LIMIT} or {SAMPLES} would take half as long"
     return Grid("what this run would take", _HEAD, tuple(map(_row, found.costs)), note)
 
 
@@ -247,7 +303,8 @@ class _Asker:
             some, size = _some(target.secrets, n, "tokens"), self.scene.batch_size
             work = partial(_all, scoring.scored, target, some, size)
             at_once = _read_at_once(target.model, max(len(secret.suffix) for secret in target.secrets))
-            yield Phase(f"tokens of the secrets under {target.title}", len(target.secrets), at_once, work)
+            name = f"tokens of the secrets under {target.title}"
+            yield Phase(name, len(target.secrets), at_once, work, cut=(LIMIT,))
 
         if told.heldout:
             self.ask(heldout)
@@ -303,13 +360,16 @@ class _Asker:
         sampling = attack.sampling()
         at_once = 64 if sampling is None else view.prefixes_at_once(sampling, queries, attack.prompt_rows())
         some = _some(queries, n, "secrets")
-        return Phase(name, len(queries), at_once, partial(_all, attack.guess, view, state, some))
+        drawn = sampling is not None and sampling.search == "sample"
+        cut = (LIMIT, SAMPLES) if drawn else (LIMIT,)
+        return Phase(name, len(queries), at_once, partial(_all, attack.guess, view, state, some), cut=cut)
 
     def observing(self, probe: Probe, target: Target, view: View, name: str, n: int) -> Phase:
         secrets = subjects(probe, target, self.scene.benchmark, view)
         work = partial(_all, probe.measure, view, _some(secrets, n, "secrets"))
         longest = max((len(secret.suffix) for secret in secrets), default=1)
-        return Phase(name, len(secrets), _read_at_once(target.model, longest), work)
+        cut = (LIMIT,) if probe.of == "secrets" else ()
+        return Phase(name, len(secrets), _read_at_once(target.model, longest), work, cut=cut)
 
     def view(self, target: Target, setting: Setting) -> View:
         """A fresh one: nothing that was drawn before is there."""
@@ -367,6 +427,7 @@ class _Asker:
             tokens=last.tokens * scale * step.times,
             memory=max(self.held, last.memory) + grown * (together - now),
             seconds=(each * step.of + fixed * batches) * step.times,
+            cut=step.cut,
         )
 
 

@@ -143,6 +143,34 @@ def test_the_time_is_kept_and_what_was_not_asked_is_not_a_zero(ticks: Ticks, mon
     assert "without 1 part that have no numbers" in estimate.table(found).note
 
 
+def cost(name: str, of: int, seconds: float, *cut: str) -> Cost:
+    return Cost(name, of, of, seconds=seconds, cut=cut)
+
+
+def test_it_says_which_flag_would_halve_it() -> None:
+    """300 members and 100 others: 10 s of loading, 100 s of sampling, 40 s of a probe, 10 s of held-out text."""
+    sampling = cost("perplexity", 400, 100.0, "--limit", "--samples")
+    parts = (sampling, cost("membership", 400, 40.0, "--limit"), cost("held-out", 100, 10.0))
+    found = estimate.CostEstimate(parts, 10.0, 30.0, 1000, (300, 100), 20)
+    assert found.seconds == 160
+    # 20 s stay, so 140 s of 400 secrets have to become 60 s of 171: 85 members and 85 others.
+    assert found.halving == ("--limit 85", "--samples 4")  # 100 s of 20 samples become 20 s of 4
+    assert estimate.table(found).note.endswith("; --limit 85 or --samples 4 would take half as long")
+    # Behind an ensemble 60 are asked: a limit above that does not make it shorter.
+    few = estimate.CostEstimate((cost("perplexity", 60, 100.0, "--limit"),), 0.0, 30.0, 1000, (300, 100))
+    assert few.halving == ("--limit 15",)
+
+
+def test_where_no_flag_halves_it_that_is_said() -> None:
+    for parts in (
+        (cost("tuning", 50, 100.0),),
+        (cost("tuning", 50, 100.0), cost("it", 40, 50.0, "--limit", "--samples")),
+    ):
+        found = estimate.CostEstimate(parts, 5.0, 30.0, 1000, (40, 0), 10)
+        assert found.halving == ()
+        assert estimate.table(found).note.endswith("no smaller --limit or --samples would take half as long")
+
+
 # --- against the run --------------------------------------------------------------------------------------------------
 
 OPTIONS: dict[str, Any] = {
@@ -169,6 +197,9 @@ def test_rows_and_tokens_are_those_of_the_run(given: Path, tmp_path: Path) -> No
     told = {name for name in result["timings"] if name != "prepare" and not name.startswith("build ")}
     assert names == told
     assert found.memory > 0 and found.seconds > 0
+    assert part(found, "Undefended: perplexity (worst)").cut == ("--limit", "--samples")
+    assert part(found, "Undefended: extraction-probability (worst)").cut == ("--limit",)
+    assert found.samples == 5 and sum(found.secrets) == part(found, "Undefended: extraction-probability (worst)").of
 
 
 def test_the_command_shows_a_table_and_writes_nothing(
@@ -179,6 +210,7 @@ def test_the_command_shows_a_table_and_writes_nothing(
     assert call(words(given, "--attack", "perplexity", "--samples", "3", "--estimate")) == 0
     said = capsys.readouterr().out
     assert "forward rows" in said and "Undefended: perplexity (worst)" in said and "about" in said
+    assert "would take half as long" in " ".join(said.split())
     assert not list(tmp_path.iterdir())
 
 
