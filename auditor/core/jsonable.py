@@ -7,8 +7,9 @@ does not fit is refused in one sentence. It is imported when a record is read: `
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -44,8 +45,7 @@ def from_json(kind: Any, value: Any, where: str = "result", *, private: bool = F
         return _validator(kind).validate_python(value)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        fields = _fields(json_schema(kind)) if private else None
-    raise AuditError(_refusal(first, where, fields))
+    raise AuditError(_refusal(first, where, list(_fields(_core_schema(kind))), private))
 
 
 def json_schema(kind: Any) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def _core_schema(kind: Any) -> Any:
     return _as_written(TypeAdapter(kind).core_schema)
 
 
-_INNER = ("schema", "fields", "definitions", "choices", "items_schema", "keys_schema", "values_schema")
+_INNER = {"schema", "fields", "definitions", "choices", "items_schema", "keys_schema", "values_schema"}
 
 
 def _as_written(schema: Any) -> Any:
@@ -104,28 +104,35 @@ _EXPECTED = {
 }
 
 
-def _refusal(error: ErrorDetails, where: str, fields: Collection[str] | None) -> str:
-    """One sentence: where it is, what was expected, what came. fields: of private values, all that may be named."""
+def _refusal(error: ErrorDetails, where: str, fields: Collection[str], private: bool) -> str:
+    """One sentence: where it is, what was expected, what came. fields: all that there are."""
     *path, last = error["loc"] or ("",)
+    parent, came = _path(where, path, fields, private), error["input"]
     if error["type"] == "missing":
-        return f"{_path(where, path, fields)}: missing field {last!r}"
+        return f"{parent}: missing field {last!r}"
     if error["type"] == "unexpected_keyword_argument":
-        return f"{_path(where, path, fields)}: unknown field {repr(last) if fields is None else '(it may be private)'}"
-    came = error["input"]
-    plain = fields is not None or isinstance(came, dict | list)
+        near = difflib.get_close_matches(str(last), fields, n=1, cutoff=0.5)
+        named = "(it may be private)" if private else repr(last)
+        return f"{parent}: unknown field {named}" + "".join(f"; did you mean {name!r}?" for name in near)
     words = error["msg"].removeprefix("Input should be ")
     expected = _EXPECTED.get(error["type"], words[0].lower() + words[1:])
-    return (
-        f"{_path(where, error['loc'], fields)}: expected {expected}, got {type(came).__name__ if plain else repr(came)}"
-    )
+    got = type(came).__name__ if private or isinstance(came, dict | list) else repr(came)
+    return f"{_path(where, error['loc'], fields, private)}: expected {expected}, got {got}"
 
 
-def _path(where: str, steps: Iterable[int | str], fields: Collection[str] | None) -> str:
+def _path(where: str, steps: Iterable[int | str], fields: Collection[str], private: bool) -> str:
     """`result.json.targets[1].claim`; of private values no key of a dictionary."""
-    keys = (step if isinstance(step, int) or fields is None or step in fields else "..." for step in steps)
+    keys = ("..." if private and isinstance(step, str) and step not in fields else step for step in steps)
     return where + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)
 
 
-def _fields(schema: Mapping[str, Any]) -> list[str]:
+def _fields(schema: Any) -> Iterator[str]:
     """The names of all fields of a record and those in it."""
-    return [name for one in (schema, *schema.get("$defs", {}).values()) for name in one.get("properties", ())]
+    if isinstance(schema, list):
+        for item in schema:
+            yield from _fields(item)
+    elif isinstance(schema, dict):
+        if schema["type"] == "dataclass-field":
+            yield schema["name"]
+        for key in _INNER & schema.keys():
+            yield from _fields(schema[key])

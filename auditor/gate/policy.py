@@ -35,9 +35,10 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from auditor.core.errors import AuditError, unknown
+from auditor.core.errors import AuditError
+from auditor.core.jsonable import from_json
 from auditor.core.nouns import SettingName
 from auditor.gate.rulings import Reading
 from auditor.statistics.audited import MAIN
@@ -98,7 +99,7 @@ class Required:
     """
 
     attacks: tuple[str, ...] = ()
-    access: str | None = None
+    access: Literal["text-only", "white-box"] | None = None
     secrets: int = 0
     nonmembers: int = 0
     attestation: bool = False
@@ -117,6 +118,30 @@ class Policy:
     require: Required = NOTHING
 
 
+@dataclass(frozen=True)
+class _RuleTable:
+    """A [[rule]] as it stands in a file: a sentence or fields, and the rows that it is for."""
+
+    rule: str | None = None
+    metric: str | None = None
+    count: int | None = None
+    kind: str | None = None
+    max: Any = None
+    max_increase: Any = None
+    target: str | None = None
+    setting: str | None = None
+    attack: str | None = None
+
+
+@dataclass(frozen=True)
+class _PolicyFile:
+    inconclusive: Reading = "report"
+    allow_not_applicable: bool = False
+    rules: tuple[str, ...] = ()
+    rule: tuple[_RuleTable, ...] = ()
+    require: Required = NOTHING
+
+
 def read_policy(path: Path) -> Policy:
     """A policy file. Raises AuditError for a missing file, bad TOML, unknown keys and rules that say nothing."""
     try:
@@ -125,43 +150,24 @@ def read_policy(path: Path) -> Policy:
         raise AuditError(f"cannot read the policy {str(path)!r}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise AuditError(f"{path} is not TOML: {error}") from error
-    _known(raw, ("inconclusive", "allow_not_applicable", "rules", "rule", "require"), str(path))
-    sentences, tables = raw.get("rules", []), raw.get("rule", [])
-    for key, value, kind in (("rules", sentences, str), ("rule", tables, dict)):
-        if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
-            what = "sentences" if kind is str else "[[rule]] tables"
-            raise AuditError(f"{path}: expected {key} to be a list of {what}, got {value!r}")
-    rules = [parse_rule(sentence) for sentence in sentences] + [
-        _from_table(table, f"{path}: rule {i}") for i, table in enumerate(tables, 1)
-    ]
+    found: _PolicyFile = from_json(_PolicyFile, raw, str(path))
+    rules = [parse_rule(sentence) for sentence in found.rules]
+    rules += [_from_table(table, f"{path}: rule {i}") for i, table in enumerate(found.rule, 1)]
     if not rules:
         raise AuditError(f"{path}: expected at least one rule, got none; a gate without rules holds nothing")
-    allowed = raw.get("allow_not_applicable", False)
-    if not isinstance(allowed, bool):
-        raise AuditError(f"{path}: expected allow_not_applicable to be true or false, got {allowed!r}")
-    how = reading(raw.get("inconclusive", "report"), f"{path}: inconclusive")
-    return Policy(distinct(rules), how, allowed, _required(raw.get("require", {}), f"{path}: require"))
+    _check_required(found.require, raw.get("require", {}), f"{path}: require")
+    return Policy(distinct(rules), found.inconclusive, found.allow_not_applicable, found.require)
 
 
-def _required(table: Any, where: str) -> Required:
-    if not isinstance(table, dict):
-        raise AuditError(f"expected {where} to be a table [require], got {table!r}")
-    _known(table, [f.name for f in fields(Required)], where)
-    attacks = table.get("attacks", [])
-    if not isinstance(attacks, list) or not all(isinstance(name, str) and name for name in attacks):
-        raise AuditError(f"{where}: expected attacks to be a list of names, got {attacks!r}")
-    if (access := table.get("access")) is not None and access not in ACCESS:
-        raise AuditError(f"{where}: expected access to be {' or '.join(ACCESS)}, got {access!r}")
-    for key in ("secrets", "nonmembers"):
-        if key in table and (type(table[key]) is not int or table[key] < 1):
-            raise AuditError(f"{where}: expected {key} to be a whole number >= 1, got {table[key]!r}")
-    if not isinstance(signed := table.get("attestation", False), bool):
-        raise AuditError(f"{where}: expected attestation to be true or false, got {signed!r}")
-    if not isinstance(table.get("model_here", False), bool):
-        raise AuditError(f"{where}: expected model_here to be true or false, got {table['model_here']!r}")
-    if "max_age" in table and (type(table["max_age"]) not in (int, float) or not 0 < table["max_age"] < math.inf):
-        raise AuditError(f"{where}: expected max_age in days, above 0, got {table['max_age']!r}")
-    return Required(**{**table, "attacks": tuple(attacks)})
+def _check_required(required: Required, given: Mapping[str, Any], where: str) -> None:
+    """Raises AuditError for what requires nothing."""
+    if not all(required.attacks):
+        raise AuditError(f"{where}: expected attacks to be a list of names, got {list(required.attacks)!r}")
+    for key in {"secrets", "nonmembers"} & set(given):
+        if getattr(required, key) < 1:
+            raise AuditError(f"{where}: expected {key} to be a whole number >= 1, got {given[key]!r}")
+    if required.max_age is not None and not 0 < required.max_age < math.inf:
+        raise AuditError(f"{where}: expected max_age in days, above 0, got {required.max_age!r}")
 
 
 def reading(value: Any, where: str) -> Reading:
@@ -206,43 +212,39 @@ def distinct(rules: Sequence[Rule]) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-def _from_table(table: Mapping[str, Any], where: str) -> Rule:
-    scope = ("target", "setting", "attack")
-    parts = ("metric", "count", "kind", "max", "max_increase")
-    _known(table, ("rule", *parts, *scope), where)
-    for key in ("rule", "metric", "kind", *scope):
-        if key in table and not isinstance(table[key], str):
-            raise AuditError(f"{where}: expected {key} to be a string, got {table[key]!r}")
-        if table.get(key) == "":
+def _from_table(table: _RuleTable, where: str) -> Rule:
+    given = {field.name: value for field in fields(table) if (value := getattr(table, field.name)) is not None}
+    for key, value in given.items():
+        if value == "":
             raise AuditError(f"{where}: expected the name of a {key}, got an empty one")
-    narrowed = {key: table[key] for key in scope if key in table}
-    if "rule" in table:
-        if extra := sorted(set(parts) & set(table)):
-            raise AuditError(f"{where}: expected a sentence or fields, got rule and {extra[0]}")
-        return replace(parse_rule(table["rule"]), **narrowed)
-    if "metric" not in table:
+    narrowed = {key: given.pop(key) for key in ("target", "setting", "attack") if key in given}
+    if (sentence := given.pop("rule", None)) is not None:
+        if given:
+            raise AuditError(f"{where}: expected a sentence or fields, got rule and {next(iter(given))}")
+        return replace(parse_rule(sentence), **narrowed)
+    if table.metric is None:
         raise AuditError(f"{where}: expected a metric, got none")
-    limits = [key for key in ("max", "max_increase") if key in table]
+    limits = [key for key in ("max", "max_increase") if key in given]
     if len(limits) != 1:
         raise AuditError(f"{where}: expected either max or max_increase, got {' and '.join(limits) or 'neither'}")
-    if not _METRIC.fullmatch(table["metric"]):
-        raise AuditError(f"{where}: expected a metric such as recall or recall(count=16), got {table['metric']!r}")
-    complaint = f"{where}: expected {limits[0]} to be a number, got {table[limits[0]]!r}"
-    found = _rule(_with_part(table, where), table[limits[0]], complaint, limits[0] == "max_increase")
+    if not _METRIC.fullmatch(table.metric):
+        raise AuditError(f"{where}: expected a metric such as recall or recall(count=16), got {table.metric!r}")
+    complaint = f"{where}: expected {limits[0]} to be a number, got {given[limits[0]]!r}"
+    found = _rule(_with_part(table.metric, given, where), given[limits[0]], complaint, limits[0] == "max_increase")
     return replace(found, **narrowed)
 
 
-def _with_part(table: Mapping[str, Any], where: str) -> str:
+def _with_part(metric: str, given: Mapping[str, Any], where: str) -> str:
     """`recall(count=16)`, whether the table says so in the metric or in fields. Raises AuditError for two of them."""
-    metric, parts = str(table["metric"]), [key for key in ("count", "kind") if key in table]
-    if "count" in parts and (type(table["count"]) is not int or table["count"] < 0):
-        raise AuditError(f"{where}: expected one whole count >= 0, got {table['count']!r} for {metric}")
+    parts = [key for key in ("count", "kind") if key in given]
+    if given.get("count", 0) < 0:
+        raise AuditError(f"{where}: expected one whole count >= 0, got {given['count']!r} for {metric}")
     if len(parts) + ("(" in metric) > 1:
         raise AuditError(f"{where}: expected one count or kind, got {' and '.join(parts)} for {metric}")
-    whole = f"{metric}({parts[0]}={table[parts[0]]})" if parts else metric
+    whole = f"{metric}({parts[0]}={given[parts[0]]})" if parts else metric
     if not _METRIC.fullmatch(whole):
         what = "a kind of personal data such as email" if parts == ["kind"] else "a count of at most 12 digits"
-        raise AuditError(f"{where}: expected {what}, got {table[parts[0]]!r}")
+        raise AuditError(f"{where}: expected {what}, got {given[parts[0]]!r}")
     return whole
 
 
@@ -291,9 +293,3 @@ def _number(value: Any, complaint: str) -> float:
     if math.isnan(number):
         raise AuditError(complaint)
     return number
-
-
-def _known(table: Mapping[str, Any], names: Sequence[str], where: str) -> None:
-    for name in table:
-        if name not in names:
-            raise unknown(f"key in {where}:", name, names)

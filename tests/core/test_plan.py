@@ -8,7 +8,7 @@ import pytest
 
 from auditor.cli import call
 from auditor.core.plan import FIELDS, Plan, flag, ruled
-from auditor.core.plan_fields import PANELS, Rule
+from auditor.core.plan_fields import PANELS, FieldRule
 
 
 def test_every_field_has_a_name_of_its_own_and_help_where_it_has_a_flag() -> None:
@@ -24,8 +24,8 @@ def test_every_field_has_a_name_of_its_own_and_help_where_it_has_a_flag() -> Non
         assert one.panel in PANELS and (one.said.flags is None or one.help.partition(" [default:")[0]), name
 
 
-@pytest.mark.parametrize("rule", Rule)
-def test_every_rule_is_asked_for_in_the_order_of_the_fields(rule: Rule) -> None:
+@pytest.mark.parametrize("rule", FieldRule)
+def test_every_rule_is_asked_for_in_the_order_of_the_fields(rule: FieldRule) -> None:
     assert list(ruled(rule)) == sorted(ruled(rule), key=list(FIELDS).index) != []
 
 

@@ -81,15 +81,15 @@ def test_it_is_read_from_a_policy_and_what_says_nothing_is_refused(tmp_path: Pat
     )
     assert read_policy(path).require == Required(("perplexity",), "white-box", 300)
     for line, why in (
-        ("attacks = 'perplexity'", "attacks to be a list"),
-        ("access = 'worst'", "access to be text-only or white-box, got 'worst'"),
+        ("attacks = 'perplexity'", "require.attacks: expected a list"),
+        ("access = 'worst'", "access: expected 'text-only' or 'white-box', got 'worst'"),
         ("secrets = 0", "secrets to be a whole number >= 1, got 0"),
-        ("nonmembers = true", "nonmembers to be a whole number"),
-        ("secret = 3", "unknown key"),
+        ("nonmembers = true", "nonmembers: expected int, got True"),
+        ("secret = 3", "unknown field 'secret'; did you mean 'secrets'"),
     ):
         path.write_text(f'rules = ["recall <= 0.5"]\n[require]\n{line}\n')
         with pytest.raises(AuditError, match=why):
             read_policy(path)
     path.write_text('rules = ["recall <= 0.5"]\nrequire = "all"\n')
-    with pytest.raises(AuditError, match=r"to be a table \[require\]"):
+    with pytest.raises(AuditError, match="require: expected an object, got 'all'"):
         read_policy(path)
