@@ -20,6 +20,7 @@ from auditor.benchmarks.wording import token_ends, worded
 from auditor.core.errors import AuditError
 from auditor.core.knowledge import USER
 from auditor.core.nouns import Tokens, Wording
+from auditor.models.vocabulary import decoded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -133,13 +134,13 @@ def _cut_pair(tokenizer: Any, prefix: str, suffix: str, ids: list[int], offsets:
     """
     if not prefix or not suffix:
         return "prefix or suffix is empty"
-    if _decode(tokenizer, ids) != prefix + suffix:
+    if decoded(tokenizer, ids) != prefix + suffix:
         return "the tokenizer does not give this text back (it normalises it)"
     begun = sum(start < len(prefix) for start, _ in offsets)  # tokens that begin in the prefix
     # Leading ones that end in it.
     ended = next((i for i, (_, end) in enumerate(offsets) if end > len(prefix)), len(ids))
     for where in range(max(1, begun), min(ended, len(ids) - 1) + 1):  # several where tokens have no width
-        if _decode(tokenizer, ids[:where]) == prefix:
+        if decoded(tokenizer, ids[:where]) == prefix:
             ends = [max(0, end - len(prefix)) for end in token_ends(offsets[where:], len(prefix + suffix))]
             return tuple(ids[:where]), tuple(ids[where:]), Wording(prefix, suffix, tuple(ends))
     return "the join of prefix and suffix is not a token boundary"
@@ -195,7 +196,3 @@ def encode(tokenizer: Any, texts: Sequence[str]) -> Any:
         truncation=False,
         verbose=False,
     )
-
-
-def _decode(tokenizer: Any, ids: Sequence[int]) -> str:
-    return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))

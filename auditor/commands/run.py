@@ -281,11 +281,12 @@ def audited(
     """Runs the plan into its folder, with reports, and shows the screen. shared: what was loaded for it before."""
     from auditor.reports import files
     from auditor.runs.run import run as audit
+    from auditor.runs.sites import site_of
     from auditor.runs.submission import submit
 
     with console.terminal(verbose) as reporter:
         try:
-            result = audit(plan, folder, reporter, shared)
+            result = audit(site_of(plan, reporter, shared), folder)
             files.write(folder.path, result, reveal)
         except KeyboardInterrupt:
             again = " ".join(

@@ -6,8 +6,14 @@ place of its own, once, so that only work, items and what was found travel.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from platform import node
 from typing import Any, Protocol
+
+from auditor import __version__
+from auditor.core.errors import AuditError
 
 
 class Work(Protocol):
@@ -62,3 +68,20 @@ class LocalEngine:
 
     def close(self) -> None:
         self._place = None
+
+
+@dataclass(frozen=True)
+class There:
+    """Where a worker begins: with this version, and in the folder that the run's relative paths begin at."""
+
+    folder: str = field(default_factory=os.getcwd)
+    version: str = __version__
+
+    def enter(self) -> None:
+        """Raises AuditError where a worker has another version, or no such folder."""
+        if self.version != __version__:
+            raise AuditError(f"expected audit {self.version} on every worker, got {__version__} on {node()}")
+        try:
+            os.chdir(self.folder)
+        except OSError as error:
+            raise AuditError(f"expected the folder {self.folder!r} on every worker, got none on {node()}") from error

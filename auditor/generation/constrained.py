@@ -22,6 +22,7 @@ from auditor.core.spaces import Space, State
 from auditor.generation.tries import encode
 from auditor.models.base import LanguageModel
 from auditor.models.memory import AtOnce, rows_bytes
+from auditor.models.vocabulary import decoded
 
 _ROWS_BYTES = 2**30
 
@@ -49,7 +50,7 @@ class Guide:
                 "tokens may hold parts of other characters"
             )
         self.space, self.tokenizer, self.head = space, tokenizer, head
-        self._written = _decode(tokenizer, head)
+        self._written = decoded(tokenizer, head)
         self._pieces = _pieces(tokenizer, head)
         self._beginnings = {piece[:i] for piece in self._pieces for i in range(1, len(piece) + 1)}
         self._allowed: dict[State, tuple[Tensor, list[State]]] = {}
@@ -106,7 +107,7 @@ def draw(model: LanguageModel, guide: Guide, context: Tokens, noise: NDArray[np.
         return np.minimum(np.searchsorted(cdf, noise[who, at], side="right"), len(cdf) - 1)
 
     tokens, nll, log_q = _walk(model, guide, context, len(noise), inverse_cdf)
-    texts = tuple(_decode(guide.tokenizer, (*guide.head, *row)) for row in tokens)
+    texts = tuple(decoded(guide.tokenizer, (*guide.head, *row)) for row in tokens)
     distinct = sorted(set(texts))
     own = dict(zip(distinct, encode(guide.tokenizer, distinct), strict=True))
     canonical = [own[text] == [*guide.head, *row] for text, row in zip(texts, tokens, strict=True)]
@@ -194,13 +195,9 @@ def common_head(sequences: Sequence[Sequence[int]]) -> Tokens:
 
 def _pieces(tokenizer: Any, head: Tokens) -> dict[str, list[int]]:
     """What each token writes behind the head: tokens by text."""
-    before = len(_decode(tokenizer, head))
+    before = len(decoded(tokenizer, head))
     found: dict[str, list[int]] = {}
     for token in range(len(tokenizer)):
-        found.setdefault(_decode(tokenizer, (*head, token))[before:], []).append(token)
+        found.setdefault(decoded(tokenizer, (*head, token))[before:], []).append(token)
     found.pop("", None)
     return found
-
-
-def _decode(tokenizer: Any, ids: Sequence[int]) -> str:
-    return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))

@@ -158,6 +158,3 @@ class _ExchangedMembers(Members):
 
     def distributions(self, row: Tensor, part: Tensor) -> Tensor:
         return self.members.distributions(row, self.places[part])
-
-
-_SHARD, _ENSEMBLE = "shard.json", "ensemble.json"

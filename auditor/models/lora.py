@@ -22,9 +22,9 @@ from auditor.core.errors import AuditError, library_errors
 from auditor.models.adapters import with_adapter_of
 from auditor.models.base import Rows
 from auditor.models.caches import OwnCache
-from auditor.models.ensemble import _ENSEMBLE, Ensemble, Members
+from auditor.models.ensemble import Ensemble, Members
 from auditor.models.huggingface import HuggingFaceModel, spread
-from auditor.models.shards import WHOLE, read_ensemble, read_shard, whole_adapter
+from auditor.models.shards import ENSEMBLE, WHOLE, read_ensemble, read_shard, whole_adapter
 from auditor.models.slots import SlotLayer
 
 _CACHE_BYTES = 2**28  # keys and values of members that single draws asked
@@ -289,7 +289,7 @@ def load_ensemble(folder: Path, public: HuggingFaceModel) -> Ensemble:
         raise AuditError(f"expected LoRA adapters in sub-folders of {str(folder)!r}, found none")
     if members not in (None, len(adapters)):
         raise AuditError(
-            f"expected the {members} members that {_ENSEMBLE} in {str(folder)!r} tells of, found {len(adapters)}: "
+            f"expected the {members} members that {ENSEMBLE} in {str(folder)!r} tells of, found {len(adapters)}: "
             "the same audit train goes on where it was interrupted"
         )
     for adapter in adapters:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from auditor.core.errors import AuditError
 from auditor.models.base import LanguageModel
-from auditor.models.ensemble import _SHARD
-from auditor.models.shards import read_shard
+from auditor.models.shards import SHARD, read_shard
 
 _MODEL = ("config.json", "adapter_config.json")
 
@@ -61,10 +60,10 @@ def load_references(
     listed = [read_shard(place) for place in found]
     for place, names in zip(found, listed, strict=True):
         if names is None:
-            raise AuditError(f"expected {str(place / _SHARD)!r} to say which records this reference saw, got no file")
+            raise AuditError(f"expected {str(place / SHARD)!r} to say which records this reference saw, got no file")
         if names and not any(name in attacked for name in names):
             raise AuditError(
-                f"expected {str(place / _SHARD)!r} to name records by the SHA-256 of prefix and suffix as they are "
+                f"expected {str(place / SHARD)!r} to name records by the SHA-256 of prefix and suffix as they are "
                 f"attacked, got {len(names)} names of which none is an attacked record's; an empty list says that it "
                 "saw none"
             )

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from auditor.core import disk
 from auditor.core.errors import AuditError
-from auditor.models.ensemble import _ENSEMBLE, _SHARD
 
+SHARD, ENSEMBLE = "shard.json", "ensemble.json"
 _UNITS = ("record", "user")
 
 WHOLE = "whole"  # an ensemble's sub-folder: one adapter on all the records, by the members' recipe
@@ -25,7 +25,7 @@ def whole_adapter(folder: Path) -> Path | None:
 def write_ensemble(folder: Path, *, method: str, promise: str, unit: str, members: int) -> None:
     """Says in an ensemble's folder how it was made, what lies whole in one shard, how many members there will be."""
     record = {"method": method, "unit": unit, "unit_of_protection": "shard", "members": members, "promise": promise}
-    disk.replace(folder / _ENSEMBLE, json.dumps(record, indent=1) + "\n")
+    disk.replace(folder / ENSEMBLE, json.dumps(record, indent=1) + "\n")
 
 
 def read_ensemble(folder: Path) -> tuple[str, int | None]:
@@ -33,7 +33,7 @@ def read_ensemble(folder: Path) -> tuple[str, int | None]:
 
     Raises AuditError for another form.
     """
-    path = folder / _ENSEMBLE
+    path = folder / ENSEMBLE
     if not path.is_file():
         return "", None
     try:
@@ -53,12 +53,12 @@ def record_names(texts: Iterable[str]) -> list[str]:
 
 def write_shard(member: Path, texts: Iterable[str]) -> None:
     """Says in a member's folder which records it was trained on, by name; readable by its owner only."""
-    disk.replace(member / _SHARD, json.dumps({"records": record_names(texts)}))
+    disk.replace(member / SHARD, json.dumps({"records": record_names(texts)}))
 
 
 def read_shard(member: Path) -> list[str] | None:
     """The names that `write_shard` wrote; None where nothing was written. Raises AuditError for another form."""
-    path = member / _SHARD
+    path = member / SHARD
     if not path.is_file():
         return None
     try:

@@ -1,9 +1,12 @@
-"""Whether tokens are those of a model: a distribution says nothing of a token beyond its width. Knows token ids and
-sizes."""
+"""Whether tokens are those of a model, as a distribution says nothing of a token beyond its width; and what they write.
+
+Knows token ids and sizes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from auditor.core.errors import AuditError
 
@@ -28,3 +31,8 @@ def check_shared(what: str, name: str, found: int, whose: str, size: int) -> Non
     """
     if found != size:
         raise AuditError(f"expected {what} to share {whose} vocabulary of {size}, but {name} has {found}")
+
+
+def decoded(tokenizer: Any, tokens: Sequence[int]) -> str:
+    """What the tokens write, character for character: special ones too, and no space tidied away."""
+    return str(tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False))

@@ -13,7 +13,7 @@ from auditor.core.plan_parts import LoadingOptions
 from auditor.models.base import LanguageModel
 from auditor.models.loading import tokenizer_beside
 from auditor.plugins.provider import Provider, Wanted
-from auditor.remote.answers import Answers
+from auditor.remote.answers import AnswerStore
 from auditor.remote.model import RemoteModel
 from auditor.remote.wire import Ledger, Wire
 
@@ -55,7 +55,7 @@ class OpenAI(Provider):
     def _ledger(self, wanted: Wanted) -> Ledger:
         """What this run pays, out of the store of what this server has answered to anybody here."""
         where = hashlib.sha256(f"{wanted.base_url} {self.name}:{wanted.name}".encode()).hexdigest()[:16]
-        return Ledger(Answers(cache_folder() / "api" / f"{where}.sqlite"), wanted.run, wanted.most)
+        return Ledger(AnswerStore(cache_folder() / "api" / f"{where}.sqlite"), wanted.run, wanted.most)
 
     def _tokenizer(self, wanted: Wanted) -> Any:
         name = wanted.tokenizer or wanted.name

@@ -50,7 +50,7 @@ class Spent:
         return self.read + self.written
 
 
-class Answers:
+class AnswerStore:
     """The file, for all threads of a process; several processes may use it at once.
 
     Raises AuditError where it cannot be read or written.

@@ -14,7 +14,7 @@ from auditor.core.nouns import Tokens
 from auditor.models.decoding import GREEDY, Decoding
 from auditor.remote import watch, withheld
 from auditor.remote.answers import key_of
-from auditor.remote.dialect import Written
+from auditor.remote.dialect import WrittenAnswer
 from auditor.remote.handshake import Handshake
 from auditor.remote.spelling import Spelling
 from auditor.remote.watch import Drawn, Otherwise, Watch
@@ -45,7 +45,7 @@ class Asker:
 
     def sampled(
         self, contexts: Sequence[Tokens], length: int, decoding: Decoding, seeds: Sequence[Sequence[int]]
-    ) -> list[list[Written]]:
+    ) -> list[list[WrittenAnswer]]:
         """The samples of each context, those of them asked for that were not answered before."""
         answers = self.wire.ledger.answers
         keys = [self._keys(context, length, decoding, own) for context, own in zip(contexts, seeds, strict=True)]
@@ -66,7 +66,7 @@ class Asker:
         return written
 
     def _noted(
-        self, contexts: Sequence[Tokens], keys: Sequence[Sequence[bytes]], written: Sequence[Sequence[Written]]
+        self, contexts: Sequence[Tokens], keys: Sequence[Sequence[bytes]], written: Sequence[Sequence[WrittenAnswer]]
     ) -> None:
         """What became of each answer, for this run and one that goes on from it."""
         every = [
@@ -221,10 +221,10 @@ class Asker:
         return [_digest(context) in held for context in contexts]
 
 
-def _kept(answer: Any) -> Written:
+def _kept(answer: Any) -> WrittenAnswer:
     text, tokens, log_probs, kind = answer
     values = None if log_probs is None else tuple(log_probs)
-    return Written(text, None if tokens is None else tuple(tokens), values, kind=kind)
+    return WrittenAnswer(text, None if tokens is None else tuple(tokens), values, kind=kind)
 
 
 def _digest(context: Tokens) -> bytes:

@@ -33,7 +33,7 @@ class Ignored(Malformed):
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenAnswer:
     """One sample. tokens, log_probs: None where the server does not say.
 
     spelled: the text of the drawn tokens, one by one; drawn: how many they were; None where it does not say. ended:
@@ -117,7 +117,7 @@ class Dialect:
 
     # --- what is answered ---
 
-    def written(self, answer: Any, count: int, length: int) -> list[Written]:
+    def written(self, answer: Any, count: int, length: int) -> list[WrittenAnswer]:
         """So many samples, each of so many tokens or fewer, in the order of their index. Raises Malformed."""
         choices = _list(answer, "choices")
         if len(choices) != count or {_of(choice, "index") for choice in choices} != set(range(count)):
@@ -147,7 +147,7 @@ def _off(name: str) -> str:
     return "top_k=0" if name == "top_k" else "top_p=1"
 
 
-def _written(choice: Any, counted: int | None) -> Written:
+def _written(choice: Any, counted: int | None) -> WrittenAnswer:
     """counted: how many tokens of it were drawn, as the answer counts them."""
     kind, own = withheld.of_choice(choice), choice.get("logprobs")
     text = choice.get("text", "") or "" if kind else _of(choice, "text")
@@ -166,7 +166,7 @@ def _written(choice: Any, counted: int | None) -> Written:
         if log_probs is not None and len(log_probs) != len(tokens):
             raise Malformed(f"{len(tokens)} tokens came with {len(log_probs)} log-probabilities")
     drawn = next((len(column) for column in (tokens, log_probs) if column is not None), counted)
-    return Written(text, tokens, log_probs, spelled, drawn, withheld.ended_itself(choice), kind)
+    return WrittenAnswer(text, tokens, log_probs, spelled, drawn, withheld.ended_itself(choice), kind)
 
 
 def _prompt_log_probs(choice: Any, prompt: Tokens, likeliest: int) -> Given:

@@ -16,7 +16,8 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.models.brackets import LIKELIEST
 from auditor.models.decoding import GREEDY, Decoding
-from auditor.remote.dialect import Dialect, Given, Ignored, Written
+from auditor.models.vocabulary import decoded
+from auditor.remote.dialect import Dialect, Given, Ignored, WrittenAnswer
 from auditor.remote.wire import Malformed, Question, Refused, Wire
 
 T = TypeVar("T")
@@ -51,7 +52,7 @@ OBEYED = {"top_p": "top_p is obeyed", "top_k": "top_k is obeyed"}
 
 
 @dataclass(frozen=True)
-class Check:
+class HandshakeCheck:
     """One thing that was tried. held: None where it could not be; found: what came where it did not hold, in words."""
 
     name: str
@@ -71,7 +72,7 @@ class Handshake:
     """
 
     dialect: Dialect
-    checks: tuple[Check, ...]
+    checks: tuple[HandshakeCheck, ...]
     answer: str
     room: int | None = None
 
@@ -120,7 +121,7 @@ class _Shaking:
     wire: Wire
     model: str
     tokenizer: Any
-    checks: list[Check] = field(default_factory=list)
+    checks: list[HandshakeCheck] = field(default_factory=list)
 
     def done(self, room: int | None) -> Handshake:
         dialect, context, greedy = self._sent(Dialect(self.model))
@@ -129,7 +130,7 @@ class _Shaking:
 
     # --- how a text is sent ---
 
-    def _sent(self, plain: Dialect) -> tuple[Dialect, Tokens, Written]:
+    def _sent(self, plain: Dialect) -> tuple[Dialect, Tokens, WrittenAnswer]:
         """With what all further questions stand behind, and the greedy answer to it."""
         bare, special = (self._tokens(TEXT, special=special) for special in (False, True))
         (by_text,), counted = self._first(plain)
@@ -145,18 +146,18 @@ class _Shaking:
         dialect, by_text = self._extended(replace(plain, adds=adds), context, by_text)
         by_ids = self._by_ids(replace(dialect, ids=True), context, by_text)
         answer = by_text if by_ids is None else by_ids
-        read = answer.tokens is not None and self._text(answer.tokens) == answer.text
+        read = answer.tokens is not None and decoded(self.tokenizer, answer.tokens) == answer.text
         self._say(RETURNED, read, "none come" if answer.tokens is None else "they write another text")
         dialect = replace(dialect, ids=by_ids is not None, returned=read)
         return dialect, context, answer if read else replace(answer, tokens=None)
 
-    def _extended(self, plain: Dialect, context: Tokens, by_text: Written) -> tuple[Dialect, Written]:
+    def _extended(self, plain: Dialect, context: Tokens, by_text: WrittenAnswer) -> tuple[Dialect, WrittenAnswer]:
         """In vLLM's words too, where they are not refused: the answer without a server's own defaults is another."""
         extended = replace(plain, extended=True)
         found = self._try(partial(self._written, extended, context, GREEDY, 1, None))
         return (plain, by_text) if found is None else (extended, found[0][0])
 
-    def _by_ids(self, dialect: Dialect, context: Tokens, by_text: Written) -> Written | None:
+    def _by_ids(self, dialect: Dialect, context: Tokens, by_text: WrittenAnswer) -> WrittenAnswer | None:
         """The answer to the same tokens by their ids; None where they are refused, or mean other tokens."""
         found = self._try(partial(self._written, dialect, context, GREEDY, 1, None))
         if found is None:
@@ -167,7 +168,7 @@ class _Shaking:
         self._say(IDS, same, "they mean other tokens to it")
         return by_ids if same else None
 
-    def _first(self, plain: Dialect) -> tuple[list[Written], int | None]:
+    def _first(self, plain: Dialect) -> tuple[list[WrittenAnswer], int | None]:
         """The greedy answer to the text, in OpenAI's words alone, and how many tokens the server made of the text."""
         try:
             return self._written(plain, TEXT, GREEDY, 1, None)
@@ -179,7 +180,7 @@ class _Shaking:
 
     # --- how likely given tokens are ---
 
-    def _scored(self, dialect: Dialect, context: Tokens, greedy: Written) -> Dialect:
+    def _scored(self, dialect: Dialect, context: Tokens, greedy: WrittenAnswer) -> Dialect:
         """The way of asking for log-probabilities that can be believed, if there is one."""
         answer = self._tokens(greedy.text) if greedy.tokens is None else greedy.tokens
         why = ""
@@ -241,8 +242,8 @@ class _Shaking:
 
     # --- how samples are drawn ---
 
-    def _drawn(self, dialect: Dialect, context: Tokens, greedy: Written) -> Dialect:
-        def hot(count: int, seed: int, decoding: Decoding = _HOT) -> list[Written] | None:
+    def _drawn(self, dialect: Dialect, context: Tokens, greedy: WrittenAnswer) -> Dialect:
+        def hot(count: int, seed: int, decoding: Decoding = _HOT) -> list[WrittenAnswer] | None:
             every = replace(dialect, top_p=True, top_k=True)
             found = self._try(lambda: self._written(every, context, decoding, count, seed))
             return None if found is None else found[0]
@@ -266,7 +267,7 @@ class _Shaking:
         dialect = replace(dialect, several=_SEVERAL if several else 1, top_p=obeyed["top_p"], top_k=obeyed["top_k"])
         return replace(dialect, reported=dialect.scored is not None and self._reported(dialect, context, first[0]))
 
-    def _reported(self, dialect: Dialect, context: Tokens, sample: Written) -> bool:
+    def _reported(self, dialect: Dialect, context: Tokens, sample: WrittenAnswer) -> bool:
         """Whether what comes with a hot sample are log-probabilities of the distribution itself."""
         fault = "none come"
         if sample.tokens and sample.log_probs is not None:
@@ -282,13 +283,13 @@ class _Shaking:
 
     def _written(
         self, dialect: Dialect, prompt: str | Tokens, decoding: Decoding, count: int, seed: int | None
-    ) -> tuple[list[Written], int | None]:
+    ) -> tuple[list[WrittenAnswer], int | None]:
         """Samples, and how many tokens the server says the prompt had. Raises Refused and Malformed."""
         if not isinstance(prompt, str) and not dialect.ids:
-            prompt = self._text(prompt[len(dialect.adds) :])
+            prompt = decoded(self.tokenizer, prompt[len(dialect.adds) :])
         body = dialect.draw(prompt if isinstance(prompt, str) else list(prompt), _LENGTH, decoding, count, seed)
 
-        def read(answer: Any) -> tuple[list[Written], int | None]:
+        def read(answer: Any) -> tuple[list[WrittenAnswer], int | None]:
             usage = answer.get("usage") if isinstance(answer, Mapping) else None
             counted = usage.get("prompt_tokens") if isinstance(usage, Mapping) else None
             return dialect.written(answer, count, _LENGTH), counted if isinstance(counted, int) else None
@@ -297,7 +298,7 @@ class _Shaking:
 
     def _given(self, dialect: Dialect, whole: Tokens, likeliest: int = 0) -> Given:
         """Raises Refused and Malformed."""
-        prompt = list(whole) if dialect.ids else self._text(whole[len(dialect.adds) :])
+        prompt = list(whole) if dialect.ids else decoded(self.tokenizer, whole[len(dialect.adds) :])
         body = dialect.score(prompt, likeliest)
         return self._asked(body, 2 * len(whole), lambda answer: dialect.given(answer, whole, likeliest))
 
@@ -323,19 +324,13 @@ class _Shaking:
             return None
 
     def _say(self, name: str, held: bool | None, found: str = "") -> None:
-        self.checks.append(Check(name, held, "" if held else found))
+        self.checks.append(HandshakeCheck(name, held, "" if held else found))
 
     def _tokens(self, text: str, special: bool = False) -> Tokens:
         return tuple(self.tokenizer(text, add_special_tokens=special)["input_ids"])
 
-    def _text(self, tokens: Sequence[int]) -> str:
-        decoded: str = self.tokenizer.decode(
-            list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        return decoded
 
-
-def _said(samples: Sequence[Written]) -> list[Any]:
+def _said(samples: Sequence[WrittenAnswer]) -> list[Any]:
     return [one.text if one.tokens is None else one.tokens for one in samples]
 
 

@@ -21,7 +21,7 @@ from auditor.models.brackets import Told
 from auditor.models.decoding import Cooling, Decoding
 from auditor.remote import withheld
 from auditor.remote.asker import Asker
-from auditor.remote.dialect import Written
+from auditor.remote.dialect import WrittenAnswer
 from auditor.remote.handshake import Handshake, shake_hands
 from auditor.remote.spelling import Spelling
 from auditor.remote.wire import Ledger, Wire
@@ -97,7 +97,7 @@ class RemoteModel(LanguageModel):
         return Completions(tokens, log_probs, torch.from_numpy(path.reshape(-1)), nothing)
 
     def _read(
-        self, contexts: Sequence[Tokens], written: Sequence[Sequence[Written]], length: int, likelihood: bool
+        self, contexts: Sequence[Tokens], written: Sequence[Sequence[WrittenAnswer]], length: int, likelihood: bool
     ) -> tuple[Tensor, Tensor | None]:
         """(draws, length): the tokens, and their log-probabilities where they are asked for.
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Tokens
+from auditor.models.vocabulary import decoded
 from auditor.remote import withheld
-from auditor.remote.dialect import Dialect, Written
+from auditor.remote.dialect import Dialect, WrittenAnswer
 
 _READ_AS_FEWER = 2  # a text alone may be read as fewer tokens than were drawn, but hardly as so many times fewer
 
@@ -64,21 +65,18 @@ class Spelling:
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def text(self, tokens: Sequence[int]) -> str:
-        decoded: str = self.tokenizer.decode(
-            list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        return decoded
+        return decoded(self.tokenizer, tokens)
 
     # --- what came back ---
 
-    def tokens_of(self, context: Tokens, one: Written) -> Tokens:
+    def tokens_of(self, context: Tokens, one: WrittenAnswer) -> Tokens:
         """What the sample is made of: as the server says, or as the tokenizer reads its text behind the context's."""
         if one.tokens is not None:
             return one.tokens
         whole = self.tokens(self.text(context) + one.text)
         return whole[len(context) :] if whole[: len(context)] == context else self.tokens(one.text)
 
-    def fate(self, context: Tokens, one: Written, length: int) -> str:
+    def fate(self, context: Tokens, one: WrittenAnswer, length: int) -> str:
         """What became of an answer (`withheld`), "" where all of it came through."""
         if one.kind:
             return one.kind

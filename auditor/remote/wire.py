@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from auditor.core.errors import AuditError
-from auditor.remote.answers import Answers, Spent
+from auditor.remote.answers import AnswerStore, Spent
 from auditor.remote.pace import Pace, told_to_wait, used_up
 
 KEY = "OPENAI_API_KEY"
@@ -94,7 +94,7 @@ PATIENCE = Patience()
 class Ledger:
     """What one run spends. Raises AuditError before `most` tokens would be exceeded, whatever is in flight."""
 
-    def __init__(self, answers: Answers, run: str, most: int | None) -> None:
+    def __init__(self, answers: AnswerStore, run: str, most: int | None) -> None:
         self.answers, self.run, self.most = answers, run, most
         self._reserved, self._lock = 0, threading.Lock()
 

@@ -29,7 +29,7 @@ from auditor.plugins.view import WORST, Setting, View
 from auditor.records.folder import RunFolder
 from auditor.runs import generations, personal
 from auditor.runs.allowance import asked
-from auditor.runs.generations import Corpus
+from auditor.runs.generations import TrainingCorpus
 from auditor.runs.personal import Personal
 from auditor.runs.prefix_token import choose, prefixed
 from auditor.runs.selection import Selection
@@ -87,7 +87,7 @@ class Scene:
             references=self.references,
             tokenizer=self.benchmark.tokenizer,
             batch_size=self.batch_size,
-            meter=target.meter,
+            meter=target.spending.meter,
             training=target.canaries,
             claim=target.claim,
         )
@@ -165,12 +165,9 @@ class Audit(Scene):
 
     @cached_property
     def _index(self) -> NGramIndex:
-        index: NGramIndex = self.site.shared.get(
-            "n-grams", self.site.subject, lambda: generations.index_of(self.benchmark)
-        )
-        return index
+        return self.site.shared.get("n-grams", self.site.subject, lambda: generations.index_of(self.benchmark))
 
-    def corpus(self, attack: CorpusAttack) -> Corpus:
+    def corpus(self, attack: CorpusAttack) -> TrainingCorpus:
         """What its generations are held against. Raises AuditError where there is no holding them against it."""
         return generations.corpus_of(attack, self.benchmark, self._index)
 
@@ -208,7 +205,7 @@ def choose_prefix_token(asked: DataPlan, site: Site, longest: int, folder: RunFo
         return held
     told = site.benchmark
     key = [site.subject, asked.prefix_token, asked.known_limit, longest]
-    prefix_token: PrefixToken = site.shared.get(
+    prefix_token = site.shared.get(
         "prefix_token",
         key,
         lambda: choose(

@@ -104,7 +104,7 @@ class Cell(ABC):
     def _found(self, work: CellWork[Asked, Answer], items: Sequence[Asked]) -> Iterator[Found[Answer]]:
         """What the engine finds of them, as it comes in."""
         for found in self.target_run.engine.stream(work, items):
-            self.target.meter.drawn |= found.drawn
+            self.target.spending.meter.drawn |= found.drawn
             yield found
 
     def _progress(self, done: int, of: int) -> None:
@@ -142,7 +142,7 @@ class AttackCell(Cell):
             raise NotApplicable("the budget pays for no whole answer: 0 secrets covered")
         outcome, costs = self._judged(answered)
         if self.setting is CLAIM:
-            self.target.charge(self.view, self.attack, costs)
+            self.target.spending.charge(self.view, self.attack, costs)
         members = outcome.only(outcome.member)
         if not len(members.ids):
             raise NotApplicable("the budget covers no member")
@@ -196,13 +196,13 @@ class AttackCell(Cell):
         known = [query for query in self.audit.challenge.queries if query.id in attacked]
         queries = self.attack.queries(self.view, known)
         self._refuse_others(done, {query.id for query in queries})
-        work = AttackWork(self.key, self.view.allowance, target.meter, state)
+        work = AttackWork(self.key, self.view.allowance, target.spending.meter, state)
         for found in self._found(work, [query for query in queries if query.id not in done]):
             self.audit.folder.append(self.key, found.of)
             self._progress(len(done), len(queries))
             if self.setting is CLAIM:
-                target.seconds += found.seconds
-                target.drawn += sum(guesses.drawn for guesses in found.of)
+                target.spending.seconds += found.seconds
+                target.spending.drawn += sum(guesses.drawn for guesses in found.of)
         return [query.id for query in queries if query.id in done]
 
 
@@ -221,7 +221,7 @@ class CorpusCell(AttackCell):
             raise NotApplicable("the budget pays for no whole generation")
         found = generations.judge(self.key, attack, audit.folder.done(self.key), drawn, corpus)
         if self.setting is CLAIM:
-            self.target.charge(view, attack, found.costs)
+            self.target.spending.charge(view, attack, found.costs)
         self.collector.written(self.key, found)
         asked = len(attack.queries(view, ()))
         covered = (f"the query budget covered {len(drawn)} of {asked} generations",) if len(drawn) < asked else ()
@@ -256,7 +256,7 @@ class ProbeCell(Cell):
         probe, target = self.probe, self.target
         secrets = subjects(probe, target, self.audit.benchmark, self.view)
         claim = target.claim
-        target.meter.spent = claim.spent_queries if claim else target.meter.total
+        target.spending.meter.spent = claim.spent_queries if claim else target.spending.meter.total
         observations = self._observe(secrets)
         measurements = tuple(probe.measurements(secrets, observations))
         self.collector.probed(self.key, probe, secrets, observations, measurements[0])
@@ -277,7 +277,7 @@ class ProbeCell(Cell):
         self._refuse_others(done, {secret.id for secret in secrets})
         if known := [seen_before[secret.id] for secret in secrets if secret.id in seen_before.keys() - done.keys()]:
             folder.observe(self.key, known)
-        work = ProbeWork(self.key, self.view.allowance, self.target.meter)
+        work = ProbeWork(self.key, self.view.allowance, self.target.spending.meter)
         for found in self._found(work, [secret for secret in secrets if secret.id not in done]):
             folder.observe(self.key, found.of)
             self._progress(len(done), len(secrets))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from auditor.core.nouns import CellKey, Observation, Secret, Tokens
 from auditor.core.result import Measurement
+from auditor.models.vocabulary import decoded
 from auditor.plugins.probe import Observed, Probe
 from auditor.records import table, texts
 from auditor.records.folder import RunFolder
@@ -101,6 +103,4 @@ def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
     """Tokens as text, as they are; their ids where there is no tokenizer."""
     if tokenizer is None:
         return lambda tokens: "".join(f"{token} " for token in tokens)
-    return lambda tokens: str(
-        tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    )
+    return partial(decoded, tokenizer)

@@ -120,7 +120,7 @@ class CostEstimate:
 
 
 @dataclass(frozen=True)
-class Phase:
+class TimedPart:
     """A part of a run for some of its texts. at_once: texts that are in memory together; times: how often it is done.
 
     of: all texts; 0: there is nothing to ask, and `why`. cut: as of a `Cost`.
@@ -135,7 +135,7 @@ class Phase:
     cut: tuple[str, ...] = ()
 
 
-Phases = Callable[[int], Iterator[Phase]]  # the parts that share what is asked, for so many texts
+TimedParts = Callable[[int], Iterator[TimedPart]]  # the parts that share what is asked, for so many texts
 
 
 def estimate(plan: Plan, reporter: Reporter, seconds: float = PROBE, shared: Shared | None = None) -> CostEstimate:
@@ -256,7 +256,11 @@ class _Asker:
         if of:
             self.ask(
                 lambda n: iter(
-                    [Phase("choosing a prefix token", of, 32, partial(chosen_by, _some(told.known, n, "prefix_token")))]
+                    [
+                        TimedPart(
+                            "choosing a prefix token", of, 32, partial(chosen_by, _some(told.known, n, "prefix_token"))
+                        )
+                    ]
                 ),
                 4,
             )
@@ -271,13 +275,13 @@ class _Asker:
         self.scene.self_check((self.scene.site.model, self.scene.site.public, self.scene.site.reference))
         members = [secret for secret in self.scene.benchmark.secrets if secret.member]
 
-        def greedy(n: int) -> Iterator[Phase]:
+        def greedy(n: int) -> Iterator[TimedPart]:
             some = _some(members, n, "greedy")
             work = partial(scoring.greedy_recall, targets.undefended.model, some)
             at_once = _read_at_once(
                 targets.undefended.model, max((len(secret.suffix) for secret in members), default=1)
             )
-            yield Phase("greedy recall", len(members), at_once, work)
+            yield TimedPart("greedy recall", len(members), at_once, work)
 
         self.ask(greedy)
         for target in targets.each(clock):
@@ -293,18 +297,18 @@ class _Asker:
         told = self.scene.benchmark
         given = told.heldout_given or (1,) * len(told.heldout)
 
-        def heldout(n: int) -> Iterator[Phase]:
+        def heldout(n: int) -> Iterator[TimedPart]:
             some = _some(list(zip(told.heldout, given, strict=True)), n, "heldout")
             work = partial(_heldout, target.model, some, self.scene.seed)
             at_once = _read_at_once(target.model, max(map(len, told.heldout)))
-            yield Phase(f"perplexity of {target.title}", len(told.heldout), at_once, work)
+            yield TimedPart(f"perplexity of {target.title}", len(told.heldout), at_once, work)
 
-        def tokens(n: int) -> Iterator[Phase]:
+        def tokens(n: int) -> Iterator[TimedPart]:
             some, size = _some(target.secrets, n, "tokens"), self.scene.batch_size
             work = partial(_all, scoring.scored, target, some, size)
             at_once = _read_at_once(target.model, max(len(secret.suffix) for secret in target.secrets))
             name = f"tokens of the secrets under {target.title}"
-            yield Phase(name, len(target.secrets), at_once, work, cut=(LIMIT,))
+            yield TimedPart(name, len(target.secrets), at_once, work, cut=(LIMIT,))
 
         if told.heldout:
             self.ask(heldout)
@@ -326,17 +330,17 @@ class _Asker:
         state = self.states.setdefault(f"{attack.name} {attack.state_name(view)}", {})
         rehearsal, times = attack.rehearsal()
 
-        def steps(n: int) -> Iterator[Phase]:
+        def steps(n: int) -> Iterator[TimedPart]:
             def fit() -> None:
                 state.update(rehearsal.fit(view, _some(known, n, "known")))
 
-            yield Phase(f"{target.title}: {attack.name} ({setting.name}), tuning", len(known), 32, fit, times)
+            yield TimedPart(f"{target.title}: {attack.name} ({setting.name}), tuning", len(known), 32, fit, times)
 
         if not state and type(attack).fit is not Attack.fit:
             self.ask(steps, least=8)
         return state
 
-    def asked(self, target: Target, setting: Setting, states: dict[str, State], n: int) -> Iterator[Phase]:
+    def asked(self, target: Target, setting: Setting, states: dict[str, State], n: int) -> Iterator[TimedPart]:
         view = self.view(target, setting)
         for method in self.scene.selection.methods:
             name = f"{target.title}: {method.name} ({setting.name})"
@@ -351,9 +355,9 @@ class _Asker:
                     method.state_name(view)  # says where there is nothing to tune
                     yield self.guessing(method, target, view, states[method.name], name, n)
             except NotApplicable as why:
-                yield Phase(name, 0, why=f"not applicable: {why}")
+                yield TimedPart(name, 0, why=f"not applicable: {why}")
 
-    def guessing(self, attack: Attack, target: Target, view: View, state: State, name: str, n: int) -> Phase:
+    def guessing(self, attack: Attack, target: Target, view: View, state: State, name: str, n: int) -> TimedPart:
         attacked = {secret.id for secret in target.secrets}
         known = [query for query in self.scene.challenge.queries if query.id in attacked]
         queries = attack.queries(view, known)
@@ -362,14 +366,14 @@ class _Asker:
         some = _some(queries, n, "secrets")
         drawn = sampling is not None and sampling.search == "sample"
         cut = (LIMIT, SAMPLES) if drawn else (LIMIT,)
-        return Phase(name, len(queries), at_once, partial(_all, attack.guess, view, state, some), cut=cut)
+        return TimedPart(name, len(queries), at_once, partial(_all, attack.guess, view, state, some), cut=cut)
 
-    def observing(self, probe: Probe, target: Target, view: View, name: str, n: int) -> Phase:
+    def observing(self, probe: Probe, target: Target, view: View, name: str, n: int) -> TimedPart:
         secrets = subjects(probe, target, self.scene.benchmark, view)
         work = partial(_all, probe.measure, view, _some(secrets, n, "secrets"))
         longest = max((len(secret.suffix) for secret in secrets), default=1)
         cut = (LIMIT,) if probe.of == "secrets" else ()
-        return Phase(name, len(secrets), _read_at_once(target.model, longest), work, cut=cut)
+        return TimedPart(name, len(secrets), _read_at_once(target.model, longest), work, cut=cut)
 
     def view(self, target: Target, setting: Setting) -> View:
         """A fresh one: nothing that was drawn before is there."""
@@ -381,7 +385,7 @@ class _Asker:
 
     # --- asking ---
 
-    def ask(self, steps: Phases, least: int = 1, weight: int = 1) -> None:
+    def ask(self, steps: TimedParts, least: int = 1, weight: int = 1) -> None:
         """The steps for `least` texts, then for more of them while their share of the time lasts."""
         start = time.perf_counter()
         share, self.left = (self.end - start) * weight / max(weight, self.left), self.left - weight
@@ -435,7 +439,7 @@ class _Asker:
 class _Asked:
     """A step that was done for so many texts; 0: it was not."""
 
-    step: Phase
+    step: TimedPart
     texts: int = 0
     rows: int = 0
     tokens: int = 0
@@ -443,7 +447,7 @@ class _Asked:
     memory: float = 0.0
 
 
-def _asked(step: Phase, n: int, device: torch.device) -> _Asked:
+def _asked(step: TimedPart, n: int, device: torch.device) -> _Asked:
     if not step.of or step.why:
         return _Asked(step)
     machine.reset_peak_memory()

@@ -29,7 +29,7 @@ _AT_ONCE = 1000  # generations looked up at once
 
 
 @dataclass(frozen=True)
-class Corpus:
+class TrainingCorpus:
     """What generations are held against. n: tokens of an n-gram; said: why so many, where nobody asked for it."""
 
     benchmark: Benchmark
@@ -96,7 +96,7 @@ class Judged:
     texts: dict[str, tuple[Tokens, Tokens]]  # with the whole generation that it came out in
 
 
-def corpus_of(attack: CorpusAttack, benchmark: Benchmark, index: NGramIndex) -> Corpus:
+def corpus_of(attack: CorpusAttack, benchmark: Benchmark, index: NGramIndex) -> TrainingCorpus:
     """Raises AuditError for an n-gram that no generation or no record has room for."""
     lengths = sorted(len(secret.suffix) for secret in benchmark.secrets if secret.member)
     middle = lengths[len(lengths) // 2]
@@ -110,7 +110,7 @@ def corpus_of(attack: CorpusAttack, benchmark: Benchmark, index: NGramIndex) -> 
     longest = int(index.lengths[: len(index.copies)].max())
     if n > longest:
         raise AuditError(f"expected -A {attack.name}.n of at most {longest}, the longest training record, got {n}")
-    return Corpus(benchmark, index, n, said)
+    return TrainingCorpus(benchmark, index, n, said)
 
 
 def index_of(benchmark: Benchmark) -> NGramIndex:
@@ -119,7 +119,7 @@ def index_of(benchmark: Benchmark) -> NGramIndex:
 
 
 def judge(
-    cell: CellKey, attack: CorpusAttack, done: Mapping[str, Guesses], drawn: Sequence[str], corpus: Corpus
+    cell: CellKey, attack: CorpusAttack, done: Mapping[str, Guesses], drawn: Sequence[str], corpus: TrainingCorpus
 ) -> Judged:
     """done: all generations; drawn: those of this row, by id, in order."""
     every, costs, scores, heads = list[Held](), list[Guesses](), list[dict[str, float]](), Counter[bytes]()
@@ -181,7 +181,7 @@ def _of_generations(cell: CellKey, drawn: Sequence[str], every: Sequence[Held]) 
 
 def _of_records(
     cell: CellKey,
-    corpus: Corpus,
+    corpus: TrainingCorpus,
     order: Sequence[int],
     aliases: Mapping[int, str],
     seen: Mapping[int, int],

@@ -53,8 +53,7 @@ class LabSite(Site):
     @property
     def lab(self) -> Lab:
         limit, progress = self.plan.data.limit, self.reporter.progress
-        lab: Lab = self.shared.get("lab", self.key, lambda: Lab(self.recipe, None, progress, limit, makes=self._makes))
-        return lab
+        return self.shared.get("lab", self.key, lambda: Lab(self.recipe, None, progress, limit, makes=self._makes))
 
     def pieces(self, defenses: Mapping[str, Defense], references: Sequence[str]) -> list[Piece]:
         needs = {need for defense in defenses.values() for need in defense.needs}
@@ -91,8 +90,7 @@ class LabSite(Site):
 
     @cached_property
     def public(self) -> LanguageModel:
-        made: LanguageModel = self.shared.get("public", self.key, self.lab.public)
-        return made
+        return self.shared.get("public", self.key, self.lab.public)
 
     @property
     def reference(self) -> LanguageModel:
@@ -101,13 +99,11 @@ class LabSite(Site):
     def references(self, asked: str) -> References:
         """Trained here, as many as `asked` says."""
         count = lab_references(asked)
-        made: References = self.shared.get("references", (self.key, count), lambda: self.lab.references(count))
-        return made
+        return self.shared.get("references", (self.key, count), lambda: self.lab.references(count))
 
     @cached_property
     def model(self) -> LanguageModel:
-        made: LanguageModel = self.shared.get("model", self.key, self.lab.target)
-        return made
+        return self.shared.get("model", self.key, self.lab.target)
 
     @property
     def description(self) -> str:
@@ -115,8 +111,7 @@ class LabSite(Site):
 
     @property
     def retrained(self) -> LanguageModel:
-        made: LanguageModel = self.shared.get("retrained", self.key, self.lab.retrained)
-        return made
+        return self.shared.get("retrained", self.key, self.lab.retrained)
 
 
 class LabDefenseParts(DefenseParts):
@@ -145,25 +140,19 @@ class LabDefenseParts(DefenseParts):
 
     def ensemble(self, defense: Defense) -> Ensemble:
         key = (self.site.subject, defense.members)
-        made: Ensemble = self.shared.get("ensemble", key, lambda: self.lab_of(defense).ensemble())
-        return made
+        return self.shared.get("ensemble", key, lambda: self.lab_of(defense).ensemble())
 
     def lab_of(self, defense: Defense) -> Lab:
         """The lab whose ensemble has the members that this defense asks for: the same models around it."""
         key = (self.site.key, defense.members)
-        made: Lab = self.shared.get("lab for a defense", key, lambda: self.site.lab.with_members(defense.members))
-        return made
+        return self.shared.get("lab for a defense", key, lambda: self.site.lab.with_members(defense.members))
 
     def trained(self, defense: Defense) -> TrainedModel:
         assert isinstance(defense, Trainer)  # "trained" is a need of theirs alone
-        made: TrainedModel = self.shared.get(
-            "trained", (self.site.subject, defense), lambda: self.site.lab.trained(defense)
-        )
-        return made
+        return self.shared.get("trained", (self.site.subject, defense), lambda: self.site.lab.trained(defense))
 
     def whole(self, defense: Defense) -> LanguageModel:
-        made: LanguageModel = self.shared.get("whole", self.site.subject, self.site.lab.whole)
-        return made
+        return self.shared.get("whole", self.site.subject, self.site.lab.whole)
 
     def training_seconds(self, defense: Defense | None, building: float) -> float:
         if isinstance(defense, Beside):

@@ -96,7 +96,7 @@ class Loader:
                 self.reporter.note(note)
             return first[0]
 
-        loaded: LanguageModel = self.shared.get(kind, (provider, wanted), fresh)
+        loaded = self.shared.get(kind, (provider, wanted), fresh)
         if not first:
             provider.again(loaded, wanted)
         return loaded

@@ -131,10 +131,9 @@ class OwnSite(Site):
             check_shared(f"-A references={asked}", model.name, model.vocab_size, "the target's", self.model.vocab_size)
             return model
 
-        made: References = self.shared.get(
+        return self.shared.get(
             "all references", (self.subject, asked), lambda: load_references(Path(asked), load_one, self._attacked)
         )
-        return made
 
     @cached_property
     def _attacked(self) -> Mapping[str, Sequence[str]]:
@@ -147,7 +146,7 @@ class OwnSite(Site):
     def data(self) -> Benchmark:
         held = None if self._folder is None else self._folder.text_form()
         key = [self.subject, held and held.digest]
-        benchmark: Benchmark = self.shared.get(
+        benchmark = self.shared.get(
             "data",
             key,
             lambda: load_data(self.plan.data, str(self.plan.target.model), self.plan.seed, self.model, held),

@@ -8,7 +8,7 @@ in front in one place, so that prefixes, secrets and guesses stay those of the d
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,15 +19,23 @@ from auditor.core.nouns import Pair, PrefixToken, Secret, Tokens
 from auditor.core.plan_fields import AUTO, NONE
 from auditor.core.streams import generator
 from auditor.generation.tries import encode
-from auditor.models.base import Check, Completions, LanguageModel, Neighbours, Rows, given_by
-from auditor.models.brackets import Told
-from auditor.models.decoding import Decoding
+from auditor.models.base import LanguageModel, given_by
+from auditor.models.vocabulary import decoded
 from auditor.models.wrapping import WrappingModel
 from auditor.runs.likeliest import mean_nll, most_likely
 
 _SPECIAL = ("bos", "eos")
 PAIRS = 500  # known pairs that a choice looks at, at most: a difference that more of them would show is no matter
 _DRAWN = 64  # texts of each format of canaries that stand in for known pairs
+
+
+def _behind(question: str) -> Any:
+    """What the model itself answers to this question of `LanguageModel`, whose texts stand behind the prefix token."""
+
+    def answer(self: PrefixedModel, texts: Tensor, *of: Any, **more: Any) -> Any:
+        return getattr(self.model, question)(self.context(texts), *of, **more)
+
+    return answer
 
 
 class PrefixedModel(WrappingModel):
@@ -49,60 +57,25 @@ class PrefixedModel(WrappingModel):
         prefix_token = torch.tensor(self.prefix_token, device=self.device).expand(len(texts), -1)
         return torch.cat([prefix_token, texts.to(prefix_token)], dim=1)
 
-    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
-        return self.model.start(self.context(prefixes), length, prompt=prompt, distribution=distribution)
-
-    def completions(
-        self,
-        prefixes: Tensor,
-        length: int,
-        decoding: Decoding,
-        uniforms: Tensor,
-        *,
-        prompt: Tensor | None = None,
-        likelihood: bool = True,
-    ) -> Completions:
-        context = self.context(prefixes)
-        return self.model.completions(context, length, decoding, uniforms, prompt=prompt, likelihood=likelihood)
-
-    def suffix_log_probs(
-        self, prefixes: Tensor, owner: Sequence[int], suffixes: Sequence[Sequence[int]]
-    ) -> list[float]:
-        return self.model.suffix_log_probs(self.context(prefixes), owner, suffixes)
-
-    def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
-        return self.model.log_probs(self.context(contexts), last, prompt=prompt)
-
-    def tuning_log_probs(self, contexts: Tensor, last: int, prompt: Tensor, noise: torch.Generator) -> Tensor:
-        return self.model.tuning_log_probs(self.context(contexts), last, prompt, noise)
-
-    def token_log_probs(self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None) -> Tensor:
-        return self.model.token_log_probs(self.context(prefixes), suffixes, prompt=prompt)
-
-    def token_ranks(self, prefixes: Tensor, suffixes: Tensor) -> Tensor:
-        return self.model.token_ranks(self.context(prefixes), suffixes)
-
-    def token_told(self, prefixes: Tensor, suffixes: Tensor) -> Told:
-        return self.model.token_told(self.context(prefixes), suffixes)
+    start = _behind("start")
+    completions = _behind("completions")
+    suffix_log_probs = _behind("suffix_log_probs")
+    log_probs = _behind("log_probs")
+    tuning_log_probs = _behind("tuning_log_probs")
+    token_log_probs = _behind("token_log_probs")
+    token_ranks = _behind("token_ranks")
+    token_told = _behind("token_told")
+    teacher_forced = _behind("teacher_forced")
+    check_claim = _behind("check_claim")
+    neighbours = _behind("neighbours")
 
     def withheld(self, prefixes: Sequence[Tokens]) -> list[bool]:
         return self.model.withheld([(*self.prefix_token, *prefix) for prefix in prefixes])
-
-    def teacher_forced(
-        self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        return self.model.teacher_forced(self.context(prefixes), suffixes, prompt=prompt)
 
     def other_nll(self, texts: Sequence[Tokens], seed: int, given: int = 1) -> Mapping[str, Sequence[float]]:
         return self.model.other_nll(
             [(*self.prefix_token, *text) for text in texts], seed, len(self.prefix_token) + given
         )
-
-    def check_claim(self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0) -> Sequence[Check]:
-        return self.model.check_claim(self.context(contexts), last, at, order)
-
-    def neighbours(self, contexts: Tensor, last: int, at: Sequence[int]) -> Sequence[Neighbours]:
-        return self.model.neighbours(self.context(contexts), last, at)
 
     def neighbour(self, relation: str, index: int) -> LanguageModel:
         return PrefixedModel(self.model.neighbour(relation, index), self.prefix_token)
@@ -225,7 +198,7 @@ def shown(prefix_token: Tokens, tokenizer: Any) -> str:
         return "none"
     if tokenizer is None:
         return f"token {', '.join(map(str, prefix_token))}"
-    return str(tokenizer.decode(list(prefix_token), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+    return decoded(tokenizer, prefix_token)
 
 
 def _candidates(model: LanguageModel, framed: bool) -> list[Tokens]:

@@ -32,16 +32,15 @@ from auditor.records import details, names, weights
 from auditor.records.folder import RunFolder
 from auditor.records.frontier import frontiers, subjects
 from auditor.records.unlearning import unlearned
-from auditor.runs import machine, personal, scoring, withheld
+from auditor.runs import machine, personal, scoring
 from auditor.runs.audit import Audit, choose_prefix_token, longest_context
 from auditor.runs.cells import TargetRun, cells
 from auditor.runs.chains import Chains
 from auditor.runs.collector import Collector
 from auditor.runs.objects import NO_OBJECTS, Objects, said_of
-from auditor.runs.reporter import Clock, Reporter
+from auditor.runs.reporter import Clock
 from auditor.runs.scoring import greedy_nonmembers, greedy_recall
 from auditor.runs.selection import Selection, select
-from auditor.runs.shared import Shared
 from auditor.runs.site import Site
 from auditor.runs.sites import site_of
 from auditor.runs.target import Target
@@ -50,22 +49,14 @@ from auditor.runs.work import SiteThere, Trainings, Workplace, WorkplaceThere, f
 from auditor.statistics import judging, metrics
 
 
-def run(
-    plan: Plan,
-    folder: RunFolder,
-    reporter: Reporter,
-    shared: Shared | None = None,
-    site: Site | None = None,
-    objects: Objects = NO_OBJECTS,
-) -> AuditResult:
-    """The whole audit. Everything that could be refused is refused before the first model is asked anything.
+def run(site: Site, folder: RunFolder, objects: Objects = NO_OBJECTS) -> AuditResult:
+    """The whole audit of a place. Everything that could be refused is refused before a model is asked anything.
 
-    site: where it takes place, if not where the plan says; objects: what Python gave, by role, as `select` takes it.
+    objects: what Python gave, by role, as `select` takes it.
     """
-    shared = shared or Shared()
-    site = site or site_of(plan, reporter, shared)
+    plan = site.plan
     site.opened(folder)
-    selection, clock = select(plan, site, objects), Clock(reporter)
+    selection, clock = select(plan, site, objects), Clock(site.reporter)
     personal.regions_of(plan.data.phone_region)
     digests = site.weights()
     folder.check_weights(digests)  # before minutes of loading
@@ -170,7 +161,7 @@ def _greedy(audit: Audit, target: Target, clock: Clock) -> tuple[dict[str, Measu
         return found, greedy_nonmembers(target.model, secrets) if any(m.value for m in found.values()) else None
 
     with clock.stage("greedy recall"):
-        found: tuple[dict[str, Measurement], Measurement | None] = audit.site.shared.get("greedy", audit.asked, given)
+        found = audit.site.shared.get("greedy", audit.asked, given)
     if found[0]:
         audit.site.reporter.greedy(found[0])
     return found
@@ -227,7 +218,7 @@ def _measured(target_run: TargetRun, clock: Clock, findings: list[Finding]) -> T
             finding = cell.measure()
         names.refuse_ids(finding, audit.benchmark.secrets)
         findings.append(finding)
-    doubts = tuple(withheld.doubts(audit, target))
+    doubts = tuple(scoring.withheld(audit, target))
     if found := collector.likelihoods.get(target.name):
         doubts += scoring.known_better(target.title, found)
     target.model.finish()

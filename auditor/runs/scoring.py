@@ -30,6 +30,7 @@ from auditor.statistics import intervals
 from auditor.statistics.metrics import floor_of
 
 GREEDY_AT_ONCE = 256  # prefixes
+_LIKELY = 0.5  # of the secret's whole text, drawn at temperature 1: more often than not it would be extracted
 
 
 def greedy_recall(model: LanguageModel, secrets: Sequence[Secret]) -> dict[str, Measurement]:
@@ -103,9 +104,7 @@ def heldout(audit: Audit, target: Target) -> Mapping[str, Sequence[float]]:
         others = other_nll(target.model, texts, given or [1] * len(texts), audit.seed)
         return {"tokens": tokens, "perplexity": nll, **others}
 
-    found: Mapping[str, Sequence[float]]
-    found = found_now() if target.defense else audit.site.shared.get("perplexity", audit.asked, found_now)
-    return found
+    return found_now() if target.defense else audit.site.shared.get("perplexity", audit.asked, found_now)
 
 
 def other_nll(
@@ -186,3 +185,40 @@ def scored(target: Target, waiting: Sequence[Secret], size: int | None) -> Itera
         with torch.no_grad():
             log_probs = target.model.token_log_probs(prefixes, suffixes).double().tolist()
         yield [TokenLogProbs(s.id, tuple(row)) for s, row in zip(batch, log_probs, strict=True)]
+
+
+# --- what a server hid ------------------------------------------------------------------------------------------------
+
+
+def withheld(audit: Audit, target: Target) -> Iterator[Doubt]:
+    """How likely the members are whose answers did not come through; none where all came, or nobody can say."""
+    members = [secret for secret in target.secrets if secret.member]
+    held = target.model.withheld([secret.prefix for secret in members])
+    hidden = [secret for secret, one in zip(members, held, strict=True) if one]
+    if not hidden:
+        return
+    of = f"Answers to {len(hidden):,} of {len(members):,} attacked secrets did not come through"
+    if not given_by(target.model.capabilities, "likelihood"):
+        yield Doubt("answers", f"{of}; without log-probabilities nobody can say what the model knows of them.")
+        return
+    every = (one for some in scored(target, hidden, audit.batch_size) for one in some)
+    each = [math.exp(sum(one.log_probs)) for one in every]
+    likely = sum(p > _LIKELY for p in each)
+    greedy = _first_by_rank(target, hidden) if given_by(target.model.capabilities, "ranks") else ""
+    yield Doubt(
+        "answers",
+        f"{of}, but by its log-probabilities the model writes these with a mean probability of {np.mean(each):.1%} "
+        f"({likely:,} of them with more than {_LIKELY:.0%}; at temperature 1){greedy}.",
+    )
+
+
+def _first_by_rank(target: Target, hidden: list[Secret]) -> str:
+    """How many of them greedy decoding would write: each token is the first by its rank."""
+    first = 0
+    for indices in by_shape([(len(secret.prefix), len(secret.suffix)) for secret in hidden], GREEDY_AT_ONCE):
+        prefixes, suffixes = (
+            torch.tensor([getattr(hidden[i], side) for i in indices], device=target.model.device)
+            for side in ("prefix", "suffix")
+        )
+        first += int((target.model.token_ranks(prefixes, suffixes) == 1).all(-1).sum())
+    return f", and greedy decoding would extract {first:,}"

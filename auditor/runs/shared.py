@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class Shared:
@@ -13,9 +15,10 @@ class Shared:
         self._held: dict[str, tuple[Any, Any]] = {}
         self.fits: dict[str, dict[str, Any]] = {}  # soft prompts and the like: small, and worth minutes each
 
-    def get(self, kind: str, key: Any, make: Callable[[], Any]) -> Any:
+    def get(self, kind: str, key: Any, make: Callable[[], T]) -> T:
         """The thing of this kind if the last one had this key, else a new one; the last one goes first."""
         if kind not in self._held or self._held[kind][0] != key:
             self._held.pop(kind, None)
             self._held[kind] = (key, make())
-        return self._held[kind][1]
+        held: T = self._held[kind][1]
+        return held

@@ -10,7 +10,7 @@ from auditor.core.nouns import UNDEFENDED, Claim, Guesses, PrefixToken, Secret
 from auditor.core.result import Doubt, Measurement, TargetRecord
 from auditor.models.base import LanguageModel, given_by
 from auditor.plugins.attack import Attack
-from auditor.plugins.defense import Budget, Defense, Scenario, most_of_a_lot
+from auditor.plugins.defense import Budget, Defense, Scenario, TrainedModel, most_of_a_lot
 from auditor.plugins.view import CLAIM, Meter, Setting, View
 from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.privacy.promises import PrivacyRecord
@@ -18,11 +18,34 @@ from auditor.runs import machine
 
 
 @dataclass
+class Spending:
+    """What was drawn of a target. spent: tokens inside the claim, by recipe and secret.
+
+    seconds, drawn: time and tokens of the draws of this process.
+    """
+
+    meter: Meter
+    spent: dict[tuple[str, str], int] = field(default_factory=dict)
+    seconds: float = 0.0
+    drawn: int = 0
+
+    def charge(self, view: View, attack: Attack, answers: Sequence[Guesses]) -> None:
+        """Every token drawn inside the claim is charged once: attacks that share a pass share its charge."""
+        for recipe in attack.recipes(view):
+            for guesses in answers:
+                paid = guesses.drawn if view.allowance is None else view.allowance[recipe, guesses.secret]
+                self.spent[recipe, guesses.secret] = paid
+
+    @property
+    def milliseconds_per_token(self) -> float | None:
+        return 1000 * self.seconds / self.drawn if self.drawn else None
+
+
+@dataclass
 class Target:
     """secrets: those that are attacked on it. companion: whether it is shown beside a defense, not asked for by name.
 
-    privacy: what its training promised, of a model without a defense; kept: of its gradient canaries. spent: tokens
-    drawn inside the claim, by recipe and secret. seconds, drawn: time and tokens of the draws of this process.
+    trained: the model of a private training, with what that promised and kept; of a model without a defense itself.
     """
 
     name: str
@@ -34,16 +57,12 @@ class Target:
     training_seconds: float | None = None
     secrets: tuple[Secret, ...] = ()
     companion: bool = False
-    privacy: PrivacyRecord | None = None
-    kept: GradientCanaries | None = None
-    spent: dict[tuple[str, str], int] = field(default_factory=dict)
-    meter: Meter = field(init=False)
-    seconds: float = 0.0
-    drawn: int = 0
+    trained: TrainedModel | None = None
+    spending: Spending = field(init=False)
     _claims: dict[int, Claim | None] = field(default_factory=dict)  # by tokens spent: to solve for one takes seconds
 
     def __post_init__(self) -> None:
-        self.meter = Meter(lots=self.lots)
+        self.spending = Spending(Meter(lots=self.lots))
 
     @property
     def is_undefended(self) -> bool:
@@ -62,7 +81,7 @@ class Target:
     @property
     def claim(self) -> Claim | None:
         """What is promised, with what was spent until now; None where nothing is."""
-        spent = most_of_a_lot(self.spent, self.lots)
+        spent = most_of_a_lot(self.spending.spent, self.lots)
         if spent not in self._claims:
             self._claims[spent] = self._claim(spent)
         return self._claims[spent]
@@ -70,19 +89,17 @@ class Target:
     def _claim(self, spent: int) -> Claim | None:
         if self.defense and self.scenario:
             return self.defense.claim(self.scenario, spent)
-        return self.privacy.claim() if self.privacy else None
+        return self.training.claim() if self.training else None
 
     @property
     def training(self) -> PrivacyRecord | None:
         """What the training of this model promised, if it was private."""
-        held = self.scenario.trained if self.scenario else None
-        return held.privacy if held else self.privacy
+        return self.trained.privacy if self.trained else None
 
     @property
     def canaries(self) -> GradientCanaries | None:
         """What the training of this model kept of its gradient canaries, if it had any."""
-        held = self.scenario.trained if self.scenario else None
-        return held.canaries if held else self.kept
+        return self.trained.canaries if self.trained else None
 
     def applies(self, setting: Setting) -> tuple[bool | None, str]:
         """Whether the claim covers this access and decoding, None where nothing is claimed; and why."""
@@ -98,28 +115,12 @@ class Target:
     def remarks(self) -> tuple[str, ...]:
         return self.defense.remarks(self.scenario) if self.defense and self.scenario else ()
 
-    # --- what is spent ---
-
-    def charge(self, view: View, attack: Attack, answers: Sequence[Guesses]) -> None:
-        """Every token drawn inside the claim is charged once: attacks that share a pass share its charge."""
-        for recipe in attack.recipes(view):
-            for guesses in answers:
-                paid = guesses.drawn if view.allowance is None else view.allowance[recipe, guesses.secret]
-                self.spent[recipe, guesses.secret] = paid
-
     # --- what is kept of it ---
 
     def _without_perplexity(self) -> str:
         if given_by(self.model.capabilities, "likelihood"):
             return "no held-out perplexity: give --nonmembers FILE"
         return f"no held-out perplexity: {self.model.name} gives no log-probabilities"
-
-    def _of_training(self) -> tuple[str, ...]:
-        """What must be known of how the model was trained."""
-        held = self.scenario.trained if self.scenario else None
-        if held is not None:
-            return held.notes()
-        return self.privacy.notes() if self.privacy else ()
 
     def record(
         self, perplexities: Sequence[Measurement], prefix_token: PrefixToken, doubts: Sequence[Doubt] = ()
@@ -135,14 +136,14 @@ class Target:
             description=self.description,
             perplexity=perplexities[0] if perplexities else None,
             other_perplexities=tuple(perplexities[1:]),
-            milliseconds_per_token=1000 * self.seconds / self.drawn if self.drawn else None,
+            milliseconds_per_token=self.spending.milliseconds_per_token,
             peak_memory_mb=machine.peak_memory_mb(self.model.device),
             training_seconds=self.training_seconds,
             companion=self.companion,
             claim=self.claim,
             nominal_epsilon=training.nominal_epsilon if training else None,
             notes=(
-                *self._of_training(),
+                *(self.trained.notes() if self.trained else ()),
                 f"asked behind the same prefix token in every row, for perplexity too: {prefix_token.said}",
                 *(() if perplexities else (self._without_perplexity(),)),
                 *(f"held-out perplexity: {found.note}" for found in perplexities[:1] if found.note),

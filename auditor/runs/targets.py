@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from auditor.core.nouns import UNDEFENDED, Secret, Tokens
 from auditor.plugins.benchmark import Benchmark
-from auditor.plugins.defense import Defense, Prompt, Scenario, most_of_a_lot
+from auditor.plugins.defense import Defense, Prompt, Scenario, TrainedModel, most_of_a_lot
 from auditor.plugins.options import description_of
 from auditor.plugins.view import CLAIM
 from auditor.runs.allowance import asked, planned
@@ -33,8 +33,7 @@ class Targets:
             site.description,
             training_seconds=site.defending.training_seconds(None, 0.0),
             secrets=scene.benchmark.secrets,
-            privacy=site.privacy,
-            kept=site.canaries,
+            trained=TrainedModel(site.model, site.privacy, site.canaries),
         )
 
     def check_claims(self) -> None:
@@ -76,6 +75,7 @@ class Targets:
             training_seconds=self.scene.site.defending.training_seconds(defense, building),
             secrets=self.attacked(defense),
             companion=row.companion,
+            trained=scenario.trained,
         )
 
     def attacked(self, defense: Defense) -> tuple[Secret, ...]:

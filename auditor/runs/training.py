@@ -31,8 +31,7 @@ from auditor.core.jsonable import to_json
 from auditor.core.plan_fields import AUTO
 from auditor.core.plan_parts import LOCAL, EngineOptions, LoadingOptions, check_day
 from auditor.engines.choose import engine_of
-from auditor.engines.engine import Engine
-from auditor.engines.there import There
+from auditor.engines.engine import Engine, There
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import DEFAULTS, load
 from auditor.models.shards import record_names
@@ -123,8 +122,9 @@ def _job(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[Tr
     texts, units = training_texts(asked.data, asked.text_column, asked.user_column)  # before minutes of loading
     base = load(asked.model, asked.loading)
     records, notes = _records(asked, base, texts, units)
-    heldout = _heldout(asked, base, records) if asked.heldout is not None else ()
-    forget = _to_forget(asked, base, records) if asked.forget is not None else ()
+    heldout, forget = (_others(asked, base, path) for path in (asked.heldout, asked.forget))
+    _check_heldout(heldout, records)
+    _check_forget(forget, records)
     job = TrainingJob(
         base=asked.model,
         load=lambda: _trainable(asked),
@@ -231,28 +231,25 @@ def _records(
     return tuple(records), (f"{len(records):,} records of {len({r.unit for r in records}):,} {whose}", *said)
 
 
-def _heldout(asked: Training, base: HuggingFaceModel, records: Sequence[TrainingRecord]) -> tuple[TrainingRecord, ...]:
-    """What --heldout names, read as the records are. Raises AuditError where one of them is trained on."""
-    rows, _ = training_texts(str(asked.heldout), asked.text_column, None)
-    heldout, _ = _records(asked, base, rows, None)
+def _others(asked: Training, base: HuggingFaceModel, path: str | None) -> tuple[TrainingRecord, ...]:
+    """What a file beside --data holds, read as the records are; nothing where none is given."""
+    return () if path is None else _records(asked, base, training_texts(path, asked.text_column, None)[0], None)[0]
+
+
+def _check_heldout(heldout: Sequence[TrainingRecord], records: Sequence[TrainingRecord]) -> None:
+    """Raises AuditError where one of them is trained on."""
     if shared := len({record.text for record in heldout} & {record.text for record in records}):
         raise AuditError(f"expected --heldout with records that are not trained on, got {shared} that --data has too")
-    return heldout
 
 
-def _to_forget(
-    asked: Training, base: HuggingFaceModel, records: Sequence[TrainingRecord]
-) -> tuple[TrainingRecord, ...]:
-    """What --forget names, read as the records are. Raises AuditError where one of them is none of the records."""
-    rows, _ = training_texts(str(asked.forget), asked.text_column, None)
-    forget, _ = _records(asked, base, rows, None)
+def _check_forget(forget: Sequence[TrainingRecord], records: Sequence[TrainingRecord]) -> None:
+    """Raises AuditError where one of them is none of the records."""
     known = {record.text for record in records}
     if missing := [row for row, record in enumerate(forget) if record.text not in known]:
         raise AuditError(
             f"expected --forget with records that --data has, got {len(missing)} of {len(forget)} that it has not "
             f"({rows_named(missing)})"
         )
-    return forget
 
 
 def _of_texts(tokenizer: Any, texts: list[str]) -> list[TrainingRecord]:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Guesses, Observation, PrefixToken, Query, Secret
 from auditor.core.plan import Plan
-from auditor.engines.there import There
+from auditor.engines.engine import There
 from auditor.gate.comparable import secrets_digest
 from auditor.plugins.attack import Attack
 from auditor.plugins.probe import Probe

@@ -21,8 +21,7 @@ from auditor.core.plan import IN_FILE, Plan
 from auditor.core.plan_parts import LOCAL, EngineOptions
 from auditor.core.result import AuditResult, Chain, Finding, Frontier, Measurement, TargetRecord
 from auditor.engines.choose import engine_of
-from auditor.engines.engine import Engine
-from auditor.engines.there import There
+from auditor.engines.engine import Engine, There
 from auditor.records import frontier, saved
 from auditor.records.contrasts import Replicates, WeightedMetric, contrast
 from auditor.records.folder import RunFolder
@@ -35,6 +34,7 @@ from auditor.runs.plan import make
 from auditor.runs.reporter import Reporter, Silence
 from auditor.runs.run import check, run
 from auditor.runs.shared import Shared
+from auditor.runs.sites import site_of
 from auditor.statistics.metrics import COLUMNS, RECALL, find
 from auditor.studies.ledger import ranges
 from auditor.studies.places import Place
@@ -173,7 +173,7 @@ def _run(wanted: Plan, path: Path, reporter: Reporter, shared: Shared) -> str:
     held = (path / "plan.json").is_file()
     folder = RunFolder.reopen(path) if held else RunFolder.create(path, path.name, wanted.to_json())
     try:
-        files.write(path, run(wanted, folder, reporter, shared))
+        files.write(path, run(site_of(wanted, reporter, shared), folder))
     except AuditError as why:
         folder.discard_if_empty()
         return str(why)

@@ -84,8 +84,7 @@ def check_schedule(epochs: int, learning_rate: float) -> None:
 
 
 def require_finite(parameters: Iterable[torch.nn.Parameter], checkpoint: Checkpoint | None) -> None:
-    """Raises AuditError for weights that are no numbers any more; the checkpoint, which prefix tokens there, is taken
-    away."""
+    """Raises AuditError for weights that are no numbers any more; the checkpoint, which leads there, is taken away."""
     if math.isfinite(sum(float(p.detach().sum()) for p in parameters)):
         return
     if checkpoint is not None:

@@ -384,7 +384,7 @@ def charged(neox: HuggingFaceModel, attacks: list[Recipe], allowance: dict[tuple
     seen = view(neox, CLAIM, allowance=allowance)
     for attack in attacks:
         done = [Guesses(q.id, (), 6, 6 * q.length) for q in seen.covered(TOP_P, "", queries())]
-        target.charge(seen, attack, done)  # type: ignore[arg-type]
+        target.spending.charge(seen, attack, done)  # type: ignore[arg-type]
     claim = target.claim
     assert claim is not None
     return claim.spent_queries

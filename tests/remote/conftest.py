@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load
-from auditor.remote.answers import Answers
+from auditor.remote.answers import AnswerStore
 from auditor.remote.model import RemoteModel
 from auditor.remote.wire import Ledger, Patience, Wire
 from tests.conftest import tiny
@@ -63,6 +63,6 @@ def served(local: HuggingFaceModel) -> Iterator[Callable[..., tuple[Server, str]
 @pytest.fixture
 def wire(tmp_path: Path) -> Callable[..., Wire]:
     def made(url: str, most: int | None = None, run: str = "run", patience: Patience = QUICK, **more: Any) -> Wire:
-        return Wire(url, Ledger(Answers(tmp_path / "answers.sqlite"), run, most), patience, **more)
+        return Wire(url, Ledger(AnswerStore(tmp_path / "answers.sqlite"), run, most), patience, **more)
 
     return made

@@ -23,7 +23,7 @@ from auditor.core.errors import AuditError
 from auditor.core.streams import uniforms
 from auditor.models.decoding import ANCESTRAL
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.remote.answers import Answers, Spent
+from auditor.remote.answers import AnswerStore, Spent
 from auditor.remote.model import RemoteModel
 from auditor.remote.pace import Pace, told_to_wait, used_up
 from auditor.remote.wire import PATIENCE, Patience, Question, Wire
@@ -287,12 +287,12 @@ import sys, torch
 from pathlib import Path
 from auditor.core.plan_parts import LoadingOptions
 from auditor.models.loading import tokenizer_beside
-from auditor.remote.answers import Answers
+from auditor.remote.answers import AnswerStore
 from auditor.remote.model import RemoteModel
 from auditor.remote.wire import Ledger, Wire
 url, store, folder = sys.argv[1:]
 tokenizer = tokenizer_beside(folder, LoadingOptions())
-model = RemoteModel(Wire(url, Ledger(Answers(Path(store)), "run", None)), "tiny", tokenizer)
+model = RemoteModel(Wire(url, Ledger(AnswerStore(Path(store)), "run", None)), "tiny", tokenizer)
 prefixes = torch.arange(1, 41).view(10, 4)
 model.token_log_probs(prefixes, prefixes)
 """
@@ -340,6 +340,6 @@ def test_a_store_that_is_none_is_refused_and_an_empty_one_is_begun(tmp_path: Pat
     path.write_bytes(content * 100)
     if content:
         with pytest.raises(AuditError, match="cannot be used as the store of answers"):
-            Answers(path)
+            AnswerStore(path)
     else:
-        assert Answers(path).get(b"x") is None
+        assert AnswerStore(path).get(b"x") is None

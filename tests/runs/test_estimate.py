@@ -14,7 +14,7 @@ from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 from auditor.models.huggingface import traffic
 from auditor.runs import estimate, machine
-from auditor.runs.estimate import Cost, Phase
+from auditor.runs.estimate import Cost, TimedPart
 from auditor.runs.reporter import Silence
 from tests.conftest import save_tiny
 
@@ -91,7 +91,7 @@ def asked(
     peak = [0.0]
     monkeypatch.setattr(machine, "peak_memory_mb", lambda device: peak[0] / 1e6)
 
-    def steps(n: int) -> Iterator[Phase]:
+    def steps(n: int) -> Iterator[TimedPart]:
         def work() -> None:
             texts = min(n, of)
             ticks.now += 0.5 * -(-texts // at_once) + 0.1 * texts
@@ -99,7 +99,7 @@ def asked(
             traffic.tokens += 12 * texts
             peak[0] = 1000 + 50 * min(texts, at_once)
 
-        yield Phase("part", of, at_once, work, **more)
+        yield TimedPart("part", of, at_once, work, **more)
 
     asker = Free(seconds, 1 + others)
     asker.ask(steps)

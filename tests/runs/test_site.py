@@ -83,7 +83,7 @@ def test_an_adapter_is_held_against_its_base_unless_told_otherwise(tmp_path: Pat
 def test_live_objects_are_audited_by_the_same_walk(tmp_path: Path) -> None:
     asked, shared = plan(attack=["perplexity", "extraction-probability"], defense=["uniform-mixing"]), Shared()
     folder = RunFolder.create(tmp_path / "run", "live", asked.to_json())
-    result = run(asked, folder, Silence(), shared, Live(asked, Silence(), shared))
+    result = run(Live(asked, Silence(), shared), folder)
     assert [finding.key for finding in result.findings] == check(asked).cells()
     assert result.benchmark.members == 4 and result.benchmark.nonmembers == 4 and result.weights == {}
     held = folder.done(CellKey("undefended", "worst", "perplexity"))
@@ -105,7 +105,7 @@ def test_a_promise_is_computed_once_for_what_is_spent(neox: HuggingFaceModel) ->
     target = Target("counting", "Counting", neox, "", Counting(), Scenario(neox, None, None, 0, 0))
     Counting.asked.clear()
     for spent in (0, 40):
-        target.spent = {("recipe", "s"): spent}
+        target.spending.spent = {("recipe", "s"): spent}
         claims = [target.claim for _ in range(3)]
         assert all(claim is not None and claim.spent_queries == spent for claim in claims)
     assert Counting.asked == [0, 40]
