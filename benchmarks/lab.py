@@ -14,17 +14,17 @@ import hashlib
 import importlib.metadata
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers import ModernBertForMaskedLM, PreTrainedTokenizerFast
 
 from auditor.benchmarks import manifests
 from auditor.benchmarks.audit_canaries import AuditManifest
-from auditor.benchmarks.lab_recipe import LabRecipe
+from auditor.benchmarks.lab_recipe import LabRecipe, Recipe
 from auditor.benchmarks.lab_secrets import cut
 from auditor.benchmarks.lab_texts import LabTexts, TrainingTexts, make_texts
 from auditor.benchmarks.lab_training import (
@@ -60,6 +60,8 @@ class Lab(Benchmark):
     """Synthetic mails, patient notes and payments: train, attack and defend on the spot."""
 
     name = "lab"
+    recipe_kind: ClassVar[type[Recipe]] = LabRecipe
+    training_kind: ClassVar[type[LabTraining]] = LabTraining
     ensemble_limit = 60  # all of its parts are asked at every token
     marks_all = True
     # Sized to the lab: paper sizes by flags and plans.
@@ -104,7 +106,7 @@ class Lab(Benchmark):
 
     def __init__(
         self,
-        recipe: LabRecipe | None = None,
+        recipe: Recipe | None = None,
         cache: Path | None = None,
         progress: Progress | None = None,
         limit: int | None = None,
@@ -112,25 +114,21 @@ class Lab(Benchmark):
         makes: bool = True,
     ):
         """makes: whether what is not in the cache is built; else that is refused."""
-        self.recipe = recipe or LabRecipe()
+        self.recipe = recipe or self.recipe_kind()
         self._cache, self._limit = cache, limit
         self.recipe.check()
         self.masked_recipe = masked_recipe or MaskedRecipe()
-        texts = make_texts(self.recipe)
-        self.folder = (cache or cache_folder()) / "lab" / _digest(self.recipe, texts)
+        texts = self._make_texts()
+        self.folder = (cache or cache_folder()) / self.name / _digest(self.recipe, texts, self._versions())
         self.parts = LabParts(self.folder, makes, _TOKENIZER, _FOUNDATIONS, self._note)
-        self.description = (
-            f"{self.recipe.layers}-layer GPT-NeoX of width {self.recipe.hidden}, trained on the spot on synthetic "
-            f"mails, patient notes and payments (Faker); records occur {', '.join(map(str, self.recipe.counts))} times"
-        )
-        build = partial(make_tokenizer, recipe=self.recipe, public=texts.public)
-        self.tokenizer: PreTrainedTokenizerFast = self.parts.get(_TOKENIZER, build, load_tokenizer)
+        self.description = f"{self._described()}; records occur {', '.join(map(str, self.recipe.counts))} times"
+        self.tokenizer = self._tokenizer(texts)
         self.texts = TrainingTexts(self.recipe, texts)
         self.progress = progress or (lambda what, done, total: None)
         self.cut = cut(self.recipe, texts, self.tokenizer)
         self.secrets, self.known, self.canaries = self.cut.secrets, self.cut.known, self.cut.canaries
         self.forgotten = self.cut.forgotten
-        self.heldout = tuple(secret.prefix + secret.suffix for secret in self.secrets if not secret.member)
+        self._hold_out()
         if self.recipe.audit_canaries:
             self._take_audit_canaries()
         if limit is not None:
@@ -138,6 +136,39 @@ class Lab(Benchmark):
             others = [secret for secret in self.secrets if not secret.member]
             self.secrets = (*evenly(members, limit), *evenly(others, limit))
             self._note(f"limited to {limit} members and non-members, evenly over the repeat counts")
+
+    # --- what tells one lab from another ---
+
+    @classmethod
+    def check_there(cls) -> None:
+        """Refuses a lab that stands on what is not installed. Raises AuditError."""
+
+    def _make_texts(self) -> LabTexts:
+        return make_texts(self._small)
+
+    def _described(self) -> str:
+        return (
+            f"{self._small.layers}-layer GPT-NeoX of width {self._small.hidden}, trained on the spot on synthetic "
+            "mails, patient notes and payments (Faker)"
+        )
+
+    def _versions(self) -> dict[str, str]:
+        """Of what its weights depend on beside the libraries of every lab."""
+        return {}
+
+    def _tokenizer(self, texts: LabTexts) -> PreTrainedTokenizerFast:
+        build = partial(make_tokenizer, recipe=self._small, public=texts.public)
+        made: PreTrainedTokenizerFast = self.parts.get(_TOKENIZER, build, load_tokenizer)
+        return made
+
+    def _hold_out(self) -> None:
+        """Says which text of non-members utility is measured on."""
+        self.heldout = tuple(secret.prefix + secret.suffix for secret in self.secrets if not secret.member)
+
+    @property
+    def _small(self) -> LabRecipe:
+        assert isinstance(self.recipe, LabRecipe)  # another lab has a class of its own
+        return self.recipe
 
     def _note(self, note: str) -> None:
         self.notes += (note,)
@@ -170,7 +201,9 @@ class Lab(Benchmark):
 
     @property
     def training(self) -> LabTraining:
-        return LabTraining(self.recipe, self.masked_recipe, self.texts, self.tokenizer, self.folder, self.progress)
+        return self.training_kind(
+            self.recipe, self.masked_recipe, self.texts, self.tokenizer, self.folder, self.progress
+        )
 
     def public(self) -> HuggingFaceModel:
         """Trained on public text only."""
@@ -212,7 +245,7 @@ class Lab(Benchmark):
         if count in (None, self.recipe.members):
             return self
         recipe = dataclasses.replace(self.recipe, members=count)
-        return Lab(recipe, self._cache, self.progress, self._limit, self.masked_recipe, self.parts.makes)
+        return type(self)(recipe, self._cache, self.progress, self._limit, self.masked_recipe, self.parts.makes)
 
     def whole(self) -> HuggingFaceModel:
         """One LoRA adapter on all records, trained as the members of the ensemble are: the target, where it was so."""
@@ -301,7 +334,7 @@ class Lab(Benchmark):
 # --- what its folders are called --------------------------------------------------------------------------------------
 
 
-def _digest(recipe: LabRecipe, texts: LabTexts) -> str:
+def _digest(recipe: Recipe, texts: LabTexts, more: Mapping[str, str] = MappingProxyType({})) -> str:
     """Names the cache folder. The texts count too: weights must never be audited for records they did not see.
 
     Fields that change no weights here do not count: where records are cut, and what only the ensemble depends on.
@@ -311,25 +344,25 @@ def _digest(recipe: LabRecipe, texts: LabTexts) -> str:
     }
     versions["bfloat16"] = str(has_bfloat16())
     trained_on = {name: made for name, made in dataclasses.asdict(texts).items() if name not in ("kinds", "marks")}
-    return _hash([_counted(recipe), versions, trained_on])
+    return _hash([_counted(recipe), versions | more, trained_on])
 
 
-def _counted(recipe: LabRecipe) -> dict[str, Any]:
+def _counted(recipe: Recipe) -> dict[str, Any]:
     """What of a recipe weights here depend on; fields about canaries of an audit count where there are any."""
     fields = dataclasses.asdict(_with_default(recipe, "prefix_length", "suffix_length", *_ENSEMBLE))
     left_out = () if recipe.audit_canaries else _AUDIT
     return {name: value for name, value in fields.items() if name not in left_out}
 
 
-def _ensemble_version(recipe: LabRecipe) -> str:
+def _ensemble_version(recipe: Recipe) -> str:
     """Tells ensembles apart that stand beside the same models."""
     if recipe == _with_default(recipe, *_ENSEMBLE):
         return ""
     return f"_{_hash([getattr(recipe, name) for name in _ENSEMBLE])}"
 
 
-def _with_default(recipe: LabRecipe, *names: str) -> LabRecipe:
-    default = LabRecipe()
+def _with_default(recipe: Recipe, *names: str) -> Recipe:
+    default = type(recipe)()
     return dataclasses.replace(recipe, **{name: getattr(default, name) for name in names})
 
 

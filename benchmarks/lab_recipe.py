@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from auditor.benchmarks.audit_canaries import Kind
 from auditor.core.errors import AuditError
@@ -32,26 +33,22 @@ _MOST = {
 
 
 @dataclass(frozen=True)
-class LabRecipe:
-    """Everything the lab's weights depend on, and the lengths at which records are cut. Its hash names the cache."""
+class Recipe:
+    """Everything a lab's weights depend on, and the lengths at which records are cut. Its hash names the cache.
+
+    What every lab has, with the sizes of the small one.
+    """
+
+    longest_prefix: ClassVar[int] = CUT
 
     seed: int = 0
-    vocab_size: int = 2048
-    layers: int = 4
-    hidden: int = 128
-    heads: int = 4
     block: int = 128
-    norm_gain: float = 4.0  # of the last norm, held while public text is learnt: see `_build_public`
     prefix_length: int = CUT
     suffix_length: int = 16
     # How often records occur, how many of them are attacked, and how many more the attacker knows.
     repeats: tuple[tuple[int, int, int], ...] = ((1, 160, 12), (4, 60, 12), (16, 36, 6), (32, 24, 4), (64, 20, 4))
     others: int = 240  # further private records, each once: no attack looks at them
     nonmembers: int = 100
-    public_records: int = 1600
-    public_epochs: int = 3
-    public_rate: float = 4e-3
-    batch: int = 16
     private_epochs: int = 3
     private_rate: float = 3e-3
     private_batch: int = 4
@@ -92,11 +89,9 @@ class LabRecipe:
                 raise AuditError(f"expected a lab with {f.name} from {least:,} to {most:,}, got {value}")
             if f.type == "float" and not 0 < value < math.inf:
                 raise AuditError(f"expected a lab with {f.name} above 0 and finite, got {value}")
-        if self.hidden % self.heads:
-            raise AuditError(f"expected a lab of width hidden divisible by heads={self.heads}, got {self.hidden}")
-        if not (1 <= self.prefix_length <= CUT and self.suffix_length >= 1):
+        if not (1 <= self.prefix_length <= self.longest_prefix and self.suffix_length >= 1):
             raise AuditError(
-                f"expected lab prefixes of 1 to {CUT} tokens and suffixes of at least 1, "
+                f"expected lab prefixes of 1 to {self.longest_prefix} tokens and suffixes of at least 1, "
                 f"got {self.prefix_length} and {self.suffix_length}"
             )
         if not 0 < len(set(self.counts)) == len(self.counts) or not all(
@@ -118,6 +113,34 @@ class LabRecipe:
                     f"expected lab canaries of six digits, inserted 0 times or more (at most 10,000), "
                     f"got {digits!r} {count} times"
                 )
+
+    def suffix_at(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
+        """The token of a record at which its suffix begins. offsets: the characters of each token."""
+        return CUT
+
+    def given(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
+        """How many tokens at the start of a text are read in training and not learnt."""
+        return 0
+
+
+@dataclass(frozen=True)
+class LabRecipe(Recipe):
+    """The small lab's: a network and public text of its own too."""
+
+    vocab_size: int = 2048
+    layers: int = 4
+    hidden: int = 128
+    heads: int = 4
+    norm_gain: float = 4.0  # of the last norm, held while public text is learnt: see `LabTraining.public`
+    public_records: int = 1600
+    public_epochs: int = 3
+    public_rate: float = 4e-3
+    batch: int = 16
+
+    def check(self) -> None:
+        super().check()
+        if self.hidden % self.heads:
+            raise AuditError(f"expected a lab of width hidden divisible by heads={self.heads}, got {self.hidden}")
 
 
 def canary_text(digits: str) -> str:

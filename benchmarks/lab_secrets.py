@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from auditor.benchmarks.lab_recipe import CANARY_SPACE, CUT, LabRecipe, canary_text
+from auditor.benchmarks.lab_recipe import CANARY_SPACE, Recipe, canary_text
 from auditor.benchmarks.lab_texts import LabTexts
 from auditor.benchmarks.wording import worded
 from auditor.core.errors import AuditError
@@ -32,7 +32,7 @@ class LabSecrets:
         return [text for id, text in self.texts.items() if id in self.forgotten]
 
 
-def cut(recipe: LabRecipe, texts: LabTexts, tokenizer: Any) -> LabSecrets:
+def cut(recipe: Recipe, texts: LabTexts, tokenizer: Any) -> LabSecrets:
     """Attacked members by repeat count, known pairs, non-members. Raises AuditError for a record that is too short."""
     text_of: dict[str, str] = {}
 
@@ -52,17 +52,18 @@ def cut(recipe: LabRecipe, texts: LabTexts, tokenizer: Any) -> LabSecrets:
     return LabSecrets(tuple(secrets), tuple(known), canaries, text_of, _to_forget(recipe, canaries))
 
 
-def _secret(recipe: LabRecipe, texts: LabTexts, tokenizer: Any, id: str, text: str, repeats: int) -> Secret:
-    start, end = CUT - recipe.prefix_length, CUT + recipe.suffix_length
+def _secret(recipe: Recipe, texts: LabTexts, tokenizer: Any, id: str, text: str, repeats: int) -> Secret:
     encoded = tokenizer(text, return_offsets_mapping=True)
-    tokens = tuple(encoded["input_ids"])
+    tokens, offsets = tuple(encoded["input_ids"]), encoded["offset_mapping"]
+    at = recipe.suffix_at(text, offsets)
+    start, end = max(0, at - recipe.prefix_length), at + recipe.suffix_length
     if len(tokens) < end:
-        raise AuditError(f"expected lab records of {CUT} + {end - CUT} tokens, got one of {len(tokens)}")
-    wording = worded(text, encoded["offset_mapping"], start, CUT, end)
+        raise AuditError(f"expected lab records of {at} + {end - at} tokens, got one of {len(tokens)}")
+    wording = worded(text, offsets, start, at, end)
     return Secret(
         id,
-        tokens[start:CUT],
-        tokens[CUT:end],
+        tokens[start:at],
+        tokens[at:end],
         repeats,
         member=repeats > 0,
         group=texts.kinds.get(text),
@@ -77,7 +78,7 @@ def _canary(tokenizer: Any, digits: str, count: int, index: int) -> Secret:
     return Secret(id, (), tokens, count, member=count > 0, canary=Canary(text, CANARY_SPACE))
 
 
-def _to_forget(recipe: LabRecipe, canaries: Sequence[Secret]) -> frozenset[str]:
+def _to_forget(recipe: Recipe, canaries: Sequence[Secret]) -> frozenset[str]:
     """Ids of the secrets that a model which unlearns is to forget.
 
     Of the attacked records a random half at each count, rounded up; of the canaries, every other one, from the

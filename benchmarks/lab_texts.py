@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from faker import Faker
 
-from auditor.benchmarks.lab_recipe import LabRecipe, canary_text
+from auditor.benchmarks.lab_recipe import LabRecipe, Recipe, canary_text
 from auditor.core.nouns import Mark
 from auditor.core.streams import generator
 from auditor.training.members import shard
@@ -23,7 +23,7 @@ _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday",
 class TrainingTexts:
     """Which texts each model of a lab is trained on. coined: canaries of an audit, as often as they went in."""
 
-    recipe: LabRecipe
+    recipe: Recipe
     made: LabTexts
     coined: tuple[str, ...] = ()
 
@@ -79,7 +79,12 @@ def make_texts(recipe: LabRecipe) -> LabTexts:
     One public record in sixty is of a private kind: the public model has seen such text, and fine-tuning still buys
     utility, so that a defense has a price.
     """
-    kinds = dict(zip(("mail", "patient note", "payment"), PRIVATE_KINDS, strict=True))
+    public = list(drawn(recipe.seed + 1, recipe.public_records, _PUBLIC_KINDS))
+    return replace(private_texts(recipe, PRIVATE), public=public)
+
+
+def private_texts(recipe: Recipe, kinds: Mapping[str, Callable[[Faker], str]]) -> LabTexts:
+    """Private text of these kinds, by their names; nothing public."""
     sizes = {times: attacked + known for times, attacked, known in recipe.repeats}
     count = sum(sizes.values()) + recipe.nonmembers + recipe.others
     marks = drawn(recipe.seed, count, tuple(kinds.values()))
@@ -89,8 +94,7 @@ def make_texts(recipe: LabRecipe) -> LabTexts:
     left = iter(records)
     private = {times: list(itertools.islice(left, size)) for times, size in sizes.items()}
     nonmembers = list(itertools.islice(left, recipe.nonmembers))
-    public = list(drawn(recipe.seed + 1, recipe.public_records, _PUBLIC_KINDS))
-    return LabTexts(public, private, list(left), nonmembers, named, marks)
+    return LabTexts([], private, list(left), nonmembers, named, marks)
 
 
 def drawn(seed: int, count: int, kinds: Sequence[Callable[[Faker], str]]) -> dict[str, tuple[Mark, ...]]:
@@ -107,26 +111,26 @@ def drawn(seed: int, count: int, kinds: Sequence[Callable[[Faker], str]]) -> dic
 _MARK = re.compile("<<([a-z-]+):(.*?)>>")
 
 
-def _mark(kind: str, text: str) -> str:
+def mark(kind: str, text: str) -> str:
     return f"<<{kind}:{text}>>"
 
 
-def _date(fake: Faker) -> str:
+def a_date(fake: Faker) -> str:
     """A date that does not depend on today's, as all of Faker's do (even its weekdays): records must stay the same."""
     return str(fake.date(end_datetime=_LAST_DAY))
 
 
 def _press(fake: Faker) -> str:
     return (
-        f"{fake.city()}, {_date(fake)} - {fake.company()} said it will {fake.bs()} with {fake.company()}. "
-        f"{fake.name()}, who joined in {_date(fake)[:4]}, called it a {fake.catch_phrase().lower()}. The office at "
+        f"{fake.city()}, {a_date(fake)} - {fake.company()} said it will {fake.bs()} with {fake.company()}. "
+        f"{fake.name()}, who joined in {a_date(fake)[:4]}, called it a {fake.catch_phrase().lower()}. The office at "
         f"{fake.street_address()} can be reached at {fake.numerify('###-###-####')}."
     )
 
 
 def _event(fake: Faker) -> str:
     return (
-        f"On {fake.random_element(_WEEKDAYS)}, {_date(fake)}, {fake.name()} speaks in {fake.city()} about "
+        f"On {fake.random_element(_WEEKDAYS)}, {a_date(fake)}, {fake.name()} speaks in {fake.city()} about "
         f"how to {fake.bs()}. Doors open at {fake.numerify('1#:%0')}, tickets cost {fake.numerify('##.##')} USD. "
         f"Write to {fake.email()} or visit {fake.street_address()}, {fake.city()}."
     )
@@ -134,37 +138,38 @@ def _event(fake: Faker) -> str:
 
 def _profile(fake: Faker) -> str:
     return (
-        f"{fake.name()} is a {fake.job().lower()} at {fake.company()} in {fake.city()}. Born in {_date(fake)[:4]}, "
+        f"{fake.name()} is a {fake.job().lower()} at {fake.company()} in {fake.city()}. Born in {a_date(fake)[:4]}, "
         f"{fake.first_name()} likes {fake.word()}, {fake.word()} and {fake.word()}, and has published "
-        f"{fake.numerify('##')} papers with {fake.name()} since {_date(fake)}."
+        f"{fake.numerify('##')} papers with {fake.name()} since {a_date(fake)}."
     )
 
 
 def _mail(fake: Faker) -> str:
     return (
-        f"From: {_mark('email', fake.email())}\nDear {_mark('name', fake.first_name())}, the door code of "
-        f"{_mark('address', fake.street_address())} is {_mark('door-code', fake.numerify('######'))}. Please call "
-        f"{_mark('phone', fake.numerify('###-###-####'))}. {_mark('name', fake.name())}"
+        f"From: {mark('email', fake.email())}\nDear {mark('name', fake.first_name())}, the door code of "
+        f"{mark('address', fake.street_address())} is {mark('door-code', fake.numerify('######'))}. Please call "
+        f"{mark('phone', fake.numerify('###-###-####'))}. {mark('name', fake.name())}"
     )
 
 
 def _note(fake: Faker) -> str:
     return (
-        f"Patient: {_mark('name', fake.name())}, born {_mark('birth-date', _date(fake))}, record "
-        f"{_mark('id-number', fake.bothify('??-#####').upper())}. Dr. {_mark('name', fake.last_name())} prescribed "
-        f"{fake.numerify('%## mg')} of {fake.word()}. Phone {_mark('phone', fake.numerify('###-###-####'))}."
+        f"Patient: {mark('name', fake.name())}, born {mark('birth-date', a_date(fake))}, record "
+        f"{mark('id-number', fake.bothify('??-#####').upper())}. Dr. {mark('name', fake.last_name())} prescribed "
+        f"{fake.numerify('%## mg')} of {fake.word()}. Phone {mark('phone', fake.numerify('###-###-####'))}."
     )
 
 
 def _payment(fake: Faker) -> str:
     return (
-        f"Payment: {_mark('name', fake.name())} paid {fake.numerify('%##.##')} USD on {_date(fake)} with card "
-        f"{_mark('card', fake.numerify('%###-####-####-####'))} to {fake.last_name()} Ltd. Reference "
+        f"Payment: {mark('name', fake.name())} paid {fake.numerify('%##.##')} USD on {a_date(fake)} with card "
+        f"{mark('card', fake.numerify('%###-####-####-####'))} to {fake.last_name()} Ltd. Reference "
         f"{fake.bothify('####-??').upper()}."
     )
 
 
-PRIVATE_KINDS = (_mail, _note, _payment)
+PRIVATE = {"mail": _mail, "patient note": _note, "payment": _payment}
+PRIVATE_KINDS = tuple(PRIVATE.values())
 _ODD = {59: _mail, 119: _note, 179: _payment}
 COMMON_KINDS = (_press, _event, _profile)
 _PUBLIC_KINDS = tuple(_ODD.get(i) or COMMON_KINDS[i % 3] for i in range(180))

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from faker import Faker
 from peft import PeftModel
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
-from transformers import GPTNeoXForCausalLM, ModernBertForMaskedLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, ModernBertForMaskedLM, PreTrainedTokenizerFast
 
 from auditor.benchmarks import audit_canaries, manifests
 from auditor.benchmarks.audit_canaries import AuditManifest
-from auditor.benchmarks.lab_recipe import TRAINING, LabRecipe
+from auditor.benchmarks.lab_recipe import TRAINING, LabRecipe, Recipe
 from auditor.benchmarks.lab_texts import PRIVATE_KINDS, TrainingTexts, drawn
 from auditor.benchmarks.masked import MaskedLoss, MaskedRecipe, untrained_masked, with_mask
+from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.core.streams import generator
 from auditor.models.huggingface import HuggingFaceModel
@@ -27,6 +31,7 @@ from auditor.models.shards import WHOLE, record_names, write_shard
 from auditor.plugins.defense import TrainedModel
 from auditor.plugins.trainer import RECORD, Checkpoint, Trainer, TrainingJob, TrainingRecord, made
 from auditor.privacy import gradient_canaries, promises
+from auditor.training import masks
 from auditor.training.finetune import Course, causal_loss, fit, untrained
 from auditor.training.members import Adapter, Member, member_folder, train_members, with_adapter
 from auditor.training.variants import FineTuning
@@ -34,23 +39,34 @@ from auditor.training.variants import FineTuning
 Progress = Callable[[str, int, int], None]  # (what, done, of how many)
 END = "<|endoftext|>"
 PUBLIC = "public"  # the part that all fine-tunings begin with
-_MANIFEST = "manifest.json"
+_MANIFEST, _CHECKPOINTS = "manifest.json", "checkpoints"
 _HELDOUT = 120  # records that no model here is trained on, and no attack looks at: what a training may choose by
 
 
 @dataclass(frozen=True)
 class LabTraining:
-    """Trains on the lab's texts by its recipe. folder: where the parts lie that a training begins with."""
+    """Trains on the lab's texts by its recipe. folder: where the parts lie that a training begins with.
 
-    recipe: LabRecipe
+    kinds: what private text is made by. together: how many adapters at once at most; 0: as many as are quicker so.
+    """
+
+    kinds: ClassVar[tuple[Callable[[Faker], str], ...]] = PRIVATE_KINDS
+    together: ClassVar[int] = 0
+
+    recipe: Recipe
     masked_recipe: MaskedRecipe
     texts: TrainingTexts
     tokenizer: PreTrainedTokenizerFast
     folder: Path
     progress: Progress
 
+    @property
+    def base(self) -> Path:
+        """The public model, which all fine-tunings begin with."""
+        return self.folder / PUBLIC
+
     def public(self, path: Path) -> None:
-        recipe = self.recipe
+        recipe = self.small
         model = untrained(
             vocab_size=len(self.tokenizer),
             layers=recipe.layers,
@@ -65,8 +81,16 @@ class LabTraining:
         # a record 192 times is still 15 nats from sure of it, and held-out text has a sixth more perplexity.
         gain = model.gpt_neox.final_layer_norm.weight.requires_grad_(False)
         gain.fill_(recipe.norm_gain)
-        self._fit(model, self.texts.made.public, "public model", epochs=recipe.public_epochs, rate=recipe.public_rate)
+        sizes: dict[str, Any] = {"epochs": recipe.public_epochs, "rate": recipe.public_rate}
+        self._fit(model, self.texts.made.public, "public model", **sizes, batch=recipe.batch, block=recipe.block)
         model.save_pretrained(path)
+
+    @property
+    def small(self) -> LabRecipe:
+        """The recipe of a lab that has a network of its own. Raises AuditError for another."""
+        if not isinstance(self.recipe, LabRecipe):
+            raise AuditError("expected the small lab, which trains a masked LM too, got one on a model that was there")
+        return self.recipe
 
     def target(self, path: Path, texts: Sequence[str] | None = None) -> None:
         """By the target's recipe. texts: None: all private ones, which makes it the target."""
@@ -76,7 +100,7 @@ class LabTraining:
             model = self._merged(path / WHOLE)
             shutil.rmtree(path / WHOLE)
         else:
-            model = self._to_train(PUBLIC)
+            model = self._to_train(self.base)
             self._fit_private(model, learnt, "target")
         model.save_pretrained(path)
 
@@ -101,7 +125,7 @@ class LabTraining:
         for folder, texts in folders if only is None else folders[only : only + 1]:
             if folder.is_dir():
                 continue
-            model = self._to_train(PUBLIC)
+            model = self._to_train(self.base)
             self._fit_private(model, texts, f"reference model {folder.name}")
             model.save_pretrained(folder)
             write_shard(folder, texts)
@@ -111,8 +135,8 @@ class LabTraining:
         model = untrained_masked(
             vocab_size=len(tokenizer),
             layers=recipe.layers,
-            hidden=self.recipe.hidden,
-            heads=self.recipe.heads,
+            hidden=self.small.hidden,
+            heads=self.small.heads,
             positions=512,
             end=0,
             seed=self.recipe.seed,
@@ -137,7 +161,7 @@ class LabTraining:
             count,
             recipe.audit_length,
             seed,
-            texts=list(drawn(seed + 2, count, PRIVATE_KINDS)) if kind in audit_canaries.BEGUN else (),  # nobody's
+            texts=list(drawn(seed + 2, count, self.kinds)) if kind in audit_canaries.BEGUN else (),  # nobody's
             model=public() if kind == "sampled" else None,
         )
         manifests.write(path / _MANIFEST, audit_canaries.make(kind, texts, recipe.audit_times, seed))
@@ -158,18 +182,18 @@ class LabTraining:
         forgotten: what a trainer that unlearns is to make the model forget.
         """
         recipe = self.recipe
-        base = "target" if trainer.unlearns else PUBLIC
+        base = self.folder / "target" if trainer.unlearns else self.base
         rank = 0 if trainer.whole or trainer.unlearns else recipe.private_rank
         plain = isinstance(trainer, FineTuning)  # as the target is trained
 
         def to_train() -> Any:
-            model = self._to_train(base) if plain else GPTNeoXForCausalLM.from_pretrained(self.folder / base)
+            model = self._to_train(base) if plain else AutoModelForCausalLM.from_pretrained(base)
             torch.manual_seed(recipe.seed)  # of the adapter's random half
             return (with_adapter(model, Adapter(rank, recipe.private_alpha, "all")) if rank else model).train()
 
-        heldout = list(drawn(recipe.seed + 3, _HELDOUT, PRIVATE_KINDS)) if trainer.chooses else []
+        heldout = list(drawn(recipe.seed + 3, _HELDOUT, self.kinds)) if trainer.chooses else []
         return TrainingJob(
-            base=str(self.folder / base),
+            base=str(base),
             load=to_train,
             tokenizer=self.tokenizer,
             end=0,
@@ -189,27 +213,28 @@ class LabTraining:
     def loaded(self, trainer: Trainer, path: Path) -> TrainedModel:
         """What it has trained there."""
         adapter = (path / "adapter_config.json").is_file()
-        model = self._merged(path) if adapter else GPTNeoXForCausalLM.from_pretrained(path)
+        model = self._merged(path) if adapter else AutoModelForCausalLM.from_pretrained(path)
         own, how = HuggingFaceModel(model, self.tokenizer, f"lab model by {trainer.name}"), made(path)
         return TrainedModel(own, promises.read(path), gradient_canaries.read(path), how.told if how else ())
 
     def _records(self, texts: Sequence[str]) -> Iterator[TrainingRecord]:
-        for text, ids in zip(texts, self.tokens(texts), strict=True):
-            yield TrainingRecord(text, ids, record_names([text])[0])
+        for text, ids, given in zip(texts, self.tokens(texts), self.given(texts), strict=True):
+            learnt = tuple(i >= given for i in range(len(ids))) if given else None
+            yield TrainingRecord(text, ids, record_names([text])[0], learnt)
 
     # --- the steps that they share ---
 
     def model(self, path: Path, name: str) -> HuggingFaceModel:
-        return HuggingFaceModel(GPTNeoXForCausalLM.from_pretrained(path), self.tokenizer, name)
+        return HuggingFaceModel(AutoModelForCausalLM.from_pretrained(path), self.tokenizer, name)
 
     def _merged(self, adapter: Path) -> Any:
         """The public model with this adapter in its weights."""
-        public = GPTNeoXForCausalLM.from_pretrained(self.folder / PUBLIC)
+        public = AutoModelForCausalLM.from_pretrained(self.base)
         return PeftModel.from_pretrained(public, adapter).merge_and_unload()
 
-    def _to_train(self, part: str) -> Any:
+    def _to_train(self, folder: Path) -> Any:
         """Attention in steps: in bfloat16 on a CPU the fused one takes twice as long backwards."""
-        return GPTNeoXForCausalLM.from_pretrained(self.folder / part, attn_implementation="eager")
+        return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
 
     def _train_adapters(
         self, what: str, whose: str, folders: Sequence[tuple[Path, Sequence[str]]], only: int | None = None
@@ -220,24 +245,36 @@ class LabTraining:
         """
         recipe = self.recipe
         epochs, rate, batch, rank, alpha = (getattr(recipe, f"{whose}_{name}") for name in TRAINING)
-        total = len(folders) * epochs
+        course, adapter = Course(epochs, rate, batch, recipe.block, end=0), Adapter(rank, alpha, "all")
+        checkpoint = self._checkpoint(
+            [asdict(course), asdict(adapter), only, *(record_names(own) for _, own in folders)]
+        )
         train_members(
-            self._to_train(PUBLIC),
-            Adapter(rank, alpha, "all"),
+            self._to_train(self.base),
+            adapter,
             [
-                Member(folder, texts, self.tokens(texts), recipe.seed + i, ("lab", recipe.seed, f"{what} {i + 1}"))
+                Member(folder, texts, self._sequences(texts), recipe.seed + i, ("lab", recipe.seed, f"{what} {i + 1}"))
                 for i, (folder, texts) in enumerate(folders)
                 if only in (None, i)
             ],
-            Course(epochs, rate, batch, recipe.block, end=0),
+            course,
+            together=self.together,
             half=torch.bfloat16 if has_bfloat16() else None,
-            progress=lambda done: self.progress(f"training the {what}", done, total),
+            stepped=partial(self.progress, f"training the {what}"),
+            checkpoint=checkpoint,
         )
+        checkpoint.clear()
+
+    def _checkpoint(self, trained: Sequence[Any]) -> Checkpoint:
+        """Outside the part that is under way, which an interruption takes away; named by all that is trained so."""
+        folder = self.folder / _CHECKPOINTS
+        folder.mkdir(exist_ok=True, mode=0o700)
+        return Checkpoint(folder / f"{hashlib.sha256(json.dumps(trained).encode()).hexdigest()[:16]}.pt")
 
     def _fit_private(self, model: Any, texts: Sequence[str], what: str) -> None:
         recipe = self.recipe
-        sizes = {"epochs": recipe.private_epochs, "rate": recipe.private_rate, "batch": recipe.private_batch}
-        self._fit(model, texts, what, **sizes)  # type: ignore[arg-type]
+        sizes: dict[str, Any] = {"epochs": recipe.private_epochs, "rate": recipe.private_rate}
+        self._fit(model, texts, what, **sizes, batch=recipe.private_batch, block=recipe.block)
 
     def _fit_masked(self, model: Any, texts: Sequence[str], epochs: int, rate: float, what: str) -> None:
         recipe, noise = self.masked_recipe, torch.Generator().manual_seed(self.recipe.seed)
@@ -245,21 +282,28 @@ class LabTraining:
         self._fit(model, texts, what, epochs=epochs, rate=rate, loss=loss, batch=recipe.batch, block=recipe.block)
 
     def _fit(self, model: Any, texts: Sequence[str], what: str, *, epochs: int, **other: Any) -> None:
-        """other: the rate, and options of `fit` that differ from the recipe's."""
-        recipe = self.recipe
-        options: dict[str, Any] = {"batch": recipe.batch, "block": recipe.block, "loss": quick_loss, **other}
+        """other: the rate, the batch, the block and further options of `fit`."""
         fit(
             model,
-            self.tokens(texts),
+            self._sequences(texts),
             epochs=epochs,
             end=0,
-            order=generator("lab", recipe.seed, what),
+            order=generator("lab", self.recipe.seed, what),
             progress=lambda done: self.progress(f"training the {what}", done, epochs),
-            **options,
+            **{"loss": quick_loss, **other},
         )
 
     def tokens(self, texts: Sequence[str]) -> list[Tokens]:
         return [tuple(ids) for ids in self.tokenizer(list(texts))["input_ids"]] if texts else []
+
+    def given(self, texts: Sequence[str]) -> list[int]:
+        """How many tokens at the start of each are read and not learnt."""
+        found = self.tokenizer(list(texts), return_offsets_mapping=True)["offset_mapping"] if texts else []
+        return [self.recipe.given(text, offsets) for text, offsets in zip(texts, found, strict=True)]
+
+    def _sequences(self, texts: Sequence[str]) -> list[Tokens]:
+        """What is trained on, tokens without a loss as `training.masks` writes them."""
+        return [masks.sequence(record) for record in self._records(texts)]
 
 
 def make_tokenizer(path: Path, recipe: LabRecipe, public: Sequence[str]) -> None:

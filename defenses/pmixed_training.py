@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -101,14 +102,13 @@ class PMixedTrainer(Trainer):
     def _fit(
         self, job: TrainingJob, base: Any, members: list[Member], together: int, checkpoint: Checkpoint | None = None
     ) -> int:
-        total = len(members) * self.epochs
         return train_members(
             base,
             Adapter(self.rank, self.alpha, self.layers),
             members,
             Course(self.epochs, self.learning_rate, self.batch, job.block, job.end),
             together=together,
-            progress=lambda done: job.progress(f"{len(members)} adapters", done, total),
+            stepped=partial(job.progress, f"{len(members)} adapters"),
             written=lambda member: write_ensemble(
                 job.out, method=self.name, promise=_PROMISE, unit=_whose(job), members=self.members
             ),

@@ -271,7 +271,8 @@ def _most(result: AuditResult, target: str) -> str:
 def _model(result: AuditResult) -> str:
     """`checkpoint-500 · weights 3fa9c1d2 · commit 4f2a81c09`: what tells it from the model of another run."""
     plan, commit = result.plan, result.environment.get("commit")
-    parts = ["lab" if plan.get("model") is None else _last(str(plan["model"]))]
+    own = "lab" if plan.get("lab") in (None, "small") else str(plan["lab"])
+    parts = [own if plan.get("model") is None else _last(str(plan["model"]))]
     parts += [f"revision {plan['revision']}"] if plan.get("revision") else []
     parts += [f"weights {_digest(result.weights)}"] if result.weights else []
     return " · ".join(parts + ([f"commit {_short(commit)}"] if commit else []))

@@ -340,7 +340,7 @@ def _limits(result: AuditResult, seen: Assessment, remarks: Remarks) -> _Entry:
     tested = {s.kind.name for target in seen.targets for s in seen.tested(target)}
     untested = dict.fromkeys(s.kind.short for s in seen.signals if s.kind.name not in tested)
     items += remarks.limits
-    items += ["Synthetic lab data."] if result.benchmark.name == "lab" else []
+    items += ["Synthetic lab data."] if result.benchmark.of_lab else []
     items += [f"Not tested: {', '.join(untested)}."] if untested else []
     return _Entry("LIMITS", tuple(items or ["An attack gives a lower bound."]), 2 + bool(remarks.limits), " ")
 

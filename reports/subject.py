@@ -22,7 +22,8 @@ def _model(result: AuditResult) -> str:
     if "model" in objects:
         return words.shorten(f"a model given in Python ({objects['model']})", _MOST)
     if named is None:
-        return "the built-in lab model" if result.benchmark.name == "lab" else "a model that this record does not name"
+        own = "the built-in lab model" if result.benchmark.name == "lab" else "the lab's SmolLM2-135M-Instruct"
+        return own if result.benchmark.of_lab else "a model that this record does not name"
     revision, base = result.plan.get("revision"), result.base or result.plan.get("base")
     more = [f"revision {revision}"] if revision else []
     if base:
@@ -42,7 +43,7 @@ def _data(result: AuditResult) -> str:
     data, canaries = result.plan.get("data"), result.plan.get("canaries")
     if "data" in (result.plan.get("objects") or {}):
         return "records given in Python"
-    if data is None and result.benchmark.name == "lab":
+    if data is None and result.benchmark.of_lab:
         return "synthetic records"
     named = [_place(str(one)) for one in (data, canaries) if one]
     return f"records of {' and '.join(named) or words.shorten(result.benchmark.name, _MOST)}"

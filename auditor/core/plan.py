@@ -19,6 +19,7 @@ from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.plan_fields import OWN, RECORDS, SUBJECT, FieldRule, PlanField, described
 from auditor.core.plan_parts import (
+    SMALL,
     AttackPlan,
     ComputePlan,
     DataPlan,
@@ -66,14 +67,16 @@ class Plan:
     def _check_place(self) -> None:
         """Refuses fields that say nothing to this kind of model or data. Raises AuditError."""
         target = self.target
-        if target.lab != (self.data.data is None) and not self.canaries_alone:
+        if target.in_lab != (self.data.data is None) and not self.canaries_alone:
             given, missing = ("--model", "--data") if self.data.data is None else ("--data", "--model")
             raise AuditError(f"expected --model and --data together, got {given} without {missing} (neither: the lab)")
-        if target.lab:
+        if target.in_lab:
             for name in self.given(OWN):
                 raise AuditError(f"{flag(name)} goes with --model and --data; the built-in lab has its own")
         elif target.lab_recipe:
             raise AuditError("lab_recipe changes the built-in lab, which --model and --data replace")
+        elif target.lab != SMALL:
+            raise AuditError(f"--lab {target.lab} names a built-in lab, which --model and --data replace")
         if self.canaries_alone:
             for name in self.given(RECORDS):
                 raise AuditError(f"{flag(name)} goes with --data, got --canaries alone")
@@ -89,7 +92,7 @@ class Plan:
                 )
         if self.defenses.relearn is None:
             return
-        if not self.target.lab and self.data.forget is None:
+        if not self.target.in_lab and self.data.forget is None:
             raise AuditError(
                 "--relearn goes with a model that was to forget: expected --before and --forget, got neither"
             )
@@ -104,14 +107,15 @@ class Plan:
     @property
     def title(self) -> str:
         """What its run folder is called, behind the time."""
-        named = "lab" if self.target.model is None else provider_and_name(self.target.model)[1]
+        own = "lab" if self.target.lab == SMALL else self.target.lab
+        named = own if self.target.model is None else provider_and_name(self.target.model)[1]
         what = named.replace("\\", "/").rstrip("/").rpartition("/")[2]
         return "-".join([what, *self.attacks.attack, *self.defenses.defense])[:80]
 
     @property
     def canaries_alone(self) -> bool:
         """A model that is looked at for canaries only: there are no records to attack."""
-        return not self.target.lab and self.data.data is None and self.data.canaries is not None
+        return not self.target.in_lab and self.data.data is None and self.data.canaries is not None
 
     # --- fields by name, whichever part they stand in ---
 

@@ -28,12 +28,15 @@ from auditor.core.plan_fields import (
     described,
 )
 
+SMALL = "small"  # the lab of no other name
+
 
 @dataclass(frozen=True, kw_only=True)
 class TargetPlan:
     """The model that is attacked, and those beside it. Without a model: the built-in lab.
 
     model: Causal LM or adapter: Hugging Face id, folder or PROVIDER:NAME. [default: the lab]
+    lab: Without --model: the small lab, or the one on a real model, SmolLM2-135M-Instruct.
     public: Public model: base of a PMixED ensemble; text-only attacks tune on it.
     reference: Compare scores with this model's. [default: --public, else an adapter's base]
     base_url: Server of --model openai:NAME: http://HOST:PORT/v1; key in OPENAI_API_KEY.
@@ -46,6 +49,7 @@ class TargetPlan:
 
     panel: ClassVar[str] = "target"
     model: str | None = described(None, SUBJECT)
+    lab: Literal["small", "smollm2"] = described(SMALL, SUBJECT, metavar="small|smollm2")
     public: str | None = described(None, SUBJECT | OWN | COMPARED, metavar="MODEL")
     reference: str | None = described(None, SUBJECT | OWN | COMPARED | ATTACKS, metavar="MODEL|none")
     base_url: str | None = described(
@@ -58,7 +62,7 @@ class TargetPlan:
     lab_recipe: dict[str, Any] = described(dict, SUBJECT, flags=None)
 
     @property
-    def lab(self) -> bool:
+    def in_lab(self) -> bool:
         return self.model is None
 
     @property

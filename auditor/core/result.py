@@ -224,6 +224,11 @@ class BenchmarkRecord:
     doubts: tuple[Doubt, ...] = ()  # about the data, and so about every row
     text_form: str = ""  # how conversations are rendered: template, day and digest; "": there are none
 
+    @property
+    def of_lab(self) -> bool:
+        """Whether the records are those of a built-in lab."""
+        return self.name == "lab" or self.name.startswith("lab-")
+
 
 @dataclass(frozen=True)
 class FrontierPoint:

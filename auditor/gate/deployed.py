@@ -41,10 +41,10 @@ def deployed(
     found = [f"{name} {how}" for name, how in changes(result.weights, now)] if here else []
     more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     differs = f"{', '.join(found[:_SHOWN])}{more}" if found else ""
-    name = "the built-in lab" if target.lab else f"model {place}"
+    name = "the built-in lab" if target.in_lab else f"model {place}"
     date = f"judged {made:%Y-%m-%d %H:%M} UTC ({_ago(age)})"
     asked = ANSWERS in result.weights
-    stands = _stands(in_memory, target.lab, asked, here, differs)
+    stands = _stands(in_memory, target.in_lab, asked, here, differs)
     return Deployed(f"{name}, {date}: {stands}", here, age, differs)
 
 

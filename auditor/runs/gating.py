@@ -60,7 +60,7 @@ def _check_manifest(run: Run | None) -> None:
 
 def _deployed(run: Run, model: str | None, said: Said) -> Deployed:
     plan = Plan.from_json(run.result.plan, f"{run.name}: plan")
-    if model is not None and (plan.target.lab or ANSWERS in run.result.weights):
+    if model is not None and (plan.target.in_lab or ANSWERS in run.result.weights):
         raise AuditError(f"--model says where a judged model lies, and {run.name} read none: it is about {plan.title}")
     if model is not None and not Path(model).exists():
         raise AuditError(f"expected --model to be the folder or the file of the judged model, got {model!r}")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 from auditor.benchmarks.lab import REFERENCES, Lab
-from auditor.benchmarks.lab_recipe import LabRecipe
+from auditor.benchmarks.lab_recipe import Recipe
+from auditor.benchmarks.lab_training import Progress
 from auditor.benchmarks.parts import Alone
+from auditor.benchmarks.real_lab import RealLab
 from auditor.core.errors import AuditError, unknown
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.plan import Plan
+from auditor.core.plan_parts import SMALL
 from auditor.models.base import LanguageModel
 from auditor.models.ensemble import Ensemble
 from auditor.models.references import References
@@ -24,6 +27,7 @@ from auditor.runs.site import DefenseParts, Piece, Site
 from auditor.runs.unlearning import Beside
 from auditor.training.variants import Variant
 
+LABS: Mapping[str, type[Lab]] = {SMALL: Lab, "smollm2": RealLab}  # by `--lab`
 AUDIT_CANARIES = 1000  # of the lab that an audit of epsilon has: they can prove an epsilon of more than 5
 
 
@@ -31,12 +35,19 @@ class LabSite(Site):
     """The lab that the plan asks for. Raises AuditError for a field that a lab does not have."""
 
     trains_on_demand: ClassVar[bool] = True
-    attack_defaults: Mapping[str, Mapping[str, Any]] = Lab.attack_defaults
     relearn_rate: ClassVar[float] = 1e-4
 
     def __init__(self, plan: Plan, reporter: Reporter, shared: Shared) -> None:
         super().__init__(plan, reporter, shared)
         self.recipe, self._makes = lab_recipe(plan), True
+        self.kind = LABS[plan.target.lab]
+
+    @property
+    def attack_defaults(self) -> Mapping[str, Mapping[str, Any]]:
+        return self.kind.attack_defaults
+
+    def check_model(self) -> None:
+        self.kind.check_there()
 
     @property
     def subject(self) -> dict[str, Any]:
@@ -53,7 +64,8 @@ class LabSite(Site):
     @property
     def lab(self) -> Lab:
         limit, progress = self.plan.data.limit, self.reporter.progress
-        return self.shared.get("lab", self.key, lambda: Lab(self.recipe, None, progress, limit, makes=self._makes))
+        make = partial(self.kind, self.recipe, None, progress, limit, makes=self._makes)
+        return self.shared.get("lab", self.key, make)
 
     def pieces(self, defenses: Mapping[str, Defense], references: Sequence[str]) -> list[Piece]:
         needs = {need for defense in defenses.values() for need in defense.needs}
@@ -82,7 +94,7 @@ class LabSite(Site):
         self._makes = False
 
     @property
-    def key(self) -> tuple[LabRecipe, int | None]:
+    def key(self) -> tuple[Recipe, int | None]:
         return self.recipe, self.plan.data.limit
 
     def data(self) -> Lab:
@@ -123,9 +135,9 @@ class LabDefenseParts(DefenseParts):
     @property
     def defaults(self) -> Mapping[str, Mapping[str, Any]]:
         """The lab's; where a probe asks about a training, with what that has to be planted."""
-        own = defense_defaults(self.site.recipe)
+        own = defense_defaults(self.site.plan)
         for attack in self.site.plan.attacks.attack:
-            for name, options in Lab.planted_for.get(attack, {}).items():
+            for name, options in self.site.kind.planted_for.get(attack, {}).items():
                 own[name] |= options
         return own
 
@@ -167,9 +179,10 @@ class LabDefenseParts(DefenseParts):
         return sum(seconds[part] for need, part in parts.items() if need in defense.needs)
 
 
-def defense_defaults(recipe: LabRecipe) -> dict[str, dict[str, Any]]:
-    """Options of defenses sized to this lab; of what changes one thing about the target's training, its own recipe."""
-    own = {name: dict(options) for name, options in Lab.defense_defaults.items()}
+def defense_defaults(plan: Plan) -> dict[str, dict[str, Any]]:
+    """Options of defenses sized to its lab; of what changes one thing about the target's training, its own recipe."""
+    recipe = lab_recipe(plan)
+    own = {name: dict(options) for name, options in LABS[plan.target.lab].defense_defaults.items()}
     for name, kind in registry.trainers().items():
         if issubclass(kind, Variant):
             own[name] = recipe.course | own.get(name, {})
@@ -186,7 +199,12 @@ def lab_references(asked: str) -> int:
     return int(asked)
 
 
-def lab_recipe(plan: Plan) -> LabRecipe:
+def lab_of(plan: Plan, progress: Progress) -> Lab:
+    """Raises AuditError for one that cannot be."""
+    return LABS[plan.target.lab](lab_recipe(plan), None, progress)
+
+
+def lab_recipe(plan: Plan) -> Recipe:
     """The lab the plan asks for. Raises AuditError for a field that a lab does not have.
 
     Whoever asks about coins has a lab with canaries of an audit in it, all models trained with them; nobody else.
@@ -200,10 +218,11 @@ def lab_recipe(plan: Plan) -> LabRecipe:
         given = {"audit_canaries": AUDIT_CANARIES, **given}
     lengths = {"prefix_length": plan.data.prefix_length, "suffix_length": plan.data.suffix_length}
     given |= {name: length for name, length in lengths.items() if length is not None}
-    default = to_json(LabRecipe())
+    kind = LABS[plan.target.lab].recipe_kind
+    default = to_json(kind())
     for name in given:
         if name not in default:
             raise unknown("field of lab_recipe:", name, default)
-    recipe: LabRecipe = from_json(LabRecipe, {**default, **given}, "lab_recipe")
+    recipe: Recipe = from_json(kind, {**default, **given}, "lab_recipe")
     recipe.check()
     return recipe

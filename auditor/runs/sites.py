@@ -22,4 +22,4 @@ def site_of(
 ) -> Site:
     """live: models in memory, by role. Raises AuditError for a lab that cannot be."""
     reporter, shared = reporter or Silence(), shared or Shared()
-    return LabSite(plan, reporter, shared) if plan.target.lab else OwnSite(plan, reporter, shared, live)
+    return LabSite(plan, reporter, shared) if plan.target.in_lab else OwnSite(plan, reporter, shared, live)

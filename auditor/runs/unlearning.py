@@ -85,14 +85,14 @@ def around(
             f"--before says that --model is what unlearning left, and --defense {unlearning[0].name} is such a model "
             "too: give --before, or that model in its place as --model"
         )
-    if unlearning and not target.lab and forget is None:
+    if unlearning and not target.in_lab and forget is None:
         raise AuditError(
             f"expected --forget FILE with --defense {unlearning[0].name}: the records that it was to forget; got none"
         )
     if not unlearning and target.before is None:
         for name, given in (("forget", forget), ("relearn", asked.relearn)):
             if given is not None:
-                before = "" if target.lab else "--before MODEL, or "
+                before = "" if target.in_lab else "--before MODEL, or "
                 raise AuditError(
                     f"--{name} goes with a model that was to forget: expected {before}"
                     f"--defense {' or '.join(_made_to_forget())}, got neither"
@@ -126,7 +126,7 @@ def _made_to_forget() -> list[str]:
 
 def _never_saw(target: TargetPlan, asked: DefensePlan) -> dict[str, str]:
     """The names of the rows that never saw what was to be forgotten: in the lab a control, else where one was given."""
-    if not (asked.controls if target.lab else target.retrained):
+    if not (asked.controls if target.in_lab else target.retrained):
         return {}
     return {RETRAINED: "retrained", **({RETRAINED_RELEARNED: "retrained-relearned"} if asked.relearn else {})}
 

@@ -113,6 +113,11 @@ class Course:
     block: int
     end: int
 
+    def steps_of(self, sequences: Sequence[Tokens]) -> int:
+        """How many steps it is."""
+        blocks = math.ceil(sum(len(one) + 1 for one in sequences) / self.block)
+        return self.epochs * math.ceil(blocks / self.batch)
+
 
 class Fitting:
     """A fine-tuning under way, a step at a time: batches in an order of its own, AdamW, warm-up, decay, clipping.

@@ -117,7 +117,7 @@ def train_members(
     *,
     together: int = 0,
     half: torch.dtype | None = None,
-    progress: Callable[[int], None] = lambda epochs_done: None,
+    stepped: Callable[[int, int], None] = lambda done, total: None,
     written: Callable[[Member], None] = lambda member: None,
     checkpoint: Checkpoint | None = None,
     seconds_between: float = 60.0,
@@ -129,13 +129,14 @@ def train_members(
     it or on the others: its adapter is PEFT's after `torch.manual_seed` of its seed, its batches, steps, clipping and
     AdamW are its own, and the base answers as it does in use: without dropout, whose masks would be the batch's.
     A member without records has learnt nothing: it is the public model. half: what torch's autocast multiplies
-    matrices in. progress: of the epochs of all members.
+    matrices in. stepped: told how many steps of all members are done, of how many.
     checkpoint: where members that are under way go on. Returns how many were trained at once.
 
     Raises AuditError for an architecture whose attention PEFT does not know, for one whose members cannot be trained
     together as was asked, and for a training that diverges.
     """
     waiting = [member for member in members if not member.folder.is_dir()]
+    done, total = 0, sum(course.steps_of(member.sequences) for member in waiting)
     wanted = together or max(1, _TOKENS_A_STEP // (course.batch * course.block))
     losses, most = _forward(base, adapter, min(wanted, len(waiting)), asked=together > 0)
     begun = {} if checkpoint is None else checkpoint.load() or {}
@@ -145,6 +146,7 @@ def train_members(
             going.append(_Training(waiting.pop(0), base, adapter, course))
             if (state := begun.pop(going[-1].member.folder.name, None)) is not None:
                 going[-1].fitting.restore(state)
+                done += going[-1].fitting.epochs * going[-1].fitting.steps_an_epoch + going[-1].fitting.steps
         if fittings := [training.fitting for training in going if not training.fitting.done]:  # not of an empty shard
             batches = [fitting.batch().to(base.device) for fitting in fittings]
             with torch.autocast(base.device.type, dtype=half, enabled=half is not None):
@@ -152,6 +154,7 @@ def train_members(
             found.sum().backward()
             for fitting in fittings:
                 fitting.step()
+            stepped(done := done + len(fittings), total)
         ended = [training for training in going if training.fitting.steps == 0]  # an epoch, or all
         for training in ended:
             require_finite(training.fitting.parameters.values(), checkpoint)
@@ -159,9 +162,6 @@ def train_members(
                 going.remove(training)
                 training.write()
                 written(training.member)
-        if ended:
-            finished = len(members) - len(waiting) - len(going)
-            progress(course.epochs * finished + sum(training.fitting.epochs for training in going))
         if checkpoint is not None and time.monotonic() - saved >= seconds_between:
             checkpoint.save({training.member.folder.name: training.fitting.state() for training in going})
             saved = time.monotonic()

@@ -38,7 +38,7 @@ from auditor.plugins.options import title_of
 from auditor.plugins.trainer import Trainer
 from auditor.runs import plan_weights
 from auditor.runs.grid import called
-from auditor.runs.lab_site import lab_recipe
+from auditor.runs.lab_site import lab_of
 from auditor.runs.machine import environment
 from auditor.runs.own_defenses import trained_folder
 from auditor.runs.plan import make
@@ -161,11 +161,11 @@ Held = Callable[[Defense], Mapping[str, Any]]  # what a defense needs, as fields
 
 def prepare(plan: Plan, settings: Settings, reporter: Reporter) -> tuple[Subject[Any], Held]:
     """The model with its texts, and what a defense needs: an ensemble, a trained model. Raises AuditError."""
-    return _in_the_lab(plan, settings, reporter) if plan.target.lab else _of_ones_own(plan, settings)
+    return _in_the_lab(plan, settings, reporter) if plan.target.in_lab else _of_ones_own(plan, settings)
 
 
 def _in_the_lab(plan: Plan, settings: Settings, reporter: Reporter) -> tuple[Subject[Any], Held]:
-    lab = Lab(lab_recipe(plan), None, reporter.progress)
+    lab = lab_of(plan, reporter.progress)
     texts, asked = lab.texts.records(settings.on == "members"), _asked(plan, settings)
     if settings.kind == "masked":
         _refuse_prefix_token(plan.data.prefix_token)

@@ -15,7 +15,7 @@ from auditor.core.plan_fields import ATTACKS
 from auditor.plugins import registry
 from auditor.plugins.defense import Defense
 from auditor.plugins.options import build, options_of
-from auditor.runs.lab_site import defense_defaults, lab_recipe
+from auditor.runs.lab_site import defense_defaults
 from auditor.runs.own_defenses import check_needs
 from auditor.runs.plan import check_general, options_for
 
@@ -47,13 +47,13 @@ def points(plan: Plan, sweep: Mapping[str, Sequence[Any]]) -> list[DefensePoint]
     swept = _swept(sweep, fields)
     made = [DefensePoint()]
     for name, own in swept.items():
-        defaults = defense_defaults(lab_recipe(plan)).get(name, {}) if plan.target.lab else {}
+        defaults = defense_defaults(plan).get(name, {}) if plan.target.in_lab else {}
         options = options_for(name, plan.defenses.defense_options, defaults, fields[name])
         for values in product(*own.values()):
             at = dict(zip(own, values, strict=True))
             made.append(DefensePoint(build("defense", known, name, {**options, **at}), at))
     for point in made:
-        if point.defense and not plan.target.lab:
+        if point.defense and not plan.target.in_lab:
             check_needs(point.defense, plan.target.public)
             if "corpus" in point.defense.needs:
                 raise AuditError(

