@@ -39,7 +39,7 @@ from auditor.training.variants import FineTuning
 Progress = Callable[[str, int, int], None]  # (what, done, of how many)
 END = "<|endoftext|>"
 PUBLIC = "public"  # the part that all fine-tunings begin with
-_MANIFEST, _CHECKPOINTS = "manifest.json", "checkpoints"
+_MANIFEST = "manifest.json"
 _HELDOUT = 120  # records that no model here is trained on, and no attack looks at: what a training may choose by
 
 
@@ -267,9 +267,8 @@ class LabTraining:
 
     def _checkpoint(self, trained: Sequence[Any]) -> Checkpoint:
         """Outside the part that is under way, which an interruption takes away; named by all that is trained so."""
-        folder = self.folder / _CHECKPOINTS
-        folder.mkdir(exist_ok=True, mode=0o700)
-        return Checkpoint(folder / f"{hashlib.sha256(json.dumps(trained).encode()).hexdigest()[:16]}.pt")
+        name = hashlib.sha256(json.dumps(trained).encode()).hexdigest()[:16]
+        return Checkpoint(self.folder / f"checkpoint-{name}.pt")
 
     def _fit_private(self, model: Any, texts: Sequence[str], what: str) -> None:
         recipe = self.recipe
