@@ -91,7 +91,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> RealLab:
 
 
 def held_against_transformers(lab: RealLab, model: object, folder: Path) -> None:
-    """20 secrets: the exact probability, and whether greedy decoding gives it."""
+    """20 secrets: the exact probability (to 1e-4, of unlikely ones to 1e-5 of their nats), and what greedy decoding
+    writes: each of its tokens is the likeliest."""
     plain, asked = AutoModelForCausalLM.from_pretrained(folder), lab.secrets
     assert len(asked) == 20
     decoded = greedy(model, asked)  # type: ignore[arg-type]
@@ -99,11 +100,11 @@ def held_against_transformers(lab: RealLab, model: object, folder: Path) -> None
         prefix, suffix = torch.tensor([secret.prefix]), torch.tensor([secret.suffix])
         seen = observe(model, ANCESTRAL, prefix, suffix)["log_p"]  # type: ignore[arg-type]
         with torch.no_grad():
-            logits = plain(torch.cat([prefix, suffix], 1)).logits[0, prefix.shape[1] - 1 : -1]
-            told = plain.generate(prefix, do_sample=False, max_new_tokens=20, min_new_tokens=20, eos_token_id=-1)
-        log_p = logits.double().log_softmax(-1).gather(1, suffix.T).sum()
-        assert abs(float(seen) - float(log_p)) < 1e-4
-        assert guess == tuple(told[0, prefix.shape[1] :].tolist())
+            both = torch.cat([torch.cat([prefix, own], 1) for own in (suffix, torch.tensor([guess]))])
+            exact, greedily = plain(both).logits[:, prefix.shape[1] - 1 : -1].double()
+        log_p = float(exact.log_softmax(-1).gather(1, suffix.T).sum())
+        assert float(seen) == pytest.approx(log_p, abs=1e-4, rel=1e-5)
+        assert guess == tuple(greedily.argmax(-1).tolist())
 
 
 @needs_package
