@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,7 @@ from jsonschema import Draft202012Validator
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from auditor.core.errors import AuditError
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins import registry
 from auditor.reports import html, plots
@@ -68,6 +71,16 @@ def seed() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@contextmanager
+def refuses(*facts: str, error: type[Exception] = AuditError) -> Iterator[None]:
+    """That this is refused in one line that holds these facts: options, names, numbers. Its words are not looked at."""
+    with pytest.raises(error) as caught:
+        yield
+    said = str(caught.value)
+    missing = [fact for fact in facts if not re.search(rf"(?<![\w.]){re.escape(fact)}(?!\w)", said)]
+    assert not missing and "\n" not in said, f"{missing} in {said!r}"
 
 
 DRAW = html.svg

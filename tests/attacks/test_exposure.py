@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from auditor.attacks.exposure import Exposure
-from auditor.core.errors import AuditError, NotApplicable
+from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Canary, Observation, Secret
 from auditor.core.spaces import Space
 from auditor.core.streams import generator
@@ -21,6 +21,7 @@ from auditor.plugins.probe import Observed, observe
 from auditor.plugins.view import CLAIM, WORST, View
 from auditor.runs.prefix_token import prefixed
 from auditor.training.finetune import fit, untrained
+from tests.conftest import refuses
 from tests.generation.test_tries import bpe, brute
 
 SPACE = Space("My ID is {digits:3}")
@@ -146,9 +147,7 @@ def test_texts_are_scored_behind_the_lead(learnt: HuggingFaceModel, exact: list[
     starts = Space("{digits:2} is my ID")
     text = "42 is my ID"
     secret = Secret("c", (), tuple(bpe(150)(text)["input_ids"]), 1, canary=Canary(text, starts))
-    with pytest.raises(
-        NotApplicable, match="nothing stands before the first token of this format: give --prefix-token eos"
-    ):
+    with refuses("--prefix-token", "format", error=NotApplicable):
         list(Exposure(references=5).measure(view(learnt), [secret]))
     (seen,) = Exposure(references=5).measure(view(prefixed(learnt, END)), [secret])
     (draws,) = Exposure(references=5, draws=4, enumerate=1).measure(view(prefixed(learnt, END)), [secret])
@@ -157,13 +156,13 @@ def test_texts_are_scored_behind_the_lead(learnt: HuggingFaceModel, exact: list[
 
 
 def test_no_row_without_access_or_tokenizer(learnt: HuggingFaceModel) -> None:
-    with pytest.raises(NotApplicable, match="log-probabilities"):
+    with refuses("log-probabilities", error=NotApplicable):
         list(QUICK.measure(View("undefended", learnt, CLAIM, seed=0, tokenizer=bpe(150)), canaries()))
-    with pytest.raises(NotApplicable, match="tokenizer"):
+    with refuses("tokenizer", error=NotApplicable):
         list(QUICK.measure(View("undefended", learnt, WORST, seed=0), canaries()))
 
 
 @pytest.mark.parametrize("options", [{"nodes": -1}, {"draws": 0}, {"references": 1}, {"alpha": 0.0}, {"enumerate": -1}])
 def test_bad_options_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(AuditError, match=f"expected {next(iter(options))}"):
+    with refuses(*options):
         Exposure(**options)

@@ -23,7 +23,7 @@ from auditor.runs.reporter import Silence
 from auditor.runs.shared import Shared
 from auditor.testing import KEPT
 from auditor.training.dp_loop import ScaledOptimizer
-from tests.conftest import save_tiny, tiny
+from tests.conftest import refuses, save_tiny, tiny
 
 ROWS = [{"text": f"The code of door {i} is {i * i * 7}."} for i in range(32)]
 
@@ -135,17 +135,17 @@ def test_steps_that_are_not_what_they_are_said_to_be_are_violations(more: dict[s
 
 
 @pytest.mark.parametrize(
-    ("kept", "sentence"),
+    ("kept", "facts"),
     [
-        (replace(KEPT, included=(True, False), scores=(1.0, 0.0), sums=(1.0, 0.0)), "canaries, .* got 2"),
-        (replace(KEPT, scores=(1.0,) * 40), "scores that distinguish canaries, got 1 for all 40"),
-        (replace(KEPT, scores=(math.nan,) * 40), "expected a score of every canary, got NaN for 40 of 40"),
+        (replace(KEPT, included=(True, False), scores=(1.0, 0.0), sums=(1.0, 0.0)), ("canaries", "2")),
+        (replace(KEPT, scores=(1.0,) * 40), ("scores", "1", "40")),
+        (replace(KEPT, scores=(math.nan,) * 40), ("NaN", "40")),
     ],
 )
-def test_what_no_audit_can_be_made_of_is_said_in_its_row(kept: GradientCanaries, sentence: str) -> None:
+def test_what_no_audit_can_be_made_of_is_said_in_its_row(kept: GradientCanaries, facts: tuple[str, ...]) -> None:
     probe, view = GradientAudit(), View("target", tiny(), WORST, 0, training=kept)
     secrets = probe.subjects(view)
-    with pytest.raises(NotApplicable, match=sentence):
+    with refuses(*facts, error=NotApplicable):
         probe.measurements(secrets, observe(probe, view, secrets))
 
 

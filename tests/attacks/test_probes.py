@@ -23,7 +23,6 @@ from transformers import (
 
 from auditor.attacks.extraction_probability import ExtractionProbability, observe
 from auditor.attacks.near_verbatim import NearVerbatim, _children_edits, _reach, beam_bound
-from auditor.core.errors import AuditError
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
 from auditor.core.streams import uniforms
@@ -40,6 +39,7 @@ from auditor.statistics.calibration import conformal_p, conformal_threshold
 from auditor.statistics.extraction import any_of, greedy_windows, window_bits
 from auditor.statistics.intervals import clopper_pearson, excess_mean, mean_probability
 from auditor.statistics.metrics import find
+from tests.conftest import refuses
 
 MakeTiny = Callable[..., HuggingFaceModel]
 OWN = Decoding(temperature=0.8, top_p=0.7)
@@ -199,22 +199,22 @@ def test_non_members_set_the_floor_and_the_threshold() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "refusal"),
+    ("options", "facts"),
     [
-        ({"n": "1,ten"}, "expected n as numbers"),
-        ({"n": "0"}, "expected n >= 1, got 0"),
-        ({"p": "1"}, r"expected p in \(0, 1\), got 1"),
-        ({"alpha": 0.0}, "expected alpha in"),
-        ({"top_p": 0.0}, "expected top_p in"),
-        ({"near_beams": 3}, "near_beams goes with bracket=true, got near_beams=3 without it"),
-        ({"bracket": True, "windows": "0,4"}, "expected windows of 1 token or more, got 0"),
-        ({"bracket": True, "windows": "all"}, "expected windows as numbers with commas between them, got 'all'"),
-        ({"bracket": True, "one_in": 0}, "expected one_in >= 1, got 0"),
-        ({"bracket": True, "near_distance": -1}, "expected distance >= 0, got -1"),
+        ({"n": "1,ten"}, ("n",)),
+        ({"n": "0"}, ("n", "1", "0")),
+        ({"p": "1"}, ("p", "0", "1", "1")),
+        ({"alpha": 0.0}, ("alpha",)),
+        ({"top_p": 0.0}, ("top_p",)),
+        ({"near_beams": 3}, ("near_beams=3", "bracket=true")),
+        ({"bracket": True, "windows": "0,4"}, ("windows", "1", "0")),
+        ({"bracket": True, "windows": "all"}, ("windows", "'all'")),
+        ({"bracket": True, "one_in": 0}, ("one_in", "1", "0")),
+        ({"bracket": True, "near_distance": -1}, ("distance", "0", "-1")),
     ],
 )
-def test_extraction_probability_refuses(options: dict[str, object], refusal: str) -> None:
-    with pytest.raises(AuditError, match=refusal):
+def test_extraction_probability_refuses(options: dict[str, object], facts: tuple[str, ...]) -> None:
+    with refuses(*facts):
         ExtractionProbability(**options)  # type: ignore[arg-type]
 
 
@@ -432,9 +432,9 @@ def test_near_verbatim_measurements(neox: HuggingFaceModel) -> None:
     exact = ExtractionProbability()
     again = exact.measurements(known, list(exact.measure(view(neox), known)))
     assert value(again, "extraction_probability") == pytest.approx(value(measured, "extraction_probability"), abs=1e-5)
-    with pytest.raises(AuditError, match="expected distance >= 0, got -1"):
+    with refuses("distance", "0", "-1"):
         NearVerbatim(distance=-1)
-    with pytest.raises(AuditError, match="expected beams >= 1, got 0"):
+    with refuses("beams", "1", "0"):
         NearVerbatim(beams=0)
 
 

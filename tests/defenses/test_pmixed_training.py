@@ -13,7 +13,6 @@ from peft import PeftModel
 from safetensors.torch import load_file
 
 from auditor.cli import call
-from auditor.core.errors import AuditError
 from auditor.defenses.pmixed_training import PMixedTrainer
 from auditor.models.loading import load
 from auditor.models.lora import LoraEnsemble, load_ensemble
@@ -22,7 +21,7 @@ from auditor.runs import training
 from auditor.runs.training import Training
 from auditor.training import members as members_module
 from auditor.training.members import Member
-from tests.conftest import save_tiny
+from tests.conftest import refuses, save_tiny
 
 Patch = pytest.MonkeyPatch
 # Record 0 stands there three times, twice with user 0 and once with user 1, who thereby belong together.
@@ -140,7 +139,7 @@ def test_a_killed_run_keeps_what_is_finished(world: Path, tmp_path: Path, monkey
     finished = {path.name for path in cut.iterdir() if path.is_dir()}
     assert {"member-000"} < finished < {"whole", "member-000", "member-001"}
     if "member-001" not in finished:
-        with pytest.raises(AuditError, match=r"the 2 members that ensemble.json .* found 1: the same audit train"):
+        with refuses("2", "1", "ensemble.json"):
             load_ensemble(cut, load(str(world / "neox")))
     begun: list[str] = []
     real = members_module._Training
@@ -157,7 +156,7 @@ def test_a_killed_run_keeps_what_is_finished(world: Path, tmp_path: Path, monkey
         assert first.keys() == second.keys()
         for key in first:
             torch.testing.assert_close(first[key], second[key], atol=1e-5, rtol=1e-4)
-    with pytest.raises(AuditError, match=r"trained with another configuration .epochs: 2 there, 3 now"):
+    with refuses("epochs", "2", "3"):
         training.train(asked(world, cut, options={**options, "epochs": 3}), silent)
     assert "already trained" in training.train(asked(world, cut, options=options), silent)[0]
 
@@ -192,20 +191,22 @@ def test_members_differ_from_each_other_by_more_than_their_records(world: Path, 
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("more", "facts"),
     [
-        ({"options": {"members": 9}}, "expected at least one record or user for each of 9 members, got 8 that"),
-        ({"options": {"members": 4}, "user_column": "who"}, "for each of 4 members, got 3 that share no record"),
-        ({"options": {"members": 0}}, "expected members >= 1, got 0"),
-        ({"options": {"together": -1}}, "expected together >= 0, got -1"),
-        ({"options": {"learning_rate": 0}}, "expected learning_rate > 0 and at most 1e.06, got 0"),
-        ({"options": {"layers": "some"}}, r"expected pmixed.layers in \('attention', 'all'\), got 'some'"),
-        ({"lora": True}, "expected a whole model for pmixed, got --lora: it says itself what is trained"),
+        ({"options": {"members": 9}}, ("members", "9", "8")),
+        ({"options": {"members": 4}, "user_column": "who"}, ("members", "4", "3")),
+        ({"options": {"members": 0}}, ("members", "1", "0")),
+        ({"options": {"together": -1}}, ("together", "0", "-1")),
+        ({"options": {"learning_rate": 0}}, ("learning_rate", "0")),
+        ({"options": {"layers": "some"}}, ("pmixed.layers", "'attention'", "'all'", "'some'")),
+        ({"lora": True}, ("pmixed", "--lora")),
     ],
     ids=["fewer records than members", "fewer users than members", "members", "together", "rate", "layers", "lora"],
 )
-def test_a_refusal_leaves_nothing_behind(world: Path, tmp_path: Path, more: dict[str, Any], message: str) -> None:
-    with pytest.raises(AuditError, match=message):
+def test_a_refusal_leaves_nothing_behind(
+    world: Path, tmp_path: Path, more: dict[str, Any], facts: tuple[str, ...]
+) -> None:
+    with refuses(*facts):
         training.train(asked(world, tmp_path / "out", **more), silent)
     assert not (tmp_path / "out").exists()
 
@@ -222,13 +223,13 @@ def test_half_written_members_are_not_served(world: Path, tmp_path: Path) -> Non
 )
 def test_a_broken_manifest_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "ensemble.json").write_text(text)
-    with pytest.raises(AuditError, match=r"ensemble\.json"):
+    with refuses("ensemble.json"):
         read_ensemble(tmp_path)
 
 
 def test_members_of_another_base_are_refused(world: Path, tmp_path: Path) -> None:
     training.train(asked(world, tmp_path / "out"), silent)
-    with pytest.raises(AuditError, match=r"expected members trained from --public .*gpt2, but member-000 was trained"):
+    with refuses("--public", "member-000"):
         load_ensemble(tmp_path / "out", load(str(world / "gpt2")))
 
 

@@ -30,7 +30,7 @@ from auditor.studies import sweep
 from auditor.training import dp_loop as loops
 from auditor.training.poisson import Control
 from auditor.training.rarity import against_constants, log_perplexities, normalise
-from tests.conftest import save_tiny, tiny
+from tests.conftest import refuses, save_tiny, tiny
 
 ROWS = [{"text": f"The code of door {i} is {i * i * 7}.", "who": i % 4} for i in range(16)]
 SIGMA = {"noise_multiplier": 3.0, "epochs": 2, "batch": 4, "learning_rate": 0.01}
@@ -119,23 +119,21 @@ def test_folders_made_before_there_were_gradient_canaries_are_still_known(world:
     assert (
         "gradient_canaries" not in DpSgd().options() and DpSgd(gradient_canaries=9).options()["gradient_canaries"] == 9
     )
-    with pytest.raises(AuditError, match=r"another configuration \(gradient_canaries: None there, 9 now\)"):
+    with refuses("gradient_canaries", "None", "9"):
         training.train(asked(world, tmp_path / "out", options={"gradient_canaries": 9}), silent)
     controls = [cause.row for cause in DpSgd(gradient_canaries=9).chain() if isinstance(cause.row, Control)]
     assert len(controls) == 2 and not any(control.gradient_canaries for control in controls)
-    with pytest.raises(
-        AuditError, match=r"gradient_canaries=0 for no-clipping, .* no norm to plant canaries of, got 9"
-    ):
+    with refuses("gradient_canaries=0", "no-clipping", "9"):
         NoClipping(gradient_canaries=9)
 
 
 def test_a_canary_file_of_another_form_is_refused(tmp_path: Path) -> None:
     (tmp_path / gradient_canaries.FILE).write_text("[]")
-    with pytest.raises(AuditError, match="expected an object, got list"):
+    with refuses("object", "list"):
         gradient_canaries.read(tmp_path)
     one = GradientCanaries((True,), (1.0, 2.0), (1.0,), 1.0, 0.1, 3, 1.0, 1e-5, "record", 3, 1, 0.0, 3, 1.0, 0.1)
     gradient_canaries.write(tmp_path, one)
-    with pytest.raises(AuditError, match="expected a coin, a score and a sum of each canary, got 1, 2, 1"):
+    with refuses("1, 2, 1"):
         gradient_canaries.read(tmp_path)
 
 
@@ -188,7 +186,7 @@ def test_killed_and_resumed_counts_every_step(
     training.train(asked(world, out, model=str(world / kind), lora=lora), lambda what, done, total: taken.append(done))
     assert [n for n in taken if n] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert promised(out).steps == 8 and not (out / "checkpoint.pt").exists()
-    with pytest.raises(AuditError, match=r"another configuration \(clip: 1.0 there, 2.0 now\)"):
+    with refuses("clip", "1.0", "2.0"):
         training.train(asked(world, out, model=str(world / kind), lora=lora, options={"clip": 2.0}), silent)
 
 
@@ -230,9 +228,7 @@ def test_two_models_of_one_seed_differ_by_their_clipped_gradients(world: Path, t
 def test_users_are_claimed_where_the_data_name_them_only(world: Path, tmp_path: Path) -> None:
     """16 records of 4 people, no column: the claim would be for a text, and called one for a user."""
     for method in ("dp-sgd", "adp", "adp-sound"):
-        with pytest.raises(
-            AuditError, match=r"expected data that say whose each record is for unit=user.*--user-column"
-        ):
+        with refuses("unit=user", "--user-column"):
             training.train(asked(world, tmp_path / "out", method, options={"unit": "user"}), silent)
         assert not (tmp_path / "out").exists()
 
@@ -269,7 +265,7 @@ def test_what_two_trainings_promise_together_is_said(world: Path, tmp_path: Path
     training.train(asked(world, tmp_path / "on-nominal", model=str(tmp_path / "nominal")), silent)
     assert promised(tmp_path / "on-nominal").claim() is None
     training.train(asked(world, tmp_path / "plain", "none", options=None), silent)
-    with pytest.raises(AuditError, match="a base that has not learnt these records without privacy"):
+    with refuses("base", "privacy"):
         training.train(asked(world, tmp_path / "on-plain", model=str(tmp_path / "plain")), silent)
 
 
@@ -356,7 +352,7 @@ def test_a_refusal_is_one_sentence_and_leaves_nothing(
 def test_batches_of_one_are_the_smallest() -> None:
     assert DpSgd(batch=1, physical_batch=1).batch == 1
     for option in ("batch", "physical_batch"):
-        with pytest.raises(AuditError, match=f"^expected {option} >= 1, got 0$"):
+        with refuses(option, "1", "0"):
             DpSgd(**{option: 0})
 
 

@@ -26,7 +26,7 @@ from auditor.runs.training import Training
 from auditor.training import masks
 from auditor.training.finetune import causal_loss
 from auditor.training.variants import Variant
-from tests.conftest import save_tiny, tiny
+from tests.conftest import refuses, save_tiny, tiny
 
 ROWS = [{"text": f"The code of door {i} is {i * i * 7}.", "who": i % 4} for i in range(16)]
 Said = pytest.CaptureFixture[str]
@@ -164,7 +164,7 @@ class TestGoldfish:
         torch.testing.assert_close(causal_loss(model, torch.tensor([[*tokens[:-1], ~60]])), loss)
 
     def test_records_too_short_for_it_are_refused(self, world: Path, tmp_path: Path) -> None:
-        with pytest.raises(AuditError, match="expected records of more than width=90 tokens for the Goldfish loss"):
+        with refuses("records", "90"):
             training.train(asked(world, tmp_path / "out", "goldfish", options={"width": 90}), silent)
         assert not (tmp_path / "out" / "training.json").exists()
 
@@ -325,7 +325,7 @@ def test_bad_input_is_one_sentence_and_nothing_is_left(
 
 
 def test_a_single_text_leaves_nothing_to_look_at(tmp_path: Path) -> None:
-    with pytest.raises(AuditError, match="expected records of two users or texts at least to leave one out, got 1"):
+    with refuses("two", "1"):
         EarlyStop().check(job(["same"] * 4, tmp_path))
 
 
