@@ -82,7 +82,7 @@ def _left(result: AuditResult, seen: Assessment) -> Iterator[Advice]:
     measured = {s.kind for s in seen.signals if s.measured}
     untested = dict.fromkeys(s.kind for s in seen.signals if s.status == NOT_TESTED and s.kind not in measured)
     told = [
-        f"{kind.title[:1].lower()}{kind.title[1:]} (--attack {found[0]})"
+        f"{words.lowered(kind.title)} (--attack {found[0]})"
         for kind in untested
         if kind is not PERSONAL and (found := result.measuring(*kind.measured_by[:1]))
     ]

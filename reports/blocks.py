@@ -105,20 +105,29 @@ class Series:
 
 @dataclass(frozen=True)
 class Figure:
-    """A plot of findings or of series, and the numbers behind it for whoever cannot see it."""
+    """A plot of findings or of series, and the numbers behind it (head, groups) for whoever cannot see it."""
 
     id: str
     plot: str  # a name in reports.plots.PLOTS
-    findings: tuple[Finding, ...]
     title: str
     description: str
-    table: Table
+    head: tuple[str, ...]
+    groups: tuple[Group, ...]
+    findings: tuple[Finding, ...] = ()
     series: tuple[Series, ...] = ()
+    text: frozenset[int] = frozenset()  # columns that hold no numbers
+    of: str = ""  # whom the numbers are of, where the title does not say it
     axes: tuple[str, str] = ("", "")  # what series are drawn over: x, y
     null: Series | None = None  # what the series would be by chance: a line, and what chance stays under
     labels: tuple[tuple[str, str], ...] = ()  # what its legend says of targets beyond their titles, by name
     ticks: tuple[str, ...] = ()  # what x = 0, 1, 2, … stand for, where they count something
     until: float = math.nan  # where on the x axis ends what is shaded: as useful
+
+    @property
+    def table(self) -> Table:
+        numeric = frozenset(range(len(self.head))) - self.text
+        name = f"{self.id.removesuffix('-plot')}-table"
+        return Table(name, f"{self.title}: the numbers{self.of}", self.head, self.groups, numeric, folded=True)
 
 
 @dataclass(frozen=True)

@@ -136,9 +136,11 @@ def _calibration(result: AuditResult, details: Details) -> list[Block]:
         "Of the extraction probability: the chance that any of an attack's samples is the secret, and whether one was."
     )
     head = ("Mean score", "Right", "95% interval")
-    table = Table("calibration-table", f"{title}: the numbers", head, groups, frozenset({0, 1, 2}), folded=True)
     axes = ("Score", "Share right")
-    return [Figures((Figure("calibration-plot", "calibration", (), title, text, table, series, axes),)), _errors(shown)]
+    return [
+        Figures((Figure("calibration-plot", "calibration", title, text, head, groups, series=series, axes=axes),)),
+        _errors(shown),
+    ]
 
 
 def _reliability_points(r: Reliability) -> tuple[PlotPoint, ...]:
@@ -223,11 +225,12 @@ def _tradeoff(result: AuditResult) -> list[Block]:
         "its unit."
     )
     head = ("Target", "ε promised", "Perplexity", "Recall")
-    table = Table(
-        "tradeoff-table", f"{title}: the numbers", head, (Group("", rows),), frozenset({1, 2, 3}), folded=True
-    )
-    axes = ("Perplexity on held-out text", "Recall")
-    return [Figures((Figure("tradeoff-plot", "tradeoff", (), title, text, table, series, axes),))]
+    axes, groups = ("Perplexity on held-out text", "Recall"), (Group("", rows),)
+    return [
+        Figures(
+            (Figure("tradeoff-plot", "tradeoff", title, text, head, groups, (), series, frozenset({0}), axes=axes),)
+        )
+    ]
 
 
 def _cost_point(target: TargetRecord, finding: Finding) -> PlotPoint:

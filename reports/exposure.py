@@ -11,7 +11,7 @@ from auditor.core.result import AuditResult, Finding
 from auditor.records import details as detailed
 from auditor.records.details import Details
 from auditor.reports import words
-from auditor.reports.blocks import Block, Figure, Figures, Group, PlotPoint, Series, Table
+from auditor.reports.blocks import Block, Figure, Figures, Group, PlotPoint, Series
 from auditor.reports.topics import CHECK, Topic, kind, titled
 from auditor.statistics.exposure import null_band
 
@@ -42,12 +42,13 @@ def _exposure(result: AuditResult, details: Details) -> list[Block]:
         f"one that does not shows nothing either way. Above it: {', '.join(above) or 'none'}."
     )
     head = ("Bits", "Canaries with at least so many", "Without memorisation", "The band ends at")
-    table = Table("exposure-table", f"{title}: the numbers", head, groups, frozenset({0, 1, 2, 3}), folded=True)
     axes = ("Exposure (bits)", "Share with at least as much")
     null = Series(
         "", tuple(PlotPoint(x, 2**-x, 2**-x, null_band(x, n)) for x in np.linspace(0, _most_bits(series), 41))
     )
-    return [Figures((Figure("exposure-plot", "exposure", (), title, text, table, series, axes, null),))]
+    return [
+        Figures((Figure("exposure-plot", "exposure", title, text, head, groups, series=series, axes=axes, null=null),))
+    ]
 
 
 def _most_bits(series: Sequence[Series]) -> float:

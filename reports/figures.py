@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding
 from auditor.reports import words
-from auditor.reports.blocks import Figure, Group, Table
+from auditor.reports.blocks import Figure, Group
 from auditor.reports.verdict import strongest
 from auditor.statistics.metrics import SHARES
 
 RESEARCH = ("errors", "any_of_n")  # plots that stand with the evidence
+_FIRST = frozenset({0})  # what the other columns are numbers of
 
 
 def drawn(result: AuditResult) -> list[Figure]:
@@ -44,9 +45,8 @@ def _repeats_figure(result: AuditResult, setting: str, where: str, findings: Seq
     seen = f"Share of secrets that {shown[0].attack} completed" if attacked else what
     description = f"{seen}, {counted}."
     groups = tuple(Group(words.row_title(result, f), _repeat_rows(f)) for f in shown)
-    head, id = ("Repetitions", what, "95% interval", "n"), f"repeats-{setting}"
-    table = Table(f"{id}-table", f"{title}: the numbers", head, groups, frozenset({1, 2, 3}), folded=True)
-    return [Figure(id, "repeats", shown, title, description, table)]
+    head = ("Repetitions", what, "95% interval", "n")
+    return [Figure(f"repeats-{setting}", "repeats", title, description, head, groups, shown, text=_FIRST)]
 
 
 def _repeat_rows(finding: Finding) -> tuple[tuple[str, ...], ...]:
@@ -60,10 +60,9 @@ def _errors_figure(result: AuditResult, setting: str, where: str, findings: Sequ
         return []
     title = f"Recall by wrong guesses allowed, {where}"
     description = "Share of secrets completed when guesses are taken surest first, until so many of them were wrong."
-    head, id = ("Wrong guesses allowed", "Recall"), f"errors-{setting}"
+    head = ("Wrong guesses allowed", "Recall")
     groups = tuple(Group(f"{words.row_title(result, f)} · {f.attack}", tuple(_curve_rows(f.curve))) for f in shown)
-    table = Table(f"{id}-table", f"{title}: the numbers", head, groups, frozenset({0, 1}), folded=True)
-    return [Figure(id, "errors", shown, title, description, table)]
+    return [Figure(f"errors-{setting}", "errors", title, description, head, groups, shown)]
 
 
 def _any_of_figure(result: AuditResult, setting: str, where: str, findings: Sequence[Finding]) -> list[Figure]:
@@ -73,9 +72,8 @@ def _any_of_figure(result: AuditResult, setting: str, where: str, findings: Sequ
     title = f"Expected recall of any of n samples, {where}"
     description = "Exact, without sampling: the mean probability that one of n samples is the secret, word for word."
     groups = tuple(Group(words.row_title(result, f), tuple(_any_of_rows(f))) for f in shown)
-    head, id = ("Samples", "Members", "Non-members"), f"any-of-{setting}"
-    table = Table(f"{id}-table", f"{title}: the numbers", head, groups, frozenset({0, 1, 2}), folded=True)
-    return [Figure(id, "any_of_n", shown, title, description, table)]
+    head = ("Samples", "Members", "Non-members")
+    return [Figure(f"any-of-{setting}", "any_of_n", title, description, head, groups, shown)]
 
 
 def _exposure_figure(result: AuditResult, setting: str, where: str, findings: Sequence[Finding]) -> list[Figure]:
@@ -93,9 +91,10 @@ def _exposure_figure(result: AuditResult, setting: str, where: str, findings: Se
         Group(label, tuple((count, words.value(m), words.bounds(m), f"{m.n:,}") for count, m in words.exposures(f)))
         for (_, label), f in zip(labels, shown, strict=True)
     )
-    head, id = ("Insertions", "Exposure, bits", "95% interval", "n"), f"exposure-{setting}"
-    table = Table(f"{id}-table", f"{title}: the numbers", head, groups, frozenset({1, 2, 3}), folded=True)
-    return [Figure(id, "insertions", shown, title, description, table, labels=labels)]
+    head = ("Insertions", "Exposure, bits", "95% interval", "n")
+    return [
+        Figure(f"exposure-{setting}", "insertions", title, description, head, groups, shown, text=_FIRST, labels=labels)
+    ]
 
 
 def _any_of_rows(finding: Finding) -> list[tuple[str, ...]]:

@@ -16,7 +16,7 @@ from auditor.core.counts import counted
 from auditor.core.jsonable import to_json
 from auditor.core.result import Frontier, FrontierPoint
 from auditor.reports import inert, plot_files, tables, words
-from auditor.reports.blocks import Block, Bullets, Figure, Figures, Group, Paragraph, PlotPoint, Series, Table
+from auditor.reports.blocks import Block, Bullets, Figure, Figures, Group, Paragraph, PlotPoint, Series
 from auditor.reports.plot_frontier import CORNERS, MEASURED, PROVED
 from auditor.reports.topics import DECIDE, Topic
 from auditor.statistics.metrics import SHARES, find
@@ -126,18 +126,19 @@ def figures(found: Sequence[Frontier]) -> tuple[Figure, ...]:
 
 def _figure(f: Frontier, lines: Sequence[str]) -> Figure:
     title = f"{_what(f)}, at what perplexity"
-    table = Table(
-        f"frontier-{f.metric}-{f.attack}-table",
-        f"{title}: the numbers, of {f.points[0].leak.n:,} secrets",
+    return Figure(
+        f"frontier-{f.metric}-{f.attack}".replace("_", "-"),
+        "frontier_of_shares" if find(f.metric).unit in SHARES else "frontier",
+        title,
+        sentence(f),
         (*HEAD[:3], words.label(f.metric), *HEAD[4:]),
         (Group("", rows(f)),),
-        frozenset({1, 3}),
-        folded=True,
+        series=tuple(_series(f, lines)),
+        text=frozenset({0, 2, 4, 5, 6}),
+        of=f", of {f.points[0].leak.n:,} secrets",
+        axes=("Held-out perplexity, × undefended", words.label(f.metric)),
+        until=1 + f.margin,
     )
-    axes = ("Held-out perplexity, × undefended", words.label(f.metric))
-    id = f"frontier-{f.metric}-{f.attack}".replace("_", "-")
-    plot = "frontier_of_shares" if find(f.metric).unit in SHARES else "frontier"
-    return Figure(id, plot, (), title, sentence(f), table, tuple(_series(f, lines)), axes, until=1 + f.margin)
 
 
 def _series(f: Frontier, lines: Sequence[str]) -> Iterator[Series]:

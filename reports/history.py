@@ -224,13 +224,11 @@ def _figure(
         series.append(Series(named, points, row.attack))
         groups.append(Group(f"{named} · {row.attack}", tuple(s.cells for s in seen)))
     head = ("Run", label, "95% interval", "n", "Non-members", "Since the run before")
-    table = Table(f"{id}-table", f"{title}: the numbers", head, tuple(groups), frozenset({1, 2, 3, 4, 5}), folded=True)
     shares = unit in SHARES
     axes = (_ALONG[by], label if shares or not unit else f"{label}, {unit}")
     ticks = tuple(run.label for run in runs)
-    return Figure(
-        id, "course_of_shares" if shares else "course", (), title, text, table, tuple(series), axes, ticks=ticks
-    )
+    plot, drawn = "course_of_shares" if shares else "course", tuple(series)
+    return Figure(id, plot, title, text, head, tuple(groups), (), drawn, frozenset({0}), axes=axes, ticks=ticks)
 
 
 # --- runs and gates ---------------------------------------------------------------------------------------------------

@@ -103,9 +103,8 @@ def _lengths(result: AuditResult, details: Details, rows: Sequence[tuple[Finding
         "Share of members, of those with a suffix so long, whose first guess is right up to that token, by the "
         "strongest attack on each target."
     )
-    head = ("First tokens", "Right", "95% interval")
-    table = Table("lengths-table", f"{title}: the numbers", head, groups, frozenset({0, 1, 2}), folded=True)
-    return [Figure("lengths", "shares", (), title, text, table, series, ("Tokens from the start", "Recall"))]
+    head, axes = ("First tokens", "Right", "95% interval"), ("Tokens from the start", "Recall")
+    return [Figure("lengths", "shares", title, text, head, groups, series=series, axes=axes)]
 
 
 def _positions(result: AuditResult, details: Details) -> list[Figure]:
@@ -119,9 +118,8 @@ def _positions(result: AuditResult, details: Details) -> list[Figure]:
     )
     title = "Probability of the true token, by its place in the suffix"
     text = "Mean over the members, each token given all that stands before it: where a continuation gives itself away."
-    head = ("Token", "Mean probability")
-    table = Table("positions-table", f"{title}: the numbers", head, groups, frozenset({0, 1}), folded=True)
-    return [Figure("positions", "shares", (), title, text, table, series, ("Token of the suffix", "Mean probability"))]
+    head, axes = ("Token", "Mean probability"), ("Token of the suffix", "Mean probability")
+    return [Figure("positions", "shares", title, text, head, groups, series=series, axes=axes)]
 
 
 def _means(suffixes: Iterable[Sequence[float]]) -> list[float]:

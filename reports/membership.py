@@ -111,9 +111,8 @@ def _curves(result: AuditResult, details: Details) -> list[Block]:
         "no model to get there."
     )
     head = ("False positives", "Members found")
-    table = Table("roc-table", f"{title}: the numbers", head, groups, frozenset({0, 1}), folded=True)
     axes = ("Non-members taken for members", "Members found")
-    return [Figures((Figure("roc-plot", "roc", (), title, text, table, series, axes),))]
+    return [Figures((Figure("roc-plot", "roc", title, text, head, groups, series=series, axes=axes),))]
 
 
 def _staircases(details: Details, finding: Finding) -> Iterator[tuple[str, list[tuple[float, float]]]]:

@@ -22,6 +22,7 @@ from auditor.reports.plot_style import (
     METADATA,
     STYLE,
     drawing,
+    lined,
     mark_100,
     share_axis,
 )
@@ -68,11 +69,8 @@ def save_tradeoff(path: Path, lines: Sequence[TradeoffLine], axis: str, undefend
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:,g}")
         axes.yaxis.set_minor_formatter("")
-        axes.set_xlabel("ε (nats)" if axis == "ε" else axis)
-        axes.set_ylabel("Perplexity")
+        lined(axes, "ε (nats)" if axis == "ε" else axis, "Perplexity")
         axes.set_title(title)
-        axes.grid(axis="y")
-        axes.set_axisbelow(True)
         figure.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=2)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from auditor.reports import words
 from auditor.reports.blocks import Figure as Block
-from auditor.reports.plot_style import GRID, INK, distinct, target_style
+from auditor.reports.plot_style import GRID, INK, distinct, lined, reach, target_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,11 +30,10 @@ def frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -> Non
         colour = paint(style["color"])
         axes.plot([p.x for p in points], [p.y for p in points], color=colour, linewidth=0.9, alpha=0.55)
         for s in own:
-            reach = [[[max(0.0, p.x - p.left) for p in s.points], [max(0.0, p.right - p.x) for p in s.points]]]
-            reach += [[[max(0.0, p.y - p.low) for p in s.points], [max(0.0, p.high - p.y) for p in s.points]]]
+            across = [[max(0.0, p.x - p.left) for p in s.points], [max(0.0, p.right - p.x) for p in s.points]]
             face = colour if s.kind == PROVED else "none"
             xy = [p.x for p in s.points], [p.y for p in s.points]
-            axes.errorbar(*xy, yerr=reach[1], xerr=reach[0], fmt="none", ecolor=colour, elinewidth=0.8, alpha=0.7)
+            axes.errorbar(*xy, yerr=reach(s.points), xerr=across, fmt="none", ecolor=colour, elinewidth=0.8, alpha=0.7)
             axes.plot(*xy, linestyle="", marker=style["marker"], color=colour, markerfacecolor=face, markersize=5.5)
     corners = [(p.x, p.y) for s in block.series if s.kind == CORNERS for p in s.points]
     shape = {**_CORNERS, "color": paint(INK)}
@@ -45,10 +44,7 @@ def frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -> Non
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     if block.plot == "frontier_of_shares":
         axes.yaxis.set_major_formatter(lambda y, _: f"{100 * y:g}%")
-    axes.grid(axis="y")
-    axes.set_axisbelow(True)
-    axes.set_xlabel(block.axes[0])
-    axes.set_ylabel(block.axes[1])
+    lined(axes, *block.axes)
 
 
 def _straight(corners: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

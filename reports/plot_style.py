@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from auditor.core.result import Finding
-from auditor.reports.blocks import Series
+from auditor.reports.blocks import PlotPoint, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,8 +83,19 @@ def share_axis(axes: Axes) -> None:
     axes.set_ylim(-0.02, 1.02)
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
+    lined(axes)
+
+
+def lined(axes: Axes, x: str | None = None, y: str | None = None) -> None:
+    """Lines behind the plot at each mark of the y axis; x, y: what is drawn over what."""
     axes.grid(axis="y")
     axes.set_axisbelow(True)
+    axes.set(**{name: label for name, label in (("xlabel", x), ("ylabel", y)) if label is not None})
+
+
+def reach(points: Sequence[PlotPoint]) -> list[list[float]]:
+    """How far down and up the interval of each y reaches: (2, points)."""
+    return [[max(0.0, p.y - p.low) for p in points], [max(0.0, p.high - p.y) for p in points]]
 
 
 def styles(findings: Sequence[Finding]) -> list[dict[str, Any]]:

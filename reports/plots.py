@@ -27,7 +27,9 @@ from auditor.reports.plot_style import (
     drawing,
     kind_style,
     line_style,
+    lined,
     mark_100,
+    reach,
     series_styles,
     share_axis,
     styles,
@@ -92,10 +94,7 @@ def _insertions(axes: Axes, block: Block) -> None:
     _beside_each_other(axes, findings)
     axes.axhline(1 / math.log(2), color=INK, linewidth=0.9, linestyle=FLOOR["linestyle"], zorder=0)
     axes.set_ylim(-0.4, max(m.high for f in findings for m in f.by_repeats.values()) + 0.4)
-    axes.grid(axis="y")
-    axes.set_axisbelow(True)
-    axes.set_xlabel("Insertions into the training data")
-    axes.set_ylabel("Exposure, bits")
+    lined(axes, "Insertions into the training data", "Exposure, bits")
 
 
 def _beside_each_other(axes: Axes, findings: Sequence[Finding]) -> None:
@@ -163,10 +162,7 @@ def _exposure(axes: Axes, block: Block) -> None:
     axes.set_xlim(left=0)
     axes.minorticks_off()
     axes.yaxis.set_major_formatter(lambda y, _: f"{100 * y:g}%")
-    axes.grid(axis="y")
-    axes.set_axisbelow(True)
-    axes.set_xlabel(block.axes[0])
-    axes.set_ylabel(block.axes[1])
+    lined(axes, *block.axes)
 
 
 def _tradeoff(axes: Axes, block: Block) -> None:
@@ -188,16 +184,12 @@ def _course(axes: Axes, block: Block) -> None:
     for i, (series, style) in enumerate(zip(block.series, series_styles(block.series), strict=True)):
         shift = apart * (i - (len(block.series) - 1) / 2)
         x, y = [p.x + shift for p in series.points], [p.y for p in series.points]
-        reach = [[max(0.0, p.y - p.low) for p in series.points], [max(0.0, p.high - p.y) for p in series.points]]
-        axes.errorbar(x, y, yerr=reach, elinewidth=1.1, capsize=2, **style)
+        axes.errorbar(x, y, yerr=reach(series.points), elinewidth=1.1, capsize=2, **style)
     every = -(-len(block.ticks) // _TICKS)
     shown = range((len(block.ticks) - 1) % every, len(block.ticks), every)  # the newest among them
     axes.set_xticks(list(shown), [words.shorten(block.ticks[i], 16) for i in shown])
     axes.set_xlim(-0.5, len(block.ticks) - 0.5)
-    axes.grid(axis="y")
-    axes.set_axisbelow(True)
-    axes.set_xlabel(block.axes[0])
-    axes.set_ylabel(block.axes[1])
+    lined(axes, *block.axes)
 
 
 def _course_of_shares(axes: Axes, block: Block) -> None:
@@ -235,8 +227,7 @@ def _draw(axes: Axes, block: Block, **more: Any) -> None:
         if all(math.isnan(p.low) for p in points):
             axes.plot(x, y, **{**style, **more}, markevery=max(1, len(x) // 12))
             continue
-        reach = [[max(0.0, p.y - p.low) for p in points], [max(0.0, p.high - p.y) for p in points]]
-        axes.errorbar(x, y, yerr=reach, elinewidth=1.1, capsize=2, **{**style, **more})
+        axes.errorbar(x, y, yerr=reach(points), elinewidth=1.1, capsize=2, **{**style, **more})
     axes.set_xlabel(block.axes[0])
     axes.set_ylabel(block.axes[1])
 

@@ -14,6 +14,7 @@ from typing import Literal
 
 from auditor.records.extraction import PERSONAL
 from auditor.records.signals import NOT_TESTED, Assessment, Signal
+from auditor.reports import words
 from auditor.reports.signals import ACCESS
 
 Word = Literal["none seen", "not determined", "moderate", "high"]
@@ -63,7 +64,7 @@ def _open(seen: Assessment, target: str) -> Iterator[str]:
 
 def _names(found: Sequence[Signal]) -> str:
     titles = dict.fromkeys(s.kind.title for s in found)
-    return ", ".join(f"{title[:1].lower()}{title[1:]}" for title in titles)
+    return ", ".join(map(words.lowered, titles))
 
 
 def _how(text: Sequence[Signal]) -> str:

@@ -57,7 +57,7 @@ def number(signal: Signal) -> str:
         return f"its claim is VIOLATED {counted(round(m.value), 'time')} in {counted(m.n, 'query', 'queries')}"
     if tries := EXPECTED_ANY_OF.numbers_in(m.name):
         return f"one of {counted(int(tries[0]), 'sample')} is right with probability {words.with_bounds(m)}"
-    return f"{_lowered(words.label(m.name))} {words.with_bounds(m)}{at}"
+    return f"{words.lowered(words.label(m.name))} {words.with_bounds(m)}{at}"
 
 
 def baseline(signal: Signal) -> str:
@@ -120,10 +120,6 @@ def _size(signal: Signal) -> float:
     return abs(m.value - 0.5) if m.unit == AUC else m.value
 
 
-def _lowered(text: str) -> str:
-    return text[:1].lower() + text[1:]
-
-
 # --- one target -------------------------------------------------------------------------------------------------------
 
 
@@ -141,7 +137,7 @@ def _parts(seen: Assessment, target: str) -> tuple[list[str], list[str], list[st
             suspected.append(said(group))
         else:
             clear.append(group)
-    untested = [_lowered(s.kind.title) for s in seen.of(target) if s.status == signals.NOT_TESTED]
+    untested = [words.lowered(s.kind.title) for s in seen.of(target) if s.status == signals.NOT_TESTED]
     return shown, suspected, _together(clear), untested
 
 
@@ -195,7 +191,7 @@ def _reach(seen: Assessment, target: str) -> list[str]:
     """The smallest leaks that this run would have shown."""
     clear = (s for s in seen.tested(target) if s.status == signals.NOT_SHOWN)
     from_on = {s.kind.title: text for s in clear if (text := least(s)) != words.NOTHING}
-    told = ", ".join(f"{_lowered(kind)} from {number}" for kind, number in from_on.items())
+    told = ", ".join(f"{words.lowered(kind)} from {number}" for kind, number in from_on.items())
     return [f"Would have been shown: {told}."] if told else []
 
 

@@ -55,9 +55,7 @@ def _fell(row: Recalled) -> str:
 
 
 def _named(row: Recalled) -> str:
-    if row.name in _NAMES:
-        return _NAMES[row.name]
-    return words.label(row.name)[:1].lower() + words.label(row.name)[1:]
+    return _NAMES.get(row.name) or words.lowered(words.label(row.name))
 
 
 def _judged(one: Unlearning) -> Iterator[str]:

@@ -77,7 +77,8 @@ def _changes(result: AuditResult, target: TargetRecord) -> list[str]:
 
 def _costs(result: AuditResult) -> list[str]:
     return [
-        f"{target.title}: {_lowered(_cost(result, target))}{_slower(result, target)}" for target in _defended(result)
+        f"{target.title}: {words.lowered(_cost(result, target))}{_slower(result, target)}"
+        for target in _defended(result)
     ]
 
 
@@ -89,11 +90,9 @@ def _slower(result: AuditResult, target: TargetRecord) -> str:
 
 
 def _promises(result: AuditResult) -> list[str]:
-    return [f"{target.title}: {_lowered(_coverage(target, _best(result, target)))}" for target in _defended(result)]
-
-
-def _lowered(sentence: str) -> str:
-    return sentence[:1].lower() + sentence[1:]
+    return [
+        f"{target.title}: {words.lowered(_coverage(target, _best(result, target)))}" for target in _defended(result)
+    ]
 
 
 def _how_sure(result: AuditResult) -> str:

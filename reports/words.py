@@ -47,6 +47,11 @@ def _clean_values(value: Any) -> Any:
     return value
 
 
+def lowered(text: str) -> str:
+    """As it stands within a sentence."""
+    return text[:1].lower() + text[1:]
+
+
 def shorten(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1].rstrip() + "…"
 
