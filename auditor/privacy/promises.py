@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from auditor.core import disk
-from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
+from auditor.core.jsonfiles import read_object
 from auditor.core.nouns import Claim
 
 FILE = "privacy.json"
@@ -173,11 +173,8 @@ def read(folder: Path) -> PrivacyRecord | None:
     path = folder / FILE
     if not path.is_file():
         return None
-    try:
-        values = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise AuditError(f"expected a privacy record in {str(path)!r}, got {type(error).__name__}") from None
-    if isinstance(values, dict) and values.get("schema_version", 1) == 1:
+    values = read_object(path, "the privacy record")
+    if values.get("schema_version", 1) == 1:
         values |= {"sound": values.get("status") == "sound", "schema_version": 2}
     record: PrivacyRecord = from_json(PrivacyRecord, values, str(path))
     return record

@@ -2,6 +2,20 @@
 
 Plain arrays, `new` and `base` side by side; a place in them is what is resampled, whatever it stands for: a secret, a
 document, a person. Knows no metric and no record. Several comparisons at once: `statistics.holm`.
+
+A paired difference of shares has three intervals:
+
+- A gate decides by `paired_shares` (bounds.py), which is exact at every level and every n: Holm's rule asks at level
+  / m, where few resamples of a bootstrap lie, and a false alarm may be no likelier than the level however few secrets
+  differ.
+- A report prints `_shares`, a percentile bootstrap at 95% only, which covers as n grows (Efron 1979) and is narrower.
+  All steps of a chain are read at the same resamples. Where all pairs agree resamples are alike: there, and there
+  only, exact bounds of wins and of losses stand in, as a bootstrap cannot see what the sample missed.
+- A sum of several shares, or of means over seeds, (records/contrasts.py) is resampled too: what a secret adds to it
+  takes more than three values, so that there is no count of wins and losses to invert. Of two cells with one seed
+  each it is the bootstrap before, at resamples of its own, and where these are alike it is as wide as n allows.
+
+Against non-members two independent groups differ: Newcombe's rule of two shares (intervals.py), Welch's of two changes.
 """
 
 from __future__ import annotations

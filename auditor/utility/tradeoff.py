@@ -10,6 +10,7 @@ from pathlib import Path
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
+from auditor.core.jsonfiles import read_json
 from auditor.records import weights
 from auditor.reports import tables, words
 from auditor.reports.plot_files import TradeoffLine, save_tradeoff
@@ -157,11 +158,7 @@ def held(asked: UtilityPlan, folder: Path) -> Utility:
 def read(folder: Path) -> Utility:
     """Raises AuditError where the folder holds no finished measurement."""
     path = folder / f"{NAME}.json"
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise AuditError(f"{str(folder)!r} holds no measured utility: {error}") from error
-    result: Utility = from_json(Utility, raw, str(path))
+    result: Utility = from_json(Utility, read_json(path, "the measured utility"), str(path))
     return result
 
 
