@@ -46,7 +46,7 @@ def ordered(comparison: Comparison) -> list[ComparisonRow]:
 def _row(line: ComparisonRow) -> tuple[str, ...]:
     before, now = line.cells[0], line.cells[-1]
     difference = words.with_bounds(now.delta) if now.delta else inert.clean(now.why or before.why)
-    name, metric = inert.clean(" ".join(line.row)), words.label(inert.clean(line.metric))
+    name, metric = inert.clean(line.row.title), words.label(inert.clean(line.metric))
     return name, metric, _measured(before), _measured(now), difference, _word(now)
 
 

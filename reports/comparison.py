@@ -29,7 +29,7 @@ def terminal(comparison: Comparison) -> Iterator[RichTable | Text]:
     said = [[(name, *_said(line, i)) for i, name in enumerate(names)] for line in comparison.lines]
     widths = [max(map(len, column)) for column in zip(*(row for rows in said for row in rows), strict=True)]
     for line, rows in zip(comparison.lines, said, strict=True):
-        yield Text(f"{inert.clean(' '.join(line.row))}: {words.label(line.metric)}", style="bold cyan")
+        yield Text(f"{inert.clean(line.row.title)}: {words.label(line.metric)}", style="bold cyan")
         table = RichTable.grid(padding=(0, 2))
         for width in (2, *widths):
             table.add_column(min_width=width if width < 30 else None, overflow="fold")
@@ -69,7 +69,7 @@ def _document(comparison: Comparison) -> Document:
     names = tuple(inert.clean(name) for name in comparison.runs)
     head = ("Row", "Metric", *names)
     body = tuple(
-        (inert.clean(" ".join(line.row)), words.label(inert.clean(line.metric)), *(_cell(line, i) for i in _all(line)))
+        (inert.clean(line.row.title), words.label(inert.clean(line.metric)), *(_cell(line, i) for i in _all(line)))
         for line in comparison.lines
     )
     table = Table("comparison", "Each run by target, setting and attack", head, (Group("", body),))

@@ -413,9 +413,7 @@ def document(folder: Path) -> Document:
     """The answers of a finished run. Raises AuditError where there is none, or where it contradicts itself."""
     run = read_run(folder)
     for row, why in contradictions(run.result, run.outcomes):
-        raise AuditError(
-            f"{folder}: the result contradicts itself ({' '.join(row)}: {why}), so it is evidence of nothing"
-        )
+        raise AuditError(f"{folder}: the result contradicts itself ({row.title}: {why}), so it is evidence of nothing")
     digest = _hash((folder / RESULT).read_bytes())
     return of(EdpbEvidence(words.cleaned(run.result), digest, kept(folder)))
 

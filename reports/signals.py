@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from itertools import groupby
 
+from auditor.core import nouns
 from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Doubt, Measurement
@@ -24,7 +25,7 @@ from auditor.statistics.metrics import EXPECTED_ANY_OF, RECALL
 from auditor.statistics.roc import AUC
 
 CLEAR = "no leakage seen"  # the reassuring words: said where `Assessment.reassures`, and nowhere else
-ACCESS = {"claim": "text-only", "worst": "white-box", "": ""}
+ACCESS = {**nouns.ACCESS, "": ""}
 _EXTRACTION = (VERBATIM, NEARLY, GREEDILY)
 _UNITS = {"bits": " bits", "nats": " nats", "per 1,000": " per 1,000"}
 _HEAD = ("Signal", "Access", "Result", "Measured", "Baseline", "Shown from")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, NamedTuple
@@ -12,6 +12,7 @@ from auditor.core.spaces import Space
 Tokens = tuple[int, ...]
 
 SettingName = Literal["claim", "worst"]
+ACCESS: Mapping[str, str] = {"claim": "text-only", "worst": "white-box"}  # as people read it
 
 UNDEFENDED = "undefended"  # the target that has no defense
 
@@ -24,8 +25,13 @@ class CellKey(NamedTuple):
     attack: str  # or probe
 
     def __str__(self) -> str:
-        """As files write it, and people read it: `pmixed/claim/ethicist`."""
+        """As files write it: `pmixed/claim/ethicist`."""
         return "/".join(self)
+
+    @property
+    def title(self) -> str:
+        """As people read it: `pmixed text-only ethicist`. A part that is empty is left out."""
+        return " ".join(filter(None, (self.target, ACCESS.get(self.setting, self.setting), self.attack)))
 
     @classmethod
     def read(cls, text: str) -> CellKey:

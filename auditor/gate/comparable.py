@@ -62,8 +62,8 @@ def differences(run: Run, base: Run) -> Iterator[str]:
     for finding in mine.findings:
         if (other := others.get(finding.key)) is not None:
             yield from _options(finding.attack, finding.options, other.options)
-            yield from _differs(f"decoding of {' '.join(finding.key)}", finding.decoding, other.decoding)
-            yield from _differs(f"access of {' '.join(finding.key)}", finding.access, other.access)
+            yield from _differs(f"decoding of {finding.key.title}", finding.decoding, other.decoding)
+            yield from _differs(f"access of {finding.key.title}", finding.access, other.access)
             yield from _secrets(run, base, finding.key)
 
 
@@ -78,7 +78,7 @@ def _secrets(run: Run, base: Run, row: CellKey) -> Iterator[str]:
         return  # one of them was not measured: that is for whoever asks about the row
     one, other = set(mine.ids), set(theirs.ids)
     if one != other:
-        yield f"secrets of {' '.join(row)}: {len(one - other)} only here, {len(other - one)} only there"
+        yield f"secrets of {row.title}: {len(one - other)} only here, {len(other - one)} only there"
 
 
 def _differs(what: str, mine: Any, theirs: Any) -> Iterator[str]:

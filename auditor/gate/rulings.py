@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from auditor.core.nouns import CellKey
+
 Verdict = Literal["held", "failed", "inconclusive"]
 Reading = Literal["report", "pass", "fail"]  # what becomes of an inconclusive ruling
 EXIT_CODES: dict[Verdict, int] = {"held": 0, "failed": 1, "inconclusive": 4}
@@ -32,7 +34,7 @@ class Ruling:
 
     @property
     def row(self) -> str:
-        return " ".join(part for part in (self.target, self.setting, self.attack) if part) or "run"
+        return CellKey(self.target, self.setting, self.attack).title or "run"
 
 
 def verdict(rulings: Sequence[Ruling]) -> Verdict:

@@ -94,7 +94,7 @@ class Cell(ABC):
         if others := sum(secret not in asked for secret in done):
             raise AuditError(
                 f"expected answers about the secrets of this run in {str(self.audit.folder.path)!r}, got {others} of "
-                f"{' '.join(self.key)} about others: the journal is damaged"
+                f"{self.key.title} about others: the journal is damaged"
             )
 
     @abstractmethod

@@ -362,7 +362,7 @@ def test_runs_side_by_side(full: Path, budgeted: Path, tmp_path: Path, said: Sai
         part for flag, name in zip(("--markdown", "--html", "--csv"), names, strict=True) for part in (flag, name)
     ]
     assert call(["compare", str(full), str(budgeted), *written]) == 0
-    assert "undefended worst perplexity" in " ".join(said.readouterr().out.split())
+    assert "undefended white-box perplexity" in " ".join(said.readouterr().out.split())
     assert all(PLANTED not in Path(name).read_text() and "full" in Path(name).read_text() for name in names)
     assert call(["compare", str(full)]) == 2
 
@@ -400,7 +400,7 @@ def test_a_run_and_its_gate_in_one_step(full: Path, world: Path, tmp_path: Path,
         'attack = "perplexiti"': "did you mean 'perplexity'",
         'target = "pmixed"': "unknown target 'pmixed'",
         'setting = "claim"': "unknown setting 'claim'",
-        'target = "ensemble-unmixed"\nsetting = "claim"': "a row this run does not have",
+        'target = "ensemble-unmixed"\nsetting = "claim"': "a configuration this run does not have",
     }
     defended = [*pmixed(world), "--attack", "perplexity"]
     for scope, message in scopes.items():

@@ -89,7 +89,7 @@ def gate(folder: Path, *given: str) -> int:
             1.0,
             [row(LEAKS, claim_applies=False, claim_reason="distribution")],
             4,
-            "not audited (epsilon-audit (worst) is outside",
+            "not audited (epsilon-audit (white-box) is outside",
         ),
         (9.0, [row((), attack="claim-check", violations=("a shard is twice",))], 1, "contradicted (a shard is twice)"),
         (1.0, [], 1, "no row was measured"),

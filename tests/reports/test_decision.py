@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from auditor.core.nouns import CellKey
 from auditor.core.result import Measurement
 from auditor.gate.compare import Comparand, Comparison, ComparisonRow
 from auditor.gate.rulings import Decision, Reading, Ruling, Verdict
@@ -75,7 +76,7 @@ def compared(name: str) -> Comparison:
     delta = Measurement("recall_difference", -0.2, -0.3, -0.1, 100)
     cells = (Comparand(share(0.4)), Comparand(share(0.2), delta), Comparand(None, why=name))
     return Comparison(
-        (name, "b", "c"), "lab: 100 members", (ComparisonRow((name, "claim", "a"), "recall", cells, best=1),)
+        (name, "b", "c"), "lab: 100 members", (ComparisonRow(CellKey(name, "claim", "a"), "recall", cells, best=1),)
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, Measurement
 from auditor.gate.compare import Comparand, Comparison, ComparisonRow
 from auditor.records.details import Details
@@ -35,7 +36,7 @@ def figure(doc: Document, section: str) -> Figure:
 def change(name: str, value: float, low: float, high: float) -> ComparisonRow:
     before, now = (Measurement(name, v, 0.0, 1.0, 300) for v in (0.4, 0.4 + value))
     delta = Measurement(f"{name}_difference", value, low, high, 300)
-    return ComparisonRow(("pmixed", "worst", "ethicist"), name, (Comparand(before), Comparand(now, delta)))
+    return ComparisonRow(CellKey("pmixed", "worst", "ethicist"), name, (Comparand(before), Comparand(now, delta)))
 
 
 def test_every_reader_has_a_part(result: AuditResult, secret_by_secret: Callable[..., Details]) -> None:
@@ -79,7 +80,7 @@ def test_the_glance_shows_every_signal_of_each_target_and_access(result: AuditRe
 def test_what_changed_since_another_run(result: AuditResult) -> None:
     """What leaks more comes first, and each row's interval is drawn on one scale around no change."""
     missing = ComparisonRow(
-        ("pmixed", "claim", "ethicist"), "recall", (Comparand(None, why="not in this run"), Comparand(None))
+        CellKey("pmixed", "claim", "ethicist"), "recall", (Comparand(None, why="not in this run"), Comparand(None))
     )
     lines = (change("a", 0.0, -0.02, 0.02), missing, change("b", -0.06, -0.1, -0.02), change("c", 0.05, 0.01, 0.09))
     doc = contents.page(result, since=Comparison(("main", "now"), "lab", lines))
