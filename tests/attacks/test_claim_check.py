@@ -31,7 +31,7 @@ from auditor.plugins.probe import Observed, observe
 from auditor.plugins.view import WORST, Meter, View
 from auditor.privacy.accounting import realised_renyi, uniform_mixing_epsilon
 from auditor.training.members import shard
-from tests.conftest import refuses
+from tests.conftest import refuses, states
 
 MakeTiny = Callable[..., HuggingFaceModel]
 SECRETS = [Secret(f"s{i}", (0, 1, i % 2), (1, 0, 1), 1, i % 2 == 0, alias=f"alias{i}") for i in range(6)]
@@ -255,7 +255,7 @@ def test_another_decoding_sold_under_the_claim_is_caught(decoding: Decoding) -> 
     model.decoding = decoding
     measured, notes, _ = checked(model, secrets, draws=32)
     assert measured["claim_violations"].value == 1
-    assert "decoding is not ancestral" in violated(notes)[0]
+    assert states(violated(notes)[:1], "ancestral")
     honest = UniformMixingModel(target, 0.8, uniform_mixing_epsilon(0.8, 10))
     assert not violated(checked(honest, secrets, draws=32)[1])
 
@@ -275,7 +275,7 @@ def test_tokens_that_were_not_charged_are_caught() -> None:
     model = TIGHT.protect(scenario(ONE_MEMBER))
     measured, notes, _ = checked(model, meter=drew(480, spent=0))
     assert measured["claim_violations"].value == 1
-    assert violated(notes) == ["VIOLATED: 480 tokens were drawn inside the claim and not charged"]
+    assert len(violated(notes)) == 1 and states(violated(notes), "480", "charged")
     assert not violated(checked(model, meter=drew(480, spent=480))[1])
     assert not violated(checked(model, meter=drew(100, spent=480))[1])  # a resumed run drew the rest before
 
@@ -289,7 +289,7 @@ def test_records_in_several_shards_are_caught() -> None:
     assert not violated(checked(model)[1]) and "do not say" not in checked(model)[1]
     held.shards = [record_names(copies[i::3]) for i in range(3)]  # dealt out in turn: "two" and "three" in several
     measured, notes, _ = checked(model)
-    assert "VIOLATED: 2 records are in more than one shard" in notes and measured["claim_violations"].value == 1
+    assert states(violated(notes), "2", "shard") and measured["claim_violations"].value == 1
     held.shards = [*held.shards[:2], None]
     assert held.shard_counts()["unlisted_shards"] == 1
 

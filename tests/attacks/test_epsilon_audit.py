@@ -21,7 +21,7 @@ from auditor.plugins.view import CLAIM, WORST, Setting, View
 from auditor.runs.prefix_token import prefixed
 from auditor.statistics.audited import audited
 from auditor.training.finetune import fit, untrained
-from tests.conftest import refuses
+from tests.conftest import refuses, states
 from tests.generation.test_tries import bpe
 
 COUNT = 80
@@ -68,11 +68,11 @@ def test_a_model_that_learnt_them_is_caught(score: str, learnt: LanguageModel, p
     assert main.epsilon > 1.5 and main.canaries == COUNT and main.epsilon <= main.best
     assert numbers[0].name == "epsilon_lower_bound" and numbers[0].value == main.epsilon
     assert {one.estimator for one in others} == {"fdp", "gdp"}
-    said = " ".join(probe.notes(asked, observed))
+    said = probe.notes(asked, observed)
     inside = sum(secret.member for secret in asked)
-    assert f"{COUNT} canaries, {inside} in and {COUNT - inside} out by a fair coin each" in said
-    assert f"{main.guesses:,} guessed, {main.right:,} right" in said and "one record, added or removed" in said
-    assert ("minus that under the reference model" in said) == (score != "loss")
+    assert states(said, str(COUNT), f"{inside} in", str(COUNT - inside))
+    assert states(said, f"{main.guesses:,}", f"{main.right:,}") and states(said, "added or removed")
+    assert states(said, "reference model") == (score != "loss")
 
 
 def test_a_model_that_saw_none_of_them_proves_nothing(learnt: LanguageModel, public: LanguageModel) -> None:
@@ -103,7 +103,7 @@ def test_the_bound_is_that_of_the_scores_and_the_coins(learnt: LanguageModel) ->
     scores = np.array([o.values["score"] for o in observed])
     coins = np.array([secret.member for secret in asked])
     assert probe.audits(asked, observed) == audited(scores, coins, 1e-3, 0.1, copies=2)
-    assert "one record, of which 2 copies are a group" in " ".join(probe.notes(asked, observed))
+    assert states(probe.notes(asked, observed), "2 copies")
 
 
 def claim(**changes: object) -> Claim:
@@ -114,7 +114,7 @@ def claim(**changes: object) -> Claim:
 def test_delta_is_the_claims_and_the_power_is_said_of_the_same_unit(learnt: LanguageModel) -> None:
     asked, observed = seen(EpsilonAudit(), view(learnt, claim=claim()))
     assert EpsilonAudit().audits(asked, observed)[0].delta == 1e-6
-    assert any("claimed ε of 8 takes" in note for note in EpsilonAudit().notes(asked, observed))
+    assert states(EpsilonAudit().notes(asked, observed), "claimed", "8")
     for other in (claim(unit="shard"), claim(epsilon={"replace": 8.0})):
         asked, observed = seen(EpsilonAudit(), view(learnt, claim=other))
         assert not any("claimed" in note for note in EpsilonAudit().notes(asked, observed))
@@ -130,7 +130,7 @@ def test_drawn_tokens_alone_do(learnt: LanguageModel) -> None:
     learnt_by_heart = [o.values["agreement"] for s, o in zip(asked, observed, strict=True) if s.member]
     others = [o.values["agreement"] for s, o in zip(asked, observed, strict=True) if not s.member]
     assert np.mean(learnt_by_heart) > np.mean(others)
-    assert any("16 drawn completions agree" in note for note in probe.notes(asked, observed))
+    assert states(probe.notes(asked, observed), "16")
     with refuses("sampled", error=NotApplicable):
         seen(EpsilonAudit(), view(learnt, CLAIM))
     with refuses("charged", error=NotApplicable):

@@ -21,7 +21,7 @@ from auditor.plugins.probe import Observed, observe
 from auditor.plugins.view import CLAIM, WORST, View
 from auditor.runs.prefix_token import prefixed
 from auditor.training.finetune import fit, untrained
-from tests.conftest import refuses
+from tests.conftest import refuses, states
 from tests.generation.test_tries import bpe, brute
 
 SPACE = Space("My ID is {digits:3}")
@@ -138,7 +138,7 @@ def test_a_large_space_is_estimated(learnt: HuggingFaceModel, exact: list[Observ
         assert own["exposure_low_bits"] <= own["exposure_bits"] <= own["exposure_high_bits"]
         assert own["exposure_low_bits"] - 0.2 <= bits <= own["exposure_high_bits"] + 0.2
         assert own["null_p"] >= 1 / 101
-    assert "estimated from weighted draws" in " ".join(probe.notes(canaries(), estimated))
+    assert states(probe.notes(canaries(), estimated), "estimated")
 
 
 def test_texts_are_scored_behind_the_lead(learnt: HuggingFaceModel, exact: list[Observation]) -> None:

@@ -23,7 +23,7 @@ from auditor.runs.reporter import Silence
 from auditor.runs.shared import Shared
 from auditor.testing import KEPT
 from auditor.training.dp_loop import ScaledOptimizer
-from tests.conftest import refuses, save_tiny, tiny
+from tests.conftest import refuses, save_tiny, states, tiny
 
 ROWS = [{"text": f"The code of door {i} is {i * i * 7}."} for i in range(32)]
 
@@ -74,12 +74,8 @@ def test_a_training_that_is_what_it_says_keeps_its_claim(world: Path, tmp_path: 
     assert {(one.delta, one.relation, one.unit, one.canaries) for one in audits} == {
         (1e-5, "add_remove", "record", 400)
     }
-    assert (
-        worst["claim_applies"] is True
-        and worst["violations"] == []
-        and any("400 gradient canaries" in note for note in worst["notes"])
-    )
-    assert "in this setting only sampled tokens come back" in found["claim"]["not_applicable"]
+    assert worst["claim_applies"] is True and worst["violations"] == [] and states(worst["notes"], "400")
+    assert states([found["claim"]["not_applicable"]], "sampled")
 
 
 def test_a_training_without_its_noise_contradicts_its_claim(
@@ -98,7 +94,7 @@ def test_a_training_without_its_noise_contradicts_its_claim(
     (seen,) = finding["violations"]
     assert "of the deviation that is claimed for" in seen
     other = findings(result, "undefended")["worst"]
-    assert "needs canaries in the gradients of its training" in other["not_applicable"]
+    assert states([other["not_applicable"]], "canaries", "gradients")
 
 
 @pytest.mark.parametrize("method", ["no-noise", "adp-sound"])

@@ -37,7 +37,7 @@ from auditor.plugins.probe import observe
 from auditor.plugins.view import WORST, Meter, View
 from auditor.privacy.accounting import realised_pure_dp, realised_renyi, zcdp_budget, zcdp_epsilon
 from auditor.runs.allowance import share_out
-from tests.conftest import refuses, save_tiny
+from tests.conftest import refuses, save_tiny, states
 
 SECRETS = [Secret(f"s{i}", (0, 1, i % 2), (1, 0, 1), 1, alias=f"alias{i}") for i in range(4)]
 PREFIXES = [(1, 2, 3), (4, 5, 6), (7, 8, 9), (1, 2, 4), (9, 9, 9)]
@@ -250,7 +250,7 @@ def test_a_record_that_is_asked_of_another_batch_is_told(neox: HuggingFaceModel)
     twins = [(*PREFIXES[0], 20), (*PREFIXES[1], 21), (*PREFIXES[0], 22), (*PREFIXES[3], 23)]
     asked = tuple(Prompt(f"s{i}", record[:3], record) for i, record in enumerate(twins))
     case = dataclasses.replace(scenario(neox), prompts=asked)
-    assert any("1 records begin as one of another batch does" in said for said in InvisibleInk(batch=2).remarks(case))
+    assert states(InvisibleInk(batch=2).remarks(case), "1 records", "begin as")
     assert not any("begin as" in said for said in InvisibleInk(batch=3).remarks(case))
     silent = dataclasses.replace(case, queries=0)
     assert any("pays for one token" in said for said in InvisibleInk(batch=3).remarks(silent))

@@ -30,7 +30,7 @@ from auditor.studies import sweep
 from auditor.training import dp_loop as loops
 from auditor.training.poisson import Control
 from auditor.training.rarity import against_constants, log_perplexities, normalise
-from tests.conftest import refuses, save_tiny, tiny
+from tests.conftest import refuses, save_tiny, states, tiny
 
 ROWS = [{"text": f"The code of door {i} is {i * i * 7}.", "who": i % 4} for i in range(16)]
 SIGMA = {"noise_multiplier": 3.0, "epochs": 2, "batch": 4, "learning_rate": 0.01}
@@ -75,8 +75,8 @@ def test_the_record_says_what_was_done_and_what_it_is_worth(world: Path, tmp_pat
     assert record.epsilon_rdp == pytest.approx(rdp_epsilon(3.0, 0.25, 8, 1e-5)) and record.epsilon_rdp > record.epsilon
     assert record.accountant == "dp-accounting PLD" and record.noise == "secret" and record.status == "sound"
     assert set(record.versions) == {"opacus", "dp-accounting", "torch"}
-    assert any(f"ε {record.epsilon:.3f} at δ 1e-05" in sentence for sentence in told)
-    assert any("occurs k times is protected at the group size k only" in sentence for sentence in told)
+    assert states(told, f"ε {record.epsilon:.3f}", "δ 1e-05")
+    assert states(told, "group size k")
     claim = record.claim()
     assert claim is not None and claim.queries is None and claim.epsilon == {"add_remove": record.epsilon}
 
@@ -238,7 +238,7 @@ def test_the_number_of_units_is_public_or_given(world: Path, tmp_path: Path) -> 
     training.train(asked(world, tmp_path / "counted"), silent)
     record = promised(tmp_path / "counted")
     assert (record.units, record.units_given) == (16, False)
-    assert any("that there are 16 records is taken as public" in note for note in record.notes())
+    assert states(record.notes(), "16", "public")
     claim = record.claim()
     assert claim is not None and "on a public number of records" in claim.theorem and claim.details["units"] == 16
     (tmp_path / "less.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS[:-1]))
@@ -247,7 +247,7 @@ def test_the_number_of_units_is_public_or_given(world: Path, tmp_path: Path) -> 
         training.train(asked(world, tmp_path / name, data=str(data), options={"units": 20}), silent)
         held.append(promised(tmp_path / name))
     assert held[0] == held[1] and (held[0].units, held[0].sampling_rate, held[0].steps) == (20, 0.2, 10)
-    assert any("follow from 20 records, which was given as public" in note for note in held[0].notes())
+    assert states(held[0].notes(), "20", "public")
 
 
 def test_what_two_trainings_promise_together_is_said(world: Path, tmp_path: Path) -> None:
@@ -256,11 +256,11 @@ def test_what_two_trainings_promise_together_is_said(world: Path, tmp_path: Path
     once = promised(tmp_path / "once")
     together = pld_epsilon(3.0, 0.25, 16, 1e-5)
     assert once.epsilon_twice == pytest.approx(together) and once.epsilon_twice > (once.epsilon or 9)
-    assert any(f"two models like this one promise ε {together:.3g} together" in sentence for sentence in told)
+    assert states(told, f"ε {together:.3g}")
     training.train(asked(world, tmp_path / "twice", model=str(tmp_path / "once")), silent)
     twice = promised(tmp_path / "twice")
     assert twice.epsilon == pytest.approx(together, rel=1e-3) and len(twice.earlier) == 1
-    assert any("ε is that of both together, 2 trainings" in note for note in twice.notes())
+    assert states(twice.notes(), "2 trainings")
     training.train(asked(world, tmp_path / "nominal", options={"noise": "seeded"}), silent)
     training.train(asked(world, tmp_path / "on-nominal", model=str(tmp_path / "nominal")), silent)
     assert promised(tmp_path / "on-nominal").claim() is None

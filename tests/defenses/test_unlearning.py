@@ -18,7 +18,7 @@ from auditor.models.loading import load
 from auditor.runs import training
 from auditor.runs.training import Training
 from auditor.training.unlearning import log_probs, padded, read_log_probs
-from tests.conftest import save_tiny, tiny
+from tests.conftest import save_tiny, states, tiny
 
 ROWS = [{"text": f"The code of door {i} is {i * i * 7}."} for i in range(8)]
 
@@ -100,7 +100,7 @@ def test_what_is_to_be_forgotten_becomes_unlikely_and_retain_keeps_the_rest(
     options = {"epochs": 4, "batch": 2, "learning_rate": 1e-3}
     for name, retain in (("alone", 0.0), ("kept", 2.0)):
         told = training.train(asked(world, tmp_path / name, method, options={**options, "retain": retain}), silent)
-        assert any("to forget: 3 distinct records; to keep: 5 records, copies included" in one for one in told)
+        assert states(told, "3", "5")
     before = [nats(world / "before", rows) for rows in (ROWS[:3], ROWS[3:])]
     alone, kept = ([nats(tmp_path / name, rows) for rows in (ROWS[:3], ROWS[3:])] for name in ("alone", "kept"))
     assert alone[0] < before[0] - 5 and kept[0] < before[0] - 2

@@ -26,7 +26,7 @@ from auditor.runs.training import Training
 from auditor.training import masks
 from auditor.training.finetune import causal_loss
 from auditor.training.variants import Variant
-from tests.conftest import refuses, save_tiny, tiny
+from tests.conftest import refuses, save_tiny, states, tiny
 
 ROWS = [{"text": f"The code of door {i} is {i * i * 7}.", "who": i % 4} for i in range(16)]
 Said = pytest.CaptureFixture[str]
@@ -123,7 +123,7 @@ class TestDedup:
         (world / "once.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS))
         told = training.train(asked(world, tmp_path / "dedup", "dedup", options={"exact": True}), silent)
         training.train(asked(world, tmp_path / "once", "none", data=str(world / "once.jsonl")), silent)
-        assert any("of 19 records 3 exact copies were dropped: 16 are left" in sentence for sentence in told)
+        assert states(told, "19", "3", "16")
         one, other = weights(tmp_path / "dedup"), weights(tmp_path / "once")
         assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -224,7 +224,7 @@ class TestEarlyStop:
         told = training.train(
             asked(world, tmp_path / "out", "early-stop", heldout=str(tmp_path / "others.jsonl")), silent
         )
-        assert any("not trained on: 5 records, of a file of their own" in sentence for sentence in told)
+        assert states(told, "5 records")
         assert made(tmp_path / "out").told == told[1:]  # type: ignore[union-attr]
 
 
@@ -233,7 +233,7 @@ class TestFewerParameters:
         told = training.train(asked(world, tmp_path / "out", "lora", options={"rank": 3}), silent)
         config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
         assert (config["r"], config["lora_alpha"]) == (3, 16)
-        assert any("an adapter of rank 3: " in sentence for sentence in told)
+        assert states(told, "rank 3")
 
     @pytest.mark.parametrize("tied", [False, True])
     def test_frozen_embeddings_do_not_move_and_a_tied_head_is_named(self, tmp_path: Path, tied: bool) -> None:
