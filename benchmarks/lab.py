@@ -344,7 +344,7 @@ def _digest(recipe: Recipe, texts: LabTexts, more: Mapping[str, str] = MappingPr
     }
     versions["bfloat16"] = str(has_bfloat16())
     trained_on = {name: made for name, made in dataclasses.asdict(texts).items() if name not in ("kinds", "marks")}
-    return _hash([_counted(recipe), versions | more, trained_on])
+    return _hash([_counted(recipe), versions | dict(more), trained_on])
 
 
 def _counted(recipe: Recipe) -> dict[str, Any]:

@@ -6,12 +6,12 @@ on all linear layers, AdamW, linear decay, loss on answers only; epochs and rate
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from faker import Faker
 from transformers import PreTrainedTokenizerFast
@@ -93,7 +93,7 @@ class RealLab(Lab):
             **{attack: {"samples": 5} for attack in ("perplexity", "zlib", "lowercase", "reference")},
         }
     )
-    defense_defaults: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    defense_defaults = MappingProxyType(
         {
             name: {"epochs": RealRecipe.private_epochs, "batch": 32, "learning_rate": 2e-3}
             for name in ("dp-sgd", "adp", "adp-sound", "no-noise", "no-clipping")
