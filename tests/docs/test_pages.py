@@ -295,6 +295,14 @@ def test_the_front_door_is_short_and_leads_everywhere() -> None:
     assert found == set(PAGES) - {"examples/ci/README.md"}  # what lies in that folder; it leads to its tutorial
 
 
+def test_what_is_written_by_hand_stays_short() -> None:
+    """Words of README, tutorials, how-to, explanation and glossary; a tutorial is read in one go."""
+    words = {page: len((ROOT / page).read_text(encoding="utf-8").split()) for page in PAGES}
+    by_hand = ("README.md", "docs/tutorials/", "docs/how-to/", "docs/explanation/", "docs/reference/glossary.md")
+    assert sum(count for page, count in words.items() if page.startswith(by_hand)) <= 20_000
+    assert all(count <= 700 for page, count in words.items() if page.startswith("docs/tutorials/"))
+
+
 def test_the_site_names_every_page() -> None:
     nav = (ROOT / "docs" / "site" / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
     named = re.findall(r": (\S+\.md)$", nav, re.M)

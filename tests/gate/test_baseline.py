@@ -200,10 +200,12 @@ def test_the_fingerprint_tells_secrets_apart_and_little_of_the_answers() -> None
 def test_false_alarms_on_the_limit_are_at_most_five_percent(which: str) -> None:
     s, runs = simulation, 400
     scenario = {
-        "one limit": s.Scenario("", (s.limit(0.1),), s.shares(60, 0.1)),
-        "ten limits": s.Scenario("", tuple(s.limit(0.1, i) for i in range(10)), s.shares(60, 0.1, 10)),
-        "baseline": s.Scenario("", (s.margin(0.05),), s.changes(60, 0.05, 0.15)),
-        "ten baselines": s.Scenario("", tuple(s.margin(0.0, row=i) for i in range(10)), s.changes(60, 0.0, 0.15, 10)),
+        "one limit": s.GateScenario("", (s.limit(0.1),), s.shares(60, 0.1)),
+        "ten limits": s.GateScenario("", tuple(s.limit(0.1, i) for i in range(10)), s.shares(60, 0.1, 10)),
+        "baseline": s.GateScenario("", (s.margin(0.05),), s.changes(60, 0.05, 0.15)),
+        "ten baselines": s.GateScenario(
+            "", tuple(s.margin(0.0, row=i) for i in range(10)), s.changes(60, 0.0, 0.15, 10)
+        ),
     }[which]
     seen = s.rates(scenario, runs, 0)
     noise = 2.6 * math.sqrt(0.05 * 0.95 / runs)
@@ -213,8 +215,8 @@ def test_false_alarms_on_the_limit_are_at_most_five_percent(which: str) -> None:
 def test_the_plan_finds_what_it_promises() -> None:
     s = simulation
     asked = paired(0.1, 0.0, 0.15, 0.05, 0.8)
-    found = s.rates(s.Scenario("", (s.margin(0.0),), s.changes(asked, 0.1, 0.15)), 300, 0)["failed"]
-    half = s.rates(s.Scenario("", (s.margin(0.0),), s.changes(asked // 2, 0.1, 0.15)), 300, 0)["failed"]
+    found = s.rates(s.GateScenario("", (s.margin(0.0),), s.changes(asked, 0.1, 0.15)), 300, 0)["failed"]
+    half = s.rates(s.GateScenario("", (s.margin(0.0),), s.changes(asked // 2, 0.1, 0.15)), 300, 0)["failed"]
     assert found >= 0.8 - 0.06 and half < 0.7
 
 
