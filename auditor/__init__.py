@@ -1,20 +1,22 @@
 """`audit`: measures what a language model leaks of its training data, and what a defense changes about it.
 
-From Python: `from auditor import audit, load_run` (`auditor/api.py`), which is loaded when it is asked for.
+From Python: `from auditor import audit, load_run, crash_test` (`auditor/api.py`), which is loaded when it is asked for.
 """
 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from auditor.api import FinishedRun, audit, load_run
+    from auditor.crash.trial import crash_test
 
 __version__ = "0.1.0"
-__all__ = ["FinishedRun", "audit", "load_run"]
+__all__ = ["FinishedRun", "audit", "crash_test", "load_run"]
 _BESIDE = ("attacks", "benchmarks", "defenses", "reports")  # beside this folder in a checkout, in it when installed
 
 
@@ -51,7 +53,5 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         if why := misplaced():
             raise ImportError(why)
-        from auditor import api
-
-        return getattr(api, name)
+        return getattr(import_module("auditor.crash.trial" if name == "crash_test" else "auditor.api"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,6 +17,7 @@ from auditor.commands.advise import advise
 from auditor.commands.attest import attest
 from auditor.commands.check import check
 from auditor.commands.compare import compare
+from auditor.commands.dp_loop import dp_loop
 from auditor.commands.export import export
 from auditor.commands.gate import gate
 from auditor.commands.history import history
@@ -59,11 +60,11 @@ READING = (report, gate, compare, history, advise, export, attest)  # --safe unl
 for panel, commands in {
     "audit a model": (check, run, utility, reproduce, list_plugins),
     "read and judge runs": (*READING, score),
-    "prepare and train": (train,),
+    "prepare and train": (train, dp_loop),
 }.items():
     for command in commands:
         safe = True if command in READING else False if command is run else None
-        add(app, command, command.__name__.removesuffix("_plugins"), panel=panel, safe=safe)
+        add(app, command, command.__name__.removesuffix("_plugins").replace("_", "-"), panel=panel, safe=safe)
 app.add_typer(canaries.app, name="canaries", rich_help_panel="prepare and train")
 app.add_typer(secrets.app, name="secrets", rich_help_panel="prepare and train")
 

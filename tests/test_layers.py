@@ -36,10 +36,11 @@ MAY_IMPORT = {
     "runs": f"{LEFT} engines {RIGHT} {SIDE}",
     "utility": f"{LEFT} {RIGHT} {SIDE} runs",
     "studies": f"{LEFT} {RIGHT} engines {SIDE} runs utility",
+    "crash": "core privacy reports",
     "api": f"{LEFT} {RIGHT} {SIDE} runs utility studies",
     "integrations": f"{LEFT} {RIGHT} {SIDE} runs api",
     "testing": "core models generation statistics privacy plugins defenses",
-    "commands": f"{LEFT} {RIGHT} {SIDE} runs utility studies",
+    "commands": f"{LEFT} {RIGHT} {SIDE} runs utility studies crash",
     "cli": "core commands",
 }
 WITHOUT_TORCH = ("core", "statistics", "records", "gate", "reports")

@@ -53,7 +53,7 @@ class PoissonSampler:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class PrivateRecipe:
     """How to train: the mechanism and the optimizer.
 
     noise_multiplier: sigma; 0: no noise. clip: C, on the gradient of a unit's mean loss a token; inf: none.
@@ -130,7 +130,7 @@ def fit_privately(
     model: Any,
     examples: Sequence[Tokens],
     sampler: PoissonSampler,
-    recipe: Recipe,
+    recipe: PrivateRecipe,
     *,
     pad: int,
     shares: Sequence[float] | None = None,
@@ -194,7 +194,7 @@ def _require_poisson(sampler: Any, examples: int, canaries: int) -> None:
         raise AuditError(f"expected a sampler of the {examples} examples{beside}, got one of {sampler.size}")
 
 
-def _optimizer(parameters: list[nn.Parameter], recipe: Recipe) -> ScaledOptimizer:
+def _optimizer(parameters: list[nn.Parameter], recipe: PrivateRecipe) -> ScaledOptimizer:
     kind: Any = torch.optim.Adam if recipe.optimizer == "adam" else torch.optim.SGD
     return ScaledOptimizer(
         kind(parameters, lr=recipe.learning_rate),
@@ -222,7 +222,7 @@ def _accumulate(
     units: Sequence[int],
     examples: Sequence[Tokens],
     shares: Tensor,
-    recipe: Recipe,
+    recipe: PrivateRecipe,
     pad: int,
     watch: CanaryWatch,
 ) -> float:

@@ -160,7 +160,7 @@ class PoissonTraining(Defense, Trainer):
             model,
             examples,
             loops.PoissonSampler(len(examples) + self.gradient_canaries, terms.rate, self.key(job)),
-            loops.Recipe(
+            loops.PrivateRecipe(
                 noise_multiplier=terms.sigma,
                 clip=terms.clip,
                 steps=terms.steps,

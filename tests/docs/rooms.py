@@ -28,6 +28,7 @@ FOR = {
     "runs": "one audit: its plan, where it takes place, its targets and cells",
     "utility": "what a defense costs",
     "studies": "many runs: grids, papers, ledgers",
+    "crash": "a private training loop of one's own, held against its claim",
     "api": "the Python API: an audit as a call, finished runs as tables",
     "integrations": "an audit inside a training loop",
     "testing": "the contract of plug-ins and models as tests of one line; the functions behind intervals",

@@ -370,7 +370,7 @@ class Paying(Defense):
         return Claim({}, 0.0, "", "", 0, "", "", spent_queries=spent)
 
 
-class Recipe:
+class PrivateRecipe:
     def __init__(self, *samplings: Sampling) -> None:
         self.samplings = samplings
 
@@ -378,7 +378,9 @@ class Recipe:
         return {seen.recipe(sampling, ""): sampling.samples for sampling in self.samplings}
 
 
-def charged(neox: HuggingFaceModel, attacks: list[Recipe], allowance: dict[tuple[str, str], int] | None = None) -> int:
+def charged(
+    neox: HuggingFaceModel, attacks: list[PrivateRecipe], allowance: dict[tuple[str, str], int] | None = None
+) -> int:
     scenario = Scenario(neox, None, None, 0, 0)
     target = Target("paying", "Paying", neox, "", Paying(), scenario)
     seen = view(neox, CLAIM, allowance=allowance)
@@ -392,9 +394,13 @@ def charged(neox: HuggingFaceModel, attacks: list[Recipe], allowance: dict[tuple
 
 def test_attacks_that_share_a_pass_are_charged_once(neox: HuggingFaceModel) -> None:
     once = 6 * sum(query.length for query in queries())
-    same_distribution = Recipe(Sampling(6, Decoding(top_k=3)))  # inside the claim: the same recipe
-    assert charged(neox, [Recipe(TOP_P)]) == charged(neox, [Recipe(TOP_P), Recipe(TOP_P), same_distribution]) == once
-    assert charged(neox, [Recipe(TOP_P), Recipe(Sampling(7, ANCESTRAL))]) > once
+    same_distribution = PrivateRecipe(Sampling(6, Decoding(top_k=3)))  # inside the claim: the same recipe
+    assert (
+        charged(neox, [PrivateRecipe(TOP_P)])
+        == charged(neox, [PrivateRecipe(TOP_P), PrivateRecipe(TOP_P), same_distribution])
+        == once
+    )
+    assert charged(neox, [PrivateRecipe(TOP_P), PrivateRecipe(Sampling(7, ANCESTRAL))]) > once
 
 
 def test_what_the_public_model_answers_is_not_charged(neox: HuggingFaceModel) -> None:
@@ -402,7 +408,7 @@ def test_what_the_public_model_answers_is_not_charged(neox: HuggingFaceModel) ->
     planned = {(name, query.id): 6 * query.length for query in queries()}
     for exhaustion in ("public", "stop"):
         allowance = share_out(Budget(50, exhaustion), planned)
-        spent = charged(neox, [Recipe(TOP_P), Recipe(TOP_P)], allowance)
+        spent = charged(neox, [PrivateRecipe(TOP_P), PrivateRecipe(TOP_P)], allowance)
         assert spent == {"public": 50, "stop": 18 + 24}[exhaustion]
 
 

@@ -19,7 +19,7 @@ from auditor.core.errors import AuditError
 from auditor.core.streams import generator
 from auditor.plugins.trainer import Checkpoint
 from auditor.training import per_sample
-from auditor.training.dp_loop import PoissonSampler, Recipe, fit_privately
+from auditor.training.dp_loop import PoissonSampler, PrivateRecipe, fit_privately
 from auditor.training.finetune import trained_parameters, untrained
 from tests.conftest import tiny
 from tests.training.naive_noise import NaiveNoise
@@ -175,13 +175,13 @@ def test_an_adapter_is_not_advised_to_those_who_have_one() -> None:
     assert "--lora" not in str(error.value)
 
 
-def recipe(**more: Any) -> Recipe:
+def recipe(**more: Any) -> PrivateRecipe:
     given: dict[str, Any] = {"noise_multiplier": 0.5, "clip": 0.3, "steps": 3, "expected_batch": 4.0}
-    return Recipe(**{**given, "learning_rate": 0.1, "optimizer": "sgd", "physical_batch": 2, **more})
+    return PrivateRecipe(**{**given, "learning_rate": 0.1, "optimizer": "sgd", "physical_batch": 2, **more})
 
 
 def naive_step(
-    model: Any, units: list[int], shares: list[float], scale: float, how: Recipe, key: str, step: int
+    model: Any, units: list[int], shares: list[float], scale: float, how: PrivateRecipe, key: str, step: int
 ) -> None:
     """min(1, C s_i / |g_i|) g_i summed, + scale sigma C z, over L; plain SGD."""
     named = trained_parameters(model)

@@ -16,7 +16,7 @@ from torch import Tensor
 from auditor.core.errors import AuditError
 from auditor.plugins.trainer import Checkpoint
 from auditor.training.clipping import add_clipped
-from auditor.training.dp_loop import PoissonSampler, PrivateModel, Recipe, ScaledOptimizer, fit_privately
+from auditor.training.dp_loop import PoissonSampler, PrivateModel, PrivateRecipe, ScaledOptimizer, fit_privately
 from auditor.training.finetune import trained_parameters
 from auditor.training.gradient_canaries import LENGTH, Assumed, CanaryWatch, Planted, log_likelihood_ratio
 from auditor.training.noise import NoiseStream
@@ -26,16 +26,16 @@ from tests.training.test_dp_loop import EXAMPLES, neox_untied
 COUNT, RATE, STEPS, RECORDS = 60, 0.3, 8, len(EXAMPLES)
 
 
-def recipe(**more: Any) -> Recipe:
+def recipe(**more: Any) -> PrivateRecipe:
     given: dict[str, Any] = {"noise_multiplier": 0.5, "clip": 0.3, "steps": STEPS, "expected_batch": 4.0}
-    return Recipe(**{**given, "learning_rate": 0.1, "optimizer": "sgd", "physical_batch": 5, **more})
+    return PrivateRecipe(**{**given, "learning_rate": 0.1, "optimizer": "sgd", "physical_batch": 5, **more})
 
 
 def sampler(count: int = COUNT, rate: float = RATE, key: str = "k") -> PoissonSampler:
     return PoissonSampler(RECORDS + count, rate, key)
 
 
-def fit(how: Recipe, key: str = "k", **more: Any) -> PrivateModel:
+def fit(how: PrivateRecipe, key: str = "k", **more: Any) -> PrivateModel:
     return fit_privately(neox_untied().train(), EXAMPLES, sampler(key=key), how, pad=0, canaries=Planted(COUNT), **more)
 
 

@@ -15,7 +15,7 @@ from opacus.optimizers.optimizer import _generate_noise
 from scipy import stats
 
 from auditor.training import dp_loop as loops
-from auditor.training.dp_loop import PoissonSampler, Recipe, fit_privately
+from auditor.training.dp_loop import PoissonSampler, PrivateRecipe, fit_privately
 from auditor.training.finetune import untrained
 from auditor.training.noise import NoiseStream, add_noise, spacing
 from tests.training.naive_noise import NaiveNoise, chacha20
@@ -123,7 +123,7 @@ def released(monkeypatch: pytest.MonkeyPatch, noise: Callable[[int, int], torch.
 
         monkeypatch.setattr(loops, "add_noise", other)
     before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
-    how = Recipe(1.0, 1.0, 8, 4.0, 0.1, optimizer="sgd")
+    how = PrivateRecipe(1.0, 1.0, 8, 4.0, 0.1, optimizer="sgd")
     fit_privately(model, examples, PoissonSampler(8, 0.5, "a key nobody knows"), how, pad=0)
     return torch.cat([p.detach().flatten() for p in model.parameters()]) - before
 

@@ -26,7 +26,7 @@ from transformers.pytorch_utils import Conv1D
 from auditor.core.nouns import Tokens
 from auditor.core.streams import generator
 from auditor.runs.machine import peak_memory_mb, reset_peak_memory
-from auditor.training.dp_loop import PoissonSampler, Recipe, fit_privately
+from auditor.training.dp_loop import PoissonSampler, PrivateRecipe, fit_privately
 from auditor.training.finetune import untrained
 from auditor.training.per_sample import padded, record_losses
 from benchmarks.checks.harness import run
@@ -67,7 +67,7 @@ def ours(model: Any, examples: list[Tokens], steps: int, physical: int, **more: 
     marks: list[float] = []
     device = next(model.parameters()).device
     ghost = more.pop("ghost", False)
-    recipe = Recipe(SIGMA, CLIP, steps + 1, len(examples), RATE, physical_batch=physical, ghost=ghost)
+    recipe = PrivateRecipe(SIGMA, CLIP, steps + 1, len(examples), RATE, physical_batch=physical, ghost=ghost)
     sampler = PoissonSampler(len(examples), 1.0, "speed")
     fit_privately(
         model, examples, sampler, recipe, pad=0, progress=lambda done, loss: marks.append(now(device)), **more

@@ -1,0 +1,103 @@
+"""`audit dp-loop`: a private training of one's own, held against the epsilon that it claims."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from auditor.commands import console
+from auditor.core import disk
+from auditor.core.errors import AuditError
+
+if TYPE_CHECKING:
+    from auditor.crash.trial import CrashTest
+
+
+def dp_loop(
+    script: Annotated[
+        Path, typer.Argument(metavar="TRAIN.py", help="Python file with `train(model, records)`; it is run.")
+    ],
+    function: Annotated[str, typer.Option(metavar="NAME", help="The training function in it.")] = "train",
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="DIR", help="Folder for dp-loop.html and dp-loop.md.")
+    ] = None,
+    gate: Annotated[
+        bool, typer.Option("--gate", help="Exit 1 where the training is broken, 4 where the test cannot tell.")
+    ] = False,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE.xml", help="Write the checks as JUnit XML.")] = None,
+    minutes: Annotated[float, typer.Option(help="The longest that the test may take.")] = 2.0,
+    seed: Annotated[int, typer.Option(help="Of the trainings that are watched.")] = 0,
+) -> None:
+    """Crash-test a private training: is the epsilon that it claims the one of its loop?
+
+    The training is run, unchanged, on tiny models and records that the test makes; the gradient of every step is read
+    where the optimizer gets it. `train` trains the model that it is given on records of token ids, and returns
+    (model, claim): a mapping with noise_multiplier, max_grad_norm, sample_rate, steps and delta.
+
+    Examples:
+        audit dp-loop my_train.py
+        audit dp-loop my_train.py --gate -o crash-test
+    """
+    if not 0 < minutes < 1e4:
+        raise AuditError(f"expected --minutes above 0 and below 10,000, got {minutes:g}")
+    console.quiet()
+    from auditor.crash import report
+    from auditor.crash.trial import crash_test
+
+    found = _named(script, function)
+    with console.terminal(verbose=False), contextlib.redirect_stdout(sys.stderr):
+        tested = crash_test(_guarded(found, script), minutes=minutes, seed=seed)
+    for line in report.lines(tested):
+        typer.echo(line)
+    if junit is not None:
+        disk.replace(junit, report.junit(tested))
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, text in (("html", report.page(tested, str(script))), ("md", report.marked(tested, str(script)))):
+            disk.replace(out / f"dp-loop.{name}", text)
+        typer.echo(f"report  {out / 'dp-loop.html'}")
+    if gate:
+        raise typer.Exit(_code(tested))
+
+
+def _code(tested: CrashTest) -> int:
+    return {"broken": 1, "cannot tell": 4}.get(tested.verdict, 0)
+
+
+def _named(script: Path, function: str) -> Callable[..., Any]:
+    """The function of this name in a user's file. Raises AuditError where there is none."""
+    if not script.is_file():
+        raise AuditError(f"expected a Python file with a training function, got {str(script)!r}, which does not exist")
+    spec = importlib.util.spec_from_file_location(f"audit_training_{script.stem}", script)
+    if spec is None or spec.loader is None:
+        raise AuditError(f"expected a Python file with a training function, got {str(script)!r}")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # whatever a user's file raises is the user's to mend
+        raise AuditError(f"cannot load {str(script)!r}: {type(error).__name__}: {error}") from error
+    found = getattr(module, function, None)
+    if not callable(found):
+        raise AuditError(f"expected a function {function!r} in {str(script)!r}; name another with --function")
+    made: Callable[..., Any] = found
+    return made
+
+
+def _guarded(train: Callable[..., Any], script: Path) -> Callable[..., Any]:
+    """The training, whose own errors are the user's."""
+
+    def run(model: Any, records: Any) -> Any:
+        try:
+            return train(model, records)
+        except AuditError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise AuditError(f"the training in {str(script)!r} raised {type(error).__name__}: {error}") from error
+
+    return run

@@ -1,0 +1,73 @@
+"""What a private training says of itself: noise, clipping, sampling, steps, and the epsilon that follows."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from auditor.core.errors import AuditError
+from auditor.privacy import gaussian
+
+SAMPLING = ("poisson", "shuffled")
+
+
+@dataclass(frozen=True)
+class LoopClaim:
+    """One training's claim, for one record added or removed.
+
+    noise_multiplier: the noise's standard deviation over the clipping norm; max_grad_norm: the clipping norm of one
+    record's gradient; sample_rate: the probability that a step reads a given record; steps: updates of the weights;
+    epsilon: at delta, what is told to others; None: whatever follows from the rest. sampling: how a batch is drawn.
+    public_size: the number of records is no secret (epsilon then holds for one record replaced by an empty one).
+    """
+
+    noise_multiplier: float
+    max_grad_norm: float
+    sample_rate: float
+    steps: int
+    delta: float
+    epsilon: float | None = None
+    sampling: str = "poisson"
+    public_size: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("noise_multiplier", "max_grad_norm"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise AuditError(f"expected a claim's {name} of at least 0, got {getattr(self, name)!r}")
+        for name in ("sample_rate", "delta"):
+            if not 0 < getattr(self, name) <= 1:
+                raise AuditError(f"expected a claim's {name} above 0 and at most 1, got {getattr(self, name)!r}")
+        if self.steps < 1:
+            raise AuditError(f"expected a claim's steps of at least 1, got {self.steps!r}")
+        if self.sampling not in SAMPLING:
+            raise AuditError(f"expected a claim's sampling among {', '.join(SAMPLING)}, got {self.sampling!r}")
+
+    @classmethod
+    def read(cls, given: Any) -> Self:
+        """A claim as it is stated: one of these, or a mapping of its fields. Raises AuditError."""
+        if isinstance(given, cls):
+            return given
+        fields = {field.name: field for field in dataclasses.fields(cls)}
+        needed = [name for name, field in fields.items() if field.default is dataclasses.MISSING]
+        if not isinstance(given, Mapping):
+            raise AuditError(
+                f"expected `train` to return (model, claim), a claim being a mapping with {', '.join(needed)}; "
+                f"got {type(given).__name__}"
+            )
+        if unknown := sorted(set(given) - set(fields)):
+            raise AuditError(f"a claim has no {', '.join(map(repr, unknown))}; it has {', '.join(fields)}")
+        if missing := [name for name in needed if name not in given]:
+            raise AuditError(f"expected a claim with {', '.join(needed)}; {', '.join(missing)} is missing")
+        return cls(**given)
+
+    def follows(self) -> float:
+        """The epsilon that the claim's own noise, rate and steps give at its delta, with Poisson sampling."""
+        return epsilon(self.noise_multiplier, self.sample_rate, self.steps, self.delta)
+
+
+def epsilon(noise: float, rate: float, steps: int, delta: float) -> float:
+    """Of the Poisson-subsampled Gaussian mechanism, one record added or removed; infinite without noise."""
+    return gaussian.reported_epsilon(noise, rate, steps, delta)[0] if noise > 0 else math.inf

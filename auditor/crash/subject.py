@@ -1,0 +1,89 @@
+"""What the user's training is run on: a tiny causal language model and records that can be told from each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+RECORDS = 48  # many batch sizes divide it, so one record fewer shows where a loop divides by the number of records
+_WORDS = 24  # token ids of all records; those above are one record's own
+_LENGTHS = (12, 4, 8, 6)  # long, short and between
+_STEEP = 12.0  # the last norm's weight: gradients far above any usual clipping norm, so clipping always acts
+PAD = 0
+
+Record = dict[str, list[int]]
+
+
+def model(seed: int, embedding: float = 1.0) -> GPTNeoXForCausalLM:
+    """A model of some 5,000 parameters, the same for the same seed. No dropout: a gradient is a function of its record.
+
+    Layers that Opacus knows (linear, embedding, layer norm), weights that are not tied. embedding: what its weights are
+    scaled by; the smaller, the more of a gradient lies in the embedding, and the less in the last layer.
+    """
+    size: dict[str, Any] = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
+    ends: dict[str, Any] = {"pad_token_id": PAD, "bos_token_id": None, "eos_token_id": None}
+    ways: dict[str, Any] = {"max_position_embeddings": 32, "attn_implementation": "eager"}
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        made = GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=_WORDS + RECORDS, **size, **ends, **ways))
+    with torch.no_grad():
+        made.gpt_neox.final_layer_norm.weight.fill_(_STEEP)
+        made.gpt_neox.embed_in.weight.mul_(embedding)
+    return made.train()
+
+
+def records(seed: int, n: int = RECORDS) -> list[Record]:
+    """Records of token ids, each with a first token that is its own: it names the record wherever it is read."""
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for i in range(n):
+        words = torch.randint(1, _WORDS, (_LENGTHS[i % len(_LENGTHS)],), generator=generator).tolist()
+        found.append({"input_ids": [_WORDS + i, *words]})
+    return found
+
+
+def read(ids: Tensor) -> list[int | None]:
+    """ids: (b, n) as the model got them -> the record of each row; None: a row that is no record of ours."""
+    firsts = ids.gt(_WORDS - 1).float().argmax(1)
+    named = ids.gather(1, firsts.unsqueeze(1)).squeeze(1).tolist()
+    return [token - _WORDS if token >= _WORDS else None for token in named]
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The gradient of every record by itself, at any weights of a model: what the training is held against."""
+
+    twin: nn.Module  # the model as the training changed it (an adapter, say), without anybody's hooks
+    records: list[Record]
+
+    def at(self, weights: dict[str, Tensor], wanted: list[int], names: list[str]) -> dict[str, Tensor]:
+        """name -> (records wanted, *shape) gradients of the mean nll (nats) of a record's tokens after its first."""
+        with torch.no_grad():
+            for name, value in self.twin.named_parameters():
+                value.copy_(weights[name])
+        trained = {name: value.detach() for name, value in self.twin.named_parameters() if name in names}
+        found: dict[str, Tensor] = vmap(grad(self._loss), in_dims=(None, 0))(trained, padded(self.records, wanted))
+        return found
+
+    def _loss(self, weights: dict[str, Tensor], row: Tensor) -> Tensor:
+        """Padding stands behind all that a causal model reads of a record, so it needs no mask."""
+        more: dict[str, Any] = {"input_ids": row.unsqueeze(0), "use_cache": False}
+        logits = functional_call(self.twin, weights, (), more).logits[0, :-1]
+        return nn.functional.cross_entropy(logits, row[1:], ignore_index=PAD)
+
+
+def padded(records: list[Record], wanted: list[int]) -> Tensor:
+    """(records wanted, longest) token ids."""
+    rows = [records[i]["input_ids"] for i in wanted]
+    width = max(map(len, rows))
+    return torch.tensor([[*row, *[PAD] * (width - len(row))] for row in rows])

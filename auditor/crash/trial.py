@@ -1,0 +1,96 @@
+"""The whole crash test: a training is run thrice on what we make, and every check is asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from auditor.core.errors import AuditError
+from auditor.crash import subject
+from auditor.crash.checks import BROKEN, LoopCheck, Runs, all_checks
+from auditor.crash.claim import LoopClaim
+from auditor.crash.watch import Trace, Train, watched
+
+_OTHER = 0.25  # every second training's embedding: two thirds of a gradient lie there, where the others have half
+_ENOUGH, _MOST = 1200, 12  # gradients of single records that are looked at; trainings
+
+
+@dataclass(frozen=True)
+class CrashTest:
+    """The verdict on a private training. epsilon: what it really has, at least; None: nothing against its claim."""
+
+    claim: LoopClaim
+    checks: tuple[LoopCheck, ...]
+    remarks: tuple[str, ...]
+    seconds: float
+
+    @property
+    def broken(self) -> list[LoopCheck]:
+        return [check for check in self.checks if check.verdict == BROKEN]
+
+    @property
+    def verdict(self) -> str:
+        """`broken`, `no fault seen` or `cannot tell`, where no record's reach was seen: never that it is private."""
+        if self.broken:
+            return BROKEN
+        return next(check.verdict for check in self.checks if check.name == "one record's reach")
+
+    @property
+    def epsilon(self) -> float | None:
+        found = [check.epsilon for check in self.broken if check.epsilon is not None]
+        return max(found) if found else None
+
+
+def crash_test(
+    train: Train,
+    claim: object = None,
+    minutes: float = 2.0,
+    seed: int = 0,
+    tell: Callable[[int, int], None] = lambda done, all: None,
+) -> CrashTest:
+    """Run `train(model, records)` on tiny models and records that we make, and hold it against its claim.
+
+    train: trains the model in place by a torch.optim optimizer; records: a list of {"input_ids": [token, ...]}. It
+    returns (model, claim), or its claim is given here (`LoopClaim`, or a mapping of its fields). It is run until some
+    thousand gradients were seen, at least thrice; tell: gets how many, and of how many. Raises AuditError where the
+    training ignores its model or its records, states no claim, or takes longer than so many minutes.
+    """
+    begun = time.monotonic()
+    until = begun + 60 * minutes
+    first, returned = watched(train, seed, subject.RECORDS, until)
+    if claim is None:
+        claim = returned[1] if isinstance(returned, tuple) and len(returned) == 2 else returned
+    read = LoopClaim.read(claim)
+    if not read.noise_multiplier:
+        raise AuditError("expected a claim with noise, got noise_multiplier 0: no epsilon follows from it")
+    fewer, _ = watched(train, seed, subject.RECORDS - 1, until)
+    traces = [first]
+    # How often depends on how much is read, not on what is found: the level holds.
+    while len(traces) < 2 or (_seen(traces) < _ENOUGH and len(traces) < _MOST and _time(begun, until)):
+        tell(_seen(traces), _ENOUGH)
+        embedding = _OTHER if len(traces) % 2 else 1.0
+        traces.append(watched(train, seed + len(traces), subject.RECORDS, until, embedding)[0])
+    runs = Runs(read, tuple(traces), fewer)
+    return CrashTest(read, tuple(all_checks(runs)), tuple(_remarks(runs)), time.monotonic() - begun)
+
+
+def _seen(traces: list[Trace]) -> int:
+    return sum(len(step.records) for trace in traces for step in trace.steps)
+
+
+def _time(begun: float, until: float) -> bool:
+    """Whether half of the time is left: one more training then fits."""
+    return time.monotonic() - begun < (until - begun) / 2
+
+
+def _remarks(runs: Runs) -> list[str]:
+    said = []
+    if runs.first.evaluated:
+        said.append(
+            f"{len(runs.first.evaluated)} private records were read without a gradient: whatever is printed of that, "
+            "or chosen by it, is outside the claim"
+        )
+    if runs.first.foreign:
+        said.append(f"{runs.first.foreign} rows were none of the records given: not looked at")
+    return said

@@ -1,0 +1,440 @@
+"""Faults planted in four kinds of private training loop: which of them `audit dp-loop` calls broken, and false alarms.
+
+    python -m benchmarks.checks.trust.loop_faults [-o DIR] [--only NAME] [--honest 1000] [--seed 0]
+
+A plain PyTorch loop, Opacus, the Hugging Face Trainer with a callback, and our own trainer, each with one thing broken
+from outside. Controls have no fault. A control that is broken, or a fault of which nothing is seen, makes it exit 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+from unittest.mock import patch
+
+import torch
+from scipy import stats
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+
+from auditor.core import threads
+from auditor.crash import subject
+from auditor.crash.checks import LEVEL
+from auditor.crash.subject import Gradients
+from auditor.crash.trial import CrashTest, crash_test
+from auditor.crash.watch import bare
+from auditor.training import dp_loop
+from auditor.training.dp_loop import PoissonSampler, PrivateRecipe, ScaledOptimizer
+from auditor.training.noise import NoiseStream, add_noise
+from benchmarks.checks.harness import Page, run
+from benchmarks.checks.trust.planted_faults import batch_clipped, noise_before_clipping, noise_off, shuffled
+
+NOISE, CLIP, BATCH, STEPS, RATE, DELTA = 1.0, 1.0, 8, 30, 1 / 6, 1e-3
+CLAIM = {"noise_multiplier": NOISE, "max_grad_norm": CLIP, "sample_rate": RATE, "steps": STEPS, "delta": DELTA}
+
+
+# --- a plain loop -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Plain:
+    """DP-SGD written out, a method a part, so that a fault is one part of it. No fault as it stands."""
+
+    claim: dict[str, Any] = field(default_factory=lambda: dict(CLAIM))
+    steps: int = STEPS
+
+    def __call__(self, model: Any, records: Any) -> Any:
+        parameters = dict(model.named_parameters())
+        optimizer = torch.optim.SGD(parameters.values(), lr=self.rate(records))
+        gradients = Gradients(bare(model), records)
+        for step in range(self.steps):
+            drawn = self.drawn(step, len(records))
+            self.read(model, records, drawn)
+            found = {name: torch.zeros(0, *p.shape) for name, p in parameters.items()}
+            if drawn:
+                weights = {name: p.detach() for name, p in parameters.items()}
+                found = gradients.at(weights, drawn, list(parameters))
+            summed = self.summed(found)
+            divisor = self.divisor(len(drawn), len(records))
+            for i, (name, p) in enumerate(parameters.items()):
+                p.grad = self.finished(summed[name], self.noise(step, i, name, p), divisor)
+            optimizer.step()
+        return model, self.claim
+
+    def rate(self, records: Any) -> float:
+        return 0.05
+
+    def drawn(self, step: int, n: int) -> list[int]:
+        return torch.nonzero(torch.rand(n) < RATE).flatten().tolist()
+
+    def read(self, model: Any, records: Any, drawn: list[int]) -> None:
+        """The forward pass of the batch; its gradients come from a faster way, one by one."""
+        if drawn:
+            model(input_ids=subject.padded(records, drawn))
+
+    def norms(self, found: dict[str, Tensor]) -> Tensor:
+        return torch.stack([one.flatten(1).norm(dim=1) for one in found.values()]).norm(dim=0)
+
+    def factors(self, norms: Tensor) -> Tensor:
+        return (CLIP / norms).clamp(max=1.0)
+
+    def summed(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
+        factors = self.factors(self.norms(found))
+        return {name: torch.einsum("k,k...->...", factors, one) for name, one in found.items()}
+
+    def noise(self, step: int, i: int, name: str, p: Tensor) -> Tensor:
+        return NOISE * CLIP * torch.randn_like(p)
+
+    def divisor(self, drawn: int, n: int) -> float:
+        return BATCH
+
+    def finished(self, summed: Tensor, noise: Tensor, divisor: float) -> Tensor:
+        return (summed + noise) / divisor
+
+
+def plain(claim: dict[str, Any] | None = None, steps: int = STEPS, **parts: Any) -> Plain:
+    """The plain loop with some of its parts replaced."""
+    kind = type("Broken", (Plain,), parts)
+    made: Plain = kind({**CLAIM, **(claim or {})}, steps)
+    return made
+
+
+def _without(*left_out: str) -> Callable[..., Tensor]:
+    """Norms that do not count the tensors whose names hold one of these."""
+
+    def norms(self: Plain, found: dict[str, Tensor]) -> Tensor:
+        kept = {name: one for name, one in found.items() if not any(word in name for word in left_out)}
+        return Plain.norms(self, kept)
+
+    return norms
+
+
+def _silent(*names: str) -> Callable[..., Tensor]:
+    """No noise on the tensors whose names hold one of these."""
+
+    def noise(self: Plain, step: int, i: int, name: str, p: Tensor) -> Tensor:
+        return Plain.noise(self, step, i, name, p) * (not any(word in name for word in names))
+
+    return noise
+
+
+def _batch_clipped(self: Plain, found: dict[str, Tensor]) -> dict[str, Tensor]:
+    whole = {name: one.sum(0) for name, one in found.items()}
+    norm = torch.stack([one.norm() for one in whole.values()]).norm()
+    return {name: one * (CLIP / norm).clamp(max=1.0) for name, one in whole.items()}
+
+
+def _each_tensor(self: Plain, found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Every tensor is clipped to C by itself: together they reach C times the root of their number."""
+    factors = {name: self.factors(one.flatten(1).norm(dim=1).clamp(min=1e-9)) for name, one in found.items()}
+    return {name: torch.einsum("k,k...->...", factors[name], one) for name, one in found.items()}
+
+
+def _float16(self: Plain, found: dict[str, Tensor]) -> Tensor:
+    """Norms summed in half precision: 65,504 is the most it holds, and what overflows to infinity is skipped over."""
+    squares = torch.stack([(one.flatten(1).square().sum(1) * 400).half() for one in found.values()]).sum(0)
+    return squares.float().nan_to_num(posinf=1.0).sqrt() / 20
+
+
+PLAIN: dict[str, Plain] = {
+    "no noise": plain(noise=lambda self, step, i, name, p: torch.zeros_like(p)),
+    "noise of 0.7 sigma": plain(noise=lambda self, step, i, name, p: 0.7 * torch.randn_like(p)),
+    "noise without C": plain({"max_grad_norm": 4.0}, factors=lambda self, norms: (4 / norms).clamp(max=1.0)),
+    "noise after averaging": plain(finished=lambda self, summed, noise, divisor: (summed + noise / divisor) / divisor),
+    "noise forgotten on the last layer": plain(noise=_silent("lm_head")),
+    "noise forgotten on one bias": plain(noise=_silent("attention.dense.bias")),
+    "the same noise every step": plain(
+        noise=lambda self, step, i, name, p: torch.randn(p.shape, generator=torch.Generator().manual_seed(i))
+    ),
+    "noise from a fixed seed": plain(
+        noise=lambda self, step, i, name, p: torch.randn(
+            p.shape, generator=torch.Generator().manual_seed(1000 * step + i)
+        )
+    ),
+    "noise seeded alike for every tensor": plain(
+        noise=lambda self, step, i, name, p: torch.randn(
+            p.shape, generator=torch.Generator().manual_seed(torch.initial_seed() + step)
+        )
+    ),
+    "uniform noise": plain(noise=lambda self, step, i, name, p: (torch.rand(p.shape) - 0.5) * math.sqrt(12)),
+    "no clipping": plain(factors=lambda self, norms: torch.ones_like(norms)),
+    "clipped to 1.5 C": plain(factors=lambda self, norms: (1.5 * CLIP / norms).clamp(max=1.0)),
+    "the batch clipped, not its records": plain(summed=_batch_clipped),
+    "each tensor clipped by itself": plain(summed=_each_tensor),
+    "embedding not in the norm": plain(norms=_without("embed_in")),
+    "last layer not in the norm": plain(norms=_without("lm_head")),
+    "biases not in the norm": plain(norms=_without("bias")),
+    "norms overflow in float16": plain(norms=_float16),
+    "shuffled, accounted as Poisson": plain(drawn=lambda self, step, n: torch.randperm(n)[:BATCH].tolist()),
+    "twice the sampling rate": plain(
+        drawn=lambda self, step, n: torch.nonzero(torch.rand(n) < 2 * RATE).flatten().tolist()
+    ),
+    "one record in every batch": plain(drawn=lambda self, step, n: sorted({0, *Plain.drawn(self, step, n)})),
+    "drawn with replacement": plain(
+        drawn=lambda self, step, n: torch.randint(n, (int(torch.poisson(torch.tensor(float(BATCH)))),)).tolist()
+    ),
+    "divided by the batch that was drawn": plain(divisor=lambda self, drawn, n: max(1, drawn)),
+    "divided by the number of records": plain(divisor=lambda self, drawn, n: n * RATE),
+    "a learning rate of the number of records": plain(rate=lambda self, records: 2.4 / len(records)),
+    "more steps than are claimed": plain(steps=STEPS + 10),
+    "epsilon of half the steps": plain({"epsilon": 3.0}),
+}
+
+
+# --- Opacus -----------------------------------------------------------------------------------------------------------
+
+
+def opacus(
+    poisson: bool = True, ghost: bool = False, after: Callable[[Any], object] = lambda optimizer: None,
+    claim: dict[str, Any] | None = None, sides: Callable[[Any, int], object] = lambda model, step: None,
+    microbatch: int = 0,
+) -> Callable[[Any, Any], Any]:  # fmt: skip
+    """Opacus's `make_private` as its tutorials use it. after: what is done to its optimizer; sides: before a step."""
+
+    def train(model: Any, records: Any) -> Any:
+        from opacus import PrivacyEngine
+
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.05)
+        loader: Any = DataLoader(records, batch_size=BATCH, collate_fn=_rows, shuffle=not poisson)
+        rate = 1 / len(loader)
+        private, optimizer, loader = PrivacyEngine().make_private(
+            module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=NOISE, max_grad_norm=CLIP,
+            poisson_sampling=poisson, grad_sample_mode="functorch" if ghost else "hooks",
+        )  # fmt: skip
+        after(optimizer)
+        steps = 0
+        for _ in range(STEPS // len(loader)):
+            for ids in loader:
+                optimizer.zero_grad()
+                if len(ids):
+                    logits = private(input_ids=ids, use_cache=False).logits[:, :-1]
+                    cross_entropy(logits.transpose(1, 2), ids[:, 1:], ignore_index=subject.PAD).backward()
+                sides(optimizer, steps)
+                optimizer.step()
+                steps += 1
+        return model, {**CLAIM, "sample_rate": rate, "steps": steps, **(claim or {})}
+
+    return train
+
+
+def _rows(rows: Any) -> Tensor:
+    return subject.padded(rows, list(range(len(rows)))) if len(rows) else torch.zeros(0, 2, dtype=torch.long)
+
+
+def _set(**values: Any) -> Callable[[Any], object]:
+    return lambda optimizer: [setattr(optimizer, name, value) for name, value in values.items()]
+
+
+def _bypassed(optimizer: Any, step: int) -> None:
+    """Every fifth step is taken by the optimizer underneath, with the gradient as it is."""
+    if step % 5 == 4:
+        optimizer.original_optimizer.step()
+
+
+def _seeded(optimizer: Any) -> None:
+    optimizer.generator = torch.Generator().manual_seed(0)
+
+
+def _summed_later(optimizer: Any) -> None:
+    """Clipping as it is replaced in tutorials: sums of the gradients as they are, clipped as one."""
+
+    def clip_and_accumulate() -> None:
+        whole = [p.grad_sample.sum(0) for p in optimizer.params]
+        norm = torch.stack([one.norm() for one in whole]).norm()
+        for p, one in zip(optimizer.params, whole, strict=True):
+            p.summed_grad = one * (CLIP / norm).clamp(max=1.0)
+
+    optimizer.clip_and_accumulate = clip_and_accumulate
+
+
+_KNOWN = {"public_size": True}
+OPACUS: dict[str, Callable[[Any, Any], Any]] = {
+    "Opacus 1.6.0 as it is: divides by the number of records": opacus(),
+    "Opacus, shuffled, accounted as Poisson": opacus(poisson=False, claim=_KNOWN),
+    "Opacus, noise set to 0 later": opacus(after=_set(noise_multiplier=0.0), claim=_KNOWN),
+    "Opacus, noise set to a half later": opacus(after=_set(noise_multiplier=0.5), claim=_KNOWN),
+    "Opacus, a generator of a fixed seed": opacus(after=_seeded, claim=_KNOWN),
+    "Opacus, steps that go past it": opacus(sides=_bypassed, claim=_KNOWN),
+    "Opacus, the batch clipped": opacus(after=_summed_later, claim=_KNOWN),
+}
+
+
+# --- the Hugging Face Trainer -----------------------------------------------------------------------------------------
+
+
+def trainer(
+    clip: Callable[[Tensor], Tensor] = lambda norm: (CLIP / norm).clamp(max=1.0), last: bool = True,
+    noise: float = NOISE, each: bool = True, claim: dict[str, Any] | None = None,
+) -> Callable[[Any, Any], Any]:  # fmt: skip
+    """A callback that clips after each forward pass of one record, and adds noise before the optimizer's step.
+
+    last: clips the pass before the step too, which `on_substep_end` does not see; each: one record a pass.
+    """
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    class Private(TrainerCallback):  # type: ignore[misc]
+        def clipped(self, model: Any, factor: Callable[[Tensor], Tensor]) -> None:
+            parameters = [p for p in model.parameters() if p.grad is not None]
+            norm = torch.stack([p.grad.norm() for p in parameters]).norm()
+            for p in parameters:
+                p.summed = getattr(p, "summed", 0) + p.grad * factor(norm)
+                p.grad = None
+
+        def on_substep_end(self, args: Any, state: Any, control: Any, model: Any = None, **more: Any) -> None:
+            self.clipped(model, clip)
+
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **more: Any) -> None:
+            self.clipped(model, clip if last else lambda norm: torch.ones(()))
+            for p in model.parameters():
+                p.grad = (p.summed + noise * CLIP * torch.randn_like(p)) / BATCH
+                p.summed = 0
+
+    def train(model: Any, records: Any) -> Any:
+        rows = [{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in records]
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(None):
+            arguments = TrainingArguments(
+                folder, per_device_train_batch_size=1 if each else 2, num_train_epochs=5, max_grad_norm=0.0,
+                gradient_accumulation_steps=BATCH if each else BATCH // 2, learning_rate=0.05,
+                lr_scheduler_type="constant", report_to=[], disable_tqdm=True, save_strategy="no",
+                logging_strategy="no", use_cpu=True, seed=int(torch.randint(2**31, ())),
+            )  # fmt: skip
+            made = Trainer(model, arguments, train_dataset=rows, callbacks=[Private()], data_collator=_labelled)
+            made.train()
+        return model, {**CLAIM, "steps": made.state.global_step, "sampling": "shuffled", **(claim or {})}
+
+    return train
+
+
+def _labelled(rows: Any) -> dict[str, Tensor]:
+    ids = subject.padded(rows, list(range(len(rows))))
+    return {"input_ids": ids, "labels": ids.masked_fill(ids == subject.PAD, -100)}
+
+
+TRAINER: dict[str, Callable[[Any, Any], Any]] = {
+    "Trainer, shuffled, accounted as Poisson": trainer(claim={"sampling": "poisson"}),
+    "Trainer, the last pass before a step not clipped": trainer(last=False),
+    "Trainer, no noise": trainer(noise=0.0),
+    "Trainer, no clipping": trainer(clip=lambda norm: torch.ones(())),
+}
+
+
+# --- our own ----------------------------------------------------------------------------------------------------------
+
+
+def ours(plant: Callable[[], Any] = contextlib.nullcontext, ghost: bool = False) -> Callable[[Any, Any], Any]:
+    """`fit_privately`, which `audit train dp-sgd` runs."""
+
+    def train(model: Any, records: Any) -> Any:
+        key = f"{torch.initial_seed()}"
+        recipe = PrivateRecipe(NOISE, CLIP, STEPS, BATCH, 0.05, "sgd", physical_batch=100, ghost=ghost)
+        examples = [row["input_ids"] for row in records]
+        with plant():
+            dp_loop.fit_privately(model, examples, PoissonSampler(len(records), RATE, key), recipe, pad=subject.PAD)
+        return model, CLAIM
+
+    return train
+
+
+def stream_of_step(step: Callable[[int], int]) -> Callable[[], Any]:
+    return lambda: patch.object(dp_loop, "NoiseStream", lambda key, at: NoiseStream(key, step(at)))
+
+
+def key_of_ours() -> Any:
+    """The key of the noise is the same for every training."""
+    return patch.object(dp_loop, "NoiseStream", lambda key, at: NoiseStream("fixed", at))
+
+
+def half_the_noise() -> Any:
+    def add(optimizer: Any) -> None:
+        for p in optimizer.params:
+            p.grad = add_noise(p.summed_grad, NOISE * CLIP / 2, optimizer.stream).to(p).view_as(p)
+
+    return patch.object(ScaledOptimizer, "add_noise", add)
+
+
+OURS: dict[str, Callable[[Any, Any], Any]] = {
+    "ours, no noise": ours(noise_off),
+    "ours, half the noise": ours(half_the_noise),
+    "ours, noise before clipping": ours(noise_before_clipping),
+    "ours, the batch clipped": ours(batch_clipped),
+    "ours, shuffled": ours(shuffled),
+    "ours, a resumed training's noise again": ours(stream_of_step(lambda at: at % (STEPS // 2))),
+    "ours, one key for all trainings": ours(key_of_ours),
+}
+
+FAULTS: dict[str, Callable[[Any, Any], Any]] = {**PLAIN, **OPACUS, **TRAINER, **OURS}
+CONTROLS: dict[str, Callable[[Any, Any], Any]] = {
+    "plain": plain(),
+    "Opacus, size public": opacus(claim=_KNOWN),
+    "Opacus by functorch, size public": opacus(ghost=True, claim=_KNOWN),
+    "Trainer, shuffled and said so": trainer(),
+    "ours": ours(),
+    "ours, ghost clipping": ours(ghost=True),
+}
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def tested(train: Callable[[Any, Any], Any], seed: int = 0) -> CrashTest:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return crash_test(train, minutes=10, seed=seed)
+
+
+def row(name: str, found: CrashTest) -> tuple[str, ...]:
+    worst = min(found.broken, key=lambda check: check.p, default=None)
+    really = "-" if found.epsilon is None else "unbounded" if found.epsilon > 100 else f"{found.epsilon:.1f}"
+    why = "" if worst is None else f"{worst.name}: {worst.said}"
+    return name, found.verdict, f"{found.claim.follows():.1f}", really, why, f"{found.seconds:.0f}"
+
+
+def false_alarms(count: int, first: int, tell: Callable[[str], object]) -> tuple[int, float, float]:
+    """Honest plain trainings that were called broken, of `count`, with the 95% interval of their share."""
+    alarms = 0
+    for seed in range(first, first + count):
+        found = tested(plain(), 10_000 + 100 * seed)
+        alarms += found.verdict == "broken"
+        if found.broken:
+            tell(f"seed {seed}: {[(check.name, check.p) for check in found.broken]}")
+    interval = stats.binomtest(alarms, count).proportion_ci(method="exact")
+    return alarms, float(interval.low), float(interval.high)
+
+
+COLUMNS = ("loop", "verdict", "ε claimed", "ε really, at least", "what was seen", "seconds")
+
+
+def main(
+    out: Annotated[Path | None, "a folder for loop_faults.md"] = None,
+    only: Annotated[str, "loops whose name holds this"] = "",
+    honest: Annotated[int, "so many honest plain trainings, for false alarms, instead of the table"] = 0,
+    seed: int = 0,
+) -> int:
+    threads.settle()
+    page = Page(out and out / "loop_faults.md")
+    if honest:
+        alarms, low, high = false_alarms(honest, seed, page.say)
+        page.say(
+            f"{alarms} of {honest} honest trainings were called broken: {alarms / honest:.1%} [{low:.1%}, {high:.1%}]"
+        )
+        return int(low > LEVEL)
+    page.head(*COLUMNS)
+    wrong = 0
+    for broken, loops in ((True, FAULTS), (False, CONTROLS)):
+        for name, train in loops.items():
+            if only in name:
+                found = tested(train, seed)
+                page.row(*row(name if broken else f"**control**: {name}", found))
+                wrong += found.verdict == ("no fault seen" if broken else "broken")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(main))

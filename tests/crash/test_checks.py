@@ -1,0 +1,190 @@
+"""Every check on steps that are made by hand: honest ones, and each with one thing broken."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from auditor.core.errors import AuditError
+from auditor.crash import checks
+from auditor.crash.checks import BROKEN, LEVEL, NO_FAULT, UNKNOWN, LoopCheck, Runs
+from auditor.crash.claim import LoopClaim
+from auditor.crash.watch import ReadStep, Trace
+from auditor.privacy import gaussian
+
+CLAIM = LoopClaim(noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=1 / 6, steps=20, delta=1e-3)
+N, SIZES = 48, {"a": 600, "b": 300, "c": 100, "d": 100}
+ENDS = np.cumsum([*SIZES.values()])
+SHAPES = {name: (int(end - size), int(end)) for (name, size), end in zip(SIZES.items(), ENDS, strict=True)}
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quick accountant, a little looser: these tests are of who is caught."""
+    monkeypatch.setattr(checks, "epsilon", gaussian.quick_epsilon)
+
+
+def step(rng: np.random.Generator, reach: float = 1.0, follows: float = 0.0, size: float = 0.125) -> ReadStep:
+    """An honest step of DP-SGD, as it is read. follows: how far a reach follows its gradient's norm."""
+    drawn = tuple(np.flatnonzero(rng.random(N) < 1 / 6).tolist())
+    noise = rng.normal(0, size, 1100)
+    norms = np.exp(rng.normal(3, 0.5, len(drawn)))
+    reaches = reach + follows * np.log(norms / np.exp(3))
+    scales = {name: (float(np.sqrt((noise[a:b] ** 2).mean())), b - a) for name, (a, b) in SHAPES.items()}
+    scale = float(np.sqrt((noise**2).mean()))
+    reaches = reaches + rng.normal(0, 1, len(drawn))
+    batch = float(np.sqrt((norms**2).sum()))
+    return ReadStep(drawn, 1, 0.1, scale, scales, reaches, np.eye(len(drawn)), norms, batch, noise, np.ones(1100))
+
+
+def trace(seed: int, n: int = N, **more: Any) -> Trace:
+    rng = np.random.default_rng(seed)
+    return Trace(n, [step(rng, **more) for _ in range(20)], shapes=dict(SHAPES))
+
+
+def runs(seed: int = 0, **more: Any) -> Runs:
+    return Runs(CLAIM, tuple(trace(10 * seed + i, **more) for i in range(6)), trace(10 * seed + 9, N - 1, **more))
+
+
+def changed(given: Runs, how: Callable[[ReadStep], ReadStep]) -> Runs:
+    return replace(given, traces=tuple(replace(t, steps=[how(s) for s in t.steps]) for t in given.traces))
+
+
+def of(name: str, given: Runs) -> LoopCheck:
+    return next(check for check in checks.all_checks(given) if check.name == name)
+
+
+def test_an_honest_training_is_called_broken_at_most_as_often_as_is_said() -> None:
+    """40 trainings at the level of 5%: seven or more would be seen once in 200 suites."""
+    alarms = sum(any(check.verdict == BROKEN for check in checks.all_checks(runs(seed))) for seed in range(40))
+    assert alarms < 7
+    assert LEVEL == 0.05
+
+
+def silent(one: ReadStep) -> ReadStep:
+    return replace(one, scales={**one.scales, "d": (0.0, 100)})
+
+
+def weak(one: ReadStep) -> ReadStep:
+    return replace(one, scales={**one.scales, "c": (0.8 * one.scales["c"][0], 100)})
+
+
+def same(one: ReadStep) -> ReadStep:
+    return replace(one, noise=np.random.default_rng(7).normal(0, 0.125, 1100))
+
+
+def uniform(one: ReadStep) -> ReadStep:
+    rng = np.random.default_rng(int(1e6 * abs(one.noise[0])))
+    return replace(one, noise=(rng.random(1100) - 0.5) * math.sqrt(12) * one.scale)
+
+
+def alike(one: ReadStep) -> ReadStep:
+    noise = one.noise.copy()
+    noise[1000:] = noise[900:1000]
+    return replace(one, noise=noise)
+
+
+def follows_the_batch(one: ReadStep) -> ReadStep:
+    return replace(one, scale=1 / max(1, len(one.records)))
+
+
+def eight(one: ReadStep) -> ReadStep:
+    drawn = tuple(range(8))
+    return replace(one, records=drawn, reaches=np.ones(8), gram=np.eye(8), norms=np.exp(np.arange(8.0)))
+
+
+def batch_clipped(one: ReadStep) -> ReadStep:
+    """Every record gets its share of a batch of norm C."""
+    return replace(one, reaches=one.reaches - 1 + one.norms / one.batch_norm)
+
+
+def doubled(one: ReadStep) -> ReadStep:
+    return replace(one, records=(*one.records, *one.records[:1]))
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "epsilon"),
+    [
+        ("one record's reach", runs(reach=1.4), (4.0, 12.0)),
+        ("clipped by record", runs(follows=0.8), (math.inf, math.inf)),
+        ("clipped by record", changed(runs(), batch_clipped), (math.inf, math.inf)),
+        ("noise in every tensor", changed(runs(), silent), (math.inf, math.inf)),
+        ("noise in every tensor", changed(runs(), weak), None),
+        ("Gaussian noise", changed(runs(), uniform), None),
+        ("fresh noise", changed(runs(), same), (math.inf, math.inf)),
+        ("fresh noise", replace(runs(), traces=(*runs().traces, trace(0))), (math.inf, math.inf)),
+        ("fresh noise", changed(runs(), alike), (math.inf, math.inf)),
+        ("batch size stays secret", changed(runs(), follows_the_batch), (math.inf, math.inf)),
+        ("Poisson sampling", changed(runs(), eight), (3.0, 9.0)),
+        ("no record favoured", changed(runs(), eight), (3.0, 40.0)),
+        ("once a step", changed(runs(), doubled), (5.0, 40.0)),
+        ("sampling rate", replace(runs(), claim=replace(CLAIM, sample_rate=0.1)), (2.0, 5.0)),
+        ("steps", replace(runs(), claim=replace(CLAIM, steps=19)), (2.0, 5.0)),
+        ("accounting", replace(runs(), claim=replace(CLAIM, epsilon=2.0)), (3.0, 4.0)),
+        ("number of records", replace(runs(), fewer=trace(9, N - 1, size=0.125 * 8 / 7)), (50.0, math.inf)),
+    ],
+)
+def test_what_is_broken_is_seen_by_the_check_that_is_for_it(
+    name: str, given: Runs, epsilon: tuple[float, float] | None
+) -> None:
+    found = of(name, given)
+    assert found.verdict == BROKEN, found
+    if epsilon is not None:
+        assert found.epsilon is not None and epsilon[0] <= found.epsilon <= epsilon[1]
+
+
+def test_steps_and_rates_that_follow_the_number_of_records_are_seen() -> None:
+    honest = runs()
+    fewer = replace(honest.fewer, steps=honest.fewer.steps[:-1])
+    assert of("number of records", replace(honest, fewer=fewer)).verdict == BROKEN
+    faster = replace(honest.fewer, steps=[replace(one, rate=0.2) for one in honest.fewer.steps])
+    assert of("number of records", replace(honest, fewer=faster)).verdict == BROKEN
+    public = replace(honest, fewer=fewer, claim=replace(CLAIM, public_size=True))
+    assert of("number of records", public).verdict == UNKNOWN
+
+
+def test_without_noise_nothing_else_is_said() -> None:
+    none = changed(runs(), lambda one: replace(one, scale=0.0, scales=dict.fromkeys(SHAPES, (0.0, 100))))
+    found = {check.name: check.verdict for check in checks.all_checks(none)}
+    assert found["noise in every tensor"] == BROKEN
+    assert found["one record's reach"] == found["Gaussian noise"] == found["fresh noise"] == UNKNOWN
+
+
+def test_the_smallest_violation_it_says_it_would_see_is_seen_about_as_often_as_it_says() -> None:
+    """Of 30 trainings whose reach is to be caught with 80% probability: fewer than 17, once in 1,000."""
+    said = of("one record's reach", runs()).would_see
+    reach = float(said.split()[3])
+    caught = sum(of("one record's reach", runs(seed, reach=reach)).verdict == BROKEN for seed in range(30))
+    assert caught >= 17
+
+
+def test_a_shuffled_claim_says_nothing_of_poisson_sampling() -> None:
+    shuffled = replace(runs(), claim=replace(CLAIM, sampling="shuffled"))
+    assert of("Poisson sampling", shuffled).verdict == UNKNOWN
+
+
+def test_no_epsilon_claimed_is_said_and_not_judged() -> None:
+    assert of("accounting", runs()).verdict == UNKNOWN
+    assert of("accounting", replace(runs(), claim=replace(CLAIM, epsilon=4.0))).verdict == NO_FAULT
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        None,
+        {"noise_multiplier": 1.0},
+        {**vars(CLAIM), "sigma": 1.0},
+        {**vars(CLAIM), "sample_rate": 1.5},
+        {**vars(CLAIM), "steps": 0},
+        {**vars(CLAIM), "sampling": "sorted"},
+        {**vars(CLAIM), "max_grad_norm": -1.0},
+    ],
+)
+def test_a_claim_that_is_none_is_refused(given: Any) -> None:
+    with pytest.raises(AuditError):
+        LoopClaim.read(given)

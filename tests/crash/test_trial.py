@@ -1,0 +1,131 @@
+"""Real loops under the whole test, and the command."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from auditor.cli import call
+from auditor.core.errors import AuditError
+from auditor.crash import subject, trial
+from auditor.crash.subject import Gradients
+from auditor.crash.trial import crash_test
+from benchmarks.checks.trust import loop_faults
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "_ENOUGH", 1)  # two trainings, and the one with a record fewer
+
+
+def test_gradients_are_those_of_single_backward_passes() -> None:
+    model, records = subject.model(0), subject.records(0)
+    names = [name for name, _ in model.named_parameters()]
+    found = Gradients(model, records).at(dict(model.named_parameters()), [1, 5, 0], names)
+    for row, record in enumerate((1, 5, 0)):
+        ids = torch.tensor([records[record]["input_ids"]])
+        loss = torch.nn.functional.cross_entropy(model(input_ids=ids).logits[0, :-1], ids[0, 1:])
+        for name, own in zip(names, torch.autograd.grad(loss, list(model.parameters())), strict=True):
+            torch.testing.assert_close(found[name][row], own, rtol=1e-4, atol=1e-6)
+
+
+def test_a_record_is_known_wherever_its_row_is_read() -> None:
+    records = subject.records(0)
+    assert subject.read(subject.padded(records, [3, 0, 47])) == [3, 0, 47]
+    assert subject.read(torch.tensor([[1, 2, 3]])) == [None]
+
+
+@pytest.mark.parametrize(
+    ("name", "check"),
+    [
+        ("noise after averaging", "one record's reach"),
+        ("noise forgotten on one bias", "noise in every tensor"),
+        ("no clipping", "clipped by record"),
+        ("divided by the batch that was drawn", "batch size stays secret"),
+        ("Opacus 1.6.0 as it is: divides by the number of records", "number of records"),
+        ("ours, a resumed training's noise again", "fresh noise"),
+    ],
+)
+def test_a_planted_fault_is_caught(name: str, check: str) -> None:
+    found = loop_faults.tested(loop_faults.FAULTS[name])
+    assert check in [one.name for one in found.broken]
+    assert found.verdict == "broken"
+
+
+@pytest.mark.parametrize("name", ["plain", "Opacus, size public", "ours"])
+def test_an_honest_loop_has_no_fault(name: str) -> None:
+    found = loop_faults.tested(loop_faults.CONTROLS[name])
+    assert found.verdict == "no fault seen" and found.epsilon is None
+
+
+def test_at_least_thirty_faults_stand_in_the_table() -> None:
+    assert len(loop_faults.FAULTS) >= 30
+
+
+def ignores(model: Any, records: Any) -> Any:
+    return model, loop_faults.CLAIM
+
+
+def another(model: Any, records: Any) -> Any:
+    return loop_faults.plain()(subject.model(1), records)
+
+
+def claims_nothing(model: Any, records: Any) -> Any:
+    loop_faults.plain(steps=2)(model, records)
+    return model
+
+
+def without_noise(model: Any, records: Any) -> Any:
+    loop_faults.plain(steps=2)(model, records)
+    return model, {**loop_faults.CLAIM, "noise_multiplier": 0.0}
+
+
+@pytest.mark.parametrize("train", [ignores, another, claims_nothing, without_noise])
+def test_what_cannot_be_tested_is_refused(train: Any) -> None:
+    with pytest.raises(AuditError):
+        crash_test(train)
+
+
+def test_a_training_longer_than_its_budget_is_ended() -> None:
+    with pytest.raises(AuditError, match="budget"):
+        crash_test(loop_faults.plain(), minutes=1e-6)
+
+
+def test_the_command_writes_its_reports_and_judges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, junit = tmp_path / "out", tmp_path / "checks.xml"
+    script = ROOT / "examples" / "dp_loop" / "plain.py"
+    assert call(["dp-loop", str(script), "--gate", "-o", str(out), "--junit", str(junit)]) == 0
+    assert capsys.readouterr().out.startswith("RESULT  No fault seen")
+    assert "Every check" in (out / "dp-loop.html").read_text() and "| Check |" in (out / "dp-loop.md").read_text()
+    assert int(ET.fromstring(junit.read_text()).attrib["failures"]) == 0
+
+
+def test_the_command_fails_a_broken_loop(tmp_path: Path) -> None:
+    script = tmp_path / "mine.py"
+    text = (ROOT / "examples" / "dp_loop" / "plain.py").read_text()
+    script.write_text(text.replace("NOISE * CLIP * torch.randn_like(p)", "0"))
+    junit = tmp_path / "checks.xml"
+    assert call(["dp-loop", str(script), "--gate", "--junit", str(junit)]) == 1
+    assert int(ET.fromstring(junit.read_text()).attrib["failures"]) >= 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["def other(model, records): ...", "raise ValueError('mine')", "def train(model, records): raise KeyError(1)"],
+)
+def test_a_file_that_cannot_be_run_is_refused(text: str, tmp_path: Path) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text(text)
+    assert call(["dp-loop", str(script)]) == 2
+    assert call(["dp-loop", str(tmp_path / "none.py")]) == 2
+
+
+def test_a_claim_reads_as_json_does(tmp_path: Path) -> None:
+    assert trial.LoopClaim.read(json.loads(json.dumps(loop_faults.CLAIM))).steps == loop_faults.STEPS
