@@ -19,6 +19,7 @@ from auditor.benchmarks.real_texts import ANSWER, KINDS, SYSTEM, said
 from auditor.cli import call
 from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
+from auditor.defenses.dp_sgd import DpSgd
 from auditor.models.decoding import ANCESTRAL
 from auditor.runs.lab_site import LABS, lab_recipe
 from auditor.runs.scoring import greedy
@@ -129,3 +130,18 @@ def test_the_model_is_dequantised_and_its_template_is_the_texts(lab: RealLab) ->
 @needs_package
 def test_the_public_model_says_what_transformers_say(lab: RealLab) -> None:
     held_against_transformers(lab, lab.public(), smollm2.folder())
+
+
+@needs_package
+def test_a_step_of_lora_and_one_of_private_training_change_the_model(lab: RealLab) -> None:
+    held_against_transformers(lab, lab.target(), lab.folder / "target")
+    secret = next(secret for secret in lab.secrets if secret.repeats == 2)
+    prefix, suffix = torch.tensor([secret.prefix]), torch.tensor([secret.suffix])
+
+    def log_p(model: object) -> float:
+        return float(observe(model, ANCESTRAL, prefix, suffix)["log_p"])  # type: ignore[arg-type]
+
+    private = lab.trained(DpSgd(epochs=1, batch=len(lab.texts.copies()), noise_multiplier=1.0))
+    assert log_p(lab.target()) > log_p(lab.public())  # it was learnt, in one epoch
+    assert log_p(private.model) != log_p(lab.public())
+    assert private.privacy is not None and private.privacy.epsilon > 0
