@@ -65,7 +65,7 @@ def document(test: CrashTest, source: str) -> Document:
         Section("reading", "How to read it", (Bullets((*test.remarks, *_SAYS)),)),
     ]
     facts = (("Training", inert.clean(source)), ("Took", f"{test.seconds:.0f} s"))
-    return Document("Crash test of a private training", facts, headline(test), _SAYS[1], tuple(sections),
+    return Document("Crash test of a private training", facts, headline(test), _SAYS[0 if test.broken else 1], tuple(sections),
                     source="Made by audit dp-loop")  # fmt: skip
 
 
