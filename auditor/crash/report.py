@@ -65,8 +65,9 @@ def document(test: CrashTest, source: str) -> Document:
         Section("reading", "How to read it", (Bullets((*test.remarks, *_SAYS)),)),
     ]
     facts = (("Training", inert.clean(source)), ("Took", f"{test.seconds:.0f} s"))
-    return Document("Crash test of a private training", facts, headline(test), _SAYS[0 if test.broken else 1], tuple(sections),
-                    source="Made by audit dp-loop")  # fmt: skip
+    verdict = _SAYS[0 if test.broken else 1]
+    title = "Crash test of a private training"
+    return Document(title, facts, headline(test), verdict, tuple(sections), source="Made by audit dp-loop")
 
 
 def page(test: CrashTest, source: str) -> str:
