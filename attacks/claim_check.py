@@ -43,6 +43,7 @@ class ClaimCheck(Probe):
     """
 
     name: ClassVar[str] = "claim-check"
+    page: ClassVar[str] = "how-to/audit-an-epsilon"
     measures: ClassVar[str] = "claim"
     needs: ClassVar[tuple[str, ...]] = ("distribution",)
     positions: int = 4

@@ -40,6 +40,7 @@ class EpsilonAudit(Probe):
     """
 
     name: ClassVar[str] = "epsilon-audit"
+    page: ClassVar[str] = "how-to/audit-an-epsilon"
     title: ClassVar[str] = "Epsilon audit"
     measures: ClassVar[str] = "epsilon"
     of: ClassVar[Literal["secrets", "canaries", "coins"]] = "coins"

@@ -37,6 +37,7 @@ class GradientAudit(Probe):
     """
 
     name: ClassVar[str] = "gradient-audit"
+    page: ClassVar[str] = "how-to/audit-an-epsilon"
     title: ClassVar[str] = "Gradient audit"
     measures: ClassVar[str] = "epsilon"
     needs: ClassVar[tuple[str, ...]] = ("training",)

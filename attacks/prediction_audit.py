@@ -64,6 +64,7 @@ class PredictionAudit(Probe):
     """
 
     name: ClassVar[str] = "prediction-audit"
+    page: ClassVar[str] = "how-to/audit-an-epsilon"
     title: ClassVar[str] = "audited ε of prediction"
     measures: ClassVar[str] = "epsilon of tokens"
     needs: ClassVar[tuple[str, ...]] = ("draw",)
