@@ -90,11 +90,11 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> RealLab:
     return RealLab(TINY, cache=tmp_path_factory.mktemp("cache"))
 
 
-def held_against_transformers(lab: RealLab, model: object, folder: Path) -> None:
-    """20 secrets: the exact probability (to 1e-4, of unlikely ones to 1e-5 of their nats), and what greedy decoding
+def held_against_transformers(lab: RealLab, model: object, folder: Path, count: int = 20) -> None:
+    """So many secrets: the exact probability (to 1e-4, of unlikely ones to 1e-5 of their nats), and what greedy decoding
     writes: each of its tokens is the likeliest."""
-    plain, asked = AutoModelForCausalLM.from_pretrained(folder), lab.secrets
-    assert len(asked) == 20
+    plain, asked = AutoModelForCausalLM.from_pretrained(folder), lab.secrets[:count]
+    assert len(asked) == count
     decoded = greedy(model, asked)  # type: ignore[arg-type]
     for secret, guess in zip(asked, decoded, strict=True):
         prefix, suffix = torch.tensor([secret.prefix]), torch.tensor([secret.suffix])
@@ -134,7 +134,7 @@ def test_the_public_model_says_what_transformers_say(lab: RealLab) -> None:
 
 @needs_package
 def test_a_step_of_lora_and_one_of_private_training_change_the_model(lab: RealLab) -> None:
-    held_against_transformers(lab, lab.target(), lab.folder / "target")
+    held_against_transformers(lab, lab.target(), lab.folder / "target", count=4)
     secret = next(secret for secret in lab.secrets if secret.repeats == 2)
     prefix, suffix = torch.tensor([secret.prefix]), torch.tensor([secret.suffix])
 
