@@ -91,8 +91,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> RealLab:
 
 
 def held_against_transformers(lab: RealLab, model: object, folder: Path, count: int = 20) -> None:
-    """So many secrets: the exact probability (to 1e-4, of unlikely ones to 1e-5 of their nats), and what greedy decoding
-    writes: each of its tokens is the likeliest."""
+    """So many secrets: the exact probability (to 1e-4, of unlikely ones to 1e-5 of their nats), and greedy decoding, of
+    which each token is the likeliest."""
     plain, asked = AutoModelForCausalLM.from_pretrained(folder), lab.secrets[:count]
     assert len(asked) == count
     decoded = greedy(model, asked)  # type: ignore[arg-type]
