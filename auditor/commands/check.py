@@ -58,7 +58,7 @@ def check(
     begun = time.perf_counter()
     _refuse_parts(model, data, {"--nonmembers": nonmembers, "--deep": deep}, minutes)
     console.quiet()
-    from auditor.runs import estimate, quick
+    from auditor.runs import cost, estimate, quick
     from auditor.runs.shared import Shared
 
     if model is None or data is None:
@@ -70,7 +70,7 @@ def check(
     with console.terminal(verbose=False) as reporter:
         if deep:
             plan = quick.deep(plan)
-            console.show(estimate.table(estimate.estimate(plan, reporter, shared=shared)))
+            console.show(cost.table(estimate.estimate(plan, reporter, shared=shared)))
         else:
             plan, limits = quick.fitted(plan, reporter, shared, 60 * minutes, begun)
     given = [model, "--data", data, *(["--nonmembers", nonmembers] if nonmembers else []), "--deep"]

@@ -159,11 +159,11 @@ def _check_estimate(single: SingleFlags, resume: Path | None, out: Path | None, 
 
 
 def _estimate(plan: Plan) -> None:
-    from auditor.runs import estimate
+    from auditor.runs import cost, estimate
 
     with console.terminal() as reporter:
         found = estimate.estimate(plan, reporter)
-    console.show(estimate.table(found))
+    console.show(cost.table(found))
 
 
 def _policy(path: Path, baseline: Run | None) -> Policy:

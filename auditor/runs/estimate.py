@@ -10,13 +10,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import ceil, nan
+from math import ceil
 from typing import Any
 
 import psutil
 import torch
 
-from auditor.core.counts import counted
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import PrefixToken
 from auditor.core.plan import Plan
@@ -27,12 +26,11 @@ from auditor.models.huggingface import traffic
 from auditor.plugins.attack import Attack
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import CLAIM, Setting, View
-from auditor.reports import words
-from auditor.reports.tables import Grid
 from auditor.runs import machine, scoring
 from auditor.runs.allowance import planned, share_out
 from auditor.runs.audit import Scene, longest_context
 from auditor.runs.cells import subjects
+from auditor.runs.cost import LIMIT, SAMPLES, Cost, CostEstimate
 from auditor.runs.prefix_token import PAIRS, choose
 from auditor.runs.reporter import Clock, Reporter
 from auditor.runs.selection import select, why_not
@@ -45,78 +43,7 @@ from auditor.runs.targets import Targets
 PROBE = 30.0  # seconds that models are asked for, beside loading them
 _FASTER = 4  # times as many texts at each attempt
 _TEXTS_AT_ONCE = 64  # of what is read teacher-forced, at most
-LIMIT, SAMPLES = "--limit", "--samples"
 _CELLS = 6  # times as long as other parts may be looked at
-
-
-@dataclass(frozen=True)
-class Cost:
-    """A part of a run. rows: sequences read by a network, anew for each token; tokens: those read of them.
-
-    memory: bytes at most, with the models. asked: texts of the `of` that it was worked out from. why: what stands in
-    the place of numbers. cut: the flags, of `--limit` and `--samples`, with which it would be shorter.
-    """
-
-    name: str
-    of: int = 0
-    asked: int = 0
-    rows: float = nan
-    tokens: float = nan
-    memory: float = nan
-    seconds: float = nan
-    why: str = ""
-    cut: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class CostEstimate:
-    """loading: seconds that models and data took just now, which a run takes too. probe: those that were asked for.
-
-    secrets: members and non-members that are attacked. samples: a prefix, where all attacks draw equally many.
-    """
-
-    costs: tuple[Cost, ...]
-    loading: float
-    probe: float
-    held: int  # bytes, once everything is loaded
-    secrets: tuple[int, int] = (0, 0)
-    samples: int | None = None
-
-    @property
-    def seconds(self) -> float:
-        """Of the run until its reports are written, those parts left out that have no numbers."""
-        return self.loading + sum(cost.seconds for cost in self.costs if not cost.why)
-
-    @property
-    def halving(self) -> tuple[str, ...]:
-        """The flags that would each halve it, with the largest number that does; () where none does."""
-        found = {
-            LIMIT: _largest(max(self.secrets), lambda n: self._with(LIMIT, n) <= self.seconds / 2),
-            SAMPLES: _largest(self.samples or 0, lambda n: self._with(SAMPLES, n) <= self.seconds / 2),
-        }
-        return tuple(f"{flag} {n}" for flag, n in found.items() if n)
-
-    def _with(self, flag: str, n: int) -> float:
-        """Seconds with that flag; its parts take as long as they have secrets, or draw samples."""
-
-        def share(cost: Cost) -> float:
-            if flag not in cost.cut:
-                return 1.0
-            if flag == SAMPLES:
-                return n / (self.samples or n)
-            return min(cost.of, sum(min(side, n) for side in self.secrets)) / cost.of  # an ensemble has fewer
-
-        return self.loading + sum(share(cost) * cost.seconds for cost in self.costs if not cost.why)
-
-    @property
-    def memory(self) -> float:
-        """Bytes at most."""
-        return max((cost.memory for cost in self.costs if not cost.why), default=float(self.held))
-
-    @property
-    def missing(self) -> tuple[Cost, ...]:
-        """Parts that are run, and that nothing was found out about."""
-        return tuple(cost for cost in self.costs if cost.why and cost.of)
 
 
 @dataclass(frozen=True)
@@ -175,46 +102,6 @@ def _samples(attacks: Sequence[Attack]) -> int | None:
     """Those that every attack which draws some draws; None where they differ, or none does."""
     drawn = {recipe.samples for attack in attacks if (recipe := attack.sampling()) and recipe.search == "sample"}
     return drawn.pop() if len(drawn) == 1 else None
-
-
-def _largest(below: int, enough: Callable[[int], bool]) -> int:
-    """The largest number below this one with which it is enough, where it is with all smaller ones too; 0: none."""
-    low, high = 0, max(0, below - 1)
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if enough(middle) else (low, middle - 1)
-    return low
-
-
-def table(found: CostEstimate) -> Grid:
-    """What people read of it."""
-    took, most = words.duration(found.seconds), words.memory(found.memory / 1e6)
-    note = f"about {took} until the reports are written, {most} of memory at most; worked out from "
-    note += f"{found.probe:.0f} seconds of asking"
-    if found.missing:
-        note += f"; that is without {counted(len(found.missing), 'part')} that have no numbers"
-    if found.halving:
-        note += f"; {' or '.join(found.halving)} would take half as long"
-    else:
-        note += f"; no smaller {LIMIT} or {SAMPLES} would take half as long"
-    return Grid("what this run would take", _HEAD, tuple(map(_row, found.costs)), note)
-
-
-_HEAD = ("part", "asked", "forward rows", "tokens", "memory", "time")
-
-
-def _row(cost: Cost) -> tuple[str, ...]:
-    if cost.why:
-        return (cost.name, cost.why, "", "", "", "")
-    asked = f"{cost.asked:,} of {cost.of:,}"
-    return (
-        cost.name,
-        asked,
-        f"{cost.rows:,.0f}",
-        f"{cost.tokens:,.0f}",
-        words.memory(cost.memory / 1e6),
-        words.duration(cost.seconds),
-    )
 
 
 class _Asker:

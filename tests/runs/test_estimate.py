@@ -14,7 +14,8 @@ from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 from auditor.models.huggingface import traffic
 from auditor.runs import estimate, machine
-from auditor.runs.estimate import Cost, TimedPart
+from auditor.runs.cost import Cost, CostEstimate, table
+from auditor.runs.estimate import TimedPart
 from auditor.runs.reporter import Silence
 from tests.conftest import save_tiny
 
@@ -45,7 +46,7 @@ def plan(given: Path, **more: Any) -> Plan:
     return Plan.of(**{name: str(given / file) for name, file in files.items()}, **more)
 
 
-def part(found: estimate.CostEstimate, name: str) -> Cost:
+def part(found: CostEstimate, name: str) -> Cost:
     return next(cost for cost in found.costs if cost.name == name)
 
 
@@ -138,9 +139,9 @@ def test_the_time_is_kept_and_what_was_not_asked_is_not_a_zero(ticks: Ticks, mon
     assert asked(ticks, monkeypatch, 3.0, 10**6).asked and ticks.now <= 3.0
     late = asked(ticks, monkeypatch, 0.0, 5)
     assert late.why == "not asked: the 30 seconds were over" and late.seconds != late.seconds
-    found = estimate.CostEstimate((late,), 2.0, 30.0, 1000)
+    found = CostEstimate((late,), 2.0, 30.0, 1000)
     assert found.missing == (late,) and found.seconds == 2.0
-    assert "without 1 part that have no numbers" in estimate.table(found).note
+    assert "without 1 part that have no numbers" in table(found).note
 
 
 def cost(name: str, of: int, seconds: float, *cut: str) -> Cost:
@@ -151,13 +152,13 @@ def test_it_says_which_flag_would_halve_it() -> None:
     """300 members and 100 others: 10 s of loading, 100 s of sampling, 40 s of a probe, 10 s of held-out text."""
     sampling = cost("perplexity", 400, 100.0, "--limit", "--samples")
     parts = (sampling, cost("membership", 400, 40.0, "--limit"), cost("held-out", 100, 10.0))
-    found = estimate.CostEstimate(parts, 10.0, 30.0, 1000, (300, 100), 20)
+    found = CostEstimate(parts, 10.0, 30.0, 1000, (300, 100), 20)
     assert found.seconds == 160
     # 20 s stay, so 140 s of 400 secrets have to become 60 s of 171: 85 members and 85 others.
     assert found.halving == ("--limit 85", "--samples 4")  # 100 s of 20 samples become 20 s of 4
-    assert estimate.table(found).note.endswith("; --limit 85 or --samples 4 would take half as long")
+    assert table(found).note.endswith("; --limit 85 or --samples 4 would take half as long")
     # Behind an ensemble 60 are asked: a limit above that does not make it shorter.
-    few = estimate.CostEstimate((cost("perplexity", 60, 100.0, "--limit"),), 0.0, 30.0, 1000, (300, 100))
+    few = CostEstimate((cost("perplexity", 60, 100.0, "--limit"),), 0.0, 30.0, 1000, (300, 100))
     assert few.halving == ("--limit 15",)
 
 
@@ -166,9 +167,9 @@ def test_where_no_flag_halves_it_that_is_said() -> None:
         (cost("tuning", 50, 100.0),),
         (cost("tuning", 50, 100.0), cost("it", 40, 50.0, "--limit", "--samples")),
     ):
-        found = estimate.CostEstimate(parts, 5.0, 30.0, 1000, (40, 0), 10)
+        found = CostEstimate(parts, 5.0, 30.0, 1000, (40, 0), 10)
         assert found.halving == ()
-        assert estimate.table(found).note.endswith("no smaller --limit or --samples would take half as long")
+        assert table(found).note.endswith("no smaller --limit or --samples would take half as long")
 
 
 # --- against the run --------------------------------------------------------------------------------------------------
