@@ -59,14 +59,21 @@ def of_a_place(error: BaseException, ours: str) -> AuditError | None:
 
 # How torch and the systems below it say that memory is used up.
 _MEMORY = re.compile(
-    r"out of memory|can't allocate memory|bad_alloc|could not ((create|allocate) a memory|create a primitive$)",
+    r"out of memory|can't allocate memory|bad_alloc|could not (create|allocate) a memory",
     re.IGNORECASE,
 )
 
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether it says that memory is used up, of the machine or of an accelerator."""
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(_MEMORY.search(str(error))))
+    if isinstance(error, MemoryError) or no_kernel(error):
+        return True
+    return isinstance(error, RuntimeError) and bool(_MEMORY.search(str(error)))
+
+
+def no_kernel(error: BaseException) -> bool:
+    """Whether oneDNN, which torch computes with on a CPU, found no memory for a kernel."""
+    return isinstance(error, RuntimeError) and str(error).endswith("could not create a primitive")
 
 
 def of_memory(error: BaseException) -> AuditError | None:

@@ -5,8 +5,12 @@ No result depends on how much is asked at once, so nothing but time does. Knows 
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -14,7 +18,7 @@ from typing import TypeVar
 import psutil
 import torch
 
-from auditor.core.errors import out_of_memory
+from auditor.core.errors import no_kernel, out_of_memory
 
 T = TypeVar("T")
 
@@ -64,6 +68,32 @@ def _left_to_the_process() -> int:
     return _NO_LIMIT if limit == resource.RLIM_INFINITY else limit - psutil.Process().memory_info().vms
 
 
+def give_back() -> None:
+    """Returns to the system, and to the accelerator, what nothing here holds any more.
+
+    glibc keeps freed memory for its next `malloc`; kernels that oneDNN compiles map pages past it, and find none left.
+    """
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):  # musl has none
+        trim(0)
+
+
+def in_new_thread(work: Callable[[int], T]) -> Callable[[int], T]:
+    """`work` in a thread of its own, with this one's context and gradients.
+
+    Where oneDNN once found no page to compile a kernel into, it compiles none in that thread ever again.
+    """
+    context, same = copy_context(), torch.set_grad_enabled(torch.is_grad_enabled())
+
+    def run(size: int) -> T:
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(context.run, same(work), size).result()
+
+    return run
+
+
 @dataclass
 class AtOnce:
     """How many of something are asked at once: halved wherever memory does not hold them, and then kept so."""
@@ -77,17 +107,19 @@ class AtOnce:
         Raises what `work` raises; that memory does not hold even the least, too.
         """
         asked = self.size if most is None else min(self.size, most)
+        run, apart = work, False
         while True:
             try:
-                return asked, work(asked)
+                return asked, run(asked)
             except (RuntimeError, MemoryError) as error:
-                if asked <= self.least or not out_of_memory(error):
+                move = not apart and no_kernel(error)
+                if not out_of_memory(error) or (asked <= self.least and not move):
                     raise
             # Behind the block: until it is left, the error holds on to what was made on the way to it.
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            give_back()
             self.size = asked = max(self.least, asked // 2)
+            if move:
+                run, apart = in_new_thread(work), True
 
     def pieces(self, count: int, work: Callable[[slice], T]) -> Iterator[tuple[slice, T]]:
         """`work` on 0..count, so many at once: each piece with what came of it. Raises as `ask`."""
