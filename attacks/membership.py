@@ -190,7 +190,7 @@ class Membership(Probe):
         if _too_few(member):
             return list(observations)
         texts = [secret.prefix + secret.suffix for secret in secrets]
-        group = learned.near_duplicates(texts)
+        group = learned.near_duplicate_groups(texts)
         added = self._by_references(observations, member, group)
         single = {name: _scores_of(name, observations, added) for name in _STACKED}
         fit = [scores for name, scores in single.items() if not self._unfit(name, scores, observations)]

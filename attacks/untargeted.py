@@ -51,7 +51,7 @@ class Untargeted(CorpusAttack):
             return Sampling(1, Decoding(self.temperature, self.top_k))
         return Sampling(1, Cooling(self.temperature, self.top_k, hot=self.hot, steps=self.cooling))
 
-    def recipes(self, view: View) -> dict[str, int]:
+    def samples_by_recipe(self, view: View) -> dict[str, int]:
         return {view.recipe(self.sampling(), ""): 1}
 
     def begins(self, view: View) -> list[Tokens]:

@@ -140,11 +140,11 @@ def _of_batches(attack: Attack, asked: Sequence[Query], everything: dict[str, Gu
         for name, guesses in alone.items():
             if not _alike(guesses, everything[name]):
                 yield f"expected the answer to {name} to depend on it alone; in batches of {batch_size} it is another"
-    recipes = attack.recipes(view(tiny_model(), WORST))
+    recipes = attack.samples_by_recipe(view(tiny_model(), WORST))
     planned = {query.id: sum(recipes.values()) * query.length for query in asked}
     drawn = {name: guesses.drawn for name, guesses in everything.items()}
     if drawn != planned:
-        yield f"expected so many drawn tokens as recipes() says, {planned}, got {drawn}"
+        yield f"expected so many drawn tokens as samples_by_recipe() says, {planned}, got {drawn}"
 
 
 def _of_answers(found: dict[str, Guesses], asked: Sequence[Query], setting: str) -> Iterator[str]:

@@ -38,7 +38,7 @@ class Dedup(Variant):
         if not 0 < self.threshold <= 1:
             raise AuditError(f"expected threshold in (0, 1], got {self.threshold}")
 
-    def learnt(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
+    def trained_on(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
         first: dict[str, int] = {}
         for index, record in enumerate(job.records):
             first.setdefault(record.text, index)

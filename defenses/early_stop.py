@@ -62,7 +62,7 @@ class EarlyStop(Variant):
         pairs = list(zip(units, job.records, strict=True))
         return [r for unit, r in pairs if unit not in out], [r for unit, r in pairs if unit in out]
 
-    def learnt(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
+    def trained_on(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
         learnt, heldout = self.split(job)
         if job.heldout:
             whose = "of a file of their own"

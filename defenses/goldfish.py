@@ -39,7 +39,7 @@ class Goldfish(Variant):
         if self.width < 1:
             raise AuditError(f"expected width >= 1, got {self.width}")
 
-    def learnt(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
+    def trained_on(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
         before = [masks.sequence(record) for record in job.records]
         after = [self.without(sequence) for sequence in before]
         had, left = (sum(token >= 0 for sequence in some for token in sequence) for some in (before, after))

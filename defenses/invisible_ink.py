@@ -94,7 +94,9 @@ class InvisibleInk(Defense):
 
     def protect(self, scenario: Scenario) -> LanguageModel:
         ink = self._ink(scenario)
-        return InkModel(_in_context(scenario, self.batch), ink, "InvisibleInk", BoundedRange.of(ink, self.batch))
+        return InvisibleInkModel(
+            _in_context(scenario, self.batch), ink, "InvisibleInk", BoundedRange.of(ink, self.batch)
+        )
 
     def budget(self, scenario: Scenario) -> Budget | None:
         return Budget(self.queries, self.on_exhaustion) if self.queries else None
@@ -188,7 +190,7 @@ class Unclipped(Defense):
 
     def protect(self, scenario: Scenario) -> LanguageModel:
         ink = Ink(math.inf, self.temperature, 0)
-        return InkModel(_in_context(scenario, self.batch), ink, "references without clipping")
+        return InvisibleInkModel(_in_context(scenario, self.batch), ink, "references without clipping")
 
 
 @dataclass(frozen=True)
@@ -259,7 +261,7 @@ def _in_context(scenario: Scenario, size: int) -> InContext:
     return InContext(scenario.public, dealt(scenario, size))
 
 
-class InkModel(WrappingModel):
+class InvisibleInkModel(WrappingModel):
     """A batch of records served, member j of the ensemble being the model that reads the j-th.
 
     promise: what is claimed of it, which may be something else than is served by mistake; None: nothing.
@@ -348,7 +350,7 @@ def _numbers(distribution: Tensor) -> np.ndarray:
 
 
 class _InkRows(Rows):
-    def __init__(self, model: InkModel, rows: Rows, distribution: bool) -> None:
+    def __init__(self, model: InvisibleInkModel, rows: Rows, distribution: bool) -> None:
         self.model, self.rows, self.distribution = model, rows, distribution
         self._read()
 

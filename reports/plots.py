@@ -99,7 +99,7 @@ def _insertions(axes: Axes, block: Block) -> None:
 
 def _beside_each_other(axes: Axes, findings: Sequence[Finding]) -> None:
     """The numbers by repeat count with their intervals."""
-    names = sorted({name for f in findings for name in f.by_repeats}, key=words.repeats_key)
+    names = sorted({name for f in findings for name in f.by_repeats}, key=words.repeats_sort_key)
     apart = min(0.1, 0.7 / len(findings))
     for i, (finding, style) in enumerate(zip(findings, styles(findings), strict=True)):
         shift = apart * (i - (len(findings) - 1) / 2)

@@ -73,7 +73,7 @@ def _access_table(result: AuditResult) -> Table:
     """The matrix access x decoding x budget: rows that were allowed the same are one row, their attacks listed."""
     findings = words.rows(result)
     names = tuple(dict.fromkeys((*words.ACCESS, *(name for finding in findings for name in finding.access))))
-    columns = (words.ACCESS.get(name, words.plain(name)) for name in names)
+    columns = (words.ACCESS.get(name, words.as_label(name)) for name in names)
     head = ("Target", "Attacks", *columns, "Decoding", "Budget a secret", "Claim applies")
     attacks: dict[tuple[str, ...], list[str]] = {}
     for f in findings:
@@ -123,7 +123,7 @@ def _near_duplicates(n: BenchmarkRecord) -> str:
 
 def _greedy_table(result: AuditResult) -> Table:
     n = result.benchmark
-    names = sorted({**n.repeats, **n.greedy_recall}, key=words.repeats_key)
+    names = sorted({**n.repeats, **n.greedy_recall}, key=words.repeats_sort_key)
     rows = tuple((name, f"{n.repeats.get(name, 0):,}", words.share(n.greedy_recall.get(name))) for name in names)
     head = ("Repetitions", "Members", "Greedy recall, undefended")
     caption = "Members by repetitions, and what greedy decoding alone gives away"
@@ -179,7 +179,7 @@ def _claim(claim: Claim | None) -> Facts:
         ("Set up for", f"{words.relation(claim.relation)}; unit of protection: {words.unit(claim)}"),
         ("Covers", f"{claim.access}, {claim.decoding} decoding, {words.covers(claim)}"),
         ("Spent by this audit", words.spent(claim)),
-        *((words.plain(name), words.number(value)) for name, value in claim.details.items()),
+        *((words.as_label(name), words.number(value)) for name, value in claim.details.items()),
     )
 
 
@@ -245,7 +245,7 @@ def _reproduce(result: AuditResult) -> list[Block]:
         f"Seed {result.seed}. Every secret owns its random numbers, keyed by seed, target, sampling and secret, "
         "so the guesses do not depend on batch size, workers or resuming."
     )
-    timings = (f"{words.duration(seconds):>14}  {words.plain(stage)}" for stage, seconds in result.timings.items())
+    timings = (f"{words.duration(seconds):>14}  {words.as_label(stage)}" for stage, seconds in result.timings.items())
     return [
         Code("Command", result.command),
         Paragraph(seeds),

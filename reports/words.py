@@ -15,7 +15,7 @@ from auditor.core.nouns import UNDEFENDED, Claim
 from auditor.core.result import AuditResult, Chain, Finding, Measurement, Step
 from auditor.reports.inert import clean
 from auditor.statistics import compare, metrics
-from auditor.statistics.metrics import plain
+from auditor.statistics.metrics import as_label
 
 NOTHING = "–"
 OUTSIDE = "outside the claim"
@@ -191,7 +191,7 @@ def beside_the_floor(finding: Finding) -> tuple[str, str, str]:
     floor, excess = finding.measurement(metrics.floor_of(main.name)), finding.measurement(metrics.excess_of(main.name))
     if main.unit == "share":
         return share(main), share(floor), with_bounds(excess)
-    short = metrics.find(main.name).short or plain(main.name).lower()
+    short = metrics.find(main.name).short or as_label(main.name).lower()
     return f"{short} {between(finding, main)}", between(finding, floor), with_bounds(excess)
 
 
@@ -228,7 +228,7 @@ def budget(finding: Finding, secrets: int) -> str:
 
 def by_repeats(measured: Mapping[str, Measurement]) -> list[tuple[str, Measurement]]:
     """Repeat counts in rising order; names that are not numbers keep their order behind them."""
-    return sorted(measured.items(), key=lambda item: repeats_key(item[0]))
+    return sorted(measured.items(), key=lambda item: repeats_sort_key(item[0]))
 
 
 def exposures(finding: Finding) -> list[tuple[str, Measurement]]:
@@ -297,7 +297,7 @@ def in_points(m: Measurement) -> str:
     return f"{percent(m.value)} points" if m.unit in metrics.SHARES else f"{value(m)} {m.unit}"
 
 
-def repeats_key(repeats: str) -> float:
+def repeats_sort_key(repeats: str) -> float:
     return float(repeats) if repeats.isdecimal() else math.inf
 
 

@@ -75,7 +75,7 @@ def decide(
         seen = assess(run.result)
         rulings = [unseen(run.result, seen, ruling) for ruling in rulings]
     judged = dict.fromkeys(ruling.target for ruling in rulings if ruling.target)
-    rulings += required.rulings(run, policy.require, judged)
+    rulings += required.judge_required(run, policy.require, judged)
     if attested is not None or policy.require.attestation:
         rulings.append(attested or attest.missing())
     if not policy.allow_not_applicable:

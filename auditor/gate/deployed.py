@@ -69,7 +69,7 @@ def _ago(days: float) -> str:
     return "just now"
 
 
-def rulings(found: Deployed, require: Required) -> Iterator[Ruling]:
+def judge_deployed(found: Deployed, require: Required) -> Iterator[Ruling]:
     """A ruling for another model, and for each thing that the policy requires of it."""
     if found.differs:
         yield _ruling(

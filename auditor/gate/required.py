@@ -16,7 +16,7 @@ from auditor.records.outcomes import Run
 _ANY = ""  # attack: whichever has looked at most
 
 
-def rulings(run: Run, asked: Required, targets: Collection[str]) -> Iterator[Ruling]:
+def judge_required(run: Run, asked: Required, targets: Collection[str]) -> Iterator[Ruling]:
     """One for each target and required attack: held or failed. None where nothing is required."""
     if not (asked.attacks or asked.access or asked.secrets or asked.nonmembers):
         return

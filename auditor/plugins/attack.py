@@ -59,7 +59,7 @@ class Attack(Method):
         """Answer the queries one by one, in their order. Results depend on the secret, not on its neighbours."""
         raise NotImplementedError
 
-    def recipes(self, view: View) -> dict[str, int]:
+    def samples_by_recipe(self, view: View) -> dict[str, int]:
         """Samples this attack draws of each prefix, by sampling recipe: known beforehand, so that a budget can be.
 
         Attacks with the same recipe share one pass.
@@ -181,7 +181,7 @@ class SamplingAttack(Attack):
         """For each query of the batch, how sure the attack is of each candidate, (distinct,); higher is surer."""
         raise NotImplementedError
 
-    def recipes(self, view: View) -> dict[str, int]:
+    def samples_by_recipe(self, view: View) -> dict[str, int]:
         if self.search != "sample":
             return {}  # reads the distribution, draws nothing
         return {view.recipe(self.sampling(), self.prompt_name(view)): self.samples}

@@ -21,7 +21,7 @@ def planned(view: View, attacks: Sequence[Attack], secrets: Sequence[Secret]) ->
         if not all(given_by(view.setting.capabilities, name) for name in attack.required):
             continue
         try:
-            recipes = attack.recipes(view)
+            recipes = attack.samples_by_recipe(view)
         except NotApplicable:
             continue
         queries = asked(view, attack, secrets)

@@ -46,7 +46,7 @@ class ModelsBeside:
         if isinstance(one, Retrained):
             return self._relearned(self.site.retrained) if one.relearned else self.site.retrained
         assert isinstance(one, Relearned)
-        return self._relearned(self.site.model if one.of is None else self.site.defending.trained(one.of).model)
+        return self._relearned(self.site.model if one.of is None else self.site.defense_parts.trained(one.of).model)
 
     def _texts(self) -> Sequence[Tokens]:
         """Records that are neither attacked nor were to be forgotten. Raises AuditError for none."""

@@ -112,7 +112,7 @@ class Cell(ABC):
 
     def _blank(self) -> Finding:
         """What can be said before anything is measured."""
-        applies, reason = self.target.applies(self.setting)
+        applies, reason = self.target.claim_covers(self.setting)
         sampling = self.method.sampling()
         return Finding(
             *self.key,
@@ -168,7 +168,7 @@ class AttackCell(Cell):
                 *remarks.of_budget(self.view, self.attack, costs),
             ),
             drawn=sum(g.drawn for g in costs),
-            samples=self.attack.recipes(self.view).get(plain, 0),
+            samples=self.attack.samples_by_recipe(self.view).get(plain, 0),
             rows=sum(g.rows for g in costs),
         )
 

@@ -55,7 +55,7 @@ class Chains:
         control = cause.row
         if control is None:
             name = row.name
-        elif self.site.defending.is_undefended(control):
+        elif self.site.defense_parts.is_undefended(control):
             name = UNDEFENDED
         else:
             name = companions.name_of(self.selection.rows, control)

@@ -12,7 +12,7 @@ from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 from auditor.gate import kept
 from auditor.gate.decide import decide, read_run
-from auditor.gate.deployed import ANSWERS, Deployed, deployed, rulings
+from auditor.gate.deployed import ANSWERS, Deployed, deployed, judge_deployed
 from auditor.gate.policy import Policy
 from auditor.gate.rulings import Decision, Ruling
 from auditor.records import saved, weights
@@ -46,7 +46,7 @@ def gate(
     run = replace(run, listed=run.listed.whole())
     found = _deployed(run, model, said)
     decision = decide(run, policy, baseline, target=target, setting=setting, attack=attack, attested=attested)
-    bound = [*rulings(found, policy.require), *filter(None, (kept.ruling(folder),))]
+    bound = [*judge_deployed(found, policy.require), *filter(None, (kept.ruling(folder),))]
     return replace(decision, rulings=(*bound, *decision.rulings), about=found.said)
 
 

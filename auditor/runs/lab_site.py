@@ -56,7 +56,7 @@ class LabSite(Site):
         return {**subject, "lab_recipe": to_json(self.recipe)}  # it follows from the attacks too
 
     @cached_property
-    def defending(self) -> LabDefenseParts:
+    def defense_parts(self) -> LabDefenseParts:
         return LabDefenseParts(self)
 
     # --- its parts, each trained once and then kept ---
@@ -81,7 +81,7 @@ class LabSite(Site):
 
     def _alone(self, piece: Piece, defenses: Mapping[str, Defense]) -> Alone:
         if piece.kind == "member":
-            return self.defending.lab_of(defenses[piece.of]).member(piece.index)
+            return self.defense_parts.lab_of(defenses[piece.of]).member(piece.index)
         if piece.kind == "reference":
             return self.lab.one_reference(lab_references(piece.of), piece.index)
         if piece.kind == "whole":

@@ -56,7 +56,7 @@ class OwnSite(Site):
         return Lab.attack_defaults if self.plan.attacks.sizes == "lab" else MappingProxyType({})
 
     @cached_property
-    def defending(self) -> OwnDefenseParts:
+    def defense_parts(self) -> OwnDefenseParts:
         return OwnDefenseParts(self, self.models, self.plan.attacks.sizes)
 
     # --- what is loaded ---

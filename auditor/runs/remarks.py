@@ -48,7 +48,7 @@ def of_budget(view: View, attack: Attack, guesses: Sequence[Guesses], what: str 
     if view.allowance is None:
         return ()
     allowed = view.allowance
-    paid = sum(all(allowed[recipe, g.secret] >= g.drawn for recipe in attack.recipes(view)) for g in guesses)
+    paid = sum(all(allowed[recipe, g.secret] >= g.drawn for recipe in attack.samples_by_recipe(view)) for g in guesses)
     if paid == len(guesses):
         return ()
     return (f"the query budget paid for {paid} of {len(guesses)} {what} in full; the public model answered the rest",)

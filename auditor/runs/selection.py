@@ -120,15 +120,17 @@ def select(plan: Plan, site: Site, objects: Objects = NO_OBJECTS) -> Selection:
         plan.defenses.defense,
         plan.defenses.defense_options,
         registry.defenses(),
-        site.defending.defaults,
+        site.defense_parts.defaults,
         objects,
     )
     check_general("-D", plan.defenses.defense_options, _fields(defenses))
     for defense in defenses:
-        site.defending.check(defense)
+        site.defense_parts.check(defense)
 
     def can_be_shown(control: Defense) -> bool:
-        return plan.defenses.controls and not (site.defending.lacks(control) or site.defending.is_undefended(control))
+        return plan.defenses.controls and not (
+            site.defense_parts.lacks(control) or site.defense_parts.is_undefended(control)
+        )
 
     settings = tuple(setting for name, setting in SETTINGS.items() if plan.attacks.setting in (name, "both"))
     wanted = dict.fromkeys(method.control for method in methods if isinstance(method, Attack) and method.control)

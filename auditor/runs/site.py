@@ -189,13 +189,13 @@ class Site(ABC):
         """The data as this run sees them, every secret with the alias that sentences name it by."""
         benchmark, key = copy.copy(self.data()), salt()
         benchmark.notes += self.notes()
-        limit_known(benchmark, self.plan.data.known_limit, self.plan.seed)
+        keep_known_pairs(benchmark, self.plan.data.known_limit, self.plan.seed)
         benchmark.secrets, benchmark.canaries = named(benchmark.secrets, key), named(benchmark.canaries, key)
         return benchmark
 
     @property
     @abstractmethod
-    def defending(self) -> DefenseParts:
+    def defense_parts(self) -> DefenseParts:
         """What defenses are made of here."""
 
     # --- what stands beside a model that was to forget ---
@@ -211,7 +211,7 @@ class Site(ABC):
         raise NotImplementedError
 
 
-def limit_known(benchmark: Benchmark, limit: int | None, seed: int) -> None:
+def keep_known_pairs(benchmark: Benchmark, limit: int | None, seed: int) -> None:
     """Leaves the attacker so many of the known pairs; a larger number, same seed, keeps all of a smaller one."""
     known = benchmark.known
     if limit is None or limit >= len(known):

@@ -31,7 +31,7 @@ class Spending:
 
     def charge(self, view: View, attack: Attack, answers: Sequence[Guesses]) -> None:
         """Every token drawn inside the claim is charged once: attacks that share a pass share its charge."""
-        for recipe in attack.recipes(view):
+        for recipe in attack.samples_by_recipe(view):
             for guesses in answers:
                 paid = guesses.drawn if view.allowance is None else view.allowance[recipe, guesses.secret]
                 self.spent[recipe, guesses.secret] = paid
@@ -101,7 +101,7 @@ class Target:
         """What the training of this model kept of its gradient canaries, if it had any."""
         return self.trained.canaries if self.trained else None
 
-    def applies(self, setting: Setting) -> tuple[bool | None, str]:
+    def claim_covers(self, setting: Setting) -> tuple[bool | None, str]:
         """Whether the claim covers this access and decoding, None where nothing is claimed; and why."""
         claim = self.claim
         if claim is None:

@@ -31,7 +31,7 @@ class Targets:
             "After unlearning" if any(one.target == UNDEFENDED for one in scene.selection.around) else "Undefended",
             prefixed(site.model, scene.prefix_token.tokens),
             site.description,
-            training_seconds=site.defending.training_seconds(None, 0.0),
+            training_seconds=site.defense_parts.training_seconds(None, 0.0),
             secrets=scene.benchmark.secrets,
             trained=TrainedModel(site.model, site.privacy, site.canaries),
         )
@@ -72,7 +72,7 @@ class Targets:
             description_of(type(defense)),
             defense,
             scenario,
-            training_seconds=self.scene.site.defending.training_seconds(defense, building),
+            training_seconds=self.scene.site.defense_parts.training_seconds(defense, building),
             secrets=self.attacked(defense),
             companion=row.companion,
             trained=scenario.trained,
@@ -99,11 +99,11 @@ class Targets:
         draws = planned(view, attacks, attacked)
         lengths = (query.length for attack in attacks for query in asked(view, attack, attacked))
         length = max((*lengths, *(len(secret.suffix) for secret in attacked)), default=1)
-        ensemble = site.defending.ensemble(defense) if "ensemble" in defense.needs else None
-        trained = site.defending.trained(defense) if "trained" in defense.needs else None
+        ensemble = site.defense_parts.ensemble(defense) if "ensemble" in defense.needs else None
+        trained = site.defense_parts.trained(defense) if "trained" in defense.needs else None
         if trained is not None:
             scene.self_check([trained.model])
-        whole = site.defending.whole(defense) if "whole" in defense.needs else None
+        whole = site.defense_parts.whole(defense) if "whole" in defense.needs else None
         prompts = (
             tuple(_prompt(secret, scene.prefix_token.tokens) for secret in attacked)
             if "records" in defense.needs

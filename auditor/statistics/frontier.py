@@ -16,7 +16,7 @@ from auditor.core.result import Measurement
 from auditor.statistics import bootstrap
 from auditor.statistics.bootstrap import Draws, Values
 from auditor.statistics.bounds import LEVEL, Around, BinomialCount, Evidence, ResampledNumber, measured, paired_shares
-from auditor.statistics.roc import allowed, rate_at
+from auditor.statistics.roc import allowed, tpr_at_fpr
 
 RESAMPLES = 8000  # a pair among thirty points is told apart at 0.09%: seven of them lie beyond
 _COUNTS = 2**20  # of a block, as of members and of non-members at once
@@ -120,7 +120,7 @@ def _above(own: Floats, others: Floats) -> Floats:
 
 def _found(own: Floats, others: Floats, rate: float) -> NDArray[np.bool_]:
     """(members,): who is found, in the direction in which more are."""
-    upwards, downwards = (side * own > rate_at(side * own, side * others, rate).threshold for side in (1, -1))
+    upwards, downwards = (side * own > tpr_at_fpr(side * own, side * others, rate).threshold for side in (1, -1))
     return upwards if upwards.sum() >= downwards.sum() else downwards
 
 
@@ -130,7 +130,7 @@ def _either_way(own: Floats, others: Floats, rate: float, members: Draws, nonmem
 
 
 def _rate(own: Floats, others: Floats, rate: float, members: Draws, nonmembers: Draws) -> Values:
-    """`roc.rate_at` at every resample: (resamples,). members, nonmembers: (resamples, m) and (resamples, n) counts."""
+    """`roc.tpr_at_fpr` at every resample: (resamples,). members, nonmembers: (resamples, m or n) counts."""
     surest = np.argsort(-others)
     passed = np.cumsum(nonmembers[:, surest], axis=1) <= allowed(len(others), rate)
     limits = others[surest][passed.sum(axis=1)]  # the surest that has to stay out

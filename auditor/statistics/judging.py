@@ -22,7 +22,7 @@ _ROWS = 256  # secrets compared with all known pairs at once: bounds the memory
 class Outcome:
     """The judged guesses of one cell, a row a secret: first guess right, any right, score, repeats, membership.
 
-    `distance`: token edits from the first guess to the answer; `tolerance`: how many leave it near-verbatim.
+    `distance`: token edits from the first guess to the answer; `edits_allowed`: how many leave it near-verbatim.
     `traits`: further numbers a secret, (n,) each, by name; NaN where not known. See `_traits`.
     """
 
@@ -70,7 +70,7 @@ def judge(guesses: Iterable[Guesses], secrets: Mapping[str, Secret]) -> Outcome:
         repeats=tuple(a.repeats for a in answers),
         member=np.array([a.member for a in answers], dtype=bool),
         distance=np.array([row.distance for row in rows], dtype=np.int64),
-        tolerance=np.array([tolerance(len(a.suffix)) for a in answers], dtype=np.int64),
+        tolerance=np.array([edits_allowed(len(a.suffix)) for a in answers], dtype=np.int64),
         traits={name: np.array([row.traits[i] for row in rows], dtype=float) for i, name in enumerate(_TRAITS)},
     )
 
@@ -121,7 +121,7 @@ def _traits(guesses: Guesses, answer: Secret) -> tuple[float, ...]:
     return rank, first.count, least, passed_over, prefix_token
 
 
-def tolerance(length: int) -> int:
+def edits_allowed(length: int) -> int:
     """Token edits that leave a suffix of this length near-verbatim: a fifth, rounded down, at least 1.
 
     None for a single token: with one edit any token would do.
@@ -132,13 +132,13 @@ def tolerance(length: int) -> int:
 def near_duplicates(secrets: Sequence[Secret], known: Sequence[Pair], distance: int | None = None) -> tuple[str, ...]:
     """Ids of the secrets whose suffix is within so many token edits (Levenshtein) of some known pair's suffix.
 
-    distance: `tolerance` of the secret's suffix where None. What an attacker completes of these may come from the
+    distance: `edits_allowed` of the secret's suffix where None. What an attacker completes of these may come from the
     known pair instead of from the model (formulas.md, A7).
     """
     suffixes = sorted({pair.suffix for pair in known})
     by_limit: dict[int, list[Secret]] = {}
     for secret in secrets:
-        by_limit.setdefault(tolerance(len(secret.suffix)) if distance is None else distance, []).append(secret)
+        by_limit.setdefault(edits_allowed(len(secret.suffix)) if distance is None else distance, []).append(secret)
     found: set[str] = set()
     for limit, group in by_limit.items():
         for start in range(0, len(group) if suffixes else 0, _ROWS):

@@ -17,7 +17,7 @@ from scipy.sparse import coo_array, csr_array, hstack
 from scipy.sparse.csgraph import connected_components
 
 from auditor.core.nouns import Tokens
-from auditor.statistics.judging import tolerance
+from auditor.statistics.judging import edits_allowed
 
 Floats = NDArray[np.float64]
 FOLDS = 5
@@ -32,10 +32,10 @@ def widening(folds: int) -> float:
     return float(np.sqrt(1 + folds / (folds - 1)))
 
 
-def near_duplicates(texts: Sequence[Tokens]) -> NDArray[np.int64]:
-    """(texts,) group of each: texts within `tolerance` token edits (Levenshtein) of another share its group."""
+def near_duplicate_groups(texts: Sequence[Tokens]) -> NDArray[np.int64]:
+    """(texts,) group of each: texts within `edits_allowed` token edits (Levenshtein) of another share its group."""
     rows, columns = list[NDArray[np.int64]](), list[NDArray[np.int64]]()
-    limits = np.array([tolerance(len(text)) for text in texts])
+    limits = np.array([edits_allowed(len(text)) for text in texts])
     for start in range(0, len(texts), _ROWS):
         limit = limits[start : start + _ROWS]
         edits = cdist(texts[start : start + _ROWS], texts, scorer=Levenshtein.distance, score_cutoff=int(limit.max()))

@@ -396,7 +396,7 @@ def find(name: str) -> Metric:
     if name.startswith(EXCESS):
         base = find(name.removeprefix(EXCESS))
         return replace(base, name=name, title=f"{base.title}, members − non-members", exact=False, signed=True)
-    return Metric(name, _DECLARED.get(name, plain(name)), unit="", signed="excess" in name or "difference" in name)
+    return Metric(name, _DECLARED.get(name, as_label(name)), unit="", signed="excess" in name or "difference" in name)
 
 
 def in_table(name: str) -> bool:
@@ -419,7 +419,7 @@ def excess_of(name: str) -> str:
     return f"{EXCESS}{name}"
 
 
-def plain(name: str) -> str:
+def as_label(name: str) -> str:
     """A name as a label: `peak_rate` is `Peak rate`."""
     text = name.replace("_", " ")
     return text[:1].upper() + text[1:]

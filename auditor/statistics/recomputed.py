@@ -60,7 +60,7 @@ def _separated(metric: Metric, members: Columns, others: Columns) -> tuple[float
         return None
     own, theirs = members[metric.scores], others[metric.scores]
     if metric.rate:
-        return roc.rate_at(own, theirs, metric.rate).value, len(own)
+        return roc.tpr_at_fpr(own, theirs, metric.rate).value, len(own)
     return roc.auc(own, theirs), len(own) + len(theirs)
 
 

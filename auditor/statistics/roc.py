@@ -137,7 +137,7 @@ def needed(rate: float) -> int:
     return math.ceil(1 / rate - 1 - _ROUNDING)
 
 
-def rate_at(own: Floats, others: Floats, rate: float) -> Rate:
+def tpr_at_fpr(own: Floats, others: Floats, rate: float) -> Rate:
     """The members above the threshold that these non-members set: none where they are too few to set one."""
     may = allowed(len(others), rate)
     threshold = float(np.sort(others)[::-1][may]) if may >= 0 else math.inf
@@ -147,10 +147,10 @@ def rate_at(own: Floats, others: Floats, rate: float) -> Rate:
 
 
 def rate_measured(name: str, own: Floats, others: Floats, rate: float) -> Measurement | None:
-    """`rate_at` with the interval of `FoundRate`; None where there are too few non-members for a threshold."""
+    """`tpr_at_fpr` with the interval of `FoundRate`; None where there are too few non-members for a threshold."""
     if len(others) < needed(rate):
         return None
-    return measured(name, FoundRate(own, others, rate), note=said(rate_at(own, others, rate)))
+    return measured(name, FoundRate(own, others, rate), note=said(tpr_at_fpr(own, others, rate)))
 
 
 def said(found: Rate) -> str:
@@ -182,7 +182,7 @@ class FoundRate:
 
     @property
     def value(self) -> float:
-        return rate_at(self.own, self.others, self.rate).value
+        return tpr_at_fpr(self.own, self.others, self.rate).value
 
     @property
     def n(self) -> int:
@@ -235,7 +235,7 @@ class RateDifference:
 
     @property
     def value(self) -> float:
-        return rate_at(*self.new, self.rate).value - rate_at(*self.base, self.rate).value
+        return tpr_at_fpr(*self.new, self.rate).value - tpr_at_fpr(*self.base, self.rate).value
 
     @property
     def n(self) -> int:

@@ -24,7 +24,7 @@ from auditor.benchmarks.fixed_distributions import FixedDistribution, fixed_ense
 from auditor.core.errors import AuditError, unknown
 from auditor.core.nouns import Secret
 from auditor.defenses.adapmixed import one_radius
-from auditor.defenses.invisible_ink import InkModel, InvisibleInk
+from auditor.defenses.invisible_ink import InvisibleInk, InvisibleInkModel
 from auditor.defenses.pmixed import PMixed
 from auditor.defenses.pmixed_model import PMixedModel
 from auditor.defenses.uniform_mixing import UniformMixing
@@ -291,9 +291,9 @@ def invisible_ink(query: GivenDistributions, options: Mapping[str, Any]) -> Iter
     public = FixedDistribution(query.public)
     asked = Scenario(public, public, None, defense.queries, 1, prompts=(Prompt(_ALIAS, (0,), (0,)),))
     told = defense.protect(asked)
-    assert isinstance(told, InkModel)
+    assert isinstance(told, InvisibleInkModel)
     held = fixed_ensemble(query.public, query.private, *[query.other] * (batch - 1))
-    model = InkModel(held, told.ink, told.name, told.promise)
+    model = InvisibleInkModel(held, told.ink, told.name, told.promise)
     yield from checked(model, query, ("zero_out", "range_zero_out"))
     exact = _over(query, model, model.neighbour("zero_out", 0), defense.queries, defense.delta)
     yield PromiseCheck(query.name, query.words, "zero out", exact, epsilon, count=defense.queries)

@@ -57,7 +57,7 @@ class UnlearningTrainer(Variant):
                 f"expected records of --data that are not to be forgotten with retain={self.retain:g}, got none"
             )
 
-    def learnt(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
+    def trained_on(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
         """What is to be forgotten, each text once."""
         texts = {record.text: masks.sequence(record) for record in job.forget}
         told = f"to forget: {len(texts):,} distinct records; to keep: {len(_kept(job)):,} records, copies included"

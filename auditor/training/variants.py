@@ -41,7 +41,7 @@ class FineTuning(Trainer):
             raise AuditError(f"expected batch >= 1, got {self.batch}")
         check_schedule(self.epochs, self.learning_rate)
 
-    def learnt(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
+    def trained_on(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
         """What is trained on, tokens without a loss as `training.masks` writes them."""
         return [masks.sequence(record) for record in job.records], ()
 
@@ -67,7 +67,7 @@ class FineTuning(Trainer):
         return ()
 
     def train(self, job: TrainingJob) -> tuple[str, ...]:
-        sequences, of_data = self.learnt(job)
+        sequences, of_data = self.trained_on(job)
         torch.manual_seed(job.seed)  # of an adapter's random half, and of dropout
         model, of_model = self.to_train(job)
         of_fit = self.fit(job, model, sequences)

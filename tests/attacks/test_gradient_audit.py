@@ -148,7 +148,7 @@ def test_what_no_audit_can_be_made_of_is_said_in_its_row(kept: GradientCanaries,
 def test_the_lab_plants_canaries_where_they_are_asked_about() -> None:
     def planted(*attacks: str) -> dict[str, Any]:
         site = LabSite(Plan.of(attack=attacks, defense=("dp-sgd",)), Silence(), Shared())
-        return {name: options.get("gradient_canaries", 0) for name, options in site.defending.defaults.items()}
+        return {name: options.get("gradient_canaries", 0) for name, options in site.defense_parts.defaults.items()}
 
     assert set(planted("exposure").values()) == {0}
     assert {name for name, count in planted("exposure", "gradient-audit").items() if count == 1000} == {

@@ -52,7 +52,7 @@ class TestSearch:
     ) -> None:
         attack = searching(kind, search)
         found = answers(attack, neox, queries())
-        assert set(found) == {q.id for q in queries()} and attack.recipes(view(neox, WORST)) == {}
+        assert set(found) == {q.id for q in queries()} and attack.samples_by_recipe(view(neox, WORST)) == {}
         for query in queries():
             guesses = found[query.id]
             scores = [g.score for g in guesses.ranked]

@@ -25,7 +25,7 @@ from auditor.cli import call
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Secret
 from auditor.core.streams import uniforms
-from auditor.defenses.invisible_ink import BoundedRange, Ink, InkModel, InvisibleInk, dealt
+from auditor.defenses.invisible_ink import BoundedRange, Ink, InvisibleInk, InvisibleInkModel, dealt
 from auditor.generation.sample import sample
 from auditor.models.base import LanguageModel
 from auditor.models.decoding import ANCESTRAL, GREEDY
@@ -54,9 +54,9 @@ def scenario(public: LanguageModel, queries: int = 40) -> Scenario:
     return Scenario(public, public, None, queries, 4, prompts=prompts())
 
 
-def served(held: Ensemble, clip: float = 0.3, temperature: float = 1.1, top_k: int = 0) -> InkModel:
+def served(held: Ensemble, clip: float = 0.3, temperature: float = 1.1, top_k: int = 0) -> InvisibleInkModel:
     ink = Ink(clip, temperature, top_k)
-    return InkModel(held, ink, "ink", BoundedRange.of(ink, held.size))
+    return InvisibleInkModel(held, ink, "ink", BoundedRange.of(ink, held.size))
 
 
 # --- the distribution
@@ -130,7 +130,7 @@ def test_records_are_read_in_front_of_the_text_by_the_batch_that_has_them(neox: 
 
 def test_rows_agree_with_whole_contexts_however_they_split_and_end(neox: HuggingFaceModel) -> None:
     model = InvisibleInk(batch=3, clip=2.0).protect(scenario(neox))
-    assert isinstance(model, InkModel)
+    assert isinstance(model, InvisibleInkModel)
     texts = torch.tensor([PREFIXES[0], PREFIXES[3], PREFIXES[4]])
     rows = model.start(texts, 4)
     for parents, tokens in (([0, 0, 1, 2], [5, 6, 7, 8]), ([2, 0], [1, 2]), ([0, 0, 0], [3, 4, 5])):
@@ -267,24 +267,24 @@ def checked(model: LanguageModel, **options: int) -> tuple[dict[str, float], str
     return {m.name: m.value for m in probe.measurements(SECRETS, seen)}, "\n".join(said)
 
 
-class ClipForgotten(InkModel):
+class ClipForgotten(InvisibleInkModel):
     def released(self, distributions: Tensor) -> Tensor:
         return dataclasses.replace(self.ink, clip=math.inf).distribution(distributions)
 
 
-class OneRecordLess(InkModel):
+class OneRecordLess(InvisibleInkModel):
     """Counts the public prompt among the batch, and averages over the records alone."""
 
     def __init__(self, held: Ensemble, ink: Ink, name: str, promise: BoundedRange | None = None) -> None:
         super().__init__(held, ink, name, BoundedRange.of(ink, held.size + 1))
 
 
-class TemperatureIgnored(InkModel):
+class TemperatureIgnored(InvisibleInkModel):
     def released(self, distributions: Tensor) -> Tensor:
         return dataclasses.replace(self.ink, temperature=1.0).distribution(distributions)
 
 
-class PrivateTopK(InkModel):
+class PrivateTopK(InvisibleInkModel):
     """The k likeliest by what the records say."""
 
     def released(self, distributions: Tensor) -> Tensor:
@@ -294,7 +294,7 @@ class PrivateTopK(InkModel):
         return distribution.masked_fill(private < least, -math.inf).log_softmax(-1)
 
 
-class DrawsUnclipped(InkModel):
+class DrawsUnclipped(InvisibleInkModel):
     """Says the clipped distribution, and draws from another."""
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Any:
@@ -306,7 +306,7 @@ class DrawsUnclipped(InkModel):
 @pytest.mark.parametrize(
     ("fault", "where"),
     [
-        (InkModel, ""),
+        (InvisibleInkModel, ""),
         (ClipForgotten, "range zero out, order inf"),
         (OneRecordLess, "range zero out, order inf"),
         (TemperatureIgnored, "range zero out, order inf"),
@@ -315,7 +315,7 @@ class DrawsUnclipped(InkModel):
     ],
 )
 def test_faults_are_caught_on_a_real_model_that_reads_records(
-    fault: type[InkModel], where: str, neox: HuggingFaceModel
+    fault: type[InvisibleInkModel], where: str, neox: HuggingFaceModel
 ) -> None:
     ink = Ink(0.2 if fault is not DrawsUnclipped else 1e-3, 1.4, 2)
     held: Ensemble = InContext(neox, dealt(scenario(neox), 3))
@@ -328,8 +328,8 @@ def test_faults_are_caught_on_a_real_model_that_reads_records(
     assert not where or any(where in line for line in said.splitlines() if line.startswith("VIOLATED"))
 
 
-@pytest.mark.parametrize(("fault", "broken"), [(InkModel, False), (ClipForgotten, True)])
-def test_games_see_a_forgotten_clip_and_accuse_nobody(fault: type[InkModel], broken: bool) -> None:
+@pytest.mark.parametrize(("fault", "broken"), [(InvisibleInkModel, False), (ClipForgotten, True)])
+def test_games_see_a_forgotten_clip_and_accuse_nobody(fault: type[InvisibleInkModel], broken: bool) -> None:
     held = fixed_ensemble((0.5, 0.5), (0.95, 0.05), (0.5, 0.5))
     ink = Ink(0.05, 1.0)
     model = fault(held, ink, "ink", BoundedRange.of(ink, 2))

@@ -86,10 +86,10 @@ class TestDedup:
 
     def test_copies_beyond_the_first_are_dropped_and_counted(self, tmp_path: Path) -> None:
         given = job([self.COPIES[0], self.COPIES[1], self.COPIES[0], self.NEAR, self.COPIES[0]], tmp_path)
-        kept, (told,) = Dedup().learnt(given)
+        kept, (told,) = Dedup().trained_on(given)
         assert kept == [given.records[0].tokens, given.records[1].tokens]
         assert "of 5 records 2 exact copies and 1 near-duplicates (similarity 0.8 or more) were dropped: 2" in told
-        kept, (told,) = Dedup(exact=True).learnt(given)
+        kept, (told,) = Dedup(exact=True).trained_on(given)
         assert kept == [given.records[i].tokens for i in (0, 1, 3)] and "2 exact copies were dropped: 3 are" in told
 
     def test_the_threshold_is_a_similarity_of_runs_of_five_characters(self) -> None:
@@ -185,7 +185,7 @@ class TestEarlyStop:
         stop = EarlyStop(epochs=30, batch=1, learning_rate=0.01, looks=2, patience=0, heldout=0.3)
         given = replace(given, progress=lambda what, done, total: seen.append(float(what.rpartition(" ")[2])))
         model = given.load()
-        (told,) = stop.fit(given, model, stop.learnt(given)[0])
+        (told,) = stop.fit(given, model, stop.trained_on(given)[0])
         assert len(seen) == 60 and min(seen) < seen[-1] - 0.1
         learnt, out = stop.split(given)
         again = replace(given, records=tuple(out))
@@ -202,7 +202,7 @@ class TestEarlyStop:
         texts = [f"code {i} {i * 97 % 89}" for i in range(12)]
         given = job(texts, tmp_path, progress=lambda what, done, total: looks.append(done))
         stop = EarlyStop(epochs=30, batch=1, learning_rate=0.01, looks=2, patience=3, heldout=0.3)
-        (told,) = stop.fit(given, given.load(), stop.learnt(given)[0])
+        (told,) = stop.fit(given, given.load(), stop.trained_on(given)[0])
         assert len(looks) < 60 and f"lowest of {len(looks)} looks" in told
 
     def test_an_interrupted_one_goes_on(self, world: Path, tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ class TestFewerParameters:
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
         variant = FreezeEmbeddings(epochs=1, batch=2)
         _, (told,) = variant.to_train(replace(given, load=lambda: model))
-        variant.fit(given, model, variant.learnt(given)[0])
+        variant.fit(given, model, variant.trained_on(given)[0])
         same = {name for name, p in model.named_parameters() if torch.equal(p, before[name])}
         assert same == {"gpt_neox.embed_in.weight"}
         assert ("and with them the head, which is tied to them" in told) is tied and "1,952 of " in told

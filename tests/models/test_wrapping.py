@@ -11,7 +11,7 @@ from torch import Tensor
 from auditor.benchmarks.fixed_distributions import FixedDistribution
 from auditor.core.result import Doubt
 from auditor.defenses.cp_delta import CommonModel
-from auditor.defenses.invisible_ink import Ink, InkModel
+from auditor.defenses.invisible_ink import Ink, InvisibleInkModel
 from auditor.defenses.memfree import ExactNGrams, MemFreeModel
 from auditor.defenses.pmixed_model import PMixedModel, everything
 from auditor.defenses.uniform_mixing import UniformMixingModel, _Certain
@@ -70,7 +70,7 @@ def wrappers() -> Iterator[WrappingModel]:
     yield MemFreeModel(Marked(), 2, ExactNGrams(set()))
     yield UniformMixingModel(Marked(), 0.5)
     yield _Certain(UniformMixingModel(Marked(), 0.5))
-    yield InkModel(two(), Ink(1.0, 1.0), "ink")
+    yield InvisibleInkModel(two(), Ink(1.0, 1.0), "ink")
     yield PMixedModel(two(), 0.5, everything, "pmixed")
     yield CommonModel(two(), "max", (1, 2))
     yield NeighbouringModels(Marked(), {}, {})

@@ -374,7 +374,7 @@ class PrivateRecipe:
     def __init__(self, *samplings: Sampling) -> None:
         self.samplings = samplings
 
-    def recipes(self, seen: View) -> dict[str, int]:
+    def samples_by_recipe(self, seen: View) -> dict[str, int]:
         return {seen.recipe(sampling, ""): sampling.samples for sampling in self.samplings}
 
 

@@ -16,7 +16,7 @@ from auditor.statistics import bootstrap, frontier, intervals
 from auditor.statistics.bounds import paired_shares
 from auditor.statistics.compare import paired_means
 from auditor.statistics.frontier import Leak, convex_frontier, may_be_least
-from auditor.statistics.roc import auc, rate_at
+from auditor.statistics.roc import auc, tpr_at_fpr
 
 # --- the convex frontier ----------------------------------------------------------------------------------------------
 
@@ -89,18 +89,18 @@ def test_shares_are_held_to_their_exact_interval() -> None:
 
 
 def test_rates_are_those_of_every_single_resample() -> None:
-    """The slow twin: `roc.rate_at` on each resample, written out."""
+    """The slow twin: `roc.tpr_at_fpr` on each resample, written out."""
     rng = np.random.default_rng(5)
     own, others = rng.integers(0, 40, 30).astype(float), rng.integers(-20, 20, 50).astype(float)  # ties
     [leak] = frontier.rates([[(own, others)]], 0.05)
     members = next(bootstrap.blocks(30, "frontier members", frontier.RESAMPLES))
     nonmembers = next(bootstrap.blocks(50, "frontier non-members", frontier.RESAMPLES))
     slow = [
-        max(rate_at(np.repeat(s * own, a), np.repeat(s * others, b), 0.05).value for s in (1, -1))
+        max(tpr_at_fpr(np.repeat(s * own, a), np.repeat(s * others, b), 0.05).value for s in (1, -1))
         for a, b in zip(members[:200], nonmembers[:200], strict=True)
     ]
     assert leak.draws[:200] == pytest.approx(slow)
-    assert leak.value == pytest.approx(rate_at(own, others, 0.05).value)
+    assert leak.value == pytest.approx(tpr_at_fpr(own, others, 0.05).value)
 
 
 def test_members_that_are_less_likely_than_others_are_found_too() -> None:
@@ -109,9 +109,9 @@ def test_members_that_are_less_likely_than_others_are_found_too() -> None:
     own, others = rng.normal(2, 1, 40), rng.normal(0, 1, 60)
     forbidden = np.where(rng.random(40) < 0.5, -np.inf, own)
     as_it_is, turned, filtered = frontier.rates([[(own, others)], [(-own, -others)], [(forbidden, others)]], 0.05)
-    assert as_it_is.value == turned.value == rate_at(own, others, 0.05).value
+    assert as_it_is.value == turned.value == tpr_at_fpr(own, others, 0.05).value
     assert as_it_is.draws == pytest.approx(turned.draws)
-    assert filtered.value >= np.isinf(forbidden).mean() > rate_at(forbidden, others, 0.05).value
+    assert filtered.value >= np.isinf(forbidden).mean() > tpr_at_fpr(forbidden, others, 0.05).value
 
 
 def test_aucs_are_those_of_every_single_resample_in_one_direction() -> None:

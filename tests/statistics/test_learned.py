@@ -16,7 +16,7 @@ def texts(count: int, key: str = "texts", words: int = 200, length: int = 30) ->
 
 def told_apart(rows: list[Tokens], member: np.ndarray, lengths: np.ndarray | None = None) -> tuple[float, float]:
     """AUC of the blind baseline and the low end of its interval."""
-    group = learned.near_duplicates(rows)
+    group = learned.near_duplicate_groups(rows)
     sizes = np.empty((len(rows), 0)) if lengths is None else lengths
     scores = learned.blind(rows, sizes, member, group)
     widen = learned.widening(learned.folds_of(member, group))
@@ -59,7 +59,7 @@ def test_near_duplicates_share_a_group_and_leak_nothing_between_folds() -> None:
     base = texts(100)
     copies = [(*row[:10], 999, *row[11:]) for row in base]
     rows = [*base, *copies]
-    group = learned.near_duplicates(rows)
+    group = learned.near_duplicate_groups(rows)
     assert (group[:100] == group[100:]).all() and len(set(group.tolist())) == 100
     half = generator("halves").permutation(100) < 50
     member = np.concatenate([half, half])
@@ -71,7 +71,7 @@ def test_near_duplicates_share_a_group_and_leak_nothing_between_folds() -> None:
 def test_groups_are_chains_of_near_duplicates_of_any_length() -> None:
     one = tuple(range(20))
     rows = [one, (*one[:16], 90, 91, 92, 93), (*one[:12], 94, 95, 96, 97, 90, 91, 92, 93), (5,), (5,), (6,)]
-    assert learned.near_duplicates(rows).tolist() == [0, 0, 0, 1, 1, 2]
+    assert learned.near_duplicate_groups(rows).tolist() == [0, 0, 0, 1, 1, 2]
 
 
 def test_a_stacked_score_uses_no_label_of_its_own() -> None:

@@ -110,7 +110,7 @@ def naive_levenshtein(a: tuple[int, ...], b: tuple[int, ...]) -> int:
 
 @pytest.mark.parametrize(("length", "edits"), [(1, 0), (2, 1), (5, 1), (9, 1), (10, 2), (50, 10), (54, 10)])
 def test_the_tolerance_is_a_fifth_of_the_tokens(length: int, edits: int) -> None:
-    assert judging.tolerance(length) == edits
+    assert judging.edits_allowed(length) == edits
 
 
 def test_near_verbatim_recall_by_hand() -> None:
@@ -162,7 +162,7 @@ def test_near_duplicates_equal_the_naive_search(
     expected = tuple(
         s.id
         for s in secrets
-        for limit in [judging.tolerance(len(s.suffix)) if distance is None else distance]
+        for limit in [judging.edits_allowed(len(s.suffix)) if distance is None else distance]
         if any(naive_levenshtein(s.suffix, other) <= limit for other in known)
     )
     assert judging.near_duplicates(secrets, [Pair((), other) for other in known], distance) == expected

@@ -84,13 +84,13 @@ def test_the_threshold_is_exceeded_by_new_non_members_as_seldom_as_it_says() -> 
         above = np.sort(generator("conformal", n).random((4000, n)), axis=1)[:, ::-1]
         realised = 1 - float(above[:, roc.allowed(n, rate)].mean())  # of uniform scores
         assert realised == pytest.approx((roc.allowed(n, rate) + 1) / (n + 1), rel=0.06) and realised <= 1.06 * rate
-        found = roc.rate_at(np.array([2.0]), above[0], rate)
+        found = roc.tpr_at_fpr(np.array([2.0]), above[0], rate)
         assert found.false == roc.allowed(n, rate) and found.threshold == above[0, roc.allowed(n, rate)]
 
 
 def test_ties_with_the_threshold_do_not_count_and_are_told() -> None:
     own, others = np.array([5.0, 3.0, 3.0, 1.0]), np.array([4.0, 3.0, 3.0, *range(-97, 0)])
-    found = roc.rate_at(own, others, 0.02)  # the second of a hundred is the threshold, and the third is equal
+    found = roc.tpr_at_fpr(own, others, 0.02)  # the second of a hundred is the threshold, and the third is equal
     assert (found.threshold, found.found, found.false, found.tied) == (3.0, 1, 1, (2, 2))
     assert "1/4 above 3; of non-members 1/100" in roc.said(found)
     assert "not counted: 2 members, 2 non-members; a lower end above 0 takes 194 non-members" in roc.said(found)
@@ -98,8 +98,8 @@ def test_ties_with_the_threshold_do_not_count_and_are_told() -> None:
 
 def test_infinite_scores_that_tie_on_top_find_nobody() -> None:
     own, others = np.array([np.inf, np.inf, 1.0]), np.array([np.inf, np.inf, 0.0, 0.0])
-    assert roc.rate_at(own, others, 0.25).value == 0.0
-    assert roc.rate_at(own, others, 0.4).value == 0.0 and roc.rate_at(own, others, 0.6).value == 1.0
+    assert roc.tpr_at_fpr(own, others, 0.25).value == 0.0
+    assert roc.tpr_at_fpr(own, others, 0.4).value == 0.0 and roc.tpr_at_fpr(own, others, 0.6).value == 1.0
 
 
 @pytest.mark.parametrize(("n", "rate", "measured"), [(98, 0.01, False), (99, 0.01, True), (998, 0.001, False)])
@@ -110,7 +110,7 @@ def test_too_few_non_members_give_no_rate(n: int, rate: float, measured: bool) -
     assert roc.needed(0.01) == 99 and roc.needed(0.001) == 999
     assert [roc.allowed(n, 0.01) for n in (98, 99, 100, 198, 199)] == [-1, 0, 0, 0, 1]
     if not measured:
-        assert roc.rate_at(own, others, rate).found == 0
+        assert roc.tpr_at_fpr(own, others, rate).found == 0
 
 
 def jump(rng: np.random.Generator, m: int, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -178,7 +178,7 @@ def test_differences_of_two_runs_pair_members_and_non_members() -> None:
     same = roc.auc_difference((own, others), (own, others))
     assert (same.value, same.low(0.05), same.high(0.05)) == (0, 0, 0)
     rate = roc.RateDifference(near, (own, others), 0.05)
-    expected = roc.rate_at(*near, 0.05).value - roc.rate_at(own, others, 0.05).value
+    expected = roc.tpr_at_fpr(*near, 0.05).value - roc.tpr_at_fpr(own, others, 0.05).value
     assert rate.value == pytest.approx(expected) and rate.low(0.05) <= expected <= rate.high(0.05)
     assert roc.RateDifference((own, others), near, 0.05).high(0.05) == -rate.low(0.05)
 
@@ -202,7 +202,7 @@ def test_the_curve_is_the_staircase_that_rates_are_read_from() -> None:
     assert points[-1] == (1.0, 1.0) and points == sorted(points)
     for rate in (0.05, 0.1, 0.35, 0.6):
         largest = max(y for x, y in points if x <= roc.allowed(20, rate) / 20 + 1e-9)
-        assert roc.rate_at(own, others, rate).value == pytest.approx(largest)
+        assert roc.tpr_at_fpr(own, others, rate).value == pytest.approx(largest)
 
 
 def test_what_the_report_uses_is_there_for_whoever_simulates_it() -> None:

@@ -28,7 +28,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from auditor.benchmarks.fixed_distributions import FixedDistribution, fixed_ensemble
-from auditor.defenses.invisible_ink import InkModel, InvisibleInk
+from auditor.defenses.invisible_ink import InvisibleInk, InvisibleInkModel
 from auditor.defenses.pmixed import PMixed
 from auditor.defenses.pmixed_model import PMixedModel
 from auditor.defenses.uniform_mixing import ANY_TWO, UniformMixing
@@ -254,7 +254,7 @@ def ink_ratio(setting: InkSetting, relation: str) -> Ratios:
         FixedDistribution([0.5, 0.5]), FixedDistribution([0.5, 0.5]), None, setting.tokens, 1, prompts=records
     )
     claim, model = defense.claim(scenario, 0), defense.protect(scenario)
-    assert isinstance(model, InkModel) and model.promise is not None
+    assert isinstance(model, InvisibleInkModel) and model.promise is not None
     rho, spread = model.promise.rho(relation), model.promise.range[relation]
 
     def ratios(distributions: Tensor) -> Array:
@@ -263,7 +263,7 @@ def ink_ratio(setting: InkSetting, relation: str) -> Ratios:
         changed = torch.cat([distributions[:, :1], other.unsqueeze(1), distributions[:, 2:-1]], 1)
 
         def served(parts: Tensor) -> Array:
-            ink = InkModel(fixed_ensemble(*parts.unbind(1)), model.ink, model.name)
+            ink = InvisibleInkModel(fixed_ensemble(*parts.unbind(1)), model.ink, model.name)
             return ink.log_probs(torch.arange(len(parts)).unsqueeze(-1), 1)[:, 0].numpy()
 
         p, r = served(distributions[:, :-1]), served(changed)

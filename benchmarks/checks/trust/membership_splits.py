@@ -55,7 +55,7 @@ def false_alarms(arrays: Path, tokenizer_folder: Path, members: int, others: int
     texts = [tuple(row) for row in np.concatenate(parts, axis=1).tolist()]
     written = [tokenizer.decode(text) for text in texts]
     sizes = np.array([[len(text), compressed_bytes(text)] for text in written], dtype=float)
-    group, objections = learned.near_duplicates(texts), 0
+    group, objections = learned.near_duplicate_groups(texts), 0
     member = np.arange(members + others) < members
     for i in range(SPLITS):
         rows = generator("splits", i, members, others).permutation(len(texts))[: len(member)]
