@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,7 @@ def dp_loop(
     ],
     function: Annotated[str, typer.Option(metavar="NAME", help="The training function in it.")] = "train",
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="DIR", help="Folder for dp-loop.html and dp-loop.md.")
+        Path | None, typer.Option("-o", "--out", metavar="DIR", help="Folder for dp-loop.html, .md and .json.")
     ] = None,
     gate: Annotated[
         bool, typer.Option("--gate", help="Exit 1 where the training is broken, 4 where the test cannot tell.")
@@ -33,6 +34,9 @@ def dp_loop(
     junit: Annotated[Path | None, typer.Option(metavar="FILE.xml", help="Write the checks as JUnit XML.")] = None,
     minutes: Annotated[float, typer.Option(help="The longest that the test may take.")] = 2.0,
     seed: Annotated[int, typer.Option(help="Of the trainings that are watched.")] = 0,
+    check: Annotated[
+        list[str] | None, typer.Option("--check", metavar="NAME", help="Report these checks alone, at the same level.")
+    ] = None,
 ) -> None:
     """Crash-test a private training: is the epsilon that it claims the one of its loop?
 
@@ -52,14 +56,18 @@ def dp_loop(
 
     found = _named(script, function)
     with console.terminal(verbose=False), contextlib.redirect_stdout(sys.stderr):
-        tested = crash_test(_guarded(found, script), minutes=minutes, seed=seed)
-    for line in report.lines(tested):
+        tested = crash_test(_guarded(found, script), minutes=minutes, seed=seed).of(check or ())
+    source, again = str(script), f"audit dp-loop {shlex.quote(str(script))}"
+    if function != "train":
+        again += f" --function {shlex.quote(function)}"
+    for line in report.lines(tested, again):
         typer.echo(line)
     if junit is not None:
-        disk.replace(junit, report.junit(tested))
+        disk.replace(junit, report.junit(tested, again))
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        for name, text in (("html", report.page(tested, str(script))), ("md", report.marked(tested, str(script)))):
+        texts = {"html": report.page(tested, source, again), "md": report.marked(tested, source, again)}
+        for name, text in {**texts, "json": report.data(tested, again)}.items():
             disk.replace(out / f"dp-loop.{name}", text)
         typer.echo(f"report  {out / 'dp-loop.html'}")
     if gate:

@@ -64,8 +64,14 @@ class LoopClaim:
         return cls(**given)
 
     def follows(self) -> float:
-        """The epsilon that the claim's own noise, rate and steps give at its delta, with Poisson sampling."""
-        return epsilon(self.noise_multiplier, self.sample_rate, self.steps, self.delta)
+        """The epsilon that the claim's own noise, rate, steps and sampling give at its delta.
+
+        Shuffled batches hide no record among the others: each pass over the data is one step that reads all of it.
+        """
+        if self.sampling == "poisson":
+            return epsilon(self.noise_multiplier, self.sample_rate, self.steps, self.delta)
+        passes = math.ceil(round(self.steps * self.sample_rate, 6))
+        return epsilon(self.noise_multiplier, 1.0, passes, self.delta)
 
 
 def epsilon(noise: float, rate: float, steps: int, delta: float) -> float:

@@ -1,37 +1,100 @@
-"""A crash test as lines, Markdown, a page and JUnit XML. Decides nothing."""
+"""A crash test as lines, Markdown, a page, JSON and JUnit XML. Decides nothing."""
 
 from __future__ import annotations
 
+import json
 import math
+import platform
+import shlex
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
+from dataclasses import asdict
+from importlib import metadata
+from typing import Any
 
-from auditor.crash.checks import BROKEN, LEVEL, UNKNOWN, LoopCheck
+from auditor.crash import subject
 from auditor.crash.trial import CrashTest
+from auditor.crash.verdicts import BROKEN, LEVEL, NO_FAULT, UNKNOWN, LoopCheck
 from auditor.reports import html, inert, markdown
 from auditor.reports.blocks import Bullets, Code, Document, FactList, Group, Section, Table
 
-_ORDER = (BROKEN, UNKNOWN, "no fault seen")
+_ORDER = (BROKEN, UNKNOWN, NO_FAULT)
+_PACKAGES = ("torch", "transformers", "opacus", "trl", "accelerate")  # whose versions a reproduction names
 _SAYS = (
     f"An honest training is called broken with a probability of at most {LEVEL:.0%}, over all checks together.",
-    "“No fault seen” says what would have been seen, no more: a smaller violation, or one that acts only on models, "
-    "records or lengths of training unlike these, may be there. It never says that a training is private.",
+    "“No fault seen” names what would have been seen with 80% probability, and where that is from: the check's own "
+    "statistic in the trainings that were watched, a count, or a planted fault. A smaller violation, or one that acts "
+    "only on models, records or lengths of training unlike these, may be there. It never says that a training is "
+    "private.",
     "The training was run unchanged on a tiny model and 48 records that the test made; the gradient of every step was "
     "read where the optimizer gets it.",
 )
 
 
-def lines(test: CrashTest) -> Iterator[str]:
-    """The verdict, every check that says more than that nothing was seen, and what is not covered."""
+def lines(test: CrashTest, again: str) -> Iterator[str]:
+    """The verdict, what was broken with its reproduction, what would have been seen, and what is not covered.
+
+    again: the command of this test, to which a reproduction adds the check.
+    """
     yield f"RESULT  {headline(test)}"
+    yield f"LOOP    {observed(test)}"
     for check in _worst_first(test):
-        if check.verdict != "no fault seen":
+        if check.verdict == UNKNOWN:
             yield f"        {check.name}: {check.verdict}: {check.said}"
-    fine = [check for check in test.checks if check.verdict == "no fault seen"]
+        elif check.verdict == BROKEN:
+            yield f"BROKEN  {check.name}: {check.said}. To paste into an issue:"
+            yield from (f"        {line}" for line in reproduction(test, check, again).splitlines())
+    fine = [check for check in test.checks if check.verdict == NO_FAULT]
     if fine:
         yield f"SEEN    {len(fine)} of {len(test.checks)} checks saw no fault; each would have seen:"
-        yield from (f"        {check.name}: {check.would_see}" for check in fine if check.would_see)
+        yield from (f"        {check.name}: {_would_see(check)}" for check in fine if check.would_see)
     yield from (f"LIMITS  {remark}" for remark in test.remarks)
+
+
+def _would_see(check: LoopCheck) -> str:
+    return f"{check.would_see} ({check.source})" if check.would_see else "-"
+
+
+def observed(test: CrashTest) -> str:
+    """What the loop did, and the epsilon that follows from that."""
+    seen = test.seen
+    noise = "not seen" if seen.noise_multiplier is None else f"{seen.noise_multiplier:.2f}"
+    did = f"noise multiplier {noise}, sampling rate {seen.sample_rate:.3f}, {seen.steps} steps"
+    if seen.epsilon is None:
+        return f"seen: {did}; what epsilon they give is not known."
+    if math.isinf(seen.epsilon):
+        return f"seen: {did}; with what is broken, epsilon is unbounded."
+    return f"seen: {did}; they give epsilon {seen.epsilon:.2f} [{seen.low:.2f}-{seen.high:.2f}]."
+
+
+def reproduction(test: CrashTest, check: LoopCheck, again: str) -> str:
+    """A broken check in a few lines: the command, where it shows most, what it makes of epsilon, and the versions."""
+    found = check.witness
+    facts = {"check": f"{check.name}: {check.verdict}"}
+    if found is not None:
+        if found.training is not None:
+            facts["where"] = f"training {found.training + 1} (seed {test.seed + found.training})"
+        if found.step is not None:
+            facts["where"] = f"{facts['where']}, step {found.step + 1}"
+        if found.record is not None:
+            facts["record"] = f"{found.record}: {subject.records(0)[found.record]['input_ids']}"
+        if found.tensor is not None:
+            facts["tensor"] = found.tensor
+        facts |= {"measured": found.measured, "expected": found.expected}
+    facts["epsilon"] = f"{_number(check.epsilon)}; the claim gives {test.claim.follows():.2f} at {test.claim.delta:g}"
+    facts["loop"] = observed(test)
+    facts["versions"] = ", ".join((f"Python {platform.python_version()}", *_versions()))
+    width = max(map(len, facts)) + 2
+    command = f"{again} --seed {test.seed} --check {shlex.quote(check.name)}"
+    return "\n".join((command, *(f"{name:{width}}{value}" for name, value in facts.items())))
+
+
+def _versions() -> Iterator[str]:
+    for name in _PACKAGES:
+        try:
+            yield f"{name} {metadata.version(name)}"
+        except metadata.PackageNotFoundError:
+            continue
 
 
 def headline(test: CrashTest) -> str:
@@ -53,32 +116,58 @@ def _worst_first(test: CrashTest) -> list[LoopCheck]:
     return sorted(test.checks, key=lambda check: (_ORDER.index(check.verdict), -(check.epsilon or 0), check.p))
 
 
-def document(test: CrashTest, source: str) -> Document:
-    """What the page and the Markdown show."""
+def document(test: CrashTest, source: str, again: str) -> Document:
+    """What the page and the Markdown show. again: as in `lines`."""
     claim = tuple((name.replace("_", " "), str(value)) for name, value in vars(test.claim).items() if value is not None)
-    rows = tuple((c.name, c.verdict, c.said, c.would_see or "-") for c in _worst_first(test))
+    rows = tuple((c.name, c.verdict, c.said, _would_see(c)) for c in _worst_first(test))
     head = ("Check", "Verdict", "What was seen", "Smallest violation caught with 80% probability")
+    broken = tuple(Code(check.name, reproduction(test, check, again)) for check in _worst_first(test)
+                   if check.verdict == BROKEN)  # fmt: skip
     sections = [
         Section("checks", "Checks", (Table("checks", "Every check", head, (Group("", rows),)),)),
+        *([Section("reproductions", "To paste into an issue", broken)] if broken else []),
         Section("claim", "The claim", (FactList("", claim),)),
-        Section("again", "To see it again", (Code("", f"audit dp-loop {source}"),)),
+        Section("again", "To see it again", (Code("", f"{again} --seed {test.seed}"),)),
         Section("reading", "How to read it", (Bullets((*test.remarks, *_SAYS)),)),
     ]
     facts = (("Training", inert.clean(source)), ("Took", f"{test.seconds:.0f} s"))
-    verdict = _SAYS[0 if test.broken else 1]
+    verdict = f"The loop as {observed(test)} {_SAYS[0 if test.broken else 1]}"
     title = "Crash test of a private training"
     return Document(title, facts, headline(test), verdict, tuple(sections), source="Made by audit dp-loop")
 
 
-def page(test: CrashTest, source: str) -> str:
-    return html.page(document(test, source))
+def page(test: CrashTest, source: str, again: str) -> str:
+    return html.page(document(test, source, again))
 
 
-def marked(test: CrashTest, source: str) -> str:
-    return markdown.page(document(test, source))
+def marked(test: CrashTest, source: str, again: str) -> str:
+    return markdown.page(document(test, source, again))
 
 
-def junit(test: CrashTest) -> str:
+def data(test: CrashTest, again: str) -> str:
+    """JSON: the verdict, the claim, what was seen, and every check with its witness and reproduction."""
+    checks = [
+        {**asdict(check), "reproduction": reproduction(test, check, again) if check.verdict == BROKEN else None}
+        for check in test.checks
+    ]
+    whole = {
+        "verdict": test.verdict, "headline": headline(test), "claim": asdict(test.claim),
+        "claim_gives": test.claim.follows(), "seen": asdict(test.seen), "seed": test.seed, "checks": checks,
+        "remarks": test.remarks, "seconds": test.seconds,
+    }  # fmt: skip
+    return json.dumps(_plain(whole), indent=2, allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no infinity: `unbounded` in its place."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return "unbounded" if isinstance(value, float) and math.isinf(value) else value
+
+
+def junit(test: CrashTest, again: str) -> str:
     """A test case a check: a failure where it is broken, skipped where it cannot tell."""
     count = {verdict: sum(check.verdict == verdict for check in test.checks) for verdict in _ORDER}
     totals = {"tests": str(len(test.checks)), "failures": str(count[BROKEN]), "errors": "0",
@@ -88,7 +177,8 @@ def junit(test: CrashTest) -> str:
     for check in test.checks:
         case = ET.SubElement(suite, "testcase", {"classname": "dp-loop", "name": check.name, "time": "0"})
         if check.verdict == BROKEN:
-            ET.SubElement(case, "failure", {"type": BROKEN, "message": check.said})
+            failure = ET.SubElement(case, "failure", {"type": BROKEN, "message": check.said})
+            failure.text = reproduction(test, check, again)
         elif check.verdict == UNKNOWN:
             ET.SubElement(case, "skipped", {"message": check.said})
         else:

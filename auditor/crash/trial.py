@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from auditor.core.errors import AuditError
-from auditor.crash import subject
-from auditor.crash.checks import BROKEN, LoopCheck, Runs, all_checks
+from auditor.crash import reach, subject
+from auditor.crash.checks import all_checks
 from auditor.crash.claim import LoopClaim
+from auditor.crash.verdicts import BROKEN, LoopCheck, Runs
 from auditor.crash.watch import Trace, Train, watched
 
 _OTHER = 0.25  # every second training's embedding: two thirds of a gradient lie there, where the others have half
 _ENOUGH, _MOST = 1200, 12  # gradients of single records that are looked at; trainings
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the loop really did. epsilon: by our accountant, of this noise, rate and steps; inf: unbounded.
+
+    noise_multiplier and epsilon are None where no record's reach was seen; low, high: the 95% interval of epsilon that
+    the noise multiplier's gives.
+    """
+
+    noise_multiplier: float | None
+    sample_rate: float
+    steps: int
+    epsilon: float | None
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -24,6 +42,16 @@ class CrashTest:
     checks: tuple[LoopCheck, ...]
     remarks: tuple[str, ...]
     seconds: float
+    seen: Seen
+    seed: int = 0
+
+    def of(self, names: Sequence[str]) -> CrashTest:
+        """These checks alone; all where none is named. Raises AuditError for a name that no check has."""
+        known = [check.name for check in self.checks]
+        if unknown := [name for name in names if name not in known]:
+            raise AuditError(f"there is no check {unknown[0]!r}; the checks are {', '.join(known)}")
+        kept = tuple(check for check in self.checks if check.name in names or not names)
+        return replace(self, checks=kept)
 
     @property
     def broken(self) -> list[LoopCheck]:
@@ -34,7 +62,8 @@ class CrashTest:
         """`broken`, `no fault seen` or `cannot tell`, where no record's reach was seen: never that it is private."""
         if self.broken:
             return BROKEN
-        return next(check.verdict for check in self.checks if check.name == "one record's reach")
+        by_name = {check.name: check.verdict for check in self.checks}
+        return by_name.get("one record's reach") or next(iter(by_name.values()))
 
     @property
     def epsilon(self) -> float | None:
@@ -72,7 +101,26 @@ def crash_test(
         embedding = _OTHER if len(traces) % 2 else 1.0
         traces.append(watched(train, seed + len(traces), subject.RECORDS, until, embedding)[0])
     runs = Runs(read, tuple(traces), fewer)
-    return CrashTest(read, tuple(all_checks(runs)), tuple(_remarks(runs)), time.monotonic() - begun)
+    checks = tuple(all_checks(runs))
+    return CrashTest(read, checks, tuple(_remarks(runs)), time.monotonic() - begun, seen(runs, checks), seed)
+
+
+def seen(runs: Runs, checks: tuple[LoopCheck, ...]) -> Seen:
+    """The loop's own numbers: unbounded where a check says so, else what its noise, rate, sampling and steps give.
+
+    Where one kind of record, or one record, is worse off than all together, epsilon is its.
+    """
+    broken = {check.name: check for check in checks if check.verdict == BROKEN}
+    steps = max(len(trace.steps) for trace in runs.traces)
+    noise = reach.noise_multiplier(runs) if runs.noisy else (0.0, 0.0, 0.0)
+    if any(check.epsilon == math.inf for check in broken.values()):
+        return Seen(noise and noise[0], runs.rate, steps, math.inf, math.inf, math.inf)
+    if noise is None:
+        return Seen(None, runs.rate, steps, None)
+    drawn = {"sampling": "shuffled"} if "Poisson sampling" in broken else {}
+    epsilon, high, low = (runs.epsilon(one, steps=steps, **drawn) for one in noise)
+    worst = max((check.epsilon for check in broken.values() if check.epsilon is not None), default=0.0)
+    return Seen(noise[0], runs.rate, steps, *(max(one, worst) for one in (epsilon, low, high)))
 
 
 def _seen(traces: list[Trace]) -> int:

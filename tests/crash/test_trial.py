@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import shlex
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -113,12 +115,36 @@ def test_the_command_writes_its_reports_and_judges(tmp_path: Path, capsys: pytes
     assert int(ET.fromstring(junit.read_text()).attrib["failures"]) == 0
 
 
-def test_the_command_fails_a_broken_loop(tmp_path: Path) -> None:
+def test_the_command_fails_a_broken_loop_and_says_how_to_see_it_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     script = shorter(tmp_path)
     script.write_text(script.read_text().replace("NOISE * CLIP * torch.randn_like(p)", "0"))
-    junit = tmp_path / "checks.xml"
-    assert call(["dp-loop", str(script), "--gate", "--junit", str(junit)]) == 1
+    junit, out = tmp_path / "checks.xml", tmp_path / "out"
+    assert call(["dp-loop", str(script), "--gate", "--junit", str(junit), "-o", str(out)]) == 1
     assert int(ET.fromstring(junit.read_text()).attrib["failures"]) >= 1
+    found = json.loads((out / "dp-loop.json").read_text())
+    assert found["verdict"] == "broken" and found["seen"]["epsilon"] == "unbounded"
+    (broken,) = (check for check in found["checks"] if check["name"] == "noise in every tensor")
+    again, *facts = broken["reproduction"].splitlines()
+    assert again == f"audit dp-loop {script} --seed 0 --check 'noise in every tensor'"
+    assert [fact.split()[0] for fact in facts] == [
+        "check",
+        "where",
+        "measured",
+        "expected",
+        "epsilon",
+        "loop",
+        "versions",
+    ]
+    said = capsys.readouterr().out
+    for text in (said, (out / "dp-loop.md").read_text(), html.unescape((out / "dp-loop.html").read_text())):
+        assert again in text
+    assert call([*shlex.split(again)[1:], "--gate"]) == 1
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("BROKEN")] == [
+        line for line in said.splitlines() if line.startswith("BROKEN  noise in every tensor")
+    ]
+    assert call(["dp-loop", str(script), "--check", "noise"]) == 2
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,9 @@ from torch.utils.data import DataLoader
 
 from auditor.core import threads
 from auditor.crash import subject
-from auditor.crash.checks import LEVEL
 from auditor.crash.subject import Gradients
 from auditor.crash.trial import CrashTest, crash_test
+from auditor.crash.verdicts import LEVEL
 from auditor.crash.watch import bare
 from auditor.training import dp_loop
 from auditor.training.dp_loop import PoissonSampler, PrivateRecipe, ScaledOptimizer

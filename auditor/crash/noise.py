@@ -1,0 +1,203 @@
+"""Checks of the noise: on every tensor, Gaussian, fresh, and of a size that follows nothing secret."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from scipy import stats
+
+from auditor.crash.verdicts import (
+    PLANTED,
+    POWER,
+    SHARE,
+    UNKNOWN,
+    Array,
+    LoopCheck,
+    Runs,
+    Witness,
+    counted,
+    errors_needed,
+    tested,
+    unbounded,
+)
+from auditor.crash.watch import ReadStep, Trace
+from auditor.privacy.gaussian import scale_epsilon
+
+
+def noise(runs: Runs) -> LoopCheck:
+    """Every tensor has the noise that the others have: forgotten on one, it hides nothing of it."""
+    name = "noise in every tensor"
+    would = f"a tensor of 16 numbers with {100 * (1 - math.sqrt(_least_share(len(runs.steps)))):.0f}% less noise"
+    if not runs.noisy:
+        said = "no noise at all in any gradient that reached the optimizer"
+        return counted(name, True, said, would, lambda: _silent(runs, runs.steps[0]), unbounded)
+    silent = {name for step in runs.noisy for name, (one, _) in step.scales.items() if not one}
+    if silent:
+        said = f"no noise on {len(silent)} of {len(runs.first.shapes)} tensors: {', '.join(sorted(silent)[:3])}"
+        return counted(name, True, said, would, lambda: _silent(runs, runs.noisy[0], min(silent)), unbounded)
+    shares = {name: _share(runs.noisy, name) for name in runs.first.shapes}
+    ps = {name: float(stats.chi2.cdf(share * free, free)) for name, (share, free) in shares.items() if free}
+    worst = min(ps, key=ps.__getitem__)
+    least = math.sqrt(shares[worst][0])
+    return tested(
+        name, min(1.0, ps[worst] * len(ps)),
+        f"{worst} has {least:.2f} times the noise of the others",
+        f"every one of {len(ps)} tensors has its noise (least: {least:.2f} times the mean)", would,
+        lambda: Witness(f"{least:.3f} times the noise of all tensors", "1 times", tensor=worst),
+    )  # fmt: skip
+
+
+def _silent(runs: Runs, step: ReadStep, tensor: str | None = None) -> Witness:
+    training, at = runs.place(step)
+    expected = f"{step.scale:.3g}, as on the others" if tensor else "more than rounding"
+    return Witness("noise of standard deviation 0", expected, training, at, tensor=tensor)
+
+
+def _share(steps: Sequence[ReadStep], name: str) -> tuple[float, int]:
+    """A tensor's noise variance over that of all, and its degrees of freedom."""
+    held = [(step.scales[name], step.scale) for step in steps if name in step.scales]
+    free = sum(free for (_, free), _ in held)
+    return (sum((one / scale) ** 2 * free for (one, free), scale in held) / free if free else 1.0), free
+
+
+def _least_share(steps: int, elements: int = 8) -> float:
+    """elements: of 16 numbers, those that a batch's records leave to noise."""
+    free = max(1, steps * elements)
+    return float(stats.chi2.ppf(SHARE / 16, free) / stats.chi2.ppf(POWER, free))
+
+
+def normal(runs: Runs) -> LoopCheck:
+    """The noise is Gaussian: the accounting holds for no other."""
+    parts = [
+        step.noise[kept] / step.spread[kept] / step.scale for step in runs.noisy if (kept := step.spread > 0.5).any()
+    ]
+    if not parts:
+        return LoopCheck("Gaussian noise", UNKNOWN, "no noise that could be looked at", "")
+    held = np.concatenate(parts)
+    found = stats.kstest(held, "norm")
+    # Kolmogorov's critical value, and the spread of the empirical function where it is off: at most a half.
+    least = (math.sqrt(-math.log(SHARE / 2) / 2) + stats.norm.ppf(POWER) / 2) / math.sqrt(len(held))
+    return tested(
+        "Gaussian noise", float(found.pvalue), f"not normal: off by {found.statistic:.3f}", "normal",
+        f"a distribution function that is off by {least:.3f} anywhere",
+        lambda: Witness(f"off by {found.statistic:.4f} at {found.statistic_location:.2f} standard deviations",
+                        f"less than {least:.4f}"),
+    )  # fmt: skip
+
+
+def fresh(runs: Runs) -> LoopCheck:
+    """Independent between any two steps of any training, and between tensors; each training has another seed."""
+    name, noisy = "fresh noise", runs.noisy
+    if len(noisy) < 2:
+        return LoopCheck(name, UNKNOWN, "no noise that could be looked at", "")
+    follow = [(a.noise, b.noise) for trace in runs.traces for a, b in itertools.pairwise(trace.steps)]
+    most, of_pairs, pair = _most_alike([step.noise for step in noisy])
+    found = {
+        "in any two steps": (most, of_pairs),
+        "from step to step": _correlation(follow),
+        "in tensors of one size": _correlation([pair for step in runs.steps for pair in _alike(step, runs.first)]),
+    }
+    where = min(found, key=lambda key: found[key][1])
+    value, p = found[where]
+    size = len(noisy[0].noise)
+    pairs = len(noisy) * (len(noisy) - 1)  # of two signs each
+    least = (stats.norm.isf(SHARE / len(found) / pairs) + stats.norm.ppf(POWER)) / math.sqrt(size)
+
+    def witness() -> Witness:
+        expected = f"0 ± {1 / math.sqrt(size):.3f}"
+        if found["in any two steps"][1] > SHARE / len(found):
+            return Witness(f"correlation {value:.3f} {where}", expected)
+        (one, at), (other, again) = (runs.place(noisy[i]) for i in pair)
+        return Witness(f"correlation {most:.3f} with training {other + 1}, step {again + 1}", expected, one, at)
+
+    return tested(
+        name, min(1.0, len(found) * p), f"the noise repeats {where}: correlation {value:.2f}",
+        "no two steps, trainings or tensors share their noise",
+        f"a correlation of {least:.2f} between any two steps", witness, unbounded,
+    )  # fmt: skip
+
+
+def _most_alike(noises: Sequence[Array]) -> tuple[float, float, tuple[int, int]]:
+    """The largest correlation of any two, its p-value among so many pairs, and which two."""
+    if len({len(one) for one in noises}) > 1:
+        return 0.0, 1.0, (0, 0)
+    held = np.stack(noises)
+    held /= np.linalg.norm(held, axis=1, keepdims=True)
+    alike = np.abs(np.triu(held @ held.T, 1))
+    pairs = len(noises) * (len(noises) - 1) / 2
+    most = float(alike.max())
+    one, other = (int(i) for i in np.unravel_index(alike.argmax(), alike.shape))
+    return most, min(1.0, 2 * pairs * float(stats.norm.sf(most * math.sqrt(held.shape[1])))), (one, other)
+
+
+def _alike(step: ReadStep, trace: Trace) -> Iterator[tuple[Array, Array]]:
+    """Pairs of tensors of one size, of which noise from one generator seeded anew would be equal."""
+    spans = sorted(trace.shapes.values(), key=lambda span: span[1] - span[0])
+    for (a, b), (c, d) in itertools.pairwise(spans):
+        if b - a == d - c:
+            yield step.noise[a:b], step.noise[c:d]
+
+
+def _correlation(pairs: Sequence[tuple[Array, Array]]) -> tuple[float, float]:
+    """Of all pairs at once -> (correlation, p-value); (0, 1) of none."""
+    both = sum(float(a @ b) for a, b in pairs)
+    size = sum(math.sqrt(float(a @ a) * float(b @ b)) for a, b in pairs)
+    spread = math.sqrt(sum(float(a @ a) * float(b @ b) / len(a) for a, b in pairs))
+    return (both / size, 2 * float(stats.norm.sf(abs(both) / spread))) if spread else (0.0, 1.0)
+
+
+# --- one record fewer, and other batches ------------------------------------------------------------------------------
+
+
+def number(runs: Runs) -> LoopCheck:
+    """One record fewer shows in nothing but its gradient: not in steps, learning rates, or the size of the noise."""
+    name, a, b = "number of records", runs.first, runs.fewer
+    if runs.claim.public_size:
+        return LoopCheck(name, UNKNOWN, "the claim says that it is public", "")
+    free = len(a.steps[0].noise) * len(a.steps)
+    error = math.sqrt(1 / free) * 1.25  # of the logarithm of two medians' ratio
+    would = f"noise whose size differs by {100 * errors_needed(2) * error:.1f}%"
+    if len(a.steps) != len(b.steps):
+        said = f"{len(a.steps)} steps with {a.n} records, {len(b.steps)} with {b.n}"
+        return counted(name, True, said, would, lambda: Witness(str(len(b.steps)), str(len(a.steps))), unbounded)
+    rates = [(i, x.rate, y.rate) for i, (x, y) in enumerate(zip(a.steps, b.steps, strict=True)) if x.rate != y.rate]
+    if rates:
+        at, x, y = rates[0]
+        said = f"other learning rates with {b.n} records than {a.n}"
+        return counted(name, True, said, would, lambda: Witness(f"learning rate {y:g}", f"{x:g}", 0, at), unbounded)
+    one, other = _median_scale(a), _median_scale(b)
+    if not one or not other:
+        return LoopCheck(name, UNKNOWN, "no noise whose size could be compared", would)
+    p = 2 * float(stats.norm.sf(abs(math.log(one / other)) / error))
+    return tested(
+        name, p,
+        f"the noise is {other / one:.3f} times as large with {b.n} records as with {a.n}: it tells how many there are",
+        f"noise, steps and rates are the same with {a.n} and {b.n} records", would,
+        lambda: Witness(f"noise of {other:.4g} with {b.n} records, {one:.4g} with {a.n}",
+                        f"a ratio of 1 ± {1.96 * error:.4f}"),
+        lambda: scale_epsilon(free, one, other, runs.claim.delta),
+    )  # fmt: skip
+
+
+def _median_scale(trace: Trace) -> float:
+    return float(np.median([step.scale for step in trace.steps]))
+
+
+def batch(runs: Runs) -> LoopCheck:
+    """The size of a batch, which is secret, does not show in the size of the noise."""
+    held = [(len(step.records), step.scale) for step in runs.noisy if step.records]
+    sizes, scales = np.array(held, dtype=float).reshape(-1, 2).T
+    name, would = "batch size stays secret", "noise divided by the size of its batch"
+    if len(set(sizes)) < 2:
+        return LoopCheck(name, UNKNOWN, "all batches had one size", would, source=PLANTED)
+    x, y = np.log(sizes), np.log(scales)
+    found = stats.linregress(x, y)
+    p = float(found.pvalue) if abs(abs(found.slope) - 1) < 0.1 else 1.0
+    return tested(
+        name, p, "the noise is divided by the number of records that a batch happens to have",
+        "the size of the noise does not follow that of the batch", would,
+        lambda: Witness(f"noise goes with the batch's size to the power {found.slope:.2f}", "0"), unbounded, PLANTED,
+    )  # fmt: skip

@@ -1,0 +1,148 @@
+"""Checks of one record's reach: how far it moves a released gradient, in units of the noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from scipy import stats
+
+from auditor.crash.subject import RECORDS
+from auditor.crash.verdicts import UNKNOWN, Array, LoopCheck, Runs, Witness, errors_needed, tested, unbounded
+from auditor.crash.watch import ReadStep
+
+_SINGULAR = 1e10  # the condition number of a fit that determines nothing
+_Chosen = Callable[[int, ReadStep], bool]
+_Columns = Callable[[ReadStep], Array]  # a step -> (records, m); the first column's coefficient is asked for
+
+
+def sensitivity(runs: Runs) -> LoopCheck:
+    """A record moves the gradient by at most 1 / noise multiplier, in units of the noise; on both models."""
+    name, promised = "one record's reach", 1 / runs.claim.noise_multiplier
+    turns = [[step for trace in runs.traces[turn::2] for step in trace.steps] for turn in range(2)]
+    found = [one for steps in turns if (one := _fitted(steps, _same))]
+    if not found:
+        return LoopCheck(name, UNKNOWN, "no noise that it could be held against", "")
+    mean, error = max(found, key=lambda one: (one[0] - promised) / one[1])
+    ratio, least = mean / promised, max(one[0] + errors_needed() * one[1] for one in found) / promised
+    would = f"a reach of {1 + errors_needed(len(found)) * error / promised:.2f} times"
+    if least < 1:  # another way of clipping, whose bound this fit of equal reaches does not show
+        said = f"records move the gradient by {ratio:.2f} times what the noise is made for: the bound is not seen"
+        return LoopCheck(name, UNKNOWN, said, would)
+    return tested(
+        name, min(1.0, len(found) * float(stats.norm.sf((mean - promised) / error))),
+        f"a record moves the gradient by {ratio:.2f} times what the noise is made for",
+        f"a record moves the gradient by {ratio:.2f} ± {1.96 * error / promised:.2f} times what the noise is made for",
+        would, lambda: _farthest(runs, ratio), lambda: runs.epsilon(1 / mean),
+    )  # fmt: skip
+
+
+def noise_multiplier(runs: Runs) -> tuple[float, float, float] | None:
+    """Seen: one over the mean reach, and the 95% interval's lower and upper end; None where no reach was seen."""
+    found = _fitted(runs.steps, _same)
+    if found is None or found[0] <= 1.96 * found[1]:
+        return None
+    mean, error = found
+    return 1 / mean, 1 / (mean + 1.96 * error), 1 / (mean - 1.96 * error)
+
+
+def kinds(runs: Runs) -> LoopCheck:
+    """Long, short, first, last and lone records reach no farther than the others."""
+    name, promised = "every kind of record", 1 / runs.claim.noise_multiplier
+    found = {kind: one for kind, chosen in _KINDS.items() if (one := _fitted(runs.steps, _chosen(chosen)))}
+    if not found:
+        return LoopCheck(name, UNKNOWN, "no noise that they could be held against", "")
+    worst = max(found, key=lambda kind: (found[kind][0] - promised) / found[kind][1])
+    mean, error = found[worst]
+    most = 1 + errors_needed(len(found)) * max(e for _, e in found.values()) / promised
+    return tested(
+        name, min(1.0, len(found) * float(stats.norm.sf((mean - promised) / error))),
+        f"{worst} records reach {mean / promised:.2f} times as far as they may",
+        f"none of {', '.join(found)} records reaches too far (most: {worst}, {mean / promised:.2f} times)",
+        f"a reach of {most:.1f} times, for the rarest kind",
+        lambda: _farthest(runs, mean / promised, _KINDS[worst]), lambda: runs.epsilon(1 / mean),
+    )  # fmt: skip
+
+
+_KINDS: dict[str, _Chosen] = {
+    "first": lambda record, step: record == 0,
+    "last": lambda record, step: record >= RECORDS - 2,
+    "longest": lambda record, step: record % 4 == 0,
+    "shortest": lambda record, step: record % 4 == 1,
+    "alone": lambda record, step: len(step.records) <= 2,
+}
+
+
+def _farthest(runs: Runs, mean: float, chosen: _Chosen = lambda record, step: True) -> Witness:
+    """The record whose reach is above the bound by the most standard errors. mean: in units of the bound."""
+    found = []
+    for step in runs.noisy:
+        deviations = np.sqrt(np.diag(np.linalg.pinv(step.gram, hermitian=True)))
+        for record, reach, one in zip(sorted(set(step.records)), step.reaches, deviations, strict=True):
+            if chosen(record, step) and one > 0:
+                found.append((float(reach), float(one), record, step))
+    reach, one, record, step = max(found, key=lambda each: (each[0] - 1 / runs.claim.noise_multiplier) / each[1])
+    unit = runs.claim.noise_multiplier
+    said = f"moves the gradient by {reach * unit:.2f} ± {1.96 * one * unit:.2f} clipping norms; mean {mean:.2f}"
+    return Witness(said, "at most 1", *runs.place(step), record)
+
+
+def clipped(runs: Runs) -> LoopCheck:
+    """How far a record reaches follows neither its gradient's norm nor who else is in the batch."""
+    name, promised = "clipped by record", 1 / runs.claim.noise_multiplier
+    found = {what: one for what, column in _FOLLOWS.items() if (one := _fitted(runs.steps, column))}
+    if not found:
+        return LoopCheck(name, UNKNOWN, "no noise that it could be held against", "")
+    worst = max(found, key=lambda what: found[what][0] / found[what][1])
+    slope, error = found[worst]
+    least = errors_needed(len(found)) * max(e for _, e in found.values()) / promised
+
+    def witness() -> Witness:
+        said = f"reach rises by {slope / promised:.2f} ± {1.96 * error / promised:.2f} clipping norms with {worst}"
+        largest = max((step for step in runs.noisy if step.records), key=lambda step: float(step.norms.max()))
+        record = sorted(set(largest.records))[int(largest.norms.argmax())]
+        return Witness(said, "0", *runs.place(largest), record)
+
+    return tested(
+        name, min(1.0, len(found) * float(stats.norm.sf(slope / error))),
+        f"how far a record reaches follows {worst}: its gradient is not clipped by itself",
+        f"how far a record reaches follows neither {' nor '.join(found)}",
+        f"a reach that rises by {least:.2f} times the bound by either", witness, unbounded,
+    )  # fmt: skip
+
+
+def _same(step: ReadStep) -> Array:
+    return np.ones((len(step.norms), 1))
+
+
+def _chosen(chosen: _Chosen) -> _Columns:
+    def columns(step: ReadStep) -> Array:
+        held = np.array([chosen(record, step) for record in sorted(set(step.records))], dtype=float)
+        return np.stack([held, 1 - held], axis=1)
+
+    return columns
+
+
+_FOLLOWS: dict[str, _Columns] = {
+    "the logarithm of its gradient's norm": lambda step: np.stack([np.log(step.norms), np.ones(len(step.norms))], 1),
+    "its share of the batch's gradient": lambda step: np.stack(
+        [step.norms / step.batch_norm, np.ones(len(step.norms))], 1
+    ),
+}
+
+
+def _fitted(steps: Sequence[ReadStep], columns: _Columns) -> tuple[float, float] | None:
+    """Generalised least squares of all reaches on these columns -> (first coefficient, its standard error).
+
+    A step's reaches have the inverse Gram matrix of its records' unit gradients for covariance. None: not determined.
+    """
+    held = [(columns(step), step.gram, step.reaches) for step in steps if step.scale and step.records]
+    if not held:
+        return None
+    a = sum((x.T @ gram @ x for x, gram, _ in held), np.zeros(()))
+    b = sum((x.T @ gram @ reaches for x, gram, reaches in held), np.zeros(()))
+    used = np.diag(a) > 0
+    if not used[0] or np.linalg.cond(a[used][:, used]) > _SINGULAR:
+        return None
+    covariance = np.linalg.inv(a[used][:, used])
+    return float((covariance @ b[used])[0]), float(covariance[0, 0] ** 0.5)

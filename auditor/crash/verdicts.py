@@ -1,0 +1,122 @@
+"""What the checks of a training share: the trainings that were watched, a check's verdict, and the level of all.
+
+Every p-value is one-sided against what the claim promises, and the checks share one level by Bonferroni's rule, so an
+honest training is called broken with at most that probability. Estimates are approximately normal: sums over thousands
+of elements of noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from auditor.crash.claim import LoopClaim
+from auditor.crash.watch import ReadStep, Trace
+
+LEVEL = 0.05  # of calling an honest training broken, over all checks
+SHARE = LEVEL / 14  # of each of so many checks
+POWER = 0.8
+BROKEN, NO_FAULT, UNKNOWN = "broken", "no fault seen", "cannot tell"
+STATISTIC, COUNTED, PLANTED = "by its statistic", "counted, without chance", "by a planted fault"
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The trainings that were watched: several under different seeds, on two models by turns; one on a record fewer."""
+
+    claim: LoopClaim
+    traces: tuple[Trace, ...]
+    fewer: Trace  # under the first one's seed, on its model
+
+    @property
+    def first(self) -> Trace:
+        return self.traces[0]
+
+    @property
+    def steps(self) -> list[ReadStep]:
+        return [step for trace in self.traces for step in trace.steps]
+
+    @property
+    def drawn(self) -> list[ReadStep]:
+        """All but each training's first: what is read before that may be a trial of the model."""
+        return [step for trace in self.traces for step in trace.steps[1:]]
+
+    @property
+    def noisy(self) -> list[ReadStep]:
+        return [step for step in self.steps if step.scale]
+
+    @property
+    def rate(self) -> float:
+        """How often a record was read in a step."""
+        seen = sum(len(step.records) for step in self.drawn)
+        return min(1.0, max(seen / max(1, self.first.n * len(self.drawn)), 1e-9))
+
+    def epsilon(self, noise: float, **more: int | float | str) -> float:
+        """With this noise multiplier, the sampling rate and steps that were seen, or others given here."""
+        seen = {"sample_rate": self.rate, "steps": len(self.first.steps), **more}
+        return replace(self.claim, noise_multiplier=noise, epsilon=None, **seen).follows()  # type: ignore[arg-type]
+
+    def place(self, step: ReadStep) -> tuple[int, int]:
+        """(training, step) of one of the steps, both from 0."""
+        return next((i, j) for i, t in enumerate(self.traces) for j, one in enumerate(t.steps) if one is step)
+
+
+@dataclass(frozen=True)
+class Witness:
+    """Where a violation shows most. training, step, record: from 0; None where it is of the whole training."""
+
+    measured: str
+    expected: str
+    training: int | None = None
+    step: int | None = None
+    record: int | None = None
+    tensor: str | None = None
+
+
+@dataclass(frozen=True)
+class LoopCheck:
+    """One check's verdict. epsilon: what the training really has by this check alone; inf: unbounded."""
+
+    name: str
+    verdict: str
+    said: str
+    would_see: str  # the smallest violation that this check catches with 80% probability
+    p: float = 1.0
+    epsilon: float | None = None
+    witness: Witness | None = None  # of what is broken
+    source: str = STATISTIC  # that would_see is from
+
+
+def tested(
+    name: str, p: float, fault: str, fine: str, would_see: str, witness: Callable[[], Witness],
+    epsilon: Callable[[], float] | None = None, source: str = STATISTIC,
+) -> LoopCheck:  # fmt: skip
+    """epsilon: works out what the training really has, where it is broken; accounting takes a second."""
+    if p < SHARE:
+        return LoopCheck(name, BROKEN, fault, would_see, p, epsilon and epsilon(), witness(), source)
+    return LoopCheck(name, NO_FAULT, fine, would_see, p, source=source)
+
+
+def counted(
+    name: str, broken: bool, said: str, would_see: str, witness: Callable[[], Witness],
+    epsilon: Callable[[], float] | None = None,
+) -> LoopCheck:  # fmt: skip
+    """A check without chance."""
+    if not broken:
+        return LoopCheck(name, NO_FAULT, said, would_see, source=COUNTED)
+    return LoopCheck(name, BROKEN, said, would_see, 0.0, epsilon and epsilon(), witness(), COUNTED)
+
+
+def unbounded() -> float:
+    return math.inf
+
+
+def errors_needed(among: int = 1) -> float:
+    """How many standard errors a violation needs to be caught with 80% probability, one of so many looked at."""
+    return float(stats.norm.isf(SHARE / among) + stats.norm.ppf(POWER))
