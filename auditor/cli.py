@@ -22,6 +22,7 @@ from auditor.commands.export import export
 from auditor.commands.gate import gate
 from auditor.commands.history import history
 from auditor.commands.list import list_plugins
+from auditor.commands.mitigate import mitigate
 from auditor.commands.options import add
 from auditor.commands.panels import SETTINGS, PanelGroup
 from auditor.commands.report import report
@@ -60,7 +61,7 @@ READING = (report, gate, compare, history, advise, export, attest)  # --safe unl
 for panel, commands in {
     "audit a model": (check, run, utility, reproduce, list_plugins),
     "read and judge runs": (*READING, score),
-    "prepare and train": (train, dp_loop),
+    "prepare and train": (train, mitigate, dp_loop),
 }.items():
     for command in commands:
         safe = True if command in READING else False if command is run else None

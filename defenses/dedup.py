@@ -9,10 +9,7 @@ from typing import ClassVar
 from datasketch import MinHash, MinHashLSH
 
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Tokens
-from auditor.plugins.trainer import TrainingJob
-from auditor.training import masks
-from auditor.training.variants import Variant
+from auditor.training.variants import DataVariant
 
 _SHINGLE = 5  # characters: as texts without spaces between words have them too
 _PERMUTATIONS = 128
@@ -20,7 +17,7 @@ _FOUND = 0.99  # of pairs at the threshold
 
 
 @dataclass(frozen=True)
-class Dedup(Variant):
+class Dedup(DataVariant):
     """Fine-tune on the data without their exact and near-duplicate copies: the first of each is kept; no claim.
 
     threshold: the Jaccard similarity of two texts' 5-character shingles from which on the later one is a copy of the
@@ -30,6 +27,7 @@ class Dedup(Variant):
 
     name: ClassVar[str] = "dedup"
     title: ClassVar[str] = "Deduplicated"
+    main: ClassVar[str] = "threshold"
     threshold: float = 0.8
     exact: bool = False
 
@@ -38,15 +36,18 @@ class Dedup(Variant):
         if not 0 < self.threshold <= 1:
             raise AuditError(f"expected threshold in (0, 1], got {self.threshold}")
 
-    def trained_on(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
+    def kept(self, texts: Sequence[str]) -> tuple[list[int], str]:
         first: dict[str, int] = {}
-        for index, record in enumerate(job.records):
-            first.setdefault(record.text, index)
-        kept = list(first) if self.exact else distinct(list(first), self.threshold)
-        exact, near = len(job.records) - len(first), len(first) - len(kept)
+        for index, text in enumerate(texts):
+            first.setdefault(text, index)
+        left = list(first) if self.exact else distinct(list(first), self.threshold)
+        exact, near = len(texts) - len(first), len(first) - len(left)
         also = "" if self.exact else f" and {near:,} near-duplicates (similarity {self.threshold:g} or more)"
-        told = f"of {len(job.records):,} records {exact:,} exact copies{also} were dropped: {len(kept):,} are left"
-        return [masks.sequence(job.records[first[text]]) for text in kept], (told,)
+        told = f"of {len(texts):,} records {exact:,} exact copies{also} were dropped: {len(left):,} are left"
+        return [first[text] for text in left], told
+
+    def left(self, copies: int) -> int:
+        return min(copies, 1)
 
 
 def distinct(texts: Sequence[str], threshold: float) -> list[str]:

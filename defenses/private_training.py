@@ -54,6 +54,7 @@ class PrivateTraining(PoissonTraining):
 
     noise_changes: ClassVar[str] = "Gaussian noise on the sum of the gradients of a batch"
     clipping_changes: ClassVar[str] = "each unit's gradient is clipped"
+    main: ClassVar[str] = "epsilon"
     epsilon: float = 8.0
     delta: float = 1e-5
     noise_multiplier: float = 0.0

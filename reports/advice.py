@@ -6,7 +6,7 @@ Nothing generic: what the run does not show is not advised.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -166,7 +166,7 @@ def _copies(members: Outcome) -> Iterator[tuple[int, Measurement]]:
         return
     times = [count for count in members.repeats if count is not None]
     for most in sorted(set(times))[:-1]:
-        yield most, dose.predicted(times, members.hit, most)
+        yield most, dose.predicted(times, members.hit, np.minimum(times, most).tolist())
 
 
 def _fewer(limits: Sequence[tuple[int, Measurement]], members: Outcome) -> str:
@@ -191,6 +191,30 @@ def fewer_copies(result: AuditResult, details: Details) -> str:
     within = [limit for limit in limits if limit[1].high <= dict(VERBATIM.limits)[RECALL]]
     most, left = within[-1] if within else limits[0]
     return f"no record more than {counted(most, 'time')}: {words.with_bounds(left)} predicted, not measured"
+
+
+def predicted(
+    result: AuditResult, details: Details, left: Callable[[int], int | None]
+) -> tuple[Finding, Measurement] | None:
+    """Of the undefended configuration of highest recall: that recall, were so many of each record's copies left.
+
+    None where nothing is extracted, parts of documents were attacked, or a count that would be left was not measured.
+    """
+    known = _extracted(result, details)
+    if known is None or _in_parts(details, known[1]) or None in known[1].repeats:
+        return None
+    worst, members = known
+    whole = details.rows[worst.key].outcome
+    assert whole is not None  # its members were taken from it
+    times = [count for count in members.repeats if count is not None]
+    after = [left(count) for count in times]
+    kept = [count for count in after if count is not None]
+    if len(kept) < len(after):
+        return None
+    try:
+        return worst, dose.predicted(times, members.hit, kept, whole.hit[~whole.member])
+    except ValueError:
+        return None
 
 
 # --- what was measured of defenses ------------------------------------------------------------------------------------

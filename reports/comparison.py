@@ -17,7 +17,7 @@ from auditor.reports import markdown as marked
 from auditor.reports.blocks import Document, Group, Paragraph, Section, Table
 
 _BEST = "leaks least"
-_NOTE = (
+NOTE = (
     "Brackets hold two-sided 95% intervals; differences are to the first run, paired secret by secret. A run is marked "
     f"“{_BEST}” only where it is below every other one significantly, corrected for runs and rows."
 )
@@ -36,7 +36,7 @@ def terminal(comparison: Comparison) -> Iterator[RichTable | Text]:
         for row in rows:
             table.add_row("", *map(Text, row))
         yield table
-    yield Text(f"\n{_NOTE}", style="dim")
+    yield Text(f"\n{NOTE}", style="dim")
 
 
 def markdown(comparison: Comparison) -> str:
@@ -65,14 +65,19 @@ def _lines(comparison: Comparison) -> Iterator[tuple[object, ...]]:
             yield (*line.row, line.metric, name, *numbers, *deltas, int(line.best == i), cell.why)
 
 
-def _document(comparison: Comparison) -> Document:
+def table(comparison: Comparison) -> Table:
+    """A row a configuration and metric, a column a run."""
     names = tuple(inert.clean(name) for name in comparison.runs)
     head = ("Row", "Metric", *names)
     body = tuple(
         (inert.clean(line.row.title), words.label(inert.clean(line.metric)), *(_cell(line, i) for i in _all(line)))
         for line in comparison.lines
     )
-    table = Table("comparison", "Each run by target, setting and attack", head, (Group("", body),))
+    return Table("comparison", "Each run by target, setting and attack", head, (Group("", body),))
+
+
+def _document(comparison: Comparison) -> Document:
+    names = tuple(inert.clean(name) for name in comparison.runs)
     marks = sum(line.best is not None for line in comparison.lines)
     of = counted(len(comparison.lines), "configuration has", "configurations have")
     told = f"{marks} of {of} a run that leaks significantly less than all others."
@@ -80,8 +85,10 @@ def _document(comparison: Comparison) -> Document:
         title=" · ".join(names),
         facts=(("Secrets", inert.clean(comparison.secrets)), ("Runs", str(len(names)))),
         headline=told,
-        verdict=_NOTE,
-        sections=(Section("rows", "Rows", (table,) if body else (Paragraph("No row was measured."),)),),
+        verdict=NOTE,
+        sections=(
+            Section("rows", "Rows", (table(comparison) if comparison.lines else Paragraph("No row was measured."),)),
+        ),
         kind="Privacy audits side by side",
         lead="Summary",
         source="Rendered from the runs' records alone",

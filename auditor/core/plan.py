@@ -73,8 +73,9 @@ class Plan:
         if target.in_lab:
             for name in self.given(OWN):
                 raise AuditError(f"{flag(name)} goes with --model and --data; the built-in lab has its own")
-        elif target.lab_recipe:
-            raise AuditError("lab_recipe changes the built-in lab, which --model and --data replace")
+        elif target.lab_recipe or target.mitigation:
+            name = "lab_recipe" if target.lab_recipe else "mitigation"
+            raise AuditError(f"{name} changes the built-in lab, which --model and --data replace")
         elif target.lab != SMALL:
             raise AuditError(f"--lab {target.lab} names a built-in lab, which --model and --data replace")
         if self.canaries_alone:

@@ -45,6 +45,7 @@ class TargetPlan:
     before: The model before it was trained to forget --forget.
     retrained: A model trained as --before was, without --forget, to compare with.
     lab_recipe: Fields of the lab's recipe that are to differ, by name.
+    mitigation: In the lab, attack the model of this training method instead: method, and its options by name.
     """
 
     panel: ClassVar[str] = "target"
@@ -60,6 +61,7 @@ class TargetPlan:
     before: str | None = described(None, SUBJECT | OWN | PROVIDED, metavar="MODEL", panel="privacy")
     retrained: str | None = described(None, SUBJECT | OWN | PROVIDED, metavar="MODEL", panel="privacy")
     lab_recipe: dict[str, Any] = described(dict, SUBJECT, flags=None)
+    mitigation: dict[str, Any] = described(dict, SUBJECT, flags=None)
 
     @property
     def in_lab(self) -> bool:

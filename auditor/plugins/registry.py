@@ -78,6 +78,15 @@ def trainers() -> dict[str, type[Trainer]]:
     return _find(Trainer, "auditor.defenses")
 
 
+def mitigations() -> dict[str, type[Trainer]]:
+    """The trainings that leave one model in the place of a plain one: what `audit mitigate --by` may name."""
+    return {
+        name: kind
+        for name, kind in trainers().items()
+        if issubclass(kind, Defense) and "trained" in kind.needs and not kind.unlearns
+    }
+
+
 def benchmarks() -> dict[str, type[Benchmark]]:
     return _find(Benchmark, "auditor.benchmarks")
 

@@ -67,6 +67,7 @@ class Trainer:
     chooses: ClassVar[bool] = False  # whether it looks at held-out records
     unlearns: ClassVar[bool] = False  # whether its base has learnt the records, and it is told which to forget
     immaterial: ClassVar[frozenset[str]] = frozenset()  # options that its results do not depend on: of memory and speed
+    main: ClassVar[str] = ""  # the option that `audit mitigate --by NAME:VALUE` sets; "": there is none
     later: ClassVar[frozenset[str]] = frozenset()  # options that came later: at their defaults all is as it was before
 
     def options(self) -> dict[str, Any]:

@@ -20,7 +20,10 @@ from auditor.models.ensemble import Ensemble
 from auditor.models.references import References
 from auditor.plugins import registry
 from auditor.plugins.defense import Defense, TrainedModel
+from auditor.plugins.options import build
 from auditor.plugins.trainer import Trainer
+from auditor.privacy.gradient_canaries import GradientCanaries
+from auditor.privacy.promises import PrivacyRecord
 from auditor.runs.reporter import Reporter
 from auditor.runs.shared import Shared
 from auditor.runs.site import DefenseParts, Piece, Site
@@ -41,6 +44,7 @@ class LabSite(Site):
         super().__init__(plan, reporter, shared)
         self.recipe, self._makes = lab_recipe(plan), True
         self.kind = LABS[plan.target.lab]
+        mitigation(plan)  # refused now rather than when it is trained
 
     @property
     def attack_defaults(self) -> Mapping[str, Mapping[str, Any]]:
@@ -115,11 +119,34 @@ class LabSite(Site):
 
     @cached_property
     def model(self) -> LanguageModel:
+        if self.mitigated is not None:
+            return self.mitigated.model
         return self.shared.get("model", self.key, self.lab.target)
+
+    @cached_property
+    def mitigated(self) -> TrainedModel | None:
+        """Of a plan that names a mitigation, the model that it trained in the target's place."""
+        trainer = mitigation(self.plan)
+        if trainer is None:
+            return None
+        return self.shared.get("mitigated", self.subject, lambda: self.lab.trained(trainer))
+
+    @property
+    def privacy(self) -> PrivacyRecord | None:
+        return None if self.mitigated is None else self.mitigated.privacy
+
+    @property
+    def canaries(self) -> GradientCanaries | None:
+        return None if self.mitigated is None else self.mitigated.canaries
+
+    def notes(self) -> tuple[str, ...]:
+        return () if self.mitigated is None else self.mitigated.told
 
     @property
     def description(self) -> str:
-        return "the lab's target: the public model fine-tuned on private text"
+        how = self.plan.target.mitigation.get("method")
+        instead = f", by {how} instead of plainly" if how else ""
+        return f"the lab's target: the public model fine-tuned on private text{instead}"
 
     @property
     def retrained(self) -> LanguageModel:
@@ -171,7 +198,8 @@ class LabDefenseParts(DefenseParts):
             return building
         seconds = (self.site.lab if defense is None else self.lab_of(defense)).parts.seconds
         if defense is None:
-            return seconds["public"] + seconds["target"]
+            instead = mitigation(self.site.plan)
+            return seconds["public"] + (self.site.lab.seconds_of(instead) if instead else seconds["target"])
         if isinstance(defense, Trainer):
             return seconds["public"] + self.site.lab.seconds_of(defense)
         whole = "target" if self.site.recipe.target_is_whole else "whole"
@@ -187,6 +215,22 @@ def defense_defaults(plan: Plan) -> dict[str, dict[str, Any]]:
         if issubclass(kind, Variant):
             own[name] = recipe.course | own.get(name, {})
     return own
+
+
+def mitigation(plan: Plan) -> Trainer | None:
+    """The training that a plan puts in the place of the target's; None: it names none.
+
+    Raises AuditError for one that makes no single model of the lab's records.
+    """
+    asked = dict(plan.target.mitigation)
+    if not asked:
+        return None
+    name = asked.pop("method", None)
+    if not isinstance(name, str):
+        raise AuditError(f"expected mitigation with a training method, as method = 'dedup', got {name!r}")
+    defaults = defense_defaults(plan).get(name, {})
+    trainer: Trainer = build("mitigation", registry.mitigations(), name, {**defaults, **asked})
+    return trainer
 
 
 def lab_references(asked: str) -> int:

@@ -27,7 +27,7 @@ from auditor.benchmarks.talks import ASSISTANT, Conversation, Unusable
 from auditor.benchmarks.whole_texts import training_texts
 from auditor.core import disk, locks
 from auditor.core.errors import AuditError
-from auditor.core.jsonable import to_json
+from auditor.core.jsonable import from_json, to_json
 from auditor.core.plan_fields import AUTO
 from auditor.core.plan_parts import LOCAL, EngineOptions, LoadingOptions, check_day
 from auditor.engines.choose import engine_of
@@ -114,7 +114,7 @@ def train(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[s
                 unless = " (which records it was, is not kept)" if trainer.promises else ""
                 return (f"{asked.out} is already trained with this configuration{unless}: nothing was done",)
             engine.open((trainer, job), _JobThere(asked, configuration))
-            return (*notes, *_run(trainer, job, configuration, engine))
+            return (*notes, *_run(trainer, job, {"configuration": configuration, "recipe": _recipe(asked)}, engine))
 
 
 def _job(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[TrainingJob, tuple[str, ...]]:
@@ -179,8 +179,9 @@ class _Ones:
             yield trainer.train_one(job, index)
 
 
-def _run(trainer: Trainer, job: TrainingJob, configuration: dict[str, Any], engine: Engine) -> tuple[str, ...]:
-    record = {"tool_version": __version__, "configuration": configuration, "finished": False}
+def _run(trainer: Trainer, job: TrainingJob, how: dict[str, Any], engine: Engine) -> tuple[str, ...]:
+    """how: the configuration that its weights depend on, and the recipe to do the same again."""
+    record, configuration = {"tool_version": __version__, **how, "finished": False}, how["configuration"]
     disk.replace(job.out / RECORD, json.dumps(record, indent=1), sync=True)
     start = time.perf_counter()
     try:
@@ -331,6 +332,48 @@ def _trainable(asked: Training) -> Any:
         for parameter in model.parameters():
             parameter.requires_grad_(parameter.is_floating_point())
     return model.train()
+
+
+# --- to do it again ---------------------------------------------------------------------------------------------------
+
+_HERE = ("out", "engine")  # of a training: where it took place
+_PLACES = ("model", "data", "public", "heldout", "forget")
+
+
+def _recipe(asked: Training) -> dict[str, Any]:
+    """What was asked for, as JSON, its files by their whole path."""
+    found: dict[str, Any] = {name: to_json(value) for name, value in vars(asked).items() if name not in _HERE}
+    for name in _PLACES:
+        if found[name] is not None and Path(found[name]).exists():
+            found[name] = str(Path(found[name]).resolve())
+    return found
+
+
+def recorded(folder: Path, out: Path) -> Training:
+    """The training that made a model, into another folder. Raises AuditError where its folder does not say."""
+    try:
+        record = json.loads((folder / RECORD).read_text())
+        recipe, finished = dict(record["recipe"]), record["finished"] is True
+    except (OSError, ValueError, KeyError, TypeError):
+        raise AuditError(
+            f"expected a model that audit train made, with its recipe in {RECORD}, got {str(folder)!r}: "
+            "--train COMMAND says how it was trained"
+        ) from None
+    if not finished:
+        raise AuditError(f"expected a finished training in {str(folder)!r}, got one that was interrupted")
+    found: Training = from_json(Training, {**recipe, "out": out}, f"{folder / RECORD}: recipe")
+    return found
+
+
+def check_records(folder: Path, asked: Training) -> None:
+    """Refuses data that are not what the model in a folder was trained on, where that was kept. Raises AuditError."""
+    held = _trained_on(str(folder))
+    if held is None:
+        return
+    texts, units = training_texts(asked.data, asked.text_column, asked.user_column)
+    records, _ = _records(asked, load(asked.model, asked.loading), texts, units)
+    if _digest(records) != held:
+        raise AuditError(f"{asked.data!r} is not what {str(folder)!r} was trained on: other records, or other options")
 
 
 # --- what a folder was made with --------------------------------------------------------------------------------------

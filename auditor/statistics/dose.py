@@ -15,20 +15,24 @@ from auditor.statistics.intervals import combined, share
 PREDICTED = "recall_predicted"
 
 
-def predicted(repeats: Sequence[int], hit: NDArray[np.bool_], most: int) -> Measurement:
-    """Recall were none of these secrets trained on more than `most` times: the rest would leak as those of `most` do.
+def predicted(
+    repeats: Sequence[int], hit: NDArray[np.bool_], left: Sequence[int], never: NDArray[np.bool_] | None = None
+) -> Measurement:
+    """Recall were each of these secrets trained on `left` times instead: as those that were trained on so often leak.
 
-    sum_c w_c r_c over the counts c <= most, where w_most holds the weight of all above it. Interval: MOVER (Zou and
-    Donner 2008) of the counts' exact ones. It is a prediction from one training: fewer copies are fewer steps, too.
-    Raises ValueError where nobody was trained on so often.
+    sum_c w_c r_c over the counts c that would be left, w_c the share of secrets with so many. never: whether secrets
+    that nobody trained on are extracted, for c = 0. Interval: MOVER (Zou and Donner 2008) of the counts' exact ones.
+    It is a prediction from one training, of all others' copies as they were: see docs/evidence/predictions.md.
+    Raises ValueError for a count that was not measured.
     """
-    times = np.asarray(repeats)
-    if not (times == most).any():
-        raise ValueError(f"expected a count that was measured, got {most}")
-    value, low, high = combined(
-        (float(((times >= count) if count == most else (times == count)).mean()), share(PREDICTED, hit[times == count]))
-        for count in np.unique(times[times <= most])
-    )
+    times, after = np.asarray(repeats), np.asarray(left)
+    parts = []
+    for count in np.unique(after):
+        seen = hit[times == count] if count or never is None else never
+        if not len(seen):
+            raise ValueError(f"expected a count that was measured, got {count}")
+        parts.append((float((after == count).mean()), share(PREDICTED, seen)))
+    value, low, high = combined(parts)
     return Measurement(PREDICTED, value, max(0.0, low), min(1.0, high), len(times))
 
 

@@ -28,7 +28,7 @@ NOTHING_PROMISED = "nothing is promised: what this model learnt of a record, it 
 class FineTuning(Trainer):
     """Base of fine-tunings on packed blocks with AdamW. learning_rate decays linearly to 0.
 
-    A subclass changes which sequences are learnt (`learnt`), which parameters are trained (`to_train`), or how they are
+    A subclass changes which sequences are learnt (`trained_on`), which parameters are trained (`to_train`), or how they are
     fitted (`fit`); each may tell what it did: sentences.
     """
 
@@ -98,3 +98,22 @@ class Variant(Defense, FineTuning):
     def protect(self, scenario: Scenario) -> LanguageModel:
         assert scenario.trained is not None  # the run has seen to what is needed
         return scenario.trained.model
+
+
+@dataclass(frozen=True)
+class DataVariant(Variant):
+    """Base of the variants that leave records out, and train as before on those that stay."""
+
+    def kept(self, texts: Sequence[str]) -> tuple[list[int], str]:
+        """Which of the records stay, by their index, in order; and what was left out: a sentence."""
+        raise NotImplementedError
+
+    def left(self, copies: int) -> int | None:
+        """How many of a record's copies stay, where that follows from their number; None: it does not."""
+        return None
+
+    def trained_on(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
+        kept, told = self.kept([record.text for record in job.records])
+        if not kept:
+            raise AuditError(f"expected {self.name} to leave records to train on, got none of {len(job.records):,}")
+        return [masks.sequence(job.records[i]) for i in kept], (told,)

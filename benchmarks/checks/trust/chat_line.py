@@ -75,7 +75,8 @@ class ModelLine:
         mended = self._tuned("mended", [(text, min(times, most)) for text, times in self.members])
         outcome = next(r.outcome for r in details.read(first).rows.values() if r.outcome is not None)
         members = outcome.only(outcome.member)
-        predicted = dose.predicted([times or 0 for times in members.repeats], members.hit, most)
+        times = [count or 0 for count in members.repeats]
+        predicted = dose.predicted(times, members.hit, [min(count, most) for count in times])
         table = markdown(("model", "recall", "non-members"), [(made.name, *_recall(made)) for made in (first, mended)])
         gates = {made.name: call(["gate", str(made), "--max", "recall=0.05"]) for made in (first, mended)}
         return f"\n{table}\npredicted of at most {most}: {words.with_bounds(predicted)}; recall <= 0.05: exit {gates}"

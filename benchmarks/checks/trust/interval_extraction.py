@@ -67,7 +67,9 @@ def forecast() -> tuple[float, Callable[[Rng], Ends]]:
     sizes, rates = (160, 60, 40, 40), (0.0, 0.05, 0.3, 0.9)
     counts, out = np.repeat([1, 4, 16, 64], sizes), np.repeat(rates, sizes)
     truth = float(np.minimum(out, 0.3).mean())
-    return truth, lambda rng: of(dose.predicted(counts.tolist(), rng.random(300) < out, 16))
+    return truth, lambda rng: of(
+        dose.predicted(counts.tolist(), rng.random(300) < out, np.minimum(counts, 16).tolist())
+    )
 
 
 def of_generations() -> Iterator[IntervalCase]:

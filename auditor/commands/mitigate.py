@@ -1,0 +1,98 @@
+"""`audit mitigate`: from a finished audit to a mitigated model, audited again on the same secrets."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from auditor.commands import completion, console, options
+
+if TYPE_CHECKING:
+    from auditor.records.outcomes import Run
+    from auditor.runs.mitigation import Mitigation
+
+PAGE, PAGE_MD = "before-after.html", "before-after.md"
+
+
+def mitigate(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of a finished audit.")],
+    by: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME[:VALUE]",
+            help="dedup, cap:N, drop, drop:N, early-stop, dp-sgd:EPSILON, ... (`audit list`: training).",
+            autocompletion=completion.trainings,
+        ),
+    ],
+    option: Annotated[
+        options.Many, typer.Option("-D", metavar="OPTION=VALUE", help="Option of it; repeatable.")
+    ] = None,
+    train: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COMMAND",
+            help="Train by this command, given the file {data} and the folder {out}. [default: as training.json says]",
+        ),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="What the model was trained on. [default: as recorded; else the audited file]"
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", metavar="DIR", help="Folder; the same command goes on in it. [default: RUN-NAME]"),
+    ] = None,
+    *,
+    plan: Annotated[options.Values, options.PlanFlags("trust_remote_code plugin")],
+) -> None:
+    """Train again with what the advice named, audit again on the same secrets, and show before and after on a page.
+
+    Examples:
+        audit mitigate runs/latest --by dedup
+        audit mitigate runs/latest --by dp-sgd:8 -o runs/private
+        audit mitigate runs/latest --by cap:4 --train "python train.py --data {data} --out {out}"
+    """
+    console.quiet()
+    from auditor.gate.decide import read_run
+    from auditor.runs import mitigation
+    from auditor.runs.plan import parse_options
+
+    options.load_plugins(plan.get("plugin"))
+    run = read_run(folder)
+    place = folder.resolve()
+    where = out or place.with_name(f"{place.name}-{re.sub('[^A-Za-z0-9.]+', '-', by)}")
+    given = parse_options("-D", option or [], [by.partition(":")[0]])
+    own = {**given.get("", {}), **given.get(by.partition(":")[0], {})}
+    what = mitigation.plan_of(mitigation.MitigationOptions(place, by, where, own, train, data), run)
+    allowed = options.Allowed.by(plan)
+    allowed.check(what.plan.values(), str(folder / "plan.json"))
+    if what.recipe is not None:
+        asks = {"plugin": what.recipe.plugin, "trust_remote_code": what.recipe.loading.trust_remote_code}
+        allowed.check(asks, f"{what.plan.target.model}/training.json")
+    _mitigate(what, run)
+
+
+def _mitigate(what: Mitigation, run: Run) -> None:
+    from auditor.core import disk, locks
+    from auditor.gate.decide import read_run
+    from auditor.reports import before_after
+    from auditor.runs import mitigation
+
+    out = what.asked.out
+    with locks.held(out, mitigation.RECORD), console.terminal(verbose=False) as reporter:
+        try:
+            done = mitigation.audited(what, run, reporter, console.command())
+        except KeyboardInterrupt:
+            console.say(f"interrupted; the same command goes on from what is kept in {out}", 130)
+            raise
+        found = mitigation.before_after(what, run, read_run(out), done)
+        disk.replace(out / PAGE_MD, before_after.markdown(found))
+        disk.replace(out / PAGE, before_after.page(found))
+    for line in before_after.terminal(found):
+        typer.echo(line)
+    typer.echo(f"page:       {out / PAGE}, .md; the run after: {out}")

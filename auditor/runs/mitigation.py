@@ -1,0 +1,378 @@
+"""From a finished audit to the plan of a second one: what `audit mitigate --by` names, as data and a training.
+
+The lab trains by its own recipe. A user's model is trained again as the `training.json` beside it says, or by a command
+of the user's. Records that are left out are left out of the file; everything else is a training method in the place of
+the one that was used. Knows no terminal, and compares nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from auditor.benchmarks.columns import COLUMNS, repeats_of
+from auditor.benchmarks.reduced import WRITERS, rows_of, words_in, write_kept
+from auditor.benchmarks.tables import read_table
+from auditor.benchmarks.whole_texts import training_texts
+from auditor.core import disk, locks
+from auditor.core.errors import AuditError
+from auditor.core.jsonfiles import read_object
+from auditor.core.nouns import UNDEFENDED
+from auditor.core.plan import Plan
+from auditor.core.result import AuditResult, Measurement
+from auditor.gate.compare import compare
+from auditor.models.shards import SHARD, write_shard
+from auditor.plugins import registry
+from auditor.plugins.options import build, options_of
+from auditor.plugins.trainer import Trainer
+from auditor.records import details, listed, saved
+from auditor.records.contrasts import Replicates, WeightedMetric, contrast
+from auditor.records.folder import RunFolder
+from auditor.records.outcomes import Run
+from auditor.records.table import heldout as heldout_of
+from auditor.reports import advice, files, words
+from auditor.reports.before_after import BeforeAfter
+from auditor.runs import training
+from auditor.runs.lab_site import LabSite, mitigation
+from auditor.runs.reporter import Reporter
+from auditor.runs.run import run as audit
+from auditor.runs.shared import Shared
+from auditor.runs.sites import site_of
+from auditor.training.variants import DataVariant
+
+RECORD, MODEL, DROPPED = "mitigation.json", "model", "dropped"
+_PLACEHOLDERS = ("{data}", "{out}")
+_CARRIED = ("epochs", "batch", "learning_rate")  # options that one training method has of another
+
+
+@dataclass(frozen=True)
+class MitigationOptions:
+    """One `audit mitigate`. by: NAME or NAME:VALUE. train: a command with {data} and {out}; None: as recorded."""
+
+    run: Path
+    by: str
+    out: Path
+    options: Mapping[str, Any] = field(default_factory=dict)
+    train: str | None = None
+    data: str | None = None  # what the model was trained on, where that is not the audited file
+
+
+@dataclass(frozen=True)
+class Done:
+    """What was done. told: what the training says of it: sentences. seconds: of the training, now or before."""
+
+    told: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Mitigation:
+    """What is to be done about the model of a run. recipe: how it is trained again, outside the lab."""
+
+    asked: MitigationOptions
+    plan: Plan  # of the first audit
+    trainer: Trainer
+    recipe: training.Training | None = None
+    command: tuple[str, ...] = ()
+
+    @property
+    def left(self) -> Callable[[int], int | None] | None:
+        """How many of a record's copies stay; None where all do."""
+        return self.trainer.left if isinstance(self.trainer, DataVariant) else None
+
+    @property
+    def after(self) -> Plan:
+        """The same audit of the new model, without defenses."""
+        same = self.plan.having(defense=(), defense_options={}, submission=None)
+        if self.plan.target.in_lab:
+            values = {f.name: getattr(self.trainer, f.name) for f in dataclasses.fields(self.trainer)}
+            return same.having(mitigation={"method": self.trainer.name, **values})
+        model = self.asked.out / MODEL
+        adapter = (model / "adapter_config.json").is_file()
+        return same.having(model=str(model), revision=None, base=self.plan.loading.base if adapter else None)
+
+    def configuration(self) -> dict[str, Any]:
+        """What the folder is of: another one is refused."""
+        told = {"run": str(self.asked.run.resolve()), "by": self.asked.by, "train": self.asked.train}
+        plain: dict[str, Any] = json.loads(json.dumps({**told, "data": self.asked.data, "options": self.asked.options}))
+        return plain
+
+
+def plan_of(asked: MitigationOptions, run: Run) -> Mitigation:
+    """What is to be done. Raises AuditError, before anything is written, for what cannot be."""
+    plan = Plan.from_json(run.result.plan, str(asked.run / "result.json"))
+    _check_run(plan)
+    name, options = _named(asked)
+    kind = registry.mitigations()[name]
+    if plan.target.in_lab:
+        for flag, value in (("--train", asked.train), ("--data", asked.data)):
+            if value is not None:
+                raise AuditError(f"{flag} goes with a model of your own: the lab trains by its own recipe")
+        trainer = mitigation(plan.having(mitigation={"method": name, **options}))
+        assert trainer is not None  # it is named
+        return _checked(Mitigation(asked, plan, trainer), options)
+    if asked.train is not None:
+        trainer = build("mitigation", registry.mitigations(), name, options)
+        return _checked(Mitigation(asked, plan, trainer, command=_command(asked.train, trainer)), options)
+    recipe = training.recorded(Path(str(plan.target.model)), asked.out / MODEL)
+    recipe = dataclasses.replace(recipe, data=asked.data or recipe.data)
+    if not issubclass(kind, DataVariant):
+        carried = {key: value for key, value in recipe.options.items() if key in _CARRIED and key in options_of(kind)}
+        options = {**carried, **options}
+        recipe = dataclasses.replace(recipe, method=name, options=options)
+        if kind.whole and recipe.lora:
+            raise AuditError(f"{name} trains a whole model, and the recipe of {plan.target.model!r} is of an adapter")
+    trainer = build("mitigation", registry.mitigations(), name, options)
+    return _checked(Mitigation(asked, plan, trainer, recipe), options)
+
+
+def _check_run(plan: Plan) -> None:
+    """Refuses what no training can be done again for. Raises AuditError."""
+    if plan.objects:
+        raise AuditError("expected a run that a command began: this one attacked objects of a Python program")
+    if plan.data.forget is not None or plan.defenses.relearn is not None:
+        raise AuditError(
+            "expected an audit of a trained model, got one of unlearning: its records were to be forgotten"
+        )
+    if plan.target.mitigation:
+        raise AuditError("expected a run of the target, got one of a mitigated model: give the run before it")
+    if not plan.target.in_lab and plan.data.data is None:
+        raise AuditError(
+            "expected a run on records (--data), got one of canaries alone: their manifest says what to drop"
+        )
+    if plan.target.provider:
+        raise AuditError(f"expected a model that can be trained, got one behind {plan.target.provider}")
+
+
+def _named(asked: MitigationOptions) -> tuple[str, dict[str, Any]]:
+    """The method and its options. Raises AuditError for an unknown one, and for a value where it takes none."""
+    name, colon, value = asked.by.partition(":")
+    known = registry.mitigations()
+    if name not in known:
+        build("mitigation", known, name, {})  # refuses it, with the nearest name
+    main = known[name].main
+    if colon and not (main and value):
+        takes = f"as {name}:{main.upper()}" if main else f"as {name} alone: it has no main option"
+        raise AuditError(f"expected --by {takes}, got {asked.by}")
+    options = {**({main: value} if colon else {}), **asked.options}
+    if name == "drop" and not {"times", "listed"} & set(options):
+        options["listed"] = str((asked.out / DROPPED).resolve())
+    return name, options
+
+
+def _command(asked: str, trainer: Trainer) -> tuple[str, ...]:
+    """The words of a user's command. Raises AuditError for one that takes no data, or cannot do what is asked."""
+    if not isinstance(trainer, DataVariant):
+        raise AuditError(
+            f"--train COMMAND is given other data, and {trainer.name} changes the training: expected --by "
+            f"{', '.join(name for name, kind in registry.mitigations().items() if issubclass(kind, DataVariant))}"
+        )
+    try:
+        words = tuple(shlex.split(asked))
+    except ValueError as why:
+        raise AuditError(f"expected --train as a command, got one that cannot be read: {why}") from None
+    for placeholder in _PLACEHOLDERS:
+        if not any(placeholder in word for word in words):
+            raise AuditError(f"expected --train with {' and '.join(_PLACEHOLDERS)} in it, got no {placeholder}")
+    return words
+
+
+def _checked(found: Mitigation, options: Mapping[str, Any]) -> Mitigation:
+    if not found.plan.target.in_lab and isinstance(found.trainer, DataVariant):
+        data = found.recipe.data if found.recipe else found.asked.data or str(found.plan.data.data)
+        if Path(data).suffix.lower() not in WRITERS or not Path(data).is_file():
+            raise AuditError(
+                f"expected the records as a file of {', '.join(WRITERS)}, got {data!r}: --data FILE names one"
+            )
+    return found
+
+
+def audited(what: Mitigation, run: Run, reporter: Reporter, command: str) -> Done:
+    """Trains and audits again, each where that was not done yet. Raises AuditError, with nothing half written."""
+    shared, out = Shared(), what.asked.out
+    with reporter.stage(f"train by {what.trainer.name}"):
+        done = carry_out(what, run, reporter, shared)
+    if (out / saved.RESULT).is_file():
+        return done
+    plan = what.after.having(command=command)
+    if (out / listed.PLAN).is_file():
+        folder = RunFolder.reopen(out)
+        plan = Plan.from_json(folder.plan())
+    else:
+        folder = RunFolder.create(out, plan.title, plan.to_json())
+        if (form := RunFolder(what.asked.run).text_form()) is not None:
+            folder.save_text_form(form)  # the same secrets: rendered as they were, on another day too
+    try:
+        files.write(out, audit(site_of(plan, reporter, shared), folder))
+    except (AuditError, OSError):
+        folder.discard_if_empty()
+        raise
+    finally:
+        folder.close()
+    return done
+
+
+def before_after(what: Mitigation, run: Run, after: Run, done: Done) -> BeforeAfter:
+    """The two runs side by side. Raises AuditError where they cannot be held against each other."""
+    left = what.left
+    found = left and advice.predicted(words.cleaned(run.result), details.read(what.asked.run), left)
+    return BeforeAfter(
+        by=what.asked.by,
+        compared=compare([run, after]),
+        before=run.result,
+        after=after.result,
+        predicted=(found[0].key, found[1]) if found else None,
+        perplexity=_perplexity(what.asked.run, run.result, what.asked.out, after.result),
+        told=done.told,
+        seconds=done.seconds,
+    )
+
+
+def _perplexity(first: Path, before: AuditResult, second: Path, after: AuditResult) -> Measurement | None:
+    """After minus before, paired by held-out text; None where one of them was not measured."""
+    cells = []
+    for place, result in ((second, after), (first, before)):
+        measured = result.target(UNDEFENDED).perplexity
+        if measured is None:
+            return None
+        held = heldout_of(place).get(UNDEFENDED)
+        own = {} if held is None else {0: held}
+        cells.append(Replicates(UNDEFENDED, "", "", measured={0: {measured.name: measured}}, heldout=own))
+    name = next(iter(cells[0].measured[0]))
+    return contrast(f"{name}_difference", [WeightedMetric(1.0, name, cells[0]), WeightedMetric(-1.0, name, cells[1])])
+
+
+# --- the training -----------------------------------------------------------------------------------------------------
+
+
+def carry_out(what: Mitigation, run: Run, reporter: Reporter, shared: Shared) -> Done:
+    """Trains, where that was not done yet, in a folder whose lock is held.
+
+    Raises AuditError for a folder of something else, and where the training is refused, with nothing left of it.
+    """
+    out, configuration = what.asked.out, what.configuration()
+    held = _held(out, configuration)
+    if held is not None:
+        return Done(tuple(held["told"]), float(held["seconds"]))
+    disk.replace(out / RECORD, json.dumps({"configuration": configuration, "done": None}, indent=1))
+    start = time.perf_counter()
+    try:
+        _list_dropped(what, run, reporter, shared)
+        told, seconds = _in_lab(what, reporter, shared) if what.plan.target.in_lab else (_own(what, reporter), None)
+    except AuditError:
+        _discard(out)
+        raise
+    done = Done(told, time.perf_counter() - start if seconds is None else seconds)
+    disk.replace(
+        out / RECORD,
+        json.dumps({"configuration": configuration, "done": dataclasses.asdict(done)}, indent=1),
+        sync=True,
+    )
+    return done
+
+
+def _held(out: Path, configuration: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What was done here before; None: not finished. Raises AuditError where the folder is of something else."""
+    if not (out / RECORD).is_file():
+        if any(path.name != locks.LOCK for path in out.iterdir()):
+            raise AuditError(f"expected a new or empty folder for -o, but {str(out)!r} holds something else")
+        return None
+    record = read_object(out / RECORD, "a mitigation")
+    before = record.get("configuration") or {}
+    for name, own in configuration.items():
+        if before.get(name) != own:
+            raise AuditError(f"{str(out)!r} is of another mitigation ({name}: {before.get(name)!r} there, {own!r} now)")
+    done: dict[str, Any] | None = record.get("done")
+    return done
+
+
+def _discard(out: Path) -> None:
+    """What was written for a training that was refused; one that has begun goes on."""
+    model = out / MODEL
+    if model.is_dir() and any(model.iterdir()):
+        return
+    for path in (*out.glob("data.*"), out / DROPPED / SHARD, out / RECORD):
+        path.unlink(missing_ok=True)
+    for folder in (model, out / DROPPED):
+        if folder.is_dir():
+            folder.rmdir()
+
+
+def _in_lab(what: Mitigation, reporter: Reporter, shared: Shared) -> tuple[tuple[str, ...], float]:
+    site = LabSite(what.after, reporter, shared)
+    made = site.mitigated
+    assert made is not None  # the plan names it
+    return made.notes(), site.lab.seconds_of(what.trainer)
+
+
+def _own(what: Mitigation, reporter: Reporter) -> tuple[str, ...]:
+    """Raises AuditError for data that are not what the model was trained on, and for a command that makes no model."""
+    out, recipe = what.asked.out / MODEL, what.recipe
+    if recipe is not None:
+        training.check_records(Path(str(what.plan.target.model)), recipe)
+    told: tuple[str, ...] = ()
+    data = recipe.data if recipe else what.asked.data or str(what.plan.data.data)
+    if isinstance(what.trainer, DataVariant):
+        column = recipe.text_column if recipe else None
+        kept = what.asked.out / f"data{Path(data).suffix.lower()}"
+        told = (write_kept(what.trainer, data, kept, column),)
+        data = str(kept)
+    if recipe is not None:
+        return (*told, *training.train(dataclasses.replace(recipe, data=data, out=out), reporter.progress))
+    _run_command(what.command, data, out)
+    return told
+
+
+def _run_command(command: Sequence[str], data: str, out: Path) -> None:
+    """The user's, its words in place; what it prints goes to stderr."""
+    given = {"{data}": str(Path(data).resolve()), "{out}": str(out.resolve())}
+    words = list(command)
+    for placeholder, value in given.items():
+        words = [word.replace(placeholder, value) for word in words]
+    out.mkdir(exist_ok=True, mode=0o700)
+    try:
+        code = subprocess.run(words, stdout=2, check=False).returncode
+    except OSError as error:
+        raise AuditError(f"--train cannot be run: {words[0]!r}: {error.strerror}") from None
+    if code:
+        raise AuditError(f"--train ended with exit code {code}: nothing was audited; the same command tries again")
+    if not any((out / name).is_file() for name in ("config.json", "adapter_config.json")):
+        raise AuditError(f"expected a model in {str(out)!r} ({{out}}) behind --train, got none")
+
+
+# --- the records ------------------------------------------------------------------------------------------------------
+
+
+def _list_dropped(what: Mitigation, run: Run, reporter: Reporter, shared: Shared) -> None:
+    """Where the audit's own records are to be dropped: which those are, for the training to read."""
+    if getattr(what.trainer, "listed", "") != str((what.asked.out / DROPPED).resolve()):
+        return
+    ids = extracted(run)
+    if not ids:
+        raise AuditError(f"{run.name} extracted nothing from the model without defenses: no record is to be dropped")
+    if what.plan.target.in_lab:
+        whole = LabSite(what.plan, reporter, shared).lab.cut.texts
+        texts = [whole[id] for id in ids]
+    else:
+        rows, _ = training_texts(str(what.plan.data.data))
+        repeats = repeats_of(read_table("--data", str(what.plan.data.data), COLUMNS))
+        first = dict(reversed([(row, i) for i, row in enumerate(rows_of(repeats))]))  # where a row's copies begin
+        texts = [words_in(rows[first[int(id.split("-")[1])]]) for id in ids]
+    write_shard(what.asked.out / DROPPED, texts)
+
+
+def extracted(run: Run) -> list[str]:
+    """Ids of the members that some attack extracted verbatim, by its first guess, from the model without defenses."""
+    found = dict[str, None]()
+    for cell, row in run.outcomes.items():
+        if cell.target == UNDEFENDED and row.outcome is not None:
+            came = row.outcome.hit & row.outcome.member
+            found |= dict.fromkeys(id for id, out in zip(row.outcome.ids, came, strict=True) if out)
+    return list(found)

@@ -1,0 +1,152 @@
+"""A mitigated model beside the one before it: terminal, Markdown and HTML. Compares nothing itself.
+
+What was measured before and after, paired; what was predicted, what is promised, and what it costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from auditor.core.nouns import UNDEFENDED, CellKey
+from auditor.core.result import AuditResult, Measurement, TargetRecord
+from auditor.gate.compare import Comparison, ComparisonRow
+from auditor.reports import comparison as side_by_side
+from auditor.reports import html, inert, words
+from auditor.reports import markdown as marked
+from auditor.reports.blocks import Bullets, Document, FactList, Paragraph, Section, Table
+
+_MOST = 12  # rows on screen; the page has all
+_NOT_PREDICTED = "nothing: the advice predicts only what follows from how often records occur"
+
+
+@dataclass(frozen=True)
+class BeforeAfter:
+    """compared: the run before, and the one after. predicted: of which configuration, and what recall; None: nothing.
+
+    perplexity: after minus before, over the same held-out texts; None: not measured. told: by the training.
+    """
+
+    by: str
+    compared: Comparison
+    before: AuditResult
+    after: AuditResult
+    predicted: tuple[CellKey, Measurement] | None
+    perplexity: Measurement | None
+    told: tuple[str, ...]
+    seconds: float
+
+    @property
+    def lines(self) -> Comparison:
+        """Of the model without defenses alone: the second run has no others."""
+        own = tuple(line for line in self.compared.lines if line.row.target == UNDEFENDED)
+        return Comparison(("before", "after"), self.compared.secrets, own)
+
+
+def terminal(found: BeforeAfter) -> Iterator[str]:
+    """At most 25 lines."""
+    yield f"BEFORE AND AFTER {inert.clean(found.by)}, trained in {words.duration(found.seconds)}"
+    rows = [_row(line) for line in found.lines.lines]
+    shown = [("", "before", "after", "difference"), *rows[:_MOST], *_perplexity(found)]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    for row in shown:
+        yield "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+    if len(rows) > _MOST:
+        yield f"{len(rows) - _MOST} more in the page"
+    for name, said in _facts(found):
+        yield f"{name + ':':11} {said}"
+
+
+def markdown(found: BeforeAfter) -> str:
+    return marked.page(_document(found))
+
+
+def page(found: BeforeAfter) -> str:
+    """One HTML page that loads nothing."""
+    return html.page(_document(found))
+
+
+def _row(line: ComparisonRow) -> tuple[str, str, str, str]:
+    before, after = line.cells
+    access = "white-box" if line.row.setting == "worst" else "text-only"
+    name = f"{words.label(line.metric)} ({inert.clean(line.row.attack)}, {access})"
+    delta = words.points(after.delta) if after.delta else inert.clean(after.why)
+    return name, words.with_bounds(before.measured), words.with_bounds(after.measured), delta
+
+
+def _perplexity(found: BeforeAfter) -> Sequence[tuple[str, str, str, str]]:
+    before, after = _target(found.before).perplexity, _target(found.after).perplexity
+    if before is None or after is None:
+        return ()
+    delta = words.points(found.perplexity) if found.perplexity else "not paired"
+    return (("Held-out perplexity", words.with_bounds(before), words.with_bounds(after), delta),)
+
+
+def _target(result: AuditResult) -> TargetRecord:
+    return result.target(UNDEFENDED)
+
+
+def _facts(found: BeforeAfter) -> tuple[tuple[str, str], ...]:
+    return ("predicted", _said_predicted(found)), ("promised", _said_promised(found.after))
+
+
+def _said_predicted(found: BeforeAfter) -> str:
+    """The prediction, and how what was measured lies to it."""
+    if found.predicted is None:
+        return _NOT_PREDICTED
+    row, expected = found.predicted
+    said = f"recall {words.with_bounds(expected)} ({inert.clean(row.title)})"
+    measured = next((f for f in found.after.findings if f.key == row), None)
+    recall = None if measured is None else measured.measurement("recall")
+    if recall is None:
+        return f"{said}; not measured after"
+    lies = "less" if recall.value < expected.low else "more" if recall.value > expected.high else "as predicted"
+    how = lies if lies == "as predicted" else f"{lies} than predicted"
+    return f"{said}; measured {words.with_bounds(recall)}, {how}"
+
+
+def _said_promised(result: AuditResult) -> str:
+    target = _target(result)
+    if target.claim is not None:
+        epsilon = target.claim.epsilon.get(target.claim.relation)
+        if epsilon is not None:
+            return f"ε {epsilon:.3g} at δ {target.claim.delta:g}, {target.claim.relation}: {target.claim.status}"
+    if target.nominal_epsilon is not None:
+        return f"nothing: ε {target.nominal_epsilon:.3g} is nominal"
+    return "nothing: measured on these secrets by these attacks, and no more"
+
+
+def _document(found: BeforeAfter) -> Document:
+    rows = side_by_side.table(found.lines) if found.lines.lines else Paragraph("No configuration was measured.")
+    names = ("", "Before", "After", "Difference")
+    cost: Table | Paragraph = Paragraph("Held-out perplexity was not measured: the run has no non-members.")
+    if perplexity := _perplexity(found):
+        cost = Table(
+            "utility", "On text that neither model was trained on", names, (side_by_side.Group("", perplexity),)
+        )
+    told = Bullets((f"trained in {words.duration(found.seconds)}", *map(inert.clean, found.told)))
+    return Document(
+        title=f"Before and after {inert.clean(found.by)}",
+        facts=(
+            ("Secrets", inert.clean(found.compared.secrets)),
+            ("Before", inert.clean(found.compared.runs[0])),
+            ("After", inert.clean(found.compared.runs[1])),
+        ),
+        headline=_headline(found),
+        verdict=side_by_side.NOTE,
+        sections=(
+            Section("rows", "Leakage", (rows,)),
+            Section("utility", "Utility", (cost,)),
+            Section("expected", "Prediction and promise", (FactList("", _facts(found)),)),
+            Section("training", "What was done", (told,)),
+        ),
+        kind="A mitigated model",
+        lead="Summary",
+        source="Rendered from the runs' records alone",
+    )
+
+
+def _headline(found: BeforeAfter) -> str:
+    deltas = [line.cells[1].delta for line in found.lines.lines if line.cells[1].delta is not None]
+    less, more = (sum(one.high < 0 for one in deltas), sum(one.low > 0 for one in deltas))
+    return f"Significantly lower: {less} of {len(deltas)}; higher: {more}; of the others neither is shown."
