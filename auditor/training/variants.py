@@ -28,8 +28,8 @@ NOTHING_PROMISED = "nothing is promised: what this model learnt of a record, it 
 class FineTuning(Trainer):
     """Base of fine-tunings on packed blocks with AdamW. learning_rate decays linearly to 0.
 
-    A subclass changes which sequences are learnt (`trained_on`), which parameters are trained (`to_train`), or how they are
-    fitted (`fit`); each may tell what it did: sentences.
+    A subclass changes which sequences are learnt (`trained_on`), which parameters are trained (`to_train`), or how they
+    are fitted (`fit`); each may tell what it did: sentences.
     """
 
     epochs: int = 3
