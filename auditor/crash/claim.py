@@ -47,9 +47,15 @@ class LoopClaim:
 
     @classmethod
     def read(cls, given: Any) -> Self:
-        """A claim as it is stated: one of these, or a mapping of its fields. Raises AuditError."""
+        """A claim as it is stated: one of these, or a mapping of its fields. Raises AuditError.
+
+        `engine` in a mapping: Opacus's engine, whose accountant says all that the mapping does not.
+        """
         if isinstance(given, cls):
             return given
+        if isinstance(given, Mapping) and "engine" in given:
+            own = {name: value for name, value in given.items() if name != "engine"}
+            given = {**_counted(given["engine"], own.get("delta")), **own}
         fields = {field.name: field for field in dataclasses.fields(cls)}
         needed = [name for name, field in fields.items() if field.default is dataclasses.MISSING]
         if not isinstance(given, Mapping):
@@ -72,6 +78,19 @@ class LoopClaim:
             return epsilon(self.noise_multiplier, self.sample_rate, self.steps, self.delta)
         passes = math.ceil(round(self.steps * self.sample_rate, 6))
         return epsilon(self.noise_multiplier, 1.0, passes, self.delta)
+
+
+def _counted(engine: Any, delta: Any) -> dict[str, Any]:
+    """What the accountant of an Opacus engine counted: its noise, rate and steps, and the epsilon that it tells."""
+    history = getattr(getattr(engine, "accountant", None), "history", None)
+    if not history:
+        raise AuditError(f"expected a claim's engine to be an Opacus engine that counted steps, got {type(engine)!r}")
+    if len(history) > 1:
+        kinds = "; ".join(f"{steps} of noise {noise:g} at rate {rate:.3g}" for noise, rate, steps in history)
+        raise AuditError(f"expected steps of one noise and one sampling rate in the engine's accountant, got {kinds}")
+    ((noise, rate, steps),) = history
+    found = {"noise_multiplier": noise, "sample_rate": rate, "steps": steps}
+    return found if delta is None else {**found, "epsilon": float(engine.get_epsilon(delta))}
 
 
 def epsilon(noise: float, rate: float, steps: int, delta: float) -> float:

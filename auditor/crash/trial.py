@@ -11,7 +11,7 @@ from auditor.core.errors import AuditError
 from auditor.crash import reach, subject
 from auditor.crash.checks import all_checks
 from auditor.crash.claim import LoopClaim
-from auditor.crash.verdicts import BROKEN, LoopCheck, Runs
+from auditor.crash.verdicts import BROKEN, UNKNOWN, LoopCheck, Runs
 from auditor.crash.watch import Trace, Train, watched
 
 _OTHER = 0.25  # every second training's embedding: two thirds of a gradient lie there, where the others have half
@@ -113,6 +113,8 @@ def seen(runs: Runs, checks: tuple[LoopCheck, ...]) -> Seen:
     broken = {check.name: check for check in checks if check.verdict == BROKEN}
     steps = max(len(trace.steps) for trace in runs.traces)
     noise = reach.noise_multiplier(runs) if runs.noisy else (0.0, 0.0, 0.0)
+    if any(check.verdict == UNKNOWN for check in checks if check.name == "one record's reach") and runs.noisy:
+        noise = None  # a reach below the bound, which is not seen, says nothing of the noise
     if any(check.epsilon == math.inf for check in broken.values()):
         return Seen(noise and noise[0], runs.rate, steps, math.inf, math.inf, math.inf)
     if noise is None:

@@ -132,6 +132,8 @@ class StepWatch:
         scale = (sum(one**2 * free for one, free in scales.values()) / free) ** 0.5 if free else 0.0
         whole = torch.cat(list(own.values()))
         reaches, gram, norms = _reaches(torch.cat(list(taken.values())), whole)
+        if len(norms) and not norms.any():
+            raise AuditError("the gradient of no record can be computed anew: the training replaced the model's layers")
         unit = scale or 1.0
         return ReadStep(
             records=read, passes=passes, rate=rate, scale=scale, scales=scales,
@@ -142,8 +144,12 @@ class StepWatch:
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """A copy without hooks: Opacus hangs its own on every layer, and ours would count our reading."""
+    """A copy without hooks: Opacus hangs its own on every layer, and ours would count our reading.
+
+    Trainers replace `forward` of the model itself (autocast, TRL's loss in chunks) by one bound to the original.
+    """
     made = copy.deepcopy(model)
+    made.__dict__.pop("forward", None)
     for module in made.modules():
         for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
             getattr(module, name).clear()

@@ -7,12 +7,14 @@ import json
 import shlex
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from auditor.cli import call
+from auditor.commands import dp_loop
 from auditor.core.errors import AuditError
 from auditor.crash import subject, trial
 from auditor.crash.subject import Gradients
@@ -49,6 +51,7 @@ def test_a_record_is_known_wherever_its_row_is_read() -> None:
     [
         ("no clipping", "clipped by record"),
         ("Opacus 1.6.0 as it is: divides by the number of records", "number of records"),
+        ("Opacus, shuffled and said so, with the epsilon that it tells", "accounting"),
         ("ours, a resumed training's noise again", "fresh noise"),
     ],
 )
@@ -62,6 +65,47 @@ def test_a_planted_fault_is_caught(name: str, check: str) -> None:
 def test_an_honest_loop_has_no_fault(name: str) -> None:
     found = loop_faults.tested(loop_faults.CONTROLS[name])
     assert found.verdict == "no fault seen" and found.epsilon is None
+
+
+EXAMPLES = {
+    ("with_opacus", "train"): ("broken", "number of records"),
+    ("with_trainer", "train"): ("broken", "Poisson sampling"),
+    ("with_sft", "train"): ("no fault seen", None),
+    ("opacus_ways", "with_epsilon"): ("no fault seen", None),
+    ("opacus_ways", "ghost"): ("no fault seen", None),
+    ("opacus_ways", "small_batches"): ("no fault seen", None),
+    ("opacus_ways", "shuffled"): ("no fault seen", None),
+    ("ours", "dp_sgd"): ("no fault seen", None),
+    ("ours", "adp_sound"): ("cannot tell", None),  # clipped harder than its bound, which is then not seen
+}
+
+
+@pytest.mark.parametrize(("name", "function"), EXAMPLES)
+def test_the_examples_are_judged_with_the_real_packages(name: str, function: str) -> None:
+    """Its own verdict of each; an honest one has no epsilon beside its claim."""
+    verdict, broken = EXAMPLES[name, function]
+    found = loop_faults.tested(dp_loop._named(ROOT / "examples" / "dp_loop" / f"{name}.py", function))
+    assert found.verdict == verdict
+    assert [check.name for check in found.broken] == ([] if broken is None else [broken])
+    assert (found.seen.noise_multiplier is None) == (verdict == "cannot tell")
+
+
+def test_every_example_is_judged() -> None:
+    written = {path.stem for path in (ROOT / "examples" / "dp_loop").glob("*.py")} - {"plain"}  # which the command runs
+    assert written == {name for name, _ in EXAMPLES}
+
+
+def test_what_opacus_counted_is_the_claim_where_none_is_given() -> None:
+    engine = SimpleNamespace(
+        accountant=SimpleNamespace(history=[(1.1, 0.2, 30)]), get_epsilon=lambda delta: 100 * delta
+    )
+    found = trial.LoopClaim.read({"engine": engine, "delta": 0.05, "max_grad_norm": 1.0})
+    assert (found.noise_multiplier, found.sample_rate, found.steps, found.epsilon) == (1.1, 0.2, 30, 5.0)
+    assert trial.LoopClaim.read({"engine": engine, "delta": 0.05, "max_grad_norm": 1.0, "steps": 7}).steps == 7
+    engine.accountant.history.append((0.5, 0.2, 1))
+    for one in (engine, object()):
+        with pytest.raises(AuditError):
+            trial.LoopClaim.read({"engine": one, "delta": 0.05, "max_grad_norm": 1.0})
 
 
 def test_at_least_thirty_faults_stand_in_the_table() -> None:

@@ -194,9 +194,12 @@ PLAIN: dict[str, Plain] = {
 def opacus(
     poisson: bool = True, ghost: bool = False, after: Callable[[Any], object] = lambda optimizer: None,
     claim: dict[str, Any] | None = None, sides: Callable[[Any, int], object] = lambda model, step: None,
-    microbatch: int = 0,
+    told: bool = False,
 ) -> Callable[[Any, Any], Any]:  # fmt: skip
-    """Opacus's `make_private` as its tutorials use it. after: what is done to its optimizer; sides: before a step."""
+    """Opacus's `make_private` as its tutorials use it. after: what is done to its optimizer; sides: before a step.
+
+    told: the claim is what its accountant tells.
+    """
 
     def train(model: Any, records: Any) -> Any:
         from opacus import PrivacyEngine
@@ -204,7 +207,8 @@ def opacus(
         optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.05)
         loader: Any = DataLoader(records, batch_size=BATCH, collate_fn=_rows, shuffle=not poisson)
         rate = 1 / len(loader)
-        private, optimizer, loader = PrivacyEngine().make_private(
+        engine = PrivacyEngine()
+        private, optimizer, loader = engine.make_private(
             module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=NOISE, max_grad_norm=CLIP,
             poisson_sampling=poisson, grad_sample_mode="functorch" if ghost else "hooks",
         )  # fmt: skip
@@ -219,6 +223,8 @@ def opacus(
                 sides(optimizer, steps)
                 optimizer.step()
                 steps += 1
+        if told:
+            return model, {"engine": engine, "max_grad_norm": CLIP, "delta": DELTA, **(claim or {})}
         return model, {**CLAIM, "sample_rate": rate, "steps": steps, **(claim or {})}
 
     return train
@@ -258,6 +264,9 @@ _KNOWN = {"public_size": True}
 OPACUS: dict[str, Callable[[Any, Any], Any]] = {
     "Opacus 1.6.0 as it is: divides by the number of records": opacus(),
     "Opacus, shuffled, accounted as Poisson": opacus(poisson=False, claim=_KNOWN),
+    "Opacus, shuffled and said so, with the epsilon that it tells": opacus(
+        poisson=False, claim={**_KNOWN, "sampling": "shuffled"}, told=True
+    ),
     "Opacus, noise set to 0 later": opacus(after=_set(noise_multiplier=0.0), claim=_KNOWN),
     "Opacus, noise set to a half later": opacus(after=_set(noise_multiplier=0.5), claim=_KNOWN),
     "Opacus, a generator of a fixed seed": opacus(after=_seeded, claim=_KNOWN),
