@@ -6,9 +6,11 @@ import json
 import os
 import random
 import re
+import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,6 +58,20 @@ register_random(TORCH)  # by a weak reference; it knows `random` and NumPy itsel
 # work threads that wait for each other take forty times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+# No test cuts the power: that a file is on disk before it counts is asked by those that put another fsync here.
+os.fsync = lambda handle: None
+CONNECT = sqlite3.connect
+
+
+def unsynced(*given: Any, **named: Any) -> sqlite3.Connection:
+    """As `sqlite3.connect`, but that nothing waits for the disk."""
+    connection = CONNECT(*given, **named)
+    connection.execute("pragma synchronous = off")
+    return connection
+
+
+sqlite3.connect = unsynced
 
 os.environ["AUDIT_SALT"] = "of these tests only"  # what a user has of their own is not touched
 SHARED = Path(__file__).resolve().parents[2] / "shared"

