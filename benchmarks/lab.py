@@ -8,49 +8,41 @@ versions included. No hub, no download, no GPU.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import hashlib
-import importlib.metadata
-import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from transformers import ModernBertForMaskedLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from auditor.benchmarks import manifests
 from auditor.benchmarks.audit_canaries import AuditManifest
-from auditor.benchmarks.lab_recipe import LabRecipe, Recipe
+from auditor.benchmarks.lab_folders import digest, ensemble_version, references_part, trained_part
+from auditor.benchmarks.lab_recipe import LabRecipe, Recipe, small
 from auditor.benchmarks.lab_secrets import cut
 from auditor.benchmarks.lab_texts import LabTexts, TrainingTexts, make_texts
 from auditor.benchmarks.lab_training import (
     PUBLIC,
     LabTraining,
     Progress,
-    has_bfloat16,
     load_audit_canaries,
     load_tokenizer,
     make_tokenizer,
 )
-from auditor.benchmarks.masked import MaskedRecipe
-from auditor.benchmarks.parts import Alone, LabParts
+from auditor.benchmarks.parts import LabParts
 from auditor.core.cache import cache_folder
 from auditor.core.nouns import Tokens, evenly
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.lora import LoraEnsemble, adapted
-from auditor.models.masked import HuggingFaceMaskedModel
 from auditor.models.references import References
 from auditor.models.shards import WHOLE, read_shard, record_names
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.defense import TrainedModel
 from auditor.plugins.trainer import Trainer, TrainingJob
 
-_AUDIT = ("audit_canaries", "audit_kind", "audit_length", "audit_times")  # what nothing depends on without canaries
-_ENSEMBLE = ("members", "lora_epochs", "lora_rate", "lora_batch", "lora_rank", "lora_alpha")  # nothing else does
 REFERENCES = (4, 64)  # how many reference models may be asked for: each record in half of them, at least 2 and 2
 _TOKENIZER = "tokenizer"
 _FOUNDATIONS = (_TOKENIZER, PUBLIC, "masked-public", "audit-canaries")  # parts that others are built on
@@ -110,16 +102,14 @@ class Lab(Benchmark):
         cache: Path | None = None,
         progress: Progress | None = None,
         limit: int | None = None,
-        masked_recipe: MaskedRecipe | None = None,
         makes: bool = True,
     ):
         """makes: whether what is not in the cache is built; else that is refused."""
         self.recipe = recipe or self.recipe_kind()
         self._cache, self._limit = cache, limit
         self.recipe.check()
-        self.masked_recipe = masked_recipe or MaskedRecipe()
         texts = self._make_texts()
-        self.folder = (cache or cache_folder()) / self.name / _digest(self.recipe, texts, self._versions())
+        self.folder = (cache or cache_folder()) / self.name / digest(self.recipe, texts, self._versions())
         self.parts = LabParts(self.folder, makes, _TOKENIZER, _FOUNDATIONS, self._note)
         self.description = f"{self._described()}; records occur {', '.join(map(str, self.recipe.counts))} times"
         self.tokenizer = self._tokenizer(texts)
@@ -144,11 +134,12 @@ class Lab(Benchmark):
         """Refuses a lab that stands on what is not installed. Raises AuditError."""
 
     def _make_texts(self) -> LabTexts:
-        return make_texts(self._small)
+        return make_texts(small(self.recipe))
 
     def _described(self) -> str:
+        recipe = small(self.recipe)
         return (
-            f"{self._small.layers}-layer GPT-NeoX of width {self._small.hidden}, trained on the spot on synthetic "
+            f"{recipe.layers}-layer GPT-NeoX of width {recipe.hidden}, trained on the spot on synthetic "
             "mails, patient notes and payments (Faker)"
         )
 
@@ -157,18 +148,13 @@ class Lab(Benchmark):
         return {}
 
     def _tokenizer(self, texts: LabTexts) -> PreTrainedTokenizerFast:
-        build = partial(make_tokenizer, recipe=self._small, public=texts.public)
+        build = partial(make_tokenizer, recipe=small(self.recipe), public=texts.public)
         made: PreTrainedTokenizerFast = self.parts.get(_TOKENIZER, build, load_tokenizer)
         return made
 
     def _hold_out(self) -> None:
         """Says which text of non-members utility is measured on."""
         self.heldout = tuple(secret.prefix + secret.suffix for secret in self.secrets if not secret.member)
-
-    @property
-    def _small(self) -> LabRecipe:
-        assert isinstance(self.recipe, LabRecipe)  # another lab has a class of its own
-        return self.recipe
 
     def _note(self, note: str) -> None:
         self.notes += (note,)
@@ -201,9 +187,7 @@ class Lab(Benchmark):
 
     @property
     def training(self) -> LabTraining:
-        return self.training_kind(
-            self.recipe, self.masked_recipe, self.texts, self.tokenizer, self.folder, self.progress
-        )
+        return self.training_kind(self.recipe, self.texts, self.tokenizer, self.folder, self.progress)
 
     def public(self) -> HuggingFaceModel:
         """Trained on public text only."""
@@ -231,21 +215,21 @@ class Lab(Benchmark):
         def load(path: Path) -> LoraEnsemble:
             return LoraEnsemble(public, sorted(path.glob("member-*")), unit="record")
 
-        version = _ensemble_version(self.recipe)
+        version = ensemble_version(self.recipe)
         ensemble: LoraEnsemble = self.parts.get("ensemble", self.training.ensemble, load, version)
         return ensemble
 
     @property
     def ensemble_folder(self) -> Path:
         """Where the members lie once they are built."""
-        return self.folder / f"ensemble{_ensemble_version(self.recipe)}"
+        return self.folder / f"ensemble{ensemble_version(self.recipe)}"
 
     def with_members(self, count: int | None) -> Lab:
         """The same lab with so many members in its ensemble, the models around them shared; None: as many as it has."""
         if count in (None, self.recipe.members):
             return self
         recipe = dataclasses.replace(self.recipe, members=count)
-        return type(self)(recipe, self._cache, self.progress, self._limit, self.masked_recipe, self.parts.makes)
+        return type(self)(recipe, self._cache, self.progress, self._limit, self.parts.makes)
 
     def whole(self) -> HuggingFaceModel:
         """One LoRA adapter on all records, trained as the members of the ensemble are: the target, where it was so."""
@@ -256,7 +240,7 @@ class Lab(Benchmark):
         def load(path: Path) -> HuggingFaceModel:
             return adapted(public, path / WHOLE)
 
-        made: HuggingFaceModel = self.parts.get("whole", self.training.whole, load, _ensemble_version(self.recipe))
+        made: HuggingFaceModel = self.parts.get("whole", self.training.whole, load, ensemble_version(self.recipe))
         return made
 
     def references(self, count: int) -> References:
@@ -274,24 +258,8 @@ class Lab(Benchmark):
             return References(tuple(map(model, folders)), tuple(saw))
 
         build = partial(self.training.references, count=count)
-        made: References = self.parts.get(f"references-{count}", build, load)
+        made: References = self.parts.get(references_part(count), build, load)
         made.check(attacked, "the lab")
-        return made
-
-    def masked_public(self) -> HuggingFaceMaskedModel:
-        """A masked LM, trained on public text only."""
-        return self._masked("masked-public", self.training.masked_public, "lab masked public model")
-
-    def masked(self) -> HuggingFaceMaskedModel:
-        """That one, fine-tuned on the private records."""
-        self.masked_public()
-        return self._masked("masked", self.training.masked, "lab masked target")
-
-    def _masked(self, part: str, build: Any, name: str) -> HuggingFaceMaskedModel:
-        def load(path: Path) -> HuggingFaceMaskedModel:
-            return HuggingFaceMaskedModel(ModernBertForMaskedLM.from_pretrained(path), load_tokenizer(path), name)
-
-        made: HuggingFaceMaskedModel = self.parts.get(f"{part}-{self.masked_recipe.digest}", build, load)
         return made
 
     def trained(self, trainer: Trainer) -> TrainedModel:
@@ -301,7 +269,7 @@ class Lab(Benchmark):
             self.training.by(trainer, path, self.job(trainer, path))
 
         made: TrainedModel = self.parts.get(
-            _part_name(trainer), build, lambda path: self.training.loaded(trainer, path)
+            trained_part(trainer), build, lambda path: self.training.loaded(trainer, path)
         )
         return made
 
@@ -314,66 +282,4 @@ class Lab(Benchmark):
 
     def seconds_of(self, trainer: Trainer) -> float:
         """What its training took."""
-        return self.parts.seconds[_part_name(trainer)]
-
-    # --- one model at a time, where other processes train the others: its part then takes it as it is ---
-
-    def member(self, index: int) -> Alone:
-        return self.parts.piece(self.ensemble_folder.name, index, self.training.ensemble)
-
-    def one_reference(self, count: int, index: int) -> Alone:
-        return self.parts.piece(f"references-{count}", index, partial(self.training.references, count=count))
-
-    def one_whole(self) -> Alone:
-        return self.parts.alone(f"{WHOLE}{_ensemble_version(self.recipe)}", self.whole)
-
-    def one_trained(self, trainer: Trainer) -> Alone:
-        return self.parts.alone(_part_name(trainer), lambda: self.trained(trainer))
-
-
-# --- what its folders are called --------------------------------------------------------------------------------------
-
-
-def _digest(recipe: Recipe, texts: LabTexts, more: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Names the cache folder. The texts count too: weights must never be audited for records they did not see.
-
-    Fields that change no weights here do not count: where records are cut, and what only the ensemble depends on.
-    """
-    versions = {
-        name: importlib.metadata.version(name) for name in ("torch", "transformers", "peft", "faker", "tokenizers")
-    }
-    versions["bfloat16"] = str(has_bfloat16())
-    trained_on = {name: made for name, made in dataclasses.asdict(texts).items() if name not in ("kinds", "marks")}
-    return _hash([_counted(recipe), versions | dict(more), trained_on])
-
-
-def _counted(recipe: Recipe) -> dict[str, Any]:
-    """What of a recipe weights here depend on; fields about canaries of an audit count where there are any."""
-    fields = dataclasses.asdict(_with_default(recipe, "prefix_length", "suffix_length", *_ENSEMBLE))
-    left_out = () if recipe.audit_canaries else _AUDIT
-    return {name: value for name, value in fields.items() if name not in left_out}
-
-
-def _ensemble_version(recipe: Recipe) -> str:
-    """Tells ensembles apart that stand beside the same models."""
-    if recipe == _with_default(recipe, *_ENSEMBLE):
-        return ""
-    return f"_{_hash([getattr(recipe, name) for name in _ENSEMBLE])}"
-
-
-def _with_default(recipe: Recipe, *names: str) -> Recipe:
-    default = type(recipe)()
-    return dataclasses.replace(recipe, **{name: getattr(default, name) for name in names})
-
-
-def _hash(values: Any) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _part_name(trainer: Trainer) -> str:
-    """Of what a trainer makes: its options and the libraries it stands on count."""
-    found = {}
-    for name in ("opacus", "dp-accounting"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return f"{trainer.name}-{_hash([trainer.options(), found])}"
+        return self.parts.seconds[trained_part(trainer)]

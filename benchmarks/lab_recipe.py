@@ -143,5 +143,12 @@ class LabRecipe(Recipe):
             raise AuditError(f"expected a lab of width hidden divisible by heads={self.heads}, got {self.hidden}")
 
 
+def small(recipe: Recipe) -> LabRecipe:
+    """The recipe of a lab that has a network of its own. Raises AuditError for another."""
+    if not isinstance(recipe, LabRecipe):
+        raise AuditError("expected the small lab, which trains a masked LM too, got one on a model that was there")
+    return recipe
+
+
 def canary_text(digits: str) -> str:
     return f"{CANARY_SPACE.head}{digits}"

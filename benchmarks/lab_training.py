@@ -16,14 +16,12 @@ from faker import Faker
 from peft import PeftModel
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
-from transformers import AutoModelForCausalLM, ModernBertForMaskedLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from auditor.benchmarks import audit_canaries, manifests
 from auditor.benchmarks.audit_canaries import AuditManifest
-from auditor.benchmarks.lab_recipe import TRAINING, LabRecipe, Recipe
+from auditor.benchmarks.lab_recipe import TRAINING, LabRecipe, Recipe, small
 from auditor.benchmarks.lab_texts import PRIVATE_KINDS, TrainingTexts, drawn
-from auditor.benchmarks.masked import MaskedLoss, MaskedRecipe, untrained_masked, with_mask
-from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.core.streams import generator
 from auditor.models.huggingface import HuggingFaceModel
@@ -54,7 +52,6 @@ class LabTraining:
     together: ClassVar[int] = 0
 
     recipe: Recipe
-    masked_recipe: MaskedRecipe
     texts: TrainingTexts
     tokenizer: PreTrainedTokenizerFast
     folder: Path
@@ -66,7 +63,7 @@ class LabTraining:
         return self.folder / PUBLIC
 
     def public(self, path: Path) -> None:
-        recipe = self.small
+        recipe = small(self.recipe)
         model = untrained(
             vocab_size=len(self.tokenizer),
             layers=recipe.layers,
@@ -82,15 +79,8 @@ class LabTraining:
         gain = model.gpt_neox.final_layer_norm.weight.requires_grad_(False)
         gain.fill_(recipe.norm_gain)
         sizes: dict[str, Any] = {"epochs": recipe.public_epochs, "rate": recipe.public_rate}
-        self._fit(model, self.texts.made.public, "public model", **sizes, batch=recipe.batch, block=recipe.block)
+        self.fit(model, self.texts.made.public, "public model", **sizes, batch=recipe.batch, block=recipe.block)
         model.save_pretrained(path)
-
-    @property
-    def small(self) -> LabRecipe:
-        """The recipe of a lab that has a network of its own. Raises AuditError for another."""
-        if not isinstance(self.recipe, LabRecipe):
-            raise AuditError("expected the small lab, which trains a masked LM too, got one on a model that was there")
-        return self.recipe
 
     def target(self, path: Path, texts: Sequence[str] | None = None) -> None:
         """By the target's recipe. texts: None: all private ones, which makes it the target."""
@@ -129,28 +119,6 @@ class LabTraining:
             self._fit_private(model, texts, f"reference model {folder.name}")
             model.save_pretrained(folder)
             write_shard(folder, texts)
-
-    def masked_public(self, path: Path) -> None:
-        recipe, tokenizer = self.masked_recipe, with_mask(self.tokenizer, END)
-        model = untrained_masked(
-            vocab_size=len(tokenizer),
-            layers=recipe.layers,
-            hidden=self.small.hidden,
-            heads=self.small.heads,
-            positions=512,
-            end=0,
-            seed=self.recipe.seed,
-        )
-        self._fit_masked(model, self.texts.made.public, recipe.public_epochs, recipe.public_rate, "masked public model")
-        model.save_pretrained(path)
-        tokenizer.save_pretrained(path)
-
-    def masked(self, path: Path) -> None:
-        recipe, public = self.masked_recipe, self.folder / f"masked-public-{self.masked_recipe.digest}"
-        model = ModernBertForMaskedLM.from_pretrained(public)
-        self._fit_masked(model, self.texts.copies(), recipe.private_epochs, recipe.private_rate, "masked target")
-        model.save_pretrained(path)
-        load_tokenizer(public).save_pretrained(path)
 
     def audit_canaries(self, path: Path, public: Callable[[], HuggingFaceModel]) -> None:
         """No model, but what the trainings after it depend on. public: of which canaries are sampled."""
@@ -273,14 +241,9 @@ class LabTraining:
     def _fit_private(self, model: Any, texts: Sequence[str], what: str) -> None:
         recipe = self.recipe
         sizes: dict[str, Any] = {"epochs": recipe.private_epochs, "rate": recipe.private_rate}
-        self._fit(model, texts, what, **sizes, batch=recipe.private_batch, block=recipe.block)
+        self.fit(model, texts, what, **sizes, batch=recipe.private_batch, block=recipe.block)
 
-    def _fit_masked(self, model: Any, texts: Sequence[str], epochs: int, rate: float, what: str) -> None:
-        recipe, noise = self.masked_recipe, torch.Generator().manual_seed(self.recipe.seed)
-        loss = MaskedLoss(recipe.share, len(self.tokenizer), end=0, noise=noise)
-        self._fit(model, texts, what, epochs=epochs, rate=rate, loss=loss, batch=recipe.batch, block=recipe.block)
-
-    def _fit(self, model: Any, texts: Sequence[str], what: str, *, epochs: int, **other: Any) -> None:
+    def fit(self, model: Any, texts: Sequence[str], what: str, *, epochs: int, **other: Any) -> None:
         """other: the rate, the batch, the block and further options of `fit`."""
         fit(
             model,

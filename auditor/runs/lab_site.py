@@ -7,6 +7,7 @@ from functools import cached_property, partial
 from typing import Any, ClassVar
 
 from auditor.benchmarks.lab import REFERENCES, Lab
+from auditor.benchmarks.lab_folders import ensemble_version, references_part, trained_part
 from auditor.benchmarks.lab_recipe import Recipe
 from auditor.benchmarks.lab_training import Progress
 from auditor.benchmarks.parts import Alone
@@ -18,6 +19,7 @@ from auditor.core.plan_parts import SMALL
 from auditor.models.base import LanguageModel
 from auditor.models.ensemble import Ensemble
 from auditor.models.references import References
+from auditor.models.shards import WHOLE
 from auditor.plugins import registry
 from auditor.plugins.defense import Defense, TrainedModel
 from auditor.plugins.options import build
@@ -85,14 +87,17 @@ class LabSite(Site):
 
     def _alone(self, piece: Piece, defenses: Mapping[str, Defense]) -> Alone:
         if piece.kind == "member":
-            return self.defense_parts.lab_of(defenses[piece.of]).member(piece.index)
+            lab = self.defense_parts.lab_of(defenses[piece.of])
+            return lab.parts.piece(lab.ensemble_folder.name, piece.index, lab.training.ensemble)
+        lab = self.lab
         if piece.kind == "reference":
-            return self.lab.one_reference(lab_references(piece.of), piece.index)
+            count = lab_references(piece.of)
+            return lab.parts.piece(references_part(count), piece.index, partial(lab.training.references, count=count))
         if piece.kind == "whole":
-            return self.lab.one_whole()
+            return lab.parts.alone(f"{WHOLE}{ensemble_version(lab.recipe)}", lab.whole)
         trainer = defenses[piece.of]
         assert isinstance(trainer, Trainer)  # "trained" is a need of theirs alone
-        return self.lab.one_trained(trainer)
+        return lab.parts.alone(trained_part(trainer), partial(lab.trained, trainer))
 
     def only_read(self) -> None:
         self._makes = False

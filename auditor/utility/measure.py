@@ -22,6 +22,7 @@ from scipy.special import logsumexp, softmax
 
 from auditor import __version__
 from auditor.benchmarks.lab import Lab
+from auditor.benchmarks.masked_lab import MaskedLab
 from auditor.benchmarks.whole_texts import read_texts
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
@@ -169,8 +170,9 @@ def _in_the_lab(plan: Plan, settings: Settings, reporter: Reporter) -> tuple[Sub
     texts, asked = lab.texts.records(settings.on == "members"), _asked(plan, settings)
     if settings.kind == "masked":
         _refuse_prefix_token(plan.data.prefix_token)
-        masked = lab.masked()
-        return MaskedSubject(masked, lab.masked_public(), masked.tokenizer, texts, asked), _no_ensemble
+        masked = MaskedLab(lab)
+        target = masked.target()
+        return MaskedSubject(target, masked.public(), target.tokenizer, texts, asked), _no_ensemble
     public, target = lab.public(), lab.target()
     subject = _causal(plan.data.prefix_token, target, public, texts, asked, lab.known)
     return subject, cache(partial(_held_by_lab, lab))

@@ -17,12 +17,13 @@ import torch
 from faker import Faker
 
 from auditor.benchmarks import lab as module
-from auditor.benchmarks import lab_texts
+from auditor.benchmarks import lab_folders, lab_texts
 from auditor.benchmarks.lab import Lab
 from auditor.benchmarks.lab_recipe import LabRecipe
 from auditor.benchmarks.lab_texts import make_texts
 from auditor.benchmarks.lab_training import END, LabTraining
 from auditor.benchmarks.masked import MaskedRecipe
+from auditor.benchmarks.masked_lab import MaskedLab
 from auditor.core.errors import AuditError
 from auditor.defenses.dp_sgd import DpSgd
 from auditor.defenses.no_clipping import NoClipping
@@ -47,7 +48,7 @@ TINY = LabRecipe(
     lora_epochs=1,
     batch=8,
 )
-ENSEMBLE = f"ensemble{module._ensemble_version(TINY)}"
+ENSEMBLE = f"ensemble{lab_folders.ensemble_version(TINY)}"
 PARTS = ("tokenizer", "public", "target", ENSEMBLE)
 _PATIENCE = 300  # seconds until a process counts as hung, on however busy a machine
 
@@ -63,26 +64,26 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Lab:
 def test_a_masked_model_is_a_part_of_its_own(built: Lab, tmp_path: Path) -> None:
     """It changes no other part, is built once for a recipe, and its vocabulary is the lab's and a mask token."""
     before = finished(built.folder)
-    masked = built.masked()
+    both = MaskedLab(built)
+    masked = both.target()
     assert set(finished(built.folder)) - set(before) == {
-        f"masked-{built.masked_recipe.digest}",
-        f"masked-public-{built.masked_recipe.digest}",
+        f"masked-{both.recipe.digest}",
+        f"masked-public-{both.recipe.digest}",
     }
     assert masked.vocab_size == len(built.tokenizer) + 1 and masked.mask == len(built.tokenizer)
     text = built.texts.records(members=True)[0]
     ids = built.tokenizer(text)["input_ids"]
     assert masked.tokenizer(text)["input_ids"] == [0, *ids, 0]  # and the lab's own puts no ends around a text
-    public = built.masked_public()
+    public = both.public()
     gap = torch.tensor([[3]])
     tokens = torch.tensor([[0, *ids, 0]])
     assert not torch.allclose(masked.log_probs(tokens, gap), public.log_probs(tokens, gap))
-    other = Lab(TINY, cache=built.folder.parents[1], masked_recipe=MaskedRecipe(layers=2))
-    assert other.folder == built.folder and other.masked_recipe.digest != built.masked_recipe.digest
+    assert MaskedRecipe(layers=2).digest != both.recipe.digest
     hidden = tokens.clone()
     hidden[0, 3] = 99  # what the model is asked it cannot see
     torch.testing.assert_close(masked.log_probs(tokens, gap), masked.log_probs(hidden, gap), atol=0, rtol=0)
     for name in ("masked", "masked-public"):  # the tests below count the parts
-        shutil.rmtree(built.folder / f"{name}-{built.masked_recipe.digest}")
+        shutil.rmtree(built.folder / f"{name}-{both.recipe.digest}")
 
 
 def test_records_are_whole_and_apart(built: Lab) -> None:
@@ -235,7 +236,7 @@ def test_parts_are_built_when_needed_and_once(tmp_path: Path, monkeypatch: pytes
         asked.append(what)
         real(self, what, *rest)
 
-    monkeypatch.setattr(LabTraining, "_fit", lambda self, model, texts, what, **_: asked.append(what))
+    monkeypatch.setattr(LabTraining, "fit", lambda self, model, texts, what, **_: asked.append(what))
     monkeypatch.setattr(LabTraining, "_train_adapters", adapters)
     lab = Lab(TINY, cache=tmp_path)
     assert finished(lab.folder) == ["tokenizer"] and asked == []
@@ -409,7 +410,7 @@ def others() -> Iterator[Any]:
 
 def _base(field: str) -> LabRecipe:
     """What a field is changed of: those about canaries of an audit say nothing where there are none."""
-    return dataclasses.replace(TINY, audit_canaries=20) if field in module._AUDIT[1:] else TINY
+    return dataclasses.replace(TINY, audit_canaries=20) if field in lab_folders.AUDIT[1:] else TINY
 
 
 @pytest.mark.parametrize("recipe", list(others()))
@@ -418,7 +419,7 @@ def test_every_field_of_the_recipe_names_another_folder(recipe: LabRecipe) -> No
     texts = make_texts(TINY)
 
     def named(recipe: LabRecipe) -> tuple[str, str]:
-        return module._digest(recipe, texts), module._ensemble_version(recipe)
+        return lab_folders.digest(recipe, texts), lab_folders.ensemble_version(recipe)
 
     assert named(recipe) != named(base) == named(dataclasses.replace(base))
 
@@ -427,8 +428,8 @@ def test_without_canaries_of_an_audit_the_lab_is_what_it_was(built: Lab) -> None
     """Fields that came later, at their defaults, name no other folder: what is cached stays."""
     older = {name: value for name, value in dataclasses.asdict(TINY).items() if not name.startswith("audit_")}
     for recipe in (TINY, dataclasses.replace(TINY, audit_kind="words", audit_length=3, audit_times=4)):
-        assert module._counted(recipe) == module._counted(TINY)
-    assert set(module._counted(TINY)) == set(older)
+        assert lab_folders.counted(recipe) == lab_folders.counted(TINY)
+    assert set(lab_folders.counted(TINY)) == set(older)
     assert not any(canary.id.startswith("audit-") for canary in built.canaries)
 
 
@@ -477,7 +478,7 @@ def test_labs_with_other_ensembles_share_their_models(built: Lab) -> None:
     assert more.ensemble().size == 3 and built.ensemble().size == 2
     assert more.folder == built.folder
     assert {part: (built.folder / part).stat().st_mtime_ns for part in PARTS} == before
-    assert module._ensemble_version(LabRecipe()) == ""
+    assert lab_folders.ensemble_version(LabRecipe()) == ""
 
 
 def test_the_kind_of_each_record_is_known_and_names_no_folder(built: Lab) -> None:
@@ -487,7 +488,7 @@ def test_the_kind_of_each_record_is_known_and_names_no_folder(built: Lab) -> Non
     for text in (text for made in texts.private.values() for text in made):
         first = {kind: make(fake).split()[0] for kind, make in opening.items()}
         assert first[texts.kinds[text]] == text.split()[0]
-    assert module._digest(TINY, dataclasses.replace(texts, kinds={})) == module._digest(TINY, texts)
+    assert lab_folders.digest(TINY, dataclasses.replace(texts, kinds={})) == lab_folders.digest(TINY, texts)
     assert {secret.group for secret in built.secrets if secret.member} <= set(opening)
 
 
@@ -498,15 +499,15 @@ def test_other_texts_name_another_folder(part: str) -> None:
     changed = {1: [*texts.private[1][:-1], "x"]} if part == "private" else [*getattr(texts, part)[:-1], "x"]
     if part == "private":
         changed = {**texts.private, **changed}  # type: ignore[dict-item]
-    assert module._digest(TINY, dataclasses.replace(texts, **{part: changed})) != module._digest(TINY, texts)
+    assert lab_folders.digest(TINY, dataclasses.replace(texts, **{part: changed})) != lab_folders.digest(TINY, texts)
 
 
 @pytest.mark.parametrize("name", ["torch", "transformers", "peft", "faker", "tokenizers"])
 def test_another_library_version_names_another_folder(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     texts, version = make_texts(TINY), importlib.metadata.version
-    before = module._digest(TINY, texts)
+    before = lab_folders.digest(TINY, texts)
     monkeypatch.setattr(importlib.metadata, "version", lambda n: "0" if n == name else version(n))
-    assert module._digest(TINY, texts) != before
+    assert lab_folders.digest(TINY, texts) != before
 
 
 def test_records_do_not_depend_on_the_day(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,69 @@
+"""What the folders of a lab's parts are called, by the hash of all that their weights depend on."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from auditor.benchmarks.lab_recipe import Recipe
+from auditor.benchmarks.lab_texts import LabTexts
+from auditor.benchmarks.lab_training import has_bfloat16
+from auditor.plugins.trainer import Trainer
+
+AUDIT = ("audit_canaries", "audit_kind", "audit_length", "audit_times")  # what nothing depends on without canaries
+ENSEMBLE = ("members", "lora_epochs", "lora_rate", "lora_batch", "lora_rank", "lora_alpha")  # nothing else does
+
+
+def digest(recipe: Recipe, texts: LabTexts, more: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Names the cache folder. The texts count too: weights must never be audited for records they did not see.
+
+    Fields that change no weights here do not count: where records are cut, and what only the ensemble depends on.
+    """
+    versions = {
+        name: importlib.metadata.version(name) for name in ("torch", "transformers", "peft", "faker", "tokenizers")
+    }
+    versions["bfloat16"] = str(has_bfloat16())
+    trained_on = {name: made for name, made in dataclasses.asdict(texts).items() if name not in ("kinds", "marks")}
+    return _hash([counted(recipe), versions | dict(more), trained_on])
+
+
+def counted(recipe: Recipe) -> dict[str, Any]:
+    """What of a recipe weights here depend on; fields about canaries of an audit count where there are any."""
+    fields = dataclasses.asdict(_with_default(recipe, "prefix_length", "suffix_length", *ENSEMBLE))
+    left_out = () if recipe.audit_canaries else AUDIT
+    return {name: value for name, value in fields.items() if name not in left_out}
+
+
+def ensemble_version(recipe: Recipe) -> str:
+    """Tells ensembles apart that stand beside the same models."""
+    if recipe == _with_default(recipe, *ENSEMBLE):
+        return ""
+    return f"_{_hash([getattr(recipe, name) for name in ENSEMBLE])}"
+
+
+def references_part(count: int) -> str:
+    return f"references-{count}"
+
+
+def _with_default(recipe: Recipe, *names: str) -> Recipe:
+    default = type(recipe)()
+    return dataclasses.replace(recipe, **{name: getattr(default, name) for name in names})
+
+
+def _hash(values: Any) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def trained_part(trainer: Trainer) -> str:
+    """Of what a trainer makes: its options and the libraries it stands on count."""
+    found = {}
+    for name in ("opacus", "dp-accounting"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return f"{trainer.name}-{_hash([trainer.options(), found])}"
