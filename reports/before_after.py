@@ -122,7 +122,7 @@ def _document(found: BeforeAfter) -> Document:
     cost: Table | Paragraph = Paragraph("Held-out perplexity was not measured: the run has no non-members.")
     if perplexity := _perplexity(found):
         cost = Table(
-            "utility", "On text that neither model was trained on", names, (side_by_side.Group("", perplexity),)
+            "utility", "On text that neither model was trained on", names, (side_by_side.Group("", tuple(perplexity)),)
         )
     told = Bullets((f"trained in {words.duration(found.seconds)}", *map(inert.clean, found.told)))
     return Document(
