@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy import stats
 
-from auditor.crash.noise import batch, fresh, noise, normal, number
+from auditor.crash.noise import batch, finite, fresh, noise, normal, number
 from auditor.crash.reach import clipped, kinds, sensitivity
 from auditor.crash.verdicts import (
     POWER,
@@ -136,5 +136,6 @@ def accounting(runs: Runs) -> LoopCheck:
 
 
 CHECKS: tuple[Callable[[Runs], LoopCheck], ...] = (
-    sensitivity, clipped, kinds, noise, normal, fresh, rate, sampling, even, twice, steps, accounting, number, batch,
+    sensitivity, clipped, kinds, noise, normal, fresh, finite, rate, sampling, even, twice, steps, accounting, number,
+    batch,
 )  # fmt: skip

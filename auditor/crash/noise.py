@@ -50,6 +50,20 @@ def noise(runs: Runs) -> LoopCheck:
     )  # fmt: skip
 
 
+def finite(runs: Runs) -> LoopCheck:
+    """Every released number is finite: what overflows, in half precision say, shows through any noise."""
+    found = [(i, *one) for i, trace in enumerate(runs.traces) for one in trace.overflowed]
+    said = "every released number is finite"
+    if found:
+        said = f"{len(found)} released gradients hold infinite or undefined numbers: they overflowed"
+
+    def witness() -> Witness:
+        training, step, tensor = found[0]
+        return Witness("infinite or undefined numbers", "finite ones", training, step, tensor=tensor)
+
+    return counted("finite gradients", bool(found), said, "one such number", witness, unbounded)
+
+
 def _silent(runs: Runs, step: ReadStep, tensor: str | None = None) -> Witness:
     training, at = runs.place(step)
     expected = f"{step.scale:.3g}, as on the others" if tensor else "more than rounding"

@@ -19,7 +19,7 @@ from auditor.crash.claim import LoopClaim
 from auditor.crash.watch import ReadStep, Trace
 
 LEVEL = 0.05  # of calling an honest training broken, over all checks
-SHARE = LEVEL / 14  # of each of so many checks
+SHARE = LEVEL / 14  # of each check; those that count, without chance, need none
 POWER = 0.8
 BROKEN, NO_FAULT, UNKNOWN = "broken", "no fault seen", "cannot tell"
 STATISTIC, COUNTED, PLANTED = "by its statistic", "counted, without chance", "by a planted fault"

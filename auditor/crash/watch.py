@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from auditor.core.errors import AuditError
@@ -60,6 +60,7 @@ class Trace:
     steps: list[ReadStep] = field(default_factory=list)
     evaluated: set[int] = field(default_factory=set)  # records that were read without a gradient
     foreign: int = 0  # rows that are no record of ours
+    overflowed: list[tuple[int, str]] = field(default_factory=list)  # step and tensor of numbers that are not finite
     shapes: dict[str, tuple[int, int]] = field(default_factory=dict)  # tensor -> where it lies in `noise`
 
 
@@ -92,7 +93,9 @@ class StepWatch:
         ids = more.get("input_ids", given[0] if given else None)
         if not isinstance(ids, Tensor):
             return
-        rows = subject.read(ids.detach().cpu())
+        while torch._C._functorch.is_functorch_wrapped_tensor(ids):  # inside vmap or grad of torch.func
+            ids = torch._C._functorch.get_unwrapped(ids)
+        rows = subject.read(ids.detach().cpu().reshape(-1, ids.shape[-1]))
         self.trace.foreign += rows.count(None)
         known = [row for row in rows if row is not None]
         if torch.is_grad_enabled():
@@ -107,9 +110,15 @@ class StepWatch:
         mine = [value for value in held if id(value) in names and value.grad is not None]
         if not mine:
             return
+        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+            raise AuditError(
+                f"the training runs in {distributed.get_world_size()} processes, of which one is watched: run it in one"
+            )
         read, passes = self._read, self._passes
         self._read, self._passes = [], 0
         taken = {names[id(value)]: value.grad.detach().double().flatten() for value in mine if value.grad is not None}
+        at = len(self.trace.steps)
+        self.trace.overflowed += [(at, name) for name, value in taken.items() if not value.isfinite().all()]
         rate = float(optimizer.param_groups[0]["lr"])
         self.trace.steps.append(self._taken_apart(taken, tuple(read), passes, rate))
 
@@ -125,6 +134,9 @@ class StepWatch:
         parts = self._gradients.at(weights, wanted, list(taken)) if wanted else {}
         own = {name: parts[name].double().flatten(1).T if wanted else part.new_zeros(len(part), 0)
                for name, part in taken.items()}  # fmt: skip
+        if self.trace.overflowed:  # broken, and the weights with it: what follows is read as far as it is a number
+            taken, own = ({name: value.nan_to_num(0.0, 0.0, 0.0) for name, value in held.items()}
+                          for held in (taken, own))  # fmt: skip
         noise = {name: _outside(part, own[name]) for name, part in taken.items()}
         least = _SILENT * float(torch.cat(list(taken.values())).abs().max())
         scales = {name: (_scale(left, free, least), free) for name, (left, free, _) in noise.items() if free}
@@ -132,7 +144,7 @@ class StepWatch:
         scale = (sum(one**2 * free for one, free in scales.values()) / free) ** 0.5 if free else 0.0
         whole = torch.cat(list(own.values()))
         reaches, gram, norms = _reaches(torch.cat(list(taken.values())), whole)
-        if len(norms) and not norms.any():
+        if len(norms) and not norms.any() and not self.trace.overflowed:
             raise AuditError("the gradient of no record can be computed anew: the training replaced the model's layers")
         unit = scale or 1.0
         return ReadStep(

@@ -15,7 +15,7 @@ from auditor.crash import checks, claim
 from auditor.crash.claim import LoopClaim
 from auditor.crash.noise import number
 from auditor.crash.trial import seen
-from auditor.crash.verdicts import BROKEN, LEVEL, NO_FAULT, SHARE, UNKNOWN, LoopCheck, Runs
+from auditor.crash.verdicts import BROKEN, COUNTED, LEVEL, NO_FAULT, SHARE, UNKNOWN, LoopCheck, Runs
 from auditor.crash.watch import ReadStep, Trace
 from auditor.privacy import gaussian
 
@@ -65,7 +65,8 @@ def test_an_honest_training_is_called_broken_at_most_as_often_as_is_said() -> No
     """40 trainings at the level of 5%: seven or more would be seen once in 200 suites."""
     alarms = sum(any(check.verdict == BROKEN for check in checks.all_checks(runs(seed))) for seed in range(40))
     assert alarms < 7
-    assert LEVEL == 0.05 and len(checks.CHECKS) * SHARE <= LEVEL
+    by_chance = [check for check in checks.all_checks(runs()) if check.source != COUNTED]
+    assert LEVEL == 0.05 and len(by_chance) * SHARE <= LEVEL
 
 
 def silent(one: ReadStep) -> ReadStep:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from auditor.cli import call
 from auditor.commands import dp_loop
@@ -52,6 +53,8 @@ def test_a_record_is_known_wherever_its_row_is_read() -> None:
         ("no clipping", "clipped by record"),
         ("Opacus 1.6.0 as it is: divides by the number of records", "number of records"),
         ("Opacus, shuffled and said so, with the epsilon that it tells", "accounting"),
+        ("resumed with its seed anew", "fresh noise"),
+        ("released gradients overflow in float16", "finite gradients"),
         ("ours, a resumed training's noise again", "fresh noise"),
     ],
 )
@@ -61,7 +64,27 @@ def test_a_planted_fault_is_caught(name: str, check: str) -> None:
     assert found.verdict == "broken"
 
 
-@pytest.mark.parametrize("name", ["plain", "Opacus, size public"])
+def test_a_training_in_several_processes_is_refused() -> None:
+    """One of them is watched: the others' records would be taken for noise."""
+    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        with pytest.raises(AuditError, match="2 processes"):
+            crash_test(loop_faults.plain(steps=2))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "plain",
+        "plain, resumed with its generator",
+        "plain, a model in bfloat16",
+        "plain, a model in float16",
+        "plain, its model read inside vmap",
+        "Opacus, size public",
+    ],
+)
 def test_an_honest_loop_has_no_fault(name: str) -> None:
     found = loop_faults.tested(loop_faults.CONTROLS[name])
     assert found.verdict == "no fault seen" and found.epsilon is None
@@ -71,6 +94,7 @@ EXAMPLES = {
     ("with_opacus", "train"): ("broken", "number of records"),
     ("with_trainer", "train"): ("broken", "Poisson sampling"),
     ("with_sft", "train"): ("no fault seen", None),
+    ("with_opake", "train"): ("no fault seen", None),
     ("opacus_ways", "with_epsilon"): ("no fault seen", None),
     ("opacus_ways", "ghost"): ("no fault seen", None),
     ("opacus_ways", "small_batches"): ("no fault seen", None),
@@ -84,6 +108,8 @@ EXAMPLES = {
 def test_the_examples_are_judged_with_the_real_packages(name: str, function: str) -> None:
     """Its own verdict of each; an honest one has no epsilon beside its claim."""
     verdict, broken = EXAMPLES[name, function]
+    if name == "with_opake":
+        pytest.importorskip("opake")  # not a dependency
     found = loop_faults.tested(dp_loop._named(ROOT / "examples" / "dp_loop" / f"{name}.py", function))
     assert found.verdict == verdict
     assert [check.name for check in found.broken] == ([] if broken is None else [broken])

@@ -9,6 +9,7 @@ from outside. Controls have no fault. A control that is broken, or a fault of wh
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import tempfile
 import warnings
@@ -51,10 +52,13 @@ class Plain:
     steps: int = STEPS
 
     def __call__(self, model: Any, records: Any) -> Any:
+        self.begun(model)
         parameters = dict(model.named_parameters())
         optimizer = torch.optim.SGD(parameters.values(), lr=self.rate(records))
         gradients = Gradients(bare(model), records)
         for step in range(self.steps):
+            if step == STEPS // 2:
+                optimizer = self.halfway(model, optimizer)
             drawn = self.drawn(step, len(records))
             self.read(model, records, drawn)
             found = {name: torch.zeros(0, *p.shape) for name, p in parameters.items()}
@@ -67,6 +71,13 @@ class Plain:
                 p.grad = self.finished(summed[name], self.noise(step, i, name, p), divisor)
             optimizer.step()
         return model, self.claim
+
+    def begun(self, model: Any) -> None:
+        """Before the optimizer is made."""
+
+    def halfway(self, model: Any, optimizer: Any) -> Any:
+        """In the middle of the training -> the optimizer that goes on."""
+        return optimizer
 
     def rate(self, records: Any) -> float:
         return 0.05
@@ -87,7 +98,7 @@ class Plain:
 
     def summed(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
         factors = self.factors(self.norms(found))
-        return {name: torch.einsum("k,k...->...", factors, one) for name, one in found.items()}
+        return {name: torch.einsum("k,k...->...", factors.to(one.dtype), one) for name, one in found.items()}
 
     def noise(self, step: int, i: int, name: str, p: Tensor) -> Tensor:
         return NOISE * CLIP * torch.randn_like(p)
@@ -143,6 +154,59 @@ def _float16(self: Plain, found: dict[str, Tensor]) -> Tensor:
     return squares.float().nan_to_num(posinf=1.0).sqrt() / 20
 
 
+def _one_by_one(self: Plain, found: dict[str, Tensor]) -> Tensor:
+    """Norms whose squares are summed in bfloat16, one after the other: what is small beside the sum is lost."""
+    squares = torch.cat([one.flatten(1).square() for one in found.values()], dim=1).bfloat16()
+    total = squares[:, 0].clone()
+    for column in squares.T[1:]:
+        total += column
+    return total.float().sqrt()
+
+
+def _overflowing(self: Plain, summed: Tensor, noise: Tensor, divisor: float) -> Tensor:
+    """A loss scale for float16, undone behind it: 65,504 is the most it holds."""
+    return ((summed + noise) * 2**15).half().float() / 2**15 / divisor
+
+
+def _resumed(generator_too: bool) -> Callable[[Plain, Any, Any], Any]:
+    """Killed halfway: model and optimizer go on from a file; the generator of noise and batches with them, or anew."""
+
+    def halfway(self: Plain, model: Any, optimizer: Any) -> Any:
+        with io.BytesIO() as file:
+            torch.save([model.state_dict(), optimizer.state_dict(), torch.get_rng_state()], file)
+            torch.manual_seed(torch.initial_seed())  # as the script does when it is started
+            file.seek(0)
+            weights, state, generator = torch.load(file)
+        model.load_state_dict(weights)
+        made = torch.optim.SGD(model.parameters(), lr=0.05)
+        made.load_state_dict(state)
+        if generator_too:
+            torch.set_rng_state(generator)
+        return made
+
+    return halfway
+
+
+def _in(dtype: torch.dtype) -> Callable[[Plain, Any], None]:
+    return lambda self, model: model.to(dtype)
+
+
+def _float_norms(self: Plain, found: dict[str, Tensor]) -> Tensor:
+    return Plain.norms(self, {name: one.float() for name, one in found.items()})
+
+
+def _read_inside_vmap(self: Plain, model: Any, records: Any, drawn: list[int]) -> None:
+    def logits(row: Tensor) -> Any:
+        return model(input_ids=row.unsqueeze(0), use_cache=False).logits
+
+    if drawn:
+        torch.vmap(logits)(subject.padded(records, drawn))
+
+
+def _rounded(self: Plain, summed: Tensor, noise: Tensor, divisor: float) -> Tensor:
+    return ((summed.float() + noise.float()) / divisor).to(summed.dtype)
+
+
 PLAIN: dict[str, Plain] = {
     "no noise": plain(noise=lambda self, step, i, name, p: torch.zeros_like(p)),
     "noise of 0.7 sigma": plain(noise=lambda self, step, i, name, p: 0.7 * torch.randn_like(p)),
@@ -172,6 +236,9 @@ PLAIN: dict[str, Plain] = {
     "last layer not in the norm": plain(norms=_without("lm_head")),
     "biases not in the norm": plain(norms=_without("bias")),
     "norms overflow in float16": plain(norms=_float16),
+    "norms summed in bfloat16, one by one": plain(norms=_one_by_one),
+    "released gradients overflow in float16": plain(finished=_overflowing),
+    "resumed with its seed anew": plain(halfway=_resumed(generator_too=False)),
     "shuffled, accounted as Poisson": plain(drawn=lambda self, step, n: torch.randperm(n)[:BATCH].tolist()),
     "twice the sampling rate": plain(
         drawn=lambda self, step, n: torch.nonzero(torch.rand(n) < 2 * RATE).flatten().tolist()
@@ -381,6 +448,10 @@ OURS: dict[str, Callable[[Any, Any], Any]] = {
 FAULTS: dict[str, Callable[[Any, Any], Any]] = {**PLAIN, **OPACUS, **TRAINER, **OURS}
 CONTROLS: dict[str, Callable[[Any, Any], Any]] = {
     "plain": plain(),
+    "plain, resumed with its generator": plain(halfway=_resumed(generator_too=True)),
+    "plain, a model in bfloat16": plain(begun=_in(torch.bfloat16), finished=_rounded, norms=_float_norms),
+    "plain, a model in float16": plain(begun=_in(torch.float16), finished=_rounded, norms=_float_norms),
+    "plain, its model read inside vmap": plain(read=_read_inside_vmap),
     "Opacus, size public": opacus(claim=_KNOWN),
     "Opacus by functorch, size public": opacus(ghost=True, claim=_KNOWN),
     "Trainer, shuffled and said so": trainer(),
