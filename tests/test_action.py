@@ -57,6 +57,7 @@ def test_its_shell_is_valid_and_takes_inputs_as_variables_only(name: str) -> Non
 
 def test_flags_exist() -> None:
     assert flags(STEPS["Audit and gate"]["run"]) <= options("run")
+    assert flags(STEPS["Crash test"]["run"]) <= options("dp-loop")
     script = (EXAMPLE / "run.sh").read_text()
     parts = dict(re.findall(r"^(\w+)\(\) \{.*?\n(.*?)^\}", script, flags=re.MULTILINE | re.DOTALL))
     assert flags(parts["train"]) <= options("train") and len(flags(parts["train"])) > 3
@@ -167,6 +168,26 @@ def test_attacks_and_arguments_on_lines_of_their_own_all_run(tmp_path: Path) -> 
     assert asked == [*attacks, "--setting", "worst", "--samples", "10", "*"]
 
 
+@pytest.mark.parametrize("code", ["0", "1", "4"])
+def test_a_loop_is_crash_tested_and_its_verdict_decides(tmp_path: Path, code: str) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "audit").write_text(STUB.replace("report.md", "dp-loop.md"))
+    (tmp_path / "bin" / "audit").chmod(0o755)
+    evil = "my train.py; $(touch pwned)"
+    done = step(
+        "Crash test", tmp_path, LOOP=evil, RUN="out", GITHUB_STEP_SUMMARY="summary", STUB_LOG="args", STUB_CODE=code
+    )
+    assert done.returncode == int(code), done.stderr
+    asked = ["dp-loop", evil, "--gate", "--junit", "out/dp-loop.xml", "--out", "out"]
+    assert (tmp_path / "args").read_text().splitlines() == asked
+    assert (tmp_path / "summary").read_text() == "report\n" and not (tmp_path / "pwned").exists()
+
+
+def test_a_loop_alone_is_not_audited_and_nothing_asked_for_is_refused_by_the_audit() -> None:
+    assert STEPS["Audit and gate"]["if"] == "inputs.model != '' || inputs.dp-loop == ''"
+    assert STEPS["Crash test"]["if"] == "inputs.dp-loop != ''"
+
+
 def test_nothing_private_is_uploaded() -> None:
     paths = STEPS["Upload"]["with"]["path"].split("\n")
     names = {Path(path.split("}}/")[1]).name for path in paths if path}
@@ -176,6 +197,10 @@ def test_nothing_private_is_uploaded() -> None:
         "comment.md",
         "gate.md",
         "gate.xml",
+        "dp-loop.html",
+        "dp-loop.md",
+        "dp-loop.json",
+        "dp-loop.xml",
         "decisions.jsonl",
         "decisions.sha256",
         "result.json",
