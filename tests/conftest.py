@@ -7,7 +7,7 @@ import os
 import random
 import re
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,11 @@ from jsonschema import Draft202012Validator
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins import registry
-from auditor.reports import html, plots
+from auditor.reports import html, plot_files, plots
 from auditor.reports.blocks import Figure
 from auditor.reports.schema import PATH
 from auditor.statistics import metrics
@@ -104,7 +105,7 @@ def states(said: Iterable[str], *facts: str) -> bool:
     return any(all(re.search(pattern, one) for pattern in patterns) for one in said)
 
 
-DRAW = html.svg
+DRAW, SAVE = html.svg, plot_files.save_frontier
 
 
 def framed(block: Figure, titles: Mapping[str, str]) -> str:
@@ -112,11 +113,17 @@ def framed(block: Figure, titles: Mapping[str, str]) -> str:
     return plots._inline('<svg viewBox="0 0 1 1"></svg>', block)
 
 
+def unpainted(path: Path, blocks: Sequence[Figure], alt: str) -> None:
+    """A picture's file with its text alone."""
+    disk.replace(path, alt)
+
+
 # Drawing a page takes longer than a small audit: `tests/reports` draws, and modules that are marked `drawn`. Whole
 # modules, as what one of them has made once must not depend on which test came first.
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    html.svg = DRAW if "reports" in item.path.parts or item.get_closest_marker("drawn") else framed
+    drawn = "reports" in item.path.parts or item.get_closest_marker("drawn")
+    html.svg, plot_files.save_frontier = (DRAW, SAVE) if drawn else (framed, unpainted)
 
 
 # Each fixture and each test starts from the seed, so none depends on what ran before it or first asked for a fixture.
