@@ -89,7 +89,7 @@ class Faulty(Perplexity):
         ("forgets", "an answer to every query"),
         ("least sure first", "the surest guess"),
         ("by its place", "to depend on it alone"),
-        ("draws more", "as recipes"),
+        ("draws more", r"samples_by_recipe\(\)"),
     ],
 )
 def test_an_attack_that_breaks_its_contract_is_told_how(fault: str, said: str) -> None:
@@ -241,7 +241,7 @@ def test_trainers_say_what_they_are_and_train(kind: type[Trainer], neox: Hugging
     )
     (tmp_path / "out").mkdir()
     fields = {f.name for f in dataclasses.fields(kind)}
-    sizes = {"epochs": 1, "batch": 4, "noise_multiplier": 1.0, "members": 2}
+    sizes = {"epochs": 1, "batch": 4, "noise_multiplier": 1.0, "members": 2, "times": 2}
     trainer = kind(**{name: value for name, value in sizes.items() if name in fields})
     trainer.check(job)
     assert all(trainer.train(job))
