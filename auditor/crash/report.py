@@ -38,6 +38,7 @@ def lines(test: CrashTest, again: str) -> Iterator[str]:
     """
     yield f"RESULT  {headline(test)}"
     yield f"LOOP    {observed(test)}"
+    yield f"BOUND   {bounded(test)}"
     for check in _worst_first(test):
         if check.verdict == UNKNOWN:
             yield f"        {check.name}: {check.verdict}: {check.said}"
@@ -65,6 +66,18 @@ def observed(test: CrashTest) -> str:
     if math.isinf(seen.epsilon):
         return f"seen: {did}; with what is broken, epsilon is unbounded."
     return f"seen: {did}; they give epsilon {seen.epsilon:.2f} [{seen.low:.2f}-{seen.high:.2f}]."
+
+
+def bounded(test: CrashTest) -> str:
+    """The bound of one training, beside what it could have shown."""
+    found = test.one_run
+    if found is None:
+        return "no time was left for a bound of epsilon from one training."
+    return (
+        f"one training, {found.canaries} records each in by a fair coin, {found.right} of {found.guesses} guesses "
+        f"right: epsilon is at least {found.epsilon:.2f} (95%); it could have shown {found.best:.2f}, its claim gives "
+        f"{found.claimed:.2f}."
+    )
 
 
 def reproduction(test: CrashTest, check: LoopCheck, again: str) -> str:
@@ -128,7 +141,7 @@ def document(test: CrashTest, source: str, again: str) -> Document:
         *([Section("reproductions", "To paste into an issue", broken)] if broken else []),
         Section("claim", "The claim", (FactList("", claim),)),
         Section("again", "To see it again", (Code("", f"{again} --seed {test.seed}"),)),
-        Section("reading", "How to read it", (Bullets((*test.remarks, *_SAYS)),)),
+        Section("reading", "How to read it", (Bullets((f"End to end: {bounded(test)}", *test.remarks, *_SAYS)),)),
     ]
     facts = (("Training", inert.clean(source)), ("Took", f"{test.seconds:.0f} s"))
     verdict = f"The loop as {observed(test)} {_SAYS[0 if test.broken else 1]}"
@@ -152,7 +165,8 @@ def data(test: CrashTest, again: str) -> str:
     ]
     whole = {
         "verdict": test.verdict, "headline": headline(test), "claim": asdict(test.claim),
-        "claim_gives": test.claim.follows(), "seen": asdict(test.seen), "seed": test.seed, "checks": checks,
+        "claim_gives": test.claim.follows(), "seen": asdict(test.seen), "seed": test.seed,
+        "one_run": test.one_run and asdict(test.one_run), "checks": checks,
         "remarks": test.remarks, "seconds": test.seconds,
     }  # fmt: skip
     return json.dumps(_plain(whole), indent=2, allow_nan=False) + "\n"

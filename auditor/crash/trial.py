@@ -11,6 +11,7 @@ from auditor.core.errors import AuditError
 from auditor.crash import reach, subject
 from auditor.crash.checks import all_checks
 from auditor.crash.claim import LoopClaim
+from auditor.crash.one_run import OneRun, one_run
 from auditor.crash.verdicts import BROKEN, UNKNOWN, LoopCheck, Runs
 from auditor.crash.watch import Trace, Train, watched
 
@@ -44,6 +45,7 @@ class CrashTest:
     seconds: float
     seen: Seen
     seed: int = 0
+    one_run: OneRun | None = None  # None: there was no time for it
 
     def of(self, names: Sequence[str]) -> CrashTest:
         """These checks alone; all where none is named. Raises AuditError for a name that no check has."""
@@ -87,6 +89,7 @@ def crash_test(
     """
     begun = time.monotonic()
     until = begun + 60 * minutes
+    stated = claim
     first, returned = watched(train, seed, subject.RECORDS, until)
     if claim is None:
         claim = returned[1] if isinstance(returned, tuple) and len(returned) == 2 else returned
@@ -102,7 +105,8 @@ def crash_test(
         traces.append(watched(train, seed + len(traces), subject.RECORDS, until, embedding)[0])
     runs = Runs(read, tuple(traces), fewer)
     checks = tuple(all_checks(runs))
-    return CrashTest(read, checks, tuple(_remarks(runs)), time.monotonic() - begun, seen(runs, checks), seed)
+    bound = one_run(train, stated, seed + _MOST, until) if _time(begun, until) else None
+    return CrashTest(read, checks, tuple(_remarks(runs)), time.monotonic() - begun, seen(runs, checks), seed, bound)
 
 
 def seen(runs: Runs, checks: tuple[LoopCheck, ...]) -> Seen:

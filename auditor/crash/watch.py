@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,8 +67,9 @@ class Trace:
 class StepWatch:
     """Takes every step of one training apart. Raises AuditError where it lasts longer than it may."""
 
-    def __init__(self, model: nn.Module, records: list[Record], until: float) -> None:
-        self._model, self._records, self._until = model, records, until
+    def __init__(self, model: nn.Module, records: list[Record], until: float, everyone: bool = False) -> None:
+        """everyone: the reach of every record is looked for in each step, whether it was read or not."""
+        self._model, self._records, self._until, self._everyone = model, records, until, everyone
         self.trace = Trace(len(records))
         self._read: list[int] = []
         self._passes = 0
@@ -130,7 +131,7 @@ class StepWatch:
                 name: (int(end) - len(taken[name]), int(end)) for name, end in zip(taken, ends, strict=True)
             }
         weights = {name: value.detach() for name, value in self._model.named_parameters()}
-        wanted = sorted(set(read))
+        wanted = list(range(len(self._records))) if self._everyone else sorted(set(read))
         parts = self._gradients.at(weights, wanted, list(taken)) if wanted else {}
         own = {name: parts[name].double().flatten(1).T if wanted else part.new_zeros(len(part), 0)
                for name, part in taken.items()}  # fmt: skip
@@ -198,17 +199,21 @@ def _reaches(gradient: Tensor, own: Tensor) -> tuple[_Array, _Array, _Array]:
 Train = Callable[..., Any]
 
 
-def watched(train: Train, seed: int, n: int, until: float, embedding: float = 1.0) -> tuple[Trace, Any]:
+def watched(
+    train: Train, seed: int, n: int, until: float, embedding: float = 1.0, chosen: Sequence[int] | None = None
+) -> tuple[Trace, Any]:
     """One training under the given seed on n of our records -> its trace, and what it returned.
+
+    chosen: of the n it gets these alone, and each step's reaches are those of all n.
 
     Raises AuditError where it reads none of its records, takes no step that is seen, or lasts too long.
     """
     model, records = subject.model(0, embedding), subject.records(0, n)
-    watch = StepWatch(model, records, until)
+    watch = StepWatch(model, records, until, everyone=chosen is not None)
     torch.manual_seed(seed)
     np.random.seed(seed)
     with watch.watching():
-        returned = train(model, [dict(record) for record in records])
+        returned = train(model, [dict(records[i]) for i in (range(n) if chosen is None else chosen)])
     trace = watch.trace
     if not any(step.records for step in trace.steps):
         seen = f"{len(trace.steps)} steps of an optimizer, none of them after our model had read one of our records"

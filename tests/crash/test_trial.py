@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import shlex
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -18,6 +19,7 @@ from auditor.cli import call
 from auditor.commands import dp_loop
 from auditor.core.errors import AuditError
 from auditor.crash import subject, trial
+from auditor.crash.one_run import one_run
 from auditor.crash.subject import Gradients
 from auditor.crash.trial import crash_test
 from benchmarks.checks.trust import loop_faults
@@ -62,6 +64,15 @@ def test_a_planted_fault_is_caught(name: str, check: str) -> None:
     found = loop_faults.tested(loop_faults.FAULTS[name])
     assert check in [one.name for one in found.broken]
     assert found.verdict == "broken"
+
+
+def test_a_bound_of_one_training_stands_beside_what_it_could_have_shown() -> None:
+    honest, broken = (
+        one_run(train, None, 5, math.inf) for train in (loop_faults.plain(), loop_faults.FAULTS["no clipping"])
+    )
+    assert honest.epsilon < honest.claimed == pytest.approx(4.4, abs=0.05)
+    assert honest.canaries == broken.canaries == subject.RECORDS and broken.right == broken.guesses
+    assert honest.epsilon < 1 < broken.epsilon < broken.best == honest.best
 
 
 def test_a_training_in_several_processes_is_refused() -> None:
@@ -195,6 +206,7 @@ def test_the_command_fails_a_broken_loop_and_says_how_to_see_it_again(
     assert int(ET.fromstring(junit.read_text()).attrib["failures"]) >= 1
     found = json.loads((out / "dp-loop.json").read_text())
     assert found["verdict"] == "broken" and found["seen"]["epsilon"] == "unbounded"
+    assert 0 <= found["one_run"]["epsilon"] <= found["one_run"]["best"]
     (broken,) = (check for check in found["checks"] if check["name"] == "noise in every tensor")
     again, *facts = broken["reproduction"].splitlines()
     assert again == f"audit dp-loop {script} --seed 0 --check 'noise in every tensor'"
