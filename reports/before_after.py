@@ -17,7 +17,7 @@ from auditor.reports import markdown as marked
 from auditor.reports.blocks import Bullets, Document, FactList, Paragraph, Section, Table
 
 _MOST = 12  # rows on screen; the page has all
-_NOT_PREDICTED = "nothing: the advice predicts only what follows from how often records occur"
+_NOT_PREDICTED = "nothing follows from how often this run's records occur"
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,9 @@ def _said_promised(result: AuditResult) -> str:
     if target.claim is not None:
         epsilon = target.claim.epsilon.get(target.claim.relation)
         if epsilon is not None:
-            return f"ε {epsilon:.3g} at δ {target.claim.delta:g}, {target.claim.relation}: {target.claim.status}"
+            copies = " (k copies of a text are k of them)" if target.claim.unit == "record" else ""
+            whose = f"one {target.claim.unit}{copies}, {target.claim.relation}"
+            return f"ε {epsilon:.3g} at δ {target.claim.delta:g} for {whose}: {target.claim.status}"
     if target.nominal_epsilon is not None:
         return f"nothing: ε {target.nominal_epsilon:.3g} is nominal"
     return "nothing: measured on these secrets by these attacks, and no more"

@@ -48,7 +48,8 @@ def overview(found: Found, width: int) -> Iterator[Text]:
     yield _line("controls", ", ".join(controls), "", width)
     yield _line("data", ", ".join(found["Benchmark"]), "", width)
     yield _line("models", ", ".join(f"{name}:" for name in found["Provider"]), "", width)
-    yield Text("audit list NAME: options, needs, claim, source, page. What trains: audit train NAME, --defense NAME.")
+    trains = "What trains: audit train NAME, --defense NAME, audit mitigate --by NAME."
+    yield Text(f"audit list NAME: options, needs, claim, source, page. {trains}")
 
 
 def _differ(cls: Any, trained: Any) -> bool:
