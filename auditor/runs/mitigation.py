@@ -224,7 +224,7 @@ def before_after(what: Mitigation, run: Run, after: Run, done: Done) -> BeforeAf
     left = what.left
     found = left and advice.predicted(words.cleaned(run.result), details.read(what.asked.run), left)
     return BeforeAfter(
-        by=what.asked.by,
+        by=" ".join([what.asked.by, *(f"-D {name}={value}" for name, value in what.asked.options.items())]),
         compared=compare([run, after]),
         before=run.result,
         after=after.result,
