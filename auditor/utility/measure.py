@@ -170,9 +170,9 @@ def _in_the_lab(plan: Plan, settings: Settings, reporter: Reporter) -> tuple[Sub
     texts, asked = lab.texts.records(settings.on == "members"), _asked(plan, settings)
     if settings.kind == "masked":
         _refuse_prefix_token(plan.data.prefix_token)
-        masked = MaskedLab(lab)
-        target = masked.target()
-        return MaskedSubject(target, masked.public(), target.tokenizer, texts, asked), _no_ensemble
+        both = MaskedLab(lab)
+        masked = both.target()
+        return MaskedSubject(masked, both.public(), masked.tokenizer, texts, asked), _no_ensemble
     public, target = lab.public(), lab.target()
     subject = _causal(plan.data.prefix_token, target, public, texts, asked, lab.known)
     return subject, cache(partial(_held_by_lab, lab))
