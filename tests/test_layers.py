@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "runs": f"{LEFT} engines {RIGHT} {SIDE}",
     "utility": f"{LEFT} {RIGHT} {SIDE} runs",
     "studies": f"{LEFT} {RIGHT} engines {SIDE} runs utility",
-    "crash": "core privacy reports",
+    "crash": "core privacy statistics reports",
     "api": f"{LEFT} {RIGHT} {SIDE} runs utility studies",
     "integrations": f"{LEFT} {RIGHT} {SIDE} runs api",
     "testing": "core models generation statistics privacy plugins defenses",

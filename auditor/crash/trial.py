@@ -20,7 +20,7 @@ _ENOUGH, _MOST = 1200, 12  # gradients of single records that are looked at; tra
 
 
 @dataclass(frozen=True)
-class Seen:
+class LoopSeen:
     """What the loop really did. epsilon: by our accountant, of this noise, rate and steps; inf: unbounded.
 
     noise_multiplier and epsilon are None where no record's reach was seen; low, high: the 95% interval of epsilon that
@@ -43,7 +43,7 @@ class CrashTest:
     checks: tuple[LoopCheck, ...]
     remarks: tuple[str, ...]
     seconds: float
-    seen: Seen
+    seen: LoopSeen
     seed: int = 0
     one_run: OneRun | None = None  # None: there was no time for it
 
@@ -109,7 +109,7 @@ def crash_test(
     return CrashTest(read, checks, tuple(_remarks(runs)), time.monotonic() - begun, seen(runs, checks), seed, bound)
 
 
-def seen(runs: Runs, checks: tuple[LoopCheck, ...]) -> Seen:
+def seen(runs: Runs, checks: tuple[LoopCheck, ...]) -> LoopSeen:
     """The loop's own numbers: unbounded where a check says so, else what its noise, rate, sampling and steps give.
 
     Where one kind of record, or one record, is worse off than all together, epsilon is its.
@@ -120,13 +120,13 @@ def seen(runs: Runs, checks: tuple[LoopCheck, ...]) -> Seen:
     if any(check.verdict == UNKNOWN for check in checks if check.name == "one record's reach") and runs.noisy:
         noise = None  # a reach below the bound, which is not seen, says nothing of the noise
     if any(check.epsilon == math.inf for check in broken.values()):
-        return Seen(noise and noise[0], runs.rate, steps, math.inf, math.inf, math.inf)
+        return LoopSeen(noise and noise[0], runs.rate, steps, math.inf, math.inf, math.inf)
     if noise is None:
-        return Seen(None, runs.rate, steps, None)
+        return LoopSeen(None, runs.rate, steps, None)
     drawn = {"sampling": "shuffled"} if "Poisson sampling" in broken else {}
     epsilon, high, low = (runs.epsilon(one, steps=steps, **drawn) for one in noise)
     worst = max((check.epsilon for check in broken.values() if check.epsilon is not None), default=0.0)
-    return Seen(noise[0], runs.rate, steps, *(max(one, worst) for one in (epsilon, low, high)))
+    return LoopSeen(noise[0], runs.rate, steps, *(max(one, worst) for one in (epsilon, low, high)))
 
 
 def _seen(traces: list[Trace]) -> int:
