@@ -62,13 +62,12 @@ def first_screen(result: AuditResult, folder: Path, width: int = WIDTH, remarks:
     seen, known = assess(result), detailed.read(folder)
     above = _laid((_result(result, seen, width), _doubt(seen)), width)
     shown = (_also(result, seen), _where(result, seen), _what(result, seen), _why(result), _forgotten(result))
-    last = (
-        _claims(result),
-        _limits(result, seen, remarks),
-        _next(result, seen, known, folder, remarks),
-        _report(folder),
-    )
-    below = _laid((*shown, *last), width)
+    claimed, after = _claims(result), (_next(result, seen, known, folder, remarks), _report(folder))
+    whole = _table(result, seen, width, len(seen.signals) + LINES)
+    for most in (3, 2):  # a third line of limits where it takes nothing from the rest
+        below = _laid((*shown, claimed, _limits(result, seen, remarks, most), *after), width)
+        if len(above) + len(whole) + len(below) <= LINES:
+            return Text("\n").join([*above, *whole, *below])
     return Text("\n").join([*above, *_table(result, seen, width, LINES - len(above) - len(below)), *below])
 
 
@@ -330,19 +329,19 @@ def _claims(result: AuditResult) -> _Entry:
     return _Entry("CLAIM", tuple(claims.brief(stands) for stands in stand), 2)
 
 
-def _limits(result: AuditResult, seen: Assessment, remarks: Remarks) -> _Entry:
+def _limits(result: AuditResult, seen: Assessment, remarks: Remarks, most: int) -> _Entry:
     """What the smallest count that is zero leaves open, what was not tested, and what no run tells."""
     none = [m for s in seen.signals if s.kind is VERBATIM and (m := s.measured) and m.value == 0]
     items = []
     if none:
         worst = max(none, key=lambda m: m.high)
         items.append(f"0/{worst.n:,} still allows {words.percent(worst.high)}%.")
-    tested = {s.kind.name for target in seen.targets for s in seen.tested(target)}
-    untested = dict.fromkeys(s.kind.short for s in seen.signals if s.kind.name not in tested)
     items += remarks.limits
+    for targets, untested in signals.untested(seen).items():
+        on = f" on {_some([signals.title(result, target) for target in targets], 2)}" if targets else ""
+        items.append(f"Not tested{on}: {', '.join(kind.short for kind in untested)}.")
     items += ["Synthetic lab data."] if result.benchmark.of_lab else []
-    items += [f"Not tested: {', '.join(untested)}."] if untested else []
-    return _Entry("LIMITS", tuple(items or ["An attack gives a lower bound."]), 2 + bool(remarks.limits), " ")
+    return _Entry("LIMITS", tuple(items or ["An attack gives a lower bound."]), most + bool(remarks.limits), " ")
 
 
 def _next(result: AuditResult, seen: Assessment, known: detailed.Details, folder: Path, remarks: Remarks) -> _Entry:

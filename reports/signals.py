@@ -16,6 +16,7 @@ from auditor.core.result import AuditResult, Doubt, Measurement
 from auditor.records import signals
 from auditor.records.claims import EPSILON, VIOLATIONS
 from auditor.records.extraction import GREEDILY, NEARLY, PERSONAL, VERBATIM
+from auditor.records.kinds import Kind
 from auditor.records.signals import Assessment, Signal, assess
 from auditor.reports import personal, words
 from auditor.reports.blocks import Block, Forest, ForestSpan, Group, Paragraph, Table
@@ -203,6 +204,18 @@ def least(signal: Signal) -> str:
         return words.NOTHING
     text = words.value(Measurement(m.name, signal.least, math.nan, math.nan, m.n, m.unit))
     return f"{text}{_UNITS.get(m.unit, '')}"
+
+
+def untested(seen: Assessment) -> dict[tuple[str, ...], list[Kind]]:
+    """What was not tested, by the targets that it was not tested on; () first: on none of those that were measured."""
+    measured = [target for target in seen.targets if seen.tested(target)]
+    found: dict[tuple[str, ...], list[Kind]] = {(): []}
+    for kind in dict.fromkeys(s.kind for s in seen.signals):
+        tested = {s.target for s in seen.signals if s.kind is kind and s.status != signals.NOT_TESTED}
+        left = tuple(target for target in measured if target not in tested)
+        if left or not tested:
+            found.setdefault(left if tested else (), []).append(kind)
+    return {targets: kinds for targets, kinds in found.items() if kinds}
 
 
 def doubts(seen: Assessment, target: str | None = None) -> tuple[Doubt, ...]:

@@ -18,7 +18,7 @@ from rich.text import Text
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Chain, Finding, Measurement
 from auditor.records.signals import assess
-from auditor.reports import claims, inert, personal, unlearning, words
+from auditor.reports import claims, inert, personal, signals, unlearning, words
 from auditor.reports.screen import next_command
 from auditor.reports.verdict import explained, headline, strongest
 
@@ -128,10 +128,10 @@ def _indented(content: RenderableType) -> Padding:
 
 def _below(result: AuditResult) -> Iterator[RenderableType]:
     seen = assess(result)
-    tested = {s.kind.name for target in seen.targets for s in seen.tested(target)}
-    untested = dict.fromkeys(s.kind.title for s in seen.signals if s.kind.name not in tested)
-    if untested:
-        yield Text.assemble(("not tested", "bold"), f"  {', '.join(untested).lower()}")
+    for targets, untested in signals.untested(seen).items():
+        on = f" on {', '.join(signals.title(result, target) for target in targets)}" if targets else ""
+        names = ", ".join(words.lowered(kind.title) for kind in untested)
+        yield Text.assemble((f"not tested{on}", "bold"), f"  {names}")
     best = strongest(result, UNDEFENDED)
     if best is not None and best.by_repeats:
         yield _sparkline(best)

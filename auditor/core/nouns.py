@@ -30,8 +30,12 @@ class CellKey(NamedTuple):
 
     @property
     def title(self) -> str:
-        """As people read it: `pmixed text-only ethicist`. A part that is empty is left out."""
-        return " ".join(filter(None, (self.target, ACCESS.get(self.setting, self.setting), self.attack)))
+        """As people read it: `pmixed, text-only, attack ethicist`. A part that is empty is left out.
+
+        The word "attack" is there because attacks and metrics share names: perplexity is both.
+        """
+        attack = self.attack and f"attack {self.attack}"
+        return ", ".join(filter(None, (self.target, ACCESS.get(self.setting, self.setting), attack)))
 
     @classmethod
     def read(cls, text: str) -> CellKey:

@@ -9,6 +9,7 @@ the program is handed the part of the plan that it needs. Knows no files, models
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 import typing
 from collections.abc import Iterator, Mapping
@@ -171,12 +172,15 @@ class Described:
     help: str
 
 
-_HELP = re.compile(r"^    (\w+): (.+(?:\n        .+)*)", re.MULTILINE)  # a field in the docstring of its part
+_HELP = re.compile(r"^(\w+): (.+(?:\n    .+)*)", re.MULTILINE)  # a field in the docstring of its part
 
 
 def _described(kind: Any, part: str = "") -> Iterator[tuple[str, Described]]:
     hints = typing.get_type_hints(kind)
-    helps = {name: " ".join(text.split()) for one in kind.__mro__ for name, text in _HELP.findall(one.__doc__ or "")}
+    docstrings = (
+        inspect.cleandoc(one.__doc__ or "") for one in kind.__mro__
+    )  # Python 3.13 takes the indentation itself
+    helps = {name: " ".join(text.split()) for docstring in docstrings for name, text in _HELP.findall(docstring)}
     for one in dataclasses.fields(kind):
         hint = hints[one.name]
         if dataclasses.is_dataclass(hint):

@@ -70,4 +70,6 @@ def _told(cls: Any) -> dict[str, Any]:
 
 def _class(module: str, called: str, doc: str, options: dict[str, Any], **said: Any) -> type:
     fields = [(name, Any, default) for name, default in options.items()]
-    return make_dataclass(called, fields, namespace={"__module__": module, "__doc__": doc, **said}, frozen=True)
+    made = make_dataclass(called, fields, namespace={"__doc__": doc, **said}, frozen=True)
+    made.__module__ = module  # from Python 3.12 on make_dataclass overwrites what the namespace says
+    return made

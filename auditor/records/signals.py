@@ -150,8 +150,8 @@ def _of_data(result: AuditResult) -> tuple[Doubt, ...]:
 def _signals(result: AuditResult, target: str, kind: Kind) -> Iterator[Signal]:
     """One an access at which it was tested; else one that says why it was not."""
     if kind is GREEDILY:
-        if target == UNDEFENDED:
-            yield _greedily(result)
+        asked = target == UNDEFENDED
+        yield _greedily(result) if asked else Signal(kind, target, "", NOT_TESTED, why="tried without a defense alone")
         return
     rows = [f for f in result.findings if f.target == target]
     found = False

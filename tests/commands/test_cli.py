@@ -362,7 +362,7 @@ def test_runs_side_by_side(full: Path, budgeted: Path, tmp_path: Path, said: Sai
         part for flag, name in zip(("--markdown", "--html", "--csv"), names, strict=True) for part in (flag, name)
     ]
     assert call(["compare", str(full), str(budgeted), *written]) == 0
-    assert "undefended white-box perplexity" in " ".join(said.readouterr().out.split())
+    assert "undefended, white-box, attack perplexity" in " ".join(said.readouterr().out.split())
     assert all(PLANTED not in Path(name).read_text() and "full" in Path(name).read_text() for name in names)
     assert call(["compare", str(full)]) == 2
 

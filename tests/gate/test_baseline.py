@@ -126,8 +126,8 @@ def test_repeat_counts_are_of_the_main_number_and_of_no_other() -> None:
         ({"benchmark": BenchmarkRecord("files", "x", 200, 0, 10)}, "data set 'data.jsonl' against 'x'"),
         ({"benchmark": BenchmarkRecord("files", "", 200, 5, 10, digest="d1-ff")}, "nonmembers 0 against 5"),
         ({"findings": (finding(hits(200), options={"samples": 9}),)}, "a.samples 4 against 9"),
-        ({"findings": (finding(hits(200), decoding="greedy"),)}, "decoding of undefended white-box a"),
-        ({"findings": (finding(hits(200), access=("distribution",)),)}, "access of undefended white-box a"),
+        ({"findings": (finding(hits(200), decoding="greedy"),)}, "decoding of undefended, white-box, attack a"),
+        ({"findings": (finding(hits(200), access=("distribution",)),)}, "access of undefended, white-box, attack a"),
         ({"plan": {"defense": [], "reference": "gpt2"}}, "attack settings: reference none against 'gpt2'"),
     ],
 )
@@ -143,7 +143,7 @@ def test_another_checkpoint_and_another_seed_may_be_compared() -> None:
 
 def test_other_secrets_in_a_row_are_refused() -> None:
     base = run(hits(200), "base")
-    with pytest.raises(AuditError, match="secrets of undefended white-box a: 0 only here, 100 only there"):
+    with pytest.raises(AuditError, match="secrets of undefended, white-box, attack a: 0 only here, 100 only there"):
         verdicts(replace(base, outcomes={ROW: per_secret(hits(100))}), base, "recall not worse than baseline by 0.02")
 
 

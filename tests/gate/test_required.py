@@ -43,7 +43,7 @@ def test_what_is_required_and_was_done_holds_and_is_said() -> None:
     found = decide(finished(ONE), Policy(LIMIT, require=Required(("perplexity",), "white-box", 100, 50)))
     assert found.verdict == "held"
     said = "perplexity ran at white-box access on 100 secrets and 50 non-members"
-    assert [r.row for r in found.rulings if r.reason == said] == ["undefended white-box perplexity"]
+    assert [r.row for r in found.rulings if r.reason == said] == ["undefended, white-box, attack perplexity"]
     anywhere = decide(finished(ONE), Policy(LIMIT, require=Required(secrets=100)))
     assert [r.row for r in anywhere.rulings if "an attack ran on 100" in r.reason] == ["undefended"]
 

@@ -140,6 +140,12 @@ def test_what_was_not_tested_says_why() -> None:
     assert not assess(run()).reassures("undefended")  # of nothing nothing follows
 
 
+def test_greedy_decoding_behind_a_defense_is_not_tested_and_says_so() -> None:
+    """It is tried on the undefended model alone: of a defended one nothing follows from it."""
+    found = signal(run(row(share("recall", 0, N), target="pmixed")), "greedy", "pmixed")
+    assert (found.status, bool(found.why)) == (NOT_TESTED, True)
+
+
 def test_controls_are_no_targets_of_their_own() -> None:
     assert assess(run(row(share("recall", 3, N), target="control"))).targets == ("undefended",)
 

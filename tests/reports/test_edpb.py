@@ -121,7 +121,7 @@ def test_the_command_writes_it_beside_the_reports(tmp_path: Path, capsys: Said) 
         (["--format", "edpb", "--reveal"], "give no --baseline, --markdown or --reveal with it"),
         (
             ["--format", "edpb"],
-            "the result contradicts itself (undefended text-only ethicist: the row stands there 2 times",
+            "the result contradicts itself (undefended, text-only, attack ethicist: the row stands there 2 times",
         ),
     ],
 )

@@ -138,6 +138,17 @@ def test_a_clean_run_goes_on_to_a_gate() -> None:
     assert entry(shown, "LIMITS").startswith("0/60 still allows 6.0%. Not tested: ")
 
 
+def test_what_was_tested_on_one_target_alone_is_a_limit_of_the_others() -> None:
+    """Every signal that a measured target was not tested by stands there, once."""
+    found = [row("perplexity", share("recall", 0, N), share("recall_nonmembers", 0, OTHERS))]
+    found += [replace(found[0], target="pmixed"), row("a", Measurement("membership_auc", 0.5, 0.4, 0.6, N, "AUC"))]
+    limits = entry(lines(run_of(*found, greedy={"1": share("greedy", 0, N)})), "LIMITS")
+    everywhere, _, defended = limits.partition("Not tested on ")
+    assert defended.startswith("PMixED: ") and "Undefended" not in limits
+    assert "greedy decoding" in defended and "membership" in defended and "exposure" in everywhere
+    assert "greedy decoding" not in everywhere and "near-verbatim" in everywhere
+
+
 def test_its_words_are_those_of_the_glossary() -> None:
     """No word that the glossary replaces; and a signal is called by a name that stands there."""
     replaced = {word for listed in re.findall(r"\[([^\]]+)\]", GLOSSARY) for word in listed.split(", ")}
