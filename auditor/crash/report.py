@@ -65,7 +65,10 @@ def observed(test: CrashTest) -> str:
         return f"seen: {did}; what epsilon they give is not known."
     if math.isinf(seen.epsilon):
         return f"seen: {did}; with what is broken, epsilon is unbounded."
-    return f"seen: {did}; they give epsilon {seen.epsilon:.2f} [{seen.low:.2f}-{seen.high:.2f}]."
+    given = f"seen: {did}; they give epsilon {seen.epsilon:.2f} [{seen.low:.2f}-{seen.high:.2f}]"
+    if not test.doubted:
+        return f"{given}."
+    return f"{given}: above the claim's at 95%, though no check is sure of it. Try another --seed."
 
 
 def bounded(test: CrashTest) -> str:
@@ -114,7 +117,9 @@ def headline(test: CrashTest) -> str:
     """One sentence."""
     if not test.broken:
         follows = f"its claim gives epsilon {test.claim.follows():.2f} at delta {test.claim.delta:g}"
-        return f"No fault seen; {follows}." if test.verdict != UNKNOWN else f"Cannot tell; {follows}."
+        if test.verdict == UNKNOWN:
+            return f"Cannot tell; {follows}."
+        return f"No fault seen, but a doubt; {follows}." if test.doubted else f"No fault seen; {follows}."
     worst = _worst_first(test)[0]
     return f"Broken: {worst.said}. Epsilon: {_number(test.epsilon)}; its claim gives {test.claim.follows():.2f}."
 

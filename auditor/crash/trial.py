@@ -68,6 +68,11 @@ class CrashTest:
         return by_name.get("one record's reach") or next(iter(by_name.values()))
 
     @property
+    def doubted(self) -> bool:
+        """Whether what was seen gives more than is claimed, by its own interval, while no check is sure of a fault."""
+        return not self.broken and self.seen.low is not None and self.seen.low > self.claim.follows()
+
+    @property
     def epsilon(self) -> float | None:
         found = [check.epsilon for check in self.broken if check.epsilon is not None]
         return max(found) if found else None

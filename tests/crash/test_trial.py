@@ -18,10 +18,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from auditor.cli import call
 from auditor.commands import dp_loop
 from auditor.core.errors import AuditError
-from auditor.crash import subject, trial
+from auditor.crash import report, subject, trial
+from auditor.crash.claim import LoopClaim
 from auditor.crash.one_run import one_run
 from auditor.crash.subject import Gradients
-from auditor.crash.trial import crash_test
+from auditor.crash.trial import CrashTest, LoopSeen, crash_test
+from auditor.crash.verdicts import NO_FAULT, LoopCheck
 from benchmarks.checks.trust import loop_faults
 
 ROOT = Path(__file__).parents[2]
@@ -185,6 +187,16 @@ def shorter(folder: Path) -> Path:
     assert "STEPS, RATE = 1.0, 1.0, 8, 30, 1 / 6" in text
     script.write_text(text.replace("8, 30, 1 / 6", "8, 10, 1 / 6"))
     return script
+
+
+@pytest.mark.parametrize(("above", "doubted"), [(-0.1, False), (0.1, True)])
+def test_no_fault_is_not_said_alone_beside_an_epsilon_above_the_claim(above: float, doubted: bool) -> None:
+    claim = LoopClaim.read(loop_faults.CLAIM)
+    low = claim.follows() + above
+    seen = LoopSeen(0.9, 1 / 6, 30, low + 0.1, low, low + 0.2)
+    found = CrashTest(claim, (LoopCheck("one record's reach", NO_FAULT, "", ""),), (), 1.0, seen)
+    assert found.doubted == doubted
+    assert ("doubt" in report.headline(found)) == ("another --seed" in report.observed(found)) == doubted
 
 
 def test_the_command_writes_its_reports_and_judges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
