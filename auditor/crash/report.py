@@ -65,6 +65,8 @@ def observed(test: CrashTest) -> str:
         return f"seen: {did}; what epsilon they give is not known."
     if math.isinf(seen.epsilon):
         return f"seen: {did}; with what is broken, epsilon is unbounded."
+    if test.epsilon is not None and test.epsilon >= seen.epsilon:
+        return f"seen: {did}; with what is broken, epsilon is {_number(test.epsilon)}."
     given = f"seen: {did}; they give epsilon {seen.epsilon:.2f} [{seen.low:.2f}-{seen.high:.2f}]"
     if not test.doubted:
         return f"{given}."
@@ -78,8 +80,8 @@ def bounded(test: CrashTest) -> str:
         return "no time was left for a bound of epsilon from one training."
     return (
         f"one training, {found.canaries} records each in by a fair coin, {found.right} of {found.guesses} guesses "
-        f"right: epsilon is at least {found.epsilon:.2f} (95%); it could have shown {found.best:.2f}, its claim gives "
-        f"{found.claimed:.2f}."
+        f"right: epsilon is at least {found.epsilon:.2f} (95%); it could have shown {found.best:.2f}; for so "
+        f"few records the claim gives {found.claimed:.2f}."
     )
 
 

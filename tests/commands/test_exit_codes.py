@@ -116,4 +116,4 @@ def test_answers_about_secrets_of_nobody_are_not_kept_in_silence(
     file.write_text("\n".join([*lines, json.dumps({**json.loads(lines[0]), "secret": "nobody's"})]) + "\n")
     assert call(["run", "--resume", str(tmp_path / "run")]) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "got 1 of undefended white-box" in said and "about others: the journal is damaged" in said
+    assert "got 1 of undefended, white-box" in said and "about others: the journal is damaged" in said

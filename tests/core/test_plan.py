@@ -19,6 +19,7 @@ def test_every_field_has_a_name_of_its_own_and_help_where_it_has_a_flag() -> Non
         "sizes",
         "command",
         "objects",
+        "mitigation",
     }
     for name, one in FIELDS.items():
         assert one.panel in PANELS and (one.said.flags is None or one.help.partition(" [default:")[0]), name

@@ -62,7 +62,7 @@ def test_what_changed_is_said_worst_first(result: AuditResult) -> None:
     text = seen(markdown.render(result, compared(0.0, -0.3, 0.25, None)))
     assert "### Since main\n" in text
     assert "1 of 4 configurations leak more, 1 less, 1 show no change, 1 not compared." in text
-    rows = [line for line in text.splitlines() if line.startswith("| undefended white-box")]
+    rows = [line for line in text.splitlines() if line.startswith("| undefended, white-box")]
     assert [row.split(" | ")[0][-2:] for row in rows] == ["a2", "a1", "a0", "a3"]
     assert rows[0].endswith("| 25% [15–35] | leaks more |") and "| 20% [10–30] | 40% [30–50] |" in rows[0]
     assert "nothing to pair | not compared" in rows[-1]
@@ -102,4 +102,4 @@ def test_a_decision_fits_beside_a_report() -> None:
     made = Decision("&" * 10_000, "|" * 10_000, (*[held] * 400, failed, *[silent] * 60), "report")
     text = decision.markdown(made)
     assert len(text) + markdown.MOST < GITHUB
-    assert "| bad white-box a |" in text and "61 failed" in text and "more rows." in text
+    assert "| bad, white-box, attack a |" in text and "61 failed" in text and "more rows." in text
