@@ -338,7 +338,8 @@ def _limits(result: AuditResult, seen: Assessment, remarks: Remarks, most: int) 
         items.append(f"0/{worst.n:,} still allows {words.percent(worst.high)}%.")
     items += remarks.limits
     for targets, untested in signals.untested(seen).items():
-        on = f" on {_some([signals.title(result, target) for target in targets], 2)}" if targets else ""
+        titles = list(dict.fromkeys(signals.title(result, target) for target in targets))  # one of several weights
+        on = f" on {_some(titles, 2)}" if titles else ""
         items.append(f"Not tested{on}: {', '.join(kind.short for kind in untested)}.")
     items += ["Synthetic lab data."] if result.benchmark.of_lab else []
     return _Entry("LIMITS", tuple(items or ["An attack gives a lower bound."]), most + bool(remarks.limits), " ")
