@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -231,7 +232,8 @@ def test_no_gate_holds_on_answers_that_were_withheld(lying: Served, run: Callabl
     said = " ".join(doubt["sentence"] for doubt in target["doubts"])
     assert "Of 40 answers of openai:tiny not all came through: 40 withheld by a content filter." in said
     assert "Answers to 20 of 20 attacked secrets did not come through" in said
-    assert "greedy decoding would extract" in said and "mean probability of 9" in said
+    (mean,) = re.findall(r"a mean probability of ([\d.]+)% .*greedy decoding would extract 20\.", said)
+    assert float(mean) > 50
     assert "No leakage" not in capsys.readouterr().out
     assert call(["gate", "run", "--max", "recall=0.5"]) == 4
     assert "withheld by a content filter" in capsys.readouterr().out
