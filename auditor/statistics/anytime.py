@@ -1,0 +1,111 @@
+"""Bounds of a mean that hold at every look at once, by betting: who asks in random order may stop when they say enough.
+
+A gambler who stakes a share f of his capital on each number x in [0, 1] against a mean of at most m turns 1 into
+prod (1 - f + f x / m). If the mean is no more than m that does not grow on average, so it ever reaches 1 / level with
+probability `level` at most (Ville). Waudby-Smith and Ramdas (2024, arXiv 2010.09686) choose each stake by what was seen
+before it; here all stakes of a fixed grid are played side by side and their capitals averaged, as Cover's universal
+portfolio is (Ryu and Bhatt, 2207.12382). So a bound does not depend on the order, and is worked out again from what is
+kept of each secret. It is of the mean of what the secrets are a sample of, as the fixed-size intervals are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+_FIRST, _GROWTH = 16, 1.2  # secrets before the first look, and each later one's share of those before it
+_SMALL = np.geomspace(1e-3, 0.5, 50)
+STAKES = np.concatenate([_SMALL, 1 - _SMALL[:-1], [1.0]])  # each has the same part of the capital
+_STEPS = 40  # bisections of a bound: 2^-40
+
+
+def looks(n: int) -> Iterator[int]:
+    """How many of n secrets are asked at each look: counts that depend on nothing else."""
+    at = _FIRST
+    while at < n:
+        yield at
+        at = math.ceil(at * _GROWTH)
+    if n:
+        yield n
+
+
+def log_capital(values: Floats, counts: NDArray[np.int64], mean: float) -> Floats:
+    """(...,) log of the averaged capital against a mean of at most this. values: (v,); counts: (..., v), of each."""
+    with np.errstate(divide="ignore"):  # who stakes all of it has nothing left at x = 0
+        each = np.log(1 - STAKES + STAKES * (values / mean)[:, None])  # (v, stakes)
+    each[:, -1] = np.where(np.isinf(each[:, -1]), -1e300, each[:, -1])  # 0 times it is 0
+    grown = counts @ each
+    most = grown.max(-1, keepdims=True)
+    found: Floats = most[..., 0] + np.log(np.exp(grown - most).mean(-1))
+    return found
+
+
+@dataclass(frozen=True)
+class BettingMean:
+    """The mean of numbers in [least, 1], with one-sided bounds at any level, each of which holds at every look."""
+
+    values: Floats
+    least: float = 0.0
+
+    @property
+    def n(self) -> int:
+        return len(self.values)
+
+    @property
+    def value(self) -> float:
+        return float(self.values.mean()) if self.n else math.nan
+
+    def low(self, level: float) -> float:
+        distinct, counts = self._counted
+        return self.least + (1 - self.least) * _low(distinct, counts, level)
+
+    def high(self, level: float) -> float:
+        distinct, counts = self._counted
+        return 1 - (1 - self.least) * _low(1 - distinct, counts, level)
+
+    @cached_property
+    def _counted(self) -> tuple[Floats, NDArray[np.int64]]:
+        """The distinct values, moved into [0, 1], and how often each is there."""
+        distinct, counts = np.unique((self.values - self.least) / (1 - self.least), return_counts=True)
+        return distinct, counts
+
+
+def _low(values: Floats, counts: NDArray[np.int64], level: float) -> float:
+    """The largest mean that is refuted as an upper limit of the truth; 0 where none is."""
+    low, high = 0.0, float(values @ counts) / max(1, int(counts.sum()))
+    for _ in range(_STEPS if high > 0 else 0):
+        middle = (low + high) / 2
+        if log_capital(values, counts, middle) >= -math.log(level):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@dataclass(frozen=True)
+class BettingExcess:
+    """One group's mean minus another's, of which nothing is paired: each end by an end of both, at half the level."""
+
+    own: BettingMean
+    other: BettingMean
+
+    @property
+    def n(self) -> int:
+        return self.own.n + self.other.n
+
+    @property
+    def value(self) -> float:
+        return self.own.value - self.other.value
+
+    def low(self, level: float) -> float:
+        return self.own.low(level / 2) - self.other.high(level / 2)
+
+    def high(self, level: float) -> float:
+        return self.own.high(level / 2) - self.other.low(level / 2)
