@@ -21,7 +21,7 @@ from auditor.core.result import Audited, Measurement
 from auditor.generation.sample import Candidates
 from auditor.models.decoding import ANCESTRAL
 from auditor.plugins.probe import DELTA, Observed, Probe, column
-from auditor.plugins.view import CLAIM, Sampling, View
+from auditor.plugins.view import TEXT_ONLY, Sampling, View
 from auditor.statistics.audited import LEVEL, audited, canaries_needed, measurements_of
 
 _AT_ONCE = 256  # canaries that are scored before they are kept
@@ -96,7 +96,7 @@ class EpsilonAudit(Probe):
                 yield secret, dict(zip(models, nll, strict=True))
 
     def _by_samples(self, view: View, secrets: Sequence[Secret]) -> Iterator[tuple[Secret, dict[str, float]]]:
-        if view.setting is CLAIM and view.claim is not None and view.claim.queries is not None:
+        if view.setting is TEXT_ONLY and view.claim is not None and view.claim.queries is not None:
             raise NotApplicable(
                 f"the claim is for {view.claim.queries:,} drawn tokens, and these draws would not be charged to it: "
                 "prediction-audit plays this game within them"

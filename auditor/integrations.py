@@ -35,7 +35,7 @@ from auditor.core.result import Measurement
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.probe import Probe, column, is_member
-from auditor.plugins.view import WORST, View
+from auditor.plugins.view import WHITE_BOX, View
 from auditor.reports import words
 from auditor.reports.training_curve import Curve, Panel, drawn
 from auditor.runs.live_models import left_as_it_was, name_of
@@ -236,7 +236,7 @@ class AuditCallback(TrainerCallback):
         return float(np.mean([seen[canary.id].values["exposure_bits"] for canary in self.canaries if canary.member]))
 
     def _view(self, target: LanguageModel) -> View:
-        return View("training", target, WORST, seed=int(self.asked.get("seed", 0)), tokenizer=self.tokenizer)
+        return View("training", target, WHITE_BOX, seed=int(self.asked.get("seed", 0)), tokenizer=self.tokenizer)
 
     def _model(self) -> Any:
         return self.trainer.accelerator.unwrap_model(self.trainer.model)

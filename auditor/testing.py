@@ -38,7 +38,7 @@ from auditor.plugins.attack import Attack
 from auditor.plugins.defense import Defense, Prompt, Scenario, TrainedModel
 from auditor.plugins.options import description_of
 from auditor.plugins.probe import Observed, Probe
-from auditor.plugins.view import CLAIM, WORST, Setting, View
+from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Setting, View
 from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.privacy.promises import PrivacyRecord
 from auditor.statistics import roc
@@ -122,7 +122,7 @@ def _of_plugin(plugin: Any, needs: Sequence[str]) -> Iterator[str]:
 
 def _of_attack(attack: Attack) -> Iterator[str]:
     asked = queries()
-    for setting in (CLAIM, WORST):
+    for setting in (TEXT_ONLY, WHITE_BOX):
         try:
             found = answers(attack, view(tiny_model(), setting), asked)
         except NotApplicable as why:
@@ -130,17 +130,17 @@ def _of_attack(attack: Attack) -> Iterator[str]:
                 yield f"expected answers in the setting {setting.name}, which gives all that it needs, got {str(why)!r}"
             continue
         yield from _of_answers(found, asked, setting.name)
-        if setting is WORST and set(found) == {query.id for query in asked}:
+        if setting is WHITE_BOX and set(found) == {query.id for query in asked}:
             yield from _of_batches(attack, asked, found)
 
 
 def _of_batches(attack: Attack, asked: Sequence[Query], everything: dict[str, Guesses]) -> Iterator[str]:
     for batch_size in (1, 2):
-        alone = answers(attack, view(tiny_model(), WORST, batch_size=batch_size), asked[2:4])
+        alone = answers(attack, view(tiny_model(), WHITE_BOX, batch_size=batch_size), asked[2:4])
         for name, guesses in alone.items():
             if not _alike(guesses, everything[name]):
                 yield f"expected the answer to {name} to depend on it alone; in batches of {batch_size} it is another"
-    recipes = attack.samples_by_recipe(view(tiny_model(), WORST))
+    recipes = attack.samples_by_recipe(view(tiny_model(), WHITE_BOX))
     planned = {query.id: sum(recipes.values()) * query.length for query in asked}
     drawn = {name: guesses.drawn for name, guesses in everything.items()}
     if drawn != planned:
@@ -179,7 +179,7 @@ def _near(one: float, other: float) -> bool:
 def _of_probe(probe: Probe) -> Iterator[str]:
     model, asked = tiny_model(), subjects(probe, tiny_model())
     target = attacked(probe, model)
-    for setting in (CLAIM, WORST):
+    for setting in (TEXT_ONLY, WHITE_BOX):
         try:
             found = observed(probe, view(target, setting), asked)
         except NotApplicable as why:
@@ -194,12 +194,12 @@ def _of_probe(probe: Probe) -> Iterator[str]:
             yield "expected the same numbers of every secret, at least one"
         if any(math.isnan(value) for one in found.values() for value in one.values.values()):
             yield "expected numbers, got NaN"
-    everything = observed(probe, view(target, WORST), asked)
+    everything = observed(probe, view(target, WHITE_BOX), asked)
     for batch_size in (1, 2):
-        for name, one in observed(probe, view(target, WORST, batch_size=batch_size), asked[3:7]).items():
+        for name, one in observed(probe, view(target, WHITE_BOX, batch_size=batch_size), asked[3:7]).items():
             if any(not _near(value, everything[name].values[key]) for key, value in one.values.items()):
                 yield f"expected what is seen of {name} to depend on it alone; in batches of {batch_size} it does not"
-    yield from _of_measurements(probe, view(target, WORST), asked, everything)
+    yield from _of_measurements(probe, view(target, WHITE_BOX), asked, everything)
 
 
 def _of_measurements(probe: Probe, at: View, asked: list[Secret], found: dict[str, Observation]) -> Iterator[str]:
@@ -382,14 +382,14 @@ def random_canaries() -> list[Secret]:
 def subjects(probe: Probe, model: LanguageModel) -> list[Secret]:
     """What this probe looks at."""
     if probe.of == "own":
-        return list(probe.subjects(view(model, WORST)))
+        return list(probe.subjects(view(model, WHITE_BOX)))
     return {"canaries": canaries, "coins": random_canaries}.get(probe.of, lambda: secrets(model))()
 
 
 def attacked(probe: Probe, model: LanguageModel) -> LanguageModel:
     """The model, or one with a defense where the probe has nothing to look at without a claim."""
     try:
-        next(iter(probe.measure(view(model, WORST), subjects(probe, model)[:1])))
+        next(iter(probe.measure(view(model, WHITE_BOX), subjects(probe, model)[:1])))
     except NotApplicable:
         return UniformMixing().protect(Scenario(model, model, None, queries=60, answer_length=4))
     return model

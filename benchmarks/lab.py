@@ -73,7 +73,7 @@ class Lab(Benchmark):
             **{attack: {"samples": 5} for attack in ("perplexity", "zlib", "lowercase", "reference")},
         }
     )
-    # PMixED: at the 6,400 tokens that its claim row draws, utility hardly depends on q: most at this one.
+    # PMixED: at the 6,400 tokens that its text-only row draws, utility hardly depends on q: most at this one.
     # Private training: as long as the target, in batches so small that its control without noise and clipping leaks
     # (greedy recall 0.75 at 64 repeats, perplexity 13.8): else no row could show what clipping and noise protect. At
     # epsilon 8 this rate has a perplexity of 12.5, half of it 14.0 (public model 56.9, target 11.6).

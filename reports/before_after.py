@@ -68,8 +68,7 @@ def page(found: BeforeAfter) -> str:
 
 def _row(line: ComparisonRow) -> tuple[str, str, str, str]:
     before, after = line.cells
-    access = "white-box" if line.row.setting == "worst" else "text-only"
-    name = f"{words.label(line.metric)} ({inert.clean(line.row.attack)}, {access})"
+    name = f"{words.label(line.metric)} ({inert.clean(line.row.attack)}, {line.row.setting})"
     delta = words.points(after.delta) if after.delta else inert.clean(after.why)
     return name, words.with_bounds(before.measured), words.with_bounds(after.measured), delta
 

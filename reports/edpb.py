@@ -200,7 +200,7 @@ def _scope(e: EdpbEvidence) -> list[str]:
     if not measured:
         return []
     attacks = ", ".join(dict.fromkeys(f.attack for f in measured))
-    settings = " and ".join(dict.fromkeys(signals.ACCESS[f.setting] for f in measured))
+    settings = " and ".join(dict.fromkeys(f.setting for f in measured))
     idle = sum(1 for f in r.findings if f.not_applicable)
     left = f"; {idle} more did not apply" if idle else ""
     drawn, rows = sum(f.drawn for f in measured), sum(f.rows for f in measured)

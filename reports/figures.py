@@ -19,16 +19,15 @@ def drawn(result: AuditResult) -> list[Figure]:
     """All of them, setting by setting."""
     figures: list[Figure] = []
     for setting in words.SETTINGS:
-        where = "white-box" if setting == "worst" else "text-only"
         findings = tuple(f for f in words.rows(result) if f.setting == setting and not f.not_applicable)
-        figures += _repeats_figure(result, setting, where, findings)
-        figures += _errors_figure(result, setting, where, findings)
-        figures += _any_of_figure(result, setting, where, findings)
-        figures += _exposure_figure(result, setting, where, findings)
+        figures += _repeats_figure(result, setting, findings)
+        figures += _errors_figure(result, setting, findings)
+        figures += _any_of_figure(result, setting, findings)
+        figures += _exposure_figure(result, setting, findings)
     return figures
 
 
-def _repeats_figure(result: AuditResult, setting: str, where: str, findings: Sequence[Finding]) -> list[Figure]:
+def _repeats_figure(result: AuditResult, setting: str, findings: Sequence[Finding]) -> list[Figure]:
     """One attack only, the one that did best against the undefended model: error bars of all would hide each other."""
     best = strongest(result, UNDEFENDED, setting)
     measured = [f for f in findings if f.by_repeats and f.main and f.main.unit in SHARES]
@@ -40,7 +39,7 @@ def _repeats_figure(result: AuditResult, setting: str, where: str, findings: Seq
     first = next(iter(shown[0].by_repeats.values()))
     attacked = first.unit == "share"
     what = "Recall" if attacked else words.label(first.name)
-    title = f"{what} by repetitions, {where}"
+    title = f"{what} by repetitions, {setting}"
     counted = "by how often each stood in the training data, with 95% intervals"
     seen = f"Share of secrets that {shown[0].attack} completed" if attacked else what
     description = f"{seen}, {counted}."
@@ -54,34 +53,34 @@ def _repeat_rows(finding: Finding) -> tuple[tuple[str, ...], ...]:
     return tuple((repeats, words.counted(m), words.bounds(m), f"{m.n:,}") for repeats, m in measured)
 
 
-def _errors_figure(result: AuditResult, setting: str, where: str, findings: Sequence[Finding]) -> list[Figure]:
+def _errors_figure(result: AuditResult, setting: str, findings: Sequence[Finding]) -> list[Figure]:
     shown = tuple(f for f in findings if f.curve)
     if not shown:
         return []
-    title = f"Recall by wrong guesses allowed, {where}"
+    title = f"Recall by wrong guesses allowed, {setting}"
     description = "Share of secrets completed when guesses are taken surest first, until so many of them were wrong."
     head = ("Wrong guesses allowed", "Recall")
     groups = tuple(Group(f"{words.row_title(result, f)} · {f.attack}", tuple(_curve_rows(f.curve))) for f in shown)
     return [Figure(f"errors-{setting}", "errors", title, description, head, groups, shown)]
 
 
-def _any_of_figure(result: AuditResult, setting: str, where: str, findings: Sequence[Finding]) -> list[Figure]:
+def _any_of_figure(result: AuditResult, setting: str, findings: Sequence[Finding]) -> list[Figure]:
     shown = tuple(f for f in findings if words.any_of_n(f))
     if not shown:
         return []
-    title = f"Expected recall of any of n samples, {where}"
+    title = f"Expected recall of any of n samples, {setting}"
     description = "Exact, without sampling: the mean probability that one of n samples is the secret, word for word."
     groups = tuple(Group(words.row_title(result, f), tuple(_any_of_rows(f))) for f in shown)
     head = ("Samples", "Members", "Non-members")
     return [Figure(f"any-of-{setting}", "any_of_n", title, description, head, groups, shown)]
 
 
-def _exposure_figure(result: AuditResult, setting: str, where: str, findings: Sequence[Finding]) -> list[Figure]:
+def _exposure_figure(result: AuditResult, setting: str, findings: Sequence[Finding]) -> list[Figure]:
     """Figure 1 of the ADP paper: exposure by insertions, a line a target, with what each costs and promises."""
     shown = tuple(f for f in findings if words.exposures(f))
     if not shown:
         return []
-    title = f"Exposure by insertions, {where}"
+    title = f"Exposure by insertions, {setting}"
     description = (
         "How far up the model ranks a canary among every text it could have been, by how often it was inserted, with "
         "95% intervals; dotted: what a canary that was never inserted has on average."

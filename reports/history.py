@@ -185,7 +185,7 @@ def _course(by: By, runs: Sequence[_Shown], line: int) -> Iterator[Block]:
             if main is not None and not any(math.isnan(v) for v in (main.value, main.low, main.high)):
                 rows = kinds.setdefault((finding.setting, main.name), {})
                 rows.setdefault(finding.key, []).append(_Seen(i, run, finding, main))
-    worst_first = sorted(kinds, key=lambda kind: kind[0] != "worst")
+    worst_first = sorted(kinds, key=lambda kind: kind[0] != "white-box")
     figures = tuple(
         _figure(by, runs, setting, metric, kinds[setting, metric], f"course-{line}-{n}")
         for n, (setting, metric) in enumerate(worst_first)
@@ -213,9 +213,8 @@ class _Seen:
 def _figure(
     by: By, runs: Sequence[_Shown], setting: str, metric: str, rows: Mapping[CellKey, Sequence[_Seen]], id: str
 ) -> Figure:
-    where = "white-box" if setting == "worst" else "text-only"
     label, unit = words.label(metric), next(iter(rows.values()))[0].main.unit
-    title = f"{label}, {where}"
+    title = f"{label}, {setting}"
     text = f"{_ALONG[by]}, evenly spaced, with 95% intervals."
     series, groups = [], []
     for row, seen in rows.items():

@@ -228,7 +228,7 @@ def _cells(result: AuditResult, signal: Signal, first: bool) -> tuple[str, ...]:
     cost = words.perplexity(result, signal.target).strip(words.NOTHING) if first else ""
     counts = f"{words.hits(m):,}/{m.n:,}"
     title = _title(result, signal.target) if first else ""
-    return title, signals.ACCESS[signal.setting], counts, words.value(m), words.bounds(m), cost, remark
+    return title, signal.setting, counts, words.value(m), words.bounds(m), cost, remark
 
 
 def _joined(row: Sequence[str], widths: Sequence[int]) -> str:
@@ -284,7 +284,7 @@ def _undefended(result: AuditResult, seen: Assessment) -> Finding | None:
 
 def _of(result: AuditResult, finding: Finding) -> str:
     own = "" if finding.target == UNDEFENDED else f"{_title(result, finding.target)}, "
-    return f"({own}{signals.ACCESS[finding.setting]})"
+    return f"({own}{finding.setting})"
 
 
 def _where(result: AuditResult, seen: Assessment) -> _Entry:
@@ -315,7 +315,7 @@ def _why(result: AuditResult) -> _Entry:
         if told is not None and told.chain is not None:
             found = words.steps(told.chain, target.name)
             steps = [words.credited_briefly(step) for step in found if step.difference is not None]
-            whose = f"{_cut(target.title, _LONGEST)} ({signals.ACCESS[told.setting]}{words.over(told.chain.whole)})"
+            whose = f"{_cut(target.title, _LONGEST)} ({told.setting}{words.over(told.chain.whole)})"
             items += [f"{whose}: {'; '.join(steps)}"] if steps else []
     return _Entry("WHY", tuple(items), 2, ". ")
 

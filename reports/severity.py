@@ -15,7 +15,6 @@ from typing import Literal
 from auditor.records.extraction import PERSONAL
 from auditor.records.signals import NOT_TESTED, Assessment, Signal
 from auditor.reports import words
-from auditor.reports.signals import ACCESS
 
 Word = Literal["none seen", "not determined", "moderate", "high"]
 WORDS: tuple[Word, ...] = ("none seen", "not determined", "moderate", "high")  # rising
@@ -69,6 +68,6 @@ def _names(found: Sequence[Signal]) -> str:
 
 def _how(text: Sequence[Signal]) -> str:
     """`with white-box access and by greedy decoding`, `with text-only access, personal data among it`."""
-    at = dict.fromkeys(f"with {ACCESS[s.setting]} access" if s.setting else "by greedy decoding" for s in text)
+    at = dict.fromkeys(f"with {s.setting} access" if s.setting else "by greedy decoding" for s in text)
     personal = ", personal data among it" if any(s.kind is PERSONAL for s in text) else ""
     return f"{' and '.join(at)}{personal}"

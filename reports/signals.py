@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from itertools import groupby
 
-from auditor.core import nouns
 from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Doubt, Measurement
@@ -26,7 +25,6 @@ from auditor.statistics.metrics import EXPECTED_ANY_OF, RECALL
 from auditor.statistics.roc import AUC
 
 CLEAR = "no leakage seen"  # the reassuring words: said where `Assessment.reassures`, and nowhere else
-ACCESS = {**nouns.ACCESS, "": ""}
 _EXTRACTION = (VERBATIM, NEARLY, GREEDILY)
 _UNITS = {"bits": " bits", "nats": " nats", "per 1,000": " per 1,000"}
 _HEAD = ("Signal", "Access", "Result", "Measured", "Baseline", "Shown from")
@@ -85,7 +83,7 @@ def said(of_a_kind: Sequence[Signal]) -> str:
     suspected = [s for s in of_a_kind if s.suspected]
     if shown or suspected:
         best = strongest(shown or suspected)
-        access = f", {ACCESS[best.setting]}" if best.setting else ""
+        access = f", {best.setting}" if best.setting else ""
         beside = "; ".join(filter(None, ("" if shown else "not significant", baseline(best))))
         return f"{number(best)}{access}{_bracketed(beside)}"
     return _none(of_a_kind)
@@ -93,7 +91,7 @@ def said(of_a_kind: Sequence[Signal]) -> str:
 
 def _none(of_a_kind: Sequence[Signal]) -> str:
     """That nothing is shown, and how much is not ruled out."""
-    access = " or ".join(ACCESS[s.setting] for s in of_a_kind if s.setting)
+    access = " or ".join(s.setting for s in of_a_kind if s.setting)
     access = f", {access}" if access else ""
     worst = max(of_a_kind, key=lambda s: s.measured.high if s.measured else 0.0)
     m = worst.measured
@@ -248,7 +246,7 @@ def table(result: AuditResult, seen: Assessment) -> Forest:
 def _row(s: Signal) -> tuple[str, ...]:
     if s.status == signals.NOT_TESTED:
         return s.kind.title, "", f"{s.status}{f': {s.why}' if s.why else ''}", "", "", ""
-    return s.kind.title, ACCESS[s.setting], _result(s), _measured(s), _compared(s), least(s)
+    return s.kind.title, s.setting, _result(s), _measured(s), _compared(s), least(s)
 
 
 def _result(s: Signal) -> str:

@@ -179,7 +179,7 @@ def _more_likely(title: str, chain: Chain) -> Text:
 
 def _why(title: str, finding: Finding, chain: Chain) -> Text:
     """`why PMixED  clipping −1.0 points [−3.0 to 0.7], not significant · noise −12 points [−16 to −8] (ethicist)`"""
-    where = ", white-box" if finding.setting == "worst" else ""
+    where = ", white-box" if finding.setting == "white-box" else ""
     told = " · ".join(map(words.credited, words.moves(chain.steps)))
     of = f" ({finding.attack}{where}{words.over(chain.whole)}, n {chain.whole.n:,})"
     return Text.assemble((f"why {title}", "bold"), "  ", told, (of, "dim"))

@@ -69,4 +69,4 @@ def titled(result: AuditResult, finding: Finding) -> str:
 
 
 def kind(finding: Finding) -> str:
-    return "white-box" if finding.setting == "worst" else "text-only"
+    return finding.setting

@@ -149,7 +149,7 @@ def _defended(result: AuditResult) -> list[TargetRecord]:
 def _change(result: AuditResult, finding: Finding) -> str:
     """`white-box −51 points [−55 to −47] (4/320 against 166/320, ethicist)`"""
     difference, reference = finding.measurement("recall_difference"), _matched(result, finding)
-    access, own = signals.ACCESS[finding.setting], words.share(_recall(finding))
+    access, own = finding.setting, words.share(_recall(finding))
     if reference is None or difference is None or math.isnan(difference.value):
         return f"{access} {own} by {finding.attack}, with no undefended configuration at the same decoding"
     points = f"{words.percent(difference.value)} points {words.bounds(difference)}"
@@ -182,7 +182,7 @@ def _coverage(target: TargetRecord, best: list[Finding]) -> str:
         return f"{opening} Access and decoding of what was measured are those of the claim."
     if len(uncovered) == len(best):
         return f"{opening} Access and decoding of what was measured are outside the claim ({_reasons(best)})."
-    return f"{opening} It does not cover {signals.ACCESS[uncovered[0].setting]} access ({_reasons(uncovered)})."
+    return f"{opening} It does not cover {uncovered[0].setting} access ({_reasons(uncovered)})."
 
 
 def _unit(claim: Claim) -> str:
@@ -224,7 +224,7 @@ def because(result: AuditResult, target: TargetRecord) -> str:
     """What each cause is credited with: its own step, and no more than that."""
     finding = explained(result, target.name)
     assert finding is not None and finding.chain is not None  # `_explained` has seen to it
-    where = signals.ACCESS[finding.setting]
+    where = finding.setting
     whole = finding.chain.whole
     told = "; ".join(map(words.credited_in_full, words.moves(words.steps(finding.chain, target.name))))
     of = f"{finding.attack}, {where}{words.over(whole)}, n {whole.n:,}"

@@ -21,8 +21,8 @@ NOTHING = "–"
 OUTSIDE = "outside the claim"
 ACCESS = {"draw": "Sampled tokens", "distribution": "Log-probabilities", "embeddings": "Gradients"}
 SETTINGS = {
-    "claim": "Text-only: only sampled tokens come back, drawn by ancestral decoding, as claims about tokens have it.",
-    "worst": "White-box: everything the auditor has: gradients, log-probabilities, the attack's own decoding.",
+    "text-only": "Text-only: only sampled tokens come back, by ancestral decoding, as claims about tokens have it.",
+    "white-box": "White-box: everything the auditor has: gradients, log-probabilities, the attack's own decoding.",
 }
 _TINY = 1e-4
 _RELATIONS = {"add_remove": "add/remove", "zero_out": "zero-out", "replace": "replace"}
@@ -170,7 +170,7 @@ def target_title(result: AuditResult, name: str) -> str:
 def row_title(result: AuditResult, finding: Finding) -> str:
     """`PMixED` for text-only access, `PMixED, white-box` for the other."""
     title = target_title(result, finding.target)
-    return f"{title}, white-box" if finding.setting == "worst" else title
+    return f"{title}, white-box" if finding.setting == "white-box" else title
 
 
 def rows(result: AuditResult) -> tuple[Finding, ...]:

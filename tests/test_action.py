@@ -138,12 +138,12 @@ def test_the_steps_do_what_they_say(tmp_path: Path, code: str) -> None:
     (tmp_path / "bin" / "audit").chmod(0o755)
     evil = "my model; $(touch pwned) `touch pwned` *"
     env = {"MODEL": evil, "DATA": "d.jsonl", "NONMEMBERS": "", "ATTACKS": "perplexity zlib", "POLICY": "p.toml"}
-    env |= {"BASELINE": "old runs", "ARGS": "--setting worst $(touch pwned)", "RUN": "out"}
+    env |= {"BASELINE": "old runs", "ARGS": "--setting white-box $(touch pwned)", "RUN": "out"}
     done = step("Audit and gate", tmp_path, **env, STUB_LOG="args", STUB_CODE=code)
     assert done.returncode == int(code), done.stderr
     expected = ["run", "--model", evil, "--data", "d.jsonl", "--gate", "p.toml", "--out", "out"]
     expected += ["--attack", "perplexity", "--attack", "zlib", "--baseline", "old runs"]
-    assert (tmp_path / "args").read_text().splitlines() == [*expected, "--setting", "worst", "$(touch", "pwned)"]
+    assert (tmp_path / "args").read_text().splitlines() == [*expected, "--setting", "white-box", "$(touch", "pwned)"]
     (tmp_path / "summary").write_text("gate\n")
     files = {"GITHUB_STEP_SUMMARY": "summary", "GITHUB_OUTPUT": "output"}
     assert step("Report", tmp_path, RUN="out", **files).returncode == 0
@@ -160,12 +160,12 @@ def test_attacks_and_arguments_on_lines_of_their_own_all_run(tmp_path: Path) -> 
     (tmp_path / "bin" / "audit").write_text(STUB)
     (tmp_path / "bin" / "audit").chmod(0o755)
     env = {"MODEL": "m", "DATA": "d", "NONMEMBERS": "", "POLICY": "p.toml", "BASELINE": "", "RUN": "out"}
-    env |= {"ATTACKS": "perplexity\n  zlib\tmin-k\n\nexposure\n", "ARGS": "--setting worst\n--samples 10\n*\n"}
+    env |= {"ATTACKS": "perplexity\n  zlib\tmin-k\n\nexposure\n", "ARGS": "--setting white-box\n--samples 10\n*\n"}
     done = step("Audit and gate", tmp_path, **env, STUB_LOG="args", STUB_CODE="0")
     assert done.returncode == 0, done.stderr
     asked = (tmp_path / "args").read_text().splitlines()[9:]
     attacks = [word for name in ("perplexity", "zlib", "min-k", "exposure") for word in ("--attack", name)]
-    assert asked == [*attacks, "--setting", "worst", "--samples", "10", "*"]
+    assert asked == [*attacks, "--setting", "white-box", "--samples", "10", "*"]
 
 
 @pytest.mark.parametrize("code", ["0", "1", "4"])

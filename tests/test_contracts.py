@@ -25,7 +25,7 @@ from auditor.plugins.defense import Defense, Scenario
 from auditor.plugins.options import build, description_of
 from auditor.plugins.probe import DistributionProbe, Probe
 from auditor.plugins.trainer import Checkpoint, Trainer, TrainingJob, TrainingRecord
-from auditor.plugins.view import WORST, View
+from auditor.plugins.view import WHITE_BOX, View
 from auditor.privacy.promises import read as read_privacy
 from auditor.testing import (
     ContractBroken,
@@ -165,7 +165,7 @@ def test_unknown_options_name_the_nearest(kind: type[Attack]) -> None:
 class TestDistributionProbe:
     def test_measures_beside_the_floor(self, kind: type[DistributionProbe], neox: HuggingFaceModel) -> None:
         probe, asked = small(kind), secrets(neox)
-        seen = observed(probe, view(neox, WORST), asked)
+        seen = observed(probe, view(neox, WHITE_BOX), asked)
         completed = probe.complete(asked, [seen[s.id] for s in asked])
         measured = probe.measurements(asked, completed)
         names = [m.name for m in measured]
@@ -190,12 +190,12 @@ class TestDistributionProbe:
 def test_probes_read_defended_distributions(kind: type[Probe], defense: type[Defense]) -> None:
     model = defense().protect(scenario())
     try:
-        whole = observed(small(kind), view(model, WORST), subjects(small(kind), model))
+        whole = observed(small(kind), view(model, WHITE_BOX), subjects(small(kind), model))
     except NotApplicable as why:
         claim = defense().claim(scenario(), 0)
         assert "makes no claim" in str(why) and (claim is None or claim.queries is None)
         return
-    single = observed(small(kind), view(model, WORST, batch_size=1), subjects(small(kind), model)[:2])
+    single = observed(small(kind), view(model, WHITE_BOX, batch_size=1), subjects(small(kind), model)[:2])
     for name in single:
         # Float noise may decide between neighbours that differ by less: which one it was is then not compared.
         numbers = {key for key in whole[name].values if not key.startswith(("neighbour_", "position_"))}

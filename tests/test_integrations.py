@@ -77,7 +77,7 @@ def test_what_is_learnt_is_logged_beside_the_floor(trained: tuple[Trainer, Audit
 def test_the_run_at_the_end_has_the_curves_last_number(trained: tuple[Trainer, AuditCallback, Path]) -> None:
     _, callback, out = trained
     run = load_run(out / "audit")
-    (finding,) = (f for f in run.result.findings if f.setting == "worst")
+    (finding,) = (f for f in run.result.findings if f.setting == "white-box")
     found = {m.name: m.value for m in finding.measurements}
     assert found["extraction_probability"] == pytest.approx(callback.rows[-1]["extraction_probability"], rel=1e-5)
     shown = (out / "audit" / "report.md").read_text()
@@ -101,7 +101,7 @@ def test_checkpoints_are_a_sweep_with_a_picture(
     data = tmp_path / "data.jsonl"
     data.write_text("\n".join(map(json.dumps, MEMBERS)))
     command = ["run", "--checkpoints", str(out), "--data", str(data), "--attack", "extraction-probability"]
-    command += ["--setting", "worst", "--known-fraction", "0", "--prefix-token", "none"]
+    command += ["--setting", "white-box", "--known-fraction", "0", "--prefix-token", "none"]
     assert call([*command, "-o", str(tmp_path / "line")]) == 0
     with (tmp_path / "line" / "sweep.csv").open() as file:
         rows = list(csv.DictReader(file))

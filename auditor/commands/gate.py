@@ -88,9 +88,7 @@ class Scope:
     target: Annotated[
         str | None, typer.Option(help="Judge this target only. [default: defended ones, else the undefended]")
     ] = None
-    setting: Annotated[
-        str | None, typer.Option(metavar="claim|worst", help="Judge this access only: text-only or white-box.")
-    ] = None
+    setting: Annotated[str | None, typer.Option(metavar="text-only|white-box", help="Judge this access only.")] = None
     attack: Annotated[str | None, typer.Option(help="Judge this attack only.")] = None
     model: Annotated[
         str | None,

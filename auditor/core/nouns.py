@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, NamedTuple
@@ -11,8 +11,7 @@ from auditor.core.spaces import Space
 
 Tokens = tuple[int, ...]
 
-SettingName = Literal["claim", "worst"]
-ACCESS: Mapping[str, str] = {"claim": "text-only", "worst": "white-box"}  # as people read it
+SettingName = Literal["text-only", "white-box"]
 
 UNDEFENDED = "undefended"  # the target that has no defense
 
@@ -25,7 +24,7 @@ class CellKey(NamedTuple):
     attack: str  # or probe
 
     def __str__(self) -> str:
-        """As files write it: `pmixed/claim/ethicist`."""
+        """As files write it: `pmixed/text-only/ethicist`."""
         return "/".join(self)
 
     @property
@@ -35,7 +34,7 @@ class CellKey(NamedTuple):
         The word "attack" is there because attacks and metrics share names: perplexity is both.
         """
         attack = self.attack and f"attack {self.attack}"
-        return ", ".join(filter(None, (self.target, ACCESS.get(self.setting, self.setting), attack)))
+        return ", ".join(filter(None, (self.target, self.setting, attack)))
 
     @classmethod
     def read(cls, text: str) -> CellKey:

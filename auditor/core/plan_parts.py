@@ -204,7 +204,7 @@ class AttackPlan:
 
     attack: Attack or probe, see `audit list`; repeatable. [default: ethicist]
     attack_options: Option of an attack, as ethicist.samples=20; repeatable.
-    setting: Access: claim is text-only, as a privacy claim assumes; worst is white-box.
+    setting: Access: sampled text only, as privacy claims of text assume, or all that a white box gives.
     samples: Samples per prefix, in every attack. [default: each attack has its own]
     sizes: Defaults of the options of attacks and defenses: the papers' own, or those of the lab.
     """
@@ -212,7 +212,7 @@ class AttackPlan:
     panel: ClassVar[str] = "attacks"
     attack: tuple[str, ...] = described(("ethicist",), flags=("--attack", "-a"))
     attack_options: Options = described(dict, ATTACKS, metavar="[ATTACK.]OPTION=VALUE", flags=("-A",))
-    setting: Literal["claim", "worst", "both"] = described("both", metavar="claim|worst|both")
+    setting: Literal["text-only", "white-box", "both"] = described("both", metavar="text-only|white-box|both")
     samples: int | None = described(None, ATTACKS, least=1)
     sizes: Literal["paper", "lab"] = described("paper", flags=None)
 

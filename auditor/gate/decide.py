@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from auditor.core.errors import AuditError, unknown
-from auditor.core.nouns import ACCESS, UNDEFENDED, CellKey
+from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.result import Audited, AuditResult, Finding, Measurement
 from auditor.gate import attest, required
 from auditor.gate.comparable import check_comparable
@@ -399,12 +399,12 @@ def _stands(row: CellKey, rule: Rule, stands: claims.ClaimEvidence) -> Ruling:
     claimed, bounds = stands.claimed, stands.bounds
     assert claimed is not None  # `_held_to_claim` has seen to it
     seen = [
-        f"{bound.row.attack} ({ACCESS[bound.row.setting]}) {bound.audit.epsilon:.4f} of {bound.audit.best:.4f} provable"
+        f"{bound.row.attack} ({bound.row.setting}) {bound.audit.epsilon:.4f} of {bound.audit.best:.4f} provable"
         + ("" if bound.promised == claimed else f", against {bound.promised:.4g}")
         + (f", but {bound.powerless}" if bound.powerless and bound.audit.best > bound.promised else "")
         for bound in bounds
     ]
-    seen += [f"{other.row.attack} ({ACCESS[other.row.setting]}) is {other.why}" for other in stands.unheld]
+    seen += [f"{other.row.attack} ({other.row.setting}) is {other.why}" for other in stands.unheld]
     missing = () if bounds else stands.unmeasured
     said = "; ".join((*stands.refuted, *seen, *missing)) or "no audit was run"
     verdict: Verdict = _OF_A_CLAIM[stands.verdict] if stands.verdict else "inconclusive"

@@ -7,7 +7,7 @@ rules = ["recall <= 0.05", "recall(count=16) <= 0.5", "recall(kind=email) <= 0.0
 [[rule]]                                           # for one target, setting or attack
 rule = "recall_at_100_errors not worse than baseline by 0.02"
 target = "pmixed"
-setting = "claim"
+setting = "text-only"
 
 [[rule]]                                           # what is claimed is not contradicted by an audit that could have
 rule = "epsilon_lower_bound <= claim"
@@ -35,7 +35,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json
@@ -86,20 +86,17 @@ class Rule:
 NO_WORSE = Rule(RECALL, 0.02, against_baseline=True)  # what a baseline is for where nobody says
 
 
-ACCESS: Mapping[str, SettingName] = {"text-only": "claim", "white-box": "worst"}
-
-
 @dataclass(frozen=True)
 class Required:
     """What a run must have looked at to be judged at all: a limit on what nobody looked for is no limit.
 
     attacks, access: each of these attacks, at this access, on every judged target; secrets, nonmembers: at least so
-    many of each in every such row. access: a key of ACCESS; None: any. attestation: that the run is signed. model_here:
+    many of each in every such row. access: None: any. attestation: that the run is signed. model_here:
     the judged model lies on this machine; max_age: days since the run, None: any.
     """
 
     attacks: tuple[str, ...] = ()
-    access: Literal["text-only", "white-box"] | None = None
+    access: SettingName | None = None
     secrets: int = 0
     nonmembers: int = 0
     attestation: bool = False

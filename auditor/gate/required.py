@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Iterator
 
 from auditor.core.nouns import CellKey
-from auditor.gate.policy import ACCESS, Required
+from auditor.gate.policy import Required
 from auditor.gate.rulings import Ruling
 from auditor.records.outcomes import Run
 
@@ -26,8 +26,7 @@ def judge_required(run: Run, asked: Required, targets: Collection[str]) -> Itera
 
 
 def _ruling(run: Run, asked: Required, target: str, attack: str) -> Ruling:
-    setting = None if asked.access is None else ACCESS[asked.access]
-    row = CellKey(target, setting or "", attack)
+    row = CellKey(target, asked.access or "", attack)
     where = f" at {asked.access} access" if asked.access else ""
     rule = f"{attack or 'an attack'} ran{where}, on at least {asked.secrets} secrets and {asked.nonmembers} non-members"
     applied = [
@@ -35,7 +34,7 @@ def _ruling(run: Run, asked: Required, target: str, attack: str) -> Ruling:
         for finding in run.result.findings
         if finding.target == target
         and finding.attack == (attack or finding.attack)
-        and finding.setting == (setting or finding.setting)
+        and finding.setting == (asked.access or finding.setting)
         and not finding.not_applicable
         and finding.measurements
     ]

@@ -22,7 +22,7 @@ class Scenario:
     target: LanguageModel
     public: LanguageModel | None
     ensemble: Any  # auditor.models.ensemble.Ensemble, or None
-    queries: int  # tokens the claim row will draw
+    queries: int  # tokens the text-only row will draw
     answer_length: int  # tokens of one answer
     trained: TrainedModel | None = None
     whole: LanguageModel | None = None  # one adapter on all the ensemble's records, by its members' recipe

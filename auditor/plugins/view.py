@@ -42,15 +42,18 @@ class Setting:
     """An access and a decoding: a privacy claim covers one of each."""
 
     name: SettingName
+    stream: str  # in the keys of random streams, as it was when the first results were drawn
     capabilities: frozenset[str]
     ancestral: bool  # draws come from the target's own distribution, whatever decoding an attack would like
 
 
 # Inside the claim of a private prediction only sampled tokens come back, and they are drawn from the mixed distribution
 # itself.
-CLAIM = Setting("claim", frozenset({"draw"}), ancestral=True)
-WORST = Setting("worst", frozenset({"draw", "distribution", "embeddings", "training"}), ancestral=False)
-SETTINGS: Mapping[str, Setting] = {setting.name: setting for setting in (CLAIM, WORST)}
+TEXT_ONLY = Setting("text-only", "claim", frozenset({"draw"}), ancestral=True)
+WHITE_BOX = Setting(
+    "white-box", "worst", frozenset({"draw", "distribution", "embeddings", "training"}), ancestral=False
+)
+SETTINGS: Mapping[str, Setting] = {setting.name: setting for setting in (TEXT_ONLY, WHITE_BOX)}
 
 
 @dataclass(frozen=True)
@@ -229,7 +232,7 @@ class View:
             ),
         )
         passes = [candidates for _, candidates in drawn]
-        if self.setting is CLAIM:
+        if self.setting is TEXT_ONLY:
             paid = (noise[..., 1] >= 0).sum((1, 2)).tolist()  # the others are answered by the public model
             self.meter.drawn |= {(name, query.id): tokens for query, tokens in zip(batch, paid, strict=True)}
         return passes[0] if len(passes) == 1 else [joined(parts) for parts in zip(*passes, strict=True)]
@@ -237,7 +240,7 @@ class View:
     def _uniforms(self, query: Query, samples: int, name: str) -> np.ndarray:
         # The number of samples is left out of the key: a run with fewer of them draws the first ones of this run.
         recipe = name.split(" x ", 1)[1]
-        noise = uniforms(samples, query.length, self.seed, self.target_name, self.setting.name, recipe, query.id)
+        noise = uniforms(samples, query.length, self.seed, self.target_name, self.setting.stream, recipe, query.id)
         if self.allowance is not None:
             # Draws past the budget are answered by the public model: a subset of size zero, whatever was drawn for it.
             paid = self.allowance[(name, query.id)]

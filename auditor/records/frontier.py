@@ -153,7 +153,7 @@ def _panels(base: FrontierModel) -> Iterator[tuple[Metric, Row]]:
     """In the widest access that was measured; a number that several rows have is of the one that it is the point of."""
     for name in LEAKS:
         rows = [row for row, measured in base.measured.items() if name in measured and base.rows[row]]
-        widest = [row for row in rows if row[0] == "worst"] or rows
+        widest = [row for row in rows if row[0] == "white-box"] or rows
         several = find(name).of_members  # an attack's: each is one of its own
         for row in widest if several else sorted(widest, key=lambda row: base.measured[row].index(name))[:1]:
             yield find(name), row

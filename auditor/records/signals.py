@@ -27,7 +27,7 @@ Status = Literal["shown", "not shown", "not tested"]
 SHOWN: Status = "shown"  # above its baseline, at 95%
 NOT_SHOWN: Status = "not shown"
 NOT_TESTED: Status = "not tested"
-SETTINGS = ("claim", "worst")
+SETTINGS = ("text-only", "white-box")
 # The ways in which a model can leak, in the order of reports.
 KINDS: tuple[Kind, ...] = (
     *(VERBATIM, NEARLY, GREEDILY, PROBABLE),

@@ -30,7 +30,7 @@ def unlearned(
     models: name of the target in each role ("before", "after", "retrained", ...). forgotten: ids of the secrets that
     were to be forgotten. The steps, rate and texts of relearning are not known here; the caller fills them in.
     """
-    setting = "worst" if any(f.setting == "worst" for f in result.findings) else "claim"
+    setting = "white-box" if any(f.setting == "white-box" for f in result.findings) else "text-only"
     held, target = of_folder(folder), models[AFTER]
     rows = [f for f in result.findings if f.target == target and f.setting == setting and f.main is not None]
     numbers = list[Recalled]()

@@ -25,7 +25,7 @@ from auditor.models.references import References
 from auditor.plugins.attack import CorpusAttack
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.probe import Probe
-from auditor.plugins.view import WORST, Setting, View
+from auditor.plugins.view import WHITE_BOX, Setting, View
 from auditor.records.folder import RunFolder
 from auditor.runs import generations, personal
 from auditor.runs.allowance import asked
@@ -173,7 +173,7 @@ class Audit(Scene):
 
     def check_generations(self, target: Target) -> None:
         """Refuses what could only be refused after the first of them was drawn. Raises AuditError."""
-        view = self.view(target, WORST)
+        view = self.view(target, WHITE_BOX)
         for attack in self.selection.attacks:
             if not isinstance(attack, CorpusAttack):
                 continue

@@ -16,7 +16,7 @@ from auditor.models.loading import load
 from auditor.plugins import registry
 from auditor.plugins.options import build, options_of
 from auditor.plugins.probe import observe
-from auditor.plugins.view import WORST, View
+from auditor.plugins.view import WHITE_BOX, View
 from auditor.records import exposure, saved, table
 from auditor.reports import words
 from auditor.runs.plan import check_general, options_for, parse_options
@@ -75,7 +75,7 @@ def score(
     attacked = prefixed(target, before.tokens)
     attacked.check_room(0, longest)
     with reporter.stage(f"exposure of {len(secrets)} canaries"):
-        view = View("undefended", attacked, WORST, seed, tokenizer=target.tokenizer)
+        view = View("undefended", attacked, WHITE_BOX, seed, tokenizer=target.tokenizer)
         completed = observe(probe, view, secrets)
     notes = (before.said, *target.notes, *probe.notes(secrets, completed))
     return [TargetScores(f"Exposure on {model}", _rows(secrets, completed), notes)]

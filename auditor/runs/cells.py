@@ -16,7 +16,7 @@ from auditor.engines.engine import Engine
 from auditor.plugins.attack import Attack, CorpusAttack
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.probe import Observed, Probe
-from auditor.plugins.view import CLAIM, Setting, View
+from auditor.plugins.view import TEXT_ONLY, Setting, View
 from auditor.runs import causes, generations, remarks
 from auditor.runs.allowance import planned, share_out
 from auditor.runs.audit import Audit
@@ -141,7 +141,7 @@ class AttackCell(Cell):
         if not answered:
             raise NotApplicable("the budget pays for no whole answer: 0 secrets covered")
         outcome, costs = self._judged(answered)
-        if self.setting is CLAIM:
+        if self.setting is TEXT_ONLY:
             self.target.spending.charge(self.view, self.attack, costs)
         members = outcome.only(outcome.member)
         if not len(members.ids):
@@ -200,7 +200,7 @@ class AttackCell(Cell):
         for found in self._found(work, [query for query in queries if query.id not in done]):
             self.audit.folder.append(self.key, found.of)
             self._progress(len(done), len(queries))
-            if self.setting is CLAIM:
+            if self.setting is TEXT_ONLY:
                 target.spending.seconds += found.seconds
                 target.spending.drawn += sum(guesses.drawn for guesses in found.of)
         return [query.id for query in queries if query.id in done]
@@ -220,7 +220,7 @@ class CorpusCell(AttackCell):
         if not drawn:
             raise NotApplicable("the budget pays for no whole generation")
         found = generations.judge(self.key, attack, audit.folder.done(self.key), drawn, corpus)
-        if self.setting is CLAIM:
+        if self.setting is TEXT_ONLY:
             self.target.spending.charge(view, attack, found.costs)
         self.collector.written(self.key, found)
         asked = len(attack.queries(view, ()))
@@ -330,7 +330,7 @@ def cells(target_run: TargetRun) -> Iterator[Cell]:
     for setting in selection.settings_of(target.companion):
         view = target_run.place.view(target.name, setting.name)
         attacks = selection.attacks_on(target.defense)
-        if target.budget is not None and setting is CLAIM:
+        if target.budget is not None and setting is TEXT_ONLY:
             view.allowance = share_out(target.budget, planned(view, attacks, target.secrets), target.lots)
         for method in selection.methods:
             if isinstance(method, Probe):

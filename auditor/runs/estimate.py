@@ -25,7 +25,7 @@ from auditor.models.base import LanguageModel, distribution_elements, given_by, 
 from auditor.models.huggingface import traffic
 from auditor.plugins.attack import Attack
 from auditor.plugins.probe import Probe
-from auditor.plugins.view import CLAIM, Setting, View
+from auditor.plugins.view import TEXT_ONLY, Setting, View
 from auditor.runs import machine, scoring
 from auditor.runs.allowance import planned, share_out
 from auditor.runs.audit import Scene, longest_context
@@ -265,7 +265,7 @@ class _Asker:
     def view(self, target: Target, setting: Setting) -> View:
         """A fresh one: nothing that was drawn before is there."""
         view = self.scene.view(target, setting)
-        if target.budget is not None and setting is CLAIM:
+        if target.budget is not None and setting is TEXT_ONLY:
             draws = planned(view, self.scene.selection.attacks_on(target.defense), target.secrets)
             view.allowance = share_out(target.budget, draws, target.lots)
         return view

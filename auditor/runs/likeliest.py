@@ -15,7 +15,7 @@ from scipy.stats import t as student
 
 from auditor.core.nouns import Pair
 from auditor.models.base import LanguageModel
-from auditor.plugins.view import WORST, View
+from auditor.plugins.view import WHITE_BOX, View
 from auditor.statistics.intervals import CONFIDENCE
 
 Reading = TypeVar("Reading")
@@ -23,7 +23,7 @@ Reading = TypeVar("Reading")
 
 def mean_nll(model: LanguageModel, pairs: Sequence[Pair]) -> NDArray[np.float64]:
     """(pairs,) nats a token of the suffix."""
-    view = View("likeliest", model, WORST, seed=0)
+    view = View("likeliest", model, WHITE_BOX, seed=0)
     return np.array(view.mean_nll(model, [(pair.prefix, pair.suffix) for pair in pairs]))
 
 

@@ -18,7 +18,7 @@ from auditor.core.plan import FIELDS, Plan
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import base_of
 from auditor.plugins.probe import Probe
-from auditor.plugins.view import WORST
+from auditor.plugins.view import WHITE_BOX
 from auditor.reports import words
 from auditor.runs import scoring
 from auditor.runs.audit import Scene
@@ -67,7 +67,7 @@ def quick(model: str, data: str, nonmembers: str | None, seed: int) -> Plan:
         nonmembers=nonmembers,
         seed=seed,
         device="auto",
-        setting="worst",
+        setting="white-box",
         known_fraction=KNOWN,
         known_limit=PAIRS,
         attack=("perplexity", "extraction-probability", *(("membership",) if nonmembers else ())),
@@ -89,7 +89,7 @@ def demonstration(seed: int) -> Plan:
     return Plan.of(
         seed=seed,
         lab_recipe={**_DEMONSTRATION, "seed": seed},
-        setting="worst",
+        setting="white-box",
         attack=("perplexity", "extraction-probability", "membership"),
         attack_options={"perplexity": dict(_GREEDY)},
     )
@@ -184,7 +184,7 @@ def _takes(scene: Scene, seconds: float) -> Callable[[int], float]:
     some = sorted(told.secrets, key=lambda secret: -len(secret.prefix + secret.suffix))[: len(told.secrets) // 2 + 1]
     begin = [replace(secret, prefix=secret.prefix[-1:], suffix=secret.suffix[:_STEPS]) for secret in some]
     steps = max(len(secret.suffix) for secret in some) / max(1, min(_STEPS, *(len(secret.suffix) for secret in some)))
-    view = scene.view(Targets(scene).undefended, WORST)
+    view = scene.view(Targets(scene).undefended, WHITE_BOX)
 
     def probed(n: int) -> None:
         for one in scene.selection.methods:

@@ -40,11 +40,11 @@ def check_submission(asked: str | None, data: DataPlan, attacks: AttackPlan) -> 
 def submit(path: Path, attacks: AttackPlan, folder: RunFolder) -> tuple[CellKey, int]:
     """Writes the submission of a finished run, readable by its owner only; returns the cell and its guesses.
 
-    The cell: the undefended target in the worst setting (in the claim setting where only that was run). The first
+    The cell: the undefended target with white-box access (text-only where only that was run). The first
     guess of each attacked example, by falling score, equal scores in the order of the arrays; non-members are left
     out. Raises AuditError where the attack gave no guesses or the file cannot be written.
     """
-    cell = CellKey(UNDEFENDED, "claim" if attacks.setting == "claim" else "worst", attacks.attack[0])
+    cell = CellKey(UNDEFENDED, "text-only" if attacks.setting == "text-only" else "white-box", attacks.attack[0])
     members = [(g.ranked[0], row) for g in folder.done(cell).values() if (row := example_row(g.secret)) is not None]
     if not members:
         raise AuditError(f"no submission was written: expected guesses of {cell}, got none, see the report")

@@ -11,7 +11,7 @@ from auditor.core.result import Doubt, Measurement, TargetRecord
 from auditor.models.base import LanguageModel, given_by
 from auditor.plugins.attack import Attack
 from auditor.plugins.defense import Budget, Defense, Scenario, TrainedModel, most_of_a_lot
-from auditor.plugins.view import CLAIM, Meter, Setting, View
+from auditor.plugins.view import TEXT_ONLY, Meter, Setting, View
 from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.privacy.promises import PrivacyRecord
 from auditor.runs import machine
@@ -108,7 +108,7 @@ class Target:
             return None, "no claim is made"
         if claim.any_access:
             return True, f"{claim.access}; {claim.status}"
-        if setting is CLAIM:
+        if setting is TEXT_ONLY:
             return True, f"text access, ancestral; {claim.status}"
         return False, "gradients, log-probabilities, the attack's own decoding"
 

@@ -10,7 +10,7 @@ from auditor.core.nouns import UNDEFENDED, Secret, Tokens
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.defense import Defense, Prompt, Scenario, TrainedModel, most_of_a_lot
 from auditor.plugins.options import description_of
-from auditor.plugins.view import CLAIM
+from auditor.plugins.view import TEXT_ONLY
 from auditor.runs.allowance import asked, planned
 from auditor.runs.audit import Scene
 from auditor.runs.beside import ModelsBeside
@@ -94,7 +94,7 @@ class Targets:
     def scenario(self, defense: Defense) -> Scenario:
         """What this defense holds, and the tokens that its row inside the claim will draw."""
         site, scene = self.scene.site, self.scene
-        view = scene.view(self.undefended, CLAIM)
+        view = scene.view(self.undefended, TEXT_ONLY)
         attacks, attacked = scene.selection.attacks_on(defense), self.attacked(defense)
         draws = planned(view, attacks, attacked)
         lengths = (query.length for attack in attacks for query in asked(view, attack, attacked))

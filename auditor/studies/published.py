@@ -32,7 +32,7 @@ from auditor.models.base import Check, LanguageModel, Neighbours, Rows
 from auditor.models.wrapping import WrappingModel
 from auditor.plugins.defense import Prompt, Scenario
 from auditor.plugins.probe import observe
-from auditor.plugins.view import WORST, View
+from auditor.plugins.view import WHITE_BOX, View
 from auditor.privacy.accounting import realised_renyi, uniform_mixing_epsilon
 from auditor.privacy.gaussian import scale_divergence, scale_epsilon
 from auditor.reports import tables
@@ -184,7 +184,7 @@ def checked(
 ) -> list[PromiseCheck]:
     """What claim-check finds, by relation. only: these, of all that it looks at. Raises AuditError for other faults."""
     probe, secrets = ClaimCheck(draws=256), [Secret("query", (0,), (0,), alias=_ALIAS)]
-    seen = observe(probe, View(query.name, model, WORST, seed=0), secrets)
+    seen = observe(probe, View(query.name, model, WHITE_BOX, seed=0), secrets)
     found, said = [], probe.violations(secrets, seen)
     for relation in only or relations(seen):
         realised, claimed, order = (seen[0].values[f"{name}_{relation}"] for name in ("realised", "claimed", "order"))

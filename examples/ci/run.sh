@@ -16,7 +16,7 @@ train() { # NAME: a model from NAME.jsonl
 
 check() { # NAME [gate options]: audit that model for the private records
     "${audit[@]}" run --model "$out/models/$1" --data "$out/records.jsonl" --nonmembers "$out/fresh.jsonl" \
-        --known-fraction 0 --attack perplexity --samples 10 --setting worst --seed "$seed" -o "$out/audits/$1" "${@:2}"
+        --known-fraction 0 --attack perplexity --samples 10 --setting white-box --seed "$seed" -o "$out/audits/$1" "${@:2}"
 }
 
 gated() { # EXPECTED NAME: train a change, audit it, and compare the exit code of the gate

@@ -14,7 +14,7 @@
     node.append(...children);
     return node;
   };
-  const rowTitle = (row) => row.target + (row.setting === "worst" ? ", white-box" : "");
+  const rowTitle = (row) => row.target + (row.setting === "white-box" ? ", white-box" : "");
   const dash = "–";
   const counted = (number) => number.toLocaleString("en-US");
   const percent = (p) => p > 0.995 ? "100%" : p >= 0.01 ? `${Math.round(100 * p)}%` : p > 0 ? "<1%" : "0%";

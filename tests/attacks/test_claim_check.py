@@ -28,7 +28,7 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.shards import read_shard, record_names, write_shard
 from auditor.plugins.defense import Scenario
 from auditor.plugins.probe import Observed, observe
-from auditor.plugins.view import WORST, Meter, View
+from auditor.plugins.view import WHITE_BOX, Meter, View
 from auditor.privacy.accounting import realised_renyi, uniform_mixing_epsilon
 from auditor.training.members import shard
 from tests.conftest import refuses, states
@@ -46,7 +46,7 @@ def checked(
 ) -> tuple[dict[str, Measurement], str, list[Observation]]:
     """Measurements by name, violations and notes as one text, the observations."""
     probe = ClaimCheck(**options)
-    seen = observe(probe, View("t", model, WORST, seed=0, meter=meter or Meter()), secrets)
+    seen = observe(probe, View("t", model, WHITE_BOX, seed=0, meter=meter or Meter()), secrets)
     said = [*(f"VIOLATED: {one}" for one in probe.violations(secrets, seen)), *probe.notes(secrets, seen)]
     return {m.name: m for m in probe.measurements(secrets, seen)}, "\n".join(said), seen
 

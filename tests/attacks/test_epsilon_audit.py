@@ -17,7 +17,7 @@ from auditor.core.streams import generator
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.probe import Observed, observe
-from auditor.plugins.view import CLAIM, WORST, Setting, View
+from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Setting, View
 from auditor.runs.prefix_token import prefixed
 from auditor.statistics.audited import audited
 from auditor.training.finetune import fit, untrained
@@ -56,7 +56,7 @@ def seen(probe: EpsilonAudit, view: View, secrets: Sequence[Secret] = ()) -> tup
     return asked, observe(probe, view, asked)
 
 
-def view(model: LanguageModel, setting: Setting = WORST, **more: object) -> View:
+def view(model: LanguageModel, setting: Setting = WHITE_BOX, **more: object) -> View:
     return View("target", model, setting, seed=0, tokenizer=bpe(150), **more)  # type: ignore[arg-type]
 
 
@@ -126,15 +126,15 @@ def test_delta_is_the_claims_and_the_power_is_said_of_the_same_unit(learnt: Lang
 
 def test_drawn_tokens_alone_do(learnt: LanguageModel) -> None:
     probe = EpsilonAudit(by="samples", samples=16)
-    asked, observed = seen(probe, view(learnt, CLAIM))
+    asked, observed = seen(probe, view(learnt, TEXT_ONLY))
     learnt_by_heart = [o.values["agreement"] for s, o in zip(asked, observed, strict=True) if s.member]
     others = [o.values["agreement"] for s, o in zip(asked, observed, strict=True) if not s.member]
     assert np.mean(learnt_by_heart) > np.mean(others)
     assert states(probe.notes(asked, observed), "16")
     with refuses("sampled", error=NotApplicable):
-        seen(EpsilonAudit(), view(learnt, CLAIM))
+        seen(EpsilonAudit(), view(learnt, TEXT_ONLY))
     with refuses("charged", error=NotApplicable):
-        seen(probe, view(learnt, CLAIM, claim=claim(queries=100)))
+        seen(probe, view(learnt, TEXT_ONLY, claim=claim(queries=100)))
 
 
 def test_agreement_by_hand(learnt: LanguageModel) -> None:

@@ -14,13 +14,13 @@ from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Query
 from auditor.models.decoding import Decoding
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.plugins.view import CLAIM, WORST, Setting, View
+from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Setting, View
 from tests.conftest import refuses
 
 OWN = Decoding(temperature=0.8, top_p=0.7)
 
 
-def view(model: HuggingFaceModel, setting: Setting = WORST) -> View:
+def view(model: HuggingFaceModel, setting: Setting = WHITE_BOX) -> View:
     return View("undefended", model, setting, seed=0)
 
 
@@ -63,4 +63,4 @@ def test_other_candidates_have_no_exact_probability() -> None:
 
 def test_it_does_not_apply_where_only_tokens_come_back(neox: HuggingFaceModel) -> None:
     with refuses("log-probabilities", error=NotApplicable):
-        list(Exact().guess(view(neox, CLAIM), {}, [Query("a", (1, 2), 2)]))
+        list(Exact().guess(view(neox, TEXT_ONLY), {}, [Query("a", (1, 2), 2)]))

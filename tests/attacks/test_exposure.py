@@ -18,7 +18,7 @@ from auditor.core.streams import generator
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.probe import Observed, observe
-from auditor.plugins.view import CLAIM, WORST, View
+from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, View
 from auditor.runs.prefix_token import prefixed
 from auditor.training.finetune import fit, untrained
 from tests.conftest import refuses, states
@@ -48,7 +48,7 @@ def learnt() -> HuggingFaceModel:
 
 
 def view(model: LanguageModel, **more: Any) -> View:
-    return View("undefended", model, WORST, seed=0, tokenizer=bpe(150), **more)
+    return View("undefended", model, WHITE_BOX, seed=0, tokenizer=bpe(150), **more)
 
 
 END = (0,)  # what packing put before each text
@@ -157,9 +157,9 @@ def test_texts_are_scored_behind_the_lead(learnt: HuggingFaceModel, exact: list[
 
 def test_no_row_without_access_or_tokenizer(learnt: HuggingFaceModel) -> None:
     with refuses("log-probabilities", error=NotApplicable):
-        list(QUICK.measure(View("undefended", learnt, CLAIM, seed=0, tokenizer=bpe(150)), canaries()))
+        list(QUICK.measure(View("undefended", learnt, TEXT_ONLY, seed=0, tokenizer=bpe(150)), canaries()))
     with refuses("tokenizer", error=NotApplicable):
-        list(QUICK.measure(View("undefended", learnt, WORST, seed=0), canaries()))
+        list(QUICK.measure(View("undefended", learnt, WHITE_BOX, seed=0), canaries()))
 
 
 @pytest.mark.parametrize("options", [{"nodes": -1}, {"draws": 0}, {"references": 1}, {"alpha": 0.0}, {"enumerate": -1}])

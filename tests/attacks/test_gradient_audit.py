@@ -16,7 +16,7 @@ from auditor.core.errors import NotApplicable
 from auditor.core.plan import Plan
 from auditor.core.result import Audited
 from auditor.plugins.probe import observe
-from auditor.plugins.view import WORST, View
+from auditor.plugins.view import WHITE_BOX, View
 from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.runs.lab_site import LabSite
 from auditor.runs.reporter import Silence
@@ -67,7 +67,7 @@ def test_a_training_that_is_what_it_says_keeps_its_claim(world: Path, tmp_path: 
     result = audit(world, tmp_path / "run", "--model", str(folder))
     found = findings(result, "undefended")
     claimed = next(t for t in result["targets"] if t["name"] == "undefended")["claim"]["epsilon"]["add_remove"]
-    worst = found["worst"]
+    worst = found["white-box"]
     assert 0 < bound(worst)["epsilon_lower_bound"] < claimed < bound(worst)["epsilon_best_provable"]
     audits = [Audited(**one) for one in worst["audits"]]
     assert [one.estimator for one in audits] == ["one_run", "fdp", "gdp"]
@@ -75,7 +75,7 @@ def test_a_training_that_is_what_it_says_keeps_its_claim(world: Path, tmp_path: 
         (1e-5, "add_remove", "record", 400)
     }
     assert worst["claim_applies"] is True and worst["violations"] == [] and states(worst["notes"], "400")
-    assert states([found["claim"]["not_applicable"]], "sampled")
+    assert states([found["text-only"]["not_applicable"]], "sampled")
 
 
 def test_a_training_without_its_noise_contradicts_its_claim(
@@ -89,11 +89,11 @@ def test_a_training_without_its_noise_contradicts_its_claim(
     more = ["--model", str(world / "base"), "--defense", "dp-sgd", "-D", f"model={folder}"]
     result = audit(world, tmp_path / "run", *more)
     claimed = next(t for t in result["targets"] if t["name"] == "dp-sgd")["claim"]["epsilon"]["add_remove"]
-    finding = findings(result, "dp-sgd")["worst"]
+    finding = findings(result, "dp-sgd")["white-box"]
     assert bound(finding)["epsilon_lower_bound"] > 1.2 * claimed
     (seen,) = finding["violations"]
     assert "of the deviation that is claimed for" in seen
-    other = findings(result, "undefended")["worst"]
+    other = findings(result, "undefended")["white-box"]
     assert states([other["not_applicable"]], "canaries", "gradients")
 
 
@@ -101,7 +101,7 @@ def test_a_training_without_its_noise_contradicts_its_claim(
 def test_every_training_by_clipped_gradients_can_be_audited(world: Path, tmp_path: Path, method: str) -> None:
     folder = trained(world, method, method=method)
     options = ["-A", "delta=1e-4", "-A", "score=sum"]
-    found = findings(audit(world, tmp_path / "run", "--model", str(folder), *options), "undefended")["worst"]
+    found = findings(audit(world, tmp_path / "run", "--model", str(folder), *options), "undefended")["white-box"]
     certain = bound(found)["epsilon_lower_bound"] == pytest.approx(bound(found)["epsilon_best_provable"])
     assert certain == (method == "no-noise") and found["audits"][0]["delta"] == 1e-4
 
@@ -124,7 +124,7 @@ def test_every_training_by_clipped_gradients_can_be_audited(world: Path, tmp_pat
     ],
 )
 def test_steps_that_are_not_what_they_are_said_to_be_are_violations(more: dict[str, Any], sentence: str) -> None:
-    probe, view = GradientAudit(), View("target", tiny(), WORST, 0, training=replace(KEPT, **more))
+    probe, view = GradientAudit(), View("target", tiny(), WHITE_BOX, 0, training=replace(KEPT, **more))
     secrets = probe.subjects(view)
     found = probe.violations(secrets, observe(probe, view, secrets))
     assert len(found) == bool(sentence) and all(sentence in one for one in found)
@@ -139,7 +139,7 @@ def test_steps_that_are_not_what_they_are_said_to_be_are_violations(more: dict[s
     ],
 )
 def test_what_no_audit_can_be_made_of_is_said_in_its_row(kept: GradientCanaries, facts: tuple[str, ...]) -> None:
-    probe, view = GradientAudit(), View("target", tiny(), WORST, 0, training=kept)
+    probe, view = GradientAudit(), View("target", tiny(), WHITE_BOX, 0, training=kept)
     secrets = probe.subjects(view)
     with refuses(*facts, error=NotApplicable):
         probe.measurements(secrets, observe(probe, view, secrets))

@@ -19,7 +19,7 @@ from auditor.core.streams import generator
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.references import References
 from auditor.plugins.probe import Observed, observe
-from auditor.plugins.view import CLAIM, WORST, View
+from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, View
 from auditor.statistics import roc
 from tests.conftest import refuses, states
 
@@ -35,7 +35,7 @@ def secrets(members: int, others: int, length: int = 6, vocab_size: int = 61) ->
 
 
 def view(model: HuggingFaceModel, **more: object) -> View:
-    return View("target", model, WORST, seed=0, **more)  # type: ignore[arg-type]
+    return View("target", model, WHITE_BOX, seed=0, **more)  # type: ignore[arg-type]
 
 
 def observed(probe: Membership, seen: View, asked: Sequence[Secret]) -> Observed:
@@ -189,7 +189,7 @@ def test_options_that_mean_nothing_are_refused() -> None:
 
 
 def test_log_probabilities_are_needed(neox: HuggingFaceModel) -> None:
-    seen = View("target", neox, CLAIM, seed=0, reference=neox)
+    seen = View("target", neox, TEXT_ONLY, seed=0, reference=neox)
     with refuses("sampled", error=NotApplicable):
         list(Membership().measure(seen, secrets(4, 4)))
 

@@ -25,7 +25,7 @@ from auditor.models.ensemble import Ensemble, ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Scenario
 from auditor.plugins.probe import Observed, observe
-from auditor.plugins.view import CLAIM, WORST, View
+from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, View
 from auditor.runs.prefix_token import prefixed
 from auditor.statistics.audited import powerless
 from auditor.statistics.composition import exact_epsilon
@@ -54,7 +54,7 @@ def audit(
     **options: object,
 ) -> tuple[dict[str, Measurement], Audited, list[str], Observed]:
     probe = PredictionAudit(**options)  # type: ignore[arg-type]
-    view = View("t", model, WORST, seed=0, public=public, claim=claim)
+    view = View("t", model, WHITE_BOX, seed=0, public=public, claim=claim)
     seen = observe(probe, view, secrets)
     measured = {m.name: m for m in probe.measurements(secrets, seen)}
     return measured, probe.audits(secrets, seen)[0], list(probe.notes(secrets, seen)), seen
@@ -202,7 +202,7 @@ def test_games_are_the_same_in_both_settings_and_of_every_batch_size() -> None:
     case, defense = three(8), PMixed(epsilon=2.0, alpha=9, q=0.5)
     model, claim = defense.protect(case), defense.claim(case, 0)
     probe, found = PredictionAudit(games=200), []
-    for setting, batch in ((CLAIM, None), (WORST, 1)):
+    for setting, batch in ((TEXT_ONLY, None), (WHITE_BOX, 1)):
         view = View("t", model, setting, seed=3, claim=claim, batch_size=batch)
         found.append(probe.audits(SECRETS, observe(probe, view, SECRETS)))
     assert found[0] == found[1]

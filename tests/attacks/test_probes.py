@@ -34,7 +34,7 @@ from auditor.models.ensemble import ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins import registry
 from auditor.plugins.defense import Prompt, Scenario, TrainedModel
-from auditor.plugins.view import WORST, View
+from auditor.plugins.view import WHITE_BOX, View
 from auditor.statistics.calibration import conformal_p, conformal_threshold
 from auditor.statistics.extraction import any_of, greedy_windows, window_bits
 from auditor.statistics.intervals import clopper_pearson, excess_mean, mean_probability
@@ -62,7 +62,7 @@ def secrets(prefixes: Tensor, suffixes: Tensor, members: int) -> list[Secret]:
 
 
 def view(model: LanguageModel, batch_size: int | None = None) -> View:
-    return View("target", model, WORST, seed=0, batch_size=batch_size)
+    return View("target", model, WHITE_BOX, seed=0, batch_size=batch_size)
 
 
 def value(measured: Sequence[Measurement], name: str) -> float:

@@ -18,7 +18,7 @@ from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Guesses, Pair, Query
 from auditor.generation.sample import Candidates
 from auditor.plugins.attack import ranked
-from auditor.plugins.view import CLAIM, WORST, Setting, View
+from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Setting, View
 from tests.conftest import refuses, tiny
 
 
@@ -74,7 +74,7 @@ def test_known_pairs_are_split_without_loss() -> None:
         split(pairs[:1], 0.1, 0)
 
 
-def ablated(confidence: str, setting: Setting = WORST, **more: Any) -> list[Guesses]:
+def ablated(confidence: str, setting: Setting = WHITE_BOX, **more: Any) -> list[Guesses]:
     attack = Ethicist(samples=12, prompt_length=3, tune_on="none", confidence=confidence)  # type: ignore[arg-type]
     seen = View("target", tiny(), setting, seed=0, **more)
     asked = [Query(f"q{i}", (i, i + 1, i + 2), 4) for i in range(1, 6)]
@@ -99,7 +99,7 @@ def test_ablations_rank_the_same_candidates_by_another_score() -> None:
     with refuses("reference", error=NotApplicable):
         ablated("reference")
     with refuses("log-probabilities", error=NotApplicable):
-        ablated("perplexity", CLAIM)
+        ablated("perplexity", TEXT_ONLY)
     with refuses("confidence"):
         Ethicist(confidence="best")  # type: ignore[arg-type]
 
@@ -112,7 +112,7 @@ def test_guesses_hold_their_log_probabilities_where_the_access_gives_them() -> N
             token = model.token_log_probs(prefix, torch.tensor([guess.suffix]))[0]
             assert guess.log_prob == pytest.approx(float(token.sum()), abs=1e-4)
             assert guess.min_log_prob == pytest.approx(float(token.min()), abs=1e-4)
-    for guesses in ablated("calibrated", CLAIM):
+    for guesses in ablated("calibrated", TEXT_ONLY):
         assert all(guess.log_prob is guess.min_log_prob is None for guess in guesses.ranked)
 
 

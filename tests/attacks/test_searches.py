@@ -18,7 +18,7 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins import registry
 from auditor.plugins.attack import SamplingAttack
 from auditor.plugins.options import options_of
-from auditor.plugins.view import CLAIM, WORST
+from auditor.plugins.view import TEXT_ONLY, WHITE_BOX
 from auditor.testing import KNOWN, SMALL, queries, small, view
 from tests.conftest import refuses
 
@@ -40,7 +40,7 @@ def searching(kind: type[SamplingAttack], search: str) -> SamplingAttack:
 
 
 def answers(attack: SamplingAttack, model: HuggingFaceModel, asked: list[Query], **more: Any) -> dict[str, Guesses]:
-    seen = view(model, WORST, **more)
+    seen = view(model, WHITE_BOX, **more)
     return {g.secret: g for g in attack.guess(seen, attack.fit(seen, KNOWN), asked)}
 
 
@@ -52,7 +52,7 @@ class TestSearch:
     ) -> None:
         attack = searching(kind, search)
         found = answers(attack, neox, queries())
-        assert set(found) == {q.id for q in queries()} and attack.samples_by_recipe(view(neox, WORST)) == {}
+        assert set(found) == {q.id for q in queries()} and attack.samples_by_recipe(view(neox, WHITE_BOX)) == {}
         for query in queries():
             guesses = found[query.id]
             scores = [g.score for g in guesses.ranked]
@@ -74,7 +74,7 @@ class TestSearch:
     def test_is_refused_where_only_tokens_come_back_before_anything_is_tuned(
         self, kind: type[SamplingAttack], search: str, neox: HuggingFaceModel
     ) -> None:
-        attack, seen = searching(kind, search), view(neox, CLAIM)
+        attack, seen = searching(kind, search), view(neox, TEXT_ONLY)
         assert "distribution" in attack.required and "distribution" in replace(attack, samples=3).required
         with refuses("log-probabilities", "setting", error=NotApplicable):
             list(attack.guess(seen, {"tuned_on": "none"}, queries()))
@@ -95,7 +95,7 @@ def ethicist(**options: Any) -> Ethicist:
 def test_ethicist_scores_a_leaf_by_its_exact_probability(neox: HuggingFaceModel) -> None:
     """With the soft prompt in front, under the decoding distribution."""
     attack = ethicist(tune_on="target", **SEARCHES["tree"])
-    seen = view(neox, WORST)
+    seen = view(neox, WHITE_BOX)
     state = attack.fit(seen, KNOWN)
     decoding = Decoding(0.5, top_p=0.7)
     for query, guesses in zip(queries()[::2], attack.guess(seen, state, queries()[::2]), strict=True):
@@ -120,7 +120,7 @@ def test_ethicist_scores_a_leaf_by_its_exact_probability(neox: HuggingFaceModel)
 def test_where_confidence_means_nothing_ethicist_ranks_by_nll_and_says_so(
     neox: HuggingFaceModel, options: dict[str, Any], said: str
 ) -> None:
-    attack, seen = ethicist(**options), view(neox, WORST)
+    attack, seen = ethicist(**options), view(neox, WHITE_BOX)
     state = attack.fit(seen, KNOWN)
     assert said in attack.notes(seen, state)[1] and "nll" in attack.notes(seen, state)[1]
     for query, guesses in zip(queries()[::2], attack.guess(seen, state, queries()[::2]), strict=True):
@@ -151,7 +151,7 @@ def test_bad_searches_are_refused(options: dict[str, Any], facts: tuple[str, ...
 def test_a_ranking_that_reads_the_distribution_is_refused_before_anything_is_drawn(
     neox: HuggingFaceModel, confidence: Any
 ) -> None:
-    seen = view(neox, CLAIM)
+    seen = view(neox, TEXT_ONLY)
     attack = Ethicist(samples=3, tune_on="none", confidence=confidence)
     assert "likelihood" in attack.required and "distribution" not in attack.required
     with refuses("log-probabilities", error=NotApplicable):

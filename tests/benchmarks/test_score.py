@@ -279,7 +279,7 @@ def ran(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_written_submission_scores_as_the_run_did(world: Path, ran: Path) -> None:
     marked = score.mark(ran / "out.csv", world / "data" / "val_suffix.npy")
-    own = measured(ran, "worst")
+    own = measured(ran, "white-box")
     found = {m["name"]: m for m in map(vars, score.score(marked, answered_only=True).measurements)}
     assert 0.2 < found["recall"]["value"] < 0.9  # else the next lines compare nothing
     for name in ("recall", "recall_at_100_errors", "recall_at_10pct_errors"):
@@ -291,7 +291,7 @@ def test_a_written_submission_scores_as_the_run_did(world: Path, ran: Path) -> N
 
 
 def test_the_submission_holds_the_attacked_rows_surest_first(world: Path, ran: Path) -> None:
-    guesses = RunFolder.reopen(ran).done(CellKey("undefended", "worst", "perplexity"))
+    guesses = RunFolder.reopen(ran).done(CellKey("undefended", "white-box", "perplexity"))
     scores = {int(g.secret[-6:]): g.ranked[0] for g in guesses.values() if g.secret.startswith("example-")}
     rows = submitted(ran / "out.csv")
     assert {row for row, _ in rows} == set(scores) and len(rows) == len(scores) == 31  # 39 unique rows, a fifth known
@@ -315,18 +315,18 @@ def test_the_run_counts_members_that_nearly_repeat_a_known_pair(world: Path, ran
 def test_the_submission_is_private_and_the_terminal_says_so(world: Path, tmp_path: Path, capsys: Said) -> None:
     file = tmp_path / "out.csv"
     file.write_text("readable by everybody")
-    flags = ("--attack", "perplexity", "--setting", "worst", "--limit", "3", "--submission", str(file))
+    flags = ("--attack", "perplexity", "--setting", "white-box", "--limit", "3", "--submission", str(file))
     assert call(command(world, tmp_path / "run", *flags)) == 0
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     said = " ".join(capsys.readouterr().out.split())
-    assert f"submission: {file} (3 guesses of undefended/worst/perplexity; token ids of private text" in said
+    assert f"submission: {file} (3 guesses of undefended/white-box/perplexity; token ids of private text" in said
     assert len(submitted(file)) == 3
 
 
 def test_a_resumed_run_writes_its_submission_and_claim_is_used_where_worst_was_not_run(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ethicist = ("--attack", "ethicist", "-A", "prompt_length=2", "-A", "epochs=1", "--setting", "claim")
+    ethicist = ("--attack", "ethicist", "-A", "prompt_length=2", "-A", "epochs=1", "--setting", "text-only")
     flags = (*ethicist, "--submission", str(tmp_path / "out.csv"))
 
     def interrupted(*_: Any) -> None:
@@ -338,12 +338,12 @@ def test_a_resumed_run_writes_its_submission_and_claim_is_used_where_worst_was_n
     assert not (tmp_path / "out.csv").exists()
     assert call(["run", "--resume", str(tmp_path / "run"), "--submission", str(tmp_path / "out.csv")]) == 0
     marked = score.mark(tmp_path / "out.csv", world / "data" / "val_suffix.npy")
-    own = measured(tmp_path / "run", "claim")
+    own = measured(tmp_path / "run", "text-only")
     assert by_name(score.score(marked, answered_only=True))["recall"].value == own["recall"]["value"]
 
 
 def test_no_guesses_no_submission(world: Path, tmp_path: Path, capsys: Said) -> None:
-    flags = ("--attack", "perplexity", "--setting", "claim", "--submission", str(tmp_path / "out.csv"))
+    flags = ("--attack", "perplexity", "--setting", "text-only", "--submission", str(tmp_path / "out.csv"))
     assert call(command(world, tmp_path / "run", *flags)) == 2
     assert "no submission was written" in capsys.readouterr().err
     assert not (tmp_path / "out.csv").exists() and (tmp_path / "run" / "result.json").exists()

@@ -187,7 +187,7 @@ PLANS = [
     *("defense = ['pmixed']\ndefense_options = {pmixed = {epsilon = nan}}", "model = 5", "model = ['a']\ndata = 'b'"),
     *("seed = 'a'", "seed = 1.5", "seed = true", "seed = -1", "seeds = 5", "seeds = []", "seeds = ['a']"),
     *("seeds = [true]", "seeds = [-1, 0]", "seeds = [0, 0]", "seed = 0\nseeds = [1]", "limit = 0", "limit = '5'"),
-    *("samples = nan", "samples = -1", "samples = 1000000000", "setting = 5", "setting = ['worst']", "plugin = 5"),
+    *("samples = nan", "samples = -1", "samples = 1000000000", "setting = 5", "setting = ['white-box']", "plugin = 5"),
     *("plugin = 'mine.py'", "plugin = [5]", "plugin = ['\\u0000']", "batch_size = 0", "batch_size = 'auto'"),
     *("known_fraction = 'nan'", "lab_recipe = 5", "lab_recipe = {batch = -1}", "lab_recipe = {batch = 0}"),
     *("lab_recipe = {hidden = 0}", "lab_recipe = {heads = 0}", "lab_recipe = {heads = 3}", "lab_recipe = {x = 1}"),

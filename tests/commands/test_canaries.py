@@ -143,7 +143,8 @@ def test_a_run_on_other_canaries_is_refused(world: Path, finished: Path, capsys:
 def test_a_sweep_shows_exposure_and_claims_may_speak_of_a_count(world: Path, tmp_path: Path) -> None:
     asked = ["--model", f"{world}/model", "--canaries", f"{world}/canaries.json", "--attack", "exposure"]
     assert (
-        call(["run", *asked, "--setting", "worst", "-A", "references=20", "--seeds", "0,1", "-o", str(tmp_path)]) == 0
+        call(["run", *asked, "--setting", "white-box", "-A", "references=20", "--seeds", "0,1", "-o", str(tmp_path)])
+        == 0
     )
     (place,) = sweep.places(tmp_path)
     (cell,) = place.cells

@@ -67,11 +67,11 @@ def finished(world: Path) -> Path:
 def test_what_was_learnt_by_heart_is_proved_and_the_base_proves_nothing(world: Path, finished: Path) -> None:
     result = saved.read(finished)
     rows = {(f.target, f.setting): f for f in result.findings if f.attack == "epsilon-audit"}
-    caught, control = rows["undefended", "worst"], rows["public", "worst"]
+    caught, control = rows["undefended", "white-box"], rows["public", "white-box"]
     assert caught.main is not None and caught.main.name == "epsilon_lower_bound" and caught.main.value > 0.5
     assert control.main is not None and control.main.value == 0
     assert caught.audits[0].canaries == 60 and caught.audits[0].epsilon == caught.main.value
-    assert "only sampled tokens come back" in rows["undefended", "claim"].not_applicable
+    assert "only sampled tokens come back" in rows["undefended", "text-only"].not_applicable
     inside = sum(one["included"] for one in json.loads((world / "audit.json").read_text())["canaries"])
     assert any(f"60 canaries, {inside} in and {60 - inside} out" in note for note in caught.notes)
     texts = [one["prefix"] + one["secret"] for one in json.loads((world / "audit.json").read_text())["canaries"]]
@@ -82,11 +82,11 @@ def test_what_was_learnt_by_heart_is_proved_and_the_base_proves_nothing(world: P
 def test_exposure_of_such_canaries_does_not_apply_and_the_other_way_round(
     world: Path, finished: Path, capsys: Said
 ) -> None:
-    rows = [f for f in saved.read(finished).findings if f.attack == "exposure" and f.setting == "worst"]
+    rows = [f for f in saved.read(finished).findings if f.attack == "exposure" and f.setting == "white-box"]
     assert rows and all("what else each could have been is not known" in row.not_applicable for row in rows)
     assert call(["canaries", "make", "-o", f"{world}/exposure.json", "--format", "My ID is {digits:3}"]) == 0
     assert run(world, "base", world / "reverse", manifest="exposure.json") == 0
-    (row, *_) = [f for f in saved.read(world / "reverse").findings if f.setting == "worst"]
+    (row, *_) = [f for f in saved.read(world / "reverse").findings if f.setting == "white-box"]
     assert row.not_applicable.startswith("no coin decided which of these canaries went in")
     capsys.readouterr()
     assert call(["canaries", "score", f"{world}/audit.json", f"{world}/base"]) == 2
@@ -111,7 +111,7 @@ def test_a_private_training_on_the_inserted_data_keeps_its_claim(world: Path, of
 
 
 def test_samples_do_inside_the_claim(world: Path) -> None:
-    more = ["--attack", "epsilon-audit", "-A", "by=samples", "--samples", "4", "--setting", "claim"]
+    more = ["--attack", "epsilon-audit", "-A", "by=samples", "--samples", "4", "--setting", "text-only"]
     assert run(world, "model", world / "sampled", *more) == 0
     (row,) = saved.read(world / "sampled").findings
     assert row.access == ("draw",) and (row.main is not None or "distinguish canaries" in row.not_applicable)

@@ -46,7 +46,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def audited(world: Path, out: Path, *more: str) -> dict[str, Any]:
     command = ["run", "--model", str(world / "tuned"), "--data", str(world / "chats.jsonl"), "--attack", "perplexity"]
     command += ["--nonmembers", str(world / "fresh.jsonl"), "--known-fraction", "0", "-A", "samples=1"]
-    assert call([*command, "-A", "temperature=0", "--setting", "worst", "-o", str(out), *more]) == 0
+    assert call([*command, "-A", "temperature=0", "--setting", "white-box", "-o", str(out), *more]) == 0
     result: dict[str, Any] = json.loads((out / "result.json").read_text())
     return result
 
@@ -77,7 +77,7 @@ def test_whole_texts_are_attacked_in_windows(world: Path, tmp_path: Path) -> Non
     train += ["-D", "epochs=120", "-D", "batch=1", "-D", "learning_rate=0.005", "-o", str(tmp_path / "model")]
     assert call(train) == 0
     command = ["run", "--model", str(tmp_path / "model"), "--data", str(tmp_path / "texts.jsonl"), "--windows", "6"]
-    command += ["--nonmembers", str(tmp_path / "others.jsonl"), "--known-fraction", "0", "--setting", "worst"]
+    command += ["--nonmembers", str(tmp_path / "others.jsonl"), "--known-fraction", "0", "--setting", "white-box"]
     command += ["--prefix-length", "8", "--suffix-length", "6", "--attack", "perplexity", "-A", "samples=1"]
     assert call([*command, "-A", "temperature=0", "-o", str(tmp_path / "run")]) == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
@@ -101,7 +101,7 @@ def test_private_training_takes_the_same_conversations(world: Path, tmp_path: Pa
     defenses += ["--defense", "pmixed", "-D", f"pmixed.ensemble={tmp_path / 'ensemble'}", "-D", "pmixed.queries=200"]
     result = audited(world, tmp_path / "run", *defenses)
     rows = {(f["target"], f["setting"]): f["not_applicable"] for f in result["findings"]}
-    assert rows[("dp-sgd", "worst")] == rows[("pmixed", "worst")] == ""
+    assert rows[("dp-sgd", "white-box")] == rows[("pmixed", "white-box")] == ""
     ran = (tmp_path / "private" / "training.json").read_text()
     assert "4711" not in ran and json.loads(ran)["finished"]
 

@@ -196,16 +196,21 @@ def budgeted(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_measures_every_target_setting_and_attack(full: Path) -> None:
     cells = {(f["target"], f["setting"], f["attack"]) for f in result(full)["findings"]}
-    shown = {(t, s, a) for t in ("undefended", "pmixed", "uniform-mixing") for s in ("claim", "worst") for a in ATTACKS}
+    shown = {
+        (t, s, a)
+        for t in ("undefended", "pmixed", "uniform-mixing")
+        for s in ("text-only", "white-box")
+        for a in ATTACKS
+    }
     controls = ("ensemble-unmixed", "public")
-    assert cells == shown | {(control, "worst", attack) for control in controls for attack in ATTACKS}
+    assert cells == shown | {(control, "white-box", attack) for control in controls for attack in ATTACKS}
     assert {t["name"] for t in result(full)["targets"] if t["companion"]} == set(controls)
     assert all((full / name).stat().st_size for name in ("result.json", "report.md", "report.html", "guesses.jsonl"))
-    leaked = finding(full, "undefended", "worst", "perplexity")
+    leaked = finding(full, "undefended", "white-box", "perplexity")
     assert value(leaked, "recall") > 0.4
     assert value(leaked, "recall") > value(leaked, "recall_nonmembers")
-    assert value(finding(full, "uniform-mixing", "worst", "perplexity"), "recall_difference") < 0
-    assert finding(full, "uniform-mixing", "claim", "perplexity")["not_applicable"].startswith("needs log-prob")
+    assert value(finding(full, "uniform-mixing", "white-box", "perplexity"), "recall_difference") < 0
+    assert finding(full, "uniform-mixing", "text-only", "perplexity")["not_applicable"].startswith("needs log-prob")
 
 
 ATTACKS = ("ethicist", "perplexity")
@@ -215,7 +220,7 @@ def test_what_no_control_isolates_is_told_in_one_step(full: Path, world: Path, t
     """Without the control of the members' recipe; then with it, and once where it is the undefended model itself."""
 
     def steps(folder: Path) -> list[tuple[list[str], str, str, bool]]:
-        chain = finding(folder, "pmixed", "worst", "perplexity")["chain"]
+        chain = finding(folder, "pmixed", "white-box", "perplexity")["chain"]
         assert chain["whole"]["value"] == pytest.approx(
             sum(s["difference"]["value"] for s in chain["steps"] if s["difference"] and s["after"] != "public")
         )
@@ -228,7 +233,7 @@ def test_what_no_control_isolates_is_told_in_one_step(full: Path, world: Path, t
     assert steps(full) == [(["training configuration", "splitting"], "undefended", "ensemble-unmixed", False), *rest]
     report = (full / "report.md").read_text()
     assert "not separated, for want of 'One adapter, all data' (audit train pmixed" in report
-    assert finding(full, "pmixed", "claim", "ethicist")["chain"] is None  # controls are attacked in the worst case
+    assert finding(full, "pmixed", "text-only", "ethicist")["chain"] is None  # controls are attacked in the worst case
     likelier = {t["name"]: t["likelihood"] for t in result(full)["targets"]}
     assert [s["after"] for s in likelier["pmixed"]["steps"]] == ["ensemble-unmixed", "pmixed", "public"]
     assert likelier["undefended"] is None and likelier["ensemble-unmixed"] is None
@@ -240,7 +245,7 @@ def test_what_no_control_isolates_is_told_in_one_step(full: Path, world: Path, t
         ("whole", world / "model", (["splitting"], "one-adapter", "ensemble-unmixed", False)),
         ("same", tmp_path / "ensemble" / "whole", (["splitting"], "undefended", "ensemble-unmixed", False)),
     ):
-        more = [*given, "--limit", "6", "--setting", "worst", "--attack", "perplexity", "--model", str(model)]
+        more = [*given, "--limit", "6", "--setting", "white-box", "--attack", "perplexity", "--model", str(model)]
         assert call(command(world, tmp_path / name, *more)) == 0
         first, *others = steps(tmp_path / name)
         assert others == [expected, *rest]
@@ -260,8 +265,8 @@ def test_runs_are_exported(full: Path, tmp_path: Path, said: Said) -> None:
     )
     table = pandas.read_csv(written["csv"])
     recall = table[(table["measurement"] == "recall") & table["repeats"].isna()]
-    row = recall[(recall["target"] == "undefended") & (recall["setting"] == "worst")].set_index("attack")["value"]
-    assert row["perplexity"] == value(finding(full, "undefended", "worst", "perplexity"), "recall")
+    row = recall[(recall["target"] == "undefended") & (recall["setting"] == "white-box")].set_index("attack")["value"]
+    assert row["perplexity"] == value(finding(full, "undefended", "white-box", "perplexity"), "recall")
     by_secret = pandas.read_csv(tmp_path / "secrets.csv")
     mine = by_secret[by_secret["member"] & by_secret["attack"].eq("perplexity") & by_secret["target"].eq("undefended")]
     assert mine["recall"].mean() == pytest.approx(row["perplexity"]) and len(mine) == 24
@@ -273,7 +278,7 @@ def test_runs_are_exported(full: Path, tmp_path: Path, said: Said) -> None:
 def test_nothing_known_is_attacked_and_nobody_is_counted_twice(full: Path, world: Path) -> None:
     counted = result(full)["benchmark"]
     assert (counted["members"], counted["known"], counted["nonmembers"]) == (24, 6, 6)
-    secrets = [secret for cell, secret in guesses(full) if cell == "undefended/worst/ethicist"]
+    secrets = [secret for cell, secret in guesses(full) if cell == "undefended/white-box/ethicist"]
     assert len(secrets) == 30 and sum(s.startswith("nonmember") for s in secrets) == 6
 
 
@@ -301,7 +306,7 @@ def said(capsys: Said) -> Said:
         ("recall=0.01", ("--target", "undefended", "--attack", "perplexity"), 1),
         ("recall_nonmembers=0.1", ("--target", "undefended"), 4),  # 0 of 6: nobody can tell
         ("exposure=3", (), 1),
-        ("recall=1", ("--setting", "claim", "--attack", "perplexity"), 1),  # only a row that is not applicable
+        ("recall=1", ("--setting", "text-only", "--attack", "perplexity"), 1),  # only a row that is not applicable
     ],
 )
 def test_gate_exit_codes(full: Path, limit: str, more: tuple[str, ...], code: int) -> None:
@@ -370,7 +375,7 @@ def test_runs_side_by_side(full: Path, budgeted: Path, tmp_path: Path, said: Sai
 def test_a_run_and_its_gate_in_one_step(full: Path, world: Path, tmp_path: Path, said: Said) -> None:
     policy, base, out = tmp_path / "leakage.toml", tmp_path / "base", tmp_path / "run"
     policy.write_text('rules = ["recall not worse than baseline by 0.9", "recall <= 0.01"]')
-    audit = ["--attack", "perplexity", "--setting", "worst"]
+    audit = ["--attack", "perplexity", "--setting", "white-box"]
     assert call(command(world, base, *audit)) == 0
     assert call(command(world, out, *audit, "--gate", str(policy), "--baseline", str(base))) == 1
     assert (out / "report.html").exists()  # the report is written, whatever the gate says
@@ -399,8 +404,8 @@ def test_a_run_and_its_gate_in_one_step(full: Path, world: Path, tmp_path: Path,
     scopes = {
         'attack = "perplexiti"': "did you mean 'perplexity'",
         'target = "pmixed"': "unknown target 'pmixed'",
-        'setting = "claim"': "unknown setting 'claim'",
-        'target = "ensemble-unmixed"\nsetting = "claim"': "a configuration this run does not have",
+        'setting = "text-only"': "unknown setting 'text-only'",
+        'target = "ensemble-unmixed"\nsetting = "text-only"': "a configuration this run does not have",
     }
     defended = [*pmixed(world), "--attack", "perplexity"]
     for scope, message in scopes.items():
@@ -428,7 +433,7 @@ def test_a_report_shows_what_changed_since_another_run(
     assert "Since the last run" in page and re.search("0 of [0-9]+ configurations? leaks? more", page)
     assert call(["report", str(again)]) == 0  # the folder alone again
     assert (again / "report.html").read_bytes() == (full / "report.html").read_bytes()
-    zlib = command(world, fresh, "--attack", "zlib", "--setting", "worst")
+    zlib = command(world, fresh, "--attack", "zlib", "--setting", "white-box")
     assert call([*zlib, "--baseline", str(full)]) == 2  # no non-members: other secrets
     assert "is no match for" in said.readouterr().err and (fresh / "report.html").exists()
 
@@ -452,8 +457,8 @@ def test_a_run_keeps_what_its_page_shows_secret_by_secret(full: Path, world: Pat
         assert found.tokens["undefended"][secret.id] == pytest.approx(expected, abs=2e-4)
     assert set(found.tokens) == {"undefended", "pmixed", "uniform-mixing"}  # a companion is no model to mend
     assert all(set(distribution) == {secret.id for secret in members} for distribution in found.tokens.values())
-    row = found.rows["undefended", "worst", "ethicist"]
-    assert row.score_is_probability and not found.rows["undefended", "worst", "perplexity"].score_is_probability
+    row = found.rows["undefended", "white-box", "ethicist"]
+    assert row.score_is_probability and not found.rows["undefended", "white-box", "perplexity"].score_is_probability
     assert row.outcome is not None
     prefix_token = dict(zip(row.ids, row.outcome.traits["lead"], strict=True))
     assert all(
@@ -467,7 +472,7 @@ def test_results_by_a_column_of_the_users(world: Path, tmp_path: Path, said: Sai
     rows = [{**row, "department": ["cardiology", "=1+1", "<b>x</b>"][i % 3]} for i, row in enumerate(records(30))]
     data, out = write(tmp_path / "data.jsonl", rows), tmp_path / "run"
     audit = ["run", "--model", str(world / "model"), "--data", str(data), "--attack", "perplexity", "-A", "samples=4"]
-    assert call([*audit, "--setting", "worst", "--group-column", "department", "-o", str(out)]) == 0
+    assert call([*audit, "--setting", "white-box", "--group-column", "department", "-o", str(out)]) == 0
     page = (out / "report.html").read_text()
     assert "Recall by department" in page and "cardiology" in page and "<b>x" not in page and "&lt;b&gt;x" in page
     assert {secret.group for secret in details.read(out).secrets} == {"cardiology", "=1+1", "<b>x</b>"}
@@ -566,19 +571,19 @@ def sizes(folder: Path) -> list[int]:
 
 
 def test_a_budget_stops_or_is_answered_publicly(world: Path, tmp_path: Path, budgeted: Path) -> None:
-    stop = ["--setting", "claim", "-D", "queries=500"]
+    stop = ["--setting", "text-only", "-D", "queries=500"]
     assert call(command(world, tmp_path / "stop", *ETHICIST, *pmixed(world, *stop))) == 0
-    answered = [s for cell, s in guesses(tmp_path / "stop") if cell == "pmixed/claim/ethicist"]
-    everyone = [s for cell, s in guesses(tmp_path / "stop") if cell == "undefended/claim/ethicist"]
+    answered = [s for cell, s in guesses(tmp_path / "stop") if cell == "pmixed/text-only/ethicist"]
+    everyone = [s for cell, s in guesses(tmp_path / "stop") if cell == "undefended/text-only/ethicist"]
     claim = result(tmp_path / "stop")["targets"][1]["claim"]
-    drawn = sum(g.drawn for (cell, _), g in guesses(tmp_path / "stop").items() if cell == "pmixed/claim/ethicist")
+    drawn = sum(g.drawn for (cell, _), g in guesses(tmp_path / "stop").items() if cell == "pmixed/text-only/ethicist")
     assert 0 < len(answered) < len(everyone) == 24
     assert answered == everyone[: len(answered)] or set(answered) < set(everyone)
     assert claim["queries"] == 500 and claim["spent_queries"] == drawn <= 500
-    notes = " ".join(finding(tmp_path / "stop", "pmixed", "claim", "ethicist")["notes"])
+    notes = " ".join(finding(tmp_path / "stop", "pmixed", "text-only", "ethicist")["notes"])
     assert f"covered {len(answered)} of 24 secrets" in notes
     # Publicly: everybody gets an answer, the whole budget is spent, and the claim covers no more than that.
-    everybody = [s for cell, s in guesses(budgeted) if cell == "pmixed/claim/ethicist"]
+    everybody = [s for cell, s in guesses(budgeted) if cell == "pmixed/text-only/ethicist"]
     assert len(everybody) == 30
     claim = result(budgeted)["targets"][1]["claim"]
     assert claim["queries"] == claim["spent_queries"] == 500
@@ -586,7 +591,7 @@ def test_a_budget_stops_or_is_answered_publicly(world: Path, tmp_path: Path, bud
 
 def test_a_stopped_budget_is_neither_spent_twice_nor_forgotten(world: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     """Killed inside the claim and resumed: the same secrets are covered, by the same tokens, at the same price."""
-    flags = [*ETHICIST, *pmixed(world, "--setting", "claim", "-D", "queries=500")]
+    flags = [*ETHICIST, *pmixed(world, "--setting", "text-only", "-D", "queries=500")]
     assert call(command(world, tmp_path / "whole", *flags)) == 0
     calls, append = [0], RunFolder.append
 
@@ -612,9 +617,9 @@ def test_a_stopped_budget_is_neither_spent_twice_nor_forgotten(world: Path, tmp_
 
 def test_without_a_budget_the_claim_covers_what_is_drawn(world: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    assert call(command(world, out, *ETHICIST, *pmixed(world, "--setting", "claim"))) == 0
+    assert call(command(world, out, *ETHICIST, *pmixed(world, "--setting", "text-only"))) == 0
     claim = result(out)["targets"][1]["claim"]
-    drawn = sum(g.drawn for (cell, _), g in guesses(out).items() if cell == "pmixed/claim/ethicist")
+    drawn = sum(g.drawn for (cell, _), g in guesses(out).items() if cell == "pmixed/text-only/ethicist")
     assert claim["queries"] == claim["spent_queries"] == drawn > 0
     assert 7.5 < claim["epsilon"]["zero_out"] <= 8 and claim["spent_epsilon"] == claim["epsilon"]
 
@@ -622,19 +627,19 @@ def test_without_a_budget_the_claim_covers_what_is_drawn(world: Path, tmp_path: 
 def test_fewer_are_attacked_behind_an_ensemble_and_its_claim_covers_those(world: Path, tmp_path: Path) -> None:
     out, attacks = tmp_path / "run", [*ETHICIST, "--attack", "extraction-probability"]
     assert call(command(world, out, *attacks, *pmixed(world, "--ensemble-limit", "6"))) == 0
-    everyone = {s for cell, s in guesses(out) if cell == "undefended/worst/ethicist"}
-    some = {s for cell, s in guesses(out) if cell == "pmixed/worst/ethicist"}
-    assert some < everyone and {s for cell, s in guesses(out) if cell == "ensemble-unmixed/worst/ethicist"} == some
-    assert {s for cell, s in guesses(out) if cell == "pmixed/claim/ethicist"} == some
+    everyone = {s for cell, s in guesses(out) if cell == "undefended/white-box/ethicist"}
+    some = {s for cell, s in guesses(out) if cell == "pmixed/white-box/ethicist"}
+    assert some < everyone and {s for cell, s in guesses(out) if cell == "ensemble-unmixed/white-box/ethicist"} == some
+    assert {s for cell, s in guesses(out) if cell == "pmixed/text-only/ethicist"} == some
     members = result(out)["benchmark"]["members"]
     for attack in ("ethicist", "extraction-probability"):
-        row = finding(out, "pmixed", "worst", attack)
+        row = finding(out, "pmixed", "white-box", attack)
         assert row["measurements"][0]["n"] == 6
         assert f"6 of {members} members attacked, evenly spaced (--ensemble-limit)" in row["notes"]
     # Differences are taken on those who were attacked on both sides, and the claim pays for those and no others.
-    row = finding(out, "pmixed", "worst", "ethicist")
+    row = finding(out, "pmixed", "white-box", "ethicist")
     assert {m["n"] for m in row["measurements"] if m["name"] == "recall_difference"} == {6}
-    drawn = sum(g.drawn for (cell, _), g in guesses(out).items() if cell == "pmixed/claim/ethicist")
+    drawn = sum(g.drawn for (cell, _), g in guesses(out).items() if cell == "pmixed/text-only/ethicist")
     assert result(out)["targets"][1]["claim"]["queries"] == drawn > 0
 
 
@@ -643,8 +648,8 @@ def test_the_worst_case_tunes_its_prompt_though_the_claim_row_had_nothing_to_tun
 ) -> None:
     """Without --public the claim row has no soft prompt; that must not become the worst-case row's prompt."""
     assert call(command(world, tmp_path / "both", *ETHICIST)) == 0
-    assert call(command(world, tmp_path / "worst", *ETHICIST, "--setting", "worst")) == 0
-    alone, beside = (finding(tmp_path / name, "undefended", "worst", "ethicist") for name in ("worst", "both"))
+    assert call(command(world, tmp_path / "white-box", *ETHICIST, "--setting", "white-box")) == 0
+    alone, beside = (finding(tmp_path / name, "undefended", "white-box", "ethicist") for name in ("white-box", "both"))
     assert any("tuned on the target" in note for note in alone["notes"])
     assert beside["notes"] == alone["notes"]
     assert beside["measurements"] == alone["measurements"]
@@ -656,20 +661,20 @@ def test_a_tree_search_is_a_run_like_any_other(world: Path, tmp_path: Path) -> N
     options = ["-A", "search=tree", "-A", "threshold=0.05", "-A", "ethicist.tune_on=none"]
     assert call(command(world, out, *ETHICIST, *options, *pmixed(world))) == 0
     for target in ("undefended", "pmixed"):
-        refused, row = (finding(out, target, setting, "ethicist") for setting in ("claim", "worst"))
+        refused, row = (finding(out, target, setting, "ethicist") for setting in ("text-only", "white-box"))
         assert "needs log-probabilities" in refused["not_applicable"]
         assert row["decoding"] == "tree to 0.05, top-p 0.7, temperature 0.8" and row["drawn"] == 0
-        found = [g for (cell, _), g in guesses(out).items() if cell == f"{target}/worst/ethicist"]
+        found = [g for (cell, _), g in guesses(out).items() if cell == f"{target}/white-box/ethicist"]
         assert row["rows"] == sum(g.rows for g in found) > 0
         certified = sum(g.certificate.certified for g in found if g.certificate)
         assert f"{certified} a certified likeliest suffix" in " ".join(row["notes"])
-    assert value(finding(out, "undefended", "worst", "ethicist"), "recall") > 0.5
-    assert f"{finding(out, 'undefended', 'worst', 'ethicist')['rows']:,}" in (out / "report.md").read_text()
+    assert value(finding(out, "undefended", "white-box", "ethicist"), "recall") > 0.5
+    assert f"{finding(out, 'undefended', 'white-box', 'ethicist')['rows']:,}" in (out / "report.md").read_text()
     lines = (out / "guesses.jsonl").read_text().splitlines(keepends=True)
-    expected = finding(out, "undefended", "worst", "ethicist")
+    expected = finding(out, "undefended", "white-box", "ethicist")
     (out / "guesses.jsonl").write_text("".join(lines[:7]))
     assert call(["run", "--resume", str(out)]) == 0
-    again = finding(out, "undefended", "worst", "ethicist")
+    again = finding(out, "undefended", "white-box", "ethicist")
     assert (again["rows"], again["notes"]) == (expected["rows"], expected["notes"])
 
 
@@ -694,7 +699,7 @@ def test_a_plug_in_file_runs_and_resumes(world: Path, tmp_path: Path, monkeypatc
     monkeypatch.undo()
     assert f"--resume {out} --plugin {mine}" in said.readouterr().err
     assert call(["run", "--resume", str(out), "--plugin", str(mine)]) == 0
-    row = finding(out, "undefended", "claim", "votes")
+    row = finding(out, "undefended", "text-only", "votes")
     assert row["options"]["power"] == 2 and not row["not_applicable"]
     said.readouterr()
     assert call(["list", "--plugin", str(mine)]) == 0
@@ -722,14 +727,14 @@ def measured(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_probes_measure_beside_attacks(measured: Path) -> None:
     out = measured
     for name in PROBES:
-        assert "needs log-probabilities" in finding(out, "undefended", "claim", name)["not_applicable"]
-        own, defended = (finding(out, target, "worst", name) for target in ("undefended", "uniform-mixing"))
+        assert "needs log-probabilities" in finding(out, "undefended", "text-only", name)["not_applicable"]
+        own, defended = (finding(out, target, "white-box", name) for target in ("undefended", "uniform-mixing"))
         main = own["measurements"][0]["name"]
         assert value(own, main) > 0.3 > value(own, f"{main}_nonmembers")
         assert value(own, main) > value(defended, main)
         assert own["decoding"] == "top-p 0.7, temperature 0.8" and own["drawn"] == 0
-    exact = finding(out, "undefended", "worst", "extraction-probability")
-    counted = finding(out, "undefended", "worst", "perplexity")
+    exact = finding(out, "undefended", "white-box", "extraction-probability")
+    counted = finding(out, "undefended", "white-box", "perplexity")
     assert value(exact, "expected_any_of_10000") >= value(counted, "any_of_k") - 1e-9  # what 4 samples hit is possible
     report = (out / "report.md").read_text()
     assert "| mean p " in report and "| mean p ≥ " in report
@@ -739,7 +744,9 @@ def test_probes_measure_beside_attacks(measured: Path) -> None:
     assert all(set(line) == {"cell", "secret", "values"} for line in lines)
     assert stat.S_IMODE((out / "observations.jsonl").stat().st_mode) == 0o600
     for limit, code in (("extraction_probability=1", 0), ("extraction_probability=0.01", 1), ("recall=1", 0)):
-        assert call(["gate", str(out), "--max", limit, "--target", "undefended", "--setting", "worst"]) == code, limit
+        assert call(["gate", str(out), "--max", limit, "--target", "undefended", "--setting", "white-box"]) == code, (
+            limit
+        )
 
 
 FREE = """
@@ -768,14 +775,16 @@ def test_claims_are_checked_and_gated(world: Path, tmp_path: Path, said: Said) -
     budget = ["-D", "pmixed.queries=100", "-D", "pmixed.on_exhaustion=public"]
     assert call(command(world, out, *attacks, *pmixed(world, *budget), *defenses, "--verbose")) == 0
     assert "claim violations 0" in said.readouterr().out
-    covered = [note for note in finding(out, "pmixed", "claim", "ethicist")["notes"] if "the query budget paid" in note]
+    covered = [
+        note for note in finding(out, "pmixed", "text-only", "ethicist")["notes"] if "the query budget paid" in note
+    ]
     assert len(covered) == 1 and "the public model answered the rest" in covered[0]
-    assert "makes no claim" in finding(out, "undefended", "worst", "claim-check")["not_applicable"]
+    assert "makes no claim" in finding(out, "undefended", "white-box", "claim-check")["not_applicable"]
     for target, broken in (("pmixed", 0), ("uniform-mixing", 0), ("free", 1)):
-        row = finding(out, target, "worst", "claim-check")
+        row = finding(out, target, "white-box", "claim-check")
         assert value(row, "claim_violations") == broken and row["decoding"] == "ancestral"
         assert any("do not publish" in note for note in row["notes"])
-        limit = ["gate", str(out), "--max", "claim_violations=0", "--setting", "worst"]
+        limit = ["gate", str(out), "--max", "claim_violations=0", "--setting", "white-box"]
         assert call([*limit, "--target", target]) == broken
     assert call(limit) == 1
     assert "tokens were drawn inside the claim and not charged" in (out / "report.html").read_text()
@@ -790,12 +799,12 @@ def test_a_private_prediction_is_held_to_its_games(world: Path, tmp_path: Path) 
     defenses = ["--defense", "uniform-mixing", "-D", "uniform-mixing.weight=0.01"]
     assert call(command(world, out, *games, *pmixed(world, "-D", "pmixed.queries=8"), *defenses)) == 0
     for target in ("undefended", "pmixed", "uniform-mixing"):
-        inside, worst = (finding(out, target, setting, "prediction-audit") for setting in ("claim", "worst"))
+        inside, worst = (finding(out, target, setting, "prediction-audit") for setting in ("text-only", "white-box"))
         assert inside["audits"] == worst["audits"] and inside["measurements"] == worst["measurements"]
         (audit,) = inside["audits"]
         assert audit["estimator"] == "games" and audit["canaries"] == sum(audit["table"]) == 48
         assert value(inside, "epsilon_lower_bound") == audit["epsilon"]
-    assert finding(out, "ensemble-unmixed", "worst", "prediction-audit")["audits"][0]["relation"] == "zero_out"
+    assert finding(out, "ensemble-unmixed", "white-box", "prediction-audit")["audits"][0]["relation"] == "zero_out"
     said = (out / "report.md").read_text()
     assert "audit too weak to tell" in said and "was not audited" not in said
 
@@ -803,9 +812,9 @@ def test_a_private_prediction_is_held_to_its_games(world: Path, tmp_path: Path) 
 def test_one_member_that_answers_always_is_legal(world: Path, tmp_path: Path) -> None:
     shutil.copytree(world / "ensemble" / "member-0", tmp_path / "one" / "member-0")
     own = ["-D", f"ensemble={tmp_path / 'one'}", "-D", "q=1", "-D", "queries=100"]
-    flags = ["--attack", "claim-check", "--attack", "perplexity", "--limit", "4", "--setting", "worst"]
+    flags = ["--attack", "claim-check", "--attack", "perplexity", "--limit", "4", "--setting", "white-box"]
     assert call(command(world, tmp_path / "run", *flags, *pmixed(world, *own))) == 0
-    row = finding(tmp_path / "run", "pmixed", "worst", "claim-check")
+    row = finding(tmp_path / "run", "pmixed", "white-box", "claim-check")
     assert value(row, "claim_violations") == 0 < value(row, "realised_zero_out")
 
 
@@ -837,7 +846,7 @@ def test_an_interrupted_probe_resumes_to_the_same_end(
 def test_probes_alone_make_a_report(world: Path, tmp_path: Path, said: Said) -> None:
     out = tmp_path / "run"
     files = ["--model", str(world / "model"), "--data", str(world / "data.jsonl"), "-o", str(out)]
-    assert call(["run", *files, "--attack", "extraction-probability", "--setting", "worst"]) == 0
+    assert call(["run", *files, "--attack", "extraction-probability", "--setting", "white-box"]) == 0
     screen = " ".join(said.readouterr().out.split())
     assert "extraction probability, mean" in screen and "Not tested: verbatim, near-verbatim" in screen
     report = (out / "report.md").read_text()
@@ -1016,7 +1025,7 @@ REFUSED_CLAIMS: dict[str, tuple[Case, str]] = {
     "order above the controlled one": (
         lambda world, files: [
             *with_flags("--attack", "claim-check", "-A", "order=5")(world, files),
-            *pmixed(world, "--setting", "worst"),
+            *pmixed(world, "--setting", "white-box"),
         ],
         "expected order in 2..4, which the claim controls, got 5",
     ),
@@ -1133,7 +1142,7 @@ def test_a_cache_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: 
 
 def test_a_sweep_tunes_anew_where_the_defense_is_another(world: Path, tmp_path: Path) -> None:
     """PMixED's radius follows what the row will draw: a prompt of another number of samples is not of this model."""
-    flags = [*ETHICIST, *pmixed(world), "--setting", "worst", "--limit", "6"]
+    flags = [*ETHICIST, *pmixed(world), "--setting", "white-box", "--limit", "6"]
     assert call(command(world, tmp_path / "grid", *flags, "--sweep", "ethicist.samples=1,40")) == 0
     assert call(command(world, tmp_path / "alone", *flags, "-A", "ethicist.samples=40")) == 0
     (point,) = (path for path in (tmp_path / "grid").iterdir() if path.is_dir() and "40" in path.name)
@@ -1144,11 +1153,11 @@ def test_flags_win_over_the_plan_file(world: Path, tmp_path: Path, said: Said) -
     plan = tmp_path / "plan.toml"
     plan.write_text(
         f'model = "{world / "model"}"\ndata = "{world / "data.jsonl"}"\nattack = ["perplexity"]\n'
-        'setting = "worst"\nseeds = [5, 7]\n[attack_options.perplexity]\nsamples = 2\ntop_p = 0.9\n'
+        'setting = "white-box"\nseeds = [5, 7]\n[attack_options.perplexity]\nsamples = 2\ntop_p = 0.9\n'
     )
     out = tmp_path / "out"
     assert call(["run", "--config", str(plan), "--seed", "6", "-A", "perplexity.samples=3", "-o", str(out)]) == 0
-    row = finding(out, "undefended", "worst", "perplexity")
+    row = finding(out, "undefended", "white-box", "perplexity")
     assert result(out)["seed"] == 6
     assert (row["options"]["samples"], row["options"]["top_p"]) == (3, 0.9)
     assert call(["run", "--config", str(plan), "--submission", str(tmp_path / "guesses.csv")]) == 2

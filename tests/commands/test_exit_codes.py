@@ -109,7 +109,7 @@ def test_answers_about_secrets_of_nobody_are_not_kept_in_silence(
     rows = [{"prefix": f"the number of {i} is", "suffix": f" {i * 7919} {i * 31} {i}"} for i in range(6)]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = ["--model", str(tmp_path / "model"), "--data", str(tmp_path / "data.jsonl"), "--prefix-token", "none"]
-    sizes = ["--prefix-length", "3", "--suffix-length", "2", "--setting", "worst", "-o", str(tmp_path / "run")]
+    sizes = ["--prefix-length", "3", "--suffix-length", "2", "--setting", "white-box", "-o", str(tmp_path / "run")]
     assert call(["run", *data, *sizes, "--attack", attack]) == 0
     file = tmp_path / "run" / f"{journal}.jsonl"
     lines = file.read_text().splitlines()

@@ -45,7 +45,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def run(given: Path, out: str, *more: str, others: bool = True) -> int:
     data = ["--data", str(given / "private.jsonl"), *(["--nonmembers", str(given / "fresh.jsonl")] if others else [])]
     model = ["--model", str(given / "model"), "--reference", str(given / "base"), "--known-fraction", "0"]
-    return call(["run", *model, *data, "--attack", "membership", "--setting", "worst", "-o", out, *more])
+    return call(["run", *model, *data, "--attack", "membership", "--setting", "white-box", "-o", out, *more])
 
 
 def test_a_run_is_kept_gated_and_paired(given: Path, tmp_path: Path, capsys: Said) -> None:

@@ -34,7 +34,7 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.in_context import InContext
 from auditor.plugins.defense import Budget, Prompt, Scenario, most_of_a_lot
 from auditor.plugins.probe import observe
-from auditor.plugins.view import WORST, Meter, View
+from auditor.plugins.view import WHITE_BOX, Meter, View
 from auditor.privacy.accounting import realised_pure_dp, realised_renyi, zcdp_budget, zcdp_epsilon
 from auditor.runs.allowance import share_out
 from tests.conftest import refuses, save_tiny, states
@@ -262,7 +262,7 @@ def test_a_record_that_is_asked_of_another_batch_is_told(neox: HuggingFaceModel)
 
 def checked(model: LanguageModel, **options: int) -> tuple[dict[str, float], str]:
     probe = ClaimCheck(**options)
-    seen = observe(probe, View("t", model, WORST, seed=0), SECRETS)
+    seen = observe(probe, View("t", model, WHITE_BOX, seed=0), SECRETS)
     said = [*(f"VIOLATED: {one}" for one in probe.violations(SECRETS, seen)), *probe.notes(SECRETS, seen)]
     return {m.name: m.value for m in probe.measurements(SECRETS, seen)}, "\n".join(said)
 
@@ -336,7 +336,7 @@ def test_games_see_a_forgotten_clip_and_accuse_nobody(fault: type[InvisibleInkMo
     claim = InvisibleInk(clip=0.05, batch=2, temperature=1.0, queries=30).claim(
         scenario(FixedDistribution((0.5, 0.5))), 0
     )
-    probe, view = PredictionAudit(games=2000), View("t", model, WORST, seed=0, claim=claim)
+    probe, view = PredictionAudit(games=2000), View("t", model, WHITE_BOX, seed=0, claim=claim)
     seen = observe(probe, view, SECRETS)
     (audit,) = probe.audits(SECRETS, seen)
     assert audit.unit == claim.unit and audit.relation == "zero_out"

@@ -138,20 +138,20 @@ def run(world: Path, out: Path, *more: str) -> list[str]:
 def test_on_a_model_of_ones_own_it_filters_the_data(world: Path, tmp_path: Path) -> None:
     """Whole records, beyond what is attacked of them; the claim check says that nothing is claimed."""
     attacks = ["--attack", "extraction-probability", "--attack", "near-verbatim", "--attack", "claim-check"]
-    attacks += ["--setting", "worst"]
+    attacks += ["--setting", "white-box"]
     assert call(run(world, tmp_path / "run", *attacks)) == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     cells = {(f["target"], f["attack"], f["setting"]): f for f in result["findings"]}
 
     def value(target: str, attack: str, name: str) -> float:
-        measured = {m["name"]: m["value"] for m in cells[target, attack, "worst"]["measurements"]}
+        measured = {m["name"]: m["value"] for m in cells[target, attack, "white-box"]["measurements"]}
         return float(measured[name])
 
     assert value("undefended", "extraction-probability", "extraction_probability_ancestral") > 0
     assert value("memfree", "extraction-probability", "extraction_probability_ancestral") == 0
     assert value("memfree", "near-verbatim", "near_verbatim_probability") > 0
-    assert "makes no claim" in cells["memfree", "claim-check", "worst"]["not_applicable"]
-    assert any("the 10-grams of " in note for note in cells["memfree", "near-verbatim", "worst"]["notes"])
+    assert "makes no claim" in cells["memfree", "claim-check", "white-box"]["not_applicable"]
+    assert any("the 10-grams of " in note for note in cells["memfree", "near-verbatim", "white-box"]["notes"])
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_train_serve_and_attack(world: Path, tmp_path: Path, kind: str, capsys: 
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     claim = next(target["claim"] for target in result["targets"] if target["name"] == "pmixed")
     assert claim["unit"] == "shard of whole records"
-    worst = [f for f in result["findings"] if (f["attack"], f["setting"]) == ("claim-check", "worst")]
+    worst = [f for f in result["findings"] if (f["attack"], f["setting"]) == ("claim-check", "white-box")]
     checked = next(finding for finding in worst if finding["target"] == "pmixed")
     assert checked["measurements"][0]["value"] == 0
     assert not any("do not say what they were trained on" in note for note in checked["notes"])

@@ -455,8 +455,8 @@ def test_a_private_model_shows_its_claim(trained: Path, tmp_path: Path, capsys: 
     claim = result["targets"][0]["claim"]
     assert claim["epsilon"]["add_remove"] == promised(trained / "dp-sgd").epsilon and claim["queries"] is None
     assert all(f["claim_applies"] for f in result["findings"]) and {f["setting"] for f in result["findings"]} == {
-        "claim",
-        "worst",
+        "text-only",
+        "white-box",
     }
     report = (tmp_path / "run" / "report.md").read_text()
     assert "any access, the weights included" in report and "group size k only" in report
@@ -595,14 +595,14 @@ def test_the_lab_trains_its_defenses_on_demand(tmp_path: Path, monkeypatch: pyte
     (place,) = sweep.places(out)
     cells = {(cell.target, cell.setting): cell for cell in place.cells if cell.measured}
     assert {target for target, _ in cells} == {"undefended", "dp-sgd", "no-clipping", "no-noise", "public", "adp"}
-    private, nominal = (cells[target, "worst"].measured[0] for target in ("dp-sgd", "adp"))
+    private, nominal = (cells[target, "white-box"].measured[0] for target in ("dp-sgd", "adp"))
     assert private["epsilon"].value > 0 and "nominal_epsilon" not in private and private["perplexity"].value > 1
     assert nominal["nominal_epsilon"].value > private["epsilon"].value and "epsilon" not in nominal
     (run_folder,) = (path.parent for path in out.glob("*/result.json"))
     result = json.loads((run_folder / "result.json").read_text())
     applies = {(f["target"], f["setting"]): f["claim_applies"] for f in result["findings"]}
-    assert applies["dp-sgd", "claim"] is applies["dp-sgd", "worst"] is True
-    assert applies["adp", "worst"] is None
+    assert applies["dp-sgd", "text-only"] is applies["dp-sgd", "white-box"] is True
+    assert applies["adp", "white-box"] is None
     assert next(t for t in result["targets"] if t["name"] == "dp-sgd")["training_seconds"] > 0
     for target in ("dp-sgd", "adp"):  # which share their controls
         shared = [step[1:] for step in chain_of(result, target)[:2]]

@@ -274,8 +274,8 @@ def test_a_folder_that_was_trained_so_is_a_row_that_claims_nothing(trained: Path
     row = next(target for target in result["targets"] if target["name"] == "goldfish")
     assert row["claim"] is None and any("the Goldfish loss leaves out" in note for note in row["notes"])
     cells = {(f["target"], f["attack"], f["setting"]): f for f in result["findings"]}
-    assert cells["goldfish", "extraction-probability", "worst"]["measurements"]
-    checked = cells["goldfish", "claim-check", "worst"]
+    assert cells["goldfish", "extraction-probability", "white-box"]["measurements"]
+    checked = cells["goldfish", "claim-check", "white-box"]
     assert not checked["measurements"] and "makes no claim" in checked["not_applicable"]
 
 
@@ -347,7 +347,7 @@ def test_the_lab_trains_them_by_its_targets_recipe(tmp_path: Path, monkeypatch: 
     tiny_lab |= {"nonmembers": 4, "public_records": 20, "public_epochs": 1, "private_epochs": 2, "private_batch": 5}
     fields = "".join(f"{name} = {value}\n" for name, value in tiny_lab.items())
     names = ["dedup", "early-stop", "lora", "cp-delta", "memfree"]
-    plan = f'attack = ["extraction-probability"]\ndefense = {names}\nsetting = "worst"\n[lab_recipe]\n{fields}'
+    plan = f'attack = ["extraction-probability"]\ndefense = {names}\nsetting = "white-box"\n[lab_recipe]\n{fields}'
     (tmp_path / "plan.toml").write_text(plan)
     assert call(["run", "--config", str(tmp_path / "plan.toml"), "-o", str(tmp_path / "run")]) == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())

@@ -267,7 +267,7 @@ def test_a_lost_cluster_and_a_lost_worker_change_nothing(
     def deadly(engine: RayEngine, work: CellWork, items: Sequence[object]) -> Iterator[object]:
         for found in stream(engine, work, items):
             yield found
-            if work.key == ("pmixed", "claim", "ethicist") and not killed:
+            if work.key == ("pmixed", "text-only", "ethicist") and not killed:
                 os.kill(pid := engine.pids()[0], signal.SIGKILL)
                 killed.append(pid)
 

@@ -53,7 +53,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--prefix-token",
         "none",
         "--setting",
-        "worst",
+        "white-box",
     ]
     assert call(["run", *data, *more, "-o", str(here / "run")]) == 0
     assert call(["gate", str(here / "run"), "--max", "recall=1"]) == 0

@@ -22,7 +22,7 @@ from auditor.records.outcomes import PerSecret, Run, difference
 from auditor.statistics.intervals import share
 from benchmarks.checks.gates import simulation
 
-ROW = CellKey("undefended", "worst", "a")
+ROW = CellKey("undefended", "white-box", "a")
 
 
 def per_secret(hits: np.ndarray, **more: np.ndarray) -> PerSecret:

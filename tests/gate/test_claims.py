@@ -41,13 +41,13 @@ def row(found: tuple[Audited, ...], **changed: Any) -> Finding:
     measured = tuple(measurements_of(found)) if found else ()
     exact = [audit.exact for audit in found if audit.exact is not None]
     measured += tuple(Measurement("epsilon_exact", x, x, x, 1, "nats") for x in exact)
-    made = Finding("dp", "worst", "epsilon-audit", {}, ("distribution",), "", True, "", measured, audits=found)
+    made = Finding("dp", "white-box", "epsilon-audit", {}, ("distribution",), "", True, "", measured, audits=found)
     return replace(made, **changed)
 
 
 def attacked(hits: int = 0) -> Finding:
     recall = share("recall", np.arange(100) < hits)
-    return Finding("dp", "worst", "ethicist", {}, ("distribution",), "", True, "", (recall,))
+    return Finding("dp", "white-box", "ethicist", {}, ("distribution",), "", True, "", (recall,))
 
 
 def finished(folder: Path, epsilon: float | None, *rows: Finding, nominal: float | None = None) -> Path:

@@ -21,7 +21,7 @@ from auditor.records.outcomes import PerSecret, Run
 from auditor.statistics import extraction, judging
 from auditor.statistics.intervals import share
 
-ROW = CellKey("undefended", "worst", "a")
+ROW = CellKey("undefended", "white-box", "a")
 Change = Callable[[Finding], Finding]
 
 
@@ -48,7 +48,7 @@ def run(change: Change = lambda finding: finding, seed: int = 0, **more: Any) ->
     finding = Finding(*ROW, {}, ("distribution",), "top-p", None, "", tuple(measured), by_repeats)
     rows = (change(finding), *more.get("rows", ()))
     benchmark = BenchmarkRecord("lab", "", 0, 0, 0)
-    plan = {"attack": more.get("attack", ["a"]), "defense": [], "setting": more.get("setting", "worst")}
+    plan = {"attack": more.get("attack", ["a"]), "defense": [], "setting": more.get("setting", "white-box")}
     result = AuditResult("r", "2026", "0", "audit run", plan, benchmark, (), rows, {}, {}, 0)
     kept: dict[CellKey, PerSecret] = {} if more.get("lost") else read_record(found)
     return Run("r", result, kept)
@@ -158,16 +158,17 @@ def test_rows_stand_there_once_and_have_outcomes() -> None:
 
 def test_an_attack_that_never_applied_is_named_and_fails_the_gate() -> None:
     never = [
-        Finding("undefended", s, "b", {}, (), "", None, "", not_applicable="it is unwell") for s in ("claim", "worst")
+        Finding("undefended", s, "b", {}, (), "", None, "", not_applicable="it is unwell")
+        for s in ("text-only", "white-box")
     ]
-    unasked = Finding("undefended", "claim", "a", {}, (), "", None, "", not_applicable="it is unwell")
+    unasked = Finding("undefended", "text-only", "a", {}, (), "", None, "", not_applicable="it is unwell")
     here = run(rows=(*never, unasked), attack=["a", "b"], setting="both")
     policy = Policy((Rule("recall", 1.0),))
     failed = [r for r in decide(here, policy).rulings if r.verdict == "failed"]
     assert [r.attack for r in failed] == ["b"] and "never applied (it is unwell)" in failed[0].reason
     assert decide(here, replace(policy, allow_not_applicable=True)).exit_code == 0
     assert decide(here, policy, attack="a").exit_code == 0  # nobody asks about b
-    applied = replace(here.result.findings[0], attack="b", setting="claim", measurements=(), by_repeats={})
+    applied = replace(here.result.findings[0], attack="b", setting="text-only", measurements=(), by_repeats={})
     once = run(rows=(never[1], applied, unasked), attack=["a", "b"], setting="both")
     assert decide(once, policy).exit_code == 0  # in one setting
 

@@ -50,7 +50,7 @@ def a_row_fewer(run: Path) -> None:
     edit(run, "result.json", lambda result: result["plan"].update(attack=["perplexity", "zlib"]))
     kept = read_rows(fine)[str(ROW)]
     row = {**first(json.loads((fine / "result.json").read_text())), "attack": "zlib"}
-    edit(run, TABLE, lambda rows: rows.update({"undefended/worst/zlib": kept}))
+    edit(run, TABLE, lambda rows: rows.update({"undefended/white-box/zlib": kept}))
     edit(run, "result.json", lambda result: result["findings"].append(row))
 
 
@@ -63,7 +63,7 @@ def another_number_of_a_kind(run: Path) -> None:
 
 
 def a_row_that_nobody_reports(run: Path) -> None:
-    edit(run, TABLE, lambda rows: rows.update({"undefended/worst/zlib": rows[str(ROW)]}))
+    edit(run, TABLE, lambda rows: rows.update({"undefended/white-box/zlib": rows[str(ROW)]}))
 
 
 def rewritten(run: Path, found: Outcome) -> None:

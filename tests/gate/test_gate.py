@@ -29,7 +29,7 @@ def count(hits: int, n: int, name: str = "recall") -> Measurement:
     return Measurement(name, hits / n if n else math.nan, math.nan, math.nan, n)
 
 
-def row(target: str, *measured: Measurement, setting: str = "claim", attack: str = "a", why: str = "") -> Finding:
+def row(target: str, *measured: Measurement, setting: str = "text-only", attack: str = "a", why: str = "") -> Finding:
     return Finding(target, setting, attack, {}, ("draw",), "ancestral", None, "", measured, not_applicable=why)
 
 
@@ -155,16 +155,16 @@ def test_which_rows_are_judged() -> None:
     rows = [
         row(target, count(1, 100), setting=setting, attack=attack)
         for target in ("undefended", "pmixed", "ensemble-unmixed")
-        for setting in ("claim", "worst")
+        for setting in ("text-only", "white-box")
         for attack in ("a", "b")
     ]
     defended = result(*rows, defense=("pmixed",))
-    assert targets(defended) == {("pmixed", s, a) for s in ("claim", "worst") for a in "ab"}
-    assert targets(result(*rows[:4])) == {("undefended", s, a) for s in ("claim", "worst") for a in "ab"}
-    assert targets(defended, target="ensemble-unmixed", setting="worst", attack="b") == {
-        ("ensemble-unmixed", "worst", "b")
+    assert targets(defended) == {("pmixed", s, a) for s in ("text-only", "white-box") for a in "ab"}
+    assert targets(result(*rows[:4])) == {("undefended", s, a) for s in ("text-only", "white-box") for a in "ab"}
+    assert targets(defended, target="ensemble-unmixed", setting="white-box", attack="b") == {
+        ("ensemble-unmixed", "white-box", "b")
     }
-    assert targets(defended, setting="claim") == {("pmixed", "claim", a) for a in "ab"}
+    assert targets(defended, setting="text-only") == {("pmixed", "text-only", a) for a in "ab"}
     with pytest.raises(AuditError, match="unknown target 'pmixd'; did you mean 'pmixed'"):
         judge(defended, {"recall": 0.5}, target="pmixd")
 
@@ -188,7 +188,7 @@ def test_one_broken_limit_breaks_the_gate() -> None:
 
 
 def ruling(outcome: Any) -> Ruling:
-    return Ruling("t", "claim", "a", "recall", 0.1, 0, 1, outcome, "")
+    return Ruling("t", "text-only", "a", "recall", 0.1, 0, 1, outcome, "")
 
 
 def test_limits() -> None:

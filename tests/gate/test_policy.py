@@ -57,7 +57,7 @@ def test_a_policy_file(tmp_path: Path) -> None:
     metric = "recall"
     count = 1
     max = 0.01
-    setting = "claim"
+    setting = "text-only"
     attack = "ethicist"
     [[rule]]
     metric = "recall"
@@ -71,7 +71,7 @@ def test_a_policy_file(tmp_path: Path) -> None:
         (
             Rule("recall", 0.05),
             Rule("recall", 0.02, True, target="pmixed"),
-            Rule("recall", 0.01, count=1, setting="claim", attack="ethicist"),
+            Rule("recall", 0.01, count=1, setting="text-only", attack="ethicist"),
             Rule("recall", 0.02, kind="email"),
             Rule("any_of_k", 0.0, True),
         ),

@@ -23,7 +23,7 @@ def finished(*rows: tuple[str, str, str], members: int = 100, others: int = 50) 
     measured = (Measurement("recall", 0.0, 0.0, 0.03, members),)
     found = tuple(Finding(*row, {}, ("draw",), "ancestral", None, "", measured) for row in rows)
     record = BenchmarkRecord("b", "", members, others, 0)
-    plan = {"defense": [], "attack": [attack for *_, attack in rows], "setting": "worst"}
+    plan = {"defense": [], "attack": [attack for *_, attack in rows], "setting": "white-box"}
     result = AuditResult("r", "2026", "0", "audit run", plan, record, (), found, {}, {}, 0)
     n = members + others
     ids, member = tuple(f"s{i}" for i in range(n)), np.arange(n) < members
@@ -36,7 +36,7 @@ def reasons(run: Run, asked: Required) -> list[str]:
     return [ruling.reason for ruling in found.rulings if ruling.verdict == "failed" and ruling.rule]
 
 
-ONE = ("undefended", "worst", "perplexity")
+ONE = ("undefended", "white-box", "perplexity")
 
 
 def test_what_is_required_and_was_done_holds_and_is_said() -> None:

@@ -21,7 +21,7 @@ from auditor.records.table import TABLE
 from auditor.statistics import extraction, judging
 from tests.rows import read_rows, row_of, write_rows
 
-ROW = CellKey("undefended", "worst", "perplexity")
+ROW = CellKey("undefended", "white-box", "perplexity")
 
 
 def outcome(n: int = 400, out: int = 0, others: int = 60) -> judging.Outcome:
@@ -53,7 +53,7 @@ def finished(
     row = PerSecret.of(found, kinds)
     of_kinds = {kind: row.measure("recall", kind=kind) for kind in kinds or {}}
     plan = Plan.of(
-        attack=(ROW.attack,), setting="worst", **({} if model is None else {"model": str(model), "data": "d"})
+        attack=(ROW.attack,), setting="white-box", **({} if model is None else {"model": str(model), "data": "d"})
     )
     members = found.only(found.member)
     measured, by_repeats = extraction.extraction(found), extraction.by_repeats("recall", members)

@@ -20,7 +20,7 @@ from auditor.attacks.perplexity import Perplexity
 from auditor.core.nouns import Query
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.memory import AtOnce
-from auditor.plugins.view import WORST, View
+from auditor.plugins.view import WHITE_BOX, View
 from tests.conftest import tiny
 
 TOKENS = 20_000
@@ -31,7 +31,7 @@ Found = list[list[tuple[tuple[int, ...], int]]]
 def guesses(model: HuggingFaceModel, samples: int = 20) -> Found:
     rows = torch.randint(1, 61, (AT_ONCE, 6), generator=torch.Generator().manual_seed(3)).tolist()
     queries = [Query(f"q{i}", tuple(row), 4) for i, row in enumerate(rows)]
-    view = View("undefended", model, WORST, seed=0, batch_size=AT_ONCE)
+    view = View("undefended", model, WHITE_BOX, seed=0, batch_size=AT_ONCE)
     found = Perplexity(samples=samples, top_p=1.0, temperature=1.0).guess(view, {}, queries)
     return [[(guess.suffix, guess.count) for guess in own.ranked] for own in found]
 

@@ -29,7 +29,7 @@ from auditor.models.ensemble import ModelEnsemble
 from auditor.plugins.attack import Attack
 from auditor.plugins.defense import Scenario
 from auditor.plugins.probe import Probe
-from auditor.plugins.view import CLAIM, WORST, Setting, View
+from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Setting, View
 from tests.conftest import tiny
 
 TOKENS = torch.randint(1, 61, (8, 9), generator=torch.Generator().manual_seed(0)).tolist()
@@ -59,18 +59,18 @@ TARGETS = {
     "uniform mixing": mixed(UniformMixing()),
 }
 ASKED: list[tuple[Attack | Probe, Setting]] = [
-    (Perplexity(samples=4), WORST),
-    (Perplexity(search="tree", threshold=0.3), WORST),
-    (Perplexity(search="beam", beams=2), WORST),
-    (Ethicist(**FEW), WORST),
-    (Ethicist(**FEW), CLAIM),
-    (Ethicist(confidence="reference", **FEW), WORST),
-    (ExtractionProbability(), WORST),
-    (ExtractionProbability(bracket=True, near_beams=2), WORST),
-    (Membership(), WORST),
-    (NearVerbatim(beams=2), WORST),
-    (ClaimCheck(), WORST),
-    (PredictionAudit(), WORST),
+    (Perplexity(samples=4), WHITE_BOX),
+    (Perplexity(search="tree", threshold=0.3), WHITE_BOX),
+    (Perplexity(search="beam", beams=2), WHITE_BOX),
+    (Ethicist(**FEW), WHITE_BOX),
+    (Ethicist(**FEW), TEXT_ONLY),
+    (Ethicist(confidence="reference", **FEW), WHITE_BOX),
+    (ExtractionProbability(), WHITE_BOX),
+    (ExtractionProbability(bracket=True, near_beams=2), WHITE_BOX),
+    (Membership(), WHITE_BOX),
+    (NearVerbatim(beams=2), WHITE_BOX),
+    (ClaimCheck(), WHITE_BOX),
+    (PredictionAudit(), WHITE_BOX),
 ]
 
 

@@ -28,7 +28,7 @@ from auditor.models import memory
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.memory import AtOnce
 from auditor.plugins.probe import Probe
-from auditor.plugins.view import WORST, View
+from auditor.plugins.view import WHITE_BOX, View
 from auditor.runs.scoring import greedy_recall
 from tests.conftest import save_tiny, tiny
 from tests.models import limited
@@ -80,7 +80,7 @@ def tight(neox: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
 
 
 def view(model: HuggingFaceModel) -> View:
-    return View("undefended", model, WORST, seed=0)
+    return View("undefended", model, WHITE_BOX, seed=0)
 
 
 def queries(secrets: Sequence[Secret]) -> list[Query]:

@@ -24,7 +24,7 @@ from auditor.models.decoding import ANCESTRAL, Decoding
 from auditor.models.ensemble import ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Budget, Defense, Scenario
-from auditor.plugins.view import CLAIM, WORST, Sampling, Setting, View
+from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Sampling, Setting, View
 from auditor.runs.allowance import share_out
 from auditor.runs.target import Target
 from tests.rounding import assert_same
@@ -63,7 +63,7 @@ def queries(count: int = 5) -> list[Query]:
     return [Query(f"q{i}", tuple(row), 3 + i % 2) for i, row in enumerate(tokens)]
 
 
-def view(model: LanguageModel, setting: Setting = WORST, **more: Any) -> View:
+def view(model: LanguageModel, setting: Setting = WHITE_BOX, **more: Any) -> View:
     return View("target", model, setting, **{"seed": 0, **more})
 
 
@@ -152,7 +152,7 @@ def test_only_what_is_new_is_drawn(counting: Counting) -> None:
 
 def test_inside_the_claim_recipes_that_differ_in_decoding_only_are_one(counting: Counting) -> None:
     """All of them draw from the served distribution: paid for once."""
-    seen = view(counting, CLAIM)
+    seen = view(counting, TEXT_ONLY)
     first = asked(seen, TOP_P)
     second = asked(seen, Sampling(6, Decoding(top_k=5)))
     assert total(counting.started) == 5 and all(same(second[name], first[name]) for name in first)
@@ -161,7 +161,7 @@ def test_inside_the_claim_recipes_that_differ_in_decoding_only_are_one(counting:
 # --- streams belong to the secret ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("setting", [CLAIM, WORST], ids=lambda setting: setting.name)
+@pytest.mark.parametrize("setting", [TEXT_ONLY, WHITE_BOX], ids=lambda setting: setting.name)
 @pytest.mark.parametrize("size", [1, 2, 64])
 def test_draws_do_not_depend_on_the_batch(neox: HuggingFaceModel, setting: Setting, size: int) -> None:
     expected = asked(view(neox, setting), TOP_P)
@@ -193,13 +193,13 @@ def counted(candidates: Candidates) -> Counter[tuple[int, ...]]:
 
 @pytest.mark.parametrize("change", ["seed", "target", "setting", "prompt", "secret"])
 def test_everything_else_has_a_stream_of_its_own(neox: HuggingFaceModel, change: str) -> None:
-    base, other, prompt, query = view(neox, CLAIM), view(neox, CLAIM), "", queries()[0]
+    base, other, prompt, query = view(neox, TEXT_ONLY), view(neox, TEXT_ONLY), "", queries()[0]
     if change == "seed":
         other.seed = 1
     elif change == "target":
         other.target_name = "defended"
     elif change == "setting":
-        other = view(neox, WORST)
+        other = view(neox, WHITE_BOX)
     elif change == "prompt":
         prompt = "tuned"
     else:
@@ -214,7 +214,7 @@ def test_everything_else_has_a_stream_of_its_own(neox: HuggingFaceModel, change:
 
 
 def test_the_claim_setting_draws_ancestrally_and_hides_the_distribution(counting: Counting) -> None:
-    seen = view(counting, CLAIM)
+    seen = view(counting, TEXT_ONLY)
     found = asked(seen, TOP_P)
     assert seen.decoding(TOP_P) == ANCESTRAL and seen.decoding(Sampling(6, TOP_P.decoding, "masked")) == ANCESTRAL
     assert all(distribution is False for _, distribution in counting.started)
@@ -264,7 +264,7 @@ def test_what_candidates_share_is_read_once(neox: HuggingFaceModel, monkeypatch:
 
 
 def test_a_reference_may_be_asked_in_every_setting(neox: HuggingFaceModel, make_tiny: MakeTiny) -> None:
-    assert view(neox, CLAIM).mean_nll(make_tiny(seed=5), [((1, 2), (3, 4))])[0] > 0
+    assert view(neox, TEXT_ONLY).mean_nll(make_tiny(seed=5), [((1, 2), (3, 4))])[0] > 0
 
 
 def test_what_the_target_does_not_give_is_said(counting: Counting) -> None:
@@ -306,7 +306,7 @@ def test_public_pays_the_first_tokens_and_answers_everybody(answers: list[int], 
 
 
 def test_without_an_allowance_nothing_is_covered_publicly_or_left_out(neox: HuggingFaceModel) -> None:
-    seen = view(neox, CLAIM)
+    seen = view(neox, TEXT_ONLY)
     assert seen.covered(TOP_P, "", queries()) == queries()
     seen.allowance = {(seen.recipe(TOP_P, ""), "q1"): 18}
     assert [query.id for query in seen.covered(TOP_P, "", queries())] == ["q1"]
@@ -330,7 +330,7 @@ def test_draws_past_the_budget_are_the_public_models(defended: tuple[LanguageMod
     sampling = Sampling(10, ANCESTRAL)
 
     def drawn(of: LanguageModel, paid: int | None) -> Counter[tuple[int, ...]]:
-        seen = view(of, CLAIM)
+        seen = view(of, TEXT_ONLY)
         if paid is not None:
             seen.allowance = {(seen.recipe(sampling, ""), "q"): paid}
         return counted(asked(seen, sampling, [query])["q"])
@@ -342,14 +342,14 @@ def test_draws_past_the_budget_are_the_public_models(defended: tuple[LanguageMod
     # 5 whole samples of 4 tokens are paid for: as many come from either side as the uniforms of each side give.
     first = Sampling(5, ANCESTRAL)
     paid_half = drawn(model, 20)
-    seen = view(model, CLAIM)
+    seen = view(model, TEXT_ONLY)
     assert counted(asked(seen, first, [query])["q"]) <= paid_half
     assert (paid_half - counted(asked(seen, first, [query])["q"])) <= public
 
 
 def test_a_budget_that_ends_within_a_sample_ends_at_that_token(neox: HuggingFaceModel) -> None:
     """The uniforms of the token and of the member stay; only the subset size becomes none."""
-    free, bound = view(neox, CLAIM), view(neox, CLAIM)
+    free, bound = view(neox, TEXT_ONLY), view(neox, TEXT_ONLY)
     name = free.recipe(TOP_P, "")
     query = queries()[1]  # 4 tokens
     bound.allowance = {(name, query.id): 6}
@@ -383,7 +383,7 @@ def charged(
 ) -> int:
     scenario = Scenario(neox, None, None, 0, 0)
     target = Target("paying", "Paying", neox, "", Paying(), scenario)
-    seen = view(neox, CLAIM, allowance=allowance)
+    seen = view(neox, TEXT_ONLY, allowance=allowance)
     for attack in attacks:
         done = [Guesses(q.id, (), 6, 6 * q.length) for q in seen.covered(TOP_P, "", queries())]
         target.spending.charge(seen, attack, done)  # type: ignore[arg-type]
@@ -404,7 +404,7 @@ def test_attacks_that_share_a_pass_are_charged_once(neox: HuggingFaceModel) -> N
 
 
 def test_what_the_public_model_answers_is_not_charged(neox: HuggingFaceModel) -> None:
-    name = view(neox, CLAIM).recipe(TOP_P, "")
+    name = view(neox, TEXT_ONLY).recipe(TOP_P, "")
     planned = {(name, query.id): 6 * query.length for query in queries()}
     for exhaustion in ("public", "stop"):
         allowance = share_out(Budget(50, exhaustion), planned)
@@ -412,7 +412,7 @@ def test_what_the_public_model_answers_is_not_charged(neox: HuggingFaceModel) ->
         assert spent == {"public": 50, "stop": 18 + 24}[exhaustion]
 
 
-@pytest.mark.parametrize("setting", [WORST, CLAIM])
+@pytest.mark.parametrize("setting", [WHITE_BOX, TEXT_ONLY])
 def test_samples_of_one_prefix_that_outgrow_memory_are_drawn_in_passes(
     counting: Counting, monkeypatch: pytest.MonkeyPatch, setting: Setting
 ) -> None:
@@ -427,7 +427,7 @@ def test_samples_of_one_prefix_that_outgrow_memory_are_drawn_in_passes(
         assert torch.equal(one.suffixes, other.suffixes)
         assert torch.equal(one.counts, other.counts)
         assert one.near_boundary == other.near_boundary
-        if setting is WORST:
+        if setting is WHITE_BOX:
             assert_same(one.token_log_probs, other.token_log_probs)
 
 

@@ -31,7 +31,7 @@ def proof(m: int, right: float, seed: int = 0, delta: float = 1e-5, level: float
 
 
 def row(audit: Audited | None, **changed: Any) -> Finding:
-    made = Finding("dp", "worst", "epsilon-audit", {}, ("distribution",), "", True, "")
+    made = Finding("dp", "white-box", "epsilon-audit", {}, ("distribution",), "", True, "")
     if audit is not None:
         made = replace(made, audits=(audit,), measurements=tuple(measurements_of((audit,))))
     return replace(made, **changed)
@@ -85,10 +85,10 @@ def test_an_audit_at_a_level_of_its_own_is_not_made_looser() -> None:
 
 
 def test_the_same_audit_under_two_settings_is_one() -> None:
-    twice = stands(claim(1.0), row(LEAKS, setting="claim"), row(LEAKS))
+    twice = stands(claim(1.0), row(LEAKS, setting="text-only"), row(LEAKS))
     assert [bound.audit for bound in twice.bounds] == [LEAKS]
-    outside = row(LEAKS, setting="claim", claim_applies=False, claim_reason="distribution")
-    assert stands(claim(1.0), outside, row(LEAKS)).bounds[0].row.setting == "worst"
+    outside = row(LEAKS, setting="text-only", claim_applies=False, claim_reason="distribution")
+    assert stands(claim(1.0), outside, row(LEAKS)).bounds[0].row.setting == "white-box"
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def outcome(hits: list[int], ids: list[str] | None = None) -> Outcome:
 
 
 def cell(*by_seed: Outcome) -> Replicates:
-    return Replicates("undefended", "worst", "a", dict(enumerate(by_seed)))
+    return Replicates("undefended", "white-box", "a", dict(enumerate(by_seed)))
 
 
 def test_the_mean_over_seeds_of_the_difference_on_the_same_secrets() -> None:
@@ -141,8 +141,8 @@ def test_without_log_probabilities_nothing_is_said_about_them() -> None:
 
 
 def test_only_common_seeds_count_and_none_is_refused() -> None:
-    a = Replicates("t", "worst", "a", {0: outcome([1, 1, 0]), 1: outcome([0, 0, 0])})
-    b = Replicates("t", "worst", "b", {0: outcome([0, 0, 0]), 2: outcome([1, 1, 1])})
+    a = Replicates("t", "white-box", "a", {0: outcome([1, 1, 0]), 1: outcome([0, 0, 0])})
+    b = Replicates("t", "white-box", "b", {0: outcome([0, 0, 0]), 2: outcome([1, 1, 1])})
     assert contrast("d", [WeightedMetric(1, "recall", a), WeightedMetric(-1, "recall", b)]).value == pytest.approx(
         2 / 3
     )
@@ -151,7 +151,7 @@ def test_only_common_seeds_count_and_none_is_refused() -> None:
             "d",
             [
                 WeightedMetric(1, "recall", a),
-                WeightedMetric(-1, "recall", Replicates("t", "worst", "b", {5: outcome([1])})),
+                WeightedMetric(-1, "recall", Replicates("t", "white-box", "b", {5: outcome([1])})),
             ],
         )
 
@@ -159,7 +159,7 @@ def test_only_common_seeds_count_and_none_is_refused() -> None:
 def test_other_metrics_combine_their_own_intervals() -> None:
     def held(value: float, half: float) -> Replicates:
         m = Measurement("perplexity", value, value - half, value + half, 100, "perplexity")
-        return Replicates("t", "worst", "a", measured={0: {"perplexity": m}})
+        return Replicates("t", "white-box", "a", measured={0: {"perplexity": m}})
 
     m = contrast("d", [WeightedMetric(1, "perplexity", held(20, 3)), WeightedMetric(-1, "perplexity", held(12, 4))])
     assert (m.value, m.low, m.high) == (8, 3, 13)  # 3-4-5
@@ -174,7 +174,7 @@ def priced(nll: list[float], tokens: list[int] | None = None, **more: list[float
     tokens = tokens or [5] * len(nll)
     held = intervals.perplexity(list(zip(nll, tokens, strict=True)))
     texts = {"tokens": [float(t) for t in tokens], "perplexity": nll, **more}
-    return Replicates("t", "worst", "a", measured={0: {"perplexity": held}}, heldout={0: texts})
+    return Replicates("t", "white-box", "a", measured={0: {"perplexity": held}}, heldout={0: texts})
 
 
 def probed(bits: list[float], repeats: list[int], ids: str = "abcdef") -> Replicates:
@@ -189,7 +189,7 @@ def probed(bits: list[float], repeats: list[int], ids: str = "abcdef") -> Replic
     for times in set(repeats):
         own = [x for x, r in zip(bits, repeats, strict=True) if r == times]
         measured[f"exposure(count={times})"] = Measurement("exposure", float(np.mean(own)), 0.0, 20.0, len(own), "bits")
-    return Replicates("t", "worst", "exposure", measured={0: measured}, probed={0: rows})
+    return Replicates("t", "white-box", "exposure", measured={0: measured}, probed={0: rows})
 
 
 def test_means_of_a_probe_are_paired_by_secret() -> None:

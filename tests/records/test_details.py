@@ -32,7 +32,7 @@ from auditor.records.outcomes import PerSecret, of_folder
 from auditor.records.table import HELDOUT, MEASURED, OBSERVED, TABLE, TOKENS, Column
 from auditor.statistics import intervals, judging
 
-CELL = "undefended/worst/a"
+CELL = "undefended/white-box/a"
 SECRETS = (
     Secret("s0", (1,), (5, 6, 7, 8), repeats=1, group="mail", alias="as0"),
     Secret("s1", (2,), (5, 6, 7, 9), repeats=4, group="note", alias="as1"),
@@ -47,11 +47,15 @@ def outcome() -> judging.Outcome:
     return judging.judge(guesses, {s.id: s for s in SECRETS})
 
 
-EXPOSURE = CellKey("undefended", "worst", "exposure")
+EXPOSURE = CellKey("undefended", "white-box", "exposure")
 
 
 def folder(path: Path) -> Path:
-    attacked, probed, target = CellKey.read(CELL), CellKey("undefended", "worst", "p"), CellKey("undefended", "", "")
+    attacked, probed, target = (
+        CellKey.read(CELL),
+        CellKey("undefended", "white-box", "p"),
+        CellKey("undefended", "", ""),
+    )
     member, repeats = [True, True], [1, 4]
     columns = [
         *PerSecret.of(outcome(), {"mail": [1.0, math.nan, 0.5, math.nan]}, True).columns(attacked),
@@ -69,7 +73,7 @@ def folder(path: Path) -> Path:
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     found = read(folder(tmp_path))
     assert found.secrets[1] == SecretFacts("s1", "as1", True, 4, 4, "note")
-    row = found.rows["undefended", "worst", "a"]
+    row = found.rows["undefended", "white-box", "a"]
     assert (
         row.score_is_probability and row.outcome is not None and row.outcome.hit.tolist() == [True, False, False, True]
     )
@@ -81,7 +85,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
         assert one.dtype == other.dtype and one.tolist() == other.tolist(), name
     for name, values in outcome().traits.items():
         np.testing.assert_array_equal(row.outcome.traits[name], values)
-    probe = found.rows["undefended", "worst", "p"]
+    probe = found.rows["undefended", "white-box", "p"]
     assert probe.outcome is None and probe.values["p"][0] == 0.5 and math.isnan(probe.values["p"][1])
     assert found.tokens == {"undefended": {"s0": (0.0, -1.5, -math.inf, -2.0), "s1": (-0.5, -0.5)}}
     assert found.exposure == {EXPOSURE: {"s0": 4.0, "s1": math.inf}}
@@ -161,14 +165,14 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, change: Callable[[Path],
 
 def test_recall_by_group_and_first_tokens(tmp_path: Path) -> None:
     found = read(folder(tmp_path))
-    row = found.rows["undefended", "worst", "a"]
+    row = found.rows["undefended", "white-box", "a"]
     groups = by_group(found, row)
     assert {name: (m.value, m.n) for name, m in groups.items()} == {"mail": (0.5, 2), "note": (0.0, 1)}
     assert (groups["mail"].low, groups["mail"].high) == intervals.clopper_pearson(1, 2)
     lengths = by_length(found, row, (1, 2, 3, 8))
     # members only; at 1 and 2 tokens all three count, beyond that the two that are so long; the last L is the longest
     assert {L: (m.value, m.n) for L, m in lengths.items()} == {1: (2 / 3, 3), 2: (2 / 3, 3), 3: (0.5, 2), 4: (0.5, 2)}
-    assert by_length(found, found.rows["undefended", "worst", "p"]) == {}
+    assert by_length(found, found.rows["undefended", "white-box", "p"]) == {}
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=60))

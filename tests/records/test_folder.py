@@ -36,7 +36,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-CELL = CellKey("t", "worst", "a")
+CELL = CellKey("t", "white-box", "a")
 words = st.text(st.characters(exclude_characters="/", codec="utf-8"))
 keys = st.builds(CellKey, words, words, words)
 scores = st.floats(allow_nan=False)
@@ -80,18 +80,18 @@ def test_scores_keep_every_bit(folder: RunFolder, score: float) -> None:
 
 def test_lines_of_an_older_version_are_read(folder: RunFolder) -> None:
     ranked = '"ranked": [[[3, 1], -0.5, 2]], "samples": 2, "drawn": 4, "near_boundary": 0'
-    line = f'{{"cell": "t/worst/a", "secret": "s", {ranked}}}'
+    line = f'{{"cell": "t/white-box/a", "secret": "s", {ranked}}}'
     (folder.path / "guesses.jsonl").write_text(line + "\n")
     assert RunFolder.reopen(folder.path).done(CELL)["s"] == Guesses("s", (Guess((3, 1), -0.5, 2),), 2, 4)
 
 
 def test_cells_do_not_mix(folder: RunFolder) -> None:
-    folder.append(CellKey("t", "claim", "a"), [answer("s1"), answer("s2")])
-    folder.append(CellKey("t", "worst", "a"), [answer("s1", score=-9.0)])
+    folder.append(CellKey("t", "text-only", "a"), [answer("s1"), answer("s2")])
+    folder.append(CellKey("t", "white-box", "a"), [answer("s1", score=-9.0)])
     again = RunFolder.reopen(folder.path)
-    assert list(again.done(CellKey("t", "claim", "a"))) == ["s1", "s2"]
-    assert again.done(CellKey("t", "worst", "a")) == {"s1": answer("s1", score=-9.0)}
-    assert again.done(CellKey("t", "claim", "b")) == {}
+    assert list(again.done(CellKey("t", "text-only", "a"))) == ["s1", "s2"]
+    assert again.done(CellKey("t", "white-box", "a")) == {"s1": answer("s1", score=-9.0)}
+    assert again.done(CellKey("t", "text-only", "b")) == {}
 
 
 def test_guesses_are_on_disk_before_they_count(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,21 +365,21 @@ def test_batched_loses_nobody_and_waits_for_nobody(count: int, size: int) -> Non
 
 def test_observations_come_back_and_a_second_one_takes_the_place_of_the_first(folder: RunFolder) -> None:
     first, other = Observation("s1", {"log_p": -math.inf, "bits": 0.1 + 0.2}), Observation("s2", {"log_p": -1e-320})
-    folder.observe(CellKey("t", "worst", "p"), [first, other])
+    folder.observe(CellKey("t", "white-box", "p"), [first, other])
     again = RunFolder.reopen(folder.path)
-    assert again.observed(CellKey("t", "worst", "p")) == {"s1": first, "s2": other}
-    assert again.observed(CellKey("t", "worst", "q")) == {} and again.done(CellKey("t", "worst", "p")) == {}
+    assert again.observed(CellKey("t", "white-box", "p")) == {"s1": first, "s2": other}
+    assert again.observed(CellKey("t", "white-box", "q")) == {} and again.done(CellKey("t", "white-box", "p")) == {}
     second = Observation("s1", {**first.values, "conformal_p": 0.5})
-    again.observe(CellKey("t", "worst", "p"), [second])
+    again.observe(CellKey("t", "white-box", "p"), [second])
     file = folder.path / "observations.jsonl"
     assert mode(file) == 0o600
     file.write_bytes(file.read_bytes() + b'{"cell": "t/wor')  # the machine died in the next line
     third = RunFolder.reopen(folder.path)
-    assert third.observed(CellKey("t", "worst", "p")) == {"s1": second, "s2": other}
-    third.save_facts(CellKey("t", "worst", "p"), {"games": 200.0, "covered": math.inf})
-    third.save_facts(CellKey("t", "worst", "q"), {})
+    assert third.observed(CellKey("t", "white-box", "p")) == {"s1": second, "s2": other}
+    third.save_facts(CellKey("t", "white-box", "p"), {"games": 200.0, "covered": math.inf})
+    third.save_facts(CellKey("t", "white-box", "q"), {})
     assert mode(folder.path / "facts.json") == 0o600
-    assert third.facts(CellKey("t", "worst", "p")) == {"games": 200.0, "covered": math.inf}
-    assert third.facts(CellKey("t", "worst", "q")) == {}
+    assert third.facts(CellKey("t", "white-box", "p")) == {"games": 200.0, "covered": math.inf}
+    assert third.facts(CellKey("t", "white-box", "q")) == {}
     third.discard_if_empty()
     assert file.exists()

@@ -173,13 +173,13 @@ def test_a_run_and_all_that_follows_tell_nothing(world: Path, outside: Path, cap
 
 def measured(run: Path) -> dict[str, float]:
     result = json.loads((run / "result.json").read_text())
-    return {m["name"]: m["value"] for f in result["findings"] for m in f["measurements"] if f["setting"] == "worst"}
+    return {m["name"]: m["value"] for f in result["findings"] for m in f["measurements"] if f["setting"] == "white-box"}
 
 
 def test_sweeps_reproductions_and_submissions_tell_nothing(world: Path, outside: Path, capfd: Said) -> None:
-    sweep = asked(world, "--attack", "perplexity", "--setting", "worst", "--seeds", "0,1", "-o", "sweep")
+    sweep = asked(world, "--attack", "perplexity", "--setting", "white-box", "--seeds", "0,1", "-o", "sweep")
     assert call(sweep) == 0
-    arrays = ["--attack", "perplexity", "--setting", "worst", "--submission", "submission.csv", "-o", "arrays"]
+    arrays = ["--attack", "perplexity", "--setting", "white-box", "--submission", "submission.csv", "-o", "arrays"]
     assert call(asked(world, *arrays, data="arrays")) == 0
     score = ["score", "submission.csv", "--answers", str(world / "arrays" / "own_suffix.npy")]
     assert call([*score, "--curve", "curve.csv", "--plot", "curve.png"]) == 0
@@ -188,7 +188,7 @@ def test_sweeps_reproductions_and_submissions_tell_nothing(world: Path, outside:
     paper.mkdir()
     (paper / "paper.toml").write_text('title = "P"\nplans = ["t"]\n[scale.lab]\nsamples = 2\n')
     claim = '[[claim]]\nid = "c"\ntext = "t"\npaper = "1%"\nmetric = "recall"\nof = { variant = "v" }\nexpect = "> 0"\n'
-    plan = 'attack = ["perplexity"]\nsetting = "worst"\nseeds = [0]\n[[variant]]\nname = "v"\n'
+    plan = 'attack = ["perplexity"]\nsetting = "white-box"\nseeds = [0]\n[[variant]]\nname = "v"\n'
     (paper / "t.toml").write_text(plan + claim)
     own = ["--model", str(world / "model"), "--data", str(world / "data.jsonl")]
     assert call(["reproduce", str(paper), *own, "-o", "ledger"]) == 0
@@ -361,7 +361,7 @@ def test_an_alias_is_of_the_content_and_the_salt_alone() -> None:
 @pytest.mark.parametrize("where", ["notes", "violations", "not_applicable", "note of a measurement"])
 def test_a_sentence_that_names_a_row_is_refused_and_not_repeated(where: str) -> None:
     def finding(said: str) -> Finding:
-        empty = Finding("t", "worst", "mine", {}, (), "", None, "")
+        empty = Finding("t", "white-box", "mine", {}, (), "", None, "")
         if where == "not_applicable":
             return replace(empty, not_applicable=said)
         if where == "note of a measurement":

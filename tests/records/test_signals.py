@@ -28,7 +28,7 @@ def auc(low: float, high: float, name: str = "membership_auc") -> Measurement:
     return Measurement(name, (low + high) / 2, low, high, N + OTHERS, "AUC")
 
 
-def row(*measured: Measurement, attack: str = "any", target: str = "undefended", setting: str = "worst") -> Finding:
+def row(*measured: Measurement, attack: str = "any", target: str = "undefended", setting: str = "white-box") -> Finding:
     return Finding(target, setting, attack, {}, (), "ancestral", None, "", measured)
 
 

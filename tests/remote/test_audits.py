@@ -83,7 +83,7 @@ def test_an_audit_over_http_finds_what_one_at_hand_finds(world: Path, served: Se
     assert call(["run", *at_hand]) == 0
     far, near = result(world / "far"), result(world / "near")
     mine, theirs = rows(far), rows(near)
-    own, other = (seen["worst", "extraction-probability"] for seen in (mine, theirs))
+    own, other = (seen["white-box", "extraction-probability"] for seen in (mine, theirs))
     names = [m["name"] for m in other["measurements"]]
     assert [m["name"] for m in own["measurements"]] == names and "rank_bound" in names
     for name in names:
@@ -92,14 +92,14 @@ def test_an_audit_over_http_finds_what_one_at_hand_finds(world: Path, served: Se
     perplexities = [found["targets"][0]["perplexity"]["value"] for found in (far, near)]
     assert perplexities[0] == pytest.approx(perplexities[1], rel=1e-4)
     for name in ATTACKS[:4]:
-        assert mine["worst", name]["measurements"] and mine["worst", name]["access"] == [
+        assert mine["white-box", name]["measurements"] and mine["white-box", name]["access"] == [
             "draw",
             "likelihood",
             "ranks",
             "likeliest",
         ]
-    assert "every next token; openai:tiny does not give them" in mine["worst", "exact"]["not_applicable"]
-    assert "only sampled tokens" in mine["claim", "perplexity"]["not_applicable"]
+    assert "every next token; openai:tiny does not give them" in mine["white-box", "exact"]["not_applicable"]
+    assert "only sampled tokens" in mine["text-only", "perplexity"]["not_applicable"]
     notes = far["targets"][0]["notes"]
     paid = next(note for note in notes if note.startswith("this run paid for"))
     said = re.match(r"this run paid for ([\d,]+) tokens in ([\d,]+) requests", paid)
@@ -112,7 +112,7 @@ def test_a_bracket_is_shown_as_both_of_its_ends(world: Path, served: Serve, fold
     _, url = served()
     own = ["--attack", "perplexity", "--attack", "extraction-probability", "-A", "extraction-probability.top_p=0.7"]
     assert call(arguments(url, folder, *own, "-o", "run")) == 0
-    row = rows(result(world / "run"))["worst", "extraction-probability"]
+    row = rows(result(world / "run"))["white-box", "extraction-probability"]
     assert not any(m["name"] in ("extraction_probability", "expected_any_of_10") for m in row["measurements"])
     assert value(row, "extraction_probability_at_least") <= value(row, "extraction_probability_at_most")
     report = (world / "run" / "report.md").read_text(encoding="utf-8")
@@ -133,7 +133,7 @@ def test_text_alone_is_audited_as_text_alone(world: Path, served: Serve, folder:
     assert call(arguments(url, folder, *FLAGS, "-o", "run")) == 0
     found = result(world / "run")
     applicable = {key for key, row in rows(found).items() if not row["not_applicable"]}
-    assert applicable == {("claim", "ethicist"), ("worst", "ethicist")}
+    assert applicable == {("text-only", "ethicist"), ("white-box", "ethicist")}
     assert any("text only (the server ignores echo and logprobs" in note for note in found["benchmark"]["notes"])
     target = found["targets"][0]
     assert target["perplexity"] is None
@@ -148,7 +148,7 @@ def test_a_run_that_is_stopped_pays_for_nothing_twice(
 ) -> None:
     monkeypatch.setattr(Watch, "finish", lambda self: None)  # what is asked again on purpose is another matter
     server, url = served()
-    more = ("--attack", "perplexity", "--setting", "worst")
+    more = ("--attack", "perplexity", "--setting", "white-box")
     assert call(arguments(url, folder, *more, "-o", "whole")) == 0
     whole = list(server.asked)
     handshake = next(i for i, body in enumerate(whole) if "Card" in str(_words(server, body)))
@@ -187,7 +187,7 @@ def test_a_budget_is_not_exceeded_and_a_larger_one_pays_for_the_rest(
     capsys: Said,
 ) -> None:
     server, url = served()
-    more = ("--attack", "perplexity", "--setting", "worst")
+    more = ("--attack", "perplexity", "--setting", "white-box")
     assert call(arguments(url, folder, *more, "--max-tokens-total", "1300", "-o", "run")) == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert re.match(

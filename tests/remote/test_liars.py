@@ -220,7 +220,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Callab
 
     def start(url: str) -> int:
         own = ["--model", "openai:tiny", "--base-url", url, "--tokenizer", str(folder), "--data", "data.jsonl"]
-        own += ["--attack", "perplexity", "-A", "temperature=0", "--known-fraction", "0", "--setting", "worst"]
+        own += ["--attack", "perplexity", "-A", "temperature=0", "--known-fraction", "0", "--setting", "white-box"]
         return call(["run", *own, "--prefix-length", "12", "--suffix-length", "5", "-o", "run"])
 
     return start

@@ -28,7 +28,7 @@ from auditor.models.base import LanguageModel, perplexity_nll
 from auditor.models.decoding import ANCESTRAL, GREEDY, Decoding
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.attack import SamplingAttack
-from auditor.plugins.view import CLAIM, WORST, Setting, View
+from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Setting, View
 from auditor.remote.model import RemoteModel
 from auditor.remote.wire import Wire
 from auditor.runs.prefix_token import prefixed
@@ -53,7 +53,7 @@ def queries() -> list[Query]:
     return [Query(f"s{i}", tuple(prefix), 5) for i, prefix in enumerate(PREFIXES.tolist())]
 
 
-def view(model: LanguageModel, local: HuggingFaceModel, setting: Setting = WORST, **more: Any) -> View:
+def view(model: LanguageModel, local: HuggingFaceModel, setting: Setting = WHITE_BOX, **more: Any) -> View:
     return View("undefended", model, setting, seed=0, tokenizer=local.tokenizer, **more)
 
 
@@ -323,7 +323,7 @@ def test_the_access_is_that_of_the_setting_and_the_server(
 ) -> None:
     text = RemoteModel(wire(served("silent")[1]), "tiny", local.tokenizer)
     assert view(remote, local).access == ("draw", "likelihood", "ranks", "likeliest")
-    assert view(remote, local, CLAIM).access == view(text, local).access == ("draw",)
+    assert view(remote, local, TEXT_ONLY).access == view(text, local).access == ("draw",)
     assert view(local, local).access == ("draw", "distribution", "embeddings")
     with pytest.raises(NotApplicable, match="needs log-probabilities; openai:tiny does not give them"):
         list(Perplexity(samples=2).guess(view(text, local), {}, queries()))

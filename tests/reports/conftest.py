@@ -29,25 +29,25 @@ from tests.conftest import methods
 
 MEMBERS, NONMEMBERS, PER_COUNT = 320, 160, 64
 REPEATS = ("1", "2", "4", "8", "16")
-DECODING = {"claim": "ancestral", "worst": "top-p 0.7, temperature 0.8"}
+DECODING = {"text-only": "ancestral", "white-box": "top-p 0.7, temperature 0.8"}
 # members completed, by target, setting and attack, at 1, 2, 4, 8 and 16 repeats; None: not applicable
 HITS: dict[tuple[str, str, str], tuple[int, ...] | None] = {
-    ("undefended", "claim", "ethicist"): (0, 2, 21, 58, 64),
-    ("undefended", "claim", "perplexity"): (0, 1, 17, 55, 64),
-    ("undefended", "worst", "ethicist"): (0, 4, 36, 62, 64),
-    ("undefended", "worst", "perplexity"): (0, 2, 27, 60, 64),
-    ("pmixed", "claim", "ethicist"): (0, 0, 0, 0, 1),
-    ("pmixed", "claim", "perplexity"): None,
-    ("pmixed", "worst", "ethicist"): (0, 0, 0, 1, 3),
-    ("pmixed", "worst", "perplexity"): (0, 0, 0, 0, 2),
-    ("ensemble-unmixed", "claim", "ethicist"): (0, 0, 0, 2, 7),
-    ("ensemble-unmixed", "claim", "perplexity"): (0, 0, 0, 1, 6),
-    ("ensemble-unmixed", "worst", "ethicist"): (0, 0, 1, 4, 12),
-    ("ensemble-unmixed", "worst", "perplexity"): (0, 0, 0, 3, 9),
-    ("uniform-mixing", "claim", "ethicist"): (0, 1, 12, 45, 60),
-    ("uniform-mixing", "claim", "perplexity"): (0, 0, 9, 41, 59),
-    ("uniform-mixing", "worst", "ethicist"): (0, 4, 36, 62, 64),
-    ("uniform-mixing", "worst", "perplexity"): (0, 2, 27, 60, 64),
+    ("undefended", "text-only", "ethicist"): (0, 2, 21, 58, 64),
+    ("undefended", "text-only", "perplexity"): (0, 1, 17, 55, 64),
+    ("undefended", "white-box", "ethicist"): (0, 4, 36, 62, 64),
+    ("undefended", "white-box", "perplexity"): (0, 2, 27, 60, 64),
+    ("pmixed", "text-only", "ethicist"): (0, 0, 0, 0, 1),
+    ("pmixed", "text-only", "perplexity"): None,
+    ("pmixed", "white-box", "ethicist"): (0, 0, 0, 1, 3),
+    ("pmixed", "white-box", "perplexity"): (0, 0, 0, 0, 2),
+    ("ensemble-unmixed", "text-only", "ethicist"): (0, 0, 0, 2, 7),
+    ("ensemble-unmixed", "text-only", "perplexity"): (0, 0, 0, 1, 6),
+    ("ensemble-unmixed", "white-box", "ethicist"): (0, 0, 1, 4, 12),
+    ("ensemble-unmixed", "white-box", "perplexity"): (0, 0, 0, 3, 9),
+    ("uniform-mixing", "text-only", "ethicist"): (0, 1, 12, 45, 60),
+    ("uniform-mixing", "text-only", "perplexity"): (0, 0, 9, 41, 59),
+    ("uniform-mixing", "white-box", "ethicist"): (0, 4, 36, 62, 64),
+    ("uniform-mixing", "white-box", "perplexity"): (0, 2, 27, 60, 64),
 }
 
 
@@ -65,22 +65,24 @@ def difference(name: str, value: float, spread: float) -> Measurement:
 def finding(target: str, setting: str, attack: str) -> Finding:
     hits = HITS[target, setting, attack]
     claims = target in ("pmixed", "uniform-mixing")
-    access = ("draw",) if setting == "claim" else ("draw", "distribution") + ("embeddings",) * (attack == "ethicist")
+    access = (
+        ("draw",) if setting == "text-only" else ("draw", "distribution") + ("embeddings",) * (attack == "ethicist")
+    )
     cell = Finding(
         target=target,
         setting=setting,
         attack=attack,
         options={
             "samples": 10,
-            **({"tune_on": "public" if setting == "claim" else "target"} if attack == "ethicist" else {}),
+            **({"tune_on": "public" if setting == "text-only" else "target"} if attack == "ethicist" else {}),
         },
         access=access,
         decoding=DECODING[setting],
-        claim_applies=setting == "claim" if claims else None,
+        claim_applies=setting == "text-only" if claims else None,
         claim_reason=""
         if not claims
         else "sampled tokens, ancestral"
-        if setting == "claim"
+        if setting == "text-only"
         else "log-probabilities, top-p 0.7",
         seconds=11.3,
         drawn=MEMBERS * 10 * 24,
@@ -95,7 +97,7 @@ def finding(target: str, setting: str, attack: str) -> Finding:
 def chain(target: str, setting: str, attack: str) -> Chain | None:
     """Outside the lab, without the control of its recipe and without a public model's row."""
     rows = [HITS[name, setting, attack] for name in ("undefended", "ensemble-unmixed", "pmixed")]
-    if target != "pmixed" or setting != "worst" or None in rows:
+    if target != "pmixed" or setting != "white-box" or None in rows:
         return None
     start, unmixed, own = (sum(hits or ()) / MEMBERS for hits in rows)
     moved = [difference("recall_difference", after - before, 0.03) for before, after in pairwise((start, unmixed, own))]
@@ -155,7 +157,7 @@ def probed(target: str, p: float) -> Finding:
     excess = replace(difference(f"excess_{name}", p, 0.05), unit="probability")
     main = [probability(name, p, MEMBERS), probability(f"{name}_nonmembers", 3.1e-7, NONMEMBERS, "baseline"), excess]
     return replace(
-        finding(target, "worst", "ethicist"),
+        finding(target, "white-box", "ethicist"),
         attack="extraction-probability",
         measurements=(*main, *any_of, share("discoverable_10_0.9", 40, MEMBERS)),
         by_repeats={r: probability(name, p * k / 5, PER_COUNT) for k, r in enumerate(REPEATS)},

@@ -33,7 +33,7 @@ NOTHING = [False] * 80
 
 def details(result: AuditResult, **rows: Outcome) -> Details:
     """Outcomes of the strongest undefended row's attack and setting, by target."""
-    keys = {name: CellKey(name.replace("_", "-"), "worst", "ethicist") for name in rows}
+    keys = {name: CellKey(name.replace("_", "-"), "white-box", "ethicist") for name in rows}
     facts = tuple(
         SecretFacts(id, f"s{i}", True, TIMES[i], 8, "ward" if i >= 60 else "desk") for i, id in enumerate(IDS)
     )

@@ -30,7 +30,7 @@ def bracketed(**options: object) -> Finding:
         for name, both in SHARES.items()
         for end, hits, n in zip(("", "_nonmembers"), both, (300, 100), strict=True)
     ]
-    row = replace(finding("undefended", "worst", "ethicist"), attack="extraction-probability", curve=(), drawn=0)
+    row = replace(finding("undefended", "white-box", "ethicist"), attack="extraction-probability", curve=(), drawn=0)
     return replace(
         row, options={**options, "near_distance": 5, "windows": "8", "one_in": 1000}, measurements=(*means, *shares)
     )

@@ -27,7 +27,7 @@ def audit(m: int = 1000, right: float = 0.95) -> tuple[Audited, ...]:
 
 def row(found: tuple[Audited, ...], **changed: object) -> Finding:
     measured = tuple(measurements_of(found)) if found else ()
-    made = Finding("dp", "worst", "epsilon-audit", {}, ("distribution",), "", True, "", measured, audits=found)
+    made = Finding("dp", "white-box", "epsilon-audit", {}, ("distribution",), "", True, "", measured, audits=found)
     return replace(made, **changed)
 
 

@@ -24,7 +24,7 @@ HOSTILE = "<script>|`*]](x)\x1b[31m\x00\u202e&\"'\ud800\ufffe=1+1\n# x"
 
 def ruling(outcome: Verdict, name: str = "t") -> Ruling:
     return Ruling(
-        name, "claim", "a", "recall", 0.1, 0.0, 0.2, outcome, f"because {name}", f"recall <= 0.1 {name}", 0.1, 50
+        name, "text-only", "a", "recall", 0.1, 0.0, 0.2, outcome, f"because {name}", f"recall <= 0.1 {name}", 0.1, 50
     )
 
 
@@ -76,7 +76,7 @@ def compared(name: str) -> Comparison:
     delta = Measurement("recall_difference", -0.2, -0.3, -0.1, 100)
     cells = (Comparand(share(0.4)), Comparand(share(0.2), delta), Comparand(None, why=name))
     return Comparison(
-        (name, "b", "c"), "lab: 100 members", (ComparisonRow(CellKey(name, "claim", "a"), "recall", cells, best=1),)
+        (name, "b", "c"), "lab: 100 members", (ComparisonRow(CellKey(name, "text-only", "a"), "recall", cells, best=1),)
     )
 
 

@@ -103,7 +103,7 @@ def test_nothing_of_the_users_leaves_the_house(with_probe: AuditResult) -> None:
 
 
 def test_the_command_writes_it_beside_the_reports(tmp_path: Path, capsys: Said) -> None:
-    plan = Plan.of(attack=(ROW.attack,), setting="worst", model=PLANTED, data=PLANTED).to_json()
+    plan = Plan.of(attack=(ROW.attack,), setting="white-box", model=PLANTED, data=PLANTED).to_json()
     finished(tmp_path, outcome(out=200), name=PLANTED, plan=plan)
     kept.keep(tmp_path, decide(read_run(tmp_path), Policy((parse_rule("recall <= 0.1"),))))
     assert call(["report", str(tmp_path), "--format", "edpb"]) == 0

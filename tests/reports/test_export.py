@@ -42,7 +42,7 @@ def test_a_row_a_measurement(with_probe: AuditResult) -> None:
             row = row.iloc[0] if isinstance(row, pd.DataFrame) else row
             assert (row["value"], row["low"], row["high"]) == (m.value, m.low, m.high)
             assert (row["n"], row["unit"], row["decoding"]) == (m.n, m.unit, f.decoding)
-    why = table[table["attack"].eq("perplexity") & table["target"].eq("pmixed") & table["setting"].eq("claim")]
+    why = table[table["attack"].eq("perplexity") & table["target"].eq("pmixed") & table["setting"].eq("text-only")]
     assert why["not_applicable"].item().startswith("perplexity ranks by") and why["value"].isna().all()
     pmixed = table[table["target"] == "pmixed"]
     assert set(pmixed["epsilon"]) == {8.0} and set(pmixed["unit_of_protection"]) == {"shard"}
@@ -70,7 +70,7 @@ def run(result: AuditResult) -> Run:
     ids, member = ("b", "a", "=1+1"), np.array([True, True, False])
     hits = PerSecret(ids, member, (1, 4, None), {"recall": np.array([0.0, 1.0, 0.0]), "score": np.array([0.1, 2, -3])})
     exact = PerSecret(ids, member, (1, 4, None), {"extraction_probability": np.array([0.25, 1e-30, math.nan])})
-    rows = {("undefended", "worst", "ethicist"): hits, ("undefended", "worst", "extraction-probability"): exact}
+    rows = {("undefended", "white-box", "ethicist"): hits, ("undefended", "white-box", "extraction-probability"): exact}
     return Run("folder", result, rows)
 
 

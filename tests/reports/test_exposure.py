@@ -24,7 +24,7 @@ def exposed(target: str, values: dict[str, float]) -> Finding:
     main = bits(sum(values.values()) / len(values), 6 * len(values))
     measured = (main, share("exposed_share", 3, main.n))
     by_count = {count: bits(value, 6) for count, value in values.items()}
-    row = replace(finding(target, "worst", "ethicist"), attack="exposure", decoding="ancestral", curve=())
+    row = replace(finding(target, "white-box", "ethicist"), attack="exposure", decoding="ancestral", curve=())
     return replace(row, measurements=measured, by_repeats=by_count)
 
 
@@ -44,7 +44,7 @@ def figures(result: AuditResult) -> dict[str, Figure]:
 
 
 def test_the_figure_compares_targets_with_what_they_cost_and_claim(with_exposure: AuditResult) -> None:
-    drawn = figures(with_exposure)["exposure-worst"]
+    drawn = figures(with_exposure)["exposure-white-box"]
     assert [f.target for f in drawn.findings] == ["undefended", "pmixed", "uniform-mixing"]
     groups = {group.title.split(" · ")[0]: group for group in drawn.table.groups}
     assert groups["Undefended"].rows == (
@@ -61,9 +61,9 @@ def test_the_figure_compares_targets_with_what_they_cost_and_claim(with_exposure
 
 def test_recall_keeps_its_own_figure(with_exposure: AuditResult, result: AuditResult) -> None:
     # By what they say: from Python 3.13 on a NaN in one is unequal to itself.
-    assert repr(figures(with_exposure)["repeats-worst"]) == repr(figures(result)["repeats-worst"])
+    assert repr(figures(with_exposure)["repeats-white-box"]) == repr(figures(result)["repeats-white-box"])
     alone = replace(with_exposure, findings=with_exposure.findings[-3:])
-    assert set(figures(alone)) == {"exposure-worst"}
+    assert set(figures(alone)) == {"exposure-white-box"}
 
 
 def test_a_claim_that_is_not_proved_is_not_called_one(with_exposure: AuditResult) -> None:

@@ -35,7 +35,7 @@ def point(
 
 
 def picture(*points: FrontierPoint, metric: str = "extraction_probability") -> Frontier:
-    return Frontier(metric, "extraction-probability", "worst", 0.1, 0.05, points, seeds=(0,))
+    return Frontier(metric, "extraction-probability", "white-box", 0.1, 0.05, points, seeds=(0,))
 
 
 def told(*points: FrontierPoint) -> str:

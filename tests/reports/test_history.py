@@ -31,7 +31,11 @@ from tests.rows import read_rows, repacked, write_rows
 
 Said = pytest.CaptureFixture[str]
 Maker = Callable[..., Path]
-ROWS = [("undefended", "worst", "ethicist"), ("undefended", "worst", "perplexity"), ("pmixed", "worst", "ethicist")]
+ROWS = [
+    ("undefended", "white-box", "ethicist"),
+    ("undefended", "white-box", "perplexity"),
+    ("pmixed", "white-box", "ethicist"),
+]
 
 
 @pytest.fixture
@@ -55,7 +59,7 @@ def made(tmp_path: Path, result: AuditResult) -> Maker:
             "findings": tuple(findings),
             "targets": tuple(target for target in result.targets if target.name in ("undefended", "pmixed")),
             "family": "neox",
-            "plan": {"attack": ["ethicist"], "setting": "worst"},
+            "plan": {"attack": ["ethicist"], "setting": "white-box"},
             **changed,
         }
         folder = tmp_path / name
@@ -95,7 +99,7 @@ def test_runs_stand_in_the_order_of_their_dates_and_what_cannot_be_compared_apar
     assert found.lines[0].why == "" and "model family 'gpt2' against 'neox'" in found.lines[1].why
     first, change = found.lines[0].changes
     assert first is None and change is not None
-    (moved,) = [line for line in change.lines if line.row == ("undefended", "worst", "ethicist")]
+    (moved,) = [line for line in change.lines if line.row == ("undefended", "white-box", "ethicist")]
     assert moved.cells[-1].delta is not None and moved.cells[-1].delta.high < 0
 
 

@@ -38,7 +38,7 @@ def row(blind: float = 0.51, reference: float = 0.48) -> Finding:
     found = [auc("", 0.8), Measurement(rate_of("", 0.01), 0.25, 0.1, 0.4, 300, "share", "75/300 above 2")]
     controls = [auc("blind", blind), auc("reference_alone", reference)]
     by_repeats = {"1": auc("", 0.6), "64": auc("", 0.99, 0.01)}
-    probed = replace(finding("undefended", "worst", "ethicist"), attack="membership", curve=(), drawn=0)
+    probed = replace(finding("undefended", "white-box", "ethicist"), attack="membership", curve=(), drawn=0)
     return replace(probed, measurements=(*found, *controls, auc("loss", 0.7)), by_repeats=by_repeats)
 
 
@@ -102,7 +102,7 @@ NAMED = {score_of(""): 2.0, score_of("blind"): 0.0, score_of("stacked"): 1.0}
 
 def kept() -> Details:
     seen = PerSecret(tuple(map(str, range(50))), np.arange(50) < 30, (None,) * 50, scores())
-    return Details(rows={CellKey("undefended", "worst", "membership"): seen})
+    return Details(rows={CellKey("undefended", "white-box", "membership"): seen})
 
 
 def figure(result: AuditResult, details: Details) -> Figure:
@@ -126,7 +126,7 @@ def test_a_row_without_kept_scores_has_no_curve(result: AuditResult) -> None:
 
 
 def test_what_a_probe_keeps_is_read_back_from_the_folder(tmp_path: Path) -> None:
-    key = CellKey("undefended", "worst", "membership")
+    key = CellKey("undefended", "white-box", "membership")
     row = {"ids": ["a", "b"], "member": [True, False], "repeats": [1, None], "x": [1, np.nan], "a": [3, -np.inf]}
     write_rows(tmp_path, {str(key): row})
     seen = detailed.read(tmp_path).rows[key]

@@ -25,8 +25,8 @@ MARGIN = round(13 / 25.4 * 72) - 3  # dots, 72 an inch, that a page keeps white 
 
 def lab_of_readme(result: AuditResult) -> AuditResult:
     """Its configurations: one attack on the undefended model and PMixED at both accesses, and a control at one."""
-    kept = {("undefended", "claim"), ("undefended", "worst"), ("pmixed", "claim"), ("pmixed", "worst")}
-    kept.add(("ensemble-unmixed", "worst"))
+    kept = {("undefended", "text-only"), ("undefended", "white-box"), ("pmixed", "text-only"), ("pmixed", "white-box")}
+    kept.add(("ensemble-unmixed", "white-box"))
     findings = tuple(f for f in result.findings if f.attack == "ethicist" and (f.target, f.setting) in kept)
     return replace(result, findings=findings, targets=result.targets[:3])
 

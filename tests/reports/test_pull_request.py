@@ -35,7 +35,7 @@ def compared(*deltas: float | None, name: str = "main", runs: int = 2) -> Compar
     lines = []
     for i, delta in enumerate(deltas):
         now = Comparand(share(0.4), share(delta)) if delta is not None else Comparand(share(0.4), why="nothing to pair")
-        lines.append(ComparisonRow(CellKey("undefended", "worst", f"a{i}"), "recall", (Comparand(share(0.2)), now)))
+        lines.append(ComparisonRow(CellKey("undefended", "white-box", f"a{i}"), "recall", (Comparand(share(0.2)), now)))
     return Comparison((name, "here"), "lab: 100 members", tuple(lines))
 
 
@@ -96,7 +96,7 @@ def test_the_folder_holds_what_changed(tmp_path: Path, result: AuditResult) -> N
 
 
 def test_a_decision_fits_beside_a_report() -> None:
-    held = Ruling("target", "worst", "a", "recall", 0.1, 0.0, 0.2, "held", "because", "recall <= 0.1", 0.1, 50)
+    held = Ruling("target", "white-box", "a", "recall", 0.1, 0.0, 0.2, "held", "because", "recall <= 0.1", 0.1, 50)
     failed = replace(held, target="bad", verdict="failed")
     silent = replace(held, target="&" * 10_000, verdict="failed", n=0, reason="|" * 10_000)
     made = Decision("&" * 10_000, "|" * 10_000, (*[held] * 400, failed, *[silent] * 60), "report")

@@ -36,7 +36,7 @@ def figure(doc: Document, section: str) -> Figure:
 def change(name: str, value: float, low: float, high: float) -> ComparisonRow:
     before, now = (Measurement(name, v, 0.0, 1.0, 300) for v in (0.4, 0.4 + value))
     delta = Measurement(f"{name}_difference", value, low, high, 300)
-    return ComparisonRow(CellKey("pmixed", "worst", "ethicist"), name, (Comparand(before), Comparand(now, delta)))
+    return ComparisonRow(CellKey("pmixed", "white-box", "ethicist"), name, (Comparand(before), Comparand(now, delta)))
 
 
 def test_every_reader_has_a_part(result: AuditResult, secret_by_secret: Callable[..., Details]) -> None:
@@ -81,7 +81,7 @@ def test_the_glance_shows_every_signal_of_each_target_and_access(result: AuditRe
 def test_what_changed_since_another_run(result: AuditResult) -> None:
     """What leaks more comes first, and each row's interval is drawn on one scale around no change."""
     missing = ComparisonRow(
-        CellKey("pmixed", "claim", "ethicist"), "recall", (Comparand(None, why="not in this run"), Comparand(None))
+        CellKey("pmixed", "text-only", "ethicist"), "recall", (Comparand(None, why="not in this run"), Comparand(None))
     )
     lines = (change("a", 0.0, -0.02, 0.02), missing, change("b", -0.06, -0.1, -0.02), change("c", 0.05, 0.01, 0.09))
     doc = contents.page(result, since=Comparison(("main", "now"), "lab", lines))
@@ -101,7 +101,7 @@ def test_calibration_holds_scores_to_what_came_true(
 ) -> None:
     details = secret_by_secret(result, 100, length=4)
     doc = contents.page(result, details)
-    outcome = details.rows["undefended", "worst", "ethicist"].outcome
+    outcome = details.rows["undefended", "white-box", "ethicist"].outcome
     assert outcome is not None
     own = outcome.only(outcome.member)
     drawn = next(s for s in figure(doc, "calibration").series if s.kind == "white-box" and "ethicist" in s.label)
@@ -126,7 +126,7 @@ def test_a_score_that_is_no_probability_is_not_calibrated(
 
 def test_the_probe_foretells_what_sampling_finds(result: AuditResult, secret_by_secret: Callable[..., Details]) -> None:
     details = secret_by_secret(result, 50, length=4)
-    attack, probe = ("undefended", "worst", "perplexity"), ("undefended", "worst", "extraction-probability")
+    attack, probe = ("undefended", "white-box", "perplexity"), ("undefended", "white-box", "extraction-probability")
     p = np.linspace(0, 1, 50)
     rows = {attack: replace(details.rows[attack], score_is_probability=False)}
     ids, member = tuple(s.id for s in details.secrets), np.array([s.member for s in details.secrets])
@@ -144,7 +144,7 @@ def test_the_probe_foretells_what_sampling_finds(result: AuditResult, secret_by_
 def test_exposure_is_drawn_beside_its_null(with_probe: AuditResult) -> None:
     told = tuple(SecretFacts(f"c{i}", f"a{i}", i < 8, 1, 6) for i in range(10))
     bits = {f"c{i}": float(i) for i in range(9)} | {"c9": math.nan}
-    row = ("undefended", "worst", "extraction-probability")
+    row = ("undefended", "white-box", "extraction-probability")
     doc = contents.page(with_probe, Details(told, {}, {}, {row: bits}))
     drawn = figure(doc, "exposure")
     assert [(p.x, p.y) for p in drawn.series[0].points] == [(float(i), 1 - i / 8) for i in range(8)]  # members only
@@ -158,7 +158,7 @@ def test_exposure_is_drawn_beside_its_null(with_probe: AuditResult) -> None:
 def test_exposures_that_nothing_was_learned_from_stay_within_their_band(with_probe: AuditResult) -> None:
     told, row = (
         tuple(SecretFacts(f"c{i}", f"a{i}", True, 1, 6) for i in range(64)),
-        ("undefended", "worst", "extraction-probability"),
+        ("undefended", "white-box", "extraction-probability"),
     )
     by_rank = {f"c{i}": 6 - math.log2(i + 1) for i in range(64)}  # each rank once: the null, met everywhere
     by_rank["c1"] = by_rank["c0"]  # and crossed a little: by the tail of most models that learned nothing

@@ -42,7 +42,7 @@ def auc(value: float, low: float, high: float, name: str = "membership_auc") -> 
     return Measurement(name, value, low, high, N + OTHERS, "AUC")
 
 
-def row(attack: str, *measured: Measurement, target: str = "undefended", setting: str = "worst") -> Finding:
+def row(attack: str, *measured: Measurement, target: str = "undefended", setting: str = "white-box") -> Finding:
     return Finding(target, setting, attack, {}, ("draw",), "ancestral", None, "", tuple(measured))
 
 
@@ -322,7 +322,7 @@ SIGNALS = st.one_of(
 
 
 @settings(max_examples=EXAMPLES)
-@given(st.lists(st.tuples(SIGNALS, st.sampled_from(["claim", "worst"])), min_size=1, max_size=4), st.booleans())
+@given(st.lists(st.tuples(SIGNALS, st.sampled_from(["text-only", "white-box"])), min_size=1, max_size=4), st.booleans())
 def test_where_a_signal_is_above_its_baseline_nothing_reassures(seen: list[tuple[Drawn, str]], defended: bool) -> None:
     """120 combinations of up to four signals, of the undefended model or of a defended one."""
     target = "pmixed" if defended else "undefended"

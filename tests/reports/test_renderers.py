@@ -136,12 +136,12 @@ def test_any_of_n_is_drawn_beside_the_floor(with_probe: AuditResult, probe_only:
     shown = probe_only if alone else with_probe
     figures = [f for s in document(shown).sections for b in s.blocks for f in getattr(b, "figures", ())]
     drawn = [f for f in figures if f.plot == "any_of_n"]
-    assert [f.id for f in drawn] == ["any-of-worst"] and len(drawn[0].findings) == 2
+    assert [f.id for f in drawn] == ["any-of-white-box"] and len(drawn[0].findings) == 2
     assert ("100", "100.0% [96.0–100.0]", "46% [42–50]") in drawn[0].table.groups[0].rows
     picture = svg(drawn[0], {})
     assert "non-members" in picture and "Samples" in picture
-    assert "any_of_n" not in [f.plot for f in figures if f.id.endswith("claim")]
-    repeats = next(f for f in figures if f.id == "repeats-worst")
+    assert "any_of_n" not in [f.plot for f in figures if f.id.endswith("text-only")]
+    repeats = next(f for f in figures if f.id == "repeats-white-box")
     assert repeats.title.startswith("Extraction probability, mean by" if alone else "Recall by")
     assert {f.attack for f in repeats.findings} == {"extraction-probability" if alone else "ethicist"}
 
@@ -232,7 +232,7 @@ def test_html_shows_hostile_text_as_text(result: AuditResult) -> None:
 
 
 def test_revealed_text_is_shown_as_text_and_said_to_be_private(result: AuditResult) -> None:
-    row = "undefended/worst/ethicist"
+    row = "undefended/white-box/ethicist"
     said = {
         "row-1": SecretText("s1", "nobody's", ("guess",), {row: "other"}),
         "row-2": SecretText("s2", HOSTILE, ("=1", "\n"), {row: "=1\n"}, (row,)),

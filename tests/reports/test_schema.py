@@ -45,7 +45,7 @@ def test_results_fit(result: AuditResult, with_probe: AuditResult, probe_only: A
 LAB = """
 attack = ["perplexity", "extraction-probability"]
 samples = 2
-setting = "worst"
+setting = "white-box"
 
 [lab_recipe]
 vocab_size = 300

@@ -47,7 +47,7 @@ def results(draw: st.DrawFn) -> AuditResult:
     names = ["undefended"][: draw(st.integers(0, 1))] + [f"t{i}" for i in range(draw(st.integers(1, 11)))]
     findings, greedy = [], None
     for name in names:
-        for one, setting in draw(st.lists(st.tuples(SIGNALS, st.sampled_from(["claim", "worst"])), max_size=4)):
+        for one, setting in draw(st.lists(st.tuples(SIGNALS, st.sampled_from(["text-only", "white-box"])), max_size=4)):
             findings += _placed(one, name, setting, draw(st.booleans()))
             greedy = greedy or (one.greedy if name == "undefended" else None)
     base, stand = run_of(*findings, greedy=greedy), list(claims().values())

@@ -68,10 +68,10 @@ def test_what_fits_is_all_there(result: AuditResult, secret_by_secret: Secrets) 
     data = listed(result, details)
     rows = data["rows"]
     assert len(rows) == len(result.findings)
-    row = details.rows["undefended", "worst", "ethicist"]
+    row = details.rows["undefended", "white-box", "ethicist"]
     assert row.outcome is not None
     shown = rows[data["first"]]
-    assert (shown["target"], shown["setting"], shown["attack"]) == ("Undefended", "worst", "ethicist")
+    assert (shown["target"], shown["setting"], shown["attack"]) == ("Undefended", "white-box", "ethicist")
     expected = ["3" if h else "1" if near else "0" for h, near in zip(row.outcome.hit, row.outcome.near, strict=True)]
     assert shown["outcome"] == "".join(expected)
     assert shown["lead"] == row.outcome.traits["lead"].astype(int).tolist()

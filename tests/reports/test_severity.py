@@ -21,7 +21,9 @@ MEASURED = Measurement("any", 0.1, 0.0, 0.2, 60)
 TEXT = {VERBATIM, NEARLY, GREEDILY, untargeted.KIND, PERSONAL}  # whose signals are text of the data
 
 
-def signal(kind: Kind, status: Status, setting: str = "worst", suspected: bool = False, target: str = "t") -> Signal:
+def signal(
+    kind: Kind, status: Status, setting: str = "white-box", suspected: bool = False, target: str = "t"
+) -> Signal:
     measured = None if status == NOT_TESTED else MEASURED
     return Signal(kind, target, setting, status, measured, suspected=suspected and status == NOT_SHOWN)
 
@@ -98,13 +100,13 @@ def test_an_open_result_says_all_that_is_open(found: Assessment) -> None:
     [
         (seen(signal(VERBATIM, SHOWN)), HIGH, "text of training records is extracted with white-box access"),
         (
-            seen(signal(GREEDILY, SHOWN, ""), signal(PERSONAL, SHOWN, "claim")),
+            seen(signal(GREEDILY, SHOWN, ""), signal(PERSONAL, SHOWN, "text-only")),
             HIGH,
             "text of training records is extracted by greedy decoding and with text-only access, personal data among "
             "it",
         ),
         (
-            seen(signal(VERBATIM, NOT_SHOWN), signal(membership.KIND, SHOWN), signal(claims.KIND, SHOWN, "claim")),
+            seen(signal(VERBATIM, NOT_SHOWN), signal(membership.KIND, SHOWN), signal(claims.KIND, SHOWN, "text-only")),
             MODERATE,
             "no text is shown to be extracted, but something else is above its baseline: membership, audited epsilon",
         ),

@@ -39,7 +39,7 @@ def left(*numbers: Recalled, ratio: float = 1.1) -> Unlearning:
     }
     perplexity["ratio"] = p(ratio, 0.05, unit="times")
     models = {**MODELS, "relearned": "pmixed-relearned", **never}
-    return Unlearning("pmixed", models, "worst", 50, 40, numbers, perplexity, steps=20, rate=1e-4, texts=30)
+    return Unlearning("pmixed", models, "white-box", 50, 40, numbers, perplexity, steps=20, rate=1e-4, texts=30)
 
 
 def test_what_is_hidden_comes_back_and_is_said_to(result: AuditResult) -> None:

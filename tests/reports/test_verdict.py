@@ -154,9 +154,9 @@ def test_nothing_measured(result: AuditResult) -> None:
 
 
 def test_strongest_looks_within_a_setting(result: AuditResult) -> None:
-    best = strongest(result, "undefended", "claim")
+    best = strongest(result, "undefended", "text-only")
     assert best is not None
-    assert (best.attack, best.setting) == ("ethicist", "claim")
+    assert (best.attack, best.setting) == ("ethicist", "text-only")
     assert strongest(result, "nobody") is None
 
 
@@ -187,7 +187,7 @@ def test_probes_are_told_as_attacks_are(probe_only: AuditResult, with_probe: Aud
 def test_a_claim_that_was_seen_to_fail_is_said_aloud(result: AuditResult) -> None:
     def checked(violations: int) -> AuditResult:
         measured = (Measurement("claim_violations", violations, violations, violations, 1600, "count"),)
-        row = next(f for f in result.findings if f.target == "pmixed" and f.setting == "worst")
+        row = next(f for f in result.findings if f.target == "pmixed" and f.setting == "white-box")
         row = replace(row, attack="claim-check", measurements=measured, by_repeats={}, curve=())
         return replace(result, findings=(*result.findings, row))
 

@@ -41,12 +41,12 @@ def collected(folder: RunFolder, probe: Probe, members: float, others: float) ->
         values = [scale * ((members if s.member else others) + i / 100) for i, s in enumerate(SECRETS)]
         seen = [Observation(s.id, {"p": value}) for s, value in zip(SECRETS, values, strict=True)]
         main = Measurement("likely", sum(values[:4]) / 4, 0, 1, 4, "probability")
-        collector.probed(CellKey(target, "worst", "likely"), probe, SECRETS, seen, main)
+        collector.probed(CellKey(target, "white-box", "likely"), probe, SECRETS, seen, main)
     return collector
 
 
 def change(collector: Collector) -> Measurement:
-    new, base = (collector.answers[CellKey(name, "worst", "likely")] for name in ("defended", "undefended"))
+    new, base = (collector.answers[CellKey(name, "white-box", "likely")] for name in ("defended", "undefended"))
     return difference(new, base, sorted(base.values), sorted(base.floor))
 
 

@@ -177,30 +177,30 @@ def test_where_no_flag_halves_it_that_is_said() -> None:
 OPTIONS: dict[str, Any] = {
     "attack": ("ethicist", "perplexity", "extraction-probability", "exposure"),
     "attack_options": {"": {"samples": 5}, "ethicist": {"prompt_length": 2, "epochs": 3}},
-    "setting": "worst",
+    "setting": "white-box",
 }
 
 
 def test_rows_and_tokens_are_those_of_the_run(given: Path, tmp_path: Path) -> None:
     """With time for all of it, an estimate counts what the run asks, but for what the run tunes further."""
     found = estimate.estimate(plan(given, **OPTIONS), Silence(), 1e6)
-    own = ["-A", "samples=5", "-A", "ethicist.prompt_length=2", "-A", "ethicist.epochs=3", "--setting", "worst"]
+    own = ["-A", "samples=5", "-A", "ethicist.prompt_length=2", "-A", "ethicist.epochs=3", "--setting", "white-box"]
     attacks = [word for name in OPTIONS["attack"] for word in ("--attack", name)]
     assert call([*words(given), *own, *attacks, "-o", str(tmp_path / "run")]) == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     rows = {f["attack"]: f["rows"] for f in result["findings"]}
-    assert part(found, "Undefended: perplexity (worst)").rows == rows["perplexity"]
-    assert part(found, "Undefended: exposure (worst)").why.startswith("not applicable: the data hold no canaries")
+    assert part(found, "Undefended: perplexity (white-box)").rows == rows["perplexity"]
+    assert part(found, "Undefended: exposure (white-box)").why.startswith("not applicable: the data hold no canaries")
     assert not found.missing
-    tuning = part(found, "Undefended: ethicist (worst), tuning")
+    tuning = part(found, "Undefended: ethicist (white-box), tuning")
     assert tuning.of == tuning.asked == result["benchmark"]["known"]
     names = {cost.name for cost in found.costs if not cost.name.endswith("tuning")} - {"choosing a prefix token"}
     told = {name for name in result["timings"] if name != "prepare" and not name.startswith("build ")}
     assert names == told
     assert found.memory > 0 and found.seconds > 0
-    assert part(found, "Undefended: perplexity (worst)").cut == ("--limit", "--samples")
-    assert part(found, "Undefended: extraction-probability (worst)").cut == ("--limit",)
-    assert found.samples == 5 and sum(found.secrets) == part(found, "Undefended: extraction-probability (worst)").of
+    assert part(found, "Undefended: perplexity (white-box)").cut == ("--limit", "--samples")
+    assert part(found, "Undefended: extraction-probability (white-box)").cut == ("--limit",)
+    assert found.samples == 5 and sum(found.secrets) == part(found, "Undefended: extraction-probability (white-box)").of
 
 
 def test_the_command_shows_a_table_and_writes_nothing(
@@ -210,7 +210,7 @@ def test_the_command_shows_a_table_and_writes_nothing(
     monkeypatch.setenv("COLUMNS", "160")
     assert call(words(given, "--attack", "perplexity", "--samples", "3", "--estimate")) == 0
     said = capsys.readouterr().out
-    assert "forward rows" in said and "Undefended: perplexity (worst)" in said and "about" in said
+    assert "forward rows" in said and "Undefended: perplexity (white-box)" in said and "about" in said
     assert "would take half as long" in " ".join(said.split())
     assert not list(tmp_path.iterdir())
 

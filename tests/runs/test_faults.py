@@ -45,23 +45,23 @@ FILES = (
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A finished run of one row, made of records alone."""
-    plan, n = {"attack": ["a"], "setting": "worst"}, 40
+    plan, n = {"attack": ["a"], "setting": "white-box"}, 40
     ids, repeats = tuple(f"s{i}" for i in range(n)), (1,) * n
     folder = RunFolder.create(tmp_path / "run", "name", plan)
     folder.pin_weights({"model/model.safetensors": "d1"})
     facts = {"id": ids, "alias": ids, "member": [True] * n, "repeats": repeats, "canary": [False] * n}
     facts |= {"length": [2] * n, "group": [None] * n}
     (folder.path / "secrets.json").write_text(json.dumps(facts))
-    folder.append(CellKey("undefended", "worst", "a"), [Guesses(one, (Guess((1, 2), -0.5),), 1, 2) for one in ids])
-    folder.observe(CellKey("undefended", "worst", "a"), [Observation("s1", {"log_p": -0.5})])
+    folder.append(CellKey("undefended", "white-box", "a"), [Guesses(one, (Guess((1, 2), -0.5),), 1, 2) for one in ids])
+    folder.observe(CellKey("undefended", "white-box", "a"), [Observation("s1", {"log_p": -0.5})])
     folder.score("undefended", [TokenLogProbs("s1", (-0.25, -0.25))])
     states.save(folder, "a", {"epoch": 1})
     hit, whole = np.arange(n) < 10, np.ones(n, dtype=bool)
     distance = np.where(hit, 0, 5)
     outcome = judging.Outcome(ids, hit, hit, np.linspace(0, 1, n), repeats, whole, distance, np.full(n, 2))
-    table.write(folder.path, PerSecret.of(outcome).columns(CellKey("undefended", "worst", "a")))
+    table.write(folder.path, PerSecret.of(outcome).columns(CellKey("undefended", "white-box", "a")))
     measured, by_repeats = tuple(extraction.extraction(outcome)), extraction.by_repeats("recall", outcome)
-    finding = Finding("undefended", "worst", "a", {}, (), "", None, "", measured, by_repeats)
+    finding = Finding("undefended", "white-box", "a", {}, (), "", None, "", measured, by_repeats)
     record = BenchmarkRecord("files", "", n, 0, 0)
     result = AuditResult("r", "2026-11-22T10:00:00+00:00", "0", "audit run", plan, record, (), (finding,), {}, {}, 0)
     (folder.path / "result.json").write_text(json.dumps(to_json(result)))

@@ -78,7 +78,7 @@ def result(world: Path, out: str) -> dict[str, Any]:
     return read
 
 
-def row(world: Path, out: str, target: str = "undefended", setting: str = "worst") -> dict[str, Any]:
+def row(world: Path, out: str, target: str = "undefended", setting: str = "white-box") -> dict[str, Any]:
     found = (f for f in result(world, out)["findings"] if (f["target"], f["setting"]) == (target, setting))
     return next(found)
 
@@ -89,7 +89,7 @@ def numbers(found: dict[str, Any]) -> dict[str, Any]:
 
 def kept(run: Path) -> dict[str, dict[str, float]]:
     """By quantity, what the undefended model's row at the widest access says of each record."""
-    own = [one for one in read(run, RECORDS) if one.cell == CellKey("undefended", "worst", "untargeted")]
+    own = [one for one in read(run, RECORDS) if one.cell == CellKey("undefended", "white-box", "untargeted")]
     return {one.quantity: dict(zip(one.ids, one.values, strict=True)) for one in own}
 
 
@@ -104,7 +104,7 @@ def test_what_it_counts_is_what_looking_at_every_generation_counts(world: Path, 
     records = [tuple(record) for record in np.concatenate(halves, axis=1).tolist()]
     runs = {record[at : at + 6] for record in records for at in range(LENGTH - 5)}
     lines = [json.loads(line) for line in (run / "guesses.jsonl").read_text().splitlines()]
-    drawn = [tuple(line["ranked"][0][0]) for line in lines if line["cell"] == "undefended/worst/untargeted"]
+    drawn = [tuple(line["ranked"][0][0]) for line in lines if line["cell"] == "undefended/white-box/untargeted"]
     hits = [any(text[at : at + 6] in runs for at in range(LENGTH - 5)) for text in drawn]
     found = numbers(row(world, "run"))
     assert len(drawn) == 60 and 5 < sum(hits) < 60
@@ -129,7 +129,7 @@ def test_numbers_depend_neither_on_the_batch_size_nor_on_where_a_run_was_cut_off
     (world / "resumed" / "result.json").unlink()
     assert call(["run", "--resume", str(world / "resumed")]) == 0
     for name in ("batched", "resumed"):
-        for setting in ("claim", "worst"):
+        for setting in ("text-only", "white-box"):
             one, other = (row(world, out, setting=setting)["measurements"] for out in ("run", name))
             assert one == other
         assert kept(world / name) == kept(run)
@@ -152,9 +152,9 @@ def test_reports_tell_of_it_without_what_came_out(world: Path, run: Path) -> Non
 
 
 def test_a_gate_holds_it_to_a_limit(world: Path, run: Path, capsys: Said) -> None:
-    assert call(["gate", str(run), "--max", "memorised_per_1000=5", "--setting", "worst"]) == 1
+    assert call(["gate", str(run), "--max", "memorised_per_1000=5", "--setting", "white-box"]) == 1
     assert call(["gate", str(run), "--max", "memorised_per_1000=2000"]) == 0
-    assert call(["gate", str(run), "--max", "memorised_generations=0.01", "--setting", "worst"]) == 1
+    assert call(["gate", str(run), "--max", "memorised_generations=0.01", "--setting", "white-box"]) == 1
 
 
 def test_generations_of_a_defense_are_charged_to_its_claim(world: Path) -> None:
@@ -162,7 +162,7 @@ def test_generations_of_a_defense_are_charged_to_its_claim(world: Path) -> None:
     assert audit(world, "mixed", *defended, generations=10) == 0
     claim = next(t for t in result(world, "mixed")["targets"] if t["name"] == "uniform-mixing")["claim"]
     assert claim["spent_queries"] == claim["queries"] == 10 * LENGTH
-    inside = row(world, "mixed", "uniform-mixing", "claim")
+    inside = row(world, "mixed", "uniform-mixing", "text-only")
     assert inside["decoding"] == "ancestral"
     assert "not ranked: in this setting only sampled tokens come back" in inside["notes"]
     assert not any(name.startswith("memorised_in_top") for name in numbers(inside))
@@ -182,15 +182,15 @@ def test_what_reads_records_as_it_is_asked_about_them_has_learnt_none(world: Pat
 
 def test_a_text_that_lower_case_makes_too_long_is_ranked_by_what_there_is_room_for(world: Path) -> None:
     """Bytes that are no text are written as several, in small letters too."""
-    assert audit(world, "long", "--setting", "worst", generations=4, length=80) == 0
+    assert audit(world, "long", "--setting", "white-box", generations=4, length=80) == 0
     assert "memorised_in_top_100_lowercase" in numbers(row(world, "long"))
 
 
 def test_the_public_model_is_the_control_of_an_undefended_run(world: Path) -> None:
-    assert audit(world, "control", "--public", str(world / "model"), "--setting", "worst", generations=5) == 0
+    assert audit(world, "control", "--public", str(world / "model"), "--setting", "white-box", generations=5) == 0
     assert [(f["target"], f["setting"]) for f in result(world, "control")["findings"]] == [
-        ("undefended", "worst"),
-        ("public", "worst"),
+        ("undefended", "white-box"),
+        ("public", "white-box"),
     ]
 
 
@@ -241,7 +241,7 @@ def test_canaries_alone_are_no_training_data(world: Path, capsys: Said) -> None:
 
 def test_prompts_stand_before_generations_and_those_of_the_training_data_are_told_of(world: Path) -> None:
     (world / "some.txt").write_text(f"{KNOWN[:7]}\n\na public prompt\n{KNOWN[:7]}\n")
-    assert audit(world, "prompted", "--setting", "worst", prompts=world / "some.txt", generations=6) == 0
+    assert audit(world, "prompted", "--setting", "white-box", prompts=world / "some.txt", generations=6) == 0
     notes = row(world, "prompted")["notes"]
     assert "texts begin with 2 prompts in turn" in notes
     assert any(note.startswith("1 of 2 prompts stand in the training data themselves") for note in notes)

@@ -19,7 +19,7 @@ def test_the_product_of_sweeps_variants_and_seeds_seeds_outermost() -> None:
     raw = {
         "seeds": [0, 7],
         "sweep": {"ethicist.samples": [1, 10], "limit": [5, 6]},
-        "variant": [{"name": "a"}, {"name": "b", "setting": "worst"}],
+        "variant": [{"name": "a"}, {"name": "b", "setting": "white-box"}],
     }
     points = expand(raw)
     assert [point.seed for point in points] == [0] * 8 + [7] * 8
@@ -28,7 +28,7 @@ def test_the_product_of_sweeps_variants_and_seeds_seeds_outermost() -> None:
     last = points[-1].plan
     assert last == {
         "attack": ["ethicist"],
-        "setting": "worst",
+        "setting": "white-box",
         "limit": 6,
         "seed": 7,
         "attack_options": {"ethicist": {"samples": 10}},

@@ -54,7 +54,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         call(["train", "none", "--model", str(folder / "base"), "--data", data, *TRAINED, "-o", f"{folder}/tuned"]) == 0
     )
     audit = ["run", "--model", f"{folder}/tuned", "--data", data, "--nonmembers", f"{folder}/others.jsonl"]
-    audit += ["--known-fraction", "0", "--prefix-length", "18", "--suffix-length", "6", "--setting", "worst"]
+    audit += ["--known-fraction", "0", "--prefix-length", "18", "--suffix-length", "6", "--setting", "white-box"]
     audit += ["--attack", "perplexity", "-A", "samples=2", "--attack", "extraction-probability"]
     assert call([*audit, "-o", f"{folder}/run"]) == 0
     return folder

@@ -43,7 +43,7 @@ def measured(benchmark: Files, *texts: str) -> tuple[dict[str, Any], dict[str, A
     ]
     by_id = {secret.id: secret for secret in benchmark.secrets}
     found, kept = personal.follow(benchmark).extracted(guesses, by_id, decoder(BYTES)), Collector(None)  # type: ignore[arg-type]
-    row = kept.judged(CellKey("undefended", "worst", "a"), judging.judge(guesses, by_id), False, found)
+    row = kept.judged(CellKey("undefended", "white-box", "a"), judging.judge(guesses, by_id), False, found)
     whose = ("recall", "recall_nonmembers")
     members, others = ({kind: m for kind in found if (m := row.measure(name, kind=kind))} for name in whose)
     return members, others
@@ -123,7 +123,7 @@ def test_a_run_shows_kinds_and_counts_in_every_report_and_never_a_text(tmp_path:
     rows = [{"prefix": f"{i}: write to", "suffix": f" {mail}"} for i, mail in enumerate(MAILS)]
     data, fresh = write(tmp_path / "d.jsonl", rows[:4]), write(tmp_path / "n.jsonl", rows[4:])
     plan = ["--model", str(tmp_path / "model"), "--data", data, "--nonmembers", fresh, "--phone-region", "DE,US"]
-    attack = ["--attack", "perplexity", "--samples", "2", "--setting", "worst", "--known-fraction", "0"]
+    attack = ["--attack", "perplexity", "--samples", "2", "--setting", "white-box", "--known-fraction", "0"]
     assert call(["run", *plan, *attack, "-o", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().out
     result = json.loads((tmp_path / "run" / "result.json").read_text())

@@ -42,14 +42,14 @@ def test_defaults() -> None:
 
 def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
     config = toml(
-        tmp_path, 'seed = 3\nlimit = 50\nattack = ["zlib"]\nsetting = "worst"\nknown_fraction = 0.5\n' + FILES
+        tmp_path, 'seed = 3\nlimit = 50\nattack = ["zlib"]\nsetting = "white-box"\nknown_fraction = 0.5\n' + FILES
     )
-    plan = make(config, {"seed": 4, "limit": None, "attack": [], "setting": "claim", "known_fraction": None})
+    plan = make(config, {"seed": 4, "limit": None, "attack": [], "setting": "text-only", "known_fraction": None})
     assert (plan.seed, plan.data.limit, plan.attacks.attack, plan.attacks.setting, plan.data.known_fraction) == (
         4,
         50,
         ("zlib",),
-        "claim",
+        "text-only",
         0.5,
     )
 
@@ -84,7 +84,7 @@ def test_automatic_batches_win_over_the_files_size() -> None:
         optional={
             "attack": st.lists(st.text(min_size=1), min_size=1).map(tuple),
             "attack_options": st.dictionaries(st.text(), st.dictionaries(st.text(), st.text() | st.integers())),
-            "setting": st.sampled_from(["claim", "worst", "both"]),
+            "setting": st.sampled_from(["text-only", "white-box", "both"]),
             "seed": st.integers(0, 2**63 - 1),
             "limit": st.integers(1, 9) | st.none(),
             "known_fraction": st.floats(0, 1),
@@ -137,7 +137,7 @@ def test_missing_and_binary_files(tmp_path: Path) -> None:
         ({"samples": -1}, "expected --samples >= 1, got -1"),
         ({"batch_size": 0}, "expected --batch-size >= 1, got 0"),
         ({"attack": []}, "at least one --attack"),
-        ({"setting": "best"}, "plan.setting: expected .claim., .worst. or .both., got .best."),
+        ({"setting": "best"}, "plan.setting: expected .text-only., .white-box. or .both., got .best."),
         ({"seed": "7"}, "plan.seed: expected int, got '7'"),
         ({"seed": 7.5}, "plan.seed: expected int"),
         ({"limit": True}, "plan.limit: expected int, got True"),

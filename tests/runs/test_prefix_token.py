@@ -128,7 +128,7 @@ def without(llama: Path) -> Path:
 
 
 def test_a_llama_recites_behind_what_its_tokenizer_puts_in_front(auto: Path, without: Path) -> None:
-    row = ("undefended", "worst", "perplexity")
+    row = ("undefended", "white-box", "perplexity")
     assert value(finding(auto, *row), "recall") > 0.9
     assert value(finding(without, *row), "recall") < 0.2
     assert result(auto)["benchmark"]["greedy_recall"]["1"]["value"] > 0.9

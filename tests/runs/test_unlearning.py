@@ -162,7 +162,7 @@ def test_a_run_says_what_is_left_of_each_group(world: Path, tmp_path: Path, caps
         *files,
         *more,
         "--setting",
-        "worst",
+        "white-box",
         "-o",
         str(out),
         "--verbose",
@@ -182,7 +182,7 @@ def test_a_run_says_what_is_left_of_each_group(world: Path, tmp_path: Path, caps
     held = read_rows(out)
     for number in left["numbers"]:
         for model, measured in number["values"].items():
-            row = held[f"{left['models'][model]}/worst/extraction-probability"]
+            row = held[f"{left['models'][model]}/white-box/extraction-probability"]
             kept = row["rank_bound" if number["name"] == "greedy" else number["name"]]
             who = {"forgotten": range(4), "retained": range(4, 14), "nonmembers": ()}[number["group"]]
             ids = {f"row-{i:06d}" for i in who} if who else {id for id in row["ids"] if id.startswith("non")}
@@ -202,7 +202,7 @@ def test_a_run_says_what_is_left_of_each_group(world: Path, tmp_path: Path, caps
 
 
 def test_from_python_and_from_a_plan_file_it_is_the_same(world: Path, tmp_path: Path) -> None:
-    plan = {"before": str(world / "before"), "relearn": 1, "setting": "worst"}
+    plan = {"before": str(world / "before"), "relearn": 1, "setting": "white-box"}
     model, tokenizer = (kind.from_pretrained(world / "after") for kind in (AutoModelForCausalLM, AutoTokenizer))
     mine = audit(
         model,

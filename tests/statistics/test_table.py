@@ -121,7 +121,7 @@ def test_what_the_table_does_not_know_is_taken_at_its_word() -> None:
     kept = outcomes.PerSecret(("a", "b"), np.array([True, True]), (None, None), {"taste": np.array([0.3, 0.5])})
     found = outcomes.difference("taste", None, kept, kept)
     assert not isinstance(found, str) and found.value == 0
-    row = Finding("t", "worst", "mine", {}, (), "", None, "", measurements=(m,))
+    row = Finding("t", "white-box", "mine", {}, (), "", None, "", measurements=(m,))
     assert words.beside_the_floor(row) == ("taste 0.500 [0.400–0.600]", "–", "–")
     assert (metrics.find("difference_of_taste").signed, metrics.find("taste").signed) == (True, False)
 

@@ -74,7 +74,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(world: Path, *more: str) -> list[str]:
-    data = ["--data", str(world / "data"), "--nonmembers", str(world / "others"), "--setting", "worst"]
+    data = ["--data", str(world / "data"), "--nonmembers", str(world / "others"), "--setting", "white-box"]
     plugins = ["--plugin", str(world / "plugins.py"), "--defense", "mine", "--defense", "copy"]
     return ["run", "--model", str(world / "model"), *data, "--attack", "extraction-probability", *plugins, *more]
 
@@ -106,7 +106,7 @@ def test_a_run_with_several_defenses_has_its_picture(single: Path) -> None:
     assert perplexity["mine"] and perplexity["undefended"]
     assert mine.ratio.value == pytest.approx(perplexity["mine"].value / perplexity["undefended"].value)
     assert (mine.epsilon, mine.tokens, copy.epsilon) == (pytest.approx(0.809, abs=1e-3), 1, None)  # filled, and hollow
-    main = next(f for f in result.findings if f.key == ("mine", "worst", "extraction-probability")).main
+    main = next(f for f in result.findings if f.key == ("mine", "white-box", "extraction-probability")).main
     assert main is not None and mine.leak.value == pytest.approx(main.value) and mine.leak.n == main.n == 38
     assert (mine.leak, mine.ratio, mine.least) == (
         copy.leak,
@@ -121,7 +121,7 @@ def test_a_run_with_several_defenses_has_its_picture(single: Path) -> None:
 
 
 def test_aucs_are_those_of_the_scores_that_were_kept(single: Path) -> None:
-    row = of_folder(single)[CellKey("mine", "worst", "membership")]
+    row = of_folder(single)[CellKey("mine", "white-box", "membership")]
     scores, member = row.values["membership_score"], row.member
     found = read(single).frontiers[1].points[1].leak.value
     value = auc(scores[member], scores[~member])
@@ -157,13 +157,13 @@ def test_every_point_of_a_grid_asks_the_undefended_model_the_same_and_it_answers
     first, second = sorted(out.glob("mine*"))
     assert [n for n in asked if n] == [20] * 5  # one of no defense, two points of two
     rows = [read_rows(point) for point in (first, second)]
-    key = "undefended/worst/extraction-probability"
+    key = "undefended/white-box/extraction-probability"
     assert rows[0][key] == rows[1][key] and rows[0]["mine" + key[10:]] != rows[1]["mine" + key[10:]]
 
 
 PICTURE = """
 title = "Two defenses"
-setting = "worst"
+setting = "white-box"
 attack = ["extraction-probability"]
 
 [scale.lab]
@@ -226,7 +226,7 @@ def test_points_of_different_models_have_none_together(single: Path, swept: Path
 def test_a_model_without_the_same_questions_has_no_point_and_says_why(single: Path) -> None:
     models = subjects({0: (read(single), single)})
     base, mine, copy = models
-    row = ("worst", "extraction-probability")
+    row = ("white-box", "extraction-probability")
     cases = {
         "no perplexity of the texts": {"heldout": {}},
         "ran with other options": {"options": {**copy.options, row: {"top_p": 0.5}}},
@@ -241,7 +241,7 @@ def test_a_model_without_the_same_questions_has_no_point_and_says_why(single: Pa
 
 def test_fewer_answers_narrow_what_all_are_compared_on(single: Path) -> None:
     models = subjects({0: (read(single), single)})
-    row = ("worst", "extraction-probability")
+    row = ("white-box", "extraction-probability")
     held = models[2].rows[row][0]
     few = type(held)(held.ids[:20], held.member[:20], held.repeats[:20], {k: v[:20] for k, v in held.values.items()})
     fewer = type(models[2])(**{**vars(models[2]), "rows": {**models[2].rows, row: {0: few}}})

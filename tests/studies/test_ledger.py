@@ -68,7 +68,7 @@ def solved(hits: int, n: int = 100, seeds: int = 2) -> dict[int, Outcome]:
 
 def place(variant: str, hits: int, attacks: tuple[str, ...] = ("a",), **at: Any) -> Place:
     cells = tuple(
-        Replicates("undefended", "worst", attack, solved(hits), options={"samples": 10}) for attack in attacks
+        Replicates("undefended", "white-box", attack, solved(hits), options={"samples": 10}) for attack in attacks
     )
     return Place(variant, at, attacks, cells, about="lab")
 
@@ -106,7 +106,7 @@ def test_no_numbers_no_verdict() -> None:
     failed = Place("b", {}, ("a",), failure="it broke")
     ruled = entry("t", claim(of={"variant": "a"}, minus={"variant": "b"}), [place("a", 60), failed])
     assert (ruled.verdict, ruled.note, ruled.ours) == (NOT_RUN, "it broke", None)
-    row = Place("b", {}, ("a",), (Replicates("undefended", "worst", "a", not_applicable="no reference"),))
+    row = Place("b", {}, ("a",), (Replicates("undefended", "white-box", "a", not_applicable="no reference"),))
     ruled = entry("t", claim(of={"variant": "b"}), [row])
     assert (ruled.verdict, ruled.note) == (NOT_RUN, "not applicable: no reference")
 

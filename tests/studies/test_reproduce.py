@@ -54,7 +54,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 PLAN = """
 attack = ["perplexity"]
-setting = "worst"
+setting = "white-box"
 samples = 3
 seeds = [0, 1]
 
@@ -134,7 +134,7 @@ def said(capsys: Said) -> Said:
 
 def test_flags_sweep_too(world: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    flags = ["-a", "perplexity", "--setting", "worst", "--sweep", "perplexity.samples=1,2", "--seeds", "3-4"]
+    flags = ["-a", "perplexity", "--setting", "white-box", "--sweep", "perplexity.samples=1,2", "--seeds", "3-4"]
     assert call(["run", *own(world), *flags, "-o", str(out)]) == 0
     assert [(row["perplexity.samples"], row["seeds"]) for row in rows(out / "sweep.csv")] == [
         ("1", "3, 4"),
@@ -146,7 +146,7 @@ def test_a_point_is_the_run_it_would_be_alone(world: Path, tmp_path: Path) -> No
     """What runs share (models, data, soft prompts) changes nothing about them."""
     text = """
 attack = ["ethicist"]
-setting = "worst"
+setting = "white-box"
 attack_options = { ethicist = { prompt_length = 3, epochs = 2, warmup_steps = 1, samples = 4 } }
 variant = [
     { name = "calibrated" },
@@ -157,7 +157,7 @@ variant = [
     out, alone = tmp_path / "out", tmp_path / "alone"
     assert call(["run", *own(world), *config(tmp_path, text), "-o", str(out)]) == 0
     options = ("prompt_length=3", "epochs=2", "warmup_steps=1", "samples=4", "confidence=perplexity")
-    single = ["-a", "ethicist", "--setting", "worst", *(f"-Aethicist.{option}" for option in options)]
+    single = ["-a", "ethicist", "--setting", "white-box", *(f"-Aethicist.{option}" for option in options)]
     assert call(["run", *own(world), *single, "-o", str(alone)]) == 0
     assert (out / "likeliest_seed-0" / "guesses.jsonl").read_text() == (alone / "guesses.jsonl").read_text()
     states = [torch.load(path, weights_only=True)["prompt"] for path in sorted(out.glob("*/state/*.pt"))]
@@ -182,7 +182,7 @@ def test_a_bad_point_is_refused_before_any_starts(world: Path, tmp_path: Path, s
 
 def test_a_point_that_fails_is_a_row_and_the_others_go_on(world: Path, tmp_path: Path, said: Said) -> None:
     out = tmp_path / "out"
-    swept = ["--sweep", "prefix_length=60,6", "-a", "perplexity", "-A", "samples=2", "--setting", "worst"]
+    swept = ["--sweep", "prefix_length=60,6", "-a", "perplexity", "-A", "samples=2", "--setting", "white-box"]
     assert call(["run", *own(world), *swept, "-o", str(out)]) == 2
     assert "1 of 2 points failed; prefix_length=60, seed 0" in said.readouterr().err
     failed, done = rows(out / "sweep.csv")
@@ -204,7 +204,7 @@ def test_known_pairs_are_limited_and_nested(world: Path, tmp_path: Path) -> None
 
 PAPER = """
 title = "A paper"
-setting = "worst"
+setting = "white-box"
 attack = ["perplexity"]
 [scale.lab]
 samples = 3
@@ -424,7 +424,7 @@ def test_pmixed_is_run_as_in_table_1() -> None:
 
 # What a defense costs and what still leaks, in one ledger: a probe's numbers and perplexities paired by text.
 COSTS = """
-setting = "worst"
+setting = "white-box"
 attack = ["perplexity", "extraction-probability"]
 samples = 2
 [scale.lab]

@@ -97,7 +97,7 @@ def soak(folder: Path, secrets: int) -> Soak:
         rng = random.Random(first)
         rows = [{"prefix": f"case {first + i:07d} is", "suffix": f" {rng.randrange(10**9):09d}"} for i in range(count)]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ["run", "--model", "model", "--data", "data.jsonl", "--known", "known.jsonl", "--setting", "worst"]
+    words = ["run", "--model", "model", "--data", "data.jsonl", "--known", "known.jsonl", "--setting", "white-box"]
     words += [word for name in _CELLS for word in ("--attack", name)] + ["--samples", "10", "-o", "run"]
     command = [sys.executable, "-m", "auditor.cli", "--threads", "1", *words]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

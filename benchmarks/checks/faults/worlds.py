@@ -107,7 +107,7 @@ OWN = FaultCommand(
         CommandPhase("probes", "run/observations.jsonl", "run/texts.jsonl"),
         CommandPhase("report writing", "run/texts.jsonl", ""),
     ),
-    **a_run(*_OWN, *_ETHICIST, *_PROBES, *_SMALL, "-Anear-verbatim.beams=2", "--setting", "worst"),  # type: ignore[arg-type]
+    **a_run(*_OWN, *_ETHICIST, *_PROBES, *_SMALL, "-Anear-verbatim.beams=2", "--setting", "white-box"),  # type: ignore[arg-type]
 )
 CLAIM = FaultCommand(
     "claim",
@@ -125,7 +125,7 @@ SWEEP = FaultCommand(
     "`audit run --sweep --seeds`",
     (
         *("run", *_OWN, "--attack", "perplexity", "--sweep", "perplexity.temperature=0.5,1", "--seeds", "0-1"),
-        *(*_SMALL, "--setting", "worst", "-o", "sweep"),
+        *(*_SMALL, "--setting", "white-box", "-o", "sweep"),
     ),
     ("sweep",),
     (CommandPhase("a sweep", "sweep/sweep.json", ""),),
@@ -173,7 +173,7 @@ RAY = FaultCommand(
     phases=(CommandPhase("Ray: the driver", "run/guesses.jsonl", "run/texts.jsonl"),),
     **a_run(  # type: ignore[arg-type]
         *(*_OWN, "--attack", "perplexity", "--attack", "extraction-probability", "-A", "samples=200"),
-        *("--batch-size", "2", "--setting", "worst", "--engine", "ray", "--workers", "2"),
+        *("--batch-size", "2", "--setting", "white-box", "--engine", "ray", "--workers", "2"),
     ),
 )
 CASES = (MEMBERS, PRIVATE, OWN, CLAIM, REPORT, SWEEP, REPRODUCE, LAB)
@@ -212,7 +212,7 @@ seeds = [0, 1]
 _TABLE = """
 title = "Table 1"
 attack = ["perplexity"]
-setting = "worst"
+setting = "white-box"
 samples = 3
 [[variant]]
 name = "warm"

@@ -134,7 +134,7 @@ def synthetic(rows: Sequence[Columns]) -> Run:
         measured = [Measurement(name, float(v.mean()), 0.0, 1.0, n) for name, v in columns.items() if name != "score"]
         if "score" in columns:
             measured += [Measurement(f"recall_at_{k}_errors", 0.1, 0.0, 1.0, n) for k in ("100", "10pct")]
-        row = ("undefended", "worst", f"a{i}")
+        row = ("undefended", "white-box", f"a{i}")
         findings.append(Finding(*row, {}, (), "", None, "", tuple(measured)))
         outcomes[row] = PerSecret(ids, np.ones(n, dtype=bool), (None,) * n, columns, _ranked(ids, columns))
     record = BenchmarkRecord("synthetic", "", 0, 0, 0)

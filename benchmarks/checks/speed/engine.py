@@ -25,7 +25,7 @@ from pathlib import Path
 
 from benchmarks.checks.harness import run
 
-_CLAIM, _WORST = (f"Undefended: ethicist ({setting})" for setting in ("claim", "worst"))
+_CLAIM, _WORST = (f"Undefended: ethicist ({setting})" for setting in ("text-only", "white-box"))
 _ENGINES = {
     "one process": [],
     "1 worker": ["--engine", "ray", "--workers", "1"],

@@ -23,7 +23,7 @@ from auditor.core.nouns import Query, Secret
 from auditor.models.decoding import Decoding
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.slots import SlotLayer
-from auditor.plugins.view import WORST, Sampling, View
+from auditor.plugins.view import WHITE_BOX, Sampling, View
 from benchmarks.checks.harness import lab, run, seconds
 
 OWN = Decoding(temperature=0.8, top_p=0.7)
@@ -31,7 +31,7 @@ OWN = Decoding(temperature=0.8, top_p=0.7)
 
 def ours(model: HuggingFaceModel, secrets: Sequence[Secret], samples: int) -> list[list[int]]:
     """Samples and scores, anew each time; returns how many rows were forwarded for each token of each batch."""
-    view = View("undefended", model, WORST, seed=0)
+    view = View("undefended", model, WHITE_BOX, seed=0)
     queries = [Query(s.id, s.prefix, len(s.suffix)) for s in secrets]
     batches = view.candidates(queries, Sampling(samples, OWN))
     return [

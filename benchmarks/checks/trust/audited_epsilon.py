@@ -24,7 +24,7 @@ from auditor.defenses.dp_sgd import DpSgd
 from auditor.models.base import LanguageModel
 from auditor.plugins.probe import observe
 from auditor.plugins.trainer import Trainer
-from auditor.plugins.view import WORST, View
+from auditor.plugins.view import WHITE_BOX, View
 from auditor.runs.prefix_token import choose, prefixed
 from benchmarks.checks.harness import Page, run
 
@@ -59,7 +59,7 @@ def audits(lab: Lab, model: LanguageModel, score: Score) -> tuple[Audited, ...]:
     view = View(
         "target",
         prefixed(model, prefix_token),
-        WORST,
+        WHITE_BOX,
         0,
         reference=prefixed(lab.public(), prefix_token),
         tokenizer=lab.tokenizer,

@@ -142,7 +142,7 @@ class ModelLine:
         print(f"{name}: {callback.notes}", file=sys.stderr)
         made = self.out / "runs" / name
         asked = ["--data", str(data), "--nonmembers", fresh, "--known-fraction", "0", "--suffix-length", "24"]
-        asked += ["--attack", "perplexity", "-A", "samples=1", "-A", "temperature=0", "--setting", "worst"]
+        asked += ["--attack", "perplexity", "-A", "samples=1", "-A", "temperature=0", "--setting", "white-box"]
         assert call(["run", "--model", str(self.out / name), *asked, "-o", str(made)]) == 0
         assert call(["advise", str(made)]) == 0
         return made

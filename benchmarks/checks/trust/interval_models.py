@@ -62,7 +62,7 @@ def perplexities_apart(n: int) -> tuple[float, Callable[[Rng], Ends]]:
 
     def cell(nll: Floats, tokens: Floats) -> contrasts.Replicates:
         held = {"tokens": tokens.tolist(), "perplexity": nll.tolist()}
-        return contrasts.Replicates("t", "worst", "a", measured={0: {}}, heldout={0: held})
+        return contrasts.Replicates("t", "white-box", "a", measured={0: {}}, heldout={0: held})
 
     def audit(rng: Rng) -> Ends:
         tokens = rng.integers(20, 100, n).astype(float)

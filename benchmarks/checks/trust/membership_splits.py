@@ -84,7 +84,7 @@ def audited(out: Path, split: str, model: str) -> AuditResult:
         # The public model is no reference of itself: its own scores are looked at without one.
         beside = ["--reference", str(out / "public")] if model == "target" else ["-A", "score=min_k_plus"]
         places = ["--data", str(data / "members"), "--nonmembers", str(data / "nonmembers"), "-o", str(folder)]
-        asked = ["--attack", "membership", "--setting", "worst", "--known-fraction", "0", "--limit", LIMIT, *beside]
+        asked = ["--attack", "membership", "--setting", "white-box", "--known-fraction", "0", "--limit", LIMIT, *beside]
         if code := call(["run", "--model", str(out / model), *places, *asked]):
             sys.exit(code)
     return read(folder)

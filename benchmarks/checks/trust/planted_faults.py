@@ -47,7 +47,7 @@ from auditor.defenses.private_training import PrivateTraining
 from auditor.models.ensemble import Ensemble
 from auditor.plugins.defense import Scenario, TrainedModel
 from auditor.plugins.probe import DELTA, observe
-from auditor.plugins.view import WORST, View
+from auditor.plugins.view import WHITE_BOX, View
 from auditor.runs.prefix_token import prefixed
 from auditor.training import dp_loop
 from auditor.training.clipping import add_clipped
@@ -335,7 +335,7 @@ def served(service: Service, queries: int = 1024) -> Iterator[TrainingFaultAudit
     scenario = Scenario(held.public, held.public, held, queries, 1)
     claim = service.defense.claim(scenario, queries)
     model, secrets = service.defense.protect(scenario), [Secret("context", (0,), (0,), 1, alias="the context")]
-    view = View("target", model, WORST, seed=0, public=held.public, claim=claim)
+    view = View("target", model, WHITE_BOX, seed=0, public=held.public, claim=claim)
     for probe in (ClaimCheck(), PredictionAudit()):
         start = time.perf_counter()
         observed = observe(probe, view, secrets)
@@ -350,7 +350,7 @@ def audited(made: TrainedModel, lab: Lab) -> dict[str, tuple[tuple[Audited, ...]
     before = (int(lab.tokenizer.eos_token_id),)
     public, own = prefixed(lab.public(), before), prefixed(made.model, before)
     white, black = GradientAudit(), EpsilonAudit(delta=DELTA)
-    view = View("target", own, WORST, seed=0, reference=public, tokenizer=lab.tokenizer, training=made.canaries)
+    view = View("target", own, WHITE_BOX, seed=0, reference=public, tokenizer=lab.tokenizer, training=made.canaries)
     coined = tuple(one for one in lab.canaries if one.canary is not None and one.canary.coin is not None)
     told = {}
     for probe, secrets in ((white, white.subjects(view)), (black, coined)):

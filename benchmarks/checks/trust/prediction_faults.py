@@ -31,7 +31,7 @@ from auditor.models.decoding import Decoding
 from auditor.models.ensemble import Ensemble, Exchanged
 from auditor.plugins.defense import Scenario
 from auditor.plugins.probe import observe
-from auditor.plugins.view import WORST, Meter, View
+from auditor.plugins.view import WHITE_BOX, Meter, View
 from benchmarks.checks.harness import Page, run
 
 _KEPT = 64  # tokens of a budget that keeps its subset
@@ -217,7 +217,7 @@ def audited(
 
 
 def _view(model: LanguageModel, claim: Claim, seed: int) -> View:
-    return View("pmixed", model, WORST, seed=seed, claim=claim)
+    return View("pmixed", model, WHITE_BOX, seed=seed, claim=claim)
 
 
 def _scenario(held: Ensemble) -> Scenario:
