@@ -23,7 +23,7 @@ _KINDS = {  # kind -> what it is called, how it is asked for, where it is explai
     "Provider": ("models", "audit run --model {}:NAME", "how-to/write-a-plug-in"),
 }
 _FLAGS = {"Attack": "-A", "Probe": "-A", "Defense": "-D", "Trainer": "-D", "Provider": "--model-arg"}
-_CONTROL = "none: the control row"  # what a defense claims that is shown beside another
+_CONTROL = "none: the control row"  # what is claimed of one that is shown beside another
 _GUTTER, _NAME = 10, 23
 
 
@@ -33,14 +33,14 @@ _GUTTER, _NAME = 10, 23
 def overview(found: Found, width: int) -> Iterator[Text]:
     """A line each, but for controls and data, which few ask for by name. What is a training too stands there."""
     trained = found["Trainer"]
-    controls = {n: c for n, c in found["Defense"].items() if c.claims.startswith(_CONTROL)}
-    apart = controls.keys() | trained.keys()
-    served = {n: c for n, c in found["Defense"].items() if n not in apart or _differ(c, trained.get(n))}
+    every = {**found["Defense"], **trained}
+    controls = [name for name, cls in sorted(every.items()) if cls.claims.startswith(_CONTROL)]
+    served = {n: c for n, c in found["Defense"].items() if n not in trained or _differ(c, trained[n])}
     groups = (
         ("attack", found["Attack"]),
         ("probe", found["Probe"]),
         ("defense", {n: c for n, c in served.items() if n not in controls}),
-        ("training", {n: c for n, c in trained.items() if n not in served}),
+        ("training", {n: c for n, c in trained.items() if n not in served and n not in controls}),
     )
     for title, plugins in groups:
         for i, (name, cls) in enumerate(plugins.items()):
@@ -54,7 +54,7 @@ def overview(found: Found, width: int) -> Iterator[Text]:
 
 def _differ(cls: Any, trained: Any) -> bool:
     """Whether a defense is more than the training of its name: one that serves what was trained."""
-    return trained is not None and (cls.__module__, cls.__name__) != (trained.__module__, trained.__name__)
+    return (cls.__module__, cls.__name__) != (trained.__module__, trained.__name__)
 
 
 def _line(title: str, name: str, said: str, width: int) -> Text:

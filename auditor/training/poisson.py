@@ -230,7 +230,7 @@ class Control(PoissonTraining):
     Batches follow from the seed: there is nothing in them to keep secret, and controls of one seed share them.
     """
 
-    claims: ClassVar[str] = "none"
+    claims: ClassVar[str] = "none: the control row of private training"
 
     @property
     def norm(self) -> float:
