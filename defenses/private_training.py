@@ -122,7 +122,8 @@ class PrivateTraining(PoissonTraining):
         return str(state["key"]) if state is not None else secrets.token_hex(32)
 
     def progress(self, job: TrainingJob, terms: Terms) -> Callable[[int, float], None]:
-        return _Progress(job, terms, not self.promises)
+        asked = math.inf if self.noise_multiplier else self.epsilon
+        return _Progress(job, terms, asked, not self.promises)
 
     def promise(self, trained: PrivateModel, judgement: Judgement, terms: Terms) -> PrivacyRecord:
         """The guarantee of the steps that were taken; none where `_flaw` finds a reason."""
@@ -184,14 +185,15 @@ def _cross_check(epsilon: float, accountant: str, mechanism: tuple[float, float,
 
 
 class _Progress:
-    """A bar with the loss and the running epsilon, which is looked up once a second."""
+    """A bar with the loss and a running bound on epsilon: the quick one, once a second, up to what was asked for."""
 
-    def __init__(self, job: TrainingJob, terms: Terms, nominal: bool) -> None:
-        self.job, self.terms, self.word = job, terms, "nominal ε" if nominal else "ε"
+    def __init__(self, job: TrainingJob, terms: Terms, asked: float, nominal: bool) -> None:
+        self.job, self.terms, self.asked, self.word = job, terms, asked, "nominal ε" if nominal else "ε"
         self.at, self.epsilon = -math.inf, 0.0
 
     def __call__(self, done: int, loss: float) -> None:
         if time.monotonic() - self.at > 1:
-            self.epsilon = quick_epsilon(self.terms.sigma, self.terms.rate, done, self.terms.delta)
+            quick = quick_epsilon(self.terms.sigma, self.terms.rate, done, self.terms.delta)
+            self.epsilon = min(quick, self.asked)  # the noise was solved for all steps, by a closer bound
             self.at = time.monotonic()
         self.job.progress(f"training, loss {loss:.3f}, {self.word} ≤ {self.epsilon:.2f}", done, self.terms.steps)

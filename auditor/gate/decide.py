@@ -10,6 +10,7 @@ that it could have been beyond (`statistics.audited.powerless`), and inconclusiv
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -274,17 +275,24 @@ def _case(finding: Finding, rule: Rule, own: Mapping[CellKey, PerSecret] | None,
     return _Case(finding.key, rule, measured)
 
 
+def _nearest(wanted: str, known: Sequence[str]) -> str:
+    """The main metric of a row, those whose names are nearest to the one that it lacks, and how many others."""
+    shown = dict.fromkeys((*known[:1], *difflib.get_close_matches(wanted, known, n=2)))
+    others = f" and {len(known) - len(shown)} others" if len(known) > len(shown) else ""
+    return f"; it has {', '.join(shown) or 'none'}{others}"
+
+
 def _measured(finding: Finding, rule: Rule, own: Mapping[CellKey, PerSecret] | None) -> tuple[Measurement | str, bool]:
     """The rule's number in this row, or why it has none; and whether it is worked out of each secret."""
     count = None if rule.against_baseline else rule.count
     if rule.kind is not None:
         recorded = finding.by_kind.get(rule.kind)
-        known = f"kinds of personal data: {', '.join(finding.by_kind) or 'none'}"
+        known = f" (kinds of personal data: {', '.join(finding.by_kind) or 'none'})"
     else:
         recorded = finding.measurement(rule.metric)
-        known = f"it has: {', '.join(m.name for m in finding.measurements)}"
+        known = _nearest(rule.metric, [m.name for m in finding.measurements])
     if recorded is None:
-        return f"this row has no {rule.name if rule.kind else rule.metric} ({known})", False
+        return f"this row has no {rule.name if rule.kind else rule.metric}{known}", False
     if not find(rule.metric).bounded:
         return f"{rule.metric} has no interval, by which a limit could be held or broken", False
     kept = None if own is None else own.get(finding.key)

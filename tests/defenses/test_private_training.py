@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,14 +22,14 @@ from auditor.defenses.no_noise import NoNoise
 from auditor.models.loading import load
 from auditor.plugins import registry
 from auditor.privacy import gradient_canaries
-from auditor.privacy.gaussian import pld_epsilon, rdp_epsilon
+from auditor.privacy.gaussian import noise_for, pld_epsilon, quick_epsilon, rdp_epsilon
 from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.privacy.promises import PrivacyRecord, read
 from auditor.runs import training
 from auditor.runs.training import Training
 from auditor.studies import sweep
 from auditor.training import dp_loop as loops
-from auditor.training.poisson import Control
+from auditor.training.poisson import Control, Terms
 from auditor.training.rarity import against_constants, log_perplexities, normalise
 from tests.conftest import refuses, save_tiny, states, tiny
 
@@ -447,6 +448,18 @@ def trained(world: Path) -> Path:
 def run(world: Path, out: Path, *more: str) -> list[str]:
     data = ["--data", str(world / "data.jsonl"), "--prefix-length", "16", "--suffix-length", "6"]
     return ["run", *data, "--attack", "perplexity", "--samples", "2", "-o", str(out), *more]
+
+
+def test_while_it_trains_no_epsilon_is_said_above_the_one_asked_for() -> None:
+    """The noise is solved by a closer bound than the quick one of the progress line."""
+    said: list[str] = []
+    told = SimpleNamespace(progress=lambda what, *_: said.append(what))
+    sigma = noise_for(8.0, 1e-5, 0.1, 50)
+    terms = Terms(sigma, 1.0, 0.1, 50, 100, 1e-5)
+    assert quick_epsilon(sigma, 0.1, 50, 1e-5) > 8.005
+    for asked in (DpSgd(epsilon=8.0), DpSgd(noise_multiplier=sigma)):
+        asked.progress(told, terms)(50, 1.0)  # type: ignore[arg-type]
+    assert said[0].endswith("ε ≤ 8.00") and float(said[1].split()[-1]) > 8.005
 
 
 def test_a_private_model_shows_its_claim(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -242,6 +242,15 @@ def test_a_limit_is_for_the_rows_that_measure_its_metric() -> None:
     assert verdict(judge(one, {"extraction_probability": 0.3})) == "held"
 
 
+def test_what_a_row_lacks_is_said_beside_its_main_metric_and_the_nearest() -> None:
+    """In one short sentence, however many it has."""
+    many = [replace(count(0, 50), name=name) for name in ("auc", *(f"of_class_{i}" for i in range(37)), "recall_at_9")]
+    (ruling,) = judge(result(row("undefended", *many)), {"recall_at_7": 0.1})
+    assert ruling.reason == "this row has no recall_at_7; it has auc, recall_at_9 and 37 others"
+    (ruling,) = judge(result(row("undefended", many[0])), {"recall": 0.1})
+    assert ruling.reason == "this row has no recall; it has auc"
+
+
 def test_an_auc_below_a_half_gives_members_away_as_one_above_does() -> None:
     """A defense that forbids what it was trained on makes members the least likely: an AUC of 0.1 passes no limit."""
 
