@@ -389,7 +389,7 @@ def learns(model: HuggingFaceModel) -> bool:
 
 @pytest.mark.parametrize("bits", ["8bit", "4bit"])
 def test_what_fewer_bits_can_be_asked_for(tmp_path: Path, bits: str) -> None:
-    """The distribution stands. Four bits have no gradient on some processors: there, soft prompts are not applicable."""
+    """The distribution stands. Four bits have no gradient on some processors: no soft prompts there."""
     pytest.importorskip("bitsandbytes")
     llama(hidden_size=64, intermediate_size=64).save_pretrained(tmp_path)
     whole, few = load(str(tmp_path)), load(str(tmp_path), LoadingOptions(quantise=bits))

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Claim, Guesses, Query
+from auditor.core.streams import uniforms
 from auditor.defenses.pmixed import PMixed
 from auditor.generation.sample import Candidates
 from auditor.models.base import LanguageModel, Rows
@@ -429,6 +430,14 @@ def test_samples_of_one_prefix_that_outgrow_memory_are_drawn_in_passes(
         assert one.near_boundary == other.near_boundary
         if setting is WHITE_BOX:
             assert_same(one.token_log_probs, other.token_log_probs)
+
+
+@pytest.mark.parametrize(("setting", "word"), [(TEXT_ONLY, "claim"), (WHITE_BOX, "worst")])
+def test_draws_stay_those_of_before_an_access_was_renamed(neox: HuggingFaceModel, setting: Setting, word: str) -> None:
+    seen, (query, *_) = view(neox, setting), queries()
+    name = seen.recipe(Sampling(5, ANCESTRAL), "")
+    before = uniforms(5, query.length, seen.seed, seen.target_name, word, name.split(" x ", 1)[1], query.id)
+    assert (seen._uniforms(query, 5, name) == before).all()
 
 
 def drawn(asked: View, some: Sequence[Query], recipe: Sampling) -> list[Candidates]:
