@@ -137,7 +137,7 @@ def audit(
         select(asked, site, objects)
         folder = RunFolder.create(None if out is None else Path(out), asked.title, asked.to_json())
         try:
-            result = run.run(site, folder, objects)
+            result = run.run(asked, site, folder, objects)
         except Exception:
             folder.discard_if_empty()
             raise

@@ -143,18 +143,18 @@ class AuditCallback(TrainerCallback):
         if not state.is_world_process_zero:
             return
         _check_learnable(self._model(), self.asked.get("canaries"))
-        with api.prepared(self._model(), self.tokenizer, attacks=self.probes, **self.asked) as (plan, site, _, _):
-            benchmark = site.benchmark
+        with api.prepared(self._model(), self.tokenizer, attacks=self.probes, **self.asked) as (_, site, _, _):
+            benchmark, asked = site.benchmark, site.data_plan
             self.secrets, self.canaries = benchmark.secrets, benchmark.canaries
             self.prefix_token = choose(
-                plan.data.prefix_token, site.model, framed=benchmark.framed, as_trained=benchmark.as_trained
+                asked.prefix_token, site.model, framed=benchmark.framed, as_trained=benchmark.as_trained
             )
             if (form := benchmark.text_form) is not None:  # the curve's and the run's at the end are one
                 self.asked |= {"template": form.template, **({"date": form.day} if form.day else {})}
         training = preflight.read(self.trainer.train_dataset)
         looked = ("the training set makes its tokens as it is asked: nobody looked whether the records are in it",)
         sought = self.secrets
-        if plan.data.knows == SYSTEM:  # what stands between the system turn and an answer is no part of such a secret
+        if asked.knows == SYSTEM:  # what stands between the system turn and an answer is no part of such a secret
             sought = tuple(replace(secret, prefix=()) for secret in sought if secret.member)
         self.notes = looked if training is None else preflight.findings(training, sought)
         self._look(state.global_step)

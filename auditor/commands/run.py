@@ -286,7 +286,7 @@ def audited(
 
     with console.terminal(verbose) as reporter:
         try:
-            result = audit(site_of(plan, reporter, shared), folder)
+            result = audit(plan, site_of(plan, reporter, shared), folder)
             files.write(folder.path, result, reveal)
         except KeyboardInterrupt:
             again = " ".join(

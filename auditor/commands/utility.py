@@ -101,10 +101,9 @@ def utility(
     console.quiet()
     from auditor.records.folder import new_folder
     from auditor.utility import measure, tradeoff
-    from auditor.utility.points import points
 
     asked = measure.UtilityPlan(wanted, measure.Settings(**vars(settings)), swept)
-    name = tradeoff.name_of(points(wanted, swept))
+    name = tradeoff.name_of(asked.points())
     with console.terminal() as reporter:
         result, examples = measure.measure(asked, reporter, text or [], reveal)
     _show(out or new_folder(name), result, examples)

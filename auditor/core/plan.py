@@ -119,6 +119,12 @@ class Plan:
         """A model that is looked at for canaries only: there are no records to attack."""
         return not self.target.in_lab and self.data.data is None and self.data.canaries is not None
 
+    @property
+    def subject(self) -> dict[str, Any]:
+        """All that decides which model is attacked for which secrets: plans that agree in it share both."""
+        values = self.to_json()
+        return {name: values[name] for name in ruled(SUBJECT)}
+
     # --- fields by name, whichever part they stand in ---
 
     @classmethod

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from auditor.core.errors import AuditError
+from auditor.core.jsonable import to_json
 from auditor.core.nouns import UNDEFENDED, CellKey, Claim, SettingName
-from auditor.core.plan import Plan
+from auditor.core.plan import FIELDS
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records.journal import GUESSES, OBSERVATIONS
 from auditor.records.listed import NOT_KEPT, PLAN, SECRETS, Answers, Listed, SecretFacts
@@ -77,7 +78,7 @@ def _otherwise_listed(
 ) -> Iterator[tuple[CellKey, str]]:
     """Where the plan, the secrets or the answers in the run folder are not those of the result and its outcomes."""
     if listed.plan is not None:
-        blank = Plan().to_json()  # an older version may have begun the run
+        blank = {name: to_json(one.default) for name, one in FIELDS.items()}  # an older version may have begun the run
         begun, ended = {**blank, **listed.plan}, {**blank, **result.plan}
         for name in sorted(begun.keys() | ended.keys()):
             if begun.get(name) != ended.get(name):

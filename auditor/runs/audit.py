@@ -45,24 +45,16 @@ class Scene:
     site: Site
     selection: Selection
     prefix_token: PrefixToken
-
-    # The parts of the plan that cells are handed.
+    defenses: DefensePlan
+    batch_size: int | None
 
     @property
     def seed(self) -> int:
-        return self.site.plan.seed
-
-    @property
-    def batch_size(self) -> int | None:
-        return self.site.plan.compute.batch_size
+        return self.site.seed
 
     @property
     def data(self) -> DataPlan:
-        return self.site.plan.data
-
-    @property
-    def defenses(self) -> DefensePlan:
-        return self.site.plan.defenses
+        return self.site.data_plan
 
     @property
     def benchmark(self) -> Benchmark:
@@ -194,13 +186,13 @@ class Audit(Scene):
         )
 
 
-def choose_prefix_token(asked: DataPlan, site: Site, longest: int, folder: RunFolder) -> PrefixToken:
+def choose_prefix_token(site: Site, longest: int, folder: RunFolder) -> PrefixToken:
     """Once a run, on the model without a defense; a resumed run keeps the one it was started with.
 
     longest: tokens that a context takes beside the prefix token, at most. Raises AuditError where a resumed run is
     asked for another one.
     """
-    held = folder.prefix_token()
+    held, asked = folder.prefix_token(), site.data_plan
     if held is not None and asked.prefix_token == AUTO:
         return held
     told = site.benchmark

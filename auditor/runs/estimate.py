@@ -81,7 +81,7 @@ def estimate(plan: Plan, reporter: Reporter, seconds: float = PROBE, shared: Sha
         )
     with clock.stage("prepare"):
         site.model, site.public, site.reference, site.benchmark  # noqa: B018 - each is loaded as it is asked for
-    scene = Scene(site, selection, PrefixToken((), "not chosen yet"))
+    scene = Scene(site, selection, PrefixToken((), "not chosen yet"), plan.defenses, plan.compute.batch_size)
     with clock.stage("probe"):
         asker = _Asker(scene, seconds)
         asker.prefix_token()

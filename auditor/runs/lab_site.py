@@ -9,13 +9,11 @@ from typing import Any, ClassVar
 from auditor.benchmarks.lab import REFERENCES, Lab
 from auditor.benchmarks.lab_folders import ensemble_version, references_part, trained_part
 from auditor.benchmarks.lab_recipe import Recipe
-from auditor.benchmarks.lab_training import Progress
 from auditor.benchmarks.parts import Alone
 from auditor.benchmarks.real_lab import RealLab
 from auditor.core.errors import AuditError, unknown
 from auditor.core.jsonable import from_json, to_json
-from auditor.core.plan import Plan
-from auditor.core.plan_parts import SMALL
+from auditor.core.plan_parts import SMALL, AttackPlan, DataPlan, TargetPlan
 from auditor.models.base import LanguageModel
 from auditor.models.ensemble import Ensemble
 from auditor.models.references import References
@@ -37,29 +35,34 @@ AUDIT_CANARIES = 1000  # of the lab that an audit of epsilon has: they can prove
 
 
 class LabSite(Site):
-    """The lab that the plan asks for. Raises AuditError for a field that a lab does not have."""
+    """The lab that is asked for. Raises AuditError for a field that a lab does not have."""
 
     trains_on_demand: ClassVar[bool] = True
     relearn_rate: ClassVar[float] = 1e-4
 
-    def __init__(self, plan: Plan, reporter: Reporter, shared: Shared) -> None:
-        super().__init__(plan, reporter, shared)
-        self.recipe, self._makes = lab_recipe(plan), True
-        self.kind = LABS[plan.target.lab]
-        mitigation(plan)  # refused now rather than when it is trained
+    def __init__(
+        self,
+        target: TargetPlan,
+        data_plan: DataPlan,
+        attacks: AttackPlan,
+        seed: int,
+        subject: dict[str, Any],
+        reporter: Reporter,
+        shared: Shared,
+    ) -> None:
+        self.recipe, self._makes = lab_recipe(target, data_plan, attacks, seed), True
+        # The seed of the run splits no data here: the lab has its own. The recipe follows from the attacks too.
+        own = {name: value for name, value in subject.items() if name != "seed"} | {"lab_recipe": to_json(self.recipe)}
+        super().__init__(data_plan, seed, own, reporter, shared)
+        self.kind, self.attacks = LABS[target.lab], attacks.attack
+        self.mitigation = mitigation(target, self.recipe)  # refused now rather than when it is trained
 
     @property
     def attack_defaults(self) -> Mapping[str, Mapping[str, Any]]:
         return self.kind.attack_defaults
 
-    def check_model(self) -> None:
+    def check_model(self, given: Sequence[str]) -> None:
         self.kind.check_there()
-
-    @property
-    def subject(self) -> dict[str, Any]:
-        """The seed of the run splits no data here: the lab has its own."""
-        subject = {name: value for name, value in super().subject.items() if name != "seed"}
-        return {**subject, "lab_recipe": to_json(self.recipe)}  # it follows from the attacks too
 
     @cached_property
     def defense_parts(self) -> LabDefenseParts:
@@ -69,7 +72,7 @@ class LabSite(Site):
 
     @property
     def lab(self) -> Lab:
-        limit, progress = self.plan.data.limit, self.reporter.progress
+        limit, progress = self.data_plan.limit, self.reporter.progress
         make = partial(self.kind, self.recipe, None, progress, limit, makes=self._makes)
         return self.shared.get("lab", self.key, make)
 
@@ -104,7 +107,7 @@ class LabSite(Site):
 
     @property
     def key(self) -> tuple[Recipe, int | None]:
-        return self.recipe, self.plan.data.limit
+        return self.recipe, self.data_plan.limit
 
     def data(self) -> Lab:
         return self.lab
@@ -131,8 +134,7 @@ class LabSite(Site):
     @cached_property
     def mitigated(self) -> TrainedModel | None:
         """Of a plan that names a mitigation, the model that it trained in the target's place."""
-        trainer = mitigation(self.plan)
-        if trainer is None:
+        if (trainer := self.mitigation) is None:
             return None
         return self.shared.get("mitigated", self.subject, lambda: self.lab.trained(trainer))
 
@@ -149,8 +151,7 @@ class LabSite(Site):
 
     @property
     def description(self) -> str:
-        how = self.plan.target.mitigation.get("method")
-        instead = f", by {how} instead of plainly" if how else ""
+        instead = f", by {self.mitigation.name} instead of plainly" if self.mitigation else ""
         return f"the lab's target: the public model fine-tuned on private text{instead}"
 
     @property
@@ -167,8 +168,8 @@ class LabDefenseParts(DefenseParts):
     @property
     def defaults(self) -> Mapping[str, Mapping[str, Any]]:
         """The lab's; where a probe asks about a training, with what that has to be planted."""
-        own = defense_defaults(self.site.plan)
-        for attack in self.site.plan.attacks.attack:
+        own = defense_defaults(self.site.kind, self.site.recipe)
+        for attack in self.site.attacks:
             for name, options in self.site.kind.planted_for.get(attack, {}).items():
                 own[name] |= options
         return own
@@ -203,7 +204,7 @@ class LabDefenseParts(DefenseParts):
             return building
         seconds = (self.site.lab if defense is None else self.lab_of(defense)).parts.seconds
         if defense is None:
-            instead = mitigation(self.site.plan)
+            instead = self.site.mitigation
             return seconds["public"] + (self.site.lab.seconds_of(instead) if instead else seconds["target"])
         if isinstance(defense, Trainer):
             return seconds["public"] + self.site.lab.seconds_of(defense)
@@ -212,28 +213,27 @@ class LabDefenseParts(DefenseParts):
         return sum(seconds[part] for need, part in parts.items() if need in defense.needs)
 
 
-def defense_defaults(plan: Plan) -> dict[str, dict[str, Any]]:
-    """Options of defenses sized to its lab; of what changes one thing about the target's training, its own recipe."""
-    recipe = lab_recipe(plan)
-    own = {name: dict(options) for name, options in LABS[plan.target.lab].defense_defaults.items()}
+def defense_defaults(lab: type[Lab], recipe: Recipe) -> dict[str, dict[str, Any]]:
+    """Options of defenses sized to a lab; of what changes one thing about the target's training, its own recipe."""
+    own = {name: dict(options) for name, options in lab.defense_defaults.items()}
     for name, kind in registry.trainers().items():
         if issubclass(kind, Variant):
             own[name] = recipe.course | own.get(name, {})
     return own
 
 
-def mitigation(plan: Plan) -> Trainer | None:
-    """The training that a plan puts in the place of the target's; None: it names none.
+def mitigation(target: TargetPlan, recipe: Recipe) -> Trainer | None:
+    """The training that is put in the place of the lab's target's; None: none is.
 
     Raises AuditError for one that makes no single model of the lab's records.
     """
-    asked = dict(plan.target.mitigation)
+    asked = dict(target.mitigation)
     if not asked:
         return None
     name = asked.pop("method", None)
     if not isinstance(name, str):
         raise AuditError(f"expected mitigation with a training method, as method = 'dedup', got {name!r}")
-    defaults = defense_defaults(plan).get(name, {})
+    defaults = defense_defaults(LABS[target.lab], recipe).get(name, {})
     trainer: Trainer = build("mitigation", registry.mitigations(), name, {**defaults, **asked})
     return trainer
 
@@ -248,26 +248,21 @@ def lab_references(asked: str) -> int:
     return int(asked)
 
 
-def lab_of(plan: Plan, progress: Progress) -> Lab:
-    """Raises AuditError for one that cannot be."""
-    return LABS[plan.target.lab](lab_recipe(plan), None, progress)
-
-
-def lab_recipe(plan: Plan) -> Recipe:
-    """The lab the plan asks for. Raises AuditError for a field that a lab does not have.
+def lab_recipe(target: TargetPlan, data: DataPlan, attacks: AttackPlan, seed: int) -> Recipe:
+    """What lab is asked for. Raises AuditError for a field that a lab does not have.
 
     Whoever asks about coins has a lab with canaries of an audit in it, all models trained with them; nobody else.
     A lab whose seed is "run" has that of the run: over several seeds other texts, and models trained anew.
     """
-    given: dict[str, Any] = dict(plan.target.lab_recipe)
+    given: dict[str, Any] = dict(target.lab_recipe)
     if given.get("seed") == "run":
-        given["seed"] = plan.seed
+        given["seed"] = seed
     known = registry.probes()
-    if any(known[name].of == "coins" for name in plan.attacks.attack if name in known):
+    if any(known[name].of == "coins" for name in attacks.attack if name in known):
         given = {"audit_canaries": AUDIT_CANARIES, **given}
-    lengths = {"prefix_length": plan.data.prefix_length, "suffix_length": plan.data.suffix_length}
+    lengths = {"prefix_length": data.prefix_length, "suffix_length": data.suffix_length}
     given |= {name: length for name, length in lengths.items() if length is not None}
-    kind = LABS[plan.target.lab].recipe_kind
+    kind = LABS[target.lab].recipe_kind
     default = to_json(kind())
     for name in given:
         if name not in default:

@@ -40,7 +40,7 @@ from auditor.records.table import heldout as heldout_of
 from auditor.reports import advice, files, words
 from auditor.reports.before_after import BeforeAfter
 from auditor.runs import training
-from auditor.runs.lab_site import LabSite, mitigation
+from auditor.runs.lab_site import LabSite
 from auditor.runs.reporter import Reporter
 from auditor.runs.run import run as audit
 from auditor.runs.shared import Shared
@@ -115,7 +115,7 @@ def plan_of(asked: MitigationOptions, run: Run) -> Mitigation:
         for flag, value in (("--train", asked.train), ("--data", asked.data)):
             if value is not None:
                 raise AuditError(f"{flag} goes with a model of your own: the lab trains by its own recipe")
-        trainer = mitigation(plan.having(mitigation={"method": name, **options}))
+        trainer = _lab(plan.having(mitigation={"method": name, **options})).mitigation
         assert trainer is not None  # it is named
         return _checked(Mitigation(asked, plan, trainer), options)
     if asked.train is not None:
@@ -131,6 +131,12 @@ def plan_of(asked: MitigationOptions, run: Run) -> Mitigation:
             raise AuditError(f"{name} trains a whole model, and the recipe of {plan.target.model!r} is of an adapter")
     trainer = build("mitigation", registry.mitigations(), name, options)
     return _checked(Mitigation(asked, plan, trainer, recipe), options)
+
+
+def _lab(plan: Plan, reporter: Reporter | None = None, shared: Shared | None = None) -> LabSite:
+    site = site_of(plan, reporter, shared)
+    assert isinstance(site, LabSite)  # who asks has seen that the plan is of the lab
+    return site
 
 
 def _check_run(plan: Plan) -> None:
@@ -210,7 +216,7 @@ def audited(what: Mitigation, run: Run, reporter: Reporter, command: str) -> Don
         if (form := RunFolder(what.asked.run).text_form()) is not None:
             folder.save_text_form(form)  # the same secrets: rendered as they were, on another day too
     try:
-        files.write(out, audit(site_of(plan, reporter, shared), folder))
+        files.write(out, audit(plan, site_of(plan, reporter, shared), folder))
     except (AuditError, OSError):
         folder.discard_if_empty()
         raise
@@ -306,7 +312,7 @@ def _discard(out: Path) -> None:
 
 
 def _in_lab(what: Mitigation, reporter: Reporter, shared: Shared) -> tuple[tuple[str, ...], float]:
-    site = LabSite(what.after, reporter, shared)
+    site = _lab(what.after, reporter, shared)
     made = site.mitigated
     assert made is not None  # the plan names it
     return made.notes(), site.lab.seconds_of(what.trainer)
@@ -358,7 +364,7 @@ def _list_dropped(what: Mitigation, run: Run, reporter: Reporter, shared: Shared
     if not ids:
         raise AuditError(f"{run.name} extracted nothing from the model without defenses: no record is to be dropped")
     if what.plan.target.in_lab:
-        whole = LabSite(what.plan, reporter, shared).lab.cut.texts
+        whole = _lab(what.plan, reporter, shared).lab.cut.texts
         texts = [whole[id] for id in ids]
     else:
         rows, _ = training_texts(str(what.plan.data.data))

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 from auditor.benchmarks.lab import Lab
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret
-from auditor.core.plan import Plan
-from auditor.core.plan_fields import NONE, PLACED, PROVIDED
+from auditor.core.plan_fields import NONE
+from auditor.core.plan_parts import DataPlan, LoadingOptions, TargetPlan
 from auditor.gate.deployed import ANSWERS
 from auditor.models.base import LanguageModel
 from auditor.models.loading import base_of
@@ -45,19 +45,29 @@ class OwnSite(Site):
     trains_on_demand: ClassVar[bool] = False
 
     def __init__(
-        self, plan: Plan, reporter: Reporter, shared: Shared, live: Mapping[str, LanguageModel] = MappingProxyType({})
+        self,
+        target: TargetPlan,
+        loading: LoadingOptions,
+        data_plan: DataPlan,
+        sizes: str,
+        seed: int,
+        subject: dict[str, Any],
+        reporter: Reporter,
+        shared: Shared,
+        live: Mapping[str, LanguageModel] = MappingProxyType({}),
     ) -> None:
-        super().__init__(plan, reporter, shared)
-        self.models = Loader(plan.target, plan.loading, reporter, shared, live)
+        super().__init__(data_plan, seed, subject, reporter, shared)
+        self.target, self.loading, self.sizes = target, loading, sizes
+        self.models = Loader(target, loading, reporter, shared, live)
         self._folder: RunFolder | None = None
 
     @property
     def attack_defaults(self) -> Mapping[str, Mapping[str, Any]]:
-        return Lab.attack_defaults if self.plan.attacks.sizes == "lab" else MappingProxyType({})
+        return Lab.attack_defaults if self.sizes == "lab" else MappingProxyType({})
 
     @cached_property
     def defense_parts(self) -> OwnDefenseParts:
-        return OwnDefenseParts(self, self.models, self.plan.attacks.sizes)
+        return OwnDefenseParts(self, self.models, self.sizes)
 
     # --- what is loaded ---
 
@@ -69,16 +79,16 @@ class OwnSite(Site):
     def base(self) -> str:
         return "" if self._base is None else self._base[0]
 
-    def check_model(self) -> None:
-        self.models.check(self.plan.given(PROVIDED | PLACED))
+    def check_model(self, given: Sequence[str]) -> None:
+        self.models.check(given)
 
-    def weights(self) -> dict[str, str]:
+    def in_no_file(self) -> dict[str, str]:
         asked = {ANSWERS: self.model.digest()} if self.network and "model" in self.__dict__ else {}
-        return super().weights() | asked | self.models.in_memory
+        return asked | self.models.in_memory
 
     @cached_property
     def model(self) -> LanguageModel:
-        return self.models.load("model", str(self.plan.target.model), self.plan.loading)
+        return self.models.load("model", str(self.target.model), self.loading)
 
     @property
     def description(self) -> str:
@@ -86,38 +96,38 @@ class OwnSite(Site):
 
     @property
     def privacy(self) -> PrivacyRecord | None:
-        return None if "model" in self.models.live else promises.read(Path(str(self.plan.target.model)))
+        return None if "model" in self.models.live else promises.read(Path(str(self.target.model)))
 
     @property
     def canaries(self) -> GradientCanaries | None:
-        return None if "model" in self.models.live else gradient_canaries.read(Path(str(self.plan.target.model)))
+        return None if "model" in self.models.live else gradient_canaries.read(Path(str(self.target.model)))
 
     @cached_property
     def public(self) -> LanguageModel | None:
-        return self._beside("public", self.plan.target.public)
+        return self._beside("public", self.target.public)
 
     @cached_property
     def reference(self) -> LanguageModel | None:
-        if self.plan.target.reference not in (None, NONE):
-            return self._beside("reference", self.plan.target.reference)
-        if self.plan.target.reference == NONE or self.public is not None or self._base is None:
-            return None if self.plan.target.reference == NONE else self.public
+        if self.target.reference not in (None, NONE):
+            return self._beside("reference", self.target.reference)
+        if self.target.reference == NONE or self.public is not None or self._base is None:
+            return None if self.target.reference == NONE else self.public
         size = self.model.vocab_size  # what does not load is said of the model that is attacked
         name, revision = self._base
-        base = self.models.load("reference", name, replace(self.plan.loading, revision=revision, base=None))
+        base = self.models.load("reference", name, replace(self.loading, revision=revision, base=None))
         return base if base.vocab_size == size else None
 
     @cached_property
     def _base(self) -> tuple[str, str | None] | None:
         """Of an adapter that is attacked, its base and the revision of that; None for a whole model."""
-        named = base_of(str(self.plan.target.model))
-        return named if named is None or self.plan.loading.base is None else (self.plan.loading.base, None)
+        named = base_of(str(self.target.model))
+        return named if named is None or self.loading.base is None else (self.loading.base, None)
 
     @property
     def reference_fault(self) -> str:
         if self.reference is None:
             return ""
-        folder = Path(self.plan.target.reference or self.plan.target.public or (self._base or ("", None))[0])
+        folder = Path(self.target.reference or self.target.public or (self._base or ("", None))[0])
         if (record := promises.read(folder)) is not None:
             return f"the reference has seen private data: its privacy.json says that {record.method} trained it"
         listed = set(names).intersection(self._attacked) if (names := read_shard(folder)) else ()
@@ -149,7 +159,7 @@ class OwnSite(Site):
         benchmark = self.shared.get(
             "data",
             key,
-            lambda: load_data(self.plan.data, str(self.plan.target.model), self.plan.seed, self.model, held),
+            lambda: load_data(self.data_plan, str(self.target.model), self.seed, self.model, held),
         )
         if self._folder is not None and benchmark.text_form is not None:
             self._folder.save_text_form(benchmark.text_form)
@@ -161,22 +171,22 @@ class OwnSite(Site):
     def notes(self) -> tuple[str, ...]:
         models = (self.model, self.public, self.reference)
         found = [note for model in models if model is not None for note in model.notes]
-        if self._base is not None and self.plan.target.reference is None and self.plan.target.public is None:
+        if self._base is not None and self.target.reference is None and self.target.public is None:
             found.append(_of_base(self._base[0], self.reference is not None))
         return tuple(dict.fromkeys(found))
 
     @cached_property
     def before(self) -> LanguageModel:
-        return self._alike("before", self.plan.target.before)
+        return self._alike("before", self.target.before)
 
     @cached_property
     def retrained(self) -> LanguageModel:
-        return self._alike("retrained", self.plan.target.retrained)
+        return self._alike("retrained", self.target.retrained)
 
     def _alike(self, kind: str, name: str | None) -> LanguageModel:
         """The same model, trained otherwise. Raises AuditError for another one, and for the one that is attacked."""
         own, here = self.model, Path(str(name))
-        if here.is_dir() and Path(str(self.plan.target.model)).is_dir() and here.samefile(str(self.plan.target.model)):
+        if here.is_dir() and Path(str(self.target.model)).is_dir() and here.samefile(str(self.target.model)):
             raise AuditError(f"expected --{kind} as another model than --model, got {name} as both")
         other = self._beside(kind, name)
         assert other is not None  # there is no row of it without a name

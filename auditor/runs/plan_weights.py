@@ -10,6 +10,7 @@ from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 from auditor.core.plan_fields import NONE
 from auditor.records.weights import of
+from auditor.runs.site import Site
 
 _FOLDERS = {"ensemble": "ensemble", "model": "trained"}  # an option of a defense -> what it names
 
@@ -21,6 +22,11 @@ def of_plan(plan: Plan) -> dict[str, str]:
     what cannot be read.
     """
     return of(places_of(plan))
+
+
+def with_site(plan: Plan, site: Site) -> dict[str, str]:
+    """The same, with what the site of the plan holds that lies in no file."""
+    return of_plan(plan) | site.in_no_file()
 
 
 def places_of(plan: Plan, model: str | None = None) -> dict[str, tuple[str, str | None]]:

@@ -111,7 +111,7 @@ def fitted(plan: Plan, reporter: Reporter, shared: Shared, seconds: float, begun
     plan, limits = _of_membership(plan, site)
     if isinstance(site.model, HuggingFaceModel):
         site.model.remember()
-    scene = Scene(site, select(plan, site), PrefixToken((), "not chosen yet"))
+    scene = Scene(site, select(plan, site), PrefixToken((), "not chosen yet"), plan.defenses, plan.compute.batch_size)
     with clock.stage("measuring the model's speed"):
         takes = _takes(scene, _SHARE * seconds)
     sides = _rows(site.benchmark.secrets)

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 
 from auditor import __version__
 from auditor.core.errors import AuditError
+from auditor.core.nouns import TextForm
 from auditor.core.plan import Plan
 from auditor.core.result import (
     AuditResult,
@@ -32,7 +33,7 @@ from auditor.records import details, names, weights
 from auditor.records.folder import RunFolder
 from auditor.records.frontier import frontiers, subjects
 from auditor.records.unlearning import unlearned
-from auditor.runs import machine, personal, scoring
+from auditor.runs import machine, personal, plan_weights, scoring
 from auditor.runs.audit import Audit, choose_prefix_token, longest_context
 from auditor.runs.cells import TargetRun, cells
 from auditor.runs.chains import Chains
@@ -49,32 +50,32 @@ from auditor.runs.work import SiteThere, Trainings, Workplace, WorkplaceThere, f
 from auditor.statistics import judging, metrics
 
 
-def run(site: Site, folder: RunFolder, objects: Objects = NO_OBJECTS) -> AuditResult:
-    """The whole audit of a place. Everything that could be refused is refused before a model is asked anything.
+def run(plan: Plan, site: Site, folder: RunFolder, objects: Objects = NO_OBJECTS) -> AuditResult:
+    """The whole audit. Everything that could be refused is refused before a model is asked anything.
 
-    objects: what Python gave, by role, as `select` takes it.
+    site: of the plan. objects: what Python gave, by role, as `select` takes it.
     """
-    plan = site.plan
     site.opened(folder)
     selection, clock = select(plan, site, objects), Clock(site.reporter)
     personal.regions_of(plan.data.phone_region)
-    digests = site.weights()
+    digests = plan_weights.with_site(plan, site)
     folder.check_weights(digests)  # before minutes of loading
-    with closing(_engine(site)) as engine:
+    with closing(_engine(plan, site)) as engine:
         if engine.workers and site.trains_on_demand:
-            _train_apart(engine, site, selection, clock)
+            _train_apart(engine, SiteThere(plan), site, selection, clock)
         with clock.stage("prepare"):
-            audit = _prepared(site, selection, folder)
+            audit = _prepared(plan, site, selection, folder)
         targets, collector = Targets(audit), Collector(folder)
         targets.check_claims()
         audit.check_generations(targets.undefended)
-        loaded = site.weights()  # again: the hub may just have sent them
+        loaded = plan_weights.with_site(plan, site)  # again: the hub may just have sent them
         weights.check(digests, loaded, "what was loaded just now")
         folder.pin_weights(loaded)
         greedy = _greedy(audit, targets.undefended, clock)
         records, findings = list[TargetRecord](), list[Finding]()
         place = Workplace(audit, targets)
-        engine.open(place, WorkplaceThere(SiteThere(_settled(site)), audit.prefix_token, fingerprints(site)))
+        there = SiteThere(_settled(plan, site.benchmark.text_form))
+        engine.open(place, WorkplaceThere(there, audit.prefix_token, fingerprints(plan, site)))
         for target in targets.each(clock):
             place.take(target)
             target_run = TargetRun(audit, target, place, engine, collector)
@@ -113,10 +114,9 @@ def _sections(selection: Selection, findings: Sequence[Finding]) -> dict[str, Ow
     return {name: section for name, section in told.items() if section is not None}
 
 
-def _settled(site: Site) -> Plan:
+def _settled(plan: Plan, form: TextForm | None) -> Plan:
     """The plan with what was chosen for it: a worker renders conversations as the run does."""
-    form = site.benchmark.text_form
-    return site.plan if form is None else site.plan.having(template=form.template, date=form.day)
+    return plan if form is None else plan.having(template=form.template, date=form.day)
 
 
 def _unlearned(result: AuditResult, audit: Audit, models: Mapping[str, str], rate: float) -> Unlearning:
@@ -131,23 +131,23 @@ def check(plan: Plan) -> Selection:
     personal.regions_of(plan.data.phone_region)
     site = site_of(plan)
     selection = select(plan, site)
-    _check_engine(site)
+    _check_engine(plan, site)
     return selection
 
 
-def _prepared(site: Site, selection: Selection, folder: RunFolder) -> Audit:
+def _prepared(plan: Plan, site: Site, selection: Selection, folder: RunFolder) -> Audit:
     """Loads what is attacked, and ties the folder to it. Raises AuditError for whatever does not fit together."""
     benchmark = site.benchmark
-    prefix_token = choose_prefix_token(site.plan.data, site, longest_context(benchmark, selection.prompt_rows), folder)
-    audit = Audit(site, selection, prefix_token, folder)
+    prefix_token = choose_prefix_token(site, longest_context(benchmark, selection.prompt_rows), folder)
+    audit = Audit(site, selection, prefix_token, plan.defenses, plan.compute.batch_size, folder)
     folder.pin(secrets_digest(audit.subjects))
     everyone, canaries = (*benchmark.secrets, *benchmark.canaries), {one.id for one in benchmark.canaries}
     folder.save_secrets(details.facts(everyone, names.salt_fingerprint(names.salt()), canaries))
     audit.check_room()
     audit.check_probes()
     benchmark.notes += audit.personal.said
-    if site.plan.objects:
-        benchmark.notes += (f"{said_of(site.plan.objects)}: this run cannot be resumed, or run again from its folder",)
+    if plan.objects:
+        benchmark.notes += (f"{said_of(plan.objects)}: this run cannot be resumed, or run again from its folder",)
     audit.self_check((site.model, site.public, site.reference))
     return audit
 
@@ -167,8 +167,7 @@ def _greedy(audit: Audit, target: Target, clock: Clock) -> tuple[dict[str, Measu
     return found
 
 
-def _check_engine(site: Site) -> None:
-    plan = site.plan
+def _check_engine(plan: Plan, site: Site) -> None:
     if plan.compute.engine != "local" and (plan.objects or site.network):
         given = said_of(plan.objects) if plan.objects else "a model behind an API"
         raise AuditError(
@@ -177,21 +176,21 @@ def _check_engine(site: Site) -> None:
         )
 
 
-def _engine(site: Site) -> Engine:
+def _engine(plan: Plan, site: Site) -> Engine:
     """What the plan asks for. Raises AuditError where it cannot be had."""
-    _check_engine(site)
-    engine = engine_of(site.plan.compute)
+    _check_engine(plan, site)
+    engine = engine_of(plan.compute)
     if engine.workers:
         site.reporter.note(f"secrets are attacked by {engine.said}")
     return engine
 
 
-def _train_apart(engine: Engine, site: Site, selection: Selection, clock: Clock) -> None:
+def _train_apart(engine: Engine, there: SiteThere, site: Site, selection: Selection, clock: Clock) -> None:
     """What the run would train one after the other, or side by side, is trained by workers, one model a task."""
     with clock.stage("train"):
         site.model  # noqa: B018 - what all others are made of, which is trained first where it is not there
         if pieces := site.pieces(selection.defenses, selection.references):
-            engine.open((site, selection), SiteThere(site.plan))
+            engine.open((site, selection), there)
             for done, _ in enumerate(engine.each(Trainings(), pieces), 1):
                 clock.reporter.progress("models trained apart", done, len(pieces))
         if left := site.pieces(selection.defenses, selection.references):

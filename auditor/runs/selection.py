@@ -13,7 +13,7 @@ from typing import Any
 from auditor.core.errors import AuditError
 from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.plan import Plan
-from auditor.core.plan_fields import Options
+from auditor.core.plan_fields import PLACED, PROVIDED, Options
 from auditor.core.plan_parts import AttackPlan
 from auditor.plugins import registry
 from auditor.plugins.attack import Attack
@@ -112,7 +112,7 @@ def select(plan: Plan, site: Site, objects: Objects = NO_OBJECTS) -> Selection:
     for path in plan.plugin:
         registry.load_file(Path(path))
     check_there(plan.objects, objects)
-    site.check_model()
+    site.check_model(plan.given(PROVIDED | PLACED))
     check_submission(plan.output.submission, plan.data, plan.attacks)
     methods = _methods(plan.attacks, plan.canaries_alone, site, objects)
     defenses: list[Defense] = _built(

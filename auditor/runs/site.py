@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
-from auditor.core.plan import Plan, ruled
-from auditor.core.plan_fields import SUBJECT
+from auditor.core.plan_parts import DataPlan
 from auditor.core.streams import generator
 from auditor.models.base import LanguageModel
 from auditor.models.ensemble import Ensemble
@@ -24,7 +23,6 @@ from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.privacy.promises import PrivacyRecord
 from auditor.records.folder import RunFolder
 from auditor.records.names import named, salt
-from auditor.runs import plan_weights
 from auditor.runs.reporter import Reporter
 from auditor.runs.shared import Shared
 
@@ -81,6 +79,7 @@ class DefenseParts(ABC):
 class Site(ABC):
     """The place of one audit. To make one costs nothing: each model is loaded, or trained, when it is asked for.
 
+    subject: all of a plan that decides which model is attacked for which secrets: who agrees in it shares both.
     trains_on_demand: whether what a defense needs is made when its turn comes; else it is there before, and what the
     defense promises can be refused before hours are spent.
     """
@@ -88,8 +87,11 @@ class Site(ABC):
     trains_on_demand: ClassVar[bool]
     relearn_rate: ClassVar[float] = 5e-5  # of `--relearn`, unless the plan says another
 
-    def __init__(self, plan: Plan, reporter: Reporter, shared: Shared) -> None:
-        self.plan, self.reporter, self.shared = plan, reporter, shared
+    def __init__(
+        self, data_plan: DataPlan, seed: int, subject: dict[str, Any], reporter: Reporter, shared: Shared
+    ) -> None:
+        self.data_plan, self.seed, self.subject = data_plan, seed, subject
+        self.reporter, self.shared = reporter, shared
 
     # --- what can be said before anything is loaded ---
 
@@ -97,12 +99,6 @@ class Site(ABC):
     @abstractmethod
     def attack_defaults(self) -> Mapping[str, Mapping[str, Any]]:
         """Options of attacks by name, where they are sized to this place."""
-
-    @property
-    def subject(self) -> dict[str, Any]:
-        """All of the plan that decides which model is attacked for which secrets: equal ones share them."""
-        values = self.plan.to_json()
-        return {name: values[name] for name in ruled(SUBJECT)}
 
     @property
     def network(self) -> bool:
@@ -114,12 +110,15 @@ class Site(ABC):
         """Of an adapter that is attacked, the model that it is for; "": a whole model."""
         return ""
 
-    def check_model(self) -> None:  # noqa: B027 - most places have one of their own
-        """Refuses a model that cannot be had as the plan says, before anything is loaded. Raises AuditError."""
+    def check_model(self, given: Sequence[str]) -> None:  # noqa: B027 - most places have one of their own
+        """Refuses a model that cannot be had as the plan says, before anything is loaded. Raises AuditError.
 
-    def weights(self) -> dict[str, str]:
-        """`role/file` -> SHA-256 of what is read from a place of the user's, as far as it is at hand."""
-        return plan_weights.of_plan(self.plan)
+        given: fields of the plan that say how models are had.
+        """
+
+    def in_no_file(self) -> dict[str, str]:
+        """`role/...` -> digest of the models that are read from no file, as far as they are at hand."""
+        return {}
 
     def pieces(self, defenses: Mapping[str, Defense], references: Sequence[str]) -> Sequence[Piece]:
         """What is still to be trained here for these rows and this `-A references=`, each apart from the others."""
@@ -189,7 +188,7 @@ class Site(ABC):
         """The data as this run sees them, every secret with the alias that sentences name it by."""
         benchmark, key = copy.copy(self.data()), salt()
         benchmark.notes += self.notes()
-        keep_known_pairs(benchmark, self.plan.data.known_limit, self.plan.seed)
+        keep_known_pairs(benchmark, self.data_plan.known_limit, self.seed)
         benchmark.secrets, benchmark.canaries = named(benchmark.secrets, key), named(benchmark.canaries, key)
         return benchmark
 

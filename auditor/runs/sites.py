@@ -21,5 +21,8 @@ def site_of(
     live: Mapping[str, LanguageModel] = MappingProxyType({}),
 ) -> Site:
     """live: models in memory, by role. Raises AuditError for a lab that cannot be."""
-    reporter, shared = reporter or Silence(), shared or Shared()
-    return LabSite(plan, reporter, shared) if plan.target.in_lab else OwnSite(plan, reporter, shared, live)
+    target, data, attacks = plan.target, plan.data, plan.attacks
+    common = plan.seed, plan.subject, reporter or Silence(), shared or Shared()
+    if target.in_lab:
+        return LabSite(target, data, attacks, *common)
+    return OwnSite(target, plan.loading, data, attacks.sizes, *common, live)

@@ -19,6 +19,7 @@ from auditor.plugins.attack import Attack
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import SETTINGS, Meter, View
 from auditor.records.folder import batched
+from auditor.runs import plan_weights
 from auditor.runs.audit import Scene
 from auditor.runs.selection import Selection, select
 from auditor.runs.site import Piece, Site
@@ -140,9 +141,9 @@ class SiteThere:
         return site, select(plan, site)
 
 
-def fingerprints(site: Site) -> dict[str, str]:
+def fingerprints(plan: Plan, site: Site) -> dict[str, str]:
     """Of all inputs, once the model is loaded; a worker whose fingerprints differ is refused."""
-    return {**site.weights(), "the data": secrets_digest(site.benchmark.secrets)}
+    return {**plan_weights.with_site(plan, site), "the data": secrets_digest(site.benchmark.secrets)}
 
 
 @dataclass(frozen=True)
@@ -157,8 +158,9 @@ class WorkplaceThere:
         """Raises AuditError where something else lies there."""
         site, selection = self.site()
         site.only_read()
-        scene = Scene(site, selection, self.prefix_token)
-        place, found = Workplace(scene, Targets(scene)), fingerprints(site)
+        plan = self.site.plan
+        scene = Scene(site, selection, self.prefix_token, plan.defenses, plan.compute.batch_size)
+        place, found = Workplace(scene, Targets(scene)), fingerprints(plan, site)
         for name, digest in self.read.items():
             if found.get(name) != digest:
                 raise AuditError(f"expected every worker to read what the run does, but {name} is another on {node()}")

@@ -19,7 +19,6 @@ from auditor.studies.papers import PUBLISHED, UTILITY, Paper
 from auditor.studies.places import Place
 from auditor.studies.published import Published
 from auditor.utility import measure, tradeoff
-from auditor.utility.points import points
 
 PAGE, _SECTION = "claims.md", "claim.md"
 
@@ -128,7 +127,7 @@ class UtilityStudy:
         self.failure = ""
 
     def planned(self) -> list[Place]:
-        return places.planned(points(self.asked.plan, self.asked.sweep), self.failure)
+        return places.planned(self.asked.points(), self.failure)
 
     def walk(self, folder: Path, reporter: Reporter, command: str) -> tuple[list[tables.Grid], dict[str, str]]:
         """Goes on where it is measured; a model that cannot be is a row that says why."""

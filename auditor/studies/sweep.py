@@ -173,7 +173,7 @@ def _run(wanted: Plan, path: Path, reporter: Reporter, shared: Shared) -> str:
     held = (path / "plan.json").is_file()
     folder = RunFolder.reopen(path) if held else RunFolder.create(path, path.name, wanted.to_json())
     try:
-        files.write(path, run(site_of(wanted, reporter, shared), folder))
+        files.write(path, run(wanted, site_of(wanted, reporter, shared), folder))
     except AuditError as why:
         folder.discard_if_empty()
         return str(why)

@@ -28,18 +28,21 @@ from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.nouns import Claim, Pair
 from auditor.core.plan import Plan
-from auditor.core.plan_fields import AUTO
+from auditor.core.plan_fields import ATTACKS, AUTO
+from auditor.core.plan_parts import DataPlan, LoadingOptions, TargetPlan
 from auditor.core.result import Measurement
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load
 from auditor.models.lora import load_ensemble
 from auditor.models.masked import kind_of, load_masked
+from auditor.plugins import registry
 from auditor.plugins.defense import Defense
 from auditor.plugins.options import title_of
 from auditor.plugins.trainer import Trainer
+from auditor.records import weights
 from auditor.runs import plan_weights
 from auditor.runs.grid import called
-from auditor.runs.lab_site import lab_of
+from auditor.runs.lab_site import LABS, defense_defaults, lab_recipe
 from auditor.runs.machine import environment
 from auditor.runs.own_defenses import trained_folder
 from auditor.runs.plan import make
@@ -86,6 +89,27 @@ class UtilityPlan:
     plan: Plan
     settings: Settings
     sweep: Mapping[str, Sequence[Any]]
+
+    def points(self) -> list[DefensePoint]:
+        """The model as it is, then each defense at each of its points. Raises AuditError for what nobody takes."""
+        plan, defaults = self.plan, dict[str, dict[str, Any]]()
+        for path in plan.plugin:
+            registry.load_file(Path(path))
+        for name in plan.given(ATTACKS):
+            raise AuditError(f"{name} is about attacks: `audit utility` has no use of it")
+        if plan.target.in_lab:
+            recipe = lab_recipe(plan.target, plan.data, plan.attacks, plan.seed)
+            defaults = defense_defaults(LABS[plan.target.lab], recipe)
+        return points(plan.target, plan.defenses, defaults, self.sweep)
+
+    def check(self, found: Utility, folder: Path) -> None:
+        """Raises AuditError where what the folder holds was measured with anything else."""
+        mine = {"plan": self.plan.to_json(), "settings": to_json(self.settings), "sweep": to_json(self.sweep)}
+        for name, own in mine.items():
+            theirs = to_json(getattr(found, name))
+            if {**theirs, "command": ""} != {**own, "command": ""}:
+                raise AuditError(f"expected a new folder for -o, but {str(folder)!r} was measured with another {name}")
+        weights.check(found.weights or None, plan_weights.of_plan(self.plan), str(folder))
 
 
 def utility_plan(raw: Mapping[str, Any]) -> UtilityPlan:
@@ -162,36 +186,42 @@ Held = Callable[[Defense], Mapping[str, Any]]  # what a defense needs, as fields
 
 def prepare(plan: Plan, settings: Settings, reporter: Reporter) -> tuple[Subject[Any], Held]:
     """The model with its texts, and what a defense needs: an ensemble, a trained model. Raises AuditError."""
-    return _in_the_lab(plan, settings, reporter) if plan.target.in_lab else _of_ones_own(plan, settings)
+    asked = ScoringOptions(
+        plan.seed, settings.max_length, settings.mask_share, settings.restarts, plan.data.limit, plan.compute.batch_size
+    )
+    target, data = plan.target, plan.data
+    if not target.in_lab:
+        return _of_ones_own(target, plan.loading, data, settings, asked)
+    lab = LABS[target.lab](lab_recipe(target, data, plan.attacks, plan.seed), None, reporter.progress)
+    return _in_the_lab(lab, data.prefix_token, settings, asked)
 
 
-def _in_the_lab(plan: Plan, settings: Settings, reporter: Reporter) -> tuple[Subject[Any], Held]:
-    lab = lab_of(plan, reporter.progress)
-    texts, asked = lab.texts.records(settings.on == "members"), _asked(plan, settings)
+def _in_the_lab(lab: Lab, prefix_token: str, settings: Settings, asked: ScoringOptions) -> tuple[Subject[Any], Held]:
+    texts = lab.texts.records(settings.on == "members")
     if settings.kind == "masked":
-        _refuse_prefix_token(plan.data.prefix_token)
+        _refuse_prefix_token(prefix_token)
         both = MaskedLab(lab)
         masked = both.target()
         return MaskedSubject(masked, both.public(), masked.tokenizer, texts, asked), _no_ensemble
     public, target = lab.public(), lab.target()
-    subject = _causal(plan.data.prefix_token, target, public, texts, asked, lab.known)
+    subject = _causal(prefix_token, target, public, texts, asked, lab.known)
     return subject, cache(partial(_held_by_lab, lab))
 
 
-def _of_ones_own(plan: Plan, settings: Settings) -> tuple[Subject[Any], Held]:
-    assert plan.target.model is not None and plan.data.data is not None
+def _of_ones_own(
+    models: TargetPlan, loading: LoadingOptions, data: DataPlan, settings: Settings, asked: ScoringOptions
+) -> tuple[Subject[Any], Held]:
+    assert models.model is not None and data.data is not None
     if settings.on is not None:
         raise AuditError("--on chooses among the lab's records; --data are measured whole")
-    texts, asked = read_texts("--data", plan.data.data), _asked(plan, settings)  # before minutes of loading
-    options = plan.loading
-    beside = options.beside()
-    if kind_of(plan.target.model, settings.kind, options) == "masked":
-        _refuse_prefix_token(plan.data.prefix_token)
-        masked = load_masked(plan.target.model, options)
-        other = load_masked(plan.target.public, beside) if plan.target.public else None
+    texts, beside = read_texts("--data", data.data), loading.beside()  # before minutes of loading
+    if kind_of(models.model, settings.kind, loading) == "masked":
+        _refuse_prefix_token(data.prefix_token)
+        masked = load_masked(models.model, loading)
+        other = load_masked(models.public, beside) if models.public else None
         return MaskedSubject(masked, other, masked.tokenizer, texts, asked), _no_ensemble
-    target = load(plan.target.model, options)
-    public = load(plan.target.public, beside) if plan.target.public else None
+    target = load(models.model, loading)
+    public = load(models.public, beside) if models.public else None
 
     @cache
     def ensemble(folder: str) -> Any:
@@ -206,7 +236,7 @@ def _of_ones_own(plan: Plan, settings: Settings) -> tuple[Subject[Any], Held]:
             parts["ensemble"] = ensemble(defense.ensemble_folder)
         return parts
 
-    return _causal(plan.data.prefix_token, target, public, texts, asked), cache(held)
+    return _causal(data.prefix_token, target, public, texts, asked), cache(held)
 
 
 def _refuse_prefix_token(asked: str) -> None:
@@ -240,12 +270,6 @@ def _held_by_lab(lab: Lab, defense: Defense) -> Mapping[str, Any]:
     return parts
 
 
-def _asked(plan: Plan, settings: Settings) -> ScoringOptions:
-    return ScoringOptions(
-        plan.seed, settings.max_length, settings.mask_share, settings.restarts, plan.data.limit, plan.compute.batch_size
-    )
-
-
 def _called(data: str | None, settings: Settings) -> str:
     if data is not None:
         return Path(data).name
@@ -267,7 +291,7 @@ def measure(
     Raises AuditError for bad input before a model is asked anything.
     """
     plan, settings, start = request.plan, request.settings, time.perf_counter()
-    wanted = points(plan, request.sweep)
+    wanted = request.points()
     with reporter.stage("prepare"):
         subject, held_of = prepare(plan, settings, reporter)
         models, claims = _protected(subject, held_of, wanted)

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from auditor.core.errors import AuditError, unknown
 from auditor.core.nouns import UNDEFENDED
-from auditor.core.plan import Plan
-from auditor.core.plan_fields import ATTACKS
+from auditor.core.plan_parts import DefensePlan, TargetPlan
 from auditor.plugins import registry
 from auditor.plugins.defense import Defense
 from auditor.plugins.options import build, options_of
-from auditor.runs.lab_site import defense_defaults
 from auditor.runs.own_defenses import check_needs
 from auditor.runs.plan import check_general, options_for
 
@@ -32,29 +29,32 @@ class DefensePoint:
         return self.defense.name if self.defense else UNDEFENDED
 
 
-def points(plan: Plan, sweep: Mapping[str, Sequence[Any]]) -> list[DefensePoint]:
-    """The model as it is, then each defense at each of its points. Raises AuditError for options nobody has."""
-    for path in plan.plugin:
-        registry.load_file(Path(path))
-    for name in plan.given(ATTACKS):
-        raise AuditError(f"{name} is about attacks: `audit utility` has no use of it")
+def points(
+    target: TargetPlan,
+    defenses: DefensePlan,
+    defaults: Mapping[str, Mapping[str, Any]],
+    sweep: Mapping[str, Sequence[Any]],
+) -> list[DefensePoint]:
+    """The model as it is, then each defense at each of its points. defaults: options of defenses that the lab has.
+
+    Raises AuditError for options nobody has.
+    """
     known = registry.defenses()
-    for name in plan.defenses.defense:
+    for name in defenses.defense:
         if name not in known:
             raise unknown("defense", name, known)
-    fields = {name: list(options_of(known[name])) for name in dict.fromkeys(plan.defenses.defense)}
-    check_general("-D", plan.defenses.defense_options, fields)
+    fields = {name: list(options_of(known[name])) for name in dict.fromkeys(defenses.defense)}
+    check_general("-D", defenses.defense_options, fields)
     swept = _swept(sweep, fields)
     made = [DefensePoint()]
     for name, own in swept.items():
-        defaults = defense_defaults(plan).get(name, {}) if plan.target.in_lab else {}
-        options = options_for(name, plan.defenses.defense_options, defaults, fields[name])
+        options = options_for(name, defenses.defense_options, defaults.get(name, {}), fields[name])
         for values in product(*own.values()):
             at = dict(zip(own, values, strict=True))
             made.append(DefensePoint(build("defense", known, name, {**options, **at}), at))
     for point in made:
-        if point.defense and not plan.target.in_lab:
-            check_needs(point.defense, plan.target.public)
+        if point.defense and not target.in_lab:
+            check_needs(point.defense, target.public)
             if "corpus" in point.defense.needs:
                 raise AuditError(
                     f"--defense {point.defense.name} looks at what the model was trained on, which --data here need "

@@ -8,13 +8,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from auditor.core import disk
-from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.jsonfiles import read_json
-from auditor.records import weights
 from auditor.reports import tables, words
 from auditor.reports.plot_files import TradeoffLine, save_tradeoff
-from auditor.runs import plan_weights
 from auditor.utility.measure import Utility, UtilityPlan, UtilityRow, labels
 from auditor.utility.points import DefensePoint
 from auditor.utility.subjects import Example
@@ -146,12 +143,8 @@ def measured(folder: Path) -> bool:
 
 def held(asked: UtilityPlan, folder: Path) -> Utility:
     """What the folder holds. Raises AuditError where it was measured with anything else."""
-    found, mine = read(folder), {**to_json(asked), "plan": asked.plan.to_json()}
-    for name in ("plan", "settings", "sweep"):
-        theirs = to_json(getattr(found, name))
-        if {**theirs, "command": ""} != {**mine[name], "command": ""}:
-            raise AuditError(f"expected a new folder for -o, but {str(folder)!r} was measured with another {name}")
-    weights.check(found.weights or None, plan_weights.of_plan(asked.plan), str(folder))
+    found = read(folder)
+    asked.check(found, folder)
     return found
 
 

@@ -18,9 +18,7 @@ from auditor.core.result import Audited
 from auditor.plugins.probe import observe
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.privacy.gradient_canaries import GradientCanaries
-from auditor.runs.lab_site import LabSite
-from auditor.runs.reporter import Silence
-from auditor.runs.shared import Shared
+from auditor.runs.sites import site_of
 from auditor.testing import KEPT
 from auditor.training.dp_loop import ScaledOptimizer
 from tests.conftest import refuses, save_tiny, states, tiny
@@ -147,7 +145,7 @@ def test_what_no_audit_can_be_made_of_is_said_in_its_row(kept: GradientCanaries,
 
 def test_the_lab_plants_canaries_where_they_are_asked_about() -> None:
     def planted(*attacks: str) -> dict[str, Any]:
-        site = LabSite(Plan.of(attack=attacks, defense=("dp-sgd",)), Silence(), Shared())
+        site = site_of(Plan.of(attack=attacks, defense=("dp-sgd",)))
         return {name: options.get("gradient_canaries", 0) for name, options in site.defense_parts.defaults.items()}
 
     assert set(planted("exposure").values()) == {0}

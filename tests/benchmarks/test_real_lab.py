@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from auditor.attacks.extraction_probability import observe
 from auditor.benchmarks import smollm2
-from auditor.benchmarks.lab_recipe import LabRecipe
+from auditor.benchmarks.lab_recipe import LabRecipe, Recipe
 from auditor.benchmarks.lab_texts import drawn, private_texts
 from auditor.benchmarks.real_lab import RealLab, RealRecipe
 from auditor.benchmarks.real_texts import ANSWER, KINDS, SYSTEM, said
@@ -66,12 +66,16 @@ def test_an_absent_package_is_one_sentence_and_nothing_is_written(
 
 def test_a_lab_of_each_name_has_fields_of_its_own() -> None:
     assert Plan.of(lab="smollm2").target.in_lab and set(LABS) == {"small", "smollm2"}
-    assert isinstance(lab_recipe(Plan()), LabRecipe)
-    assert lab_recipe(Plan.of(lab="smollm2", lab_recipe={"others": 3}, suffix_length=8)) == RealRecipe(
-        others=3, suffix_length=8
-    )
+
+    def recipe(**values: Any) -> Recipe:
+        plan = Plan.of(**values)
+        return lab_recipe(plan.target, plan.data, plan.attacks, plan.seed)
+
+    assert isinstance(recipe(), LabRecipe)
+    own = recipe(lab="smollm2", lab_recipe={"others": 3}, suffix_length=8)
+    assert own == RealRecipe(others=3, suffix_length=8)
     with pytest.raises(AuditError, match="hidden"):  # the small lab's own
-        lab_recipe(Plan.of(lab="smollm2", lab_recipe={"hidden": 64}))
+        recipe(lab="smollm2", lab_recipe={"hidden": 64})
     with pytest.raises(AuditError, match="--lab smollm2 names a built-in lab, which --model and --data replace"):
         Plan.of(lab="smollm2", model="m", data="d")
 

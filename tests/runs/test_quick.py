@@ -67,7 +67,7 @@ def test_each_record_is_read_once_and_completed_once(given: Path, tmp_path: Path
     plan, _ = fitted(given, nonmembers=nonmembers, shared=shared)
     assert plan.data.limit is None
     before = traffic.tokens
-    run(site_of(plan, shared=shared), RunFolder.create(tmp_path / "run", "quick", plan.to_json()))
+    run(plan, site_of(plan, shared=shared), RunFolder.create(tmp_path / "run", "quick", plan.to_json()))
     known = round(quick.KNOWN * MEMBERS)
     texts = 2 * (MEMBERS - known + nonmembers * OTHERS) + quick._PREFIX_TOKENS * known
     assert 0.7 < (traffic.tokens - before) / (TEXT * texts) < 1.15
@@ -77,7 +77,7 @@ def test_what_was_read_before_changes_no_number(given: Path, tmp_path: Path) -> 
     shared = Shared()
     plan, _ = fitted(given, shared=shared)
     found = [
-        run(site_of(plan, shared=on), RunFolder.create(tmp_path / name, "quick", plan.to_json()))
+        run(plan, site_of(plan, shared=on), RunFolder.create(tmp_path / name, "quick", plan.to_json()))
         for name, on in (("remembered", shared), ("anew", Shared()))
     ]
     ours, fresh = ([m for f in one.findings for m in f.measurements] for one in found)

@@ -15,11 +15,14 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.defense import Defense, Scenario
 from auditor.records.folder import RunFolder
+from auditor.runs import plan_weights
 from auditor.runs.own_site import OwnSite
 from auditor.runs.plan import make
 from auditor.runs.reporter import Silence
 from auditor.runs.run import check, run
 from auditor.runs.shared import Shared
+from auditor.runs.site import Site
+from auditor.runs.sites import site_of
 from auditor.runs.target import Target
 from tests.conftest import tiny
 
@@ -48,9 +51,6 @@ class Live(OwnSite):
     def data(self) -> Benchmark:
         return Held()
 
-    def weights(self) -> dict[str, str]:
-        return {}
-
 
 def plan(**fields: object) -> Plan:
     return make({"model": "live", "data": "in memory", "attack": ["perplexity"], "samples": 3, **fields}, {})
@@ -64,9 +64,11 @@ def test_an_adapter_is_held_against_its_base_unless_told_otherwise(tmp_path: Pat
     whole = LlamaForCausalLM.from_pretrained(base)
     get_peft_model(whole, LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False)).save_pretrained(folder)
 
-    def site(**given: str) -> OwnSite:
-        fields = {"model": str(folder), "data": "in memory", **given}
-        return OwnSite(make(fields, {}), Silence(), Shared())
+    def site(**given: str) -> Site:
+        return site_of(asked(**given))
+
+    def asked(**given: str) -> Plan:
+        return make({"model": str(folder), "data": "in memory", **given}, {})
 
     held = site()
     assert held.reference is not None and held.reference.name == str(base) and not held.reference_fault
@@ -76,14 +78,17 @@ def test_an_adapter_is_held_against_its_base_unless_told_otherwise(tmp_path: Pat
     assert "saw no private data only if the adapter alone was trained on them" in said
     none = site(reference="none")
     assert none.reference is None and not none.reference_fault and not none.notes()
-    assert set(none.weights()) <= set(held.weights())  # no model is called so
+    digests = [plan_weights.of_plan(asked(**given)) for given in ({"reference": "none"}, {})]
+    assert set(digests[0]) <= set(digests[1])  # no model is called so
     assert site(model=str(base)).reference is None
 
 
 def test_live_objects_are_audited_by_the_same_walk(tmp_path: Path) -> None:
     asked, shared = plan(attack=["perplexity", "extraction-probability"], defense=["uniform-mixing"]), Shared()
     folder = RunFolder.create(tmp_path / "run", "live", asked.to_json())
-    result = run(Live(asked, Silence(), shared), folder)
+    parts = asked.target, asked.loading, asked.data, asked.attacks.sizes, asked.seed, asked.subject
+    site = Live(*parts, Silence(), shared)
+    result = run(asked, site, folder)
     assert [finding.key for finding in result.findings] == check(asked).cells()
     assert result.benchmark.members == 4 and result.benchmark.nonmembers == 4 and result.weights == {}
     held = folder.done(CellKey("undefended", "white-box", "perplexity"))

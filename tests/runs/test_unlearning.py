@@ -19,9 +19,8 @@ from auditor.core.plan import Plan
 from auditor.models.loading import load
 from auditor.runs import training
 from auditor.runs.beside import ModelsBeside
-from auditor.runs.own_site import OwnSite
-from auditor.runs.reporter import Silence
-from auditor.runs.shared import Shared
+from auditor.runs.site import Site
+from auditor.runs.sites import site_of
 from auditor.runs.training import Training
 from auditor.runs.unlearning import Relearned, Retrained
 from auditor.statistics.unlearning import recalled
@@ -64,8 +63,8 @@ def asked(world: Path, **more: Any) -> Plan:
     return Plan.of(attack=("extraction-probability",), **{**own, **beside, **more})
 
 
-def site(plan: Plan) -> OwnSite:
-    return OwnSite(plan, Silence(), Shared())
+def site(plan: Plan) -> Site:
+    return site_of(plan)
 
 
 # --- who is who -------------------------------------------------------------------------------------------------------

@@ -88,12 +88,12 @@ def test_a_sweep_runs_every_point_once_and_resumes(world: Path, tmp_path: Path, 
     out, walked, loaded = tmp_path / "out", [], []
     real, load = running.run, hugging_face.load
 
-    def counted(plan: Any, folder: RunFolder, *rest: Any) -> Any:
+    def counted(plan: Any, site: Any, folder: RunFolder) -> Any:
         if len(walked) == 2 and "stop" not in walked:
             walked.append("stop")
             raise KeyboardInterrupt
         walked.append(folder.path.name)
-        return real(plan, folder, *rest)
+        return real(plan, site, folder)
 
     def counting(name: str, options: Any) -> Any:
         loaded.append(name)

@@ -24,7 +24,6 @@ from auditor.runs.plan import make
 from auditor.studies import ledger
 from auditor.utility import tradeoff
 from auditor.utility.measure import Settings, Utility, UtilityPlan, measure, perplexity
-from auditor.utility.points import points
 from auditor.utility.subjects import CausalSubject, MaskedSubject, ScoringOptions
 from tests.conftest import tiny
 
@@ -188,7 +187,8 @@ def test_a_sweep_asks_the_model_once(world: Path, monkeypatch: pytest.MonkeyPatc
     forward = type(model).forward
     monkeypatch.setattr(type(model), "forward", lambda self, *a, **k: asked.append(1) or forward(self, *a, **k))
     subject = CausalSubject(model, None, model.tokenizer, texts(), ScoringOptions(batch_size=64))
-    made = [p.defense for p in points(make({"defense": ["uniform-mixing"]}, {}), {"weight": [0.1, 0.5, 0.9]})]
+    wanted = UtilityPlan(make({"defense": ["uniform-mixing"]}, {}), Settings(), {"weight": [0.1, 0.5, 0.9]})
+    made = [point.defense for point in wanted.points()]
     defended = [subject.protect(defense, {})[0] for defense in made if defense]
     subject.scores([subject.target], lambda done, total: None)
     alone = len(asked)
