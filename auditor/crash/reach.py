@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -20,7 +21,7 @@ def sensitivity(runs: Runs) -> LoopCheck:
     """A record moves the gradient by at most 1 / noise multiplier, in units of the noise; on both models."""
     name, promised = "one record's reach", 1 / runs.claim.noise_multiplier
     turns = [[step for trace in runs.traces[turn::2] for step in trace.steps] for turn in range(2)]
-    found = [one for steps in turns if (one := _fitted(steps, _same))]
+    found = [one for steps in turns if (one := common(steps))]
     if not found:
         return LoopCheck(name, UNKNOWN, "no noise that it could be held against", "")
     mean, error = max(found, key=lambda one: (one[0] - promised) / one[1])
@@ -39,7 +40,7 @@ def sensitivity(runs: Runs) -> LoopCheck:
 
 def noise_multiplier(runs: Runs) -> tuple[float, float, float] | None:
     """Seen: one over the mean reach, and the 95% interval's lower and upper end; None where no reach was seen."""
-    found = _fitted(runs.steps, _same)
+    found = common(runs.steps)
     if found is None or found[0] <= 1.96 * found[1]:
         return None
     mean, error = found
@@ -111,10 +112,6 @@ def clipped(runs: Runs) -> LoopCheck:
     )  # fmt: skip
 
 
-def _same(step: ReadStep) -> Array:
-    return np.ones((len(step.norms), 1))
-
-
 def _chosen(chosen: _Chosen) -> _Columns:
     def columns(step: ReadStep) -> Array:
         held = np.array([chosen(record, step) for record in sorted(set(step.records))], dtype=float)
@@ -129,6 +126,21 @@ _FOLLOWS: dict[str, _Columns] = {
         [step.norms / step.batch_norm, np.ones(len(step.norms))], 1
     ),
 }
+
+
+def common(steps: Sequence[ReadStep]) -> tuple[float, float] | None:
+    """The reach that all records share -> (estimate, its standard error); None: no noise to hold it against.
+
+    A step's released gradient has length |u| * reach along u, the sum of its records' unit gradients, and noise of
+    standard deviation 1 there, whatever the steps before did to u. So the sum over T steps of (length - |u| * reach) is
+    normal with variance T, exactly. Least squares would weigh noise by |u|, which earlier noise moves.
+    """
+    held = [(step.gram.sum(), step.gram.sum(0) @ step.reaches) for step in steps if step.scale and step.records]
+    lengths = [(math.sqrt(square), along / math.sqrt(square)) for square, along in held if square > 0]
+    if not lengths:
+        return None
+    whole = sum(length for length, _ in lengths)
+    return float(sum(along for _, along in lengths) / whole), math.sqrt(len(lengths)) / float(whole)
 
 
 def _fitted(steps: Sequence[ReadStep], columns: _Columns) -> tuple[float, float] | None:

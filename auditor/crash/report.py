@@ -13,7 +13,7 @@ from importlib import metadata
 from typing import Any
 
 from auditor.crash import subject
-from auditor.crash.trial import CrashTest
+from auditor.crash.trial import CrashTest, own_seed
 from auditor.crash.verdicts import BROKEN, LEVEL, NO_FAULT, UNKNOWN, LoopCheck
 from auditor.reports import html, inert, markdown
 from auditor.reports.blocks import Bullets, Code, Document, FactList, Group, Section, Table
@@ -70,7 +70,7 @@ def observed(test: CrashTest) -> str:
     given = f"seen: {did}; they give epsilon {seen.epsilon:.2f} [{seen.low:.2f}-{seen.high:.2f}]"
     if not test.doubted:
         return f"{given}."
-    return f"{given}: above the claim's at 95%, though no check is sure of it. Try another --seed."
+    return f"{given}: above the claim's at 95%, as of one honest loop in 40. Try another --seed."
 
 
 def bounded(test: CrashTest) -> str:
@@ -91,7 +91,7 @@ def reproduction(test: CrashTest, check: LoopCheck, again: str) -> str:
     facts = {"check": f"{check.name}: {check.verdict}"}
     if found is not None:
         if found.training is not None:
-            facts["where"] = f"training {found.training + 1} (seed {test.seed + found.training})"
+            facts["where"] = f"training {found.training + 1} (seed {own_seed(test.seed, found.training)})"
         if found.step is not None:
             facts["where"] = f"{facts['where']}, step {found.step + 1}"
         if found.record is not None:

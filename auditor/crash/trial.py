@@ -95,23 +95,28 @@ def crash_test(
     begun = time.monotonic()
     until = begun + 60 * minutes
     stated = claim
-    first, returned = watched(train, seed, subject.RECORDS, until)
+    first, returned = watched(train, own_seed(seed, 0), subject.RECORDS, until)
     if claim is None:
         claim = returned[1] if isinstance(returned, tuple) and len(returned) == 2 else returned
     read = LoopClaim.read(claim)
     if not read.noise_multiplier:
         raise AuditError("expected a claim with noise, got noise_multiplier 0: no epsilon follows from it")
-    fewer, _ = watched(train, seed, subject.RECORDS - 1, until)
+    fewer, _ = watched(train, own_seed(seed, 0), subject.RECORDS - 1, until)
     traces = [first]
     # How often depends on how much is read, not on what is found: the level holds.
     while len(traces) < 2 or (_seen(traces) < _ENOUGH and len(traces) < _MOST and _time(begun, until)):
         tell(_seen(traces), _ENOUGH)
         embedding = _OTHER if len(traces) % 2 else 1.0
-        traces.append(watched(train, seed + len(traces), subject.RECORDS, until, embedding)[0])
+        traces.append(watched(train, own_seed(seed, len(traces)), subject.RECORDS, until, embedding)[0])
     runs = Runs(read, tuple(traces), fewer)
     checks = tuple(all_checks(runs))
-    bound = one_run(train, stated, seed + _MOST, until) if _time(begun, until) else None
+    bound = one_run(train, stated, own_seed(seed, _MOST), until) if _time(begun, until) else None
     return CrashTest(read, checks, tuple(_remarks(runs)), time.monotonic() - begun, seen(runs, checks), seed, bound)
+
+
+def own_seed(seed: int, training: int) -> int:
+    """Of one of a test's trainings, from 0. No two tests share one: another seed is another draw of all of them."""
+    return seed * (_MOST + 1) + training
 
 
 def seen(runs: Runs, checks: tuple[LoopCheck, ...]) -> LoopSeen:

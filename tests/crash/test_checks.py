@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from auditor.core.errors import AuditError
-from auditor.crash import checks, claim
+from auditor.crash import checks, claim, reach
 from auditor.crash.claim import LoopClaim
 from auditor.crash.noise import number
 from auditor.crash.trial import seen
@@ -161,9 +161,50 @@ def test_without_noise_nothing_else_is_said() -> None:
 def test_the_smallest_violation_it_says_it_would_see_is_seen_about_as_often_as_it_says() -> None:
     """Of 30 trainings whose reach is to be caught with 80% probability: fewer than 17, once in 1,000."""
     said = of("one record's reach", runs()).would_see
-    reach = float(said.split()[3])
-    caught = sum(of("one record's reach", runs(seed, reach=reach)).verdict == BROKEN for seed in range(30))
+    far = float(said.split()[3])
+    caught = sum(of("one record's reach", runs(seed, reach=far)).verdict == BROKEN for seed in range(30))
     assert caught >= 17
+
+
+def followed(seed: int, size: int) -> tuple[Runs, list[float], list[float]]:
+    """Ten trainings of 30 steps; gradients align after noise that fell short, as they may -> runs, and by hand:
+    how far each step went along its records' sum, and that sum's length.
+
+    size: of a batch; 0: as Poisson sampling draws it.
+    """
+    rng = np.random.default_rng(seed)
+    traces, went, lengths = [], [], []
+    for _ in range(10):
+        last, steps = 0.0, []
+        for _ in range(30):
+            k = size or int(rng.binomial(N, 1 / 6)) or 1
+            units = rng.normal(size=(60, k)) + (2 if last < 0 else 0)
+            units /= np.linalg.norm(units, axis=0)
+            drift = rng.normal(size=60)
+            gradient = units.sum(1) + drift
+            along = units.sum(1) / np.linalg.norm(units.sum(1))
+            last = float(along @ drift)
+            went.append(float(along @ gradient))
+            lengths.append(float(np.linalg.norm(units.sum(1))))
+            reaches = np.linalg.lstsq(units, gradient, rcond=None)[0]
+            one = step(rng)
+            steps.append(replace(one, scale=1.0, records=tuple(range(k)), reaches=reaches, gram=units.T @ units))
+        traces.append(Trace(N, steps, shapes=dict(SHAPES)))
+    return Runs(CLAIM, tuple(traces), trace(0)), went, lengths
+
+
+@pytest.mark.parametrize("size", [8, 0])
+def test_the_interval_of_the_reach_holds_it_as_often_as_it_says_in_batches_of_one_size_and_others(size: int) -> None:
+    """Of 60 intervals of 95%: 52 or fewer hold it once in 200; their mean is off by less than 3.3 standard errors."""
+    inside, found = 0, []
+    for seed in range(60):
+        made, went, lengths = followed(seed, size)
+        mean, error = reach.common(made.steps) or (0.0, 0.0)
+        assert mean == pytest.approx(sum(went) / sum(lengths)) and error == pytest.approx(300**0.5 / sum(lengths))
+        inside += abs(mean - 1) < 1.96 * error
+        found.append((mean - 1) / error)
+    assert inside > 52
+    assert abs(np.mean(found)) < 3.3 / math.sqrt(60)
 
 
 def test_a_size_of_noise_that_it_says_it_would_see_is_seen_about_as_often_as_it_says() -> None:

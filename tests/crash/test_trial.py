@@ -68,6 +68,12 @@ def test_a_planted_fault_is_caught(name: str, check: str) -> None:
     assert found.verdict == "broken"
 
 
+def test_another_seed_is_another_draw_of_every_training() -> None:
+    """Two seeds that shared trainings would tell the same chance twice."""
+    own = [trial.own_seed(seed, training) for seed in range(50) for training in range(trial._MOST + 1)]
+    assert len(set(own)) == len(own)
+
+
 def test_a_bound_of_one_training_stands_beside_what_it_could_have_shown() -> None:
     honest, broken = (
         one_run(train, None, 5, math.inf) for train in (loop_faults.plain(), loop_faults.FAULTS["no clipping"])

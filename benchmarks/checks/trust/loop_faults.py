@@ -1,6 +1,6 @@
-"""Faults planted in four kinds of private training loop: which of them `audit dp-loop` calls broken, and false alarms.
+"""Faults planted in four kinds of private training loop: which of them `audit dp-loop` calls broken.
 
-    python -m benchmarks.checks.trust.loop_faults [-o DIR] [--only NAME] [--honest 1000] [--seed 0]
+    python -m benchmarks.checks.trust.loop_faults [-o DIR] [--only NAME] [--seed 0]
 
 A plain PyTorch loop, Opacus, the Hugging Face Trainer with a callback, and our own trainer, each with one thing broken
 from outside. Controls have no fault. A control that is broken, or a fault of which nothing is seen, makes it exit 1.
@@ -20,7 +20,6 @@ from typing import Annotated, Any
 from unittest.mock import patch
 
 import torch
-from scipy import stats
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
@@ -29,7 +28,6 @@ from auditor.core import threads
 from auditor.crash import subject
 from auditor.crash.subject import Gradients
 from auditor.crash.trial import CrashTest, crash_test
-from auditor.crash.verdicts import LEVEL
 from auditor.crash.watch import bare
 from auditor.training import dp_loop
 from auditor.training.dp_loop import PoissonSampler, PrivateRecipe, ScaledOptimizer
@@ -476,35 +474,16 @@ def row(name: str, found: CrashTest) -> tuple[str, ...]:
     return name, found.verdict, f"{found.claim.follows():.1f}", really, why, f"{found.seconds:.0f}"
 
 
-def false_alarms(count: int, first: int, tell: Callable[[str], object]) -> tuple[int, float, float]:
-    """Honest plain trainings that were called broken, of `count`, with the 95% interval of their share."""
-    alarms = 0
-    for seed in range(first, first + count):
-        found = tested(plain(), 10_000 + 100 * seed)
-        alarms += found.verdict == "broken"
-        if found.broken:
-            tell(f"seed {seed}: {[(check.name, check.p) for check in found.broken]}")
-    interval = stats.binomtest(alarms, count).proportion_ci(method="exact")
-    return alarms, float(interval.low), float(interval.high)
-
-
 COLUMNS = ("loop", "verdict", "ε claimed", "ε really, at least", "what was seen", "seconds")
 
 
 def main(
     out: Annotated[Path | None, "a folder for loop_faults.md"] = None,
     only: Annotated[str, "loops whose name holds this"] = "",
-    honest: Annotated[int, "so many honest plain trainings, for false alarms, instead of the table"] = 0,
     seed: int = 0,
 ) -> int:
     threads.settle()
     page = Page(out and out / "loop_faults.md")
-    if honest:
-        alarms, low, high = false_alarms(honest, seed, page.say)
-        page.say(
-            f"{alarms} of {honest} honest trainings were called broken: {alarms / honest:.1%} [{low:.1%}, {high:.1%}]"
-        )
-        return int(low > LEVEL)
     page.head(*COLUMNS)
     wrong = 0
     for broken, loops in ((True, FAULTS), (False, CONTROLS)):
