@@ -9,6 +9,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from scipy.stats import norm
 
@@ -162,6 +163,11 @@ def by_repeats(finding: Finding, baseline: Measurement | float | None, name: str
 
 def widened(m: Measurement, looks: int) -> Measurement:
     """Its interval at 95% over so many looks (Bonferroni), as a normal distribution widens."""
-    tail = (1 - CONFIDENCE) / 2
-    scale = float(norm.isf(tail / max(1, looks)) / norm.isf(tail))
+    scale = _wider(looks)
     return replace(m, low=m.value - scale * (m.value - m.low), high=m.value + scale * (m.high - m.value))
+
+
+@cache
+def _wider(looks: int) -> float:
+    tail = (1 - CONFIDENCE) / 2
+    return float(norm.isf(tail / max(1, looks)) / norm.isf(tail))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from auditor.statistics import bootstrap
 from auditor.statistics.bootstrap import CONFIDENCE
 
 
+@lru_cache(maxsize=4096)
 def clopper_pearson(hits: int, n: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """Exact two-sided interval of a binomial share; [0, 1] for n = 0."""
     tail = (1 - confidence) / 2
