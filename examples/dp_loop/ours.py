@@ -30,7 +30,11 @@ def dp_sgd(model, records):
 
 
 def adp_sound(model, records):
-    """Clipped harder the rarer a public model finds a record, here the model before its training."""
+    """Clipped harder the rarer a public model finds a record, here the model before its training.
+
+    Half of the records keep the whole clipping norm. Were all clipped harder, the test could not tell: no record would
+    reach as far as the noise is made for.
+    """
     examples = [row["input_ids"] for row in records]
     public = HuggingFaceModel(copy.deepcopy(model))
-    return fit(model, examples, clipping_shares(public, examples, 0.5, 1.0, 1e4))
+    return fit(model, examples, clipping_shares(public, examples, 0.5, 110.0, 250.0))
