@@ -143,8 +143,9 @@ class PlanningFlags:
     plan: Annotated[
         Many,
         typer.Option(
-            metavar="METRIC=A:B",
-            help="Without a run: how many secrets tell rate A from rate B (A:B:C, if a share C of answers changes).",
+            metavar="METRIC=A:B|POLICY.toml",
+            help="Without a run: how many secrets tell rate A from rate B (A:B:C, if a share C of answers changes), or "
+            "decide each limit of a policy; all of them, or with run --until decided.",
         ),
     ] = None
     power: Annotated[
@@ -242,10 +243,27 @@ def _say(decision: Decision, outputs: Outputs) -> None:
 
 
 def _say_needs(changes: list[str], power: float | None, rules: int | None) -> None:
+    from auditor.gate import policy as policies
     from auditor.gate import power as powers
 
     power, rules = 0.8 if power is None else power, 1 if rules is None else rules
+    found = list[powers.Need]()
     for item in changes:
-        for need in powers.needs(powers.parse_change(item), power, rules):
-            typer.echo(f"{need.secrets:9,} secrets  {need.question}")
+        if item.endswith(".toml"):
+            limits = policies.read_policy(Path(item)).rules
+            rules = max(rules, len(limits))
+            found += powers.policy_needs(limits, power, rules)
+            for rule in limits:
+                if rule.against_baseline or rule.of_claim:
+                    typer.echo(f"not counted: {rule}" + " (say --plan METRIC=A:B)" * rule.against_baseline)
+        else:
+            found += powers.needs(powers.parse_change(item), power, rules)
+    for need in found:
+        typer.echo(f"{need.secrets:9,} secrets  {need.question}")
+        typer.echo(f"{need.stopping:9,} with --until decided, {need.half:,} or fewer in half of such runs")
+    if len(found) > 1:
+        most = (max(getattr(need, name) for need in found) for name in ("secrets", "stopping", "half"))
+        typer.echo(
+            "{:9,} secrets  for all of these; {:,} with --until decided, {:,} in half of such runs".format(*most)
+        )
     typer.echo(f"power {power:g}, {rules} {'decision' if rules == 1 else 'decisions'} at 5% together")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,10 @@ from numpy.typing import NDArray
 from scipy.stats import binom, norm
 
 from auditor.core.errors import AuditError
+from auditor.gate.policy import Rule
+from auditor.statistics.anytime import sizes
 from auditor.statistics.bounds import LEVEL
+from auditor.statistics.metrics import SHARES, find
 
 _MOST = 1_000_000
 _CHANGE = re.compile(r"([a-z][a-z0-9_.]*)=([^:=]+):([^:=]+)(?::([^:=]+))?", re.IGNORECASE)
@@ -30,10 +33,12 @@ class Change:
 
 @dataclass(frozen=True)
 class Need:
-    """A question and the secrets that answer it with the power asked for."""
+    """A question, and the secrets that answer it with this power; with `--until decided`, and in half of such runs."""
 
     question: str
     secrets: int
+    stopping: int
+    half: int
 
 
 def parse_change(item: str) -> Change:
@@ -68,31 +73,77 @@ def needs(change: Change, power: float, rules: int) -> list[Need]:
 
     Raises AuditError for a power outside (0, 1) or more than a million secrets.
     """
-    if not 0 < power < 1:
-        raise AuditError(f"expected --power between 0 and 1, got {power:g}")
-    if rules < 1:
-        raise AuditError(f"expected --rules >= 1, got {rules}")
-    if rules > _MOST:
-        raise AuditError(f"expected --rules of at most {_MOST:,}, got {rules:,}")
+    check_asked(power, rules)
     name, before, after = change.metric, change.before, change.after
     level, margin = LEVEL / rules, after - before
     alike = change.discordant - margin  # what changes by chance alone, when nothing got worse
     # the closed forms first: they refuse a change that is too small before anything is scanned
     worse = paired(margin, 0.0, change.discordant, level, power)
     unchanged = paired(0.0, margin, alike, LEVEL, power)
+    lost, won = alike / 2, change.discordant - alike / 2
     return [
-        Need(f"fail {name} <= {before:g} when it is {after:g}", limit_failed(before, after, level, power)),
-        Need(f"hold {name} <= {after:g} when it is {before:g}", limit_held(after, before, LEVEL, power)),
+        _failed(name, before, after, level, power),
+        _held(name, after, before, power),
         Need(
             f"fail {name} not worse than baseline by 0 when it went from {before:g} to {after:g} "
             f"({change.discordant:.3g} of the answers changed)",
             worse,
+            *_stopped([0, 0.5, 1], [lost, 1 - lost - won, won], 0.5, level, power),
         ),
         Need(
             f"hold {name} not worse than baseline by {margin:.3g} when nothing got worse ({alike:.3g} changed)",
             unchanged,
+            *_stopped([0, 0.5, 1], [alike / 2, 1 - alike, alike / 2], (1 - margin) / 2, LEVEL, power),
         ),
     ]
+
+
+def policy_needs(rules: Sequence[Rule], power: float, decisions: int) -> list[Need]:
+    """What each limit of a policy takes: failed where the truth is twice it, held where it is half, or nothing leaks.
+
+    Raises AuditError where no rule limits a share.
+    """
+    check_asked(power, decisions)
+    limits = [
+        rule for rule in rules if not (rule.against_baseline or rule.of_claim) and find(rule.metric).unit in SHARES
+    ]
+    if not limits:
+        raise AuditError("expected a policy with a limit on a share, as recall <= 0.05, got none")
+    found = list[Need]()
+    for rule in limits:
+        if 0 < 2 * rule.limit <= 1:
+            found.append(_failed(rule.name, rule.limit, 2 * rule.limit, LEVEL / decisions, power))
+        found += [_held(rule.name, rule.limit, truth, power) for truth in (rule.limit / 2, 0.0) if rule.limit > 0]
+    return found
+
+
+def _failed(name: str, limit: float, truth: float, level: float, power: float) -> Need:
+    stopping = _stopped([0, 1], [1 - truth, truth], limit, level, power)
+    return Need(f"fail {name} <= {limit:g} when it is {truth:g}", limit_failed(limit, truth, level, power), *stopping)
+
+
+def _held(name: str, limit: float, truth: float, power: float) -> Need:
+    stopping = _stopped([0, 1], [truth, 1 - truth], 1 - limit, LEVEL, power)
+    return Need(f"hold {name} <= {limit:g} when it is {truth:g}", limit_held(limit, truth, LEVEL, power), *stopping)
+
+
+def _stopped(
+    values: Sequence[float], odds: Sequence[float], mean: float, level: float, power: float
+) -> tuple[int, int]:
+    """By how many secrets that a mean of at most this is refuted in this share of runs, and in half of them."""
+    found = sizes(np.array(values, dtype=float), np.array(odds), mean, level, _MOST)
+    at, half = (int(np.quantile(found, share, method="higher")) for share in (power, 0.5))
+    return _bounded(at), half
+
+
+def check_asked(power: float, rules: int) -> None:
+    """Raises AuditError for a power or a number of decisions that is none."""
+    if not 0 < power < 1:
+        raise AuditError(f"expected --power between 0 and 1, got {power:g}")
+    if rules < 1:
+        raise AuditError(f"expected --rules >= 1, got {rules}")
+    if rules > _MOST:
+        raise AuditError(f"expected --rules of at most {_MOST:,}, got {rules:,}")
 
 
 def limit_failed(limit: float, truth: float, level: float, power: float) -> int:

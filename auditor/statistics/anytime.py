@@ -89,6 +89,20 @@ def _low(values: Floats, counts: NDArray[np.int64], level: float) -> float:
     return low
 
 
+def sizes(
+    values: Floats, odds: Floats, mean: float, level: float, most: int, runs: int = 1000, seed: int = 0
+) -> NDArray[np.int64]:
+    """(runs,) simulated sizes at which a mean of at most this is refuted; 2 * most where it is not within `most`.
+
+    odds: (v,) the true probability of each value.
+    """
+    rng, at = np.random.default_rng(seed), np.array([*looks(most)])
+    counts = rng.multinomial(np.diff(at, prepend=0), odds, size=(runs, len(at))).cumsum(axis=1)
+    refuted = log_capital(values, counts, max(mean, 1e-9)) >= -math.log(level)
+    found: NDArray[np.int64] = np.where(refuted.any(axis=1), at[refuted.argmax(axis=1)], 2 * most)
+    return found
+
+
 @dataclass(frozen=True)
 class BettingExcess:
     """One group's mean minus another's, of which nothing is paired: each end by an end of both, at half the level."""

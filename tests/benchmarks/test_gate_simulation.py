@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from auditor.cli import call
-from benchmarks.checks.gates import simulation
+from benchmarks.checks.gates import simulation, stopping
 
 
 def test_tables_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -21,3 +21,17 @@ def test_tables_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         line.split()[0] for line in capsys.readouterr().out.splitlines() if "not worse than baseline by 0 " in line
     )
     assert f"asks for {asked} secrets" in text
+
+
+def test_what_stops_early_is_seldom_wrong_and_asks_less(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stopping.main(runs=1000, out=tmp_path)
+    text = (tmp_path / "stopping.md").read_text()
+    assert text == capsys.readouterr().out
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.endswith("|")]
+    on_the_limit = [row for row in rows if "%" in row[1]]
+    assert len(on_the_limit) == 8
+    for row in on_the_limit:
+        assert all(float(rate.rstrip("%")) <= 5 for rate in row[1:3] if rate), row
+    assert all(float(row[3].rstrip("%")) > 15 for row in on_the_limit[:4])  # an exact bound is for one look
+    far = [row for row in rows if row[:2] in (["0.05", "0.4"], ["0.01", "0.08"], ["0.01", "0"])]
+    assert all(float(row[-1].split()[0]) >= 5 for row in far) and len(far) == 3

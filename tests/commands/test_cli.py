@@ -481,9 +481,21 @@ def test_results_by_a_column_of_the_users(world: Path, tmp_path: Path, said: Sai
     assert call(["run", "--group-column", "department"]) == 2
 
 
-def test_a_plan_needs_no_run(full: Path, said: Said) -> None:
+def test_a_plan_needs_no_run(full: Path, tmp_path: Path, said: Said) -> None:
     assert call(["gate", "--plan", "recall=0:0.05"]) == 0
-    assert "59 secrets  hold recall <= 0.05 when it is 0" in said.readouterr().out
+    out = said.readouterr().out
+    assert "59 secrets  hold recall <= 0.05 when it is 0" in out
+    assert "90 with --until decided, 90 or fewer in half of such runs" in out
+    policy = tmp_path / "p.toml"
+    policy.write_text('rules = ["recall <= 0.05", "recall not worse than baseline by 0.1"]')
+    assert call(["gate", "--plan", str(policy)]) == 0
+    out = said.readouterr().out
+    assert "59 secrets  hold recall <= 0.05 when it is 0" in out
+    assert "not counted: recall not worse than baseline by 0.1 (say --plan METRIC=A:B)" in out
+    assert "434 secrets  for all; " in out and "2 decisions at 5% together" in out
+    policy.write_text('rules = ["recall not worse than baseline by 0.1"]')
+    assert call(["gate", "--plan", str(policy)]) == 2
+    assert "expected a policy with a limit on a share" in said.readouterr().err
     for wrong in (
         ["--plan", "recall=1"],
         ["--plan", "recall=0:1", str(full)],
