@@ -48,6 +48,7 @@ class ExtractionProbability(DistributionProbe):
 
     name: ClassVar[str] = "extraction-probability"
     measures: ClassVar[str] = "probability"
+    means: ClassVar[tuple[str, ...]] = ("extraction_probability", "extraction_probability_ancestral")
     n: str = "1,10,100,1000,10000"
     p: str = "0.1,0.9"
     alpha: float = 0.05

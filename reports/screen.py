@@ -336,6 +336,7 @@ def _limits(result: AuditResult, seen: Assessment, remarks: Remarks, most: int) 
     if none:
         worst = max(none, key=lambda m: m.high)
         items.append(f"0/{worst.n:,} still allows {words.percent(worst.high)}%.")
+    items += dict.fromkeys(f"{f.attack}: {f.stopped.said}." for f in result.findings if f.stopped)
     items += remarks.limits
     for targets, untested in signals.untested(seen).items():
         titles = list(dict.fromkeys(signals.title(result, target) for target in targets))  # one of several weights

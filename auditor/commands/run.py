@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from auditor.runs.grid import Point
     from auditor.runs.shared import Shared
 
+    HeldTo = tuple[Policy | None, Run | None]
+
 
 @dataclass(frozen=True, kw_only=True)
 class GridFlags:
@@ -83,6 +85,7 @@ _ONE_ONLY = {
     "reveal": "--reveal shows the text of a single run, got a grid of them; audit report RUN --reveal",
     "baseline": "--baseline is what a single run is held against, got a grid of them",
     "estimate": "--estimate is of a single run, got a grid of them; estimate one of its runs",
+    "until": "--until stops the configurations of a single run, got a grid of them",
     "submission": "--submission holds the guesses of a single run, got a grid of them",
 }
 
@@ -143,7 +146,7 @@ def run(
     if single.estimate and isinstance(asked, Plan):
         _estimate(asked)
         return
-    folder = _run_one(asked, out, policy, single, verbose)
+    folder = _run_one(asked, out, (policy, base), single, verbose)
     if policy is not None:
         outputs = gates.Outputs(junit=folder / "gate.xml", markdown=folder / "gate.md")
         raise typer.Exit(gates.hold(folder, policy, base, outputs))
@@ -248,9 +251,7 @@ def _run_grid(points: list[Point], out: Path | None, resume: Path | None, config
         raise AuditError(f"{len(failures)} of {len(points)} points failed; {name}: {why}")
 
 
-def _run_one(
-    asked: Plan | RunFolder, out: Path | None, policy: Policy | None, single: SingleFlags, verbose: bool
-) -> Path:
+def _run_one(asked: Plan | RunFolder, out: Path | None, held_to: HeldTo, single: SingleFlags, verbose: bool) -> Path:
     """Runs a plan, or goes on with the folder of one. Returns the folder of the run, with its reports in it."""
     from auditor.gate.decide import check_metrics, check_rows
     from auditor.records.folder import RunFolder
@@ -258,13 +259,13 @@ def _run_one(
     from auditor.runs.run import check
 
     plan = asked if isinstance(asked, Plan) else Plan.from_json(asked.plan())
-    selection = check(plan)
+    selection, policy = check(plan, *held_to), held_to[0]
     if policy is not None:
         check_rows(policy, selection.cells())
         if selection.ours:
             check_metrics(policy.rules)
     folder = RunFolder.create(out, plan.title, plan.to_json()) if isinstance(asked, Plan) else asked
-    audited(plan, folder, single.reveal, verbose)
+    audited(plan, folder, single.reveal, verbose, held_to=held_to)
     if single.baseline is not None:
         files.render_all(folder.path, changes(single.baseline, folder.path), single.reveal)
     return folder.path
@@ -277,8 +278,12 @@ def audited(
     verbose: bool = False,
     shared: Shared | None = None,
     remarks: Remarks | None = None,
+    held_to: HeldTo = (None, None),
 ) -> None:
-    """Runs the plan into its folder, with reports, and shows the screen. shared: what was loaded for it before."""
+    """Runs the plan into its folder, with reports, and shows the screen. shared: what was loaded for it before.
+
+    held_to: the policy and the baseline of the gate that will follow.
+    """
     from auditor.reports import files
     from auditor.runs.run import run as audit
     from auditor.runs.sites import site_of
@@ -286,7 +291,7 @@ def audited(
 
     with console.terminal(verbose) as reporter:
         try:
-            result = audit(plan, site_of(plan, reporter, shared), folder)
+            result = audit(plan, site_of(plan, reporter, shared), folder, policy=held_to[0], baseline=held_to[1])
             files.write(folder.path, result, reveal)
         except KeyboardInterrupt:
             again = " ".join(

@@ -57,6 +57,7 @@ class Plan:
             part.check()
         self._check_place()
         self._check_unlearning()
+        self._check_until()
         for name, value in self.values().items():
             least = FIELDS[name].said.least
             if least is not None and value is not None and value < least:
@@ -105,6 +106,13 @@ class Plan:
                 raise AuditError(f"--relearn trains all weights, which {flag(name)} does not let it")
         if self.loading.dtype == "float16":
             raise AuditError("--relearn goes with --dtype float32 or bfloat16: steps in float16 come to nothing")
+
+    def _check_until(self) -> None:
+        """Refuses what is of all secrets beside what may ask some. Raises AuditError."""
+        if self.attacks.until is not None:
+            for name in ("submission", "forget", "relearn"):
+                if self.values()[name] is not None:
+                    raise AuditError(f"{flag(name)} takes all secrets, of which --until may ask some: give one of them")
 
     @property
     def title(self) -> str:

@@ -29,6 +29,8 @@ from auditor.core.plan_fields import (
 )
 
 SMALL = "small"  # the lab of no other name
+DECIDED = "decided"
+_WIDTH = re.compile(r"\s*([a-z][a-z0-9_]*)\s*(?:±|\+/?-)\s*([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%\s*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +208,8 @@ class AttackPlan:
     attack_options: Option of an attack, as ethicist.samples=20; repeatable.
     setting: Access: sampled text only, as privacy claims of text assume, or all that a white box gives.
     samples: Samples per prefix, in every attack. [default: each attack has its own]
+    until: Ask secrets in random order, and stop a configuration once --gate's rules are decided, or an interval is so
+        narrow.
     sizes: Defaults of the options of attacks and defenses: the papers' own, or those of the lab.
     """
 
@@ -214,12 +218,29 @@ class AttackPlan:
     attack_options: Options = described(dict, ATTACKS, metavar="[ATTACK.]OPTION=VALUE", flags=("-A",))
     setting: Literal["text-only", "white-box", "both"] = described("both", metavar="text-only|white-box|both")
     samples: int | None = described(None, ATTACKS, least=1)
+    until: str | None = described(None, metavar="decided|'METRIC ± N%'")
     sizes: Literal["paper", "lab"] = described("paper", flags=None)
 
     def check(self) -> None:
-        """Raises AuditError for no attack at all."""
+        """Raises AuditError for no attack at all, and for an --until that cannot be read."""
         if not self.attack:
             raise AuditError("expected at least one --attack, got none; `audit list` shows them")
+        if self.until not in (None, DECIDED):
+            assert self.wanted_width is not None
+
+    @property
+    def wanted_width(self) -> tuple[str, float] | None:
+        """Of `--until "recall ± 2%"`, the metric and how far off an end of its interval may be; None for another.
+
+        Raises AuditError for what is none.
+        """
+        if self.until in (None, DECIDED):
+            return None
+        found = _WIDTH.fullmatch(self.until or "")
+        width = float(found[2]) / 100 if found else math.nan
+        if found is None or not 0 < width < 1:
+            raise AuditError(f"expected --until decided or an interval such as 'recall ± 2%', got {self.until!r}")
+        return found[1], width
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,6 +81,22 @@ class Chain:
 
 
 @dataclass(frozen=True)
+class Stopped:
+    """How far a row came that was asked in random order (`--until`): its intervals hold at every look.
+
+    asked, of: members and non-members together; why: "recall <= 0.05: failed", or that nothing was decided.
+    """
+
+    asked: int
+    of: int
+    why: str
+
+    @property
+    def said(self) -> str:
+        return f"asked {self.asked:,} of {self.of:,} secrets in random order, {self.why}"
+
+
+@dataclass(frozen=True)
 class Finding:
     """One (target, setting, attack or probe) cell: measurements, or the reason why there are none."""
 
@@ -106,6 +122,7 @@ class Finding:
     rows: int = 0  # run through the target, shared passes included: what methods can be compared at
     chain: Chain | None = None  # of a defended row where its control rows were measured: what its effect is due to
     audits: tuple[Audited, ...] = ()  # of a row that bounds epsilon; the (epsilon, delta) one first
+    stopped: Stopped | None = None  # None: all of its secrets were to be asked, and intervals are those of a fixed size
 
     @property
     def key(self) -> CellKey:

@@ -77,6 +77,8 @@ def _secrets(run: Run, base: Run, row: CellKey) -> Iterator[str]:
     if mine is None or theirs is None:
         return  # one of them was not measured: that is for whoever asks about the row
     one, other = set(mine.ids), set(theirs.ids)
+    if (mine.anytime or theirs.anytime) and (one <= other or other <= one):
+        return  # one stopped before the other
     if one != other:
         yield f"secrets of {row.title}: {len(one - other)} only here, {len(other - one)} only there"
 

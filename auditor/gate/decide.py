@@ -40,8 +40,10 @@ def read_run(folder: Path) -> Run:
     """A run folder. Raises AuditError where it holds no finished run."""
     from auditor.records import listed, manifest, saved
 
-    result, edits = saved.read(folder), manifest.edits(folder)
-    return Run(str(folder), result, outcomes.of_folder(folder), listed.read(folder), edits)
+    result, edits, kept = saved.read(folder), manifest.edits(folder), outcomes.of_folder(folder)
+    for row in (finding.key for finding in result.findings if finding.stopped and finding.key in kept):
+        kept[row] = replace(kept[row], anytime=True)
+    return Run(str(folder), result, kept, listed.read(folder), edits)
 
 
 def decide(
@@ -329,7 +331,8 @@ def _lower_bound(finding: Finding, metric: str) -> _LowerBound | str:
 
 def _alone(rule: Rule, measured: Measurement, kept: PerSecret | None, derived: bool) -> _Number:
     """A rate of false positives is bounded anew at each level: its threshold takes more non-members at a lower one."""
-    seen = outcomes.found_at_rate(rule.metric, kept) or evidence(measured)
+    betting = kept.betting(rule.metric, rule.count, rule.kind) if kept is not None and kept.anytime else None
+    seen = betting or outcomes.found_at_rate(rule.metric, kept) or evidence(measured)
     other = "" if seen.value == measured.value else f" (the other way {seen.value:.4g})"
     return _Number(seen, f"{rule.name} {measured.value:.4g}{other}", derived)
 

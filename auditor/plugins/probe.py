@@ -46,6 +46,8 @@ class Probe(Method):
     """
 
     needs: ClassVar[tuple[str, ...]] = ("distribution",)
+    # Measurements that are the mean of `per_secret`, which takes no facts for them: a row may be stopped by them.
+    means: ClassVar[tuple[str, ...]] = ()
 
     def subjects(self, view: View) -> tuple[Secret, ...]:
         """What it looks at where that is neither a record nor a text: no more than ids and whether each was in.

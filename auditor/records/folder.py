@@ -37,7 +37,7 @@ from auditor.records.listed import PLAN, SECRETS
 
 _RUNS, _LATEST = Path("runs"), "latest"
 _SECRETS, _WEIGHTS, _PREFIX_TOKEN = "secrets.sha256", "weights.json", "prefix_token.json"
-_TEXT_FORM, _FACTS = "text_form.json", "facts.json"
+_TEXT_FORM, _FACTS, _STOPS = "text_form.json", "facts.json", "until.sha256"
 
 Item = TypeVar("Item")
 
@@ -103,7 +103,7 @@ class RunFolder:
             latest.unlink()  # nor does it point at the run before, which would be taken for this one
         (self.path / "state").rmdir()
         (self.path / PLAN).unlink()
-        for name in (_SECRETS, _WEIGHTS, _PREFIX_TOKEN, _TEXT_FORM, SECRETS, TOKENS, locks.LOCK):
+        for name in (_SECRETS, _WEIGHTS, _PREFIX_TOKEN, _TEXT_FORM, _STOPS, SECRETS, TOKENS, locks.LOCK):
             (self.path / name).unlink(missing_ok=True)
         if self._ours:
             with contextlib.suppress(OSError):  # somebody may have put other things there
@@ -123,6 +123,16 @@ class RunFolder:
         if path.is_file() and path.read_bytes() != fingerprint.encode():
             raise AuditError(f"expected the secrets that {str(self.path)!r} was started on, but the data has changed")
         disk.replace(path, fingerprint)
+
+    def pin_stops(self, digest: str) -> None:
+        """Ties the folder to when its rows stop; "": no row does. Raises AuditError where others were to."""
+        path = self.path / _STOPS
+        if path.is_file() and path.read_bytes() != digest.encode():
+            raise AuditError(
+                f"expected the rules and baseline by which {str(self.path)!r} was to stop (--until), got others"
+            )
+        if digest:
+            disk.replace(path, digest)
 
     def check_weights(self, now: Mapping[str, str]) -> None:
         """Raises AuditError by the name of a file where the answers in the folder are about other weights."""

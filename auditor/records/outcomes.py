@@ -20,11 +20,12 @@ from auditor.records.listed import NOT_KEPT, Listed
 from auditor.records.manifest import NO_EDITS, Edits
 from auditor.records.table import MEASURED, TABLE, Column, read, refused
 from auditor.statistics import metrics, roc
-from auditor.statistics.bounds import Evidence
+from auditor.statistics.anytime import BettingExcess, BettingMean
+from auditor.statistics.bounds import Evidence, measured
 from auditor.statistics.compare import contrast
 from auditor.statistics.intervals import share_of_each
 from auditor.statistics.judging import Outcome
-from auditor.statistics.metrics import RECALL, SCORE, find
+from auditor.statistics.metrics import EXCESS, RECALL, SCORE, SHARES, Metric, find, floor_of
 from auditor.statistics.recomputed import remeasured
 
 _FLAGS, _COUNTS = ("hit", "any_hit"), ("distance", "tolerance")
@@ -48,6 +49,7 @@ class PerSecret:
     outcome: Outcome | None = field(default=None, repr=False)
     kinds: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     score_is_probability: bool = False
+    anytime: bool = False  # how many were asked was decided by what was found: only bounds by betting hold
 
     @classmethod
     def of(
@@ -81,9 +83,11 @@ class PerSecret:
         count: of the members that stood in the data so often; kind: of personal data. A name for non-members: of those.
         """
         about = find(name)
+        if self.anytime:
+            seen = self.betting(name, count, kind)
+            return None if seen is None else measured(name, seen, about.unit, about.note)
         if kind is not None:
-            held = self.kinds.get(kind, np.empty(0))[self.member == about.members if kind in self.kinds else []]
-            held = held[~np.isnan(held)]
+            held = self._held(kind, about.members)
             return share_of_each(name, held) if len(held) else None
         if count is not None and (about.signed or not about.members):
             return None
@@ -94,6 +98,29 @@ class PerSecret:
         return remeasured(
             about, *({name: x[side] for name, x in self.values.items()} for side in (wanted, ~self.member))
         )
+
+    def betting(
+        self, name: str, count: int | None = None, kind: str | None = None
+    ) -> BettingMean | BettingExcess | None:
+        """The number with bounds that hold at every look; None for what is no mean of shares, or of nothing."""
+        about = find(name)
+        if about.signed and name.startswith(EXCESS) and count is None:
+            base = name.removeprefix(EXCESS)
+            own, floor = self.betting(base), self.betting(floor_of(base))
+            if isinstance(own, BettingMean) and isinstance(floor, BettingMean):
+                return BettingExcess(own, floor)
+        if about.errors or about.scores or about.signed or about.unit not in SHARES:
+            return None
+        if kind is not None:
+            values = self._held(kind, about.members)
+        else:
+            values = self.chosen(about.members, count).get(about.column, np.empty(0))
+        return BettingMean(values) if len(values) and np.isfinite(values).all() else None
+
+    def _held(self, kind: str, members: bool) -> NDArray[np.float64]:
+        """What first guesses hold of a kind of personal data, of the secrets that hold some."""
+        held = self.kinds[kind][self.member == members] if kind in self.kinds else np.empty(0)
+        return held[~np.isnan(held)]
 
     def by_secret(self, name: str, members: bool, count: int | None = None) -> dict[str, float]:
         """The values of the members (or the others), of one repeat count if given, by id; empty where none are kept."""
@@ -169,6 +196,8 @@ def difference(metric: str, count: int | None, new: PerSecret, base: PerSecret) 
     count: among the members of this repeat count. `_nonmembers` metrics are taken over the non-members.
     """
     about = find(metric)
+    if new.anytime or base.anytime:
+        return _at_any_time(about, count, new, base)
     first, second = (rows.chosen(about.members, count) for rows in (new, base))
     if metric == SCORE or any(column not in side for column in about.columns for side in (first, second)):
         if about.scores:
@@ -188,3 +217,14 @@ def difference(metric: str, count: int | None, new: PerSecret, base: PerSecret) 
     if not np.isfinite([*one, *other]).all():
         return f"{metric} is not a number for some secret"
     return contrast(one, other)
+
+
+def _at_any_time(about: Metric, count: int | None, new: PerSecret, base: PerSecret) -> Evidence | str:
+    """Of the secrets that both were asked for: those of the one that stopped first."""
+    if about.errors or about.scores or about.signed or about.unit not in SHARES:
+        return f"{about.name} has no bounds that hold at every look, and --until stopped one of the two"
+    one, other = (rows.by_secret(about.column, about.members, count) for rows in (new, base))
+    deltas = np.array([one[id] - other[id] for id in sorted(one.keys() & other.keys())])
+    if not len(deltas) or not np.isfinite(deltas).all():
+        return f"{about.name} is kept of no secret, or is not a number for some"
+    return BettingMean(deltas, least=-1.0)

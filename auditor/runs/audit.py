@@ -6,8 +6,8 @@ too; the run folder belongs to the main process alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 
 from auditor.benchmarks.ngrams import NGramIndex
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Challenge, PrefixToken, Secret
+from auditor.core.nouns import CellKey, Challenge, PrefixToken, Secret
 from auditor.core.plan_fields import AUTO
 from auditor.core.plan_parts import DataPlan, DefensePlan
 from auditor.models import self_check
@@ -36,6 +36,7 @@ from auditor.runs.selection import Selection
 from auditor.runs.site import Site
 from auditor.runs.states import States
 from auditor.runs.target import Target
+from auditor.runs.until import Stop
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,7 @@ class Audit(Scene):
     """The scene of a run with its folder."""
 
     folder: RunFolder
+    stops: Mapping[CellKey, Stop] = field(default_factory=dict)  # of the rows that may ask fewer than all
 
     @cached_property
     def secrets(self) -> dict[str, Secret]:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.jsonable import to_json
-from auditor.core.nouns import UNDEFENDED, CellKey, Guesses, Observation, Secret
+from auditor.core.nouns import UNDEFENDED, CellKey, Guesses, Observation, Query, Secret
 from auditor.core.result import Finding, Measurement
 from auditor.engines.engine import Engine
 from auditor.plugins.attack import Attack, CorpusAttack
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.probe import Observed, Probe
 from auditor.plugins.view import TEXT_ONLY, Setting, View
-from auditor.runs import causes, generations, remarks
+from auditor.records.outcomes import PerSecret
+from auditor.runs import causes, generations, remarks, until
 from auditor.runs.allowance import planned, share_out
 from auditor.runs.audit import Audit
 from auditor.runs.collector import Collector, decoder
@@ -27,6 +31,8 @@ from auditor.runs.target import Target
 from auditor.runs.work import Answer, Asked, AttackWork, CellWork, Found, ProbeWork, Workplace
 from auditor.statistics import documents, extraction, judging
 from auditor.statistics.metrics import RECALL, floor_of
+
+Kinds = Mapping[str, Mapping[str, float]]  # by kind of personal data, the share of what each secret holds of it
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,8 @@ class Cell(ABC):
             finding = self._measured(blank)
         except NotApplicable as why:
             return dataclasses.replace(blank, not_applicable=str(why))
+        if stopped := self.collector.stopped.get(self.key):
+            finding = until.restated(finding, self.collector.rows[self.key], stopped)
         return dataclasses.replace(finding, seconds=time.perf_counter() - start)
 
     def _refuse_others(self, done: Collection[str], asked: Collection[str]) -> None:
@@ -106,6 +114,16 @@ class Cell(ABC):
         for found in self.target_run.engine.stream(work, items):
             self.target.spending.meter.drawn |= found.drawn
             yield found
+
+    def _ask(
+        self, items: Sequence[until.Item], ask: until.Ask[until.Item], seen: until.Seen[until.Item]
+    ) -> Sequence[until.Item]:
+        """All items, or under `--until` as many as it takes; returns those, in their order."""
+        if (stop := self.audit.stops.get(self.key)) is None:
+            ask(items)
+            return items
+        self.collector.stopped[self.key], asked = stop.ask(items, self.audit.seed, ask, seen)
+        return [item for item in items if item.id in asked]
 
     def _progress(self, done: int, of: int) -> None:
         self.audit.site.reporter.progress(f"{self.method.name} on {self.target.title}", done, of)
@@ -137,17 +155,15 @@ class AttackCell(Cell):
 
     def _measured(self, blank: Finding) -> Finding:
         state = self.audit.states.of(self.target, self.view, self.attack)
-        answered = self._guess(state)
+        asked, answered = self._guess(state)
         if not answered:
             raise NotApplicable("the budget pays for no whole answer: 0 secrets covered")
-        outcome, costs = self._judged(answered)
+        outcome, costs, kinds = self._judged(answered)
         if self.setting is TEXT_ONLY:
             self.target.spending.charge(self.view, self.attack, costs)
         members = outcome.only(outcome.member)
         if not len(members.ids):
             raise NotApplicable("the budget covers no member")
-        done, decode = self.audit.folder.done(self.key), decoder(self.audit.benchmark.tokenizer)
-        kinds = self.audit.personal.extracted((done[secret] for secret in answered), self.audit.secrets, decode)
         plain = self.view.recipe(sampling, "") if (sampling := self.attack.sampling()) else ""
         kept = self.collector.judged(self.key, outcome, self.attack.score_is_probability(self.view), kinds)
         return dataclasses.replace(
@@ -164,7 +180,7 @@ class AttackCell(Cell):
             notes=(
                 *blank.notes,
                 *self.attack.notes(self.view, state),
-                *remarks.of_guesses(costs, self.target.secrets, self.audit.benchmark),
+                *remarks.of_guesses(costs, self.target.secrets, self.audit.benchmark, len(asked)),
                 *remarks.of_budget(self.view, self.attack, costs),
             ),
             drawn=sum(g.drawn for g in costs),
@@ -174,12 +190,15 @@ class AttackCell(Cell):
 
     def _against_undefended(self) -> Iterator[Measurement]:
         """The paired difference to the undefended target at the same setting, on the members that both answered."""
+        if self.key in self.collector.stopped:
+            return  # its interval is of a fixed size
         own, base = (self.collector.answers.get(key) for key in (self.key, self.key._replace(target=UNDEFENDED)))
         if own is not None and base is not None and not self.target.is_undefended:
             yield causes.difference(own, base, [secret for secret in own.values if secret in base.values])
 
-    def _judged(self, answered: Sequence[str]) -> tuple[judging.Outcome, list[Guesses]]:
-        """The answers held against the secrets, read one by one; and what each cost, without its candidates."""
+    def _judged(self, answered: Sequence[str]) -> tuple[judging.Outcome, list[Guesses], Kinds]:
+        """The answers held against the secrets, read one by one; what each cost, without its candidates; and what of
+        personal data they hold."""
         done, costs = self.audit.folder.done(self.key), list[Guesses]()
 
         def read() -> Iterator[Guesses]:
@@ -187,23 +206,39 @@ class AttackCell(Cell):
                 costs.append(dataclasses.replace(guesses, ranked=()))
                 yield guesses
 
-        return judging.judge(read(), self.audit.secrets), costs
+        outcome, decode = judging.judge(read(), self.audit.secrets), decoder(self.audit.benchmark.tokenizer)
+        return (
+            outcome,
+            costs,
+            self.audit.personal.extracted(map(done.__getitem__, answered), self.audit.secrets, decode),
+        )
 
-    def _guess(self, state: State) -> list[str]:
-        """Attacks all secrets that an interrupted run has not; returns those that have an answer, in their order."""
+    def _seen(self, asked: Sequence[Query]) -> PerSecret:
+        """What was found of these, as far as they have an answer."""
+        done = self.audit.folder.done(self.key)
+        outcome, _, kinds = self._judged([query.id for query in asked if query.id in done])
+        held = {kind: [found.get(id, math.nan) for id in outcome.ids] for kind, found in kinds.items()}
+        return PerSecret.of(outcome, held)
+
+    def _guess(self, state: State) -> tuple[list[str], list[str]]:
+        """Attacks what an interrupted run has not; returns what was asked, and what of it has an answer."""
         done, target = self.audit.folder.done(self.key), self.target
         attacked = {secret.id for secret in target.secrets}
         known = [query for query in self.audit.challenge.queries if query.id in attacked]
         queries = self.attack.queries(self.view, known)
         self._refuse_others(done, {query.id for query in queries})
         work = AttackWork(self.key, self.view.allowance, target.spending.meter, state)
-        for found in self._found(work, [query for query in queries if query.id not in done]):
-            self.audit.folder.append(self.key, found.of)
-            self._progress(len(done), len(queries))
-            if self.setting is TEXT_ONLY:
-                target.spending.seconds += found.seconds
-                target.spending.drawn += sum(guesses.drawn for guesses in found.of)
-        return [query.id for query in queries if query.id in done]
+
+        def ask(some: Sequence[Query]) -> None:
+            for found in self._found(work, [query for query in some if query.id not in done]):
+                self.audit.folder.append(self.key, found.of)
+                self._progress(len(done), len(queries))
+                if self.setting is TEXT_ONLY:
+                    target.spending.seconds += found.seconds
+                    target.spending.drawn += sum(guesses.drawn for guesses in found.of)
+
+        asked = [query.id for query in self._ask(queries, ask, self._seen)]
+        return asked, [id for id in asked if id in done]
 
 
 @dataclass(frozen=True)
@@ -216,7 +251,7 @@ class CorpusCell(AttackCell):
         audit, attack, view = self.audit, self.attack, self.view
         corpus = audit.corpus(attack)
         state = audit.states.of(self.target, view, attack)
-        drawn = self._guess(state)
+        _, drawn = self._guess(state)
         if not drawn:
             raise NotApplicable("the budget pays for no whole generation")
         found = generations.judge(self.key, attack, audit.folder.done(self.key), drawn, corpus)
@@ -254,13 +289,13 @@ class ProbeCell(Cell):
 
     def _measured(self, blank: Finding) -> Finding:
         probe, target = self.probe, self.target
-        secrets = subjects(probe, target, self.audit.benchmark, self.view)
+        every = subjects(probe, target, self.audit.benchmark, self.view)
         claim = target.claim
         target.spending.meter.spent = claim.spent_queries if claim else target.spending.meter.total
-        observations = self._observe(secrets)
+        secrets, observations = self._observe(every)
         measurements = tuple(probe.measurements(secrets, observations))
         self.collector.probed(self.key, probe, secrets, observations, measurements[0])
-        few = remarks.of_the_few(secrets, self.audit.benchmark) if probe.of == "secrets" else ()
+        few = remarks.of_the_few(every, self.audit.benchmark) if probe.of == "secrets" else ()
         return dataclasses.replace(
             blank,
             measurements=measurements,
@@ -270,17 +305,21 @@ class ProbeCell(Cell):
             audits=probe.audits(secrets, observations),
         )
 
-    def _observe(self, secrets: Sequence[Secret]) -> Observed:
-        """An observation of every secret, in their order, those of an interrupted run included."""
+    def _observe(self, secrets: Sequence[Secret]) -> tuple[Sequence[Secret], Observed]:
+        """The secrets that were asked, each with its observation, those of an interrupted run included."""
         folder, probe, (seen_before, facts) = self.audit.folder, self.probe, self._seen_before()
         done = folder.observed(self.key)
         self._refuse_others(done, {secret.id for secret in secrets})
-        if known := [seen_before[secret.id] for secret in secrets if secret.id in seen_before.keys() - done.keys()]:
-            folder.observe(self.key, known)
         work = ProbeWork(self.key, self.view.allowance, self.target.spending.meter)
-        for found in self._found(work, [secret for secret in secrets if secret.id not in done]):
-            folder.observe(self.key, found.of)
-            self._progress(len(done), len(secrets))
+
+        def ask(some: Sequence[Secret]) -> None:
+            if known := [seen_before[secret.id] for secret in some if secret.id in seen_before.keys() - done.keys()]:
+                folder.observe(self.key, known)
+            for found in self._found(work, [secret for secret in some if secret.id not in done]):
+                folder.observe(self.key, found.of)
+                self._progress(len(done), len(secrets))
+
+        secrets = self._ask(secrets, ask, self._seen)
         seen = [done[secret.id] for secret in secrets]
         facts |= facts or folder.facts(self.key) or probe.facts(self.view, secrets, seen)
         folder.save_facts(self.key, facts)
@@ -289,7 +328,15 @@ class ProbeCell(Cell):
         if changed:
             folder.observe(self.key, changed)
         seen_before |= {observation.secret: observation for observation in completed}
-        return Observed(completed, facts)
+        return secrets, Observed(completed, facts)
+
+    def _seen(self, asked: Sequence[Secret]) -> PerSecret:
+        """What was observed of these."""
+        done = self.audit.folder.observed(self.key)
+        kept = self.probe.per_secret(asked, Observed([done[secret.id] for secret in asked]))
+        numbers = {name: np.array(values, dtype=float) for name, values in kept.items()}
+        member = np.array([secret.member for secret in asked], dtype=bool)
+        return PerSecret(tuple(s.id for s in asked), member, tuple(s.repeats for s in asked), numbers)
 
     def _seen_before(self) -> tuple[dict[str, Observation], dict[str, float]]:
         """By secret, and of no one secret, what an earlier run of a sweep saw of the undefended model.

@@ -33,6 +33,8 @@ class Chains:
         row = next((row for row in rows if row.name == finding.target and not row.companion), None)
         if row is None or finding.setting != self.selection.settings[-1].name:
             return finding
+        if any((key.setting, key.attack) == (finding.setting, finding.attack) for key in self.collector.stopped):
+            return finding  # its steps have intervals of a fixed size
         answers = self.collector.answers
         return dataclasses.replace(
             finding, chain=self._chain(row, lambda name: answers.get(finding.key._replace(target=name)))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from auditor.core.nouns import CellKey, Observation, Secret, Tokens
-from auditor.core.result import Measurement
+from auditor.core.result import Measurement, Stopped
 from auditor.models.vocabulary import decoded
 from auditor.plugins.probe import Observed, Probe
 from auditor.records import table, texts
@@ -26,7 +27,7 @@ from auditor.statistics.metrics import RECALL
 class Collector:
     """answers: the main number of each member, by cell, and of each non-member what is no memory in it.
 
-    likelihoods: of their true tokens, by target.
+    likelihoods: of their true tokens, by target. stopped: rows that asked in random order; rows: all of them.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -34,6 +35,8 @@ class Collector:
         self.answers: dict[CellKey, Answers] = {}
         self.likelihoods: dict[str, Answers] = {}
         self.heldout: dict[str, Mapping[str, Sequence[float]]] = {}  # nll of each text, by target
+        self.stopped: dict[CellKey, Stopped] = {}
+        self.rows: dict[CellKey, PerSecret] = {}
         self._columns: list[Column] = []
         self._attacks: list[CellKey] = []
         self._texts: dict[str, Mapping[str, tuple[Tokens, Tokens]]] = {}
@@ -43,7 +46,7 @@ class Collector:
     ) -> PerSecret:
         """What an attack's cell came to; probable: its scores are probabilities; kinds: `Personal.extracted`."""
         of_kinds = {kind: [held.get(id, math.nan) for id in outcome.ids] for kind, held in kinds.items()}
-        row = PerSecret.of(outcome, of_kinds, probable)
+        row = self._kept(key, PerSecret.of(outcome, of_kinds, probable))
         self.answers[key] = Answers(RECALL, "share", row.by_secret(RECALL, True))
         self._columns += row.columns(key)
         self._attacks.append(key)
@@ -61,13 +64,17 @@ class Collector:
         kept = probe.per_secret(secrets, observations).items()
         numbers = {name: np.array(values, dtype=float) for name, values in kept}
         ids, member, repeats = (tuple(getattr(s, name) for s in secrets) for name in ("id", "member", "repeats"))
-        row = PerSecret(ids, np.array(member, dtype=bool), repeats, numbers)
+        row = self._kept(key, PerSecret(ids, np.array(member, dtype=bool), repeats, numbers))
         self._columns += [*row.columns(key), *_seen(key, secrets, observations)]
         own, others = (row.by_secret(main.name, member) for member in (True, False))
         # A canary's exposure is a rank among texts that were never inserted: nothing is to be taken off it.
         floor = others if probe.of == "secrets" else {}
         if own and np.isfinite([*own.values(), *floor.values()]).all():
             self.answers[key] = Answers(main.name, main.unit, own, floor)
+
+    def _kept(self, key: CellKey, row: PerSecret) -> PerSecret:
+        self.rows[key] = replace(row, anytime=key in self.stopped)
+        return self.rows[key]
 
     def written(self, key: CellKey, found: Judged) -> None:
         """What the generations of a cell came to."""

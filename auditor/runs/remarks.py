@@ -10,10 +10,13 @@ from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.view import View
 
 
-def of_guesses(guesses: Sequence[Guesses], attacked: Sequence[Secret], benchmark: Benchmark) -> tuple[str, ...]:
+def of_guesses(
+    guesses: Sequence[Guesses], attacked: Sequence[Secret], benchmark: Benchmark, asked: int
+) -> tuple[str, ...]:
+    """asked: for how many of those that are attacked an answer was wanted."""
     said = [*of_the_few(attacked, benchmark), *_of_parts(attacked), *of_draws(guesses)]
-    if len(guesses) < len(attacked):
-        said.append(f"the query budget covered {len(guesses)} of {len(attacked)} secrets")
+    if len(guesses) < asked:
+        said.append(f"the query budget covered {len(guesses)} of {asked} secrets")
     return (*said, *_of_certificates([g.certificate for g in guesses if g.certificate]))
 
 

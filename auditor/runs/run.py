@@ -27,13 +27,15 @@ from auditor.core.result import (
 from auditor.engines.choose import engine_of
 from auditor.engines.engine import Engine
 from auditor.gate.comparable import secrets_digest
+from auditor.gate.policy import Policy
 from auditor.models.base import given_by
 from auditor.plugins import registry
 from auditor.records import details, names, weights
 from auditor.records.folder import RunFolder
 from auditor.records.frontier import frontiers, subjects
+from auditor.records.outcomes import Run
 from auditor.records.unlearning import unlearned
-from auditor.runs import machine, personal, plan_weights, scoring
+from auditor.runs import machine, personal, plan_weights, scoring, until
 from auditor.runs.audit import Audit, choose_prefix_token, longest_context
 from auditor.runs.cells import TargetRun, cells
 from auditor.runs.chains import Chains
@@ -50,13 +52,23 @@ from auditor.runs.work import SiteThere, Trainings, Workplace, WorkplaceThere, f
 from auditor.statistics import judging, metrics
 
 
-def run(plan: Plan, site: Site, folder: RunFolder, objects: Objects = NO_OBJECTS) -> AuditResult:
+def run(
+    plan: Plan,
+    site: Site,
+    folder: RunFolder,
+    objects: Objects = NO_OBJECTS,
+    policy: Policy | None = None,
+    baseline: Run | None = None,
+) -> AuditResult:
     """The whole audit. Everything that could be refused is refused before a model is asked anything.
 
-    site: of the plan. objects: what Python gave, by role, as `select` takes it.
+    site: of the plan. objects: what Python gave, by role, as `select` takes it. policy, baseline: what
+    `--until decided` goes by.
     """
     site.opened(folder)
     selection, clock = select(plan, site, objects), Clock(site.reporter)
+    stops = until.stops(plan.attacks, selection, policy, baseline)
+    folder.pin_stops(until.digest(stops))
     personal.regions_of(plan.data.phone_region)
     digests = plan_weights.with_site(plan, site)
     folder.check_weights(digests)  # before minutes of loading
@@ -64,7 +76,7 @@ def run(plan: Plan, site: Site, folder: RunFolder, objects: Objects = NO_OBJECTS
         if engine.workers and site.trains_on_demand:
             _train_apart(engine, SiteThere(plan), site, selection, clock)
         with clock.stage("prepare"):
-            audit = _prepared(plan, site, selection, folder)
+            audit = replace(_prepared(plan, site, selection, folder), stops=stops)
         targets, collector = Targets(audit), Collector(folder)
         targets.check_claims()
         audit.check_generations(targets.undefended)
@@ -103,7 +115,8 @@ def run(plan: Plan, site: Site, folder: RunFolder, objects: Objects = NO_OBJECTS
         sections=_sections(selection, findings),
     )
     metrics.declare(result.metrics)
-    result = replace(result, frontiers=frontiers(subjects({plan.seed: (result, folder.path)})))
+    if not collector.stopped:  # else its intervals are of a fixed size
+        result = replace(result, frontiers=frontiers(subjects({plan.seed: (result, folder.path)})))
     left = (_unlearned(result, audit, one.models, targets.beside.rate) for one in selection.around)
     return replace(result, unlearning=tuple(left))
 
@@ -126,11 +139,12 @@ def _unlearned(result: AuditResult, audit: Audit, models: Mapping[str, str], rat
     return found if steps is None else replace(found, steps=steps, rate=rate, texts=len(told.unattacked))
 
 
-def check(plan: Plan) -> Selection:
+def check(plan: Plan, policy: Policy | None = None, baseline: Run | None = None) -> Selection:
     """What the plan chooses, checked before anything is built. Raises AuditError."""
     personal.regions_of(plan.data.phone_region)
     site = site_of(plan)
     selection = select(plan, site)
+    until.stops(plan.attacks, selection, policy, baseline)
     _check_engine(plan, site)
     return selection
 
