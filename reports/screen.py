@@ -336,7 +336,8 @@ def _limits(result: AuditResult, seen: Assessment, remarks: Remarks, most: int) 
     if none:
         worst = max(none, key=lambda m: m.high)
         items.append(f"0/{worst.n:,} still allows {words.percent(worst.high)}%.")
-    items += dict.fromkeys(f"{f.attack}: {f.stopped.said}." for f in result.findings if f.stopped)
+    stopped = ((f, f.stopped) for f in result.findings if f.stopped)
+    items += dict.fromkeys(f"{_title(result, f.target)}, {f.attack}: {row.said}." for f, row in stopped)
     items += remarks.limits
     for targets, untested in signals.untested(seen).items():
         titles = list(dict.fromkeys(signals.title(result, target) for target in targets))  # one of several weights

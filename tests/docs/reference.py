@@ -212,6 +212,7 @@ FILES = {  # name -> by whom, what it holds
     "state/": (_RUN, "what attacks were fitted to, as tuned prompts"),
     listed.SECRETS: (_RUN, "the attacked secrets by salted digest: member or not, copies, kinds"),
     "secrets.sha256": (_RUN, "which secrets these are: a resume attacks no others"),
+    "until.sha256": ("`audit run --until`", "by which rules it stops: a resume goes by no others"),
     "weights.json": (_RUN, "SHA-256 of the files of the models"),
     "prefix_token.json": (_RUN, "the prefix token, and why this one"),
     "text_form.json": (_RUN, "the text form of conversations, and why this one"),
