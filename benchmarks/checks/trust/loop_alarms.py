@@ -159,7 +159,7 @@ def counted(count: int, first: int, out: Path | None) -> int:
         tests.append((kind, found))
         for check in found.broken:
             page.say(f"seed {seed}, {kind}: {check.name}: {check.said} (p = {check.p:.2g})")
-        if len(tests) % 50 == 0 or len(tests) == count:
+        if len(tests) % 10 == 0 or len(tests) == count:
             alarms = summed(tests, page, time.monotonic() - begun)
     return int(stats.binomtest(alarms, count).proportion_ci(method="exact").low > LEVEL)
 
