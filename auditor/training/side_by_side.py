@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from peft.tuners.lora import Linear as LoraLinear
@@ -32,6 +33,7 @@ class SideBySide:
         self._routing = Routing()
         self.model = over_same_weights(base).eval()
         self._layers = {}
+        self._found: WeakKeyDictionary[Any, dict[str, LoraLinear]] = WeakKeyDictionary()
         for name in lora_layers(like):
             empty = torch.empty(0)
             self._layers[name] = MixedLora(self.model.get_submodule(name), empty, empty, self._routing)
@@ -46,7 +48,7 @@ class SideBySide:
 
     def route(self, adapters: Sequence[Any], counts: Sequence[int]) -> None:
         """Of the next forward's rows the first counts[0] are those of adapters[0], and so on."""
-        layers, device = [lora_layers(adapter) for adapter in adapters], self.model.device
+        layers, device = [self._layers_of(adapter) for adapter in adapters], self.model.device
         half = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
         for name, mixed in self._layers.items():
             own = [layer[name] for layer in layers]
@@ -56,6 +58,12 @@ class SideBySide:
             if half is not None:
                 mixed.a, mixed.b = mixed.a.to(half), mixed.b.to(half)
         self._routing.part = torch.repeat_interleave(torch.tensor(counts, device=device))
+
+    def _layers_of(self, adapter: Any) -> dict[str, LoraLinear]:
+        """Looked for once an adapter: a walk over all modules at every step takes as long as an optimizer's."""
+        if adapter not in self._found:
+            self._found[adapter] = lora_layers(adapter)
+        return self._found[adapter]
 
 
 def lora_layers(adapter: Any) -> dict[str, LoraLinear]:
