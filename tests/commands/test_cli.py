@@ -492,7 +492,7 @@ def test_a_plan_needs_no_run(full: Path, tmp_path: Path, said: Said) -> None:
     out = said.readouterr().out
     assert "59 secrets  hold recall <= 0.05 when it is 0" in out
     assert "not counted: recall not worse than baseline by 0.1 (say --plan METRIC=A:B)" in out
-    assert "434 secrets  for all; " in out and "2 decisions at 5% together" in out
+    assert "434 secrets  for all of these; " in out and "2 decisions at 5% together" in out
     policy.write_text('rules = ["recall not worse than baseline by 0.1"]')
     assert call(["gate", "--plan", str(policy)]) == 2
     assert "expected a policy with a limit on a share" in said.readouterr().err
