@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
@@ -49,6 +49,7 @@ class ExtractionProbability(DistributionProbe):
     name: ClassVar[str] = "extraction-probability"
     measures: ClassVar[str] = "probability"
     means: ClassVar[tuple[str, ...]] = ("extraction_probability", "extraction_probability_ancestral")
+    quick: ClassVar[Mapping[str, Any]] = {}
     n: str = "1,10,100,1000,10000"
     p: str = "0.1,0.9"
     alpha: float = 0.05

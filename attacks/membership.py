@@ -54,6 +54,9 @@ class Membership(Probe):
     name: ClassVar[str] = "membership"
     measures: ClassVar[str] = "membership"
     needs: ClassVar[tuple[str, ...]] = ("likelihood",)
+    quick: ClassVar[Mapping[str, Any]] = {"lowercase": False}  # no second reading of each text
+    without_reference: ClassVar[Mapping[str, Any]] = {"score": "min_k_plus"}
+    least_nonmembers: ClassVar[int] = roc.LEAST
     score: str = "ez_mia"
     text: Literal["suffix", "all"] = "suffix"
     k: float = 0.2

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -17,6 +18,7 @@ class Perplexity(SamplingAttack):
 
     name: ClassVar[str] = "perplexity"
     needs: ClassVar[tuple[str, ...]] = ("draw", "likelihood")
+    quick: ClassVar[Mapping[str, Any]] = {"samples": 1, "temperature": 0}  # greedy decoding: one candidate to rank
 
     def scores(self, view: View, batch: Batch) -> list[Tensor]:
         return [-mean_nll(candidates) for _, candidates in batch]

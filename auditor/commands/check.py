@@ -13,13 +13,27 @@ import typer
 from auditor.commands import console
 from auditor.commands.run import audited
 from auditor.core.errors import AuditError
-from auditor.core.plan import FIELDS
+from auditor.core.plan import FIELDS, Plan
 
 if TYPE_CHECKING:
-    from auditor.core.plan import Plan
     from auditor.runs.shared import Shared
 
 _MOST = 100_000  # minutes: more is a slip
+_DEEP = ("ethicist", "exact", "near-verbatim")  # what `--deep` asks beside the quick probes
+_DEMONSTRATION = {  # of the lab, as a plan has it
+    "vocab_size": 512,
+    "layers": 2,
+    "hidden": 64,
+    "block": 96,
+    "public_records": 300,
+    "public_epochs": 2,
+    "private_rank": 0,
+    "private_epochs": 4,
+    "others": 30,
+    "nonmembers": 40,
+    "repeats": [[1, 40, 4], [8, 20, 2], [32, 10, 2]],
+    "canaries": [["955320", 32]],
+}
 _YOUR_OWN = "audit check MODEL --data FILE --nonmembers FILE"
 
 
@@ -63,18 +77,29 @@ def check(
 
     if model is None or data is None:
         typer.echo("demonstration: a small model is trained now on synthetic records, some of them many times")
-        _run(quick.demonstration(seed), out, "demonstration", Shared(), (), your_own=_YOUR_OWN)
+        _run(_demonstration(seed), out, "demonstration", Shared(), (), your_own=_YOUR_OWN)
         return
     plan, shared, name = quick.quick(model, data, nonmembers, seed), Shared(), f"check-{Path(model).name}"
     limits: quick.Limits = ()
     with console.terminal(verbose=False) as reporter:
         if deep:
-            plan = quick.deep(plan)
+            plan = quick.deep(plan, _DEEP)
             console.show(cost.table(estimate.estimate(plan, reporter, shared=shared)))
         else:
             plan, limits = quick.fitted(plan, reporter, shared, 60 * minutes, begun)
     given = [model, "--data", data, *(["--nonmembers", nonmembers] if nonmembers else []), "--deep"]
     _run(plan, out, name, shared, limits, deeper="" if deep else f"audit check {shlex.join(given)}")
+
+
+def _demonstration(seed: int) -> Plan:
+    """An audit of a model that is trained now, within seconds, on synthetic records, some of them many times."""
+    return Plan.of(
+        seed=seed,
+        lab_recipe={**_DEMONSTRATION, "seed": seed},
+        setting="white-box",
+        attack=("perplexity", "extraction-probability", "membership"),
+        attack_options={"perplexity": {"samples": 1, "temperature": 0}},  # greedy decoding: one candidate to rank
+    )
 
 
 def _refuse_parts(model: str | None, data: str | None, beside: Mapping[str, object], minutes: float) -> None:

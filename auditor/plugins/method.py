@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from auditor.core.result import Finding, OwnSection
 from auditor.plugins.view import Sampling
@@ -26,6 +26,9 @@ class Method:
     page: ClassVar[str] = "how-to/audit-your-model"  # of docs, where it is explained
     of: ClassVar[Literal["secrets", "canaries", "coins", "own"]] = "secrets"  # what it looks at
     metrics: ClassVar[Mapping[str, str]] = {}
+    quick: ClassVar[Mapping[str, Any] | None] = None  # its options in `audit check`; None: it takes too long for that
+    without_reference: ClassVar[Mapping[str, Any]] = {}  # those that stand in where there is no reference model
+    least_nonmembers: ClassVar[int] = 0  # of fewer of them, or of as few members, it says nothing
 
     @property
     def required(self) -> tuple[str, ...]:

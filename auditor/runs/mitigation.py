@@ -168,7 +168,7 @@ def _named(asked: MitigationOptions) -> tuple[str, dict[str, Any]]:
         takes = f"as {name}:{main.upper()}" if main else f"as {name} alone: it has no main option"
         raise AuditError(f"expected --by {takes}, got {asked.by}")
     options = {**({main: value} if colon else {}), **asked.options}
-    if name == "drop" and not {"times", "listed"} & set(options):
+    if "listed" in options_of(known[name]) and not {main, "listed"} & set(options):
         options["listed"] = str((asked.out / DROPPED).resolve())
     return name, options
 

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import ceil
+from typing import Any
 
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import PrefixToken, Secret
 from auditor.core.plan import FIELDS, Plan
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import base_of
+from auditor.plugins import registry
+from auditor.plugins.method import Method
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import WHITE_BOX
 from auditor.reports import words
@@ -28,39 +31,21 @@ from auditor.runs.shared import Shared
 from auditor.runs.site import Site
 from auditor.runs.sites import site_of
 from auditor.runs.targets import Targets
-from auditor.statistics import roc
 
 FEWEST = 10  # records: of fewer, none extracted would say next to nothing
 KNOWN, PAIRS = 0.1, 10  # share of the data that is not attacked, and pairs of it that tell the prefix token of training
-_GREEDY = {"samples": 1, "temperature": 0}  # of perplexity: greedy decoding leaves one candidate to rank
-_WITHOUT_REFERENCE = {"score": "min_k_plus"}  # of membership
-_ONE_READING = {"lowercase": False}  # of membership: no second one in lower case
 _TEXTS, _ROWS = (1, 6), (2, 32)  # few and many: texts that are read, and texts that are begun to be completed
 _STEPS = 4  # tokens of a beginning
 _SHARE = 0.05  # of the time, for each kind of work that is timed
 _AFTER = 0.15  # of the time, for loading files anew, statistics and reports
-_DEMONSTRATION = {  # of the lab, as a plan has it
-    "vocab_size": 512,
-    "layers": 2,
-    "hidden": 64,
-    "block": 96,
-    "public_records": 300,
-    "public_epochs": 2,
-    "private_rank": 0,
-    "private_epochs": 4,
-    "others": 30,
-    "nonmembers": 40,
-    "repeats": [[1, 40, 4], [8, 20, 2], [32, 10, 2]],
-    "canaries": [["955320", 32]],
-}
 Limits = tuple[str, ...]  # sentences: what a check does not say
 _AGAIN = 3  # times that a run asks about a record beside its probes: greedy decoding, perplexity, its tokens
 _PREFIX_TOKENS = 3  # that known pairs are read behind, at most: none, bos, eos
 
 
 def quick(model: str, data: str, nonmembers: str | None, seed: int) -> Plan:
-    """All that is cheap: greedy decoding, exact extraction probability, membership where it can be told."""
-    options = {"perplexity": dict(_GREEDY), **({"membership": dict(_ONE_READING)} if nonmembers else {})}
+    """All that is cheap, by what attacks and probes declare as `quick`."""
+    options = {name: dict(kind.quick) for name, kind in _known().items() if kind.quick is not None}
     return Plan.of(
         model=model,
         data=data,
@@ -70,29 +55,27 @@ def quick(model: str, data: str, nonmembers: str | None, seed: int) -> Plan:
         setting="white-box",
         known_fraction=KNOWN,
         known_limit=PAIRS,
-        attack=("perplexity", "extraction-probability", *(("membership",) if nonmembers else ())),
-        attack_options=options,
+        attack=tuple(options),
+        attack_options=_given(options),
     )
 
 
-def deep(plan: Plan) -> Plan:
-    """The same model and data under the attacks that take long."""
-    attacks = ("ethicist", "exact", "near-verbatim", *plan.attacks.attack[1:])
-    alone = plan.data.nonmembers is not None and base_of(str(plan.target.model)) is None
-    scores = {"membership": dict(_WITHOUT_REFERENCE)} if alone else {}
+def deep(plan: Plan, attacks: Sequence[str]) -> Plan:
+    """The same model and data under the attacks that take long, and under the same probes as they are elsewhere."""
+    known, whole = _known(), base_of(str(plan.target.model)) is None
+    probes = [name for name in plan.attacks.attack if issubclass(known[name], Probe)]
+    probes = [name for name in probes if plan.data.nonmembers is not None or not known[name].least_nonmembers]
+    options = {name: dict(known[name].without_reference) for name in probes if whole}
     usual = {name: FIELDS[name].default for name in ("setting", "known_fraction", "known_limit")}
-    return plan.having(attack=attacks, attack_options=scores, **usual)
+    return plan.having(attack=(*attacks, *probes), attack_options=_given(options), **usual)
 
 
-def demonstration(seed: int) -> Plan:
-    """The same audit of a model that is trained now, within seconds, on synthetic records, some of them many times."""
-    return Plan.of(
-        seed=seed,
-        lab_recipe={**_DEMONSTRATION, "seed": seed},
-        setting="white-box",
-        attack=("perplexity", "extraction-probability", "membership"),
-        attack_options={"perplexity": dict(_GREEDY)},
-    )
+def _known() -> Mapping[str, type[Method]]:
+    return registry.attacks_and_probes()
+
+
+def _given(options: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {name: own for name, own in options.items() if own}
 
 
 def fitted(plan: Plan, reporter: Reporter, shared: Shared, seconds: float, begun: float) -> tuple[Plan, Limits]:
@@ -108,7 +91,7 @@ def fitted(plan: Plan, reporter: Reporter, shared: Shared, seconds: float, begun
         raise AuditError(f"expected a model that is loaded here, got {plan.target.model}: audit run --model asks it")
     with clock.stage("loading the model"):
         site.model, site.benchmark, site.reference  # noqa: B018 - each is loaded as it is asked for
-    plan, limits = _of_membership(plan, site)
+    plan, limits = _answerable(plan, site)
     if isinstance(site.model, HuggingFaceModel):
         site.model.remember()
     scene = Scene(site, select(plan, site), PrefixToken((), "not chosen yet"), plan.defenses, plan.compute.batch_size)
@@ -131,19 +114,23 @@ def fitted(plan: Plan, reporter: Reporter, shared: Shared, seconds: float, begun
     return plan.having(limit=kept), (f"{told}{words.duration(seconds)}.", *limits)
 
 
-def _of_membership(plan: Plan, site: Site) -> tuple[Plan, Limits]:
-    """The plan with a score that can be had for it, and what is not known; without the probe where nothing can be."""
-    if plan.data.nonmembers is None:
-        return plan, ("Without --nonmembers, records like these that it never saw, membership cannot be known.",)
-    sides = [sum(secret.member is side for secret in site.benchmark.secrets) for side in (True, False)]
-    if min(sides) < roc.LEAST:
-        rest = tuple(name for name in plan.attacks.attack if name != "membership")
-        told = f"Membership takes {roc.LEAST} members and {roc.LEAST} non-members, got {sides[0]} and {sides[1]}."
-        return plan.having(attack=rest, attack_options={"perplexity": dict(_GREEDY)}), (told,)
-    if site.reference is None:
-        own = {**plan.attacks.attack_options["membership"], **_WITHOUT_REFERENCE}
-        return plan.having(attack_options={**plan.attacks.attack_options, "membership": own}), ()
-    return plan, ()
+def _answerable(plan: Plan, site: Site) -> tuple[Plan, Limits]:
+    """The plan with the methods that can say something of these records, and what is not known without the others."""
+    members, others = (sum(secret.member is side for secret in site.benchmark.secrets) for side in (True, False))
+    known, kept, limits = _known(), list[str](), list[str]()
+    for name in plan.attacks.attack:
+        least = known[name].least_nonmembers
+        if least and plan.data.nonmembers is None:
+            limits.append(f"Without --nonmembers, records like these that it never saw, {name} cannot be known.")
+        elif min(members, others) < least:
+            limits.append(
+                f"{name.capitalize()} takes {least} members and {least} non-members, got {members} and {others}."
+            )
+        else:
+            kept.append(name)
+    alone = {name: known[name].without_reference for name in kept if site.reference is None}
+    options = {name: {**plan.attacks.attack_options.get(name, {}), **alone.get(name, {})} for name in kept}
+    return plan.having(attack=tuple(kept), attack_options=_given(options)), tuple(limits)
 
 
 def _rows(secrets: Sequence[Secret]) -> tuple[list[int], list[int]]:

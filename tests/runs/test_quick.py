@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
+from auditor.attacks.perplexity import Perplexity
 from auditor.core.errors import AuditError
 from auditor.models.huggingface import traffic
+from auditor.plugins import registry
 from auditor.records.folder import RunFolder
 from auditor.runs import quick
 from auditor.runs.quick import paced
@@ -86,6 +89,23 @@ def test_what_was_read_before_changes_no_number(given: Path, tmp_path: Path) -> 
     assert found[0].benchmark.greedy_recall == found[1].benchmark.greedy_recall
 
 
+def test_a_plug_in_says_itself_that_a_check_uses_it(given: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine(Perplexity):
+        name: ClassVar[str] = "mine"
+        quick: ClassVar[Mapping[str, Any]] = {"samples": 2}
+        least_nonmembers: ClassVar[int] = OTHERS + 1
+
+    known = registry.attacks_and_probes()
+    monkeypatch.setattr(registry, "attacks_and_probes", lambda: {**known, "mine": Mine})
+    asked = quick.quick(str(given / "model"), str(given / "private.jsonl"), str(given / "fresh.jsonl"), 0)
+    assert asked.attacks.attack[-1] == "mine" and asked.attacks.attack_options["mine"] == {"samples": 2}
+    plan, limits = fitted(given)
+    assert plan.attacks.attack == ("perplexity", "extraction-probability", "membership")
+    assert limits == (f"Mine takes {OTHERS + 1} members and {OTHERS + 1} non-members, got 27 and {OTHERS}.",)
+    Mine.least_nonmembers = OTHERS
+    assert fitted(given)[0].attacks.attack[-1] == "mine"
+
+
 @pytest.fixture
 def text_takes(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Whatever the machine, a text takes so many seconds."""
@@ -120,7 +140,7 @@ def test_a_model_that_is_too_slow_is_refused_with_the_minutes_that_it_takes(
 
 def test_a_deep_check_is_the_usual_audit_of_the_same_records(given: Path) -> None:
     shallow = quick.quick(str(given / "model"), str(given / "private.jsonl"), str(given / "fresh.jsonl"), 7)
-    plan = quick.deep(shallow)
+    plan = quick.deep(shallow, ("ethicist", "exact", "near-verbatim"))
     methods = check(plan).named
     assert "ethicist" in methods and {"membership", "extraction-probability", "near-verbatim"} <= set(methods)
     assert methods["ethicist"].samples > 1  # type: ignore[union-attr]
