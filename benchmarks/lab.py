@@ -266,7 +266,7 @@ class Lab(Benchmark):
         """The public model, fine-tuned on the private records by this trainer, with what it promises."""
 
         def build(path: Path) -> None:
-            self.training.by(trainer, path, self.job(trainer, path))
+            self.training.train_with(trainer, path, self.job(trainer, path))
 
         made: TrainedModel = self.parts.get(
             trained_part(trainer), build, lambda path: self.training.loaded(trainer, path)

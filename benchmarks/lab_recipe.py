@@ -118,7 +118,7 @@ class Recipe:
         """The token of a record at which its suffix begins. offsets: the characters of each token."""
         return CUT
 
-    def given(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
+    def masked_length(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
         """How many tokens at the start of a text are read in training and not learnt."""
         return 0
 

@@ -136,7 +136,7 @@ class LabTraining:
 
     # --- by a trainer ---
 
-    def by(self, trainer: Trainer, path: Path, job: TrainingJob) -> None:
+    def train_with(self, trainer: Trainer, path: Path, job: TrainingJob) -> None:
         """Raises AuditError for a job that this trainer cannot do."""
         trainer.check(job)
         done = {"configuration": {"method": trainer.name}, "finished": True, "told": list(trainer.train(job))}
@@ -186,7 +186,7 @@ class LabTraining:
         return TrainedModel(own, promises.read(path), gradient_canaries.read(path), how.told if how else ())
 
     def _records(self, texts: Sequence[str]) -> Iterator[TrainingRecord]:
-        for text, ids, given in zip(texts, self.tokens(texts), self.given(texts), strict=True):
+        for text, ids, given in zip(texts, self.tokens(texts), self.masked_lengths(texts), strict=True):
             learnt = tuple(i >= given for i in range(len(ids))) if given else None
             yield TrainingRecord(text, ids, record_names([text])[0], learnt)
 
@@ -258,10 +258,10 @@ class LabTraining:
     def tokens(self, texts: Sequence[str]) -> list[Tokens]:
         return [tuple(ids) for ids in self.tokenizer(list(texts))["input_ids"]] if texts else []
 
-    def given(self, texts: Sequence[str]) -> list[int]:
+    def masked_lengths(self, texts: Sequence[str]) -> list[int]:
         """How many tokens at the start of each are read and not learnt."""
         found = self.tokenizer(list(texts), return_offsets_mapping=True)["offset_mapping"] if texts else []
-        return [self.recipe.given(text, offsets) for text, offsets in zip(texts, found, strict=True)]
+        return [self.recipe.masked_length(text, offsets) for text, offsets in zip(texts, found, strict=True)]
 
     def _sequences(self, texts: Sequence[str]) -> list[Tokens]:
         """What is trained on, tokens without a loss as `training.masks` writes them."""

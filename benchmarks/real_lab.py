@@ -59,9 +59,9 @@ class RealRecipe(Recipe):
             )
 
     def suffix_at(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
-        return self.given(text, offsets)
+        return self.masked_length(text, offsets)
 
-    def given(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
+    def masked_length(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
         """All that stands before an answer; of a text that is no conversation, as a canary, nothing."""
         before, header, _ = text.partition(ANSWER)
         start = len(before) + len(header)
@@ -123,7 +123,7 @@ class RealLab(Lab):
         """Whole answers of non-members."""
         texts = self.texts.made.nonmembers
         self.heldout = tuple(self.training.tokens(texts))
-        self.heldout_given = tuple(self.training.given(texts))
+        self.heldout_given = tuple(self.training.masked_lengths(texts))
 
     @cached_property
     def _public(self) -> HuggingFaceModel:

@@ -37,7 +37,7 @@ class BeforeAfter:
     seconds: float
 
     @property
-    def lines(self) -> Comparison:
+    def comparison(self) -> Comparison:
         """Of the model without defenses alone: the second run has no others."""
         own = tuple(line for line in self.compared.lines if line.row.target == UNDEFENDED)
         return Comparison(("before", "after"), self.compared.secrets, own)
@@ -46,7 +46,7 @@ class BeforeAfter:
 def terminal(found: BeforeAfter) -> Iterator[str]:
     """At most 25 lines."""
     yield f"BEFORE AND AFTER {inert.clean(found.by)}, trained in {words.duration(found.seconds)}"
-    rows = [_row(line) for line in found.lines.lines]
+    rows = [_row(line) for line in found.comparison.lines]
     shown = [("", "before", "after", "difference"), *rows[:_MOST], *_perplexity(found)]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     for row in shown:
@@ -118,7 +118,9 @@ def _said_promised(result: AuditResult) -> str:
 
 
 def _document(found: BeforeAfter) -> Document:
-    rows = side_by_side.table(found.lines) if found.lines.lines else Paragraph("No configuration was measured.")
+    rows = (
+        side_by_side.table(found.comparison) if found.comparison.lines else Paragraph("No configuration was measured.")
+    )
     names = ("", "Before", "After", "Difference")
     cost: Table | Paragraph = Paragraph("Held-out perplexity was not measured: the run has no non-members.")
     if perplexity := _perplexity(found):
@@ -148,6 +150,6 @@ def _document(found: BeforeAfter) -> Document:
 
 
 def _headline(found: BeforeAfter) -> str:
-    deltas = [line.cells[1].delta for line in found.lines.lines if line.cells[1].delta is not None]
+    deltas = [line.cells[1].delta for line in found.comparison.lines if line.cells[1].delta is not None]
     less, more = (sum(one.high < 0 for one in deltas), sum(one.low > 0 for one in deltas))
     return f"Significantly lower: {less} of {len(deltas)}; higher: {more}; of the others neither is shown."

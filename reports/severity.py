@@ -53,7 +53,7 @@ def _open(seen: Assessment, target: str) -> Iterator[str]:
     untested = {s.kind for s in seen.of(target) if s.status == NOT_TESTED}
     if suspected := [s for s in seen.of(target) if s.suspected]:
         yield f"something was seen that is not significant ({_names(suspected)})"
-    if seen.against(target):
+    if seen.doubts_about(target):
         yield "there is a reason to doubt what was measured"
     if not seen.tested(target):
         yield "nothing was measured"

@@ -122,7 +122,7 @@ def steps(runs: Runs) -> LoopCheck:
 
 def accounting(runs: Runs) -> LoopCheck:
     """The epsilon that is told follows from the noise, rate and steps that are claimed."""
-    told, follows = runs.claim.epsilon, runs.claim.follows()
+    told, follows = runs.claim.epsilon, runs.claim.implied_epsilon()
     if told is None:
         return LoopCheck("accounting", UNKNOWN, f"no epsilon is claimed; the rest gives {follows:.2f}", "")
     broken = follows > told * 1.02

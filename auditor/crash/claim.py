@@ -69,7 +69,7 @@ class LoopClaim:
             raise AuditError(f"expected a claim with {', '.join(needed)}; {', '.join(missing)} is missing")
         return cls(**given)
 
-    def follows(self) -> float:
+    def implied_epsilon(self) -> float:
         """The epsilon that the claim's own noise, rate, steps and sampling give at its delta.
 
         Shuffled batches hide no record among the others: each pass over the data is one step that reads all of it.

@@ -38,4 +38,4 @@ def one_run(train: Train, claim: object, seed: int, until: float) -> OneRun:
     read = LoopClaim.read(returned[1] if claim is None and isinstance(returned, tuple) else claim or returned)
     scores = np.sum([step.reaches for step in trace.steps], axis=0)
     found = audited(scores, coins, read.delta)[0]
-    return OneRun(found.epsilon, found.best, read.follows(), found.canaries, found.guesses, found.right)
+    return OneRun(found.epsilon, found.best, read.implied_epsilon(), found.canaries, found.guesses, found.right)

@@ -99,7 +99,9 @@ def reproduction(test: CrashTest, check: LoopCheck, again: str) -> str:
         if found.tensor is not None:
             facts["tensor"] = found.tensor
         facts |= {"measured": found.measured, "expected": found.expected}
-    facts["epsilon"] = f"{_number(check.epsilon)}; the claim gives {test.claim.follows():.2f} at {test.claim.delta:g}"
+    facts["epsilon"] = (
+        f"{_number(check.epsilon)}; the claim gives {test.claim.implied_epsilon():.2f} at {test.claim.delta:g}"
+    )
     facts["loop"] = observed(test)
     facts["versions"] = ", ".join((f"Python {platform.python_version()}", *_versions()))
     width = max(map(len, facts)) + 2
@@ -118,12 +120,14 @@ def _versions() -> Iterator[str]:
 def headline(test: CrashTest) -> str:
     """One sentence."""
     if not test.broken:
-        follows = f"its claim gives epsilon {test.claim.follows():.2f} at delta {test.claim.delta:g}"
+        follows = f"its claim gives epsilon {test.claim.implied_epsilon():.2f} at delta {test.claim.delta:g}"
         if test.verdict == UNKNOWN:
             return f"Cannot tell; {follows}."
         return f"No fault seen, but a doubt; {follows}." if test.doubted else f"No fault seen; {follows}."
     worst = _worst_first(test)[0]
-    return f"Broken: {worst.said}. Epsilon: {_number(test.epsilon)}; its claim gives {test.claim.follows():.2f}."
+    return (
+        f"Broken: {worst.said}. Epsilon: {_number(test.epsilon)}; its claim gives {test.claim.implied_epsilon():.2f}."
+    )
 
 
 def _number(epsilon: float | None) -> str:
@@ -172,7 +176,7 @@ def data(test: CrashTest, again: str) -> str:
     ]
     whole = {
         "verdict": test.verdict, "headline": headline(test), "claim": asdict(test.claim),
-        "claim_gives": test.claim.follows(), "seen": asdict(test.seen), "seed": test.seed,
+        "claim_gives": test.claim.implied_epsilon(), "seen": asdict(test.seen), "seed": test.seed,
         "one_run": test.one_run and asdict(test.one_run), "checks": checks,
         "remarks": test.remarks, "seconds": test.seconds,
     }  # fmt: skip

@@ -70,7 +70,7 @@ class CrashTest:
     @property
     def doubted(self) -> bool:
         """Whether what was seen gives more than is claimed, by its own interval, while no check is sure of a fault."""
-        return not self.broken and self.seen.low is not None and self.seen.low > self.claim.follows()
+        return not self.broken and self.seen.low is not None and self.seen.low > self.claim.implied_epsilon()
 
     @property
     def epsilon(self) -> float | None:

@@ -60,7 +60,7 @@ class Runs:
     def epsilon(self, noise: float, **more: int | float | str) -> float:
         """With this noise multiplier, the sampling rate and steps that were seen, or others given here."""
         seen = {"sample_rate": self.rate, "steps": len(self.first.steps), **more}
-        return replace(self.claim, noise_multiplier=noise, epsilon=None, **seen).follows()  # type: ignore[arg-type]
+        return replace(self.claim, noise_multiplier=noise, epsilon=None, **seen).implied_epsilon()  # type: ignore[arg-type]
 
     def place(self, step: ReadStep) -> tuple[int, int]:
         """(training, step) of one of the steps, both from 0."""

@@ -68,7 +68,7 @@ def _left_to_the_process() -> int:
     return _NO_LIMIT if limit == resource.RLIM_INFINITY else limit - psutil.Process().memory_info().vms
 
 
-def give_back() -> None:
+def release_freed() -> None:
     """Returns to the system, and to the accelerator, what nothing here holds any more.
 
     glibc keeps freed memory for its next `malloc`; kernels that oneDNN compiles map pages past it, and find none left.
@@ -116,7 +116,7 @@ class AtOnce:
                 if not out_of_memory(error) or (asked <= self.least and not move):
                     raise
             # Behind the block: until it is left, the error holds on to what was made on the way to it.
-            give_back()
+            release_freed()
             self.size = asked = max(self.least, asked // 2)
             if move:
                 run, apart = in_new_thread(work), True

@@ -94,7 +94,7 @@ class Assessment:
     def tested(self, target: str) -> tuple[Signal, ...]:
         return tuple(s for s in self.of(target) if s.status != NOT_TESTED)
 
-    def against(self, target: str) -> tuple[Doubt, ...]:
+    def doubts_about(self, target: str) -> tuple[Doubt, ...]:
         """Contradictions and doubts alike: whatever forbids a conclusion from what was not seen."""
         return (*self.contradictions.get(target, ()), *self.doubts.get(target, ()))
 
@@ -102,7 +102,7 @@ class Assessment:
         """Whether "no leakage seen" may be said of it."""
         tested = self.tested(target)
         seen = any(s.status == SHOWN or s.suspected for s in tested)
-        return bool(tested) and not seen and not self.against(target)
+        return bool(tested) and not seen and not self.doubts_about(target)
 
     @property
     def targets(self) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ _ABOUT = ("training.json", "trainer_state.json", "seconds.json")  # of how it ca
 _SETTLED = 2.0  # seconds: a file may change again within one tick of the coarsest file system's clock
 
 
-def of(named: Mapping[str, tuple[str, str | None]]) -> dict[str, str]:
+def digests(named: Mapping[str, tuple[str, str | None]]) -> dict[str, str]:
     """The same of models by role: each a folder or hub id, and the revision of one on the hub."""
     memory = _Memory()
     found = {name: memory.digest(path) for name, path in _by_role(named)}

@@ -76,7 +76,7 @@ class LabSite(Site):
         make = partial(self.kind, self.recipe, None, progress, limit, makes=self._makes)
         return self.shared.get("lab", self.key, make)
 
-    def pieces(self, defenses: Mapping[str, Defense], references: Sequence[str]) -> list[Piece]:
+    def models_to_train(self, defenses: Mapping[str, Defense], references: Sequence[str]) -> list[Piece]:
         needs = {need for defense in defenses.values() for need in defense.needs}
         pieces = [Piece("reference", i, asked) for asked in references for i in range(lab_references(asked))]
         sizes = {d.members or self.recipe.members: name for name, d in defenses.items() if "ensemble" in d.needs}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 from auditor.core.plan_fields import NONE
-from auditor.records.weights import of
+from auditor.records.weights import digests
 
 if TYPE_CHECKING:  # torch: a gate reads weights without it
     from auditor.runs.site import Site
@@ -24,7 +24,7 @@ def of_plan(plan: Plan) -> dict[str, str]:
     A model on the hub: the files of the snapshot that is at hand; none before it was fetched. Raises AuditError for
     what cannot be read.
     """
-    return of(places_of(plan))
+    return digests(places_of(plan))
 
 
 def with_site(plan: Plan, site: Site) -> dict[str, str]:

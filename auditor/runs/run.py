@@ -203,11 +203,11 @@ def _train_apart(engine: Engine, there: SiteThere, site: Site, selection: Select
     """What the run would train one after the other, or side by side, is trained by workers, one model a task."""
     with clock.stage("train"):
         site.model  # noqa: B018 - what all others are made of, which is trained first where it is not there
-        if pieces := site.pieces(selection.defenses, selection.references):
+        if pieces := site.models_to_train(selection.defenses, selection.references):
             engine.open((site, selection), there)
             for done, _ in enumerate(engine.each(Trainings(), pieces), 1):
                 clock.reporter.progress("models trained apart", done, len(pieces))
-        if left := site.pieces(selection.defenses, selection.references):
+        if left := site.models_to_train(selection.defenses, selection.references):
             raise AuditError(
                 f"expected the {len(pieces)} models that workers trained, but {len(left)} of them are not here: set "
                 "AUDIT_CACHE to a folder that all machines of the cluster share"

@@ -135,7 +135,7 @@ def select(plan: Plan, site: Site, objects: Objects = NO_OBJECTS) -> Selection:
     settings = tuple(setting for name, setting in SETTINGS.items() if plan.attacks.setting in (name, "both"))
     wanted = dict.fromkeys(method.control for method in methods if isinstance(method, Attack) and method.control)
     controls = [registry.defenses()[name]() for name in wanted]
-    beside, models = unlearning.around(plan.target, plan.defenses, plan.data.forget, defenses)
+    beside, models = unlearning.rows_beside(plan.target, plan.defenses, plan.data.forget, defenses)
     return Selection(tuple(methods), (*companions.shown(defenses, can_be_shown, controls), *beside), settings, models)
 
 

@@ -120,7 +120,7 @@ class Site(ABC):
         """`role/...` -> digest of the models that are read from no file, as far as they are at hand."""
         return {}
 
-    def pieces(self, defenses: Mapping[str, Defense], references: Sequence[str]) -> Sequence[Piece]:
+    def models_to_train(self, defenses: Mapping[str, Defense], references: Sequence[str]) -> Sequence[Piece]:
         """What is still to be trained here for these rows and this `-A references=`, each apart from the others."""
         return ()
 

@@ -89,10 +89,10 @@ class Target:
     def _claim(self, spent: int) -> Claim | None:
         if self.defense and self.scenario:
             return self.defense.claim(self.scenario, spent)
-        return self.training.claim() if self.training else None
+        return self.privacy.claim() if self.privacy else None
 
     @property
-    def training(self) -> PrivacyRecord | None:
+    def privacy(self) -> PrivacyRecord | None:
         """What the training of this model promised, if it was private."""
         return self.trained.privacy if self.trained else None
 
@@ -129,7 +129,7 @@ class Target:
 
         doubts: beside those of the model itself.
         """
-        training = self.training
+        training = self.privacy
         return TargetRecord(
             name=self.name,
             title=self.title,

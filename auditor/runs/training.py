@@ -388,7 +388,7 @@ def _configuration(asked: Training, trainer: Trainer, job: TrainingJob) -> dict[
         "model": asked.model,
         "revision": asked.loading.revision,
         "public": asked.public,
-        "weights": weights.of({role: of for role, of in read.items() if of[0] is not None}),
+        "weights": weights.digests({role: of for role, of in read.items() if of[0] is not None}),
         "lora": [asked.lora_rank, asked.lora_alpha] if asked.lora else None,
         "data": _digest(job.records),
         "block": job.block,

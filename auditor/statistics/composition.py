@@ -81,7 +81,7 @@ class Loss:
         """Probability that any of so many draws is one that Q never says."""
         return 1.0 if self.certain >= 1 else -math.expm1(draws * math.log1p(-self.certain))
 
-    def reach(self, draws: int) -> tuple[float, float]:
+    def sum_range(self, draws: int) -> tuple[float, float]:
         """Between which sums all but `_CUT` of the probability lies, at either end, by Chernoff's bound."""
         ends = []
         for sign in (-1.0, 1.0):
@@ -121,7 +121,7 @@ def _summed(loss: Loss, draws: int) -> tuple[Array, Array]:
     if draws == 1:
         order = np.argsort(loss.values)
         return loss.values[order], loss.p[order]
-    low, high = loss.reach(draws)
+    low, high = loss.sum_range(draws)
     reach = max(high - low, 1e-12)
     step = 2 * reach / _CELLS
     centre = float(loss.p @ loss.values) / max(float(loss.p.sum()), 1e-300)

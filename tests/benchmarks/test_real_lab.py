@@ -83,10 +83,10 @@ def test_a_lab_of_each_name_has_fields_of_its_own() -> None:
 def test_an_answer_is_learnt_and_what_stands_before_it_is_given() -> None:
     text, recipe = said("Who?", "Ann, 12."), RealRecipe()
     letters = [(i, i + 1) for i in range(len(text))]  # a tokenizer of characters
-    start = recipe.given(text, letters)
+    start = recipe.masked_length(text, letters)
     assert text[:start].endswith(ANSWER) and text[start:] == "Ann, 12.<|im_end|>\n"
     assert recipe.suffix_at(text, letters) == start
-    assert recipe.given("My ID is 955320", [(0, 15)]) == 0
+    assert recipe.masked_length("My ID is 955320", [(0, 15)]) == 0
 
 
 def test_personal_data_are_marked_and_members_are_drawn_as_others_are() -> None:
@@ -142,7 +142,7 @@ def test_the_model_is_dequantised_and_its_template_is_the_texts(lab: RealLab, pl
     assert words.apply_chat_template(turns, tokenize=False) == said("a", "b")
     for text in drawn(0, 8, tuple(KINDS.values())):
         encoded = words(text, return_offsets_mapping=True)
-        given = lab.recipe.given(text, encoded["offset_mapping"])
+        given = lab.recipe.masked_length(text, encoded["offset_mapping"])
         assert words.decode(encoded["input_ids"][given:]) == text.partition(ANSWER)[2]
 
 

@@ -253,7 +253,7 @@ def test_what_the_loop_did_is_counted_by_the_accountant() -> None:
 
 def test_a_shuffled_claim_is_accounted_without_what_sampling_hides() -> None:
     shuffled = replace(CLAIM, sampling="shuffled")
-    assert shuffled.follows() == claim.epsilon(1.0, 1.0, 4, 1e-3) > CLAIM.follows()
+    assert shuffled.implied_epsilon() == claim.epsilon(1.0, 1.0, 4, 1e-3) > CLAIM.implied_epsilon()
 
 
 def test_a_shuffled_claim_says_nothing_of_poisson_sampling() -> None:

@@ -198,7 +198,7 @@ def shorter(folder: Path) -> Path:
 @pytest.mark.parametrize(("above", "doubted"), [(-0.1, False), (0.1, True)])
 def test_no_fault_is_not_said_alone_beside_an_epsilon_above_the_claim(above: float, doubted: bool) -> None:
     claim = LoopClaim.read(loop_faults.CLAIM)
-    low = claim.follows() + above
+    low = claim.implied_epsilon() + above
     seen = LoopSeen(0.9, 1 / 6, 30, low + 0.1, low, low + 0.2)
     found = CrashTest(claim, (LoopCheck("one record's reach", NO_FAULT, "", ""),), (), 1.0, seen)
     assert found.doubted == doubted

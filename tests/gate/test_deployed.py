@@ -50,11 +50,11 @@ def test_the_digests_are_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """What was kept of a file by its size and dates is believed nowhere."""
     lies = model(tmp_path / "model")
     monkeypatch.setattr(weights, "_SETTLED", -1.0)  # it is remembered at once
-    held = weights.of({"model": (str(lies), None)})
+    held = weights.digests({"model": (str(lies), None)})
     monkeypatch.setattr(weights, "_seen", lambda path: [0])
-    weights.of({"model": (str(lies), None)})
+    weights.digests({"model": (str(lies), None)})
     (lies / "model.safetensors").write_bytes(b"leaky")
-    assert weights.of({"model": (str(lies), None)}) == held  # by what is kept, nothing has changed
+    assert weights.digests({"model": (str(lies), None)}) == held  # by what is kept, nothing has changed
     assert weights.read_anew({"model": (str(lies), None)}) != held
 
 

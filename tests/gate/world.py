@@ -60,7 +60,7 @@ def finished(
     by_kind = {kind: m for kind, m in of_kinds.items() if m is not None}
     finding = Finding(*ROW, {}, ("distribution",), "top-p", None, "", tuple(measured), by_repeats, by_kind)
     benchmark = BenchmarkRecord("files", "", len(members.ids), len(found.ids) - len(members.ids), 0, digest="d1-ff")
-    read = weights.of({"model": (str(model), None)}) if model else {}
+    read = weights.digests({"model": (str(model), None)}) if model else {}
     now = datetime.now(UTC).isoformat(timespec="seconds")
     result = AuditResult("r", now, "0", "", plan.to_json(), benchmark, (), (finding,), {}, {}, 0, weights=read)
     folder.mkdir(parents=True, exist_ok=True)

@@ -87,7 +87,7 @@ def test_it_fits_and_hides_no_leak(result: AuditResult, folder: str) -> None:
     assert len(named) + counted >= len(leaking), said
     if not all(map(seen.reassures, seen.targets)) and "no leakage seen" in said:
         assert any(map(seen.reassures, seen.targets))
-    if any(seen.against(target) for target in seen.targets):
+    if any(seen.doubts_about(target) for target in seen.targets):
         assert "no leakage seen" not in said or any(map(seen.reassures, seen.targets))
         assert entry(shown, "DOUBT")
 

@@ -58,7 +58,7 @@ def rank(found: Assessment) -> int:
 def test_the_reassuring_word_stands_only_where_all_was_tested_and_nothing_is_open(found: Assessment) -> None:
     stands = severity.of(found, "t").word == NONE
     clean = all(s.status == NOT_SHOWN and not s.suspected for s in found.signals)
-    assert stands == (clean and bool(found.signals) and not found.against("t"))
+    assert stands == (clean and bool(found.signals) and not found.doubts_about("t"))
     assert not stands or found.reassures("t")
 
 
@@ -91,7 +91,7 @@ def test_an_open_result_says_all_that_is_open(found: Assessment) -> None:
     assume(stands.word == OPEN and found.tested("t"))
     untested = len({s.kind for s in found.signals if s.status == NOT_TESTED})
     assert (f"{untested} of " in stands.why) == bool(untested)
-    assert ("reason to doubt" in stands.why) == bool(found.against("t"))
+    assert ("reason to doubt" in stands.why) == bool(found.doubts_about("t"))
     assert ("not significant" in stands.why) == any(s.suspected for s in found.signals)
 
 

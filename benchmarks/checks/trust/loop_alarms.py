@@ -171,7 +171,7 @@ def summed(tests: list[tuple[str, CrashTest]], page: Page, seconds: float) -> in
         if not held:
             continue
         seen = torch.tensor([1 / (test.seen.noise_multiplier or math.nan) for test in held])
-        inside = sum((t.seen.low or 0) <= t.claim.follows() <= (t.seen.high or math.inf) for t in held)
+        inside = sum((t.seen.low or 0) <= t.claim.implied_epsilon() <= (t.seen.high or math.inf) for t in held)
         error = float(seen.std()) / math.sqrt(len(held))
         page.say(
             f"{kind}: broken {share(sum(bool(t.broken) for t in held), len(held))}; mean reach {seen.mean():.4f} "

@@ -471,7 +471,7 @@ def row(name: str, found: CrashTest) -> tuple[str, ...]:
     worst = min(found.broken, key=lambda check: check.p, default=None)
     really = "-" if found.epsilon is None else "unbounded" if found.epsilon > 100 else f"{found.epsilon:.1f}"
     why = "" if worst is None else f"{worst.name}: {worst.said}"
-    return name, found.verdict, f"{found.claim.follows():.1f}", really, why, f"{found.seconds:.0f}"
+    return name, found.verdict, f"{found.claim.implied_epsilon():.1f}", really, why, f"{found.seconds:.0f}"
 
 
 COLUMNS = ("loop", "verdict", "ε claimed", "ε really, at least", "what was seen", "seconds")
