@@ -32,20 +32,23 @@ def seen(*signals: Signal, doubts: tuple[Doubt, ...] = (), contradictions: tuple
     return Assessment(signals, {"t": contradictions}, {"t": doubts})
 
 
-SIGNALS = st.builds(
-    signal,
-    st.sampled_from(KINDS),
-    st.sampled_from((SHOWN, NOT_SHOWN, NOT_TESTED)),
-    st.sampled_from((*SETTINGS, "")),
-    st.booleans(),
-)
+def signals(*statuses: Status) -> st.SearchStrategy[Signal]:
+    where = st.sampled_from((*SETTINGS, ""))
+    return st.builds(signal, st.sampled_from(KINDS), st.sampled_from(statuses), where, st.booleans())
+
+
+def assessed(of: st.SearchStrategy[Signal]) -> st.SearchStrategy[Assessment]:
+    return st.builds(
+        lambda signals, doubts, contradictions: seen(*signals, doubts=doubts, contradictions=contradictions),
+        st.lists(of, max_size=8),
+        DOUBTS,
+        DOUBTS,
+    )
+
+
+SIGNALS = signals(SHOWN, NOT_SHOWN, NOT_TESTED)
 DOUBTS = st.lists(st.just(Doubt("answers", "A filter.")), max_size=1).map(tuple)
-ASSESSED = st.builds(
-    lambda signals, doubts, contradictions: seen(*signals, doubts=doubts, contradictions=contradictions),
-    st.lists(SIGNALS, max_size=8),
-    DOUBTS,
-    DOUBTS,
-)
+ASSESSED = assessed(SIGNALS)
 CLEAN = seen(*(signal(kind, NOT_SHOWN) for kind in KINDS))
 
 
@@ -85,7 +88,7 @@ def test_neither_the_order_nor_another_target_matters(found: Assessment, order: 
     assert severity.of(replace(found, signals=(beside, *mixed)), "t").word == severity.of(found, "t").word
 
 
-@given(ASSESSED)
+@given(assessed(signals(NOT_SHOWN, NOT_TESTED)))
 def test_an_open_result_says_all_that_is_open(found: Assessment) -> None:
     stands = severity.of(found, "t")
     assume(stands.word == OPEN and found.tested("t"))
