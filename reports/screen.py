@@ -62,7 +62,7 @@ def first_screen(result: AuditResult, folder: Path, width: int = WIDTH, remarks:
     seen, known = assess(result), detailed.read(folder)
     above = _laid((_result(result, seen, width), _doubt(seen)), width)
     shown = (_also(result, seen), _where(result, seen), _what(result, seen), _why(result), _forgotten(result))
-    claimed, after = _claims(result), (_next(result, seen, known, folder, remarks), _report(folder))
+    claimed, after = _claims(result), (_next(result, seen, known, folder, remarks, width), _report(folder))
     whole = _table(result, seen, width, len(seen.signals) + LINES)
     for most in (3, 2):  # a third line of limits where it takes nothing from the rest
         below = _laid((*shown, claimed, _limits(result, seen, remarks, most), *after), width)
@@ -347,14 +347,20 @@ def _limits(result: AuditResult, seen: Assessment, remarks: Remarks, most: int) 
     return _Entry("LIMITS", tuple(items or ["An attack gives a lower bound."]), most + bool(remarks.limits), " ")
 
 
-def _next(result: AuditResult, seen: Assessment, known: detailed.Details, folder: Path, remarks: Remarks) -> _Entry:
+def _next(
+    result: AuditResult, seen: Assessment, known: detailed.Details, folder: Path, remarks: Remarks, width: int
+) -> _Entry:
+    """What to do and the command for it, whole on a line, so that it can be copied."""
     if remarks.your_own:
         return _Entry("NEXT", (f"your own model -> {remarks.your_own}",), 2)
     command = next_command(seen, folder)
     if remarks.deeper and command.startswith("audit gate"):
         command = remarks.deeper
     fewer = advice.fewer_copies(result, known)
-    return _Entry("NEXT", (f"{fewer} -> {command}" if fewer else command,), 2)
+    if not fewer:
+        return _Entry("NEXT", (command,), 2)
+    between = " " if cell_len(f"{fewer} -> {command}") <= width - _GUTTER else "\n"
+    return _Entry("NEXT", (f"{fewer} ->{between}{command}",), 2)
 
 
 def next_command(seen: Assessment, folder: Path) -> str:

@@ -128,6 +128,8 @@ def test_next_is_the_mildest_limit_on_copies_that_a_gate_would_take(
     said = entry(lines(result), "NEXT")
     assert said.startswith("no record more than 4 times: 0.0% [") and said.endswith("-> audit advise runs/latest")
     assert "predicted, not measured" in said
+    far = "runs/20261123T083510-lab-ethicist-pmixed"
+    assert lines(result, Path(far))[-2].strip() == f"audit advise {far}"  # on a line of its own: it can be copied
 
 
 def test_a_clean_run_goes_on_to_a_gate() -> None:
