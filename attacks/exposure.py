@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -129,6 +130,7 @@ class Exposure(Probe):
         return np.array(p_values) <= self.alpha
 
 
+_QUICKER = "an estimate, -A exposure.enumerate=0"
 _WHICH = "mean over canaries, of at most log2 of their space"
 _FITTED = "for comparison, without an interval: a skew-normal distribution fitted to uniform references"
 
@@ -170,7 +172,9 @@ class _Ranking:
         limits, nodes = tries.tied(nll), self.probe.nodes
         # Without a budget one search serves all: a canary's count does not depend on which others are counted.
         groups = [[limit] for limit in limits] if nodes else [list(limits)]
-        counts = [tries.count(view.target, tree, context, group, nodes=nodes) for group in groups]
+        searched = f"exposure on {view.target_name}, exact among {self.space.size:,} texts (quicker: {_QUICKER})"
+        told = partial(view.progress, searched)
+        counts = [tries.count(view.target, tree, context, group, nodes=nodes, progress=told) for group in groups]
         at_most = np.concatenate([count.at_most for count in counts])
         unseen = np.repeat([count.unseen for count in counts], [len(group) for group in groups])
         distribution = exposure.fit(references)

@@ -90,6 +90,8 @@ class RealLab(Lab):
     attack_defaults = MappingProxyType(
         {
             "ethicist": {**Lab.attack_defaults["ethicist"], "epochs": 3},
+            # Of a million texts, exactly: 111,111 forward passes a model, an hour.
+            "exposure": {"enumerate": 0, "draws": 1024, "references": 256},
             **{attack: {"samples": 5} for attack in ("perplexity", "zlib", "lowercase", "reference")},
         }
     )

@@ -9,14 +9,17 @@ import typer
 
 from auditor.commands import console, options
 from auditor.core.errors import AuditError
+from auditor.core.plan_parts import SMALL
 
 if TYPE_CHECKING:
     from auditor.studies.papers import Paper
 
 
+LAB = "lab"  # the scale of the small lab; that of another has its name
+
 # The fields of the paper's plans that are one's own to choose.
 _OWN = options.PlanFlags(
-    "model data known nonmembers public reference limit batch_size device dtype plugin trust_remote_code"
+    "lab model data known nonmembers public reference limit batch_size device dtype plugin trust_remote_code"
 )
 
 
@@ -31,6 +34,13 @@ def reproduce(
     ] = None,
     scale: Annotated[str, typer.Option(help="Sizes of the paper's plans: lab, or the paper's own.")] = "lab",
     seeds: options.Seeds = None,
+    beside: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Another reproduction of the paper, a second column. [default with --lab: that of the small lab]",
+        ),
+    ] = None,
     *,
     flags: Annotated[options.Values, _OWN],
     out: Annotated[
@@ -39,7 +49,7 @@ def reproduce(
             "-o",
             "--out",
             metavar="DIR",
-            help="Folder; an interrupted one is continued. [default: runs/reproduce-PAPER-SCALE]",
+            help="Folder; an interrupted one is continued. [default: runs/reproduce-PAPER-SCALE or -LAB]",
             rich_help_panel="output",
         ),
     ] = None,
@@ -51,6 +61,7 @@ def reproduce(
     Examples:
         audit reproduce --list
         audit reproduce ethicist --limit 50
+        audit reproduce frontier --lab smollm2
     """
     from auditor.runs import grid
     from auditor.studies import papers
@@ -61,29 +72,48 @@ def reproduce(
         return
     values = options.plan_values(flags) | ({} if seeds is None else {"seeds": grid.parse_seeds(seeds)})
     chosen = papers.load(paper)
-    plans = plan or list(chosen.plans)
+    lab = values.pop("lab", None)
+    scale = _scale(scale, lab)
+    plans = plan or chosen.plans_at(scale)
     allowed = options.Allowed.by(values)
     for name in plans:
         raw = chosen.at(name, scale)  # refused before torch is imported
         lone = papers.UTILITY in raw or papers.PUBLISHED in raw
         for asked in [raw] if lone else [point.plan for point in grid.expand(raw)]:
             allowed.check(asked, f"{paper}/{name}")
-    _reproduce(chosen, plans, scale, values, out or Path("runs") / f"reproduce-{chosen.name}-{scale}")
+    small = Path("runs") / f"reproduce-{chosen.name}-{LAB}"
+    if beside is None and scale == lab and (small / "ledger.json").is_file():
+        beside = small
+    _reproduce(chosen, plans, scale, values, out or small.with_name(f"reproduce-{chosen.name}-{scale}"), beside)
 
 
-def _reproduce(paper: Paper, plans: list[str], scale: str, values: dict[str, Any], out: Path) -> None:
+def _scale(scale: str, lab: str | None) -> str:
+    """A lab of its own sizes is a scale. Raises AuditError for one at another scale."""
+    if lab is None or lab == SMALL:
+        return scale
+    if scale != LAB:
+        raise AuditError(f"--lab {lab} goes with --scale {LAB}, got --scale {scale}")
+    return lab
+
+
+def _reproduce(
+    paper: Paper, plans: list[str], scale: str, values: dict[str, Any], out: Path, beside: Path | None
+) -> None:
     console.quiet()
     from auditor.studies import reproduce as reproducing
 
     def walk(reporter: console.Terminal) -> Any:
-        return reproducing.reproduce(paper, plans, scale, values, out, reporter, console.command())
+        return reproducing.reproduce(paper, plans, scale, values, out, reporter, console.command(), beside)
 
     shown, entries, failures = console.resumably(out, walk)
     for table in shown:
         console.show(table)
     if entries:
         styles = {"holds": "green", "refuted": "red"}
-        console.show(reproducing.brief(paper, entries), [styles.get(entry.verdict, "") for entry in entries])
+        other = beside and reproducing.read(beside, paper)
+        console.show(
+            reproducing.brief(paper, entries, scale, other), [styles.get(entry.verdict, "") for entry in entries]
+        )
         typer.echo(f"ledger: {out}/ledger.md, .csv, .tex, .json")
     if (page := out / reproducing.PAGE).is_file():
         typer.echo(f"page: {page}")

@@ -10,7 +10,7 @@ insertions.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import islice
@@ -239,22 +239,30 @@ def count(
     *,
     nodes: int = 0,
     max_rows: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Count:
     """How many leaves have an nll of at most each limit, behind the context, which ends in the trie's head.
 
     Branches are walked depth-first, likeliest first, many nodes at once. nodes: look at no more than so many, 0: as
     many as it takes. max_rows: live nodes at once, by default what memory allows; the counts do not depend on it.
+    progress: told how many nodes are looked at or cut off, of all.
     Raises AuditError where the trie has tokens that the model does not.
     """
     check_vocabulary(model, tree)
     if max_rows is None:
         row = model.row_bytes(len(context) + len(tree.levels))
         max_rows = min(_ROWS, max(1, rows_bytes(model.device, _ROWS_BYTES) // row))
-    return AtOnce(max_rows).ask(lambda rows: _counted(model, tree, context, limits, nodes, rows))[1]
+    return AtOnce(max_rows).ask(lambda rows: _counted(model, tree, context, limits, nodes, rows, progress))[1]
 
 
 def _counted(
-    model: LanguageModel, tree: Trie, context: Tokens, limits: Sequence[float], nodes: int, max_rows: int
+    model: LanguageModel,
+    tree: Trie,
+    context: Tokens,
+    limits: Sequence[float],
+    nodes: int,
+    max_rows: int,
+    progress: Callable[[int, int], None],
 ) -> Count:
     """As `count`."""
     search = _Search(tree, limits, nodes, model.device)
@@ -268,6 +276,7 @@ def _counted(
         rows = model.start(prefixes, len(tree.levels) - live.depth)
         while len(live):
             children, parents = search.look(live, rows)
+            progress(search.spent + search.cut, tree.nodes)
             sizes = search.levels[children.depth].nodes[children.node] if len(children) else children.node
             if int(sizes.sum()) > max_rows:
                 waiting += reversed(_pieces(children, sizes, max_rows))
@@ -279,7 +288,9 @@ def _counted(
 
 
 class _Search:
-    """What a walk has found out so far. `spent`: nodes it has looked at; `unseen`: leaves it could not pay for."""
+    """What a walk has found out so far. `spent`: nodes it has looked at; `cut`: those of branches that it need not look
+    at; `unseen`: leaves it could not pay for.
+    """
 
     def __init__(self, tree: Trie, limits: Sequence[float], nodes: int, device: torch.device) -> None:
         self.levels = [Level(*(getattr(level, f.name).to(device) for f in fields(Level))) for level in tree.levels]
@@ -287,7 +298,7 @@ class _Search:
         self.found = torch.zeros(
             len(limits) + 1, dtype=torch.long, device=device
         )  # leaves by the first limit they reach
-        self.budget, self.spent, self.unseen = nodes, 0, 0
+        self.budget, self.spent, self.cut, self.unseen = nodes, 0, 0, 0
 
     def affordable(self, live: _Branches) -> _Branches:
         """The branches that the nodes left pay for; the others stay unseen."""
@@ -311,7 +322,10 @@ class _Search:
         self.found += torch.bincount(reached, minlength=len(self.found))
         nll, tokens = nll[len(leaf) :], tokens[len(leaf) :]
         order = torch.argsort(nll, stable=True)
-        stays = order[nll[order] <= self.limits[-1]]
+        far = nll > self.limits[-1]
+        stays = order[~far[order]]
+        if bool(far.any()):
+            self.cut += int(self.levels[live.depth + 1].nodes[inner[far]].sum())
         parents = inner_of[stays]
         paths = torch.cat([live.path[parents], tokens[stays].unsqueeze(-1)], dim=1)
         return _Branches(live.depth + 1, inner[stays], nll[stays], paths), parents

@@ -113,7 +113,7 @@ class View:
     allowance: Mapping[tuple[str, str], int] | None = None  # tokens a (recipe, secret) may still draw; None: unlimited
     meter: Meter = field(default_factory=Meter)
     claim: Claim | None = None  # what the target promises, as everybody is told; None: nothing
-    progress: Callable[[int], None] = lambda done: None
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None  # of what one answer takes long for
     training: GradientCanaries | None = None  # what the target's training kept for an audit of it
     _shared: dict[str, Pass] = field(default_factory=dict)
 

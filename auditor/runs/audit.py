@@ -83,6 +83,7 @@ class Scene:
             meter=target.spending.meter,
             training=target.canaries,
             claim=target.claim,
+            progress=self.site.reporter.progress,
         )
 
     def references(self, asked: str) -> References:

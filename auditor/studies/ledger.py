@@ -110,12 +110,18 @@ class NotRun(Exception):
 
 def statements(raw: Sequence[Mapping[str, Any]], scale: str, where: str) -> list[Statement]:
     """The claims of a plan file at this scale. Raises AuditError for a field nobody knows or one that is missing."""
-    made = [_statement(claim, where) for claim in raw if claim.get("scale", scale) == scale]
+    made = [_statement(claim, where) for claim in raw if scale in _scales(claim, scale)]
     ids = [statement.id for statement in made]
     for id in ids:
         if ids.count(id) > 1:
             raise AuditError(f"{where}: two claims are called {id!r}")
     return made
+
+
+def _scales(raw: Mapping[str, Any], scale: str) -> Sequence[str]:
+    """Those that a claim is about: one, several, or by default all."""
+    named = raw.get("scale", scale)
+    return [named] if isinstance(named, str) else named
 
 
 def _statement(raw: Mapping[str, Any], where: str) -> Statement:

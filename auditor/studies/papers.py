@@ -3,7 +3,8 @@
 `paper.toml` holds what all its plans share and the order in which they are shown. A plan file holds the fields of a
 plan, a grid (see `grid`) and claims (see `ledger`); with a `[utility]` table it is measured by `audit utility`, and its
 sweep is that of one; with a `[published]` table it is a promise of somebody's, held to distributions that are given
-(see `published`). `[scale.NAME]` tables in both are laid over the rest at that scale.
+(see `published`). `[scale.NAME]` tables in both are laid over the rest at that scale; `plans` in the paper's
+says which of them it has, by default all.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from auditor.core.plan import IN_FILE
 from auditor.runs.grid import GRID, merged
 from auditor.runs.plan import read_toml
 
-_PAPER = "paper.toml"
+_PAPER, _PLANS = "paper.toml", "plans"
 UTILITY, PUBLISHED = "utility", "published"
 _PARTS = (*IN_FILE, *GRID, UTILITY, PUBLISHED)  # what a plan at a scale is made of
 
@@ -37,17 +38,27 @@ class Paper:
     def scales(self) -> tuple[str, ...]:
         return tuple(self.shared.get("scale", {}))
 
+    def plans_at(self, scale: str) -> list[str]:
+        """The plans that can be run at this scale, in the paper's order. Raises AuditError for a name nobody has."""
+        self._check_scale(scale)
+        return list(self.shared["scale"][scale].get(_PLANS, self.plans))
+
     def at(self, plan: str, scale: str) -> dict[str, Any]:
         """The raw grid of one plan at one scale, claims and titles aside. Raises AuditError for names nobody has."""
         if plan not in self.plans:
             raise unknown(f"plan of {self.name}:", plan, self.plans)
-        if scale not in self.scales:
-            raise unknown(f"scale of {self.name}:", scale, self.scales)
+        if plan not in self.plans_at(scale):
+            raise AuditError(f"{self.name}/{plan} is not run at scale {scale}: {', '.join(self.plans_at(scale))}")
         raw: dict[str, Any] = {}
         for part in (self.shared, self.plans[plan]):
             own = {name: value for name, value in part.items() if name in _PARTS}
             raw = merged(raw, merged(own, part.get("scale", {}).get(scale, {})))
+        raw.pop(_PLANS, None)
         return raw
+
+    def _check_scale(self, scale: str) -> None:
+        if scale not in self.scales:
+            raise unknown(f"scale of {self.name}:", scale, self.scales)
 
 
 def papers() -> dict[str, Path]:
@@ -61,11 +72,15 @@ def load(name: str) -> Paper:
     folder = Path(name) if (Path(name) / _PAPER).is_file() else papers().get(name)
     if folder is None:
         raise unknown("paper", name, papers())
-    shared = _read(folder / _PAPER, ("title", "plans", "scale"))
+    shared = _read(folder / _PAPER, ("title", _PLANS, "scale"))
     files = {path.stem: path for path in folder.glob("*.toml") if path.name != _PAPER}
-    listed = shared.get("plans", sorted(files))
+    listed = shared.get(_PLANS, sorted(files))
     if sorted(listed) != sorted(files):
         raise AuditError(f"{folder / _PAPER}: expected plans to list {sorted(files)}, got {sorted(listed)}")
+    for scale in shared.get("scale", {}).values():
+        for plan in scale.get(_PLANS, ()):
+            if plan not in files:
+                raise unknown(f"plan in {folder / _PAPER}:", plan, files)
     plans = {plan: _read(files[plan], ("title", "claim", "scale", UTILITY, PUBLISHED, *GRID)) for plan in listed}
     return Paper(folder.resolve().name, shared.get("title", name), shared, plans)
 
@@ -79,5 +94,5 @@ def _read(path: Path, extra: tuple[str, ...]) -> dict[str, Any]:
 
 def _check_scale(path: Path, name: str, scale: Mapping[str, Any]) -> None:
     for key in scale:
-        if key not in _PARTS:
-            raise unknown(f"field in {path}, scale.{name}:", key, _PARTS)
+        if key not in (*_PARTS, _PLANS):
+            raise unknown(f"field in {path}, scale.{name}:", key, (*_PARTS, _PLANS))

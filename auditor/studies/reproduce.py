@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from auditor.core import disk
 from auditor.core.errors import AuditError
-from auditor.core.jsonable import to_json
+from auditor.core.jsonable import from_json, to_json
+from auditor.core.jsonfiles import read_object
 from auditor.reports import frontier, tables, words
 from auditor.runs.grid import Point, expand, merged
 from auditor.runs.reporter import Reporter
@@ -52,14 +54,17 @@ def reproduce(
     out: Path,
     reporter: Reporter,
     command: str,
+    beside: Path | None = None,
 ) -> tuple[list[tables.Grid], list[LedgerRow], dict[str, str]]:
     """Runs these plans, or goes on with them; returns their tables, the ledger of all plans found in `out`, failures.
 
+    beside: the folder of another reproduction of this paper, whose ledger is shown as a second column.
     Every plan and claim is checked before the first run. A point that cannot run is a row that says why, and one of the
     failures: why, by plan and point.
     """
     kinds = {plan: kind(paper, plan, scale, flags) for plan in plans}
-    claims = {plan: statements(paper, plan, scale) for plan in paper.plans}
+    other = None if beside is None else read(beside, paper)
+    claims = {plan: statements(paper, plan, scale) for plan in paper.plans_at(scale)}
     for plan, asked in kinds.items():
         for statement in claims[plan]:
             ledger.check(statement, asked.planned())
@@ -69,14 +74,14 @@ def reproduce(
         shown += found
         failures.update({f"{plan}/{point}": why for point, why in failed.items()})
     entries = []
-    for plan in paper.plans:
+    for plan in claims:
         held = _places(out / plan)
         if held is None and plan in kinds:
             held = kinds[plan].planned()  # it failed, and says why
         if held is not None:
             entries += [ledger.entry(plan, statement, held) for statement in claims[plan]]
     if any(claims.values()):
-        write(out, paper, scale, entries)
+        write(out, paper, scale, entries, other)
     sections = [out / plan / _SECTION for plan in paper.plans]
     if told := [section.read_text(encoding="utf-8") for section in sections if section.is_file()]:
         disk.replace(out / PAGE, published.page(told))
@@ -93,12 +98,19 @@ class RunStudy:
         return sweep.planned(self.grid)
 
     def walk(self, folder: Path, reporter: Reporter, command: str) -> tuple[list[tables.Grid], dict[str, str]]:
-        """Its tables; why, by point, of those that failed."""
-        failures = sweep.walk(self.grid, folder, reporter, command, refuse=False)
+        """Its tables; why, by point, of those that failed. An interrupted one has written those of what is finished."""
+        try:
+            failures = sweep.walk(self.grid, folder, reporter, command, refuse=False)
+        except KeyboardInterrupt:
+            self._tables(folder)
+            raise
+        return self._tables(folder), failures
+
+    def _tables(self, folder: Path) -> list[tables.Grid]:
         table, compared = sweep.table(self.title, sweep.places(folder)), sweep.frontiers(folder)
         sweep.write_table(folder, table)
         frontier.write(folder, compared)
-        return [table, *map(frontier.grid, compared)], failures
+        return [table, *map(frontier.grid, compared)]
 
 
 class ClaimStudy:
@@ -156,26 +168,81 @@ def statements(paper: Paper, plan: str, scale: str) -> list[ledger.Statement]:
 # --- the ledger on disk ---------------------------------------------------------------------------------------------
 
 
-def table(paper: Paper, entries: Sequence[LedgerRow]) -> tables.Grid:
+@dataclass(frozen=True)
+class OtherLedger:
+    """The claims of the same paper at another scale, by plan and id."""
+
+    scale: str
+    rows: Mapping[tuple[str, str], LedgerRow]
+
+    def row(self, entry: LedgerRow) -> LedgerRow:
+        """The same claim's there."""
+        return self.rows.get((entry.plan, entry.id)) or replace(
+            entry, setting="", verdict=ledger.NOT_RUN, ours=None, note="not in that ledger"
+        )
+
+    def disagreements(self, entries: Sequence[LedgerRow], scale: str) -> str:
+        """Which claims hold on one and are refuted on the other, and how many are decided on one alone: a paragraph."""
+        decided = (ledger.HOLDS, ledger.REFUTED)
+        pairs = [(entry, self.row(entry)) for entry in entries]
+        apart = [
+            f"{e.id} ({e.text}: {there.verdict} on {self.scale}, {e.verdict} on {scale})"
+            for e, there in pairs
+            if e.verdict in decided and there.verdict in decided and e.verdict != there.verdict
+        ]
+        alone = sum((e.verdict in decided) != (there.verdict in decided) for e, there in pairs)
+        alike = sum(e.verdict in decided and e.verdict == there.verdict for e, there in pairs)
+        said = f"They disagree about {'; '.join(apart)}." if apart else "About no claim do they disagree."
+        return f"{said} {alike} of {len(pairs)} claims are decided alike on both, {alone} on one alone."
+
+
+def read(folder: Path, paper: Paper) -> OtherLedger:
+    """Raises AuditError where there is no ledger of this paper."""
+    path = folder / "ledger.json"
+    raw = read_object(path, "the claims of a reproduction")
+    if raw.get("paper") != paper.name:
+        raise AuditError(f"expected a ledger of {paper.name} beside it, got one of {raw.get('paper')} in {path}")
+    rows: tuple[LedgerRow, ...] = from_json(tuple[LedgerRow, ...], raw.get("claims"), f"{path}: claims")
+    return OtherLedger(str(raw.get("scale")), {(row.plan, row.id): row for row in rows})
+
+
+def table(paper: Paper, entries: Sequence[LedgerRow], scale: str = "", other: OtherLedger | None = None) -> tables.Grid:
     """The ledger as rows; for programs with bounds in columns of their own."""
-    head = ("plan", "claim", "paper", "expected", "setting", "ours", "verdict")
-    rows = tuple((e.plan, e.text, e.paper, e.expect, e.setting, _ours(e), e.verdict) for e in entries)
+    head = ("plan", "claim", "paper", "expected", "setting", *_heads(scale, other))
+    rows = tuple((e.plan, e.text, e.paper, e.expect, e.setting, *_columns(e, other)) for e in entries)
     machine = tuple(
-        (e.plan, e.id, e.text, e.paper, e.setting, e.expect, *_bounds(e), e.verdict, e.note) for e in entries
+        (e.plan, e.id, e.text, e.paper, e.setting, e.expect, *_bounds(e), e.verdict, e.note, *_beside(e, other))
+        for e in entries
     )
     names = ("plan", "id", "claim", "paper", "setting", "expect", "ours", "low", "high", "n", "unit", "verdict", "note")
-    return tables.Grid(f"Claims: {paper.title}", head, rows, ledger.RULE, names, machine)
+    own = [] if other is None else [f"{other.scale}_{name}" for name in ("ours", "low", "high", "n", "unit", "verdict")]
+    return tables.Grid(f"Claims: {paper.title}", head, rows, ledger.RULE, (*names, *own), machine)
 
 
-def brief(paper: Paper, entries: Sequence[LedgerRow]) -> tables.Grid:
+def _heads(scale: str, other: OtherLedger | None) -> tuple[str, ...]:
+    names = ("ours", "verdict")
+    return names if other is None else tuple(f"{name}, {at}" for at in (other.scale, scale) for name in names)
+
+
+def _columns(entry: LedgerRow, other: OtherLedger | None) -> tuple[str, ...]:
+    both = [entry] if other is None else [other.row(entry), entry]
+    return tuple(text for row in both for text in (_ours(row), row.verdict))
+
+
+def _beside(entry: LedgerRow, other: OtherLedger | None) -> tuple[object, ...]:
+    return () if other is None else (*_bounds(other.row(entry)), other.row(entry).verdict)
+
+
+def brief(paper: Paper, entries: Sequence[LedgerRow], scale: str = "", other: OtherLedger | None = None) -> tables.Grid:
     """The ledger for a terminal: settings stand below, once for each plan."""
     settings: dict[str, list[str]] = {}
     for e in entries:
         if e.setting and e.setting not in settings.setdefault(e.plan, []):
             settings[e.plan].append(e.setting)
-    note = "\n".join([*(f"{plan}: {' | '.join(held)}" for plan, held in settings.items() if held), ledger.RULE])
-    rows = tuple((f"{e.plan}: {e.text}", e.paper, _ours(e), e.verdict) for e in entries)
-    return tables.Grid(f"Claims: {paper.title}", ("claim", "paper", "ours", "verdict"), rows, note)
+    told = [other.disagreements(entries, scale)] if other else []
+    told += [*(f"{plan}: {' | '.join(held)}" for plan, held in settings.items() if held), ledger.RULE]
+    rows = tuple((f"{e.plan}: {e.text}", e.paper, *_columns(e, other)) for e in entries)
+    return tables.Grid(f"Claims: {paper.title}", ("claim", "paper", *_heads(scale, other)), rows, "\n".join(told))
 
 
 def _ours(entry: LedgerRow) -> str:
@@ -188,11 +255,14 @@ def _bounds(entry: LedgerRow) -> tuple[object, ...]:
     return (None,) * 5 if m is None else (m.value, m.low, m.high, m.n, m.unit)
 
 
-def write(out: Path, paper: Paper, scale: str, entries: Sequence[LedgerRow]) -> None:
-    """ledger.md, ledger.csv, ledger.tex and ledger.json, each replaced whole."""
-    grid = table(paper, entries)
-    disk.replace(out / "ledger.md", tables.to_markdown(grid))
+def write(out: Path, paper: Paper, scale: str, entries: Sequence[LedgerRow], other: OtherLedger | None = None) -> None:
+    """ledger.md, which says first where two scales disagree, ledger.csv, ledger.tex and ledger.json."""
+    grid = table(paper, entries, scale, other)
+    first = f"{other.disagreements(entries, scale)}\n\n" if other else ""
+    disk.replace(out / "ledger.md", first + tables.to_markdown(grid))
     disk.replace(out / "ledger.csv", tables.to_csv(grid))
     disk.replace(out / "ledger.tex", tables.to_latex(grid))
     whole = {"paper": paper.name, "title": paper.title, "scale": scale, "rule": ledger.RULE, "claims": list(entries)}
+    if other is not None:
+        whole["beside"] = {"scale": other.scale, "claims": [other.row(entry) for entry in entries]}
     disk.replace(out / "ledger.json", json.dumps(to_json(whole), indent=1, allow_nan=False) + "\n")

@@ -18,7 +18,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.plugins.trainer import Checkpoint
-from auditor.training import masks
+from auditor.training import learnt, masks
 
 LARGEST = 1e6  # learning rate, clip, noise multiplier: far beyond what trains anything
 
@@ -48,11 +48,14 @@ def untrained(
 
 
 def causal_loss(model: Any, blocks: Tensor) -> Tensor:
-    """The model's own loss, over the tokens that have one: full softmax. Blocks in which none has: 0."""
+    """Mean nll over the tokens that have a loss: full softmax. Blocks in which none has: 0."""
     wanted = masks.labels(blocks)
-    said = model(input_ids=masks.read(blocks), labels=wanted)
-    loss: Tensor = said.loss
-    return loss if bool((wanted[:, 1:] != masks.IGNORED).any()) else said.logits.sum() * 0.0
+    if not bool((wanted == masks.IGNORED).any()):  # the model's own loss
+        loss: Tensor = model(input_ids=blocks, labels=blocks).loss
+        return loss
+    wanted = torch.nn.functional.pad(wanted[:, 1:], (0, 1), value=masks.IGNORED)
+    nll = learnt.nll(model, wanted, input_ids=masks.read(blocks), use_cache=False)
+    return nll.mean() if len(nll) else nll.sum()
 
 
 def loss_in(half: torch.dtype | None) -> Loss:

@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.training import masks
+from auditor.training import learnt, masks
 from auditor.training.finetune import trained_parameters
 
 
@@ -37,10 +37,8 @@ def record_losses(model: Any, tokens: Tensor, labels: Tensor) -> Tensor:
     """(b,) mean nll in nats of each sequence's tokens that have a loss, its first one given; 0 where none has."""
     # Position ids of full batch size: GPT-2's own are (1, n), and their embedding would have no per-sample gradient.
     positions = torch.arange(tokens.shape[1], device=tokens.device).repeat(len(tokens), 1)
-    logits = model(input_ids=tokens, position_ids=positions, use_cache=False).logits[:, :-1].float()
-    wanted = labels[:, 1:]
-    nll = nn.functional.cross_entropy(logits.transpose(1, 2), wanted, ignore_index=masks.IGNORED, reduction="none")
-    return nll.sum(1) / (wanted != masks.IGNORED).sum(1).clamp(min=1)
+    wanted = nn.functional.pad(labels[:, 1:], (0, 1), value=masks.IGNORED)
+    return learnt.row_means(model, wanted, input_ids=tokens, position_ids=positions, use_cache=False)
 
 
 @contextmanager

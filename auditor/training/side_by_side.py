@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from auditor.models.agreement import distance
 from auditor.models.lora import MixedLora, Routing, over_same_weights
 from auditor.models.self_check import tolerance
-from auditor.training import masks
+from auditor.training import learnt, masks
 
 _SEED = 20_240_229  # of a trial's random numbers: any number
 
@@ -74,13 +74,8 @@ def lora_layers(adapter: Any) -> dict[str, LoraLinear]:
 
 def row_losses(model: Any, rows: Tensor) -> Tensor:
     """(b,) mean nll of each row (b, n), nats a token that has a loss, its first token given."""
-    logits = model(input_ids=masks.read(rows), use_cache=False).logits
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     wanted = nn.functional.pad(masks.labels(rows)[:, 1:], (0, 1), value=masks.IGNORED)  # shifted, no logits are copied
-    nll = nn.functional.cross_entropy(
-        logits.flatten(0, 1), wanted.flatten(), ignore_index=masks.IGNORED, reduction="none"
-    )
-    return nll.view(rows.shape).sum(1) / (wanted != masks.IGNORED).sum(1).clamp(min=1)
+    return learnt.row_means(model, wanted, input_ids=masks.read(rows), use_cache=False)
 
 
 def side_by_side(base: Any, adapter: Callable[[], Any]) -> SideBySide | None:

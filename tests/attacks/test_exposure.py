@@ -88,6 +88,13 @@ def test_ranks_are_those_of_scoring_every_text(learnt: HuggingFaceModel, exact: 
         assert seen.values["rank"] <= sum(other <= own + 2e-4 for other in nll.values())
 
 
+def test_a_search_among_all_texts_says_how_far_it_is_and_what_is_quicker(learnt: HuggingFaceModel) -> None:
+    told: list[tuple[str, int, int]] = []
+    list(Exposure().measure(view(learnt, progress=lambda *how: told.append(how)), canaries()[:1]))
+    what, done, total = told[-1]
+    assert done == total > 1 and f"exact among {SPACE.size:,} texts" in what and "-A exposure.enumerate=0" in what
+
+
 def test_the_mean_has_an_interval_as_wide_as_few_canaries_make_it(exact: list[Observation]) -> None:
     main, exposed, *others = QUICK.measurements(canaries(), exact)
     assert (main.name, main.unit, main.n) == ("exposure", "bits", 3)

@@ -128,6 +128,16 @@ def test_counts_do_not_depend_on_rows_at_once_or_on_who_else_is_counted(max_rows
     assert max(count.rows for count in alone) == together.rows <= tree.nodes
 
 
+def test_a_search_says_how_far_it_is_of_all_there_is_to_look_at() -> None:
+    own, model, told = bpe(150), tiny(407, scale=14.0), list[tuple[int, int]]()
+    tree, asked = limits(model, own, DIGITS, list(DIGITS.texts()))
+    counted = tries.count(
+        model, tree, (0, *tree.head), [min(asked)], max_rows=7, progress=lambda done, total: told.append((done, total))
+    )
+    assert [done for done, _ in told] == sorted(done for done, _ in told) and told[0][1] == tree.nodes
+    assert told[-1] == (tree.nodes, tree.nodes) and counted.rows < tree.nodes
+
+
 def test_leaves_have_no_forward_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     own, model = bpe(150), tiny(407, scale=6.0)
     tree = tries.build(DIGITS, own)

@@ -35,14 +35,44 @@ def test_a_sequence_says_what_is_learnt() -> None:
 
 
 def test_every_loss_is_of_the_learnt_tokens_alone() -> None:
-    model = tiny().model
+    model = tiny().model.double()
     rows = torch.tensor([masks.sequence(RECORD)])
     expected = float(naive(model))
-    assert float(finetune.causal_loss(model, rows)) == pytest.approx(expected, abs=1e-6)
-    assert float(side_by_side.row_losses(model, rows)[0]) == pytest.approx(expected, abs=1e-6)
+    assert float(finetune.causal_loss(model, rows)) == pytest.approx(expected, abs=1e-12)
+    assert float(side_by_side.row_losses(model, rows)[0]) == pytest.approx(expected, abs=1e-12)
     longer = [masks.sequence(RECORD), (1,) * 9]  # padding beside it changes nothing
     losses = per_sample.record_losses(model, *per_sample.padded(longer, 0))
-    assert float(losses[0]) == pytest.approx(expected, abs=1e-5)
+    assert float(losses[0]) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_frozen_head_reads_learnt_positions_alone_and_gradients_are_the_same(trained: bool) -> None:
+    model = tiny().model.double().requires_grad_(True)
+    head = model.get_output_embeddings()
+    head.requires_grad_(trained)
+    read: list[int] = []
+    head.register_forward_hook(lambda module, given, made: read.append(given[0].shape[:2].numel()))
+    weights = [p for p in model.parameters() if p is not head.weight and p.requires_grad]
+    rows = torch.tensor([masks.sequence(RECORD), (~1, 2, ~3, ~4, 5, 6)])
+    wanted = [[9, 4, 5], [2, 5, 6]]  # what follows positions (1, 2, 4) and (0, 3, 4)
+    logits = model(input_ids=masks.read(rows)).logits
+    nll = [
+        -logits[row, at].log_softmax(-1)[:, wanted[row]].diagonal().mean()
+        for row, at in enumerate([[1, 2, 4], [0, 3, 4]])
+    ]
+    for loss in (
+        side_by_side.row_losses(model, rows).mean(),
+        finetune.causal_loss(model, rows),
+        per_sample.record_losses(model, masks.read(rows), masks.labels(rows)).mean(),
+    ):
+        assert float(loss.detach()) == pytest.approx(float(sum(nll).detach()) / 2, abs=1e-12)
+        for found, own in zip(
+            torch.autograd.grad(loss, weights),
+            torch.autograd.grad(sum(nll) / 2, weights, retain_graph=True),
+            strict=True,
+        ):
+            torch.testing.assert_close(found, own, atol=1e-12, rtol=1e-10)
+    assert read == [12, *([12] * 3 if trained else [6] * 3)]
 
 
 def test_nothing_to_learn_is_no_gradient_and_no_nan() -> None:

@@ -1,0 +1,58 @@
+"""Logits of the positions that are learnt, and of no others: where most of a text is only read, the head of a large
+vocabulary and its softmax are a good part of a step.
+
+Knows heads that read each position by itself; nothing of what is done with the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from auditor.training import masks
+
+
+def nll(model: Any, wanted: Tensor, **inputs: Any) -> Tensor:
+    """(k,) nats, of the k tokens that have a loss, row by row.
+
+    wanted: (b, n) which token follows each position, `masks.IGNORED` where none is learnt; inputs: of the model.
+    """
+    learnt = wanted != masks.IGNORED
+    found = logits(model, learnt, **inputs)
+    found = found.to(torch.promote_types(found.dtype, torch.float32))
+    return nn.functional.cross_entropy(found, wanted[learnt], reduction="none")
+
+
+def row_means(model: Any, wanted: Tensor, **inputs: Any) -> Tensor:
+    """(b,) mean of `nll` in each row; 0 where none has a loss."""
+    found, learnt = nll(model, wanted, **inputs), wanted != masks.IGNORED
+    return found.new_zeros(len(wanted)).index_add(0, learnt.nonzero()[:, 0], found) / learnt.sum(1).clamp(min=1)
+
+
+def logits(model: Any, learnt: Tensor, **inputs: Any) -> Tensor:
+    """(k, V) of the k positions where learnt (b, n) says so, row by row."""
+    with _only(model.get_output_embeddings(), learnt):
+        found: Tensor = model(**inputs).logits
+    return found[learnt] if found.shape[:2] == learnt.shape else found[0]
+
+
+@contextmanager
+def _only(head: nn.Module | None, learnt: Tensor) -> Iterator[None]:
+    """The head reads these positions alone; one that is trained reads all: per-sample gradients need its rows."""
+    if head is None or bool(learnt.all()) or any(p.requires_grad for p in head.parameters()):
+        yield
+        return
+
+    def gather(module: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        hidden, *others = given
+        return (hidden[learnt].unsqueeze(0), *others) if hidden.shape[:2] == learnt.shape else given
+
+    handle = head.register_forward_pre_hook(gather)
+    try:
+        yield
+    finally:
+        handle.remove()
