@@ -70,6 +70,18 @@ def loss_in(half: torch.dtype | None) -> Loss:
     return loss
 
 
+def keep_in(model: Any, half: torch.dtype | None) -> None:
+    """Frozen weights of linear layers as autocast makes them of float32 at every forward: the same products, sooner.
+
+    None: as they are. A head that shares its weight with the embedding stays too, which autocast does not round.
+    """
+    shared = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
+    for module in model.modules() if half is not None else ():
+        weight = getattr(module, "weight", None)
+        if isinstance(module, torch.nn.Linear) and not weight.requires_grad and id(weight) not in shared:
+            weight.data = weight.data.to(half)
+
+
 def pack(sequences: Sequence[Tokens], block: int, end: int, order: np.random.Generator) -> Tensor:
     """(blocks, block): the sequences in a new order, each ended, packed end to end; the last block wraps around."""
     tokens = [token for i in order.permutation(len(sequences)) for token in (*sequences[i], end)]

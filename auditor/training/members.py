@@ -24,7 +24,7 @@ from auditor.core.streams import generator
 from auditor.models.lora import over_same_weights
 from auditor.models.shards import write_shard
 from auditor.plugins.trainer import Checkpoint, TrainingRecord
-from auditor.training.finetune import Course, Fitting, require_finite, trained_parameters
+from auditor.training.finetune import Course, Fitting, keep_in, require_finite, trained_parameters
 from auditor.training.side_by_side import alone, side_by_side
 
 Layers = Literal["attention", "all"]
@@ -139,6 +139,7 @@ def train_members(
     done, total = 0, sum(course.steps_of(member.sequences) for member in waiting)
     wanted = together or max(1, _TOKENS_A_STEP // (course.batch * course.block))
     losses, most = _forward(base, adapter, min(wanted, len(waiting)), asked=together > 0)
+    keep_in(base.requires_grad_(False), half)
     begun = {} if checkpoint is None else checkpoint.load() or {}
     saved, going = time.monotonic(), list[_Training]()
     while waiting or going:

@@ -19,7 +19,7 @@ from auditor.models.base import LanguageModel
 from auditor.plugins.defense import Defense, Scenario
 from auditor.plugins.trainer import Trainer, TrainingJob
 from auditor.training import masks
-from auditor.training.finetune import check_schedule, fit, loss_in
+from auditor.training.finetune import check_schedule, fit, keep_in, loss_in
 
 NOTHING_PROMISED = "nothing is promised: what this model learnt of a record, it may tell"
 
@@ -70,6 +70,7 @@ class FineTuning(Trainer):
         sequences, of_data = self.trained_on(job)
         torch.manual_seed(job.seed)  # of an adapter's random half, and of dropout
         model, of_model = self.to_train(job)
+        keep_in(model, job.half)
         of_fit = self.fit(job, model, sequences)
         model.save_pretrained(job.out)
         job.tokenizer.save_pretrained(job.out)

@@ -24,7 +24,7 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.shards import read_shard, record_names
 from auditor.plugins.trainer import Checkpoint
 from auditor.training import members as members_module
-from auditor.training.finetune import Course, Fitting, fit
+from auditor.training.finetune import Course, Fitting, fit, keep_in
 from auditor.training.members import (
     Adapter,
     Layers,
@@ -35,7 +35,7 @@ from auditor.training.members import (
     train_members,
     with_adapter,
 )
-from auditor.training.side_by_side import SideBySide
+from auditor.training.side_by_side import SideBySide, row_losses
 from tests.zoo.families import tiny as tiny_of
 
 MakeTiny = Callable[..., HuggingFaceModel]
@@ -227,6 +227,26 @@ def test_members_do_not_depend_on_who_is_trained_beside_them(
         for name, found in here.items():
             torch.testing.assert_close(found, there[name], rtol=0, atol=1e-8)
         assert read_shard(member.folder) == record_names(member.texts)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt_neox"])
+def test_frozen_weights_kept_in_half_precision_give_the_same_bits(architecture: str) -> None:
+    torch.manual_seed(0)
+    model = with_adapter(tiny_of(architecture), Adapter(2, 4, "all"))
+    trained = [p for p in model.parameters() if p.requires_grad]
+    rows = torch.randint(40, (2, 9))
+
+    def gradients() -> list[Tensor]:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = row_losses(model, rows).sum()
+        return list(torch.autograd.grad(loss, trained))
+
+    before = gradients()
+    keep_in(model, torch.bfloat16)
+    assert any(p.dtype == torch.bfloat16 for p in model.parameters())
+    assert all(p.dtype == torch.float32 for p in (*trained, model.get_input_embeddings().weight))
+    for own, other in zip(before, gradients(), strict=True):
+        assert torch.equal(own, other)
 
 
 def test_products_in_half_precision(make_tiny: MakeTiny, tmp_path: Path, losses_together: Losses) -> None:
