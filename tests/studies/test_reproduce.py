@@ -291,6 +291,33 @@ def test_a_reproduction_writes_its_ledger(world: Path, paper: Path, tmp_path: Pa
     assert call(command) == 0 and (out / "table1" / "hot_seed-0" / "result.json").is_file()
 
 
+def test_a_ledger_beside_another_says_first_where_they_disagree(tmp_path: Path) -> None:
+    paper = papers.load("exact")
+    verdicts = {"a": ("holds", "refuted"), "b": ("holds", "holds"), "c": ("not at this scale", "holds")}
+    for at, out in enumerate((tmp_path / "small", tmp_path / "real")):
+        out.mkdir()
+        number = Measurement("x", 0.25 + at / 2, 0.2, 0.8, 30)
+        entries = [
+            ledger.LedgerRow("ten-samples", id, f"Claim {id}", "1", "", "> 0", own[at], number)
+            for id, own in verdicts.items()
+        ]
+        if at:
+            entries.append(ledger.LedgerRow("ten-samples", "d", "Claim d", "1", "", "> 0", "refuted", number))
+        other = reproduce.read(tmp_path / "small", paper) if at else None
+        reproduce.write(out, paper, ("lab", "smollm2")[at], entries, other)
+    first, _, table = (tmp_path / "real" / "ledger.md").read_text().partition("\n\n")
+    assert first == (
+        "They disagree about a (Claim a: holds on lab, refuted on smollm2). "
+        "1 of 4 claims are decided alike on both, 2 on one alone."
+    )
+    assert "ours, lab | verdict, lab | ours, smollm2 | verdict, smollm2" in table
+    found = {row["id"]: row for row in rows(tmp_path / "real" / "ledger.csv")}
+    assert (found["a"]["ours"], found["a"]["lab_ours"], found["a"]["lab_verdict"]) == ("0.75", "0.25", "holds")
+    assert (found["d"]["lab_ours"], found["d"]["lab_verdict"]) == ("", "not run")
+    with pytest.raises(AuditError, match="expected a ledger of ethicist beside it, got one of exact"):
+        reproduce.read(tmp_path / "small", papers.load("ethicist"))
+
+
 def test_what_a_reproduction_refuses(paper: Path, tmp_path: Path, said: Said) -> None:
     refused = {
         "did you mean 'ethicist'": ["eticist"],
@@ -298,6 +325,9 @@ def test_what_a_reproduction_refuses(paper: Path, tmp_path: Path, said: Said) ->
         "did you mean 'paper'": ["ethicist", "--scale", "papr"],
         "attacks someone/big: give --data": [str(paper), "--scale", "paper"],
         "expected --seeds like": ["ethicist", "--seeds", "x"],
+        "--lab smollm2 goes with --scale lab, got --scale paper": ["ethicist", "--lab", "smollm2", "--scale", "paper"],
+        "ethicist/figure3 is not run at scale smollm2: table2,": ["ethicist", "--lab", "smollm2", "--plan", "figure3"],
+        "unknown scale of claims: 'smollm2'": ["claims", "--lab", "smollm2"],
     }
     for message, arguments in refused.items():
         assert call(["reproduce", *arguments, "-o", str(tmp_path / "out")]) == 2
