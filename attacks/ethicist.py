@@ -45,6 +45,7 @@ class Ethicist(SamplingAttack):
 
     name: ClassVar[str] = "ethicist"
     needs: ClassVar[tuple[str, ...]] = ("draw",)
+    deep: ClassVar[bool] = True
     prompt_length: int = 100
     alpha: float = 0.7
     smooth_tokens: int = 5

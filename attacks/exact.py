@@ -28,6 +28,7 @@ class Exact(SamplingAttack):
 
     name: ClassVar[str] = "exact"
     needs: ClassVar[tuple[str, ...]] = ("draw", "distribution")
+    deep: ClassVar[bool] = True
     search: Search = "tree"
 
     def __post_init__(self) -> None:

@@ -34,6 +34,7 @@ class NearVerbatim(DistributionProbe):
     name: ClassVar[str] = "near-verbatim"
     measures: ClassVar[str] = "near-verbatim"
     means: ClassVar[tuple[str, ...]] = ("near_verbatim_probability",)
+    deep: ClassVar[bool] = True
     distance: int = 5
     beams: int = 20
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from auditor.core import disk
 from auditor.core.errors import AuditError
+from auditor.core.plan_parts import AttackPlan
 from auditor.core.result import AuditResult
 from auditor.gate import decide, policy
 from auditor.gate.compare import compare
@@ -108,7 +109,7 @@ def audit(
     tokenizer: Any = None,
     *,
     data: Any = None,
-    attacks: Sequence[Any] = ("ethicist",),
+    attacks: Sequence[Any] = AttackPlan.attack,
     defenses: Sequence[Any] = (),
     public: Any = None,
     reference: Any = None,
@@ -151,7 +152,7 @@ def prepared(
     tokenizer: Any = None,
     *,
     data: Any = None,
-    attacks: Sequence[Any] = ("ethicist",),
+    attacks: Sequence[Any] = AttackPlan.attack,
     defenses: Sequence[Any] = (),
     public: Any = None,
     reference: Any = None,

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from auditor.runs.shared import Shared
 
 _MOST = 100_000  # minutes: more is a slip
-_DEEP = ("ethicist", "exact", "near-verbatim")  # what `--deep` asks beside the quick probes
 _DEMONSTRATION = {  # of the lab, as a plan has it
     "vocab_size": 512,
     "layers": 2,
@@ -77,29 +76,19 @@ def check(
 
     if model is None or data is None:
         typer.echo("demonstration: a small model is trained now on synthetic records, some of them many times")
-        _run(_demonstration(seed), out, "demonstration", Shared(), (), your_own=_YOUR_OWN)
+        plan = Plan.of(seed=seed, lab_recipe={**_DEMONSTRATION, "seed": seed}, **quick.cheap())
+        _run(plan, out, "demonstration", Shared(), (), your_own=_YOUR_OWN)
         return
     plan, shared, name = quick.quick(model, data, nonmembers, seed), Shared(), f"check-{Path(model).name}"
     limits: quick.Limits = ()
     with console.terminal(verbose=False) as reporter:
         if deep:
-            plan = quick.deep(plan, _DEEP)
+            plan = quick.deep(plan)
             console.show(cost.table(estimate.estimate(plan, reporter, shared=shared)))
         else:
             plan, limits = quick.fitted(plan, reporter, shared, 60 * minutes, begun)
     given = [model, "--data", data, *(["--nonmembers", nonmembers] if nonmembers else []), "--deep"]
     _run(plan, out, name, shared, limits, deeper="" if deep else f"audit check {shlex.join(given)}")
-
-
-def _demonstration(seed: int) -> Plan:
-    """An audit of a model that is trained now, within seconds, on synthetic records, some of them many times."""
-    return Plan.of(
-        seed=seed,
-        lab_recipe={**_DEMONSTRATION, "seed": seed},
-        setting="white-box",
-        attack=("perplexity", "extraction-probability", "membership"),
-        attack_options={"perplexity": {"samples": 1, "temperature": 0}},  # greedy decoding: one candidate to rank
-    )
 
 
 def _refuse_parts(model: str | None, data: str | None, beside: Mapping[str, object], minutes: float) -> None:

@@ -27,6 +27,7 @@ class Method:
     of: ClassVar[Literal["secrets", "canaries", "coins", "own"]] = "secrets"  # what it looks at
     metrics: ClassVar[Mapping[str, str]] = {}
     quick: ClassVar[Mapping[str, Any] | None] = None  # its options in `audit check`; None: it takes too long for that
+    deep: ClassVar[bool] = False  # whether `audit check --deep` uses it, though it takes long
     without_reference: ClassVar[Mapping[str, Any]] = {}  # those that stand in where there is no reference model
     least_nonmembers: ClassVar[int] = 0  # of fewer of them, or of as few members, it says nothing
 

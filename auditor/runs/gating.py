@@ -9,7 +9,6 @@ from pathlib import Path
 
 from auditor import __version__
 from auditor.core.errors import AuditError
-from auditor.core.plan import Plan
 from auditor.gate import kept
 from auditor.gate.decide import decide, read_run
 from auditor.gate.deployed import ANSWERS, Deployed, deployed, judge_deployed
@@ -59,11 +58,12 @@ def _check_manifest(run: Run | None) -> None:
 
 
 def _deployed(run: Run, model: str | None, said: Said) -> Deployed:
-    plan = Plan.from_json(run.result.plan, f"{run.name}: plan")
-    if model is not None and (plan.target.in_lab or ANSWERS in run.result.weights):
-        raise AuditError(f"--model says where a judged model lies, and {run.name} read none: it is about {plan.title}")
+    target, places = plan_weights.of_run(run.result.plan, run.name, model)
+    if model is not None and (target.in_lab or ANSWERS in run.result.weights):
+        what = target.model or target.lab
+        raise AuditError(f"--model says where a judged model lies, and {run.name} read none: it is about {what}")
     if model is not None and not Path(model).exists():
         raise AuditError(f"expected --model to be the folder or the file of the judged model, got {model!r}")
-    now = weights.read_anew(plan_weights.places_of(plan, model), said)
+    now = weights.read_anew(places, said)
     made = saved.made(run.result, run.name)
-    return deployed(run.result, plan.target, now, model or plan.target.model or "", made, datetime.now(UTC))
+    return deployed(run.result, target, now, model or target.model or "", made, datetime.now(UTC))

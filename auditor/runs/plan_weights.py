@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 from auditor.core.plan_fields import NONE
+from auditor.core.plan_parts import TargetPlan
 from auditor.records.weights import digests
 
 if TYPE_CHECKING:  # torch: a gate reads weights without it
     from auditor.runs.site import Site
 
+Places = dict[str, tuple[str, str | None]]
 _FOLDERS = {"ensemble": "ensemble", "model": "trained"}  # an option of a defense -> what it names
 
 
@@ -32,11 +34,20 @@ def with_site(plan: Plan, site: Site) -> dict[str, str]:
     return of_plan(plan) | site.in_no_file()
 
 
-def places_of(plan: Plan, model: str | None = None) -> dict[str, tuple[str, str | None]]:
-    """By role, the folder or hub id, and the revision of one on the hub; model: where it lies, if not at the plan's."""
+def of_run(fields: Mapping[str, Any], run: str, model: str | None) -> tuple[TargetPlan, Places]:
+    """What a finished run attacked, by the plan that it keeps, and where it and all models beside it lie.
+
+    run: what a refusal calls it. model: where the attacked model lies now, if not where the run read it.
+    """
+    plan = Plan.from_json(fields, f"{run}: plan")
+    target = plan.target
     if model is not None:
-        prefix = f"{plan.target.provider}:" if plan.target.provider else ""
-        plan = plan.having(model=prefix + model, revision=None)
+        plan = plan.having(model=f"{target.provider}:{model}" if target.provider else model, revision=None)
+    return target, places_of(plan)
+
+
+def places_of(plan: Plan) -> Places:
+    """By role, the folder or hub id, and the revision of one on the hub."""
     return {role: (name, revision) for role, name, revision in _named(plan)}
 
 

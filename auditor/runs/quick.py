@@ -44,25 +44,21 @@ _PREFIX_TOKENS = 3  # that known pairs are read behind, at most: none, bos, eos
 
 
 def quick(model: str, data: str, nonmembers: str | None, seed: int) -> Plan:
-    """All that is cheap, by what attacks and probes declare as `quick`."""
+    """All that is cheap, on a model and data of the user's."""
+    own = {"model": model, "data": data, "nonmembers": nonmembers, "device": "auto"}
+    return Plan.of(**own, seed=seed, known_fraction=KNOWN, known_limit=PAIRS, **cheap())
+
+
+def cheap() -> dict[str, Any]:
+    """The fields of a plan by which all that is cheap is asked: what attacks and probes declare as `quick`."""
     options = {name: dict(kind.quick) for name, kind in _known().items() if kind.quick is not None}
-    return Plan.of(
-        model=model,
-        data=data,
-        nonmembers=nonmembers,
-        seed=seed,
-        device="auto",
-        setting="white-box",
-        known_fraction=KNOWN,
-        known_limit=PAIRS,
-        attack=tuple(options),
-        attack_options=_given(options),
-    )
+    return {"setting": "white-box", "attack": tuple(options), "attack_options": _given(options)}
 
 
-def deep(plan: Plan, attacks: Sequence[str]) -> Plan:
+def deep(plan: Plan) -> Plan:
     """The same model and data under the attacks that take long, and under the same probes as they are elsewhere."""
     known, whole = _known(), base_of(str(plan.target.model)) is None
+    attacks = [name for name, kind in known.items() if kind.deep]
     probes = [name for name in plan.attacks.attack if issubclass(known[name], Probe)]
     probes = [name for name in probes if plan.data.nonmembers is not None or not known[name].least_nonmembers]
     options = {name: dict(known[name].without_reference) for name in probes if whole}
