@@ -1,7 +1,7 @@
 """How likely a record is to be private, judged by a public model's perplexity (Wu et al. 2022, Eq. 3 and 4).
 
 Knows log-likelihoods; knows nothing of training. What it calls private is what is rare to the public model, harmless
-rare text included: `benchmarks/checks/gates/privacy_probability.py` measures how often.
+rare text included.
 """
 
 from __future__ import annotations
