@@ -67,7 +67,7 @@ class ClaimCheck(Probe):
 
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
             length, seen = suffixes.shape[1], list[Observation]()
-            at = spread(self.positions, length)
+            at = evenly_spaced_positions(self.positions, length)
             checks = model.check_claim(torch.cat([prefixes, suffixes[:, :-1]], dim=1), length, at, self.order)
             drawn = self._draw(view, batch, prefixes)
             for i, secret in enumerate(batch):
@@ -143,7 +143,7 @@ class ClaimCheck(Probe):
         return (*other_faults(observations), *broken)
 
 
-def spread(positions: int, length: int) -> list[int]:
+def evenly_spaced_positions(positions: int, length: int) -> list[int]:
     """So many of `length` positions, evenly spaced, the first among them; all where positions is 0 or too many."""
     count = min(positions or length, length)
     return [i * length // count for i in range(count)]

@@ -19,7 +19,7 @@ from auditor.generation.sample import Candidates
 from auditor.models.base import LanguageModel
 from auditor.models.decoding import by_shape
 from auditor.models.memory import AtOnce
-from auditor.plugins.attack import Attack, SamplingAttack, also, mean_nll
+from auditor.plugins.attack import Attack, SamplingAttack, add_capability, mean_nll
 from auditor.plugins.view import Batch, View
 
 _PAIRS_AT_ONCE = 32  # in one pass of tuning
@@ -78,7 +78,7 @@ class Ethicist(SamplingAttack):
 
     @property
     def required(self) -> tuple[str, ...]:
-        return super().required if self.confidence == "calibrated" else also(super().required, "likelihood")
+        return super().required if self.confidence == "calibrated" else add_capability(super().required, "likelihood")
 
     def prompt_rows(self) -> int:
         return self.prompt_length
@@ -136,7 +136,7 @@ class Ethicist(SamplingAttack):
             return {"tuned_on": on}
         model = view.target if on == "target" else view.public
         assert model is not None
-        train, validation = split(known, self.validation, view.seed)
+        train, validation = split_pairs(known, self.validation, view.seed)
         key = (view.seed, "tune", view.target_name if on == "target" else "public")
         return {"tuned_on": on, **self._tune(model, train, validation, key)}
 
@@ -260,7 +260,7 @@ def calibrated_confidence(candidates: Candidates) -> Tensor:
     return torch.softmax(candidates.counts.double().log() - candidates.nll, dim=-1)
 
 
-def split(known: Sequence[Pair], validation: float, seed: int) -> tuple[list[Pair], list[Pair]]:
+def split_pairs(known: Sequence[Pair], validation: float, seed: int) -> tuple[list[Pair], list[Pair]]:
     """Known pairs at random into train and validation, at least one of each."""
     if len(known) < 2:
         raise NotApplicable(

@@ -68,7 +68,7 @@ class Exposure(Probe):
     def complete(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
         """Adds the Holm-adjusted p-value of each inserted canary."""
         inserted = [i for i, secret in enumerate(secrets) if secret.member]
-        adjusted = holm.adjusted([observations[i].values["null_p"] for i in inserted])
+        adjusted = holm.adjusted_p_values([observations[i].values["null_p"] for i in inserted])
         completed = list(observations)
         for i, p in zip(inserted, adjusted, strict=True):
             completed[i] = replace(observations[i], values={**observations[i].values, "holm_p": p})
@@ -177,7 +177,7 @@ class _Ranking:
         counts = [tries.count(view.target, tree, context, group, nodes=nodes, progress=told) for group in groups]
         at_most = np.concatenate([count.at_most for count in counts])
         unseen = np.repeat([count.unseen for count in counts], [len(group) for group in groups])
-        distribution = exposure.fit(references)
+        distribution = exposure.fit_skew_normal(references)
         seen = []
         for x, better, left in zip(nll.tolist(), at_most.tolist(), unseen.tolist(), strict=True):
             least = max(1, better)  # the canary itself may be among the unseen
@@ -191,7 +191,7 @@ class _Ranking:
 
     def _estimated(self, texts: Sequence[str], own: Sequence[Tokens]) -> list[dict[str, float]]:
         view, size = self.view, self.space.size
-        head = constrained.common_head([*own, *self.tokens.values()])
+        head = constrained.common_prefix([*own, *self.tokens.values()])
         guide, context = constrained.Guide(self.space, view.tokenizer, head), self._context(head)
         tails = [tokens[len(head) :] for tokens in own]
         uniform = [self.tokens[text][len(head) :] for text in self.references]
@@ -199,7 +199,7 @@ class _Ranking:
             guide.check(tail)
         noise = generator("exposure", "draws", view.seed, self.space.format).random((self.probe.draws, guide.longest()))
         drawn = constrained.draw(view.target, guide, context, noise)
-        given = constrained.given(view.target, guide, context, self.references, uniform)
+        given = constrained.score_texts(view.target, guide, context, self.references, uniform)
         draws = exposure.WeightedDraws(
             (*drawn.texts, *given.texts),
             np.concatenate([drawn.nll, given.nll]),
@@ -208,10 +208,10 @@ class _Ranking:
             len(drawn.texts),
             size,
         )
-        distribution, seen = exposure.fit(given.nll), []
+        distribution, seen = exposure.fit_skew_normal(given.nll), []
         nll = tries.nlls(view.target, context, tails)
         for x, limit, text in zip(nll.tolist(), tries.tied(nll).tolist(), texts, strict=True):
-            estimate = exposure.estimate(limit, text, draws)
+            estimate = exposure.estimate_rank(limit, text, draws)
             seen.append(self._values(x, estimate, exposure.null_p(x, given.nll), given.nll, distribution))
             seen[-1] |= {"exact": 0.0, "estimated": 1.0}
         return seen
@@ -233,7 +233,7 @@ class _Ranking:
             "space_bits": bits,
             "log_p": -nll,
             "null_p": min(1.0, null_p),
-            "sampled_bits": exposure.sampled(nll, references),
+            "sampled_bits": exposure.sampled_exposure(nll, references),
             "extrapolated_bits": distribution.bits(nll, bits),
             "ks_p": distribution.ks_p,
         }

@@ -16,8 +16,8 @@ from auditor.attacks.near_verbatim import beam_bound, check_beam, secrets_at_onc
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
-from auditor.models.base import LanguageModel, given_by
-from auditor.models.brackets import Told, bracket
+from auditor.models.base import LanguageModel, implies_capability
+from auditor.models.brackets import PartialDistribution, bracket
 from auditor.models.decoding import Decoding
 from auditor.plugins.probe import DistributionProbe, Observed, beside_the_floor, by_repeats, column, is_member, observed
 from auditor.plugins.view import View
@@ -297,12 +297,12 @@ def observe(
     for the tokens alone where the decoding is ancestral, and for ranks where it gives them: as its server orders equal
     ones.
     """
-    if not given_by(model.capabilities, "distribution"):
+    if not implies_capability(model.capabilities, "distribution"):
         if not decoding.ancestral:
             return _between(decoding, model.token_told(prefixes, suffixes), suffixes)
         log_p = model.token_log_probs(prefixes, suffixes).double().sum(-1).cpu()
         seen_of = {"log_p": log_p, "log_p_ancestral": log_p}
-        if given_by(model.capabilities, "ranks"):
+        if implies_capability(model.capabilities, "ranks"):
             seen_of["rank_bits"] = model.token_ranks(prefixes, suffixes).double().log2().sum(-1).cpu()
         return seen_of
     parts: dict[str, list[Tensor]] = {"log_p": [], "log_p_ancestral": [], "rank_bits": []}
@@ -324,7 +324,7 @@ def observe(
     return {**found, "rank_bits": bits.sum(-1), **of_windows}
 
 
-def _between(decoding: Decoding, seen: Told, suffixes: Tensor) -> dict[str, Tensor]:
+def _between(decoding: Decoding, seen: PartialDistribution, suffixes: Tensor) -> dict[str, Tensor]:
     """As `observe`, of suffixes (B, L) of which the likeliest tokens at each place are told."""
     least, most = bracket(decoding, seen)
     bits = seen.places().double().log2()

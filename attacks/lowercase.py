@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from auditor.core.errors import NotApplicable
-from auditor.plugins.attack import SamplingAttack, as_tokens, mean_nll, stack
+from auditor.plugins.attack import SamplingAttack, candidate_tokens, mean_nll, stack
 from auditor.plugins.view import Batch, View
 
 
@@ -30,7 +30,7 @@ class Lowercase(SamplingAttack):
         for query, candidates in batch:
             room = None if view.target.max_positions is None else view.target.max_positions - len(query.prefix)
             own.append(mean_nll(candidates))
-            for suffix in as_tokens(candidates):
+            for suffix in candidate_tokens(candidates):
                 lowered = view.tokenizer.decode(suffix).lower()
                 tokens = view.tokenizer(lowered, add_special_tokens=False)["input_ids"][:room]
                 pairs.append((query.prefix, tuple(tokens) or suffix))

@@ -16,7 +16,7 @@ from auditor.attacks.zlib import compressed_bytes
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
-from auditor.models.base import LanguageModel, given_by
+from auditor.models.base import LanguageModel, implies_capability
 from auditor.models.decoding import ANCESTRAL
 from auditor.models.references import References
 from auditor.plugins.probe import Observed, Probe, column, is_member, observed
@@ -94,8 +94,8 @@ class Membership(Probe):
         reference, references = self._reference(view), self._references(view)
 
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
-            own, found = read(view.target, prefixes, suffixes), list[Observation]()
-            below = read(reference, prefixes, suffixes) if reference else None
+            own, found = read_tokens(view.target, prefixes, suffixes), list[Observation]()
+            below = read_tokens(reference, prefixes, suffixes) if reference else None
             others = self._of_others(references, batch, prefixes, suffixes)
             lowered = self._lowered(view, batch) if self.lowercase else []
             for i, secret in enumerate(batch):
@@ -131,18 +131,18 @@ class Membership(Probe):
             raise NotApplicable("there are no reference models here")
         return view.references(self.references)
 
-    def _scores(self, own: Read, below: Read | None) -> dict[str, float]:
+    def _scores(self, own: TokenReadings, below: TokenReadings | None) -> dict[str, float]:
         seen = {
             "loss": float(own.log_probs.mean()),
-            "min_k": membership.lowest(own.log_probs, self.k),
+            "min_k": membership.mean_of_lowest(own.log_probs, self.k),
         }
         if (away := own.standardised) is not None:
-            seen["min_k_plus"] = membership.lowest(away, self.k)
+            seen["min_k_plus"] = membership.mean_of_lowest(away, self.k)
         if below is None:
             return seen
         delta = own.log_probs - below.log_probs
         if away is not None and (other := below.standardised) is not None:
-            seen["min_k_plus_calibrated"] = seen["min_k_plus"] - membership.lowest(other, self.k)
+            seen["min_k_plus_calibrated"] = seen["min_k_plus"] - membership.mean_of_lowest(other, self.k)
         if own.wrong is not None:
             seen["ez_mia"] = membership.error_zone(delta, own.wrong)
         return seen | {
@@ -199,10 +199,10 @@ class Membership(Probe):
         fit = [scores for name, scores in single.items() if not self._unfit(name, scores, observations)]
         usable = [scores for scores in fit if np.isfinite(scores).all()]
         if usable:
-            added["stacked"] = learned.stacked(np.column_stack(usable), member, group)
+            added["stacked"] = learned.stacked_scores(np.column_stack(usable), member, group)
         sizes = [column(observations, size) for size in _SIZES if size in observations[0].values]
         lengths = np.column_stack(sizes) if sizes else np.empty((len(texts), 0))
-        added["blind"] = learned.blind(texts, lengths, member, group)
+        added["blind"] = learned.blind_scores(texts, lengths, member, group)
         added["group"] = group.astype(np.float64)
         return [
             replace(seen, values={**seen.values, **{name: float(values[i]) for name, values in added.items()}})
@@ -388,7 +388,7 @@ def _reference_count(observations: Sequence[Observation]) -> int:
 
 
 @dataclass(frozen=True)
-class Read:
+class TokenReadings:
     """Suffixes read by one model: (B, L) or, of one of them, (L,). Nats.
 
     mean, deviation: of log p(v) with v drawn from the distribution, None of a model that gives no distributions; wrong:
@@ -400,9 +400,9 @@ class Read:
     deviation: NDArray[Any] | None = None
     wrong: NDArray[Any] | None = None
 
-    def row(self, i: int) -> Read:
+    def row(self, i: int) -> TokenReadings:
         mean, deviation, wrong = (None if x is None else x[i] for x in (self.mean, self.deviation, self.wrong))
-        return Read(self.log_probs[i], mean, deviation, wrong)
+        return TokenReadings(self.log_probs[i], mean, deviation, wrong)
 
     @property
     def standardised(self) -> NDArray[np.float64] | None:
@@ -412,20 +412,20 @@ class Read:
 
 
 @torch.no_grad()
-def read(model: LanguageModel, prefixes: Tensor, suffixes: Tensor) -> Read:
+def read_tokens(model: LanguageModel, prefixes: Tensor, suffixes: Tensor) -> TokenReadings:
     """One teacher-forced pass. prefixes (B, n), suffixes (B, L)."""
-    if not given_by(model.capabilities, "distribution"):
+    if not implies_capability(model.capabilities, "distribution"):
         log_probs = model.token_log_probs(prefixes, suffixes).double().cpu().numpy()
-        ranked = given_by(model.capabilities, "ranks")
+        ranked = implies_capability(model.capabilities, "ranks")
         wrong = (model.token_ranks(prefixes, suffixes) > 1).cpu().numpy() if ranked else None
-        return Read(log_probs, wrong=wrong)
+        return TokenReadings(log_probs, wrong=wrong)
     parts: list[list[Tensor]] = []
     for own, distribution in model.teacher_forced(prefixes, suffixes):
         step = max(1, _DISTRIBUTION_AT_ONCE // distribution.shape[-1])
         chunks = zip(distribution.flatten(0, 1).split(step), own.flatten().split(step), strict=True)
         seen = [_moments(rows, at) for rows, at in chunks]
         parts.append([torch.cat(columns).view_as(own) for columns in zip(*seen, strict=True)])
-    return Read(*(torch.cat(columns).cpu().numpy() for columns in zip(*parts, strict=True)))
+    return TokenReadings(*(torch.cat(columns).cpu().numpy() for columns in zip(*parts, strict=True)))
 
 
 def _moments(distribution: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from auditor.attacks.claim_check import spread
+from auditor.attacks.claim_check import evenly_spaced_positions
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Claim, Observation, Secret
 from auditor.core.result import Audited, Measurement
@@ -39,7 +39,7 @@ from auditor.plugins.probe import DELTA, Observed, Probe, observed
 from auditor.plugins.view import Sampling, View
 from auditor.statistics.audited import LEVEL, measurements_of
 from auditor.statistics.composition import advantage, exact_epsilon, renyi_epsilon
-from auditor.statistics.games import FEWEST, audited, counted
+from auditor.statistics.games import FEWEST, audit_games, confident_guesses
 
 Array = NDArray[np.float64]
 
@@ -106,7 +106,7 @@ class PredictionAudit(Probe):
 
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
             contexts, length = torch.cat([prefixes, suffixes[:, :-1]], dim=1), suffixes.shape[1]
-            at, seen = spread(self.positions, length), list[Observation]()
+            at, seen = evenly_spaced_positions(self.positions, length), list[Observation]()
             own = _exact(view.target.log_probs(contexts, length)[:, at])
             offered, _ = self._offered(view, contexts, length, at)
             found = {neighbours.relation: self._reach(own, neighbours, terms) for neighbours in offered}
@@ -180,7 +180,7 @@ class PredictionAudit(Probe):
         other = view.public if stand_in else view.target.neighbour(relation, neighbour)
         assert other is not None  # `_offered` has seen to it
         game = Game(view.target, other, context, tokens)
-        guesses = counted(*game.play(games, view.seed, view.target_name, self.name), delta, self.level)
+        guesses = confident_guesses(*game.play(games, view.seed, view.target_name, self.name), delta, self.level)
         exact = exact_epsilon(*game.distributions, tokens, delta)
         return {
             **terms,
@@ -201,7 +201,7 @@ class PredictionAudit(Probe):
             unit = "the whole training set"
         covered = values.get("covered", math.inf)
         found = replace(
-            audited((tp, fn, fp, tn), values["delta"], self.level),
+            audit_games((tp, fn, fp, tn), values["delta"], self.level),
             relation=told,
             unit=unit,
             tokens=int(values["tokens"]),

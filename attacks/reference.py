@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from auditor.core.errors import AuditError, NotApplicable
-from auditor.plugins.attack import SamplingAttack, as_tokens, mean_nll, stack
+from auditor.plugins.attack import SamplingAttack, candidate_tokens, mean_nll, stack
 from auditor.plugins.view import Batch, View
 
 FORMS = ("ratio", "difference", "perplexity-ratio")
@@ -40,14 +40,14 @@ def reference_scores(view: View, batch: Batch, form: str = "ratio") -> list[Tens
     """Higher surer, for each candidate of each query, (distinct,). NotApplicable without a reference model."""
     if view.reference is None:
         raise NotApplicable("needs a reference model: give --reference MODEL")
-    pairs = [(query.prefix, suffix) for query, candidates in batch for suffix in as_tokens(candidates)]
+    pairs = [(query.prefix, suffix) for query, candidates in batch for suffix in candidate_tokens(candidates)]
     sizes = [len(candidates.counts) for _, candidates in batch]
     reference = stack(view.mean_nll(view.reference, pairs)).split(sizes)
     own = [mean_nll(candidates) for _, candidates in batch]
-    return [compare(nll, below, form) for nll, below in zip(own, reference, strict=True)]
+    return [reference_score(nll, below, form) for nll, below in zip(own, reference, strict=True)]
 
 
-def compare(nll: Tensor, reference: Tensor, form: str) -> Tensor:
+def reference_score(nll: Tensor, reference: Tensor, form: str) -> Tensor:
     """The score, higher surer, from two mean nll (nats a token) of the same text."""
     if form == "difference":
         return -(nll - reference)

@@ -16,7 +16,7 @@ from auditor.attacks.zlib import Zlib
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Guesses, Query, Tokens
 from auditor.models.decoding import Cooling, Decoding
-from auditor.plugins.attack import CorpusAttack, ranked, stack
+from auditor.plugins.attack import CorpusAttack, rank_candidates, stack
 from auditor.plugins.view import Batch, Sampling, View
 
 
@@ -80,7 +80,7 @@ class Untargeted(CorpusAttack):
             for i, (query, candidates) in enumerate(batch):
                 own = {name: float(scores[i][0]) for name, scores in rankings.items()}
                 score = stack([own.get("perplexity", 0.0)])
-                yield replace(ranked(query, candidates, score, 1), rankings=own)
+                yield replace(rank_candidates(query, candidates, score, 1), rankings=own)
 
     def rankings(self, view: View, batch: Batch) -> Mapping[str, list[Tensor]]:
         """By each score that this access, tokenizer and reference allow."""

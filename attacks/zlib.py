@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from auditor.core.errors import AuditError, NotApplicable
-from auditor.plugins.attack import SamplingAttack, as_tokens, mean_nll, stack
+from auditor.plugins.attack import SamplingAttack, candidate_tokens, mean_nll, stack
 from auditor.plugins.view import Batch, View
 
 
@@ -35,7 +35,7 @@ class Zlib(SamplingAttack):
         result = []
         for query, candidates in batch:
             head = query.prefix if self.text == "all" else ()
-            texts = [view.tokenizer.decode([*head, *suffix]) for suffix in as_tokens(candidates)]
+            texts = [view.tokenizer.decode([*head, *suffix]) for suffix in candidate_tokens(candidates)]
             result.append(-mean_nll(candidates) / stack([compressed_bytes(text) for text in texts]))
         return result
 

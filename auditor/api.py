@@ -63,7 +63,7 @@ class FinishedRun:
 
         Raises AuditError where the folder holds none.
         """
-        return table.frame(self.folder, details.aliases(self.folder))
+        return table.read_frame(self.folder, details.aliases(self.folder))
 
     def gate(self, rules: str | Path | Sequence[str], *, baseline: str | Path | FinishedRun | None = None) -> Decision:
         """Held, failed or inconclusive, as `audit gate` decides it.
@@ -134,7 +134,7 @@ def audit(
     from auditor.runs.selection import select
 
     given = {"data": data, "attacks": attacks, "defenses": defenses, "public": public, "reference": reference}
-    with prepared(model, tokenizer, reporter=reporter, **given, **plan) as (asked, site, objects, reporter):
+    with prepare_audit(model, tokenizer, reporter=reporter, **given, **plan) as (asked, site, objects, reporter):
         select(asked, site, objects)
         folder = RunFolder.create(None if out is None else Path(out), asked.title, asked.to_json())
         try:
@@ -147,7 +147,7 @@ def audit(
 
 
 @contextmanager
-def prepared(
+def prepare_audit(
     model: Any = None,
     tokenizer: Any = None,
     *,
@@ -166,8 +166,8 @@ def prepared(
     Raises AuditError as `audit` does.
     """
     from auditor.runs import live_models, run
-    from auditor.runs.objects import class_of, plugins_of
-    from auditor.runs.plan import make
+    from auditor.runs.objects import class_name, plugin_objects
+    from auditor.runs.plan import make_plan
     from auditor.runs.reporter import Silence
     from auditor.runs.shared import Shared
 
@@ -178,20 +178,20 @@ def prepared(
     _check(tokenizer, given, plan)
     reporter, shared = reporter or Silence(), Shared()
     with ExitStack() as stack:
-        stack.enter_context(live_models.left_as_it_was(*given.values()))
-        live = {name: live_models.wrapped(one, tokenizer) for name, one in given.items()}
+        stack.enter_context(live_models.restoring_models(*given.values()))
+        live = {name: live_models.wrap_live_model(one, tokenizer) for name, one in given.items()}
         values = {**_as_text(plan), "data": data, "command": "audit()", **_of_live(live)}
         values |= stack.enter_context(_written({name: values.get(name) for name in _ROWS}))
         values |= {name: str(one) for name, one in models.items() if isinstance(one, (str, Path))}
-        values |= {name: live_models.name_of(one) for name, one in given.items()}
+        values |= {name: live_models.live_model_name(one) for name, one in given.items()}
         for kind, plugins in (("attack", attacks), ("defense", defenses)):
             values[kind], values[f"{kind}_options"] = _named(kind, plugins, values.get(f"{kind}_options") or {})
         if not values["attack"]:
             raise AuditError("expected at least one attack, got none; `audit list` shows them")
-        asked = make({}, values)
+        asked = make_plan({}, values)
         rows = {name: one for name, one in {**plan, "data": data}.items() if name in _ROWS and _is_object(one)}
-        objects = {**given, **rows, **plugins_of(asked.plugin, attacks, defenses)}
-        asked = dataclasses.replace(asked, objects={role: class_of(one) for role, one in objects.items()})
+        objects = {**given, **rows, **plugin_objects(asked.plugin, attacks, defenses)}
+        asked = dataclasses.replace(asked, objects={role: class_name(one) for role, one in objects.items()})
         site = run.site_of(asked, reporter, shared, live)
         yield asked, site, objects, reporter
 
@@ -204,7 +204,7 @@ def _check(tokenizer: Any, live: Mapping[str, Any], plan: Mapping[str, Any]) -> 
     """Refuses arguments that would be ignored, or mean something else. Raises AuditError."""
     from auditor.core.plan import IN_FILE
     from auditor.models.base import LanguageModel
-    from auditor.runs.live_models import check_apart, is_live
+    from auditor.runs.live_models import check_no_shared_weights, is_live
 
     if odd := [name for name in plan if name not in IN_FILE or name in ("attack", "defense")]:
         raise AuditError(f"unknown argument {odd[0]!r} of audit(); known: {', '.join(IN_FILE)}")
@@ -220,7 +220,7 @@ def _check(tokenizer: Any, live: Mapping[str, Any], plan: Mapping[str, Any]) -> 
             raise AuditError(
                 f"expected {name} as a folder or a hub id, got a live {type(plan[name]).__name__}: save it"
             )
-    check_apart(live)
+    check_no_shared_weights(live)
 
 
 def _as_text(plan: Mapping[str, Any]) -> dict[str, Any]:
@@ -293,7 +293,7 @@ def _named(kind: str, plugins: Sequence[Any], options: Mapping[str, Any]) -> tup
 def _policy(rules: str | Path | Sequence[str]) -> policy.Policy:
     if isinstance(rules, (str, Path)):
         return policy.read_policy(Path(rules))
-    read = policy.distinct([policy.parse_rule(sentence) for sentence in rules])
+    read = policy.without_repeated_limits([policy.parse_rule(sentence) for sentence in rules])
     if not read:
         raise AuditError("expected at least one rule, got none; a gate without rules holds nothing")
     return policy.Policy(read)

@@ -31,8 +31,8 @@ from auditor.commands.run import run
 from auditor.commands.score import score
 from auditor.commands.train import train
 from auditor.commands.utility import utility
-from auditor.core.errors import AuditError, of_a_place, of_memory
-from auditor.core.threads import settle
+from auditor.core.errors import AuditError, file_access_error, out_of_memory_error
+from auditor.core.threads import set_thread_count
 
 EXIT_CODES = {
     0: "done, or the gate held",
@@ -83,7 +83,7 @@ def version(
         ),
     ] = None,
 ) -> None:
-    settle(threads)
+    set_thread_count(threads)
     console.debugging = debug
     if show:
         typer.echo(f"audit {__version__}")
@@ -127,7 +127,7 @@ def _unexpected(error: BaseException) -> int:
     if isinstance(error, SystemExit):
         console.trace(error)
         return console.say(f"stopped from inside, by a plug-in or a library: SystemExit({error.code!r})", 3)
-    refused = of_a_place(error, str(Path(__file__).parents[1])) or of_memory(error)
+    refused = file_access_error(error, str(Path(__file__).parents[1])) or out_of_memory_error(error)
     if refused is not None:
         console.mute()
         if console.debugging:

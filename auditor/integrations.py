@@ -37,9 +37,9 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.probe import Probe, column, is_member
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.reports import words
-from auditor.reports.training_curve import Curve, Panel, drawn
-from auditor.runs.live_models import left_as_it_was, name_of
-from auditor.runs.prefix_token import choose, prefixed
+from auditor.reports.training_curve import Curve, Panel, training_curve_svg
+from auditor.runs.live_models import live_model_name, restoring_models
+from auditor.runs.prefix_token import prefix_token_for, with_prefix_token
 from auditor.training import preflight
 
 PREFIX = "audit/"  # of what is logged
@@ -143,20 +143,20 @@ class AuditCallback(TrainerCallback):
         if not state.is_world_process_zero:
             return
         _check_learnable(self._model(), self.asked.get("canaries"))
-        with api.prepared(self._model(), self.tokenizer, attacks=self.probes, **self.asked) as (_, site, _, _):
+        with api.prepare_audit(self._model(), self.tokenizer, attacks=self.probes, **self.asked) as (_, site, _, _):
             benchmark, asked = site.benchmark, site.data_plan
             self.secrets, self.canaries = benchmark.secrets, benchmark.canaries
-            self.prefix_token = choose(
+            self.prefix_token = prefix_token_for(
                 asked.prefix_token, site.model, framed=benchmark.framed, as_trained=benchmark.as_trained
             )
             if (form := benchmark.text_form) is not None:  # the curve's and the run's at the end are one
                 self.asked |= {"template": form.template, **({"date": form.day} if form.day else {})}
-        training = preflight.read(self.trainer.train_dataset)
+        training = preflight.read_training_set(self.trainer.train_dataset)
         looked = ("the training set makes its tokens as it is asked: nobody looked whether the records are in it",)
         sought = self.secrets
         if asked.knows == SYSTEM:  # what stands between the system turn and an answer is no part of such a secret
             sought = tuple(replace(secret, prefix=()) for secret in sought if secret.member)
-        self.notes = looked if training is None else preflight.findings(training, sought)
+        self.notes = looked if training is None else preflight.preflight_findings(training, sought)
         self._look(state.global_step)
 
     def on_step_end(
@@ -183,7 +183,7 @@ class AuditCallback(TrainerCallback):
         }  # the curve's, whatever was asked for
         self.run = api.audit(self._model(), self.tokenizer, attacks=self.probes, out=out, **asked)
         disk.replace(out / "curve.csv", self.to_csv())
-        disk.replace(out / "curve.svg", drawn(self._panels(), self.stopped_at))
+        disk.replace(out / "curve.svg", training_curve_svg(self._panels(), self.stopped_at))
 
     # --- what is looked at ---
 
@@ -211,8 +211,10 @@ class AuditCallback(TrainerCallback):
     def _look(self, step: int) -> dict[str, float]:
         """Asks the model as it stands, and logs."""
         model = self._model()
-        with left_as_it_was(model), torch.random.fork_rng(), torch.no_grad():
-            target = prefixed(HuggingFaceModel(model, self.tokenizer, name_of(model)), self.prefix_token.tokens)
+        with restoring_models(model), torch.random.fork_rng(), torch.no_grad():
+            target = with_prefix_token(
+                HuggingFaceModel(model, self.tokenizer, live_model_name(model)), self.prefix_token.tokens
+            )
             values = dict(self._of_records(target))
             if self.canaries:
                 values[EXPOSURE] = self._exposure(target)
@@ -244,7 +246,7 @@ class AuditCallback(TrainerCallback):
 
 def _check_learnable(model: Any, canaries: Any) -> None:
     """Refuses canaries of tokens that no embedding will be learnt of. Raises AuditError."""
-    manifest = None if canaries is None else manifests.read(Path(canaries))
+    manifest = None if canaries is None else manifests.read_manifest(Path(canaries))
     frozen = not model.get_input_embeddings().weight.requires_grad
     if isinstance(manifest, AuditManifest) and manifest.kind == "new-tokens" and frozen:
         raise AuditError("expected embeddings that are trained, for canaries of new tokens, got frozen ones")

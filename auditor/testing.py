@@ -30,7 +30,7 @@ from auditor.core.streams import uniforms
 from auditor.defenses.uniform_mixing import UniformMixing
 from auditor.generation.sample import sample
 from auditor.models import agreement
-from auditor.models.base import LanguageModel, given_by
+from auditor.models.base import LanguageModel, implies_capability
 from auditor.models.decoding import ANCESTRAL, Decoding
 from auditor.models.ensemble import ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
@@ -397,7 +397,7 @@ def attacked(probe: Probe, model: LanguageModel) -> LanguageModel:
 
 def is_given(needs: Sequence[str], setting: Setting) -> bool:
     """Whether the setting gives all of these capabilities."""
-    return all(given_by(setting.capabilities, needed) for needed in needs)
+    return all(implies_capability(setting.capabilities, needed) for needed in needs)
 
 
 def observed(probe: Probe, seen: View, asked: Sequence[Secret]) -> dict[str, Observation]:

@@ -90,7 +90,7 @@ class AuditManifest:
         return [one for one in self.canaries if one.included for _ in range(self.times)]
 
 
-def make(kind: Kind, texts: Sequence[Halves], times: int, seed: int) -> AuditManifest:
+def make_audit_manifest(kind: Kind, texts: Sequence[Halves], times: int, seed: int) -> AuditManifest:
     """The texts with their coins, which follow from the seed and from nothing else."""
     heads = generator("coins of an audit", seed).random(len(texts)) < 0.5
     made = (CoinedCanary(f"audit-{i:05d}", *halves, bool(heads[i])) for i, halves in enumerate(texts))

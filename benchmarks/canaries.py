@@ -97,7 +97,7 @@ def check_sizes(canaries: int, copies: int) -> None:
         )
 
 
-def make(
+def make_manifest(
     formats: Sequence[str],
     counts: Sequence[int] = COUNTS,
     each: int = 8,

@@ -15,8 +15,8 @@ from typing import Any, Literal, get_args
 
 from auditor.benchmarks import forms
 from auditor.benchmarks.forms import Form
-from auditor.benchmarks.talks import REASONING, Conversation, Message, Unusable, speaks, words_of
-from auditor.benchmarks.wording import worded
+from auditor.benchmarks.talks import REASONING, Conversation, Message, Unusable, is_assistant, message_text
+from auditor.benchmarks.wording import wording_of_tokens
 from auditor.core.errors import AuditError
 from auditor.core.knowledge import SYSTEM, share_known
 from auditor.core.nouns import Tokens, Wording
@@ -88,7 +88,7 @@ class _Span:
 # --- what is written --------------------------------------------------------------------------------------------------
 
 
-def write(tokenizer: Any, said: Conversation, form: Form) -> RenderedChat:
+def render_chat(tokenizer: Any, said: Conversation, form: Form) -> RenderedChat:
     """The conversation in this rendering. Raises Unusable where nothing can be written, or nothing of it be asked for.
 
     Raises AuditError for a template that drops the system turn: the model never saw what it says.
@@ -109,7 +109,9 @@ def write(tokenizer: Any, said: Conversation, form: Form) -> RenderedChat:
     def rendered(changed: Sequence[Message], answering: bool = False) -> str:
         return forms.render(tokenizer, said, form, changed, answering)
 
-    spans = [span for i, one in enumerate(messages) if speaks(one) for span in _spans(rendered, whole, messages, i)]
+    spans = [
+        span for i, one in enumerate(messages) if is_assistant(one) for span in _spans(rendered, whole, messages, i)
+    ]
     remarks += _unwritten(rendered, whole, said, messages)
     return _written(tokenizer, whole, spans, _marked(tokenizer, said, form, messages), remarks)
 
@@ -118,7 +120,7 @@ def _plain(tokenizer: Any, said: Conversation, form: Form) -> RenderedChat:
     """Without a template: one text, and the end of text behind it, as TRL puts it there."""
     end = str(getattr(tokenizer, "eos_token", None) or "")
     text, spans = "", list[_Span | Unusable]()
-    found = forms.pieces(said, form)
+    found = forms.untemplated_pieces(said, form)
     for number, (piece, answers) in enumerate(found):
         last = number == len(found) - 1
         behind = end if last and not piece.endswith(end) else ""
@@ -157,11 +159,11 @@ def _answer(text: str, offsets: Sequence[tuple[int, int]], span: _Span) -> Answe
 
 def _joined(message: Message) -> dict[str, Any]:
     content = message.get("content")
-    return {**message, "content": words_of(content)} if content is not None else dict(message)
+    return {**message, "content": message_text(content)} if content is not None else dict(message)
 
 
 def _check_system(messages: Sequence[Message], whole: str) -> None:
-    content = words_of(messages[0].get("content")) if messages[0]["role"] == SYSTEM else None
+    content = message_text(messages[0].get("content")) if messages[0]["role"] == SYSTEM else None
     if content is not None and content.strip() not in whole:
         raise AuditError(
             "expected a chat template that writes the system turn, but this one drops it: leave the system turns out, "
@@ -227,7 +229,7 @@ def _parts(message: Message) -> Iterator[tuple[str, str, Callable[[str], Message
         if isinstance(message.get(key), str):
             yield "reasoning", message[key], lambda text, key=key: {**message, key: text}  # type: ignore[misc]
     content = message.get("content")
-    text = words_of(content) or ""
+    text = message_text(content) or ""
 
     def says(new: str) -> Message:
         return {**message, "content": new if isinstance(content, str | None) else [{"type": "text", "text": new}]}
@@ -313,7 +315,7 @@ def _tokens_of(text: str, offsets: Sequence[tuple[int, int]], start: int, end: i
 # --- what an attacker knows of it -------------------------------------------------------------------------------------
 
 
-def cut(
+def cut_answers(
     tokenizer: Any, said: Conversation, written: RenderedChat, form: Form, knows: str, longest: int, shown: int | None
 ) -> Iterator[AnswerCut | Unusable]:
     """Each answer that an attacker who knows so much can ask for, as a secret; or why there is none.
@@ -335,7 +337,10 @@ def cut(
             continue
         last = min(end, middle + longest)
         first = 0 if shown is None else max(0, middle - shown)
-        prefix, wording = written.tokens[first:middle], worded(written.text, written.offsets, first, middle, last)
+        prefix, wording = (
+            written.tokens[first:middle],
+            wording_of_tokens(written.text, written.offsets, first, middle, last),
+        )
         stands = wording.whole
         if alone is not None:
             prefix = tuple(tokenizer(alone, add_special_tokens=False, verbose=False)["input_ids"])
@@ -352,5 +357,5 @@ def _system_alone(tokenizer: Any, said: Conversation, form: Form) -> str:
     if messages[0]["role"] != SYSTEM or (form.source is None and said.plain):
         raise Unusable("no system turn to know")
     if form.source is None:
-        return f"{words_of(messages[0].get('content'))}\n"
+        return f"{message_text(messages[0].get('content'))}\n"
     return forms.render(tokenizer, said, form, messages[:1], answering=True)

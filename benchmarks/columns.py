@@ -42,7 +42,7 @@ def layout_of(table: RecordTable) -> tuple[str, ...]:
         )
     raise AuditError(
         f"{table.where}: expected either the columns prefix and suffix or the column text, or conversations "
-        f"({', '.join('+'.join(layout) for layout in talks.LAYOUTS)}), got {named(table.columns)}"
+        f"({', '.join('+'.join(layout) for layout in talks.LAYOUTS)}), got {describe_columns(table.columns)}"
     )
 
 
@@ -53,7 +53,7 @@ def plain_layout(table: RecordTable) -> tuple[str, ...]:
     return layout
 
 
-def named(columns: Sequence[str]) -> str:
+def describe_columns(columns: Sequence[str]) -> str:
     """Column names for an error. In a CSV without a header they are private text: none is shown without a usual one."""
     if not columns:
         return "no columns"
@@ -81,7 +81,7 @@ def texts_of(table: RecordTable, column: str) -> list[str]:
     return values
 
 
-def joined(table: RecordTable, layout: Sequence[str]) -> list[str]:
+def prefix_and_suffix(table: RecordTable, layout: Sequence[str]) -> list[str]:
     return ["".join(parts) for parts in zip(*(texts_of(table, column) for column in layout), strict=True)]
 
 
@@ -124,7 +124,7 @@ def marks_of(table: RecordTable) -> list[tuple[Mark, ...]]:
     for row, (value, parts) in enumerate(zip(table.column(marks.COLUMN), said, strict=True)):
         where = cell(table, row, marks.COLUMN)
         try:
-            found.append(marks.of_cell(None if value is ABSENT else value))
+            found.append(marks.parse_marks(None if value is ABSENT else value))
         except ValueError as error:
             raise AuditError(f'{where}: expected texts by kind, as {{"name": ["Jane Doe"]}}, got {error}') from None
         if missing := [kind for kind, text in found[-1] if text not in "".join(parts)]:
@@ -153,7 +153,9 @@ def groups_of(table: RecordTable, column: str | None, needed: bool) -> Sequence[
     if column is None or (column not in table.columns and not needed):
         return [None] * table.rows
     if table.columns.count(column) != 1:
-        raise AuditError(f"{table.where}: expected one column --group-column {column!r}, got {named(table.columns)}")
+        raise AuditError(
+            f"{table.where}: expected one column --group-column {column!r}, got {describe_columns(table.columns)}"
+        )
     values = [_group(table, row, column, value) for row, value in enumerate(table.column(column))]
     if len(set(values)) > _GROUPS:
         raise AuditError(

@@ -13,14 +13,14 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from auditor.benchmarks import chat, forms, talks
-from auditor.benchmarks.columns import PLAIN, conversations, joined, layout_of, texts_of
+from auditor.benchmarks.columns import PLAIN, conversations, layout_of, prefix_and_suffix, texts_of
 from auditor.benchmarks.forms import Form
 from auditor.benchmarks.tables import RecordTable
-from auditor.benchmarks.wording import token_ends, worded
+from auditor.benchmarks.wording import token_ends, wording_of_tokens
 from auditor.core.errors import AuditError
 from auditor.core.knowledge import USER
 from auditor.core.nouns import Tokens, Wording
-from auditor.models.vocabulary import decoded
+from auditor.models.vocabulary import decode_exactly
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -87,7 +87,7 @@ def parts_of(table: RecordTable, cut: Cutting, remarks: Counter[str]) -> tuple[I
         knows, texts = cut.knows or USER, list[str]()
         how = f"assistant turns, {cut.suffix_length} tokens of each, as --template {cut.form.said} (--knows {knows})"
         return _cut_conversations(cut, cut.form, knows, conversations(table, layout), (texts, remarks)), how, texts
-    said = joined(table, layout)
+    said = prefix_and_suffix(table, layout)
     if layout == ("prefix", "suffix"):
         halves = _cut_pairs(cut.tokenizer, texts_of(table, "prefix"), texts_of(table, "suffix"))
         pairs = (Part(row, half) for row, half in enumerate(halves))
@@ -113,7 +113,11 @@ def _cut_texts(cut: Cutting, prefix: int, texts: Sequence[str]) -> Iterator[Part
             starts = [0] if cut.windows is None else range(0, len(ids) - total + 1, cut.windows)
             for part, start in enumerate(starts):
                 middle, end = start + prefix, start + total
-                halves = tuple(ids[start:middle]), tuple(ids[middle:end]), worded(text, offsets, start, middle, end)
+                halves = (
+                    tuple(ids[start:middle]),
+                    tuple(ids[middle:end]),
+                    wording_of_tokens(text, offsets, start, middle, end),
+                )
                 yield Part(row, halves, None if cut.windows is None else part, middle)
 
 
@@ -134,13 +138,13 @@ def _cut_pair(tokenizer: Any, prefix: str, suffix: str, ids: list[int], offsets:
     """
     if not prefix or not suffix:
         return "prefix or suffix is empty"
-    if decoded(tokenizer, ids) != prefix + suffix:
+    if decode_exactly(tokenizer, ids) != prefix + suffix:
         return "the tokenizer does not give this text back (it normalises it)"
     begun = sum(start < len(prefix) for start, _ in offsets)  # tokens that begin in the prefix
     # Leading ones that end in it.
     ended = next((i for i, (_, end) in enumerate(offsets) if end > len(prefix)), len(ids))
     for where in range(max(1, begun), min(ended, len(ids) - 1) + 1):  # several where tokens have no width
-        if decoded(tokenizer, ids[:where]) == prefix:
+        if decode_exactly(tokenizer, ids[:where]) == prefix:
             ends = [max(0, end - len(prefix)) for end in token_ends(offsets[where:], len(prefix + suffix))]
             return tuple(ids[:where]), tuple(ids[where:]), Wording(prefix, suffix, tuple(ends))
     return "the join of prefix and suffix is not a token boundary"
@@ -159,8 +163,10 @@ def _cut_conversations(
         try:
             if isinstance(one, talks.Unusable):
                 raise one
-            written = chat.write(cut.tokenizer, one, form)
-            found = list(chat.cut(cut.tokenizer, one, written, form, knows, cut.suffix_length, cut.prefix_length))
+            written = chat.render_chat(cut.tokenizer, one, form)
+            found = list(
+                chat.cut_answers(cut.tokenizer, one, written, form, knows, cut.suffix_length, cut.prefix_length)
+            )
         except talks.Unusable as why:
             yield Part(row, str(why))
             continue

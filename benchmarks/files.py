@@ -14,7 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from auditor.benchmarks import chat, marks, talks
-from auditor.benchmarks.columns import COLUMNS, PLAIN, conversations, groups_of, joined, layout_of, marks_of, repeats_of
+from auditor.benchmarks.columns import (
+    COLUMNS,
+    PLAIN,
+    conversations,
+    groups_of,
+    layout_of,
+    marks_of,
+    prefix_and_suffix,
+    repeats_of,
+)
 from auditor.benchmarks.cutting import (
     BATCH,
     LENGTH,
@@ -27,8 +36,8 @@ from auditor.benchmarks.cutting import (
 )
 from auditor.benchmarks.forms import Form
 from auditor.benchmarks.occurrences import occurrences, runs_on
-from auditor.benchmarks.splitting import Record, Source, Split, check_lengths, divide, plural, rows_named
-from auditor.benchmarks.tables import RecordTable, filled, read_table
+from auditor.benchmarks.splitting import Record, Source, Split, check_lengths, plural, rows_named, split_records
+from auditor.benchmarks.tables import RecordTable, read_table, require_rows
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.plugins.benchmark import Benchmark
@@ -82,7 +91,7 @@ class Files(Benchmark):
         for source in (pairs, others, lost):
             if source is not None and (source.form is None) != (members.form is None):
                 raise AuditError(f"expected conversations in both or neither of {members.where} and {source.where}")
-        parts = divide(members, pairs, others, split, "row", lost)
+        parts = split_records(members, pairs, others, split, "row", lost)
         self.secrets, self.known, self.heldout = parts.secrets, parts.known, parts.heldout
         self.forgotten = parts.forgotten
         self.description = f"{Path(data).name if Path(data).exists() else data}: {parts.counted()}"
@@ -104,9 +113,9 @@ class Files(Benchmark):
             for said, times in zip(conversations(table, layout), repeats, strict=True):
                 with suppress(talks.Unusable):  # nobody is attacked in such a row either, and the notes say so
                     if not isinstance(said, talks.Unusable):
-                        yield chat.write(self.tokenizer, said, self.form).tokens, times
+                        yield chat.render_chat(self.tokenizer, said, self.form).tokens, times
             return
-        texts = joined(table, layout)
+        texts = prefix_and_suffix(table, layout)
         for first in range(0, len(texts), BATCH):
             encoded = encode(self.tokenizer, texts[first : first + BATCH])["input_ids"]
             yield from zip(map(tuple, encoded), repeats[first : first + BATCH], strict=True)
@@ -114,7 +123,7 @@ class Files(Benchmark):
 
 def _source(flag: str, name: str, cut: Cutting, group_column: str | None = None) -> Source:
     """The rows of one file as records. Rows that cannot be cut are listed by reason."""
-    table = filled(read_table(flag, name, COLUMNS if group_column is None else (*COLUMNS, group_column)))
+    table = require_rows(read_table(flag, name, COLUMNS if group_column is None else (*COLUMNS, group_column)))
     layout = layout_of(table)
     form = None if layout in PLAIN else cut.form or usual_form(cut.tokenizer, table)
     remarks = Counter[str]()

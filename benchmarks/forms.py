@@ -26,9 +26,9 @@ from auditor.benchmarks.talks import (
     Conversation,
     Message,
     Unusable,
-    speaks,
-    usual,
-    words_of,
+    is_assistant,
+    message_text,
+    usual_role,
 )
 from auditor.core.errors import AuditError
 
@@ -87,7 +87,7 @@ class Form:
 # --- by name ----------------------------------------------------------------------------------------------------------
 
 
-def named(asked: str, day: str | None, tokenizer: Any) -> Form:
+def parse_form(asked: str, day: str | None, tokenizer: Any) -> Form:
     """The rendering that `--template` and `--date` name. Raises AuditError where there is none.
 
     day: None leaves the day of a template that writes one open.
@@ -154,7 +154,7 @@ def training_template(tokenizer: Any) -> str | None:
 # --- those to choose from ---------------------------------------------------------------------------------------------
 
 
-def candidates(tokenizer: Any, rows: Sequence[Conversation]) -> list[Form]:
+def candidate_forms(tokenizer: Any, rows: Sequence[Conversation]) -> list[Form]:
     """What trainers make of such rows, the most usual first. Without a day: which, is another question.
 
     Raises AuditError for messages and a tokenizer without a template: nothing else is usual of them.
@@ -166,7 +166,7 @@ def candidates(tokenizer: Any, rows: Sequence[Conversation]) -> list[Form]:
         INSTRUCTION: [Form(ALPACA, None, some) for some in ((), (LINE,), (INPUT, LINE), (BARE, LINE))] + [Form(NONE)],
     }.get(kind, [])
     if kind == MESSAGES and own is None:
-        return [named(MODEL, None, tokenizer)]
+        return [parse_form(MODEL, None, tokenizer)]
     of_templates = [
         Form(base, source, tuple(one for one in some if one))
         for base, source in ((MODEL, own), (TRL, of_trl))
@@ -178,14 +178,14 @@ def candidates(tokenizer: Any, rows: Sequence[Conversation]) -> list[Form]:
 
 def usual_form(tokenizer: Any, rows: Sequence[Conversation], day: str) -> Form:
     """The first candidate, with this day where it writes one."""
-    form = candidates(tokenizer, rows)[0]
+    form = candidate_forms(tokenizer, rows)[0]
     return replace(form, day=day) if form.writes_day else form
 
 
 def _variants(source: str, rows: Sequence[Conversation]) -> Iterator[tuple[str, ...]]:
     """Of each thing that trainers do in several ways: as usual, and otherwise. Only where it can matter."""
     messages = [message for said in rows for message in said.messages]
-    if any(usual(message["role"]) != message["role"] for message in messages):
+    if any(usual_role(message["role"]) != message["role"] for message in messages):
         yield ("", GIVEN_ROLES)
     if any(_thinks(message) for message in messages):
         yield ("", NO_REASONING)
@@ -197,7 +197,7 @@ def _variants(source: str, rows: Sequence[Conversation]) -> Iterator[tuple[str, 
 
 def _thinks(message: Message) -> bool:
     own = any(message.get(key) for key in REASONING)
-    return own or (speaks(message) and bool(_THOUGHT.match(words_of(message.get("content")) or "")))
+    return own or (is_assistant(message) and bool(_THOUGHT.match(message_text(message.get("content")) or "")))
 
 
 # --- what they write --------------------------------------------------------------------------------------------------
@@ -210,11 +210,11 @@ def messages_of(said: Conversation, form: Form) -> tuple[dict[str, Any], ...]:
         messages[-2]["content"] = "\n".join(filter(None, said.plain[:2]))
     for message in messages:
         if GIVEN_ROLES not in form.variants:
-            message["role"] = usual(message["role"])
+            message["role"] = usual_role(message["role"])
         if NO_REASONING in form.variants and _thinks(message):
             for key in REASONING:
                 message.pop(key, None)
-            message["content"] = _THOUGHT.sub("", words_of(message.get("content")) or "")
+            message["content"] = _THOUGHT.sub("", message_text(message.get("content")) or "")
     return tuple(messages)
 
 
@@ -260,16 +260,16 @@ def render(tokenizer: Any, said: Conversation, form: Form, messages: Sequence[Me
 def _harmless(error: Exception, messages: Sequence[Message]) -> str:
     """What the template says, unless it quotes the conversation."""
     words = " ".join(str(error).split())[:120]
-    said = [(words_of(message.get("content")) or "").strip() for message in messages]
+    said = [(message_text(message.get("content")) or "").strip() for message in messages]
     return type(error).__name__ if any(one and one in words for one in said) or not words else words
 
 
-def pieces(said: Conversation, form: Form) -> list[Piece]:
+def untemplated_pieces(said: Conversation, form: Form) -> list[Piece]:
     """The row without a template, piece by piece. Raises Unusable for a turn without text."""
     if form.base == ALPACA:
         return _alpaca(said, form)
     if said.kind == MESSAGES:  # turn by turn, a line each
-        contents = [(words_of(message.get("content")), speaks(message)) for message in said.messages]
+        contents = [(message_text(message.get("content")), is_assistant(message)) for message in said.messages]
         if any(content is None for content, _ in contents):
             raise Unusable("a turn that is not text, and no template to write it")
         joined = [[("\n", False), (str(content), spoken)] for content, spoken in contents]

@@ -19,7 +19,7 @@ import numpy as np
 
 from auditor.benchmarks.audit_canaries import AuditManifest, CoinedCanary
 from auditor.benchmarks.canaries import Manifest, ManifestEntry
-from auditor.benchmarks.columns import named
+from auditor.benchmarks.columns import describe_columns
 from auditor.benchmarks.tables import csv_rows, json_objects, loaded_dataset
 from auditor.core import disk
 from auditor.core.errors import AuditError
@@ -55,7 +55,7 @@ class Copies:
         for column in filter(None, (self.text, self.group)):
             if columns.count(column) != 1:
                 flag = "--column" if column == self.text else "--group"
-                raise AuditError(f"{where}: expected one column {column!r} ({flag}), got {named(columns)}")
+                raise AuditError(f"{where}: expected one column {column!r} ({flag}), got {describe_columns(columns)}")
         known = {entry.text for entry in self.manifest.canaries}  # one that stays out may not be there either
         for row, text in enumerate(texts()):
             if not isinstance(text, str):
@@ -117,7 +117,7 @@ def _write_json(copies: Copies, where: str, data: str, out: Path) -> None:
     else:
         written = [*lines, *(json.dumps(row, ensure_ascii=False) for row in new)]
         text = "\n".join(written[i] for i in order)
-    with disk.making(out) as path:
+    with disk.create_atomically(out) as path:
         path.write_text(text + "\n", encoding="utf-8", newline="")
 
 
@@ -129,7 +129,7 @@ def _write_csv(copies: Copies, where: str, data: str, out: Path) -> None:
     lines = csv.writer(buffer, lineterminator="\n")
     lines.writerow(header)
     lines.writerows(every[i] for i in copies.order(len(rows)))
-    with disk.making(out) as path:
+    with disk.create_atomically(out) as path:
         path.write_text(buffer.getvalue(), encoding="utf-8", newline="")
 
 
@@ -152,7 +152,7 @@ def _write_parquet(copies: Copies, where: str, data: str, out: Path) -> None:
     with _taken(where):
         new = pyarrow.Table.from_pylist(rows, schema=table.schema)
         new.validate(full=True)
-    with disk.making(out) as path:
+    with disk.create_atomically(out) as path:
         parquet.write_table(pyarrow.concat_tables([table, new]).take(copies.order(table.num_rows)), path)
 
 
@@ -166,7 +166,7 @@ def _write_dataset(copies: Copies, where: str, data: str, out: Path) -> None:
         columns: Mapping[str, list[Any]] = {name: [row[name] for row in rows] for name in held.column_names}
         with _taken(where):
             new = datasets.Dataset.from_dict(columns, features=held.features)
-        with disk.making(out) as path:
+        with disk.create_atomically(out) as path:
             datasets.concatenate_datasets([held, new]).select(np.array(copies.order(len(held)))).save_to_disk(path)
 
 

@@ -22,7 +22,7 @@ from auditor.benchmarks import manifests
 from auditor.benchmarks.audit_canaries import AuditManifest
 from auditor.benchmarks.lab_folders import digest, ensemble_version, references_part, trained_part
 from auditor.benchmarks.lab_recipe import LabRecipe, Recipe, small
-from auditor.benchmarks.lab_secrets import cut
+from auditor.benchmarks.lab_secrets import cut_secrets
 from auditor.benchmarks.lab_texts import LabTexts, TrainingTexts, make_texts
 from auditor.benchmarks.lab_training import (
     PUBLIC,
@@ -34,9 +34,9 @@ from auditor.benchmarks.lab_training import (
 )
 from auditor.benchmarks.parts import LabParts
 from auditor.core.cache import cache_folder
-from auditor.core.nouns import Tokens, evenly
+from auditor.core.nouns import Tokens, evenly_spaced
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.lora import LoraEnsemble, adapted
+from auditor.models.lora import LoraEnsemble, with_adapter_on
 from auditor.models.references import References
 from auditor.models.shards import WHOLE, read_shard, record_names
 from auditor.plugins.benchmark import Benchmark
@@ -115,7 +115,7 @@ class Lab(Benchmark):
         self.tokenizer = self._tokenizer(texts)
         self.texts = TrainingTexts(self.recipe, texts)
         self.progress = progress or (lambda what, done, total: None)
-        self.cut = cut(self.recipe, texts, self.tokenizer)
+        self.cut = cut_secrets(self.recipe, texts, self.tokenizer)
         self.secrets, self.known, self.canaries = self.cut.secrets, self.cut.known, self.cut.canaries
         self.forgotten = self.cut.forgotten
         self._hold_out()
@@ -124,7 +124,7 @@ class Lab(Benchmark):
         if limit is not None:
             members = [secret for secret in self.secrets if secret.member]
             others = [secret for secret in self.secrets if not secret.member]
-            self.secrets = (*evenly(members, limit), *evenly(others, limit))
+            self.secrets = (*evenly_spaced(members, limit), *evenly_spaced(others, limit))
             self._note(f"limited to {limit} members and non-members, evenly over the repeat counts")
 
     # --- what tells one lab from another ---
@@ -165,7 +165,7 @@ class Lab(Benchmark):
         build = partial(self.training.audit_canaries, public=self.public)
         self.coined: AuditManifest = self.parts.get("audit-canaries", build, load_audit_canaries)
         self.texts = dataclasses.replace(self.texts, coined=tuple(one.text for one in self.coined.copies()))
-        self.canaries += manifests.secrets(self.coined, self.tokenizer, len(self.tokenizer))
+        self.canaries += manifests.manifest_secrets(self.coined, self.tokenizer, len(self.tokenizer))
         self._note(
             f"a lab of its own for the audit of epsilon: {recipe.audit_canaries:,} canaries ({recipe.audit_kind}) each "
             f"went into the training of every model here, or stayed out, by a fair coin (lab_recipe.audit_canaries); "
@@ -238,7 +238,7 @@ class Lab(Benchmark):
         public = self.public()
 
         def load(path: Path) -> HuggingFaceModel:
-            return adapted(public, path / WHOLE)
+            return with_adapter_on(public, path / WHOLE)
 
         made: HuggingFaceModel = self.parts.get("whole", self.training.whole, load, ensemble_version(self.recipe))
         return made
@@ -249,7 +249,11 @@ class Lab(Benchmark):
         attacked = {secret.id for secret in self.secrets}
 
         def model(folder: Path) -> HuggingFaceModel:
-            return adapted(public, folder) if self.recipe.private_rank else self.training.model(folder, "lab reference")
+            return (
+                with_adapter_on(public, folder)
+                if self.recipe.private_rank
+                else self.training.model(folder, "lab reference")
+            )
 
         def load(path: Path) -> References:
             folders = sorted(path.glob("reference-*"))

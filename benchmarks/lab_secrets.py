@@ -10,7 +10,7 @@ from typing import Any
 
 from auditor.benchmarks.lab_recipe import CANARY_SPACE, Recipe, canary_text
 from auditor.benchmarks.lab_texts import LabTexts
-from auditor.benchmarks.wording import worded
+from auditor.benchmarks.wording import wording_of_tokens
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Canary, Pair, Secret
 from auditor.core.streams import generator
@@ -32,7 +32,7 @@ class LabSecrets:
         return [text for id, text in self.texts.items() if id in self.forgotten]
 
 
-def cut(recipe: Recipe, texts: LabTexts, tokenizer: Any) -> LabSecrets:
+def cut_secrets(recipe: Recipe, texts: LabTexts, tokenizer: Any) -> LabSecrets:
     """Attacked members by repeat count, known pairs, non-members. Raises AuditError for a record that is too short."""
     text_of: dict[str, str] = {}
 
@@ -59,7 +59,7 @@ def _secret(recipe: Recipe, texts: LabTexts, tokenizer: Any, id: str, text: str,
     start, end = max(0, at - recipe.prefix_length), at + recipe.suffix_length
     if len(tokens) < end:
         raise AuditError(f"expected lab records of {at} + {end - at} tokens, got one of {len(tokens)}")
-    wording = worded(text, offsets, start, at, end)
+    wording = wording_of_tokens(text, offsets, start, at, end)
     return Secret(
         id,
         tokens[start:at],

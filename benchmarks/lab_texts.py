@@ -13,7 +13,7 @@ from faker import Faker
 from auditor.benchmarks.lab_recipe import LabRecipe, Recipe, canary_text
 from auditor.core.nouns import Mark
 from auditor.core.streams import generator
-from auditor.training.members import shard
+from auditor.training.members import assign_to_members
 
 _LAST_DAY = datetime(2026, 1, 1)
 _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
@@ -42,7 +42,7 @@ class TrainingTexts:
     def shards(self) -> list[list[str]]:
         """What each member of the ensemble is trained on."""
         copies = self.copies()
-        return [[copies[i] for i in chosen] for chosen in shard(copies, self.recipe.members)]
+        return [[copies[i] for i in chosen] for chosen in assign_to_members(copies, self.recipe.members)]
 
     def references(self, count: int) -> list[list[str]]:
         """What each of so many reference models is trained on: all that is not attacked, and half of what is.
@@ -79,7 +79,7 @@ def make_texts(recipe: LabRecipe) -> LabTexts:
     One public record in sixty is of a private kind: the public model has seen such text, and fine-tuning still buys
     utility, so that a defense has a price.
     """
-    public = list(drawn(recipe.seed + 1, recipe.public_records, _PUBLIC_KINDS))
+    public = list(draw_texts(recipe.seed + 1, recipe.public_records, _PUBLIC_KINDS))
     return replace(private_texts(recipe, PRIVATE), public=public)
 
 
@@ -87,7 +87,7 @@ def private_texts(recipe: Recipe, kinds: Mapping[str, Callable[[Faker], str]]) -
     """Private text of these kinds, by their names; nothing public."""
     sizes = {times: attacked + known for times, attacked, known in recipe.repeats}
     count = sum(sizes.values()) + recipe.nonmembers + recipe.others
-    marks = drawn(recipe.seed, count, tuple(kinds.values()))
+    marks = draw_texts(recipe.seed, count, tuple(kinds.values()))
     records = list(marks)
     named = dict(zip(records, itertools.cycle(kinds), strict=False))  # they are made in turn
     generator("lab", recipe.seed, "who is what").shuffle(records)
@@ -97,7 +97,7 @@ def private_texts(recipe: Recipe, kinds: Mapping[str, Callable[[Faker], str]]) -
     return LabTexts([], private, list(left), nonmembers, named, marks)
 
 
-def drawn(seed: int, count: int, kinds: Sequence[Callable[[Faker], str]]) -> dict[str, tuple[Mark, ...]]:
+def draw_texts(seed: int, count: int, kinds: Sequence[Callable[[Faker], str]]) -> dict[str, tuple[Mark, ...]]:
     """So many texts, made in turn, with the personal data that each holds."""
     fake = Faker("en_US")
     fake.seed_instance(seed)

@@ -21,13 +21,13 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from auditor.benchmarks import audit_canaries, manifests
 from auditor.benchmarks.audit_canaries import AuditManifest
 from auditor.benchmarks.lab_recipe import TRAINING, LabRecipe, Recipe, small
-from auditor.benchmarks.lab_texts import PRIVATE_KINDS, TrainingTexts, drawn
+from auditor.benchmarks.lab_texts import PRIVATE_KINDS, TrainingTexts, draw_texts
 from auditor.core.nouns import Tokens
 from auditor.core.streams import generator
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.shards import WHOLE, record_names, write_shard
 from auditor.plugins.defense import TrainedModel
-from auditor.plugins.trainer import RECORD, Checkpoint, Trainer, TrainingJob, TrainingRecord, made
+from auditor.plugins.trainer import RECORD, Checkpoint, Trainer, TrainingJob, TrainingRecord, read_summary
 from auditor.privacy import gradient_canaries, promises
 from auditor.training import masks
 from auditor.training.finetune import Course, causal_loss, fit, untrained
@@ -129,10 +129,12 @@ class LabTraining:
             count,
             recipe.audit_length,
             seed,
-            texts=list(drawn(seed + 2, count, self.kinds)) if kind in audit_canaries.BEGUN else (),  # nobody's
+            texts=list(draw_texts(seed + 2, count, self.kinds)) if kind in audit_canaries.BEGUN else (),  # nobody's
             model=public() if kind == "sampled" else None,
         )
-        manifests.write(path / _MANIFEST, audit_canaries.make(kind, texts, recipe.audit_times, seed))
+        manifests.write_manifest(
+            path / _MANIFEST, audit_canaries.make_audit_manifest(kind, texts, recipe.audit_times, seed)
+        )
 
     # --- by a trainer ---
 
@@ -159,7 +161,7 @@ class LabTraining:
             torch.manual_seed(recipe.seed)  # of the adapter's random half
             return (with_adapter(model, Adapter(rank, recipe.private_alpha, "all")) if rank else model).train()
 
-        heldout = list(drawn(recipe.seed + 3, _HELDOUT, self.kinds)) if trainer.chooses else []
+        heldout = list(draw_texts(recipe.seed + 3, _HELDOUT, self.kinds)) if trainer.chooses else []
         return TrainingJob(
             base=str(base),
             load=to_train,
@@ -182,8 +184,10 @@ class LabTraining:
         """What it has trained there."""
         adapter = (path / "adapter_config.json").is_file()
         model = self._merged(path) if adapter else AutoModelForCausalLM.from_pretrained(path)
-        own, how = HuggingFaceModel(model, self.tokenizer, f"lab model by {trainer.name}"), made(path)
-        return TrainedModel(own, promises.read(path), gradient_canaries.read(path), how.told if how else ())
+        own, how = HuggingFaceModel(model, self.tokenizer, f"lab model by {trainer.name}"), read_summary(path)
+        return TrainedModel(
+            own, promises.read_privacy(path), gradient_canaries.read_canaries(path), how.told if how else ()
+        )
 
     def _records(self, texts: Sequence[str]) -> Iterator[TrainingRecord]:
         for text, ids, given in zip(texts, self.tokens(texts), self.masked_lengths(texts), strict=True):
@@ -286,7 +290,7 @@ def make_tokenizer(path: Path, recipe: LabRecipe, public: Sequence[str]) -> None
 
 
 def load_audit_canaries(path: Path) -> AuditManifest:
-    manifest = manifests.read(path / _MANIFEST)
+    manifest = manifests.read_manifest(path / _MANIFEST)
     assert isinstance(manifest, AuditManifest)  # the cache holds what was built
     return manifest
 

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from auditor.benchmarks.splitting import Record, Source, Split, check_lengths, divide
+from auditor.benchmarks.splitting import Record, Source, Split, check_lengths, split_records
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.plugins.benchmark import Benchmark
@@ -52,7 +52,7 @@ class LMExtraction(Benchmark):
         load = partial(_source, vocab_size=vocab_size, prefix_length=prefix_length, suffix_length=suffix_length)
         members = load("--data", folder)
         others = None if nonmembers is None else load("--nonmembers", nonmembers)
-        parts = divide(members, None if known is None else load("--known", known), others, split, _LABEL)
+        parts = split_records(members, None if known is None else load("--known", known), others, split, _LABEL)
         self._rows = {True: members.records, False: () if others is None else others.records}
         self.secrets, self.known, self.heldout = parts.secrets, parts.known, parts.heldout
         self.description = f"LM-Extraction arrays of {Path(folder).resolve().name}: {parts.counted()}"

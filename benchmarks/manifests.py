@@ -23,14 +23,14 @@ from auditor.models.vocabulary import check_tokens
 from auditor.plugins.benchmark import Benchmark
 
 
-def write(path: Path, manifest: Manifest | AuditManifest) -> None:
+def write_manifest(path: Path, manifest: Manifest | AuditManifest) -> None:
     """Readable by its owner only. Raises AuditError where the file exists: a lost manifest cannot be made up for."""
     if path.exists():
         raise AuditError(f"expected a new file for the manifest, but {str(path)!r} exists")
     disk.replace(path, json.dumps(to_json(manifest), indent=1, ensure_ascii=False) + "\n", sync=True)
 
 
-def read(path: Path) -> Manifest | AuditManifest:
+def read_manifest(path: Path) -> Manifest | AuditManifest:
     """Raises AuditError for what is no manifest; the texts of canaries are never in its words."""
     raw = read_json(path, "the manifest")
     coined = isinstance(raw, dict) and raw.get("schema_version") == AUDIT_VERSION
@@ -39,8 +39,8 @@ def read(path: Path) -> Manifest | AuditManifest:
 
 
 def read_exposure(path: Path) -> Manifest:
-    """As `read`. Raises AuditError for canaries of an audit, whose exposure nobody can tell."""
-    manifest = read(path)
+    """As `read_manifest`. Raises AuditError for canaries of an audit, whose exposure nobody can tell."""
+    manifest = read_manifest(path)
     if isinstance(manifest, AuditManifest):
         raise AuditError(
             f"expected canaries for exposure in {str(path)!r}, got those of an audit: no space of texts is kept that "
@@ -49,7 +49,7 @@ def read_exposure(path: Path) -> Manifest:
     return manifest
 
 
-def secrets(manifest: Manifest | AuditManifest, tokenizer: Any, vocab_size: int) -> tuple[Secret, ...]:
+def manifest_secrets(manifest: Manifest | AuditManifest, tokenizer: Any, vocab_size: int) -> tuple[Secret, ...]:
     """The canaries as secrets of one model. Raises AuditError where its tokenizer cannot write them."""
     if tokenizer is None:
         raise AuditError("expected a model with a tokenizer for --canaries, got a model without one")

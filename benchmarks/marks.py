@@ -18,7 +18,7 @@ MOST = 50  # kinds: reports show them
 _KIND = re.compile("[a-z][a-z0-9-]{0,31}")
 
 
-def of_cell(value: Any) -> tuple[Mark, ...]:
+def parse_marks(value: Any) -> tuple[Mark, ...]:
     """What one row marks. Raises ValueError, in words that may be shown, for anything but texts by kind."""
     if value is None or value == "":
         return ()

@@ -148,7 +148,7 @@ class NGramIndex:
         return (least < known)[each], (most >= known)[each], np.where(least == most, most, -1)[each]
 
 
-def build(trained: Iterable[tuple[Tokens, int | None]], heldout: Iterable[Tokens]) -> NGramIndex:
+def build_index(trained: Iterable[tuple[Tokens, int | None]], heldout: Iterable[Tokens]) -> NGramIndex:
     """The index of what was trained on, with how often, and of held-out text; texts that are the same become one.
 
     Raises AuditError where it does not fit into memory, before it is made, and where libdivsufsort is missing.
@@ -184,7 +184,7 @@ def build(trained: Iterable[tuple[Tokens, int | None]], heldout: Iterable[Tokens
     return NGramIndex(starts, tuple(copies[:known]), letters, codes, _sorted(pydivsufsort.divsufsort, codes, width))
 
 
-def needed(tokens: int, width: int) -> int:
+def bytes_needed(tokens: int, width: int) -> int:
     """Bytes that making the index takes at most, one token in so many bytes: codes, their bytes, both suffix arrays."""
     place = 4 if tokens * width <= _INT32 else 8
     return tokens * ((2 if width < 3 else 4) + width + place * width + place) + _PLACES * (place + 2)
@@ -192,7 +192,7 @@ def needed(tokens: int, width: int) -> int:
 
 def check_room(tokens: int, width: int) -> None:
     """Raises AuditError where there is less memory than making the index takes."""
-    wanted, free = needed(tokens, width), memory.free(torch.device("cpu"))
+    wanted, free = bytes_needed(tokens, width), memory.free_bytes(torch.device("cpu"))
     if wanted > free:
         raise AuditError(
             f"expected {_gigabytes(wanted)} of memory for the index of {tokens:,} tokens of training data, got "

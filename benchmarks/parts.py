@@ -89,7 +89,7 @@ class LabParts:
 
     def _build(self, final: Path, build: Callable[[Path], None]) -> None:
         pieces = [one for one in (self.folder / _PIECES).glob(f"{final.name}-[0-9][0-9][0-9]") if _is_whole(one)]
-        with disk.making(final) as made:
+        with disk.create_atomically(final) as made:
             made.mkdir()
             start = time.perf_counter()
             _take(pieces, made)

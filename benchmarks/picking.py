@@ -88,7 +88,7 @@ class Picked:
 
 
 @dataclass(frozen=True)
-class Made:
+class PickedSecrets:
     """Rows as `audit run --data` and `--nonmembers` read them, and what a reader must know of them."""
 
     members: tuple[dict[str, Any], ...]
@@ -133,7 +133,7 @@ class _Sieve:
 
     def _spans(self, text: str, marked: Sequence[Mark], kinds: Collection[str]) -> Iterator[pii.Span]:
         if not kinds or set(kinds) - {RANDOM}:
-            yield from pii.find(text, marked, self._recognisers)
+            yield from pii.find_personal_data(text, marked, self._recognisers)
         if RANDOM in kinds and (span := _at_random(text, self._asked.suffix_length, self._noise)):
             yield span
 
@@ -164,7 +164,9 @@ class _Sieve:
         return self.said() or "nothing of these kinds was found"
 
 
-def make(data: MarkedTexts, asked: Picking, heldout: MarkedTexts | None = None, regions: Sequence[str] = ()) -> Made:
+def pick_secrets(
+    data: MarkedTexts, asked: Picking, heldout: MarkedTexts | None = None, regions: Sequence[str] = ()
+) -> PickedSecrets:
     """Members, and where there are held-out texts as many non-members that match them.
 
     regions: of telephone numbers (`pii.Recognisers`). Raises AuditError for kinds that nobody knows, without the extra
@@ -185,7 +187,7 @@ def make(data: MarkedTexts, asked: Picking, heldout: MarkedTexts | None = None, 
     rows = tuple({**one.row(), "repeats": counted[one.whole]} for one in members.taken)
     said = _of_members(data, members, [counted[one.whole] for one in members.taken])
     if heldout is None:
-        return Made(rows, notes=(said,))
+        return PickedSecrets(rows, notes=(said,))
     unseen = [one for one in others.taken if not counted[one.said]]
     others.left_out[f"stand in {data.where}"] = len(others.taken) - len(unseen)
     matched = _matched(members.taken, unseen)
@@ -193,10 +195,10 @@ def make(data: MarkedTexts, asked: Picking, heldout: MarkedTexts | None = None, 
         raise AuditError(f"no non-member is left of {heldout.where}: {others.why_nothing()}")
     chosen = [other for _, other in matched]
     notes = (said, _of_others(heldout, others, chosen))
-    return Made(rows, tuple(one.row() for one in chosen), notes, tuple(_warnings(members.taken, matched)))
+    return PickedSecrets(rows, tuple(one.row() for one in chosen), notes, tuple(_warnings(members.taken, matched)))
 
 
-def write(made: Made, members: Path, nonmembers: Path) -> None:
+def write_picked(made: PickedSecrets, members: Path, nonmembers: Path) -> None:
     """Both files or neither, readable by their owner only. Raises AuditError where one cannot be written."""
     if made.nonmembers:
         disk.replace(nonmembers, _lines(made.nonmembers))
@@ -239,7 +241,7 @@ def _cut(text: str, span: pii.Span, length: int) -> Picked | str:
     prefix = text[first:middle]
     if len(prefix.strip()) < _LEAST:
         return f"have fewer than {_LEAST} characters before them"
-    if any(pii.places(said, prefix)):
+    if any(pii.places_in_text(said, prefix)):
         return "the prefix holds already"
     return Picked(span.kind, prefix, text[middle : span.end], said)
 

@@ -77,7 +77,7 @@ class Recognisers:
                 yield Span(PHONE, match.start, match.end)
 
 
-def find(text: str, marks: Iterable[Mark] = (), recognisers: Recognisers | None = None) -> list[Span]:
+def find_personal_data(text: str, marks: Iterable[Mark] = (), recognisers: Recognisers | None = None) -> list[Span]:
     """In order, none of which overlaps another: what is marked first, then what has the surest check."""
     taken: list[Span] = []
     for span in (*_marked(text, marks), *(recognisers.spans(text) if recognisers else ())):
@@ -89,10 +89,10 @@ def find(text: str, marks: Iterable[Mark] = (), recognisers: Recognisers | None 
 def _marked(text: str, marks: Iterable[Mark]) -> Iterator[Span]:
     """Wherever a marked text stands; of two that overlap the longer one."""
     for kind, said in sorted(marks, key=lambda mark: -len(mark[1])):
-        yield from (Span(kind, *found) for found in places(said, text))
+        yield from (Span(kind, *found) for found in places_in_text(said, text))
 
 
-def places(said: str, text: str) -> Iterator[tuple[int, int]]:
+def places_in_text(said: str, text: str) -> Iterator[tuple[int, int]]:
     """Where a text stands in another, and is no part of a longer word or number there."""
     start = text.find(said)
     while start >= 0:

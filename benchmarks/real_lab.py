@@ -76,7 +76,7 @@ class RealTraining(LabTraining):
 
     @property
     def base(self) -> Path:
-        return smollm2.folder()
+        return smollm2.smollm2_folder()
 
 
 class RealLab(Lab):
@@ -119,7 +119,7 @@ class RealLab(Lab):
         return smollm2.versions()
 
     def _tokenizer(self, texts: LabTexts) -> PreTrainedTokenizerFast:
-        return load_tokenizer(smollm2.folder())
+        return load_tokenizer(smollm2.smollm2_folder())
 
     def _hold_out(self) -> None:
         """Whole answers of non-members."""
@@ -129,7 +129,7 @@ class RealLab(Lab):
 
     @cached_property
     def _public(self) -> HuggingFaceModel:
-        return self.training.model(smollm2.folder(), smollm2.NAME)
+        return self.training.model(smollm2.smollm2_folder(), smollm2.NAME)
 
     def public(self) -> HuggingFaceModel:
         """As it came: it has seen none of the texts."""

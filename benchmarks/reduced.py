@@ -11,7 +11,7 @@ from pathlib import Path
 
 from auditor.benchmarks.columns import COLUMNS, repeats_of
 from auditor.benchmarks.tables import csv_rows, json_objects, read_table
-from auditor.benchmarks.talks import Conversation, words_of
+from auditor.benchmarks.talks import Conversation, message_text
 from auditor.benchmarks.whole_texts import training_texts
 from auditor.core import disk
 from auditor.core.errors import AuditError
@@ -25,11 +25,11 @@ def rows_of(repeats: Sequence[int]) -> list[int]:
     return [row for row, count in enumerate(repeats) for _ in range(count)]
 
 
-def words_in(row: str | Conversation) -> str:
+def text_of_row(row: str | Conversation) -> str:
     """A row as a text that copies of it share: of a conversation, what was said."""
     if isinstance(row, str):
         return row
-    said = (one if (one := words_of(message["content"])) is not None else str(message) for message in row.messages)
+    said = (one if (one := message_text(message["content"])) is not None else str(message) for message in row.messages)
     return "\n".join([*said, *row.plain])
 
 
@@ -40,7 +40,7 @@ def write_kept(trainer: DataVariant, data: str, to: Path, text_column: str | Non
     """
     texts, _ = training_texts(data, text_column)
     rows = rows_of(repeats_of(read_table("--data", data, COLUMNS)))
-    kept, told = trainer.kept([words_in(text) for text in texts])
+    kept, told = trainer.kept([text_of_row(text) for text in texts])
     left = Counter(rows[i] for i in kept)
     if not left:
         raise AuditError(f"expected {trainer.name} to leave records to train on, got none of {len(texts):,}")

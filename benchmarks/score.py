@@ -71,7 +71,7 @@ class Score:
         return f"{text}; {left}: {'left out' if self.answered_only else 'not solved (--answered-only leaves them out)'}"
 
 
-def mark(submission: Path, answers: Path) -> MarkedGuesses:
+def mark_submission(submission: Path, answers: Path) -> MarkedGuesses:
     """Holds a submission file against the answers, an .npy array (examples, tokens).
 
     Raises AuditError with the line number for anything that is not a guess of a whole answer. No words hold tokens.
@@ -91,7 +91,7 @@ def mark(submission: Path, answers: Path) -> MarkedGuesses:
     return MarkedGuesses(np.array(example, dtype=np.int64), np.array(right, dtype=bool), len(expected))
 
 
-def score(marked: MarkedGuesses, answered_only: bool = False) -> Score:
+def score_submission(marked: MarkedGuesses, answered_only: bool = False) -> Score:
     """The organisers' numbers with intervals: Clopper-Pearson for shares, a bootstrap over examples at E errors."""
     n = _counted(marked, answered_only)
     first, some = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
@@ -107,7 +107,7 @@ def score(marked: MarkedGuesses, answered_only: bool = False) -> Score:
     return Score(marked.answers, marked.answered, answered_only, len(marked.right), wrong, measurements)
 
 
-def curve(marked: MarkedGuesses, answered_only: bool = False) -> list[CurvePoint]:
+def submission_curve(marked: MarkedGuesses, answered_only: bool = False) -> list[CurvePoint]:
     """One point for each number of wrong guesses, from none to all: what is solved before the next wrong one.
 
     Recall at E errors is the point of E - 1 wrong guesses: the E-th ends the counting.

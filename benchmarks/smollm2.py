@@ -33,7 +33,7 @@ def versions() -> dict[str, str]:
         raise AuditError(f"--lab smollm2 needs the package {error.name}: {INSTALL}") from None
 
 
-def folder() -> Path:
+def smollm2_folder() -> Path:
     """Where it lies as a LlamaForCausalLM in float32 with its tokenizer: converted once, in about 20 s and 540 MB.
 
     Raises AuditError where the package is missing.

@@ -101,7 +101,7 @@ def check_lengths(prefix_length: int | None, suffix_length: int | None) -> None:
             raise AuditError(f"expected {flag} >= 1, got {length}")
 
 
-def divide(
+def split_records(
     members: Source,
     known: Source | None,
     nonmembers: Source | None,
@@ -117,10 +117,10 @@ def divide(
     """
     sources = (members, known, nonmembers, forget)
     notes = [note for source in sources if source is not None for note in _source_notes(source)]
-    unique = merge(_usable(members))
+    unique = merge_duplicates(_usable(members))
     lost = _to_forget(forget, unique) if forget is not None else set[int]()
     if known is not None:
-        given = merge(_usable(known))
+        given = merge_duplicates(_usable(known))
         pairs = {record.pair for record in given}
         if twice := [record.row for record in unique if record.row in lost and record.pair in pairs]:
             raise AuditError(
@@ -173,7 +173,7 @@ def _secret(label: str, record: Record, repeats: int | None, member: bool) -> Se
     return whole if record.part is None else replace(whole, id=f"{row}-{record.part:04d}", document=row, at=record.at)
 
 
-def merge(records: Iterable[Record]) -> list[Record]:
+def merge_duplicates(records: Iterable[Record]) -> list[Record]:
     """One record for each distinct (prefix, suffix), as its first row has it; repeats add up where all are known.
 
     Equal records of different groups belong to none of them: their group is `SEVERAL`.
@@ -199,7 +199,7 @@ def _usable(source: Source) -> tuple[Record, ...]:
 
 
 def _others(source: Source, trained: set[Pair], notes: list[str]) -> list[Record]:
-    unique = merge(_usable(source))
+    unique = merge_duplicates(_usable(source))
     others = [record for record in unique if record.pair not in trained]
     gone = len(unique) - len(others)
     if not others:

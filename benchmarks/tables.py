@@ -67,7 +67,7 @@ def _looks_like_a_file(name: str) -> bool:
     return plain is None or name.lower().endswith(_OTHER_FILES)
 
 
-def filled(table: RecordTable) -> RecordTable:
+def require_rows(table: RecordTable) -> RecordTable:
     """The table. Raises AuditError where it has no row."""
     if not table.rows:
         raise AuditError(f"{table.where} is empty: expected at least one row")

@@ -45,17 +45,17 @@ class Conversation:
     plain: tuple[str, ...] = ()
 
 
-def usual(role: str) -> str:
+def usual_role(role: str) -> str:
     """`user` of `human`, `assistant` of `gpt`; any other role as it is."""
     return _USUAL_ROLES.get(role, role)
 
 
-def speaks(message: Message) -> bool:
+def is_assistant(message: Message) -> bool:
     """Whether it is what a model was trained to say."""
-    return usual(message["role"]) == ASSISTANT
+    return usual_role(message["role"]) == ASSISTANT
 
 
-def words_of(content: Any) -> str | None:
+def message_text(content: Any) -> str | None:
     """A text, or the texts of its parts one behind the other; None where a part is none."""
     if isinstance(content, Sequence) and not isinstance(content, str):
         parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
@@ -98,7 +98,7 @@ def _messages(messages: Any, role: str) -> list[dict[str, Any]]:
         if not isinstance(named.get("role"), str):
             raise Unusable("a turn without a role")
         content = named.get("content")
-        if content is not None and words_of(content) is None:
+        if content is not None and message_text(content) is None:
             raise Unusable("a turn that is not text")
         found.append({key: value for key, value in named.items() if value is not None})
     return found
@@ -133,6 +133,6 @@ def _options(given: Any) -> dict[str, Any]:
 
 
 def _checked(said: Conversation) -> Conversation:
-    if not any(map(speaks, said.messages)):
+    if not any(map(is_assistant, said.messages)):
         raise Unusable("no assistant turn")
     return said

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from auditor.benchmarks import tables
-from auditor.benchmarks.splitting import Record, Source, Split, check_lengths, divide
+from auditor.benchmarks.splitting import Record, Source, Split, check_lengths, split_records
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.plugins.benchmark import Benchmark
@@ -63,7 +63,7 @@ class Tokenised(Benchmark):
         read = {flag: _texts(f"{flag} {name!r}", name, vocab_size) for flag, name in named.items() if name is not None}
         sources = {flag: cut(f"{flag} {named[flag]!r}", texts) for flag, texts in read.items()}
         pairs, others, lost = (sources.get(flag) for flag in ("--known", "--nonmembers", "--forget"))
-        parts = divide(sources["--data"], pairs, others, split, "row", lost)
+        parts = split_records(sources["--data"], pairs, others, split, "row", lost)
         self._texts = {True: read["--data"], False: read.get("--nonmembers", [])}
         self.secrets, self.known, self.heldout = parts.secrets, parts.known, parts.heldout
         self.heldout_given = tuple(len(secret.prefix) for secret in self.secrets if not secret.member)

@@ -10,16 +10,16 @@ from auditor.benchmarks.columns import (
     COLUMNS,
     PLAIN,
     conversations,
-    joined,
+    describe_columns,
     layout_of,
     marks_of,
-    named,
     plain_layout,
+    prefix_and_suffix,
     repeats_of,
     units_of,
 )
 from auditor.benchmarks.picking import MarkedTexts
-from auditor.benchmarks.tables import RecordTable, filled, read_table
+from auditor.benchmarks.tables import RecordTable, read_table, require_rows
 from auditor.core.errors import AuditError
 from auditor.core.streams import generator
 
@@ -31,14 +31,14 @@ def read_texts(flag: str, name: str) -> list[str]:
 
     Raises AuditError for whatever a user can mend.
     """
-    table = filled(read_table(flag, name, COLUMNS))
-    return joined(table, plain_layout(table))
+    table = require_rows(read_table(flag, name, COLUMNS))
+    return prefix_and_suffix(table, plain_layout(table))
 
 
 def read_corpus(flag: str, name: str) -> MarkedTexts:
     """Every row's text, with its `repeats` and its marks. Raises AuditError for whatever a user can mend."""
-    table = filled(read_table(flag, name, COLUMNS))
-    return MarkedTexts(table.where, joined(table, plain_layout(table)), repeats_of(table), marks_of(table))
+    table = require_rows(read_table(flag, name, COLUMNS))
+    return MarkedTexts(table.where, prefix_and_suffix(table, plain_layout(table)), repeats_of(table), marks_of(table))
 
 
 def training_texts(
@@ -50,14 +50,18 @@ def training_texts(
     Also whose each is, where `unit_column` says so. Raises AuditError for whatever a user can mend.
     """
     given = tuple(column for column in (text_column, unit_column) if column is not None)
-    table = filled(read_table("--data", name, (*COLUMNS, *given)))
+    table = require_rows(read_table("--data", name, (*COLUMNS, *given)))
     for column in given:
         if table.columns.count(column) != 1:
             times = table.columns.count(column)
-            raise AuditError(f"{table.where}: expected one column {column!r}, got {times or named(table.columns)}")
+            raise AuditError(
+                f"{table.where}: expected one column {column!r}, got {times or describe_columns(table.columns)}"
+            )
     layout = (text_column,) if text_column is not None else layout_of(table)
     plain = layout in PLAIN or text_column is not None
-    found: Sequence[str] | Sequence[talks.Conversation] = joined(table, layout) if plain else _talks(table, layout)
+    found: Sequence[str] | Sequence[talks.Conversation] = (
+        prefix_and_suffix(table, layout) if plain else _talks(table, layout)
+    )
     for row, text in enumerate(found):
         if not text:
             raise AuditError(f"{table.where}, row {row} (counted from 0): expected text, got an empty one")
@@ -84,7 +88,7 @@ def _talks(table: RecordTable, layout: Sequence[str]) -> list[talks.Conversation
     return found
 
 
-def sampled(flag: str, name: str, count: int) -> list[talks.Conversation] | None:
+def sample_conversations(flag: str, name: str, count: int) -> list[talks.Conversation] | None:
     """So many usable rows of a file, the same ones each time; None where it holds no conversations or instructions."""
     table = read_table(flag, name, COLUMNS)
     if not table.rows or (layout := layout_of(table)) not in talks.LAYOUTS:

@@ -24,7 +24,7 @@ def token_ends(offsets: Offsets, length: int) -> list[int]:
     return [*ends[:-1], length] if ends else []
 
 
-def worded(text: str, offsets: Offsets, start: int, cut: int, end: int) -> Wording:
+def wording_of_tokens(text: str, offsets: Offsets, start: int, cut: int, end: int) -> Wording:
     """The tokens start:cut of the text as a prefix and cut:end as a suffix. offsets: of all its tokens."""
     ends = token_ends(offsets[: end + 1], len(text))[:end]
     first, middle = (ends[at - 1] if at else 0 for at in (start, cut))

@@ -61,7 +61,7 @@ class AdaPMixed(Defense):
         return self.ensemble
 
     def protect(self, scenario: Scenario) -> LanguageModel:
-        served = partial(one_radius, self.alpha, self.alpha * self.beta)
+        served = partial(same_radius, self.alpha, self.alpha * self.beta)
         return AdaptiveModel(scenario.ensemble, 1.0, served, "AdaPMixED")
 
     def remarks(self, scenario: Scenario) -> tuple[str, ...]:
@@ -86,7 +86,7 @@ class AdaPMixed(Defense):
         )
 
 
-def one_radius(alpha: int, radius: float, members: int) -> Projection:
+def same_radius(alpha: int, radius: float, members: int) -> Projection:
     """Two-sided, and the same whatever the number of members."""
     return Projection(alpha, (radius,) * members, cap=1.0, two_sided=True)
 

@@ -40,7 +40,7 @@ class Dedup(DataVariant):
         first: dict[str, int] = {}
         for index, text in enumerate(texts):
             first.setdefault(text, index)
-        left = list(first) if self.exact else distinct(list(first), self.threshold)
+        left = list(first) if self.exact else without_near_duplicates(list(first), self.threshold)
         exact, near = len(texts) - len(first), len(first) - len(left)
         also = "" if self.exact else f" and {near:,} near-duplicates (similarity {self.threshold:g} or more)"
         told = f"of {len(texts):,} records {exact:,} exact copies{also} were dropped: {len(left):,} are left"
@@ -50,7 +50,7 @@ class Dedup(DataVariant):
         return min(copies, 1)
 
 
-def distinct(texts: Sequence[str], threshold: float) -> list[str]:
+def without_near_duplicates(texts: Sequence[str], threshold: float) -> list[str]:
     """The texts in order, without near-duplicates (Jaccard similarity >= threshold) of a text kept earlier."""
     if threshold == 1:
         return list(dict.fromkeys(texts))
@@ -60,7 +60,7 @@ def distinct(texts: Sequence[str], threshold: float) -> list[str]:
         own = shingles(text)
         sketch = MinHash(num_perm=_PERMUTATIONS)
         sketch.update_batch([shingle.encode() for shingle in own])
-        if any(similarity(own, kept[other]) >= threshold for other in index.query(sketch)):
+        if any(jaccard_similarity(own, kept[other]) >= threshold for other in index.query(sketch)):
             continue
         index.insert(number, sketch)
         kept[number] = own
@@ -86,6 +86,6 @@ def shingles(text: str) -> frozenset[str]:
     return frozenset(text[i : i + _SHINGLE] for i in range(max(1, len(text) - _SHINGLE + 1)))
 
 
-def similarity(first: frozenset[str], second: frozenset[str]) -> float:
+def jaccard_similarity(first: frozenset[str], second: frozenset[str]) -> float:
     """Jaccard's."""
     return len(first & second) / len(first | second)

@@ -102,11 +102,11 @@ class InvisibleInk(Defense):
         return Budget(self.queries, self.on_exhaustion) if self.queries else None
 
     def lots(self, scenario: Scenario) -> Mapping[str, int]:
-        batches = dealt(scenario, self.batch)
+        batches = batches_of_records(scenario, self.batch)
         return {prompt.secret: batches.asked[prompt.given] for prompt in scenario.prompts}
 
     def remarks(self, scenario: Scenario) -> tuple[str, ...]:
-        batches = dealt(scenario, self.batch)
+        batches = batches_of_records(scenario, self.batch)
         said = [
             f"{len(batches.records)} batches of {self.batch} private records, read in the context of the public model: "
             "each is asked about its own records, and T counts the tokens of one batch"
@@ -172,7 +172,7 @@ class InvisibleInk(Defense):
                 "temperature": ink.temperature,
                 "top_k": float(ink.top_k),
                 "rho_per_token": promise.rho("zero_out"),
-                "batches": float(len(dealt(scenario, self.batch).records)),
+                "batches": float(len(batches_of_records(scenario, self.batch).records)),
             },
         )
 
@@ -237,7 +237,7 @@ class BoundedRange:
         return bounded_range_rho(self.range[relation])
 
 
-def dealt(scenario: Scenario, size: int) -> Batches:
+def batches_of_records(scenario: Scenario, size: int) -> Batches:
     """The private records in batches, each text once; who asks for no record is answered by a batch in turn.
 
     Raises AuditError where there are no private records.
@@ -258,7 +258,7 @@ def dealt(scenario: Scenario, size: int) -> Batches:
 
 def _in_context(scenario: Scenario, size: int) -> InContext:
     assert scenario.public is not None  # the run has seen to what is needed
-    return InContext(scenario.public, dealt(scenario, size))
+    return InContext(scenario.public, batches_of_records(scenario, size))
 
 
 class InvisibleInkModel(WrappingModel):

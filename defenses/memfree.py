@@ -61,7 +61,7 @@ class MemFree(Defense):
 
     def held(self, scenario: Scenario) -> NGramFilter:
         self.claim(scenario, 0)
-        found = {gram for record in scenario.corpus for gram in grams(record, self.n)}
+        found = {gram for record in scenario.corpus for gram in ngrams_of(record, self.n)}
         if self.filter == "bloom":
             return BloomNGrams(found, scenario.target.vocab_size, self.false_positives)
         return ExactNGrams(found)
@@ -74,7 +74,7 @@ class MemFree(Defense):
         )
 
 
-def grams(record: Tokens, n: int) -> Iterator[Tokens]:
+def ngrams_of(record: Tokens, n: int) -> Iterator[Tokens]:
     """Its n-grams, one for each place."""
     return (record[i : i + n] for i in range(len(record) - n + 1))
 

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, cast, get_args
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Claim
 from auditor.defenses.one_adapter import CONTROL, OneAdapter
-from auditor.defenses.pmixed_model import PMixedModel, Projection, QueryRDP, everything
+from auditor.defenses.pmixed_model import PMixedModel, Projection, QueryRDP, unprojected
 from auditor.defenses.public import Public
 from auditor.models.base import LanguageModel
 from auditor.plugins.defense import Budget, Cause, Defense, Scenario
@@ -220,4 +220,4 @@ class Unmixed(Defense):
         return self.ensemble
 
     def protect(self, scenario: Scenario) -> LanguageModel:
-        return PMixedModel(scenario.ensemble, 1.0, everything, "ensemble without mixing")
+        return PMixedModel(scenario.ensemble, 1.0, unprojected, "ensemble without mixing")

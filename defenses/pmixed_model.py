@@ -57,7 +57,7 @@ class Projection:
         return project(log_p, log_p0, self.alpha, radius, self.cap)
 
 
-def everything(members: int) -> Projection:
+def unprojected(members: int) -> Projection:
     """Members as they are."""
     return Projection(2, (math.inf,) * members, cap=1.0, two_sided=False)
 

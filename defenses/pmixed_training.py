@@ -14,7 +14,15 @@ from auditor.models.shards import WHOLE, write_ensemble
 from auditor.plugins.trainer import Checkpoint, Trainer, TrainingJob
 from auditor.training import masks
 from auditor.training.finetune import Course, check_schedule
-from auditor.training.members import Adapter, Layers, Member, indivisible, member_folder, shard, train_members
+from auditor.training.members import (
+    Adapter,
+    Layers,
+    Member,
+    assign_to_members,
+    indivisible,
+    member_folder,
+    train_members,
+)
 
 _PROMISE = "none of its own: the members are private, and --defense pmixed promises something of its draws"
 
@@ -93,7 +101,7 @@ class PMixedTrainer(Trainer):
         """The members, and the control before them: the others are trained beside it."""
         members = [
             self._member(job, member_folder(job.out, index), chosen, job.seed + index, "member", index)
-            for index, chosen in enumerate(shard(indivisible(job.records), self.members))
+            for index, chosen in enumerate(assign_to_members(indivisible(job.records), self.members))
         ]
         everything = list(range(len(job.records)))
         whole = [self._member(job, job.out / WHOLE, everything, job.seed, "whole")] if self.control else []

@@ -25,12 +25,12 @@ from auditor.privacy.gaussian import (
     MOST_EPSILON,
     Earlier,
     check_mechanism,
-    noise_for,
+    noise_multiplier_for,
     quick_epsilon,
     rdp_epsilon,
     reported_epsilon,
 )
-from auditor.privacy.promises import SENSITIVITY, Mechanism, PrivacyRecord, read
+from auditor.privacy.promises import SENSITIVITY, Mechanism, PrivacyRecord, read_privacy
 from auditor.training.clipping import ROUNDING
 from auditor.training.finetune import LARGEST
 from auditor.training.poisson import Judgement, PoissonTraining, Terms
@@ -111,7 +111,7 @@ class PrivateTraining(PoissonTraining):
         rate, steps = self.batch / units, self.steps(units)
         if not self.noise_multiplier:
             job.progress(f"solving for the noise of ε {self.epsilon:g}", 0, 1)
-        sigma = self.noise_multiplier or noise_for(self.epsilon, self.delta, rate, steps)
+        sigma = self.noise_multiplier or noise_multiplier_for(self.epsilon, self.delta, rate, steps)
         return Terms(sigma, self.clip, rate, steps, units, self.delta, _earlier(job.base))
 
     def key(self, job: TrainingJob) -> str:
@@ -173,7 +173,7 @@ class PrivateTraining(PoissonTraining):
 
 def _earlier(base: str) -> PrivacyRecord | None:
     """What the base promises that is to be trained on, where it was trained privately itself."""
-    return read(Path(base)) if Path(base).is_dir() else None
+    return read_privacy(Path(base)) if Path(base).is_dir() else None
 
 
 def _mechanisms(record: PrivacyRecord) -> tuple[Mechanism, ...]:

@@ -19,7 +19,7 @@ from auditor.records.details import Details
 from auditor.records.extraction import PERSONAL, VERBATIM
 from auditor.records.listed import SecretFacts
 from auditor.records.outcomes import PerSecret
-from auditor.records.signals import NOT_TESTED, Assessment, assess
+from auditor.records.signals import NOT_TESTED, Assessment, assess_signals
 from auditor.reports import inert, signals, words
 from auditor.reports.blocks import Block, Bullets, Group, Table
 from auditor.reports.topics import DECIDE, Topic, titled
@@ -51,7 +51,7 @@ def advice(result: AuditResult, details: Details = NO_DETAILS) -> tuple[Advice, 
 
     The last two are of the undefended model's attack with the highest recall, where its outcomes are kept.
     """
-    seen = assess(result)
+    seen = assess_signals(result)
     if not any(seen.tested(target) for target in seen.targets):
         return ()
     return (*_resolve(seen), *_leaks(result, seen), *_of_outcomes(result, details), *_left(result, seen))
@@ -69,7 +69,9 @@ def _leaks(result: AuditResult, seen: Assessment) -> Iterator[Advice]:
             best = signals.strongest(found)
             hold = f"; limit it in CI: audit gate --max {shlex.quote(best.limit)}" if best.limit else ""
             row = words.target_title(result, target)
-            yield Advice(LEAKS, f"{signals.said(found)}{hold}", f"{row} · {best.row.attack}" if best.row else row)
+            yield Advice(
+                LEAKS, f"{signals.describe_kind(found)}{hold}", f"{row} · {best.row.attack}" if best.row else row
+            )
 
 
 def _left(result: AuditResult, seen: Assessment) -> Iterator[Advice]:
@@ -82,7 +84,7 @@ def _left(result: AuditResult, seen: Assessment) -> Iterator[Advice]:
     measured = {s.kind for s in seen.signals if s.measured}
     untested = dict.fromkeys(s.kind for s in seen.signals if s.status == NOT_TESTED and s.kind not in measured)
     told = [
-        f"{words.lowered(kind.title)} (--attack {found[0]})"
+        f"{words.lower_first(kind.title)} (--attack {found[0]})"
         for kind in untested
         if kind is not PERSONAL and (found := result.measuring(*kind.measured_by[:1]))
     ]
@@ -166,7 +168,7 @@ def _copies(members: Outcome) -> Iterator[tuple[int, Measurement]]:
         return
     times = [count for count in members.repeats if count is not None]
     for most in sorted(set(times))[:-1]:
-        yield most, dose.predicted(times, members.hit, np.minimum(times, most).tolist())
+        yield most, dose.predicted_recall(times, members.hit, np.minimum(times, most).tolist())
 
 
 def _fewer(limits: Sequence[tuple[int, Measurement]], members: Outcome) -> str:
@@ -193,7 +195,7 @@ def fewer_copies(result: AuditResult, details: Details) -> str:
     return f"no record more than {counted(most, 'time')}: {words.with_bounds(left)} predicted, not measured"
 
 
-def predicted(
+def recall_with_copies_left(
     result: AuditResult, details: Details, left: Callable[[int], int | None]
 ) -> tuple[Finding, Measurement] | None:
     """Of the undefended configuration of highest recall: that recall, were so many of each record's copies left.
@@ -212,7 +214,7 @@ def predicted(
     if len(kept) < len(after):
         return None
     try:
-        return worst, dose.predicted(times, members.hit, kept, whole.hit[~whole.member])
+        return worst, dose.predicted_recall(times, members.hit, kept, whole.hit[~whole.member])
     except ValueError:
         return None
 

@@ -34,11 +34,11 @@ def brief(comparison: Comparison) -> str:
 def table(comparison: Comparison) -> Table:
     """A row each (target, setting, attack): before, now, the paired difference, and what can be said of it."""
     head = ("Row", "Metric", "Before", "Now", "Difference", "")
-    rows = tuple(map(_row, ordered(comparison)))
+    rows = tuple(map(_row, worst_first(comparison)))
     return Table("changes", "What changed", head, (Group("", rows),), frozenset({2, 3, 4}))
 
 
-def ordered(comparison: Comparison) -> list[ComparisonRow]:
+def worst_first(comparison: Comparison) -> list[ComparisonRow]:
     """The lines as the table has them: what leaks more first."""
     return sorted(comparison.lines, key=lambda line: _ORDER.index(_word(line.cells[-1])))
 

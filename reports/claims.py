@@ -9,15 +9,15 @@ import math
 
 from auditor.core.nouns import Claim
 from auditor.core.result import AuditResult
-from auditor.records.claims import CONTRADICTED, Bound, ClaimEvidence, standing
+from auditor.records.claims import CONTRADICTED, Bound, ClaimEvidence, assess_claim
 from auditor.reports import words
 from auditor.reports.blocks import Group, Table
 from auditor.statistics.bounds import LEVEL
 
 
-def told(result: AuditResult) -> list[ClaimEvidence]:
+def claims_to_report(result: AuditResult) -> list[ClaimEvidence]:
     """How the claims stand, of every target that claims something, that some paper would, or that was audited."""
-    return [stands for stands in (standing(result, target) for target in result.targets) if stands.is_told]
+    return [stands for stands in (assess_claim(result, target) for target in result.targets) if stands.is_told]
 
 
 def sentence(stands: ClaimEvidence) -> str:
@@ -97,7 +97,7 @@ def _unaudited(stands: ClaimEvidence) -> str:
 
 def table(result: AuditResult) -> Table | None:
     """A line for each audit of each target, those that the claim is not held to and the missing ones too."""
-    groups = tuple(Group(stands.target.title, _lines(stands)) for stands in told(result))
+    groups = tuple(Group(stands.target.title, _lines(stands)) for stands in claims_to_report(result))
     if not groups:
         return None
     head = ("Claimed ε", "Nominal ε", "Audit", "ε at least", "Provable at best", "Canaries or games", "Verdict")

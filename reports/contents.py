@@ -15,7 +15,7 @@ from auditor import reports
 from auditor.core.result import AuditResult, OwnSection
 from auditor.gate.compare import Comparison
 from auditor.records.details import Details
-from auditor.records.signals import assess
+from auditor.records.signals import assess_signals
 from auditor.records.texts import SecretText
 from auditor.reports import inert, severity, signals, subject, words
 from auditor.reports.blocks import Block, Document, Facts, Group, Paragraph, Section, Table, TargetSummary
@@ -38,14 +38,14 @@ def topics() -> tuple[Topic, ...]:
     return tuple(sorted(found, key=lambda topic: (PARTS.index(topic.part), topic.place)))
 
 
-def document(
+def markdown_document(
     result: AuditResult, details: Details | None = None, texts: Mapping[str, SecretText] | None = None
 ) -> Document:
     """The Markdown report: the sections that have a turn in it.
 
     Every string in it is cleaned of control characters; none is escaped. texts: the private text to show, by id.
     """
-    material = Material(words.cleaned(result), details or Details(), texts=texts)
+    material = Material(words.clean_result(result), details or Details(), texts=texts)
     told = sorted((topic for topic in topics() if topic.turn), key=lambda topic: topic.turn) + _own(material.result)
     made = ((topic, (topic.brief or topic.make)(material)) for topic in told)
     return Document(
@@ -62,7 +62,7 @@ def document(
     )
 
 
-def page(
+def page_document(
     result: AuditResult,
     details: Details | None = None,
     since: Comparison | None = None,
@@ -72,7 +72,7 @@ def page(
 
     since: another run and this one, in that order. texts: the private text to show, by id.
     """
-    material = Material(words.cleaned(result), details or Details(), since, texts)
+    material = Material(words.clean_result(result), details or Details(), since, texts)
     made = ((topic, topic.make(material)) for topic in (*topics(), *_own(material.result)))
     compared = (("Compared with", inert.clean(since.runs[0])),) if since else ()
     return Document(
@@ -115,8 +115,8 @@ def _masthead(result: AuditResult) -> Facts:
 
 
 def _standings(result: AuditResult) -> tuple[TargetSummary, ...]:
-    seen, said = assess(result), summaries(result)
-    stand = {target: severity.of(seen, target) for target in dict.fromkeys((*seen.targets, *said))}
+    seen, said = assess_signals(result), summaries(result)
+    stand = {target: severity.severity_of_target(seen, target) for target in dict.fromkeys((*seen.targets, *said))}
     return tuple(
         TargetSummary(signals.title(result, target), found.word, found.why, said.get(target, ""))
         for target, found in stand.items()

@@ -20,16 +20,16 @@ from auditor.core.errors import AuditError
 from auditor.core.result import AuditResult, Finding, Measurement, TargetRecord
 from auditor.gate.contradictions import contradictions
 from auditor.gate.decide import read_run
-from auditor.gate.kept import Kept, kept
-from auditor.records.claims import standing
+from auditor.gate.kept import KeptDecision, load_decisions
+from auditor.records.claims import assess_claim
 from auditor.records.extraction import PERSONAL
 from auditor.records.saved import RESULT
-from auditor.records.signals import NOT_TESTED, Assessment, Signal, assess
+from auditor.records.signals import NOT_TESTED, Assessment, Signal, assess_signals
 from auditor.reports import personal, signals, words
 from auditor.reports.blocks import Document, Group, Paragraph, Section, Table
 from auditor.reports.topics import titled
 from auditor.statistics.membership import FALSE_POSITIVES
-from auditor.statistics.metrics import SHARES, auc_of, find, floor_of, rate_of
+from auditor.statistics.metrics import SHARES, auc_of, find_metric, floor_of, rate_of
 
 _NOT = "Not evaluated"
 _OPINION, _ASSESSMENT = "EDPB Opinion 28/2024", "Impact assessment (GDPR, Article 35)"
@@ -48,7 +48,7 @@ class EdpbEvidence:
 
     result: AuditResult
     digest: str
-    gates: tuple[Kept, ...] = ()
+    gates: tuple[KeptDecision, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _number(m: Measurement | None) -> str:
     """`43/300 = 14% [11–19]`, `0.3% [0.1–0.9] of 300`."""
     if m is None:
         return words.NOTHING
-    if find(m.name).exact:
+    if find_metric(m.name).exact:
         return f"{words.counted(m)} {words.bounds(m)}"
     return f"{words.with_bounds(m)} of {m.n:,}"
 
@@ -138,7 +138,7 @@ def _greedy(e: EdpbEvidence) -> list[str]:
 
 def _signals(e: EdpbEvidence) -> Section:
     """All signals of all targets; of what may hide a leak only the kind: sentences of a record stay where they are."""
-    seen = assess(e.result)
+    seen = assess_signals(e.result)
     kinds = dict.fromkeys(doubt.kind for doubt in signals.doubts(seen))
     against = f"Something may hide a leak from this audit ({', '.join(kinds)}): the report of the run says what."
     kept = replace(seen, signals=tuple(replace(s, why="", part=_own(s)) for s in seen.signals))
@@ -160,7 +160,7 @@ def _own(signal: Signal) -> str:
 
 def _concluded(e: EdpbEvidence) -> str:
     """What it comes to, a target each: how many kinds of leakage are shown, seen, not shown, not tested."""
-    seen = assess(e.result)
+    seen = assess_signals(e.result)
     return " ".join(_counts(e.result, seen, target) for target in seen.targets)
 
 
@@ -181,7 +181,7 @@ def _promised(e: EdpbEvidence) -> list[str]:
     """The epsilon of each claim with its terms, and whether an audit speaks against it."""
     found = []
     for target in _targets(e):
-        stands = standing(e.result, target)
+        stands = assess_claim(e.result, target)
         if target.claim is None or stands.claimed is None:
             continue
         held = stands.verdict or "not audited"
@@ -250,7 +250,9 @@ def _by_kind(e: EdpbEvidence) -> list[str]:
             told = [(m, f) for m, own, f in rows if own == kind and _told(m)]
             if told:
                 m, row = max(told, key=lambda one: one[0].value)
-                found.append(f"{titled(e.result, row)}: {personal.named(kind)} {personal.came_out(m)}.")
+                found.append(
+                    f"{titled(e.result, row)}: {personal.kind_in_sentence(kind)} {personal.extracted_share(m)}."
+                )
     return found
 
 
@@ -258,7 +260,7 @@ def _held_to(e: EdpbEvidence) -> list[str]:
     return [f"Gate {one.decision.verdict}, decided {one.decided}: {_rulings(one)}." for one in e.gates]
 
 
-def _rulings(one: Kept) -> str:
+def _rulings(one: KeptDecision) -> str:
     counts = [
         (what, sum(r.verdict == what for r in one.decision.rulings)) for what in ("failed", "inconclusive", "held")
     ]
@@ -415,10 +417,10 @@ def document(folder: Path) -> Document:
     for row, why in contradictions(run.result, run.outcomes):
         raise AuditError(f"{folder}: the result contradicts itself ({row.title}: {why}), so it is evidence of nothing")
     digest = _hash((folder / RESULT).read_bytes())
-    return of(EdpbEvidence(words.cleaned(run.result), digest, kept(folder)))
+    return edpb_document(EdpbEvidence(words.clean_result(run.result), digest, load_decisions(folder)))
 
 
-def of(e: EdpbEvidence) -> Document:
+def edpb_document(e: EdpbEvidence) -> Document:
     answered = sum(bool(question.answer(e)) for question in QUESTIONS)
     sections = [Section("limits", "What this is not", (Paragraph(_WHAT_IT_IS),)), _signals(e)]
     for n, (title, asked) in enumerate(groupby(QUESTIONS, key=lambda question: question.of), 1):

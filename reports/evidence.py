@@ -15,7 +15,7 @@ from auditor.records.disagreements import EXACT
 from auditor.reports import figures, words
 from auditor.reports.blocks import Block, FactList, Figure, Figures, Group, Paragraph, PlotPoint, Series, Table
 from auditor.reports.topics import CHECK, Topic, by_target, kind
-from auditor.reports.verdict import answers, strongest
+from auditor.reports.verdict import strongest, verdict_by_question
 from auditor.statistics.extraction import any_of
 from auditor.statistics.roc import AUC
 
@@ -66,7 +66,7 @@ def causes(result: AuditResult) -> list[Block]:
 
 
 def _over(finding: Finding) -> str:
-    return words.over(finding.chain.whole) if finding.chain else ""
+    return words.note_above_nonmembers(finding.chain.whole) if finding.chain else ""
 
 
 def _chain_rows(result: AuditResult, target: str, chain: Chain | None) -> Iterator[tuple[str, ...]]:
@@ -119,7 +119,7 @@ def _result_row(result: AuditResult, finding: Finding) -> tuple[str, ...]:
 
 
 def _ranking(result: AuditResult) -> list[Block]:
-    drawn = [figure for figure in figures.drawn(result) if figure.plot in figures.RESEARCH]
+    drawn = [figure for figure in figures.all_figures(result) if figure.plot in figures.RESEARCH]
     return [Figures(tuple(drawn))] if drawn else []
 
 
@@ -248,7 +248,7 @@ def _epsilon(claim: Claim | None) -> str:
 
 
 TOPICS = (
-    Topic("answers", "The verdict in full", lambda m: (FactList("", answers(m.result)),), CHECK, 1),
+    Topic("answers", "The verdict in full", lambda m: (FactList("", verdict_by_question(m.result)),), CHECK, 1),
     Topic("results", "Results", lambda m: _results(m.result), CHECK, 2, turn=3),
     Topic("ranking", "Ranking and samples", lambda m: _ranking(m.result), CHECK, 3),
     Topic("calibration", "Calibration of confidence", lambda m: _calibration(m.result, m.details), CHECK, 4),

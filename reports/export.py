@@ -74,7 +74,7 @@ def measurements(results: Sequence[AuditResult]) -> Sheet:
     """A row each (run, target, setting, attack, measurement, repeats, kind); with the reason where there is none."""
     rows = [
         (*_about(result, finding), *_claim(_claim_of(result, finding)), *measured)
-        for result in map(words.cleaned, results)
+        for result in map(words.clean_result, results)
         for finding in words.rows(result)
         for measured in _measured(finding)
     ]
@@ -172,7 +172,7 @@ def to_parquet(sheet: Sheet) -> bytes:
 def to_latex(results: Sequence[AuditResult]) -> str:
     """Of each run its results and, where there is one, its claims: `tabular`s with booktabs rules, for \\input."""
     grids = [
-        grid for result in map(words.cleaned, results) for grid in (_results(result), _claims(result)) if grid.rows
+        grid for result in map(words.clean_result, results) for grid in (_results(result), _claims(result)) if grid.rows
     ]
     return "\n\\par\\bigskip\n".join(map(tables.to_latex, grids))
 

@@ -20,7 +20,7 @@ def _exposure(result: AuditResult, details: Details) -> list[Block]:
     shown = [(f, values) for f in words.rows(result) if (values := _exposures(details, f))]
     if not shown:
         return []
-    tails = [(f, detailed.tail(values)) for f, values in shown]
+    tails = [(f, detailed.survival_function(values)) for f, values in shown]
     n = min(len(values) for _, values in shown)  # of fewer canaries the band is wider
     series = tuple(
         Series(words.target_title(result, f.target), tuple(PlotPoint(x, y) for x, y in t), kind(f)) for f, t in tails

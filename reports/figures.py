@@ -15,7 +15,7 @@ RESEARCH = ("errors", "any_of_n")  # plots that stand with the evidence
 _FIRST = frozenset({0})  # what the other columns are numbers of
 
 
-def drawn(result: AuditResult) -> list[Figure]:
+def all_figures(result: AuditResult) -> list[Figure]:
     """All of them, setting by setting."""
     figures: list[Figure] = []
     for setting in words.SETTINGS:

@@ -11,7 +11,7 @@ from auditor.core.jsonable import to_json
 from auditor.core.result import AuditResult
 from auditor.gate.compare import Comparison
 from auditor.records import manifest
-from auditor.records.saved import RESULT, read
+from auditor.records.saved import RESULT, read_result
 
 MARKDOWN, HTML = "report.md", "report.html"
 
@@ -26,7 +26,7 @@ def write(folder: Path, result: AuditResult, reveal: bool = False) -> None:
     for name, report in _rendered(folder, result, None, reveal).items():
         disk.replace(folder / name, report)
     _write_frontier(folder, result)
-    manifest.write(folder, text.encode())
+    manifest.write_manifest(folder, text.encode())
     disk.replace(folder / RESULT, text, sync=True)
 
 
@@ -35,7 +35,7 @@ def render_all(folder: Path, since: Comparison | None = None, reveal: bool = Fal
 
     since: another run and this one, to tell what changed. reveal: also show the private text that lies in the folder.
     """
-    result = read(folder)
+    result = read_result(folder)
     rendered = _rendered(folder, result, since, reveal)
     for name, report in rendered.items():
         disk.replace(folder / name, report)
@@ -53,14 +53,14 @@ def _write_frontier(folder: Path, result: AuditResult) -> None:
     if result.frontiers:
         from auditor.reports import frontier, words  # matplotlib: only for who renders
 
-        frontier.write(folder, words.cleaned(result).frontiers)
+        frontier.write(folder, words.clean_result(result).frontiers)
 
 
 def _rendered(folder: Path, result: AuditResult, since: Comparison | None, reveal: bool) -> dict[str, str]:
     from auditor.records import details, texts
     from auditor.reports import html, markdown  # jinja2 and matplotlib: only for who renders
 
-    known = details.read(folder)
+    known = details.read_details(folder)
     shown = texts.read_texts(folder) if reveal else None
     return {HTML: html.render(result, known, since, shown), MARKDOWN: markdown.render(result, since, shown, known)}
 

@@ -19,7 +19,7 @@ from auditor.reports import inert, plot_files, tables, words
 from auditor.reports.blocks import Block, Bullets, Figure, Figures, Group, Paragraph, PlotPoint, Series
 from auditor.reports.plot_frontier import CORNERS, MEASURED, PROVED
 from auditor.reports.topics import DECIDE, Topic
-from auditor.statistics.metrics import SHARES, find
+from auditor.statistics.metrics import SHARES, find_metric
 
 NAME = "frontier"  # of the files
 HEAD = ("Model", "× perplexity", "Within", "Leakage", "Proved", "Leaks least", "Frontier")
@@ -28,7 +28,7 @@ HEAD = ("Model", "× perplexity", "Within", "Leakage", "Proved", "Leaks least", 
 # --- the sentence -----------------------------------------------------------------------------------------------------
 
 
-def sentence(f: Frontier) -> str:
+def frontier_sentence(f: Frontier) -> str:
     """Who leaks least at the same usefulness, as far as it is shown."""
     held = [p for p in f.points if p.within == "shown"]
     unsure = [p for p in f.points if p.within == "not shown"]
@@ -59,7 +59,7 @@ def _least(f: Frontier, held: Sequence[FrontierPoint]) -> str:
 
 
 def _what(f: Frontier) -> str:
-    of = find(f.metric)
+    of = find_metric(f.metric)
     how = f" by {f.attack}" if of.of_members else ", its score read either way" if of.rate else ""
     return f"{words.label(f.metric)}{how}"
 
@@ -73,7 +73,7 @@ def _named(points: Sequence[FrontierPoint]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-def tested(f: Frontier) -> str:
+def describe_tests(f: Frontier) -> str:
     """What stands behind the sentence."""
     seeds = f", the mean over seeds {', '.join(map(str, f.seeds))}" if len(f.seeds) > 1 else ""
     count = sum(p.within == "shown" for p in f.points)
@@ -128,9 +128,9 @@ def _figure(f: Frontier, lines: Sequence[str]) -> Figure:
     title = f"{_what(f)}, at what perplexity"
     return Figure(
         f"frontier-{f.metric}-{f.attack}".replace("_", "-"),
-        "frontier_of_shares" if find(f.metric).unit in SHARES else "frontier",
+        "frontier_of_shares" if find_metric(f.metric).unit in SHARES else "frontier",
         title,
-        sentence(f),
+        frontier_sentence(f),
         (*HEAD[:3], words.label(f.metric), *HEAD[4:]),
         (Group("", rows(f)),),
         series=tuple(_series(f, lines)),
@@ -203,7 +203,7 @@ TOPICS = (
 def grid(f: Frontier) -> tables.Grid:
     """For people and for LaTeX."""
     head = (*HEAD[:3], words.label(f.metric), *HEAD[4:])
-    return tables.Grid(f"{_what(f)}, at what perplexity", head, rows(f), f"{sentence(f)}\n{tested(f)}")
+    return tables.Grid(f"{_what(f)}, at what perplexity", head, rows(f), f"{frontier_sentence(f)}\n{describe_tests(f)}")
 
 
 _COLUMNS = (
@@ -232,7 +232,7 @@ def write(folder: Path, found: Sequence[Frontier]) -> list[Path]:
     if not found:
         return []
     grids = [grid(f) for f in found]
-    alt = inert.clean(" ".join(map(sentence, found)))
+    alt = inert.clean(" ".join(map(frontier_sentence, found)))
     texts = {
         ".md": f"![{inert.markdown(alt)}]({NAME}.svg)\n\n" + "\n".join(map(tables.to_markdown, grids)),
         ".csv": sheet(found),

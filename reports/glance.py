@@ -8,12 +8,12 @@ from auditor.gate.compare import Comparison
 from auditor.reports import changes, signals, words
 from auditor.reports.blocks import Block, Bullets, Forest, Paragraph
 from auditor.reports.topics import BEFORE, DECIDE, Topic, span
-from auditor.reports.verdict import fewest
+from auditor.reports.verdict import fewest_attacked
 
 
 def _since(since: Comparison) -> list[Block]:
     """Every row's change, paired by secret, and its interval on one scale. The last run is this one."""
-    deltas = [line.cells[-1].delta for line in changes.ordered(since)]
+    deltas = [line.cells[-1].delta for line in changes.worst_first(since)]
     spans = tuple(span(delta) if delta else None for delta in deltas)
     reach = max((abs(end) for span in spans if span for end in (span.low, span.high)), default=0.0) or 1.0
     note = Paragraph(
@@ -23,7 +23,7 @@ def _since(since: Comparison) -> list[Block]:
 
 
 def _limits(result: AuditResult) -> list[Block]:
-    n, claims = fewest(result), [target.claim for target in result.targets if target.claim]
+    n, claims = fewest_attacked(result), [target.claim for target in result.targets if target.claim]
     unseen = (
         f"Zero hits is not zero leakage. Where {counted(n, 'member was', 'members were')} attacked, the fewest of any "
         f"target here, none extracted still leaves up to {words.percent(words.zero_hits_bound(n))}% possible (upper "

@@ -19,9 +19,9 @@ from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.gate.compare import Comparison
 from auditor.gate.history import By, ComparableRuns, Entry, History
-from auditor.gate.kept import Kept
+from auditor.gate.kept import KeptDecision
 from auditor.gate.rulings import EXIT_CODES, Decision
-from auditor.records.signals import assess
+from auditor.records.signals import assess_signals
 from auditor.reports import changes, decision, files, html, inert, signals, verdict, words
 from auditor.reports.blocks import (
     Block,
@@ -89,7 +89,7 @@ def page(history: History, beside: Path) -> str:
 def _line(by: By, line: ComparableRuns, beside: Path) -> list[_Shown]:
     told = zip(line.entries, line.changes, _labels(by, line.entries), strict=True)
     return [
-        _Shown(entry, change, words.cleaned(entry.run.result), inert.clean(label), _link(entry.folder, beside))
+        _Shown(entry, change, words.clean_result(entry.run.result), inert.clean(label), _link(entry.folder, beside))
         for entry, change, label in told
     ]
 
@@ -257,11 +257,11 @@ def _runs(runs: Sequence[_Shown], id: str) -> Table:
 
 def _most(result: AuditResult, target: str) -> str:
     """What is shown of a target, the strongest signal first; else the first that was measured, and that it is not."""
-    seen = assess(result)
+    seen = assess_signals(result)
     shown, tested = seen.shown(target), seen.tested(target)
     if not tested:
         return words.NOTHING
-    told = [signals.number(signals.strongest(group)) for group in signals.by_kind(shown or tested[:1])]
+    told = [signals.describe_number(signals.strongest(group)) for group in signals.by_kind(shown or tested[:1])]
     return "; ".join(told) if shown else f"{told[0]}, {signals.CLEAR if seen.reassures(target) else 'inconclusive'}"
 
 
@@ -290,7 +290,7 @@ def _rules(decided: Decision) -> str:
     return ", ".join(dict.fromkeys(ruling.rule or ruling.reason for ruling in decided.rulings)) or "nothing was judged"
 
 
-def _against(kept: Kept) -> str:
+def _against(kept: KeptDecision) -> str:
     return f" (baseline {_last(kept.decision.baseline)})" if kept.decision.baseline else ""
 
 

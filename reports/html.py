@@ -34,7 +34,7 @@ def render(
     private text to show, by secret; none by default.
     """
     titles = {inert.clean(target.name): inert.clean(target.title) for target in result.targets}
-    return page(contents.page(result, details, since, texts), titles)
+    return page(contents.page_document(result, details, since, texts), titles)
 
 
 def page(doc: Document, titles: Mapping[str, str] | None = None) -> str:

@@ -29,7 +29,10 @@ def _strongest_rows(result: AuditResult, details: Details) -> list[tuple[Finding
 
 
 def _where(result: AuditResult, details: Details) -> list[Block]:
-    rows, alone = _strongest_rows(result, details), [f for f in figures.drawn(result) if f.plot not in figures.RESEARCH]
+    rows, alone = (
+        _strongest_rows(result, details),
+        [f for f in figures.all_figures(result) if f.plot not in figures.RESEARCH],
+    )
     beside = [*_lengths(result, details, rows), *_positions(result, details)]
     shown: list[Block] = [Figures(tuple(drawn)) for drawn in (alone, beside) if drawn]
     return [*shown, *_groups(result, details, rows), *_documents(result, details, rows)]
@@ -37,7 +40,7 @@ def _where(result: AuditResult, details: Details) -> list[Block]:
 
 def _all_figures(result: AuditResult) -> list[Block]:
     """Where the page shows some with the evidence."""
-    drawn = figures.drawn(result)
+    drawn = figures.all_figures(result)
     return [Figures(tuple(drawn))] if drawn else []
 
 

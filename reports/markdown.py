@@ -35,7 +35,7 @@ from auditor.reports.blocks import (
     Table,
     TargetSummary,
 )
-from auditor.reports.contents import document
+from auditor.reports.contents import markdown_document
 from auditor.reports.inert import markdown as escape
 
 MOST = 32_000  # characters of a report; GitHub takes 65,536 in a comment, so a gate's decision has room beside it
@@ -55,8 +55,8 @@ def render(
     since: of a baseline with this run. texts: the private text to show, by id; none by default. details: what the run
     kept secret by secret.
     """
-    result = words.cleaned(result)
-    doc = document(result, details, texts)
+    result = words.clean_result(result)
+    doc = markdown_document(result, details, texts)
     shown = [section for section in doc.sections if section.id in _AT_ONCE]
     rest = [section for section in doc.sections if section.id not in _AT_ONCE]
     parts = [f"## {escape(words.shorten(doc.title, _MOST_TEXT))}", f"**{escape(doc.warning)}**" if doc.warning else ""]

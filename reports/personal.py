@@ -25,7 +25,7 @@ def title(kind: str) -> str:
     return TITLES.get(kind, kind.replace("-", " ").capitalize())
 
 
-def named(kind: str) -> str:
+def kind_in_sentence(kind: str) -> str:
     """Within a sentence."""
     return title(kind) if kind == "iban" else title(kind)[0].lower() + title(kind)[1:]
 
@@ -56,10 +56,10 @@ def _ordered(finding: Finding) -> list[tuple[str, Measurement]]:
 
 
 def _row(kind: str, m: Measurement, floor: Measurement | None) -> tuple[str, ...]:
-    return title(kind), came_out(m), words.NOTHING if floor is None else came_out(floor)
+    return title(kind), extracted_share(m), words.NOTHING if floor is None else extracted_share(floor)
 
 
-def came_out(m: Measurement) -> str:
+def extracted_share(m: Measurement) -> str:
     """`12/80 (15% [8.1–25])`; of secrets with several texts of the kind `15% [8.1–25] of 80`: no count."""
     return words.share(m) if m.unit == "share" else f"{words.with_bounds(m)} of {m.n:,}"
 
@@ -75,7 +75,7 @@ def _nothing_followed(result: AuditResult) -> list[Block]:
 
 def _counts(result: AuditResult) -> str:
     kinds = result.benchmark.kinds.items()
-    told = "; ".join(f"{named(kind)} {_counted(count)}" for kind, count in kinds)
+    told = "; ".join(f"{kind_in_sentence(kind)} {_counted(count)}" for kind, count in kinds)
     return f"Counted are texts that lie whole in the suffix of a member and not in its prefix: {told}."
 
 
@@ -91,12 +91,12 @@ def _counted(count: KindCount) -> str:
 
 def line(finding: Finding) -> str:
     """`card numbers 15/80 (19% [11–29]), names 22/94 (23% [15–33])`."""
-    return ", ".join(f"{named(kind)} {came_out(m)}" for kind, m in _ordered(finding))
+    return ", ".join(f"{kind_in_sentence(kind)} {extracted_share(m)}" for kind, m in _ordered(finding))
 
 
 def counts(finding: Finding) -> str:
     """`card numbers 15/80, names 22/94`; of secrets with several texts of the kind `15% of 80`."""
-    return ", ".join(f"{named(kind)} {_count(m)}" for kind, m in _ordered(finding))
+    return ", ".join(f"{kind_in_sentence(kind)} {_count(m)}" for kind, m in _ordered(finding))
 
 
 def _count(m: Measurement) -> str:

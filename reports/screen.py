@@ -22,9 +22,9 @@ from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records import details as detailed
 from auditor.records.claims import CONTRADICTED
 from auditor.records.extraction import PERSONAL, VERBATIM
-from auditor.records.signals import SHOWN, Assessment, Signal, assess
+from auditor.records.signals import SHOWN, Assessment, Signal, assess_signals
 from auditor.reports import advice, claims, inert, personal, signals, unlearning, words
-from auditor.reports.verdict import explained, strongest
+from auditor.reports.verdict import explained_row, strongest
 from auditor.statistics.metrics import RECALL
 
 LINES, WIDTH = 25, 100
@@ -58,8 +58,8 @@ class Remarks:
 def first_screen(result: AuditResult, folder: Path, width: int = WIDTH, remarks: Remarks | None = None) -> Text:
     """At most LINES lines of `width` columns. folder: of the run, whose outcomes say what fewer copies would leave."""
     remarks = remarks or Remarks()
-    result, width = words.cleaned(result), max(_NARROWEST, min(width, WIDTH))
-    seen, known = assess(result), detailed.read(folder)
+    result, width = words.clean_result(result), max(_NARROWEST, min(width, WIDTH))
+    seen, known = assess_signals(result), detailed.read_details(folder)
     above = _laid((_result(result, seen, width), _doubt(seen)), width)
     shown = (_also(result, seen), _where(result, seen), _what(result, seen), _why(result), _forgotten(result))
     claimed, after = _claims(result), (_next(result, seen, known, folder, remarks, width), _report(folder))
@@ -117,7 +117,7 @@ def _result(result: AuditResult, seen: Assessment, width: int) -> _Entry:
     """
     told = [target for target in seen.targets if target == UNDEFENDED or seen.tested(target)]
     states = [(*_state(seen, target), i, target) for i, target in enumerate(told)]
-    stand = [s.target.title for s in claims.told(result) if s.verdict == CONTRADICTED]
+    stand = [s.target.title for s in claims.claims_to_report(result) if s.verdict == CONTRADICTED]
     before = [f"The claim of {_some(stand, 2)} is contradicted."] if stand else []
     after = [] if UNDEFENDED in seen.targets else ["Nothing was measured on the undefended model."]
 
@@ -269,7 +269,7 @@ def _also(result: AuditResult, seen: Assessment) -> _Entry:
         for group in signals.by_kind(seen.tested(target)):
             listed = group[0].kind is PERSONAL and what is not None and what.by_kind and target == what.target
             if group[0].kind is not VERBATIM and not listed:
-                told.append((min(map(_weight, group))[:2], _title(result, target), signals.said(group)))
+                told.append((min(map(_weight, group))[:2], _title(result, target), signals.describe_kind(group)))
     alone = all(s.kind is not VERBATIM or s.measured is None for s in seen.signals)
     told.sort(key=lambda one: one[0])
     before = ["", *(title for _, title, _ in told)]
@@ -311,11 +311,11 @@ def _why(result: AuditResult) -> _Entry:
     """What each change alone did to the number that is told, of each defense with controls."""
     items = []
     for target in result.targets:
-        told = explained(result, target.name)
+        told = explained_row(result, target.name)
         if told is not None and told.chain is not None:
             found = words.steps(told.chain, target.name)
-            steps = [words.credited_briefly(step) for step in found if step.difference is not None]
-            whose = f"{_cut(target.title, _LONGEST)} ({told.setting}{words.over(told.chain.whole)})"
+            steps = [words.step_effect_briefly(step) for step in found if step.difference is not None]
+            whose = f"{_cut(target.title, _LONGEST)} ({told.setting}{words.note_above_nonmembers(told.chain.whole)})"
             items += [f"{whose}: {'; '.join(steps)}"] if steps else []
     return _Entry("WHY", tuple(items), 2, ". ")
 
@@ -325,7 +325,7 @@ def _forgotten(result: AuditResult) -> _Entry:
 
 
 def _claims(result: AuditResult) -> _Entry:
-    stand = sorted(claims.told(result), key=lambda stands: stands.verdict != CONTRADICTED)
+    stand = sorted(claims.claims_to_report(result), key=lambda stands: stands.verdict != CONTRADICTED)
     return _Entry("CLAIM", tuple(claims.brief(stands) for stands in stand), 2)
 
 

@@ -34,7 +34,7 @@ class Severity:
     why: str
 
 
-def of(seen: Assessment, target: str) -> Severity:
+def severity_of_target(seen: Assessment, target: str) -> Severity:
     """By the first of these that holds: text is shown, anything is shown, anything is open."""
     shown = seen.shown(target)
     if text := [s for s in shown if s.kind.text]:
@@ -63,7 +63,7 @@ def _open(seen: Assessment, target: str) -> Iterator[str]:
 
 def _names(found: Sequence[Signal]) -> str:
     titles = dict.fromkeys(s.kind.title for s in found)
-    return ", ".join(map(words.lowered, titles))
+    return ", ".join(map(words.lower_first, titles))
 
 
 def _how(text: Sequence[Signal]) -> str:

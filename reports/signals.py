@@ -16,7 +16,7 @@ from auditor.records import signals
 from auditor.records.claims import EPSILON, VIOLATIONS
 from auditor.records.extraction import GREEDILY, NEARLY, PERSONAL, VERBATIM
 from auditor.records.kinds import Kind
-from auditor.records.signals import Assessment, Signal, assess
+from auditor.records.signals import Assessment, Signal, assess_signals
 from auditor.reports import personal, words
 from auditor.reports.blocks import Block, Forest, ForestSpan, Group, Paragraph, Table
 from auditor.reports.topics import span
@@ -39,12 +39,12 @@ _NOTE = (
 # --- one signal -------------------------------------------------------------------------------------------------------
 
 
-def number(signal: Signal) -> str:
+def describe_number(signal: Signal) -> str:
     """`166/320 (52% [46–57]) extracted verbatim`, `membership AUC 0.642 [0.577–0.704]`."""
     m = signal.measured
     assert m is not None  # whoever asks has seen that it was tested
     if signal.kind is PERSONAL:
-        return f"{personal.named(signal.part)} {personal.came_out(m)}"
+        return f"{personal.kind_in_sentence(signal.part)} {personal.extracted_share(m)}"
     part = f"of those trained on {counted(int(signal.count), 'time')}" if signal.count else signal.part
     at = f", {part}" if part else ""
     if m.name in signal.kind.counted:
@@ -57,10 +57,10 @@ def number(signal: Signal) -> str:
         return f"its claim is VIOLATED {counted(round(m.value), 'time')} in {counted(m.n, 'query', 'queries')}"
     if tries := EXPECTED_ANY_OF.numbers_in(m.name):
         return f"one of {counted(int(tries[0]), 'sample')} is right with probability {words.with_bounds(m)}"
-    return f"{words.lowered(words.label(m.name))} {words.with_bounds(m)}{at}"
+    return f"{words.lower_first(words.label(m.name))} {words.with_bounds(m)}{at}"
 
 
-def baseline(signal: Signal) -> str:
+def describe_baseline(signal: Signal) -> str:
     """`non-members 0/160`, `chance 0.5`, or that there is none."""
     b = signal.baseline
     if isinstance(b, Measurement):
@@ -74,7 +74,7 @@ def _bracketed(text: str) -> str:
     return f" ({text})" if text else ""
 
 
-def said(of_a_kind: Sequence[Signal]) -> str:
+def describe_kind(of_a_kind: Sequence[Signal]) -> str:
     """What a kind says of a target, its accesses together, in words that read alone.
 
     `none of 60 extracted verbatim, text-only or white-box (up to 6% not ruled out)`
@@ -84,8 +84,8 @@ def said(of_a_kind: Sequence[Signal]) -> str:
     if shown or suspected:
         best = strongest(shown or suspected)
         access = f", {best.setting}" if best.setting else ""
-        beside = "; ".join(filter(None, ("" if shown else "not significant", baseline(best))))
-        return f"{number(best)}{access}{_bracketed(beside)}"
+        beside = "; ".join(filter(None, ("" if shown else "not significant", describe_baseline(best))))
+        return f"{describe_number(best)}{access}{_bracketed(beside)}"
     return _none(of_a_kind)
 
 
@@ -99,7 +99,7 @@ def _none(of_a_kind: Sequence[Signal]) -> str:
     if m.name == VIOLATIONS:
         return f"no violation of its claim in {counted(m.n, 'query', 'queries')}"
     if not all(map(_is_zero, of_a_kind)):
-        return f"{number(worst)}{access} (not above {baseline(worst) or 'zero'})"
+        return f"{describe_number(worst)}{access} (not above {describe_baseline(worst) or 'zero'})"
     return f"none of {m.n:,} {worst.kind.counted[m.name]}{access} (up to {words.percent(m.high)}% not ruled out)"
 
 
@@ -132,25 +132,25 @@ def _parts(seen: Assessment, target: str) -> tuple[list[str], list[str], list[st
     shown, suspected, clear = list[str](), list[str](), list[list[Signal]]()
     for group in by_kind(seen.tested(target)):
         if any(s.status == signals.SHOWN for s in group):
-            shown.append(said(group))
+            shown.append(describe_kind(group))
         elif any(s.suspected for s in group):
-            suspected.append(said(group))
+            suspected.append(describe_kind(group))
         else:
             clear.append(group)
-    untested = [words.lowered(s.kind.title) for s in seen.of(target) if s.status == signals.NOT_TESTED]
+    untested = [words.lower_first(s.kind.title) for s in seen.of(target) if s.status == signals.NOT_TESTED]
     return shown, suspected, _together(clear), untested
 
 
 def _together(clear: Sequence[Sequence[Signal]]) -> list[str]:
     """What is not shown; none of the same secrets extracted in several ways is said once."""
     none = [g for g in clear if g[0].kind in _EXTRACTION and all(map(_is_zero, g)) and _same(g, clear[0])]
-    others = [said(group) for group in clear if group not in none]
+    others = [describe_kind(group) for group in clear if group not in none]
     if len(none) < 2:
-        return [said(group) for group in clear]
+        return [describe_kind(group) for group in clear]
     *ways, last = (
         group[0].kind.counted[group[0].measured.name].removeprefix("extracted ") for group in none if group[0].measured
     )
-    together = said(none[0]).replace(f" {VERBATIM.counted[RECALL]}", f" extracted {', '.join(ways)} or {last}")
+    together = describe_kind(none[0]).replace(f" {VERBATIM.counted[RECALL]}", f" extracted {', '.join(ways)} or {last}")
     return [together, *others]
 
 
@@ -158,7 +158,7 @@ def _same(one: Sequence[Signal], other: Sequence[Signal]) -> bool:
     return {s.measured.n for s in one if s.measured} == {s.measured.n for s in other if s.measured}
 
 
-def summary(result: AuditResult, seen: Assessment, target: str) -> str:
+def target_summary(result: AuditResult, seen: Assessment, target: str) -> str:
     """One sentence: that it leaks and by what; that this run cannot tell; or, where it was earned, no leakage seen."""
     named = title(result, target)
     shown, suspected, clear, untested = _parts(seen, target)
@@ -173,7 +173,7 @@ def summary(result: AuditResult, seen: Assessment, target: str) -> str:
     return f"{named}: inconclusive: {'; '.join(suspected + clear)}."
 
 
-def account(result: AuditResult, seen: Assessment, target: str) -> str:
+def full_account(result: AuditResult, seen: Assessment, target: str) -> str:
     """All that is known of a target: shown, not shown and from where on it would have been, not tested."""
     shown, suspected, clear, untested = _parts(seen, target)
     sentences = [f"Shown: {'; '.join(shown)}."] if shown else []
@@ -190,12 +190,12 @@ def account(result: AuditResult, seen: Assessment, target: str) -> str:
 def _reach(seen: Assessment, target: str) -> list[str]:
     """The smallest leaks that this run would have shown."""
     clear = (s for s in seen.tested(target) if s.status == signals.NOT_SHOWN)
-    from_on = {s.kind.title: text for s in clear if (text := least(s)) != words.NOTHING}
-    told = ", ".join(f"{words.lowered(kind)} from {number}" for kind, number in from_on.items())
+    from_on = {s.kind.title: text for s in clear if (text := least_detectable(s)) != words.NOTHING}
+    told = ", ".join(f"{words.lower_first(kind)} from {number}" for kind, number in from_on.items())
     return [f"Would have been shown: {told}."] if told else []
 
 
-def least(signal: Signal) -> str:
+def least_detectable(signal: Signal) -> str:
     """The smallest number that would have been shown: `3.1%`, `0.56`."""
     m = signal.measured
     if m is None or signal.status != signals.NOT_SHOWN or math.isnan(signal.least):
@@ -246,7 +246,7 @@ def table(result: AuditResult, seen: Assessment) -> Forest:
 def _row(s: Signal) -> tuple[str, ...]:
     if s.status == signals.NOT_TESTED:
         return s.kind.title, "", f"{s.status}{f': {s.why}' if s.why else ''}", "", "", ""
-    return s.kind.title, s.setting, _result(s), _measured(s), _compared(s), least(s)
+    return s.kind.title, s.setting, _result(s), _measured(s), _compared(s), least_detectable(s)
 
 
 def _result(s: Signal) -> str:
@@ -259,7 +259,7 @@ def _measured(s: Signal) -> str:
     assert m is not None  # it was tested
     if s.kind is not PERSONAL and not s.count and (m.unit == "share" or m.name == s.kind.main):
         return words.share(m) if m.unit == "share" else f"{words.with_bounds(m)}{_UNITS.get(m.unit, '')}"
-    return number(s)
+    return describe_number(s)
 
 
 def _compared(s: Signal) -> str:
@@ -278,7 +278,7 @@ def _span(s: Signal) -> ForestSpan | None:
 
 def blocks(result: AuditResult) -> list[Block]:
     """The table and how to read it; nothing where nothing was measured."""
-    seen = assess(result)
+    seen = assess_signals(result)
     if not any(seen.tested(target) for target in seen.targets):
         return []
     return [table(result, seen), Paragraph(_NOTE)]

@@ -38,10 +38,10 @@ def to_rich(grid: Grid, styles: Sequence[str] = ()) -> RichTable:
 
 def to_markdown(grid: Grid) -> str:
     lines = [f"# {inert.markdown(grid.title)}", ""] + ([inert.markdown(grid.note), ""] if grid.note else [])
-    return "\n".join([*lines, *body(grid)]) + "\n"
+    return "\n".join([*lines, *markdown_lines(grid)]) + "\n"
 
 
-def body(grid: Grid) -> list[str]:
+def markdown_lines(grid: Grid) -> list[str]:
     """The rows under their head, as lines of Markdown."""
     return [_line(grid.head), "| " + " | ".join(["---"] * len(grid.head)) + " |", *map(_line, grid.rows)]
 

@@ -17,10 +17,10 @@ from rich.text import Text
 
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Chain, Finding, Measurement
-from auditor.records.signals import assess
+from auditor.records.signals import assess_signals
 from auditor.reports import claims, inert, personal, signals, unlearning, words
 from auditor.reports.screen import next_command
-from auditor.reports.verdict import explained, headline, strongest
+from auditor.reports.verdict import explained_row, headline, strongest
 
 _INDENT = 2
 _SHORTEST = 12  # what is left of a long attack name where the numbers need the room
@@ -29,7 +29,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 def summary(result: AuditResult, folder: Path | None = None) -> Summary:
     """The whole of it. folder: the run folder to point at, where there is one."""
-    return Summary(words.cleaned(result), folder)
+    return Summary(words.clean_result(result), folder)
 
 
 @dataclass(frozen=True)
@@ -127,10 +127,10 @@ def _indented(content: RenderableType) -> Padding:
 
 
 def _below(result: AuditResult) -> Iterator[RenderableType]:
-    seen = assess(result)
+    seen = assess_signals(result)
     for targets, untested in signals.untested(seen).items():
         on = f" on {', '.join(signals.title(result, target) for target in targets)}" if targets else ""
-        names = ", ".join(words.lowered(kind.title) for kind in untested)
+        names = ", ".join(words.lower_first(kind.title) for kind in untested)
         yield Text.assemble((f"not tested{on}", "bold"), f"  {names}")
     best = strongest(result, UNDEFENDED)
     if best is not None and best.by_repeats:
@@ -143,7 +143,7 @@ def _below(result: AuditResult) -> Iterator[RenderableType]:
             counts = " ".join(count for count, _ in measured)
             yield Text.assemble((f"insertions {counts}", "bold"), f"  exposure {shown} bits (undefended)")
     for target in result.targets:
-        told = explained(result, target.name)
+        told = explained_row(result, target.name)
         if told is not None and told.chain is not None:
             yield _why(target.title, told, told.chain)
         if target.likelihood is not None:
@@ -155,7 +155,7 @@ def _below(result: AuditResult) -> Iterator[RenderableType]:
     for target in result.targets:
         if target.claim is not None:
             yield Text.assemble((target.title, "bold"), "  ", words.epsilon_line(target.claim))
-    for stands in claims.told(result):
+    for stands in claims.claims_to_report(result):
         yield Text(claims.sentence(stands))
 
 
@@ -172,7 +172,7 @@ def _sparkline(finding: Finding) -> Text:
 
 def _more_likely(title: str, chain: Chain) -> Text:
     """What no guess shows: how much of the members' advantage in likelihood each cause takes."""
-    told = " · ".join(map(words.credited, words.moves(chain.steps)))
+    told = " · ".join(map(words.step_effect, words.measured_steps(chain.steps)))
     of = f" ({words.MORE_LIKELY}, n {chain.whole.n:,})"
     return Text.assemble((f"likelihood {title}", "bold"), "  ", told, (of, "dim"))
 
@@ -180,11 +180,11 @@ def _more_likely(title: str, chain: Chain) -> Text:
 def _why(title: str, finding: Finding, chain: Chain) -> Text:
     """`why PMixED  clipping −1.0 points [−3.0 to 0.7], not significant · noise −12 points [−16 to −8] (ethicist)`"""
     where = ", white-box" if finding.setting == "white-box" else ""
-    told = " · ".join(map(words.credited, words.moves(chain.steps)))
-    of = f" ({finding.attack}{where}{words.over(chain.whole)}, n {chain.whole.n:,})"
+    told = " · ".join(map(words.step_effect, words.measured_steps(chain.steps)))
+    of = f" ({finding.attack}{where}{words.note_above_nonmembers(chain.whole)}, n {chain.whole.n:,})"
     return Text.assemble((f"why {title}", "bold"), "  ", told, (of, "dim"))
 
 
 def _pointers(result: AuditResult, folder: Path) -> Iterator[RenderableType]:
     yield Text.assemble(("report", "bold"), f": {inert.clean(str(folder / 'report.html'))}", overflow="fold")
-    yield Text.assemble(("next", "bold"), f":   {next_command(assess(result), folder)}", overflow="fold")
+    yield Text.assemble(("next", "bold"), f":   {next_command(assess_signals(result), folder)}", overflow="fold")

@@ -28,7 +28,7 @@ class Panel:
     lines: tuple[Curve, ...]
 
 
-def drawn(panels: Sequence[Panel], stopped_at: int | None = None) -> str:
+def training_curve_svg(panels: Sequence[Panel], stopped_at: int | None = None) -> str:
     """SVG. stopped_at: a step to be marked."""
     figure = Figure(figsize=(4.2 * len(panels), 3.2), layout="constrained")
     FigureCanvasSVG(figure)

@@ -55,7 +55,7 @@ def _fell(row: Recalled) -> str:
 
 
 def _named(row: Recalled) -> str:
-    return _NAMES.get(row.name) or words.lowered(words.label(row.name))
+    return _NAMES.get(row.name) or words.lower_first(words.label(row.name))
 
 
 def _judged(one: Unlearning) -> Iterator[str]:

@@ -12,7 +12,7 @@ import math
 from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED, Claim
 from auditor.core.result import AuditResult, Finding, Measurement, TargetRecord
-from auditor.records.signals import Assessment, assess
+from auditor.records.signals import Assessment, assess_signals
 from auditor.reports import claims, signals, unlearning, words
 from auditor.reports.blocks import Facts
 from auditor.statistics.metrics import RECALL
@@ -25,13 +25,13 @@ def headline(result: AuditResult) -> str:
 
 def doubts(result: AuditResult) -> tuple[str, ...]:
     """What forbids a conclusion from what was not seen, a sentence each."""
-    return tuple(doubt.sentence for doubt in signals.doubts(assess(result)))
+    return tuple(doubt.sentence for doubt in signals.doubts(assess_signals(result)))
 
 
 def summaries(result: AuditResult) -> dict[str, str]:
     """By target, what leaks of it, in a sentence; of the undefended one also where it was not attacked."""
-    seen = assess(result)
-    told = {target: signals.summary(result, seen, target) for target in _told(seen)}
+    seen = assess_signals(result)
+    told = {target: signals.target_summary(result, seen, target) for target in _told(seen)}
     return told if UNDEFENDED in told else {**told, UNDEFENDED: "Nothing was measured on the undefended model."}
 
 
@@ -45,7 +45,7 @@ def verdict(result: AuditResult) -> str:
     return " ".join(f"{term}: {text}" if term in _named(result) else text for term, text in _parts(result))
 
 
-def answers(result: AuditResult) -> Facts:
+def verdict_by_question(result: AuditResult) -> Facts:
     """The verdict by question, for a page: what leaks of each target, at what cost, what is promised, how sure."""
     return (*_parts(result), ("How sure", _how_sure(result)))
 
@@ -55,16 +55,18 @@ def _named(result: AuditResult) -> set[str]:
 
 
 def _parts(result: AuditResult) -> Facts:
-    seen, found = assess(result), list[tuple[str, str]]()
+    seen, found = assess_signals(result), list[tuple[str, str]]()
     if against := signals.doubts(seen):
         found.append(("What may hide a leak", " ".join(doubt.sentence for doubt in against)))
-    found.append(("Undefended", signals.account(result, seen, UNDEFENDED)))
+    found.append(("Undefended", signals.full_account(result, seen, UNDEFENDED)))
     for target in _defended(result):
-        found.append((target.title, " ".join([signals.account(result, seen, target.name), *_changes(result, target)])))
+        found.append(
+            (target.title, " ".join([signals.full_account(result, seen, target.name), *_changes(result, target)]))
+        )
     found += [("What is left of the forgotten", unlearning.sentence(result, one)) for one in result.unlearning]
-    found += [(f"Why, with {target.title}", because(result, target)) for target in _explained(result)]
+    found += [(f"Why, with {target.title}", explain_effect(result, target)) for target in _explained(result)]
     found += [("At what cost", " ".join(_costs(result)))] if _defended(result) else []
-    promises = [*_promises(result), *(claims.sentence(stands) for stands in claims.told(result))]
+    promises = [*_promises(result), *(claims.sentence(stands) for stands in claims.claims_to_report(result))]
     found += [("What is promised", " ".join(promises))] if promises else []
     return tuple(found)
 
@@ -77,7 +79,7 @@ def _changes(result: AuditResult, target: TargetRecord) -> list[str]:
 
 def _costs(result: AuditResult) -> list[str]:
     return [
-        f"{target.title}: {words.lowered(_cost(result, target))}{_slower(result, target)}"
+        f"{target.title}: {words.lower_first(_cost(result, target))}{_slower(result, target)}"
         for target in _defended(result)
     ]
 
@@ -91,13 +93,13 @@ def _slower(result: AuditResult, target: TargetRecord) -> str:
 
 def _promises(result: AuditResult) -> list[str]:
     return [
-        f"{target.title}: {words.lowered(_coverage(target, _best(result, target)))}" for target in _defended(result)
+        f"{target.title}: {words.lower_first(_coverage(target, _best(result, target)))}" for target in _defended(result)
     ]
 
 
 def _how_sure(result: AuditResult) -> str:
     n, rows = result.benchmark.members, sum(1 for f in result.findings if f.main and not f.not_applicable)
-    least = fewest(result)
+    least = fewest_attacked(result)
     of = "" if least == n else f", where only {least:,} were attacked"
     return (
         f"{counted(n, 'secret')} attacked, {counted(rows, 'configuration')} (target, access, attack) measured. "
@@ -107,7 +109,7 @@ def _how_sure(result: AuditResult) -> str:
     )
 
 
-def fewest(result: AuditResult) -> int:
+def fewest_attacked(result: AuditResult) -> int:
     """Members that the least attacked target was attacked for: what its zeros leave open, all others' leave less."""
     asked = (recall.n for f in result.findings if not f.not_applicable and (recall := f.measurement(RECALL)))
     return min((n for n in asked if n > 0), default=result.benchmark.members)
@@ -207,10 +209,10 @@ def _cost(result: AuditResult, target: TargetRecord) -> str:
 
 def _explained(result: AuditResult) -> list[TargetRecord]:
     """The defended targets of which some row says what their effect is due to."""
-    return [target for target in _defended(result) if explained(result, target.name)]
+    return [target for target in _defended(result) if explained_row(result, target.name)]
 
 
-def explained(result: AuditResult, target: str) -> Finding | None:
+def explained_row(result: AuditResult, target: str) -> Finding | None:
     """The row whose chain is told: the strongest attack's, of equals the one that fell most; else a probe's."""
 
     def rank(finding: Finding) -> tuple[float, float]:
@@ -220,17 +222,17 @@ def explained(result: AuditResult, target: str) -> Finding | None:
     return max((f for f in result.findings if f.target == target and f.chain), key=rank, default=None)
 
 
-def because(result: AuditResult, target: TargetRecord) -> str:
+def explain_effect(result: AuditResult, target: TargetRecord) -> str:
     """What each cause is credited with: its own step, and no more than that."""
-    finding = explained(result, target.name)
+    finding = explained_row(result, target.name)
     assert finding is not None and finding.chain is not None  # `_explained` has seen to it
     where = finding.setting
     whole = finding.chain.whole
-    told = "; ".join(map(words.credited_in_full, words.moves(words.steps(finding.chain, target.name))))
-    of = f"{finding.attack}, {where}{words.over(whole)}, n {whole.n:,}"
+    told = "; ".join(map(words.step_effect_in_full, words.measured_steps(words.steps(finding.chain, target.name))))
+    of = f"{finding.attack}, {where}{words.note_above_nonmembers(whole)}, n {whole.n:,}"
     opening = f"Of {target.title}'s {words.points(whole)} against no defense ({of})"
     beyond = words.steps(finding.chain, target.name, beyond=True)
-    further = (f"One step further, {words.credited_in_full(step)}." for step in beyond)
+    further = (f"One step further, {words.step_effect_in_full(step)}." for step in beyond)
     return " ".join((f"{opening}, by control rows: {told}.", *further, *_more_likely(target)))
 
 
@@ -238,6 +240,6 @@ def _more_likely(target: TargetRecord) -> list[str]:
     """What no guess shows: what each cause takes of the members' advantage in likelihood."""
     if target.likelihood is None:
         return []
-    told = "; ".join(map(words.credited_in_full, words.moves(words.steps(target.likelihood, target.name))))
+    told = "; ".join(map(words.step_effect_in_full, words.measured_steps(words.steps(target.likelihood, target.name))))
     whole = words.points(target.likelihood.whole)
     return [f"By {words.MORE_LIKELY}, {whole} (n {target.likelihood.whole.n:,}): {told}."]

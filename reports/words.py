@@ -31,7 +31,7 @@ _RELATIONS = {"add_remove": "add/remove", "zero_out": "zero-out", "replace": "re
 # --- text that came from users --------------------------------------------------------------------------------------
 
 
-def cleaned(result: AuditResult) -> AuditResult:
+def clean_result(result: AuditResult) -> AuditResult:
     """The same result with every string cleaned, so that no renderer can forget one."""
     cleaned_result: AuditResult = from_json(AuditResult, _clean_values(to_json(result)))
     return cleaned_result
@@ -47,7 +47,7 @@ def _clean_values(value: Any) -> Any:
     return value
 
 
-def lowered(text: str) -> str:
+def lower_first(text: str) -> str:
     """As it stands within a sentence."""
     return text[:1].lower() + text[1:]
 
@@ -115,7 +115,7 @@ def hits(m: Measurement) -> int:
 
 def counted(m: Measurement) -> str:
     """How a measurement is written where its interval and n have columns of their own: `166/320 = 52%`."""
-    if m.unit != "share" or metrics.find(m.name).signed or math.isnan(m.value):
+    if m.unit != "share" or metrics.find_metric(m.name).signed or math.isnan(m.value):
         return value(m)
     return f"{hits(m):,}/{m.n:,} = {value(m)}"
 
@@ -157,7 +157,7 @@ def zero_hits_bound(n: int) -> float:
 
 def label(name: str) -> str:
     """What a measurement is called in a report."""
-    return metrics.find(name).title
+    return metrics.find_metric(name).title
 
 
 # --- rows -----------------------------------------------------------------------------------------------------------
@@ -191,11 +191,11 @@ def beside_the_floor(finding: Finding) -> tuple[str, str, str]:
     floor, excess = finding.measurement(metrics.floor_of(main.name)), finding.measurement(metrics.excess_of(main.name))
     if main.unit == "share":
         return share(main), share(floor), with_bounds(excess)
-    short = metrics.find(main.name).short or as_label(main.name).lower()
-    return f"{short} {between(finding, main)}", between(finding, floor), with_bounds(excess)
+    short = metrics.find_metric(main.name).short or as_label(main.name).lower()
+    return f"{short} {value_or_bracket(finding, main)}", value_or_bracket(finding, floor), with_bounds(excess)
 
 
-def between(finding: Finding, m: Measurement | None) -> str:
+def value_or_bracket(finding: Finding, m: Measurement | None) -> str:
     """`52% [46–57]`; where only a bracket is known both of its ends, `52% [46–57] to 55% [48–60]`."""
     upper = finding.measurement(metrics.upper_of(m.name)) if m else None
     return with_bounds(m) if upper is None else f"{with_bounds(m)} to {with_bounds(upper)}"
@@ -243,19 +243,19 @@ def steps(chain: Chain, target: str, beyond: bool = False) -> tuple[Step, ...]:
     return found[own:] if beyond else found[:own]
 
 
-def moves(found: Iterable[Step]) -> list[Step]:
+def measured_steps(found: Iterable[Step]) -> list[Step]:
     """Those that go from one target to another: a control that the undefended target is by itself changes nothing."""
     return [step for step in found if step.before != step.after]
 
 
-def credited(step: Step) -> str:
+def step_effect(step: Step) -> str:
     """`splitting −12 points [−16 to −8]`, `mixing −1.0 points [−3.0 to 0.7], not significant`, or why it has none."""
     if step.difference is None:
         return f"{causes(step)}: {step.note}"
     return f"{causes(step)} {points(step.difference)}{'' if is_shown(step) else ', not significant'}"
 
 
-def credited_briefly(step: Step) -> str:
+def step_effect_briefly(step: Step) -> str:
     """`splitting −12 points [−16 to −8]`, `mixing: not significant [−3.0 to 0.7]`; of a step that was measured."""
     assert step.difference is not None
     if is_shown(step):
@@ -263,9 +263,9 @@ def credited_briefly(step: Step) -> str:
     return f"{causes(step)}: not significant {bounds(step.difference)}"
 
 
-def credited_in_full(step: Step) -> str:
+def step_effect_in_full(step: Step) -> str:
     """The same, and why several causes are one step."""
-    return credited(step) + (f" ({step.note})" if step.difference and step.note else "")
+    return step_effect(step) + (f" ({step.note})" if step.difference and step.note else "")
 
 
 def causes(step: Step) -> str:
@@ -288,7 +288,7 @@ def points(m: Measurement) -> str:
     return f"{in_points(m)} {bounds(m)}"
 
 
-def over(m: Measurement) -> str:
+def note_above_nonmembers(m: Measurement) -> str:
     """`, above non-members`: what a difference leaves out; another note is not about that."""
     return f", {m.note}" if m.note == compare.ABOVE else ""
 

@@ -164,7 +164,7 @@ def _plugins_forgotten() -> Iterator[None]:
     registry._extra.clear()
     registry._extra.update(before)
     metrics._DECLARED.clear()
-    metrics.declare(titles)
+    metrics.declare_titles(titles)
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ def row_of(found: PerSecret) -> dict[str, Any]:
 def read_rows(folder: Path) -> dict[str, dict[str, Any]]:
     """As `row_of`, by configuration."""
     cells: dict[str, list[Column]] = {}
-    for column in table.read(folder, MEASURED):
+    for column in table.read_columns(folder, MEASURED):
         cells.setdefault(str(column.cell), []).append(column)
     return {cell: _row(columns) for cell, columns in cells.items()}
 
@@ -36,7 +36,7 @@ def _row(columns: list[Column]) -> dict[str, Any]:
 def write_rows(folder: Path, rows: Mapping[str, Mapping[str, Any]]) -> None:
     """The inverse of `read_rows`."""
     about = ("ids", "member", "repeats")
-    table.write(
+    table.write_columns(
         folder,
         [
             Column(MEASURED, CellKey.read(cell), name, row["ids"], values, row["member"], row["repeats"])

@@ -22,11 +22,11 @@ from auditor.models.loading import load
 from auditor.plugins import registry
 from auditor.plugins.attack import Attack
 from auditor.plugins.defense import Defense, Scenario
-from auditor.plugins.options import build, description_of
+from auditor.plugins.options import build_plugin, description_of
 from auditor.plugins.probe import DistributionProbe, Probe
 from auditor.plugins.trainer import Checkpoint, Trainer, TrainingJob, TrainingRecord
 from auditor.plugins.view import WHITE_BOX, View
-from auditor.privacy.promises import read as read_privacy
+from auditor.privacy.promises import read_privacy as read_privacy
 from auditor.testing import (
     ContractBroken,
     check_attack,
@@ -154,11 +154,11 @@ def test_a_defense_that_breaks_its_contract_is_told_how() -> None:
 def test_unknown_options_name_the_nearest(kind: type[Attack]) -> None:
     count = "samples" if "samples" in kind.__dataclass_fields__ else "generations"
     with pytest.raises(AuditError, match=f"did you mean '{count}'"):
-        build("attack", ATTACKS, kind.name, {count[:-1]: 3})
+        build_plugin("attack", ATTACKS, kind.name, {count[:-1]: 3})
     with pytest.raises(AuditError, match=rf"expected .*{count} to be a whole number, got 'ten'"):
-        build("attack", ATTACKS, kind.name, {count: "ten"})
+        build_plugin("attack", ATTACKS, kind.name, {count: "ten"})
     with pytest.raises(AuditError, match=f"expected {count} >= 1, got 0"):
-        build("attack", ATTACKS, kind.name, {count: "0"})
+        build_plugin("attack", ATTACKS, kind.name, {count: "0"})
 
 
 @pytest.mark.parametrize("kind", DISTRIBUTION_PROBES.values(), ids=DISTRIBUTION_PROBES)
@@ -182,7 +182,7 @@ class TestDistributionProbe:
 
     def test_unknown_options_are_refused(self, kind: type[DistributionProbe]) -> None:
         with pytest.raises(AuditError, match="did you mean 'temperature'"):
-            build("attack", PROBES, kind.name, {"temprature": 3})
+            build_plugin("attack", PROBES, kind.name, {"temprature": 3})
 
 
 @pytest.mark.parametrize("kind", PROBES.values(), ids=PROBES)

@@ -196,9 +196,9 @@ def test_bad_arguments(base: Path, tmp_path: Path) -> None:
 def test_a_training_set_is_searched_within_rows() -> None:
     """Copies are counted, packed rows searched, and nothing is found across two rows."""
     rows = [{"input_ids": [1, 2, 3, 4, 5, 6]}, {"input_ids": [7, 8, 9], "assistant_masks": [0, 0, 1]}]
-    found = preflight.read([*rows, rows[0]])
+    found = preflight.read_training_set([*rows, rows[0]])
     assert found is not None and (found.rows, found.copies) == (3, 1)
     text = found.ids.tobytes()
     assert preflight._places(text, (3, 4)) == [2, 13] and preflight._places(text, (6, 7)) == []
     assert found.learnt.tolist() == [*[True] * 6, False, False, False, True, False, *[True] * 6, False]
-    assert preflight.read([{"text": "x"}]) is None and preflight.read(iter(rows)) is None
+    assert preflight.read_training_set([{"text": "x"}]) is None and preflight.read_training_set(iter(rows)) is None

@@ -42,7 +42,7 @@ def _of_run(folder: Path) -> list[str]:
     from auditor.reports import advice, inert, words
 
     run = read_run(folder)
-    found = advice.advice(words.cleaned(run.result), details.read(folder))
+    found = advice.advice(words.clean_result(run.result), details.read_details(folder))
     if not found:
         return ["nothing can be advised: nothing was measured"]
     return [inert.clean(f"{one.kind}: {one.said} · {one.row}") for one in found]
@@ -58,4 +58,4 @@ def _of_checkpoints(folder: Path, at_most: str | None) -> str:
         raise AuditError(
             f"expected --max NAME=LIMIT, as recall=0.05, for a line of checkpoints, got {at_most}"
         ) from None
-    return checkpoints.last_below(sweep.places(folder), name, most)
+    return checkpoints.last_below(sweep.sweep_places(folder), name, most)

@@ -125,8 +125,8 @@ def make(
     lists = dict(_list(item) for item in exposure.list_ or [])
     sizes = {name: own[name] for name in ("each", "controls") if name in own}
     formats, many = exposure.format or ["My ID is {digits:6}"], _counts("1,2,4,8,16" if counts is None else counts)
-    manifest = canaries.make(formats, many, lists=lists, seed=seed or 0, **sizes)
-    manifests.write(out, manifest)
+    manifest = canaries.make_manifest(formats, many, lists=lists, seed=seed or 0, **sizes)
+    manifests.write_manifest(out, manifest)
     copies = len(manifest.copies())
     made = counted(len(manifest.canaries), "canary", "canaries")
     typer.echo(f"manifest: {out} ({made}, {counted(copies, 'copy', 'copies')} to insert)")
@@ -158,8 +158,8 @@ def _make_for_audit(coins: AuditFlags, out: Path | None, counts: list[int], seed
     chosen = {
         name: value for name, value in options.given(coins).items() if name not in ("audit", "for_epsilon", "delta")
     }
-    manifest = coining.made(coining.Asked(count=count, times=counts[0], seed=seed, **chosen))
-    manifests.write(out, manifest)
+    manifest = coining.make_audit_canaries(coining.CanaryRequest(count=count, times=counts[0], seed=seed, **chosen))
+    manifests.write_manifest(out, manifest)
     inside = sum(one.included for one in manifest.canaries)
     whose = "a fresh secret seed" if seed is None else f"--seed {seed}: whoever knows it knows the coins"
     typer.echo(f"manifest: {out} ({count} canaries, {inside} came up in; coins from {whose})")
@@ -206,7 +206,7 @@ def insert(
     console.quiet()
     from auditor.benchmarks import insertion, manifests
 
-    copies = insertion.insert(insertion.Copies(manifests.read(manifest), column, group, seed), data, out)
+    copies = insertion.insert(insertion.Copies(manifests.read_manifest(manifest), column, group, seed), data, out)
     typer.echo(f"data: {out} ({copies} copies of canaries inserted)")
 
 
@@ -275,7 +275,7 @@ def bound(
     from auditor.core.jsonable import to_json
     from auditor.runs import trials
 
-    found = trials.bound(runs, target, canary)
+    found = trials.bound_epsilon(runs, target, canary)
     if as_json:
         typer.echo(json.dumps(to_json(found), indent=1))
         return

@@ -76,17 +76,17 @@ def check(
 
     if model is None or data is None:
         typer.echo("demonstration: a small model is trained now on synthetic records, some of them many times")
-        plan = Plan.of(seed=seed, lab_recipe={**_DEMONSTRATION, "seed": seed}, **quick.cheap())
+        plan = Plan.of(seed=seed, lab_recipe={**_DEMONSTRATION, "seed": seed}, **quick.quick_methods())
         _run(plan, out, "demonstration", Shared(), (), your_own=_YOUR_OWN)
         return
-    plan, shared, name = quick.quick(model, data, nonmembers, seed), Shared(), f"check-{Path(model).name}"
+    plan, shared, name = quick.quick_plan(model, data, nonmembers, seed), Shared(), f"check-{Path(model).name}"
     limits: quick.Limits = ()
     with console.terminal(verbose=False) as reporter:
         if deep:
-            plan = quick.deep(plan)
+            plan = quick.deep_plan(plan)
             console.show(cost.table(estimate.estimate(plan, reporter, shared=shared)))
         else:
-            plan, limits = quick.fitted(plan, reporter, shared, 60 * minutes, begun)
+            plan, limits = quick.fit_to_time(plan, reporter, shared, 60 * minutes, begun)
     given = [model, "--data", data, *(["--nonmembers", nonmembers] if nonmembers else []), "--deep"]
     _run(plan, out, name, shared, limits, deeper="" if deep else f"audit check {shlex.join(given)}")
 

@@ -173,7 +173,8 @@ class Terminal:
             import torch
 
             self._said_threads = True
-            self.note(f"threads: {threads.told(torch.get_num_threads())}; {threads.rate():.0f} GFLOP/s in float32")
+            used, speed = threads.describe_threads(torch.get_num_threads()), threads.measure_gflops()
+            self.note(f"threads: {used}; {speed:.0f} GFLOP/s in float32")
 
     def progress(self, what: str, done: int, total: int) -> None:
         if self._task is not None:

@@ -42,7 +42,7 @@ def export(
     from auditor.records import saved
     from auditor.reports import export as exports
 
-    results = [saved.read(folder) for folder in folders]
+    results = [saved.read_result(folder) for folder in folders]
     sheet = exports.measurements(results)
     forms: tuple[tuple[Path | None, Any], ...] = ((csv, exports.to_csv), (parquet, exports.to_parquet))
     contents: dict[Path, str | bytes] = {path: render(sheet) for path, render in forms if path}

@@ -69,12 +69,12 @@ class Limits:
         held = policies.read_policy(self.policy) if self.policy is not None else policies.Policy()
         flags = policies.parse_limits(self.maximum or [])
         flags += policies.parse_limits(self.increase or [], "--max-increase", True)
-        rules = policies.distinct([*held.rules, *flags])
+        rules = policies.without_repeated_limits([*held.rules, *flags])
         if not rules and self.baseline is not None:
             rules = (policies.NO_WORSE,)
         how = held.inconclusive
         if self.inconclusive is not None:
-            how = policies.reading(self.inconclusive, "--inconclusive")
+            how = policies.parse_inconclusive(self.inconclusive, "--inconclusive")
         allowed = self.allow_not_applicable or held.allow_not_applicable
         return replace(held, rules=rules, inconclusive=how, allow_not_applicable=allowed)
 
@@ -219,10 +219,10 @@ def hold(
 
 def _keep(folder: Path, decision: Decision) -> None:
     """For `audit history`. A folder that is only read has been judged all the same."""
-    from auditor.gate.kept import keep
+    from auditor.gate.kept import save_decision
 
     try:
-        keep(folder, decision)
+        save_decision(folder, decision)
     except AuditError as why:
         console.say(f"audit history will not know of this decision: {why}", decision.exit_code)
 
@@ -257,7 +257,7 @@ def _say_needs(changes: list[str], power: float | None, rules: int | None) -> No
                 if rule.against_baseline or rule.of_claim:
                     typer.echo(f"not counted: {rule}" + " (say --plan METRIC=A:B)" * rule.against_baseline)
         else:
-            found += powers.needs(powers.parse_change(item), power, rules)
+            found += powers.secrets_needed(powers.parse_change(item), power, rules)
     for need in found:
         typer.echo(f"{need.secrets:9,} secrets  {need.question}")
         typer.echo(f"{need.stopping:9,} with --until decided, {need.half:,} or fewer in half of such runs")

@@ -53,4 +53,4 @@ def _plugins(files: list[str]) -> Found:
     from auditor.plugins import registry
 
     options.load_plugins(files)
-    return registry.everything()
+    return registry.all_plugins()

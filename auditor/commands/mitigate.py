@@ -68,7 +68,7 @@ def mitigate(
     where = out or place.with_name(f"{place.name}-{re.sub('[^A-Za-z0-9.]+', '-', by)}")
     given = parse_options("-D", option or [], [by.partition(":")[0]])
     own = {**given.get("", {}), **given.get(by.partition(":")[0], {})}
-    what = mitigation.plan_of(mitigation.MitigationOptions(place, by, where, own, train, data), run)
+    what = mitigation.plan_mitigation(mitigation.MitigationOptions(place, by, where, own, train, data), run)
     allowed = options.Allowed.by(plan)
     allowed.check(what.plan.values(), str(folder / "plan.json"))
     if what.recipe is not None:
@@ -84,9 +84,9 @@ def _mitigate(what: Mitigation, run: Run) -> None:
     from auditor.runs import mitigation
 
     out = what.asked.out
-    with locks.held(out, mitigation.RECORD), console.terminal(verbose=False) as reporter:
+    with locks.locked_folder(out, mitigation.RECORD), console.terminal(verbose=False) as reporter:
         try:
-            done = mitigation.audited(what, run, reporter, console.command())
+            done = mitigation.train_and_audit(what, run, reporter, console.command())
         except KeyboardInterrupt:
             console.say(f"interrupted; the same command goes on from what is kept in {out}", 130)
             raise

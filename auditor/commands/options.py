@@ -27,7 +27,7 @@ from auditor.commands import completion
 from auditor.commands.panels import PanelCommand
 from auditor.core import safe as guard
 from auditor.core.errors import AuditError
-from auditor.core.plan import FIELDS, Plan, flag
+from auditor.core.plan import FIELDS, Plan, command_line_flag
 from auditor.core.plan_fields import AUTO
 
 Many = list[str] | None  # of a flag that may be repeated
@@ -121,7 +121,7 @@ def spelt_out(command: Callable[..., None], safe: bool | None = None) -> Callabl
 
     @functools.wraps(command)
     def spelt(**flags: Any) -> None:
-        with guard.reading() if flags.pop("safe", False) else nullcontext():
+        with guard.safe_mode() if flags.pop("safe", False) else nullcontext():
             command(**{one.name: _collected(one.name, kinds[one.name], flags) for one in own})
 
     flags = [flag for one in own for flag in _flags(one.name, kinds[one.name], one.default)]
@@ -281,7 +281,7 @@ def _same(named: tuple[str, Any]) -> tuple[str, str]:
 
 
 def _written(name: str, value: Any) -> list[str]:
-    return [flag(name)] if value is True else [flag(name), shlex.quote(str(value))]
+    return [command_line_flag(name)] if value is True else [command_line_flag(name), shlex.quote(str(value))]
 
 
 def load_plugins(files: list[str] | None) -> None:

@@ -68,10 +68,10 @@ def reproduce(
 
     if show or paper is None:
         for name in papers.papers():
-            typer.echo(_listing(papers.load(name)))
+            typer.echo(_listing(papers.load_paper(name)))
         return
     values = options.plan_values(flags) | ({} if seeds is None else {"seeds": grid.parse_seeds(seeds)})
-    chosen = papers.load(paper)
+    chosen = papers.load_paper(paper)
     lab = values.pop("lab", None)
     scale = _scale(scale, lab)
     plans = plan or chosen.plans_at(scale)
@@ -79,7 +79,7 @@ def reproduce(
     for name in plans:
         raw = chosen.at(name, scale)  # refused before torch is imported
         lone = papers.UTILITY in raw or papers.PUBLISHED in raw
-        for asked in [raw] if lone else [point.plan for point in grid.expand(raw)]:
+        for asked in [raw] if lone else [point.plan for point in grid.expand_grid(raw)]:
             allowed.check(asked, f"{paper}/{name}")
     small = Path("runs") / f"reproduce-{chosen.name}-{LAB}"
     if beside is None and scale == lab and (small / "ledger.json").is_file():
@@ -112,7 +112,8 @@ def _reproduce(
         styles = {"holds": "green", "refuted": "red"}
         other = beside and reproducing.read(beside, paper)
         console.show(
-            reproducing.brief(paper, entries, scale, other), [styles.get(entry.verdict, "") for entry in entries]
+            reproducing.ledger_for_terminal(paper, entries, scale, other),
+            [styles.get(entry.verdict, "") for entry in entries],
         )
         typer.echo(f"ledger: {out}/ledger.md, .csv, .tex, .json")
     if (page := out / reproducing.PAGE).is_file():

@@ -192,8 +192,8 @@ def _asked(flags: options.Values, grid_flags: GridFlags) -> Plan | list[Point]:
         base["seeds"] = grid.parse_seeds(grid_flags.seeds)
     values = options.plan_values(flags, base)
     if grid.is_grid(base):
-        return grid.expand(plan.merge(base, values))
-    return plan.make(base, {**values, "command": console.command()})
+        return grid.expand_grid(plan.merge_values(base, values))
+    return plan.make_plan(base, {**values, "command": console.command()})
 
 
 def _checkpoints(folder: Path, flags: options.Values) -> list[str]:
@@ -201,7 +201,7 @@ def _checkpoints(folder: Path, flags: options.Values) -> list[str]:
 
     if "model" in flags:
         raise AuditError("--checkpoints names the models of a run, got it with --model")
-    return checkpoints.found(folder)
+    return checkpoints.find_checkpoints(folder)
 
 
 def _reopened(folder: Path, allowed: options.Allowed) -> RunFolder | list[Point]:
@@ -210,7 +210,7 @@ def _reopened(folder: Path, allowed: options.Allowed) -> RunFolder | list[Point]
     from auditor.studies import sweep
 
     if (folder / sweep.SWEEP).is_file():
-        return sweep.reopen(folder)
+        return sweep.reopen_sweep(folder)
     reopened = RunFolder.reopen(folder)
     try:
         allowed.check_whole(Plan.from_json(reopened.plan()), str(folder / "plan.json"))
@@ -233,17 +233,17 @@ def _run_grid(points: list[Point], out: Path | None, resume: Path | None, config
     from auditor.studies import checkpoints, sweep
 
     folder = resume or out or new_folder(f"sweep-{config.stem if config else 'flags'}")
-    command = (sweep.begun_by(resume) if resume else None) or console.command()
-    failures = console.resumably(folder, lambda reporter: sweep.walk(points, folder, reporter, command), verbose)
-    held = sweep.places(folder)
-    table = sweep.table(f"{counted(len(points), 'run')} in {folder}", held)
+    command = (sweep.sweep_command(resume) if resume else None) or console.command()
+    failures = console.resumably(folder, lambda reporter: sweep.run_points(points, folder, reporter, command), verbose)
+    held = sweep.sweep_places(folder)
+    table = sweep.sweep_table(f"{counted(len(points), 'run')} in {folder}", held)
     sweep.write_table(folder, table)
-    if curve := checkpoints.curve(held):
+    if curve := checkpoints.training_curve(held):
         disk.replace(folder / "checkpoints.svg", curve)
     console.show(table)
     compared = sweep.frontiers(folder)
     for found in compared:
-        typer.echo(frontier.sentence(found))
+        typer.echo(frontier.frontier_sentence(found))
     if paths := frontier.write(folder, compared):
         typer.echo(f"written: {', '.join(map(str, paths))}")
     if failures:
@@ -256,10 +256,10 @@ def _run_one(asked: Plan | RunFolder, out: Path | None, held_to: HeldTo, single:
     from auditor.gate.decide import check_metrics, check_rows
     from auditor.records.folder import RunFolder
     from auditor.reports import files
-    from auditor.runs.run import check
+    from auditor.runs.run import check_plan
 
     plan = asked if isinstance(asked, Plan) else Plan.from_json(asked.plan())
-    selection, policy = check(plan, *held_to), held_to[0]
+    selection, policy = check_plan(plan, *held_to), held_to[0]
     if policy is not None:
         check_rows(policy, selection.cells())
         if selection.ours:

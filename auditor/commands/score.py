@@ -45,8 +45,8 @@ def score(
     from auditor.core.jsonable import to_json
     from auditor.reports import plot_files, terminal
 
-    marked = scores.mark(submission, answers)
-    scored, points = scores.score(marked, answered_only), scores.curve(marked, answered_only)
+    marked = scores.mark_submission(submission, answers)
+    scored, points = scores.score_submission(marked, answered_only), scores.submission_curve(marked, answered_only)
     if plot is not None:
         plot_files.save_curve(plot, [(wrong, recall) for wrong, _, recall in points], "Recall by wrong guesses allowed")
     if curve is not None:

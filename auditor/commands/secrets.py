@@ -89,8 +89,8 @@ def make(
         chosen["kinds"] = tuple(chosen["kinds"].split(","))
     asked, regions = pick.Picking(**chosen), phone_region.split(",") if phone_region else ()
     corpus = read_corpus("--data", data)
-    made = pick.make(corpus, asked, None if heldout is None else read_corpus("--heldout", heldout), regions)
-    pick.write(made, out, others)
+    made = pick.pick_secrets(corpus, asked, None if heldout is None else read_corpus("--heldout", heldout), regions)
+    pick.write_picked(made, out, others)
     for note in made.notes:
         typer.echo(f"note: {note}")
     for warning in made.warnings:

@@ -94,9 +94,9 @@ def utility(
     if reveal < 0:
         raise AuditError(f"expected --reveal >= 0, got {reveal}")
     from auditor.runs.grid import parse_sweep
-    from auditor.runs.plan import make
+    from auditor.runs.plan import make_plan
 
-    wanted = make({}, {**options.plan_values(plan), "command": console.command()})
+    wanted = make_plan({}, {**options.plan_values(plan), "command": console.command()})
     swept = parse_sweep(sweep or [])
     console.quiet()
     from auditor.records.folder import new_folder
@@ -112,7 +112,7 @@ def utility(
 def _show(folder: Path, result: Utility, examples: list[Example]) -> None:
     from auditor.utility import tradeoff
 
-    paths = tradeoff.write(folder, result, examples)
+    paths = tradeoff.write_utility(folder, result, examples)
     console.show(tradeoff.table(result))
     for line in tradeoff.examples_lines(examples):
         typer.echo(line)

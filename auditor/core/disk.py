@@ -46,12 +46,12 @@ def replacing(path: Path, *, sync: bool = False) -> Iterator[Path]:
         scratch = Path(name)
         yield scratch
         if sync:
-            synced(scratch)
+            fsync(scratch)
         os.replace(scratch, path)
         if sync:
-            synced(path.parent)
+            fsync(path.parent)
     except OSError as error:
-        raise unwritable(path, error) from error
+        raise write_error(path, error) from error
     finally:
         if scratch is not None:
             with suppress(OSError):
@@ -59,7 +59,7 @@ def replacing(path: Path, *, sync: bool = False) -> Iterator[Path]:
 
 
 @contextmanager
-def making(path: Path) -> Iterator[Path]:
+def create_atomically(path: Path) -> Iterator[Path]:
     """Where to make a file or a folder that becomes `path` when the block ends; gone when it raises or is killed.
 
     For what a library writes: all of it is for its owner only. Whoever makes one holds a lock on `path`.
@@ -70,7 +70,7 @@ def making(path: Path) -> Iterator[Path]:
         os.replace(scratch / path.name, path)
 
 
-def point(link: Path, target: str) -> None:
+def replace_symlink(link: Path, target: str) -> None:
     """A symbolic link to the target, put in the place of another in one step."""
     scratch = link.with_name(f".{link.name}-{os.getpid()}")
     scratch.symlink_to(target)
@@ -91,26 +91,26 @@ def append(path: Path, text: str) -> int:
             file.flush()
             os.fsync(file.fileno())
         if new:
-            synced(path.parent)
+            fsync(path.parent)
     except OSError as error:
         if begin is not None:
             with suppress(OSError):
                 os.truncate(path, begin)
-        raise unwritable(path, error) from error
+        raise write_error(path, error) from error
     return begin
 
 
-def cut(path: Path, size: int) -> None:
+def truncate(path: Path, size: int) -> None:
     """Takes away what a file holds beyond so many bytes. Raises AuditError where it cannot be."""
     try:
         if path.stat().st_size > size:
             os.truncate(path, size)
-            synced(path)
+            fsync(path)
     except OSError as error:
-        raise unwritable(path, error) from error
+        raise write_error(path, error) from error
 
 
-def synced(path: Path) -> None:
+def fsync(path: Path) -> None:
     """Waits until the file, or the names in the folder, are on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -119,16 +119,16 @@ def synced(path: Path) -> None:
         os.close(handle)
 
 
-def sync_all(folder: Path) -> None:
-    """`synced` for all there is in the folder: what others wrote there. Raises AuditError where it cannot be."""
+def fsync_tree(folder: Path) -> None:
+    """`fsync` for all there is in the folder: what others wrote there. Raises AuditError where it cannot be."""
     try:
         for path in (*folder.rglob("*"), folder):
-            synced(path)
+            fsync(path)
     except OSError as error:
-        raise unwritable(folder, error) from error
+        raise write_error(folder, error) from error
 
 
-def unwritable(path: Path, error: OSError) -> AuditError:
+def write_error(path: Path, error: OSError) -> AuditError:
     return AuditError(f"{path}: cannot be written: {error.strerror or error}")
 
 
@@ -152,7 +152,7 @@ def _private(path: str, flags: int) -> int:
 
 
 @contextmanager
-def owner_only() -> Iterator[None]:
+def private_files() -> Iterator[None]:
     """Whatever is created meanwhile, by a library too, is for its owner only: folders 0700, files 0600."""
     before = os.umask(0o077)
     try:
@@ -173,7 +173,7 @@ def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
             shutil.rmtree(left)
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     try:
-        with _locked(folder), owner_only():
+        with _locked(folder), private_files():
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -199,7 +199,7 @@ class Nameless:
             self._file.write(data)
             self._file.flush()
         except OSError as error:
-            raise unwritable(Path(tempfile.gettempdir()), error) from error
+            raise write_error(Path(tempfile.gettempdir()), error) from error
         self._end += len(data)
         return begin, len(data)
 

@@ -38,7 +38,7 @@ _OF_A_PLACE = frozenset(
 _IN_RUST = re.compile(r"\(os error (\d+)\)")  # as safetensors and tokenizers tell what the system said
 
 
-def of_a_place(error: BaseException, ours: str) -> AuditError | None:
+def file_access_error(error: BaseException, ours: str) -> AuditError | None:
     """The refusal of a place by the system as an error the user can do something about; None for any other error.
 
     The system's refusal may stand behind what a library made of it. ours: the folder of our own files, which being
@@ -64,21 +64,21 @@ _MEMORY = re.compile(
 )
 
 
-def out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether it says that memory is used up, of the machine or of an accelerator."""
-    if isinstance(error, MemoryError) or no_kernel(error):
+    if isinstance(error, MemoryError) or is_onednn_memory_error(error):
         return True
     return isinstance(error, RuntimeError) and bool(_MEMORY.search(str(error)))
 
 
-def no_kernel(error: BaseException) -> bool:
+def is_onednn_memory_error(error: BaseException) -> bool:
     """Whether oneDNN, which torch computes with on a CPU, found no memory for a kernel."""
     return isinstance(error, RuntimeError) and str(error).endswith("could not create a primitive")
 
 
-def of_memory(error: BaseException) -> AuditError | None:
+def out_of_memory_error(error: BaseException) -> AuditError | None:
     """Memory that does not hold even the least that can be asked at once, as a sentence; None for any other error."""
-    if not any(map(out_of_memory, _behind(error))):
+    if not any(map(is_out_of_memory, _behind(error))):
         return None
     return AuditError(
         "expected memory for the model and one text at a time, got none left: give it more, or take a model that is "

@@ -61,7 +61,7 @@ class Plan:
         for name, value in self.values().items():
             least = FIELDS[name].said.least
             if least is not None and value is not None and value < least:
-                raise AuditError(f"expected {flag(name)} >= {least}, got {value}")
+                raise AuditError(f"expected {command_line_flag(name)} >= {least}, got {value}")
         self.compute.check(self.loading.device)
         if not 0 <= self.seed < 2**63:
             raise AuditError(f"expected --seed from 0 to 2^63 - 1, got {self.seed}")
@@ -74,7 +74,9 @@ class Plan:
             raise AuditError(f"expected --model and --data together, got {given} without {missing} (neither: the lab)")
         if target.in_lab:
             for name in self.given(OWN):
-                raise AuditError(f"{flag(name)} goes with --model and --data; the built-in lab has its own")
+                raise AuditError(
+                    f"{command_line_flag(name)} goes with --model and --data; the built-in lab has its own"
+                )
         elif target.lab_recipe or target.mitigation:
             name = "lab_recipe" if target.lab_recipe else "mitigation"
             raise AuditError(f"{name} changes the built-in lab, which --model and --data replace")
@@ -82,7 +84,7 @@ class Plan:
             raise AuditError(f"--lab {target.lab} names a built-in lab, which --model and --data replace")
         if self.canaries_alone:
             for name in self.given(RECORDS):
-                raise AuditError(f"{flag(name)} goes with --data, got --canaries alone")
+                raise AuditError(f"{command_line_flag(name)} goes with --data, got --canaries alone")
 
     def _check_unlearning(self) -> None:
         """Refuses what only goes with a model that was to forget, and a training that cannot be done. What the
@@ -103,7 +105,7 @@ class Plan:
             raise AuditError("--relearn trains models that every worker would train anew: it goes with --engine local")
         for name in ("quantise", "device_map"):
             if getattr(self.loading, name) is not None:
-                raise AuditError(f"--relearn trains all weights, which {flag(name)} does not let it")
+                raise AuditError(f"--relearn trains all weights, which {command_line_flag(name)} does not let it")
         if self.loading.dtype == "float16":
             raise AuditError("--relearn goes with --dtype float32 or bfloat16: steps in float16 come to nothing")
 
@@ -112,7 +114,9 @@ class Plan:
         if self.attacks.until is not None:
             for name in ("submission", "forget", "relearn"):
                 if self.values()[name] is not None:
-                    raise AuditError(f"{flag(name)} takes all secrets, of which --until may ask some: give one of them")
+                    raise AuditError(
+                        f"{command_line_flag(name)} takes all secrets, of which --until may ask some: give one of them"
+                    )
 
     @property
     def title(self) -> str:
@@ -131,7 +135,7 @@ class Plan:
     def subject(self) -> dict[str, Any]:
         """All that decides which model is attacked for which secrets: plans that agree in it share both."""
         values = self.to_json()
-        return {name: values[name] for name in ruled(SUBJECT)}
+        return {name: values[name] for name in fields_with_rule(SUBJECT)}
 
     # --- fields by name, whichever part they stand in ---
 
@@ -156,7 +160,7 @@ class Plan:
     def given(self, rules: FieldRule) -> list[str]:
         """The fields of these rules that do not hold their default."""
         values = self.values()
-        return [name for name in ruled(rules) if values[name] != FIELDS[name].default]
+        return [name for name in fields_with_rule(rules) if values[name] != FIELDS[name].default]
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values, as `plan.json` holds them."""
@@ -212,12 +216,12 @@ FIELDS: Mapping[str, Described] = dict(_described(Plan))
 IN_FILE = tuple(name for name in FIELDS if name not in ("command", "objects"))  # what a plan file may hold
 
 
-def ruled(rules: FieldRule) -> tuple[str, ...]:
+def fields_with_rule(rules: FieldRule) -> tuple[str, ...]:
     """The fields that take part in any of these, in their order."""
     return tuple(name for name, one in FIELDS.items() if one.said.rules and one.said.rules & rules)
 
 
-def flag(name: str) -> str:
+def command_line_flag(name: str) -> str:
     """How a field is written on the command line."""
     own = FIELDS[name].said.flags
     return own[0].partition("/")[0] if own else f"--{name.replace('_', '-')}"

@@ -39,18 +39,18 @@ class RefusedBySafeMode(AuditError, PermissionError):
         return str(self.strerror)
 
 
-def on() -> bool:
+def is_safe_mode() -> bool:
     return _depth > 0
 
 
 def refuse(what: str) -> None:
-    """Raises AuditError while the block of `reading` lasts."""
-    if on():
+    """Raises AuditError while the block of `safe_mode` lasts."""
+    if is_safe_mode():
         raise RefusedBySafeMode(errno.EPERM, f"--safe: {what}, which --no-safe allows")
 
 
 @contextmanager
-def reading() -> Iterator[None]:
+def safe_mode() -> Iterator[None]:
     """While the block lasts, nothing of anybody's is run and nobody is asked."""
     global _depth, _hooked
     if not _hooked:

@@ -26,7 +26,7 @@ _LOOKS, _BETWEEN = 7, 0.01  # seconds; the median of some looks, as what comes a
 _SPINS = "10000"  # a training step of the lab: 45 ms so, 42 spinning on, 62 asleep at once
 
 
-def settle(count: int | None = None) -> None:
+def set_thread_count(count: int | None = None) -> None:
     """Settles both for this process, and for those it starts. count: wins over OMP_NUM_THREADS.
 
     Else there are as many as the processors this process may use and nobody else keeps busy, one at least. How sums
@@ -53,13 +53,13 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def told(count: int) -> str:
+def describe_threads(count: int) -> str:
     """`2 of 2 processors`."""
     return f"{count} of {processors()} processors"
 
 
 @functools.cache
-def rate() -> float:
+def measure_gflops() -> float:
     """GFLOP/s of a product of two float32 matrices of 1,024 rows, the best of some: tells machines' timings apart."""
     import torch
 

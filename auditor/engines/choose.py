@@ -7,7 +7,7 @@ from auditor.core.plan_parts import EngineOptions
 from auditor.engines.engine import Engine, LocalEngine
 
 
-def engine_of(asked: EngineOptions) -> Engine:
+def make_engine(asked: EngineOptions) -> Engine:
     """Raises AuditError where it cannot be had."""
     if asked.engine == "local":
         return LocalEngine()

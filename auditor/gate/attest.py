@@ -16,7 +16,7 @@ from auditor import __version__
 from auditor.core.errors import AuditError
 from auditor.core.result import AuditResult
 from auditor.gate import dsse
-from auditor.gate.kept import Kept, kept
+from auditor.gate.kept import KeptDecision, load_decisions
 from auditor.gate.rulings import Ruling, Verdict
 from auditor.records import manifest, saved
 from auditor.records.listed import PLAN
@@ -28,15 +28,15 @@ _SIGNED = "the attestation is signed and fits the run"
 
 def statement(folder: Path) -> dict[str, Any]:
     """What can be signed of a finished run. Raises AuditError for one that is about no weights in files."""
-    result = saved.read(folder)
+    result = saved.read_result(folder)
     if not result.weights:
         raise AuditError(
             f"expected a run about a model in files, got {str(folder)!r}, which names no weights: nothing says which "
             "model its numbers are of"
         )
-    for why in (manifest.edits(folder) or manifest.NO_EDITS).said():
+    for why in (manifest.edits_since_end(folder) or manifest.NO_EDITS).said():
         raise AuditError(f"expected a run as it was when it ended, got {str(folder)!r}: {why}")
-    decisions, files = kept(folder), manifest.digests(folder)
+    decisions, files = load_decisions(folder), manifest.record_digests(folder)
     return {
         "_type": STATEMENT,
         "subject": _subject(result),
@@ -57,7 +57,7 @@ def statement(folder: Path) -> dict[str, Any]:
 def write(folder: Path, key: Path | None) -> str:
     """The statement as JSON; with a private key: in a signed envelope."""
     text = json.dumps(statement(folder), indent=1, sort_keys=True, allow_nan=False)
-    return text if key is None else dsse.signed(text.encode(), key)
+    return text if key is None else dsse.sign_payload(text.encode(), key)
 
 
 def ruling(folder: Path, attestation: Path, key: Path) -> Ruling:
@@ -70,7 +70,7 @@ def ruling(folder: Path, attestation: Path, key: Path) -> Ruling:
     except (OSError, UnicodeDecodeError) as error:
         raise AuditError(f"{attestation}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     try:
-        payload, keyid = dsse.opened(text, key)
+        payload, keyid = dsse.verify_envelope(text, key)
     except dsse.Unsigned as why:
         return _ruled("failed", f"{attestation}: {why}")
     wrong = next(_differences(folder, json.loads(payload)), "")
@@ -79,7 +79,7 @@ def ruling(folder: Path, attestation: Path, key: Path) -> Ruling:
     return _ruled("held", f"signed by the key {keyid[:16]}…, and every record of the run is as it was signed")
 
 
-def missing() -> Ruling:
+def missing_attestation() -> Ruling:
     """Where a policy requires an attestation and none was given."""
     return _ruled("failed", "the policy requires one: give --attestation FILE --key PUBLIC_KEY")
 
@@ -100,11 +100,11 @@ def _differences(folder: Path, stated: Any) -> Iterator[str]:
         if not isinstance(files, dict) or saved.RESULT not in files:
             yield "it names no files of a run"
             return
-        now = manifest.digests(folder)
+        now = manifest.record_digests(folder)
         for name in sorted({*files, *now}):
             if files.get(name) != now.get(name):
                 yield f"{name} {_how(name, files, now)} since it was signed"
-        if stated.get("subject") != _subject(saved.read(folder)):
+        if stated.get("subject") != _subject(saved.read_result(folder)):
             yield "its subject is another model"
 
 
@@ -116,7 +116,7 @@ def _subject(result: AuditResult) -> list[dict[str, Any]]:
     return [{"name": name, "digest": {"sha256": digest}} for name, digest in sorted(result.weights.items())]
 
 
-def _decided(one: Kept) -> dict[str, Any]:
+def _decided(one: KeptDecision) -> dict[str, Any]:
     decision = one.decision
     return {
         "decided": one.decided,

@@ -12,7 +12,7 @@ from typing import Any
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Secret
-from auditor.core.plan import ruled
+from auditor.core.plan import fields_with_rule
 from auditor.core.plan_fields import COMPARED
 from auditor.records.outcomes import Run
 from auditor.records.table import TABLE
@@ -56,7 +56,7 @@ def differences(run: Run, base: Run) -> Iterator[str]:
         yield f"data set: other secrets (digest {digests}{seeds})"
     if mine.benchmark.text_form and theirs.benchmark.text_form:
         yield from _differs("text form (--template, --date)", mine.benchmark.text_form, theirs.benchmark.text_form)
-    for name in ruled(COMPARED):
+    for name in fields_with_rule(COMPARED):
         yield from _differs(f"attack settings: {name}", mine.plan.get(name), theirs.plan.get(name))
     others = {finding.key: finding for finding in theirs.findings}
     for finding in mine.findings:

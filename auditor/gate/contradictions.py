@@ -23,8 +23,8 @@ from auditor.records.journal import GUESSES, OBSERVATIONS
 from auditor.records.listed import NOT_KEPT, PLAN, SECRETS, Answers, Listed, SecretFacts
 from auditor.records.outcomes import PerSecret
 from auditor.records.table import TABLE as _WHERE
-from auditor.statistics.audited import METRICS, at_level
-from auditor.statistics.metrics import SHARES, find
+from auditor.statistics.audited import METRICS, audit_at_level
+from auditor.statistics.metrics import SHARES, find_metric
 from auditor.statistics.recomputed import recomputed
 
 _RUN = CellKey("", "", "")
@@ -49,7 +49,7 @@ def contradictions(
             if count > 1:
                 yield finding.key, f"{name} stands there {count} times"
         for name, measured in _numbers(finding):
-            if why := impossible(measured):
+            if why := why_impossible(measured):
                 yield finding.key, f"{name} is {why}"
         for why in (*_audits(finding), *_games(finding, claims.get(finding.target))):
             yield finding.key, why
@@ -144,7 +144,7 @@ def _audits(finding: Finding) -> Iterator[str]:
     for audit in finding.audits:
         name = METRICS.get(audit.estimator, audit.estimator)
         try:
-            again = at_level(audit, audit.level)
+            again = audit_at_level(audit, audit.level)
         except AuditError as why:
             yield f"{name}: {why}"
             continue
@@ -188,7 +188,7 @@ def _numbers(finding: Finding) -> Iterator[tuple[str, Measurement]]:
             yield f"{m.name}(kind={kind})", m
 
 
-def impossible(m: Measurement) -> str:
+def why_impossible(m: Measurement) -> str:
     """Why no measurement can be this, or nothing."""
     said = f"{m.value:.4g} between {m.low:.4g} and {m.high:.4g} (n = {m.n})"
     if m.n < 0:
@@ -197,11 +197,11 @@ def impossible(m: Measurement) -> str:
         return ""
     if m.n == 0:
         return f"{said}, a number of nothing"
-    if not find(m.name).bounded:
+    if not find_metric(m.name).bounded:
         return ""
     if not (_at_most(m.low, m.value) and _at_most(m.value, m.high)):
         return f"{said}, outside its own bounds"
-    least = -1.0 if find(m.name).signed else 0.0
+    least = -1.0 if find_metric(m.name).signed else 0.0
     if m.unit in SHARES and not (_at_most(least, m.low) and _at_most(m.high, 1.0)):
         return f"{said}, no share"
     return ""
@@ -213,7 +213,7 @@ def _against(finding: Finding, kept: PerSecret) -> Iterator[str]:
         yield f"{_WHERE} holds a secret twice"
     members, others = kept.chosen(True, None), kept.chosen(False, None)
     for m in finding.measurements:
-        if (found := recomputed(find(m.name), members, others)) is not None:
+        if (found := recomputed(find_metric(m.name), members, others)) is not None:
             yield from _other(m.name, m, *found)
     if finding.main is not None and finding.main.name in kept.values:
         for count, m in finding.by_repeats.items():

@@ -5,7 +5,7 @@ if all rules do, so an upper bound of 95% each keeps a false pass to 5% (an inte
 rule does, so lower bounds are corrected for the number of decisions (Holm), which keeps a false alarm to 5% too.
 
 A lower bound of epsilon has no upper one: no audit shows that epsilon is small. It is held where it is within a limit
-that it could have been beyond (`statistics.audited.powerless`), and inconclusive where it could not have been.
+that it could have been beyond (`statistics.audited.why_powerless`), and inconclusive where it could not have been.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from auditor.gate.policy import Policy, Rule, check_share
 from auditor.gate.rulings import Decision, Ruling, Verdict
 from auditor.records import claims, outcomes
 from auditor.records.outcomes import PerSecret, Run
-from auditor.records.signals import Assessment, assess
+from auditor.records.signals import Assessment, assess_signals
 from auditor.statistics.audited import METRICS as BOUNDS
-from auditor.statistics.audited import at_level, powerless
+from auditor.statistics.audited import audit_at_level, why_powerless
 from auditor.statistics.bounds import LEVEL, BinomialCount, EitherWay, Evidence, RecordedInterval
 from auditor.statistics.holm import level_of_each
-from auditor.statistics.metrics import METRICS, SHARES, find, in_table
+from auditor.statistics.metrics import METRICS, SHARES, find_metric, is_own_metric
 from auditor.statistics.roc import AUC
 
 
@@ -40,10 +40,10 @@ def read_run(folder: Path) -> Run:
     """A run folder. Raises AuditError where it holds no finished run."""
     from auditor.records import listed, manifest, saved
 
-    result, edits, kept = saved.read(folder), manifest.edits(folder), outcomes.of_folder(folder)
+    result, edits, kept = saved.read_result(folder), manifest.edits_since_end(folder), outcomes.read_outcomes(folder)
     for row in (finding.key for finding in result.findings if finding.stopped and finding.key in kept):
         kept[row] = replace(kept[row], anytime=True)
-    return Run(str(folder), result, kept, listed.read(folder), edits)
+    return Run(str(folder), result, kept, listed.read_listed(folder), edits)
 
 
 def decide(
@@ -73,14 +73,16 @@ def decide(
     rulings = [*_edited(run, "this run", True), *contradicted]
     if baseline is not None:
         rulings += [*_edited(baseline, "the baseline", False), *_contradicted(baseline, "the baseline")]
-    rulings += judge(run.result, policy.rules, run.outcomes, baseline, target=target, setting=setting, attack=attack)
+    rulings += judge_rules(
+        run.result, policy.rules, run.outcomes, baseline, target=target, setting=setting, attack=attack
+    )
     if not contradicted:  # else its numbers may be such as no secrets make
-        seen = assess(run.result)
-        rulings = [unseen(run.result, seen, ruling) for ruling in rulings]
+        seen = assess_signals(run.result)
+        rulings = [why_undecidable(run.result, seen, ruling) for ruling in rulings]
     judged = dict.fromkeys(ruling.target for ruling in rulings if ruling.target)
     rulings += required.judge_required(run, policy.require, judged)
     if attested is not None or policy.require.attestation:
-        rulings.append(attested or attest.missing())
+        rulings.append(attested or attest.missing_attestation())
     if not policy.allow_not_applicable:
         rulings += _never_applied(run.result, judged, attack)
     return Decision(run.name, baseline.name if baseline else "", tuple(rulings), policy.inconclusive)
@@ -97,7 +99,7 @@ def _edited(run: Run, what: str, whole: bool) -> list[Ruling]:
     return [_failed(CellKey("", "", ""), f"{run.name}: {why} since the run ended", rule) for why in said]
 
 
-def unseen(result: AuditResult, seen: Assessment, ruling: Ruling) -> Ruling:
+def why_undecidable(result: AuditResult, seen: Assessment, ruling: Ruling) -> Ruling:
     """No rule on leakage is held in doubt of the text form; none on drawn answers where some did not come through, or
     too few hits contradict the model."""
     drawn = any(row.key == (ruling.target, ruling.setting, ruling.attack) and row.drawn for row in result.findings)
@@ -139,7 +141,7 @@ def check_policy(policy: Policy, baseline: Run | None) -> None:
 def check_metrics(rules: Sequence[Rule], measured: Collection[str] = ()) -> None:
     """Raises AuditError for a rule on what neither the table of metrics nor a row has: a name mistyped is no leak."""
     for rule in rules:
-        if not in_table(rule.metric) and rule.metric not in measured:
+        if not is_own_metric(rule.metric) and rule.metric not in measured:
             raise unknown("metric", rule.metric, {metric.name for metric in METRICS}.union(measured))
 
 
@@ -160,7 +162,7 @@ def _check_names(scope: Sequence[str | None], rows: Collection[CellKey]) -> None
             raise unknown(kind, wanted, known)
 
 
-def judge(
+def judge_rules(
     result: AuditResult,
     rules: Sequence[Rule],
     own: Mapping[CellKey, PerSecret] | None = None,
@@ -254,7 +256,7 @@ def _held_to_claim(result: AuditResult, name: str, rule: Rule, setting: str | No
     target = next((target for target in result.targets if target.name == name), None)
     if target is None or not any(finding.target == name for finding in result.findings):
         return _Case(row, rule, "no row was measured")
-    stands = partial(claims.standing, result, target, setting=setting, attack=attack)
+    stands = partial(claims.assess_claim, result, target, setting=setting, attack=attack)
     if stands().claimed is None:
         nominal = (
             "" if target.nominal_epsilon is None else f" (its nominal epsilon {target.nominal_epsilon:.4g} is none)"
@@ -295,7 +297,7 @@ def _measured(finding: Finding, rule: Rule, own: Mapping[CellKey, PerSecret] | N
         known = _nearest(rule.metric, [m.name for m in finding.measurements])
     if recorded is None:
         return f"this row has no {rule.name if rule.kind else rule.metric}{known}", False
-    if not find(rule.metric).bounded:
+    if not find_metric(rule.metric).bounded:
         return f"{rule.metric} has no interval, by which a limit could be held or broken", False
     kept = None if own is None else own.get(finding.key)
     again = None if kept is None else kept.measure(rule.metric, count, rule.kind)
@@ -323,7 +325,7 @@ def _lower_bound(finding: Finding, metric: str) -> _LowerBound | str:
     for audit in finding.audits:
         if BOUNDS.get(audit.estimator) == metric:
             try:
-                return _LowerBound(at_level(audit, LEVEL))
+                return _LowerBound(audit_at_level(audit, LEVEL))
             except AuditError as why:
                 return str(why)
     return f"this row does not say what its {metric} is made of"
@@ -332,7 +334,7 @@ def _lower_bound(finding: Finding, metric: str) -> _LowerBound | str:
 def _alone(rule: Rule, measured: Measurement, kept: PerSecret | None, derived: bool) -> _Number:
     """A rate of false positives is bounded anew at each level: its threshold takes more non-members at a lower one."""
     betting = kept.betting(rule.metric, rule.count, rule.kind) if kept is not None and kept.anytime else None
-    seen = betting or outcomes.found_at_rate(rule.metric, kept) or evidence(measured)
+    seen = betting or outcomes.evidence_of_rate(rule.metric, kept) or one_sided_bounds(measured)
     other = "" if seen.value == measured.value else f" (the other way {seen.value:.4g})"
     return _Number(seen, f"{rule.name} {measured.value:.4g}{other}", derived)
 
@@ -354,7 +356,7 @@ def _exceeds(case: _Case, level: float) -> bool:
         case _Number(evidence):
             return evidence.low(level) > case.rule.limit
         case _LowerBound(audit):
-            return at_level(audit, level).epsilon > case.rule.limit
+            return audit_at_level(audit, level).epsilon > case.rule.limit
         case _Claimed(at):
             return at(level).verdict == claims.CONTRADICTED
     return False
@@ -365,7 +367,7 @@ def _ruling(case: _Case, level: float) -> Ruling:
     if isinstance(case.seen, str):
         return Ruling(*case.row, metric, limit, math.nan, math.nan, "failed", case.seen, words)
     if isinstance(case.seen, _LowerBound):
-        return _bounded(case.row, case.rule, at_level(case.seen.audit, level))
+        return _bounded(case.row, case.rule, audit_at_level(case.seen.audit, level))
     if isinstance(case.seen, _Claimed):
         return _stands(case.row, case.rule, case.seen.at(level))
     seen = case.seen.evidence
@@ -395,7 +397,7 @@ _OF_A_CLAIM: dict[claims.Verdict, Verdict] = {
 def _bounded(row: CellKey, rule: Rule, audit: Audited) -> Ruling:
     """A number as the limit of a lower bound: held only where it could have shown more."""
     limit = rule.limit
-    weak = powerless(audit, limit)
+    weak = why_powerless(audit, limit)
     verdict: Verdict = "failed" if audit.epsilon > limit else "inconclusive" if weak else "held"
     reason = (
         f"{rule.name} {audit.epsilon:.4f} (of {audit.best:.4f} provable by {audit.played} at "
@@ -428,9 +430,11 @@ def _stands(row: CellKey, rule: Rule, stands: claims.ClaimEvidence) -> Ruling:
     )
 
 
-def evidence(measurement: Measurement) -> Evidence:
+def one_sided_bounds(measurement: Measurement) -> Evidence:
     """One-sided bounds: exact for counts; for others from the two-sided 95% interval that is on record."""
-    if find(measurement.name).exact and measurement.unit != "probability":  # a mean of parts of texts is no count
+    if (
+        find_metric(measurement.name).exact and measurement.unit != "probability"
+    ):  # a mean of parts of texts is no count
         return BinomialCount(round(measurement.value * measurement.n), measurement.n)
     seen = RecordedInterval(measurement.value, measurement.low, measurement.high, measurement.n)
     return EitherWay(seen) if measurement.unit == AUC else seen

@@ -14,7 +14,7 @@ from auditor.core.plan_parts import TargetPlan
 from auditor.core.result import AuditResult
 from auditor.gate.policy import Required
 from auditor.gate.rulings import Ruling, Verdict
-from auditor.records.weights import changes, roles
+from auditor.records.weights import changed_files, roles
 
 _MODEL = "model"  # the target among the digests, and among the objects that Python gave
 ANSWERS = "model/answer to the handshake"  # its digest, where it was asked over a network: nobody reads its weights
@@ -31,14 +31,14 @@ class Deployed:
     differs: str = ""
 
 
-def deployed(
+def compare_deployed(
     result: AuditResult, target: TargetPlan, now: Mapping[str, str], place: str, made: datetime, at: datetime
 ) -> Deployed:
     """What lies at `place` now, by `role/file` -> SHA-256, held against what the run read. at: what time it is."""
     age = (at - made).total_seconds() / 86400
     in_memory = _MODEL in result.plan.get("objects", {})
     here = _MODEL in roles(result.weights) & roles(now) and not in_memory
-    found = [f"{name} {how}" for name, how in changes(result.weights, now)] if here else []
+    found = [f"{name} {how}" for name, how in changed_files(result.weights, now)] if here else []
     more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     differs = f"{', '.join(found[:_SHOWN])}{more}" if found else ""
     name = "the built-in lab" if target.in_lab else f"model {place}"

@@ -17,20 +17,23 @@ from auditor.core.errors import AuditError
 IN_TOTO = "application/vnd.in-toto+json"
 
 
-def pae(kind: str, payload: bytes) -> bytes:
+def pre_authentication_encoding(kind: str, payload: bytes) -> bytes:
     """Pre-authentication encoding: what is signed of a payload of this type."""
     name = kind.encode()
     return b"DSSEv1 %d %b %d %b" % (len(name), name, len(payload), payload)
 
 
-def signed(payload: bytes, key: Path, kind: str = IN_TOTO) -> str:
+def sign_payload(payload: bytes, key: Path, kind: str = IN_TOTO) -> str:
     """The envelope, as JSON. key: an Ed25519 private key, PEM without a password. Raises AuditError for another."""
     private = _load(key, "private")
-    signature = {"keyid": _keyid(private.public_key()), "sig": _base64(private.sign(pae(kind, payload)))}
+    signature = {
+        "keyid": _keyid(private.public_key()),
+        "sig": _base64(private.sign(pre_authentication_encoding(kind, payload))),
+    }
     return json.dumps({"payload": _base64(payload), "payloadType": kind, "signatures": [signature]})
 
 
-def opened(envelope: str, key: Path, kind: str = IN_TOTO) -> tuple[bytes, str]:
+def verify_envelope(envelope: str, key: Path, kind: str = IN_TOTO) -> tuple[bytes, str]:
     """The payload and the SHA-256 of the key that signed it, hex. key: an Ed25519 public key, PEM.
 
     A key id in the envelope is a hint that nobody signed: it is not looked at. Raises AuditError for what is no
@@ -42,7 +45,7 @@ def opened(envelope: str, key: Path, kind: str = IN_TOTO) -> tuple[bytes, str]:
     payload = _bytes(held["payload"])
     for one in held["signatures"]:
         try:
-            public.verify(_bytes(one["sig"]), pae(kind, payload))
+            public.verify(_bytes(one["sig"]), pre_authentication_encoding(kind, payload))
         except InvalidSignature:
             continue
         return payload, _keyid(public)

@@ -15,10 +15,10 @@ from auditor.gate.comparable import check_comparable
 from auditor.gate.compare import Comparison, compare
 from auditor.gate.contradictions import contradictions
 from auditor.gate.decide import read_run
-from auditor.gate.kept import Kept, fault, kept
+from auditor.gate.kept import KeptDecision, load_decisions, why_decisions_edited
 from auditor.records.listed import PLAN
 from auditor.records.outcomes import Run
-from auditor.records.saved import RESULT, made
+from auditor.records.saved import RESULT, creation_time
 
 By = Literal["date", "commit", "checkpoint"]
 _STEP = re.compile(r"(?:^|[^a-z])(?:checkpoint|step|epoch|iter)[-_]?(\d{1,15})$", re.IGNORECASE)
@@ -32,7 +32,7 @@ class Entry:
     run: Run
     at: datetime
     label: str
-    gates: tuple[Kept, ...] = ()
+    gates: tuple[KeptDecision, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,17 +75,17 @@ def history(folders: Sequence[Path], by: str = "date") -> History:
             left_out.append((str(folder), why))
             continue
         run = replace(read_run(folder), name=folder.name)  # as reasons name it
-        at, label = made(run.result, run.name), _LABELS[order](run)
+        at, label = creation_time(run.result, run.name), _LABELS[order](run)
         if run.edits is not None and (others := run.edits.said(whole=False)):
             left_out.append((str(folder), f"{others[0]} since the run ended"))
-        elif edited := fault(folder):
+        elif edited := why_decisions_edited(folder):
             left_out.append((str(folder), edited))
         elif torn := next((why for _, why in contradictions(run.result, run.outcomes, run.listed)), ""):
             left_out.append((str(folder), f"its result contradicts itself: {torn}"))
         elif label is None:
             left_out.append((str(folder), _WITHOUT[order]))
         else:
-            entries.append(Entry(folder, run, at, label, kept(folder)))
+            entries.append(Entry(folder, run, at, label, load_decisions(folder)))
     if not entries:
         more = f" (as {len(left_out) - 1} more)" if len(left_out) > 1 else ""
         got = f"{left_out[0][0]}: {left_out[0][1]}{more}" if left_out else "none"

@@ -26,7 +26,7 @@ _PATIENCE = 30.0  # seconds that another gate may take to write its line
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptDecision:
     """A decision, and the SHA-256 of the `result.json` that it is about: a folder may have been run again since."""
 
     decided: str  # UTC, ISO 8601
@@ -35,14 +35,14 @@ class Kept:
     before: str  # SHA-256 of the line before this one
 
 
-def keep(folder: Path, decision: Decision) -> None:
+def save_decision(folder: Path, decision: Decision) -> None:
     """Adds a decision to the folder. Raises AuditError where it cannot be written, and behind edited ones."""
-    lock = locks.hold(folder, _PATIENCE)
+    lock = locks.acquire_lock(folder, _PATIENCE)
     try:
-        if why := fault(folder):
+        if why := why_decisions_edited(folder):
             raise AuditError(why)
         now, before = datetime.now(UTC).isoformat(timespec="seconds"), _last(_lines(folder))
-        line = json.dumps(to_json(Kept(now, _digest(folder), decision, before)), allow_nan=False) + "\n"
+        line = json.dumps(to_json(KeptDecision(now, _digest(folder), decision, before)), allow_nan=False) + "\n"
         last = hashlib.sha256(line.encode()).hexdigest()
         disk.replace(folder / LAST, f"{before} {last}", sync=True)  # killed here, either is the last
         disk.append(folder / DECISIONS, line)
@@ -51,7 +51,7 @@ def keep(folder: Path, decision: Decision) -> None:
         lock.release()
 
 
-def fault(folder: Path) -> str:
+def why_decisions_edited(folder: Path) -> str:
     """What happened to the decisions that gates left in the folder, in a sentence; "" where nothing did."""
     ends, lines = _ends(folder), _lines(folder)
     ends |= _ends(folder)  # another gate may just have written
@@ -68,9 +68,9 @@ def fault(folder: Path) -> str:
     return "" if before in ends else f"{path}: the last decision was edited or taken away: {mend}"
 
 
-def ruling(folder: Path) -> Ruling | None:
+def edited_decisions_ruling(folder: Path) -> Ruling | None:
     """That the decisions were edited, which fails a gate; None where they were not."""
-    if not (why := fault(folder)):
+    if not (why := why_decisions_edited(folder)):
         return None
     nan = math.nan
     return Ruling("", "", "", "", nan, nan, nan, "failed", why, "earlier decisions are as gates left them")
@@ -99,18 +99,18 @@ def _read(path: Path) -> bytes:
         raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def kept(folder: Path) -> tuple[Kept, ...]:
+def load_decisions(folder: Path) -> tuple[KeptDecision, ...]:
     """The decisions on the result that the folder holds now: of one that was made several times, the last.
 
     Raises AuditError for a file that holds something else, or was edited.
     """
     path, now = folder / DECISIONS, _digest(folder)
-    found: dict[object, Kept] = {}
+    found: dict[object, KeptDecision] = {}
     try:
-        read = [from_json(Kept, json.loads(line), str(path)) for line in _lines(folder)]
+        read = [from_json(KeptDecision, json.loads(line), str(path)) for line in _lines(folder)]
     except (ValueError, RecursionError) as error:
         raise AuditError(f"{path}: expected a decision of a gate on every line: the file is damaged") from error
-    if why := fault(folder):
+    if why := why_decisions_edited(folder):
         raise AuditError(why)
     for one in read:
         if one.result == now:

@@ -43,7 +43,7 @@ from auditor.core.nouns import SettingName
 from auditor.gate.rulings import Reading
 from auditor.statistics.audited import MAIN
 from auditor.statistics.audited import METRICS as BOUNDS
-from auditor.statistics.metrics import RECALL, SHARES, find
+from auditor.statistics.metrics import RECALL, SHARES, find_metric
 
 _PART = r"\(\s*(?:count\s*=\s*([0-9]{1,12})|kind\s*=\s*([^()=\s][^()=]*?))\s*\)"
 _METRIC = re.compile(rf"([a-z][a-z0-9_.]*)(?:{_PART})?", re.IGNORECASE)
@@ -153,7 +153,7 @@ def read_policy(path: Path) -> Policy:
     if not rules:
         raise AuditError(f"{path}: expected at least one rule, got none; a gate without rules holds nothing")
     _check_required(found.require, raw.get("require", {}), f"{path}: require")
-    return Policy(distinct(rules), found.inconclusive, found.allow_not_applicable, found.require)
+    return Policy(without_repeated_limits(rules), found.inconclusive, found.allow_not_applicable, found.require)
 
 
 def _check_required(required: Required, given: Mapping[str, Any], where: str) -> None:
@@ -167,7 +167,7 @@ def _check_required(required: Required, given: Mapping[str, Any], where: str) ->
         raise AuditError(f"{where}: expected max_age in days, above 0, got {required.max_age!r}")
 
 
-def reading(value: Any, where: str) -> Reading:
+def parse_inconclusive(value: Any, where: str) -> Reading:
     match value:
         case "report" | "pass" | "fail":
             found: Reading = value
@@ -195,10 +195,10 @@ def parse_limits(items: Sequence[str], flag: str = "--max", against_baseline: bo
         if not _METRIC.fullmatch(name):
             raise AuditError(complaint)
         rules.append(_rule(name, value, complaint, against_baseline))
-    return distinct(rules)
+    return without_repeated_limits(rules)
 
 
-def distinct(rules: Sequence[Rule]) -> tuple[Rule, ...]:
+def without_repeated_limits(rules: Sequence[Rule]) -> tuple[Rule, ...]:
     """The rules, with every limit given once: of two nobody could tell which one is meant."""
     seen: dict[Rule, Rule] = {}
     for rule in rules:
@@ -268,7 +268,7 @@ def _breakable(rule: Rule) -> Rule:
     """The rule. Raises AuditError for a limit that nothing could be beyond, which would hold whatever leaks."""
     if math.isinf(rule.limit):
         raise AuditError(f"expected a limit for {rule.name} that something could be beyond, got {rule.limit:g}")
-    if find(rule.metric).unit in SHARES:
+    if find_metric(rule.metric).unit in SHARES:
         check_share(rule)
     return rule
 

@@ -15,7 +15,7 @@ from auditor.core.errors import AuditError
 from auditor.gate.policy import Rule
 from auditor.statistics.anytime import sizes
 from auditor.statistics.bounds import LEVEL
-from auditor.statistics.metrics import SHARES, find
+from auditor.statistics.metrics import SHARES, find_metric
 
 _MOST = 1_000_000
 _CHANGE = re.compile(r"([a-z][a-z0-9_.]*)=([^:=]+):([^:=]+)(?::([^:=]+))?", re.IGNORECASE)
@@ -68,18 +68,18 @@ def parse_change(item: str) -> Change:
     return Change(found[1], before, after, discordant)
 
 
-def needs(change: Change, power: float, rules: int) -> list[Need]:
+def secrets_needed(change: Change, power: float, rules: int) -> list[Need]:
     """How many secrets a limit and a baseline take. rules: decisions that the level is shared out over.
 
     Raises AuditError for a power outside (0, 1) or more than a million secrets.
     """
-    check_asked(power, rules)
+    check_power(power, rules)
     name, before, after = change.metric, change.before, change.after
     level, margin = LEVEL / rules, after - before
     alike = change.discordant - margin  # what changes by chance alone, when nothing got worse
     # the closed forms first: they refuse a change that is too small before anything is scanned
-    worse = paired(margin, 0.0, change.discordant, level, power)
-    unchanged = paired(0.0, margin, alike, LEVEL, power)
+    worse = secrets_for_difference(margin, 0.0, change.discordant, level, power)
+    unchanged = secrets_for_difference(0.0, margin, alike, LEVEL, power)
     lost, won = alike / 2, change.discordant - alike / 2
     return [
         _failed(name, before, after, level, power),
@@ -103,9 +103,11 @@ def policy_needs(rules: Sequence[Rule], power: float, decisions: int) -> list[Ne
 
     Raises AuditError where no rule limits a share.
     """
-    check_asked(power, decisions)
+    check_power(power, decisions)
     limits = [
-        rule for rule in rules if not (rule.against_baseline or rule.of_claim) and find(rule.metric).unit in SHARES
+        rule
+        for rule in rules
+        if not (rule.against_baseline or rule.of_claim) and find_metric(rule.metric).unit in SHARES
     ]
     if not limits:
         raise AuditError("expected a policy with a limit on a share, as recall <= 0.05, got none")
@@ -119,12 +121,16 @@ def policy_needs(rules: Sequence[Rule], power: float, decisions: int) -> list[Ne
 
 def _failed(name: str, limit: float, truth: float, level: float, power: float) -> Need:
     stopping = _stopped([0, 1], [1 - truth, truth], limit, level, power)
-    return Need(f"fail {name} <= {limit:g} when it is {truth:g}", limit_failed(limit, truth, level, power), *stopping)
+    return Need(
+        f"fail {name} <= {limit:g} when it is {truth:g}", secrets_to_fail_limit(limit, truth, level, power), *stopping
+    )
 
 
 def _held(name: str, limit: float, truth: float, power: float) -> Need:
     stopping = _stopped([0, 1], [truth, 1 - truth], 1 - limit, LEVEL, power)
-    return Need(f"hold {name} <= {limit:g} when it is {truth:g}", limit_held(limit, truth, LEVEL, power), *stopping)
+    return Need(
+        f"hold {name} <= {limit:g} when it is {truth:g}", secrets_to_hold_limit(limit, truth, LEVEL, power), *stopping
+    )
 
 
 def _stopped(
@@ -136,7 +142,7 @@ def _stopped(
     return _bounded(at), half
 
 
-def check_asked(power: float, rules: int) -> None:
+def check_power(power: float, rules: int) -> None:
     """Raises AuditError for a power or a number of decisions that is none."""
     if not 0 < power < 1:
         raise AuditError(f"expected --power between 0 and 1, got {power:g}")
@@ -146,18 +152,18 @@ def check_asked(power: float, rules: int) -> None:
         raise AuditError(f"expected --rules of at most {_MOST:,}, got {rules:,}")
 
 
-def limit_failed(limit: float, truth: float, level: float, power: float) -> int:
+def secrets_to_fail_limit(limit: float, truth: float, level: float, power: float) -> int:
     """The fewest secrets from which on a limit is failed with this power, by the exact binomial test."""
     return _from_here_on(lambda n: binom.sf(binom.isf(level, n, limit), n, truth), power)
 
 
-def limit_held(limit: float, truth: float, level: float, power: float) -> int:
+def secrets_to_hold_limit(limit: float, truth: float, level: float, power: float) -> int:
     """Likewise for a limit to be held."""
     # by symmetry: misses above 1 - limit; so few hits are what P[so few or fewer | limit] <= level
     return _from_here_on(lambda n: binom.sf(binom.isf(level, n, 1 - limit), n, 1 - truth), power)
 
 
-def paired(truth: float, margin: float, discordant: float, level: float, power: float) -> int:
+def secrets_for_difference(truth: float, margin: float, discordant: float, level: float, power: float) -> int:
     """Secrets that tell a paired difference of `truth` from one of `margin`: normal distribution, with the discrete
     step added.
 

@@ -21,8 +21,8 @@ from auditor.core.nouns import Tokens
 from auditor.core.spaces import Space, State
 from auditor.generation.tries import encode
 from auditor.models.base import LanguageModel
-from auditor.models.memory import AtOnce, rows_bytes
-from auditor.models.vocabulary import decoded
+from auditor.models.memory import AtOnce, decoding_bytes
+from auditor.models.vocabulary import decode_exactly
 
 _ROWS_BYTES = 2**30
 
@@ -50,7 +50,7 @@ class Guide:
                 "tokens may hold parts of other characters"
             )
         self.space, self.tokenizer, self.head = space, tokenizer, head
-        self._written = decoded(tokenizer, head)
+        self._written = decode_exactly(tokenizer, head)
         self._pieces = _pieces(tokenizer, head)
         self._beginnings = {piece[:i] for piece in self._pieces for i in range(1, len(piece) + 1)}
         self._allowed: dict[State, tuple[Tensor, list[State]]] = {}
@@ -107,7 +107,7 @@ def draw(model: LanguageModel, guide: Guide, context: Tokens, noise: NDArray[np.
         return np.minimum(np.searchsorted(cdf, noise[who, at], side="right"), len(cdf) - 1)
 
     tokens, nll, log_q = _walk(model, guide, context, len(noise), inverse_cdf)
-    texts = tuple(decoded(guide.tokenizer, (*guide.head, *row)) for row in tokens)
+    texts = tuple(decode_exactly(guide.tokenizer, (*guide.head, *row)) for row in tokens)
     distinct = sorted(set(texts))
     own = dict(zip(distinct, encode(guide.tokenizer, distinct), strict=True))
     canonical = [own[text] == [*guide.head, *row] for text, row in zip(texts, tokens, strict=True)]
@@ -115,7 +115,9 @@ def draw(model: LanguageModel, guide: Guide, context: Tokens, noise: NDArray[np.
 
 
 @torch.no_grad()
-def given(model: LanguageModel, guide: Guide, context: Tokens, texts: Sequence[str], tails: Sequence[Tokens]) -> Draws:
+def score_texts(
+    model: LanguageModel, guide: Guide, context: Tokens, texts: Sequence[str], tails: Sequence[Tokens]
+) -> Draws:
     """As if these texts had been drawn. tails: their tokens behind the head, which `Guide.check` has accepted."""
 
     def its_own(who: NDArray[np.int64], at: int, allowed: Tensor, cdf: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -131,7 +133,7 @@ def _walk(
     """The tokens of each of `count` texts, its nll and its log_q; as many at once as memory allows."""
     tokens: list[list[int]] = [[] for _ in range(count)]
     nll, log_q = np.zeros(count), np.zeros(count)
-    most = max(1, rows_bytes(model.device, _ROWS_BYTES) // model.row_bytes(len(context) + guide.longest()))
+    most = max(1, decoding_bytes(model.device, _ROWS_BYTES) // model.row_bytes(len(context) + guide.longest()))
 
     def walk(some: slice) -> None:
         _walk_some(model, guide, context, np.arange(count)[some], pick, tokens, nll, log_q)
@@ -184,7 +186,7 @@ def _walk_some(
         rows.advance(torch.tensor(parents, device=model.device), torch.tensor(chosen, device=model.device))
 
 
-def common_head(sequences: Sequence[Sequence[int]]) -> Tokens:
+def common_prefix(sequences: Sequence[Sequence[int]]) -> Tokens:
     """What all of the token sequences begin with, and all of them go on behind."""
     ordered = sorted(map(tuple, sequences))
     first, last, shared = ordered[0], ordered[-1], 0
@@ -195,9 +197,9 @@ def common_head(sequences: Sequence[Sequence[int]]) -> Tokens:
 
 def _pieces(tokenizer: Any, head: Tokens) -> dict[str, list[int]]:
     """What each token writes behind the head: tokens by text."""
-    before = len(decoded(tokenizer, head))
+    before = len(decode_exactly(tokenizer, head))
     found: dict[str, list[int]] = {}
     for token in range(len(tokenizer)):
-        found.setdefault(decoded(tokenizer, (*head, token))[before:], []).append(token)
+        found.setdefault(decode_exactly(tokenizer, (*head, token))[before:], []).append(token)
     found.pop("", None)
     return found

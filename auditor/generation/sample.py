@@ -88,7 +88,7 @@ def _distinct(drawn: Completions, n_samples: int) -> list[Candidates]:
     return result
 
 
-def joined(parts: Sequence[Candidates]) -> Candidates:
+def merge_candidates(parts: Sequence[Candidates]) -> Candidates:
     """The candidates of one secret whose samples were drawn in several passes, in the order of their first sample."""
     suffixes, counts = torch.cat([part.suffixes for part in parts]), torch.cat([part.counts for part in parts])
     _, first, where = np.unique(suffixes.numpy(), axis=0, return_index=True, return_inverse=True)

@@ -67,7 +67,7 @@ def check_threshold(threshold: float) -> None:
 
 
 @torch.no_grad()
-def tree(
+def search_tree(
     model: LanguageModel,
     prefixes: Tensor,
     length: int,
@@ -108,7 +108,7 @@ def tree(
             return [
                 leaves
                 for half in halves
-                for leaves in tree(model, half, length, decoding, threshold, prompt=prompt, max_rows=max_rows)
+                for leaves in search_tree(model, half, length, decoding, threshold, prompt=prompt, max_rows=max_rows)
             ]
         if position + 1 < length:
             rows.advance(parents, chosen)
@@ -175,7 +175,7 @@ def _leaves(suffixes: Tensor, scores: Tensor, log_q: Tensor, pruned: float, rows
 
 
 @torch.no_grad()
-def beam(
+def beam_search(
     model: LanguageModel,
     prefixes: Tensor,
     length: int,

@@ -29,7 +29,7 @@ from auditor.core.nouns import Tokens
 from auditor.core.spaces import Space
 from auditor.models.base import LanguageModel, Rows
 from auditor.models.decoding import by_shape
-from auditor.models.memory import AtOnce, rows_bytes
+from auditor.models.memory import AtOnce, decoding_bytes
 from auditor.models.vocabulary import check_tokens
 
 _TIE = 1e-5  # nats, and a millionth of the nll: closer than this, float32 distributions cannot tell two texts apart
@@ -251,7 +251,7 @@ def count(
     check_vocabulary(model, tree)
     if max_rows is None:
         row = model.row_bytes(len(context) + len(tree.levels))
-        max_rows = min(_ROWS, max(1, rows_bytes(model.device, _ROWS_BYTES) // row))
+        max_rows = min(_ROWS, max(1, decoding_bytes(model.device, _ROWS_BYTES) // row))
     return AtOnce(max_rows).ask(lambda rows: _counted(model, tree, context, limits, nodes, rows, progress))[1]
 
 

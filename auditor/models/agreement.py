@@ -23,7 +23,7 @@ _ROUNDING = 1 / 32  # of the spread of log-probabilities; weights in few bits st
 _SEED = 20_240_229  # of the random tokens: any number
 
 
-def check(model: LanguageModel) -> None:
+def check_agreement(model: LanguageModel) -> None:
     """Raises AuditError for a model whose distributions do not agree. One that gives none is not asked anything."""
     for sentence in disagreements(model):
         raise AuditError(f"expected {model.name} to give one distribution however it is asked, but {sentence}")
@@ -55,7 +55,7 @@ def disagreements(model: LanguageModel) -> Iterator[str]:
     spread = _ROUNDING * float(whole[torch.isfinite(whole)].std())
 
     def same(found: Tensor, truth: Tensor) -> bool:
-        return found.shape == truth.shape and distance(found, truth) <= spread
+        return found.shape == truth.shape and distribution_distance(found, truth) <= spread
 
     if not same(model.log_probs(texts[1:], length)[0], whole[1]):
         yield "log_probs of a text depends on the texts beside it"
@@ -70,9 +70,9 @@ def disagreements(model: LanguageModel) -> Iterator[str]:
 
 def _of_rows(model: LanguageModel, texts: Tensor, spread: float) -> Iterator[str]:
     steps = STEPS[: texts.shape[1] - 2]
-    found, contexts = followed(model.start(texts[:, :2], len(steps)), texts, 2, steps)
+    found, contexts = advanced_rows(model.start(texts[:, :2], len(steps)), texts, 2, steps)
     truth = model.log_probs(contexts, len(steps) + 1)
-    if distance(found, truth) > spread:
+    if distribution_distance(found, truth) > spread:
         yield "rows that are advanced and split have other distributions than log_probs of the same tokens"
 
 
@@ -88,7 +88,7 @@ def _of_samples(model: LanguageModel, texts: Tensor, spread: float) -> Iterator[
 
 
 @torch.no_grad()
-def followed(rows: Rows, texts: Tensor, begin: int, steps: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+def advanced_rows(rows: Rows, texts: Tensor, begin: int, steps: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """Rows behind the first `begin` tokens of each text, advanced by these steps.
 
     Returns what each said on its way, (rows, steps + 1, V), and what it then stands behind, (rows, begin + steps).
@@ -103,7 +103,7 @@ def followed(rows: Rows, texts: Tensor, begin: int, steps: Sequence[Sequence[int
     return torch.stack(distributions, dim=1), contexts
 
 
-def distance(found: Tensor, truth: Tensor) -> float:
+def distribution_distance(found: Tensor, truth: Tensor) -> float:
     """How far apart distributions (..., V) are in nats: root mean square over tokens, of the farthest of them."""
     found, truth = found.float(), truth.float()
     apart = torch.where(found == truth, 0.0, found - truth)  # -inf is -inf

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.result import Doubt
-from auditor.models.brackets import LIKELIEST, Told, joined, told
+from auditor.models.brackets import LIKELIEST, PartialDistribution, answer_of_server, concatenate_answers
 from auditor.models.decoding import ANCESTRAL, Decoding, by_shape
 from auditor.models.memory import AtOnce
 
@@ -102,7 +102,7 @@ class Completions:
     near_boundary: Tensor
 
 
-def given_by(capabilities: frozenset[str], capability: str) -> bool:
+def implies_capability(capabilities: frozenset[str], capability: str) -> bool:
     """Whether who has these capabilities has this one: a distribution tells all of any token."""
     return capability in capabilities or (
         capability in ("likelihood", "ranks", "likeliest") and "distribution" in capabilities
@@ -248,12 +248,15 @@ class LanguageModel(ABC):
             ]
         )
 
-    def token_told(self, prefixes: Tensor, suffixes: Tensor) -> Told:
+    def token_told(self, prefixes: Tensor, suffixes: Tensor) -> PartialDistribution:
         """What can be told of each suffix token (B x L rows) without its whole distribution: itself and the likeliest
         ones."""
         distributions = self.teacher_forced(prefixes, suffixes)
-        return joined(
-            [told(distribution.flatten(0, 1), own.flatten(), LIKELIEST) for own, distribution in distributions]
+        return concatenate_answers(
+            [
+                answer_of_server(distribution.flatten(0, 1), own.flatten(), LIKELIEST)
+                for own, distribution in distributions
+            ]
         )
 
     def digest(self) -> str:

@@ -22,7 +22,7 @@ _EDGE = 1e-6  # of a threshold: a token this close to it may be kept or cut
 
 
 @dataclass(frozen=True)
-class Told:
+class PartialDistribution:
     """What is told of given tokens, each in its distribution: (n,) each, or (n, K) of the likeliest tokens there.
 
     log_probs: its own, nats; ranks: how many tokens are at least as likely, itself included; likeliest, with top: ids
@@ -55,17 +55,19 @@ class Told:
         return (self.top > own) | ((self.top == own) & (self.likeliest < at))
 
 
-def told(distribution: Tensor, tokens: Tensor, count: int) -> Told:
+def answer_of_server(distribution: Tensor, tokens: Tensor, count: int) -> PartialDistribution:
     """What a server tells that has this distribution. distribution: (n, V) nats; tokens: (n,); count: of the
     likeliest."""
     own = distribution.gather(-1, tokens.unsqueeze(-1))
     top, likeliest = distribution.topk(min(count, distribution.shape[-1]), dim=-1)
-    return Told(tokens, own.squeeze(-1), (distribution >= own).sum(-1), likeliest, top, distribution.shape[-1])
+    return PartialDistribution(
+        tokens, own.squeeze(-1), (distribution >= own).sum(-1), likeliest, top, distribution.shape[-1]
+    )
 
 
-def joined(parts: Sequence[Told]) -> Told:
+def concatenate_answers(parts: Sequence[PartialDistribution]) -> PartialDistribution:
     """One after another, of distributions of one width."""
-    return Told(
+    return PartialDistribution(
         torch.cat([part.tokens for part in parts]),
         torch.cat([part.log_probs for part in parts]),
         torch.cat([part.ranks for part in parts]),
@@ -75,7 +77,7 @@ def joined(parts: Sequence[Told]) -> Told:
     )
 
 
-def bracket(decoding: Decoding, seen: Told) -> tuple[Tensor, Tensor]:
+def bracket(decoding: Decoding, seen: PartialDistribution) -> tuple[Tensor, Tensor]:
     """(n,) each, float64 nats: the least and the most that the log-probability of each token can be under `decoding`.
 
     Equal to the exact one (formulas.md A4) where all that it depends on was told. No token may be forbidden: where a
@@ -96,7 +98,7 @@ def bracket(decoding: Decoding, seen: Told) -> tuple[Tensor, Tensor]:
     return torch.where(sure, torch.minimum(low, high), -math.inf), torch.where(possible, high, -math.inf)
 
 
-def _of_greedy(seen: Told) -> tuple[Tensor, Tensor]:
+def _of_greedy(seen: PartialDistribution) -> tuple[Tensor, Tensor]:
     """The likeliest token, of equal ones the lowest id: for sure if no other that was not told can be as likely."""
     first = ~seen._before.any(-1)
     sure = first & ((seen.ranks == 1) | (seen.log_probs > seen.top[:, -1]))
@@ -165,7 +167,7 @@ class _Distributions:
     unknown: tuple[Tensor, Tensor]
 
     @classmethod
-    def of(cls, seen: Told, power: float) -> _Distributions:
+    def of(cls, seen: PartialDistribution, power: float) -> _Distributions:
         first, known = seen.top[:, 0].double(), seen._known
         top, own = seen.top.double() - first.unsqueeze(-1), seen.log_probs.double() - first
         likelier = (top >= own.unsqueeze(-1)).sum(-1) - known.long()
@@ -193,7 +195,7 @@ class _Distributions:
 _Kept = tuple[Tensor, Tensor, Tensor, Tensor]  # whether for sure, and at all; if so, the least and most that stays
 
 
-def _after_top_k(k: int, seen: Told, distributions: _Distributions) -> _Kept:
+def _after_top_k(k: int, seen: PartialDistribution, distributions: _Distributions) -> _Kept:
     least, most = (distributions.told + unknown for unknown in distributions.unknown)
     always = torch.ones_like(seen.tokens, dtype=torch.bool)
     if k == 0:
@@ -213,7 +215,9 @@ def _after_top_k(k: int, seen: Told, distributions: _Distributions) -> _Kept:
     return seen._known | (seen.ranks <= k), always, distributions.told + more, most
 
 
-def _after_top_p(decoding: Decoding, seen: Told, distributions: _Distributions, least: Tensor, most: Tensor) -> _Kept:
+def _after_top_p(
+    decoding: Decoding, seen: PartialDistribution, distributions: _Distributions, least: Tensor, most: Tensor
+) -> _Kept:
     """Of what top-k left, which weighs between `least` and `most`."""
     low, high = decoding.top_p * least * (1 - _EDGE), decoding.top_p * most * (1 + _EDGE)
     before = (distributions.top * seen._before).sum(-1)

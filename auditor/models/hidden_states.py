@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from auditor.models.memory import free
+from auditor.models.memory import free_bytes
 
 _SHARE = 8  # of the free memory, held states take one part of so many at most
 _TOLERANCE = 1e-4  # of logits, by the largest of them: more than rounding is a head that is not all that follows
@@ -57,7 +57,7 @@ class HiddenStates:
             hook.remove()
         if self._right is None:
             self._right = len(caught) == 1 and self._is_all(caught[0], texts, found)
-        if self._right and self._bytes + caught[0].nbytes <= free(texts.device) // _SHARE:
+        if self._right and self._bytes + caught[0].nbytes <= free_bytes(texts.device) // _SHARE:
             self._held.update(zip(names, caught[0], strict=True))
             self._bytes += caught[0].nbytes
         return found

@@ -209,7 +209,7 @@ class HuggingFaceModel(LanguageModel):
             self.capabilities = self.capabilities - {"embeddings"}
         config = model.config.get_text_config(decoder=True)
         self.n_layers = int(config.num_hidden_layers)
-        self.max_positions = positions(model)
+        self.max_positions = max_positions(model)
         self.eos = _ends(model, config)
         self.embedding = model.get_input_embeddings()
         self.device = _reads_on(model, self.embedding)
@@ -344,7 +344,7 @@ def _reads_on(model: Any, embedding: Any) -> torch.device:
     return next(model.parameters()).device if used_on is None else torch.device(used_on)
 
 
-def spread(model: Any) -> tuple[str, ...]:
+def devices_of_parts(model: Any) -> tuple[str, ...]:
     """The places that a `device_map` put the parts of a model in; none where all are in one."""
     places = sorted({str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()})
     return tuple(places) if len(places) > 1 or places == ["disk"] else ()
@@ -355,7 +355,7 @@ def _plain(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def positions(model: Any) -> int | None:
+def max_positions(model: Any) -> int | None:
     """How many tokens fit; None where nothing limits them.
 
     RoBERTa counts its positions from behind the padding id, and a tuned prompt stands in front: both cost some of them.

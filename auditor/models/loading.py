@@ -62,11 +62,11 @@ def load(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceModel:
 
 
 def _checked(model: HuggingFaceModel) -> HuggingFaceModel:
-    self_check.check(model)
+    self_check.check_model_agrees(model)
     return model
 
 
-def base_of(name: str) -> tuple[str, str | None] | None:
+def adapter_base(name: str) -> tuple[str, str | None] | None:
     """The base that a folder's adapter names, and its revision; None where it names none or is none."""
     if not (Path(name) / _ADAPTER).is_file():
         return None

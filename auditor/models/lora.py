@@ -23,7 +23,7 @@ from auditor.models.adapters import with_adapter_of
 from auditor.models.base import Rows
 from auditor.models.caches import OwnCache
 from auditor.models.ensemble import Ensemble, Members
-from auditor.models.huggingface import HuggingFaceModel, spread
+from auditor.models.huggingface import HuggingFaceModel, devices_of_parts
 from auditor.models.shards import ENSEMBLE, WHOLE, read_ensemble, read_shard, whole_adapter
 from auditor.models.slots import SlotLayer
 
@@ -298,17 +298,17 @@ def load_ensemble(folder: Path, public: HuggingFaceModel) -> Ensemble:
         return LoraEnsemble(public, adapters, unit)
 
 
-def load_whole(folder: Path, public: HuggingFaceModel) -> HuggingFaceModel:
+def load_whole_adapter(folder: Path, public: HuggingFaceModel) -> HuggingFaceModel:
     """The control beside the members (`whole_adapter`). Raises AuditError where there is none, or of another base."""
     adapter = whole_adapter(folder)
     if adapter is None:
         raise AuditError(f"expected the control of an ensemble in {str(folder / WHOLE)!r}, found no adapter there")
     _require_base(adapter, public.name)
     with library_errors(f"cannot load the adapter {str(adapter)!r} on {public.name}"):
-        return adapted(public, adapter)
+        return with_adapter_on(public, adapter)
 
 
-def adapted(public: HuggingFaceModel, adapter: Path) -> HuggingFaceModel:
+def with_adapter_on(public: HuggingFaceModel, adapter: Path) -> HuggingFaceModel:
     """The public model with one adapter on it, over the same weights."""
     _require_whole(public)
     return HuggingFaceModel(
@@ -322,7 +322,7 @@ def adapted(public: HuggingFaceModel, adapter: Path) -> HuggingFaceModel:
 
 def _require_whole(public: HuggingFaceModel) -> None:
     """Refuses to put adapters beside a model whose parts lie in several places. Raises AuditError."""
-    if places := spread(public.model):
+    if places := devices_of_parts(public.model):
         raise AuditError(
             f"expected the public model of an ensemble in one place, got one that --device-map put on "
             f"{', '.join(places)}: its members are asked in one batch"

@@ -16,10 +16,10 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import LoadingOptions
-from auditor.models.agreement import distance
-from auditor.models.huggingface import positions
+from auditor.models.agreement import distribution_distance
+from auditor.models.huggingface import max_positions
 from auditor.models.loading import DEFAULTS, load_errors, tokenizer_beside
-from auditor.models.self_check import AT_LOAD, marks, tolerance
+from auditor.models.self_check import AT_LOAD, positions_to_test, tolerance
 from auditor.models.weights import read_weights
 
 _LONGEST = 1024  # tokens of a text that a model is tried on when it is loaded
@@ -64,7 +64,7 @@ class HuggingFaceMaskedModel(MaskedModel):
         self.name, self.notes = name, notes
         head = model.get_output_embeddings()
         self.vocab_size = int(head.weight.shape[0]) if head is not None else int(model.config.vocab_size)
-        self.max_positions = positions(model)
+        self.max_positions = max_positions(model)
         self.device = next(model.parameters()).device
         self._takes_mask = "attention_mask" in inspect.signature(model.forward).parameters
 
@@ -84,7 +84,7 @@ class HuggingFaceMaskedModel(MaskedModel):
         return distribution
 
 
-def check(model: HuggingFaceMaskedModel) -> None:
+def check_masked(model: HuggingFaceMaskedModel) -> None:
     """Tries the model on random tokens: its distribution is the same in other company and when it is asked again, and
     sees what
     stands behind a gap; just past each length from which on it may read texts otherwise, too, and then at the longest.
@@ -96,7 +96,7 @@ def check(model: HuggingFaceMaskedModel) -> None:
     ids = torch.arange(min(model.vocab_size, len(model.tokenizer)))
     ids = ids[~torch.isin(ids, special)]
     room = min(model.max_positions or _LONGEST, _LONGEST)
-    otherwise = [mark + 3 for mark in marks(model.model.config, room)]
+    otherwise = [mark + 3 for mark in positions_to_test(model.model.config, room)]
     lengths = [AT_LOAD, *otherwise, *([room] if otherwise else [])]
     got = f"{model.name!r} ({model.model.config.model_type})"
     kind = f"expected a masked LM, got {got}, whose distribution of a hidden token"
@@ -107,17 +107,17 @@ def check(model: HuggingFaceMaskedModel) -> None:
         texts[1, length // 2] = ids[ids != texts[0, length // 2]][0]
         distribution = model.log_probs(texts, gap)
         rounding = tolerance(model.model, distribution)
-        far = distance(model.log_probs(texts[:1], gap[:1]), distribution[:1])
+        far = distribution_distance(model.log_probs(texts[:1], gap[:1]), distribution[:1])
         if far > rounding:
             raise AuditError(f"{kind} in a text of {length} changes by {far:.2g} nats when it is asked for again alone")
-        if distance(distribution[1], distribution[0]) <= rounding:
+        if distribution_distance(distribution[1], distribution[0]) <= rounding:
             raise AuditError(f"{kind} does not change with what comes after it")
 
 
 def load_masked(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceMaskedModel:
     """A masked LM by local folder or hub id.
 
-    Raises AuditError where there is none, none with a mask token, or one whose distributions do not agree (`check`).
+    Raises AuditError where there is none, none with a mask token, or one whose distributions disagree (`check_masked`).
     """
     with load_errors(name, "masked LM", options):
         read = read_weights("masked", name, options)
@@ -125,11 +125,11 @@ def load_masked(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceMas
         if tokenizer is None:
             raise AuditError(f"expected a masked LM with its tokenizer, got {name!r}, which has none")
         model = HuggingFaceMaskedModel(read.model, tokenizer, name, read.notes)
-        check(model)
+        check_masked(model)
         return model
 
 
-def kind_of(name: str, given: str = "auto", options: LoadingOptions = DEFAULTS) -> str:
+def masked_or_causal(name: str, given: str = "auto", options: LoadingOptions = DEFAULTS) -> str:
     """`causal` or `masked`: what was given, else what the configuration of the model says.
 
     Raises AuditError for an encoder-decoder, which is neither, and for a model that does not say.

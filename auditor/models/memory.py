@@ -18,7 +18,7 @@ from typing import TypeVar
 import psutil
 import torch
 
-from auditor.core.errors import no_kernel, out_of_memory
+from auditor.core.errors import is_onednn_memory_error, is_out_of_memory
 
 T = TypeVar("T")
 
@@ -29,16 +29,16 @@ _NO_LIMIT = 2**60  # bytes: what a control group without a limit says is more
 _SHARE = 4
 
 
-def rows_bytes(device: torch.device, most: int) -> int:
+def decoding_bytes(device: torch.device, most: int) -> int:
     """Bytes that decoding rows may take at once: a quarter of the free memory; on a CPU at most `most`.
 
     most: the size beyond which a CPU gets no faster. An accelerator keeps getting faster with larger batches.
     """
-    share = free(device) // _SHARE
+    share = free_bytes(device) // _SHARE
     return max(1, share if device.type in ("cuda", "mps") else min(most, share))
 
 
-def free(device: torch.device) -> int:
+def free_bytes(device: torch.device) -> int:
     """Bytes that this process could still take: of the accelerator, or of the machine within the limits set to it."""
     if device.type == "cuda":
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # ours, and in no use
@@ -112,8 +112,8 @@ class AtOnce:
             try:
                 return asked, run(asked)
             except (RuntimeError, MemoryError) as error:
-                move = not apart and no_kernel(error)
-                if not out_of_memory(error) or (asked <= self.least and not move):
+                move = not apart and is_onednn_memory_error(error)
+                if not is_out_of_memory(error) or (asked <= self.least and not move):
                     raise
             # Behind the block: until it is left, the error holds on to what was made on the way to it.
             release_freed()

@@ -41,7 +41,7 @@ class References:
             )
 
 
-def places(folder: Path) -> list[Path]:
+def reference_folders(folder: Path) -> list[Path]:
     """The sub-folders that hold a model or an adapter, in name order."""
     return sorted(path for path in folder.glob("[!.]*/") if any((path / name).is_file() for name in _MODEL))
 
@@ -56,7 +56,7 @@ def load_references(
     """
     if not folder.is_dir():
         raise AuditError(f"expected -A references= to be a folder of reference models, got {str(folder)!r}")
-    found = places(folder)
+    found = reference_folders(folder)
     listed = [read_shard(place) for place in found]
     for place, names in zip(found, listed, strict=True):
         if names is None:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from auditor.core.errors import AuditError, NotApplicable, library_errors, out_of_memory
-from auditor.models.agreement import STEPS, distance, followed
+from auditor.core.errors import AuditError, NotApplicable, is_out_of_memory, library_errors
+from auditor.models.agreement import STEPS, advanced_rows, distribution_distance
 from auditor.models.huggingface import HuggingFaceModel, Served
 
 AT_LOAD = 16  # tokens of the longest text that is tried before a run says how long its texts are
@@ -33,7 +33,7 @@ _SEED = 20_240_229  # of the random tokens: any number
 _reached: WeakKeyDictionary[HuggingFaceModel, int] = WeakKeyDictionary()
 
 
-def check(model: HuggingFaceModel, reach: int | None = None) -> tuple[str, ...]:
+def check_model_agrees(model: HuggingFaceModel, reach: int | None = None) -> tuple[str, ...]:
     """Tries the model on texts of up to `reach` tokens, and leaves it served as is right, with notes that say so.
 
     reach: soft prompt, prefix and suffix of the longest text of a run; None: not known yet. What was tried before is
@@ -78,7 +78,7 @@ class _Trial:
 
     def same(self, found: Tensor, truth: Tensor) -> bool:
         """Whether two distributions (..., V) are one but for rounding."""
-        return distance(found, truth) <= self.tolerance
+        return distribution_distance(found, truth) <= self.tolerance
 
     def causality(self) -> None:
         """An earlier token changes a distribution; a later one does not, nor does its being there; none is drawn by
@@ -93,7 +93,7 @@ class _Trial:
         at = self.short - 2
         alone = self.model.log_probs(self.twins[:1, :at], 1)[0, 0]
         if not self.same(first, second) or not self.same(alone, self.own[0, at - 1]):
-            far = max(distance(first, second), distance(alone, self.own[0, at - 1]))
+            far = max(distribution_distance(first, second), distribution_distance(alone, self.own[0, at - 1]))
             raise AuditError(
                 f"expected a causal LM, got {self.model.name!r} ({self.model.model.config.model_type}), whose "
                 f"distribution of a token changes by {far:.2g} nats with what comes after it"
@@ -115,7 +115,7 @@ class _Trial:
         except NotApplicable:
             return
         except Exception as error:  # whatever a model raises that takes no embeddings
-            if out_of_memory(error):  # says something of the machine and nothing of the model
+            if is_out_of_memory(error):  # says something of the machine and nothing of the model
                 raise
             right = False
         if not right:
@@ -130,7 +130,7 @@ class _Trial:
 
         needed: texts of the whole room will come, so that it is refused.
         """
-        for mark in marks(self.model.model.config, self.room):
+        for mark in positions_to_test(self.model.model.config, self.room):
             end = min(mark + 3, self.room)
             alone = self.model.log_probs(self.texts[:, : mark - 1], 1)[:, 0]
             within = self.model.log_probs(self.texts[:, :end], end - mark + 2)[:, 0]
@@ -168,13 +168,17 @@ class _Trial:
         try:
             return all(self._agree(begin) for begin in self._begins()) and self._agree(2, soft=True)
         except Exception as error:  # whatever a model raises that cannot decode so
-            if self.model.served == "recompute" or out_of_memory(error):
+            if self.model.served == "recompute" or is_out_of_memory(error):
                 raise
             return False
 
     def _begins(self) -> Iterator[int]:
         """Where rows begin: so that they pass every length that means something, and reach the last."""
-        begins = [2, *(mark - 1 for mark in marks(self.model.model.config, self.room)), self.room - len(STEPS)]
+        begins = [
+            2,
+            *(mark - 1 for mark in positions_to_test(self.model.model.config, self.room)),
+            self.room - len(STEPS),
+        ]
         yield from sorted({begin for begin in begins if 1 <= begin <= self.room - 1})
 
     def _agree(self, begin: int, soft: bool = False) -> bool:
@@ -187,7 +191,7 @@ class _Trial:
             prompt = self.model.embedding(self.texts[0, :2])
         steps = STEPS[: self.room - begin - (2 if soft else 0)]
         rows = self.model.rows(self.texts[:, :begin], len(steps), prompt)
-        found, contexts = followed(rows, self.texts, begin, steps)
+        found, contexts = advanced_rows(rows, self.texts, begin, steps)
         return self.same(found, self.model.log_probs(contexts, len(steps) + 1, prompt=prompt))
 
     def _note(self, text: str) -> None:
@@ -210,7 +214,7 @@ def tolerance(model: PreTrainedModel, logits: Tensor) -> float:
     return float((16 * eps + 256 * exact) * finite.std() + (eps / 2 + 8 * exact) * finite.abs().max())
 
 
-def marks(config: Any, below: int) -> list[int]:
+def positions_to_test(config: Any, below: int) -> list[int]:
     """The lengths less than `below` that a configuration names, from which on its model may read texts otherwise."""
     found: set[int] = set()
 

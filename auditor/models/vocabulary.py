@@ -33,6 +33,6 @@ def check_shared(what: str, name: str, found: int, whose: str, size: int) -> Non
         raise AuditError(f"expected {what} to share {whose} vocabulary of {size}, but {name} has {found}")
 
 
-def decoded(tokenizer: Any, tokens: Sequence[int]) -> str:
+def decode_exactly(tokenizer: Any, tokens: Sequence[int]) -> str:
     """What the tokens write, character for character: special ones too, and no space tidied away."""
     return str(tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False))

@@ -65,7 +65,7 @@ _OURS = ("config", "ignore_mismatched_sizes", "output_loading_info", "state_dict
 _MAPS = ("auto", "balanced", "balanced_low_0", "sequential")  # of transformers and accelerate
 
 
-def place(device: str) -> torch.device:
+def device_of(device: str) -> torch.device:
     """Where models go. `auto`: the accelerator, where there is one. Raises AuditError for what is not there."""
     best = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if device == AUTO:
@@ -99,7 +99,7 @@ def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
 
     Raises AuditError for another kind of model, and for weights that are missing, of another shape or of another model.
     """
-    device = place(options.device)
+    device = device_of(options.device)
     auto, known = _AUTO[kind]
     config = AutoConfig.from_pretrained(name, **options.hub)
     _refuse_others(kind, name, config, options, known)

@@ -155,7 +155,7 @@ class SamplingAttack(Attack):
 
     @property
     def required(self) -> tuple[str, ...]:
-        return self.needs if self.search == "sample" else also(self.needs, "distribution")
+        return self.needs if self.search == "sample" else add_capability(self.needs, "distribution")
 
     @property
     def draws_samples(self) -> bool:
@@ -192,15 +192,15 @@ class SamplingAttack(Attack):
         prompt = self.soft_prompt(state)
         for batch in view.candidates(queries, self.sampling(), prompt, self.prompt_name(view)):
             for (query, candidates), score in zip(batch, self.scores(view, batch), strict=True):
-                yield ranked(query, candidates, score, self.samples)
+                yield rank_candidates(query, candidates, score, self.samples)
 
 
-def also(needs: tuple[str, ...], capability: str) -> tuple[str, ...]:
+def add_capability(needs: tuple[str, ...], capability: str) -> tuple[str, ...]:
     """The same and this capability, once."""
     return needs if capability in needs else (*needs, capability)
 
 
-def ranked(query: Query, candidates: Candidates, score: Tensor, samples: int) -> Guesses:
+def rank_candidates(query: Query, candidates: Candidates, score: Tensor, samples: int) -> Guesses:
     """Candidates by falling score; equal scores by falling count, then in the order they were first drawn."""
     keys = sorted(range(len(score)), key=lambda i: (-float(score[i]), -int(candidates.counts[i]), i))
     likely = [(None, None)] * len(keys) if candidates.token_log_probs is None else _likelihoods(candidates)
@@ -227,7 +227,7 @@ def mean_nll(candidates: Candidates) -> Tensor:
     return candidates.nll / candidates.suffixes.shape[1]
 
 
-def as_tokens(candidates: Candidates) -> list[tuple[int, ...]]:
+def candidate_tokens(candidates: Candidates) -> list[tuple[int, ...]]:
     return [tuple(suffix) for suffix in candidates.suffixes.tolist()]
 
 

@@ -7,7 +7,7 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from auditor.core.nouns import Challenge, Pair, Query, Secret, TextForm, Tokens, evenly
+from auditor.core.nouns import Challenge, Pair, Query, Secret, TextForm, Tokens, evenly_spaced
 from auditor.core.result import Doubt
 
 
@@ -59,4 +59,7 @@ class Benchmark:
         members = [secret for secret in self.secrets if secret.member]
         others = [secret for secret in self.secrets if not secret.member]
         kept = min(limit, len(members))
-        return (*evenly(members, kept), *evenly(others, math.ceil(len(others) * kept / max(1, len(members)))))
+        return (
+            *evenly_spaced(members, kept),
+            *evenly_spaced(others, math.ceil(len(others) * kept / max(1, len(members)))),
+        )

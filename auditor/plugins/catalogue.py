@@ -28,7 +28,7 @@ Found = dict[str, dict[str, Any]]  # kind (Attack, ...) -> name -> class
 
 
 def catalogue(before: Callable[[], None]) -> Found:
-    """All plug-ins but those of `--plugin`, as `registry.everything` finds them; none of ours is run a second time.
+    """All plug-ins but those of `--plugin`, as `registry.all_plugins` finds them; none of ours is run a second time.
 
     before: called where they have to be run.
     """
@@ -50,7 +50,7 @@ def _run(before: Callable[[], None]) -> Found:
     before()
     from auditor.plugins import registry  # torch
 
-    return registry.everything()
+    return registry.all_plugins()
 
 
 def _files() -> str:

@@ -153,7 +153,7 @@ class Budget:
     on_exhaustion: Literal["stop", "public"]
 
 
-def most_of_a_lot(drawn: Mapping[tuple[str, str], int], lots: Mapping[str, int]) -> int:
+def largest_lot(drawn: Mapping[tuple[str, str], int], lots: Mapping[str, int]) -> int:
     """Tokens of the lot with the most of them; of all together where there are no lots. drawn: by (recipe, secret)."""
     spent: Counter[int | None] = Counter()
     for (_, secret), tokens in drawn.items():

@@ -15,7 +15,7 @@ Plugin = TypeVar("Plugin")
 ENTRY_POINTS = "audit.plugins"  # where other distributions name plug-ins of theirs
 
 
-def build(kind: str, known: Mapping[str, type[Plugin]], name: str, options: Mapping[str, Any]) -> Plugin:
+def build_plugin(kind: str, known: Mapping[str, type[Plugin]], name: str, options: Mapping[str, Any]) -> Plugin:
     """An attack or defense by name with its options. Raises AuditError with the nearest name for an unknown one."""
     if name not in known:
         raise unknown(kind, name, known)
@@ -26,11 +26,11 @@ def build(kind: str, known: Mapping[str, type[Plugin]], name: str, options: Mapp
     for option, value in options.items():
         if option not in fields:
             raise unknown(f"option of {kind} {name}:", option, fields)
-        values[option] = convert(f"{name}.{option}", hints[option], value)
+        values[option] = parse_option(f"{name}.{option}", hints[option], value)
     return cls(**values)
 
 
-def convert(where: str, kind: Any, value: Any) -> Any:
+def parse_option(where: str, kind: Any, value: Any) -> Any:
     """A command-line or TOML value as the annotated type. No value is guessed at: `samples=ten` is refused."""
     if typing.get_origin(kind) is Literal:
         if value not in typing.get_args(kind):

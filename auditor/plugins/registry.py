@@ -19,7 +19,7 @@ from auditor.core.plan_parts import provider_and_name
 from auditor.plugins.attack import Attack
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.defense import Defense
-from auditor.plugins.options import ENTRY_POINTS, build, options_of
+from auditor.plugins.options import ENTRY_POINTS, build_plugin, options_of
 from auditor.plugins.probe import Probe
 from auditor.plugins.provider import Provider
 from auditor.plugins.trainer import Trainer
@@ -65,7 +65,7 @@ def attacks_and_probes() -> dict[str, type[Attack] | type[Probe]]:
     return {**found, **more}
 
 
-def measuring(what: str) -> str:
+def method_measuring(what: str) -> str:
     """The attack or probe that measures this (`Attack.measures`), the first of several."""
     return next(name for name, kind in attacks_and_probes().items() if kind.measures == what)
 
@@ -104,10 +104,10 @@ def provider_of(model: str, options: Mapping[str, Any]) -> tuple[Provider, str]:
     prefix, name = provider_and_name(model)
     prefix = prefix or next(one.name for one in known.values() if one.unprefixed)
     own = options if prefix in known and options_of(known[prefix]) else {}
-    return build("provider", known, prefix, own), name
+    return build_plugin("provider", known, prefix, own), name
 
 
-def everything() -> dict[str, dict[str, Any]]:
+def all_plugins() -> dict[str, dict[str, Any]]:
     """All plug-ins by kind (Attack, ...) and name."""
     found = (attacks(), probes(), defenses(), trainers(), benchmarks(), providers())
     return dict(zip(("Attack", "Probe", "Defense", "Trainer", "Benchmark", "Provider"), found, strict=True))
@@ -140,7 +140,7 @@ def check_name(name: str) -> None:
 def _modules(package: str) -> list[types.ModuleType]:
     ours = importlib.import_module(package)
     names = [f"{package}.{info.name}" for info in pkgutil.iter_modules(ours.__path__) if not info.ispkg]
-    outside = [] if safe.on() else [_installed(entry) for entry in _entries()]
+    outside = [] if safe.is_safe_mode() else [_installed(entry) for entry in _entries()]
     return [importlib.import_module(name) for name in names] + outside + list(_extra.values())
 
 

@@ -99,7 +99,7 @@ class TrainingSummary:
     told: tuple[str, ...] = ()
 
 
-def made(folder: Path) -> TrainingSummary | None:
+def read_summary(folder: Path) -> TrainingSummary | None:
     """None where nothing says so, or it is not finished."""
     try:
         record = json.loads((folder / RECORD).read_text())

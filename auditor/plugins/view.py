@@ -17,13 +17,13 @@ from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Claim, Query, SettingName, Tokens
 from auditor.core.streams import CHANNELS, uniforms
 from auditor.generation.passes import Pass
-from auditor.generation.sample import Candidates, joined, sample
-from auditor.generation.search import beam, tree
-from auditor.models.base import LanguageModel, given_by
+from auditor.generation.sample import Candidates, merge_candidates, sample
+from auditor.generation.search import beam_search, search_tree
+from auditor.models.base import LanguageModel, implies_capability
 from auditor.models.decoding import ANCESTRAL, Decoding, by_shape
-from auditor.models.memory import AtOnce, rows_bytes
+from auditor.models.memory import AtOnce, decoding_bytes
 from auditor.models.references import References
-from auditor.plugins.defense import most_of_a_lot
+from auditor.plugins.defense import largest_lot
 from auditor.privacy.gradient_canaries import GradientCanaries
 
 # What decoding rows may hold at once on a processor, should no two samples of a prefix share a path. Twice as much is
@@ -86,7 +86,7 @@ class Meter:
 
     @property
     def total(self) -> int:
-        return most_of_a_lot(self.drawn, self.lots)
+        return largest_lot(self.drawn, self.lots)
 
     @property
     def uncharged(self) -> int:
@@ -119,13 +119,13 @@ class View:
 
     def need(self, capability: str) -> None:
         """Raises NotApplicable where this setting, or the target, does not give the capability."""
-        if not given_by(self.setting.capabilities, capability):
+        if not implies_capability(self.setting.capabilities, capability):
             raise NotApplicable(f"needs {_WORDS[capability]}; in this setting only sampled tokens come back")
-        if not given_by(self._given, capability):
+        if not implies_capability(self._given, capability):
             raise NotApplicable(f"needs {_WORDS[capability]}; {self.target.name} does not give them")
 
     def has(self, capability: str) -> bool:
-        return all(given_by(own, capability) for own in (self.setting.capabilities, self._given))
+        return all(implies_capability(own, capability) for own in (self.setting.capabilities, self._given))
 
     @property
     def access(self) -> tuple[str, ...]:
@@ -207,7 +207,7 @@ class View:
         """Decoding rows that memory allows at once."""
         longest = max((len(query.prefix) + query.length for query in queries), default=1)
         row = self.target.row_bytes(prompt_rows + longest, distribution=self.has("likelihood"))
-        return max(1, rows_bytes(self.target.device, _ROWS_BYTES) // row)
+        return max(1, decoding_bytes(self.target.device, _ROWS_BYTES) // row)
 
     def _find(
         self, batch: Sequence[Query], sampling: Sampling, name: str, prompt: Tensor | None, rows: AtOnce
@@ -217,9 +217,9 @@ class View:
         prefixes = torch.tensor([query.prefix for query in batch], device=model.device)
         if sampling.search == "tree":
             max_rows = max(1, rows.size // _TREE_DISTRIBUTIONS)
-            return tree(model, prefixes, length, decoding, sampling.threshold, prompt=prompt, max_rows=max_rows)
+            return search_tree(model, prefixes, length, decoding, sampling.threshold, prompt=prompt, max_rows=max_rows)
         if sampling.search == "beam":
-            return beam(model, prefixes, length, sampling.beams, forbidden=decoding.forbidden, prompt=prompt)
+            return beam_search(model, prefixes, length, sampling.beams, forbidden=decoding.forbidden, prompt=prompt)
         noise = np.stack([self._uniforms(query, sampling.samples, name) for query in batch])
         distribution = self.has("likelihood")
         # A batch is sized for all samples of its prefixes; those of a single one may still be too many for memory.
@@ -235,7 +235,7 @@ class View:
         if self.setting is TEXT_ONLY:
             paid = (noise[..., 1] >= 0).sum((1, 2)).tolist()  # the others are answered by the public model
             self.meter.drawn |= {(name, query.id): tokens for query, tokens in zip(batch, paid, strict=True)}
-        return passes[0] if len(passes) == 1 else [joined(parts) for parts in zip(*passes, strict=True)]
+        return passes[0] if len(passes) == 1 else [merge_candidates(parts) for parts in zip(*passes, strict=True)]
 
     def _uniforms(self, query: Query, samples: int, name: str) -> np.ndarray:
         # The number of samples is left out of the key: a run with fewer of them draws the first ones of this run.
@@ -280,7 +280,7 @@ def _walked(model: LanguageModel, behind: Mapping[Tokens, Sequence[Tokens]]) -> 
     for indices in by_shape([(len(prefix), 0) for prefix in prefixes], _PREFIXES_AT_ONCE):
         pairs = [(prefixes[i], suffix) for i in indices for suffix in behind[prefixes[i]]]
         longest = max(len(prefix) + len(suffix) for prefix, suffix in pairs)
-        size = max(1, rows_bytes(model.device, _ROWS_BYTES) // model.row_bytes(longest))
+        size = max(1, decoding_bytes(model.device, _ROWS_BYTES) // model.row_bytes(longest))
         for some, log_probs in AtOnce(size).pieces(len(pairs), lambda some: _walk(model, pairs[some])):  # noqa: B023
             found.update(zip(pairs[some], (-x for x in log_probs), strict=True))
     return found

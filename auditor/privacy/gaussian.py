@@ -106,7 +106,7 @@ def check_mechanism(sigma: float, q: float, steps: int, delta: float) -> None:
 
 
 @functools.lru_cache(maxsize=32)
-def noise_for(epsilon: float, delta: float, q: float, steps: int) -> float:
+def noise_multiplier_for(epsilon: float, delta: float, q: float, steps: int) -> float:
     """The smallest noise multiplier, to within a thousandth of epsilon, whose reported epsilon is at most this one.
 
     Where there is hardly any noise, to within a fiftieth. Raises AuditError where none up to 10,000 is enough, and for

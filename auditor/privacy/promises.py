@@ -147,7 +147,7 @@ class PrivacyRecord:
         return tuple(told)
 
 
-def of_the_recipe(own: PrivacyRecord, control: PrivacyRecord) -> Iterator[tuple[str, object, object]]:
+def recipe_differences(own: PrivacyRecord, control: PrivacyRecord) -> Iterator[tuple[str, object, object]]:
     """(what, of a model, of its control) for all that the two must have in common, as far as both say."""
     for name in ("sampling_rate", "steps", "unit", "sampling"):
         yield name, getattr(own, name), getattr(control, name)
@@ -160,12 +160,12 @@ def of_the_recipe(own: PrivacyRecord, control: PrivacyRecord) -> Iterator[tuple[
         yield "kappa_least", own.details.get("kappa_least", 1.0), control.details.get("kappa_least", 1.0)
 
 
-def write(folder: Path, record: PrivacyRecord) -> None:
+def write_privacy(folder: Path, record: PrivacyRecord) -> None:
     """Writes it whole or not at all."""
     disk.replace(folder / FILE, json.dumps(to_json(record), indent=1) + "\n", sync=True)
 
 
-def read(folder: Path) -> PrivacyRecord | None:
+def read_privacy(folder: Path) -> PrivacyRecord | None:
     """What the folder's model promises; None where it does not say. Raises AuditError for another form.
 
     Version 1 said in words only whether the guarantee is sound: "sound", and nothing else, where it was.

@@ -106,7 +106,7 @@ class LlamaCpp(Provider):
         trained = int(llama.metadata.get(f"{llama.metadata.get('general.architecture')}.context_length", 0))
         model.max_positions = min(self.positions, trained or self.positions)
         _check_tokenizer(llama, model)
-        agreement.check(model)
+        agreement.check_agreement(model)
         return model
 
     def places(self, wanted: Wanted) -> Mapping[str, tuple[str, str | None]]:

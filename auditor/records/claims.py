@@ -16,9 +16,9 @@ from typing import Literal
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Claim
 from auditor.core.result import Audited, AuditResult, Finding, TargetRecord
-from auditor.records.disagreements import known
+from auditor.records.disagreements import is_measured
 from auditor.records.kinds import Kind, Reading
-from auditor.statistics.audited import at_level, powerless
+from auditor.statistics.audited import audit_at_level, why_powerless
 from auditor.statistics.bounds import LEVEL
 
 BOUNDS, BOUNDS_OF_TOKENS = "epsilon", "epsilon of tokens"  # of a training, and of so many drawn tokens
@@ -44,11 +44,11 @@ class Bound:
     @property
     def powerless(self) -> str:
         """Why it could not have contradicted the claim; "" where it could have."""
-        return powerless(self.audit, self.promised)
+        return why_powerless(self.audit, self.promised)
 
 
 @dataclass(frozen=True)
-class Unheld:
+class UncomparableBound:
     """An audit that the claim is not held to, and why: it is about another delta, relation, unit or access."""
 
     row: CellKey
@@ -68,7 +68,7 @@ class ClaimEvidence:
     claimed: float | None
     nominal: float | None
     bounds: tuple[Bound, ...] = ()
-    unheld: tuple[Unheld, ...] = ()
+    unheld: tuple[UncomparableBound, ...] = ()
     refuted: tuple[str, ...] = ()  # how the claim was seen to fail without an audit, sentences
     unmeasured: tuple[str, ...] = ()  # audits that could not run, and why
     usual: str = ""  # the probe that audits such a claim; "": an older record does not say
@@ -90,7 +90,7 @@ class ClaimEvidence:
         return bool(self.target.claim or self.nominal is not None or self.bounds)
 
 
-def standing(
+def assess_claim(
     result: AuditResult,
     target: TargetRecord,
     level: float = LEVEL,
@@ -104,20 +104,20 @@ def standing(
     if claimed is not None and not math.isfinite(claimed):
         claimed = None
     held: list[tuple[Finding, Audited, float]] = []
-    unheld: list[Unheld] = []
+    unheld: list[UncomparableBound] = []
     for row, audit in _audits(rows):
         promised = _promised(target if claimed is not None else None, row, audit, target.nominal_epsilon)
         if isinstance(promised, str):
-            unheld.append(Unheld(row.key, audit, promised))
+            unheld.append(UncomparableBound(row.key, audit, promised))
         else:
             held.append((row, audit, promised))
     bounds = []
     for row, audit, promised in held:
         share = min(audit.level, level / len(held))
         try:
-            bounds.append(Bound(row.key, at_level(audit, share), promised))
+            bounds.append(Bound(row.key, audit_at_level(audit, share), promised))
         except AuditError as why:
-            unheld.append(Unheld(row.key, audit, str(why)))
+            unheld.append(UncomparableBound(row.key, audit, str(why)))
     refuted = tuple(dict.fromkeys(why for row in rows for why in row.violations)) if claim else ()
     probes = result.measuring(BOUNDS, BOUNDS_OF_TOKENS)
     missing = tuple(f"{r.attack}: {r.not_applicable}" for r in rows if r.attack in probes and r.not_applicable)
@@ -156,10 +156,10 @@ def _promised(target: TargetRecord | None, row: Finding, audit: Audited, nominal
         return f"outside the claim ({row.claim_reason or 'no reason recorded'})"
     if audit.delta < claim.delta:
         return f"at delta {audit.delta:g}, and the claim is at {claim.delta:g}"
-    return promised(claim, audit.relation, audit.unit)
+    return promised_epsilon(claim, audit.relation, audit.unit)
 
 
-def promised(claim: Claim, relation: str, unit: str) -> float | str:
+def promised_epsilon(claim: Claim, relation: str, unit: str) -> float | str:
     """The epsilon of a claim for these neighbours, or why it has none.
 
     At a larger delta than the claim's the same epsilon holds all the more, and a bound is one at the claim's delta too.
@@ -186,7 +186,7 @@ def _read(finding: Finding) -> Iterator[Reading]:
         if m.name.startswith(EPSILON):
             yield Reading(m, 0.0, row=finding.key, most=math.nan if most is None else most.value)
     broken = finding.measurement(VIOLATIONS)
-    if broken is not None and known(broken):
+    if broken is not None and is_measured(broken):
         yield Reading(broken, 0.0, row=finding.key)
 
 

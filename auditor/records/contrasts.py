@@ -24,7 +24,7 @@ from auditor.statistics import bootstrap, metrics
 from auditor.statistics.bootstrap import Draws
 from auditor.statistics.bounds import measured
 from auditor.statistics.compare import paired_means
-from auditor.statistics.intervals import clopper_pearson, combined
+from auditor.statistics.intervals import clopper_pearson, combine_independent
 from auditor.statistics.judging import Outcome
 
 _RESAMPLES = 2000
@@ -80,7 +80,7 @@ def _seeds(part: WeightedMetric) -> set[int]:
 
 
 def _of_guesses(name: str) -> bool:
-    return metrics.find(name).of_members
+    return metrics.find_metric(name).of_members
 
 
 def _paired(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]) -> Measurement:
@@ -92,8 +92,8 @@ def _paired(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]) ->
         for seed in seeds:
             outcome = part.cell.outcomes[seed]
             mine = draws[:, [at[secret] for secret in outcome.ids]]
-            values += part.coefficient / len(seeds) * metrics.find(part.metric).resampled(outcome, mine)
-    units = {metrics.find(part.metric).unit for part in parts}
+            values += part.coefficient / len(seeds) * metrics.find_metric(part.metric).resampled(outcome, mine)
+    units = {metrics.find_metric(part.metric).unit for part in parts}
     unit, n = units.pop() if len(units) == 1 else "", len(ids)
     value, resampled = float(values[0]), values[1:]
     if math.isnan(value) or np.isnan(resampled).mean() > _MOST_UNDEFINED:
@@ -119,7 +119,7 @@ def _paired_by_text(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[
     def of(each: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         return np.exp(each) @ times, np.exp(each) * times
 
-    value, low, high = bootstrap.of_rates(nll, tokens, of, "contrast", _RESAMPLES)
+    value, low, high = bootstrap.interval_of_rates(nll, tokens, of, "contrast", _RESAMPLES)
     return Measurement(name, value, low, high, tokens.shape[1], "perplexity")
 
 
@@ -158,7 +158,7 @@ def _without_width(value: float, n: int, single: bool) -> tuple[float, float]:
 @functools.lru_cache(maxsize=4)
 def _resamples(n: int) -> Draws:
     """(1 + resamples, n); the first row is the sample itself. The same for every contrast over n secrets."""
-    return np.vstack([np.ones((1, n), dtype=np.int64), *bootstrap.blocks(n, "contrast", _RESAMPLES)])
+    return np.vstack([np.ones((1, n), dtype=np.int64), *bootstrap.resample_blocks(n, "contrast", _RESAMPLES)])
 
 
 def _unpaired(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]) -> Measurement:
@@ -169,7 +169,7 @@ def _unpaired(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]) 
         terms.append((part.coefficient, Measurement(part.metric, value, low, high, held[0].n, held[0].unit)))
     units = {m.unit for _, m in terms}
     unit = units.pop() if len(units) == 1 else ""
-    return Measurement(name, *combined(terms), max(m.n for _, m in terms), unit, "not paired")
+    return Measurement(name, *combine_independent(terms), max(m.n for _, m in terms), unit, "not paired")
 
 
 def _measured(part: WeightedMetric, seed: int) -> Measurement:

@@ -41,8 +41,8 @@ class Details:
     records: Mapping[CellKey, Mapping[str, Column]] = field(default_factory=dict)  # in generations, by quantity
 
 
-def facts(secrets: Sequence[Secret], salt: str, canaries: Collection[str] = ()) -> dict[str, Any]:
-    """The record `read` reads: a column a key; salt: the fingerprint of the one that the aliases were made with.
+def secret_facts(secrets: Sequence[Secret], salt: str, canaries: Collection[str] = ()) -> dict[str, Any]:
+    """The record `read_details` reads: a column a key; salt: the fingerprint of the one that made the aliases.
 
     canaries: ids of those that only probes look at.
     """
@@ -58,22 +58,22 @@ def facts(secrets: Sequence[Secret], salt: str, canaries: Collection[str] = ()) 
 
 def aliases(folder: Path) -> dict[str, str]:
     """What reports call each secret of the run, by its id."""
-    return {id: secret.alias for id, secret in (listed.secrets(folder) or {}).items()}
+    return {id: secret.alias for id, secret in (listed.read_secret_facts(folder) or {}).items()}
 
 
-def read(folder: Path) -> Details:
+def read_details(folder: Path) -> Details:
     """What the folder keeps. Raises AuditError for a file that holds something else."""
-    rows = {cell: row for cell, row in outcomes.of_folder(folder).items() if row.values}
+    rows = {cell: row for cell, row in outcomes.read_outcomes(folder).items() if row.values}
     records: dict[CellKey, dict[str, Column]] = {}
-    for column in table.read(folder, table.RECORDS):
+    for column in table.read_columns(folder, table.RECORDS):
         records.setdefault(column.cell, {})[column.quantity] = column
     exposure = {
         one.cell: dict(zip(one.ids, map(_bits, one.values), strict=True))
-        for one in table.read(folder, table.OBSERVED)
+        for one in table.read_columns(folder, table.OBSERVED)
         if one.quantity == "null_p"
     }
-    told = tuple((listed.secrets(folder) or {}).values())
-    return Details(told, rows, table.tokens(folder), exposure, records)
+    told = tuple((listed.read_secret_facts(folder) or {}).values())
+    return Details(told, rows, table.read_token_likelihoods(folder), exposure, records)
 
 
 def _bits(p: float) -> float:
@@ -90,7 +90,7 @@ def by_document(details: Details, seen: PerSecret) -> dict[str, tuple[int, int, 
         for s in details.secrets
         if s.document is not None and s.member and s.id in hit
     ]
-    longest = documents.blocks(parts)
+    longest = documents.longest_blocks(parts)
     asked, out = Counter(part.document for part in parts), Counter(part.document for part in parts if part.out)
     worst = sorted(longest, key=lambda name: (-longest[name], name))
     return {name: (longest[name], out[name], asked[name]) for name in worst}
@@ -160,7 +160,7 @@ def reliability(score: NDArray[np.float64], right: NDArray[np.bool_], bins: int 
     return Reliability(tuple(found), float(error), float(np.mean((score - right) ** 2)), len(score))
 
 
-def tail(values: Sequence[float]) -> list[tuple[float, float]]:
+def survival_function(values: Sequence[float]) -> list[tuple[float, float]]:
     """(x, share of the values that are at least x) at every distinct finite value, rising; NaN is left out."""
     known = np.sort([value for value in values if not math.isnan(value)])
     return [(float(x), float(np.mean(known >= x))) for x in np.unique(known) if math.isfinite(x)]

@@ -19,7 +19,7 @@ _ANCESTRAL = "ancestral"
 _IMPROBABLE = 0.01  # fewer hits than this is likely to give contradict the probabilities that were measured
 
 
-def known(m: Measurement | None) -> bool:
+def is_measured(m: Measurement | None) -> bool:
     return m is not None and m.n > 0 and not math.isnan(m.value)
 
 
@@ -31,7 +31,7 @@ def controls_of(finding: Finding) -> list[Measurement]:
     return [m for control in CONTROLS if (m := finding.measurement(auc_of(control))) is not None]
 
 
-def mismatch(result: AuditResult) -> tuple[Doubt, ...]:
+def member_mismatch(result: AuditResult) -> tuple[Doubt, ...]:
     """That members and non-members are no match: whatever distinguishes them without having seen the model."""
 
     def highest(control: str) -> Measurement | None:
@@ -68,7 +68,7 @@ def contradictions(result: AuditResult, target: str, greedy: Measurement | None)
     greedy: the share of secrets that greedy decoding of the undefended model gives.
     """
     rows = [f for f in result.findings if f.target == target and not f.not_applicable]
-    drawn = [f for f in rows if known(f.measurement(RECALL))]
+    drawn = [f for f in rows if is_measured(f.measurement(RECALL))]
     exact = [f for f in rows if any(m.name.startswith(EXACT) for m in f.measurements)]
     said = dict.fromkeys(said for probe in exact for attack in drawn if (said := _fewer_than_probable(probe, attack)))
     yield from (Doubt("contradiction", sentence) for sentence in said)
@@ -83,10 +83,10 @@ def _fewer_than_probable(probe: Finding, attack: Finding) -> str:
     for k <= n p - 1 (Hoeffding 1956, Theorem 4): its tail bounds theirs. Any of the guesses counts as a hit.
     """
     probability, recall = _at_decoding(probe, attack), attack.measurement(RECALL)
-    if probability is None or recall is None or not known(probability):
+    if probability is None or recall is None or not is_measured(probability):
         return ""
     other = attack.measurement(ANY)
-    hits = max(round(m.value * m.n) for m in (recall, other) if m is not None and known(m))
+    hits = max(round(m.value * m.n) for m in (recall, other) if m is not None and is_measured(m))
     p = probability.value if probability.n == recall.n else probability.low  # the same secrets: their very mean
     if hits > recall.n * p - 1 or (tail := float(binom.cdf(hits, recall.n, p))) >= _IMPROBABLE:
         return ""
@@ -106,7 +106,9 @@ def _at_decoding(probe: Finding, attack: Finding) -> Measurement | None:
 
 def _against_greedy(greedy: Measurement, rows: Sequence[Finding], drawn: Sequence[Finding]) -> Iterator[str]:
     given = round(greedy.value * greedy.n)
-    hits = [round(m.value * m.n) for f in drawn for name in (RECALL, ANY) if (m := f.measurement(name)) and known(m)]
+    hits = [
+        round(m.value * m.n) for f in drawn for name in (RECALL, ANY) if (m := f.measurement(name)) and is_measured(m)
+    ]
     # Secrets that one gives and the other does not are as many either way, were there no difference (McNemar, exact).
     if hits and not any(hits) and given and (tail := 0.5**given) < _IMPROBABLE:
         yield (

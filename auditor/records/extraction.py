@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from auditor.core.result import Finding
-from auditor.records.disagreements import ANY, EXACT, known
-from auditor.records.kinds import Kind, Reading, beside, by_repeats
+from auditor.records.disagreements import ANY, EXACT, is_measured
+from auditor.records.kinds import Kind, Reading, against_nonmembers, by_repeats
 from auditor.statistics.intervals import excess_mean
 from auditor.statistics.metrics import AT_LEAST, EXPECTED_ANY_OF, RECALL, excess_of, floor_of
 
@@ -15,23 +15,23 @@ NEAR, PROBABLY_NEAR, GREEDY = "near_verbatim_recall", "near_verbatim_probability
 
 
 def _verbatim(finding: Finding) -> Iterator[Reading]:
-    yield from beside(finding, RECALL)
-    yield from beside(finding, "document_recall")
-    yield from beside(finding, ANY, alone=False)
+    yield from against_nonmembers(finding, RECALL)
+    yield from against_nonmembers(finding, "document_recall")
+    yield from against_nonmembers(finding, ANY, alone=False)
 
 
 def _near(finding: Finding) -> Iterator[Reading]:
-    yield from beside(finding, NEAR)
-    yield from beside(finding, PROBABLY_NEAR, bounds=True)
+    yield from against_nonmembers(finding, NEAR)
+    yield from against_nonmembers(finding, PROBABLY_NEAR, bounds=True)
 
 
 def _probability(finding: Finding) -> Iterator[Reading]:
     """The mean of one sample and of any of n; and whether single secrets are likely, which a mean may hide."""
     any_of = (m.name for m in finding.measurements if EXPECTED_ANY_OF.numbers_in(m.name.removesuffix(AT_LEAST)))
     for name in (EXACT, f"{EXACT}{AT_LEAST}", *any_of):
-        yield from beside(finding, name)
+        yield from against_nonmembers(finding, name)
     for m in finding.measurements:
-        if m.name.startswith("discoverable_1_") and known(m):
+        if m.name.startswith("discoverable_1_") and is_measured(m):
             yield Reading(m, row=finding.key, alone=False)
     yield from by_repeats(finding, finding.measurement(floor_of(EXACT)), EXACT)
 
@@ -39,8 +39,8 @@ def _probability(finding: Finding) -> Iterator[Reading]:
 def _personal(finding: Finding) -> Iterator[Reading]:
     for kind, m in finding.by_kind.items():
         floor = finding.by_kind_nonmembers.get(kind)
-        if known(m):
-            floor = floor if known(floor) else None
+        if is_measured(m):
+            floor = floor if is_measured(floor) else None
             excess = None if floor is None else excess_mean(excess_of(m.name), m, floor)
             baseline = 0.0 if floor is None else floor  # a mean of shares, and no tiny probability
             yield Reading(m, baseline, excess, finding.key, part=kind)

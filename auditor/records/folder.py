@@ -62,7 +62,7 @@ class RunFolder:
         try:
             folder._ours = not path.exists()
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            folder._lock = locks.hold(path)
+            folder._lock = locks.acquire_lock(path)
             if (path / PLAN).exists():
                 raise AuditError(
                     f"expected a new folder for -o, but {str(path)!r} holds a run; continue it with --resume {path}"
@@ -73,7 +73,7 @@ class RunFolder:
         disk.replace(path / PLAN, json.dumps(plan, indent=1))
         folder._new = True
         if out is None:
-            disk.point(path.parent / _LATEST, path.name)
+            disk.replace_symlink(path.parent / _LATEST, path.name)
         return folder
 
     @classmethod
@@ -82,7 +82,7 @@ class RunFolder:
         if not (path / PLAN).is_file():
             raise AuditError(f"expected a run folder to resume, but {str(path)!r} holds no {PLAN}")
         folder = cls(path)
-        folder._lock = locks.hold(path)
+        folder._lock = locks.acquire_lock(path)
         folder._guesses.read()
         folder._observations.read()
         folder._tokens.read()
@@ -139,10 +139,10 @@ class RunFolder:
         path = self.path / _WEIGHTS
         if not path.is_file():
             if any((self.path / name).exists() for name in (GUESSES, OBSERVATIONS)):
-                weights.check(None, now, str(self.path))
+                weights.check_unchanged(None, now, str(self.path))
             return
         held = from_json(dict[str, str], read_object(path, "the digests of weights"), str(path))
-        weights.check(held, now, str(self.path))
+        weights.check_unchanged(held, now, str(self.path))
 
     def pin_weights(self, now: Mapping[str, str]) -> None:
         """Ties the folder to the weights it is started on. Raises AuditError as `check_weights`."""
@@ -181,7 +181,7 @@ class RunFolder:
         return form
 
     def save_secrets(self, facts: dict[str, Any]) -> None:
-        """What reports may tell of each secret (`details.facts`): a column a key, no text."""
+        """What reports may tell of each secret (`details.secret_facts`): a column a key, no text."""
         disk.replace(self.path / SECRETS, json.dumps(facts))
 
     def done(self, cell: CellKey) -> Mapping[str, Guesses]:
@@ -249,7 +249,7 @@ def _unused(path: Path) -> Path:
     return free
 
 
-def batched(stream: Iterator[Item], size: int) -> Iterator[list[Item]]:
+def small_batches(stream: Iterator[Item], size: int) -> Iterator[list[Item]]:
     """Finished secrets in small lists, so that appending them costs one flush for several."""
     batch: list[Item] = []
     for item in stream:

@@ -18,12 +18,12 @@ import numpy as np
 
 from auditor.core.nouns import UNDEFENDED, CellKey, Claim
 from auditor.core.result import AuditResult, Frontier, FrontierPoint, Measurement
-from auditor.records.outcomes import PerSecret, of_folder
-from auditor.records.table import heldout as heldout_of
+from auditor.records.outcomes import PerSecret, read_outcomes
+from auditor.records.table import read_heldout as heldout_of
 from auditor.statistics import frontier
 from auditor.statistics.bounds import LEVEL, Evidence
 from auditor.statistics.frontier import Leak
-from auditor.statistics.metrics import LEAKS, Metric, find
+from auditor.statistics.metrics import LEAKS, Metric, find_metric
 from auditor.statistics.roc import bounding
 
 MARGIN = 0.1  # of perplexity
@@ -58,13 +58,13 @@ class FrontierModel:
 # --- models of runs ---------------------------------------------------------------------------------------------------
 
 
-def subjects(runs: Runs, variant: str = "", at: Mapping[str, Any] | None = None) -> list[FrontierModel]:
+def models_of_runs(runs: Runs, variant: str = "", at: Mapping[str, Any] | None = None) -> list[FrontierModel]:
     """The undefended model of these runs and their defenses, controls aside.
 
     variant, at: what the point of a grid is called, and its swept options: those of a defense are on its label.
     """
     first, _ = next(iter(runs.values()))
-    found = {seed: of_folder(folder) for seed, (_, folder) in runs.items()}
+    found = {seed: read_outcomes(folder) for seed, (_, folder) in runs.items()}
     heldout = {seed: heldout_of(folder) for seed, (_, folder) in runs.items()}
     asked = [target for target in first.targets if not target.companion]
     alone = len(asked) == 2  # beside the undefended
@@ -110,7 +110,7 @@ def _worst(claims: Sequence[Claim | None]) -> Claim | None:
     return max(held, key=lambda c: c.epsilon.get(c.relation, math.inf)) if len(held) == len(claims) else None
 
 
-def together(places: Sequence[Sequence[FrontierModel]]) -> list[FrontierModel]:
+def merge_points(places: Sequence[Sequence[FrontierModel]]) -> list[FrontierModel]:
     """The models of several points of a grid, the undefended one and every other with the same label once.
 
     None where the undefended models differ: those points are about different targets.
@@ -154,9 +154,9 @@ def _panels(base: FrontierModel) -> Iterator[tuple[Metric, Row]]:
     for name in LEAKS:
         rows = [row for row, measured in base.measured.items() if name in measured and base.rows[row]]
         widest = [row for row in rows if row[0] == "white-box"] or rows
-        several = find(name).of_members  # an attack's: each is one of its own
+        several = find_metric(name).of_members  # an attack's: each is one of its own
         for row in widest if several else sorted(widest, key=lambda row: base.measured[row].index(name))[:1]:
-            yield find(name), row
+            yield find_metric(name), row
 
 
 def _ratios(models: Sequence[FrontierModel]) -> dict[str, Measurement]:

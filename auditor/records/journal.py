@@ -57,7 +57,7 @@ class _Journal(Generic[Key, Record]):
                     at += len(line)
         except OSError as error:
             raise AuditError(f"{self.path}: cannot be read: {error.strerror}") from error
-        disk.cut(self.path, at)  # where the last append was cut off: the next one starts on a line of its own
+        disk.truncate(self.path, at)  # where the last append was cut off: the next one starts on a line of its own
 
     def _at(self, begin: int) -> Record:
         """Raises AuditError where the file is not what it was."""

@@ -15,7 +15,7 @@ from scipy.stats import norm
 
 from auditor.core.nouns import CellKey
 from auditor.core.result import Finding, Measurement
-from auditor.records.disagreements import known
+from auditor.records.disagreements import is_measured
 from auditor.statistics.bootstrap import CONFIDENCE
 from auditor.statistics.intervals import clopper_pearson, excess_mean, wilson
 from auditor.statistics.metrics import AT_LEAST, excess_of, floor_of, upper_of
@@ -55,7 +55,7 @@ class Reading:
     @property
     def is_above(self) -> bool:
         """Whether its lower bound is above the baseline, the baseline's own interval included."""
-        m = widened(self.measured, self.looks)
+        m = widened_interval(self.measured, self.looks)
         if self.excess is not None:
             return self.excess.low > 0
         if isinstance(self.baseline, Measurement):
@@ -134,13 +134,13 @@ class Kind:
 # --- what the ways to leak share --------------------------------------------------------------------------------------
 
 
-def beside(finding: Finding, name: str, *, alone: bool = True, bounds: bool = False) -> Iterator[Reading]:
+def against_nonmembers(finding: Finding, name: str, *, alone: bool = True, bounds: bool = False) -> Iterator[Reading]:
     """A number of members beside that of the non-members. bounds: lower bounds, whose difference bounds nothing."""
     m = finding.measurement(name)
-    if m is None or not known(m):
+    if m is None or not is_measured(m):
         return
     floor = finding.measurement(floor_of(upper_of(name) or name))
-    floor = floor if known(floor) else None
+    floor = floor if is_measured(floor) else None
     excess = finding.measurement(excess_of(name))
     if excess is None or math.isnan(excess.low):
         bounded = bounds or AT_LEAST in name
@@ -151,17 +151,17 @@ def beside(finding: Finding, name: str, *, alone: bool = True, bounds: bool = Fa
 def by_repeats(finding: Finding, baseline: Measurement | float | None, name: str) -> Iterator[Reading]:
     """Those trained on so often alone, where there are several such groups: at a level shared among them."""
     groups = [
-        (count, m) for count, m in finding.by_repeats.items() if count.isdecimal() and m.name == name and known(m)
+        (count, m) for count, m in finding.by_repeats.items() if count.isdecimal() and m.name == name and is_measured(m)
     ]
     if baseline is None or len(groups) < 2:
         return
     for count, m in groups:
-        wide = widened(m, len(groups))
+        wide = widened_interval(m, len(groups))
         excess = excess_mean(excess_of(name), wide, baseline) if isinstance(baseline, Measurement) else None
         yield Reading(m, baseline, excess, finding.key, count=count, looks=len(groups))
 
 
-def widened(m: Measurement, looks: int) -> Measurement:
+def widened_interval(m: Measurement, looks: int) -> Measurement:
     """Its interval at 95% over so many looks (Bonferroni), as a normal distribution widens."""
     scale = _wider(looks)
     return replace(m, low=m.value - scale * (m.value - m.low), high=m.value + scale * (m.high - m.value))

@@ -55,17 +55,17 @@ class Listed:
 NOT_KEPT = Listed()
 
 
-def read(folder: Path) -> Listed:
+def read_listed(folder: Path) -> Listed:
     """What the folder holds. Raises AuditError for a file that holds something else."""
     plan = read_object(folder / PLAN, "the plan of a run") if (folder / PLAN).exists() else None
     guesses, observations = (_answers(folder / name) for name in (GUESSES, OBSERVATIONS))
     if guesses is not None or observations is not None:  # a run of one kind has one journal
         guesses, observations = guesses or {}, observations or {}
-    return Listed(plan, secrets(folder), guesses, observations)
+    return Listed(plan, read_secret_facts(folder), guesses, observations)
 
 
-def secrets(folder: Path) -> dict[str, SecretFacts] | None:
-    """By id; None where the folder does not say. Raises AuditError as `read`."""
+def read_secret_facts(folder: Path) -> dict[str, SecretFacts] | None:
+    """By id; None where the folder does not say. Raises AuditError as `read_listed`."""
     path = folder / SECRETS
     if not path.exists():
         return None

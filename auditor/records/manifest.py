@@ -45,7 +45,7 @@ class Edits:
 NO_EDITS = Edits()
 
 
-def digests(folder: Path) -> dict[str, str]:
+def record_digests(folder: Path) -> dict[str, str]:
     """SHA-256 by name of the records that a gate reads: ids and numbers. Raises AuditError."""
     found = sorted(path for path in (*folder.glob("*.json"), folder / TABLE) if path.name not in _LATER)
     return _digests([path for path in found if path.is_file()])
@@ -62,20 +62,20 @@ def _journals(folder: Path) -> dict[str, str]:
     return _digests([folder / name for name in _JOURNALS if (folder / name).is_file()])
 
 
-def write(folder: Path, result: bytes) -> None:
+def write_manifest(folder: Path, result: bytes) -> None:
     """For a run that ends. result: what `result.json` will hold, which is written behind it."""
     private = {_RANDOM: secrets.token_hex(32), **_journals(folder)}
     disk.replace(folder / PRIVATE, json.dumps(private, indent=1))
-    found = {**digests(folder), RESULT: hashlib.sha256(result).hexdigest()}
+    found = {**record_digests(folder), RESULT: hashlib.sha256(result).hexdigest()}
     disk.replace(folder / MANIFEST, json.dumps({"files": found}, indent=1), sync=True)
 
 
-def edits(folder: Path) -> Edits | None:
+def edits_since_end(folder: Path) -> Edits | None:
     """How the folder is not as the run left it; None where nothing says how that was. Raises AuditError."""
     path = folder / MANIFEST
     if not path.exists():
         return None
-    held, now = _named(path, read_object(path, "a manifest").get("files")), digests(folder)
+    held, now = _named(path, read_object(path, "a manifest").get("files")), record_digests(folder)
     if (folder / PRIVATE).exists():
         journals = _named(folder / PRIVATE, read_object(folder / PRIVATE, "digests of journals"))
         held |= {name: digest for name, digest in journals.items() if name != _RANDOM}

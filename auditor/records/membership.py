@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from auditor.core.result import Finding
-from auditor.records.disagreements import beyond_chance, controls_of, known
+from auditor.records.disagreements import beyond_chance, controls_of, is_measured
 from auditor.records.kinds import Kind, Reading, by_repeats
 from auditor.statistics.membership import FALSE_POSITIVES, SCORES
 from auditor.statistics.metrics import auc_of, rate_of
@@ -15,14 +15,14 @@ from auditor.statistics.metrics import auc_of, rate_of
 def _read(finding: Finding) -> Iterator[Reading]:
     """The main score, chosen beforehand; the other scores and single repeat counts at a level shared among them."""
     main = finding.measurement(auc_of(""))
-    if main is None or not known(main) or any(map(beyond_chance, controls_of(finding))):
+    if main is None or not is_measured(main) or any(map(beyond_chance, controls_of(finding))):
         return
     yield Reading(main, 0.5, either_way=True, row=finding.key)
     for rate in FALSE_POSITIVES:
         found = finding.measurement(rate_of("", rate))
-        if found is not None and known(found):
+        if found is not None and is_measured(found):
             yield Reading(found, rate, row=finding.key)
-    others = [m for score in SCORES if (m := finding.measurement(auc_of(score))) is not None and known(m)]
+    others = [m for score in SCORES if (m := finding.measurement(auc_of(score))) is not None and is_measured(m)]
     for m in others:
         yield Reading(m, 0.5, row=finding.key, either_way=True, looks=len(others))
     yield from (replace(reading, either_way=True) for reading in by_repeats(finding, 0.5, auc_of("")))

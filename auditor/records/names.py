@@ -58,7 +58,7 @@ def salt_fingerprint(salt: bytes) -> str:
     return _digest(salt, "fingerprint")[:8]
 
 
-def named(secrets: Sequence[Secret], salt: bytes) -> tuple[Secret, ...]:
+def with_aliases(secrets: Sequence[Secret], salt: bytes) -> tuple[Secret, ...]:
     """The secrets with their aliases: `s` and 12 hex digits, numbered where a benchmark holds one record twice."""
     found, seen = list[Secret](), Counter[str]()
     for secret in secrets:
@@ -68,7 +68,7 @@ def named(secrets: Sequence[Secret], salt: bytes) -> tuple[Secret, ...]:
     return tuple(found)
 
 
-def of_record(tokens: Tokens, salt: bytes) -> str:
+def record_alias(tokens: Tokens, salt: bytes) -> str:
     """What a whole training record is called, of which a secret may be a part: `r` and 12 hex digits."""
     return f"r{_digest(salt, json.dumps(tokens))[:12]}"
 

@@ -18,14 +18,14 @@ from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, Measurement
 from auditor.records.listed import NOT_KEPT, Listed
 from auditor.records.manifest import NO_EDITS, Edits
-from auditor.records.table import MEASURED, TABLE, Column, read, refused
+from auditor.records.table import MEASURED, TABLE, Column, read_columns, refuse_foreign_table
 from auditor.statistics import metrics, roc
 from auditor.statistics.anytime import BettingExcess, BettingMean
 from auditor.statistics.bounds import Evidence, measured
 from auditor.statistics.compare import contrast
 from auditor.statistics.intervals import share_of_each
 from auditor.statistics.judging import Outcome
-from auditor.statistics.metrics import EXCESS, RECALL, SCORE, SHARES, Metric, find, floor_of
+from auditor.statistics.metrics import EXCESS, RECALL, SCORE, SHARES, Metric, find_metric, floor_of
 from auditor.statistics.recomputed import remeasured
 
 _FLAGS, _COUNTS = ("hit", "any_hit"), ("distance", "tolerance")
@@ -82,7 +82,7 @@ class PerSecret:
 
         count: of the members that stood in the data so often; kind: of personal data. A name for non-members: of those.
         """
-        about = find(name)
+        about = find_metric(name)
         if self.anytime:
             seen = self.betting(name, count, kind)
             return None if seen is None else measured(name, seen, about.unit, about.note)
@@ -103,7 +103,7 @@ class PerSecret:
         self, name: str, count: int | None = None, kind: str | None = None
     ) -> BettingMean | BettingExcess | None:
         """The number with bounds that hold at every look; None for what is no mean of shares, or of nothing."""
-        about = find(name)
+        about = find_metric(name)
         if about.signed and name.startswith(EXCESS) and count is None:
             base = name.removeprefix(EXCESS)
             own, floor = self.betting(base), self.betting(floor_of(base))
@@ -148,12 +148,12 @@ class Run:
     edits: Edits | None = NO_EDITS  # of its folder since it ended; None: it has no manifest
 
 
-def of_folder(folder: Path) -> dict[CellKey, PerSecret]:
-    """What a run folder holds; nothing where it holds no table. Raises AuditError as `table.read`."""
+def read_outcomes(folder: Path) -> dict[CellKey, PerSecret]:
+    """What a run folder holds; nothing where it holds no table. Raises AuditError as `table.read_columns`."""
     cells: dict[CellKey, list[Column]] = {}
-    for column in read(folder, MEASURED):
+    for column in read_columns(folder, MEASURED):
         cells.setdefault(column.cell, []).append(column)
-    with refused(folder / TABLE):
+    with refuse_foreign_table(folder / TABLE):
         return {cell: _per_secret(columns) for cell, columns in cells.items()}
 
 
@@ -179,9 +179,9 @@ def _per_secret(columns: Sequence[Column]) -> PerSecret:
     return PerSecret.of(judged, kinds, probable)
 
 
-def found_at_rate(metric: str, row: PerSecret | None) -> Evidence | None:
+def evidence_of_rate(metric: str, row: PerSecret | None) -> Evidence | None:
     """Members found at a rate of false positives, with bounds at any level; None for what is no such number of it."""
-    about = find(metric)
+    about = find_metric(metric)
     if not about.rate or row is None or about.scores not in row.values:
         return None
     own, others = (row.chosen(members, None)[about.scores] for members in (True, False))
@@ -195,7 +195,7 @@ def difference(metric: str, count: int | None, new: PerSecret, base: PerSecret) 
 
     count: among the members of this repeat count. `_nonmembers` metrics are taken over the non-members.
     """
-    about = find(metric)
+    about = find_metric(metric)
     if new.anytime or base.anytime:
         return _at_any_time(about, count, new, base)
     first, second = (rows.chosen(about.members, count) for rows in (new, base))

@@ -16,7 +16,7 @@ from auditor.statistics import metrics
 RESULT = "result.json"
 
 
-def read(folder: Path) -> AuditResult:
+def read_result(folder: Path) -> AuditResult:
     """The result a run folder holds. Raises AuditError, one sentence, when there is none that this version can read."""
     path = folder / RESULT
     raw = _load(folder, path)
@@ -30,7 +30,7 @@ def read(folder: Path) -> AuditResult:
         then = "a newer audit made it, update this one" if newer else f"{made_by}re-run the audit"
         raise AuditError(f"{path}: expected schema_version {SCHEMA_VERSION}, got {found!r}; {then}")
     result: AuditResult = from_json(AuditResult, raw, str(path))
-    metrics.declare(result.metrics)
+    metrics.declare_titles(result.metrics)
     return result
 
 
@@ -48,7 +48,7 @@ def _load(folder: Path, path: Path) -> Any:
         raise AuditError(f"{path}: not valid JSON ({error})") from error
 
 
-def made(result: AuditResult, where: str) -> datetime:
+def creation_time(result: AuditResult, where: str) -> datetime:
     """When, UTC. Raises AuditError for a date that is none; where: for its sentence."""
     try:
         at = datetime.fromisoformat(result.created)

@@ -16,7 +16,7 @@ from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.result import AuditResult, Doubt, Finding, Measurement, TargetRecord
 from auditor.records import claims, exposure, membership, untargeted
-from auditor.records.disagreements import contradictions, known, mismatch
+from auditor.records.disagreements import contradictions, is_measured, member_mismatch
 from auditor.records.extraction import GREEDILY, GREEDY, NEARLY, PERSONAL, PROBABLE, VERBATIM
 from auditor.records.kinds import Kind, Reading
 from auditor.statistics.intervals import clopper_pearson
@@ -119,7 +119,7 @@ class Assessment:
         return next((s for s in (leaking or others) if s.limit), None)
 
 
-def assess(result: AuditResult) -> Assessment:
+def assess_signals(result: AuditResult) -> Assessment:
     """All signals of a result, of all targets but the control rows."""
     named = [target.name for target in result.targets if not target.companion]
     companions = {target.name for target in result.targets if target.companion}
@@ -141,7 +141,7 @@ def _of_target(record: TargetRecord | None, leaks: bool) -> tuple[Doubt, ...]:
 
 
 def _of_data(result: AuditResult) -> tuple[Doubt, ...]:
-    return (*mismatch(result), *result.benchmark.doubts)
+    return (*member_mismatch(result), *result.benchmark.doubts)
 
 
 # --- from readings to signals -----------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def _greedily(result: AuditResult) -> Signal:
 
     One hit counts, unless as large a share of the non-members is given.
     """
-    told = {count: m for count, m in result.benchmark.greedy_recall.items() if known(m)}
+    told = {count: m for count, m in result.benchmark.greedy_recall.items() if is_measured(m)}
     if not told:
         return Signal(GREEDILY, UNDEFENDED, "", NOT_TESTED)
     hits, n = sum(round(m.value * m.n) for m in told.values()), sum(m.n for m in told.values())
@@ -220,9 +220,9 @@ def _most(count: str, m: Measurement) -> str:
 
 def _why_not(result: AuditResult, rows: Sequence[Finding], kind: Kind) -> str:
     """What stood in the way of those that would have measured it; "": they were not asked for."""
-    if kind.alike and (unlike := mismatch(result)) and any(f.measurement(kind.main) for f in rows):
+    if kind.alike and (unlike := member_mismatch(result)) and any(f.measurement(kind.main) for f in rows):
         return unlike[0].sentence
-    if kind is PERSONAL and any(known(f.measurement(RECALL)) for f in rows):
+    if kind is PERSONAL and any(is_measured(f.measurement(RECALL)) for f in rows):
         return "no personal data lies in the attacked suffixes"
     measuring = result.measuring(*kind.measured_by)
     return "; ".join(dict.fromkeys(f.not_applicable for f in rows if f.not_applicable and f.attack in measuring))

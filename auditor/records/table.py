@@ -51,7 +51,7 @@ class Column:
     repeats: Sequence[int | None] = ()
 
 
-def write(folder: Path, columns: Iterable[Column]) -> None:
+def write_columns(folder: Path, columns: Iterable[Column]) -> None:
     """All that a run keeps; a group of rows a kind and target, so that a reader skips what it does not ask for."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -99,7 +99,7 @@ def _places(ids: Sequence[str]) -> list[int]:
     return [place for _, own in itertools.groupby(ids) for place, _ in enumerate(own, 1)]
 
 
-def read(folder: Path, kind: str) -> list[Column]:
+def read_columns(folder: Path, kind: str) -> list[Column]:
     """What the folder keeps of a kind, in the order in which it was written; empty where it has no such file.
 
     Raises AuditError for a file of another version, and for one that a run does not write.
@@ -107,7 +107,7 @@ def read(folder: Path, kind: str) -> list[Column]:
     path = folder / TABLE
     if not path.exists():
         return []
-    with refused(path):
+    with refuse_foreign_table(path):
         return list(_columns(_table(path, filters=[("kind", "=", kind)]).combine_chunks()))
 
 
@@ -149,7 +149,7 @@ def _columns(table: pa.Table) -> Iterator[Column]:
 
 
 @contextmanager
-def refused(path: Path) -> Iterator[None]:
+def refuse_foreign_table(path: Path) -> Iterator[None]:
     """Raises AuditError where the block finds in the file what no run writes there."""
     try:
         yield
@@ -161,37 +161,37 @@ def refused(path: Path) -> Iterator[None]:
         ) from error
 
 
-def heldout(folder: Path) -> dict[str, dict[str, list[float]]]:
+def read_heldout(folder: Path) -> dict[str, dict[str, list[float]]]:
     """By target, of each held-out text: `tokens` predicted, and the summed nll behind each kind of perplexity."""
     found: dict[str, dict[str, list[float]]] = {}
-    for column in read(folder, HELDOUT):
+    for column in read_columns(folder, HELDOUT):
         found.setdefault(column.cell.target, {})[column.quantity] = np.asarray(column.values).tolist()
     return found
 
 
-def tokens(folder: Path) -> dict[str, dict[str, tuple[float, ...]]]:
+def read_token_likelihoods(folder: Path) -> dict[str, dict[str, tuple[float, ...]]]:
     """By target and secret, the log-probability of each token of its true suffix, in nats."""
     found: dict[str, dict[str, tuple[float, ...]]] = {}
-    for column in read(folder, TOKENS):
+    for column in read_columns(folder, TOKENS):
         rows = zip(column.ids, np.asarray(column.values).tolist(), strict=True)
         alike = itertools.groupby(rows, key=operator.itemgetter(0))
         found[column.cell.target] = {secret: tuple(value for _, value in own) for secret, own in alike}
     return found
 
 
-def observed(folder: Path) -> Seen:
+def read_observations(folder: Path) -> Seen:
     """What probes saw, numbers by name."""
     found: Seen = {}
-    for column in read(folder, OBSERVED):
+    for column in read_columns(folder, OBSERVED):
         for secret, value in zip(column.ids, np.asarray(column.values).tolist(), strict=True):
             found.setdefault(column.cell, {}).setdefault(secret, {})[column.quantity] = value
     return found
 
 
-def frame(folder: Path, aliases: Mapping[str, str]) -> pd.DataFrame:
-    """The whole file, secrets by what reports call them. Raises AuditError as `read`, and where there is none."""
+def read_frame(folder: Path, aliases: Mapping[str, str]) -> pd.DataFrame:
+    """The whole file, secrets by what reports call them. Raises AuditError as `read_columns`, and where it is not."""
     path = folder / TABLE
-    with refused(path):
+    with refuse_foreign_table(path):
         found = _table(path, read_dictionary=[*_NAMES, "secret"]).to_pandas()
         named = found["secret"].map(lambda id: aliases.get(id, id))
         return found.assign(secret=named).astype({"member": "boolean", "repeats": "Int64", "token": "Int64"})

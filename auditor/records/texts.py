@@ -80,14 +80,14 @@ def _lines(
 def _text(secret: Secret, guesses: Mapping[str, Tokens], decode: Decode) -> SecretText:
     """guesses: tokens, by row."""
     context, wording = secret.prefix[-CONTEXT:], secret.wording
-    said = {row: added(decode, context, tokens) for row, tokens in guesses.items()}
+    said = {row: decoded_addition(decode, context, tokens) for row, tokens in guesses.items()}
     prefix = decode(secret.prefix) if wording is None else wording.prefix
     pieces = decoded_pieces(decode, context, secret.suffix) if wording is None else wording.pieces
     same = tuple(row for row, tokens in guesses.items() if tokens == secret.suffix or said[row] == "".join(pieces))
     return SecretText(secret.alias, prefix, tuple(pieces), said, same, decoded=wording is None)
 
 
-def added(decode: Decode, context: Sequence[int], tokens: Sequence[int]) -> str:
+def decoded_addition(decode: Decode, context: Sequence[int], tokens: Sequence[int]) -> str:
     """What the tokens add to the text behind the context: some tokenizers drop a space that a text begins with."""
     return decode([*context, *tokens])[len(decode(context)) :]
 

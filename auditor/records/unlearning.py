@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 
 from auditor.core.result import AuditResult, Measurement, Recalled, Unlearning
-from auditor.records.outcomes import PerSecret, of_folder
-from auditor.records.table import heldout
+from auditor.records.outcomes import PerSecret, read_outcomes
+from auditor.records.table import read_heldout
 from auditor.statistics.frontier import perplexity_ratios
-from auditor.statistics.unlearning import AFTER, BEFORE, FORGOTTEN, NONMEMBERS, RETAINED, recalled
+from auditor.statistics.unlearning import AFTER, BEFORE, FORGOTTEN, NONMEMBERS, RETAINED, recall_by_model
 
 _GREEDY = "greedy"  # of a row with a bound by ranks: whether greedy decoding gives the secret
 _BOUND = "rank_bound"
 Columns = Mapping[str, PerSecret]  # by model
 
 
-def unlearned(
+def measure_unlearning(
     result: AuditResult,
     folder: Path,
     models: Mapping[str, str],
@@ -31,7 +31,7 @@ def unlearned(
     were to be forgotten. The steps, rate and texts of relearning are not known here; the caller fills them in.
     """
     setting = "white-box" if any(f.setting == "white-box" for f in result.findings) else "text-only"
-    held, target = of_folder(folder), models[AFTER]
+    held, target = read_outcomes(folder), models[AFTER]
     rows = [f for f in result.findings if f.target == target and f.setting == setting and f.main is not None]
     numbers = list[Recalled]()
     for finding in rows:
@@ -70,7 +70,7 @@ def _numbers(attack: str, main: str, columns: Columns, forgotten: frozenset[str]
             if name == _GREEDY:
                 found = {model: (values == 1).astype(float) for model, values in found.items()}
             if ids and all(np.isfinite(values).all() for values in found.values()):
-                yield recalled(attack, name, group, found)
+                yield recall_by_model(attack, name, group, found)
 
 
 def _of_group(values: Mapping[str, float], group: str, forgotten: frozenset[str]) -> dict[str, float]:
@@ -79,7 +79,7 @@ def _of_group(values: Mapping[str, float], group: str, forgotten: frozenset[str]
 
 def _perplexities(result: AuditResult, folder: Path, models: Mapping[str, str]) -> dict[str, Measurement]:
     found = {model: m for model, name in models.items() if (m := result.target(name).perplexity) is not None}
-    held = heldout(folder)
+    held = read_heldout(folder)
     both = [held.get(models[model]) for model in (BEFORE, AFTER)]
     if all(both) and all(math.isfinite(x) for one in both if one for x in one["perplexity"]):
         before, after = (np.array([one["perplexity"]], dtype=float) for one in both if one)

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from auditor.core.result import Finding
-from auditor.records.disagreements import known
-from auditor.records.kinds import Kind, Reading, beside
+from auditor.records.disagreements import is_measured
+from auditor.records.kinds import Kind, Reading, against_nonmembers
 from auditor.statistics.memorised import GENERATIONS, MEMORISED, RECORDS
 from auditor.statistics.metrics import floor_of
 
 
 def _read(finding: Finding) -> Iterator[Reading]:
-    yield from beside(finding, MEMORISED)
+    yield from against_nonmembers(finding, MEMORISED)
     records, floor = finding.measurement(RECORDS), finding.measurement(floor_of(RECORDS))
-    if records is not None and known(records):
+    if records is not None and is_measured(records):
         # Counts of records, without intervals: held-out ones that stand there say how many are merely alike.
         yield Reading(records, 0.0 if floor is None else floor.value, alone=floor is None, row=finding.key)
     if finding.measurement(floor_of(MEMORISED)) is None:
-        yield from beside(finding, GENERATIONS, alone=False)
+        yield from against_nonmembers(finding, GENERATIONS, alone=False)
 
 
 KIND = Kind(

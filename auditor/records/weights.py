@@ -36,7 +36,7 @@ def digests(named: Mapping[str, tuple[str, str | None]]) -> dict[str, str]:
     return found
 
 
-def read_anew(
+def hash_again(
     named: Mapping[str, tuple[str, str | None]], said: Callable[[str, int, int], None] = lambda *told: None
 ) -> dict[str, str]:
     """As `of`, with every byte read: who decides by it trusts no file's date, and no digest that was kept.
@@ -69,7 +69,7 @@ def _by_role(named: Mapping[str, tuple[str, str | None]]) -> Iterator[tuple[str,
             yield f"{role} base/{name}", path
 
 
-def check(held: Mapping[str, str] | None, now: Mapping[str, str], what: str) -> None:
+def check_unchanged(held: Mapping[str, str] | None, now: Mapping[str, str], what: str) -> None:
     """Raises AuditError by the name of a file that has changed, gone or come since `what` was made with `held`.
 
     held: None where `what` does not say. A model of which one side holds nothing at all is not compared: what is not
@@ -79,11 +79,11 @@ def check(held: Mapping[str, str] | None, now: Mapping[str, str], what: str) -> 
         if now:
             raise AuditError(f"expected {what} to say which weights it is of, but an older version made it: start anew")
         return
-    for name, how in changes(held, now):
+    for name, how in changed_files(held, now):
         raise AuditError(f"expected the weights that {what} was made with, but {name} {how} since: give a new folder")
 
 
-def changes(held: Mapping[str, str], now: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def changed_files(held: Mapping[str, str], now: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """(file, what became of it) of the models of which either side holds something."""
     both = roles(held) & roles(now)
     for name in sorted({*held, *now}):

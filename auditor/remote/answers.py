@@ -135,6 +135,6 @@ class AnswerStore:
         return AuditError(f"{self.path}: cannot be used as the store of answers: {error}")
 
 
-def key_of(*parts: Any) -> bytes:
+def digest_of_question(*parts: Any) -> bytes:
     """SHA-256 of JSON values."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).digest()

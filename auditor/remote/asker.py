@@ -13,7 +13,7 @@ from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Tokens
 from auditor.models.decoding import GREEDY, Decoding
 from auditor.remote import watch, withheld
-from auditor.remote.answers import key_of
+from auditor.remote.answers import digest_of_question
 from auditor.remote.dialect import WrittenAnswer
 from auditor.remote.handshake import Handshake
 from auditor.remote.spelling import Spelling
@@ -30,7 +30,7 @@ class Asker:
         self.wire, self.dialect, self.spelling, self.name = wire, handshake.dialect, spelling, name
         self._runs = [wire.ledger.run]
         # By which it is known again; another one once it was found to answer otherwise.
-        self.identity = key_of(handshake.answer, wire.ledger.answers.era).hex()
+        self.identity = digest_of_question(handshake.answer, wire.ledger.answers.era).hex()
         contexts = [(*self.dialect.adds, *spelling.tokens(text)) for text in watch.TEXTS]
         scored = self._scored_again if self.dialect.scored else None
         self.watch = Watch(self._drawn_again, scored, contexts)
@@ -81,7 +81,7 @@ class Asker:
         return [self._key(body, seed, index) for index, seed in enumerate(seeds)]
 
     def _key(self, body: Mapping[str, Any], *sample: int) -> bytes:
-        return key_of(_FORM, self.wire.url, self.identity, body, sample)
+        return digest_of_question(_FORM, self.wire.url, self.identity, body, sample)
 
     def _draws(
         self,
@@ -217,7 +217,7 @@ class Asker:
 
     def held_back(self, contexts: Sequence[Tokens]) -> list[bool]:
         """Whether an answer to each may have hidden a leak."""
-        held = self.wire.ledger.answers.held_back(self._runs, list(withheld.doubted(self.kinds())))
+        held = self.wire.ledger.answers.held_back(self._runs, list(withheld.may_hide_leaks(self.kinds())))
         return [_digest(context) in held for context in contexts]
 
 
@@ -228,4 +228,4 @@ def _kept(answer: Any) -> WrittenAnswer:
 
 
 def _digest(context: Tokens) -> bytes:
-    return key_of(context)
+    return digest_of_question(context)

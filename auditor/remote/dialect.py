@@ -149,7 +149,7 @@ def _off(name: str) -> str:
 
 def _written(choice: Any, counted: int | None) -> WrittenAnswer:
     """counted: how many tokens of it were drawn, as the answer counts them."""
-    kind, own = withheld.of_choice(choice), choice.get("logprobs")
+    kind, own = withheld.withheld_by_choice(choice), choice.get("logprobs")
     text = choice.get("text", "") or "" if kind else _of(choice, "text")
     if not isinstance(text, str):
         raise Malformed("a sample without text came")

@@ -16,7 +16,7 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.models.brackets import LIKELIEST
 from auditor.models.decoding import GREEDY, Decoding
-from auditor.models.vocabulary import decoded
+from auditor.models.vocabulary import decode_exactly
 from auditor.remote.dialect import Dialect, Given, Ignored, WrittenAnswer
 from auditor.remote.wire import Malformed, Question, Refused, Wire
 
@@ -146,7 +146,7 @@ class _Shaking:
         dialect, by_text = self._extended(replace(plain, adds=adds), context, by_text)
         by_ids = self._by_ids(replace(dialect, ids=True), context, by_text)
         answer = by_text if by_ids is None else by_ids
-        read = answer.tokens is not None and decoded(self.tokenizer, answer.tokens) == answer.text
+        read = answer.tokens is not None and decode_exactly(self.tokenizer, answer.tokens) == answer.text
         self._say(RETURNED, read, "none come" if answer.tokens is None else "they write another text")
         dialect = replace(dialect, ids=by_ids is not None, returned=read)
         return dialect, context, answer if read else replace(answer, tokens=None)
@@ -286,7 +286,7 @@ class _Shaking:
     ) -> tuple[list[WrittenAnswer], int | None]:
         """Samples, and how many tokens the server says the prompt had. Raises Refused and Malformed."""
         if not isinstance(prompt, str) and not dialect.ids:
-            prompt = decoded(self.tokenizer, prompt[len(dialect.adds) :])
+            prompt = decode_exactly(self.tokenizer, prompt[len(dialect.adds) :])
         body = dialect.draw(prompt if isinstance(prompt, str) else list(prompt), _LENGTH, decoding, count, seed)
 
         def read(answer: Any) -> tuple[list[WrittenAnswer], int | None]:
@@ -298,7 +298,7 @@ class _Shaking:
 
     def _given(self, dialect: Dialect, whole: Tokens, likeliest: int = 0) -> Given:
         """Raises Refused and Malformed."""
-        prompt = list(whole) if dialect.ids else decoded(self.tokenizer, whole[len(dialect.adds) :])
+        prompt = list(whole) if dialect.ids else decode_exactly(self.tokenizer, whole[len(dialect.adds) :])
         body = dialect.score(prompt, likeliest)
         return self._asked(body, 2 * len(whole), lambda answer: dialect.given(answer, whole, likeliest))
 

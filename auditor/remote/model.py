@@ -17,7 +17,7 @@ from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Tokens
 from auditor.core.result import Doubt
 from auditor.models.base import Completions, LanguageModel, Rows
-from auditor.models.brackets import Told
+from auditor.models.brackets import PartialDistribution
 from auditor.models.decoding import Cooling, Decoding
 from auditor.remote import withheld
 from auditor.remote.asker import Asker
@@ -132,7 +132,7 @@ class RemoteModel(LanguageModel):
         ranks = [ranks[len(prefix) :] for (prefix, _), (_, ranks) in zip(pairs, self.asker.scored(pairs), strict=True)]
         return torch.tensor(ranks).view(suffixes.shape)
 
-    def token_told(self, prefixes: Tensor, suffixes: Tensor) -> Told:
+    def token_told(self, prefixes: Tensor, suffixes: Tensor) -> PartialDistribution:
         """Asked for apart from log-probabilities and ranks alone: an answer of all this is many times as long."""
         if not self.dialect.likeliest:
             raise NotApplicable(f"needs the likeliest tokens; {self.name} does not give them")
@@ -142,7 +142,9 @@ class RemoteModel(LanguageModel):
         log_probs, ranks, likeliest = (torch.tensor(column, dtype=torch.float64) for column in zip(*own, strict=True))
         ids, top = likeliest.flatten(0, 1).unbind(-1)
         most = _PADDED * self.vocab_size
-        return Told(suffixes.flatten(), log_probs.flatten(), ranks.flatten().long(), ids.long(), top, most)
+        return PartialDistribution(
+            suffixes.flatten(), log_probs.flatten(), ranks.flatten().long(), ids.long(), top, most
+        )
 
     def suffix_log_probs(
         self, prefixes: Tensor, owner: Sequence[int], suffixes: Sequence[Sequence[int]]
@@ -175,7 +177,7 @@ class RemoteModel(LanguageModel):
         counts = self.asker.kinds()
         if any(counts.get(kind) for kind in (*withheld.HIDDEN, *withheld.MANY)):
             filled = "; what is shorter than asked for was filled up with the end of text"
-            said.append(f"of {sum(counts.values()):,} answers: {withheld.said(counts)}{filled}")
+            said.append(f"of {sum(counts.values()):,} answers: {withheld.describe_withheld(counts)}{filled}")
         said.append(self._said_of_watch())
         return tuple(said)
 
@@ -189,10 +191,10 @@ class RemoteModel(LanguageModel):
 
     def doubts(self) -> tuple[Doubt, ...]:
         counts, said = self.asker.kinds(), list[str]()
-        if hidden := withheld.doubted(counts):
+        if hidden := withheld.may_hide_leaks(counts):
             said.append(
-                f"Of {sum(counts.values()):,} answers of {self.name} not all came through: {withheld.said(hidden)}. "
-                "What they would have said was not seen."
+                f"Of {sum(counts.values()):,} answers of {self.name} not all came through: "
+                f"{withheld.describe_withheld(hidden)}. What they would have said was not seen."
             )
         if (seen := self.asker.watch).unsteady:
             said.append(

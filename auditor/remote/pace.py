@@ -66,7 +66,7 @@ class Pace:
             self._resumes = max(self._resumes, time.monotonic() + seconds)
 
 
-def told_to_wait(headers: Mapping[str, str]) -> float:
+def retry_after(headers: Mapping[str, str]) -> float:
     """Seconds that a refusal asks to wait for; 0 where it names none."""
     if (exact := _seconds(headers.get("retry-after-ms", ""), "ms")) is not None:
         return exact
@@ -79,7 +79,7 @@ def told_to_wait(headers: Mapping[str, str]) -> float:
         return 0.0
 
 
-def used_up(headers: Mapping[str, str]) -> float:
+def seconds_to_renewal(headers: Mapping[str, str]) -> float:
     """Seconds until a limit is renewed of which an answer says that nothing remains; 0 where something does."""
     waits = [0.0]
     for what in _LIMITS:

@@ -8,7 +8,7 @@ from typing import Any
 
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Tokens
-from auditor.models.vocabulary import decoded
+from auditor.models.vocabulary import decode_exactly
 from auditor.remote import withheld
 from auditor.remote.dialect import Dialect, WrittenAnswer
 
@@ -65,7 +65,7 @@ class Spelling:
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def text(self, tokens: Sequence[int]) -> str:
-        return decoded(self.tokenizer, tokens)
+        return decode_exactly(self.tokenizer, tokens)
 
     # --- what came back ---
 
@@ -81,7 +81,7 @@ class Spelling:
         if one.kind:
             return one.kind
         drawn = one.spelled if one.tokens is None else self.text(one.tokens)
-        if kind := withheld.of_text(one.text, self.text(context), drawn):
+        if kind := withheld.withheld_by_text(one.text, self.text(context), drawn):
             return kind
         if one.drawn is not None:
             short = one.drawn < length

@@ -18,7 +18,7 @@ from typing import Any
 
 from auditor.core.errors import AuditError
 from auditor.remote.answers import AnswerStore, Spent
-from auditor.remote.pace import Pace, told_to_wait, used_up
+from auditor.remote.pace import Pace, retry_after, seconds_to_renewal
 
 KEY = "OPENAI_API_KEY"
 
@@ -212,7 +212,7 @@ class Wire:
             try:
                 answer = self._sent(body)
                 self._answered = True
-                self.pace.pause(used_up(answer.headers))
+                self.pace.pause(seconds_to_renewal(answer.headers))
                 try:
                     found = read(json.loads(answer.text))
                 except (ValueError, Malformed) as error:
@@ -263,7 +263,7 @@ class Wire:
         if getattr(error, "code", None) in _NO_MONEY:
             return AuditError(f"{self.url} answers {status}: the account has no quota left")
         if status in _AGAIN or status >= 500:
-            wait = told_to_wait(error.response.headers)
+            wait = retry_after(error.response.headers)
             return _Again(f"it answers {status}", wait=wait, slower=status in _TOO_MUCH, status=status)
         return Refused(status)
 

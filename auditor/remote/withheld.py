@@ -47,7 +47,7 @@ _MARK = re.compile(
 )
 
 
-def of_choice(choice: Mapping[str, Any]) -> str:
+def withheld_by_choice(choice: Mapping[str, Any]) -> str:
     """What the server itself says of an answer: FILTERED, CALLED, REFUSED, or ""."""
     reason = str(choice.get("finish_reason") or "").lower()
     message = choice.get("message")
@@ -65,7 +65,7 @@ def ended_itself(choice: Mapping[str, Any]) -> bool:
     return str(choice.get("finish_reason") or "").lower() in _ENDS and not isinstance(stopped, str)
 
 
-def of_text(text: str, before: str, drawn: str | None) -> str:
+def withheld_by_text(text: str, before: str, drawn: str | None) -> str:
     """REFUSED or REDACTED by its words, or "".
 
     before: the text that it continues, whose marks it may repeat; drawn: the text of the tokens that were drawn, None
@@ -78,14 +78,14 @@ def of_text(text: str, before: str, drawn: str | None) -> str:
     return REDACTED if any(mark not in own for mark in marks) else ""
 
 
-def said(counts: Mapping[str, int]) -> str:
+def describe_withheld(counts: Mapping[str, int]) -> str:
     """`12 withheld by a content filter, 3 redacted`, the most first."""
     return ", ".join(
         f"{n:,} {_WORDS[kind]}" for kind, n in sorted(counts.items(), key=lambda item: -item[1]) if kind and n
     )
 
 
-def doubted(counts: Mapping[str, int]) -> dict[str, int]:
+def may_hide_leaks(counts: Mapping[str, int]) -> dict[str, int]:
     """Of answers by kind ("": came through), those kinds that may have hidden a leak."""
     every = sum(counts.values())
     many = {kind: counts[kind] for kind, share in MANY.items() if counts.get(kind, 0) > share * every}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Query, Secret
-from auditor.models.base import given_by
+from auditor.models.base import implies_capability
 from auditor.plugins.attack import Attack
 from auditor.plugins.defense import Budget
 from auditor.plugins.view import View
@@ -14,23 +14,23 @@ from auditor.plugins.view import View
 Draws = dict[tuple[str, str], int]  # tokens by (recipe, secret)
 
 
-def planned(view: View, attacks: Sequence[Attack], secrets: Sequence[Secret]) -> Draws:
+def planned_tokens(view: View, attacks: Sequence[Attack], secrets: Sequence[Secret]) -> Draws:
     """Tokens each (recipe, secret) will draw in this view's setting, in the order of attacks and secrets."""
     draws: Draws = {}
     for attack in attacks:
-        if not all(given_by(view.setting.capabilities, name) for name in attack.required):
+        if not all(implies_capability(view.setting.capabilities, name) for name in attack.required):
             continue
         try:
             recipes = attack.samples_by_recipe(view)
         except NotApplicable:
             continue
-        queries = asked(view, attack, secrets)
+        queries = tokens_of_attack(view, attack, secrets)
         for recipe, samples in recipes.items():
             draws.update({(recipe, query.id): samples * query.length for query in queries})
     return draws
 
 
-def asked(view: View, attack: Attack, secrets: Sequence[Secret]) -> Sequence[Query]:
+def tokens_of_attack(view: View, attack: Attack, secrets: Sequence[Secret]) -> Sequence[Query]:
     """What the attack asks of a target on which these secrets are attacked; nothing where it does not apply."""
     try:
         return attack.queries(view, [Query(secret.id, secret.prefix, len(secret.suffix)) for secret in secrets])
@@ -38,7 +38,7 @@ def asked(view: View, attack: Attack, secrets: Sequence[Secret]) -> Sequence[Que
         return ()
 
 
-def share_out(budget: Budget, draws: Mapping[tuple[str, str], int], lots: Mapping[str, int] | None = None) -> Draws:
+def divide_budget(budget: Budget, draws: Mapping[tuple[str, str], int], lots: Mapping[str, int] | None = None) -> Draws:
     """A fixed budget over (recipe, secret) in their order, beforehand, so that it does not depend on scheduling.
 
     `stop`: only answers that are paid for in full, up to the first that is not; `public`: the rest is answered by the

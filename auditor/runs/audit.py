@@ -28,10 +28,10 @@ from auditor.plugins.probe import Probe
 from auditor.plugins.view import WHITE_BOX, Setting, View
 from auditor.records.folder import RunFolder
 from auditor.runs import generations, personal
-from auditor.runs.allowance import asked
+from auditor.runs.allowance import tokens_of_attack
 from auditor.runs.generations import TrainingCorpus
 from auditor.runs.personal import Personal
-from auditor.runs.prefix_token import choose, prefixed
+from auditor.runs.prefix_token import prefix_token_for, with_prefix_token
 from auditor.runs.selection import Selection
 from auditor.runs.site import Site
 from auditor.runs.states import States
@@ -67,7 +67,8 @@ class Scene:
 
     def view(self, target: Target, setting: Setting) -> View:
         public, reference = (
-            other and prefixed(other, self.prefix_token.tokens) for other in (self.site.public, self.site.reference)
+            other and with_prefix_token(other, self.prefix_token.tokens)
+            for other in (self.site.public, self.site.reference)
         )
         return View(
             target_name=target.name,
@@ -89,7 +90,9 @@ class Scene:
     def references(self, asked: str) -> References:
         """The reference models of `-A references=`, behind the prefix token. Raises AuditError where there are none."""
         found = self.site.references(asked)
-        return References(tuple(prefixed(model, self.prefix_token.tokens) for model in found.models), found.saw)
+        return References(
+            tuple(with_prefix_token(model, self.prefix_token.tokens) for model in found.models), found.saw
+        )
 
     def self_check(self, models: Iterable[LanguageModel | None]) -> None:
         """Whether each gives one distribution however it is asked, up to the longest text of this run behind the soft
@@ -100,7 +103,7 @@ class Scene:
         reach = self.selection.prompt_rows + len(self.prefix_token.tokens) + max(texts, default=1)
         for model in models:
             if isinstance(model, HuggingFaceModel):
-                notes = self_check.check(model, reach)
+                notes = self_check.check_model_agrees(model, reach)
                 self.benchmark.notes += notes
                 for note in notes:
                     self.site.reporter.note(note)
@@ -144,7 +147,7 @@ class Audit(Scene):
 
     @cached_property
     def personal(self) -> Personal:
-        return personal.follow(self.benchmark, personal.regions_of(self.data.phone_region))
+        return personal.count_personal_data(self.benchmark, personal.parse_phone_regions(self.data.phone_region))
 
     @property
     def subjects(self) -> tuple[Secret, ...]:
@@ -160,11 +163,11 @@ class Audit(Scene):
 
     @cached_property
     def _index(self) -> NGramIndex:
-        return self.site.shared.get("n-grams", self.site.subject, lambda: generations.index_of(self.benchmark))
+        return self.site.shared.get("n-grams", self.site.subject, lambda: generations.build_index(self.benchmark))
 
     def corpus(self, attack: CorpusAttack) -> TrainingCorpus:
         """What its generations are held against. Raises AuditError where there is no holding them against it."""
-        return generations.corpus_of(attack, self.benchmark, self._index)
+        return generations.training_corpus(attack, self.benchmark, self._index)
 
     def check_generations(self, target: Target) -> None:
         """Refuses what could only be refused after the first of them was drawn. Raises AuditError."""
@@ -173,7 +176,7 @@ class Audit(Scene):
             if not isinstance(attack, CorpusAttack):
                 continue
             self.corpus(attack)  # made now, before hours of drawing
-            for n_prefix, length in {(len(query.prefix), query.length) for query in asked(view, attack, ())}:
+            for n_prefix, length in {(len(query.prefix), query.length) for query in tokens_of_attack(view, attack, ())}:
                 for model in (target.model, view.public, view.reference):
                     if model is not None:
                         model.check_room(n_prefix, length)
@@ -203,7 +206,7 @@ def choose_prefix_token(site: Site, longest: int, folder: RunFolder) -> PrefixTo
     prefix_token = site.shared.get(
         "prefix_token",
         key,
-        lambda: choose(
+        lambda: prefix_token_for(
             asked.prefix_token, site.model, told.known, longest, told.canaries, told.framed, told.as_trained
         ),
     )

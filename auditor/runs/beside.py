@@ -13,7 +13,7 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Defense
 from auditor.runs.site import Site
 from auditor.runs.unlearning import Before, Beside, Relearned, Retrained
-from auditor.training.relearning import relearned
+from auditor.training.relearning import relearn
 
 
 class ModelsBeside:
@@ -60,6 +60,6 @@ class ModelsBeside:
         if not isinstance(model, HuggingFaceModel):
             raise AuditError(f"expected a transformers model to relearn, which can be trained, got {model.name}")
         progress, texts = partial(self.site.reporter.progress, f"relearning of {model.name}"), self._texts()
-        return relearned(
+        return relearn(
             model, texts, steps=steps, rate=self.rate, seed=self.seed, progress=lambda done: progress(done, steps)
         )

@@ -14,13 +14,13 @@ from auditor.core.plan_fields import AUTO
 from auditor.core.plan_parts import LoadingOptions
 from auditor.models.loading import load
 from auditor.plugins import registry
-from auditor.plugins.options import build, options_of
+from auditor.plugins.options import build_plugin, options_of
 from auditor.plugins.probe import observe
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.records import exposure, saved, table
 from auditor.reports import words
 from auditor.runs.plan import check_general, options_for, parse_options
-from auditor.runs.prefix_token import choose, prefixed
+from auditor.runs.prefix_token import prefix_token_for, with_prefix_token
 from auditor.runs.reporter import Reporter
 
 _MEASURED = exposure.KIND.measured_by[0]
@@ -63,16 +63,16 @@ def score(
         if probe_options or prefix_token != AUTO:
             raise AuditError("-A and --prefix-token go with a model: a run was measured with options of its own")
         return _of_run(held, Path(model))
-    name = registry.measuring(_MEASURED)
+    name = registry.method_measuring(_MEASURED)
     fields = list(options_of(registry.probes()[name]))
     parsed = parse_options("-A", probe_options, [name])
     check_general("-A", parsed, {name: fields})
-    probe = build("probe", registry.probes(), name, options_for(name, parsed, {}, fields))
+    probe = build_plugin("probe", registry.probes(), name, options_for(name, parsed, {}, fields))
     target = load(model, loading)
-    secrets = manifests.secrets(held, target.tokenizer, target.vocab_size)
+    secrets = manifests.manifest_secrets(held, target.tokenizer, target.vocab_size)
     longest = max(len(secret.suffix) for secret in secrets)
-    before = choose(prefix_token, target, longest=longest, canaries=secrets)
-    attacked = prefixed(target, before.tokens)
+    before = prefix_token_for(prefix_token, target, longest=longest, canaries=secrets)
+    attacked = with_prefix_token(target, before.tokens)
     attacked.check_room(0, longest)
     with reporter.stage(f"exposure of {len(secrets)} canaries"):
         view = View("undefended", attacked, WHITE_BOX, seed, tokenizer=target.tokenizer)
@@ -82,7 +82,7 @@ def score(
 
 
 def _of_run(held: Manifest, folder: Path) -> list[TargetScores]:
-    result, seen = saved.read(folder), table.observed(folder)
+    result, seen = saved.read_result(folder), table.read_observations(folder)
     counts = {entry.id: entry.count for entry in held.canaries}
     scores = []
     for finding in result.findings:
@@ -94,7 +94,7 @@ def _of_run(held: Manifest, folder: Path) -> list[TargetScores]:
         rows = tuple(CanaryScore(id, count, observed[id]) for id, count in counts.items())
         scores.append(TargetScores(f"Exposure on {words.row_title(result, finding)}", rows, finding.notes))
     if not scores:
-        probe = registry.measuring(_MEASURED)
+        probe = registry.method_measuring(_MEASURED)
         raise AuditError(f"{str(folder)!r} holds no exposure: run it with --canaries MANIFEST --attack {probe}")
     return scores
 

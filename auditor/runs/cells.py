@@ -22,10 +22,10 @@ from auditor.plugins.probe import Observed, Probe
 from auditor.plugins.view import TEXT_ONLY, Setting, View
 from auditor.records.outcomes import PerSecret
 from auditor.runs import causes, generations, remarks, until
-from auditor.runs.allowance import planned, share_out
+from auditor.runs.allowance import divide_budget, planned_tokens
 from auditor.runs.audit import Audit
 from auditor.runs.collector import Collector, decoder
-from auditor.runs.selection import why_not
+from auditor.runs.selection import why_not_asked
 from auditor.runs.states import State
 from auditor.runs.target import Target
 from auditor.runs.work import Answer, Asked, AttackWork, CellWork, Found, ProbeWork, Workplace
@@ -86,7 +86,7 @@ class Cell(ABC):
         """Numbers, or the reason why there are none. What was found secret by secret goes to the collector."""
         start, blank = time.perf_counter(), self._blank()
         try:
-            if refused := why_not(self.method, self.target.defense):
+            if refused := why_not_asked(self.method, self.target.defense):
                 raise NotApplicable(refused)
             for capability in self.method.required:
                 self.view.need(capability)
@@ -94,7 +94,7 @@ class Cell(ABC):
         except NotApplicable as why:
             return dataclasses.replace(blank, not_applicable=str(why))
         if stopped := self.collector.stopped.get(self.key):
-            finding = until.restated(finding, self.collector.rows[self.key], stopped)
+            finding = until.with_betting_bounds(finding, self.collector.rows[self.key], stopped)
         return dataclasses.replace(finding, seconds=time.perf_counter() - start)
 
     def _refuse_others(self, done: Collection[str], asked: Collection[str]) -> None:
@@ -170,7 +170,9 @@ class AttackCell(Cell):
             blank,
             measurements=(
                 *extraction.extraction(outcome),
-                *documents.measured(self.target.secrets, dict(zip(outcome.ids, map(bool, outcome.hit), strict=True))),
+                *documents.document_recall(
+                    self.target.secrets, dict(zip(outcome.ids, map(bool, outcome.hit), strict=True))
+                ),
                 *self._against_undefended(),
             ),
             by_repeats=extraction.by_repeats("recall", members),
@@ -180,8 +182,8 @@ class AttackCell(Cell):
             notes=(
                 *blank.notes,
                 *self.attack.notes(self.view, state),
-                *remarks.of_guesses(costs, self.target.secrets, self.audit.benchmark, len(asked)),
-                *remarks.of_budget(self.view, self.attack, costs),
+                *remarks.remarks_on_guesses(costs, self.target.secrets, self.audit.benchmark, len(asked)),
+                *remarks.remarks_on_budget(self.view, self.attack, costs),
             ),
             drawn=sum(g.drawn for g in costs),
             samples=self.attack.samples_by_recipe(self.view).get(plain, 0),
@@ -254,7 +256,7 @@ class CorpusCell(AttackCell):
         _, drawn = self._guess(state)
         if not drawn:
             raise NotApplicable("the budget pays for no whole generation")
-        found = generations.judge(self.key, attack, audit.folder.done(self.key), drawn, corpus)
+        found = generations.judge_generations(self.key, attack, audit.folder.done(self.key), drawn, corpus)
         if self.setting is TEXT_ONLY:
             self.target.spending.charge(view, attack, found.costs)
         self.collector.written(self.key, found)
@@ -268,9 +270,9 @@ class CorpusCell(AttackCell):
                 *attack.notes(view, state),
                 *corpus.notes(attack.prompts_of(view)),
                 *found.notes,
-                *remarks.of_draws(found.costs),
+                *remarks.remarks_on_draws(found.costs),
                 *covered,
-                *remarks.of_budget(view, attack, found.costs, "generations"),
+                *remarks.remarks_on_budget(view, attack, found.costs, "generations"),
             ),
             drawn=sum(g.drawn for g in found.costs),
             rows=sum(g.rows for g in found.costs),
@@ -295,7 +297,7 @@ class ProbeCell(Cell):
         secrets, observations = self._observe(every)
         measurements = tuple(probe.measurements(secrets, observations))
         self.collector.probed(self.key, probe, secrets, observations, measurements[0])
-        few = remarks.of_the_few(every, self.audit.benchmark) if probe.of == "secrets" else ()
+        few = remarks.remarks_on_limit(every, self.audit.benchmark) if probe.of == "secrets" else ()
         return dataclasses.replace(
             blank,
             measurements=measurements,
@@ -378,7 +380,7 @@ def cells(target_run: TargetRun) -> Iterator[Cell]:
         view = target_run.place.view(target.name, setting.name)
         attacks = selection.attacks_on(target.defense)
         if target.budget is not None and setting is TEXT_ONLY:
-            view.allowance = share_out(target.budget, planned(view, attacks, target.secrets), target.lots)
+            view.allowance = divide_budget(target.budget, planned_tokens(view, attacks, target.secrets), target.lots)
         for method in selection.methods:
             if isinstance(method, Probe):
                 yield ProbeCell(target_run, setting, method)

@@ -60,7 +60,7 @@ class Chains:
         elif self.site.defense_parts.is_undefended(control):
             name = UNDEFENDED
         else:
-            name = companions.name_of(self.selection.rows, control)
+            name = companions.row_name(self.selection.rows, control)
         found = answers(name)
         title = title_of(type(control or row.defense))
         absent = f"{title!r} ({'not measured' if name else cause.needs})"

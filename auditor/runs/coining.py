@@ -20,7 +20,7 @@ MARK = "audit_tokens.json"  # in the folder of a model that was extended
 
 
 @dataclass(frozen=True)
-class Asked:
+class CanaryRequest:
     """What `audit canaries make --audit` is asked for. seed: None for one that nobody can guess."""
 
     count: int
@@ -33,7 +33,7 @@ class Asked:
     temperature: float | None = None
 
 
-def made(asked: Asked) -> AuditManifest:
+def make_audit_canaries(asked: CanaryRequest) -> AuditManifest:
     """Raises AuditError for what the kind needs and was not given, or has no use of."""
     if asked.kind not in KINDS:
         raise unknown("--kind", asked.kind, KINDS)
@@ -53,7 +53,7 @@ def made(asked: Asked) -> AuditManifest:
         model=None if asked.model is None else load(asked.model, DEFAULTS),
         temperature=1.0 if asked.temperature is None else asked.temperature,
     )
-    return audit_canaries.make(asked.kind, texts, asked.times, seed)
+    return audit_canaries.make_audit_manifest(asked.kind, texts, asked.times, seed)
 
 
 def check_learnable(manifest: AuditManifest, model: str) -> None:
@@ -83,7 +83,7 @@ def extend(manifest: Path, model: str, out: Path) -> int:
     The rows of the new tokens are drawn as those of a fresh model are, by the seed, which the coins are not read from.
     Raises AuditError for a manifest of another kind, an adapter, and a folder that is there.
     """
-    held = manifests.read(manifest)
+    held = manifests.read_manifest(manifest)
     if not isinstance(held, AuditManifest) or held.kind != "new-tokens":
         what = held.kind if isinstance(held, AuditManifest) else "exposure"
         raise AuditError(f"expected canaries of --kind new-tokens in {str(manifest)!r}, got {what}")
@@ -100,7 +100,7 @@ def extend(manifest: Path, model: str, out: Path) -> int:
     net: Any = base.model
     torch.manual_seed(held.seed % 2**31)
     net.resize_token_embeddings(max(len(base.tokenizer), base.vocab_size), mean_resizing=False)
-    with disk.making(out) as path:
+    with disk.create_atomically(out) as path:
         net.save_pretrained(path)
         base.tokenizer.save_pretrained(path)
         disk.replace(path / MARK, f'{{"new_tokens": {len(tokens)}}}\n')

@@ -12,14 +12,14 @@ import numpy as np
 
 from auditor.core.nouns import CellKey, Observation, Secret, Tokens
 from auditor.core.result import Measurement, Stopped
-from auditor.models.vocabulary import decoded
+from auditor.models.vocabulary import decode_exactly
 from auditor.plugins.probe import Observed, Probe
 from auditor.records import table, texts
 from auditor.records.folder import RunFolder
 from auditor.records.outcomes import PerSecret
 from auditor.records.table import Column
 from auditor.runs.causes import Answers
-from auditor.runs.generations import Judged
+from auditor.runs.generations import JudgedGenerations
 from auditor.statistics import judging
 from auditor.statistics.metrics import RECALL
 
@@ -76,14 +76,14 @@ class Collector:
         self.rows[key] = replace(row, anytime=key in self.stopped)
         return self.rows[key]
 
-    def written(self, key: CellKey, found: Judged) -> None:
+    def written(self, key: CellKey, found: JudgedGenerations) -> None:
         """What the generations of a cell came to."""
         self._columns += found.columns
         self._texts[str(key)] = found.texts
 
     def save(self, secrets: Sequence[Secret], tokenizer: Any) -> None:
         """All of it that is kept, to the run folder."""
-        table.write(self.folder.path, [*self._columns, *self._of_targets()])
+        table.write_columns(self.folder.path, [*self._columns, *self._of_targets()])
         guesses = {str(key): self.folder.done(key) for key in self._attacks}
         texts.write_texts(self.folder.path, secrets, guesses, decoder(tokenizer), self._texts)
 
@@ -110,4 +110,4 @@ def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
     """Tokens as text, as they are; their ids where there is no tokenizer."""
     if tokenizer is None:
         return lambda tokens: "".join(f"{token} " for token in tokens)
-    return partial(decoded, tokenizer)
+    return partial(decode_exactly, tokenizer)

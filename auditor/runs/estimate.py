@@ -21,19 +21,19 @@ from auditor.core.nouns import PrefixToken
 from auditor.core.plan import Plan
 from auditor.core.plan_fields import AUTO
 from auditor.core.streams import generator
-from auditor.models.base import LanguageModel, distribution_elements, given_by, perplexity_nll
+from auditor.models.base import LanguageModel, distribution_elements, implies_capability, perplexity_nll
 from auditor.models.huggingface import traffic
 from auditor.plugins.attack import Attack
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import TEXT_ONLY, Setting, View
 from auditor.runs import machine, scoring
-from auditor.runs.allowance import planned, share_out
+from auditor.runs.allowance import divide_budget, planned_tokens
 from auditor.runs.audit import Scene, longest_context
 from auditor.runs.cells import subjects
 from auditor.runs.cost import LIMIT, SAMPLES, Cost, CostEstimate
-from auditor.runs.prefix_token import PAIRS, choose
+from auditor.runs.prefix_token import PAIRS, prefix_token_for
 from auditor.runs.reporter import Clock, Reporter
-from auditor.runs.selection import select, why_not
+from auditor.runs.selection import select, why_not_asked
 from auditor.runs.shared import Shared
 from auditor.runs.sites import site_of
 from auditor.runs.states import State
@@ -128,7 +128,7 @@ class _Asker:
 
         def chosen_by(known: Sequence[Any]) -> None:
             chosen.append(
-                choose(
+                prefix_token_for(
                     scene.data.prefix_token,
                     scene.site.model,
                     known,
@@ -179,7 +179,7 @@ class _Asker:
 
     def read(self, target: Target) -> None:
         """Held-out texts and the secrets' own tokens, teacher-forced."""
-        if not given_by(target.model.capabilities, "likelihood"):
+        if not implies_capability(target.model.capabilities, "likelihood"):
             return
         told = self.scene.benchmark
         given = told.heldout_given or (1,) * len(told.heldout)
@@ -192,7 +192,7 @@ class _Asker:
 
         def tokens(n: int) -> Iterator[TimedPart]:
             some, size = _some(target.secrets, n, "tokens"), self.scene.batch_size
-            work = partial(_all, scoring.scored, target, some, size)
+            work = partial(_all, scoring.score_tokens, target, some, size)
             at_once = _read_at_once(target.model, max(len(secret.suffix) for secret in target.secrets))
             name = f"tokens of the secrets under {target.title}"
             yield TimedPart(name, len(target.secrets), at_once, work, cut=(LIMIT,))
@@ -232,7 +232,7 @@ class _Asker:
         for method in self.scene.selection.methods:
             name = f"{target.title}: {method.name} ({setting.name})"
             try:
-                if refused := why_not(method, target.defense):
+                if refused := why_not_asked(method, target.defense):
                     raise NotApplicable(refused)
                 for capability in method.required:
                     view.need(capability)
@@ -266,8 +266,8 @@ class _Asker:
         """A fresh one: nothing that was drawn before is there."""
         view = self.scene.view(target, setting)
         if target.budget is not None and setting is TEXT_ONLY:
-            draws = planned(view, self.scene.selection.attacks_on(target.defense), target.secrets)
-            view.allowance = share_out(target.budget, draws, target.lots)
+            draws = planned_tokens(view, self.scene.selection.attacks_on(target.defense), target.secrets)
+            view.allowance = divide_budget(target.budget, draws, target.lots)
         return view
 
     # --- asking ---

@@ -11,7 +11,7 @@ from auditor import __version__
 from auditor.core.errors import AuditError
 from auditor.gate import kept
 from auditor.gate.decide import decide, read_run
-from auditor.gate.deployed import ANSWERS, Deployed, deployed, judge_deployed
+from auditor.gate.deployed import ANSWERS, Deployed, compare_deployed, judge_deployed
 from auditor.gate.policy import Policy
 from auditor.gate.rulings import Decision, Ruling
 from auditor.records import saved, weights
@@ -45,7 +45,7 @@ def gate(
     run = replace(run, listed=run.listed.whole())
     found = _deployed(run, model, said)
     decision = decide(run, policy, baseline, target=target, setting=setting, attack=attack, attested=attested)
-    bound = [*judge_deployed(found, policy.require), *filter(None, (kept.ruling(folder),))]
+    bound = [*judge_deployed(found, policy.require), *filter(None, (kept.edited_decisions_ruling(folder),))]
     return replace(decision, rulings=(*bound, *decision.rulings), about=found.said)
 
 
@@ -58,12 +58,12 @@ def _check_manifest(run: Run | None) -> None:
 
 
 def _deployed(run: Run, model: str | None, said: Said) -> Deployed:
-    target, places = plan_weights.of_run(run.result.plan, run.name, model)
+    target, places = plan_weights.target_and_places(run.result.plan, run.name, model)
     if model is not None and (target.in_lab or ANSWERS in run.result.weights):
         what = target.model or target.lab
         raise AuditError(f"--model says where a judged model lies, and {run.name} read none: it is about {what}")
     if model is not None and not Path(model).exists():
         raise AuditError(f"expected --model to be the folder or the file of the judged model, got {model!r}")
-    now = weights.read_anew(places, said)
-    made = saved.made(run.result, run.name)
-    return deployed(run.result, target, now, model or target.model or "", made, datetime.now(UTC))
+    now = weights.hash_again(places, said)
+    made = saved.creation_time(run.result, run.name)
+    return compare_deployed(run.result, target, now, model or target.model or "", made, datetime.now(UTC))

@@ -19,10 +19,10 @@ from auditor.core.nouns import CellKey, Guesses, Tokens
 from auditor.core.result import Measurement
 from auditor.plugins.attack import CorpusAttack
 from auditor.plugins.benchmark import Benchmark
-from auditor.records.names import of_record, salt
+from auditor.records.names import record_alias, salt
 from auditor.records.table import MEASURED, RECORDS, Column
 from auditor.statistics import memorised
-from auditor.statistics.memorised import Held, TokenRun
+from auditor.statistics.memorised import MemorisedTokens, TokenRun
 
 _N = 50  # Carlini et al. 2021; Nasr et al. 2023
 _AT_ONCE = 1000  # generations looked up at once
@@ -83,7 +83,7 @@ class TrainingCorpus:
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedGenerations:
     """One row. costs: of each generation, without its text; texts: what came out of each record, by its alias.
 
     columns: what the table keeps of the generations and of the records in them.
@@ -96,7 +96,7 @@ class Judged:
     texts: dict[str, tuple[Tokens, Tokens]]  # with the whole generation that it came out in
 
 
-def corpus_of(attack: CorpusAttack, benchmark: Benchmark, index: NGramIndex) -> TrainingCorpus:
+def training_corpus(attack: CorpusAttack, benchmark: Benchmark, index: NGramIndex) -> TrainingCorpus:
     """Raises AuditError for an n-gram that no generation or no record has room for."""
     lengths = sorted(len(secret.suffix) for secret in benchmark.secrets if secret.member)
     middle = lengths[len(lengths) // 2]
@@ -113,16 +113,16 @@ def corpus_of(attack: CorpusAttack, benchmark: Benchmark, index: NGramIndex) -> 
     return TrainingCorpus(benchmark, index, n, said)
 
 
-def index_of(benchmark: Benchmark) -> NGramIndex:
+def build_index(benchmark: Benchmark) -> NGramIndex:
     """Raises AuditError where it does not fit into memory."""
-    return ngrams.build(benchmark.corpus(True), (tokens for tokens, _ in benchmark.corpus(False)))
+    return ngrams.build_index(benchmark.corpus(True), (tokens for tokens, _ in benchmark.corpus(False)))
 
 
-def judge(
+def judge_generations(
     cell: CellKey, attack: CorpusAttack, done: Mapping[str, Guesses], drawn: Sequence[str], corpus: TrainingCorpus
-) -> Judged:
+) -> JudgedGenerations:
     """done: all generations; drawn: those of this row, by id, in order."""
-    every, costs, scores, heads = list[Held](), list[Guesses](), list[dict[str, float]](), Counter[bytes]()
+    every, costs, scores, heads = list[MemorisedTokens](), list[Guesses](), list[dict[str, float]](), Counter[bytes]()
     best: dict[int, tuple[TokenRun, str]] = {}  # the longest run of each record, and where it came out
 
     def text(i: int) -> Tokens:
@@ -133,7 +133,7 @@ def judge(
         texts = [guesses.ranked[0].suffix for guesses in some]
         heads.update(hashlib.blake2b(repr(tokens).encode(), digest_size=16).digest() for tokens in texts)
         for guesses, standing in zip(some, corpus.index.standing(texts, corpus.n), strict=True):
-            held = memorised.held(standing, corpus.n)
+            held = memorised.count_memorised(standing, corpus.n)
             every.append(held)
             costs.append(replace(guesses, ranked=(), rankings={}))
             scores.append(guesses.rankings)
@@ -141,10 +141,10 @@ def judge(
                 if record not in best or run.length > best[record][0].length:
                     best[record] = run, guesses.secret
     names = sorted(set.intersection(*map(set, scores)))
-    firsts = {name: memorised.first([own[name] for own in scores], text) for name in names}
+    firsts = {name: memorised.surest_distinct([own[name] for own in scores], text) for name in names}
     seen = Counter(record for held in every for record in held.records)
     key = salt()
-    aliases = {record: of_record(corpus.index.record(record), key) for record in seen}
+    aliases = {record: record_alias(corpus.index.record(record), key) for record in seen}
     order = sorted(seen, key=lambda record: (-seen[record], aliases[record]))
     shown = dict[str, tuple[Tokens, Tokens]]()
     for record, (run, where) in best.items():
@@ -157,8 +157,8 @@ def judge(
             f"by n-grams as long, {len(others):,} of {corpus.size.strangers:,} held-out records were extracted too: so "
             "many of the records extracted are no more than alike; a larger n distinguishes them"
         )
-    return Judged(
-        tuple(memorised.measured(every, corpus.size, corpus.n, attack.length, firsts)),
+    return JudgedGenerations(
+        tuple(memorised.measure_memorised(every, corpus.size, corpus.n, attack.length, firsts)),
         tuple(said),
         costs,
         (
@@ -169,7 +169,7 @@ def judge(
     )
 
 
-def _of_generations(cell: CellKey, drawn: Sequence[str], every: Sequence[Held]) -> Iterator[Column]:
+def _of_generations(cell: CellKey, drawn: Sequence[str], every: Sequence[MemorisedTokens]) -> Iterator[Column]:
     counts = [float(held.memorised) for held in every]
     values = {
         memorised.MEMORISED: [memorised.PER * n for n in counts],

@@ -48,7 +48,7 @@ class Point:
     @property
     def place(self) -> str:
         """What it is called, seed apart."""
-        return called(self.variant, self.at)
+        return point_name(self.variant, self.at)
 
     @property
     def name(self) -> str:
@@ -62,7 +62,7 @@ class Point:
         return safe if safe == plain else f"{safe}-{hashlib.sha256(self.name.encode()).hexdigest()[:6]}"
 
 
-def called(variant: str, at: Mapping[str, Any]) -> str:
+def point_name(variant: str, at: Mapping[str, Any]) -> str:
     """`w/o smooth, ethicist.samples=10`; empty for a plan without variants and sweep."""
     return ", ".join(filter(None, [variant, *(f"{key}={value}" for key, value in at.items())]))
 
@@ -71,7 +71,7 @@ def is_grid(raw: Mapping[str, Any]) -> bool:
     return any(name in raw for name in GRID)
 
 
-def expand(raw: Mapping[str, Any]) -> list[Point]:
+def expand_grid(raw: Mapping[str, Any]) -> list[Point]:
     """All points of a raw plan, the seeds outermost: one seed is complete before the next one starts.
 
     Raises AuditError for an unknown field, an empty list, a name used twice, and options for nobody.
@@ -98,7 +98,7 @@ def expand(raw: Mapping[str, Any]) -> list[Point]:
 
 
 def _plan(base: Values, own: Values, at: Values, seed: int) -> Values:
-    plan = merged(base, own)
+    plan = merge_plans(base, own)
     for key, value in at.items():
         _assign(plan, key, value)
     for kind in ("attack", "defense"):  # a common part may hold options of what only other variants use
@@ -110,12 +110,12 @@ def _plan(base: Values, own: Values, at: Values, seed: int) -> Values:
     return plan
 
 
-def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Values:
+def merge_plans(base: Mapping[str, Any], over: Mapping[str, Any]) -> Values:
     """`over` on top of `base`: tables are merged entry by entry, everything else is replaced."""
     result = copy.deepcopy(dict(base))
     for name, value in over.items():
         both = isinstance(value, Mapping) and isinstance(result.get(name), Mapping)
-        result[name] = merged(result[name], value) if both else copy.deepcopy(value)
+        result[name] = merge_plans(result[name], value) if both else copy.deepcopy(value)
     return result
 
 

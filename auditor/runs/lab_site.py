@@ -20,7 +20,7 @@ from auditor.models.references import References
 from auditor.models.shards import WHOLE
 from auditor.plugins import registry
 from auditor.plugins.defense import Defense, TrainedModel
-from auditor.plugins.options import build
+from auditor.plugins.options import build_plugin
 from auditor.plugins.trainer import Trainer
 from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.privacy.promises import PrivacyRecord
@@ -234,7 +234,7 @@ def mitigation(target: TargetPlan, recipe: Recipe) -> Trainer | None:
     if not isinstance(name, str):
         raise AuditError(f"expected mitigation with a training method, as method = 'dedup', got {name!r}")
     defaults = defense_defaults(LABS[target.lab], recipe).get(name, {})
-    trainer: Trainer = build("mitigation", registry.mitigations(), name, {**defaults, **asked})
+    trainer: Trainer = build_plugin("mitigation", registry.mitigations(), name, {**defaults, **asked})
     return trainer
 
 

@@ -26,7 +26,7 @@ def is_live(kind: str, given: Any) -> bool:
     return True
 
 
-def check_apart(given: Mapping[str, Any]) -> None:
+def check_no_shared_weights(given: Mapping[str, Any]) -> None:
     """Refuses two models that share weights: an adapter changes its base in place, which is then no other model.
 
     One model may be both `public` and `reference`.
@@ -45,26 +45,26 @@ def _parameters(model: Any) -> set[int]:
     return {id(parameter) for parameter in model.parameters()} if isinstance(model, torch.nn.Module) else set()
 
 
-def name_of(model: Any) -> str:
+def live_model_name(model: Any) -> str:
     """`GPT2LMHeadModel in memory`: no folder and no name on a hub."""
     return f"{type(model).__name__} in memory"
 
 
-def wrapped(model: Any, tokenizer: Any) -> LanguageModel:
+def wrap_live_model(model: Any, tokenizer: Any) -> LanguageModel:
     """A live causal LM, checked as one that is loaded; a `LanguageModel` brings its own tokenizer.
 
     Raises AuditError for distributions that do not agree.
     """
     if isinstance(model, LanguageModel):
-        agreement.check(model)
+        agreement.check_agreement(model)
         return model
-    found = HuggingFaceModel(model, tokenizer, name=name_of(model))
-    self_check.check(found)
+    found = HuggingFaceModel(model, tokenizer, name=live_model_name(model))
+    self_check.check_model_agrees(found)
     return found
 
 
 @contextmanager
-def left_as_it_was(*models: Any) -> Iterator[None]:
+def restoring_models(*models: Any) -> Iterator[None]:
     """An audit sets models to evaluation and asks for no gradients of their weights; training goes on afterwards."""
     models = tuple(model for model in models if isinstance(model, torch.nn.Module))
     modes = [(module, module.training) for model in models for module in model.modules()]

@@ -9,7 +9,7 @@ import psutil
 
 from auditor.core import safe
 from auditor.core.errors import AuditError
-from auditor.core.plan import flag, ruled
+from auditor.core.plan import command_line_flag, fields_with_rule
 from auditor.core.plan_fields import PLACED
 from auditor.core.plan_parts import LoadingOptions, TargetPlan
 from auditor.models.base import LanguageModel
@@ -72,11 +72,11 @@ class Loader:
         provider, wanted = self._wanted
         beside = self.target.public is not None or self.target.reference is not None
         for name in given:
-            if name not in provider.takes and not (beside and name in ruled(PLACED)):
-                taken = ", ".join(map(flag, provider.takes)) or "none of the kind"
+            if name not in provider.takes and not (beside and name in fields_with_rule(PLACED)):
+                taken = ", ".join(map(command_line_flag, provider.takes)) or "none of the kind"
                 raise AuditError(
-                    f"{flag(name)} says nothing to a model of the provider {provider.name}, which takes {taken}; got "
-                    f"it with --model {self.target.model}"
+                    f"{command_line_flag(name)} says nothing to a model of the provider {provider.name}, which takes "
+                    f"{taken}; got it with --model {self.target.model}"
                 )
         provider.check(wanted)
 

@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from auditor.core import threads
-from auditor.models.weights import place
+from auditor.models.weights import device_of
 
 
 def environment(device: str) -> dict[str, str]:
@@ -22,14 +22,15 @@ def environment(device: str) -> dict[str, str]:
     device: as the plan says it.
     """
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "peft", "numpy")}
-    device = str(place(device))
+    device = str(device_of(device))
     made_of = torch.cuda.get_device_name(device) if device.startswith("cuda") else f"{os.cpu_count()} cores"
     return {
         "python": platform.python_version(),
         **versions,
         "machine": f"{platform.system()} {platform.machine()}, {made_of}",
-        "threads": threads.told(torch.get_num_threads()),
-        "gemm": f"{threads.rate():.0f} GFLOP/s in float32 on the processor, by which timings of machines compare",
+        "threads": threads.describe_threads(torch.get_num_threads()),
+        "gemm": f"{threads.measure_gflops():.0f} GFLOP/s in float32 on the processor, by which timings "
+        "of machines compare",
         "device": device,
         **({"commit": commit} if (commit := _commit()) else {}),
     }

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from auditor.benchmarks.columns import COLUMNS, repeats_of
-from auditor.benchmarks.reduced import WRITERS, rows_of, words_in, write_kept
+from auditor.benchmarks.reduced import WRITERS, rows_of, text_of_row, write_kept
 from auditor.benchmarks.tables import read_table
 from auditor.benchmarks.whole_texts import training_texts
 from auditor.core import disk, locks
@@ -30,13 +30,13 @@ from auditor.core.result import AuditResult, Measurement
 from auditor.gate.compare import compare
 from auditor.models.shards import SHARD, write_shard
 from auditor.plugins import registry
-from auditor.plugins.options import build, options_of
+from auditor.plugins.options import build_plugin, options_of
 from auditor.plugins.trainer import Trainer
 from auditor.records import details, listed, saved
 from auditor.records.contrasts import Replicates, WeightedMetric, contrast
 from auditor.records.folder import RunFolder
 from auditor.records.outcomes import Run
-from auditor.records.table import heldout as heldout_of
+from auditor.records.table import read_heldout as heldout_of
 from auditor.reports import advice, files, words
 from auditor.reports.before_after import BeforeAfter
 from auditor.runs import training
@@ -65,7 +65,7 @@ class MitigationOptions:
 
 
 @dataclass(frozen=True)
-class Done:
+class TrainingOutcome:
     """What was done. told: what the training says of it: sentences. seconds: of the training, now or before."""
 
     told: tuple[str, ...]
@@ -105,7 +105,7 @@ class Mitigation:
         return plain
 
 
-def plan_of(asked: MitigationOptions, run: Run) -> Mitigation:
+def plan_mitigation(asked: MitigationOptions, run: Run) -> Mitigation:
     """What is to be done. Raises AuditError, before anything is written, for what cannot be."""
     plan = Plan.from_json(run.result.plan, str(asked.run / "result.json"))
     _check_run(plan)
@@ -119,9 +119,9 @@ def plan_of(asked: MitigationOptions, run: Run) -> Mitigation:
         assert trainer is not None  # it is named
         return _checked(Mitigation(asked, plan, trainer), options)
     if asked.train is not None:
-        trainer = build("mitigation", registry.mitigations(), name, options)
+        trainer = build_plugin("mitigation", registry.mitigations(), name, options)
         return _checked(Mitigation(asked, plan, trainer, command=_command(asked.train, trainer)), options)
-    recipe = training.recorded(Path(str(plan.target.model)), asked.out / MODEL)
+    recipe = training.recorded_training(Path(str(plan.target.model)), asked.out / MODEL)
     recipe = dataclasses.replace(recipe, data=asked.data or recipe.data)
     if not issubclass(kind, DataVariant):
         carried = {key: value for key, value in recipe.options.items() if key in _CARRIED and key in options_of(kind)}
@@ -129,7 +129,7 @@ def plan_of(asked: MitigationOptions, run: Run) -> Mitigation:
         recipe = dataclasses.replace(recipe, method=name, options=options)
         if kind.whole and recipe.lora:
             raise AuditError(f"{name} trains a whole model, and the recipe of {plan.target.model!r} is of an adapter")
-    trainer = build("mitigation", registry.mitigations(), name, options)
+    trainer = build_plugin("mitigation", registry.mitigations(), name, options)
     return _checked(Mitigation(asked, plan, trainer, recipe), options)
 
 
@@ -162,7 +162,7 @@ def _named(asked: MitigationOptions) -> tuple[str, dict[str, Any]]:
     name, colon, value = asked.by.partition(":")
     known = registry.mitigations()
     if name not in known:
-        build("mitigation", known, name, {})  # refuses it, with the nearest name
+        build_plugin("mitigation", known, name, {})  # refuses it, with the nearest name
     main = known[name].main
     if colon and not (main and value):
         takes = f"as {name}:{main.upper()}" if main else f"as {name} alone: it has no main option"
@@ -200,11 +200,11 @@ def _checked(found: Mitigation, options: Mapping[str, Any]) -> Mitigation:
     return found
 
 
-def audited(what: Mitigation, run: Run, reporter: Reporter, command: str) -> Done:
+def train_and_audit(what: Mitigation, run: Run, reporter: Reporter, command: str) -> TrainingOutcome:
     """Trains and audits again, each where that was not done yet. Raises AuditError, with nothing half written."""
     shared, out = Shared(), what.asked.out
     with reporter.stage(f"train by {what.trainer.name}"):
-        done = carry_out(what, run, reporter, shared)
+        done = run_training(what, run, reporter, shared)
     if (out / saved.RESULT).is_file():
         return done
     plan = what.after.having(command=command)
@@ -225,10 +225,12 @@ def audited(what: Mitigation, run: Run, reporter: Reporter, command: str) -> Don
     return done
 
 
-def before_after(what: Mitigation, run: Run, after: Run, done: Done) -> BeforeAfter:
+def before_after(what: Mitigation, run: Run, after: Run, done: TrainingOutcome) -> BeforeAfter:
     """The two runs side by side. Raises AuditError where they cannot be held against each other."""
     left = what.left
-    found = left and advice.predicted(words.cleaned(run.result), details.read(what.asked.run), left)
+    found = left and advice.recall_with_copies_left(
+        words.clean_result(run.result), details.read_details(what.asked.run), left
+    )
     return BeforeAfter(
         by=" ".join([what.asked.by, *(f"-D {name}={value}" for name, value in what.asked.options.items())]),
         compared=compare([run, after]),
@@ -258,7 +260,7 @@ def _perplexity(first: Path, before: AuditResult, second: Path, after: AuditResu
 # --- the training -----------------------------------------------------------------------------------------------------
 
 
-def carry_out(what: Mitigation, run: Run, reporter: Reporter, shared: Shared) -> Done:
+def run_training(what: Mitigation, run: Run, reporter: Reporter, shared: Shared) -> TrainingOutcome:
     """Trains, where that was not done yet, in a folder whose lock is held.
 
     Raises AuditError for a folder of something else, and where the training is refused, with nothing left of it.
@@ -266,7 +268,7 @@ def carry_out(what: Mitigation, run: Run, reporter: Reporter, shared: Shared) ->
     out, configuration = what.asked.out, what.configuration()
     held = _held(out, configuration)
     if held is not None:
-        return Done(tuple(held["told"]), float(held["seconds"]))
+        return TrainingOutcome(tuple(held["told"]), float(held["seconds"]))
     disk.replace(out / RECORD, json.dumps({"configuration": configuration, "done": None}, indent=1))
     start = time.perf_counter()
     try:
@@ -275,7 +277,7 @@ def carry_out(what: Mitigation, run: Run, reporter: Reporter, shared: Shared) ->
     except AuditError:
         _discard(out)
         raise
-    done = Done(told, time.perf_counter() - start if seconds is None else seconds)
+    done = TrainingOutcome(told, time.perf_counter() - start if seconds is None else seconds)
     disk.replace(
         out / RECORD,
         json.dumps({"configuration": configuration, "done": dataclasses.asdict(done)}, indent=1),
@@ -360,7 +362,7 @@ def _list_dropped(what: Mitigation, run: Run, reporter: Reporter, shared: Shared
     """Where the audit's own records are to be dropped: which those are, for the training to read."""
     if getattr(what.trainer, "listed", "") != str((what.asked.out / DROPPED).resolve()):
         return
-    ids = extracted(run)
+    ids = extracted_members(run)
     if not ids:
         raise AuditError(f"{run.name} extracted nothing from the model without defenses: no record is to be dropped")
     if what.plan.target.in_lab:
@@ -370,11 +372,11 @@ def _list_dropped(what: Mitigation, run: Run, reporter: Reporter, shared: Shared
         rows, _ = training_texts(str(what.plan.data.data))
         repeats = repeats_of(read_table("--data", str(what.plan.data.data), COLUMNS))
         first = dict(reversed([(row, i) for i, row in enumerate(rows_of(repeats))]))  # where a row's copies begin
-        texts = [words_in(rows[first[int(id.split("-")[1])]]) for id in ids]
+        texts = [text_of_row(rows[first[int(id.split("-")[1])]]) for id in ids]
     write_shard(what.asked.out / DROPPED, texts)
 
 
-def extracted(run: Run) -> list[str]:
+def extracted_members(run: Run) -> list[str]:
     """Ids of the members that some attack extracted verbatim, by its first guess, from the model without defenses."""
     found = dict[str, None]()
     for cell, row in run.outcomes.items():

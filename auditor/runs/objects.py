@@ -24,25 +24,27 @@ NO_OBJECTS: Objects = MappingProxyType({})
 KINDS: Mapping[str, Any] = {"attack": (Attack, Probe), "defense": (Defense,)}
 
 
-def class_of(given: Any) -> str:
+def class_name(given: Any) -> str:
     return f"{type(given).__module__}.{type(given).__qualname__}"
 
 
-def said_of(classes: Mapping[str, str]) -> str:
+def describe_objects(classes: Mapping[str, str]) -> str:
     """`given in Python as objects: model (notebook.Mine)`; classes: of a plan, by role."""
     return f"given in Python as objects: {', '.join(f'{role} ({kind})' for role, kind in classes.items())}"
 
 
-def check_there(classes: Mapping[str, str], objects: Objects) -> None:
+def check_objects_given(classes: Mapping[str, str], objects: Objects) -> None:
     """Raises AuditError where the plan was made with objects that are not there: it was read from a folder."""
     if set(classes) - set(objects):
         raise AuditError(
-            f"expected what this run was started with, {said_of(classes)}: no folder holds it; call audit() with it "
-            "again, into a new folder"
+            f"expected what this run was started with, {describe_objects(classes)}: no folder holds it; call audit() "
+            "with it again, into a new folder"
         )
 
 
-def plugins_of(files: Sequence[str], attacks: Sequence[Any], defenses: Sequence[Any]) -> dict[str, Attack | Defense]:
+def plugin_objects(
+    files: Sequence[str], attacks: Sequence[Any], defenses: Sequence[Any]
+) -> dict[str, Attack | Defense]:
     """By role, those that are instances of classes that no name finds, among names and instances of others.
 
     Raises AuditError for one that is called as another class is, or of which a record could not say what it is.
@@ -57,7 +59,7 @@ def plugins_of(files: Sequence[str], attacks: Sequence[Any], defenses: Sequence[
                 continue
             if one.name in known[kind]:
                 raise AuditError(
-                    f"expected another name of the {kind} {class_of(one)} than {one.name!r}, which is "
+                    f"expected another name of the {kind} {class_name(one)} than {one.name!r}, which is "
                     f"{known[kind][one.name].__module__}'s"
                 )
             _check_said(one)

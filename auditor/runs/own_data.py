@@ -13,7 +13,7 @@ from auditor.benchmarks.lm_extraction import LMExtraction, is_lm_extraction
 from auditor.benchmarks.tokenised import Tokenised, is_tokenised
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret, TextForm
-from auditor.core.plan import flag
+from auditor.core.plan import command_line_flag
 from auditor.core.plan_fields import AUTO
 from auditor.core.plan_parts import DataPlan
 from auditor.core.result import Doubt
@@ -30,10 +30,10 @@ def load_data(asked: DataPlan, name: str, seed: int, model: LanguageModel, held:
     """
     canaries: tuple[Secret, ...] = ()
     if asked.canaries is not None:
-        manifest = manifests.read(Path(asked.canaries))
+        manifest = manifests.read_manifest(Path(asked.canaries))
         if isinstance(manifest, AuditManifest):
             coining.check_learnable(manifest, name)
-        canaries = manifests.secrets(manifest, model.tokenizer, model.vocab_size)
+        canaries = manifests.manifest_secrets(manifest, model.tokenizer, model.vocab_size)
     if asked.data is None:
         return manifests.Canaries(
             canaries, model.tokenizer, f"{Path(str(asked.canaries)).name}: {len(canaries)} canaries"
@@ -66,13 +66,13 @@ def _load_records(
     elif is_tokenised(data):
         for field in ("knows", "windows", "group_column", "template", "date"):
             if getattr(asked, field) not in (None, AUTO):
-                raise AuditError(f"{flag(field)} is about text, and {data!r} holds token ids")
+                raise AuditError(f"{command_line_flag(field)} is about text, and {data!r} holds token ids")
         benchmark = Tokenised(
             data, vocab_size=model.vocab_size, prefix_length=prefix, suffix_length=suffix, forget=asked.forget, **common
         )
         benchmark.tokenizer = model.tokenizer
     else:
-        chosen = text_form.choose(asked, name, model, held)
+        chosen = text_form.choose_text_form(asked, name, model, held)
         form, said = (None, None) if chosen is None else chosen
         benchmark = Files(
             data,

@@ -12,11 +12,11 @@ from auditor.core.errors import AuditError
 from auditor.models.base import LanguageModel
 from auditor.models.ensemble import Ensemble
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.lora import load_ensemble, load_whole
+from auditor.models.lora import load_ensemble, load_whole_adapter
 from auditor.models.shards import whole_adapter
 from auditor.models.vocabulary import check_shared
 from auditor.plugins.defense import Defense, TrainedModel
-from auditor.plugins.trainer import RECORD, made
+from auditor.plugins.trainer import RECORD, read_summary
 from auditor.privacy import gradient_canaries, promises
 from auditor.runs.loader import Loader
 from auditor.runs.site import DefenseParts, Site
@@ -35,7 +35,7 @@ class OwnDefenseParts(DefenseParts):
         return Lab.defense_defaults if self.sizes == "lab" else MappingProxyType({})
 
     def lacks(self, defense: Defense) -> str:
-        return lacks(defense, self.target.public)
+        return missing_input(defense, self.target.public)
 
     def check(self, defense: Defense) -> None:
         if not self.models.distribution:
@@ -62,7 +62,7 @@ class OwnDefenseParts(DefenseParts):
         return trained_folder(defense, lambda folder: self.models.load("trained", folder), self.site.model.vocab_size)
 
     def whole(self, defense: Defense) -> LanguageModel:
-        return load_whole(Path(defense.ensemble_folder), self._under_adapters)
+        return load_whole_adapter(Path(defense.ensemble_folder), self._under_adapters)
 
     @property
     def _under_adapters(self) -> HuggingFaceModel:
@@ -79,7 +79,7 @@ class OwnDefenseParts(DefenseParts):
         return None if defense is None else building
 
 
-def lacks(defense: Defense, public: str | None) -> str:
+def missing_input(defense: Defense, public: str | None) -> str:
     """What this defense would have to be given outside the lab; "" where it has been."""
     ensemble = defense.ensemble_folder
     if {"ensemble", "whole"} & set(defense.needs) and not ensemble:
@@ -95,19 +95,19 @@ def lacks(defense: Defense, public: str | None) -> str:
 
 def check_needs(defense: Defense, public: str | None) -> None:
     """Refuses a defense whose needs only the lab would see to. Raises AuditError."""
-    if what := lacks(defense, public):
+    if what := missing_input(defense, public):
         raise AuditError(f"--defense {defense.name} outside the lab needs {what}")
 
 
 def check_controls(defense: Defense) -> None:
     """Refuses a control that was not trained as the model it stands beside. Raises AuditError with what differs."""
-    own = promises.read(Path(defense.model_folder))
+    own = promises.read_privacy(Path(defense.model_folder))
     for control in (cause.row for cause in defense.chain()):
         folder = "" if control is None else control.model_folder
-        record = promises.read(Path(folder)) if folder else None
+        record = promises.read_privacy(Path(folder)) if folder else None
         if own is None or record is None:
             continue  # what is no folder of the right training is refused by `trained_folder`
-        for what, one, other in promises.of_the_recipe(own, record):
+        for what, one, other in promises.recipe_differences(own, record):
             if one != other:
                 raise AuditError(
                     f"expected the control {folder!r} to be trained as the {defense.name} model was, "
@@ -120,7 +120,7 @@ def trained_folder(defense: Defense, load: Callable[[str], LanguageModel], vocab
     folder = defense.model_folder
     if not Path(folder).is_dir():
         raise AuditError(f"expected -D model= of {defense.name} to be a folder that was trained, got {folder!r}")
-    record, own = promises.read(Path(folder)), made(Path(folder))
+    record, own = promises.read_privacy(Path(folder)), read_summary(Path(folder))
     plain = isinstance(defense, Variant)  # nothing is promised of it, so nothing but its training says what it is
     by = own if plain else record
     if by is None or by.method != defense.name:
@@ -128,4 +128,4 @@ def trained_folder(defense: Defense, load: Callable[[str], LanguageModel], vocab
         raise AuditError(f"expected {folder!r} to be trained by audit train {defense.name}, got {found}")
     model = load(folder)
     check_shared(repr(folder), "it", model.vocab_size, "the target's", vocab_size)
-    return TrainedModel(model, record, gradient_canaries.read(Path(folder)), own.told if own else ())
+    return TrainedModel(model, record, gradient_canaries.read_canaries(Path(folder)), own.told if own else ())

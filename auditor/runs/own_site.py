@@ -16,7 +16,7 @@ from auditor.core.plan_fields import NONE
 from auditor.core.plan_parts import DataPlan, LoadingOptions, TargetPlan
 from auditor.gate.deployed import ANSWERS
 from auditor.models.base import LanguageModel
-from auditor.models.loading import base_of
+from auditor.models.loading import adapter_base
 from auditor.models.references import References, load_references
 from auditor.models.shards import read_shard, record_names
 from auditor.models.vocabulary import check_shared
@@ -96,11 +96,11 @@ class OwnSite(Site):
 
     @property
     def privacy(self) -> PrivacyRecord | None:
-        return None if "model" in self.models.live else promises.read(Path(str(self.target.model)))
+        return None if "model" in self.models.live else promises.read_privacy(Path(str(self.target.model)))
 
     @property
     def canaries(self) -> GradientCanaries | None:
-        return None if "model" in self.models.live else gradient_canaries.read(Path(str(self.target.model)))
+        return None if "model" in self.models.live else gradient_canaries.read_canaries(Path(str(self.target.model)))
 
     @cached_property
     def public(self) -> LanguageModel | None:
@@ -120,7 +120,7 @@ class OwnSite(Site):
     @cached_property
     def _base(self) -> tuple[str, str | None] | None:
         """Of an adapter that is attacked, its base and the revision of that; None for a whole model."""
-        named = base_of(str(self.target.model))
+        named = adapter_base(str(self.target.model))
         return named if named is None or self.loading.base is None else (self.loading.base, None)
 
     @property
@@ -128,7 +128,7 @@ class OwnSite(Site):
         if self.reference is None:
             return ""
         folder = Path(self.target.reference or self.target.public or (self._base or ("", None))[0])
-        if (record := promises.read(folder)) is not None:
+        if (record := promises.read_privacy(folder)) is not None:
             return f"the reference has seen private data: its privacy.json says that {record.method} trained it"
         listed = set(names).intersection(self._attacked) if (names := read_shard(folder)) else ()
         if listed:

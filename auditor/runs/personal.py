@@ -15,7 +15,7 @@ from auditor.benchmarks.occurrences import occurrences
 from auditor.core.nouns import Guesses, Mark, Secret, Tokens, Wording
 from auditor.core.result import KindCount
 from auditor.plugins.benchmark import Benchmark
-from auditor.records.texts import CONTEXT, Decode, added
+from auditor.records.texts import CONTEXT, Decode, decoded_addition
 from auditor.runs.collector import decoder
 
 Fate = Literal["members", "nonmembers", "held", "cut", "trained"]  # a field of KindCount
@@ -41,12 +41,12 @@ class Personal:
             right = answer.ranked[0].suffix == secret.suffix
             text = "" if right else _guessed(secret.prefix, answer.ranked[0].suffix, decode)
             for kind, marks in _by_kind(self.of[answer.secret]).items():
-                out = [right or any(pii.places(said, text)) for said in marks]
+                out = [right or any(pii.places_in_text(said, text)) for said in marks]
                 found.setdefault(kind, {})[answer.secret] = sum(out) / len(out)
         return dict(sorted(found.items()))
 
 
-def regions_of(asked: str | None) -> tuple[str, ...]:
+def parse_phone_regions(asked: str | None) -> tuple[str, ...]:
     """Whose telephone numbers are looked for, of `--phone-region`. Raises AuditError where they cannot be."""
     regions = () if asked is None else tuple(asked.split(","))
     if regions:
@@ -54,7 +54,7 @@ def regions_of(asked: str | None) -> tuple[str, ...]:
     return regions
 
 
-def follow(benchmark: Benchmark, regions: Sequence[str] = ()) -> Personal:
+def count_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> Personal:
     """What is followed of a benchmark. Raises AuditError where numbers of these regions cannot be looked for."""
     if benchmark.tokenizer is None or not benchmark.secrets:  # token ids alone are no text to look at
         return Personal({}, {})
@@ -107,19 +107,19 @@ def _wording(secret: Secret, decode: Decode) -> Wording:
 
 
 def _guessed(prefix: Tokens, suffix: Tokens, decode: Decode) -> str:
-    return added(decode, prefix[-CONTEXT:], suffix)
+    return decoded_addition(decode, prefix[-CONTEXT:], suffix)
 
 
 def _found(wording: Wording, recognisers: pii.Recognisers | None) -> Iterator[tuple[str, str, Fate]]:
     """Kind, text and fate of each span that the suffix holds some of, as if it were a member's; each text once."""
     whole, begin, end = wording.whole + wording.after, len(wording.prefix), len(wording.whole)
     seen: set[Mark] = set()
-    for span in pii.find(whole, wording.marks, recognisers):
+    for span in pii.find_personal_data(whole, wording.marks, recognisers):
         text = whole[span.start : span.end]
         if span.end <= begin or span.start >= end or (span.kind, text) in seen:
             continue
         seen.add((span.kind, text))
-        if any(pii.places(text, wording.prefix)):
+        if any(pii.places_in_text(text, wording.prefix)):
             yield span.kind, text, "held"
         else:
             yield span.kind, text, "cut" if span.start < begin or span.end > end else "members"

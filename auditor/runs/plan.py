@@ -37,12 +37,12 @@ def check_kind(name: str, value: Any) -> None:
         from_json(FIELDS[name].kind, value, f"plan.{name}")
 
 
-def make(config: Mapping[str, Any], flags: Mapping[str, Any]) -> Plan:
+def make_plan(config: Mapping[str, Any], flags: Mapping[str, Any]) -> Plan:
     """A plan from a plan file and the flags that were given (None, or an empty list: not given); flags win."""
-    return Plan.from_json(merge(config, flags))
+    return Plan.from_json(merge_values(config, flags))
 
 
-def merge(config: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+def merge_values(config: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
     """The raw values of a plan: flags over a plan file, options one by one."""
     given = {
         name: value

@@ -20,21 +20,21 @@ Places = dict[str, tuple[str, str | None]]
 _FOLDERS = {"ensemble": "ensemble", "model": "trained"}  # an option of a defense -> what it names
 
 
-def of_plan(plan: Plan) -> dict[str, str]:
+def digests_of_plan(plan: Plan) -> dict[str, str]:
     """`role/file` -> SHA-256, of all that this plan reads from a place of the user's; nothing in the lab.
 
     A model on the hub: the files of the snapshot that is at hand; none before it was fetched. Raises AuditError for
     what cannot be read.
     """
-    return digests(places_of(plan))
+    return digests(places_of_models(plan))
 
 
-def with_site(plan: Plan, site: Site) -> dict[str, str]:
+def digests_with_site(plan: Plan, site: Site) -> dict[str, str]:
     """The same, with what the site of the plan holds that lies in no file."""
-    return of_plan(plan) | site.in_no_file()
+    return digests_of_plan(plan) | site.in_no_file()
 
 
-def of_run(fields: Mapping[str, Any], run: str, model: str | None) -> tuple[TargetPlan, Places]:
+def target_and_places(fields: Mapping[str, Any], run: str, model: str | None) -> tuple[TargetPlan, Places]:
     """What a finished run attacked, by the plan that it keeps, and where it and all models beside it lie.
 
     run: what a refusal calls it. model: where the attacked model lies now, if not where the run read it.
@@ -43,10 +43,10 @@ def of_run(fields: Mapping[str, Any], run: str, model: str | None) -> tuple[Targ
     target = plan.target
     if model is not None:
         plan = plan.having(model=f"{target.provider}:{model}" if target.provider else model, revision=None)
-    return target, places_of(plan)
+    return target, places_of_models(plan)
 
 
-def places_of(plan: Plan) -> Places:
+def places_of_models(plan: Plan) -> Places:
     """By role, the folder or hub id, and the revision of one on the hub."""
     return {role: (name, revision) for role, name, revision in _named(plan)}
 
@@ -78,9 +78,9 @@ def _named(plan: Plan) -> Iterator[tuple[str, str, str | None]]:
             yield role, name, None
     for options in plan.attacks.attack_options.values() if plan.target.model is not None else ():
         if folder := str(options.get("references", "")):  # of another probe a number
-            from auditor.models.references import places  # torch: only for who has any
+            from auditor.models.references import reference_folders  # torch: only for who has any
 
-            for one in places(Path(folder)):
+            for one in reference_folders(Path(folder)):
                 yield f"reference {one.name}", str(one), None
     for defense, options in sorted(plan.defenses.defense_options.items()):
         for option, kind in _FOLDERS.items():

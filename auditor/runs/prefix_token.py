@@ -19,8 +19,8 @@ from auditor.core.nouns import Pair, PrefixToken, Secret, Tokens
 from auditor.core.plan_fields import AUTO, NONE
 from auditor.core.streams import generator
 from auditor.generation.tries import encode
-from auditor.models.base import LanguageModel, given_by
-from auditor.models.vocabulary import decoded
+from auditor.models.base import LanguageModel, implies_capability
+from auditor.models.vocabulary import decode_exactly
 from auditor.models.wrapping import WrappingModel
 from auditor.runs.likeliest import mean_nll, most_likely
 
@@ -90,7 +90,7 @@ class PrefixedModel(WrappingModel):
         self.model.check_room(n_prefix, length, prompt, len(self.prefix_token) + prefix_token)
 
 
-def prefixed(model: LanguageModel, prefix_token: Tokens) -> LanguageModel:
+def with_prefix_token(model: LanguageModel, prefix_token: Tokens) -> LanguageModel:
     """The model behind the prefix token; itself where there is none."""
     return PrefixedModel(model, prefix_token) if prefix_token else model
 
@@ -98,7 +98,7 @@ def prefixed(model: LanguageModel, prefix_token: Tokens) -> LanguageModel:
 # --- which one --------------------------------------------------------------------------------------------------------
 
 
-def choose(
+def prefix_token_for(
     asked: str,
     model: LanguageModel,
     known: Sequence[Pair] = (),
@@ -121,9 +121,10 @@ def choose(
     prefix token that the model or its tokenizer does not have.
     """
     if asked != AUTO:
-        tokens = named(asked, model)
+        tokens = parse_prefix_token(asked, model)
         return PrefixToken(
-            tokens, f"prefix token: {shown(tokens, model.tokenizer)}, as asked for (--prefix-token {asked})"
+            tokens,
+            f"prefix token: {describe_prefix_token(tokens, model.tokenizer)}, as asked for (--prefix-token {asked})",
         )
     if as_trained:
         return PrefixToken((), "prefix token: none: the data hold the token ids of the training")
@@ -149,28 +150,32 @@ def _likeliest(
     if words is None:
         whose = "there is no tokenizer to put another"
     if own != every[0]:
-        whose = f"no room for the tokenizer default, {shown(every[0], words)}"
-    if not given_by(model.capabilities, "likelihood"):
+        whose = f"no room for the tokenizer default, {describe_prefix_token(every[0], words)}"
+    if not implies_capability(model.capabilities, "likelihood"):
         return PrefixToken(
-            own, f"prefix token: {shown(own, words)} ({whose}; {model.name} gives no log-probabilities to choose by)"
+            own,
+            f"prefix token: {describe_prefix_token(own, words)} ({whose}; {model.name} gives no log-probabilities to "
+            "choose by)",
         )
     most = max(map(len, candidates))
     pairs = _some([pair for pair in known if most + len(pair.prefix) + len(pair.suffix) <= room])
     if not pairs:
-        return PrefixToken(own, f"prefix token: {shown(own, words)} ({whose}; no {what} to choose by)")
-    nll = {prefix_token: mean_nll(prefixed(model, prefix_token), pairs) for prefix_token in candidates}
+        return PrefixToken(own, f"prefix token: {describe_prefix_token(own, words)} ({whose}; no {what} to choose by)")
+    nll = {prefix_token: mean_nll(with_prefix_token(model, prefix_token), pairs) for prefix_token in candidates}
     best = most_likely(own, nll)
     means = {prefix_token: f"{values.mean():.3f}" for prefix_token, values in nll.items()}
     beside = ", ".join(
-        f"{shown(prefix_token, words)} {mean}" for prefix_token, mean in means.items() if prefix_token != best
+        f"{describe_prefix_token(prefix_token, words)} {mean}"
+        for prefix_token, mean in means.items()
+        if prefix_token != best
     )
     why = whose if best == own else f"most likely of {len(nll)}"
     others = f"; {beside}" if beside else ""
-    said = f"prefix token: {shown(best, words)} ({why}; {len(pairs)} {what}: {means[best]} nats a token{others})"
-    return PrefixToken(best, said)
+    measured = f"{len(pairs)} {what}: {means[best]} nats a token{others}"
+    return PrefixToken(best, f"prefix token: {describe_prefix_token(best, words)} ({why}; {measured})")
 
 
-def named(asked: str, model: LanguageModel) -> Tokens:
+def parse_prefix_token(asked: str, model: LanguageModel) -> Tokens:
     """The tokens of `none`, `bos`, `eos` or a text. Raises AuditError where the model cannot read them."""
     if asked == NONE:
         return ()
@@ -192,13 +197,13 @@ def named(asked: str, model: LanguageModel) -> Tokens:
     return tokens
 
 
-def shown(prefix_token: Tokens, tokenizer: Any) -> str:
+def describe_prefix_token(prefix_token: Tokens, tokenizer: Any) -> str:
     """The prefix token as a reader knows it: its text, or its ids where nothing says what they write."""
     if not prefix_token:
         return "none"
     if tokenizer is None:
         return f"token {', '.join(map(str, prefix_token))}"
-    return decoded(tokenizer, prefix_token)
+    return decode_exactly(tokenizer, prefix_token)
 
 
 def _candidates(model: LanguageModel, framed: bool) -> list[Tokens]:

@@ -17,7 +17,7 @@ from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import PrefixToken, Secret
 from auditor.core.plan import FIELDS, Plan
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.loading import base_of
+from auditor.models.loading import adapter_base
 from auditor.plugins import registry
 from auditor.plugins.method import Method
 from auditor.plugins.probe import Probe
@@ -43,21 +43,21 @@ _AGAIN = 3  # times that a run asks about a record beside its probes: greedy dec
 _PREFIX_TOKENS = 3  # that known pairs are read behind, at most: none, bos, eos
 
 
-def quick(model: str, data: str, nonmembers: str | None, seed: int) -> Plan:
+def quick_plan(model: str, data: str, nonmembers: str | None, seed: int) -> Plan:
     """All that is cheap, on a model and data of the user's."""
     own = {"model": model, "data": data, "nonmembers": nonmembers, "device": "auto"}
-    return Plan.of(**own, seed=seed, known_fraction=KNOWN, known_limit=PAIRS, **cheap())
+    return Plan.of(**own, seed=seed, known_fraction=KNOWN, known_limit=PAIRS, **quick_methods())
 
 
-def cheap() -> dict[str, Any]:
+def quick_methods() -> dict[str, Any]:
     """The fields of a plan by which all that is cheap is asked: what attacks and probes declare as `quick`."""
     options = {name: dict(kind.quick) for name, kind in _known().items() if kind.quick is not None}
     return {"setting": "white-box", "attack": tuple(options), "attack_options": _given(options)}
 
 
-def deep(plan: Plan) -> Plan:
+def deep_plan(plan: Plan) -> Plan:
     """The same model and data under the attacks that take long, and under the same probes as they are elsewhere."""
-    known, whole = _known(), base_of(str(plan.target.model)) is None
+    known, whole = _known(), adapter_base(str(plan.target.model)) is None
     attacks = [name for name, kind in known.items() if kind.deep]
     probes = [name for name in plan.attacks.attack if issubclass(known[name], Probe)]
     probes = [name for name in probes if plan.data.nonmembers is not None or not known[name].least_nonmembers]
@@ -74,7 +74,7 @@ def _given(options: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {name: own for name, own in options.items() if own}
 
 
-def fitted(plan: Plan, reporter: Reporter, shared: Shared, seconds: float, begun: float) -> tuple[Plan, Limits]:
+def fit_to_time(plan: Plan, reporter: Reporter, shared: Shared, seconds: float, begun: float) -> tuple[Plan, Limits]:
     """The plan with as many records as can be checked within so many seconds of `begun` (`time.perf_counter`), and what
     it cannot say.
 
@@ -147,7 +147,7 @@ def _largest(takes: Callable[[int], float], left: float, most: int) -> int:
 # --- what a record takes ----------------------------------------------------------------------------------------------
 
 
-def paced(work: Callable[[int], object], few: int, many: int, seconds: float) -> float:
+def seconds_per_text(work: Callable[[int], object], few: int, many: int, seconds: float) -> float:
     """Seconds a text, by doing the work for many; by the few that warm up where these alone take so many seconds."""
     for n in (few, many):
         start = time.perf_counter()
@@ -178,10 +178,10 @@ def _takes(scene: Scene, seconds: float) -> Callable[[int], float]:
     def greedily(n: int) -> None:
         scoring.greedy_recall(model, _cycled(some, n))
 
-    read = paced(greedily, *_TEXTS, seconds)
-    probe = paced(probed, *_TEXTS, seconds)
-    again = paced(greedily, *_TEXTS, seconds)
-    step = paced(lambda n: scoring.greedy(model, _cycled(begin, n)), *_ROWS, seconds)
+    read = seconds_per_text(greedily, *_TEXTS, seconds)
+    probe = seconds_per_text(probed, *_TEXTS, seconds)
+    again = seconds_per_text(greedily, *_TEXTS, seconds)
+    step = seconds_per_text(lambda n: scoring.greedy_suffixes(model, _cycled(begin, n)), *_ROWS, seconds)
 
     def takes(limit: int) -> float:
         both = sum(sum(side[:limit]) for side in rows)

@@ -10,23 +10,23 @@ from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.view import View
 
 
-def of_guesses(
+def remarks_on_guesses(
     guesses: Sequence[Guesses], attacked: Sequence[Secret], benchmark: Benchmark, asked: int
 ) -> tuple[str, ...]:
     """asked: for how many of those that are attacked an answer was wanted."""
-    said = [*of_the_few(attacked, benchmark), *_of_parts(attacked), *of_draws(guesses)]
+    said = [*remarks_on_limit(attacked, benchmark), *_of_parts(attacked), *remarks_on_draws(guesses)]
     if len(guesses) < asked:
         said.append(f"the query budget covered {len(guesses)} of {asked} secrets")
     return (*said, *_of_certificates([g.certificate for g in guesses if g.certificate]))
 
 
-def of_draws(guesses: Sequence[Guesses]) -> tuple[str, ...]:
+def remarks_on_draws(guesses: Sequence[Guesses]) -> tuple[str, ...]:
     """That float noise may have decided some of them."""
     near, drawn = sum(g.near_boundary for g in guesses), sum(g.drawn for g in guesses)
     return (f"{near} of {drawn} draws lay within 1e-6 of a CDF boundary",) if near else ()
 
 
-def of_the_few(attacked: Sequence[Secret], benchmark: Benchmark) -> tuple[str, ...]:
+def remarks_on_limit(attacked: Sequence[Secret], benchmark: Benchmark) -> tuple[str, ...]:
     """That only some secrets were attacked; comparisons with other rows use the secrets attacked in both."""
     if len(attacked) == len(benchmark.secrets):
         return ()
@@ -46,7 +46,7 @@ def _of_parts(attacked: Sequence[Secret]) -> tuple[str, ...]:
     )
 
 
-def of_budget(view: View, attack: Attack, guesses: Sequence[Guesses], what: str = "secrets") -> tuple[str, ...]:
+def remarks_on_budget(view: View, attack: Attack, guesses: Sequence[Guesses], what: str = "secrets") -> tuple[str, ...]:
     """How far a fixed budget went, where the public model answered what it did not pay for."""
     if view.allowance is None:
         return ()

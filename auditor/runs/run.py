@@ -24,23 +24,23 @@ from auditor.core.result import (
     TargetRecord,
     Unlearning,
 )
-from auditor.engines.choose import engine_of
+from auditor.engines.choose import make_engine
 from auditor.engines.engine import Engine
 from auditor.gate.comparable import secrets_digest
 from auditor.gate.policy import Policy
-from auditor.models.base import given_by
+from auditor.models.base import implies_capability
 from auditor.plugins import registry
 from auditor.records import details, names, weights
 from auditor.records.folder import RunFolder
-from auditor.records.frontier import frontiers, subjects
+from auditor.records.frontier import frontiers, models_of_runs
 from auditor.records.outcomes import Run
-from auditor.records.unlearning import unlearned
+from auditor.records.unlearning import measure_unlearning
 from auditor.runs import machine, personal, plan_weights, scoring, until
 from auditor.runs.audit import Audit, choose_prefix_token, longest_context
 from auditor.runs.cells import TargetRun, cells
 from auditor.runs.chains import Chains
 from auditor.runs.collector import Collector
-from auditor.runs.objects import NO_OBJECTS, Objects, said_of
+from auditor.runs.objects import NO_OBJECTS, Objects, describe_objects
 from auditor.runs.reporter import Clock
 from auditor.runs.scoring import greedy_nonmembers, greedy_recall
 from auditor.runs.selection import Selection, select
@@ -67,10 +67,10 @@ def run(
     """
     site.opened(folder)
     selection, clock = select(plan, site, objects), Clock(site.reporter)
-    stops = until.stops(plan.attacks, selection, policy, baseline)
-    folder.pin_stops(until.digest(stops))
-    personal.regions_of(plan.data.phone_region)
-    digests = plan_weights.with_site(plan, site)
+    stops = until.stops_of_rows(plan.attacks, selection, policy, baseline)
+    folder.pin_stops(until.digest_of_stops(stops))
+    personal.parse_phone_regions(plan.data.phone_region)
+    digests = plan_weights.digests_with_site(plan, site)
     folder.check_weights(digests)  # before minutes of loading
     with closing(_engine(plan, site)) as engine:
         if engine.workers and site.trains_on_demand:
@@ -80,8 +80,8 @@ def run(
         targets, collector = Targets(audit), Collector(folder)
         targets.check_claims()
         audit.check_generations(targets.undefended)
-        loaded = plan_weights.with_site(plan, site)  # again: the hub may just have sent them
-        weights.check(digests, loaded, "what was loaded just now")
+        loaded = plan_weights.digests_with_site(plan, site)  # again: the hub may just have sent them
+        weights.check_unchanged(digests, loaded, "what was loaded just now")
         folder.pin_weights(loaded)
         greedy = _greedy(audit, targets.undefended, clock)
         records, findings = list[TargetRecord](), list[Finding]()
@@ -114,9 +114,9 @@ def run(
         metrics=selection.metrics,
         sections=_sections(selection, findings),
     )
-    metrics.declare(result.metrics)
+    metrics.declare_titles(result.metrics)
     if not collector.stopped:  # else its intervals are of a fixed size
-        result = replace(result, frontiers=frontiers(subjects({plan.seed: (result, folder.path)})))
+        result = replace(result, frontiers=frontiers(models_of_runs({plan.seed: (result, folder.path)})))
     left = (_unlearned(result, audit, one.models, targets.beside.rate) for one in selection.around)
     return replace(result, unlearning=tuple(left))
 
@@ -135,16 +135,16 @@ def _settled(plan: Plan, form: TextForm | None) -> Plan:
 def _unlearned(result: AuditResult, audit: Audit, models: Mapping[str, str], rate: float) -> Unlearning:
     """What is left of what the model of these rows was to forget."""
     told, steps = audit.benchmark, audit.defenses.relearn
-    found = unlearned(result, audit.folder.path, models, told.forgotten)
+    found = measure_unlearning(result, audit.folder.path, models, told.forgotten)
     return found if steps is None else replace(found, steps=steps, rate=rate, texts=len(told.unattacked))
 
 
-def check(plan: Plan, policy: Policy | None = None, baseline: Run | None = None) -> Selection:
+def check_plan(plan: Plan, policy: Policy | None = None, baseline: Run | None = None) -> Selection:
     """What the plan chooses, checked before anything is built. Raises AuditError."""
-    personal.regions_of(plan.data.phone_region)
+    personal.parse_phone_regions(plan.data.phone_region)
     site = site_of(plan)
     selection = select(plan, site)
-    until.stops(plan.attacks, selection, policy, baseline)
+    until.stops_of_rows(plan.attacks, selection, policy, baseline)
     _check_engine(plan, site)
     return selection
 
@@ -156,12 +156,14 @@ def _prepared(plan: Plan, site: Site, selection: Selection, folder: RunFolder) -
     audit = Audit(site, selection, prefix_token, plan.defenses, plan.compute.batch_size, folder)
     folder.pin(secrets_digest(audit.subjects))
     everyone, canaries = (*benchmark.secrets, *benchmark.canaries), {one.id for one in benchmark.canaries}
-    folder.save_secrets(details.facts(everyone, names.salt_fingerprint(names.salt()), canaries))
+    folder.save_secrets(details.secret_facts(everyone, names.salt_fingerprint(names.salt()), canaries))
     audit.check_room()
     audit.check_probes()
     benchmark.notes += audit.personal.said
     if plan.objects:
-        benchmark.notes += (f"{said_of(plan.objects)}: this run cannot be resumed, or run again from its folder",)
+        benchmark.notes += (
+            f"{describe_objects(plan.objects)}: this run cannot be resumed, or run again from its folder",
+        )
     audit.self_check((site.model, site.public, site.reference))
     return audit
 
@@ -183,7 +185,7 @@ def _greedy(audit: Audit, target: Target, clock: Clock) -> tuple[dict[str, Measu
 
 def _check_engine(plan: Plan, site: Site) -> None:
     if plan.compute.engine != "local" and (plan.objects or site.network):
-        given = said_of(plan.objects) if plan.objects else "a model behind an API"
+        given = describe_objects(plan.objects) if plan.objects else "a model behind an API"
         raise AuditError(
             f"expected all by name with --engine ray, as each worker loads it, and the model as a folder or a hub id, "
             f"got {given}"
@@ -193,7 +195,7 @@ def _check_engine(plan: Plan, site: Site) -> None:
 def _engine(plan: Plan, site: Site) -> Engine:
     """What the plan asks for. Raises AuditError where it cannot be had."""
     _check_engine(plan, site)
-    engine = engine_of(plan.compute)
+    engine = make_engine(plan.compute)
     if engine.workers:
         site.reporter.note(f"secrets are attacked by {engine.said}")
     return engine
@@ -219,11 +221,11 @@ def _measured(target_run: TargetRun, clock: Clock, findings: list[Finding]) -> T
     audit, target, collector = target_run.audit, target_run.target, target_run.collector
     machine.reset_peak_memory()
     with clock.stage(f"perplexity of {target.title}"):
-        heldout = scoring.heldout(audit, target)
+        heldout = scoring.heldout_losses(audit, target)
         perplexities = scoring.perplexities(heldout)
         if heldout:
             collector.heldout[target.name] = heldout
-    if given_by(target.model.capabilities, "likelihood"):
+    if implies_capability(target.model.capabilities, "likelihood"):
         with clock.stage(f"tokens of the secrets under {target.title}"):
             collector.likelihoods[target.name] = scoring.token_likelihoods(audit, target)
     for cell in cells(target_run):
@@ -231,9 +233,9 @@ def _measured(target_run: TargetRun, clock: Clock, findings: list[Finding]) -> T
             finding = cell.measure()
         names.refuse_ids(finding, audit.benchmark.secrets)
         findings.append(finding)
-    doubts = tuple(scoring.withheld(audit, target))
+    doubts = tuple(scoring.withheld_doubts(audit, target))
     if found := collector.likelihoods.get(target.name):
-        doubts += scoring.known_better(target.title, found)
+        doubts += scoring.likelihood_doubt(target.title, found)
     target.model.finish()
     return target.record(perplexities, audit.prefix_token, doubts)
 

@@ -18,7 +18,7 @@ from auditor.core.nouns import Secret, TokenLogProbs, Tokens
 from auditor.core.result import Doubt, Measurement
 from auditor.core.streams import CHANNELS
 from auditor.generation.sample import Candidates, sample
-from auditor.models.base import LanguageModel, given_by, perplexity_nll
+from auditor.models.base import LanguageModel, implies_capability, perplexity_nll
 from auditor.models.decoding import GREEDY, by_shape
 from auditor.models.memory import AtOnce
 from auditor.plugins import registry
@@ -57,8 +57,10 @@ def _greedy_hits(model: LanguageModel, secrets: Sequence[Secret]) -> NDArray[np.
     It does where each token of the suffix is the likeliest behind those before it: of a model that gives distributions
     that is read off, without decoding.
     """
-    if not given_by(model.capabilities, "distribution"):
-        return np.array([said == secret.suffix for said, secret in zip(greedy(model, secrets), secrets, strict=True)])
+    if not implies_capability(model.capabilities, "distribution"):
+        return np.array(
+            [said == secret.suffix for said, secret in zip(greedy_suffixes(model, secrets), secrets, strict=True)]
+        )
     hits = np.zeros(len(secrets), dtype=bool)
     for alike in by_shape([(len(s.prefix), len(s.suffix)) for s in secrets]):
         prefixes = torch.tensor([secrets[i].prefix for i in alike], device=model.device)
@@ -69,7 +71,7 @@ def _greedy_hits(model: LanguageModel, secrets: Sequence[Secret]) -> NDArray[np.
     return hits
 
 
-def greedy(model: LanguageModel, secrets: Sequence[Secret]) -> list[Tokens]:
+def greedy_suffixes(model: LanguageModel, secrets: Sequence[Secret]) -> list[Tokens]:
     """What greedy decoding gives behind each prefix, as many tokens as the suffix has."""
     written: list[Tokens] = [()] * len(secrets)
     at_once = AtOnce(GREEDY_AT_ONCE)
@@ -87,14 +89,14 @@ def greedy(model: LanguageModel, secrets: Sequence[Secret]) -> list[Tokens]:
     return written
 
 
-def heldout(audit: Audit, target: Target) -> Mapping[str, Sequence[float]]:
+def heldout_losses(audit: Audit, target: Target) -> Mapping[str, Sequence[float]]:
     """Of each held-out text: `tokens` predicted, and the summed nll behind each kind of perplexity, the distribution's
     first.
 
     Empty where there are no such texts, and where the model says of none how likely it is.
     """
     texts = audit.benchmark.heldout
-    if not texts or not given_by(target.model.capabilities, "likelihood"):
+    if not texts or not implies_capability(target.model.capabilities, "likelihood"):
         return {}
 
     given = audit.benchmark.heldout_given
@@ -121,7 +123,7 @@ def other_nll(
 
 
 def perplexities(found: Mapping[str, Sequence[float]]) -> tuple[Measurement, ...]:
-    """Of what `heldout` gives, in its order."""
+    """Of what `heldout_losses` gives, in its order."""
     tokens = [int(count) for count in found.get("tokens", ())]
     return tuple(
         intervals.perplexity(list(zip(nll, tokens, strict=True)), name)
@@ -139,19 +141,19 @@ def token_likelihoods(audit: Audit, target: Target) -> Answers:
     folder, size = audit.folder, audit.batch_size
     done: Mapping[str, TokenLogProbs] = {} if target.companion else folder.scored(target.name)
     own: dict[str, float] = {}
-    for some in scored(target, [s for s in target.secrets if s.member and s.id not in done], size):
+    for some in score_tokens(target, [s for s in target.secrets if s.member and s.id not in done], size):
         if target.companion:
             own |= _means(some)
         else:
             folder.score(target.name, some)
-    others = itertools.chain(*scored(target, [s for s in target.secrets if not s.member], size))
+    others = itertools.chain(*score_tokens(target, [s for s in target.secrets if not s.member], size))
     return Answers("likelihood", "nats a token", own or _means(done.values()), _means(others))
 
 
 _ALIKE = next(kind for kind in KINDS if kind.alike).measured_by[0]  # which tells members from non-members
 
 
-def known_better(title: str, answers: Answers) -> tuple[Doubt, ...]:
+def likelihood_doubt(title: str, answers: Answers) -> tuple[Doubt, ...]:
     """That members' true tokens are significantly more likely than non-members': the target knows something of them.
 
     One-sided Welch test at 2.5% of the mean log-probabilities, in nats a token. No measure of what could be extracted.
@@ -168,7 +170,7 @@ def known_better(title: str, answers: Answers) -> tuple[Doubt, ...]:
             "likelihood",
             f"{title}: members' true tokens are more likely than non-members' by {gap:.2f} nats (at least "
             f"{least:.2f}): it knows something of them that no attack extracted, or the two "
-            f"differ in kind (--attack {registry.measuring(_ALIKE)}).",
+            f"differ in kind (--attack {registry.method_measuring(_ALIKE)}).",
         ),
     )
 
@@ -177,7 +179,7 @@ def _means(scored: Iterable[TokenLogProbs]) -> dict[str, float]:
     return {one.secret: float(np.mean(one.log_probs)) for one in scored if one.log_probs}
 
 
-def scored(target: Target, waiting: Sequence[Secret], size: int | None) -> Iterator[list[TokenLogProbs]]:
+def score_tokens(target: Target, waiting: Sequence[Secret], size: int | None) -> Iterator[list[TokenLogProbs]]:
     for indices in by_shape([(len(s.prefix), len(s.suffix)) for s in waiting], size or 64):
         batch = [waiting[i] for i in indices]
         prefixes = torch.tensor([secret.prefix for secret in batch], device=target.model.device)
@@ -190,7 +192,7 @@ def scored(target: Target, waiting: Sequence[Secret], size: int | None) -> Itera
 # --- what a server hid ------------------------------------------------------------------------------------------------
 
 
-def withheld(audit: Audit, target: Target) -> Iterator[Doubt]:
+def withheld_doubts(audit: Audit, target: Target) -> Iterator[Doubt]:
     """How likely the members are whose answers did not come through; none where all came, or nobody can say."""
     members = [secret for secret in target.secrets if secret.member]
     held = target.model.withheld([secret.prefix for secret in members])
@@ -198,13 +200,13 @@ def withheld(audit: Audit, target: Target) -> Iterator[Doubt]:
     if not hidden:
         return
     of = f"Answers to {len(hidden):,} of {len(members):,} attacked secrets did not come through"
-    if not given_by(target.model.capabilities, "likelihood"):
+    if not implies_capability(target.model.capabilities, "likelihood"):
         yield Doubt("answers", f"{of}; without log-probabilities nobody can say what the model knows of them.")
         return
-    every = (one for some in scored(target, hidden, audit.batch_size) for one in some)
+    every = (one for some in score_tokens(target, hidden, audit.batch_size) for one in some)
     each = [math.exp(sum(one.log_probs)) for one in every]
     likely = sum(p > _LIKELY for p in each)
-    greedy = _first_by_rank(target, hidden) if given_by(target.model.capabilities, "ranks") else ""
+    greedy = _first_by_rank(target, hidden) if implies_capability(target.model.capabilities, "ranks") else ""
     yield Doubt(
         "answers",
         f"{of}, but by its log-probabilities the model writes these with a mean probability of {np.mean(each):.1%} "

@@ -18,17 +18,17 @@ from auditor.core.plan_parts import AttackPlan
 from auditor.plugins import registry
 from auditor.plugins.attack import Attack
 from auditor.plugins.defense import Defense
-from auditor.plugins.options import build, options_of
+from auditor.plugins.options import build_plugin, options_of
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import SETTINGS, Setting
 from auditor.runs import companions, unlearning
 from auditor.runs.companions import ShownRow
-from auditor.runs.objects import NO_OBJECTS, Objects, check_there
+from auditor.runs.objects import NO_OBJECTS, Objects, check_objects_given
 from auditor.runs.plan import check_general, options_for
 from auditor.runs.site import Site
 from auditor.runs.submission import check_submission
 from auditor.runs.unlearning import UnlearnedModel
-from auditor.statistics.metrics import in_table
+from auditor.statistics.metrics import is_own_metric
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Selection:
 
     def attacks_on(self, defense: Defense | None) -> tuple[Attack, ...]:
         """Those that ask the target with this defense anything."""
-        return tuple(attack for attack in self.attacks if not why_not(attack, defense))
+        return tuple(attack for attack in self.attacks if not why_not_asked(attack, defense))
 
     @property
     def ours(self) -> bool:
@@ -96,7 +96,7 @@ class Selection:
         ]
 
 
-def why_not(method: Attack | Probe, defense: Defense | None) -> str:
+def why_not_asked(method: Attack | Probe, defense: Defense | None) -> str:
     """Why the target with this defense is not asked by this method; "" where it is."""
     reads = defense is not None and "records" in defense.needs
     if reads and isinstance(method, Attack) and method.of_learnt:
@@ -111,7 +111,7 @@ def select(plan: Plan, site: Site, objects: Objects = NO_OBJECTS) -> Selection:
     """
     for path in plan.plugin:
         registry.load_file(Path(path))
-    check_there(plan.objects, objects)
+    check_objects_given(plan.objects, objects)
     site.check_model(plan.given(PROVIDED | PLACED))
     check_submission(plan.output.submission, plan.data, plan.attacks)
     methods = _methods(plan.attacks, plan.canaries_alone, site, objects)
@@ -135,8 +135,10 @@ def select(plan: Plan, site: Site, objects: Objects = NO_OBJECTS) -> Selection:
     settings = tuple(setting for name, setting in SETTINGS.items() if plan.attacks.setting in (name, "both"))
     wanted = dict.fromkeys(method.control for method in methods if isinstance(method, Attack) and method.control)
     controls = [registry.defenses()[name]() for name in wanted]
-    beside, models = unlearning.rows_beside(plan.target, plan.defenses, plan.data.forget, defenses)
-    return Selection(tuple(methods), (*companions.shown(defenses, can_be_shown, controls), *beside), settings, models)
+    beside, models = unlearning.unlearning_rows(plan.target, plan.defenses, plan.data.forget, defenses)
+    return Selection(
+        tuple(methods), (*companions.rows_with_controls(defenses, can_be_shown, controls), *beside), settings, models
+    )
 
 
 def _methods(plan: AttackPlan, canaries_alone: bool, site: Site, objects: Objects) -> list[Attack | Probe]:
@@ -151,7 +153,7 @@ def _methods(plan: AttackPlan, canaries_alone: bool, site: Site, objects: Object
         raise AuditError(f"expected an attack that draws samples beside --samples, got {names}")
     check_general("-A", plan.attack_options, _fields(methods))
     for method in methods:
-        if ours := sorted(filter(in_table, method.metrics)):
+        if ours := sorted(filter(is_own_metric, method.metrics)):
             raise AuditError(
                 f"expected other names of the metrics of {method.name} than {', '.join(ours)}: they are taken"
             )
@@ -179,7 +181,7 @@ def _built(
             continue
         fields = list(options_of(known[name])) if name in known else []
         own = options_for(name, options, defaults.get(name, {}), fields)
-        chosen.append(build(kind, known, name, own))
+        chosen.append(build_plugin(kind, known, name, own))
     return chosen
 
 

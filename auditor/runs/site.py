@@ -22,7 +22,7 @@ from auditor.plugins.defense import Defense, TrainedModel
 from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.privacy.promises import PrivacyRecord
 from auditor.records.folder import RunFolder
-from auditor.records.names import named, salt
+from auditor.records.names import salt, with_aliases
 from auditor.runs.reporter import Reporter
 from auditor.runs.shared import Shared
 
@@ -189,7 +189,10 @@ class Site(ABC):
         benchmark, key = copy.copy(self.data()), salt()
         benchmark.notes += self.notes()
         keep_known_pairs(benchmark, self.data_plan.known_limit, self.seed)
-        benchmark.secrets, benchmark.canaries = named(benchmark.secrets, key), named(benchmark.canaries, key)
+        benchmark.secrets, benchmark.canaries = (
+            with_aliases(benchmark.secrets, key),
+            with_aliases(benchmark.canaries, key),
+        )
         return benchmark
 
     @property

@@ -8,9 +8,9 @@ from functools import cached_property
 
 from auditor.core.nouns import UNDEFENDED, Claim, Guesses, PrefixToken, Secret
 from auditor.core.result import Doubt, Measurement, TargetRecord
-from auditor.models.base import LanguageModel, given_by
+from auditor.models.base import LanguageModel, implies_capability
 from auditor.plugins.attack import Attack
-from auditor.plugins.defense import Budget, Defense, Scenario, TrainedModel, most_of_a_lot
+from auditor.plugins.defense import Budget, Defense, Scenario, TrainedModel, largest_lot
 from auditor.plugins.view import TEXT_ONLY, Meter, Setting, View
 from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.privacy.promises import PrivacyRecord
@@ -81,7 +81,7 @@ class Target:
     @property
     def claim(self) -> Claim | None:
         """What is promised, with what was spent until now; None where nothing is."""
-        spent = most_of_a_lot(self.spending.spent, self.lots)
+        spent = largest_lot(self.spending.spent, self.lots)
         if spent not in self._claims:
             self._claims[spent] = self._claim(spent)
         return self._claims[spent]
@@ -118,7 +118,7 @@ class Target:
     # --- what is kept of it ---
 
     def _without_perplexity(self) -> str:
-        if given_by(self.model.capabilities, "likelihood"):
+        if implies_capability(self.model.capabilities, "likelihood"):
             return "no held-out perplexity: give --nonmembers FILE"
         return f"no held-out perplexity: {self.model.name} gives no log-probabilities"
 

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 from auditor.core.nouns import UNDEFENDED, Secret, Tokens
 from auditor.plugins.benchmark import Benchmark
-from auditor.plugins.defense import Defense, Prompt, Scenario, TrainedModel, most_of_a_lot
+from auditor.plugins.defense import Defense, Prompt, Scenario, TrainedModel, largest_lot
 from auditor.plugins.options import description_of
 from auditor.plugins.view import TEXT_ONLY
-from auditor.runs.allowance import asked, planned
+from auditor.runs.allowance import planned_tokens, tokens_of_attack
 from auditor.runs.audit import Scene
 from auditor.runs.beside import ModelsBeside
 from auditor.runs.companions import ShownRow
-from auditor.runs.prefix_token import prefixed
+from auditor.runs.prefix_token import with_prefix_token
 from auditor.runs.reporter import Clock
 from auditor.runs.target import Target
 
@@ -29,7 +29,7 @@ class Targets:
         self.undefended = Target(
             UNDEFENDED,
             "After unlearning" if any(one.target == UNDEFENDED for one in scene.selection.around) else "Undefended",
-            prefixed(site.model, scene.prefix_token.tokens),
+            with_prefix_token(site.model, scene.prefix_token.tokens),
             site.description,
             training_seconds=site.defense_parts.training_seconds(None, 0.0),
             secrets=scene.benchmark.secrets,
@@ -63,7 +63,7 @@ class Targets:
     def build(self, row: ShownRow) -> Target:
         start, defense = time.perf_counter(), row.defense
         scenario = self.scenario(defense)
-        model = prefixed(defense.protect(scenario), self.scene.prefix_token.tokens)
+        model = with_prefix_token(defense.protect(scenario), self.scene.prefix_token.tokens)
         building = time.perf_counter() - start
         return Target(
             row.name,
@@ -96,8 +96,8 @@ class Targets:
         site, scene = self.scene.site, self.scene
         view = scene.view(self.undefended, TEXT_ONLY)
         attacks, attacked = scene.selection.attacks_on(defense), self.attacked(defense)
-        draws = planned(view, attacks, attacked)
-        lengths = (query.length for attack in attacks for query in asked(view, attack, attacked))
+        draws = planned_tokens(view, attacks, attacked)
+        lengths = (query.length for attack in attacks for query in tokens_of_attack(view, attack, attacked))
         length = max((*lengths, *(len(secret.suffix) for secret in attacked)), default=1)
         ensemble = site.defense_parts.ensemble(defense) if "ensemble" in defense.needs else None
         trained = site.defense_parts.trained(defense) if "trained" in defense.needs else None
@@ -112,7 +112,7 @@ class Targets:
         corpus = _corpus(scene.benchmark) if "corpus" in defense.needs else ()
         beside = self.beside.model(defense) if "beside" in defense.needs else None
         scenario = Scenario(site.model, site.public, ensemble, 0, length, trained, whole, prompts, corpus, beside)
-        return replace(scenario, queries=most_of_a_lot(draws, defense.lots(scenario)))
+        return replace(scenario, queries=largest_lot(draws, defense.lots(scenario)))
 
 
 def _corpus(benchmark: Benchmark) -> tuple[Tokens, ...]:

@@ -19,12 +19,12 @@ from scipy.stats import ttest_ind
 from auditor.benchmarks import chat, forms
 from auditor.benchmarks.forms import Form
 from auditor.benchmarks.talks import MESSAGES, Conversation, Unusable
-from auditor.benchmarks.whole_texts import sampled
+from auditor.benchmarks.whole_texts import sample_conversations
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Pair, TextForm, Tokens
 from auditor.core.plan_fields import AUTO
 from auditor.core.plan_parts import DataPlan
-from auditor.models.base import LanguageModel, given_by
+from auditor.models.base import LanguageModel, implies_capability
 from auditor.runs.likeliest import least_gain, mean_nll, most_likely
 from auditor.runs.prefix_token import usual_prefix_token
 from auditor.statistics.intervals import CONFIDENCE
@@ -49,7 +49,7 @@ class _Sample:
         return len(next(iter(self.members.values()), ()))
 
 
-def choose(
+def choose_text_form(
     plan: DataPlan, name: str, model: LanguageModel, held: TextForm | None = None
 ) -> tuple[Form, TextForm] | None:
     """The rendering of `--data`, with what is to be said of it; None for data that have none: texts and tokens.
@@ -72,7 +72,7 @@ def choose(
     """
     assert plan.data is not None
     flag, file = ("--data", plan.data) if plan.known is None else ("--known", plan.known)
-    rows = sampled(flag, file, ROWS)
+    rows = sample_conversations(flag, file, ROWS)
     words = model.tokenizer
     if rows is None:
         if plan.template != AUTO or plan.date is not None:
@@ -82,10 +82,10 @@ def choose(
         return None  # `Files` says what is wrong
     if held is not None:
         return _as_held(held, plan, words), held
-    others = (sampled("--nonmembers", plan.nonmembers, ROWS) or []) if plan.nonmembers is not None else []
+    others = (sample_conversations("--nonmembers", plan.nonmembers, ROWS) or []) if plan.nonmembers is not None else []
     usual, tried = _tried(plan, words, rows, _days(plan.date, name))
     settled = plan.template != AUTO
-    if not given_by(model.capabilities, "likelihood"):
+    if not implies_capability(model.capabilities, "likelihood"):
         why = "as asked for" if settled else "the usual one"
         said = f"text form {usual.said}, {why}: {model.name} gives no log-probabilities to check it by"
         return usual, TextForm(usual.name, usual.day, usual.digest, said)
@@ -107,7 +107,7 @@ _UNKNOWN = (
 
 
 def _as_held(held: TextForm, plan: DataPlan, tokenizer: object) -> Form:
-    form = forms.named(held.template, held.day, tokenizer)
+    form = forms.parse_form(held.template, held.day, tokenizer)
     if form.digest != held.digest:
         raise AuditError(
             f"expected the text form that the run was started with ({held.name}), but --template {held.template} is "
@@ -120,9 +120,9 @@ def _tried(
     plan: DataPlan, tokenizer: object, rows: Sequence[Conversation], days: Sequence[str]
 ) -> tuple[Form, list[Form]]:
     """The rendering that stays unless there is a better one, and all of them, on one day."""
-    asked = None if plan.template == AUTO else forms.named(plan.template, None, tokenizer)
+    asked = None if plan.template == AUTO else forms.parse_form(plan.template, None, tokenizer)
     bare = rows[0].kind == MESSAGES and forms.own_template(tokenizer) is None
-    found = [] if asked is not None and bare else forms.candidates(tokenizer, rows)
+    found = [] if asked is not None and bare else forms.candidate_forms(tokenizer, rows)
     every = [*([asked] if asked is not None else []), *found]
     if plan.date is not None and not any(form.writes_day for form in every[: 1 if asked is not None else None]):
         raise AuditError("expected --date with a template that writes the day (strftime_now), got one that does not")
@@ -179,7 +179,7 @@ def _scored(
 def _written(model: LanguageModel, form: Form, said: Conversation, usual: bool) -> tuple[Pair, ...]:
     """The answers of a row, each behind what a model reads before it, as far as it has room."""
     try:
-        found = chat.write(model.tokenizer, said, form)
+        found = chat.render_chat(model.tokenizer, said, form)
     except Unusable:
         return ()
     except AuditError:  # a template that drops the system turn
@@ -245,7 +245,7 @@ def _said(sample: _Sample, best: Form, usual: Form, settled: bool) -> str:
 
 
 def _doubts(sample: _Sample, best: Form, settled: bool) -> list[str]:
-    """Why nothing seen may be due to the rendering: sentences; see `choose`."""
+    """Why nothing seen may be due to the rendering: sentences; see `choose_text_form`."""
     doubts = []
     if best not in sample.members:
         return [f"as {best.said} most of the rows cannot be written: another text form may be that of the training"]
@@ -259,7 +259,7 @@ def _doubts(sample: _Sample, best: Form, settled: bool) -> list[str]:
         return doubts
     remembers = [form for form in sample.members if _more_likely(sample.members[form], sample.others[form], sample)]
     if best in remembers:
-        return doubts  # what the model knows of them in this form is for the run to say (`scoring.known_better`)
+        return doubts  # what the model knows of them in this form is for the run to say (`scoring.likelihood_doubt`)
     if remembers:
         doubts.append(
             f"members are more likely than non-members as {remembers[0].said}, but not as {best.said}: the model may "
@@ -282,6 +282,6 @@ def _more_likely(members: NDArray[np.float64], others: NDArray[np.float64], samp
 
 
 def _confirmed(others: Mapping[Form, NDArray[np.float64]], best: Form) -> bool:
-    """Whether non-members, whom nobody memorised, speak for it: see `choose`."""
+    """Whether non-members, whom nobody memorised, speak for it: see `choose_text_form`."""
     apart = [form for form in others if form.kind != best.kind]
     return bool(apart) and all(least_gain(others[form] - others[best], len(apart)) >= MARGIN for form in apart)

@@ -20,7 +20,7 @@ import torch
 
 from auditor import __version__
 from auditor.benchmarks import forms
-from auditor.benchmarks.chat import LEARNT, RenderedChat, write
+from auditor.benchmarks.chat import LEARNT, RenderedChat, render_chat
 from auditor.benchmarks.forms import Form
 from auditor.benchmarks.splitting import rows_named
 from auditor.benchmarks.talks import ASSISTANT, Conversation, Unusable
@@ -30,14 +30,14 @@ from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.plan_fields import AUTO
 from auditor.core.plan_parts import LOCAL, EngineOptions, LoadingOptions, check_day
-from auditor.engines.choose import engine_of
+from auditor.engines.choose import make_engine
 from auditor.engines.engine import Engine, There
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import DEFAULTS, load
 from auditor.models.shards import record_names
 from auditor.models.vocabulary import check_shared, check_tokens
 from auditor.plugins import registry
-from auditor.plugins.options import build
+from auditor.plugins.options import build_plugin
 from auditor.plugins.trainer import RECORD, Checkpoint, Trainer, TrainingJob, TrainingRecord
 from auditor.records import weights
 from auditor.runs import coining
@@ -80,7 +80,7 @@ def train(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[s
     Raises AuditError, before anything is written, for whatever a user can mend.
     """
     asked.engine.check(asked.loading.device)
-    trainer: Trainer = build("training method", registry.trainers(), asked.method, asked.options)
+    trainer: Trainer = build_plugin("training method", registry.trainers(), asked.method, asked.options)
     if not 0 <= asked.seed < 2**63:
         raise AuditError(f"expected --seed between 0 and 2^63 - 1, got {asked.seed}")
     if any("\ud800" <= letter <= "\udfff" for letter in str(asked.out)):  # how Python reads bytes that are no UTF-8
@@ -97,7 +97,7 @@ def train(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[s
         raise AuditError(f"--forget names records that a model is to forget, and {asked.method} forgets none")
     if asked.lora or trainer.adapters:
         coining.check_trainable(asked.model)
-    with closing(engine_of(asked.engine)) as engine:
+    with closing(make_engine(asked.engine)) as engine:
         job, notes = _job(asked, progress)
         trainer.check(job)
         if engine.workers and not trainer.apart(job):
@@ -108,7 +108,7 @@ def train(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[s
                 f"expected a base that has not learnt these records without privacy, but {asked.model!r} was trained "
                 "on them: what a training on top of that promised would not be true"
             )
-        with locks.held(asked.out, RECORD):
+        with locks.locked_folder(asked.out, RECORD):
             if _is_finished(asked.out, configuration):
                 job.checkpoint.clear()  # of a training that was killed between its end and this
                 unless = " (which records it was, is not kept)" if trainer.promises else ""
@@ -157,7 +157,7 @@ class _JobThere:
         self.there.enter()
         for path in self.asked.plugin:
             registry.load_file(Path(path))
-        trainer: Trainer = build("training method", registry.trainers(), self.asked.method, self.asked.options)
+        trainer: Trainer = build_plugin("training method", registry.trainers(), self.asked.method, self.asked.options)
         job, _ = _job(self.asked, lambda what, done, total: None)
         found = _configuration(self.asked, trainer, job)
         for name, own in self.configuration.items():
@@ -199,7 +199,7 @@ def _run(trainer: Trainer, job: TrainingJob, how: dict[str, Any], engine: Engine
     if trainer.promises:  # two data sets that a promise makes alike would differ in their digest
         record["configuration"] = {name: value for name, value in configuration.items() if name != "data"}
     record |= {"finished": True, "told": list(told), "seconds_of_last_run": round(time.perf_counter() - start, 1)}
-    disk.sync_all(job.out)
+    disk.fsync_tree(job.out)
     disk.replace(job.out / RECORD, json.dumps(record, indent=1), sync=True)
     job.checkpoint.clear()  # not before: with neither, the same command would train on the records again
     return told
@@ -262,8 +262,8 @@ def _form(asked: Training, tokenizer: Any, talks: Sequence[Conversation]) -> For
     """The rendering that is asked for, else the usual one. Raises AuditError for a day that nobody named."""
     if asked.date is not None:
         check_day(asked.date)
-    usual = forms.candidates(tokenizer, talks)[0].name
-    form = forms.named(usual if asked.template == AUTO else asked.template, asked.date, tokenizer)
+    usual = forms.candidate_forms(tokenizer, talks)[0].name
+    form = forms.parse_form(usual if asked.template == AUTO else asked.template, asked.date, tokenizer)
     if form.writes_day and form.day is None:
         raise AuditError(
             "expected --date YYYY-MM-DD, as the chat template writes the day: what is learnt must not hang on when"
@@ -278,7 +278,7 @@ def _of_conversations(
     records, remarks = [], dict[str, None]()
     for number, said in enumerate(talks):
         try:
-            found = write(tokenizer, said, form)
+            found = render_chat(tokenizer, said, form)
             learnt = None if loss_on == "all" else _learnt(found, loss_on)
         except Unusable as why:
             raise AuditError(f"expected conversations to train on, but of number {number} (from 0) {why}") from None
@@ -349,7 +349,7 @@ def _recipe(asked: Training) -> dict[str, Any]:
     return found
 
 
-def recorded(folder: Path, out: Path) -> Training:
+def recorded_training(folder: Path, out: Path) -> Training:
     """The training that made a model, into another folder. Raises AuditError where its folder does not say."""
     try:
         record = json.loads((folder / RECORD).read_text())

@@ -58,7 +58,7 @@ class TrialBounds:
     gaussian_estimate: float
 
 
-def bound(folders: Sequence[Path], target: str, canary: str | None, level: float = 0.05) -> TrialBounds:
+def bound_epsilon(folders: Sequence[Path], target: str, canary: str | None, level: float = 0.05) -> TrialBounds:
     """Raises AuditError for runs that are no independent trials of one mechanism, and for trials of one kind only."""
     trials = [_trial(folder, target) for folder in folders]
     for one, other in combinations(trials, 2):
@@ -89,8 +89,8 @@ def bound(folders: Sequence[Path], target: str, canary: str | None, level: float
 
 
 def _trial(folder: Path, target: str) -> Trial:
-    result = saved.read(folder)
-    facts, seen = listed.secrets(folder) or {}, table.observed(folder)
+    result = saved.read_result(folder)
+    facts, seen = listed.read_secret_facts(folder) or {}, table.read_observations(folder)
     finding = _finding(result, folder, seen, facts.keys(), target)
     observed = seen.get(finding.key, {})
     main = finding.audits[0]
@@ -114,7 +114,7 @@ def _finding(result: AuditResult, folder: Path, seen: table.Seen, known: Set[str
     rows = [one for one in rows if seen.get(one.key, {}).keys() <= known]
     if not rows:
         raise AuditError(
-            f"expected an audit of canaries on {target} (--attack {registry.measuring(BOUNDS)}) in {str(folder)!r}, "
-            "got none"
+            f"expected an audit of canaries on {target} (--attack {registry.method_measuring(BOUNDS)}) in "
+            f"{str(folder)!r}, got none"
         )
     return rows[-1]

@@ -75,7 +75,7 @@ class UnlearnedModel:
         return self.models[AFTER]
 
 
-def rows_beside(
+def unlearning_rows(
     target: TargetPlan, asked: DefensePlan, forget: str | None, defenses: Sequence[Defense]
 ) -> tuple[list[ShownRow], tuple[UnlearnedModel, ...]]:
     """The rows that stand beside the models of this run that were to forget. Raises AuditError for idle flags."""

@@ -24,7 +24,7 @@ from auditor.runs.selection import Selection
 from auditor.statistics.anytime import looks
 from auditor.statistics.audited import METRICS as BOUNDS
 from auditor.statistics.bounds import LEVEL
-from auditor.statistics.metrics import METRICS, excess_of, find, floor_of
+from auditor.statistics.metrics import METRICS, excess_of, find_metric, floor_of
 
 Item = TypeVar("Item", Query, Secret)
 Ask = Callable[[Sequence[Item]], None]
@@ -51,7 +51,7 @@ class Stop:
         if members < self.require.secrets or len(row.ids) - members < self.require.nonmembers:
             return ""
         if self.width is not None:
-            return f"until {said(self.width)}" if self._narrow(row, *self.width) else ""
+            return f"until {describe_width(self.width)}" if self._narrow(row, *self.width) else ""
         verdicts = [self._verdict(rule, row) for rule in self.rules]
         return "; ".join(f"until '{r}' {v}" for r, v in zip(self.rules, verdicts, strict=True)) if all(verdicts) else ""
 
@@ -85,11 +85,11 @@ class Stop:
         return Stopped(before, len(turn), why or "all that there are"), {item.id for item in turn[:before]}
 
 
-def said(width: tuple[str, float]) -> str:
+def describe_width(width: tuple[str, float]) -> str:
     return f"{width[0]} ± {100 * width[1]:g}%"
 
 
-def restated(finding: Finding, row: PerSecret, stopped: Stopped) -> Finding:
+def with_betting_bounds(finding: Finding, row: PerSecret, stopped: Stopped) -> Finding:
     """The finding with bounds that hold at every look in place of intervals of a fixed size; without what has none."""
 
     def again(m: Measurement, count: int | None = None, kind: str | None = None) -> Measurement | None:
@@ -112,7 +112,7 @@ def restated(finding: Finding, row: PerSecret, stopped: Stopped) -> Finding:
     )
 
 
-def digest(stops: Mapping[CellKey, Stop]) -> str:
+def digest_of_stops(stops: Mapping[CellKey, Stop]) -> str:
     """Equal where rows stop by the same; "": none does."""
     told = hashlib.sha256()
     for row, stop in stops.items():
@@ -125,7 +125,9 @@ def digest(stops: Mapping[CellKey, Stop]) -> str:
 # --- which rows stop, and when ----------------------------------------------------------------------------------------
 
 
-def stops(asked: AttackPlan, selection: Selection, policy: Policy | None, base: Run | None) -> dict[CellKey, Stop]:
+def stops_of_rows(
+    asked: AttackPlan, selection: Selection, policy: Policy | None, base: Run | None
+) -> dict[CellKey, Stop]:
     """By row; the others are asked in full. Raises AuditError for an --until that no row could keep."""
     if asked.until is None:
         return {}
@@ -182,4 +184,4 @@ def _answers(rule: Rule, row: CellKey, selection: Selection) -> bool:
 
 def _of_others(rule: Rule) -> bool:
     """Whether no row that could stop has the number: a bound of epsilon, a rate of membership."""
-    return rule.of_claim or rule.metric in BOUNDS.values() or bool(find(rule.metric).scores)
+    return rule.of_claim or rule.metric in BOUNDS.values() or bool(find_metric(rule.metric).scores)

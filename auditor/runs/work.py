@@ -18,7 +18,7 @@ from auditor.gate.comparable import secrets_digest
 from auditor.plugins.attack import Attack
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import SETTINGS, Meter, View
-from auditor.records.folder import batched
+from auditor.records.folder import small_batches
 from auditor.runs import plan_weights
 from auditor.runs.audit import Scene
 from auditor.runs.selection import Selection, select
@@ -87,7 +87,7 @@ class CellWork(ABC, Generic[Asked, Answer]):
         view, drawn = place.view(self.key.target, self.key.setting), dict(self.meter.drawn)
         view.allowance, view.meter = self.allowance, Meter(drawn, self.meter.spent, self.meter.lots)
         start, known = time.perf_counter(), len(drawn)
-        for batch in batched(self.answers(place.method(self.key.attack), view, items), _AT_ONCE):
+        for batch in small_batches(self.answers(place.method(self.key.attack), view, items), _AT_ONCE):
             now = time.perf_counter()
             yield Found(batch, dict(islice(drawn.items(), known, None)), now - start)
             start, known = time.perf_counter(), len(drawn)
@@ -143,7 +143,7 @@ class SiteThere:
 
 def fingerprints(plan: Plan, site: Site) -> dict[str, str]:
     """Of all inputs, once the model is loaded; a worker whose fingerprints differ is refused."""
-    return {**plan_weights.with_site(plan, site), "the data": secrets_digest(site.benchmark.secrets)}
+    return {**plan_weights.digests_with_site(plan, site), "the data": secrets_digest(site.benchmark.secrets)}
 
 
 @dataclass(frozen=True)

@@ -73,14 +73,14 @@ def audited(
     return tuple(found)
 
 
-def at_level(audit: Audited, level: float) -> Audited:
+def audit_at_level(audit: Audited, level: float) -> Audited:
     """The same guesses, and the best that could have been, at another level: what several audits of one model share.
 
     No other number of guesses is looked for, which can only make the bound smaller. Raises AuditError for what
     `audited` cannot have made.
     """
     if audit.estimator == GAMES and audit.table is not None:
-        again = games.audited(audit.table, audit.delta, level)
+        again = games.audit_games(audit.table, audit.delta, level)
         return replace(audit, epsilon=again.epsilon, best=again.best, level=level)
     bound, counts = ESTIMATORS.get(audit.estimator), guess_counts(audit.canaries)
     if bound is None or audit.guesses not in counts:
@@ -96,7 +96,7 @@ def at_level(audit: Audited, level: float) -> Audited:
     return replace(audit, epsilon=epsilon, best=best, level=level)
 
 
-def powerless(audit: Audited, limit: float) -> str:
+def why_powerless(audit: Audited, limit: float) -> str:
     """Why this audit could not have shown an epsilon above the limit, whatever leaks; "" where it could have.
 
     A game over a part of the tokens that a claim covers is bounded by what that part gives away: unless that exceeds

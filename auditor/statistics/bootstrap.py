@@ -24,19 +24,19 @@ Draws = NDArray[np.int64]  # (resamples, n): how often each was drawn
 Values = NDArray[np.float64]  # (resamples,); NaN where a resample holds nothing to take a number of
 
 
-def counted(noise: np.random.Generator, n: int, size: int) -> Draws:
+def resample_counts(noise: np.random.Generator, n: int, size: int) -> Draws:
     """How often each was drawn of n with replacement."""
     return noise.multinomial(n, np.full(n, 1 / n), size=size)
 
 
-def weighted(noise: np.random.Generator, n: int, size: int) -> NDArray[np.float64]:
+def dirichlet_weights(noise: np.random.Generator, n: int, size: int) -> NDArray[np.float64]:
     """Weights that sum to 1, uniform on the simplex: Dirichlet(1, ..., 1) (Rubin 1981)."""
     drawn = noise.standard_exponential((size, n))
     return drawn / drawn.sum(1, keepdims=True)
 
 
-def blocks(
-    n: int, stream: str, size: int = RESAMPLES, at_once: int | None = None, draw: Callable[..., Any] = counted
+def resample_blocks(
+    n: int, stream: str, size: int = RESAMPLES, at_once: int | None = None, draw: Callable[..., Any] = resample_counts
 ) -> Iterator[Any]:
     """`size` resamples of n, at most `at_once` rows a block, by default as memory bounds it; the same in any blocks."""
     step = at_once or max(1, _COUNTS // n)
@@ -63,10 +63,10 @@ def resampled(
     stream: str,
     size: int = RESAMPLES,
     at_once: int | None = None,
-    draw: Callable[..., Any] = counted,
+    draw: Callable[..., Any] = resample_counts,
 ) -> Values:
     """(size,): the statistic, of (rows, n) counts (or weights), at every resample."""
-    return np.concatenate([statistic(draws) for draws in blocks(n, stream, size, at_once, draw)])
+    return np.concatenate([statistic(draws) for draws in resample_blocks(n, stream, size, at_once, draw)])
 
 
 def means(values: Any, stream: str, size: int = RESAMPLES, at_once: int | None = None) -> Any:
@@ -84,7 +84,7 @@ def interval(values: Any, method: Literal["linear", "inverted_cdf"] = "linear") 
     return float(low), float(high)
 
 
-def of_rates(
+def interval_of_rates(
     sums: Any, counts: Any, statistic: Callable[[Any], tuple[Any, Any]], stream: str, size: int = RESAMPLES
 ) -> tuple[float, float, float]:
     """(value, low, high) of a smooth number of rates, sum over n texts of `sums` / that of `counts` (ratio estimators).
@@ -113,7 +113,7 @@ def of_rates(
     (value,), (error,) = at(np.ones((1, n)))
     if n == 1 and not beyond.any():
         return float(value), -np.inf, np.inf
-    values, errors = np.concatenate([at(draws) for draws in blocks(n, stream, size)], axis=1)
+    values, errors = np.concatenate([at(draws) for draws in resample_blocks(n, stream, size)], axis=1)
     if beyond.any():
         return float(value), *interval(values, "inverted_cdf")
     reach = student.ppf((1 + CONFIDENCE) / 2, n - 1)

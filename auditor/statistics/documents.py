@@ -27,7 +27,7 @@ class DocumentPart:
     out: bool
 
 
-def blocks(parts: Iterable[DocumentPart]) -> dict[str, int]:
+def longest_blocks(parts: Iterable[DocumentPart]) -> dict[str, int]:
     """Tokens of the longest block that came out, by document: suffixes that overlap or touch are one block."""
     found: dict[str, list[DocumentPart]] = {}
     for part in parts:
@@ -45,14 +45,14 @@ def _longest(out: Sequence[DocumentPart]) -> int:
     return longest
 
 
-def measured(secrets: Iterable[Secret], hit: Mapping[str, bool]) -> tuple[Measurement, ...]:
+def document_recall(secrets: Iterable[Secret], hit: Mapping[str, bool]) -> tuple[Measurement, ...]:
     """The share of members' documents of which something came out, its floor, the longest block; () where none is.
 
     Of the secrets that were asked for, which `hit` has.
     """
     asked = [(s.member, s.document, s) for s in secrets if s.document is not None and s.id in hit]
     members, others = (
-        blocks(
+        longest_blocks(
             DocumentPart(document, s.at, len(s.suffix), hit[s.id]) for member, document, s in asked if member == whose
         )
         for whose in (True, False)

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from scipy.stats import fisher_exact
 
 from auditor.core.result import Measurement
-from auditor.statistics.intervals import combined, share
+from auditor.statistics.intervals import combine_independent, share
 
 PREDICTED = "recall_predicted"
 
 
-def predicted(
+def predicted_recall(
     repeats: Sequence[int], hit: NDArray[np.bool_], left: Sequence[int], never: NDArray[np.bool_] | None = None
 ) -> Measurement:
     """Recall were each of these secrets trained on `left` times instead: as those that were trained on so often leak.
@@ -32,7 +32,7 @@ def predicted(
         if not len(seen):
             raise ValueError(f"expected a count that was measured, got {count}")
         parts.append((float((after == count).mean()), share(PREDICTED, seen)))
-    value, low, high = combined(parts)
+    value, low, high = combine_independent(parts)
     return Measurement(PREDICTED, value, max(0.0, low), min(1.0, high), len(times))
 
 

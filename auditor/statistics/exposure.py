@@ -27,7 +27,7 @@ def of_rank(rank: float, bits: float) -> float:
     return bits - math.log2(rank)
 
 
-def sampled(nll: float, references: NDArray[np.float64]) -> float:
+def sampled_exposure(nll: float, references: NDArray[np.float64]) -> float:
     """log2 n - log2(c + 1), c of n uniform references at most as high; cannot exceed log2 n (TF Privacy)."""
     return math.log2(len(references)) - math.log2(1 + int((references <= nll).sum()))
 
@@ -90,7 +90,7 @@ class Estimate:
     high: float
 
 
-def estimate(nll: float, text: str, draws: WeightedDraws) -> Estimate:
+def estimate_rank(nll: float, text: str, draws: WeightedDraws) -> Estimate:
     """The rank of a canary: 1 + E[weight 1{nll(r) <= nll, r another text}], unbiased (formulas.md A8).
 
     The interval is a bootstrap's, and reaches at least as far up as a hit that n draws can miss (Clopper-Pearson's
@@ -134,7 +134,7 @@ def tail_bits(nll: float, shape: float, location: float, scale: float, most: flo
     return min(most, float(-skewnorm.logcdf(nll, shape, location, scale)) / math.log(2))
 
 
-def fit(references: NDArray[np.float64]) -> SkewNormal:
+def fit_skew_normal(references: NDArray[np.float64]) -> SkewNormal:
     """Maximum likelihood, as TF Privacy extrapolates. What it says far out in the tail is what its shape says."""
     references = np.minimum(references, _IMPOSSIBLE)
     parameters = _fitted(references)

@@ -83,7 +83,7 @@ def rates(scores: Sequence[Sequence[Scores]], rate: float) -> list[Leak]:
     sizes = [len(side) for side in scores[0][0]]
     at_once = max(1, _COUNTS // max(sizes))
     streams = ("frontier members", "frontier non-members")
-    made = (bootstrap.blocks(n, name, RESAMPLES, at_once) for n, name in zip(sizes, streams, strict=True))
+    made = (bootstrap.resample_blocks(n, name, RESAMPLES, at_once) for n, name in zip(sizes, streams, strict=True))
     pieces = [
         [np.mean([_either_way(*own, rate, *block) for own in point], axis=0) for point in scores]
         for block in zip(*made, strict=True)
@@ -102,7 +102,7 @@ def aucs(scores: Sequence[Sequence[Scores]]) -> list[Leak]:
     sizes = [len(side) for side in scores[0][0]]
     at_once = max(1, _COUNTS // max(sizes))
     streams = ("frontier members", "frontier non-members")
-    made = (bootstrap.blocks(n, name, RESAMPLES, at_once) for n, name in zip(sizes, streams, strict=True))
+    made = (bootstrap.resample_blocks(n, name, RESAMPLES, at_once) for n, name in zip(sizes, streams, strict=True))
     above = [[_above(*own) for own in point] for point in scores]
     pieces = [
         [np.mean([((members @ own) * nonmembers).sum(1) / own.size for own in point], axis=0) for point in above]
@@ -154,7 +154,7 @@ def perplexity_ratios(nll: Floats, tokens: Floats, base: Floats) -> list[Measure
     n, found = tokens.shape[1], []
     for own in nll:
         apart = np.where(np.isfinite(own), own - base, np.inf)
-        each = bootstrap.of_rates(apart, tokens, _mean_of_seeds, "frontier texts", RESAMPLES)
+        each = bootstrap.interval_of_rates(apart, tokens, _mean_of_seeds, "frontier texts", RESAMPLES)
         value, low, high = np.exp(each).tolist()
         found.append(Measurement("perplexity_ratio", value, low, high, n, "times"))
     return found

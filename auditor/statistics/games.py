@@ -24,7 +24,7 @@ _TAUGHT = 4  # one game in so many teaches
 _THRESHOLDS = 256  # that are tried on those
 
 
-def counted(scores: NDArray[np.float64], included: NDArray[np.bool_], delta: float, level: float) -> Table:
+def confident_guesses(scores: NDArray[np.float64], included: NDArray[np.bool_], delta: float, level: float) -> Table:
     """The guesses that count. scores, higher: surer that it was the model; included: where it was; both (games,).
 
     Raises AuditError for too few games, for scores that are NaN, and where all coins that count fell alike.
@@ -35,15 +35,15 @@ def counted(scores: NDArray[np.float64], included: NDArray[np.bool_], delta: flo
         raise AuditError(f"expected a score of every game, got NaN for {int(np.isnan(scores).sum())} of {len(scores)}")
     taught = len(scores) // _TAUGHT
     cut = _threshold(scores[:taught], included[:taught], delta, level)
-    return table(scores[taught:] >= cut, included[taught:])
+    return confusion_matrix(scores[taught:] >= cut, included[taught:])
 
 
-def table(guessed: NDArray[np.bool_], included: NDArray[np.bool_]) -> Table:
+def confusion_matrix(guessed: NDArray[np.bool_], included: NDArray[np.bool_]) -> Table:
     tp, fp = int((guessed & included).sum()), int((guessed & ~included).sum())
     return tp, int(included.sum()) - tp, fp, int((~included).sum()) - fp
 
 
-def audited(games: Table, delta: float, level: float) -> Audited:
+def audit_games(games: Table, delta: float, level: float) -> Audited:
     """What guesses that count prove, and what they would have proved, had all been right."""
     tp, fn, fp, tn = games
     played = tp + fn + fp + tn
@@ -59,7 +59,7 @@ def _threshold(scores: NDArray[np.float64], included: NDArray[np.bool_], delta: 
     tried = np.unique(np.concatenate([_tails(scores[included]), _tails(scores[~included])]))
 
     def proved(cut: float) -> float:
-        tp, fn, fp, tn = (n * (_TAUGHT - 1) for n in table(scores >= cut, included))
+        tp, fn, fp, tn = (n * (_TAUGHT - 1) for n in confusion_matrix(scores >= cut, included))
         return epsilon_clopper_pearson(tp, fn, fp, tn, delta, level)
 
     return float(max(tried, key=proved))

@@ -25,7 +25,7 @@ def level_of_each(tests: Sequence[Callable[[float], bool]], level: float) -> flo
         rejected = now
 
 
-def adjusted(p_values: Sequence[float]) -> list[float]:
+def adjusted_p_values(p_values: Sequence[float]) -> list[float]:
     """The p-values to hold against the level itself, in the order given: the least level at which each rejects."""
     order = np.argsort(p_values, kind="stable")
     found, worst = [0.0] * len(p_values), 0.0

@@ -46,13 +46,13 @@ def wilson(hits: int, n: int) -> tuple[float, float]:
 
 
 def perplexity(texts: Sequence[tuple[float, int]], name: str = "perplexity") -> Measurement:
-    """exp of the mean nll a token, from (summed nll in nats, tokens) of each text; `bootstrap.of_rates` over texts.
+    """exp of the mean nll a token, from (summed nll in nats, tokens) of each text.
 
     Infinite where a text has probability 0: the note then says of how many that is so, and what the others have.
     """
     nll, tokens = (np.array(column, dtype=float) for column in zip(*texts, strict=True))
     n, impossible, note = len(nll), np.isinf(nll), ""
-    found = bootstrap.of_rates([nll], [tokens], lambda each: (each[:, 0], np.ones_like(each)), "perplexity")
+    found = bootstrap.interval_of_rates([nll], [tokens], lambda each: (each[:, 0], np.ones_like(each)), "perplexity")
     if impossible.any():
         note = f"{impossible.sum():,} of {n:,} texts have a token of probability 0"
         if not impossible.all():
@@ -78,7 +78,7 @@ def of_bounded_mean(values: NDArray[np.float64], stream: str) -> tuple[float, fl
     stream: names the random weights.
     """
     n = len(values)
-    means = bootstrap.resampled(n, lambda weights: weights @ values, stream, draw=bootstrap.weighted)
+    means = bootstrap.resampled(n, lambda weights: weights @ values, stream, draw=bootstrap.dirichlet_weights)
     places = (np.arange(len(means)) + 0.5) / len(means)
     beyond = 1 - (1 - places) ** (1 / n)  # the weight of the one more, Beta(1, n): its quantiles, not draws of it
     (low, _), (_, high) = (bootstrap.interval((1 - beyond) * means + beyond * end) for end in (0, 1))
@@ -99,11 +99,11 @@ def share_of_each(name: str, values: NDArray[np.float64]) -> Measurement:
 
 def excess_mean(name: str, members: Measurement, nonmembers: Measurement) -> Measurement:
     """Members minus non-members, the interval by Newcombe's rule from those of the two means."""
-    ends = combined([(1.0, members), (-1.0, nonmembers)])
+    ends = combine_independent([(1.0, members), (-1.0, nonmembers)])
     return Measurement(name, *ends, members.n + nonmembers.n, members.unit)
 
 
-def combined(terms: Iterable[tuple[float, Measurement]]) -> tuple[float, float, float]:
+def combine_independent(terms: Iterable[tuple[float, Measurement]]) -> tuple[float, float, float]:
     """(value, low, high) of a sum of coefficient x number of independent numbers, by their intervals: MOVER.
 
     Each end is as far off as the ends of the terms on that side together, in squares (Zou and Donner 2008).

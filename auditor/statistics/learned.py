@@ -47,7 +47,9 @@ def near_duplicate_groups(texts: Sequence[Tokens]) -> NDArray[np.int64]:
     return np.asarray(connected_components(near, directed=False)[1], dtype=np.int64)
 
 
-def blind(texts: Sequence[Tokens], lengths: Floats, member: NDArray[np.bool_], group: NDArray[np.int64]) -> Floats:
+def blind_scores(
+    texts: Sequence[Tokens], lengths: Floats, member: NDArray[np.bool_], group: NDArray[np.int64]
+) -> Floats:
     """(texts,) log-odds of membership that a bag of tokens and lengths gives away; it never sees a model.
 
     lengths: (texts, k) further sizes of each text, as many of all. NaN where there are too few groups to fold.
@@ -60,7 +62,7 @@ def blind(texts: Sequence[Tokens], lengths: Floats, member: NDArray[np.bool_], g
     return _cross_fitted(hstack([bag, csr_array(_standard(sizes))], format="csr"), member, group)
 
 
-def stacked(scores: Floats, member: NDArray[np.bool_], group: NDArray[np.int64]) -> Floats:
+def stacked_scores(scores: Floats, member: NDArray[np.bool_], group: NDArray[np.int64]) -> Floats:
     """(records,) log-odds of membership by logistic regression on (records, k) finite scores."""
     return _cross_fitted(_standard(scores), member, group)
 

@@ -35,7 +35,7 @@ OFFLINE = 0.3  # RMIA's a: how p(x) is told from the models that did not see x (
 _LEAST_LOSS = 2.0**-24  # what float32 tells a probability from 1 by
 
 
-def lowest(values: Floats, share: float) -> float:
+def mean_of_lowest(values: Floats, share: float) -> float:
     """Mean of the lowest `share` of the values, at least one: Min-K% of log-probabilities (Shi et al. 2023)."""
     count = max(1, int(len(values) * share))
     return float(np.sort(values)[:count].mean())

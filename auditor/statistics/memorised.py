@@ -49,7 +49,7 @@ class TokenRun:
 
 
 @dataclass(frozen=True)
-class Held:
+class MemorisedTokens:
     """What one generation holds, in n-grams that do not overlap.
 
     memorised: of the training data and not of held-out text; common: of both; heldout: of held-out text alone. records:
@@ -64,13 +64,13 @@ class Held:
     strangers: tuple[int, ...] = ()
 
 
-def held(seen: NGramMatches, n: int) -> Held:
+def count_memorised(seen: NGramMatches, n: int) -> MemorisedTokens:
     own, other, alone = seen.trained & ~seen.heldout, seen.heldout & ~seen.trained, seen.record >= 0
     of_one = np.unique(seen.record[own & alone]).tolist()
     records = {record: _longest(seen.at[own & (seen.record == record)], n) for record in of_one}
     strangers = tuple(np.unique(seen.record[other & alone]).tolist())
     memorised, common, heldout = (_apart(seen.at[which], n) for which in (own, seen.trained & seen.heldout, other))
-    return Held(memorised, common, heldout, records, strangers)
+    return MemorisedTokens(memorised, common, heldout, records, strangers)
 
 
 def _apart(at: NDArray[np.int64], n: int) -> int:
@@ -98,8 +98,8 @@ class CorpusCounts:
     strangers: int
 
 
-def measured(
-    every: Sequence[Held], corpus: CorpusCounts, n: int, length: int, firsts: Mapping[str, Sequence[int]]
+def measure_memorised(
+    every: Sequence[MemorisedTokens], corpus: CorpusCounts, n: int, length: int, firsts: Mapping[str, Sequence[int]]
 ) -> list[Measurement]:
     """Of one row's generations, of `length` tokens each; firsts: the `TOP` first of each ranking, as places in `every`.
 
@@ -143,7 +143,7 @@ def _rate(name: str, values: NDArray[np.float64], most: float, note: str = "") -
     return replace(mean, value=scale * mean.value, low=scale * mean.low, high=scale * mean.high, unit=UNIT)
 
 
-def first(scores: Sequence[float], text: Callable[[int], Tokens], count: int = TOP) -> list[int]:
+def surest_distinct(scores: Sequence[float], text: Callable[[int], Tokens], count: int = TOP) -> list[int]:
     """Places of the surest texts, equal scores in their order, none of them nearly the same as a surer one.
 
     Carlini et al. 2021, Section 6.1: nearly the same are texts that have half of their trigrams, as often as they

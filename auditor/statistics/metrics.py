@@ -369,14 +369,14 @@ _BY_NAME = {metric.name: metric for metric in METRICS}
 _DECLARED: dict[str, str] = {}  # titles of plug-ins' numbers
 
 
-def declare(titles: Mapping[str, str]) -> None:
+def declare_titles(titles: Mapping[str, str]) -> None:
     """Has the numbers that plug-ins declare, by name, called so from here on: those of a run, or of a record."""
     _DECLARED.update(titles)
-    find.cache_clear()
+    find_metric.cache_clear()
 
 
 @cache
-def find(name: str) -> Metric:
+def find_metric(name: str) -> Metric:
     """The entry of this name, or what can be said of a name without one: NAME_nonmembers, excess_NAME, a plug-in's.
 
     NAME_at_least and NAME_at_most are the ends of a bracket around NAME.
@@ -387,21 +387,21 @@ def find(name: str) -> Metric:
         if numbers := family.numbers_in(name):
             return family.with_numbers(*numbers)
     if name.endswith(_OTHERS):
-        base = find(name.removesuffix(_OTHERS))
+        base = find_metric(name.removesuffix(_OTHERS))
         return replace(base, name=name, title=f"{base.title}, non-members", members=False)
     for end, words in ((AT_LEAST, "at least"), (AT_MOST, "at most")):
         if name.endswith(end):
-            base = find(name.removesuffix(end))
+            base = find_metric(name.removesuffix(end))
             return replace(base, name=name, title=f"{base.title}, {words}")
     if name.startswith(EXCESS):
-        base = find(name.removeprefix(EXCESS))
+        base = find_metric(name.removeprefix(EXCESS))
         return replace(base, name=name, title=f"{base.title}, members − non-members", exact=False, signed=True)
     return Metric(name, _DECLARED.get(name, as_label(name)), unit="", signed="excess" in name or "difference" in name)
 
 
-def in_table(name: str) -> bool:
+def is_own_metric(name: str) -> bool:
     """Whether it is a name of ours, as NAME_nonmembers of one is; else it is a plug-in's or nobody's."""
-    return find(name).unit != ""  # which no entry is without
+    return find_metric(name).unit != ""  # which no entry is without
 
 
 def floor_of(name: str) -> str:

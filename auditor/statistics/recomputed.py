@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from auditor.core.result import Measurement
 from auditor.statistics import roc
 from auditor.statistics.intervals import estimate, excess_mean
-from auditor.statistics.metrics import DRAWN, EXCESS, RECALL, SCORE, Columns, Metric, find, floor_of
+from auditor.statistics.metrics import DRAWN, EXCESS, RECALL, SCORE, Columns, Metric, find_metric, floor_of
 from auditor.statistics.ranking import errors_before
 
 
@@ -40,7 +40,7 @@ def remeasured(metric: Metric, members: Columns, others: Columns) -> Measurement
     """As `recomputed`, with its interval, of the columns that a probe keeps."""
     if metric.signed and metric.name.startswith(EXCESS):
         base = metric.name.removeprefix(EXCESS)
-        own, floor = (remeasured(find(name), members, others) for name in (base, floor_of(base)))
+        own, floor = (remeasured(find_metric(name), members, others) for name in (base, floor_of(base)))
         return None if own is None or floor is None else excess_mean(metric.name, own, floor)
     if metric.errors is not None or (found := recomputed(metric, members, others)) is None or not found[1]:
         return None

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from auditor.core.result import Measurement, Recalled
 from auditor.statistics import bootstrap, compare, intervals
 from auditor.statistics.bounds import measured
-from auditor.statistics.metrics import find
+from auditor.statistics.metrics import find_metric
 
 BEFORE, AFTER, RELEARNED = "before", "after", "relearned"
 RETRAINED, RETRAINED_RELEARNED = "retrained", "retrained_relearned"
@@ -21,9 +21,9 @@ _CHANGES = {"unlearned": (AFTER, BEFORE), "left": (AFTER, RETRAINED), "relearned
 Floats = NDArray[np.float64]
 
 
-def recalled(attack: str, name: str, group: str, columns: Mapping[str, Floats]) -> Recalled:
+def recall_by_model(attack: str, name: str, group: str, columns: Mapping[str, Floats]) -> Recalled:
     """columns: (secrets,) by model, the same finite numbers of the same secrets in their order."""
-    unit = find(name).unit or "number"
+    unit = find_metric(name).unit or "number"
     changes = {
         change: compare.difference(change, unit, columns[new], columns[old])
         for change, (new, old) in _CHANGES.items()

@@ -11,14 +11,14 @@ from auditor.core.errors import AuditError
 from auditor.core.result import Measurement
 from auditor.records.contrasts import Replicates, WeightedMetric, contrast
 from auditor.reports import words
-from auditor.reports.training_curve import Curve, Panel, drawn
+from auditor.reports.training_curve import Curve, Panel, training_curve_svg
 from auditor.studies.places import Place
 
 _NAME = re.compile(r"checkpoint-([0-9]{1,12})")
 _USEFUL = "perplexity"
 
 
-def found(folder: Path) -> list[str]:
+def find_checkpoints(folder: Path) -> list[str]:
     """The checkpoints that a Hugging Face trainer left in a folder, by their steps. Raises AuditError for none."""
     steps = {int(match[1]): path for path in folder.glob("checkpoint-*") if (match := _NAME.fullmatch(path.name))}
     if not steps:
@@ -26,7 +26,7 @@ def found(folder: Path) -> list[str]:
     return [str(steps[step]) for step in sorted(steps)]
 
 
-def curve(held: Sequence[Place]) -> str:
+def training_curve(held: Sequence[Place]) -> str:
     """SVG: each row's main number over the steps, and perplexity; "" where the places are no checkpoints."""
     at = {step: place for place in held if (step := _step(place)) is not None}
     rows = dict.fromkeys((c.target, c.setting, c.attack) for place in at.values() for c in place.cells if c.measured)
@@ -38,7 +38,9 @@ def curve(held: Sequence[Place]) -> str:
     for target in dict.fromkeys(target for target, _, _ in rows):
         if points := list(_usefulness(at, target)):
             panels.setdefault(_USEFUL, []).append(Curve(target, points))
-    return drawn([Panel(words.label(name), tuple(lines)) for name, lines in panels.items()]) if panels else ""
+    return (
+        training_curve_svg([Panel(words.label(name), tuple(lines)) for name, lines in panels.items()]) if panels else ""
+    )
 
 
 def last_below(held: Sequence[Place], name: str, most: float) -> str:

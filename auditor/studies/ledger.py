@@ -25,7 +25,7 @@ from typing import Any
 from auditor.core.errors import AuditError, unknown
 from auditor.core.result import Measurement
 from auditor.records.contrasts import Replicates, WeightedMetric, contrast
-from auditor.statistics.metrics import find
+from auditor.statistics.metrics import find_metric
 from auditor.studies.places import Place
 
 HOLDS, REFUTED, UNDECIDED, NOT_RUN = "holds", "refuted", "not at this scale", "not run"
@@ -173,14 +173,14 @@ def expectation(raw: Any, where: str) -> Expectation:
 # --- judging them ---------------------------------------------------------------------------------------------------
 
 
-def check(statement: Statement, places: Sequence[Place]) -> None:
+def check_statement(statement: Statement, places: Sequence[Place]) -> None:
     """Raises AuditError where a claim speaks of a place, an attack or a metric that the plan does not have."""
     for _, term in statement.terms():
         for place in _places(term, places, statement.id):
             _attack(term, place, statement.id)
 
 
-def entry(plan: str, statement: Statement, places: Sequence[Place]) -> LedgerRow:
+def ledger_row(plan: str, statement: Statement, places: Sequence[Place]) -> LedgerRow:
     """The claim's row, from the places of its plan."""
     base = LedgerRow(plan, statement.id, statement.text, statement.paper, "", statement.expect.text, NOT_RUN)
     try:
@@ -196,7 +196,7 @@ def entry(plan: str, statement: Statement, places: Sequence[Place]) -> LedgerRow
     about = sorted({place.about for _, _, found in chosen for place in found if place.about})
     return _with(
         base,
-        setting=setting(about, parts, ours),
+        setting=describe_setting(about, parts, ours),
         verdict=verdict(ours, statement.expect),
         ours=ours,
         note="; ".join(filter(None, [statement.note, ours.note])),
@@ -207,17 +207,17 @@ def _with(base: LedgerRow, **more: Any) -> LedgerRow:
     return LedgerRow(**{**vars(base), **more})
 
 
-def setting(about: Sequence[str], parts: Sequence[WeightedMetric], ours: Measurement) -> str:
+def describe_setting(about: Sequence[str], parts: Sequence[WeightedMetric], ours: Measurement) -> str:
     """`lab; n 300; K 10; seeds 0-4`: what was attacked, how many secrets, how many samples each, at which seeds."""
     sizes = sorted({int(part.cell.options["samples"]) for part in parts if "samples" in part.cell.options})
     seeds = sorted(set.intersection(*({*part.cell.outcomes, *part.cell.measured} for part in parts)))
     words = [*about, f"n {ours.n}"]
     words += [f"K {', '.join(map(str, sizes))}"] if sizes else []
-    words += [f"seeds {ranges(seeds)}"] if seeds else []
+    words += [f"seeds {seed_ranges(seeds)}"] if seeds else []
     return "; ".join(words)
 
 
-def ranges(seeds: Sequence[int]) -> str:
+def seed_ranges(seeds: Sequence[int]) -> str:
     """`0-4`, `0, 2`."""
     if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
         return f"{seeds[0]}-{seeds[-1]}"
@@ -261,6 +261,6 @@ def _cell(term: Term, place: Place, id: str) -> Replicates:
     cell = found[0]
     if cell.not_applicable:
         raise NotRun(f"not applicable: {cell.not_applicable}")
-    if not find(term.metric).of_members and not cell.measured:
+    if not find_metric(term.metric).of_members and not cell.measured:
         raise NotRun(f"nothing was measured of {cell.attack} on {cell.target}")
     return cell

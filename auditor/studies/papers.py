@@ -17,7 +17,7 @@ from typing import Any
 
 from auditor.core.errors import AuditError, unknown
 from auditor.core.plan import IN_FILE
-from auditor.runs.grid import GRID, merged
+from auditor.runs.grid import GRID, merge_plans
 from auditor.runs.plan import read_toml
 
 _PAPER, _PLANS = "paper.toml", "plans"
@@ -52,7 +52,7 @@ class Paper:
         raw: dict[str, Any] = {}
         for part in (self.shared, self.plans[plan]):
             own = {name: value for name, value in part.items() if name in _PARTS}
-            raw = merged(raw, merged(own, part.get("scale", {}).get(scale, {})))
+            raw = merge_plans(raw, merge_plans(own, part.get("scale", {}).get(scale, {})))
         raw.pop(_PLANS, None)
         return raw
 
@@ -67,7 +67,7 @@ def papers() -> dict[str, Path]:
     return {path.parent.name: path.parent for path in sorted(folder.glob(f"*/{_PAPER}"))}
 
 
-def load(name: str) -> Paper:
+def load_paper(name: str) -> Paper:
     """A paper by name, or from a folder of one's own. Raises AuditError with the nearest name for an unknown one."""
     folder = Path(name) if (Path(name) / _PAPER).is_file() else papers().get(name)
     if folder is None:

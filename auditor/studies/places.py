@@ -29,7 +29,7 @@ class Place:
 # --- the ledger -------------------------------------------------------------------------------------------------------
 
 
-def planned(points: Sequence[DefensePoint], failure: str = "") -> list[Place]:
+def planned_places(points: Sequence[DefensePoint], failure: str = "") -> list[Place]:
     """The places of a sweep before it is measured, or why it could not be."""
     keys = {key for point in points for key in point.at}
     return [
@@ -39,7 +39,7 @@ def planned(points: Sequence[DefensePoint], failure: str = "") -> list[Place]:
     ]
 
 
-def places(result: Utility) -> list[Place]:
+def utility_places(result: Utility) -> list[Place]:
     """One place a point; its cell holds the row's numbers, epsilons as numbers without an interval."""
     keys = {key for row in result.rows for key in row.at}
     seed = int(result.plan["seed"])

@@ -23,7 +23,7 @@ from auditor.attacks.claim_check import ClaimCheck, relations
 from auditor.benchmarks.fixed_distributions import FixedDistribution, fixed_ensemble
 from auditor.core.errors import AuditError, unknown
 from auditor.core.nouns import Secret
-from auditor.defenses.adapmixed import one_radius
+from auditor.defenses.adapmixed import same_radius
 from auditor.defenses.invisible_ink import InvisibleInk, InvisibleInkModel
 from auditor.defenses.pmixed import PMixed
 from auditor.defenses.pmixed_model import PMixedModel
@@ -179,7 +179,7 @@ def _distribution(model: LanguageModel, contexts: Tensor, last: int, at: Sequenc
     return distribution
 
 
-def checked(
+def check_promise(
     model: LanguageModel, query: GivenDistributions, only: Sequence[str] = (), ours: bool = False
 ) -> list[PromiseCheck]:
     """What claim-check finds, by relation. only: these, of all that it looks at. Raises AuditError for other faults."""
@@ -215,12 +215,12 @@ def dp_fusion(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator
     alpha, beta, delta = int(query.setting["alpha"]), float(query.setting["beta"]), float(options.get("delta", 1e-5))
     radius = alpha * beta
     served, other = (
-        PMixedModel(fixed_ensemble(query.public, distribution), 1.0, partial(one_radius, alpha, radius), "DP-Fusion")
+        PMixedModel(fixed_ensemble(query.public, distribution), 1.0, partial(same_radius, alpha, radius), "DP-Fusion")
         for distribution in (query.private, query.other)
     )
     others: dict[str, LanguageModel] = {"replace": other, "zero_out": FixedDistribution(query.public)}
-    yield from checked(NeighbouringModels(served, others, dict.fromkeys(others, (alpha, 4 * beta))), query)
-    (more,) = checked(NeighbouringModels(served, others, {"replace": (alpha, 4 * radius)}), query)
+    yield from check_promise(NeighbouringModels(served, others, dict.fromkeys(others, (alpha, 4 * beta))), query)
+    (more,) = check_promise(NeighbouringModels(served, others, {"replace": (alpha, 4 * radius)}), query)
     yield replace(more, setting=f"{query.words}, charged 4 D", beside=True)
     for tokens in query.setting.get("tokens", ()):
         claimed = 4 * beta * tokens + math.log(1 / delta) / (alpha - 1)
@@ -229,7 +229,7 @@ def dp_fusion(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator
     # Hoelder (Mironov 2017, Proposition 11), both terms at order alpha; with none in their place, the radius itself.
     lower = alpha**2 / (2 * alpha - 1)
     bounds = {"replace": (lower, radius * (2 * alpha - 1) / (alpha - 1)), "zero_out": (float(alpha), radius)}
-    yield from checked(NeighbouringModels(served, others, bounds), query, ours=True)
+    yield from check_promise(NeighbouringModels(served, others, bounds), query, ours=True)
 
 
 def pmixed(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[PromiseCheck]:
@@ -244,7 +244,7 @@ def pmixed(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[Pr
     ]
     for defense, only, ours in defenses:
         model = defense.protect(_scenario(held.public, held, defense.queries))
-        yield from checked(model, query, only, ours)
+        yield from check_promise(model, query, only, ours)
         for relation in only:
             exact = _over(query, model, model.neighbour(relation, 0), defense.queries, defense.delta)
             words = relation.replace("_", " ")
@@ -276,7 +276,7 @@ def uniform_mixing(query: GivenDistributions, options: Mapping[str, Any]) -> Ite
         for distribution in (query.private, query.other)
     )
     epsilon = uniform_mixing_epsilon(defense.weight, public.vocab_size)
-    yield from checked(
+    yield from check_promise(
         NeighbouringModels(one, {"any_two_models": other}, {"any_two_models": (math.inf, epsilon)}), query
     )
     for tokens in query.setting.get("tokens", ()):
@@ -294,7 +294,7 @@ def invisible_ink(query: GivenDistributions, options: Mapping[str, Any]) -> Iter
     assert isinstance(told, InvisibleInkModel)
     held = fixed_ensemble(query.public, query.private, *[query.other] * (batch - 1))
     model = InvisibleInkModel(held, told.ink, told.name, told.promise)
-    yield from checked(model, query, ("zero_out", "range_zero_out"))
+    yield from check_promise(model, query, ("zero_out", "range_zero_out"))
     exact = _over(query, model, model.neighbour("zero_out", 0), defense.queries, defense.delta)
     yield PromiseCheck(query.name, query.words, "zero out", exact, epsilon, count=defense.queries)
 
@@ -323,13 +323,13 @@ here may be kept in most answers, and a promise is about all of them.
 """
 
 
-def grid(claim: Published, found: Sequence[PromiseCheck]) -> tables.Grid:
+def claims_table(claim: Published, found: Sequence[PromiseCheck]) -> tables.Grid:
     """All that was found, as rows."""
     head = ("query", "setting", "neighbour", "what", "realised", "claimed", "verdict")
     return tables.Grid(claim.title, head, tuple(map(_cells, found)))
 
 
-def section(claim: Published, found: Sequence[PromiseCheck]) -> str:
+def claim_section(claim: Published, found: Sequence[PromiseCheck]) -> str:
     """The claim's part of the page, Markdown."""
     words = claim.words
     theirs, ours = ([one for one in found if one.ours == own] for own in (False, True))
@@ -343,16 +343,16 @@ def section(claim: Published, found: Sequence[PromiseCheck]) -> str:
     ]
     lines += [f"*Reading:* {words['reading']}", "", f"*What holds:* {words['holds']}", ""]
     lines += [f"*What does not:* {words['fails']}", ""] if words["fails"] else []
-    lines += [*tables.body(grid(claim, theirs)), ""]
+    lines += [*tables.markdown_lines(claims_table(claim, theirs)), ""]
     if ours:
         lines += [f"*The control*, our accounting of the same: {_outcome(ours)}", ""]
-        lines += [*tables.body(grid(claim, ours)), ""]
+        lines += [*tables.markdown_lines(claims_table(claim, ours)), ""]
     lines += [f"*The queries:* {' '.join(_described(query) for query in _distinct(claim.queries))}", ""]
     lines += [f"*Sources:* {' '.join(words['source'])}", ""]
     return "\n".join(lines)
 
 
-def page(sections: Sequence[str]) -> str:
+def claims_page(sections: Sequence[str]) -> str:
     return "\n".join([INTRO, *sections]).rstrip() + "\n"
 
 

@@ -13,7 +13,7 @@ from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.jsonfiles import read_object
 from auditor.reports import frontier, tables, words
-from auditor.runs.grid import Point, expand, merged
+from auditor.runs.grid import Point, expand_grid, merge_plans
 from auditor.runs.reporter import Reporter
 from auditor.studies import ledger, places, published, sweep
 from auditor.studies.ledger import LedgerRow
@@ -25,13 +25,13 @@ from auditor.utility import measure, tradeoff
 PAGE, _SECTION = "claims.md", "claim.md"
 
 
-def kind(paper: Paper, plan: str, scale: str, flags: Mapping[str, Any]) -> RunStudy | UtilityStudy | ClaimStudy:
+def make_study(paper: Paper, plan: str, scale: str, flags: Mapping[str, Any]) -> RunStudy | UtilityStudy | ClaimStudy:
     """One plan of a paper; flags lie over its fields, and its variants and sweeps over the flags.
 
     Raises AuditError where the scale asks about data that were not given, or does not ask about any.
     """
     given = {name: value for name, value in flags.items() if value is not None}
-    raw = merged(paper.at(plan, scale), given)
+    raw = merge_plans(paper.at(plan, scale), given)
     if PUBLISHED in raw:
         if given:
             names = ", ".join(sorted(f"--{name.replace('_', '-')}" for name in given))
@@ -43,7 +43,7 @@ def kind(paper: Paper, plan: str, scale: str, flags: Mapping[str, Any]) -> RunSt
         raw.pop("lab_recipe", None)  # which models the scale would have trained
     if UTILITY in raw:
         return UtilityStudy(measure.utility_plan({**raw, "command": "audit reproduce"}))
-    return RunStudy(str(paper.plans[plan].get("title", plan)), expand(raw))
+    return RunStudy(str(paper.plans[plan].get("title", plan)), expand_grid(raw))
 
 
 def reproduce(
@@ -62,12 +62,12 @@ def reproduce(
     Every plan and claim is checked before the first run. A point that cannot run is a row that says why, and one of the
     failures: why, by plan and point.
     """
-    kinds = {plan: kind(paper, plan, scale, flags) for plan in plans}
+    kinds = {plan: make_study(paper, plan, scale, flags) for plan in plans}
     other = None if beside is None else read(beside, paper)
     claims = {plan: statements(paper, plan, scale) for plan in paper.plans_at(scale)}
     for plan, asked in kinds.items():
         for statement in claims[plan]:
-            ledger.check(statement, asked.planned())
+            ledger.check_statement(statement, asked.planned())
     shown, failures = list[tables.Grid](), dict[str, str]()
     for plan, asked in kinds.items():
         found, failed = asked.walk(out / plan, reporter, command)
@@ -79,12 +79,12 @@ def reproduce(
         if held is None and plan in kinds:
             held = kinds[plan].planned()  # it failed, and says why
         if held is not None:
-            entries += [ledger.entry(plan, statement, held) for statement in claims[plan]]
+            entries += [ledger.ledger_row(plan, statement, held) for statement in claims[plan]]
     if any(claims.values()):
         write(out, paper, scale, entries, other)
     sections = [out / plan / _SECTION for plan in paper.plans]
     if told := [section.read_text(encoding="utf-8") for section in sections if section.is_file()]:
-        disk.replace(out / PAGE, published.page(told))
+        disk.replace(out / PAGE, published.claims_page(told))
     return shown, entries, failures
 
 
@@ -95,19 +95,19 @@ class RunStudy:
         self.title, self.grid = title, grid
 
     def planned(self) -> list[Place]:
-        return sweep.planned(self.grid)
+        return sweep.grid_places(self.grid)
 
     def walk(self, folder: Path, reporter: Reporter, command: str) -> tuple[list[tables.Grid], dict[str, str]]:
         """Its tables; why, by point, of those that failed. An interrupted one has written those of what is finished."""
         try:
-            failures = sweep.walk(self.grid, folder, reporter, command, refuse=False)
+            failures = sweep.run_points(self.grid, folder, reporter, command, refuse=False)
         except KeyboardInterrupt:
             self._tables(folder)
             raise
         return self._tables(folder), failures
 
     def _tables(self, folder: Path) -> list[tables.Grid]:
-        table, compared = sweep.table(self.title, sweep.places(folder)), sweep.frontiers(folder)
+        table, compared = sweep.sweep_table(self.title, sweep.sweep_places(folder)), sweep.frontiers(folder)
         sweep.write_table(folder, table)
         frontier.write(folder, compared)
         return [table, *map(frontier.grid, compared)]
@@ -124,9 +124,9 @@ class ClaimStudy:
 
     def walk(self, folder: Path, reporter: Reporter, command: str) -> tuple[list[tables.Grid], dict[str, str]]:
         found = self.claim.held()
-        table = published.grid(self.claim, found)
+        table = published.claims_table(self.claim, found)
         folder.mkdir(parents=True, exist_ok=True)
-        disk.replace(folder / _SECTION, published.section(self.claim, found))
+        disk.replace(folder / _SECTION, published.claim_section(self.claim, found))
         disk.replace(folder / "claim.csv", tables.to_csv(table))
         return [table], {}
 
@@ -139,26 +139,26 @@ class UtilityStudy:
         self.failure = ""
 
     def planned(self) -> list[Place]:
-        return places.planned(self.asked.points(), self.failure)
+        return places.planned_places(self.asked.points(), self.failure)
 
     def walk(self, folder: Path, reporter: Reporter, command: str) -> tuple[list[tables.Grid], dict[str, str]]:
         """Goes on where it is measured; a model that cannot be is a row that says why."""
-        if tradeoff.measured(folder):
-            return [tradeoff.table(tradeoff.held(self.asked, folder))], {}
+        if tradeoff.is_measured(folder):
+            return [tradeoff.table(tradeoff.read_if_same(self.asked, folder))], {}
         try:
             result, _ = measure.measure(self.asked, reporter)
         except AuditError as why:
             self.failure = str(why)
             return [tables.Grid(folder.name, ("point", "failure"), (("all", self.failure),))], {"all": self.failure}
-        tradeoff.write(folder, result)
+        tradeoff.write_utility(folder, result)
         return [tradeoff.table(result)], {}
 
 
 def _places(folder: Path) -> list[Place] | None:
     """What a plan's folder holds; None where it was not run."""
     if (folder / sweep.SWEEP).is_file():
-        return sweep.places(folder)
-    return places.places(tradeoff.read(folder)) if tradeoff.measured(folder) else None
+        return sweep.sweep_places(folder)
+    return places.utility_places(tradeoff.read_utility(folder)) if tradeoff.is_measured(folder) else None
 
 
 def statements(paper: Paper, plan: str, scale: str) -> list[ledger.Statement]:
@@ -206,7 +206,9 @@ def read(folder: Path, paper: Paper) -> OtherLedger:
     return OtherLedger(str(raw.get("scale")), {(row.plan, row.id): row for row in rows})
 
 
-def table(paper: Paper, entries: Sequence[LedgerRow], scale: str = "", other: OtherLedger | None = None) -> tables.Grid:
+def ledger_table(
+    paper: Paper, entries: Sequence[LedgerRow], scale: str = "", other: OtherLedger | None = None
+) -> tables.Grid:
     """The ledger as rows; for programs with bounds in columns of their own."""
     head = ("plan", "claim", "paper", "expected", "setting", *_heads(scale, other))
     rows = tuple((e.plan, e.text, e.paper, e.expect, e.setting, *_columns(e, other)) for e in entries)
@@ -233,7 +235,9 @@ def _beside(entry: LedgerRow, other: OtherLedger | None) -> tuple[object, ...]:
     return () if other is None else (*_bounds(other.row(entry)), other.row(entry).verdict)
 
 
-def brief(paper: Paper, entries: Sequence[LedgerRow], scale: str = "", other: OtherLedger | None = None) -> tables.Grid:
+def ledger_for_terminal(
+    paper: Paper, entries: Sequence[LedgerRow], scale: str = "", other: OtherLedger | None = None
+) -> tables.Grid:
     """The ledger for a terminal: settings stand below, once for each plan."""
     settings: dict[str, list[str]] = {}
     for e in entries:
@@ -257,7 +261,7 @@ def _bounds(entry: LedgerRow) -> tuple[object, ...]:
 
 def write(out: Path, paper: Paper, scale: str, entries: Sequence[LedgerRow], other: OtherLedger | None = None) -> None:
     """ledger.md, which says first where two scales disagree, ledger.csv, ledger.tex and ledger.json."""
-    grid = table(paper, entries, scale, other)
+    grid = ledger_table(paper, entries, scale, other)
     first = f"{other.disagreements(entries, scale)}\n\n" if other else ""
     disk.replace(out / "ledger.md", first + tables.to_markdown(grid))
     disk.replace(out / "ledger.csv", tables.to_csv(grid))

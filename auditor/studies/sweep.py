@@ -20,30 +20,30 @@ from auditor.core.nouns import CellKey
 from auditor.core.plan import IN_FILE, Plan
 from auditor.core.plan_parts import LOCAL, EngineOptions
 from auditor.core.result import AuditResult, Chain, Finding, Frontier, Measurement, TargetRecord
-from auditor.engines.choose import engine_of
+from auditor.engines.choose import make_engine
 from auditor.engines.engine import Engine, There
 from auditor.records import frontier, saved
 from auditor.records.contrasts import Replicates, WeightedMetric, contrast
 from auditor.records.folder import RunFolder
-from auditor.records.outcomes import of_folder
-from auditor.records.table import heldout as heldout_of
+from auditor.records.outcomes import read_outcomes
+from auditor.records.table import read_heldout as heldout_of
 from auditor.reports import files, tables, words
 from auditor.runs import plan_weights
-from auditor.runs.grid import Point, called
-from auditor.runs.plan import make
+from auditor.runs.grid import Point, point_name
+from auditor.runs.plan import make_plan
 from auditor.runs.reporter import Reporter, Silence
-from auditor.runs.run import check, run
+from auditor.runs.run import check_plan, run
 from auditor.runs.shared import Shared
 from auditor.runs.sites import site_of
-from auditor.statistics.metrics import COLUMNS, RECALL, find
-from auditor.studies.ledger import ranges
+from auditor.statistics.metrics import COLUMNS, RECALL, find_metric
+from auditor.studies.ledger import seed_ranges
 from auditor.studies.places import Place
 
 SWEEP = "sweep.json"
 DIFFERENCE = "recall_difference"
 
 
-def walk(
+def run_points(
     points: Sequence[Point], folder: Path, reporter: Reporter, command: str, *, refuse: bool = True
 ) -> dict[str, str]:
     """Runs what is not finished; returns why points failed, by their name.
@@ -57,7 +57,7 @@ def walk(
     for point in points:
         if point.name in plans:
             _unchanged(folder / point.folder, plans[point.name])
-    with locks.held(folder, SWEEP), closing(engine_of(by)) as engine:
+    with locks.locked_folder(folder, SWEEP), closing(make_engine(by)) as engine:
         _walk(points, plans, failures, folder, reporter, command, engine)
     return failures
 
@@ -143,8 +143,8 @@ def _plans(points: Sequence[Point], command: str, refuse: bool) -> tuple[dict[st
     plans, failures = {}, {}
     for point in points:
         try:
-            made = make(point.plan, {"command": command})
-            check(made)
+            made = make_plan(point.plan, {"command": command})
+            check_plan(made)
             plans[point.name] = made
         except AuditError as why:
             if refuse:
@@ -165,7 +165,7 @@ def _unchanged(path: Path, wanted: Plan) -> None:
                 f"expected a new folder for -o, but {str(path)!r} was run with {name} = {held.get(name)!r}, "
                 f"not {mine[name]!r}"
             )
-    RunFolder(path).check_weights(plan_weights.of_plan(wanted))
+    RunFolder(path).check_weights(plan_weights.digests_of_plan(wanted))
 
 
 def _run(wanted: Plan, path: Path, reporter: Reporter, shared: Shared) -> str:
@@ -219,12 +219,12 @@ class _Kept:
         return Point(self.variant, self.at, self.seed, self.plan)
 
 
-def reopen(folder: Path) -> list[Point]:
+def reopen_sweep(folder: Path) -> list[Point]:
     """The points of a sweep that was started. Raises AuditError where there is none."""
     return [kept.point for kept in _points(folder)]
 
 
-def begun_by(folder: Path) -> str | None:
+def sweep_command(folder: Path) -> str | None:
     """The command that started the sweep, which its points are of whoever goes on; None: an older version did."""
     return from_json(str | None, _kept(folder).get("command"), f"{folder / SWEEP}: command")
 
@@ -242,7 +242,7 @@ def _points(folder: Path) -> tuple[_Kept, ...]:
     return kept
 
 
-def planned(points: Sequence[Point]) -> list[Place]:
+def grid_places(points: Sequence[Point]) -> list[Place]:
     """The places of a grid before anything has run."""
     first: dict[str, Point] = {}
     for point in points:
@@ -250,7 +250,7 @@ def planned(points: Sequence[Point]) -> list[Place]:
     return [Place(point.variant, point.at, tuple(point.plan["attack"])) for point in first.values()]
 
 
-def places(folder: Path) -> list[Place]:
+def sweep_places(folder: Path) -> list[Place]:
     """What a sweep folder holds, its seeds taken together, in the order of the plan."""
     return [_place(held, folder) for held in _by_place(folder)]
 
@@ -258,8 +258,8 @@ def places(folder: Path) -> list[Place]:
 def frontiers(folder: Path) -> tuple[Frontier, ...]:
     """What leaks least at the same usefulness among all points of the sweep; none where they attack other targets."""
     runs = ((held[0], _finished(held, folder)) for held in _by_place(folder))
-    models = [frontier.subjects(found, first.variant, first.at) for first, found in runs if found]
-    return frontier.frontiers(frontier.together(models))
+    models = [frontier.models_of_runs(found, first.variant, first.at) for first, found in runs if found]
+    return frontier.frontiers(frontier.merge_points(models))
 
 
 def _by_place(folder: Path) -> Iterable[list[_Kept]]:
@@ -271,7 +271,7 @@ def _by_place(folder: Path) -> Iterable[list[_Kept]]:
 
 def _finished(held: Sequence[_Kept], folder: Path) -> frontier.Runs:
     return {
-        kept.seed: (saved.read(folder / kept.folder), folder / kept.folder)
+        kept.seed: (saved.read_result(folder / kept.folder), folder / kept.folder)
         for kept in held
         if (folder / kept.folder / saved.RESULT).is_file()
     }
@@ -298,7 +298,7 @@ def _cells(finished: frontier.Runs) -> Iterator[Replicates]:
     for seed, (result, _) in finished.items():
         for finding in result.findings:
             by_key.setdefault(finding.key, {})[seed] = finding
-    judged = {seed: of_folder(folder) for seed, (_, folder) in finished.items()}
+    judged = {seed: read_outcomes(folder) for seed, (_, folder) in finished.items()}
     heldout = {seed: heldout_of(folder) for seed, (_, folder) in finished.items()}
     for key, findings in by_key.items():
         target, one = key.target, next(iter(findings.values()))
@@ -351,7 +351,7 @@ def _about(result: AuditResult) -> str:
 # --- the table ------------------------------------------------------------------------------------------------------
 
 
-def table(title: str, held: Sequence[Place]) -> tables.Grid:
+def sweep_table(title: str, held: Sequence[Place]) -> tables.Grid:
     """A row a place and attack: means over seeds with intervals, and the paired difference from the first row.
 
     Other numbers have a column where they are not the same in every row, or are all that a row has.
@@ -395,9 +395,9 @@ class _Row:
     def read(self, several: bool, filled: Sequence[int]) -> tuple[str, ...]:
         attack = self.cell.attack if self.cell else ", ".join(self.place.attacks)
         row = f"{self.cell.target}, {self.cell.setting}" if self.cell else ""
-        seeds = ranges(sorted(self.cell.measured)) if self.cell else ""
+        seeds = seed_ranges(sorted(self.cell.measured)) if self.cell else ""
         last = " · ".join(filter(None, [seeds, self.failure]))
-        name = called(self.place.variant, self.place.at) or "plan"
+        name = point_name(self.place.variant, self.place.at) or "plan"
         numbers = (words.with_bounds(m) if m else "" for m in (self.numbers[i] for i in filled))
         return (name, *([row] if several else []), attack, *numbers, last)
 
@@ -407,7 +407,15 @@ class _Row:
         n = next((m.n for m in self.numbers if m), None)
         bounds = [getattr(m, end) if m else None for m in self.numbers for end in ("value", "low", "high")]
         at = [place.at.get(key) for key in keys]
-        return (place.variant, *at, *where, ranges(sorted(cell.measured)) if cell else "", n, *bounds, self.failure)
+        return (
+            place.variant,
+            *at,
+            *where,
+            seed_ranges(sorted(cell.measured)) if cell else "",
+            n,
+            *bounds,
+            self.failure,
+        )
 
 
 def _rows(held: Sequence[Place], columns: Mapping[str, str]) -> Iterator[_Row]:
@@ -430,7 +438,7 @@ def _rows(held: Sequence[Place], columns: Mapping[str, str]) -> Iterator[_Row]:
 
 
 def _has(cell: Replicates, name: str) -> bool:
-    return bool(cell.outcomes) if find(name).of_members else all(name in m for m in cell.measured.values())
+    return bool(cell.outcomes) if find_metric(name).of_members else all(name in m for m in cell.measured.values())
 
 
 def write_table(folder: Path, held: tables.Grid) -> None:

@@ -31,7 +31,7 @@ Layers = Literal["attention", "all"]
 _TOKENS_A_STEP = 4096  # of all members that are trained together: more fill memory and are no faster
 
 
-def shard(units: Sequence[str], members: int) -> list[list[int]]:
+def assign_to_members(units: Sequence[str], members: int) -> list[list[int]]:
     """Which of the records each member gets, as indices; units: whose each record is.
 
     By the hash of the unit: all its records lie in one shard, and where they lie does not depend on anybody else's, so
@@ -104,7 +104,7 @@ class _Training:
         self.fitting = Fitting(parameters, member.sequences, course, generator(*member.stream))
 
     def write(self) -> None:
-        with disk.making(self.member.folder) as made:
+        with disk.create_atomically(self.member.folder) as made:
             self.model.save_pretrained(str(made))
             write_shard(made, self.member.texts)
 

@@ -24,7 +24,7 @@ from auditor.plugins.trainer import Trainer, TrainingJob
 from auditor.privacy import gradient_canaries
 from auditor.privacy.gaussian import MOST_STEPS
 from auditor.privacy.gradient_canaries import GradientCanaries
-from auditor.privacy.promises import CANARIES, PrivacyRecord, read, write
+from auditor.privacy.promises import CANARIES, PrivacyRecord, read_privacy, write_privacy
 from auditor.training import masks
 from auditor.training.finetune import check_schedule
 
@@ -152,7 +152,7 @@ class PoissonTraining(Defense, Trainer):
         from auditor.training.gradient_canaries import Planted
 
         examples, cut = _examples(job, self.unit)
-        if (made := read(job.out)) is not None:  # written last: all is done but saying so
+        if (made := read_privacy(job.out)) is not None:  # written last: all is done but saying so
             return _told(made, cut, len(examples))
         terms = self.terms(job, self.units or len(examples))
         model, judgement = job.load(), self.judge(job, examples)
@@ -181,9 +181,9 @@ class PoissonTraining(Defense, Trainer):
         model.save_pretrained(job.out)
         job.tokenizer.save_pretrained(job.out)
         if self.gradient_canaries:
-            gradient_canaries.write(job.out, self._kept(trained.watch, terms, record.steps, job.seed))
-        disk.sync_all(job.out)
-        write(job.out, record)
+            gradient_canaries.write_canaries(job.out, self._kept(trained.watch, terms, record.steps, job.seed))
+        disk.fsync_tree(job.out)
+        write_privacy(job.out, record)
         return _told(record, cut, len(examples))
 
     def _kept(self, watch: CanaryWatch, terms: Terms, steps: int, seed: int) -> GradientCanaries:

@@ -32,7 +32,7 @@ class TrainingSet:
     copies: int  # rows that an earlier one equals
 
 
-def read(dataset: Any) -> TrainingSet | None:
+def read_training_set(dataset: Any) -> TrainingSet | None:
     """Of a data set whose rows have `input_ids`; None for one that makes its tokens as it is asked."""
     rows = _rows(dataset)
     first = next(rows, None)
@@ -68,7 +68,7 @@ def _learnt(row: Mapping[str, Any], length: int) -> NDArray[np.bool_]:
     return np.ones(length, bool)
 
 
-def findings(training: TrainingSet, secrets: Sequence[Secret]) -> tuple[str, ...]:
+def preflight_findings(training: TrainingSet, secrets: Sequence[Secret]) -> tuple[str, ...]:
     """What is to be known of these secrets in this training set: sentences.
 
     Raises AuditError where no member stands in it, or none that a loss is taken of, and where a non-member does.

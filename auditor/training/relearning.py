@@ -16,7 +16,7 @@ from auditor.training.finetune import causal_loss, pack, require_finite, trained
 _BLOCK, _BATCH = 128, 4  # tokens of a sequence, at most, and sequences a step
 
 
-def relearned(
+def relearn(
     model: HuggingFaceModel,
     texts: Sequence[Tokens],
     *,

@@ -13,7 +13,7 @@ import torch
 from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 
-from auditor.models.agreement import distance
+from auditor.models.agreement import distribution_distance
 from auditor.models.lora import MixedLora, Routing, over_same_weights
 from auditor.models.self_check import tolerance
 from auditor.training import learnt, masks
@@ -98,5 +98,5 @@ def side_by_side(base: Any, adapter: Callable[[], Any]) -> SideBySide | None:
             found = mixed.model(input_ids=rows).logits
         except (RuntimeError, AttributeError, IndexError):  # what torch and modules raise of such shapes and uses
             return None
-        near = distance(found.log_softmax(-1), truth.log_softmax(-1)) <= tolerance(base, truth)
+        near = distribution_distance(found.log_softmax(-1), truth.log_softmax(-1)) <= tolerance(base, truth)
         return mixed if near else None

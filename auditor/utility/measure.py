@@ -34,22 +34,22 @@ from auditor.core.result import Measurement
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load
 from auditor.models.lora import load_ensemble
-from auditor.models.masked import kind_of, load_masked
+from auditor.models.masked import load_masked, masked_or_causal
 from auditor.plugins import registry
 from auditor.plugins.defense import Defense
 from auditor.plugins.options import title_of
 from auditor.plugins.trainer import Trainer
 from auditor.records import weights
 from auditor.runs import plan_weights
-from auditor.runs.grid import called
+from auditor.runs.grid import point_name
 from auditor.runs.lab_site import LABS, defense_defaults, lab_recipe
 from auditor.runs.machine import environment
 from auditor.runs.own_defenses import trained_folder
-from auditor.runs.plan import make
-from auditor.runs.prefix_token import choose
+from auditor.runs.plan import make_plan
+from auditor.runs.prefix_token import prefix_token_for
 from auditor.runs.reporter import Reporter
 from auditor.statistics import bootstrap
-from auditor.utility.points import DefensePoint, points
+from auditor.utility.points import DefensePoint, defense_points
 from auditor.utility.subjects import CausalSubject, Example, MaskedSubject, ScoringOptions, Subject
 
 _RESAMPLES = 2000
@@ -100,7 +100,7 @@ class UtilityPlan:
         if plan.target.in_lab:
             recipe = lab_recipe(plan.target, plan.data, plan.attacks, plan.seed)
             defaults = defense_defaults(LABS[plan.target.lab], recipe)
-        return points(plan.target, plan.defenses, defaults, self.sweep)
+        return defense_points(plan.target, plan.defenses, defaults, self.sweep)
 
     def check(self, found: Utility, folder: Path) -> None:
         """Raises AuditError where what the folder holds was measured with anything else."""
@@ -109,7 +109,7 @@ class UtilityPlan:
             theirs = to_json(getattr(found, name))
             if {**theirs, "command": ""} != {**own, "command": ""}:
                 raise AuditError(f"expected a new folder for -o, but {str(folder)!r} was measured with another {name}")
-        weights.check(found.weights or None, plan_weights.of_plan(self.plan), str(folder))
+        weights.check_unchanged(found.weights or None, plan_weights.digests_of_plan(self.plan), str(folder))
 
 
 def utility_plan(raw: Mapping[str, Any]) -> UtilityPlan:
@@ -121,7 +121,7 @@ def utility_plan(raw: Mapping[str, Any]) -> UtilityPlan:
         raise AuditError("expected a [utility] plan without variants: it has a sweep")
     if len(seeds) > 1:
         raise AuditError(f"expected one seed for a [utility] plan, whose restarts mask anew, got {seeds}")
-    return UtilityPlan(make({"seed": seeds[0], **given}, {}), settings, sweep)
+    return UtilityPlan(make_plan({"seed": seeds[0], **given}, {}), settings, sweep)
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ def _of_ones_own(
     if settings.on is not None:
         raise AuditError("--on chooses among the lab's records; --data are measured whole")
     texts, beside = read_texts("--data", data.data), loading.beside()  # before minutes of loading
-    if kind_of(models.model, settings.kind, loading) == "masked":
+    if masked_or_causal(models.model, settings.kind, loading) == "masked":
         _refuse_prefix_token(data.prefix_token)
         masked = load_masked(models.model, loading)
         other = load_masked(models.public, beside) if models.public else None
@@ -252,7 +252,7 @@ def _causal(
     asked: ScoringOptions,
     known: Sequence[Pair] = (),
 ) -> CausalSubject:
-    prefix_token = choose(prefix, target, known)
+    prefix_token = prefix_token_for(prefix, target, known)
     subject = CausalSubject(target, public, target.tokenizer, texts, asked, prefix_token.tokens)
     subject.notes.append(prefix_token.said)
     return subject
@@ -324,7 +324,7 @@ def measure(
         settings=to_json(settings),
         sweep={key: tuple(values) for key, values in request.sweep.items()},
         environment=environment(plan.loading.device),
-        weights=plan_weights.of_plan(plan),
+        weights=plan_weights.digests_of_plan(plan),
         seconds=time.perf_counter() - start,
     )
     return result, examples
@@ -403,7 +403,7 @@ def perplexity(
             return value, np.concatenate([softmax(own, axis=1), -softmax(other, axis=1)], axis=1)
 
     name, unit = ("perplexity", "perplexity") if base is None else ("perplexity_ratio", "times")
-    value, low, high = np.exp(bootstrap.of_rates(paired, tokens[None], log, "utility", _RESAMPLES)).tolist()
+    value, low, high = np.exp(bootstrap.interval_of_rates(paired, tokens[None], log, "utility", _RESAMPLES)).tolist()
     return Measurement(name, value, low, high, len(tokens), unit)
 
 
@@ -413,7 +413,7 @@ def _covered(lost: NDArray[np.int64], tokens: NDArray[np.int64]) -> Measurement:
     def share(each: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         return 1 - each.mean(1), np.full(each.shape, -1 / each.shape[1])
 
-    found = bootstrap.of_rates(lost, tokens[None], share, "utility", _RESAMPLES)
+    found = bootstrap.interval_of_rates(lost, tokens[None], share, "utility", _RESAMPLES)
     value, low, high = np.clip(found, 0, 1).tolist()  # no share lies beyond
     return Measurement("covered", value, low, high, len(tokens), "probability")
 
@@ -421,4 +421,4 @@ def _covered(lost: NDArray[np.int64], tokens: NDArray[np.int64]) -> Measurement:
 def labels(rows: Sequence[UtilityRow]) -> list[str]:
     """`weight=0.3`, or where several defenses are compared `Uniform mixing, weight=0.3`."""
     short = len({row.target for row in rows if row.options}) == 1
-    return [called("" if short and row.at else row.title, row.at) for row in rows]
+    return [point_name("" if short and row.at else row.title, row.at) for row in rows]

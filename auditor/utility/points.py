@@ -12,7 +12,7 @@ from auditor.core.nouns import UNDEFENDED
 from auditor.core.plan_parts import DefensePlan, TargetPlan
 from auditor.plugins import registry
 from auditor.plugins.defense import Defense
-from auditor.plugins.options import build, options_of
+from auditor.plugins.options import build_plugin, options_of
 from auditor.runs.own_defenses import check_needs
 from auditor.runs.plan import check_general, options_for
 
@@ -29,7 +29,7 @@ class DefensePoint:
         return self.defense.name if self.defense else UNDEFENDED
 
 
-def points(
+def defense_points(
     target: TargetPlan,
     defenses: DefensePlan,
     defaults: Mapping[str, Mapping[str, Any]],
@@ -51,7 +51,7 @@ def points(
         options = options_for(name, defenses.defense_options, defaults.get(name, {}), fields[name])
         for values in product(*own.values()):
             at = dict(zip(own, values, strict=True))
-            made.append(DefensePoint(build("defense", known, name, {**options, **at}), at))
+            made.append(DefensePoint(build_plugin("defense", known, name, {**options, **at}), at))
     for point in made:
         if point.defense and not target.in_lab:
             check_needs(point.defense, target.public)

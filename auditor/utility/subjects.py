@@ -29,7 +29,7 @@ from auditor.models.masked import MaskedModel
 from auditor.models.vocabulary import check_shared, check_tokens
 from auditor.models.wrapping import WrappingModel
 from auditor.plugins.defense import Defense, MaskedScenario, Scenario
-from auditor.runs.prefix_token import prefixed
+from auditor.runs.prefix_token import with_prefix_token
 
 _BATCH = 64  # texts at once, where memory does not say less
 _TIMINGS = 5
@@ -215,7 +215,7 @@ class CausalSubject(Subject[LanguageModel]):
         super().__init__(target, public, tokenizer, texts, asked)
 
     def behind(self, model: LanguageModel) -> LanguageModel:
-        return prefixed(model, self.prefix_token)
+        return with_prefix_token(model, self.prefix_token)
 
     def encode(self, row: int, text: str) -> Passage:
         ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -251,10 +251,10 @@ class CausalSubject(Subject[LanguageModel]):
 
         def said(model: LanguageModel) -> str:
             suffix = sample(model, first, rest, ANCESTRAL, drawn, distribution=False)[0].suffixes[0]
-            return marked(self.tokenizer, (*text.tokens[:half], *suffix.tolist()), behind)
+            return bracketed_text(self.tokenizer, (*text.tokens[:half], *suffix.tolist()), behind)
 
         predicted = tuple((name, said(model)) for name, model in models.items())
-        return Example(marked(self.tokenizer, text.tokens, behind), predicted)
+        return Example(bracketed_text(self.tokenizer, text.tokens, behind), predicted)
 
 
 class MaskedSubject(Subject[MaskedModel]):
@@ -311,13 +311,15 @@ class MaskedSubject(Subject[MaskedModel]):
             filled = list(text.tokens)
             for at, token in zip(gaps, tokens.tolist(), strict=True):
                 filled[at] = token
-            return marked(self.tokenizer, filled, gaps, text.open)
+            return bracketed_text(self.tokenizer, filled, gaps, text.open)
 
         predicted = tuple((name, said(model)) for name, model in models.items())
-        return Example(marked(self.tokenizer, text.tokens, gaps, text.open), predicted)
+        return Example(bracketed_text(self.tokenizer, text.tokens, gaps, text.open), predicted)
 
 
-def marked(tokenizer: Any, tokens: Sequence[int], gaps: Sequence[int], shown: Sequence[int] | None = None) -> str:
+def bracketed_text(
+    tokenizer: Any, tokens: Sequence[int], gaps: Sequence[int], shown: Sequence[int] | None = None
+) -> str:
     """The text with what was predicted in [brackets], a pair around each run. shown: positions; default all."""
     positions = range(len(tokens)) if shown is None else shown
     text, before, pieces = "", [], []
@@ -352,12 +354,12 @@ class _Once(WrappingModel):
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         if prompt is not None:
             return self.model.log_probs(contexts, last, prompt=prompt)
-        return remembered(self._held, "distribution", (contexts, last), lambda: self.model.log_probs(contexts, last))
+        return last_answer(self._held, "distribution", (contexts, last), lambda: self.model.log_probs(contexts, last))
 
     def token_log_probs(self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None) -> Tensor:
         if prompt is not None:
             return self.model.token_log_probs(prefixes, suffixes, prompt=prompt)
-        return remembered(
+        return last_answer(
             self._held, "tokens", (prefixes, suffixes), lambda: self.model.token_log_probs(prefixes, suffixes).double()
         )
 
@@ -375,7 +377,7 @@ class _OnceMasked(MaskedModel):
         self._held: dict[str, tuple[tuple[Any, ...], Tensor]] = {}
 
     def log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
-        return remembered(
+        return last_answer(
             self._held, "distribution", (contexts, positions), lambda: self.model.log_probs(contexts, positions)
         )
 
@@ -383,7 +385,7 @@ class _OnceMasked(MaskedModel):
         return super().token_log_probs(contexts, positions).double()
 
 
-def remembered(
+def last_answer(
     held: dict[str, tuple[tuple[Any, ...], Tensor]], kind: str, asked: tuple[Any, ...], answer: Callable[[], Tensor]
 ) -> Tensor:
     """The last answer of this kind, if the same was asked; else a new one."""

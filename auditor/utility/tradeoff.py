@@ -23,7 +23,7 @@ def title(result: Utility) -> str:
     return f"Perplexity against ε: {result.model}, {result.kind}, on {result.data}"
 
 
-def about(result: Utility) -> str:
+def describe_tradeoff(result: Utility) -> str:
     """What was predicted of what, and what each ε covers."""
     how = f", masked {result.restarts} times" if result.kind == "masked" else ""
     longest = f"max T = {result.longest} predicted tokens of a text, mean T = {result.mean_tokens:.3g}"
@@ -52,7 +52,7 @@ def table(result: Utility) -> tables.Grid:
             (name, *_read(row, partly, result.longest))
             for name, row in zip(labels(result.rows), result.rows, strict=True)
         ),
-        about(result),
+        describe_tradeoff(result),
         ("target", *keys, *bounds, *restarts, *epsilons, "covered", "slowdown", "texts"),
         tuple(_raw(row, keys, result.texts) for row in result.rows),
     )
@@ -80,7 +80,7 @@ def _raw(row: UtilityRow, keys: Sequence[str], texts: int) -> tuple[object, ...]
 # --- the plot ---------------------------------------------------------------------------------------------------------
 
 
-def lines(result: Utility) -> tuple[list[TradeoffLine], str]:
+def tradeoff_lines(result: Utility) -> tuple[list[TradeoffLine], str]:
     """The finite points as lines, and what their horizontal axis is.
 
     Epsilon where it differs from point to point, else the option that is swept. A claim that adds up over tokens is
@@ -117,7 +117,7 @@ def _points(pairs: Iterable[tuple[float | None, UtilityRow]]) -> tuple[tuple[flo
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def write(folder: Path, result: Utility, examples: Sequence[Example] = ()) -> list[Path]:
+def write_utility(folder: Path, result: Utility, examples: Sequence[Example] = ()) -> list[Path]:
     """utility.json, .csv, .md, .svg and .png; examples.md where there are examples: readable by its owner only."""
     grid = table(result)
     made = {
@@ -129,7 +129,7 @@ def write(folder: Path, result: Utility, examples: Sequence[Example] = ()) -> li
         made["examples.md"] = examples_markdown(examples)
     for name, text in made.items():
         disk.replace(folder / name, text)
-    drawn, axis = lines(result)
+    drawn, axis = tradeoff_lines(result)
     for ending in (".svg", ".png"):
         path = folder / f"{NAME}{ending}"
         save_tradeoff(path, drawn, axis, result.rows[0].perplexity.value, title(result))
@@ -137,18 +137,18 @@ def write(folder: Path, result: Utility, examples: Sequence[Example] = ()) -> li
     return [folder / name for name in made]
 
 
-def measured(folder: Path) -> bool:
+def is_measured(folder: Path) -> bool:
     return (folder / f"{NAME}.json").is_file()
 
 
-def held(asked: UtilityPlan, folder: Path) -> Utility:
+def read_if_same(asked: UtilityPlan, folder: Path) -> Utility:
     """What the folder holds. Raises AuditError where it was measured with anything else."""
-    found = read(folder)
+    found = read_utility(folder)
     asked.check(found, folder)
     return found
 
 
-def read(folder: Path) -> Utility:
+def read_utility(folder: Path) -> Utility:
     """Raises AuditError where the folder holds no finished measurement."""
     path = folder / f"{NAME}.json"
     result: Utility = from_json(Utility, read_json(path, "the measured utility"), str(path))

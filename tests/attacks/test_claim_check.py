@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from auditor.attacks.claim_check import ClaimCheck, other_faults, spread, summary
+from auditor.attacks.claim_check import ClaimCheck, evenly_spaced_positions, other_faults, summary
 from auditor.benchmarks.fixed_distributions import FixedDistribution, fixed_ensemble
 from auditor.benchmarks.lab_recipe import LabRecipe
 from auditor.benchmarks.lab_texts import TrainingTexts, make_texts
@@ -30,7 +30,7 @@ from auditor.plugins.defense import Scenario
 from auditor.plugins.probe import Observed, observe
 from auditor.plugins.view import WHITE_BOX, Meter, View
 from auditor.privacy.accounting import realised_renyi, uniform_mixing_epsilon
-from auditor.training.members import shard
+from auditor.training.members import assign_to_members
 from tests.conftest import refuses, states
 
 MakeTiny = Callable[..., HuggingFaceModel]
@@ -140,7 +140,7 @@ def test_who_claims_nothing_is_not_applicable() -> None:
 
 
 def test_positions_and_options() -> None:
-    assert [spread(n, 10) for n in (1, 3, 0, 99)] == [[0], [0, 3, 6], list(range(10)), list(range(10))]
+    assert [evenly_spaced_positions(n, 10) for n in (1, 3, 0, 99)] == [[0], [0, 3, 6], list(range(10)), list(range(10))]
     assert checked(TIGHT.protect(scenario(ONE_MEMBER)), positions=2)[0]["claim_violations"].n == 12
     for option in ("positions", "order", "draws"):
         with refuses(option, "-1"):
@@ -285,7 +285,7 @@ def test_records_in_several_shards_are_caught() -> None:
     held = fixed_ensemble((0.5, 0.5), (0.6, 0.4), (0.4, 0.6), (0.5, 0.5))
     model = PMixed().protect(scenario(held, 10))
     assert "3 members do not say what they were trained on" in checked(model)[1]
-    held.shards = [record_names(copies[i] for i in chosen) for chosen in shard(copies, 3)]
+    held.shards = [record_names(copies[i] for i in chosen) for chosen in assign_to_members(copies, 3)]
     assert not violated(checked(model)[1]) and "do not say" not in checked(model)[1]
     held.shards = [record_names(copies[i::3]) for i in range(3)]  # dealt out in turn: "two" and "three" in several
     measured, notes, _ = checked(model)

@@ -18,7 +18,7 @@ from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.probe import Observed, observe
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Setting, View
-from auditor.runs.prefix_token import prefixed
+from auditor.runs.prefix_token import with_prefix_token
 from auditor.statistics.audited import audited
 from auditor.training.finetune import fit, untrained
 from tests.conftest import refuses, states
@@ -31,7 +31,7 @@ END = (0,)
 
 def coined(times: int = 1) -> tuple[Secret, ...]:
     texts = audit_canaries.texts_of("prefixed", COUNT, 2, 3, texts=BEGUN)
-    return manifests.secrets(audit_canaries.make("prefixed", texts, times, 3), bpe(150), 407)
+    return manifests.manifest_secrets(audit_canaries.make_audit_manifest("prefixed", texts, times, 3), bpe(150), 407)
 
 
 def model(texts: Sequence[tuple[int, ...]], epochs: int) -> HuggingFaceModel:
@@ -43,12 +43,12 @@ def model(texts: Sequence[tuple[int, ...]], epochs: int) -> HuggingFaceModel:
 @pytest.fixture(scope="module")
 def learnt() -> LanguageModel:
     """Trained on the canaries that came up in, and on nothing else of them."""
-    return prefixed(model([one.prefix + one.suffix for one in coined() if one.member], 50), END)
+    return with_prefix_token(model([one.prefix + one.suffix for one in coined() if one.member], 50), END)
 
 
 @pytest.fixture(scope="module")
 def public() -> LanguageModel:
-    return prefixed(model([tuple(bpe(150)(text)["input_ids"]) for text in BEGUN], 1), END)
+    return with_prefix_token(model([tuple(bpe(150)(text)["input_ids"]) for text in BEGUN], 1), END)
 
 
 def seen(probe: EpsilonAudit, view: View, secrets: Sequence[Secret] = ()) -> tuple[Sequence[Secret], Observed]:
@@ -77,7 +77,7 @@ def test_a_model_that_learnt_them_is_caught(score: str, learnt: LanguageModel, p
 
 def test_a_model_that_saw_none_of_them_proves_nothing(learnt: LanguageModel, public: LanguageModel) -> None:
     """The control; held against itself a model has no differences, so `auto` looks at its losses."""
-    for reference in (public, prefixed(public.model, END), None):  # type: ignore[attr-defined]
+    for reference in (public, with_prefix_token(public.model, END), None):  # type: ignore[attr-defined]
         asked, observed = seen(EpsilonAudit(), view(public, reference=reference))
         assert EpsilonAudit().audits(asked, observed)[0].epsilon == 0
         assert "scored by loss, of the secret alone" in EpsilonAudit().notes(asked, observed)

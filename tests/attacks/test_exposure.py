@@ -19,7 +19,7 @@ from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.probe import Observed, observe
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, View
-from auditor.runs.prefix_token import prefixed
+from auditor.runs.prefix_token import with_prefix_token
 from auditor.training.finetune import fit, untrained
 from tests.conftest import refuses, states
 from tests.generation.test_tries import bpe, brute
@@ -63,7 +63,7 @@ QUICK = Exposure(references=50)
 
 @pytest.fixture(scope="module")
 def exact(learnt: HuggingFaceModel) -> list[Observation]:
-    return measured(QUICK, prefixed(learnt, END), canaries())
+    return measured(QUICK, with_prefix_token(learnt, END), canaries())
 
 
 def test_what_was_learnt_by_heart_is_exposed_and_what_was_not_is_not(exact: list[Observation]) -> None:
@@ -117,14 +117,14 @@ def test_the_mean_has_an_interval_as_wide_as_few_canaries_make_it(exact: list[Ob
 
 def test_controls_alone_are_no_members(learnt: HuggingFaceModel) -> None:
     controls = canaries()[3:]
-    seen = measured(QUICK, prefixed(learnt, END), controls)
+    seen = measured(QUICK, with_prefix_token(learnt, END), controls)
     main = QUICK.measurements(controls, seen)[0]
     assert main.n == 0 and math.isnan(main.value) and QUICK.by_repeats(controls, seen) == {}
 
 
 def test_a_budget_gives_a_certified_upper_bound(learnt: HuggingFaceModel, exact: list[Observation]) -> None:
     probe = Exposure(references=50, nodes=4)
-    bounded = measured(probe, prefixed(learnt, END), canaries())
+    bounded = measured(probe, with_prefix_token(learnt, END), canaries())
     cut = 0
     for seen, true in zip(bounded, exact, strict=True):
         own, bits = seen.values, true.values["exposure_bits"]
@@ -139,7 +139,7 @@ def test_a_budget_gives_a_certified_upper_bound(learnt: HuggingFaceModel, exact:
 
 def test_a_large_space_is_estimated(learnt: HuggingFaceModel, exact: list[Observation]) -> None:
     probe = Exposure(references=100, draws=500, enumerate=10)
-    estimated = measured(probe, prefixed(learnt, END), canaries())
+    estimated = measured(probe, with_prefix_token(learnt, END), canaries())
     for seen, true in zip(estimated, exact, strict=True):
         own, bits = seen.values, true.values["exposure_bits"]
         assert own["exposure_low_bits"] <= own["exposure_bits"] <= own["exposure_high_bits"]
@@ -156,8 +156,8 @@ def test_texts_are_scored_behind_the_lead(learnt: HuggingFaceModel, exact: list[
     secret = Secret("c", (), tuple(bpe(150)(text)["input_ids"]), 1, canary=Canary(text, starts))
     with refuses("--prefix-token", "format", error=NotApplicable):
         list(Exposure(references=5).measure(view(learnt), [secret]))
-    (seen,) = Exposure(references=5).measure(view(prefixed(learnt, END)), [secret])
-    (draws,) = Exposure(references=5, draws=4, enumerate=1).measure(view(prefixed(learnt, END)), [secret])
+    (seen,) = Exposure(references=5).measure(view(with_prefix_token(learnt, END)), [secret])
+    (draws,) = Exposure(references=5, draws=4, enumerate=1).measure(view(with_prefix_token(learnt, END)), [secret])
     assert seen.values["exact"] and draws.values["estimated"]
     assert draws.values["log_p"] == pytest.approx(seen.values["log_p"], abs=1e-4)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from auditor.attacks.membership import Membership, read
+from auditor.attacks.membership import Membership, read_tokens
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Secret
 from auditor.core.result import Measurement
@@ -52,7 +52,7 @@ def test_one_pass_reads_the_full_distribution_position_by_position(
     monkeypatch.setattr("auditor.attacks.membership._DISTRIBUTION_AT_ONCE", 61 * 4)  # chunks that cut texts apart
     asked = secrets(7, 0)
     prefixes, suffixes = torch.tensor([s.prefix for s in asked]), torch.tensor([s.suffix for s in asked])
-    found = read(neox, prefixes, suffixes)
+    found = read_tokens(neox, prefixes, suffixes)
     for i, secret in enumerate(asked):
         for t, token in enumerate(secret.suffix):
             distribution = neox.log_probs(torch.tensor([[*secret.prefix, *secret.suffix[:t]]]), 1)[0, 0].double()
@@ -111,7 +111,7 @@ def test_a_model_that_learnt_its_members_is_told_from_one_that_did_not(
 
 
 def test_all_is_worked_out_again_from_what_is_kept(neox: HuggingFaceModel, make_tiny: MakeTiny) -> None:
-    from auditor.statistics.metrics import find
+    from auditor.statistics.metrics import find_metric
     from auditor.statistics.recomputed import recomputed
 
     asked, probe = secrets(120, 110), Membership()
@@ -122,8 +122,8 @@ def test_all_is_worked_out_again_from_what_is_kept(neox: HuggingFaceModel, make_
     assert {"tpr_at_1pct_fpr", "blind_auc", "reference_alone_auc", "tpr_at_1pct_fpr_blind"} <= set(by_name(measured))
     assert not any("0.1pct" in m.name for m in measured)
     for m in measured:
-        assert recomputed(find(m.name), *sides) == (pytest.approx(m.value), m.n), m.name
-        assert find(m.name).title != m.name
+        assert recomputed(find_metric(m.name), *sides) == (pytest.approx(m.value), m.n), m.name
+        assert find_metric(m.name).title != m.name
     assert states(probe.notes(asked, seen), "0.1%", "999", "110")
 
 

@@ -18,7 +18,7 @@ from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Claim, Secret
 from auditor.core.result import Audited, Measurement
 from auditor.defenses.pmixed import PMixed, Unmixed
-from auditor.defenses.pmixed_model import PMixedModel, Projection, everything
+from auditor.defenses.pmixed_model import PMixedModel, Projection, unprojected
 from auditor.defenses.uniform_mixing import UniformMixing, UniformMixingModel
 from auditor.models.base import LanguageModel, Rows
 from auditor.models.ensemble import Ensemble, ModelEnsemble
@@ -26,10 +26,10 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Scenario
 from auditor.plugins.probe import Observed, observe
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, View
-from auditor.runs.prefix_token import prefixed
-from auditor.statistics.audited import powerless
+from auditor.runs.prefix_token import with_prefix_token
+from auditor.statistics.audited import why_powerless
 from auditor.statistics.composition import exact_epsilon
-from auditor.statistics.games import audited, counted
+from auditor.statistics.games import audit_games, confident_guesses
 from auditor.statistics.two_samples import epsilon_clopper_pearson
 from tests.conftest import refuses, states
 
@@ -88,8 +88,8 @@ def test_a_neighbour_is_served_as_the_accounting_has_it(make_tiny: MakeTiny, def
                 atol=1e-5,
                 rtol=1e-4,
             )
-    (one,) = prefixed(model, (2,)).neighbours(contexts[:, :2], 1, [0])[:1]
-    behind = prefixed(model, (2,)).neighbour(one.relation, 1)
+    (one,) = with_prefix_token(model, (2,)).neighbours(contexts[:, :2], 1, [0])[:1]
+    behind = with_prefix_token(model, (2,)).neighbour(one.relation, 1)
     distribution = model.neighbour(one.relation, 1).log_probs(torch.tensor([[2, 1, 2]]), 1)
     assert torch.allclose(behind.log_probs(contexts[:1, :2], 1), distribution)
 
@@ -145,7 +145,7 @@ def test_bounds_are_too_high_as_seldom_as_they_say() -> None:
     bounds = []
     for seed in range(audits):
         scores, coins = game.play(games, "coverage", seed)
-        bounds.append(epsilon_clopper_pearson(*counted(scores, coins, 0.0, 0.05), 0.0, 0.05))
+        bounds.append(epsilon_clopper_pearson(*confident_guesses(scores, coins, 0.0, 0.05), 0.0, 0.05))
     assert sum(bound > truth for bound in bounds) <= binom.ppf(0.999, audits, 0.05)
     assert np.median(bounds) > 0.5 * truth  # and they say something
 
@@ -172,7 +172,7 @@ def test_one_token_of_a_thousand_cannot_have_contradicted_the_claim_of_them_all(
     measured, bound, notes, _ = audit(model, claim, games=100_000, tokens=1)
     assert bound.epsilon == 0 and bound.best > claim.epsilon[claim.relation]
     assert (bound.tokens, bound.covered, bound.exact) == (1, 1024, measured["epsilon_exact"].value)
-    assert states([powerless(bound, claim.epsilon[claim.relation])], "1", "1,024")
+    assert states([why_powerless(bound, claim.epsilon[claim.relation])], "1", "1,024")
     assert states(notes[:1], "1", "1,024")
     _, all_of_them, _, _ = audit(model, claim, games=64, tokens=4096)
     assert all_of_them.tokens == all_of_them.covered == 1024
@@ -221,7 +221,7 @@ class Broken(PMixedModel):
 
     @staticmethod
     def _drawn_by(members: int) -> Projection:
-        return everything(members)
+        return unprojected(members)
 
 
 def test_tokens_that_do_not_come_from_the_distribution_contradict_the_claim() -> None:
@@ -269,17 +269,17 @@ def test_options_that_mean_nothing_are_refused() -> None:
 def test_scores_that_are_no_numbers_are_refused() -> None:
     coins = np.arange(64) % 2 == 0
     with refuses("NaN", "64", "64"):
-        counted(np.full(64, math.nan), coins, 0.0, 0.05)
+        confident_guesses(np.full(64, math.nan), coins, 0.0, 0.05)
     with refuses("64"):
-        counted(np.zeros(63), coins[:63], 0.0, 0.05)
+        confident_guesses(np.zeros(63), coins[:63], 0.0, 0.05)
 
 
 def test_the_threshold_is_taught_by_games_that_do_not_count() -> None:
     coins = np.arange(400) % 2 == 0
     scores = np.where(coins, 1.0, 0.0)
-    assert counted(scores, coins, 0.0, 0.05) == (150, 0, 0, 150)
-    bound, right = (audited(games, 0.0, 0.05) for games in ((100, 50, 50, 100), (150, 0, 0, 150)))
+    assert confident_guesses(scores, coins, 0.0, 0.05) == (150, 0, 0, 150)
+    bound, right = (audit_games(games, 0.0, 0.05) for games in ((100, 50, 50, 100), (150, 0, 0, 150)))
     assert bound.epsilon < bound.best == right.epsilon and bound.right == 200
     late = np.where(np.arange(400) < 100, 0.0, scores)  # the first quarter tells nothing: all are guessed alike
-    tp, fn, fp, tn = counted(late, coins, 0.0, 0.05)
+    tp, fn, fp, tn = confident_guesses(late, coins, 0.0, 0.05)
     assert (tp + fn, fp + tn) == (150, 150) and epsilon_clopper_pearson(tp, fn, fp, tn, 0.0) == 0

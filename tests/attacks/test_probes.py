@@ -38,7 +38,7 @@ from auditor.plugins.view import WHITE_BOX, View
 from auditor.statistics.calibration import conformal_p, conformal_threshold
 from auditor.statistics.extraction import any_of, greedy_windows, window_bits
 from auditor.statistics.intervals import clopper_pearson, excess_mean, mean_probability
-from auditor.statistics.metrics import find
+from auditor.statistics.metrics import find_metric
 from tests.conftest import refuses
 
 MakeTiny = Callable[..., HuggingFaceModel]
@@ -257,7 +257,7 @@ def test_the_bracket_is_the_near_verbatim_floor_and_the_ranks_token_by_token(neo
     measured = {m.name: m for m in BRACKET.measurements(known, seen)}
     for name, values in BRACKET.per_secret(known, seen).items():
         assert measured[name].value == pytest.approx(np.mean(values[:7])), name
-        entry = find(name)
+        entry = find_metric(name)
         assert entry.unit == measured[name].unit and entry.per_secret, name
     for name in ("near_verbatim_probability", "extraction_probability", "rank_bound", "window_bound_3"):
         reached = {"near_verbatim_probability": "near_verbatim", "extraction_probability": "extraction"}.get(name, name)

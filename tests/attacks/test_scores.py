@@ -11,13 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from auditor.attacks.ethicist import Ethicist, calibrated_confidence, split, total_loss
-from auditor.attacks.reference import compare
+from auditor.attacks.ethicist import Ethicist, calibrated_confidence, split_pairs, total_loss
+from auditor.attacks.reference import reference_score
 from auditor.attacks.zlib import compressed_bytes
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Guesses, Pair, Query
 from auditor.generation.sample import Candidates
-from auditor.plugins.attack import ranked
+from auditor.plugins.attack import rank_candidates
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Setting, View
 from tests.conftest import refuses, tiny
 
@@ -52,9 +52,9 @@ def test_smoothing_loss_by_hand() -> None:
 
 def test_comparing_forms_by_hand() -> None:
     nll, reference = torch.tensor([2.0]), torch.tensor([4.0])
-    assert float(compare(nll, reference, "ratio")) == -0.5
-    assert float(compare(nll, reference, "difference")) == 2.0
-    assert float(compare(nll, reference, "perplexity-ratio")) == pytest.approx(-math.exp(2) / math.exp(4))
+    assert float(reference_score(nll, reference, "ratio")) == -0.5
+    assert float(reference_score(nll, reference, "difference")) == 2.0
+    assert float(reference_score(nll, reference, "perplexity-ratio")) == pytest.approx(-math.exp(2) / math.exp(4))
 
 
 def test_compressed_size_is_zlibs() -> None:
@@ -64,14 +64,14 @@ def test_compressed_size_is_zlibs() -> None:
 
 def test_known_pairs_are_split_without_loss() -> None:
     pairs = [Pair((i,), (i,)) for i in range(20)]
-    train, validation = split(pairs, 0.2, seed=0)
+    train, validation = split_pairs(pairs, 0.2, seed=0)
     assert len(validation) == 4
     assert sorted(p.prefix for p in train + validation) == [(i,) for i in range(20)]
-    assert split(pairs, 0.2, seed=0) == (train, validation)
-    assert split(pairs, 0.2, seed=1) != (train, validation)
-    assert [len(part) for part in split(pairs[:2], 0.01, 0)] == [1, 1]
+    assert split_pairs(pairs, 0.2, seed=0) == (train, validation)
+    assert split_pairs(pairs, 0.2, seed=1) != (train, validation)
+    assert [len(part) for part in split_pairs(pairs[:2], 0.01, 0)] == [1, 1]
     with refuses("2", error=NotApplicable):
-        split(pairs[:1], 0.1, 0)
+        split_pairs(pairs[:1], 0.1, 0)
 
 
 def ablated(confidence: str, setting: Setting = WHITE_BOX, **more: Any) -> list[Guesses]:
@@ -124,6 +124,6 @@ def test_tuning_depends_on_no_option_of_the_sampler() -> None:
 
 
 def test_ranking_breaks_ties_by_count_then_by_first_draw() -> None:
-    guesses = ranked(Query("a", (1,), 4), candidates([1, 3, 3], [1, 1, 1]), torch.tensor([0.5, 0.5, 0.5]), 7)
+    guesses = rank_candidates(Query("a", (1,), 4), candidates([1, 3, 3], [1, 1, 1]), torch.tensor([0.5, 0.5, 0.5]), 7)
     assert [g.suffix[0] for g in guesses.ranked] == [1, 2, 0]
     assert guesses.drawn == 28

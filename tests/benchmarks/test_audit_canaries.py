@@ -25,7 +25,9 @@ RECORDS = [f"Patient {i}, born {1900 + i}, has a\ncough and takes pills" for i i
 
 
 def prefixed(count: int = 40, seed: int = 3, times: int = 1) -> AuditManifest:
-    return audit_canaries.make("prefixed", texts_of("prefixed", count, 3, seed, texts=RECORDS), times, seed)
+    return audit_canaries.make_audit_manifest(
+        "prefixed", texts_of("prefixed", count, 3, seed, texts=RECORDS), times, seed
+    )
 
 
 @pytest.fixture(scope="module")
@@ -37,15 +39,15 @@ def writer() -> HuggingFaceModel:
 
 
 def test_coins_are_fair_independent_of_the_texts_and_follow_from_the_seed() -> None:
-    made = [audit_canaries.make("words", texts_of("words", 400, 4, seed), 1, seed) for seed in range(5)]
+    made = [audit_canaries.make_audit_manifest("words", texts_of("words", 400, 4, seed), 1, seed) for seed in range(5)]
     coins = np.array([[one.included for one in manifest.canaries] for manifest in made])
     assert binomtest(int(coins.sum()), coins.size).pvalue > 1e-3
     assert binomtest(int((coins[0] == coins[1]).sum()), 400).pvalue > 1e-3  # ids say nothing of coins
-    again = audit_canaries.make("words", texts_of("words", 400, 4, 0), 1, 0)
+    again = audit_canaries.make_audit_manifest("words", texts_of("words", 400, 4, 0), 1, 0)
     assert again == made[0] and made[0].canaries != made[1].canaries
     assert [one.id for one in made[0].canaries] == [one.id for one in made[1].canaries]
     # the same coins for other texts: nothing of a text went into its coin
-    others = audit_canaries.make("prefixed", texts_of("prefixed", 400, 4, 0, texts=RECORDS), 1, 0)
+    others = audit_canaries.make_audit_manifest("prefixed", texts_of("prefixed", 400, 4, 0, texts=RECORDS), 1, 0)
     assert [one.included for one in others.canaries] == coins[0].tolist()
     assert audit_canaries.fresh_seed() != audit_canaries.fresh_seed()
 
@@ -54,7 +56,7 @@ def test_what_is_seen_of_a_text_without_a_model_proves_nothing() -> None:
     """Of 60 audits of what no training can have taught, a twentieth at most may prove anything."""
     proved = 0
     for seed in range(60):
-        manifest = audit_canaries.make("words", texts_of("words", 60, 4, seed), 1, seed)
+        manifest = audit_canaries.make_audit_manifest("words", texts_of("words", 60, 4, seed), 1, seed)
         scores = np.array([len(one.text) + i * 1e-6 for i, one in enumerate(manifest.canaries)])
         included = np.array([one.included for one in manifest.canaries])
         proved += audited(scores, included, 0.0)[0].epsilon > 0
@@ -115,7 +117,7 @@ def test_what_is_no_audit_manifest_is_refused_without_its_texts(raw: Any, why: s
     path = tmp_path / "audit.json"
     path.write_text(json.dumps(raw))
     with pytest.raises(AuditError, match=why) as refused:
-        manifests.read(path)
+        manifests.read_manifest(path)
     assert "Patient" not in str(refused.value)
 
 
@@ -133,8 +135,8 @@ def prefixed_like(raw: dict[str, Any]) -> tuple[audit_canaries.CoinedCanary, ...
 
 
 def test_both_manifests_are_read_back_and_only_one_has_exposure(tmp_path: Path) -> None:
-    manifests.write(tmp_path / "audit.json", prefixed())
-    assert manifests.read(tmp_path / "audit.json") == prefixed()
+    manifests.write_manifest(tmp_path / "audit.json", prefixed())
+    assert manifests.read_manifest(tmp_path / "audit.json") == prefixed()
     with pytest.raises(AuditError, match="got those of an audit: no space of texts is kept"):
         manifests.read_exposure(tmp_path / "audit.json")
 
@@ -161,13 +163,13 @@ def test_the_secret_is_what_the_whole_text_makes_of_it() -> None:
     """Cut where the tokenizer of the whole text cuts; a token that holds both is the secret's."""
     words = bpe(150)
     manifest = prefixed()
-    for one, secret in zip(manifest.canaries, manifests.secrets(manifest, words, 407), strict=True):
+    for one, secret in zip(manifest.canaries, manifests.manifest_secrets(manifest, words, 407), strict=True):
         assert [*secret.prefix, *secret.suffix] == words(one.text)["input_ids"]
         assert words.decode(secret.suffix).endswith(one.secret) and one.prefix.startswith(words.decode(secret.prefix))
         assert secret.member == one.included == (secret.repeats == 1) and secret.canary is not None
         assert secret.canary.coin == one.included and secret.canary.space is None
     glued = AuditManifest(2, "words", 0, 1, tuple(_canary(i, "My ID i", f"s {i}{i}") for i in range(8)))
-    row = manifests.secrets(glued, words, 407)[3]
+    row = manifests.manifest_secrets(glued, words, 407)[3]
     whole = words("My ID is 33")["input_ids"]
     assert [*row.prefix, *row.suffix] == whole
     assert words.decode(row.prefix) == "My ID" and words.decode(row.suffix) == " is 33"  # " is" is one token
@@ -179,10 +181,10 @@ def _canary(i: int, prefix: str, secret: str) -> audit_canaries.CoinedCanary:
 
 def test_tokenizers_that_cannot_tell_canaries_apart_are_refused() -> None:
     with pytest.raises(AuditError, match="writes two canaries alike"):
-        manifests.secrets(prefixed(), lambda text, add_special_tokens: {"input_ids": [1]}, 60)
-    tokens = audit_canaries.make("new-tokens", texts_of("new-tokens", 20, 1, 0, texts=RECORDS), 1, 0)
+        manifests.manifest_secrets(prefixed(), lambda text, add_special_tokens: {"input_ids": [1]}, 60)
+    tokens = audit_canaries.make_audit_manifest("new-tokens", texts_of("new-tokens", 20, 1, 0, texts=RECORDS), 1, 0)
     with pytest.raises(AuditError, match=r"secret of audit-00000 to be one new token, .* writes it as \d+: give what"):
-        manifests.secrets(tokens, bpe(150), 407)
+        manifests.manifest_secrets(tokens, bpe(150), 407)
     extended = bpe(150)
     extended.add_tokens(audit_canaries.token_texts(20))
-    assert {len(secret.suffix) for secret in manifests.secrets(tokens, extended, 500)} == {1}
+    assert {len(secret.suffix) for secret in manifests.manifest_secrets(tokens, extended, 500)} == {1}

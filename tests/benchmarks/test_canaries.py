@@ -23,7 +23,7 @@ from auditor.benchmarks.lab import Lab
 from auditor.benchmarks.lab_recipe import LabRecipe
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
-from auditor.training.members import shard
+from auditor.training.members import assign_to_members
 from tests.generation.test_tries import bpe
 
 ROWS = [{"text": f'record {i}, "quoted"\nand more', "who": f"user {i % 3}"} for i in range(25)]
@@ -31,13 +31,16 @@ ROWS = [{"text": f'record {i}, "quoted"\nand more', "who": f"user {i % 3}"} for 
 
 @pytest.fixture(scope="module")
 def manifest() -> Manifest:
-    return canaries.make(["My ID is {digits:6}", "I like {words:2}"], counts=[1, 4], each=2, controls=1)
+    return canaries.make_manifest(["My ID is {digits:6}", "I like {words:2}"], counts=[1, 4], each=2, controls=1)
 
 
 def test_canaries_follow_from_the_seed_and_are_in_their_spaces(manifest: Manifest) -> None:
-    again = canaries.make(["My ID is {digits:6}", "I like {words:2}"], counts=[4, 1], each=2, controls=1)
+    again = canaries.make_manifest(["My ID is {digits:6}", "I like {words:2}"], counts=[4, 1], each=2, controls=1)
     assert again == manifest
-    assert canaries.make(["My ID is {digits:6}"], seed=1).canaries != canaries.make(["My ID is {digits:6}"]).canaries
+    assert (
+        canaries.make_manifest(["My ID is {digits:6}"], seed=1).canaries
+        != canaries.make_manifest(["My ID is {digits:6}"]).canaries
+    )
     assert len({entry.id for entry in manifest.canaries}) == len({entry.text for entry in manifest.canaries}) == 10
     for entry in manifest.canaries:
         assert entry.text in manifest.spaces[entry.space]
@@ -47,15 +50,15 @@ def test_canaries_follow_from_the_seed_and_are_in_their_spaces(manifest: Manifes
 
 def test_a_manifest_is_written_once_privately_and_read_back(manifest: Manifest, tmp_path: Path) -> None:
     path = tmp_path / "canaries.json"
-    manifests.write(path, manifest)
-    assert manifests.read(path) == manifest
+    manifests.write_manifest(path, manifest)
+    assert manifests.read_manifest(path) == manifest
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     with pytest.raises(AuditError, match="exists"):
-        manifests.write(path, manifest)
+        manifests.write_manifest(path, manifest)
 
 
 def spoilt(**changes: Any) -> dict[str, Any]:
-    raw: dict[str, Any] = to_json(canaries.make(["My ID is {digits:6}"], counts=[1], each=2))
+    raw: dict[str, Any] = to_json(canaries.make_manifest(["My ID is {digits:6}"], counts=[1], each=2))
     for name, value in changes.items():
         if name in raw:
             raw[name] = value
@@ -86,7 +89,7 @@ def test_what_is_no_manifest_is_refused_without_its_texts(raw: Any, why: str, tm
     path = tmp_path / "canaries.json"
     path.write_text(json.dumps(raw))
     with pytest.raises(AuditError, match=why) as refused:
-        manifests.read(path)
+        manifests.read_manifest(path)
     assert "1234" not in str(refused.value) and "My ID" not in str(refused.value)
 
 
@@ -103,18 +106,18 @@ def test_what_is_no_manifest_is_refused_without_its_texts(raw: Any, why: str, tm
 )
 def test_what_cannot_be_made_is_refused(options: dict[str, Any], why: str) -> None:
     with pytest.raises(AuditError, match=why):
-        canaries.make(**{"formats": ["My ID is {digits:6}"], **options})
+        canaries.make_manifest(**{"formats": ["My ID is {digits:6}"], **options})
 
 
 def test_a_tokenizer_or_model_that_lacks_them_is_refused(manifest: Manifest) -> None:
-    made = manifests.secrets(manifest, bpe(150), 407)
+    made = manifests.manifest_secrets(manifest, bpe(150), 407)
     assert [secret.member for secret in made] == [entry.count > 0 for entry in manifest.canaries]
     with pytest.raises(AuditError, match="vocabulary mismatch"):
-        manifests.secrets(manifest, bpe(150), 60)
+        manifests.manifest_secrets(manifest, bpe(150), 60)
     with pytest.raises(AuditError, match="model without one"):
-        manifests.secrets(manifest, None, 60)
+        manifests.manifest_secrets(manifest, None, 60)
     with pytest.raises(AuditError, match="writes two canaries alike"):
-        manifests.secrets(manifest, lambda text, add_special_tokens: {"input_ids": [1]}, 60)
+        manifests.manifest_secrets(manifest, lambda text, add_special_tokens: {"input_ids": [1]}, 60)
 
 
 # --- insertion --------------------------------------------------------------------------------------------------------
@@ -200,7 +203,7 @@ def test_all_copies_of_a_canary_land_in_one_shard(members: int, manifest: Manife
     jsonl(tmp_path / "a.jsonl")
     insert(Copies(manifest), str(tmp_path / "a.jsonl"), tmp_path / "b.jsonl")
     rows = [row["text"] for row in rows_of(tmp_path / "b.jsonl")]
-    shards = [[rows[i] for i in chosen] for chosen in shard(rows, members)]
+    shards = [[rows[i] for i in chosen] for chosen in assign_to_members(rows, members)]
     for entry in manifest.canaries:
         holding = [texts.count(entry.text) for texts in shards if entry.text in texts]
         assert holding == ([entry.count] if entry.count else [])
@@ -266,7 +269,9 @@ def test_zero_insertions_are_refused(tmp_path: Path) -> None:
     (tmp_path / "canaries.json").write_text(json.dumps(raw))
     jsonl(tmp_path / "a.jsonl")
     with pytest.raises(AuditError, match="every one in the manifest has zero insertions"):
-        insert(Copies(manifests.read(tmp_path / "canaries.json")), str(tmp_path / "a.jsonl"), tmp_path / "b.jsonl")
+        insert(
+            Copies(manifests.read_manifest(tmp_path / "canaries.json")), str(tmp_path / "a.jsonl"), tmp_path / "b.jsonl"
+        )
 
 
 @pytest.mark.parametrize("canary", [("95532", 1), ("95532x", 1), ("955320", -1)])

@@ -71,7 +71,7 @@ def own(words: Any, said: Conversation | None = None) -> Form:
 
 
 def written(words: Any, said: Conversation) -> chat.RenderedChat:
-    return chat.write(words, said, own(words, said))
+    return chat.render_chat(words, said, own(words, said))
 
 
 def text(words: Any, tokens: Sequence[int]) -> str:
@@ -79,7 +79,7 @@ def text(words: Any, tokens: Sequence[int]) -> str:
 
 
 def cut(words: Any, said: Conversation, knows: str, longest: int, shown: int | None) -> list[Any]:
-    return list(chat.cut(words, said, written(words, said), own(words, said), knows, longest, shown))
+    return list(chat.cut_answers(words, said, written(words, said), own(words, said), knows, longest, shown))
 
 
 TWO = talk("Hello, I am Ann.", "The code is 4711.", "And of door seven?", "It is 0815.", system="You are a clerk.")

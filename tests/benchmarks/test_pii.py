@@ -7,13 +7,13 @@ import pytest
 from auditor.benchmarks import pii
 from auditor.benchmarks.lab_recipe import LabRecipe
 from auditor.benchmarks.lab_texts import make_texts
-from auditor.benchmarks.pii import Recognisers, find
+from auditor.benchmarks.pii import Recognisers, find_personal_data
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Mark
 
 
 def found(text: str, *regions: str, marks: tuple[Mark, ...] = ()) -> list[tuple[str, str]]:
-    return [(span.kind, text[span.start : span.end]) for span in find(text, marks, Recognisers(regions))]
+    return [(span.kind, text[span.start : span.end]) for span in find_personal_data(text, marks, Recognisers(regions))]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_what_the_data_mark_comes_first_and_is_no_part_of_a_longer_word() -> Non
     text = "Annette and Ann Lee (jane@example.com), Ann; joe@example.com"
     expected = [("name", "Ann Lee"), ("customer", "jane@example.com"), ("name", "Ann"), ("email", "joe@example.com")]
     assert found(text, marks=marks) == expected
-    assert [span.kind for span in find(text, marks)] == ["name", "customer", "name"]
+    assert [span.kind for span in find_personal_data(text, marks)] == ["name", "customer", "name"]
 
 
 def test_on_records_whose_data_are_known_nothing_else_is_found() -> None:
@@ -79,8 +79,8 @@ def test_on_records_whose_data_are_known_nothing_else_is_found() -> None:
     marked: dict[str, int] = {}
     seen: dict[str, int] = {}
     for text in [*texts.private[1], *texts.nonmembers]:
-        true = {(span.kind, span.start, span.end) for span in find(text, texts.marks[text])}
-        alone = {(span.kind, span.start, span.end) for span in find(text, (), recognisers)}
+        true = {(span.kind, span.start, span.end) for span in find_personal_data(text, texts.marks[text])}
+        alone = {(span.kind, span.start, span.end) for span in find_personal_data(text, (), recognisers)}
         assert alone <= true
         for kinds, counts in ((true, marked), (alone, seen)):
             for kind, *_ in kinds:

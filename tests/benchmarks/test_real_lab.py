@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from auditor.attacks.extraction_probability import observe
 from auditor.benchmarks import smollm2
 from auditor.benchmarks.lab_recipe import LabRecipe, Recipe
-from auditor.benchmarks.lab_texts import drawn, private_texts
+from auditor.benchmarks.lab_texts import draw_texts, private_texts
 from auditor.benchmarks.real_lab import RealLab, RealRecipe
 from auditor.benchmarks.real_texts import ANSWER, KINDS, SYSTEM, said
 from auditor.cli import call
@@ -26,7 +26,7 @@ from auditor.core.plan import Plan
 from auditor.defenses.dp_sgd import DpSgd
 from auditor.models.decoding import ANCESTRAL
 from auditor.runs.lab_site import LABS, lab_recipe
-from auditor.runs.scoring import greedy
+from auditor.runs.scoring import greedy_suffixes
 
 # A step on 135M weights takes a second a record, and a prefix its own time: few records, and short prefixes of most.
 TINY = RealRecipe(
@@ -111,13 +111,13 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> RealLab:
 @pytest.fixture(scope="module")
 def plain() -> Any:
     """As transformers load it, without our code."""
-    return AutoModelForCausalLM.from_pretrained(smollm2.folder())
+    return AutoModelForCausalLM.from_pretrained(smollm2.smollm2_folder())
 
 
 def held_against_transformers(model: Any, plain: Any, asked: Sequence[Secret]) -> None:
     """The exact probability of each (to 1e-4, of unlikely ones to 1e-5 of their nats), and greedy decoding, of which
     each token is the likeliest."""
-    for secret, guess in zip(asked, greedy(model, asked), strict=True):
+    for secret, guess in zip(asked, greedy_suffixes(model, asked), strict=True):
         prefix, suffix = torch.tensor([secret.prefix]), torch.tensor([secret.suffix])
         seen = observe(model, ANCESTRAL, prefix, suffix)["log_p"]
         with torch.no_grad():
@@ -133,14 +133,14 @@ def test_the_model_is_dequantised_and_its_template_is_the_texts(lab: RealLab, pl
     assert not hasattr(plain.config, "quantization_config") and plain.dtype == torch.float32
     assert sum(p.numel() for p in plain.parameters()) == 134_515_008
     assert "dequantised from Q4_1" in lab.public().name and "dequantised from Q4_1" in lab.description
-    words = AutoTokenizer.from_pretrained(smollm2.folder())
+    words = AutoTokenizer.from_pretrained(smollm2.smollm2_folder())
     turns = [
         {"role": "system", "content": SYSTEM},
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b"},
     ]
     assert words.apply_chat_template(turns, tokenize=False) == said("a", "b")
-    for text in drawn(0, 8, tuple(KINDS.values())):
+    for text in draw_texts(0, 8, tuple(KINDS.values())):
         encoded = words(text, return_offsets_mapping=True)
         given = lab.recipe.masked_length(text, encoded["offset_mapping"])
         assert words.decode(encoded["input_ids"][given:]) == text.partition(ANSWER)[2]

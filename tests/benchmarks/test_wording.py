@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from auditor.benchmarks.files import Files
 from auditor.benchmarks.lab import Lab
 from auditor.benchmarks.lm_extraction import LMExtraction
-from auditor.benchmarks.wording import token_ends, worded
+from auditor.benchmarks.wording import token_ends, wording_of_tokens
 from auditor.core.nouns import Guess, Guesses, Secret
 from auditor.records import texts
 
@@ -116,7 +116,7 @@ def test_tokens_make_up_all_of_a_text(text: str, name: str) -> None:
     ends = token_ends(offsets, len(text))
     assert ends == list(accumulate(ends, max)) and len(ends) == len(ids) and (not ids or ends[-1] == len(text))
     for cut in range(1, len(ids)):
-        whole = worded(text, offsets, 0, cut, len(ids))
+        whole = wording_of_tokens(text, offsets, 0, cut, len(ids))
         assert whole.prefix + whole.suffix == text and "".join(whole.pieces) == whole.suffix
         assert len(whole.pieces) == len(ids) - cut
 
@@ -125,7 +125,7 @@ def test_tokens_make_up_all_of_a_text(text: str, name: str) -> None:
 def test_pieces_are_those_that_decoding_finds_where_it_gives_the_text_back(text: str) -> None:
     tokenizer = TOKENIZERS["bytes"]
     encoded = tokenizer(text, return_offsets_mapping=True)
-    whole = worded(text, encoded["offset_mapping"], 0, 0, len(encoded["input_ids"]))
+    whole = wording_of_tokens(text, encoded["offset_mapping"], 0, 0, len(encoded["input_ids"]))
     assert list(whole.pieces) == texts.decoded_pieces(decode(tokenizer), (), encoded["input_ids"])
 
 

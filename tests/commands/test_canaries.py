@@ -11,7 +11,7 @@ import pytest
 from auditor.cli import call
 from auditor.core.streams import generator
 from auditor.records.contrasts import WeightedMetric, contrast
-from auditor.records.table import frame
+from auditor.records.table import read_frame
 from auditor.studies import sweep
 from auditor.training.finetune import fit, untrained
 from tests.generation.test_tries import bpe
@@ -80,7 +80,7 @@ def test_ids_and_numbers_only(world: Path, finished: Path, capsys: Said) -> None
     shown = capsys.readouterr().out + "".join(
         (finished / name).read_text() for name in ("report.html", "report.md", "result.json")
     )
-    shown += frame(finished, {}).to_csv()
+    shown += read_frame(finished, {}).to_csv()
     assert "canary-0012-000" in shown
     assert not any(text in shown for text in texts)
 
@@ -146,7 +146,7 @@ def test_a_sweep_shows_exposure_and_claims_may_speak_of_a_count(world: Path, tmp
         call(["run", *asked, "--setting", "white-box", "-A", "references=20", "--seeds", "0,1", "-o", str(tmp_path)])
         == 0
     )
-    (place,) = sweep.places(tmp_path)
+    (place,) = sweep.sweep_places(tmp_path)
     (cell,) = place.cells
     grows = [WeightedMetric(sign, f"exposure(count={count})", cell) for sign, count in ((1.0, 12), (-1.0, 1))]
     assert contrast("grows", grows).value > 0

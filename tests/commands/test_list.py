@@ -16,7 +16,7 @@ from auditor.plugins.options import options_of
 
 Said = pytest.CaptureFixture[str]
 ROOT = Path(__file__).resolve().parents[2]
-FOUND = registry.everything()
+FOUND = registry.all_plugins()
 FLAGS = {"Attack": "-A {}.", "Probe": "-A {}.", "Defense": "-D {}.", "Trainer": "-D "}
 
 

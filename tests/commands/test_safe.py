@@ -141,7 +141,7 @@ def test_the_same_is_refused_to_a_safe_run(here: Path, capsys: Said) -> None:
 
 def test_while_a_record_is_read_python_itself_refuses_programs_and_the_network() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        with safe.reading():
+        with safe.safe_mode():
             with pytest.raises(AuditError, match="a program would be run"):
                 subprocess.run(["true"], check=True)
             with pytest.raises(AuditError, match="a program would be run"):

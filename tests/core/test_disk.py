@@ -43,12 +43,12 @@ def test_one_module_takes_the_steps_of_writing_whole() -> None:
 
 
 def test_what_is_made_is_there_whole_or_not_at_all_and_for_its_owner(tmp_path: Path, careless: None) -> None:
-    with disk.making(tmp_path / "new" / "made") as place:
+    with disk.create_atomically(tmp_path / "new" / "made") as place:
         place.mkdir()
         (place / "inside").write_text("text")
         assert not (tmp_path / "new" / "made").exists()
     assert modes(tmp_path / "new" / "made") == {"made": 0o700, "inside": 0o600}
-    with pytest.raises(RuntimeError), disk.making(tmp_path / "failed") as place:
+    with pytest.raises(RuntimeError), disk.create_atomically(tmp_path / "failed") as place:
         place.write_text("half")
         raise RuntimeError
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new"]
@@ -56,7 +56,7 @@ def test_what_is_made_is_there_whole_or_not_at_all_and_for_its_owner(tmp_path: P
 
 def test_a_link_is_put_in_the_place_of_another(tmp_path: Path) -> None:
     for target in ("one", "two"):
-        disk.point(tmp_path / "latest", target)
+        disk.replace_symlink(tmp_path / "latest", target)
         assert os.readlink(tmp_path / "latest") == target
     assert [path.name for path in tmp_path.iterdir()] == ["latest"]
 

@@ -15,7 +15,7 @@ from auditor.core import disk, locks
 from auditor.core.errors import AuditError
 from auditor.records.folder import RunFolder
 
-HOLD = "import sys; from pathlib import Path; from auditor.core import locks; lock = locks.hold(Path(sys.argv[1]))"
+HOLD = "import sys; from pathlib import Path; from auditor.core import locks; l = locks.acquire_lock(Path(sys.argv[1]))"
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_a_second_process_is_refused_by_the_pid_of_the_first(run: Path, other: s
             RunFolder.reopen(run)
     with pytest.raises(AuditError, match=f"in use by process {other.pid}"):
         RunFolder.create(run, "name", {})
-    with pytest.raises(AuditError, match=f"in use by process {other.pid}"), locks.held(run, "sweep.json"):
+    with pytest.raises(AuditError, match=f"in use by process {other.pid}"), locks.locked_folder(run, "sweep.json"):
         raise AssertionError("nobody else may be here")
     assert sorted(os.listdir(run)) == before
 
@@ -73,16 +73,16 @@ def test_one_process_may_hold_a_folder_several_times(run: Path) -> None:
 def test_what_a_killed_process_left_half_written_goes_away(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("{")
     (tmp_path / "mine.tmp").write_text("a user's own")
-    with locks.held(tmp_path, "training.json"):
+    with locks.locked_folder(tmp_path, "training.json"):
         assert sorted(os.listdir(tmp_path)) == [locks.LOCK, "mine.tmp"]
     assert os.listdir(tmp_path) == ["mine.tmp"]
 
 
 def test_a_folder_in_which_nothing_was_made_does_not_stay(tmp_path: Path) -> None:
-    with locks.held(tmp_path / "new", "mark"):
+    with locks.locked_folder(tmp_path / "new", "mark"):
         pass
     assert not (tmp_path / "new").exists()
-    with locks.held(tmp_path / "new", "mark"):
+    with locks.locked_folder(tmp_path / "new", "mark"):
         disk.replace(tmp_path / "new" / "mark", "here")
     assert sorted(os.listdir(tmp_path / "new")) == [locks.LOCK, "mark"]
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from auditor.cli import call
-from auditor.core.plan import FIELDS, Plan, flag, ruled
+from auditor.core.plan import FIELDS, Plan, command_line_flag, fields_with_rule
 from auditor.core.plan_fields import PANELS, FieldRule
 
 
@@ -27,11 +27,11 @@ def test_every_field_has_a_name_of_its_own_and_help_where_it_has_a_flag() -> Non
 
 @pytest.mark.parametrize("rule", FieldRule)
 def test_every_rule_is_asked_for_in_the_order_of_the_fields(rule: FieldRule) -> None:
-    assert list(ruled(rule)) == sorted(ruled(rule), key=list(FIELDS).index) != []
+    assert list(fields_with_rule(rule)) == sorted(fields_with_rule(rule), key=list(FIELDS).index) != []
 
 
 def test_fields_as_they_are_written_on_the_command_line() -> None:
-    assert [flag(name) for name in ("group_column", "model_args", "attack", "controls")] == [
+    assert [command_line_flag(name) for name in ("group_column", "model_args", "attack", "controls")] == [
         "--group-column",
         "--model-arg",
         "--attack",

@@ -29,13 +29,13 @@ def unsettled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_waiting_threads_sleep_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads.settle()
+    threads.set_thread_count()
     assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE" and "OMP_NUM_THREADS" not in os.environ
     assert os.environ["GOMP_SPINCOUNT"] == "10000"  # short waits are not worth a sleep
-    assert threads.told(8) == "8 of 8 processors"
+    assert threads.describe_threads(8) == "8 of 8 processors"
     monkeypatch.delenv("GOMP_SPINCOUNT")
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-    threads.settle()
+    threads.set_thread_count()
     assert "GOMP_SPINCOUNT" not in os.environ  # who chooses a policy gets it whole
 
 
@@ -56,21 +56,21 @@ def test_a_container_gets_no_more_threads_than_its_quota(
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    threads.settle()
+    threads.set_thread_count()
     assert os.environ.get("OMP_NUM_THREADS") == expected
 
 
 @pytest.mark.parametrize(("running", "expected"), [(1, None), (4, "5"), (8, "1"), (30, "1")])
 def test_what_others_keep_busy_is_left_to_them(running: int, expected: str | None, tmp_path: Path) -> None:
     (tmp_path / "loadavg").write_text(f"0.20 0.18 0.12 {running}/80 11206\n")  # one of them is this process
-    threads.settle()
+    threads.set_thread_count()
     assert os.environ.get("OMP_NUM_THREADS") == expected
 
 
 def test_others_do_not_overrule_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "loadavg").write_text("0.20 0.18 0.12 30/80 11206\n")
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    threads.settle()
+    threads.set_thread_count()
     assert os.environ["OMP_NUM_THREADS"] == "5"
 
 
@@ -79,19 +79,19 @@ def test_the_option_wins_over_the_environment_and_that_over_the_quota(
 ) -> None:
     (tmp_path / "cpu.max").write_text("200000 100000")
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    threads.settle()
+    threads.set_thread_count()
     assert os.environ["OMP_NUM_THREADS"] == "5"
-    threads.settle(3)
+    threads.set_thread_count(3)
     assert os.environ["OMP_NUM_THREADS"] == "3"
     with pytest.raises(AuditError, match="expected --threads >= 1, got 0"):
-        threads.settle(0)
+        threads.set_thread_count(0)
 
 
 def test_where_torch_is_loaded_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(threads, "_loaded", lambda: SimpleNamespace(set_num_threads=asked.append))
-    threads.settle()
-    threads.settle(2)
+    threads.set_thread_count()
+    threads.set_thread_count(2)
     assert asked == [2] and "OMP_WAIT_POLICY" not in os.environ
 
 

@@ -25,18 +25,18 @@ from auditor.cli import call
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Secret
 from auditor.core.streams import uniforms
-from auditor.defenses.invisible_ink import BoundedRange, Ink, InvisibleInk, InvisibleInkModel, dealt
+from auditor.defenses.invisible_ink import BoundedRange, Ink, InvisibleInk, InvisibleInkModel, batches_of_records
 from auditor.generation.sample import sample
 from auditor.models.base import LanguageModel
 from auditor.models.decoding import ANCESTRAL, GREEDY
 from auditor.models.ensemble import Ensemble
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.in_context import InContext
-from auditor.plugins.defense import Budget, Prompt, Scenario, most_of_a_lot
+from auditor.plugins.defense import Budget, Prompt, Scenario, largest_lot
 from auditor.plugins.probe import observe
 from auditor.plugins.view import WHITE_BOX, Meter, View
 from auditor.privacy.accounting import realised_pure_dp, realised_renyi, zcdp_budget, zcdp_epsilon
-from auditor.runs.allowance import share_out
+from auditor.runs.allowance import divide_budget
 from tests.conftest import refuses, save_tiny, states
 
 SECRETS = [Secret(f"s{i}", (0, 1, i % 2), (1, 0, 1), 1, alias=f"alias{i}") for i in range(4)]
@@ -117,7 +117,7 @@ def test_the_ends_are_exact() -> None:
 def test_records_are_read_in_front_of_the_text_by_the_batch_that_has_them(neox: HuggingFaceModel) -> None:
     """Batches of three: the last has one record only, and nothing in the place of the others."""
     case = scenario(neox)
-    held = InContext(neox, dealt(case, 3))
+    held = InContext(neox, batches_of_records(case, 3))
     assert [len(batch) for batch in held.batches.records] == [3, 1]
     for prefix, batch in ((PREFIXES[1], RECORDS[:3]), (PREFIXES[3], RECORDS[3:]), ((50, 51), RECORDS[:3])):
         text = torch.tensor([[*prefix, 11, 12]])
@@ -234,13 +234,13 @@ def test_a_batch_pays_for_the_tokens_that_are_drawn_of_it(neox: HuggingFaceModel
     lots = defense.lots(case)
     assert lots == {"s0": 0, "s1": 0, "s2": 1, "s3": 1, "n": 0}
     draws = {("r", name): 10 for name in lots} | {("other", "s3"): 7}
-    assert most_of_a_lot(draws, lots) == 30 and most_of_a_lot(draws, {}) == 57 and most_of_a_lot({}, lots) == 0
+    assert largest_lot(draws, lots) == 30 and largest_lot(draws, {}) == 57 and largest_lot({}, lots) == 0
     assert defense.budget(case) is None
     budget = InvisibleInk(batch=2, queries=25, on_exhaustion="public").budget(case)
     assert budget == Budget(25, "public")
-    shared = share_out(budget, draws, lots)
+    shared = divide_budget(budget, draws, lots)
     assert shared == {**draws, ("r", "n"): 5, ("other", "s3"): 5}
-    assert share_out(Budget(15, "stop"), draws, lots) == {("r", "s0"): 10, ("r", "s2"): 10}
+    assert divide_budget(Budget(15, "stop"), draws, lots) == {("r", "s0"): 10, ("r", "s2"): 10}
     assert Meter(draws, 30, lots).uncharged == 0 and Meter(draws, 30).uncharged == 27
     claim = defense.claim(dataclasses.replace(case, queries=30), 30)
     assert claim.spent_epsilon == claim.epsilon and claim.details["batches"] == 2
@@ -318,7 +318,7 @@ def test_faults_are_caught_on_a_real_model_that_reads_records(
     fault: type[InvisibleInkModel], where: str, neox: HuggingFaceModel
 ) -> None:
     ink = Ink(0.2 if fault is not DrawsUnclipped else 1e-3, 1.4, 2)
-    held: Ensemble = InContext(neox, dealt(scenario(neox), 3))
+    held: Ensemble = InContext(neox, batches_of_records(scenario(neox), 3))
     if fault is DrawsUnclipped:  # a tiny model's records change little: distributions that do
         held = fixed_ensemble((0.6, 0.4), (0.99, 0.01), (0.99, 0.01))
     measured, said = checked(

@@ -14,7 +14,7 @@ from auditor.attacks.near_verbatim import beam_bound
 from auditor.cli import call
 from auditor.core.nouns import Tokens
 from auditor.core.streams import uniforms
-from auditor.defenses.memfree import MemFree, grams
+from auditor.defenses.memfree import MemFree, ngrams_of
 from auditor.generation.sample import sample
 from auditor.models.base import LanguageModel
 from auditor.models.decoding import ANCESTRAL
@@ -67,14 +67,14 @@ def test_rows_have_the_distribution_of_the_whole_text_behind_them(neox: HuggingF
 
 
 def test_what_is_drawn_completes_no_n_gram(neox: HuggingFaceModel) -> None:
-    held = {gram for record in RECORDS for gram in grams(record, 3)}
+    held = {gram for record in RECORDS for gram in ngrams_of(record, 3)}
     prefix = RECORDS[2][:6]
     noise = uniforms(400, 8, 0)[None]
 
     def completed(model: LanguageModel) -> int:
         found = sample(model, torch.tensor([prefix]), 8, ANCESTRAL, noise)[0]
         texts = [(*prefix, *suffix) for suffix in found.suffixes.tolist()]
-        return sum(gram in held for text in texts for gram in list(grams(text, 3))[4:])
+        return sum(gram in held for text in texts for gram in list(ngrams_of(text, 3))[4:])
 
     assert completed(neox) > 0
     for kind in (MemFree(n=3), MemFree(n=3, filter="bloom")):
@@ -100,7 +100,7 @@ def test_a_bloom_filter_forbids_all_of_them_and_others_at_its_rate(neox: Hugging
     found = scenario(neox)
     exact, bloom = MemFree(n=4).held(found), MemFree(n=4, filter="bloom", false_positives=0.05).held(found)
     contexts = [tuple(map(int, row)) for row in RNG.integers(0, 61, (400, 3))]
-    contexts += [gram[:-1] for record in RECORDS for gram in grams(record, 4)]
+    contexts += [gram[:-1] for record in RECORDS for gram in ngrams_of(record, 4)]
     more = 0
     for context in contexts:
         assert set(exact.behind(context)) <= set(bloom.behind(context))

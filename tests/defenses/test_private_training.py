@@ -22,9 +22,9 @@ from auditor.defenses.no_noise import NoNoise
 from auditor.models.loading import load
 from auditor.plugins import registry
 from auditor.privacy import gradient_canaries
-from auditor.privacy.gaussian import noise_for, pld_epsilon, quick_epsilon, rdp_epsilon
+from auditor.privacy.gaussian import noise_multiplier_for, pld_epsilon, quick_epsilon, rdp_epsilon
 from auditor.privacy.gradient_canaries import GradientCanaries
-from auditor.privacy.promises import PrivacyRecord, read
+from auditor.privacy.promises import PrivacyRecord, read_privacy
 from auditor.runs import training
 from auditor.runs.training import Training
 from auditor.studies import sweep
@@ -57,7 +57,7 @@ def silent(what: str, done: int, total: int) -> None:
 
 
 def promised(folder: Path) -> PrivacyRecord:
-    record = read(folder)
+    record = read_privacy(folder)
     assert record is not None
     return record
 
@@ -101,13 +101,13 @@ def test_gradient_canaries_change_no_claim_and_are_told_of(world: Path, tmp_path
     own, plain = promised(tmp_path / "out"), promised(tmp_path / "plain")
     assert own.details.pop("gradient_canaries") == 40 and own == plain
     assert sum("trained with 40 gradient canaries" in sentence for sentence in told) == 1
-    kept = gradient_canaries.read(tmp_path / "out")
+    kept = gradient_canaries.read_canaries(tmp_path / "out")
     assert kept is not None and 5 < sum(kept.included) < 35
     assert len(kept.included) == len(kept.scores) == len(kept.sums) == 40
     mechanism = (kept.noise_multiplier, kept.sampling_rate, kept.steps, kept.clip, kept.delta)
     assert mechanism == (own.noise_multiplier, own.sampling_rate, own.steps, own.clip, own.delta)
     assert (tmp_path / "out" / gradient_canaries.FILE).stat().st_mode & 0o777 == 0o600
-    assert gradient_canaries.read(tmp_path / "plain") is None
+    assert gradient_canaries.read_canaries(tmp_path / "plain") is None
 
 
 def test_folders_made_before_there_were_gradient_canaries_are_still_known(world: Path, tmp_path: Path) -> None:
@@ -131,11 +131,11 @@ def test_folders_made_before_there_were_gradient_canaries_are_still_known(world:
 def test_a_canary_file_of_another_form_is_refused(tmp_path: Path) -> None:
     (tmp_path / gradient_canaries.FILE).write_text("[]")
     with refuses("object", "list"):
-        gradient_canaries.read(tmp_path)
+        gradient_canaries.read_canaries(tmp_path)
     one = GradientCanaries((True,), (1.0, 2.0), (1.0,), 1.0, 0.1, 3, 1.0, 1e-5, "record", 3, 1, 0.0, 3, 1.0, 0.1)
-    gradient_canaries.write(tmp_path, one)
+    gradient_canaries.write_canaries(tmp_path, one)
     with refuses("1, 2, 1"):
-        gradient_canaries.read(tmp_path)
+        gradient_canaries.read_canaries(tmp_path)
 
 
 def test_a_users_records_are_one_unit(world: Path, tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_killed_and_resumed_counts_every_step(
     lora = kind == "gpt2"
     with pytest.raises(_Killed):
         training.train(asked(world, out, model=str(world / kind), lora=lora), kill)
-    assert read(out) is None and (out / "checkpoint.pt").is_file()
+    assert read_privacy(out) is None and (out / "checkpoint.pt").is_file()
     assert not json.loads((out / "training.json").read_text())["finished"]
     training.train(asked(world, out, model=str(world / kind), lora=lora), lambda what, done, total: taken.append(done))
     assert [n for n in taken if n] == [1, 2, 3, 4, 5, 6, 7, 8]
@@ -454,7 +454,7 @@ def test_while_it_trains_no_epsilon_is_said_above_the_one_asked_for() -> None:
     """The noise is solved by a closer bound than the quick one of the progress line."""
     said: list[str] = []
     told = SimpleNamespace(progress=lambda what, *_: said.append(what))
-    sigma = noise_for(8.0, 1e-5, 0.1, 50)
+    sigma = noise_multiplier_for(8.0, 1e-5, 0.1, 50)
     terms = Terms(sigma, 1.0, 0.1, 50, 100, 1e-5)
     assert quick_epsilon(sigma, 0.1, 50, 1e-5) > 8.005
     for asked in (DpSgd(epsilon=8.0), DpSgd(noise_multiplier=sigma)):
@@ -605,7 +605,7 @@ def test_the_lab_trains_its_defenses_on_demand(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "plan.toml").write_text(f"{options}[lab_recipe]\n{fields}")
     out = tmp_path / "sweep"
     assert call(["run", "--config", str(tmp_path / "plan.toml"), "-o", str(out)]) == 0
-    (place,) = sweep.places(out)
+    (place,) = sweep.sweep_places(out)
     cells = {(cell.target, cell.setting): cell for cell in place.cells if cell.measured}
     assert {target for target, _ in cells} == {"undefended", "dp-sgd", "no-clipping", "no-noise", "public", "adp"}
     private, nominal = (cells[target, "white-box"].measured[0] for target in ("dp-sgd", "adp"))

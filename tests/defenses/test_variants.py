@@ -16,11 +16,11 @@ from transformers import AutoModelForCausalLM
 from auditor.cli import call
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.defenses.dedup import Dedup, _bands, distinct
+from auditor.defenses.dedup import Dedup, _bands, without_near_duplicates
 from auditor.defenses.early_stop import EarlyStop
 from auditor.defenses.freeze_embeddings import FreezeEmbeddings
 from auditor.defenses.goldfish import Goldfish
-from auditor.plugins.trainer import Checkpoint, TrainingJob, TrainingRecord, made
+from auditor.plugins.trainer import Checkpoint, TrainingJob, TrainingRecord, read_summary
 from auditor.runs import training
 from auditor.runs.training import Training
 from auditor.training import masks
@@ -94,8 +94,10 @@ class TestDedup:
 
     def test_the_threshold_is_a_similarity_of_runs_of_five_characters(self) -> None:
         pair = [self.COPIES[0], self.NEAR]
-        assert distinct(pair, 47 / 57) == pair[:1] and distinct(pair, 47 / 57 + 1e-9) == pair
-        assert distinct([*pair, pair[0]], 1.0) == pair
+        assert (
+            without_near_duplicates(pair, 47 / 57) == pair[:1] and without_near_duplicates(pair, 47 / 57 + 1e-9) == pair
+        )
+        assert without_near_duplicates([*pair, pair[0]], 1.0) == pair
 
     @pytest.mark.parametrize("threshold", [0.05, 0.3, 0.5, 0.8, 0.95, 0.999])
     def test_pairs_at_the_threshold_are_found(self, threshold: float) -> None:
@@ -117,7 +119,7 @@ class TestDedup:
         for text in texts:
             if all(similar(text, other) < 0.8 for other in naive):
                 naive.append(text)
-        assert distinct(texts, 0.8) == naive and len(naive) == 80
+        assert without_near_duplicates(texts, 0.8) == naive and len(naive) == 80
 
     def test_it_trains_what_plain_training_on_the_rest_does(self, world: Path, tmp_path: Path) -> None:
         (world / "once.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS))
@@ -225,7 +227,7 @@ class TestEarlyStop:
             asked(world, tmp_path / "out", "early-stop", heldout=str(tmp_path / "others.jsonl")), silent
         )
         assert states(told, "5 records")
-        assert made(tmp_path / "out").told == told[1:]  # type: ignore[union-attr]
+        assert read_summary(tmp_path / "out").told == told[1:]  # type: ignore[union-attr]
 
 
 class TestFewerParameters:

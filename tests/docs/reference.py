@@ -14,7 +14,7 @@ import typer
 
 from auditor.cli import EXIT_CODES, app
 from auditor.commands.panels import Said, sections
-from auditor.core.plan import FIELDS, IN_FILE, Described, Plan, flag
+from auditor.core.plan import FIELDS, IN_FILE, Described, Plan, command_line_flag
 from auditor.gate import kept
 from auditor.plugins import registry
 from auditor.plugins.options import options_of
@@ -97,7 +97,7 @@ def _field(name: str) -> list[str]:
     if one.said.risk:
         meaning += f" **Risk:** {one.said.risk}."
     own = one.said.flags
-    spelt = "" if own is None else ", ".join(own).replace("/", " / ") or flag(name)
+    spelt = "" if own is None else ", ".join(own).replace("/", " / ") or command_line_flag(name)
     if spelt and one.said.metavar:
         spelt += f" {one.said.metavar}"
     default = _given(one) if found is None or (found[1].startswith("--") and one.kind is bool) else found[1]
@@ -156,7 +156,7 @@ lab has smaller defaults. `audit list` shows those that are installed.
 
 def plugins() -> str:
     text = _PLUGINS.format(printed=_PRINTED)
-    found = registry.everything()
+    found = registry.all_plugins()
     for kind, (title, asked) in _KINDS.items():
         text += f"\n## {title}\n\n{asked}.\n"
         for name, cls in sorted(found[kind].items()):

@@ -145,9 +145,9 @@ def here(world: Path, tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
     defaults = [LAB.get(field.name, field.default) for field in dataclasses.fields(LabRecipe)]
     monkeypatch.setattr(LabRecipe.__init__, "__defaults__", tuple(defaults))
     monkeypatch.setattr(gaussian, "_PLD_TO", 0.0)  # Renyi's bound takes milliseconds, the tighter one seconds
-    gaussian.noise_for.cache_clear()
+    gaussian.noise_multiplier_for.cache_clear()
     yield tmp_path
-    gaussian.noise_for.cache_clear()
+    gaussian.noise_multiplier_for.cache_clear()
 
 
 def values(words: Sequence[str], *names: str) -> set[str]:
@@ -358,5 +358,5 @@ def test_the_plan_that_is_not_run_is_a_grid_of_as_many_runs_as_it_says(tmp_path:
     (shown,) = (step for step in page if isinstance(step, File))
     (asked,) = (step for step in page if isinstance(step, Command) and shown.name in step.words)
     (tmp_path / shown.name).write_text(shown.text)
-    points = grid.expand(plan.read_toml(tmp_path / shown.name, grid.GRID))
+    points = grid.expand_grid(plan.read_toml(tmp_path / shown.name, grid.GRID))
     assert asked.why.startswith(f"{len(points)} runs")

@@ -78,7 +78,7 @@ def gate(here: Path, *more: str, key: str = "ours") -> int:
 def test_pae_and_signature_are_those_of_the_protocol() -> None:
     """The test vector of DSSE v1 (protocol.md, "Test vectors"): ECDSA over P-256 with SHA-256."""
     kind, payload = "http://example.com/HelloWorld", b"hello world"
-    assert dsse.pae(kind, payload) == b"DSSEv1 29 http://example.com/HelloWorld 11 hello world"
+    assert dsse.pre_authentication_encoding(kind, payload) == b"DSSEv1 29 http://example.com/HelloWorld 11 hello world"
     x = 46950820868899156662930047687818585632848591499744589407958293238635476079160
     y = 5640078356564379163099075877009565129882514886557779369047442380624545832820
     signature = base64.b64decode(
@@ -86,12 +86,14 @@ def test_pae_and_signature_are_those_of_the_protocol() -> None:
     )
     r, s = (int.from_bytes(half) for half in (signature[:32], signature[32:]))
     public = ec.EllipticCurvePublicNumbers(x, y, ec.SECP256R1()).public_key()
-    public.verify(utils.encode_dss_signature(r, s), dsse.pae(kind, payload), ec.ECDSA(hashes.SHA256()))
+    public.verify(
+        utils.encode_dss_signature(r, s), dsse.pre_authentication_encoding(kind, payload), ec.ECDSA(hashes.SHA256())
+    )
 
 
 def test_lengths_are_those_of_bytes() -> None:
-    assert dsse.pae("é", "ü ".encode()) == b"DSSEv1 2 \xc3\xa9 3 \xc3\xbc "
-    assert dsse.pae("", b"") == b"DSSEv1 0  0 "
+    assert dsse.pre_authentication_encoding("é", "ü ".encode()) == b"DSSEv1 2 \xc3\xa9 3 \xc3\xbc "
+    assert dsse.pre_authentication_encoding("", b"") == b"DSSEv1 0  0 "
 
 
 def test_the_statement_names_model_data_plan_result_and_decision(world: Path) -> None:
@@ -182,7 +184,7 @@ def test_an_attestation_that_was_changed_fails(here: Path, how: str) -> None:
             said[key] = "https://example.com/other"
         else:
             said["subject"][0]["digest"]["sha256"] = "0" * 64
-        held = json.loads(dsse.signed(json.dumps(said).encode(), here / "ours.pem"))
+        held = json.loads(dsse.sign_payload(json.dumps(said).encode(), here / "ours.pem"))
     path.write_text(json.dumps(held))
     assert gate(here) == (2 if how == "type" else 1)
 

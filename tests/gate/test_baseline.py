@@ -15,9 +15,15 @@ from auditor.core.nouns import CellKey, Secret
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding
 from auditor.gate.comparable import check_comparable, secrets_digest
 from auditor.gate.compare import compare
-from auditor.gate.decide import decide, judge
+from auditor.gate.decide import decide, judge_rules
 from auditor.gate.policy import Policy, Rule, parse_rule
-from auditor.gate.power import limit_failed, limit_held, needs, paired, parse_change
+from auditor.gate.power import (
+    parse_change,
+    secrets_for_difference,
+    secrets_needed,
+    secrets_to_fail_limit,
+    secrets_to_hold_limit,
+)
 from auditor.records.outcomes import PerSecret, Run, difference
 from auditor.statistics.intervals import share
 from benchmarks.checks.gates import simulation
@@ -104,7 +110,7 @@ def test_by_repeat_count() -> None:
     right[1::2] = False  # every other secret is of count 16
     new = run(right, findings=(finding(right, by_repeats=measured),))
     assert verdicts(new, new, "recall(count=1) <= 0.05", "recall(count=16) <= 0.05") == ["held", "failed"]
-    (ruling,) = judge(new.result, [Rule("recall", 0.5, count=2)])
+    (ruling,) = judge_rules(new.result, [Rule("recall", 0.5, count=2)])
     assert ruling.verdict == "failed" and "repeat counts: 1, 16" in ruling.reason
 
 
@@ -113,7 +119,7 @@ def test_repeat_counts_are_of_the_main_number_and_of_no_other() -> None:
     few, all_right = share("near_verbatim_recall", hits(200, range(2))), share("recall", hits(200, range(200)))
     made = replace(finding(hits(200)), measurements=(all_right, few), by_repeats={"16": all_right})
     for metric, row in (("near_verbatim_recall", made), ("recall", replace(made, by_repeats={}))):
-        (ruling,) = judge(run(hits(200), findings=(row,)).result, [Rule(metric, 0.5, count=16)])
+        (ruling,) = judge_rules(run(hits(200), findings=(row,)).result, [Rule(metric, 0.5, count=16)])
         assert ruling.verdict == "failed" and f"this row has no {metric} by repeat count" in ruling.reason
 
 
@@ -161,7 +167,7 @@ def test_an_older_baseline_is_refused_and_none_at_all_too() -> None:
 def test_what_cannot_be_paired_fails() -> None:
     new, base = run(hits(200)), run(hits(200), "base")
     other = replace(base, outcomes={CellKey("x", "y", "z"): base.outcomes[ROW]})
-    (ruling,) = judge(new.result, [parse_rule("recall not worse than baseline by 1")], new.outcomes, other)
+    (ruling,) = judge_rules(new.result, [parse_rule("recall not worse than baseline by 1")], new.outcomes, other)
     assert ruling.verdict == "failed" and "no outcomes of this row to pair" in ruling.reason
     unkept = {ROW: PerSecret(base.outcomes[ROW].ids, base.outcomes[ROW].member, base.outcomes[ROW].repeats, {})}
     assert verdicts(new, replace(base, outcomes=unkept), "recall not worse than baseline by 1") == ["failed"]
@@ -176,9 +182,9 @@ def test_many_rules_are_not_many_chances_to_fail() -> None:
     """One in twenty breaks its limit at 5% by chance; corrected for twenty, it is inconclusive."""
     lucky, plain = hits(100, range(10)), hits(100, range(5))
     alone = run(lucky)
-    assert [r.verdict for r in judge(alone.result, [Rule("recall", 0.05)])] == ["failed"]
+    assert [r.verdict for r in judge_rules(alone.result, [Rule("recall", 0.05)])] == ["failed"]
     rows = tuple(replace(finding(lucky if i == 0 else plain), attack=f"a{i}") for i in range(20))
-    many = judge(run(lucky, findings=rows).result, [Rule("recall", 0.05)])
+    many = judge_rules(run(lucky, findings=rows).result, [Rule("recall", 0.05)])
     assert [r.verdict for r in many] == ["inconclusive"] * 20
 
 
@@ -214,7 +220,7 @@ def test_false_alarms_on_the_limit_are_at_most_five_percent(which: str) -> None:
 
 def test_the_plan_finds_what_it_promises() -> None:
     s = simulation
-    asked = paired(0.1, 0.0, 0.15, 0.05, 0.8)
+    asked = secrets_for_difference(0.1, 0.0, 0.15, 0.05, 0.8)
     found = s.rates(s.GateScenario("", (s.margin(0.0),), s.changes(asked, 0.1, 0.15)), 300, 0)["failed"]
     half = s.rates(s.GateScenario("", (s.margin(0.0),), s.changes(asked // 2, 0.1, 0.15)), 300, 0)["failed"]
     assert found >= 0.8 - 0.06 and half < 0.7
@@ -222,12 +228,12 @@ def test_the_plan_finds_what_it_promises() -> None:
 
 def test_secrets_for_a_limit_by_the_exact_test() -> None:
     """0 of 59 hold 5%, 0 of 299 hold 1%: nothing less does, and with no leak at all every run finds that."""
-    assert limit_held(0.05, 0.0, 0.05, 0.8) == 59 and limit_held(0.01, 0.0, 0.05, 0.8) == 299
-    needed = limit_failed(0.05, 0.15, 0.05, 0.8)
+    assert secrets_to_hold_limit(0.05, 0.0, 0.05, 0.8) == 59 and secrets_to_hold_limit(0.01, 0.0, 0.05, 0.8) == 299
+    needed = secrets_to_fail_limit(0.05, 0.15, 0.05, 0.8)
     power: Callable[[int], float] = lambda n: sum(  # noqa: E731
         math.comb(n, k) * 0.15**k * 0.85 ** (n - k)
         for k in range(n + 1)
-        if judge(run(hits(n, range(k))).result, [Rule("recall", 0.05)])[0].verdict == "failed"
+        if judge_rules(run(hits(n, range(k))).result, [Rule("recall", 0.05)])[0].verdict == "failed"
     )
     assert power(needed) >= 0.8 > power(needed - 1)
 
@@ -235,11 +241,16 @@ def test_secrets_for_a_limit_by_the_exact_test() -> None:
 def test_plans_are_read_or_refused() -> None:
     change = parse_change("recall=0.05:0.10")
     assert change.discordant == pytest.approx(0.05 * 0.9 + 0.1 * 0.95)
-    assert [need.secrets for need in needs(change, 0.8, 1)] < [need.secrets for need in needs(change, 0.8, 10)]
-    assert [need.secrets for need in needs(parse_change("recall=0:1"), 0.8, 1)][:2] == [1, 1]  # one tells none from all
+    assert [need.secrets for need in secrets_needed(change, 0.8, 1)] < [
+        need.secrets for need in secrets_needed(change, 0.8, 10)
+    ]
+    assert [need.secrets for need in secrets_needed(parse_change("recall=0:1"), 0.8, 1)][:2] == [
+        1,
+        1,
+    ]  # one tells none from all
     for power in (0.0, 1.0, 1.5):
         with pytest.raises(AuditError, match="power between 0 and 1"):
-            needs(change, power, 1)
+            secrets_needed(change, power, 1)
     for bad in ("recall", "recall=0.1", "recall=0.2:0.1", "recall=0.1:1.2", "recall=a:b", "recall=0.1:0.2:0.9"):
         with pytest.raises(AuditError, match=r"expected"):
             parse_change(bad)
@@ -250,7 +261,7 @@ def test_plans_are_read_or_refused() -> None:
         with pytest.raises(AuditError, match=f"from less to more, got {end} to {end}"):
             parse_change(f"recall={end}:{end}")
     with pytest.raises(AuditError, match="more than 1,000,000 secrets"):
-        needs(parse_change("recall=0.5:0.5001"), 0.8, 1)
+        secrets_needed(parse_change("recall=0.5:0.5001"), 0.8, 1)
 
 
 # --- side by side -----------------------------------------------------------------------------------------------------

@@ -15,10 +15,10 @@ from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.core.nouns import Claim
 from auditor.core.result import Audited, AuditResult, BenchmarkRecord, Finding, Measurement, TargetRecord
-from auditor.gate.decide import judge
+from auditor.gate.decide import judge_rules
 from auditor.gate.policy import Rule, parse_limits, parse_rule
 from auditor.statistics import games
-from auditor.statistics.audited import at_level, audited, measurements_of
+from auditor.statistics.audited import audit_at_level, audited, measurements_of
 from auditor.statistics.intervals import share
 from tests.conftest import methods
 from tests.gate.world import edit, whole
@@ -106,7 +106,7 @@ def test_what_a_claim_is_held_to(
 
 def test_games_of_one_token_do_not_hold_the_claim_of_a_thousand(tmp_path: Path, capsys: Said) -> None:
     """Nor a number: right guesses would have proved 9, of tokens that give away 0.234 at most."""
-    weak = replace(games.audited((18_750,) * 4, 1e-5, 0.05), tokens=1, covered=1024, exact=0.234)
+    weak = replace(games.audit_games((18_750,) * 4, 1e-5, 0.05), tokens=1, covered=1024, exact=0.234)
     for audit, code in ((weak, 4), (replace(weak, tokens=1024), 0)):
         folder = finished(tmp_path / str(code), 8.0, row((audit,), attack="prediction-audit"))
         for limit in ("claim", "8"):
@@ -129,7 +129,7 @@ def test_games_are_not_made_stronger_by_an_edit(
     tmp_path: Path, capsys: Said, change: dict[str, Any], said: str
 ) -> None:
     """What `powerless` goes by stands elsewhere too."""
-    weak = replace(games.audited((18_750,) * 4, 1e-5, 0.05), tokens=1, covered=1024, exact=0.234)
+    weak = replace(games.audit_games((18_750,) * 4, 1e-5, 0.05), tokens=1, covered=1024, exact=0.234)
     folder = finished(tmp_path / "run", 8.0, row((weak,), attack="prediction-audit", options={"tokens": 1}))
     limit = ("--max", "epsilon_lower_bound=claim")
     assert gate(folder, *limit) == 4
@@ -191,15 +191,15 @@ def test_a_number_works_as_the_claim_does(tmp_path: Path, capsys: Said, limit: f
 
 def test_decisions_share_the_level() -> None:
     """Of two decisions each is made at 2.5%: a claim between the two bounds stands."""
-    both = at_level(LEAKS[0], 0.025).epsilon, LEAKS[0].epsilon
+    both = audit_at_level(LEAKS[0], 0.025).epsilon, LEAKS[0].epsilon
     claim = Claim({"add_remove": sum(both) / 2}, 1e-5, "add_remove", "record", None, "t", "sound")
     dp, rows = TargetRecord("dp", "DP", "", claim=claim), (row(LEAKS), attacked())
     benchmark = BenchmarkRecord("b", "", 100, 0, 0)
     result = AuditResult(
         "r", "2026", "0", "", {"defense": ["dp"]}, benchmark, (dp,), rows, {}, {}, 0, methods=methods()
     )
-    alone = judge(result, [parse_rule(RULE)])
-    beside = judge(result, [parse_rule(RULE), Rule("recall", 0.05)])
+    alone = judge_rules(result, [parse_rule(RULE)])
+    beside = judge_rules(result, [parse_rule(RULE), Rule("recall", 0.05)])
     assert [r.verdict for r in alone] == ["failed"] and [r.verdict for r in beside] == ["held", "held"]
     assert (alone[0].low, alone[0].limit, alone[0].n) == (LEAKS[0].epsilon, claim.epsilon["add_remove"], 1000)
 

@@ -13,7 +13,7 @@ from auditor.cli import call
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import TargetPlan
 from auditor.core.result import AuditResult, BenchmarkRecord
-from auditor.gate.deployed import deployed
+from auditor.gate.deployed import compare_deployed
 from auditor.gate.policy import Policy, Required, Rule, read_policy
 from auditor.records import weights
 from auditor.runs.gating import gate
@@ -55,7 +55,7 @@ def test_the_digests_are_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     weights.digests({"model": (str(lies), None)})
     (lies / "model.safetensors").write_bytes(b"leaky")
     assert weights.digests({"model": (str(lies), None)}) == held  # by what is kept, nothing has changed
-    assert weights.read_anew({"model": (str(lies), None)}) != held
+    assert weights.hash_again({"model": (str(lies), None)}) != held
 
 
 def test_the_model_may_lie_elsewhere(tmp_path: Path, capsys: Said) -> None:
@@ -130,7 +130,7 @@ def test_requirements_that_say_nothing_are_refused(tmp_path: Path, line: str) ->
 def test_the_age_of_a_run_is_said_in_whole_units(ago: timedelta, said: str) -> None:
     made = datetime(2026, 1, 1, tzinfo=UTC)
     result = AuditResult("r", made.isoformat(), "0", "", {}, BenchmarkRecord("b", "", 0, 0, 0), (), (), {}, {}, 0)
-    found = deployed(result, TargetPlan(), {}, "there", made, made + ago)
+    found = compare_deployed(result, TargetPlan(), {}, "there", made, made + ago)
     assert f"judged 2026-01-01 00:00 UTC ({said})" in found.said
     assert found.age == pytest.approx(ago / timedelta(days=1))
 

@@ -13,7 +13,7 @@ import pytest
 
 from auditor.cli import call
 from auditor.core.result import Measurement
-from auditor.gate.decide import judge, read_run
+from auditor.gate.decide import judge_rules, read_run
 from auditor.gate.policy import Rule
 from auditor.records.outcomes import PerSecret
 from auditor.records.table import TABLE
@@ -147,7 +147,7 @@ def test_the_bounds_are_those_of_the_secrets(tmp_path: Path) -> None:
     (finding,) = run.result.findings
     told = replace(finding.measurement("recall_at_100_errors"), low=0.0, high=0.01)  # type: ignore[type-var]
     edited = replace(run.result, findings=(replace(finding, measurements=(finding.measurements[0], told)),))
-    (ruling,) = judge(edited, [Rule("recall_at_100_errors", 0.02)], run.outcomes)
+    (ruling,) = judge_rules(edited, [Rule("recall_at_100_errors", 0.02)], run.outcomes)
     assert ruling.verdict == "failed" and ruling.low > 0.02
 
 
@@ -156,11 +156,11 @@ def test_near_verbatim_recall_by_count_is_judged_on_its_own_numbers(tmp_path: Pa
     near = np.where(np.arange(len(LEAKY.ids)) % 2 == 1, 1, 9)  # of the members with 16 copies every guess is near
     run = read_run(finished(tmp_path / "run", replace(outcome(), distance=near)))
     rules = [Rule("near_verbatim_recall", 0.1, count=count) for count in (16, 1)]
-    assert [r.verdict for r in judge(run.result, rules, run.outcomes)] == ["failed", "held"]
-    assert [r.n for r in judge(run.result, rules, run.outcomes)] == [200, 200]
+    assert [r.verdict for r in judge_rules(run.result, rules, run.outcomes)] == ["failed", "held"]
+    assert [r.n for r in judge_rules(run.result, rules, run.outcomes)] == [200, 200]
     rules = [Rule("recall", 0.1, count=count) for count in (16, 1)]
-    assert [r.verdict for r in judge(run.result, rules, run.outcomes)] == ["held", "held"]
-    assert [r.verdict for r in judge(run.result, [Rule("near_verbatim_recall", 0.1, count=4)], run.outcomes)] == [
+    assert [r.verdict for r in judge_rules(run.result, rules, run.outcomes)] == ["held", "held"]
+    assert [r.verdict for r in judge_rules(run.result, [Rule("near_verbatim_recall", 0.1, count=4)], run.outcomes)] == [
         "failed"
     ]
 
@@ -171,7 +171,7 @@ def test_what_no_secret_has_a_part_of_is_never_held(tmp_path: Path) -> None:
     (finding,) = run.result.findings
     theirs = Measurement("theirs", 0.2, 0.1, 0.3, 400)
     told = replace(run.result, findings=(replace(finding, measurements=(*finding.measurements, theirs)),))
-    held, failed = judge(told, [Rule("theirs", 0.4), Rule("theirs", 0.05)], run.outcomes)
+    held, failed = judge_rules(told, [Rule("theirs", 0.4), Rule("theirs", 0.05)], run.outcomes)
     assert (held.verdict, held.unmeasured, failed.verdict) == ("inconclusive", True, "failed")
     assert "nobody can work it out again" in held.reason
 

@@ -14,12 +14,12 @@ from scipy.stats import binom
 
 from auditor.core.errors import AuditError
 from auditor.core.result import AuditResult, BenchmarkRecord, Doubt, Finding, Measurement
-from auditor.gate.decide import decide, evidence, unseen
-from auditor.gate.decide import judge as rule_on
+from auditor.gate.decide import decide, one_sided_bounds, why_undecidable
+from auditor.gate.decide import judge_rules as rule_on
 from auditor.gate.policy import Policy, Rule, parse_limits
 from auditor.gate.rulings import EXIT_CODES, Ruling, verdict
 from auditor.records.outcomes import Run
-from auditor.records.signals import assess
+from auditor.records.signals import assess_signals
 from auditor.statistics.bounds import LEVEL
 from auditor.statistics.compare import difference
 
@@ -92,7 +92,7 @@ def test_held_and_failed_are_exact_one_sided_tests(hits_n: tuple[int, int], limi
 def test_held_means_that_the_upper_bound_is_within_the_limit(name: str, hits: int, limit: float) -> None:
     measured = Measurement(name, hits / 50, hits / 80, min(1.0, hits / 30), 50)
     (ruling,) = judge(result(row("undefended", measured)), {name: limit})
-    low, high = evidence(measured).low(LEVEL), evidence(measured).high(LEVEL)
+    low, high = one_sided_bounds(measured).low(LEVEL), one_sided_bounds(measured).high(LEVEL)
     assert low <= measured.value <= high and (ruling.low, ruling.high) == (low, high)
     assert (ruling.verdict == "held") == (high <= limit)
     assert (ruling.verdict == "failed") == (low > limit)
@@ -287,7 +287,7 @@ def test_no_limit_is_held_by_hits_that_are_too_few_for_the_probabilities(p: floa
     found = result(attacked, row("undefended", probable, attack="extraction-probability"))
     (held,) = judge(found, {"recall": 0.05}, attack="a")
     assert held.verdict == "held"
-    ruled = unseen(found, assess(found), held)
+    ruled = why_undecidable(found, assess_signals(found), held)
     assert ruled.verdict == expected and ("a filter" in ruled.reason) == (expected != "held")
 
 
@@ -297,6 +297,6 @@ def test_no_limit_on_leakage_is_held_in_doubt_of_the_text_form(metric: str, expe
     found = result(row("undefended", count(0, 100)))
     found = replace(found, benchmark=replace(found.benchmark, doubts=(Doubt("text form", "Another may be right."),)))
     (held,) = judge(found, {"recall": 0.05})
-    ruled = unseen(found, assess(found), replace(held, metric=metric))
+    ruled = why_undecidable(found, assess_signals(found), replace(held, metric=metric))
     assert (held.verdict, ruled.verdict) == ("held", expected)
     assert ruled.unmeasured == ("Another may be right." in ruled.reason) == (expected != "held")

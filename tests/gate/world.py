@@ -83,7 +83,7 @@ def whole(folder: Path) -> Path:
     write(folder, "secrets.json", {**told_of, **same, "canary": [False] * len(facts)})
     lines = [json.dumps({"cell": row, "secret": id}) + "\n" for row, held in rows.items() for id in held["ids"]]
     (folder / "guesses.jsonl").write_text("".join(lines))
-    manifest.write(folder, (folder / "result.json").read_bytes())
+    manifest.write_manifest(folder, (folder / "result.json").read_bytes())
     return folder
 
 

@@ -18,7 +18,7 @@ SPACE = Space("My ID is {digits:2}")
 
 def guide(space: Space = SPACE) -> constrained.Guide:
     own = bpe(150)
-    return constrained.Guide(space, own, constrained.common_head(tries.encode(own, list(space.texts())[::3])))
+    return constrained.Guide(space, own, constrained.common_prefix(tries.encode(own, list(space.texts())[::3])))
 
 
 def test_draws_are_texts_of_the_space_and_belong_to_their_own_noise() -> None:
@@ -37,7 +37,7 @@ def test_the_density_of_canonical_texts_is_no_more_than_all_and_what_draws_show(
     held, model = guide(), tiny(407, scale=6.0)
     texts = list(SPACE.texts())
     tails = [tuple(ids[len(held.head) :]) for ids in tries.encode(bpe(150), texts)]
-    given = constrained.given(model, held, (0, *held.head), texts, tails)
+    given = constrained.score_texts(model, held, (0, *held.head), texts, tails)
     assert given.nll == pytest.approx(tries.nlls(model, (0, *held.head), tails), abs=1e-4)
     mass = np.exp(given.log_q)
     assert mass.sum() <= 1 + 1e-6
@@ -63,7 +63,7 @@ def test_estimated_ranks_cover_the_exact_ones(format: str) -> None:
     exact = tries.count(model, tree, context, limits).at_most
     uniform = [space.draw(noise) for _ in range(150)]
     drawn = constrained.draw(model, held, context, noise.random((400, held.longest())))
-    given = constrained.given(
+    given = constrained.score_texts(
         model, held, context, uniform, [tuple(ids[len(tree.head) :]) for ids in tries.encode(own, uniform)]
     )
     draws = exposure.WeightedDraws(
@@ -74,7 +74,7 @@ def test_estimated_ranks_cover_the_exact_ones(format: str) -> None:
         400,
         space.size,
     )
-    found = [exposure.estimate(limit, text, draws) for limit, text in zip(limits, texts, strict=True)]
+    found = [exposure.estimate_rank(limit, text, draws) for limit, text in zip(limits, texts, strict=True)]
     covered = [e.low - 1e-6 <= rank <= e.high + 1e-6 for e, rank in zip(found, exact.tolist(), strict=True)]
     assert sum(covered) >= 7
     assert all(abs(np.log2(e.rank / rank)) < 1 for e, rank in zip(found, exact.tolist(), strict=True))

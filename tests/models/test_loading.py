@@ -37,8 +37,8 @@ from auditor.core.plan_parts import LoadingOptions
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load
 from auditor.models.lora import LoraEnsemble
-from auditor.models.masked import kind_of
-from auditor.models.weights import place, read_weights
+from auditor.models.masked import masked_or_causal
+from auditor.models.weights import device_of, read_weights
 
 Tensors = dict[str, torch.Tensor]
 SHAPE = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
@@ -365,19 +365,19 @@ def test_members_of_an_ensemble_are_not_put_beside_a_model_that_is_spread(tmp_pa
 
 def test_the_best_device_is_found_and_what_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    assert place("auto") == torch.device("cpu")
+    assert device_of("auto") == torch.device("cpu")
     with pytest.raises(AuditError, match="expected cuda to be there for --device cuda, got a machine with none"):
-        place("cuda")
+        device_of("cuda")
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
-    assert place("auto") == torch.device("cuda") and place("cuda:1") == torch.device("cuda:1")
+    assert device_of("auto") == torch.device("cuda") and device_of("cuda:1") == torch.device("cuda:1")
     with pytest.raises(
         AuditError, match="expected cuda:2 to be there for --device cuda:2, got a machine with 2 of cuda"
     ):
-        place("cuda:2")
+        device_of("cuda:2")
     with pytest.raises(AuditError, match="expected mps to be there"):
-        place("mps")
+        device_of("mps")
 
 
 def learns(model: HuggingFaceModel) -> bool:
@@ -492,10 +492,10 @@ def test_a_folder_that_is_not_there_is_said_to_be_none(name: str) -> None:
 
 def test_a_masked_architecture_that_decodes_is_causal_and_said(tmp_path: Path) -> None:
     save(bert(BertForMaskedLM), tmp_path)
-    assert kind_of(str(tmp_path)) == "masked"
+    assert masked_or_causal(str(tmp_path)) == "masked"
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "is_decoder": True}))
-    assert kind_of(str(tmp_path)) == "causal"
+    assert masked_or_causal(str(tmp_path)) == "causal"
     assert "BertForMaskedLM with is_decoder=true: asked as a causal LM" in "".join(load(str(tmp_path)).notes)
 
 

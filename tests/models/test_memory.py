@@ -171,18 +171,18 @@ def test_what_a_refused_attempt_made_is_gone_before_the_next() -> None:
 
 def test_rows_take_a_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
-    monkeypatch.setattr(memory, "free", lambda device: 4000)
-    assert memory.rows_bytes(cpu, 5000) == 1000
-    assert memory.rows_bytes(cpu, 600) == 600
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 4000)
+    assert memory.decoding_bytes(cpu, 5000) == 1000
+    assert memory.decoding_bytes(cpu, 600) == 600
 
 
 def test_memory_ends_where_the_control_group_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_GROUP", tmp_path)
     for name, text in (("memory.max", "1000\n"), ("memory.current", "900\n"), ("memory.stat", "inactive_file 300\n")):
         (tmp_path / name).write_text(text)
-    assert memory.free(torch.device("cpu")) == 400
+    assert memory.free_bytes(torch.device("cpu")) == 400
     (tmp_path / "memory.max").write_text("max\n")
-    assert memory.free(torch.device("cpu")) > 400
+    assert memory.free_bytes(torch.device("cpu")) > 400
 
 
 # --- results ----------------------------------------------------------------------------------------------------------

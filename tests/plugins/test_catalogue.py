@@ -27,7 +27,7 @@ def test_what_is_kept_is_what_the_files_say(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path))
     monkeypatch.setattr(registry, "_extra", {})  # plug-ins that other tests have loaded
     run = catalogue.catalogue(quiet)
-    assert run == registry.everything()
+    assert run == registry.all_plugins()
     monkeypatch.setattr(catalogue, "_run", lambda before: pytest.fail("asked again"))
     kept = catalogue.catalogue(quiet)
     assert {kind: list(found) for kind, found in kept.items()} == {kind: list(found) for kind, found in run.items()}

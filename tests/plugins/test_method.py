@@ -100,7 +100,7 @@ def test_its_numbers_and_section_stand_in_both_reports(run: Callable[..., int], 
         assert "<long>" not in text and "<secret>" not in text
     registry._extra.clear()  # whoever reads the folder need not have the plug-in
     metrics._DECLARED.clear()
-    metrics.find.cache_clear()
+    metrics.find_metric.cache_clear()
     assert call(["report", str(folder)]) == 0
     assert {name: (folder / name).read_text() for name in first} == first
 

@@ -26,7 +26,7 @@ from auditor.models.ensemble import ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Budget, Defense, Scenario
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Sampling, Setting, View
-from auditor.runs.allowance import share_out
+from auditor.runs.allowance import divide_budget
 from auditor.runs.target import Target
 from tests.rounding import assert_same
 
@@ -288,7 +288,7 @@ tokens = st.lists(st.integers(1, 30), max_size=12)
 @given(tokens, st.integers(1, 200))
 def test_stop_pays_whole_answers_in_secret_order(answers: list[int], budget: int) -> None:
     planned = {("r", f"s{i}"): count for i, count in enumerate(answers)}
-    shared = share_out(Budget(budget, "stop"), planned)
+    shared = divide_budget(Budget(budget, "stop"), planned)
     assert list(shared) == list(planned)[: len(shared)]
     assert all(shared[key] == planned[key] for key in shared) and sum(shared.values()) <= budget
     if len(shared) < len(planned):  # the next one would not have been paid for
@@ -298,7 +298,7 @@ def test_stop_pays_whole_answers_in_secret_order(answers: list[int], budget: int
 @given(tokens, st.integers(1, 200))
 def test_public_pays_the_first_tokens_and_answers_everybody(answers: list[int], budget: int) -> None:
     planned = {("r", f"s{i}"): count for i, count in enumerate(answers)}
-    shared = share_out(Budget(budget, "public"), planned)
+    shared = divide_budget(Budget(budget, "public"), planned)
     assert list(shared) == list(planned)
     assert sum(shared.values()) == min(budget, sum(answers))
     paid = list(shared.values())
@@ -408,7 +408,7 @@ def test_what_the_public_model_answers_is_not_charged(neox: HuggingFaceModel) ->
     name = view(neox, TEXT_ONLY).recipe(TOP_P, "")
     planned = {(name, query.id): 6 * query.length for query in queries()}
     for exhaustion in ("public", "stop"):
-        allowance = share_out(Budget(50, exhaustion), planned)
+        allowance = divide_budget(Budget(50, exhaustion), planned)
         spent = charged(neox, [PrivateRecipe(TOP_P), PrivateRecipe(TOP_P)], allowance)
         assert spent == {"public": 50, "stop": 18 + 24}[exhaustion]
 

@@ -18,7 +18,7 @@ from scipy.stats import chi2, norm
 from auditor.core.errors import AuditError
 from auditor.privacy import gaussian
 from auditor.privacy.gaussian import (
-    noise_for,
+    noise_multiplier_for,
     pld_epsilon,
     quick_epsilon,
     rdp_epsilon,
@@ -71,7 +71,7 @@ def test_more_noise_and_fewer_steps_cost_less(sigma: float, q: float, steps: int
 
 @pytest.mark.parametrize(("epsilon", "q", "steps"), [(3.0, 1.0, 1), (0.1, 0.05, 200), (1.0, 0.01, 1000)])
 def test_the_noise_solved_for_spends_the_epsilon_and_no_more(epsilon: float, q: float, steps: int) -> None:
-    sigma = noise_for(epsilon, 1e-5, q, steps)
+    sigma = noise_multiplier_for(epsilon, 1e-5, q, steps)
     assert 0.999 * epsilon <= pld_epsilon(sigma, q, steps, 1e-5) <= epsilon
 
 
@@ -95,7 +95,7 @@ def renyi_epsilon(sigma: float, q: float, steps: int, delta: float) -> float:
 @pytest.mark.parametrize(("delta", "q", "steps"), [(1e-14, 0.01, 1000), (1e-15, 0.1, 100)])
 def test_the_noise_solved_for_is_enough_at_a_tiny_delta(delta: float, q: float, steps: int) -> None:
     """What PLD cuts off is no longer small beside delta: its epsilon is 9.45, or infinite, where RDP proves 8."""
-    sigma = noise_for(8.0, delta, q, steps)
+    sigma = noise_multiplier_for(8.0, delta, q, steps)
     epsilon, accountant = reported_epsilon(sigma, q, steps, delta)
     assert 7.99 <= epsilon <= 8 and accountant == "dp-accounting RDP"
     assert epsilon == rdp_epsilon(sigma, q, steps, delta)
@@ -128,9 +128,9 @@ def test_mechanisms_that_do_not_exist_are_refused(mechanism: tuple[float, float,
 
 def test_an_epsilon_out_of_reach_is_refused() -> None:
     with pytest.raises(AuditError, match="epsilon > 0 and at most 1000, got 0"):
-        noise_for(0.0, 1e-5, 0.1, 10)
+        noise_multiplier_for(0.0, 1e-5, 0.1, 10)
     with pytest.raises(AuditError, match="none is enough"):
-        noise_for(1e-6, 1e-9, 1.0, 10**6)
+        noise_multiplier_for(1e-6, 1e-9, 1.0, 10**6)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_noise_is_solved_for_in_few_looks_at_the_loss_distribution(
     epsilon: float, q: float, steps: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each takes seconds: two ends of a bracket, and straight lines between them until one is close enough."""
-    looks, solved = 0, noise_for(epsilon, 1e-5, q, steps)
+    looks, solved = 0, noise_multiplier_for(epsilon, 1e-5, q, steps)
 
     def counted(*arguments: Any) -> float:
         nonlocal looks
@@ -148,7 +148,7 @@ def test_noise_is_solved_for_in_few_looks_at_the_loss_distribution(
         return pld_epsilon(*arguments)
 
     monkeypatch.setattr(gaussian, "pld_epsilon", counted)
-    assert gaussian.noise_for.__wrapped__(epsilon, 1e-5, q, steps) == solved
+    assert gaussian.noise_multiplier_for.__wrapped__(epsilon, 1e-5, q, steps) == solved
     assert looks <= most
 
 

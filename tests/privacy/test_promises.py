@@ -27,8 +27,8 @@ RECORD = PrivacyRecord(
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
-    promises.write(tmp_path, RECORD)
-    assert promises.read(tmp_path) == RECORD
+    promises.write_privacy(tmp_path, RECORD)
+    assert promises.read_privacy(tmp_path) == RECORD
 
 
 def test_a_claim_says_in_fields_what_it_says_in_words() -> None:
@@ -59,5 +59,5 @@ def test_version_1_said_in_words_whether_it_is_sound(tmp_path: Path, status: str
     values: dict[str, Any] = to_json(replace(RECORD, status=status))
     del values["sound"]
     (tmp_path / promises.FILE).write_text(json.dumps({**values, "schema_version": 1}))
-    read = promises.read(tmp_path)
+    read = promises.read_privacy(tmp_path)
     assert read is not None and read.sound == (status == "sound") and read.schema_version == 2

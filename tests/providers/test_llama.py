@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import LoadingOptions
-from auditor.models.agreement import distance
+from auditor.models.agreement import distribution_distance
 from auditor.plugins.provider import Wanted
 from auditor.providers.llama import LlamaCpp, LlamaModel
 from auditor.testing import check_model
@@ -92,9 +92,9 @@ def test_its_distributions_are_those_of_the_same_weights_in_transformers(file: P
     with torch.no_grad():
         truth = other(asked).logits.log_softmax(-1)
     found = llama.log_probs(asked, 20)
-    print(f"\nroot mean square difference: {distance(found, truth):.2g} nats, of {float(truth.std()):.2g}")
-    assert distance(found, truth) < 0.01 * float(truth.std())
-    assert distance(found, truth.roll(1, 0)) > float(truth.std()) / 2
+    print(f"\nroot mean square difference: {distribution_distance(found, truth):.2g} nats, of {float(truth.std()):.2g}")
+    assert distribution_distance(found, truth) < 0.01 * float(truth.std())
+    assert distribution_distance(found, truth.roll(1, 0)) > float(truth.std()) / 2
 
 
 def test_it_keeps_the_contract_of_a_model(llama: LlamaModel) -> None:

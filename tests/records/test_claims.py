@@ -11,9 +11,9 @@ import pytest
 
 from auditor.core.nouns import Claim
 from auditor.core.result import Audited, AuditResult, BenchmarkRecord, Finding, TargetRecord
-from auditor.records.claims import CONSISTENT, CONTRADICTED, TOO_WEAK, ClaimEvidence, promised, standing
+from auditor.records.claims import CONSISTENT, CONTRADICTED, TOO_WEAK, ClaimEvidence, assess_claim, promised_epsilon
 from auditor.statistics import games
-from auditor.statistics.audited import at_level, audited, measurements_of
+from auditor.statistics.audited import audit_at_level, audited, measurements_of
 from tests.conftest import methods
 
 
@@ -43,7 +43,7 @@ def stands(target: Claim | None, *rows: Finding, nominal: float | None = None, *
     result = AuditResult(
         "r", "2026", "0", "", {"defense": ["dp"]}, benchmark, (dp,), rows, {}, {}, 0, methods=methods()
     )
-    return standing(result, dp, **narrowed)
+    return assess_claim(result, dp, **narrowed)
 
 
 LEAKS, FAINT, FEW = proof(1000, 0.95), proof(1000, 0.55), proof(24, 0.9)
@@ -72,7 +72,7 @@ def test_several_audits_share_the_level() -> None:
     one, other = row(LEAKS), row(proof(1000, 0.6, seed=1), attack="gradient-audit")
     found = stands(claim(1.0), one, other)
     assert [bound.audit.level for bound in found.bounds] == [0.025, 0.025] and found.verdict == CONTRADICTED
-    assert found.bounds[0].audit == at_level(LEAKS, 0.025) and found.bounds[0].audit.epsilon < LEAKS.epsilon
+    assert found.bounds[0].audit == audit_at_level(LEAKS, 0.025) and found.bounds[0].audit.epsilon < LEAKS.epsilon
     just = claim((LEAKS.epsilon + found.bounds[0].audit.epsilon) / 2)
     assert stands(just, one).verdict == CONTRADICTED and stands(just, one, other).verdict == CONSISTENT
     assert stands(just, one, other, attack="epsilon-audit").verdict == CONTRADICTED
@@ -106,21 +106,21 @@ def test_what_is_about_something_else_speaks_to_no_claim(promise: Claim, changed
 
 
 def test_what_a_claim_covers() -> None:
-    assert promised(claim(2.0, unit="user"), "add_remove", "record") == 2.0  # a user's claim covers each record
-    assert "about one user" in str(promised(claim(2.0), "add_remove", "user"))
+    assert promised_epsilon(claim(2.0, unit="user"), "add_remove", "record") == 2.0  # a user's claim covers each record
+    assert "about one user" in str(promised_epsilon(claim(2.0), "add_remove", "user"))
     shards = claim({"add_remove": 3.0, "replace": 5.0}, unit="shard of whole records", shard=True)
-    assert promised(shards, "add_remove", "shard") == 3.0
-    assert "about one record" in str(promised(shards, "add_remove", "record"))
-    assert promised(replace(shards, whole="record"), "add_remove", "record") == 5.0  # another shard, as a whole
+    assert promised_epsilon(shards, "add_remove", "shard") == 3.0
+    assert "about one record" in str(promised_epsilon(shards, "add_remove", "record"))
+    assert promised_epsilon(replace(shards, whole="record"), "add_remove", "record") == 5.0  # another shard, as a whole
     anything = claim(
         unit="the whole training set", any_two=True, relation="any two models", epsilon={"any two models": 9.0}
     )
-    assert promised(anything, "add_remove", "record") == 9.0
+    assert promised_epsilon(anything, "add_remove", "record") == 9.0
     assert stands(claim(1.0, delta=0.0), row(LEAKS)).verdict == CONTRADICTED  # a claim at delta 0 is one at 1e-5
 
 
 def test_independent_games_are_held_to_the_claim_of_a_shard() -> None:
-    played = replace(games.audited((900, 100, 120, 880), 1e-5, 0.05), tokens=64, covered=64)
+    played = replace(games.audit_games((900, 100, 120, 880), 1e-5, 0.05), tokens=64, covered=64)
     shards = claim({"add_remove": 1.0, "zero_out": 3.0}, unit="shard", shard=True, queries=64, any_access=False)
     prediction = row(replace(played, unit="shard"), attack="prediction-audit")
     assert stands(shards, prediction).verdict == CONTRADICTED and stands(shards, prediction).bounds[0].audit.best > 5
@@ -146,7 +146,7 @@ def test_games_of_a_part_of_the_tokens_speak_to_no_claim_of_them_all(
     tokens: int | None, covered: int | None, exact: float | None, verdict: str
 ) -> None:
     """75,000 games, guessed by chance: right guesses would have proved 9, of tokens that cannot give away as much."""
-    found = games.audited((18_750, 18_750, 18_750, 18_750), 1e-5, 0.05)
+    found = games.audit_games((18_750, 18_750, 18_750, 18_750), 1e-5, 0.05)
     assert found.epsilon == 0 and found.best > 9
     shards = claim(8.0, unit="shard", shard=True, queries=covered, any_access=False)
     audit = replace(found, unit="shard", tokens=tokens, covered=covered, exact=exact)

@@ -16,7 +16,7 @@ from auditor.records.contrasts import Replicates, WeightedMetric, contrast
 from auditor.records.outcomes import PerSecret
 from auditor.statistics import extraction, intervals, judging
 from auditor.statistics.judging import Outcome
-from auditor.statistics.metrics import METRICS, find
+from auditor.statistics.metrics import METRICS, find_metric
 
 
 def outcome(hits: list[int], ids: list[str] | None = None) -> Outcome:
@@ -80,7 +80,7 @@ def test_resampled_recall_at_errors_equals_the_walk_over_copies() -> None:
     one = outcome(list(hits))
     one = dataclasses.replace(one, score=rng.random(n).round(1))
     draws = np.vstack([np.ones((1, n), dtype=int), rng.multinomial(n, np.full(n, 1 / n), size=3)])
-    for row, value in zip(draws, find("recall_at_100_errors").resampled(one, draws), strict=True):
+    for row, value in zip(draws, find_metric("recall_at_100_errors").resampled(one, draws), strict=True):
         copies = sorted(
             ((s, h) for s, h, times in zip(one.score, one.hit, row, strict=True) for _ in range(times)),
             key=lambda pair: (-pair[0], pair[1]),
@@ -116,7 +116,7 @@ def test_statistics_are_the_measurements_of_a_finding() -> None:
     assert set(names) == set(measured)
     ones = np.ones((1, len(one.ids)), dtype=int)
     for name in names:
-        assert float(find(name).resampled(one, ones)[0]) == pytest.approx(measured[name].value), name
+        assert float(find_metric(name).resampled(one, ones)[0]) == pytest.approx(measured[name].value), name
         assert contrast(name, [WeightedMetric(1, name, cell(one))]).unit == measured[name].unit
 
 

@@ -22,13 +22,13 @@ from auditor.records.details import (
     Details,
     by_group,
     by_length,
-    facts,
-    read,
+    read_details,
     reliability,
-    tail,
+    secret_facts,
+    survival_function,
 )
 from auditor.records.listed import SecretFacts
-from auditor.records.outcomes import PerSecret, of_folder
+from auditor.records.outcomes import PerSecret, read_outcomes
 from auditor.records.table import HELDOUT, MEASURED, OBSERVED, TABLE, TOKENS, Column
 from auditor.statistics import intervals, judging
 
@@ -65,13 +65,13 @@ def folder(path: Path) -> Path:
         Column(TOKENS, target, "log_prob", ["s0"] * 4 + ["s1"] * 2, [0.0, -1.5, -math.inf, -2, -0.5, -0.5]),
         Column(HELDOUT, target, "tokens", ["heldout-0", "heldout-1"], [3, 4]),
     ]
-    table.write(path, columns)
-    (path / "secrets.json").write_text(json.dumps(facts(SECRETS, "salt")))
+    table.write_columns(path, columns)
+    (path / "secrets.json").write_text(json.dumps(secret_facts(SECRETS, "salt")))
     return path
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
-    found = read(folder(tmp_path))
+    found = read_details(folder(tmp_path))
     assert found.secrets[1] == SecretFacts("s1", "as1", True, 4, 4, "note")
     row = found.rows["undefended", "white-box", "a"]
     assert (
@@ -89,19 +89,19 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert probe.outcome is None and probe.values["p"][0] == 0.5 and math.isnan(probe.values["p"][1])
     assert found.tokens == {"undefended": {"s0": (0.0, -1.5, -math.inf, -2.0), "s1": (-0.5, -0.5)}}
     assert found.exposure == {EXPOSURE: {"s0": 4.0, "s1": math.inf}}
-    assert table.heldout(tmp_path) == {"undefended": {"tokens": [3.0, 4.0]}}
+    assert table.read_heldout(tmp_path) == {"undefended": {"tokens": [3.0, 4.0]}}
 
 
 def test_a_row_of_whom_nothing_is_kept_still_says_who_was_asked(tmp_path: Path) -> None:
     asked = PerSecret(("b", "a"), np.array([True, False]), (None, 2), {})
-    table.write(tmp_path, asked.columns(EXPOSURE))
-    (again,) = of_folder(tmp_path).values()
+    table.write_columns(tmp_path, asked.columns(EXPOSURE))
+    (again,) = read_outcomes(tmp_path).values()
     assert (again.ids, again.member.tolist(), again.repeats, again.values) == (("b", "a"), [True, False], (None, 2), {})
-    assert read(tmp_path) == Details() == read(tmp_path / "nowhere")
+    assert read_details(tmp_path) == Details() == read_details(tmp_path / "nowhere")
 
 
 def test_the_file_is_one_row_a_configuration_secret_and_quantity(tmp_path: Path) -> None:
-    frame = table.frame(folder(tmp_path), {"s0": "as0"})
+    frame = table.read_frame(folder(tmp_path), {"s0": "as0"})
     key = ["kind", "target", "setting", "attack", "secret", "quantity", "token"]
     assert list(frame) == [*key[:5], "member", "repeats", *key[5:], "value"] and not frame.duplicated(key).any()
     assert "as0" in set(frame.secret) and "s0" not in set(frame.secret)
@@ -130,11 +130,11 @@ BROKEN: dict[str, Callable[[list[Column]], list[Column]]] = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_columns_that_do_not_make_a_row_are_refused(name: str, tmp_path: Path) -> None:
     columns = list(PerSecret.of(outcome()).columns(CellKey.read(CELL)))
-    table.write(tmp_path, columns)
-    assert len(read(tmp_path).rows) == 1
-    table.write(tmp_path, BROKEN[name](columns))
+    table.write_columns(tmp_path, columns)
+    assert len(read_details(tmp_path).rows) == 1
+    table.write_columns(tmp_path, BROKEN[name](columns))
     with pytest.raises(AuditError, match=r"secrets.parquet: expected the table"):
-        read(tmp_path)
+        read_details(tmp_path)
 
 
 def of_version(version: str) -> Callable[[Path], object]:
@@ -160,11 +160,11 @@ def of_version(version: str) -> Callable[[Path], object]:
 def test_what_cannot_be_read_is_refused(tmp_path: Path, change: Callable[[Path], object], message: str) -> None:
     change(folder(tmp_path) / TABLE)
     with pytest.raises(AuditError, match=message):
-        read(tmp_path)
+        read_details(tmp_path)
 
 
 def test_recall_by_group_and_first_tokens(tmp_path: Path) -> None:
-    found = read(folder(tmp_path))
+    found = read_details(folder(tmp_path))
     row = found.rows["undefended", "white-box", "a"]
     groups = by_group(found, row)
     assert {name: (m.value, m.n) for name, m in groups.items()} == {"mail": (0.5, 2), "note": (0.0, 1)}
@@ -202,10 +202,10 @@ def test_reliability_of_what_is_known() -> None:
 
 
 def test_the_tail_of_exposures() -> None:
-    assert tail([1.0, 3.0, 3.0, math.nan]) == [(1.0, 1.0), (3.0, pytest.approx(2 / 3))]
-    assert tail([]) == []
+    assert survival_function([1.0, 3.0, 3.0, math.nan]) == [(1.0, 1.0), (3.0, pytest.approx(2 / 3))]
+    assert survival_function([]) == []
     n = 2**12  # ranks 1 … n once each: exposure log2 n - log2 rank, whose tail is the null 2^-x
-    for x, share in tail([math.log2(n) - math.log2(rank) for rank in range(1, n + 1)]):
+    for x, share in survival_function([math.log2(n) - math.log2(rank) for rank in range(1, n + 1)]):
         assert share == pytest.approx(2**-x)
 
 

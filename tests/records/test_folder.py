@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Certificate, Guess, Guesses, Observation, PrefixToken, TokenLogProbs
-from auditor.records.folder import RunFolder, batched
+from auditor.records.folder import RunFolder, small_batches
 from auditor.runs import states
 
 
@@ -357,7 +357,7 @@ def test_batched_loses_nobody_and_waits_for_nobody(count: int, size: int) -> Non
             yield answer(f"s{i}")
 
     seen = []
-    for batch in batched(stream(), size):
+    for batch in small_batches(stream(), size):
         seen += [g.secret for g in batch]
         assert len(batch) == min(size, count - len(seen) + len(batch)) and taken == len(seen)
     assert seen == [f"s{i}" for i in range(count)]

@@ -333,12 +333,12 @@ def test_pieces_are_the_text_token_by_token(suffix: str, prefix: str) -> None:
 
     context, tokens = prefix.encode(errors="ignore"), suffix.encode()
     found = texts.decoded_pieces(decode, context, tokens)
-    assert "".join(found) == texts.added(decode, context, tokens) == suffix and len(found) == len(tokens)
+    assert "".join(found) == texts.decoded_addition(decode, context, tokens) == suffix and len(found) == len(tokens)
 
 
 def test_a_space_that_a_tokenizer_trims_is_kept() -> None:
     words = ["", " my", " own", " secret"]
-    assert texts.added(lambda ids: "".join(words[i] for i in ids).lstrip(), [1], [2, 3]) == " own secret"
+    assert texts.decoded_addition(lambda ids: "".join(words[i] for i in ids).lstrip(), [1], [2, 3]) == " own secret"
 
 
 # --- aliases ----------------------------------------------------------------------------------------------------------
@@ -348,13 +348,13 @@ SECRETS = [Secret(f"row-{i:06d}", (1, i), (2, i + 1)) for i in range(300)]
 
 
 def test_an_alias_is_of_the_content_and_the_salt_alone() -> None:
-    found = [secret.alias for secret in naming.named(SECRETS, SALT)]
+    found = [secret.alias for secret in naming.with_aliases(SECRETS, SALT)]
     assert len(set(found)) == 300 and all(re.fullmatch("s[0-9a-f]{12}", alias) for alias in found)
     moved = [Secret(f"row-{900 - i}", s.prefix, s.suffix, repeats=3, member=False) for i, s in enumerate(SECRETS)]
-    assert [secret.alias for secret in naming.named(moved, SALT)] == found
-    assert not {secret.alias for secret in naming.named(SECRETS, OTHER)} & set(found)
+    assert [secret.alias for secret in naming.with_aliases(moved, SALT)] == found
+    assert not {secret.alias for secret in naming.with_aliases(SECRETS, OTHER)} & set(found)
     assert naming.salt_fingerprint(SALT) != naming.salt_fingerprint(OTHER)
-    one, copy = naming.named([SECRETS[0], Secret("copy", SECRETS[0].prefix, SECRETS[0].suffix)], SALT)
+    one, copy = naming.with_aliases([SECRETS[0], Secret("copy", SECRETS[0].prefix, SECRETS[0].suffix)], SALT)
     assert copy.alias == f"{one.alias}-2"
 
 

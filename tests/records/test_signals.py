@@ -9,7 +9,7 @@ import pytest
 
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement, TargetRecord
 from auditor.gate.policy import parse_limits
-from auditor.records.signals import NOT_SHOWN, NOT_TESTED, SHOWN, Signal, assess
+from auditor.records.signals import NOT_SHOWN, NOT_TESTED, SHOWN, Signal, assess_signals
 from auditor.statistics.intervals import clopper_pearson, excess, excess_mean
 from tests.conftest import methods
 
@@ -40,7 +40,7 @@ def run(*findings: Finding, **of_data: object) -> AuditResult:
 
 
 def signal(result: AuditResult, kind: str, target: str = "undefended") -> Signal:
-    (found,) = (s for s in assess(result).of(target) if s.kind.name == kind)
+    (found,) = (s for s in assess_signals(result).of(target) if s.kind.name == kind)
     return found
 
 
@@ -118,8 +118,8 @@ def test_members_of_another_kind_are_a_doubt_and_no_membership() -> None:
     result = run(row(auc(0.8, 0.9), auc(0.7, 0.9, "blind_auc")))
     found = signal(result, "membership")
     assert found.status == NOT_TESTED and "differ in kind" in found.why
-    (doubt,) = assess(result).doubts["undefended"]
-    assert doubt.kind == "non-members" and not assess(result).reassures("undefended")
+    (doubt,) = assess_signals(result).doubts["undefended"]
+    assert doubt.kind == "non-members" and not assess_signals(result).reassures("undefended")
 
 
 def test_greedy_hits_stand_beside_those_of_non_members() -> None:
@@ -134,10 +134,10 @@ def test_greedy_hits_stand_beside_those_of_non_members() -> None:
 def test_what_was_not_tested_says_why() -> None:
     found = signal(run(replace(row(attack="exposure"), not_applicable="there are no canaries")), "exposure")
     assert (found.status, found.why) == (NOT_TESTED, "there are no canaries")
-    assert {s.kind.name for s in assess(run()).signals if s.status == NOT_TESTED} == {
-        s.kind.name for s in assess(run()).signals
+    assert {s.kind.name for s in assess_signals(run()).signals if s.status == NOT_TESTED} == {
+        s.kind.name for s in assess_signals(run()).signals
     }
-    assert not assess(run()).reassures("undefended")  # of nothing nothing follows
+    assert not assess_signals(run()).reassures("undefended")  # of nothing nothing follows
 
 
 def test_greedy_decoding_behind_a_defense_is_not_tested_and_says_so() -> None:
@@ -147,7 +147,7 @@ def test_greedy_decoding_behind_a_defense_is_not_tested_and_says_so() -> None:
 
 
 def test_controls_are_no_targets_of_their_own() -> None:
-    assert assess(run(row(share("recall", 3, N), target="control"))).targets == ("undefended",)
+    assert assess_signals(run(row(share("recall", 3, N), target="control"))).targets == ("undefended",)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_controls_are_no_targets_of_their_own() -> None:
     ],
 )
 def test_the_gate_is_about_what_leaks_and_no_gate_that_holds(finding: Finding, limit: str) -> None:
-    gated = assess(run(finding)).gated()
+    gated = assess_signals(run(finding)).gated()
     assert gated is not None and gated.limit == limit
     (rule,) = parse_limits([limit])
     m, most = gated.measured, float(limit.rpartition("=")[2])
@@ -173,11 +173,11 @@ def test_the_gate_is_about_what_leaks_and_no_gate_that_holds(finding: Finding, l
 
 def test_no_gate_is_proposed_where_none_is_about_what_leaks() -> None:
     quiet = row(share("recall", 0, N))
-    assert assess(run(quiet, greedy_recall={"1": share("greedy", 2, N)})).gated() is None
+    assert assess_signals(run(quiet, greedy_recall={"1": share("greedy", 2, N)})).gated() is None
 
 
 def test_a_defended_target_that_leaks_is_what_the_gate_is_about() -> None:
     leaks = row(share("recall", 30, N))
     defended = row(auc(0.6, 0.7), target="pmixed")
-    gated = assess(run(leaks, defended)).gated()
+    gated = assess_signals(run(leaks, defended)).gated()
     assert gated is not None and (gated.target, gated.limit) == ("pmixed", "membership_auc=0.6")

@@ -140,7 +140,7 @@ def test_an_honest_server_raises_no_alarm(lying: Served, wire: MakeWire, leaky: 
     ],
 )
 def test_what_a_server_says_of_an_answer(choice: dict[str, Any], kind: str) -> None:
-    assert withheld.of_choice(choice) == kind
+    assert withheld.withheld_by_choice(choice) == kind
 
 
 @pytest.mark.parametrize(
@@ -159,13 +159,13 @@ def test_what_a_server_says_of_an_answer(choice: dict[str, Any], kind: str) -> N
     ],
 )
 def test_what_a_text_says_of_itself(text: str, kind: str) -> None:
-    assert withheld.of_text(text, "My number", None) == kind
+    assert withheld.withheld_by_text(text, "My number", None) == kind
 
 
 def test_a_mark_that_was_drawn_or_given_is_the_models_own() -> None:
-    assert withheld.of_text(" is [REDACTED]", "Mail from [REDACTED]", None) == ""
-    assert withheld.of_text(" is [REDACTED]", "Mail", " is [REDACTED]") == ""
-    assert withheld.of_text(" is [REDACTED]", "Mail", " is 4711") == withheld.REDACTED
+    assert withheld.withheld_by_text(" is [REDACTED]", "Mail from [REDACTED]", None) == ""
+    assert withheld.withheld_by_text(" is [REDACTED]", "Mail", " is [REDACTED]") == ""
+    assert withheld.withheld_by_text(" is [REDACTED]", "Mail", " is 4711") == withheld.REDACTED
 
 
 # --- honest servers, many of them -------------------------------------------------------------------------------------

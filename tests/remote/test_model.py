@@ -31,7 +31,7 @@ from auditor.plugins.attack import SamplingAttack
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Setting, View
 from auditor.remote.model import RemoteModel
 from auditor.remote.wire import Wire
-from auditor.runs.prefix_token import prefixed
+from auditor.runs.prefix_token import with_prefix_token
 from tests.remote.server import Server
 
 Served = Callable[..., tuple[Server, str]]
@@ -65,8 +65,8 @@ def view(model: LanguageModel, local: HuggingFaceModel, setting: Setting = WHITE
 def test_given_tokens_are_as_likely_as_at_hand(
     served: Served, wire: MakeWire, local: HuggingFaceModel, habits: tuple[str, ...], prefix_token: tuple[int, ...]
 ) -> None:
-    remote = prefixed(RemoteModel(wire(served(*habits)[1]), "tiny", local.tokenizer), prefix_token)
-    here, suffixes = prefixed(local, prefix_token), torch.tensor([[1, 2, 3], [50, 60, 70], [90, 20, 10]])
+    remote = with_prefix_token(RemoteModel(wire(served(*habits)[1]), "tiny", local.tokenizer), prefix_token)
+    here, suffixes = with_prefix_token(local, prefix_token), torch.tensor([[1, 2, 3], [50, 60, 70], [90, 20, 10]])
     ours, theirs = (model.token_log_probs(PREFIXES, suffixes) for model in (remote, here))
     torch.testing.assert_close(ours, theirs, atol=CLOSE, rtol=0)
     texts = [tuple(row) for row in torch.cat([PREFIXES, suffixes], -1).tolist()]
@@ -198,7 +198,7 @@ def test_untargeted_generations_are_drawn_at_one_temperature_or_not_at_all(
     remote: RemoteModel, local: HuggingFaceModel
 ) -> None:
     attack = Untargeted(generations=3, length=6, n=2)
-    behind = view(prefixed(remote, (5,)), local)
+    behind = view(with_prefix_token(remote, (5,)), local)
     asked = attack.queries(behind, ())
     with pytest.raises(NotApplicable, match=r"draws whole texts at one: -A cooling=0 asks for that"):
         list(attack.guess(behind, {}, asked))
@@ -265,7 +265,7 @@ def test_extraction_probability_by_the_likeliest_tokens_is_a_bracket_around_that
     secrets = [Secret(f"s{i}", tuple(p), tuple(s), member=i < 4) for i, (p, s) in enumerate(texts)]
     probe = ExtractionProbability(**options)
     there, here = (
-        list(probe.measure(view(prefixed(model, prefix_token), local), secrets)) for model in (remote, local)
+        list(probe.measure(view(with_prefix_token(model, prefix_token), local), secrets)) for model in (remote, local)
     )
     for mine, true in zip(there, here, strict=True):
         assert mine.values["log_p_least"] - CLOSE <= true.values["log_p"] <= mine.values["log_p_most"] + CLOSE

@@ -25,7 +25,7 @@ from auditor.models.decoding import ANCESTRAL
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.remote.answers import AnswerStore, Spent
 from auditor.remote.model import RemoteModel
-from auditor.remote.pace import Pace, told_to_wait, used_up
+from auditor.remote.pace import Pace, retry_after, seconds_to_renewal
 from auditor.remote.wire import PATIENCE, Patience, Question, Wire
 from tests.remote.conftest import QUICK
 from tests.remote.server import Server
@@ -198,11 +198,11 @@ def test_nobody_sets_out_before_a_pause_is_over() -> None:
     ],
 )
 def test_the_time_a_refusal_names_is_read(headers: dict[str, str], seconds: float) -> None:
-    assert told_to_wait(headers) == seconds
+    assert retry_after(headers) == seconds
 
 
 def test_a_date_to_wait_for_is_read() -> None:
-    assert 50 < told_to_wait({"retry-after": formatdate(time.time() + 60, usegmt=True)}) <= 61
+    assert 50 < retry_after({"retry-after": formatdate(time.time() + 60, usegmt=True)}) <= 61
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_a_date_to_wait_for_is_read() -> None:
     ],
 )
 def test_a_limit_that_is_used_up_is_waited_for(headers: dict[str, str], seconds: float) -> None:
-    assert used_up(headers) == pytest.approx(seconds)
+    assert seconds_to_renewal(headers) == pytest.approx(seconds)
 
 
 def test_rate_limit_headers_of_an_answer_are_obeyed(served: Served, wire: MakeWire, local: HuggingFaceModel) -> None:

@@ -93,5 +93,5 @@ def test_parts_of_documents_are_not_tested_as_if_they_were_independent(result: A
 
 
 def test_it_is_the_first_section_after_what_leaks(result: AuditResult) -> None:
-    page = contents.page(result, details(result, undefended=outcome(LEAKS)))
-    assert page.sections[0].id == contents.document(result).sections[0].id == "advice"
+    page = contents.page_document(result, details(result, undefended=outcome(LEAKS)))
+    assert page.sections[0].id == contents.markdown_document(result).sections[0].id == "advice"

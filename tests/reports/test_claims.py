@@ -12,7 +12,7 @@ from rich.console import Console
 from auditor.core.nouns import Claim
 from auditor.core.result import Audited, AuditResult, Finding, TargetRecord
 from auditor.reports import claims, html, markdown, terminal, words
-from auditor.reports.verdict import answers, verdict
+from auditor.reports.verdict import verdict, verdict_by_question
 from auditor.statistics import games
 from auditor.statistics.audited import audited, measurements_of
 
@@ -39,7 +39,7 @@ def run(result: AuditResult, epsilon: float | None, *rows: Finding, nominal: flo
 
 
 def said(result: AuditResult) -> str:
-    return next(claims.sentence(stands) for stands in claims.told(result) if stands.target.name == "dp")
+    return next(claims.sentence(stands) for stands in claims.claims_to_report(result) if stands.target.name == "dp")
 
 
 FOUND = "audited ε ≥ 2.47 (epsilon-audit, add/remove, record, δ 1e-5, 121 of 124 guesses right, 1,000 canaries"
@@ -61,7 +61,7 @@ def test_what_was_not_audited_says_which_command_would(result: AuditResult) -> N
     )
     missing = said(run(result, 1.0, row((), not_applicable="no coins")))
     assert "was not audited (epsilon-audit: no coins): `audit run" in missing
-    served = next(claims.sentence(s) for s in claims.told(result) if s.target.name == "pmixed")
+    served = next(claims.sentence(s) for s in claims.claims_to_report(result) if s.target.name == "pmixed")
     assert served.endswith("this claim was not audited: `audit run --attack prediction-audit` would.")
 
 
@@ -96,7 +96,7 @@ def test_each_of_several_audits_is_stated_with_the_level_that_it_shares(result: 
 
 
 def test_games_are_not_called_canaries(result: AuditResult) -> None:
-    played = replace(games.audited((90, 10, 12, 88), 1e-5, 0.05), unit="record")
+    played = replace(games.audit_games((90, 10, 12, 88), 1e-5, 0.05), unit="record")
     found = said(run(result, 1.0, row((played,), attack="prediction-audit")))
     assert "178 of 200 guesses right, 200 games, one-sided 95%" in found and "canaries" not in found
 
@@ -105,7 +105,7 @@ def test_every_report_carries_it(result: AuditResult) -> None:
     audited_run = run(result, 1.0, row(audit()))
     sentence = said(audited_run)
     assert sentence in verdict(audited_run)
-    assert sentence in dict(answers(audited_run))["What is promised"]
+    assert sentence in dict(verdict_by_question(audited_run))["What is promised"]
     assert sentence in html.render(audited_run)
     plain = " ".join(markdown.render(audited_run).replace("\\", "").split())
     assert sentence in plain and "Claims against evidence" in html.render(audited_run)

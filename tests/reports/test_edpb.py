@@ -40,7 +40,9 @@ def planted(value: Any, name: str = "") -> Any:
 
 def rows(e: EdpbEvidence) -> dict[str, str]:
     """The answers by question."""
-    found = re.findall(r"^\| [^|]* \| ([^|]*) \| ([^|]*) \| [^|]* \|$", markdown.page(edpb.of(e)), re.MULTILINE)
+    found = re.findall(
+        r"^\| [^|]* \| ([^|]*) \| ([^|]*) \| [^|]* \|$", markdown.page(edpb.edpb_document(e)), re.MULTILINE
+    )
     return {asked: answer.replace("\\", "") for asked, answer in found}
 
 
@@ -97,7 +99,7 @@ def test_nothing_of_the_users_leaves_the_house(with_probe: AuditResult) -> None:
         weights={f"/home/{PLANTED}/model.safetensors": "b" * 64},
     )
     assert PLANTED in json.dumps(to_json(told))
-    document = edpb.of(EdpbEvidence(told, "0" * 64))
+    document = edpb.edpb_document(EdpbEvidence(told, "0" * 64))
     for text in (markdown.page(document), html.page(document)):
         assert PLANTED not in text and "-c5" not in text and "a" * 64 in text
 
@@ -105,7 +107,7 @@ def test_nothing_of_the_users_leaves_the_house(with_probe: AuditResult) -> None:
 def test_the_command_writes_it_beside_the_reports(tmp_path: Path, capsys: Said) -> None:
     plan = Plan.of(attack=(ROW.attack,), setting="white-box", model=PLANTED, data=PLANTED).to_json()
     finished(tmp_path, outcome(out=200), name=PLANTED, plan=plan)
-    kept.keep(tmp_path, decide(read_run(tmp_path), Policy((parse_rule("recall <= 0.1"),))))
+    kept.save_decision(tmp_path, decide(read_run(tmp_path), Policy((parse_rule("recall <= 0.1"),))))
     assert call(["report", str(tmp_path), "--format", "edpb"]) == 0
     assert capsys.readouterr().out.splitlines() == [str(tmp_path / "edpb.md"), str(tmp_path / "edpb.html")]
     for path in (tmp_path / "edpb.md", tmp_path / "edpb.html"):

@@ -10,7 +10,7 @@ import pytest
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.reports import html, markdown, words
 from auditor.reports.blocks import Figure
-from auditor.reports.contents import document
+from auditor.reports.contents import markdown_document
 from auditor.reports.plots import svg
 from auditor.reports.verdict import verdict
 from tests.reports.conftest import finding, share
@@ -40,7 +40,7 @@ def with_exposure(result: AuditResult) -> AuditResult:
 
 
 def figures(result: AuditResult) -> dict[str, Figure]:
-    return {f.id: f for s in document(result).sections for b in s.blocks for f in getattr(b, "figures", ())}
+    return {f.id: f for s in markdown_document(result).sections for b in s.blocks for f in getattr(b, "figures", ())}
 
 
 def test_the_figure_compares_targets_with_what_they_cost_and_claim(with_exposure: AuditResult) -> None:

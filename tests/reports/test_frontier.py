@@ -39,7 +39,7 @@ def picture(*points: FrontierPoint, metric: str = "extraction_probability") -> F
 
 
 def told(*points: FrontierPoint) -> str:
-    return frontier.sentence(picture(*points))
+    return frontier.frontier_sentence(picture(*points))
 
 
 def test_a_clear_winner() -> None:

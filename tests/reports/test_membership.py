@@ -18,7 +18,7 @@ from auditor.records.details import Details
 from auditor.records.outcomes import PerSecret
 from auditor.reports import html, markdown
 from auditor.reports.blocks import Figure, Table
-from auditor.reports.contents import page
+from auditor.reports.contents import page_document
 from auditor.reports.plots import svg
 from auditor.reports.terminal import summary
 from auditor.reports.verdict import headline, verdict
@@ -76,7 +76,7 @@ def test_a_reference_that_tells_them_apart_alone_is_told_of(result: AuditResult)
 
 
 def test_the_table_has_every_score_and_says_what_too_few_non_members_cannot_show(result: AuditResult) -> None:
-    document = page(with_row(result, row()))
+    document = page_document(with_row(result, row()))
     (section,) = (s for s in document.sections if s.id == "membership")
     table, repeats = (block for block in section.blocks if isinstance(block, Table))
     rows = {cells[0]: cells[1:] for cells in table.groups[0].rows}
@@ -89,7 +89,7 @@ def test_the_table_has_every_score_and_says_what_too_few_non_members_cannot_show
     )
     assert repeats.groups[0].rows[1] == ("64", "0.990", "[0.980–1.00]", "400")
     assert "main: EZ-MIA" in markdown.render(with_row(result, row()))
-    assert not any(s.id in ("membership", "roc") for s in page(result).sections)
+    assert not any(s.id in ("membership", "roc") for s in page_document(result).sections)
 
 
 def scores() -> dict[str, np.ndarray]:
@@ -106,7 +106,7 @@ def kept() -> Details:
 
 
 def figure(result: AuditResult, details: Details) -> Figure:
-    (section,) = (s for s in page(with_row(result, row()), details).sections if s.id == "roc")
+    (section,) = (s for s in page_document(with_row(result, row()), details).sections if s.id == "roc")
     return next(f for block in section.blocks for f in getattr(block, "figures", ()))
 
 
@@ -122,14 +122,14 @@ def test_the_curve_is_drawn_from_the_kept_scores_beside_the_blind_one_and_chance
 
 
 def test_a_row_without_kept_scores_has_no_curve(result: AuditResult) -> None:
-    assert not any(s.id == "roc" for s in page(with_row(result, row()), Details()).sections)
+    assert not any(s.id == "roc" for s in page_document(with_row(result, row()), Details()).sections)
 
 
 def test_what_a_probe_keeps_is_read_back_from_the_folder(tmp_path: Path) -> None:
     key = CellKey("undefended", "white-box", "membership")
     row = {"ids": ["a", "b"], "member": [True, False], "repeats": [1, None], "x": [1, np.nan], "a": [3, -np.inf]}
     write_rows(tmp_path, {str(key): row})
-    seen = detailed.read(tmp_path).rows[key]
+    seen = detailed.read_details(tmp_path).rows[key]
     assert (seen.ids, seen.member.tolist(), seen.repeats) == (("a", "b"), [True, False], (1, None))
     found = {name: values.tolist() for name, values in seen.values.items()}
     assert str(found) == "{'x': [1.0, nan], 'a': [3.0, -inf]}"  # in the order of the probe: the main number is first
@@ -137,10 +137,10 @@ def test_what_a_probe_keeps_is_read_back_from_the_folder(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["", "blind", "loss", "reference_alone"])
 def test_the_names_are_those_of_the_table(name: str) -> None:
-    from auditor.statistics.metrics import find
+    from auditor.statistics.metrics import find_metric
 
-    assert find(auc_of(name)).unit == "AUC" and find(auc_of(name)).scores == score_of(name)
-    assert find(rate_of(name, 0.001)).rate == 0.001 and "0.1%" in find(rate_of(name, 0.001)).title
+    assert find_metric(auc_of(name)).unit == "AUC" and find_metric(auc_of(name)).scores == score_of(name)
+    assert find_metric(rate_of(name, 0.001)).rate == 0.001 and "0.1%" in find_metric(rate_of(name, 0.001)).title
 
 
 def test_members_that_score_lower_than_others_are_told_apart_too(result: AuditResult) -> None:

@@ -20,7 +20,7 @@ from auditor.records.outcomes import PerSecret
 from auditor.reports import contents
 from auditor.reports.blocks import Document, Figure, Forest, Paragraph, Table
 from auditor.reports.plots import svg
-from auditor.reports.verdict import answers, verdict
+from auditor.reports.verdict import verdict, verdict_by_question
 from auditor.statistics.exposure import null_band
 
 
@@ -40,7 +40,7 @@ def change(name: str, value: float, low: float, high: float) -> ComparisonRow:
 
 
 def test_every_reader_has_a_part(result: AuditResult, secret_by_secret: Callable[..., Details]) -> None:
-    doc = contents.page(result, secret_by_secret(result, 30, length=4))
+    doc = contents.page_document(result, secret_by_secret(result, 30, length=4))
     parts = {part: [section.id for section in sections] for part, sections in doc.parts}
     assert list(parts) == [contents.DECIDE, contents.MEND, contents.CHECK]
     assert parts[contents.DECIDE] == ["advice", "glance", "limits"]
@@ -50,22 +50,22 @@ def test_every_reader_has_a_part(result: AuditResult, secret_by_secret: Callable
 
 
 def test_a_result_alone_is_a_whole_page_still(result: AuditResult) -> None:
-    ids = [section.id for section in contents.page(result).sections]
+    ids = [section.id for section in contents.page_document(result).sections]
     assert {"glance", "where", "results", "measurements", "tradeoff", "claims"} <= set(ids)
     assert not {"since", "secrets", "calibration", "exposure"} & set(ids)
 
 
 def test_the_answers_say_what_the_verdict_says(result: AuditResult) -> None:
     """Nothing of the verdict is lost where it is told by question."""
-    told = " ".join(f"{term}: {text}" for term, text in answers(result)).lower()
+    told = " ".join(f"{term}: {text}" for term, text in verdict_by_question(result)).lower()
     for sentence in re.split(r"(?<=[.]) (?=[A-Z])", verdict(result)):
         assert sentence.lower() in told, sentence
-    assert [term for term, _ in answers(result)][:2] == ["Undefended", "PMixED (sound)"]
+    assert [term for term, _ in verdict_by_question(result)][:2] == ["Undefended", "PMixED (sound)"]
     assert "8.78 times as long" in told and "320 secrets attacked" in told
 
 
 def test_the_glance_shows_every_signal_of_each_target_and_access(result: AuditResult) -> None:
-    forest = next(block for block in blocks(contents.page(result), "glance") if isinstance(block, Forest))
+    forest = next(block for block in blocks(contents.page_document(result), "glance") if isinstance(block, Forest))
     first, pmixed, _ = forest.table.groups
     assert first.title == "Undefended · PPL 11.2" and pmixed.title == "PMixED (sound) · PPL 21.3 · ε 8 (shard)"
     seen = ("166/320 (52% [46–57])", "0/160", "–")
@@ -84,7 +84,7 @@ def test_what_changed_since_another_run(result: AuditResult) -> None:
         CellKey("pmixed", "text-only", "ethicist"), "recall", (Comparand(None, why="not in this run"), Comparand(None))
     )
     lines = (change("a", 0.0, -0.02, 0.02), missing, change("b", -0.06, -0.1, -0.02), change("c", 0.05, 0.01, 0.09))
-    doc = contents.page(result, since=Comparison(("main", "now"), "lab", lines))
+    doc = contents.page_document(result, since=Comparison(("main", "now"), "lab", lines))
     forest = next(block for block in blocks(doc, "since") if isinstance(block, Forest))
     assert [row[-1] for row in forest.table.groups[0].rows] == [
         *("leaks more", "leaks less", "no change shown", "not compared")
@@ -100,7 +100,7 @@ def test_calibration_holds_scores_to_what_came_true(
     result: AuditResult, secret_by_secret: Callable[..., Details]
 ) -> None:
     details = secret_by_secret(result, 100, length=4)
-    doc = contents.page(result, details)
+    doc = contents.page_document(result, details)
     outcome = details.rows["undefended", "white-box", "ethicist"].outcome
     assert outcome is not None
     own = outcome.only(outcome.member)
@@ -121,7 +121,7 @@ def test_a_score_that_is_no_probability_is_not_calibrated(
 ) -> None:
     details = secret_by_secret(result, 30, length=4)
     scores = {row: replace(seen, score_is_probability=False) for row, seen in details.rows.items()}
-    assert not blocks(contents.page(result, replace(details, rows=scores)), "calibration")
+    assert not blocks(contents.page_document(result, replace(details, rows=scores)), "calibration")
 
 
 def test_the_probe_foretells_what_sampling_finds(result: AuditResult, secret_by_secret: Callable[..., Details]) -> None:
@@ -134,7 +134,7 @@ def test_the_probe_foretells_what_sampling_finds(result: AuditResult, secret_by_
     sampled = next(f for f in result.findings if f.key == attack)
     shared = replace(sampled, attack="zlib", samples=10)  # the same samples, ranked otherwise: foretold once
     found = (replace(sampled, samples=10), shared, replace(sampled, attack=probe[2]))
-    doc = contents.page(replace(result, findings=found), replace(details, rows=rows))
+    doc = contents.page_document(replace(result, findings=found), replace(details, rows=rows))
     drawn = figure(doc, "calibration").series
     foretold = 1 - (1 - p[member]) ** 10  # ten samples
     assert [s.label for s in drawn] == ["Undefended · extraction probability"]
@@ -145,7 +145,7 @@ def test_exposure_is_drawn_beside_its_null(with_probe: AuditResult) -> None:
     told = tuple(SecretFacts(f"c{i}", f"a{i}", i < 8, 1, 6) for i in range(10))
     bits = {f"c{i}": float(i) for i in range(9)} | {"c9": math.nan}
     row = ("undefended", "white-box", "extraction-probability")
-    doc = contents.page(with_probe, Details(told, {}, {}, {row: bits}))
+    doc = contents.page_document(with_probe, Details(told, {}, {}, {row: bits}))
     drawn = figure(doc, "exposure")
     assert [(p.x, p.y) for p in drawn.series[0].points] == [(float(i), 1 - i / 8) for i in range(8)]  # members only
     assert drawn.table.groups[0].rows[3] == ("3", "62%", "12%", "56%")  # 1/8 and sqrt(ln(20) / 16)
@@ -162,31 +162,33 @@ def test_exposures_that_nothing_was_learned_from_stay_within_their_band(with_pro
     )
     by_rank = {f"c{i}": 6 - math.log2(i + 1) for i in range(64)}  # each rank once: the null, met everywhere
     by_rank["c1"] = by_rank["c0"]  # and crossed a little: by the tail of most models that learned nothing
-    drawn = figure(contents.page(with_probe, Details(told, {}, {}, {row: by_rank})), "exposure")
+    drawn = figure(contents.page_document(with_probe, Details(told, {}, {}, {row: by_rank})), "exposure")
     assert any(p.y > 2**-p.x for p in drawn.series[0].points)
     assert "Above it: none." in drawn.description and "shows nothing either way" in drawn.description
 
 
 def test_claims_stand_beside_what_was_spent(result: AuditResult) -> None:
-    table = next(block for block in blocks(contents.page(result), "claims") if isinstance(block, Table))
+    table = next(block for block in blocks(contents.page_document(result), "claims") if isinstance(block, Table))
     rows = {row[0]: row for row in table.groups[0].rows}
     assert rows["add/remove (set up for)"][1:8] == ("8", "8", "1e-5", "shard", "115,200", "115,200", "0")
     claim = result.targets[1].claim
     assert claim is not None
     over = replace(result.targets[1], claim=replace(claim, spent_queries=200_000))
-    table = next(b for b in blocks(contents.page(replace(result, targets=(over,))), "claims") if isinstance(b, Table))
+    table = next(
+        b for b in blocks(contents.page_document(replace(result, targets=(over,))), "claims") if isinstance(b, Table)
+    )
     assert all(row[7] == "overdrawn" for row in table.groups[0].rows)
 
 
 def test_the_tradeoff_needs_two_targets(result: AuditResult) -> None:
-    drawn = figure(contents.page(result), "tradeoff")
+    drawn = figure(contents.page_document(result), "tradeoff")
     assert {s.label for s in drawn.series} >= {"PMixED (sound) · ε 8 (shard)", "Undefended · no claim"}
     point = next(s for s in drawn.series if s.label.startswith("Undefended") and s.kind == "white-box").points[0]
     assert (point.x, point.y) == (11.2, 166 / 320)
-    assert not blocks(contents.page(replace(result, targets=result.targets[:1])), "tradeoff")
+    assert not blocks(contents.page_document(replace(result, targets=result.targets[:1])), "tradeoff")
 
 
 def test_the_budget_is_part_of_the_threat_model(result: AuditResult) -> None:
-    table = next(block for block in blocks(contents.page(result), "adversary") if isinstance(block, Table))
+    table = next(block for block in blocks(contents.page_document(result), "adversary") if isinstance(block, Table))
     at = table.head.index("Budget a secret")
     assert table.groups[0].rows[0][at] == "10 samples, 160 tokens"

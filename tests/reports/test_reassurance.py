@@ -18,7 +18,7 @@ from rich.console import Console
 
 from auditor.core.result import AuditResult, BenchmarkRecord, Doubt, Finding, Measurement, TargetRecord
 from auditor.records.details import Details
-from auditor.records.signals import assess
+from auditor.records.signals import assess_signals
 from auditor.reports import advice, edpb, history, markdown, severity, verdict, words
 from auditor.reports.screen import first_screen
 from auditor.reports.terminal import summary
@@ -82,8 +82,8 @@ def sentences(result: AuditResult) -> Iterator[tuple[str, str]]:
     yield "screen", " ".join(first_screen(result, Path("runs/own")).plain.split())
     yield "headline", verdict.headline(result)
     yield "verdict", verdict.verdict(result)
-    seen = assess(result)
-    yield "severity", " ".join(severity.of(seen, target).word for target in seen.targets)
+    seen = assess_signals(result)
+    yield "severity", " ".join(severity.severity_of_target(seen, target).word for target in seen.targets)
     yield "advise", " ".join(f"{one.kind}: {one.said}" for one in advice.advice(result, Details()))
     yield "history", " ".join(history._most(result, target.name) for target in result.targets)
     yield "EDPB", edpb._concluded(edpb.EdpbEvidence(result, "digest"))
@@ -92,9 +92,9 @@ def sentences(result: AuditResult) -> Iterator[tuple[str, str]]:
 def pages(result: AuditResult) -> Iterator[tuple[str, str]]:
     """The same, and as it is laid out, but for figures and tables of single numbers."""
     yield from sentences(result)
-    yield "answers", " ".join(text for _, text in verdict.answers(result))
+    yield "answers", " ".join(text for _, text in verdict.verdict_by_question(result))
     yield "verbose screen", verbose(result)
-    page = edpb.of(edpb.EdpbEvidence(words.cleaned(result), "digest"))
+    page = edpb.edpb_document(edpb.EdpbEvidence(words.clean_result(result), "digest"))
     yield "EDPB page", f"{page.headline} {page.verdict}"
 
 

@@ -19,7 +19,7 @@ from auditor.core.jsonable import from_json, to_json
 from auditor.core.result import AuditResult
 from auditor.records.texts import SecretText
 from auditor.reports import html, markdown, terminal
-from auditor.reports.contents import document
+from auditor.reports.contents import markdown_document
 from auditor.reports.plots import svg
 
 FACTS = (
@@ -118,7 +118,9 @@ def test_near_duplicates_of_known_pairs_are_counted(result: AuditResult, count: 
 
 def test_every_measurement_is_in_the_reports(result: AuditResult) -> None:
     measured = sum(len(f.measurements) for f in result.findings)
-    table = next(b for s in document(result).sections for b in s.blocks if getattr(b, "id", "") == "measurements-table")
+    table = next(
+        b for s in markdown_document(result).sections for b in s.blocks if getattr(b, "id", "") == "measurements-table"
+    )
     assert sum(len(group.rows) for group in table.groups) == measured  # type: ignore[union-attr]
 
 
@@ -134,7 +136,7 @@ def test_a_probe_shows_its_own_number_where_an_attack_shows_recall(with_probe: A
 @pytest.mark.parametrize("alone", [False, True])
 def test_any_of_n_is_drawn_beside_the_floor(with_probe: AuditResult, probe_only: AuditResult, alone: bool) -> None:
     shown = probe_only if alone else with_probe
-    figures = [f for s in document(shown).sections for b in s.blocks for f in getattr(b, "figures", ())]
+    figures = [f for s in markdown_document(shown).sections for b in s.blocks for f in getattr(b, "figures", ())]
     drawn = [f for f in figures if f.plot == "any_of_n"]
     assert [f.id for f in drawn] == ["any-of-white-box"] and len(drawn[0].findings) == 2
     assert ("100", "100.0% [96.0–100.0]", "46% [42–50]") in drawn[0].table.groups[0].rows
@@ -203,7 +205,7 @@ def test_markdown_shows_hostile_text_as_text(result: AuditResult) -> None:
 
 
 def test_no_pipe_makes_or_eats_a_cell(result: AuditResult) -> None:
-    lines = markdown.page(document(hostile(result))).splitlines()
+    lines = markdown.page(markdown_document(hostile(result))).splitlines()
     tables = [list(group) for is_row, group in groupby(lines, key=lambda line: line.startswith("| ")) if is_row]
     assert len(tables) == 11
     for table in tables:
@@ -335,7 +337,7 @@ def test_a_large_plot_is_small_too(result: AuditResult) -> None:
     many = tuple(replace(cell, target=f"t{i // 2}", attack=f"a{i % 2}", curve=long) for i in range(24))
     figure = next(
         figure
-        for section in document(replace(result, findings=many)).sections
+        for section in markdown_document(replace(result, findings=many)).sections
         for block in section.blocks
         for figure in getattr(block, "figures", ())
         if figure.plot == "errors"

@@ -118,7 +118,7 @@ def test_another_version_is_refused(tmp_path: Path, result: AuditResult, version
     raw = changed(to_json(result), ("schema_version",), version)
     (tmp_path / "result.json").write_text(json.dumps(raw))
     with pytest.raises(AuditError, match=f"expected schema_version {SCHEMA_VERSION}, got .*{then}") as caught:
-        saved.read(tmp_path)
+        saved.read_result(tmp_path)
     assert "\n" not in str(caught.value)
     if version is not True:  # to JSON Schema 1 and true are two things, which Python's == denies
         assert not VALIDATOR.is_valid(raw)

@@ -15,7 +15,7 @@ from rich.cells import cell_len
 
 from auditor.core.result import AuditResult, Doubt, Measurement, TargetRecord
 from auditor.records import details as detailed
-from auditor.records.signals import KINDS, assess
+from auditor.records.signals import KINDS, assess_signals
 from auditor.reports import screen
 from auditor.reports.screen import LINES, WIDTH, first_screen
 from tests.docs.pages import ROOT
@@ -78,7 +78,7 @@ def test_it_fits_and_hides_no_leak(result: AuditResult, folder: str) -> None:
     """25 lines of 100 columns; every target that leaks is named as leaking, or counted among those that do."""
     shown = lines(result, Path(folder))
     assert len(shown) <= LINES and max(map(cell_len, shown)) <= WIDTH
-    seen, said = assess(result), entry(shown, "RESULT")
+    seen, said = assess_signals(result), entry(shown, "RESULT")
     titles = {target.name: target.title for target in result.targets}
     leaking = [target for target in seen.targets if seen.shown(target)]
     sentences = [one for one in re.split(r"(?<=\.) ", said) if re.search(r" leaks?\b(?! seen)", one)]

@@ -53,13 +53,13 @@ CLEAN = seen(*(signal(kind, NOT_SHOWN) for kind in KINDS))
 
 
 def rank(found: Assessment) -> int:
-    return WORDS.index(severity.of(found, "t").word)
+    return WORDS.index(severity.severity_of_target(found, "t").word)
 
 
 @given(ASSESSED)
 @example(CLEAN)
 def test_the_reassuring_word_stands_only_where_all_was_tested_and_nothing_is_open(found: Assessment) -> None:
-    stands = severity.of(found, "t").word == NONE
+    stands = severity.severity_of_target(found, "t").word == NONE
     clean = all(s.status == NOT_SHOWN and not s.suspected for s in found.signals)
     assert stands == (clean and bool(found.signals) and not found.doubts_about("t"))
     assert not stands or found.reassures("t")
@@ -68,8 +68,8 @@ def test_the_reassuring_word_stands_only_where_all_was_tested_and_nothing_is_ope
 @given(ASSESSED)
 def test_what_is_shown_decides_and_text_before_all_else(found: Assessment) -> None:
     shown = {s.kind for s in found.shown("t")}
-    assert (severity.of(found, "t").word == HIGH) == bool(shown & TEXT)
-    assert (severity.of(found, "t").word == MODERATE) == bool(shown and not shown & TEXT)
+    assert (severity.severity_of_target(found, "t").word == HIGH) == bool(shown & TEXT)
+    assert (severity.severity_of_target(found, "t").word == MODERATE) == bool(shown and not shown & TEXT)
 
 
 @given(ASSESSED, SIGNALS, st.booleans())
@@ -85,12 +85,15 @@ def test_nothing_that_is_added_makes_it_milder(found: Assessment, more: Signal, 
 def test_neither_the_order_nor_another_target_matters(found: Assessment, order: list[int]) -> None:
     mixed = [found.signals[i] for i in order if i < len(found.signals)]
     beside = signal(VERBATIM, SHOWN, target="another")
-    assert severity.of(replace(found, signals=(beside, *mixed)), "t").word == severity.of(found, "t").word
+    assert (
+        severity.severity_of_target(replace(found, signals=(beside, *mixed)), "t").word
+        == severity.severity_of_target(found, "t").word
+    )
 
 
 @given(assessed(signals(NOT_SHOWN, NOT_TESTED)))
 def test_an_open_result_says_all_that_is_open(found: Assessment) -> None:
-    stands = severity.of(found, "t")
+    stands = severity.severity_of_target(found, "t")
     assume(stands.word == OPEN and found.tested("t"))
     untested = len({s.kind for s in found.signals if s.status == NOT_TESTED})
     assert (f"{untested} of " in stands.why) == bool(untested)
@@ -124,7 +127,7 @@ def test_an_open_result_says_all_that_is_open(found: Assessment) -> None:
     ],
 )
 def test_what_is_said(found: Assessment, word: str, why: str) -> None:
-    assert severity.of(found, "t") == severity.Severity(word, why)  # type: ignore[arg-type]
+    assert severity.severity_of_target(found, "t") == severity.Severity(word, why)  # type: ignore[arg-type]
 
 
 def test_the_rule_stands_beside_the_word_in_both_reports(result: AuditResult) -> None:

@@ -32,7 +32,7 @@ def test_a_new_section_is_one_entry(monkeypatch: pytest.MonkeyPatch, result: Aud
     monkeypatch.setattr(glance, "TOPICS", (*glance.TOPICS, said("weather", 98, 0), said("harvest", 99, 14)))
     contents.topics.cache_clear()
     try:
-        page = dict(contents.page(result).parts)[DECIDE]
+        page = dict(contents.page_document(result).parts)[DECIDE]
         assert [section.id for section in page][-2:] == ["weather", "harvest"]
         text = markdown.render(result)
         assert f"{result.seed} told of harvest" in text and "weather" not in text
@@ -43,7 +43,7 @@ def test_a_new_section_is_one_entry(monkeypatch: pytest.MonkeyPatch, result: Aud
 
 def test_whatever_has_something_to_say_is_shown(result: AuditResult, secret_by_secret: Callable[..., Details]) -> None:
     details = secret_by_secret(result, 30, length=4)
-    shown = {section.id for section in contents.page(result, details).sections}
+    shown = {section.id for section in contents.page_document(result, details).sections}
     # no other run, no text, no canary, no membership probe, no bracket asked for, no comparison of several defenses,
     # no generations held against what was trained on, nothing to be forgotten, no personal data
     nothing = {
@@ -59,6 +59,6 @@ def test_whatever_has_something_to_say_is_shown(result: AuditResult, secret_by_s
         "unlearning",
     }
     assert {topic.id for topic in ALL} - shown == nothing
-    brief = {section.id for section in contents.document(result).sections}
+    brief = {section.id for section in contents.markdown_document(result).sections}
     nothing = {"personal", "private", "membership", "frontier", "untargeted", "unlearning"}
     assert brief == {topic.id for topic in ALL if topic.turn} - nothing

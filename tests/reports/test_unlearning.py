@@ -9,7 +9,7 @@ import pytest
 from auditor.core.result import AuditResult, Measurement, Recalled, Unlearning
 from auditor.reports import markdown
 from auditor.reports.blocks import Table
-from auditor.reports.contents import page
+from auditor.reports.contents import page_document
 from auditor.reports.unlearning import sentence
 from auditor.reports.verdict import verdict
 
@@ -83,7 +83,7 @@ def test_what_was_not_measured_is_not_said(result: AuditResult) -> None:
 def test_the_table_has_every_group_and_model_and_every_report_the_sentence(result: AuditResult) -> None:
     numbers = [row(group, 0.3, 0.02, 0.16, never=0.01) for group in ("forgotten", "retained", "nonmembers")]
     told = replace(result, unlearning=(left(*numbers),))
-    (section,) = (s for s in page(told).sections if s.id == "unlearning")
+    (section,) = (s for s in page_document(told).sections if s.id == "unlearning")
     (table,) = (block for block in section.blocks if isinstance(block, Table))
     assert table.head[1:6] == ("Before", "After", "Relearned", "Never saw them", "Never saw them, relearned")
     group, cost = table.groups
@@ -93,4 +93,4 @@ def test_the_table_has_every_group_and_model_and_every_report_the_sentence(resul
     assert cost.rows[0][1:3] == ("10.0", "11.0") and cost.rows[0][-1] == "× 1.10 [1.05–1.15]"
     assert sentence(told, told.unlearning[0]) in verdict(told)
     assert "50 records forgotten of 90" in markdown.render(told)
-    assert "unlearning" not in {s.id for s in page(result).sections}
+    assert "unlearning" not in {s.id for s in page_document(result).sections}

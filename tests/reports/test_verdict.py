@@ -11,7 +11,7 @@ from rich.console import Console
 from auditor.core.result import AuditResult, Chain, Finding, Measurement, Step
 from auditor.reports import markdown
 from auditor.reports.terminal import summary
-from auditor.reports.verdict import answers, headline, strongest, verdict
+from auditor.reports.verdict import headline, strongest, verdict, verdict_by_question
 
 
 def test_the_whole_story(result: AuditResult) -> None:
@@ -101,7 +101,7 @@ def test_each_cause_is_credited_with_its_own_step(result: AuditResult) -> None:
     )
     explained = changed(result, "pmixed", lambda f: replace(f, chain=apart if f.chain else None))
     assert told in verdict(explained)
-    assert dict(answers(explained))["Why, with PMixED (sound)"].endswith(told)
+    assert dict(verdict_by_question(explained))["Why, with PMixED (sound)"].endswith(told)
     shown = summary_text(explained)
     assert "splitting −30 points [−35 to −25] · mixing −1.0 points [−3.0 to 1.0], not significant" in shown
     page = markdown.render(explained)

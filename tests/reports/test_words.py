@@ -41,8 +41,8 @@ def test_signed_intervals_say_to() -> None:
 
 def test_only_what_a_difference_leaves_out_is_said_beside_it() -> None:
     m = measurement(-0.1, -0.2, 0.0)
-    assert words.over(replace(m, note=ABOVE)) == ", above non-members"
-    assert words.over(replace(m, note="exact McNemar p = 0.5")) == words.over(m) == ""
+    assert words.note_above_nonmembers(replace(m, note=ABOVE)) == ", above non-members"
+    assert words.note_above_nonmembers(replace(m, note="exact McNemar p = 0.5")) == words.note_above_nonmembers(m) == ""
 
 
 def test_other_units_keep_three_digits() -> None:
@@ -136,6 +136,6 @@ def test_clean(raw: str, text: str) -> None:
 
 def test_cleaned_reaches_every_string(result: AuditResult) -> None:
     dirty = replace(result, command="a\x1b[2Jb", environment={"k\n": "v\r"}, plan={"x": ["\x07y"]})
-    tidy = words.cleaned(dirty)
+    tidy = words.clean_result(dirty)
     assert (tidy.command, tidy.environment, tidy.plan) == ("ab", {"k": "v"}, {"x": ["y"]})
-    assert words.cleaned(result) == result
+    assert words.clean_result(result) == result

@@ -59,13 +59,13 @@ def run(tmp_path: Path) -> Path:
     hit, whole = np.arange(n) < 10, np.ones(n, dtype=bool)
     distance = np.where(hit, 0, 5)
     outcome = judging.Outcome(ids, hit, hit, np.linspace(0, 1, n), repeats, whole, distance, np.full(n, 2))
-    table.write(folder.path, PerSecret.of(outcome).columns(CellKey("undefended", "white-box", "a")))
+    table.write_columns(folder.path, PerSecret.of(outcome).columns(CellKey("undefended", "white-box", "a")))
     measured, by_repeats = tuple(extraction.extraction(outcome)), extraction.by_repeats("recall", outcome)
     finding = Finding("undefended", "white-box", "a", {}, (), "", None, "", measured, by_repeats)
     record = BenchmarkRecord("files", "", n, 0, 0)
     result = AuditResult("r", "2026-11-22T10:00:00+00:00", "0", "audit run", plan, record, (), (finding,), {}, {}, 0)
     (folder.path / "result.json").write_text(json.dumps(to_json(result)))
-    manifest.write(folder.path, (folder.path / "result.json").read_bytes())
+    manifest.write_manifest(folder.path, (folder.path / "result.json").read_bytes())
     return folder.path
 
 

@@ -16,7 +16,7 @@ from auditor.generation.sample import sample
 from auditor.models import memory
 from auditor.models.decoding import Decoding
 from auditor.models.loading import load
-from auditor.records.table import RECORDS, read
+from auditor.records.table import RECORDS, read_columns
 from tests.conftest import save_tiny
 
 Said = pytest.CaptureFixture[str]
@@ -89,7 +89,7 @@ def numbers(found: dict[str, Any]) -> dict[str, Any]:
 
 def kept(run: Path) -> dict[str, dict[str, float]]:
     """By quantity, what the undefended model's row at the widest access says of each record."""
-    own = [one for one in read(run, RECORDS) if one.cell == CellKey("undefended", "white-box", "untargeted")]
+    own = [one for one in read_columns(run, RECORDS) if one.cell == CellKey("undefended", "white-box", "untargeted")]
     return {one.quantity: dict(zip(one.ids, one.values, strict=True)) for one in own}
 
 
@@ -229,7 +229,7 @@ def test_a_file_without_prompts_is_refused(world: Path, capsys: Said, content: b
 def test_an_index_that_does_not_fit_is_refused_before_anything_is_drawn(
     world: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "free", lambda device: 10**7)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 10**7)
     assert "of memory for the index of 338 tokens of training data, got 10 MB free" in refused(world, capsys)
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from auditor.core.errors import AuditError
-from auditor.runs.grid import expand, merged, parse_seeds, parse_sweep
+from auditor.runs.grid import expand_grid, merge_plans, parse_seeds, parse_sweep
 
 
 def test_a_plan_without_a_grid_is_one_point() -> None:
-    (point,) = expand({"attack": ["zlib"], "seed": 3})
+    (point,) = expand_grid({"attack": ["zlib"], "seed": 3})
     assert (point.variant, point.at, point.seed, point.plan) == ("", {}, 3, {"attack": ["zlib"], "seed": 3})
 
 
@@ -21,7 +21,7 @@ def test_the_product_of_sweeps_variants_and_seeds_seeds_outermost() -> None:
         "sweep": {"ethicist.samples": [1, 10], "limit": [5, 6]},
         "variant": [{"name": "a"}, {"name": "b", "setting": "white-box"}],
     }
-    points = expand(raw)
+    points = expand_grid(raw)
     assert [point.seed for point in points] == [0] * 8 + [7] * 8
     assert [point.variant for point in points[:8]] == ["a"] * 4 + ["b"] * 4
     assert [tuple(point.at.values()) for point in points[:4]] == [(1, 5), (1, 6), (10, 5), (10, 6)]
@@ -49,7 +49,7 @@ def test_a_variant_may_sweep_what_is_its_own() -> None:
             {"name": "c"},
         ],
     }
-    points = expand(raw)
+    points = expand_grid(raw)
     assert [(p.variant, p.at) for p in points] == [
         ("a", {"limit": 5, "uniform-mixing.weight": 0.9}),
         ("a", {"limit": 5, "uniform-mixing.weight": 0.5}),
@@ -63,7 +63,7 @@ def test_a_variant_may_sweep_what_is_its_own() -> None:
     ]
     assert all("sweep" not in p.plan for p in points)
     with pytest.raises(AuditError, match=r"a list of values for 'pmixed.epsilon'"):
-        expand({"variant": [{"name": "b", "defense": ["pmixed"], "sweep": {"pmixed.epsilon": 2}}]})
+        expand_grid({"variant": [{"name": "b", "defense": ["pmixed"], "sweep": {"pmixed.epsilon": 2}}]})
 
 
 def test_keys_go_where_they_belong() -> None:
@@ -77,7 +77,7 @@ def test_keys_go_where_they_belong() -> None:
             "defense": ["pmixed"],
         },
     }
-    (point,) = expand(raw)
+    (point,) = expand_grid(raw)
     assert point.plan["attack_options"] == {"reference": {"form": "ratio"}}
     assert point.plan["defense_options"] == {"pmixed": {"q": 0.1}}
     assert point.plan["lab_recipe"] == {"hidden": 64} and point.plan["defense"] == ["pmixed"]
@@ -91,14 +91,14 @@ def test_common_options_reach_the_variants_that_use_them() -> None:
             {"name": "b", "attack": ["zlib"]},
         ],
     }
-    a, b = (point.plan["attack_options"] for point in expand(raw))
+    a, b = (point.plan["attack_options"] for point in expand_grid(raw))
     assert a == {"ethicist": {"epochs": 3, "alpha": 0}, "": {"samples": 4}} and b == {"": {"samples": 4}}
     assert raw["attack_options"]["ethicist"]["alpha"] == 0.5  # type: ignore[index]
 
 
 def test_tables_are_merged_and_lists_replaced() -> None:
     base = {"a": {"x": 1, "y": [1, 2]}, "b": 1}
-    assert merged(base, {"a": {"y": [3]}, "c": 2}) == {"a": {"x": 1, "y": [3]}, "b": 1, "c": 2}
+    assert merge_plans(base, {"a": {"y": [3]}, "c": 2}) == {"a": {"x": 1, "y": [3]}, "b": 1, "c": 2}
     assert base == {"a": {"x": 1, "y": [1, 2]}, "b": 1}
 
 
@@ -123,12 +123,12 @@ def test_tables_are_merged_and_lists_replaced() -> None:
 )
 def test_nothing_is_ignored_in_silence(raw: dict[str, Any], message: str) -> None:
     with pytest.raises(AuditError, match=message):
-        expand(raw)
+        expand_grid(raw)
 
 
 def test_long_and_colliding_names_keep_folders_of_their_own() -> None:
     names = ["w/o smooth", "w o smooth", "w?o smooth", "x" * 200, "x" * 201, ".."]
-    folders = {point.folder for point in expand({"variant": [{"name": name} for name in names]})}
+    folders = {point.folder for point in expand_grid({"variant": [{"name": name} for name in names]})}
     assert len(folders) == len(names)
     assert all("/" not in name and len(name) < 100 and not name.startswith(".") for name in folders)
 

@@ -21,7 +21,7 @@ from auditor.defenses.drop import Drop
 from auditor.gate.decide import read_run
 from auditor.models.shards import read_shard, record_names, write_shard
 from auditor.plugins import registry
-from auditor.runs.mitigation import extracted
+from auditor.runs.mitigation import extracted_members
 from tests.conftest import refuses, save_tiny
 
 Said = pytest.CaptureFixture[str]
@@ -152,7 +152,7 @@ def test_what_advice_names_is_done_and_audited_again(world: Path, tmp_path: Path
 
 
 def test_what_was_extracted_is_dropped(world: Path, tmp_path: Path) -> None:
-    found = extracted(read_run(world / "run"))
+    found = extracted_members(read_run(world / "run"))
     assert found
     assert call(["mitigate", f"{world}/run", "--by", "drop", "-o", str(tmp_path / "out")]) == 0
     gone = [TEXTS[int(id.split("-")[1])] for id in found]

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 from auditor.plugins.attack import Attack
-from auditor.plugins.options import build
-from auditor.runs.plan import check_general, make, options_for, parse_options, read_toml
+from auditor.plugins.options import build_plugin
+from auditor.runs.plan import check_general, make_plan, options_for, parse_options, read_toml
 
 OUTSIDE: dict[str, Any] = {"model": "m", "data": "d"}
 
@@ -29,7 +29,7 @@ def toml(tmp_path: Path, text: str) -> dict[str, Any]:
 
 
 def test_defaults() -> None:
-    plan = make({}, {})
+    plan = make_plan({}, {})
     assert plan == Plan() and plan.target.in_lab
     assert (plan.attacks.attack, plan.defenses.defense, plan.attacks.setting, plan.seed) == (
         ("ethicist",),
@@ -37,14 +37,14 @@ def test_defaults() -> None:
         "both",
         0,
     )
-    assert not make(OUTSIDE, {}).target.in_lab
+    assert not make_plan(OUTSIDE, {}).target.in_lab
 
 
 def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
     config = toml(
         tmp_path, 'seed = 3\nlimit = 50\nattack = ["zlib"]\nsetting = "white-box"\nknown_fraction = 0.5\n' + FILES
     )
-    plan = make(config, {"seed": 4, "limit": None, "attack": [], "setting": "text-only", "known_fraction": None})
+    plan = make_plan(config, {"seed": 4, "limit": None, "attack": [], "setting": "text-only", "known_fraction": None})
     assert (plan.seed, plan.data.limit, plan.attacks.attack, plan.attacks.setting, plan.data.known_fraction) == (
         4,
         50,
@@ -59,13 +59,13 @@ FILES = 'model = "m"\ndata = "d"\n'
 
 @pytest.mark.parametrize(("name", "zero"), [("seed", 0), ("known_fraction", 0.0), ("trust_remote_code", False)])
 def test_a_flag_that_is_zero_was_given(name: str, zero: Any) -> None:
-    assert make({**OUTSIDE, name: 1 if name != "trust_remote_code" else True}, {name: zero}).values()[name] == zero
+    assert make_plan({**OUTSIDE, name: 1 if name != "trust_remote_code" else True}, {name: zero}).values()[name] == zero
 
 
 def test_options_are_merged_one_by_one(tmp_path: Path) -> None:
     config = toml(tmp_path, "[attack_options.ethicist]\nsamples = 5\nepochs = 3\n[defense_options.pmixed]\nq = 0.5\n")
     flags = {"attack_options": parse_options("-A", ["ethicist.samples=7", "top_p=0.9"], ["ethicist"])}
-    plan = make(config, flags)
+    plan = make_plan(config, flags)
     assert plan.attacks.attack_options == {"ethicist": {"samples": "7", "epochs": 3}, "": {"top_p": "0.9"}}
     assert plan.defenses.defense_options == {"pmixed": {"q": 0.5}}
     assert config["attack_options"] == {"ethicist": {"samples": 5, "epochs": 3}}  # the file's own stay as they were
@@ -75,7 +75,7 @@ def test_automatic_batches_win_over_the_files_size() -> None:
     """`--batch-size auto` is a flag like any other."""
     from auditor.commands.options import batch_size
 
-    assert make({**OUTSIDE, "batch_size": 7}, {"batch_size": batch_size("auto")}).compute.batch_size is None
+    assert make_plan({**OUTSIDE, "batch_size": 7}, {"batch_size": batch_size("auto")}).compute.batch_size is None
 
 
 @given(
@@ -148,7 +148,7 @@ def test_missing_and_binary_files(tmp_path: Path) -> None:
 )
 def test_bad_values(values: dict[str, Any], message: str) -> None:
     with pytest.raises(AuditError, match=message):
-        make(values, {})
+        make_plan(values, {})
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_bad_values(values: dict[str, Any], message: str) -> None:
 )
 def test_the_lab_refuses_what_it_would_ignore(values: dict[str, Any]) -> None:
     with pytest.raises(AuditError, match="lab"):
-        make(values, {})
+        make_plan(values, {})
 
 
 # --- options ---------------------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ class Mine(Attack):
 
 
 def built(**options: Any) -> Mine:
-    attack = build("attack", {"mine": Mine}, "mine", options)
+    attack = build_plugin("attack", {"mine": Mine}, "mine", options)
     assert isinstance(attack, Mine)
     return attack
 
@@ -259,9 +259,9 @@ def test_no_value_is_guessed_at(options: dict[str, Any]) -> None:
 
 def test_names_and_options_nobody_has() -> None:
     with pytest.raises(AuditError, match="unknown attack 'mime'; did you mean 'mine'"):
-        build("attack", {"mine": Mine}, "mime", {})
+        build_plugin("attack", {"mine": Mine}, "mime", {})
     with pytest.raises(AuditError, match="unknown attack 'xyzzy'; known: mine"):
-        build("attack", {"mine": Mine}, "xyzzy", {})
+        build_plugin("attack", {"mine": Mine}, "xyzzy", {})
     with pytest.raises(AuditError, match="unknown option of attack mine: 'sample'; did you mean 'samples'"):
         built(sample=3)
 
@@ -269,5 +269,5 @@ def test_names_and_options_nobody_has() -> None:
 def test_auto_is_the_default_of_a_count_and_a_value_of_its_own_elsewhere() -> None:
     held = {"batch_size": 4, "device": "cuda", "prefix_token": "bos"}
     flags = {"batch_size": "auto", "device": "auto", "prefix_token": "auto", "model": "m", "data": "d"}
-    made = make(held, flags)
+    made = make_plan(held, flags)
     assert (made.compute.batch_size, made.loading.device, made.data.prefix_token) == (None, "auto", "auto")

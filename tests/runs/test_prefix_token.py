@@ -29,8 +29,8 @@ from auditor.models.decoding import ANCESTRAL
 from auditor.models.ensemble import ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Scenario
-from auditor.runs.plan import make
-from auditor.runs.prefix_token import choose, named, prefixed
+from auditor.runs.plan import make_plan
+from auditor.runs.prefix_token import parse_prefix_token, prefix_token_for, with_prefix_token
 from auditor.runs.scoring import greedy_recall
 from auditor.utility.subjects import CausalSubject, ScoringOptions
 from tests.commands.test_cli import assert_same_guesses, call, finding, result, value
@@ -136,9 +136,9 @@ def test_a_llama_recites_behind_what_its_tokenizer_puts_in_front(auto: Path, wit
 
 def test_a_gemma_recites_behind_what_its_tokenizer_puts_in_front() -> None:
     model = HuggingFaceModel(reciting("gemma"), tokenizer(bos_token="<bos>", eos_token="<eos>"))
-    chosen = choose("auto", model, KNOWN)
+    chosen = prefix_token_for("auto", model, KNOWN)
     assert chosen.tokens == (BOS,)
-    assert greedy_recall(prefixed(model, chosen.tokens), SECRETS)["all"].value > 0.9
+    assert greedy_recall(with_prefix_token(model, chosen.tokens), SECRETS)["all"].value > 0.9
     assert greedy_recall(model, SECRETS)["all"].value < 0.2
 
 
@@ -229,7 +229,7 @@ class Recited(Rows):
 
 def chosen(likes: int | None, words: Any, known: Any = tuple(KNOWN), longest: int = 0, **config: Any) -> Any:
     model: Any = Partial(likes, words, **config)
-    return choose("auto", model, known, longest)
+    return prefix_token_for("auto", model, known, longest)
 
 
 BOTH = tokenizer(bos_token="<bos>", eos_token="<eos>")
@@ -259,14 +259,14 @@ def test_texts_of_the_canaries_formats_stand_in_for_known_pairs() -> None:
         for text, space in zip(texts, spaces, strict=True)
     ]
     model: Any = Partial(EOS, BOTH)
-    found = choose("auto", model, canaries=own)
+    found = prefix_token_for("auto", model, canaries=own)
     assert found.tokens == (EOS,) and "new texts of the canaries' formats" in found.said
-    assert choose("auto", model, KNOWN, canaries=own) == chosen(EOS, BOTH)  # pairs that are known say more
+    assert prefix_token_for("auto", model, KNOWN, canaries=own) == chosen(EOS, BOTH)  # pairs that are known say more
     coined = [replace(one, canary=Canary(one.id, coin=one.member)) for one in own]
-    found = choose("auto", model, canaries=coined)
+    found = prefix_token_for("auto", model, canaries=coined)
     assert "canaries, those that stayed out among them" in found.said
     turned = [replace(one, member=not one.member, canary=Canary(one.id, coin=not one.member)) for one in own]
-    assert choose("auto", model, canaries=turned) == found  # coins are not looked at
+    assert prefix_token_for("auto", model, canaries=turned) == found  # coins are not looked at
 
 
 def test_without_a_tokenizer_the_configuration_says_what_there_is() -> None:
@@ -278,7 +278,7 @@ def test_without_a_tokenizer_the_configuration_says_what_there_is() -> None:
 def test_a_model_that_gives_no_log_probabilities_is_asked_behind_the_tokenizers_own() -> None:
     model: Any = Partial(EOS, BOTH)
     model.capabilities = frozenset({"draw"})
-    prefix_token = choose("auto", model, KNOWN)
+    prefix_token = prefix_token_for("auto", model, KNOWN)
     assert prefix_token.tokens == (BOS,) and prefix_token.said.endswith(
         "partial gives no log-probabilities to choose by)"
     )
@@ -309,16 +309,16 @@ def test_a_lead_that_has_no_room_is_left_out() -> None:
 def test_what_the_model_does_not_have_is_refused(asked: str, words: Any, why: str) -> None:
     model: Any = Partial(None, words)
     with pytest.raises(AuditError, match=why):
-        named(asked, model)
+        parse_prefix_token(asked, model)
 
 
 def test_a_text_of_several_tokens_and_one_outside_the_vocabulary() -> None:
     model: Any = Partial(None, BOTH)
-    assert named("<eos> w3 w4", model) == (EOS, 3, 4)
-    assert choose("w3 w4", model).said == "prefix token: w3 w4, as asked for (--prefix-token w3 w4)"
+    assert parse_prefix_token("<eos> w3 w4", model) == (EOS, 3, 4)
+    assert prefix_token_for("w3 w4", model).said == "prefix token: w3 w4, as asked for (--prefix-token w3 w4)"
     model.vocab_size = 4
     with pytest.raises(AuditError, match="in the vocabulary of partial, which has 4 tokens, got 3, 4"):
-        named("w3 w4", model)
+        parse_prefix_token("w3 w4", model)
 
 
 def test_a_bad_lead_is_one_sentence(llama: Path, tmp_path: Path, capsys: Said) -> None:
@@ -335,11 +335,11 @@ def test_a_bad_lead_is_one_sentence(llama: Path, tmp_path: Path, capsys: Said) -
 
 def test_auto_wins_over_a_plan_file() -> None:
     assert (
-        make({"prefix_token": "eos"}, {"prefix_token": "auto"}).data.prefix_token
+        make_plan({"prefix_token": "eos"}, {"prefix_token": "auto"}).data.prefix_token
         == "auto"
-        == make({}, {}).data.prefix_token
+        == make_plan({}, {}).data.prefix_token
     )
-    assert make({"prefix_token": "eos"}, {"prefix_token": "none"}).data.prefix_token == "none"
+    assert make_plan({"prefix_token": "eos"}, {"prefix_token": "none"}).data.prefix_token == "none"
 
 
 # --- where it is put --------------------------------------------------------------------------------------------------
@@ -349,7 +349,7 @@ WITH = torch.cat([torch.tensor([[7, 8]] * 3), TEXTS], dim=1)
 
 
 def test_a_led_model_is_the_model_asked_behind_the_lead(neox: HuggingFaceModel) -> None:
-    behind, prompt = prefixed(neox, (7, 8)), torch.randn(4, 32, generator=torch.Generator().manual_seed(0))
+    behind, prompt = with_prefix_token(neox, (7, 8)), torch.randn(4, 32, generator=torch.Generator().manual_seed(0))
     noise = np.stack([uniforms(3, 4, "prefix_token", i) for i in range(3)])
     for soft in (None, prompt):
         assert torch.equal(behind.log_probs(TEXTS, 4, prompt=soft), neox.log_probs(WITH, 4, prompt=soft))
@@ -361,7 +361,11 @@ def test_a_led_model_is_the_model_asked_behind_the_lead(neox: HuggingFaceModel) 
     assert torch.equal(
         behind.log_probs(TEXTS[:, :0], 1), neox.log_probs(WITH[:, :2], 1)
     )  # nothing but the prefix token
-    assert behind.max_positions == 94 and behind.row_bytes(10) == neox.row_bytes(12) and prefixed(neox, ()) is neox
+    assert (
+        behind.max_positions == 94
+        and behind.row_bytes(10) == neox.row_bytes(12)
+        and with_prefix_token(neox, ()) is neox
+    )
     with pytest.raises(
         AuditError, match=r"^prefix token \(2\) \+ prefix \(40\) \+ suffix \(51\) \+ soft prompt \(4\) = 97"
     ):
@@ -374,11 +378,13 @@ def test_a_defense_reads_the_lead_too(neox: HuggingFaceModel) -> None:
     pmixed = PMixed(q=0.5).protect(Scenario(neox, neox, parts, 12, 4))
     mixed = UniformMixing().protect(Scenario(neox, neox, None, 12, 4))
     for model in (pmixed, mixed):
-        assert torch.allclose(prefixed(model, (7, 8)).log_probs(TEXTS, 4), model.log_probs(WITH, 4))
-        checks = zip(prefixed(model, (7, 8)).check_claim(TEXTS, 4, [0]), model.check_claim(WITH, 4, [0]), strict=True)
+        assert torch.allclose(with_prefix_token(model, (7, 8)).log_probs(TEXTS, 4), model.log_probs(WITH, 4))
+        checks = zip(
+            with_prefix_token(model, (7, 8)).check_claim(TEXTS, 4, [0]), model.check_claim(WITH, 4, [0]), strict=True
+        )
         assert all(torch.allclose(mine.realised, own.realised) for mine, own in checks)
     texts = [tuple(row) for row in TEXTS.tolist()]
-    (mine,) = prefixed(pmixed, (7, 8)).other_nll(texts, 0).values()
+    (mine,) = with_prefix_token(pmixed, (7, 8)).other_nll(texts, 0).values()
     (longer,) = pmixed.other_nll([(7, 8, *text) for text in texts], 0, given=3).values()
     assert mine == longer and len(mine) == 3
     (alone,) = pmixed.other_nll(texts, 0).values()
@@ -387,7 +393,7 @@ def test_a_defense_reads_the_lead_too(neox: HuggingFaceModel) -> None:
 
 def test_perplexity_is_of_the_same_tokens_behind_the_lead(neox: HuggingFaceModel) -> None:
     texts = [tuple(row) for row in TEXTS.tolist()]
-    (first, *_) = perplexity_nll(prefixed(neox, (7, 8)), texts)
+    (first, *_) = perplexity_nll(with_prefix_token(neox, (7, 8)), texts)
     expected = -neox.token_log_probs(WITH[:1, :3], WITH[:1, 3:]).double().sum()
     assert first == (pytest.approx(float(expected), abs=1e-4), 8)
 

@@ -16,9 +16,9 @@ from auditor.models.huggingface import traffic
 from auditor.plugins import registry
 from auditor.records.folder import RunFolder
 from auditor.runs import quick
-from auditor.runs.quick import paced
+from auditor.runs.quick import seconds_per_text
 from auditor.runs.reporter import Silence
-from auditor.runs.run import check, run
+from auditor.runs.run import check_plan, run
 from auditor.runs.shared import Shared
 from auditor.runs.sites import site_of
 from tests.conftest import save_tiny
@@ -42,8 +42,8 @@ def fitted(
     given: Path, seconds: float = 1e6, nonmembers: bool = True, shared: Shared | None = None
 ) -> tuple[quick.Plan, quick.Limits]:
     fresh = str(given / "fresh.jsonl") if nonmembers else None
-    plan = quick.quick(str(given / "model"), str(given / "private.jsonl"), fresh, 0)
-    return quick.fitted(plan, Silence(), shared or Shared(), seconds, time.perf_counter())
+    plan = quick.quick_plan(str(given / "model"), str(given / "private.jsonl"), fresh, 0)
+    return quick.fit_to_time(plan, Silence(), shared or Shared(), seconds, time.perf_counter())
 
 
 class Slow:
@@ -59,9 +59,9 @@ class Slow:
 def test_what_a_text_takes_is_told_by_many_and_by_few_where_they_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Slow(each=0.5, fixed=3.0)
     monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
-    assert paced(clock.work, 1, 6, 1000.0) == pytest.approx(0.5 + 3.0 / 6)
+    assert seconds_per_text(clock.work, 1, 6, 1000.0) == pytest.approx(0.5 + 3.0 / 6)
     begun = clock.now
-    assert paced(clock.work, 1, 6, 1.0) == pytest.approx(3.5) == clock.now - begun
+    assert seconds_per_text(clock.work, 1, 6, 1.0) == pytest.approx(3.5) == clock.now - begun
 
 
 @pytest.mark.parametrize("nonmembers", [True, False])
@@ -97,7 +97,7 @@ def test_a_plug_in_says_itself_that_a_check_uses_it(given: Path, monkeypatch: py
 
     known = registry.attacks_and_probes()
     monkeypatch.setattr(registry, "attacks_and_probes", lambda: {**known, "mine": Mine})
-    asked = quick.quick(str(given / "model"), str(given / "private.jsonl"), str(given / "fresh.jsonl"), 0)
+    asked = quick.quick_plan(str(given / "model"), str(given / "private.jsonl"), str(given / "fresh.jsonl"), 0)
     assert asked.attacks.attack[-1] == "mine" and asked.attacks.attack_options["mine"] == {"samples": 2}
     plan, limits = fitted(given)
     assert plan.attacks.attack == ("perplexity", "extraction-probability", "membership")
@@ -111,7 +111,7 @@ def text_takes(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Whatever the machine, a text takes so many seconds."""
 
     def set_to(each: float) -> None:
-        monkeypatch.setattr(quick, "paced", lambda *given: each)
+        monkeypatch.setattr(quick, "seconds_per_text", lambda *given: each)
 
     return set_to
 
@@ -139,9 +139,9 @@ def test_a_model_that_is_too_slow_is_refused_with_the_minutes_that_it_takes(
 
 
 def test_a_deep_check_is_the_usual_audit_of_the_same_records(given: Path) -> None:
-    shallow = quick.quick(str(given / "model"), str(given / "private.jsonl"), str(given / "fresh.jsonl"), 7)
-    plan = quick.deep(shallow)
-    methods = check(plan).named
+    shallow = quick.quick_plan(str(given / "model"), str(given / "private.jsonl"), str(given / "fresh.jsonl"), 7)
+    plan = quick.deep_plan(shallow)
+    methods = check_plan(plan).named
     assert "ethicist" in methods and {"membership", "extraction-probability", "near-verbatim"} <= set(methods)
     assert methods["ethicist"].samples > 1  # type: ignore[union-attr]
     changed = {name for name, value in plan.values().items() if value != shallow.values()[name]}

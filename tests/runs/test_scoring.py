@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from auditor.runs.causes import Answers
-from auditor.runs.scoring import known_better
+from auditor.runs.scoring import likelihood_doubt
 
 
 def answers(gap: float, n: int = 60, others: int = 20, seed: int = 0) -> Answers:
@@ -17,15 +17,15 @@ def answers(gap: float, n: int = 60, others: int = 20, seed: int = 0) -> Answers
 
 
 def test_members_that_are_more_likely_are_a_reason_to_doubt_a_zero() -> None:
-    (doubt,) = known_better("PMixED", answers(1.0))
+    (doubt,) = likelihood_doubt("PMixED", answers(1.0))
     assert doubt.kind == "likelihood" and doubt.sentence.startswith("PMixED: members' true tokens are more likely")
-    assert not known_better("PMixED", answers(-1.0))
-    assert not known_better("PMixED", answers(1.0, others=1))  # of whom nothing is known
+    assert not likelihood_doubt("PMixED", answers(-1.0))
+    assert not likelihood_doubt("PMixED", answers(1.0, others=1))  # of whom nothing is known
     forbidden = answers(1.0)
     forbidden.floor["n0"] = -np.inf
-    assert not known_better("MemFree", forbidden)
+    assert not likelihood_doubt("MemFree", forbidden)
 
 
 def test_false_alarms_are_as_many_as_the_level_says() -> None:
     """At 2.5%, at the sizes of a defense in the lab: 14 or fewer of 300 but for one series in a hundred."""
-    assert sum(bool(known_better("", answers(0.0, seed=seed))) for seed in range(300)) <= 14
+    assert sum(bool(likelihood_doubt("", answers(0.0, seed=seed))) for seed in range(300)) <= 14

@@ -17,9 +17,9 @@ from auditor.plugins.defense import Defense, Scenario
 from auditor.records.folder import RunFolder
 from auditor.runs import plan_weights
 from auditor.runs.own_site import OwnSite
-from auditor.runs.plan import make
+from auditor.runs.plan import make_plan
 from auditor.runs.reporter import Silence
-from auditor.runs.run import check, run
+from auditor.runs.run import check_plan, run
 from auditor.runs.shared import Shared
 from auditor.runs.site import Site
 from auditor.runs.sites import site_of
@@ -53,7 +53,7 @@ class Live(OwnSite):
 
 
 def plan(**fields: object) -> Plan:
-    return make({"model": "live", "data": "in memory", "attack": ["perplexity"], "samples": 3, **fields}, {})
+    return make_plan({"model": "live", "data": "in memory", "attack": ["perplexity"], "samples": 3, **fields}, {})
 
 
 def test_an_adapter_is_held_against_its_base_unless_told_otherwise(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_an_adapter_is_held_against_its_base_unless_told_otherwise(tmp_path: Pat
         return site_of(asked(**given))
 
     def asked(**given: str) -> Plan:
-        return make({"model": str(folder), "data": "in memory", **given}, {})
+        return make_plan({"model": str(folder), "data": "in memory", **given}, {})
 
     held = site()
     assert held.reference is not None and held.reference.name == str(base) and not held.reference_fault
@@ -78,7 +78,7 @@ def test_an_adapter_is_held_against_its_base_unless_told_otherwise(tmp_path: Pat
     assert "saw no private data only if the adapter alone was trained on them" in said
     none = site(reference="none")
     assert none.reference is None and not none.reference_fault and not none.notes()
-    digests = [plan_weights.of_plan(asked(**given)) for given in ({"reference": "none"}, {})]
+    digests = [plan_weights.digests_of_plan(asked(**given)) for given in ({"reference": "none"}, {})]
     assert set(digests[0]) <= set(digests[1])  # no model is called so
     assert site(model=str(base)).reference is None
 
@@ -89,7 +89,7 @@ def test_live_objects_are_audited_by_the_same_walk(tmp_path: Path) -> None:
     parts = asked.target, asked.loading, asked.data, asked.attacks.sizes, asked.seed, asked.subject
     site = Live(*parts, Silence(), shared)
     result = run(asked, site, folder)
-    assert [finding.key for finding in result.findings] == check(asked).cells()
+    assert [finding.key for finding in result.findings] == check_plan(asked).cells()
     assert result.benchmark.members == 4 and result.benchmark.nonmembers == 4 and result.weights == {}
     held = folder.done(CellKey("undefended", "white-box", "perplexity"))
     assert sorted(held) == sorted(secret.id for secret in Held().secrets)

@@ -18,8 +18,8 @@ from auditor.core.plan import Plan
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.benchmark import Benchmark
 from auditor.runs.own_data import load_data
-from auditor.runs.prefix_token import prefixed, usual_prefix_token
-from auditor.runs.scoring import greedy_recall, known_better
+from auditor.runs.prefix_token import usual_prefix_token, with_prefix_token
+from auditor.runs.scoring import greedy_recall, likelihood_doubt
 from benchmarks.checks.trust import text_forms as forms
 
 MEMBERS = 8
@@ -68,7 +68,7 @@ class World:
 
     def recall(self, found: Benchmark) -> int:
         """Answers of the kind of `self.answers` that greedy decoding says, of each record one."""
-        target = prefixed(
+        target = with_prefix_token(
             HuggingFaceModel(self.model, self.words, "tiny"), () if found.framed else usual_prefix_token(self.words)
         )
         wanted = [s for s in found.secrets if s.wording is not None and s.wording.suffix.strip() in self.answers]
@@ -133,7 +133,7 @@ def test_a_form_that_nobody_tries_is_a_doubt_and_its_template_resolves_it(tmp_pa
     world = World("another template, which nobody tries", tmp_path)
     found = world.data()
     assert world.truth == MEMBERS and world.recall(found) == 0
-    assert known_better("Undefended", forms.likelihoods(HuggingFaceModel(world.model, world.words, "tiny"), found))
+    assert likelihood_doubt("Undefended", forms.likelihoods(HuggingFaceModel(world.model, world.words, "tiny"), found))
     file = tmp_path / "other.jinja"
     file.write_text(forms.OTHER)
     right = world.data(template=str(file))

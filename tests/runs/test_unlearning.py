@@ -23,9 +23,9 @@ from auditor.runs.site import Site
 from auditor.runs.sites import site_of
 from auditor.runs.training import Training
 from auditor.runs.unlearning import Relearned, Retrained
-from auditor.statistics.unlearning import recalled
+from auditor.statistics.unlearning import recall_by_model
 from auditor.training.finetune import causal_loss
-from auditor.training.relearning import relearned
+from auditor.training.relearning import relearn
 from tests.conftest import fits_schema, save_tiny
 from tests.rows import read_rows
 
@@ -97,7 +97,7 @@ def test_relearning_is_so_many_steps_on_a_copy(world: Path) -> None:
     model, texts = load(str(world / "after")), [tuple(range(1, 20)), tuple(range(40, 50))]
     before = {name: tensor.clone() for name, tensor in model.model.state_dict().items()}
     done: list[int] = []
-    one, other = (relearned(model, texts, steps=3, rate=1e-3, seed=5, progress=done.append) for _ in range(2))
+    one, other = (relearn(model, texts, steps=3, rate=1e-3, seed=5, progress=done.append) for _ in range(2))
     assert done == [1, 2, 3] * 2
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.model.state_dict().items())
     assert all(torch.equal(tensor, other.model.state_dict()[name]) for name, tensor in one.model.state_dict().items())
@@ -132,7 +132,7 @@ def test_changes_by_hand() -> None:
     values = {"before": [0.8, 0.4], "after": [0.2, 0.0], "relearned": [0.5, 0.1]}
     values |= {"retrained": [0.0, 0.0], "retrained_relearned": [0.1, 0.1]}
     columns = {model: np.array(column * 10) for model, column in values.items()}
-    found = recalled("probe", "extraction_probability", "forgotten", columns)
+    found = recall_by_model("probe", "extraction_probability", "forgotten", columns)
     means = {model: measured.value for model, measured in found.values.items()}
     assert means == pytest.approx({name: np.mean(column) for name, column in values.items()})
     changes = {name: measured.value for name, measured in found.changes.items()}
@@ -140,11 +140,11 @@ def test_changes_by_hand() -> None:
     assert changes == pytest.approx(expected)
     assert all(m.low <= m.value <= m.high for m in found.changes.values())
     assert {m.unit for name, m in found.changes.items() if name != "share_back"} == {"probability"}
-    alone = recalled("probe", "recall", "retained", {"before": np.array([1.0, 0]), "after": np.array([1.0, 0])})
+    alone = recall_by_model("probe", "recall", "retained", {"before": np.array([1.0, 0]), "after": np.array([1.0, 0])})
     assert set(alone.changes) == {"unlearned"} and alone.values["after"].unit == "share"
-    gained = recalled("p", "exposure", "retained", {**columns, "after": columns["before"] + 0.1})
-    few = recalled("p", "exposure", "forgotten", {model: column[:9] for model, column in columns.items()})
-    nothing = recalled("p", "exposure", "forgotten", {**columns, "relearned": columns["after"]})
+    gained = recall_by_model("p", "exposure", "retained", {**columns, "after": columns["before"] + 0.1})
+    few = recall_by_model("p", "exposure", "forgotten", {model: column[:9] for model, column in columns.items()})
+    nothing = recall_by_model("p", "exposure", "forgotten", {**columns, "relearned": columns["after"]})
     assert not any("share_back" in one.changes for one in (gained, few, nothing))
 
 

@@ -17,7 +17,7 @@ from auditor.core.result import Audited
 from auditor.statistics import metrics
 from auditor.statistics.audited import (
     ESTIMATORS,
-    at_level,
+    audit_at_level,
     audited,
     best_provable,
     canaries_needed,
@@ -177,7 +177,8 @@ def test_a_row_s_numbers() -> None:
         "guesses_right",
     ]
     assert all(
-        name in {m.name for m in metrics.METRICS} and m.unit == metrics.find(name).unit for name, m in said.items()
+        name in {m.name for m in metrics.METRICS} and m.unit == metrics.find_metric(name).unit
+        for name, m in said.items()
     )
     main = said["epsilon_lower_bound"]
     assert (main.value, main.low, main.high, main.n) == (found[0].epsilon, found[0].epsilon, math.inf, 400)
@@ -190,8 +191,8 @@ def test_the_same_guesses_at_another_level() -> None:
     """At its own level an audit is what it is; at a smaller one both numbers are smaller, and they are its rule's."""
     scores, included = game(601, 1.5)
     for found in audited(scores, included, 1e-5):
-        assert at_level(found, 0.05) == found
-        stricter = at_level(found, 0.02)
+        assert audit_at_level(found, 0.05) == found
+        stricter = audit_at_level(found, 0.02)
         bound = ESTIMATORS[found.estimator]
         assert stricter.epsilon == bound(601, found.guesses, found.right, 1e-5, 0.02 / 4, 1) < found.epsilon
         assert stricter.best == bound(601, 600, 600, 1e-5, 0.02 / 4, 1) < found.best and stricter.level == 0.02
@@ -200,7 +201,7 @@ def test_the_same_guesses_at_another_level() -> None:
 def test_independent_games_at_another_level() -> None:
     proved, best = (epsilon_clopper_pearson(*table, 1e-5, 0.02) for table in ((90, 10, 12, 88), (100, 0, 0, 100)))
     played = Audited("games", 9.0, 1e-5, 0.05, 200, 200, 178, 9.0, table=(90, 10, 12, 88))
-    again = at_level(played, 0.02)
+    again = audit_at_level(played, 0.02)
     assert (again.epsilon, again.best, again.level) == (proved, best, 0.02)
 
 
@@ -208,4 +209,4 @@ def test_what_cannot_have_been_made_is_refused_another_level() -> None:
     found = audited(*game(601, 1.5), 1e-5)[0]
     for changed in (replace(found, guesses=77), replace(found, estimator="mine"), replace(found, estimator="games")):
         with pytest.raises(AuditError, match="expected a bound by one_run, fdp, gdp"):
-            at_level(changed, 0.05)
+            audit_at_level(changed, 0.05)

@@ -5,20 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from auditor.statistics.dose import concentrated, predicted
+from auditor.statistics.dose import concentrated, predicted_recall
 from auditor.statistics.intervals import clopper_pearson
 
 
 def test_all_above_leak_as_the_limit_does() -> None:
     repeats = [1] * 10 + [4] * 6 + [16] * 4
     hit = np.array([False] * 10 + [True] * 3 + [False] * 3 + [True] * 4)
-    left = predicted(repeats, hit, np.minimum(repeats, 4).tolist())
+    left = predicted_recall(repeats, hit, np.minimum(repeats, 4).tolist())
     assert left.value == pytest.approx((10 * 0 + 10 * 0.5) / 20) and left.n == 20
-    assert predicted(repeats, hit, np.minimum(repeats, 16).tolist()).value == pytest.approx(hit.mean())
-    once = predicted(repeats, hit, np.minimum(repeats, 1).tolist())
+    assert predicted_recall(repeats, hit, np.minimum(repeats, 16).tolist()).value == pytest.approx(hit.mean())
+    once = predicted_recall(repeats, hit, np.minimum(repeats, 1).tolist())
     assert (once.value, once.low, once.high) == (0.0, 0.0, clopper_pearson(0, 10)[1])
     with pytest.raises(ValueError, match="a count that was measured, got 3"):
-        predicted(repeats, hit, np.minimum(repeats, 3).tolist())
+        predicted_recall(repeats, hit, np.minimum(repeats, 3).tolist())
 
 
 def test_the_interval_holds_what_a_run_with_fewer_copies_would_have() -> None:
@@ -29,7 +29,7 @@ def test_the_interval_holds_what_a_run_with_fewer_copies_would_have() -> None:
     held = 0
     for _ in range(400):
         hit = np.concatenate([noise.random(n) < rates[count] for count, n in sizes.items()])
-        left = predicted(repeats, hit, np.minimum(repeats, 4).tolist())
+        left = predicted_recall(repeats, hit, np.minimum(repeats, 4).tolist())
         held += left.low <= truth <= left.high
     assert held >= 0.95 * 400 - 2 * np.sqrt(400 * 0.95 * 0.05)
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from auditor.records.details import tail
+from auditor.records.details import survival_function
 from auditor.statistics import exposure
 
 SIXTEEN = np.arange(1, 17.0)
@@ -18,7 +18,7 @@ BITS = math.log2(10**6)
     ("nll", "bits"), [(0, 4), (0.1, 4), (3.5, 2), (20, -0.0874628412503391), (4, 1.67807190511264)]
 )
 def test_sampled_exposure_is_that_of_tf_privacy(nll: float, bits: float) -> None:
-    assert exposure.sampled(nll, SIXTEEN) == pytest.approx(bits, abs=1e-12)
+    assert exposure.sampled_exposure(nll, SIXTEEN) == pytest.approx(bits, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -47,12 +47,12 @@ def test_tails_of_the_skew_normal(distribution: tuple[float, float, float], nll:
 
 def test_a_fit_says_the_same_twice_and_is_capped_and_checked() -> None:
     references = np.random.default_rng(0).normal(24, 3, 150)
-    fitted, again = exposure.fit(references), exposure.fit(references)
+    fitted, again = exposure.fit_skew_normal(references), exposure.fit_skew_normal(references)
     assert fitted == again and fitted.ks_p > 0.05
     assert fitted.bits(18.0, BITS) == pytest.approx(-math.log2(0.5 * math.erfc(2 / math.sqrt(2))), abs=1.0)
     assert fitted.bits(-200.0, BITS) == BITS
-    assert exposure.fit(np.repeat([1.0, 50.0], 60)).ks_p < 0.01
-    assert exposure.fit(np.full(20, 3.0)).bits(3.0, BITS) == 0
+    assert exposure.fit_skew_normal(np.repeat([1.0, 50.0], 60)).ks_p < 0.01
+    assert exposure.fit_skew_normal(np.full(20, 3.0)).bits(3.0, BITS) == 0
 
 
 def test_exposure_of_a_rank() -> None:
@@ -74,14 +74,16 @@ def test_the_null_distribution_bounds_a_canary_that_was_never_inserted() -> None
 def test_of_models_that_learned_nothing_at_most_one_in_20_leaves_the_band(n: int) -> None:
     """The null distribution alone, without a band around it, is crossed by all but a few of them: it says nothing."""
     ranks = np.random.default_rng(n).integers(1, 10**6 + 1, size=(2000, n))
-    tails = [tail([exposure.of_rank(rank, BITS) for rank in canaries]) for canaries in ranks]
+    tails = [survival_function([exposure.of_rank(rank, BITS) for rank in canaries]) for canaries in ranks]
     assert np.mean([any(y > 2.0**-x for x, y in points) for points in tails]) > 0.9
     assert np.mean([any(y > exposure.null_band(x, n) for x, y in points) for points in tails]) <= 0.05
 
 
 def test_a_model_that_learned_a_third_leaves_the_band() -> None:
     ranks = [*[1] * 10, *np.random.default_rng(0).integers(1, 10**6 + 1, size=20)]
-    assert any(y > exposure.null_band(x, 30) for x, y in tail([exposure.of_rank(rank, BITS) for rank in ranks]))
+    assert any(
+        y > exposure.null_band(x, 30) for x, y in survival_function([exposure.of_rank(rank, BITS) for rank in ranks])
+    )
 
 
 def weighted(n: int, uniform: int, size: int, seed: int, p: np.ndarray) -> exposure.WeightedDraws:
@@ -99,7 +101,7 @@ def test_estimated_ranks_are_unbiased_and_their_intervals_cover(place: int) -> N
     p = 0.8 * np.sort(np.random.default_rng(1).lognormal(sigma=3, size=size))[::-1]
     p /= p.sum() / 0.8
     found = [
-        exposure.estimate(-math.log(p[place]) + 1e-9, str(place), weighted(300, 60, size, s, p)) for s in range(24)
+        exposure.estimate_rank(-math.log(p[place]) + 1e-9, str(place), weighted(300, 60, size, s, p)) for s in range(24)
     ]
     ranks = np.array([estimate.rank for estimate in found])
     error = max(ranks.std() / math.sqrt(len(ranks)), 1e-9)
@@ -112,7 +114,7 @@ def test_estimated_ranks_are_unbiased_and_their_intervals_cover(place: int) -> N
 @pytest.mark.parametrize(("drawn", "uniform"), [(200, 0), (0, 200)])
 def test_either_kind_of_draw_does_alone(drawn: int, uniform: int) -> None:
     p = np.full(100, 0.01)
-    estimate = exposure.estimate(-math.log(0.01) + 1e-9, "5", weighted(drawn, uniform, 100, 0, p))
+    estimate = exposure.estimate_rank(-math.log(0.01) + 1e-9, "5", weighted(drawn, uniform, 100, 0, p))
     assert estimate.low <= 100 <= estimate.high + 1e-6 and estimate.rank == pytest.approx(100, rel=0.05)
 
 
@@ -121,6 +123,6 @@ def test_no_draw_below_leaves_open_what_so_many_draws_can_miss() -> None:
     draws = exposure.WeightedDraws(
         tuple(map(str, range(200))), np.full(200, 5.0), np.full(200, -5.0), np.ones(200, dtype=bool), 100, 10**6
     )
-    estimate = exposure.estimate(3.0, "canary", draws)
+    estimate = exposure.estimate_rank(3.0, "canary", draws)
     assert estimate.rank == estimate.low == 1
     assert estimate.high == pytest.approx(1 + (1 - 0.025 ** (1 / 200)) * 2 * math.exp(3.0))

@@ -93,8 +93,8 @@ def test_rates_are_those_of_every_single_resample() -> None:
     rng = np.random.default_rng(5)
     own, others = rng.integers(0, 40, 30).astype(float), rng.integers(-20, 20, 50).astype(float)  # ties
     [leak] = frontier.rates([[(own, others)]], 0.05)
-    members = next(bootstrap.blocks(30, "frontier members", frontier.RESAMPLES))
-    nonmembers = next(bootstrap.blocks(50, "frontier non-members", frontier.RESAMPLES))
+    members = next(bootstrap.resample_blocks(30, "frontier members", frontier.RESAMPLES))
+    nonmembers = next(bootstrap.resample_blocks(50, "frontier non-members", frontier.RESAMPLES))
     slow = [
         max(tpr_at_fpr(np.repeat(s * own, a), np.repeat(s * others, b), 0.05).value for s in (1, -1))
         for a, b in zip(members[:200], nonmembers[:200], strict=True)
@@ -119,8 +119,8 @@ def test_aucs_are_those_of_every_single_resample_in_one_direction() -> None:
     rng = np.random.default_rng(5)
     own, others = rng.integers(0, 40, 30).astype(float), rng.integers(-20, 20, 50).astype(float)  # ties
     first, turned = frontier.aucs([[(own, others)], [(-own, -others)]])
-    members = next(bootstrap.blocks(30, "frontier members", frontier.RESAMPLES))
-    nonmembers = next(bootstrap.blocks(50, "frontier non-members", frontier.RESAMPLES))
+    members = next(bootstrap.resample_blocks(30, "frontier members", frontier.RESAMPLES))
+    nonmembers = next(bootstrap.resample_blocks(50, "frontier non-members", frontier.RESAMPLES))
     slow = [auc(np.repeat(own, a), np.repeat(others, b)) for a, b in zip(members[:100], nonmembers[:100], strict=True)]
     assert first.draws[:100] == pytest.approx(slow) and first.value == pytest.approx(auc(own, others))
     assert turned.draws == pytest.approx(first.draws) and turned.value == pytest.approx(first.value)
@@ -204,7 +204,7 @@ def test_among_copies_of_one_distribution_a_winner_is_named_as_seldom_as_promise
     distribution: Callable[[np.random.Generator, tuple[int, int]], np.ndarray], points: int
 ) -> None:
     rng, named, trials = generator("test", "frontier", points), 0, 300
-    draws = np.concatenate(list(bootstrap.blocks(60, "null", 1500)))
+    draws = np.concatenate(list(bootstrap.resample_blocks(60, "null", 1500)))
     for _ in range(trials):
         values = distribution(rng, (points, 60))
         found = [Leak(draws @ row / 60, row) for row in values]

@@ -18,7 +18,7 @@ def told_apart(rows: list[Tokens], member: np.ndarray, lengths: np.ndarray | Non
     """AUC of the blind baseline and the low end of its interval."""
     group = learned.near_duplicate_groups(rows)
     sizes = np.empty((len(rows), 0)) if lengths is None else lengths
-    scores = learned.blind(rows, sizes, member, group)
+    scores = learned.blind_scores(rows, sizes, member, group)
     widen = learned.widening(learned.folds_of(member, group))
     found = roc.auc_measured("blind_auc", scores[member], scores[~member], widen=widen)
     return found.value, found.low
@@ -50,7 +50,7 @@ def test_a_word_said_once_is_heard_beside_others_said_forty_times() -> None:
     for i in range(120):
         text = [word for word in noise.permutation(6)[:4].tolist() for _ in range(noise.integers(1, 40))]
         rows.append(tuple([*text, 999] if i < 60 else text))
-    scores = learned.blind(rows, np.empty((120, 0)), np.arange(120) < 60, np.arange(120))
+    scores = learned.blind_scores(rows, np.empty((120, 0)), np.arange(120) < 60, np.arange(120))
     assert roc.auc(scores[:60], scores[60:]) > 0.75
 
 
@@ -64,7 +64,7 @@ def test_near_duplicates_share_a_group_and_leak_nothing_between_folds() -> None:
     half = generator("halves").permutation(100) < 50
     member = np.concatenate([half, half])
     assert told_apart(rows, member)[1] < 0.5
-    leaky = learned.blind(rows, np.empty((200, 0)), member, np.arange(200))
+    leaky = learned.blind_scores(rows, np.empty((200, 0)), member, np.arange(200))
     assert roc.auc(leaky[member], leaky[~member]) > 0.8
 
 
@@ -78,14 +78,14 @@ def test_a_stacked_score_uses_no_label_of_its_own() -> None:
     """A column for each record would give every label away to whoever was fitted to it."""
     noise = generator("stacked")
     member = np.arange(120) < 60
-    own = learned.stacked(np.eye(120), member, np.arange(120))
+    own = learned.stacked_scores(np.eye(120), member, np.arange(120))
     assert np.ptp(own) < 1e-9  # what is left is rounding, in which one processor sees an order and another none
     features = np.column_stack([member + noise.normal(0, 0.3, 120), noise.normal(size=120)])
-    found = learned.stacked(features, member, np.arange(120))
+    found = learned.stacked_scores(features, member, np.arange(120))
     assert roc.auc(found[member], found[~member]) > 0.85
 
 
 def test_too_few_to_fold_say_nothing_rather_than_something() -> None:
     member = np.array([True, True, True, False])
-    assert np.isnan(learned.stacked(np.ones((4, 2)), member, np.arange(4))).all()
+    assert np.isnan(learned.stacked_scores(np.ones((4, 2)), member, np.arange(4))).all()
     assert learned.widening(5) == pytest.approx(1.5)

@@ -84,9 +84,9 @@ def test_window_comparison_against_a_naive_twin() -> None:
 
 def test_min_k_takes_the_lowest_share_and_at_least_one() -> None:
     values = floats(-1, -5, -3, -2, -4)
-    assert membership.lowest(values, 0.4) == -4.5
-    assert membership.lowest(values, 0.1) == -5
-    assert membership.lowest(values, 1.0) == -3
+    assert membership.mean_of_lowest(values, 0.4) == -4.5
+    assert membership.mean_of_lowest(values, 0.1) == -5
+    assert membership.mean_of_lowest(values, 1.0) == -3
 
 
 def test_min_k_plus_standardises_by_the_distribution_itself() -> None:

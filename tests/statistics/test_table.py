@@ -43,13 +43,15 @@ def test_a_new_metric_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(metrics, "METRICS", (*metrics.METRICS, new))
     monkeypatch.setattr(metrics, "_BY_NAME", {**metrics._BY_NAME, new.name: new})
-    metrics.find.cache_clear()
+    metrics.find_metric.cache_clear()
     try:
         one = outcome()
         measured = next(m for m in extraction.extraction(one) if m.name == new.name)
         members = one.only(one.member)
         assert (measured.value, measured.n) == (float((~members.any_hit).mean()), 30)
-        assert words.label(new.name) == "No guess right" and isinstance(decide.evidence(measured), BinomialCount)
+        assert words.label(new.name) == "No guess right" and isinstance(
+            decide.one_sided_bounds(measured), BinomialCount
+        )
         kept = outcomes.PerSecret.of(one)
         assert recomputed(new, kept.chosen(True, None), kept.chosen(False, None)) == (measured.value, 30)
         assert outcomes.difference(new.name, None, kept, kept) == Pairs(0, 0, 30)
@@ -57,14 +59,14 @@ def test_a_new_metric_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
         found = contrasts.contrast("c", [contrasts.WeightedMetric(1.0, new.name, seeds)])
         assert found.value == pytest.approx(measured.value) and found.low < found.value < found.high
     finally:
-        metrics.find.cache_clear()
+        metrics.find_metric.cache_clear()
 
 
 def test_what_is_measured_is_what_the_kept_numbers_make_it() -> None:
     one = outcome(60)
     kept = outcomes.PerSecret.of(one)
     sides = kept.chosen(True, None), kept.chosen(False, None)
-    again = {m.name: recomputed(metrics.find(m.name), *sides) for m in extraction.extraction(one)}
+    again = {m.name: recomputed(metrics.find_metric(m.name), *sides) for m in extraction.extraction(one)}
     held = {name: found for name, found in again.items() if found is not None}
     wanted = {"recall", "any_of_k", "near_verbatim_recall", "recall_at_100_errors", "recall_at_10pct_errors"}
     assert set(held) == wanted | {"excess_recall", "recall_nonmembers", "near_verbatim_recall_nonmembers"}
@@ -89,7 +91,7 @@ def test_what_probes_measure_is_in_the_table(probe: Probe) -> None:
     measured = probe.measurements(secrets, observations)
     kept = probe.per_secret(secrets, observations)
     for m in measured:
-        entry = metrics.find(m.name)
+        entry = metrics.find_metric(m.name)
         assert entry.unit == m.unit, m.name  # a plug-in's has none
         if not entry.signed and entry.members:
             assert entry.per_secret == (m.name in kept), m.name
@@ -117,16 +119,16 @@ def test_titles(name: str, title: str) -> None:
 def test_what_the_table_does_not_know_is_taken_at_its_word() -> None:
     """By its own unit, with the interval on record, and paired by what is kept of it."""
     m = Measurement("taste", 0.5, 0.4, 0.6, 10, unit="bits")
-    assert isinstance(decide.evidence(m), RecordedInterval)
+    assert isinstance(decide.one_sided_bounds(m), RecordedInterval)
     kept = outcomes.PerSecret(("a", "b"), np.array([True, True]), (None, None), {"taste": np.array([0.3, 0.5])})
     found = outcomes.difference("taste", None, kept, kept)
     assert not isinstance(found, str) and found.value == 0
     row = Finding("t", "white-box", "mine", {}, (), "", None, "", measurements=(m,))
     assert words.beside_the_floor(row) == ("taste 0.500 [0.400–0.600]", "–", "–")
-    assert (metrics.find("difference_of_taste").signed, metrics.find("taste").signed) == (True, False)
+    assert (metrics.find_metric("difference_of_taste").signed, metrics.find_metric("taste").signed) == (True, False)
 
 
 def test_errors_of_a_share_are_rounded_down_and_at_least_one() -> None:
-    tenth = metrics.find("recall_at_10pct_errors")
+    tenth = metrics.find_metric("recall_at_10pct_errors")
     assert [tenth.wrong(n) for n in (3, 19, 20, 300)] == [1, 1, 2, 30]
-    assert metrics.find("recall_at_100_errors").wrong(3) == 100
+    assert metrics.find_metric("recall_at_100_errors").wrong(3) == 100

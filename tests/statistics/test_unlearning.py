@@ -7,13 +7,13 @@ import pytest
 from numpy.typing import NDArray
 
 from auditor.core.result import Recalled
-from auditor.statistics.unlearning import recalled
+from auditor.statistics.unlearning import recall_by_model
 
 Floats = NDArray[np.float64]
 
 
 def of(name: str, **columns: list[float]) -> Recalled:
-    return recalled("attack", name, "forgotten", {model: np.array(values) for model, values in columns.items()})
+    return recall_by_model("attack", name, "forgotten", {model: np.array(values) for model, values in columns.items()})
 
 
 def values(found: Recalled) -> dict[str, float]:

@@ -18,11 +18,11 @@ from auditor.core.nouns import CellKey, Observation, Secret
 from auditor.core.plan import Plan
 from auditor.core.result import Frontier
 from auditor.plugins.view import View
-from auditor.records.frontier import frontiers, subjects, together
-from auditor.records.outcomes import of_folder
-from auditor.records.saved import read
+from auditor.records.frontier import frontiers, merge_points, models_of_runs
+from auditor.records.outcomes import read_outcomes
+from auditor.records.saved import read_result
 from auditor.runs.lab_site import lab_recipe
-from auditor.runs.run import check
+from auditor.runs.run import check_plan
 from auditor.statistics.roc import auc
 from tests.conftest import fits_schema, tiny
 from tests.rows import read_rows
@@ -96,7 +96,7 @@ def swept(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_with_several_defenses_has_its_picture(single: Path) -> None:
-    result = read(single)
+    result = read_result(single)
     assert fits_schema(single)
     extraction, members = result.frontiers
     assert (extraction.metric, members.metric) == ("extraction_probability", "membership_auc")  # too few for a rate
@@ -121,9 +121,9 @@ def test_a_run_with_several_defenses_has_its_picture(single: Path) -> None:
 
 
 def test_aucs_are_those_of_the_scores_that_were_kept(single: Path) -> None:
-    row = of_folder(single)[CellKey("mine", "white-box", "membership")]
+    row = read_outcomes(single)[CellKey("mine", "white-box", "membership")]
     scores, member = row.values["membership_score"], row.member
-    found = read(single).frontiers[1].points[1].leak.value
+    found = read_result(single).frontiers[1].points[1].leak.value
     value = auc(scores[member], scores[~member])
     assert found == pytest.approx(max(value, 1 - value))
 
@@ -211,20 +211,20 @@ def test_a_study_of_ones_own_has_a_line_a_variant(
 
 
 def test_fewer_than_two_defenses_have_no_picture(single: Path) -> None:
-    models = subjects({0: (read(single), single)})
+    models = models_of_runs({0: (read_result(single), single)})
     assert frontiers(models) and frontiers(models[:2]) == () and frontiers([]) == ()
 
 
 def test_points_of_different_models_have_none_together(single: Path, swept: Path) -> None:
-    models = subjects({0: (read(single), single)})
+    models = models_of_runs({0: (read_result(single), single)})
     base, *defended = models
     held = {seed: {**own, "perplexity": [x + 1 for x in own["perplexity"]]} for seed, own in base.heldout.items()}
     other = [type(base)(**{**vars(base), "heldout": held}), *defended]
-    assert len(together([models, models])) == 3 and together([models, other]) == [] and together([]) == []
+    assert len(merge_points([models, models])) == 3 and merge_points([models, other]) == [] and merge_points([]) == []
 
 
 def test_a_model_without_the_same_questions_has_no_point_and_says_why(single: Path) -> None:
-    models = subjects({0: (read(single), single)})
+    models = models_of_runs({0: (read_result(single), single)})
     base, mine, copy = models
     row = ("white-box", "extraction-probability")
     cases = {
@@ -240,7 +240,7 @@ def test_a_model_without_the_same_questions_has_no_point_and_says_why(single: Pa
 
 
 def test_fewer_answers_narrow_what_all_are_compared_on(single: Path) -> None:
-    models = subjects({0: (read(single), single)})
+    models = models_of_runs({0: (read_result(single), single)})
     row = ("white-box", "extraction-probability")
     held = models[2].rows[row][0]
     few = type(held)(held.ids[:20], held.member[:20], held.repeats[:20], {k: v[:20] for k, v in held.values.items()})
@@ -257,5 +257,5 @@ def test_a_lab_may_be_of_the_seed_of_its_run() -> None:
 
 
 def test_without_controls_a_defense_stands_alone() -> None:
-    rows = [[row.name for row in check(Plan.of(defense=("pmixed",), controls=on)).rows] for on in (True, False)]
+    rows = [[row.name for row in check_plan(Plan.of(defense=("pmixed",), controls=on)).rows] for on in (True, False)]
     assert rows == [["pmixed", "ensemble-unmixed", "public"], ["pmixed"]]

@@ -17,10 +17,10 @@ from auditor.studies.ledger import (
     NOT_RUN,
     REFUTED,
     UNDECIDED,
-    check,
-    entry,
+    check_statement,
     expectation,
-    ranges,
+    ledger_row,
+    seed_ranges,
     statements,
     verdict,
 )
@@ -80,18 +80,18 @@ def claim(**more: Any) -> Any:
 
 def test_a_claim_from_its_places() -> None:
     places = [place("a", 60), place("b", 30)]
-    ruled = entry("t", claim(of={"variant": "a"}, minus={"variant": "b"}), places)
+    ruled = ledger_row("t", claim(of={"variant": "a"}, minus={"variant": "b"}), places)
     assert ruled.verdict == HOLDS and ruled.ours is not None and ruled.ours.value == pytest.approx(0.3)
     assert ruled.setting == "lab; n 100; K 10; seeds 0, 1"
-    assert entry("t", claim(of={"variant": "b"}, minus={"variant": "a"}), places).verdict == REFUTED
-    assert entry("t", claim(of={"variant": "a"}, minus={"variant": "a"}), places).verdict == UNDECIDED
+    assert ledger_row("t", claim(of={"variant": "b"}, minus={"variant": "a"}), places).verdict == REFUTED
+    assert ledger_row("t", claim(of={"variant": "a"}, minus={"variant": "a"}), places).verdict == UNDECIDED
 
 
 def test_ends_of_a_sweep_and_sums() -> None:
     places = [place("v", hits, n=i) for i, hits in enumerate((10, 40, 50))]
 
     def value(of: Any, minus: Any = ()) -> float:
-        ruled = entry("t", claim(of=of, minus=minus or []), places)
+        ruled = ledger_row("t", claim(of=of, minus=minus or []), places)
         assert ruled.ours is not None
         return ruled.ours.value
 
@@ -104,16 +104,16 @@ def test_ends_of_a_sweep_and_sums() -> None:
 
 def test_no_numbers_no_verdict() -> None:
     failed = Place("b", {}, ("a",), failure="it broke")
-    ruled = entry("t", claim(of={"variant": "a"}, minus={"variant": "b"}), [place("a", 60), failed])
+    ruled = ledger_row("t", claim(of={"variant": "a"}, minus={"variant": "b"}), [place("a", 60), failed])
     assert (ruled.verdict, ruled.note, ruled.ours) == (NOT_RUN, "it broke", None)
     row = Place("b", {}, ("a",), (Replicates("undefended", "white-box", "a", not_applicable="no reference"),))
-    ruled = entry("t", claim(of={"variant": "b"}), [row])
+    ruled = ledger_row("t", claim(of={"variant": "b"}), [row])
     assert (ruled.verdict, ruled.note) == (NOT_RUN, "not applicable: no reference")
 
 
 def test_the_last_of_a_sweep_is_the_planned_one_even_if_it_failed() -> None:
     places = [place("v", 10, n=1), place("v", 40, n=2), Place("v", {"n": 3}, ("a",), failure="out of memory")]
-    assert entry("t", claim(of={"at": "last"}, minus={"at": "first"}), places).note == "out of memory"
+    assert ledger_row("t", claim(of={"at": "last"}, minus={"at": "first"}), places).note == "out of memory"
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_the_last_of_a_sweep_is_the_planned_one_even_if_it_failed() -> None:
 def test_claims_about_what_is_not_planned_are_refused(term: dict[str, Any], message: str) -> None:
     places = [place("a", 60, n=1), place("two", 30, ("x", "y"), n=2)]
     with pytest.raises(AuditError, match=message):
-        check(claim(of=term), places)
+        check_statement(claim(of=term), places)
 
 
 @pytest.mark.parametrize(
@@ -155,4 +155,4 @@ def test_missing_fields_and_ids_used_twice_are_refused() -> None:
 
 
 def test_ranges() -> None:
-    assert [ranges(seeds) for seeds in ([0, 1, 2], [0, 2], [3], [])] == ["0-2", "0, 2", "3", ""]
+    assert [seed_ranges(seeds) for seeds in ([0, 1, 2], [0, 2], [3], [])] == ["0-2", "0, 2", "3", ""]

@@ -17,7 +17,9 @@ from auditor.studies import papers, published
 from auditor.studies.published import PromiseCheck, Published
 
 ROOT = Path(__file__).parents[2]
-PLANS = {name: Published.of(plan["title"], plan["published"]) for name, plan in papers.load("claims").plans.items()}
+PLANS = {
+    name: Published.of(plan["title"], plan["published"]) for name, plan in papers.load_paper("claims").plans.items()
+}
 QUICK = [name for name in PLANS if name != "pmixed"]
 Found = Mapping[str, Sequence[PromiseCheck]]
 
@@ -135,7 +137,7 @@ def test_claims_that_are_attained_are_said_to_hold(found: Found) -> None:
 def test_the_page_is_what_is_found(found: Found) -> None:
     """The page, section by section; of PMixed's, the text and the rows of the queries that are looked at here."""
     committed = (ROOT / "docs" / "evidence" / "claims.md").read_text(encoding="utf-8")
-    made = {name: published.section(PLANS[name], found[name]).rstrip("\n") for name in PLANS}
+    made = {name: published.claim_section(PLANS[name], found[name]).rstrip("\n") for name in PLANS}
     assert committed.startswith(published.INTRO)
     where = [committed.find(made[name]) for name in QUICK]
     assert where == sorted(where) and -1 not in where, "`audit reproduce claims` makes docs/evidence/claims.md anew"

@@ -23,8 +23,8 @@ from auditor.gate.policy import parse_rule
 from auditor.providers import hugging_face
 from auditor.records.folder import RunFolder
 from auditor.runs import run as running
-from auditor.runs.grid import Point, expand
-from auditor.runs.plan import make
+from auditor.runs.grid import Point, expand_grid
+from auditor.runs.plan import make_plan
 from auditor.statistics.metrics import METRICS
 from auditor.studies import ledger, papers, places, reproduce, sweep
 from tests.conftest import fits_schema, tiny
@@ -194,7 +194,7 @@ def test_a_point_that_fails_is_a_row_and_the_others_go_on(world: Path, tmp_path:
 def test_known_pairs_are_limited_and_nested(world: Path, tmp_path: Path) -> None:
     known = {}
     for limit in (2, 3, 99):
-        plan = make({"model": str(world / "model"), "data": str(world / "data"), "known_limit": limit}, {})
+        plan = make_plan({"model": str(world / "model"), "data": str(world / "data"), "known_limit": limit}, {})
         known[limit] = running.site_of(plan).benchmark.known
     assert [len(pairs) for pairs in known.values()] == [2, 3, 5]
     assert set(known[2]) < set(known[3]) < set(known[99])
@@ -292,7 +292,7 @@ def test_a_reproduction_writes_its_ledger(world: Path, paper: Path, tmp_path: Pa
 
 
 def test_a_ledger_beside_another_says_first_where_they_disagree(tmp_path: Path) -> None:
-    paper = papers.load("exact")
+    paper = papers.load_paper("exact")
     verdicts = {"a": ("holds", "refuted"), "b": ("holds", "holds"), "c": ("not at this scale", "holds")}
     for at, out in enumerate((tmp_path / "small", tmp_path / "real")):
         out.mkdir()
@@ -315,7 +315,7 @@ def test_a_ledger_beside_another_says_first_where_they_disagree(tmp_path: Path) 
     assert (found["a"]["ours"], found["a"]["lab_ours"], found["a"]["lab_verdict"]) == ("0.75", "0.25", "holds")
     assert (found["d"]["lab_ours"], found["d"]["lab_verdict"]) == ("", "not run")
     with pytest.raises(AuditError, match="expected a ledger of ethicist beside it, got one of exact"):
-        reproduce.read(tmp_path / "small", papers.load("ethicist"))
+        reproduce.read(tmp_path / "small", papers.load_paper("ethicist"))
 
 
 def test_what_a_reproduction_refuses(paper: Path, tmp_path: Path, said: Said) -> None:
@@ -355,7 +355,7 @@ def test_the_list_is_quick_and_imports_nothing_heavy() -> None:
 
 ALL = [
     pytest.param(paper, plan, scale, id=f"{name}-{plan}-{scale}")
-    for name, paper in ((name, papers.load(name)) for name in papers.papers())
+    for name, paper in ((name, papers.load_paper(name)) for name in papers.papers())
     for scale in paper.scales
     for plan in paper.plans_at(scale)
     if papers.PUBLISHED not in paper.plans[plan]  # they have no points: test_published.py
@@ -386,7 +386,7 @@ def asked(
     paper: papers.Paper, plan: str, scale: str, model: bool = False
 ) -> reproduce.RunStudy | reproduce.UtilityStudy:
     given = {"data": "d"} if scale in ("paper", "arrays") else {"model": "m", "data": "d"} if model else {}
-    return reproduce.kind(paper, plan, scale, given)
+    return reproduce.make_study(paper, plan, scale, given)
 
 
 def grid(paper: papers.Paper, plan: str, scale: str, model: bool = False) -> list[Point]:
@@ -402,7 +402,7 @@ def test_every_claim_names_points_and_metrics_that_exist(paper: papers.Paper, pl
     of_guesses = {metric.name for metric in METRICS if metric.of_members}
     known = {*of_guesses, *MEASURED} if isinstance(kind, reproduce.RunStudy) else set(places.METRICS)
     for statement in statements:
-        ledger.check(statement, kind.planned())
+        ledger.check_statement(statement, kind.planned())
         for _, term in statement.terms():
             named = parse_rule(f"{term.metric} <= 1").metric
             assert named in known, (statement.id, term.metric)
@@ -413,13 +413,13 @@ def test_every_claim_names_points_and_metrics_that_exist(paper: papers.Paper, pl
 def test_every_point_is_a_plan_that_can_run(paper: papers.Paper, plan: str, scale: str) -> None:
     assert asked(paper, plan, scale).planned()
     for point in grid(paper, plan, scale):
-        made = make(point.plan, {})
-        running.check(made)
+        made = make_plan(point.plan, {})
+        running.check_plan(made)
 
 
 def test_ids_are_unique_in_a_paper() -> None:
     for name in papers.papers():
-        paper = papers.load(name)
+        paper = papers.load_paper(name)
         ids = [claim["id"] for plan in paper.plans.values() for claim in plan.get("claim", [])]
         assert len(set(ids)) == len(ids)
 
@@ -428,8 +428,8 @@ def test_ones_own_target_gets_the_labs_sizes_at_its_scale_and_the_papers_at_its_
     from auditor.benchmarks.lab import Lab
 
     def options(plan: str, scale: str) -> dict[str, Any]:
-        made = make(grid(papers.load("ethicist"), plan, scale, model=True)[0].plan, {})
-        (attack, *_) = running.check(made).attacks
+        made = make_plan(grid(papers.load_paper("ethicist"), plan, scale, model=True)[0].plan, {})
+        (attack, *_) = running.check_plan(made).attacks
         return vars(attack)
 
     lab = options("table2", "lab")
@@ -437,13 +437,13 @@ def test_ones_own_target_gets_the_labs_sizes_at_its_scale_and_the_papers_at_its_
     assert options("table4", "lab")["samples"] == 100 and options("figure8", "lab")["samples"] == 1
     paper = options("table2", "paper")
     assert (paper["samples"], paper["prompt_length"], paper["epochs"], paper["eos"]) == (100, 100, 20, "masked")
-    figure3 = grid(papers.load("ethicist"), "figure3", "lab", model=True)[0].plan
+    figure3 = grid(papers.load_paper("ethicist"), "figure3", "lab", model=True)[0].plan
     with pytest.raises(AuditError, match="changes the built-in lab"):
-        make(figure3, {})
+        make_plan(figure3, {})
 
 
 def test_pmixed_is_run_as_in_table_1() -> None:
-    paper = papers.load("pmixed")
+    paper = papers.load_paper("pmixed")
     (point,) = (p for p in grid(paper, "figure3", "paper") if p.variant == "PMixED")
     options = point.plan["defense_options"]["pmixed"]
     table_1 = {"epsilon": 8, "delta": 1e-5, "alpha": 3, "queries": 1024, "q": 0.03, "accounting": "published"}
@@ -526,7 +526,9 @@ def test_what_each_cause_takes_of_likelihood_is_a_quantity_of_a_ledger() -> None
 
 
 def test_table_2_ablates_what_it_says() -> None:
-    points = {point.variant: point.plan for point in grid(papers.load("ethicist"), "table2", "lab") if point.seed == 0}
+    points = {
+        point.variant: point.plan for point in grid(papers.load_paper("ethicist"), "table2", "lab") if point.seed == 0
+    }
     options = {name: plan.get("attack_options", {}).get("ethicist", {}) for name, plan in points.items()}
     assert options == {
         "Ethicist": {},
@@ -537,4 +539,4 @@ def test_table_2_ablates_what_it_says() -> None:
         "w/o prompt tuning": {"tune_on": "none"},
         "baselines": {},
     }
-    assert expand({})[0].plan["attack"] == ["ethicist"]
+    assert expand_grid({})[0].plan["attack"] == ["ethicist"]

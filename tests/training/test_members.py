@@ -29,9 +29,9 @@ from auditor.training.members import (
     Adapter,
     Layers,
     Member,
+    assign_to_members,
     member_folder,
     merged_units,
-    shard,
     train_members,
     with_adapter,
 )
@@ -44,7 +44,7 @@ TEXTS = st.text(alphabet="abcd", max_size=2)
 
 @given(st.lists(TEXTS, max_size=60), st.integers(1, 9))
 def test_shards_are_disjoint_and_complete_with_all_copies_together(units: list[str], members: int) -> None:
-    shards = shard(units, members)
+    shards = assign_to_members(units, members)
     assert len(shards) == members
     assert sorted(index for chosen in shards for index in chosen) == list(range(len(units)))
     for unit in set(units):
@@ -58,7 +58,7 @@ def test_a_unit_stays_in_its_shard_whoever_else_is_there(units: list[str], membe
     left = [unit for unit in units if unit != gone]
 
     def named(records: list[str]) -> list[list[str]]:
-        return [[records[i] for i in chosen] for chosen in shard(records, members)]
+        return [[records[i] for i in chosen] for chosen in assign_to_members(records, members)]
 
     assert sum(a != b for a, b in zip(named(units), named(left), strict=True)) == 1
 
@@ -66,7 +66,7 @@ def test_a_unit_stays_in_its_shard_whoever_else_is_there(units: list[str], membe
 @given(st.lists(st.tuples(TEXTS, TEXTS), max_size=40), st.integers(1, 9))
 def test_neither_a_user_nor_a_record_lies_in_two_shards(rows: list[tuple[str, str]], members: int) -> None:
     users, records = [user for user, _ in rows], [record for _, record in rows]
-    shards = shard(merged_units(users, records), members)
+    shards = assign_to_members(merged_units(users, records), members)
     for column in (users, records):
         held = Counter(value for chosen in shards for value in {column[i] for i in chosen})
         assert set(held.values()) <= {1}

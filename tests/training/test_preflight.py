@@ -24,9 +24,9 @@ def secret(*tokens: int, member: bool = True) -> Secret:
 
 
 def said(*secrets: Secret) -> tuple[str, ...]:
-    training = preflight.read(ROWS)
+    training = preflight.read_training_set(ROWS)
     assert training is not None and len(training.ids) == len(training.learnt)
-    return preflight.findings(training, secrets)
+    return preflight.preflight_findings(training, secrets)
 
 
 def test_secrets_are_found_token_by_token_and_never_across_rows() -> None:
@@ -52,12 +52,16 @@ def test_members_that_are_elsewhere_and_non_members_that_are_there_are_refused()
 
 
 def test_what_makes_its_tokens_as_it_is_asked_says_nothing() -> None:
-    assert preflight.read([{"text": "a"}]) is None and preflight.read(iter(ROWS)) is None and preflight.read([]) is None
+    assert (
+        preflight.read_training_set([{"text": "a"}]) is None
+        and preflight.read_training_set(iter(ROWS)) is None
+        and preflight.read_training_set([]) is None
+    )
 
 
 def test_tokens_whose_bytes_stand_askew_are_not_there() -> None:
     """Four bytes a token: 256 followed by 1 holds the bytes of 1 and 0 from its second byte on."""
-    training = preflight.read([{"input_ids": [256] * 4}])
+    training = preflight.read_training_set([{"input_ids": [256] * 4}])
     assert training is not None
     with pytest.raises(AuditError, match="stand nowhere"):
-        preflight.findings(training, [secret(1, 1, 1)])
+        preflight.preflight_findings(training, [secret(1, 1, 1)])

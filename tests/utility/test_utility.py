@@ -20,7 +20,7 @@ from auditor.core.errors import AuditError
 from auditor.models.loading import load
 from auditor.models.masked import load_masked
 from auditor.privacy.accounting import uniform_mixing_epsilon
-from auditor.runs.plan import make
+from auditor.runs.plan import make_plan
 from auditor.studies import ledger
 from auditor.utility import tradeoff
 from auditor.utility.measure import Settings, Utility, UtilityPlan, measure, perplexity
@@ -113,7 +113,7 @@ def mixing(
     world: Path, kind: str, sweep: dict[str, Any], options: dict[str, Any] | None = None, **more: Any
 ) -> Utility:
     fields = {"defense": ["uniform-mixing"], "defense_options": {"uniform-mixing": options or {}}, **more}
-    result, _ = measure(UtilityPlan(make(own(world, kind, **fields), {}), Settings(restarts=2), sweep), Silent())
+    result, _ = measure(UtilityPlan(make_plan(own(world, kind, **fields), {}), Settings(restarts=2), sweep), Silent())
     return result
 
 
@@ -187,7 +187,7 @@ def test_a_sweep_asks_the_model_once(world: Path, monkeypatch: pytest.MonkeyPatc
     forward = type(model).forward
     monkeypatch.setattr(type(model), "forward", lambda self, *a, **k: asked.append(1) or forward(self, *a, **k))
     subject = CausalSubject(model, None, model.tokenizer, texts(), ScoringOptions(batch_size=64))
-    wanted = UtilityPlan(make({"defense": ["uniform-mixing"]}, {}), Settings(), {"weight": [0.1, 0.5, 0.9]})
+    wanted = UtilityPlan(make_plan({"defense": ["uniform-mixing"]}, {}), Settings(), {"weight": [0.1, 0.5, 0.9]})
     made = [point.defense for point in wanted.points()]
     defended = [subject.protect(defense, {})[0] for defense in made if defense]
     subject.scores([subject.target], lambda done, total: None)
@@ -237,7 +237,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def in_the_lab(cache: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, sweep: dict[str, Any], **more: Any) -> Utility:
     monkeypatch.setenv("AUDIT_CACHE", str(cache))
-    plan = make({"lab_recipe": LAB, **more}, {})
+    plan = make_plan({"lab_recipe": LAB, **more}, {})
     return measure(UtilityPlan(plan, Settings(kind=kind, restarts=2), sweep), Silent())[0]
 
 
@@ -246,7 +246,7 @@ def test_pmixed_on_the_lab(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert [row.epsilon for row in result.rows] == [None, pytest.approx(4), pytest.approx(5)]
     assert all(row.epsilon_mean is None and row.delta == 1e-5 for row in result.rows[1:])
     assert result.rows[1].perplexity.value != result.rows[2].perplexity.value
-    assert tradeoff.lines(result)[1] == "ε"
+    assert tradeoff.tradeoff_lines(result)[1] == "ε"
     with pytest.raises(AuditError, match="expected a causal LM behind pmixed"):
         in_the_lab(cache, monkeypatch, "masked", {}, defense=["pmixed"])
 
@@ -324,7 +324,7 @@ def test_the_command_writes_table_plot_and_no_text(world: Path, tmp_path: Path, 
     )
     shown = said.readouterr().out + "".join(path.read_text(errors="replace") for path in out.iterdir())
     assert PLANTED not in shown and "ward" not in shown
-    assert tradeoff.read(out).rows[1].at == {"weight": 0.1}
+    assert tradeoff.read_utility(out).rows[1].at == {"weight": 0.1}
 
 
 @pytest.mark.parametrize("kind", ["causal", "masked"])

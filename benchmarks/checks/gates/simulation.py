@@ -20,9 +20,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement
-from auditor.gate.decide import judge
+from auditor.gate.decide import judge_rules
 from auditor.gate.policy import Rule
-from auditor.gate.power import paired
+from auditor.gate.power import secrets_for_difference
 from auditor.gate.rulings import verdict
 from auditor.records.outcomes import PerSecret, Run
 from auditor.statistics.judging import Outcome
@@ -121,7 +121,7 @@ def outcome(scenario: GateScenario, rng: Random) -> str:
     """Draws a run and its baseline, and lets the gate decide."""
     rows = scenario.draw(rng)
     new, base = (synthetic([pair[side] for pair in rows]) for side in (0, 1))
-    return verdict(judge(new.result, scenario.rules, new.outcomes, base))
+    return verdict(judge_rules(new.result, scenario.rules, new.outcomes, base))
 
 
 def synthetic(rows: Sequence[Columns]) -> Run:
@@ -160,7 +160,7 @@ def rates(scenario: GateScenario, runs: int, seed: int) -> dict[str, float]:
 
 def power_curve(runs: int, seed: int) -> tuple[int, dict[int, float]]:
     """What `--plan` asks for, and how often the gate fails a change of 0.05 with so many secrets."""
-    asked = paired(0.05, 0.0, 0.10, 0.05, 0.8)
+    asked = secrets_for_difference(0.05, 0.0, 0.10, 0.05, 0.8)
     sizes = sorted({50, 100, 150, 200, 300, 400, 600, asked})
     return asked, {
         n: rates(GateScenario("", (margin(0.0),), changes(n, 0.05, 0.10)), runs, seed)["failed"] for n in sizes

@@ -25,7 +25,7 @@ from auditor.models.base import LanguageModel
 from auditor.plugins.probe import observe
 from auditor.plugins.trainer import Trainer
 from auditor.plugins.view import WHITE_BOX, View
-from auditor.runs.prefix_token import choose, prefixed
+from auditor.runs.prefix_token import prefix_token_for, with_prefix_token
 from benchmarks.checks.harness import Page, run
 
 Score = Literal["loss", "difference"]
@@ -55,13 +55,13 @@ def models(lab: Lab, epsilons: Sequence[float]) -> Iterator[tuple[str, LanguageM
 def audits(lab: Lab, model: LanguageModel, score: Score) -> tuple[Audited, ...]:
     """The bounds by this score, behind the prefix token that `audit run` chooses."""
     secrets = tuple(one for one in lab.canaries if one.canary is not None and one.canary.coin is not None)
-    prefix_token = choose("auto", lab.target(), lab.known).tokens
+    prefix_token = prefix_token_for("auto", lab.target(), lab.known).tokens
     view = View(
         "target",
-        prefixed(model, prefix_token),
+        with_prefix_token(model, prefix_token),
         WHITE_BOX,
         0,
-        reference=prefixed(lab.public(), prefix_token),
+        reference=with_prefix_token(lab.public(), prefix_token),
         tokenizer=lab.tokenizer,
     )
     probe = EpsilonAudit(score=score)
@@ -83,7 +83,7 @@ def rows(kind: Kind, count: int, epsilons: Sequence[float]) -> Iterator[tuple[ob
 
 
 def main(kinds: tuple[Kind, ...] = get_args(Kind), epsilon: tuple[float, ...] = (8.0,), count: int = 1000) -> None:
-    threads.settle()
+    threads.set_thread_count()
     page = Page()
     page.head("kind", "model", "score", "right", "(ε,δ)", "f-DP", "GDP", "best", "minutes")
     for kind in kinds:

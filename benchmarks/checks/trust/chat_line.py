@@ -66,17 +66,17 @@ class ModelLine:
         self.members += [(text, 1) for text in texts.others]
         self._write("fresh.jsonl", [(text, 1) for text in texts.nonmembers])
         self.tokenizer = _tokenizer(texts.public, recipe.vocab_size)
-        self.form = forms.named(forms.MODEL, None, self.tokenizer)
+        self.form = forms.parse_form(forms.MODEL, None, self.tokenizer)
         self._build_base(texts.public)
 
     def report(self, most: int) -> str:
         """Markdown: what leaked, what was predicted, what came of it, and the gate's word."""
         first = self._tuned("first", self.members)
         mended = self._tuned("mended", [(text, min(times, most)) for text, times in self.members])
-        outcome = next(r.outcome for r in details.read(first).rows.values() if r.outcome is not None)
+        outcome = next(r.outcome for r in details.read_details(first).rows.values() if r.outcome is not None)
         members = outcome.only(outcome.member)
         times = [count or 0 for count in members.repeats]
-        predicted = dose.predicted(times, members.hit, [min(count, most) for count in times])
+        predicted = dose.predicted_recall(times, members.hit, [min(count, most) for count in times])
         table = markdown(("model", "recall", "non-members"), [(made.name, *_recall(made)) for made in (first, mended)])
         gates = {made.name: call(["gate", str(made), "--max", "recall=0.05"]) for made in (first, mended)}
         return f"\n{table}\npredicted of at most {most}: {words.with_bounds(predicted)}; recall <= 0.05: exit {gates}"
@@ -148,7 +148,7 @@ class ModelLine:
         return made
 
     def _written(self, text: str) -> chat.RenderedChat:
-        return chat.write(self.tokenizer, talks.Conversation(tuple(_messages(text))), self.form)
+        return chat.render_chat(self.tokenizer, talks.Conversation(tuple(_messages(text))), self.form)
 
     def _row(self, text: str) -> dict[str, Any]:
         written = self._written(text)

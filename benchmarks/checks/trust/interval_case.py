@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from auditor.core.result import Measurement
 from auditor.core.streams import generator
-from auditor.gate.decide import evidence
+from auditor.gate.decide import one_sided_bounds
 from auditor.statistics.audited import LEVEL
 from auditor.statistics.bounds import Evidence
 from auditor.statistics.intervals import clopper_pearson
@@ -58,7 +58,7 @@ def ends(found: Evidence) -> Ends:
 
 def of(found: Measurement) -> Ends:
     """As a report prints it, and as a gate reads it."""
-    seen = evidence(found)
+    seen = one_sided_bounds(found)
     return found.low, found.high, seen.low(LEVEL), seen.high(LEVEL)
 
 

@@ -68,7 +68,7 @@ def forecast() -> tuple[float, Callable[[Rng], Ends]]:
     counts, out = np.repeat([1, 4, 16, 64], sizes), np.repeat(rates, sizes)
     truth = float(np.minimum(out, 0.3).mean())
     return truth, lambda rng: of(
-        dose.predicted(counts.tolist(), rng.random(300) < out, np.minimum(counts, 16).tolist())
+        dose.predicted_recall(counts.tolist(), rng.random(300) < out, np.minimum(counts, 16).tolist())
     )
 
 
@@ -126,8 +126,8 @@ def holding(n: int, p: float, q: float, name: str) -> Callable[[Rng], Ends]:
 
     def audit(rng: Rng) -> Ends:
         own, other = (((rng.random(n) < rate) * rng.integers(1, 3, n)).tolist() for rate in (p, q))
-        every = [memorised.Held(a, 0, b, {}) for a, b in zip(own, other, strict=True)]
-        return of(next(m for m in memorised.measured(every, corpus, 8, 64, {}) if m.name == name))
+        every = [memorised.MemorisedTokens(a, 0, b, {}) for a, b in zip(own, other, strict=True)]
+        return of(next(m for m in memorised.measure_memorised(every, corpus, 8, 64, {}) if m.name == name))
 
     return audit
 
@@ -151,7 +151,7 @@ def forgetting(n: int, change: str, name: str) -> Callable[[Rng], Ends]:
         again = np.maximum(after, before * (rng.random(n) < 0.2))
         by = rng.random(n) if name == PROBABILITY else np.ones(n)
         columns = {unlearning.BEFORE: before * by, unlearning.AFTER: after * by, unlearning.RELEARNED: again * by}
-        found = unlearning.recalled("extraction", name, unlearning.FORGOTTEN, columns).changes.get(change)
+        found = unlearning.recall_by_model("extraction", name, unlearning.FORGOTTEN, columns).changes.get(change)
         return (-math.inf, math.inf, -math.inf, math.inf) if found is None else of(found)
 
     return audit
@@ -178,6 +178,6 @@ def by_document(count: int) -> tuple[float, Callable[[Rng], Ends]]:
     def audit(rng: Rng) -> Ends:
         learnt = rng.random(count) < 0.2
         hit = {s.id: bool(learnt[int(s.document or 0)] and rng.random() < 0.5) for s in secrets}
-        return of(documents.measured(secrets, hit)[0])
+        return of(documents.document_recall(secrets, hit)[0])
 
     return 0.2 * (1 - 0.5**3), audit

@@ -12,8 +12,8 @@ from scipy.stats import cauchy, norm
 from auditor.statistics import roc
 from auditor.statistics.audited import LEVEL, audited
 from auditor.statistics.bounds import RecordedInterval
-from auditor.statistics.games import audited as games_audited
-from auditor.statistics.games import counted
+from auditor.statistics.games import audit_games as games_audited
+from auditor.statistics.games import confident_guesses
 from auditor.statistics.one_run import gaussian_epsilon
 from auditor.testing import tpr_interval
 from benchmarks.checks.trust.interval_case import Ends, Floats, IntervalCase, Rng, ends, lower
@@ -124,7 +124,7 @@ def of_epsilon() -> Iterator[IntervalCase]:
 
     def game(rng: Rng) -> Ends:
         scores, coins = response(rng, 768)
-        return lower(games_audited(counted(np.round(scores), coins, 0.0, LEVEL), 0.0, LEVEL).epsilon)
+        return lower(games_audited(confident_guesses(np.round(scores), coins, 0.0, LEVEL), 0.0, LEVEL).epsilon)
 
     yield IntervalCase("ε of games", "randomised response, ε 1", "768 games", 1.0, game, 0.3)
 

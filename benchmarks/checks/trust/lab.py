@@ -24,10 +24,10 @@ from auditor.core.nouns import Secret
 from auditor.core.streams import generator
 from auditor.models.base import LanguageModel, perplexity_nll
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.lora import adapted
+from auditor.models.lora import with_adapter_on
 from auditor.models.shards import record_names
 from auditor.plugins import registry
-from auditor.plugins.options import build
+from auditor.plugins.options import build_plugin
 from auditor.plugins.trainer import Trainer
 from auditor.runs import companions
 from auditor.runs.scoring import greedy_recall
@@ -88,8 +88,8 @@ class Recalls(Page):
 def trained_privately(lab: Lab, names: Sequence[str]) -> Iterator[tuple[str, LanguageModel]]:
     """The lab's private trainings and their controls: title with epsilon, and model."""
     known = registry.defenses()
-    defenses = [build("defense", known, name, lab.defense_defaults[name]) for name in names]
-    for row in companions.shown(defenses, lambda control: isinstance(control, Trainer)):
+    defenses = [build_plugin("defense", known, name, lab.defense_defaults[name]) for name in names]
+    for row in companions.rows_with_controls(defenses, lambda control: isinstance(control, Trainer)):
         assert isinstance(row.defense, Trainer)
         trained = lab.trained(row.defense)
         claim = trained.privacy.epsilon if trained.privacy else None
@@ -99,7 +99,7 @@ def trained_privately(lab: Lab, names: Sequence[str]) -> Iterator[tuple[str, Lan
 def main(
     epochs: tuple[int, ...] = (3, 6), seed: int = 0, private: tuple[Literal["dp-sgd", "adp", "adp-sound"], ...] = ()
 ) -> None:
-    threads.settle()
+    threads.set_thread_count()
     lab = Lab(LabRecipe(seed=seed))
     page = Recalls(lab)
     for model in (lab.public(), lab.target()):
@@ -115,7 +115,7 @@ def main(
     for index, folder in enumerate(sorted(lab.ensemble_folder.glob("member-*"))):
         own = own_secrets(lab, list((ensemble.shards or [])[index] or []))
         name = f"member {index + 1}, of its own shard"
-        for count, share in page.model(name, adapted(lab.public(), folder), own).items():
+        for count, share in page.model(name, with_adapter_on(lab.public(), folder), own).items():
             hits.setdefault(count, []).append(share)
     sizes = {count: sum(one.n for one in shares) for count, shares in hits.items()}
     every = {c: (sum(one.value * one.n for one in shares) / sizes[c], sizes[c]) for c, shares in hits.items()}

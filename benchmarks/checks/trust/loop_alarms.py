@@ -145,7 +145,7 @@ def main(
     first: Annotated[int, "the first seed"] = 0,
     out: Annotated[Path | None, "a folder for loop_alarms.md"] = None,
 ) -> int:
-    threads.settle()
+    threads.set_thread_count()
     with quickly():
         return counted(count, first, out)
 

@@ -482,7 +482,7 @@ def main(
     only: Annotated[str, "loops whose name holds this"] = "",
     seed: int = 0,
 ) -> int:
-    threads.settle()
+    threads.set_thread_count()
     page = Page(out and out / "loop_faults.md")
     page.head(*COLUMNS)
     wrong = 0

@@ -23,7 +23,7 @@ from auditor.benchmarks.real_text import RealTextRecipe, build
 from auditor.cli import call
 from auditor.core.result import AuditResult
 from auditor.core.streams import generator
-from auditor.records.saved import read
+from auditor.records.saved import read_result
 from auditor.reports import words
 from auditor.reports.verdict import headline
 from auditor.statistics import learned, roc
@@ -59,7 +59,7 @@ def false_alarms(arrays: Path, tokenizer_folder: Path, members: int, others: int
     member = np.arange(members + others) < members
     for i in range(SPLITS):
         rows = generator("splits", i, members, others).permutation(len(texts))[: len(member)]
-        scores = learned.blind([texts[row] for row in rows], sizes[rows], member, group[rows])
+        scores = learned.blind_scores([texts[row] for row in rows], sizes[rows], member, group[rows])
         widen = learned.widening(learned.folds_of(member, group[rows]))
         objections += roc.auc_measured("blind_auc", scores[member], scores[~member], widen=widen).low > 0.5
     return objections
@@ -87,7 +87,7 @@ def audited(out: Path, split: str, model: str) -> AuditResult:
         asked = ["--attack", "membership", "--setting", "white-box", "--known-fraction", "0", "--limit", LIMIT, *beside]
         if code := call(["run", "--model", str(out / model), *places, *asked]):
             sys.exit(code)
-    return read(folder)
+    return read_result(folder)
 
 
 def row(result: AuditResult) -> Iterator[str]:

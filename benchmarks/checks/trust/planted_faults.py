@@ -48,7 +48,7 @@ from auditor.models.ensemble import Ensemble
 from auditor.plugins.defense import Scenario, TrainedModel
 from auditor.plugins.probe import DELTA, observe
 from auditor.plugins.view import WHITE_BOX, View
-from auditor.runs.prefix_token import prefixed
+from auditor.runs.prefix_token import with_prefix_token
 from auditor.training import dp_loop
 from auditor.training.clipping import add_clipped
 from auditor.training.dp_loop import PoissonSampler, PrivateModel, ScaledOptimizer
@@ -157,7 +157,7 @@ def shuffled() -> AbstractContextManager[Any]:
 @contextmanager
 def half_the_steps() -> Iterator[None]:
     """The noise is solved for half of the steps, and half of them are accounted for."""
-    solve, promise = private_training.noise_for, private_training.PrivateTraining.promise
+    solve, promise = private_training.noise_multiplier_for, private_training.PrivateTraining.promise
 
     def solved(epsilon: float, delta: float, q: float, steps: int) -> float:
         return solve(epsilon, delta, q, steps // 2)
@@ -166,7 +166,7 @@ def half_the_steps() -> Iterator[None]:
         return promise(self, dataclasses.replace(trained, steps=trained.steps // 2), *rest)
 
     with (
-        patch.object(private_training, "noise_for", solved),
+        patch.object(private_training, "noise_multiplier_for", solved),
         patch.object(private_training.PrivateTraining, "promise", promised),
     ):
         yield
@@ -348,7 +348,7 @@ def served(service: Service, queries: int = 1024) -> Iterator[TrainingFaultAudit
 def audited(made: TrainedModel, lab: Lab) -> dict[str, tuple[tuple[Audited, ...], tuple[str, ...]]]:
     """By audit, its bounds and what else it saw; texts are scored behind an end of text, as they were trained."""
     before = (int(lab.tokenizer.eos_token_id),)
-    public, own = prefixed(lab.public(), before), prefixed(made.model, before)
+    public, own = with_prefix_token(lab.public(), before), with_prefix_token(made.model, before)
     white, black = GradientAudit(), EpsilonAudit(delta=DELTA)
     view = View("target", own, WHITE_BOX, seed=0, reference=public, tokenizer=lab.tokenizer, training=made.canaries)
     coined = tuple(one for one in lab.canaries if one.canary is not None and one.canary.coin is not None)
@@ -388,7 +388,7 @@ def main(
     epsilon: float = 1.0,
     small: Annotated[bool, "seconds a row: for tests"] = False,
 ) -> int:
-    threads.settle()
+    threads.set_thread_count()
     size = SMALL if small else USUAL
     lab, rows, page = Lab(size.recipe), list[TrainingFaultAudit](), Page(out and out / "planted_faults.md")
     page.head(*COLUMNS)

@@ -29,8 +29,8 @@ from auditor.runs.audit import longest_context
 from auditor.runs.causes import Answers
 from auditor.runs.likeliest import mean_nll
 from auditor.runs.own_data import load_data
-from auditor.runs.prefix_token import choose, prefixed
-from auditor.runs.scoring import greedy_recall, known_better
+from auditor.runs.prefix_token import prefix_token_for, with_prefix_token
+from auditor.runs.scoring import greedy_recall, likelihood_doubt
 from benchmarks.checks.harness import Page, refuse, run
 
 SPECIAL = ["<|end|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"]
@@ -297,12 +297,14 @@ def _audited(
     plan = Plan.of(model="tiny", data=data, nonmembers=fresh, known_fraction=0.0, **asked)
     target = HuggingFaceModel(model, words, "tiny")
     found = load_data(plan.data, "tiny", plan.seed, target)
-    before = choose(plan.data.prefix_token, target, found.known, longest_context(found, 0), framed=found.framed)
-    greedy = greedy_recall(prefixed(target, before.tokens), found.secrets).values()  # by repeat count
+    before = prefix_token_for(
+        plan.data.prefix_token, target, found.known, longest_context(found, 0), framed=found.framed
+    )
+    greedy = greedy_recall(with_prefix_token(target, before.tokens), found.secrets).values()  # by repeat count
     hits, answers = sum(round(one.value * one.n) for one in greedy), sum(one.n for one in greedy)
     doubts = (
         *found.doubts,
-        *(() if hits else known_better("tiny", likelihoods(prefixed(target, before.tokens), found))),
+        *(() if hits else likelihood_doubt("tiny", likelihoods(with_prefix_token(target, before.tokens), found))),
     )
     return hits, answers, found.text_form.name if found.text_form else "", tuple(one.sentence for one in doubts)
 

@@ -49,7 +49,7 @@ def bounds(scores: NDArray[np.float64], included: NDArray[np.bool_], delta: floa
 
 
 def main(epsilon: tuple[float, ...] = (1.0, 8.0), canaries: tuple[int, ...] = (1000, 4000), trials: int = 40) -> None:
-    threads.settle()
+    threads.set_thread_count()
     lab, page = Lab(USUAL.recipe), Page()
     page.head("claimed ε", "canaries", "σ, q, T", "clipping", "(ε, δ)", "f-DP", "GDP", "best")
     for claim, count in itertools.product(epsilon, canaries):
