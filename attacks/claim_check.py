@@ -133,7 +133,9 @@ class ClaimCheck(Probe):
         ]
         unlisted = int(observations.facts.get("unlisted_shards", 0))
         if unlisted:
-            said.append(f"{unlisted} members do not say what they were trained on: disjoint shards were not checked")
+            said.append(
+                f"{unlisted} members do not record their training data: whether shards are disjoint was not checked"
+            )
         return (*said, _PRIVATE)
 
     def violations(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:

@@ -189,4 +189,4 @@ def _power(claimed: float, main: Audited) -> str:
         needed = canaries_needed(claimed, main.delta, main.level, main.copies)
     except AuditError:
         return f"no number of canaries could prove the claimed ε of {claimed:.3g}"
-    return f"to prove as much as the claimed ε of {claimed:.3g} takes {needed:,} canaries, every guess right"
+    return f"to prove as much as the claimed ε of {claimed:.3g} takes {needed:,} canaries and every guess right"

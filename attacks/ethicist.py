@@ -229,7 +229,7 @@ class Ethicist(SamplingAttack):
             return "candidates ranked by their share of the samples", lambda c: c.counts.double() / self.samples
         if self.search == "beam":
             # Beams are no samples of anything: Eq. 4 has nothing to count in them.
-            return "candidates ranked by nll: calibrated confidence needs samples, and beams are none", lambda c: -c.nll
+            return "candidates ranked by nll: calibrated confidence needs samples, not beams", lambda c: -c.nll
         if self.one_candidate:
             # One candidate is 1 by Eq. 4 whatever it is, and cannot be ranked across prefixes by it: rank by nll.
             words = "one candidate a prefix: ranked by nll, since its calibrated confidence is always 1"

@@ -112,7 +112,9 @@ class Exposure(Probe):
         ]
         bounded = int((column(observations, "exact") == 0).sum() - column(observations, "estimated").sum())
         if bounded:
-            said.append(f"of {bounded} canaries exposure is a certified upper bound: {self.nodes} nodes did not do")
+            said.append(
+                f"of {bounded} canaries exposure is a certified upper bound: {self.nodes} nodes were not enough"
+            )
         estimated = int(column(observations, "estimated").sum())
         if estimated:
             said.append(
@@ -247,7 +249,9 @@ def _canary(secret: Secret) -> Canary:
 def _space(secret: Secret) -> Space:
     space = _canary(secret).space
     if space is None:
-        raise NotApplicable("nobody knows what else these canaries could have been: no space of texts is kept of them")
+        raise NotApplicable(
+            "exposure is a rank among all that a canary could have been, and these have no space of texts on record"
+        )
     return space
 
 

@@ -231,7 +231,7 @@ class ExtractionProbability(DistributionProbe):
                 "decoding makes of it is known to lie between two bounds (and members stand beside no threshold)"
             )
         if impossible:
-            said.append(f"the decoding cuts a token of {impossible} members: no number of samples extracts those")
+            said.append(f"a token of {impossible} members has probability 0 here: no number of samples extracts those")
         if not _ranked(observations):
             said.append("no rank bound: the target gives no ranks of tokens")
         if self.bracket:

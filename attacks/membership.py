@@ -285,11 +285,11 @@ class Membership(Probe):
         group = column(observations, "group").astype(int)
         near = int((np.bincount(group)[group] > 1).sum())
         if near:
-            said.append(f"{near} records nearly repeat another: they are learnt from and told together")
+            said.append(f"{near} records are near-duplicates of another: both are in the same fold")
         if "blind" not in self._controls(observations):
             said.append(
-                "no blind baseline: too few records are no near duplicates of each other to learn from some of them "
-                "and tell others, so whether members and non-members differ in kind is not known"
+                "no blind baseline: too few distinct records to fit a classifier, so whether members and non-members "
+                "differ in kind is not known"
             )
         return (*said, *self._of_controls(observations, member), *self._of_reference_models(observations))
 

@@ -79,7 +79,7 @@ def version(
     threads: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="Threads of the processor. [default: OMP_NUM_THREADS, else one a processor that is free]"
+            metavar="N", help="Processor threads to use. [default: OMP_NUM_THREADS, else the number of free processors]"
         ),
     ] = None,
 ) -> None:

@@ -152,7 +152,7 @@ class AuditCallback(TrainerCallback):
             if (form := benchmark.text_form) is not None:  # the curve's and the run's at the end are one
                 self.asked |= {"template": form.template, **({"date": form.day} if form.day else {})}
         training = preflight.read_training_set(self.trainer.train_dataset)
-        looked = ("the training set makes its tokens as it is asked: nobody looked whether the records are in it",)
+        looked = ("the training set is tokenised as it is read: whether the records are in it was not checked",)
         sought = self.secrets
         if asked.knows == SYSTEM:  # what stands between the system turn and an answer is no part of such a secret
             sought = tuple(replace(secret, prefix=()) for secret in sought if secret.member)

@@ -13,7 +13,7 @@ from auditor.training.variants import DataVariant
 
 @dataclass(frozen=True)
 class Cap(DataVariant):
-    """Fine-tune on at most so many copies of each record, the first ones: what `audit advise` predicts; no claim.
+    """Fine-tune on at most `most` copies of each record: what `audit advise` predicts; no claim.
 
     most: copies of one text that stay. Near-duplicates count as other texts: `dedup` finds those.
     """

@@ -29,7 +29,7 @@ Distance = Literal["max", "kl"]
 
 @dataclass(frozen=True)
 class CpDelta(Defense):
-    """Say what two models of two halves of the data both would (CP-Δ, Vyas et al. 2023, Algorithm 3). No claim.
+    """Sample what models of two halves of the data both find likely (CP-Δ, Vyas et al. 2023, Algorithm 3). No claim.
 
     distance: `max` mixes the two next-token distributions to min(q1, q2)/Z, `kl` to sqrt(q1 q2)/Z, which bounds how
     much likelier texts become on average alone. ensemble: a folder of the two, where `audit train pmixed -D members=2`
@@ -40,7 +40,9 @@ class CpDelta(Defense):
     name: ClassVar[str] = "cp-delta"
     title: ClassVar[str] = "CP-Δ"
     needs: ClassVar[tuple[str, ...]] = ("public", "ensemble")
-    claims: ClassVar[str] = "none: the source's is about a work in one half of the data, and depends on the data"
+    claims: ClassVar[str] = (
+        "none: the paper's is about works in one half of the data, and its bound depends on the data"
+    )
     distance: Distance = "max"
     ensemble: str = ""
 

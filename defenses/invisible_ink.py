@@ -118,13 +118,13 @@ class InvisibleInk(Defense):
         )
         if elsewhere:
             said.append(
-                f"{elsewhere} records begin as one of another batch does, which is asked in place of theirs: "
-                "what is extracted of those is a lower bound"
+                f"{elsewhere} records share their prefix with one of another batch, whose model answers: "
+                "what is extracted of them is a lower bound"
             )
         if not self.queries and not scenario.queries:
             said.append(
-                "no attack here draws tokens inside the claim, so epsilon pays for one token and records weigh more "
-                "than in any service: give -D invisible-ink.queries=N, or add an attack that draws"
+                "no attack here draws tokens inside the claim, so epsilon is spent on one token and records weigh "
+                "more than in service: give -D invisible-ink.queries=N, or add an attack that draws"
             )
         return tuple(said)
 

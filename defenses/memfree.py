@@ -70,7 +70,7 @@ class MemFree(Defense):
         short = sum(len(record) < self.n for record in scenario.corpus)
         return (
             f"memfree forbids the {self.n}-grams of {len(scenario.corpus):,} training texts (records, whole and cut), "
-            f"{short:,} of them too short to have one; what differs in a token passes: near-verbatim measures it",
+            f"{short:,} of them too short to have one; text that differs in a token passes: near-verbatim measures it",
         )
 
 

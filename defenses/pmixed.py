@@ -85,8 +85,8 @@ class PMixed(Defense):
         if self.queries or scenario.queries:
             return ()
         return (
-            "no attack here draws tokens inside the claim, so epsilon pays for one token and private members weigh "
-            "more than in any service: give -D pmixed.queries=N, the tokens to answer, or add an attack that draws",
+            "no attack here draws tokens inside the claim, so epsilon is spent on one token and private members "
+            "weigh more than in service: give -D pmixed.queries=N, the tokens to answer, or add an attack that draws",
         )
 
     @property

@@ -82,7 +82,7 @@ class PMixedTrainer(Trainer):
             f"adapters were trained {most} at a time",
         ]
         if any(isinstance(module, Dropout) and module.p > 0 for module in base.modules()):
-            said.append("the base's dropout was off: beside others no adapter has masks of its own")
+            said.append("the base's dropout was off: adapters that are trained together cannot have masks of their own")
         if whose == "user" and len(groups := set(units)) < len(given):
             said.append(f"users who share a record are protected together: {len(given)} are {len(groups)} groups")
         if empty := sum(not member.texts for member in members):

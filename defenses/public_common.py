@@ -15,7 +15,7 @@ _BOTH = (0, 1)  # the public model and the target
 
 @dataclass(frozen=True)
 class PublicCommon(Defense):
-    """Say what the target and the public model both would. No claim.
+    """Sample what the target and the public model both find likely. No claim.
 
     distance: `max` mixes the two next-token distributions to min(q, p)/Z, `kl` to sqrt(q p)/Z. How much more likely a
     text is than under the public model, which saw no private data, depends on how little the two distributions overlap,

@@ -81,7 +81,7 @@ class UniformMixing(Defense):
         if scenario.queries:
             return ()
         return (
-            "no attack here draws tokens inside the claim, so epsilon is that of one token; each costs as much again",
+            "no attack here draws tokens inside the claim, so epsilon is that of one token: each more costs the same",
         )
 
     def protect_masked(self, scenario: MaskedScenario) -> tuple[MaskedModel, Claim]:

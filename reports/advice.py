@@ -59,7 +59,7 @@ def advice(result: AuditResult, details: Details = NO_DETAILS) -> tuple[Advice, 
 
 def _resolve(seen: Assessment) -> Iterator[Advice]:
     for doubt in signals.doubts(seen):
-        yield Advice(RESOLVE, doubt.sentence, f"{doubt.kind}: until then nothing seen is no evidence")
+        yield Advice(RESOLVE, doubt.sentence, f"{doubt.kind}: until then a zero is no evidence")
 
 
 def _leaks(result: AuditResult, seen: Assessment) -> Iterator[Advice]:
@@ -132,8 +132,8 @@ def _sits(members: Outcome, facts: Mapping[str, SecretFacts]) -> Iterator[str]:
     for parts in (_by_repeats(members), _by_group(members, facts), _by_length(members, facts)):
         if (one := dose.concentrated(parts, members.hit, _LEVEL)) is not None:
             yield (
-                f"{one.hits:,} of the {counted(one.of_hits, 'member')} extracted are {one.part}; those are "
-                f"{one.members:,} of {counted(one.of_members, 'member')} (Fisher p {one.p:.2g})"
+                f"{one.hits:,} of the {one.of_hits:,} extracted members are {one.part}; of all "
+                f"{counted(one.of_members, 'member')}, {one.members:,} are (Fisher p {one.p:.2g})"
             )
 
 
@@ -223,11 +223,17 @@ def recall_with_copies_left(
 
 
 def _defenses(result: AuditResult, details: Details, worst: Finding, members: Outcome) -> Iterator[Advice]:
-    """Each target at the setting and attack of the worst row: verbatim and near-verbatim, paired, and what it costs."""
+    """Each target at the setting and attack of the worst row: verbatim and near-verbatim, paired, and what it costs.
+
+    Not the controls beyond a defense: a model without the private data is no way to mend one with them.
+    """
     found = {finding.key: finding for finding in result.findings if not finding.not_applicable}
+    chains = [(finding.chain, finding.target) for finding in result.findings if finding.chain]
+    beyond = {step.after for chain, own in chains for step in words.steps(chain, own, beyond=True)}
     for target in result.targets:
         finding = found.get(worst.key._replace(target=target.name))
-        seen = None if finding is None or target.name == UNDEFENDED else details.rows.get(finding.key)
+        aside = target.name in (UNDEFENDED, *beyond)
+        seen = None if finding is None or aside else details.rows.get(finding.key)
         if finding is None or seen is None or seen.outcome is None:
             continue
         pair = _paired(members, seen)

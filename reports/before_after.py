@@ -17,7 +17,7 @@ from auditor.reports import markdown as marked
 from auditor.reports.blocks import Bullets, Document, FactList, Paragraph, Section, Table
 
 _MOST = 12  # rows on screen; the page has all
-_NOT_PREDICTED = "nothing follows from how often this run's records occur"
+_NOT_PREDICTED = "no prediction: this run's copies explain nothing of what was extracted"
 
 
 @dataclass(frozen=True)
@@ -152,4 +152,4 @@ def _document(found: BeforeAfter) -> Document:
 def _headline(found: BeforeAfter) -> str:
     deltas = [line.cells[1].delta for line in found.comparison.lines if line.cells[1].delta is not None]
     less, more = (sum(one.high < 0 for one in deltas), sum(one.low > 0 for one in deltas))
-    return f"Significantly lower: {less} of {len(deltas)}; higher: {more}; of the others neither is shown."
+    return f"Significantly lower: {less} of {len(deltas)}; higher: {more}; the others do not differ significantly."

@@ -173,7 +173,7 @@ def _private(result: AuditResult, texts: Mapping[str, SecretText]) -> list[Block
         if left < 0:
             break
         rows.append(shown)
-    note = f"{len(rows):,} of {len(texts):,} secrets, those given away by most rows first. Line ends are written as ↵."
+    note = f"{len(rows):,} of {len(texts):,} secrets, most extracted first. Line ends are written as ↵."
     if any(text.decoded for text in texts.values()):
         note += " The data hold token ids alone: texts are what the model's tokenizer makes of them."
     guess = f"First guess, {titles[row]}" if row in titles else "First guess"

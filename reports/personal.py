@@ -76,14 +76,14 @@ def _nothing_followed(result: AuditResult) -> list[Block]:
 def _counts(result: AuditResult) -> str:
     kinds = result.benchmark.kinds.items()
     told = "; ".join(f"{kind_in_sentence(kind)} {_counted(count)}" for kind, count in kinds)
-    return f"Counted are texts that lie whole in the suffix of a member and not in its prefix: {told}."
+    return f"Counted: texts that lie whole in the suffix of a member and not in its prefix. {told}."
 
 
 def _counted(count: KindCount) -> str:
     left_out = (
-        (count.held, "that the prefix holds already"),
-        (count.cut, "that the prefix or the suffix ends within"),
-        (count.trained, "of non-members that stand in what was trained on"),
+        (count.held, "already in the prefix"),
+        (count.cut, "cut by the end of prefix or suffix"),
+        (count.trained, "of non-members that occur in the training data"),
     )
     said = [f"{n:,} {why}" for n, why in left_out if n]
     return f"{count.members:,}" + (f" (left out: {', '.join(said)})" if said else "")

@@ -197,11 +197,11 @@ def _table(result: AuditResult, seen: Assessment, width: int, room: int) -> list
     most = max(1, room - 1 - len(below))
     kept = found if len(found) <= most else sorted(found, key=_weight)[: max(1, most - 1)]
     rows = [_cells(result, s, first) for s, first in _firsts([s for s in found if s in kept])]
-    extracted, cost = "extracted verbatim", "perplexity" if any(row[5] for row in rows) else ""
+    extracted, cost = "extracted verbatim", "perplexity" if any(row[6] for row in rows) else ""
     widths = [max(cell_len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    widths[5] = max(widths[5], len(cost))
+    widths[6] = max(widths[6], len(cost))
     widths[3] = max(widths[3], len(extracted) - widths[2] - widths[4] - 4)
-    head = f"{'':{sum(widths[:2]) + 4}}{extracted:<{sum(widths[2:5]) + 6}}{cost}"
+    head = f"{'':{sum(widths[:2]) + 4}}{extracted:<{sum(widths[2:6]) + 6 + 2 * bool(widths[5])}}{cost}"
     lines = [Text(f"{'':{_GUTTER}}{head.rstrip()}", "dim")]
     lines += [Text(" " * _GUTTER + _cut(_joined(row, widths), width - _GUTTER)) for row in rows]
     more = len(found) - len(rows)
@@ -228,14 +228,15 @@ def _cells(result: AuditResult, signal: Signal, first: bool) -> tuple[str, ...]:
     cost = words.perplexity(result, signal.target).strip(words.NOTHING) if first else ""
     counts = f"{words.hits(m):,}/{m.n:,}"
     title = _title(result, signal.target) if first else ""
-    return title, signal.setting, counts, words.value(m), words.bounds(m), cost, remark
+    return title, signal.setting, counts, words.value(m), words.bounds(m), remark, cost
 
 
 def _joined(row: Sequence[str], widths: Sequence[int]) -> str:
     """Names to the left, numbers to the right."""
     padded = (
-        text + " " * (w - cell_len(text)) if i in (0, 1, 4, 6) else " " * (w - cell_len(text)) + text
+        text + " " * (w - cell_len(text)) if i in (0, 1, 4, 5) else " " * (w - cell_len(text)) + text
         for i, (text, w) in enumerate(zip(row, widths, strict=True))
+        if w or i != 5  # no remark in any row
     )
     return "  ".join(padded).rstrip()
 

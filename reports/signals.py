@@ -30,9 +30,9 @@ _UNITS = {"bits": " bits", "nats": " nats", "per 1,000": " per 1,000"}
 _HEAD = ("Signal", "Access", "Result", "Measured", "Baseline", "Shown from")
 _NOTE = (
     "Shown: above its baseline with 95% confidence; the baseline is what the same method gives on records that were "
-    "never trained on, or chance. Not shown: as far as this run can tell; it would have been shown from the number in "
-    "the column “Shown from” on, and what lies below may still be there. Not tested: this run cannot say. The bar "
-    "spans the interval, the dot is the number, an open ring the non-members."
+    "never trained on, or chance. Not shown: nothing beyond it was seen; a leak smaller than “Shown from” may still be "
+    "there. Seen, not significant: above it, but chance could explain that. Not tested: this run cannot say. "
+    "The bar spans the interval, the dot is the number, an open ring the non-members."
 )
 
 
@@ -250,7 +250,7 @@ def _row(s: Signal) -> tuple[str, ...]:
 
 
 def _result(s: Signal) -> str:
-    return f"{s.status}, but seen" if s.suspected else s.status
+    return "seen, not significant" if s.suspected else s.status
 
 
 def _measured(s: Signal) -> str:

@@ -21,8 +21,8 @@ NOTHING = "–"
 OUTSIDE = "outside the claim"
 ACCESS = {"draw": "Sampled tokens", "distribution": "Log-probabilities", "embeddings": "Gradients"}
 SETTINGS = {
-    "text-only": "Text-only: only sampled tokens come back, by ancestral decoding, as claims about tokens have it.",
-    "white-box": "White-box: everything the auditor has: gradients, log-probabilities, the attack's own decoding.",
+    "text-only": "Text-only: only tokens come back, sampled by ancestral decoding, as claims about tokens assume.",
+    "white-box": "White-box: gradients, log-probabilities and the attack's own decoding too.",
 }
 _TINY = 1e-4
 _RELATIONS = {"add_remove": "add/remove", "zero_out": "zero-out", "replace": "replace"}

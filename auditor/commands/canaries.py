@@ -141,7 +141,7 @@ def _make_for_audit(coins: AuditFlags, out: Path | None, counts: list[int], seed
         raise AuditError(f"expected --audit N or --for-epsilon, one of them, with {_flags(options.given(coins))}")
     if len(counts) != 1:
         raise AuditError(
-            f"expected one of --counts for an audit, got {len(counts)}: every canary speaks for as many copies"
+            f"expected one of --counts for an audit, got {len(counts)}: an audit inserts every canary equally often"
         )
     if coins.delta is not None and coins.for_epsilon is None:
         raise AuditError("--delta goes with --for-epsilon; the audit has its own, -A delta=")
@@ -149,7 +149,7 @@ def _make_for_audit(coins: AuditFlags, out: Path | None, counts: list[int], seed
     if count is None:
         assert coins.for_epsilon is not None  # one of the two
         count = audited.canaries_needed(coins.for_epsilon, delta, copies=counts[0])
-        typer.echo(f"{count:,} canaries, every guess right, prove ε {coins.for_epsilon:g} at δ {delta:g}")
+        typer.echo(f"{count:,} canaries can prove, if every guess is right, ε {coins.for_epsilon:g} at δ {delta:g}")
         if out is None:
             return
     if out is None:
@@ -161,8 +161,12 @@ def _make_for_audit(coins: AuditFlags, out: Path | None, counts: list[int], seed
     manifest = coining.make_audit_canaries(coining.CanaryRequest(count=count, times=counts[0], seed=seed, **chosen))
     manifests.write_manifest(out, manifest)
     inside = sum(one.included for one in manifest.canaries)
-    whose = "a fresh secret seed" if seed is None else f"--seed {seed}: whoever knows it knows the coins"
-    typer.echo(f"manifest: {out} ({count} canaries, {inside} came up in; coins from {whose})")
+    whose = (
+        "a fresh secret seed"
+        if seed is None
+        else f"--seed {seed}: whoever knows this seed knows which canaries are included"
+    )
+    typer.echo(f"manifest: {out} ({count} canaries, {inside} included; coin flips from {whose})")
 
 
 def _flags(given: Iterable[str]) -> str:

@@ -81,8 +81,8 @@ def out_of_memory_error(error: BaseException) -> AuditError | None:
     if not any(map(is_out_of_memory, _behind(error))):
         return None
     return AuditError(
-        "expected memory for the model and one text at a time, got none left: give it more, or take a model that is "
-        "smaller, or loaded in less (--dtype bfloat16, --quantise 8bit, --device-map auto)"
+        "out of memory, even for one text at a time: give it more, or take a smaller model or precision "
+        "(--dtype bfloat16, --quantise 8bit, --device-map auto)"
     )
 
 

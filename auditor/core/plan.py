@@ -87,7 +87,7 @@ class Plan:
                 raise AuditError(f"{command_line_flag(name)} goes with --data, got --canaries alone")
 
     def _check_unlearning(self) -> None:
-        """Refuses what only goes with a model that was to forget, and a training that cannot be done. What the
+        """Refuses what only needs an unlearned model, and a training that cannot be done. What the
         defenses have to say to it is seen when they are chosen.
         """
         for name in ("before", "retrained"):
@@ -98,16 +98,14 @@ class Plan:
         if self.defenses.relearn is None:
             return
         if not self.target.in_lab and self.data.forget is None:
-            raise AuditError(
-                "--relearn goes with a model that was to forget: expected --before and --forget, got neither"
-            )
+            raise AuditError("--relearn needs an unlearned model: expected --before and --forget, got neither")
         if self.compute.engine == "ray":
             raise AuditError("--relearn trains models that every worker would train anew: it goes with --engine local")
         for name in ("quantise", "device_map"):
             if getattr(self.loading, name) is not None:
                 raise AuditError(f"--relearn trains all weights, which {command_line_flag(name)} does not let it")
         if self.loading.dtype == "float16":
-            raise AuditError("--relearn goes with --dtype float32 or bfloat16: steps in float16 come to nothing")
+            raise AuditError("--relearn goes with --dtype float32 or bfloat16: training steps in float16 round to zero")
 
     def _check_until(self) -> None:
         """Refuses what is of all secrets beside what may ask some. Raises AuditError."""
@@ -115,7 +113,7 @@ class Plan:
             for name in ("submission", "forget", "relearn"):
                 if self.values()[name] is not None:
                     raise AuditError(
-                        f"{command_line_flag(name)} takes all secrets, of which --until may ask some: give one of them"
+                        f"{command_line_flag(name)} needs all secrets, and --until may stop before: give one of the two"
                     )
 
     @property

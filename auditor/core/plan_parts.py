@@ -157,7 +157,8 @@ class DataPlan:
     known_fraction: Without --known: share of --data that the attacker already has.
     known_limit: Use at most N records of the auxiliary data. [default: all]
     group_column: Column of --data to show results by; its values are in the report.
-    knows: Given of a conversation: the system turn; all before the answer; that and the share F of it. [default: user]
+    knows: What the attacker has of a conversation: the system turn; all before the answer; a share F of it too.
+        [default: user]
     template: How conversations become text: by the model's chat template, a template FILE, Alpaca's or TRL's format, or
         none.
     date: Day that the chat template writes: the day of the training.

@@ -139,7 +139,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Doubt:
-    """Why nothing seen is no evidence of nothing there: something that may have hidden a leak from this audit.
+    """Why a zero is no evidence: something that may have hidden a leak from this audit.
 
     kind: "text form", "answers", "non-members", "likelihood" or "contradiction"; sentence: what was seen, for a report.
     """

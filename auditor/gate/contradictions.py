@@ -108,7 +108,7 @@ def _unknown(kept: PerSecret, secrets: Mapping[str, SecretFacts]) -> str:
         (fact.member, fact.repeats) != (bool(member), repeats)
         for fact, member, repeats in zip(facts, kept.member, kept.repeats, strict=True)
     )
-    return f"{_secrets(others)} {_WHERE} tells otherwise than {SECRETS}: member or not, or how often" if others else ""
+    return f"{_secrets(others)} {_WHERE} disagrees with {SECRETS} on membership or copies" if others else ""
 
 
 def _otherwise_answered(

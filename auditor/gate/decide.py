@@ -328,7 +328,7 @@ def _lower_bound(finding: Finding, metric: str) -> _LowerBound | str:
                 return _LowerBound(audit_at_level(audit, LEVEL))
             except AuditError as why:
                 return str(why)
-    return f"this row does not say what its {metric} is made of"
+    return f"this row has no counts behind its {metric}"
 
 
 def _alone(rule: Rule, measured: Measurement, kept: PerSecret | None, derived: bool) -> _Number:
@@ -382,7 +382,7 @@ def _ruling(case: _Case, level: float) -> Ruling:
     if unmeasured:
         verdict, reason = (
             "inconclusive",
-            f"{reason}; no part of it is kept of each secret, so nobody can work it out again",
+            f"{reason}; it is not kept secret by secret, so it cannot be recomputed",
         )
     return Ruling(*case.row, metric, limit, low, high, verdict, reason, words, seen.value, seen.n, unmeasured)
 

@@ -110,7 +110,7 @@ def _unfinished(folder: Path) -> str:
     if (folder / PLAN).is_file():
         return f"not finished; audit run --resume {folder} goes on with it"
     inner = next((depth for depth in ("*", "*/*") if any(folder.glob(f"{depth}/{RESULT}"))), "")
-    return f"it holds runs and is none; {folder}/{inner} names them" if inner else ""
+    return f"a folder of runs, not a run; {folder}/{inner} names them" if inner else ""
 
 
 # --- in order ---------------------------------------------------------------------------------------------------------

@@ -267,7 +267,7 @@ def _rule(name: str, limit: Any, complaint: str, against_baseline: bool) -> Rule
 def _breakable(rule: Rule) -> Rule:
     """The rule. Raises AuditError for a limit that nothing could be beyond, which would hold whatever leaks."""
     if math.isinf(rule.limit):
-        raise AuditError(f"expected a limit for {rule.name} that something could be beyond, got {rule.limit:g}")
+        raise AuditError(f"expected a limit for {rule.name} that a measurement could exceed, got {rule.limit:g}")
     if find_metric(rule.metric).unit in SHARES:
         check_share(rule)
     return rule

@@ -136,7 +136,7 @@ class _Trial:
             within = self.model.log_probs(self.texts[:, :end], end - mark + 2)[:, 0]
             if self.same(within, alone):
                 continue
-            why = f"it reads texts of more than {mark} tokens otherwise from their first token on"
+            why = f"more than {mark} tokens change its distribution from the first token on"
             if needed:
                 raise AuditError(
                     f"expected texts of at most {mark} tokens for {self.model.name!r}, got {self.room}: {why}"
@@ -160,9 +160,7 @@ class _Trial:
                 f"no way of decoding {self.model.name!r} gives the distribution that it has for whole contexts"
             )
         if self.model.served == "recompute" != first:
-            self._note(
-                "each token it decodes reads its whole text again: from no cache does it give the same distribution"
-            )
+            self._note("its cache changes the distribution, so each decoded token reads the whole text again")
 
     def _rows_agree(self) -> bool:
         try:

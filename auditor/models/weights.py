@@ -119,7 +119,7 @@ def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
     wrappers = wrappers_in(info["unexpected_keys"])
     if wrappers:
         model, info = read(WRAPPED)
-        notes += (f"{name}: its weights are named by what wrapped the model in training ({wrappers}): read without",)
+        notes += (f"{name}: the names of its weights carry a wrapper of the training ({wrappers}): read without it",)
     check_weights(name, info["missing_keys"], info["unexpected_keys"], info["mismatched_keys"])
     notes += _as_saved(kind, name, config, options)
     return Weights(model if "device_map" in own else model.to(device), notes)  # type: ignore[arg-type]
@@ -243,7 +243,7 @@ def _model_args(given: Mapping[str, Any]) -> dict[str, Any]:
         if key in ("dtype", "torch_dtype"):
             raise AuditError(f"expected --dtype in place of --model-arg {key}={given[key]}")
         if key in _OURS:
-            raise AuditError(f"--model-arg {key} is not yours to give: it is set from other flags, or by the tool")
+            raise AuditError(f"--model-arg {key} cannot be given: other flags set it, or audit does")
     bits = {key: own.pop(key) for key in ("load_in_4bit", "load_in_8bit") if key in own}
     if any(bits.values()):
         if "quantization_config" in own:

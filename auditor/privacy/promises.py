@@ -128,8 +128,8 @@ class PrivacyRecord:
         if not (planted := self.details.get(CANARIES)):
             return ()
         return (
-            f"it was trained with {planted:,.0f} gradient canaries, units of no text that each were in the data or out "
-            "by a coin: a model to audit, not to ship",
+            f"it was trained with {planted:,.0f} gradient canaries, units without text, each included by a fair "
+            "coin: a model to audit, not to release",
         )
 
     def _about_other_trainings(self) -> tuple[str, ...]:

@@ -151,7 +151,7 @@ def _signals(result: AuditResult, target: str, kind: Kind) -> Iterator[Signal]:
     """One an access at which it was tested; else one that says why it was not."""
     if kind is GREEDILY:
         asked = target == UNDEFENDED
-        yield _greedily(result) if asked else Signal(kind, target, "", NOT_TESTED, why="tried without a defense alone")
+        yield _greedily(result) if asked else Signal(kind, target, "", NOT_TESTED, why="undefended model only")
         return
     rows = [f for f in result.findings if f.target == target]
     found = False

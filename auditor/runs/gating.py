@@ -52,8 +52,8 @@ def gate(
 def _check_manifest(run: Run | None) -> None:
     if run is not None and run.edits is None:
         raise AuditError(
-            f"{run.name}: no {MANIFEST}, by which a gate knows what the run wrote: audit {__version__} writes one when "
-            f"a run ends, and audit {run.result.tool_version} made this one; it was taken away, or run the audit again"
+            f"{run.name}: no {MANIFEST}, which lists what the run wrote: it was removed, or audit "
+            f"{run.result.tool_version} wrote none; run the audit again with {__version__}"
         )
 
 

@@ -72,7 +72,9 @@ class TrainingCorpus:
             "for token"
         ]
         if known == every:
-            said.append("no held-out text tells what is common from what was memorised: give --nonmembers")
+            said.append(
+                "without held-out text, common text cannot be distinguished from memorised text: give --nonmembers"
+            )
         stand = sum(seen.trained.any() for begin in prompts for seen in self.index.standing([begin], len(begin)))
         if stand:
             said.append(
@@ -154,8 +156,8 @@ def judge_generations(
     said = [f"{same:,} of {len(drawn):,} generations say the same as another one"] if same else []
     if others and order:
         said.append(
-            f"by n-grams as long, {len(others):,} of {corpus.size.strangers:,} held-out records were extracted too: so "
-            "many of the records extracted are no more than alike; a larger n distinguishes them"
+            f"{len(others):,} of {corpus.size.strangers:,} held-out records count as extracted too, by n-grams of this "
+            "length: some of the extracted records are only similar to what was drawn; take a larger n"
         )
     return JudgedGenerations(
         tuple(memorised.measure_memorised(every, corpus.size, corpus.n, attack.length, firsts)),

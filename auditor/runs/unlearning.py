@@ -94,7 +94,7 @@ def unlearning_rows(
             if given is not None:
                 before = "" if target.in_lab else "--before MODEL, or "
                 raise AuditError(
-                    f"--{name} goes with a model that was to forget: expected {before}"
+                    f"--{name} needs an unlearned model: expected {before}"
                     f"--defense {' or '.join(_made_to_forget())}, got neither"
                 )
         return [], ()

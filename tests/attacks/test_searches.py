@@ -110,7 +110,7 @@ def test_ethicist_scores_a_leaf_by_its_exact_probability(neox: HuggingFaceModel)
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"search": "beam", "samples": 1}, "beams are none"),
+        ({"search": "beam", "samples": 1}, "not beams"),
         ({"temperature": 0.0}, "one candidate a prefix"),
         ({"samples": 1}, "one candidate a prefix"),
         ({"temperature": 0.0, "search": "tree"}, "one candidate a prefix"),

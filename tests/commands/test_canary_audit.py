@@ -221,7 +221,7 @@ def test_it_says_how_many_an_epsilon_needs_and_makes_them(tmp_path: Path, capsys
     assert call(["canaries", "make", "--for-epsilon", "3"]) == 0
     said = capsys.readouterr().out
     count = int(said.partition(" canaries")[0].replace(",", ""))
-    assert f"{count:,} canaries, every guess right, prove ε 3 at δ 1e-05" in said
+    assert f"{count:,} canaries can prove, if every guess is right, ε 3 at δ 1e-05" in said
     assert call(["canaries", "make", "--for-epsilon", "3", "-o", str(tmp_path / "m.json")]) == 0
     made = json.loads((tmp_path / "m.json").read_text())
     assert len(made["canaries"]) == count and made["schema_version"] == 2

@@ -121,8 +121,8 @@ EDITS: dict[Callable[[Path], None], str] = {
     a_row_that_nobody_reports: "secrets.parquet holds the row, and the result does not",
     twenty_times_the_secrets: "secrets.parquet holds 608 secrets without an answer in guesses.jsonl",
     without_the_extracted: "guesses.jsonl holds answers about 120 secrets that secrets.parquet leaves out",
-    extracted_members_as_strangers: "120 secrets secrets.parquet tells otherwise than secrets.json",
-    extracted_once_as_often: "60 secrets secrets.parquet tells otherwise than secrets.json",
+    extracted_members_as_strangers: "120 secrets secrets.parquet disagrees with secrets.json",
+    extracted_once_as_often: "60 secrets secrets.parquet disagrees with secrets.json",
     other_counts: "it is about 4000 members, secrets.json holds 400",
     a_plan_of_less: "its plan has another attack than plan.json",
     not_applicable_after_all: "it was not applicable, and guesses.jsonl holds answers about members",
@@ -173,7 +173,7 @@ def test_what_no_secret_has_a_part_of_is_never_held(tmp_path: Path) -> None:
     told = replace(run.result, findings=(replace(finding, measurements=(*finding.measurements, theirs)),))
     held, failed = judge_rules(told, [Rule("theirs", 0.4), Rule("theirs", 0.05)], run.outcomes)
     assert (held.verdict, held.unmeasured, failed.verdict) == ("inconclusive", True, "failed")
-    assert "nobody can work it out again" in held.reason
+    assert "it cannot be recomputed" in held.reason
 
 
 def test_a_probe_is_worked_out_again_with_its_interval() -> None:

@@ -302,7 +302,7 @@ def test_adapters_of_classifiers_or_of_nothing_are_refused(tmp_path: Path) -> No
     [
         ({"torch_dtype": "bfloat16"}, "expected --dtype in place of --model-arg torch_dtype=bfloat16"),
         ({"dtype": "bfloat16"}, "expected --dtype in place of"),
-        ({"ignore_mismatched_sizes": "true"}, "is not yours to give"),
+        ({"ignore_mismatched_sizes": "true"}, "cannot be given: other flags"),
         ({"quantization_config": "4"}, "a JSON object, got 4"),
         ({"load_in_8bit": "true", "quantization_config": "{}"}, "got both"),
     ],

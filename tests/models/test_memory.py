@@ -294,5 +294,5 @@ def test_memory_for_nothing_is_one_sentence(
     words = ["run", "--model", str(tmp_path / "model"), "--data", str(tmp_path / "private.jsonl"), "-o", str(out)]
     assert call([*words, "--attack", "perplexity"]) == 2
     said = capsys.readouterr().err
-    assert "error: expected memory for the model and one text at a time, got none left" in said
+    assert "error: out of memory, even for one text at a time" in said
     assert "Traceback" not in said

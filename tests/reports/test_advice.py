@@ -51,7 +51,7 @@ def said(result: AuditResult, **rows: Outcome) -> dict[str, list[str]]:
 def test_where_it_sits_and_what_fewer_copies_leave(result: AuditResult) -> None:
     found = said(result, undefended=outcome(LEAKS))
     sits = found[advice.WHERE]
-    assert any(text.startswith("25 of the 25 members extracted are those trained on 4 times or more") for text in sits)
+    assert any(text.startswith("25 of the 25 extracted members are those trained on 4 times or more") for text in sits)
     assert any("of the group ward; those are 20 of 80" in text for text in sits) and len(sits) == 2
     (copies,) = found[advice.COPIES]
     assert copies.startswith("recall with no record trained on more than 1 time: 0.0% [")
@@ -69,6 +69,20 @@ def test_what_helps_and_what_only_hides(result: AuditResult) -> None:
     assert hides.startswith("Uniform mixing: verbatim −31 points") and "near-verbatim 0" in hides
     same = said(result, undefended=outcome(LEAKS), pmixed=outcome(LEAKS))
     assert advice.HELPS not in same and advice.HIDES not in same
+
+
+def test_a_model_without_the_private_data_is_no_advice(result: AuditResult) -> None:
+    """The control beyond a defense: here the other one stands in its place."""
+    rows = {"undefended": outcome(LEAKS), "uniform_mixing": outcome(NOTHING)}
+    chains = [(one, one.chain) for one in result.findings]
+    beyond = [
+        replace(one, chain=replace(c, steps=(*c.steps[:-1], replace(c.steps[-1], after="uniform-mixing"))))
+        if c
+        else one
+        for one, c in chains
+    ]
+    assert advice.HELPS in said(result, **rows)
+    assert advice.HELPS not in said(replace(result, findings=tuple(beyond)), **rows)
 
 
 def test_nothing_is_advised_of_nothing(result: AuditResult) -> None:

@@ -172,7 +172,7 @@ def test_what_holds_no_result_is_left_out_and_said(made: Maker, tmp_path: Path) 
     begun, grid, other, later = (why for _, why in found.left_out)
     assert other.startswith("its result contradicts itself: recall is 0.51875, secrets.parquet makes it 0")
     assert later == "secrets.parquet has changed since the run ended"
-    assert begun.startswith("not finished; audit run --resume ") and grid.startswith("it holds runs and is none; ")
+    assert begun.startswith("not finished; audit run --resume ") and grid.startswith("a folder of runs, not a run; ")
 
 
 # --- what gates decided -----------------------------------------------------------------------------------------------

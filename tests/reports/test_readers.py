@@ -70,9 +70,9 @@ def test_the_glance_shows_every_signal_of_each_target_and_access(result: AuditRe
     assert first.title == "Undefended · PPL 11.2" and pmixed.title == "PMixED (sound) · PPL 21.3 · ε 8 (shard)"
     seen = ("166/320 (52% [46–57])", "0/160", "–")
     assert first.rows[1] == ("Verbatim extraction", "white-box", "shown", *seen)
-    assert pmixed.rows[1][2] == "not shown, but seen" and pmixed.rows[1][5] == "2.8%"
+    assert pmixed.rows[1][2] == "seen, not significant" and pmixed.rows[1][5] == "2.8%"
     assert ("Membership", "", "not tested", "", "", "") in first.rows and len(first.rows) == len(pmixed.rows)
-    assert ("Greedy decoding", "", "not tested: tried without a defense alone", "", "", "") in pmixed.rows
+    assert ("Greedy decoding", "", "not tested: undefended model only", "", "", "") in pmixed.rows
     span = forest.spans[1]
     assert span is not None and (span.value, span.floor) == (166 / 320, 0.0)
     assert len(forest.spans) == sum(len(group.rows) for group in forest.table.groups)

@@ -234,7 +234,7 @@ def test_from_python_and_from_a_plan_file_it_is_the_same(world: Path, tmp_path: 
         ({"relearn": 2, "relearn_rate": 3.0}, "expected --relearn-rate above 0 and at most 1, got 3"),
         (
             {"relearn": 2, "before": None, "retrained": None, "forget": None},
-            "--relearn goes with a model that was to forget: expected --before and --forget, got neither",
+            "--relearn needs an unlearned model: expected --before and --forget, got neither",
         ),
         ({"relearn": 2, "engine": "ray"}, "it goes with --engine local"),
         ({"relearn": 2, "quantise": "8bit"}, "--relearn trains all weights, which --quantise does not let it"),
@@ -256,7 +256,7 @@ def test_a_plan_of_what_does_not_go_together_is_refused(world: Path, more: dict[
             ["--forget", "{}/foreign.jsonl", "--before", "{}/before"],
             "that --data has, got 2 that it has not (rows 12, 13",
         ),
-        (["--forget", "{}/forget.jsonl"], "--forget goes with a model that was to forget: expected --before MODEL"),
+        (["--forget", "{}/forget.jsonl"], "--forget needs an unlearned model: expected --before MODEL"),
         (["--forget", "{}/forget.jsonl", "--before", "{}/after"], "expected --before as another model than --model"),
         (["--forget", "{}/forget.jsonl", "--before", "{}/other"], "expected --before as gpt_neox with 257 tokens"),
         (
@@ -287,6 +287,4 @@ def test_bad_input_is_one_sentence(
 def test_in_the_lab_relearning_wants_a_defense_that_forgets(tmp_path: Path, capsys: Said) -> None:
     assert call(["run", "--attack", "perplexity", "--relearn", "5", "-o", str(tmp_path / "run")]) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert (
-        "--relearn goes with a model that was to forget: expected --defense gradient-ascent or npo, got neither" in said
-    )
+    assert "--relearn needs an unlearned model: expected --defense gradient-ascent or npo, got neither" in said

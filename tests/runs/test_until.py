@@ -229,7 +229,7 @@ def test_a_baseline_is_paired_with_what_was_asked(world: Path, audit: Audit, tmp
         ),
         ("exposure ± 2%", [], "expected --until on a number of echo, got exposure: it measures recall"),
         ("recall ± 2%", ["--attack", "membership"], "a number of membership, got recall: it measures no share"),
-        ("recall ± 2%", ["--submission", "s.csv"], "--submission takes all secrets, of which --until may ask some"),
+        ("recall ± 2%", ["--submission", "s.csv"], "--submission needs all secrets, and --until may stop before"),
         ("recall ± 2%", ["--seeds", "0,1"], "--until stops the configurations of a single run, got a grid of them"),
     ],
 )
