@@ -52,7 +52,7 @@ def test_where_it_sits_and_what_fewer_copies_leave(result: AuditResult) -> None:
     found = said(result, undefended=outcome(LEAKS))
     sits = found[advice.WHERE]
     assert any(text.startswith("25 of the 25 extracted members are those trained on 4 times or more") for text in sits)
-    assert any("of the group ward; those are 20 of 80" in text for text in sits) and len(sits) == 2
+    assert any("of the group ward; of all 80 members, 20 are" in text for text in sits) and len(sits) == 2
     (copies,) = found[advice.COPIES]
     assert copies.startswith("recall with no record trained on more than 1 time: 0.0% [")
     assert "; 4 times: 12% [" in copies  # 40 of 80 at 5 of 20
