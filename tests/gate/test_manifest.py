@@ -78,7 +78,7 @@ def test_a_run_without_a_manifest_is_refused(tmp_path: Path, capsys: Said) -> No
     (run / MANIFEST).unlink()
     assert gate(run) == 2
     said = capsys.readouterr().err
-    assert f"audit {__version__} writes one when a run ends, and audit 0 made this one" in said
+    assert f"audit 0 wrote none; run the audit again with {__version__}" in said
     (run / MANIFEST).write_text("{}")
     assert gate(run) == 2 and "manifest.json" in capsys.readouterr().err
 

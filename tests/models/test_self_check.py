@@ -115,7 +115,7 @@ def test_models_whose_past_no_cache_holds_read_each_text_again(made: Callable[[]
     model = HuggingFaceModel(peaked(made()), name="forgetful")
     self_check.check_model_agrees(model)
     assert model.served == "recompute"
-    assert [note for note in model.notes if note.startswith("forgetful: each token it decodes reads its whole text")]
+    assert [note for note in model.notes if note.startswith("forgetful: its cache changes the distribution")]
     rows = model.start(torch.tensor([[3, 4, 5], [6, 7, 8]]), 2)
     rows.advance(torch.tensor([1, 0, 1]), torch.tensor([9, 10, 11]))
     wanted = torch.stack([own_distribution(model.model, text) for text in ([6, 7, 8, 9], [3, 4, 5, 10], [6, 7, 8, 11])])
@@ -172,7 +172,9 @@ def test_positions_that_stretch_with_the_text_end_it() -> None:
     model = HuggingFaceModel(peaked(phi3()), name="stretched")
     assert self_check.check_model_agrees(model) == ()  # shorter texts are read as they were trained
     assert self_check.check_model_agrees(model, 24) == ()
-    with pytest.raises(AuditError, match="expected texts of at most 24 tokens for 'stretched', got 30: it reads texts"):
+    with pytest.raises(
+        AuditError, match="expected texts of at most 24 tokens for 'stretched', got 30: more than 24 tokens change"
+    ):
         self_check.check_model_agrees(model, 30)
     short = peaked(phi3())
     short.config.original_max_position_embeddings = 8
