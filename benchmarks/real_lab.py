@@ -43,7 +43,7 @@ class RealRecipe(Recipe):
     private_batch: int = 3
     private_rank: int = 16
     private_alpha: int = 32
-    members: int = 4
+    members: int = 8
     lora_epochs: int = 3
     lora_rate: float = 1e-3
     lora_batch: int = 3
