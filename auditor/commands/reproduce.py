@@ -110,7 +110,7 @@ def _reproduce(
         console.show(table)
     if entries:
         styles = {"holds": "green", "refuted": "red"}
-        other = beside and reproducing.read(beside, paper)
+        other = reproducing.read(beside, paper) if beside else None
         console.show(
             reproducing.ledger_for_terminal(paper, entries, scale, other),
             [styles.get(entry.verdict, "") for entry in entries],

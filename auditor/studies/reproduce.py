@@ -266,7 +266,13 @@ def write(out: Path, paper: Paper, scale: str, entries: Sequence[LedgerRow], oth
     disk.replace(out / "ledger.md", first + tables.to_markdown(grid))
     disk.replace(out / "ledger.csv", tables.to_csv(grid))
     disk.replace(out / "ledger.tex", tables.to_latex(grid))
-    whole = {"paper": paper.name, "title": paper.title, "scale": scale, "rule": ledger.RULE, "claims": list(entries)}
+    whole: dict[str, Any] = {
+        "paper": paper.name,
+        "title": paper.title,
+        "scale": scale,
+        "rule": ledger.RULE,
+        "claims": list(entries),
+    }
     if other is not None:
         whole["beside"] = {"scale": other.scale, "claims": [other.row(entry) for entry in entries]}
     disk.replace(out / "ledger.json", json.dumps(to_json(whole), indent=1, allow_nan=False) + "\n")

@@ -77,9 +77,10 @@ def keep_in(model: Any, half: torch.dtype | None) -> None:
     """
     shared = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     for module in model.modules() if half is not None else ():
-        weight = getattr(module, "weight", None)
-        if isinstance(module, torch.nn.Linear) and not weight.requires_grad and id(weight) not in shared:
-            weight.data = weight.data.to(half)
+        if not isinstance(module, torch.nn.Linear):
+            continue
+        if not (module.weight.requires_grad or id(module.weight) in shared):
+            module.weight.data = module.weight.data.to(half)
 
 
 def pack(sequences: Sequence[Tokens], block: int, end: int, order: np.random.Generator) -> Tensor:
