@@ -204,7 +204,8 @@ def _in_the_lab(lab: Lab, prefix_token: str, settings: Settings, asked: ScoringO
         masked = both.target()
         return MaskedSubject(masked, both.public(), masked.tokenizer, texts, asked), _no_ensemble
     public, target = lab.public(), lab.target()
-    subject = _causal(prefix_token, target, public, texts, asked, lab.known)
+    given = lab.training.masked_lengths(texts)  # as the perplexities of `audit run`: what is read and not learnt
+    subject = _causal(prefix_token, target, public, texts, asked, lab.known, given)
     return subject, cache(partial(_held_by_lab, lab))
 
 
@@ -251,9 +252,10 @@ def _causal(
     texts: Sequence[str],
     asked: ScoringOptions,
     known: Sequence[Pair] = (),
+    given: Sequence[int] = (),
 ) -> CausalSubject:
     prefix_token = prefix_token_for(prefix, target, known)
-    subject = CausalSubject(target, public, target.tokenizer, texts, asked, prefix_token.tokens)
+    subject = CausalSubject(target, public, target.tokenizer, texts, asked, prefix_token.tokens, given)
     subject.notes.append(prefix_token.said)
     return subject
 
@@ -308,7 +310,7 @@ def measure(
         examples = [subject.predict(names, text) for text in asked]
     result = Utility(
         kind=subject.kind,
-        model=plan.target.model or "lab",
+        model=plan.target.model or LABS[plan.target.lab].name,
         data=_called(plan.data.data, settings),
         texts=len(subject.texts),
         vocab_size=subject.target.vocab_size,

@@ -198,7 +198,7 @@ def _token_log_probs(first: Tensor, second: Tensor, model: Any) -> Tensor:
 
 
 class CausalSubject(Subject[LanguageModel]):
-    """Every token is predicted from those before it; the first is given."""
+    """Every token is predicted from those before it; of each text so many are given as `given` says, or the first."""
 
     kind = "causal"
 
@@ -210,8 +210,9 @@ class CausalSubject(Subject[LanguageModel]):
         texts: Sequence[str],
         asked: ScoringOptions,
         prefix_token: Tokens = (),
+        given: Sequence[int] = (),
     ) -> None:
-        self.prefix_token = prefix_token
+        self.prefix_token, self._given = prefix_token, given
         super().__init__(target, public, tokenizer, texts, asked)
 
     def behind(self, model: LanguageModel) -> LanguageModel:
@@ -219,10 +220,12 @@ class CausalSubject(Subject[LanguageModel]):
 
     def encode(self, row: int, text: str) -> Passage:
         ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        return Passage(row, tuple(ids[: self.room]), tuple(range(1, min(len(ids), self.room))), len(ids) > self.room)
+        first = max(1, self._given[row]) if self._given else 1
+        open = tuple(range(first, min(len(ids), self.room)))
+        return Passage(row, tuple(ids[: self.room]), open, len(ids) > self.room)
 
     def count(self, text: Passage) -> int:
-        return len(text.tokens) - 1
+        return len(text.open)
 
     def _once(self, model: LanguageModel) -> LanguageModel:
         return _Once(model)
@@ -234,9 +237,10 @@ class CausalSubject(Subject[LanguageModel]):
         return self.behind(defense.protect(scenario)), defense.claim(scenario, 0)
 
     def batches(self) -> Iterator[tuple[int, list[int], Callable[[Any], Tensor]]]:
-        for batch in by_shape([(1, len(text.tokens)) for text in self.texts], self.batch_size):
+        for batch in by_shape([(text.open[0], len(text.tokens)) for text in self.texts], self.batch_size):
             tokens = torch.tensor([self.texts[i].tokens for i in batch], device=self.target.device)
-            yield 0, batch, partial(_token_log_probs, tokens[:, :1], tokens[:, 1:])
+            first = self.texts[batch[0]].open[0]
+            yield 0, batch, partial(_token_log_probs, tokens[:, :first], tokens[:, first:])
 
     @torch.no_grad()
     def distribution(self, model: LanguageModel) -> Tensor:

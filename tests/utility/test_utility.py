@@ -197,6 +197,20 @@ def test_a_sweep_asks_the_model_once(world: Path, monkeypatch: pytest.MonkeyPatc
     assert len(asked) == 2 * alone > 0
 
 
+def test_what_is_given_of_a_text_is_read_and_not_predicted(world: Path) -> None:
+    model = load(str(world / "causal"))
+    some = texts()[:4]
+    ids = [model.tokenizer(text, add_special_tokens=False)["input_ids"] for text in some]
+    given = [len(own) // 2 for own in ids]
+    subject = CausalSubject(model, None, model.tokenizer, some, ScoringOptions(), given=given)
+    nll, _ = subject.scores([subject.target], lambda done, total: None)
+    for own, first, found in zip(ids, given, nll[0, 0], strict=True):
+        with torch.no_grad():
+            rows = model.model(torch.tensor([own])).logits[0].double().log_softmax(-1)
+        assert found == pytest.approx(-sum(float(rows[i - 1, own[i]]) for i in range(first, len(own))), rel=1e-5)
+    assert subject.predicted.tolist() == [len(own) - first for own, first in zip(ids, given, strict=True)]
+
+
 def test_perplexities_are_paired_and_know_infinity() -> None:
     rng = np.random.default_rng(0)
     nll, tokens = rng.gamma(4, 1, (2, 200)), np.full(200, 2)
