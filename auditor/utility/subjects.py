@@ -220,7 +220,7 @@ class CausalSubject(Subject[LanguageModel]):
 
     def encode(self, row: int, text: str) -> Passage:
         ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        first = max(1, self._given[row]) if self._given else 1
+        first = max(1, self._given[row]) if self._given and row >= 0 else 1  # below 0: no text of the data
         open = tuple(range(first, min(len(ids), self.room)))
         return Passage(row, tuple(ids[: self.room]), open, len(ids) > self.room)
 
