@@ -35,9 +35,16 @@ def row_means(model: Any, wanted: Tensor, **inputs: Any) -> Tensor:
 
 def logits(model: Any, learnt: Tensor, **inputs: Any) -> Tensor:
     """(k, V) of the k positions where learnt (b, n) says so, row by row."""
-    with _only(model.get_output_embeddings(), learnt):
+    with _only(_head(model), learnt):
         found: Tensor = model(**inputs).logits
     return found[learnt] if found.shape[:2] == learnt.shape else found[0]
+
+
+def _head(model: Any) -> nn.Module | None:
+    """What makes logits of hidden states, also of a model that Opacus has wrapped; None: it does not say."""
+    inner = getattr(model, "_module", model)
+    found: nn.Module | None = inner.get_output_embeddings() if hasattr(inner, "get_output_embeddings") else None
+    return found
 
 
 @contextmanager
