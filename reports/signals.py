@@ -216,11 +216,10 @@ def untested(seen: Assessment) -> dict[tuple[str, ...], list[Kind]]:
     return {targets: kinds for targets, kinds in found.items() if kinds}
 
 
-def doubts(seen: Assessment, target: str | None = None) -> tuple[Doubt, ...]:
-    """Of one target, or of all: each once, contradictions first."""
-    names = seen.targets if target is None else (target,)
-    found = [d for name in names for d in seen.contradictions.get(name, ())]
-    return tuple(dict.fromkeys((*found, *(d for name in names for d in seen.doubts.get(name, ())))))
+def doubts(seen: Assessment) -> tuple[Doubt, ...]:
+    """Of all targets: each once, contradictions first."""
+    found = [d for name in seen.targets for d in seen.contradictions.get(name, ())]
+    return tuple(dict.fromkeys((*found, *(d for name in seen.targets for d in seen.doubts.get(name, ())))))
 
 
 def title(result: AuditResult, target: str) -> str:

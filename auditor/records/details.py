@@ -129,6 +129,9 @@ def by_length(
     return {L: intervals.share("recall_first_tokens", lead[length >= L] >= L) for L in shown}
 
 
+_BINS = 10  # of one width, over scores from 0 to 1
+
+
 @dataclass(frozen=True)
 class Bin:
     """Guesses of about one score: the mean score, and the share of them that is right."""
@@ -147,14 +150,14 @@ class Reliability:
     n: int
 
 
-def reliability(score: NDArray[np.float64], right: NDArray[np.bool_], bins: int = 10) -> Reliability:
+def reliability(score: NDArray[np.float64], right: NDArray[np.bool_]) -> Reliability:
     """Of (n,) scores in [0, 1] and whether each guess was right, over equally wide bins; empty bins are left out.
 
     Guo et al. 2017, Eq. 3 (expected calibration error); Brier 1950. Raises AuditError for a score that is none.
     """
     if not len(score) or not ((score >= 0) & (score <= 1 + 1e-9)).all():
         raise AuditError("expected at least one score, each a probability in [0, 1]")
-    at = np.minimum((score * bins).astype(int), bins - 1)
+    at = np.minimum((score * _BINS).astype(int), _BINS - 1)
     found = [Bin(float(score[at == i].mean()), intervals.share("right", right[at == i])) for i in np.unique(at)]
     error = sum(abs(b.score - b.right.value) * b.right.n for b in found) / len(score)
     return Reliability(tuple(found), float(error), float(np.mean((score - right) ** 2)), len(score))

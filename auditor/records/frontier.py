@@ -128,13 +128,13 @@ def merge_points(places: Sequence[Sequence[FrontierModel]]) -> list[FrontierMode
 # --- the comparison ---------------------------------------------------------------------------------------------------
 
 
-def frontiers(models: Sequence[FrontierModel], margin: float = MARGIN, level: float = LEVEL) -> tuple[Frontier, ...]:
+def frontiers(models: Sequence[FrontierModel]) -> tuple[Frontier, ...]:
     """One by each measure of leakage that the undefended model, the first, has; none of fewer than two defenses."""
     if len(models) < 3:
         return ()
     models = _told_apart(models)
     ratio = _ratios(models)
-    made = (_frontier(models, metric, row, ratio, margin, level) for metric, row in _panels(models[0]))
+    made = (_frontier(models, metric, row, ratio) for metric, row in _panels(models[0]))
     return tuple(found for found in made if len(found.points) > 2)
 
 
@@ -176,24 +176,21 @@ def _frontier(
     metric: Metric,
     row: Row,
     ratio: Mapping[str, Measurement],
-    margin: float,
-    level: float,
 ) -> Frontier:
     base = models[0]
     seeds = sorted(base.rows[row])
     missing = {m.label: why for m in models if (why := _why_not(m, base, metric, row, seeds, ratio))}
     kept = [model for model in models if model.label not in missing]
-    made = Frontier(metric.name, row[1], row[0], margin, level, (), missing, tuple(seeds))
+    made = Frontier(metric.name, row[1], row[0], MARGIN, LEVEL, (), missing, tuple(seeds))
     if base not in kept or len(kept) < 3:
         return made
     leaks = _leaks(kept, metric, row, seeds)
     if not leaks:
         return made
     points = [
-        _point(m, ratio[m.label], leak.measured(metric.name, metric.unit), margin)
-        for m, leak in zip(kept, leaks, strict=True)
+        _point(m, ratio[m.label], leak.measured(metric.name, metric.unit)) for m, leak in zip(kept, leaks, strict=True)
     ]
-    return replace(made, points=tuple(_with_corners(_with_least(points, leaks, level))))
+    return replace(made, points=tuple(_with_corners(_with_least(points, leaks))))
 
 
 def _why_not(
@@ -248,8 +245,8 @@ def _leaks(models: Sequence[FrontierModel], metric: Metric, row: Row, seeds: Seq
     return frontier.rates(scores, metric.rate)
 
 
-def _point(model: FrontierModel, ratio: Measurement, leak: Measurement, margin: float) -> FrontierPoint:
-    most = 1 + margin
+def _point(model: FrontierModel, ratio: Measurement, leak: Measurement) -> FrontierPoint:
+    most = 1 + MARGIN
     within: Literal["shown", "not shown", "beyond"] = "not shown"
     if ratio.high <= most:
         within = "shown"
@@ -263,7 +260,7 @@ def _point(model: FrontierModel, ratio: Measurement, leak: Measurement, margin: 
     return replace(point, epsilon=epsilon, delta=claim.delta, unit=claim.unit, tokens=claim.queries)
 
 
-def _with_least(points: Sequence[FrontierPoint], leaks: Sequence[Leak], level: float) -> list[FrontierPoint]:
+def _with_least(points: Sequence[FrontierPoint], leaks: Sequence[Leak]) -> list[FrontierPoint]:
     """Of those that are shown to be within the margin, which may leak least."""
     held = [i for i, point in enumerate(points) if point.within == "shown"]
 
@@ -271,7 +268,7 @@ def _with_least(points: Sequence[FrontierPoint], leaks: Sequence[Leak], level: f
     def apart(i: int, j: int) -> Evidence:
         return frontier.difference(leaks[held[i]], leaks[held[j]])
 
-    least = dict(zip(held, frontier.may_be_least(len(held), apart, level), strict=True))
+    least = dict(zip(held, frontier.may_be_least(len(held), apart, LEVEL), strict=True))
     return [replace(point, least=least.get(i)) for i, point in enumerate(points)]
 
 

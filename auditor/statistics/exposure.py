@@ -37,14 +37,14 @@ def null_p(nll: float, references: NDArray[np.float64]) -> float:
     return (1 + int((references <= nll).sum())) / (1 + len(references))
 
 
-def null_band(bits: float, n: int, confidence: float = CONFIDENCE) -> float:
+def null_band(bits: float, n: int) -> float:
     """What the share of n canaries with at least so many bits stays under, at all bits at once, had none been learned.
 
     Dvoretzky-Kiefer-Wolfowitz, one-sided with Massart's constant (1990, Theorem 1; confidence >= 1/2): of n independent
     draws P(the tail exceeds its distribution somewhere by more than t) <= exp(-2 n t^2). The distribution is at most
     2^-bits.
     """
-    return min(1.0, 2.0**-bits + math.sqrt(-math.log(1 - confidence) / (2 * n)))
+    return min(1.0, 2.0**-bits + math.sqrt(-math.log(1 - CONFIDENCE) / (2 * n)))
 
 
 # --- weighted draws ---------------------------------------------------------------------------------------------------

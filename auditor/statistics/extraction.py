@@ -18,11 +18,11 @@ def extraction(outcome: Outcome) -> list[Measurement]:
     return [measured for metric in metrics.METRICS if (measured := metric.measure(members, others)) is not None]
 
 
-def error_curve(outcome: Outcome, points: int = 60) -> tuple[tuple[int, float], ...]:
+def error_curve(outcome: Outcome) -> tuple[tuple[int, float], ...]:
     """(wrong guesses allowed, recall) along the ranking."""
     hit, before = errors_before(outcome.hit, outcome.score)
     wrong = int((~hit).sum())
-    allowed = sorted({round(x) for x in np.linspace(0, wrong, points)})
+    allowed = sorted({round(x) for x in np.linspace(0, wrong, 60)})
     # With `e` wrong guesses allowed, a right one counts while at most e wrong ones stand before it.
     return tuple((e, float((hit & (before <= e)).sum() / len(hit))) for e in allowed)
 
