@@ -321,7 +321,7 @@ def far(monkeypatch: pytest.MonkeyPatch) -> None:
         return LocalEngine() if asked.engine == "local" else Far()
 
     for module in (run, sweep, training):
-        monkeypatch.setattr(module, "engine_of", engine_of)
+        monkeypatch.setattr(module, "make_engine", engine_of)
 
 
 def test_what_the_lab_trains_is_trained_one_a_task(far: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ def test_a_model_whose_logits_are_more_than_its_head_is_asked_each_time() -> Non
 
 def test_what_there_is_no_room_for_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny()
-    monkeypatch.setattr("auditor.models.hidden_states.free", lambda device: 0)
+    monkeypatch.setattr("auditor.models.hidden_states.free_bytes", lambda device: 0)
     plain = model.log_probs(TEXTS, 3)
     model.remember()
     before = traffic.tokens

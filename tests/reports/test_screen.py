@@ -124,7 +124,7 @@ def test_next_is_the_mildest_limit_on_copies_that_a_gate_would_take(
     for key, seen in known.rows.items():
         times = np.array([0 if count is None else count for count in seen.outcome.repeats])
         rows[key] = replace(seen, outcome=replace(seen.outcome, hit=times > 4))
-    monkeypatch.setattr(screen.detailed, "read", lambda folder: replace(known, rows=rows))
+    monkeypatch.setattr(screen.detailed, "read_details", lambda folder: replace(known, rows=rows))
     said = entry(lines(result), "NEXT")
     assert said.startswith("no record more than 4 times: 0.0% [") and said.endswith("-> audit advise runs/latest")
     assert "predicted, not measured" in said

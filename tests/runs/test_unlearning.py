@@ -114,7 +114,7 @@ def test_it_is_done_to_the_model_that_never_saw_them_too(world: Path, monkeypatc
         calls.append((model.name, list(texts), {name: more[name] for name in ("steps", "rate", "seed")}))
         return model
 
-    monkeypatch.setattr("auditor.runs.beside.relearned", seen)
+    monkeypatch.setattr("auditor.runs.beside.relearn", seen)
     plan = asked(world, relearn=7, relearn_rate=0.002)
     own = site(plan)
     beside = ModelsBeside(own, plan.defenses, plan.seed)

@@ -75,7 +75,7 @@ EQUIVALENT = {  # a mutant's key, and why
     "70dc8ac28d11": "statistics/audited.py: each bound checks delta again, and says the same sentence",
     "7a4ab716be75": "training/side_by_side.py: of the adapter only the names of its layers are read, which both have",
     "9d94cde191f0": "privacy/gaussian.py: any set of whole orders bounds epsilon, 257 as well as 256",
-    "a3aa90cd9cb6": "privacy/promises.py: how far the lines of a JSON file are indented",
+    "eacc102689c9": "privacy/promises.py: how far the lines of a JSON file are indented",
 }
 
 
